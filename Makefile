@@ -8,7 +8,7 @@ DEBIAN := python3-venv gcc libc6-dev procps screen strace zsh fish chromium font
 PYTEST_ARGS ?=
 SOAK_ARGS ?=
 
-.PHONY: demo quick test test-all test-long soak planted sweep disks power check system bench pictures tables clean
+.PHONY: demo quick test test-all test-long soak planted delays messages sweep disks power check system bench pictures tables clean
 
 demo: $(STAMP)
 	$(VENV)/bin/gpujob demo
@@ -54,6 +54,14 @@ soak: $(TESTSTAMP)
 # Ten bugs, planted one after another in a copy of the program: each has to be caught.
 planted: $(TESTSTAMP)
 	$(VENV)/bin/python -m tests.planted
+
+# The stories against a copy of the program with random delays: they find what depends on timing. ARGS: pytest's.
+delays: $(TESTSTAMP)
+	$(VENV)/bin/python -m tests.delays $(ARGS)
+
+# Every text that users read, with its place in the source. ARGS="error log": only these kinds.
+messages: $(STAMP)
+	$(VENV)/bin/python docs/make_messages.py $(ARGS)
 
 # Broken on purpose, in full (docs/reliability.md): a fault at every system call, every state of the disk, the power cut a
 # hundred times. ARGS="--seed 1" and others: python -m tests.breaking.sweep --help

@@ -1,4 +1,4 @@
-"""A runner in a folder, and jobs to give it."""
+"""Runners in a test's folder, and jobs for them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,27 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import Job, JobSpec, JobState
 from scheduler.core.launch import Launch
 from scheduler.core.observations import Ended, Observation, Started
+from scheduler.runners import screen
 from scheduler.runners.direct import DirectRunner
 from scheduler.runners.screen import ScreenRunner
 from scheduler.system.proc import boot_id
-from scheduler.system.processes import lives
+from scheduler.system.processes import lives, own_children, seen
 from tests.screens import socket_folder
 
 LIMIT_S = 30.0
 
 
 class Bench:
-    """The observations of a runner, and what it takes to ask for them."""
+    """A runner in a folder of its own, and its observations.
+
+    ``observations``: all so far; ``leaders``: the main processes of the jobs. Subclasses choose the runner.
+    """
 
     name = ""
 
@@ -38,7 +43,7 @@ class Bench:
         self.leaders: list[Any] = []
 
     def make(self) -> Any:
-        """Another runner on the same folder."""
+        """Return a new runner on the folder."""
         raise NotImplementedError
 
     def job(self, number: int, *argv: str, attempt: int = 1, **more: Any) -> tuple[Job, Launch]:
@@ -60,14 +65,14 @@ class Bench:
         return job
 
     def look(self) -> None:
-        """One turn of an event loop."""
+        """Wait up to 20 ms for an event, and add the runner's new observations."""
         select.select(self.runner.descriptors(), [], [], 0.02)
         found = self.runner.look()
         self.leaders += [observation.process for observation in found if isinstance(observation, Started)]
         self.observations += found
 
     def until(self, kind: type, job: int = 0) -> Any:
-        """Look until an observation of this kind (about this job) is there."""
+        """Look until there is an observation of this type (and of this job, if not 0); return it."""
         end = time.monotonic() + LIMIT_S
         while time.monotonic() < end:
             for observation in self.observations:
@@ -77,7 +82,7 @@ class Bench:
         raise AssertionError(f"no {kind.__name__} of job {job}: {self.observations}")
 
     def wait(self, condition: Callable[[], Any], what: str) -> Any:
-        """Look on until it holds."""
+        """Look until ``condition`` is true; return its result."""
         end = time.monotonic() + LIMIT_S
         while not (found := condition()):
             assert time.monotonic() < end, f"not seen: {what}: {self.observations}"
@@ -85,49 +90,54 @@ class Bench:
         return found
 
     def raw(self, number: int, attempt: int = 1) -> bytes:
-        """The log as it is."""
+        """Return the bytes of an attempt's log; empty if there is none."""
         path = self.folder / "logs" / f"{number}.{attempt}.log"
         return path.read_bytes() if path.exists() else b""
 
     def text(self, number: int) -> str:
-        """The log, its lines ending as a pipe would have them."""
+        """Return the log of the first attempt, with the line ends that a pipe would have."""
         return self.raw(number).decode(errors="surrogateescape").replace("\r\n", "\n")
 
     def whole(self, number: int) -> str:
-        """The log of a job that has ended."""
+        """Wait for the end of the job, and return its log."""
         self.until(Ended, number)
         return self.text(number)
 
     def record(self, number: int, attempt: int = 1) -> str:
-        """Path of the attempt's record."""
+        """Return the path of an attempt record."""
         return str(self.folder / "attempts" / f"{number}.{attempt}")
 
     def orphan(self, runner: Any) -> None:
-        """As far as can be within one process: the daemon of this runner is gone."""
+        """Close this runner, as if its daemon had died, as far as one process can simulate that."""
         runner.close()
 
     def close(self) -> None:
-        """End what was started."""
+        """Kill the process groups of all jobs that still run."""
         for process in self.leaders:
             if lives(process):
-                os.killpg(process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # a supervisor may reap it at this moment
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 class DirectBench(Bench):
-    """Jobs below a supervisor."""
+    """A bench with jobs below a supervisor."""
 
     name = "direct"
 
     def make(self) -> DirectRunner:
-        return DirectRunner(
+        runner = DirectRunner(
             str(self.folder / "attempts"),
             str(self.folder / "state.json"),
             dict(os.environ),
             str(self.folder / "supervisor.err"),
         )
+        # Other children of the test process, such as a browser, are no jobs.
+        others = (seen(pid) for pid in own_children() if pid != runner.supervisor_pid)
+        runner.leave_alone({found.session for found in others if found is not None and found.session == found.pid})
+        return runner
 
     def orphan(self, runner: Any) -> None:
-        runner.close()  # its supervisor writes the ending all the same
+        runner.close()  # its supervisor still writes the endings
 
     def close(self) -> None:
         super().close()
@@ -147,7 +157,7 @@ class DirectBench(Bench):
 
 
 class ScreenBench(Bench):
-    """Jobs in terminal sessions, in a socket folder of their own."""
+    """A bench with jobs in terminal sessions, in a socket folder of its own."""
 
     name = "screen"
 
@@ -172,7 +182,7 @@ class ScreenBench(Bench):
 
 @contextlib.contextmanager
 def direct_bench(folder: Path) -> Iterator[DirectBench]:
-    """For one test."""
+    """Yield a DirectBench for one test, and close it."""
     made = DirectBench(folder)
     yield made
     made.close()
@@ -180,8 +190,11 @@ def direct_bench(folder: Path) -> Iterator[DirectBench]:
 
 @contextlib.contextmanager
 def screen_bench(folder: Path, **environ: str) -> Iterator[ScreenBench]:
-    """For one test; no session is left."""
-    with socket_folder() as sockets:
+    """Yield a ScreenBench for one test; close it, and end its sessions.
+
+    The runner gives the session of an ended job more time to write the log: tests read the log after `Ended`.
+    """
+    with socket_folder() as sockets, mock.patch.object(screen, "LOG_PATIENCE_S", 5.0):
         made = ScreenBench(folder, sockets, **environ)
         try:
             yield made
@@ -191,7 +204,7 @@ def screen_bench(folder: Path, **environ: str) -> Iterator[ScreenBench]:
 
 
 def reap_all() -> None:
-    """Take the endings of all children that have ended."""
+    """Reap all children that have ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             continue

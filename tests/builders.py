@@ -1,4 +1,4 @@
-"""Small builders with defaults, and a state with a pretended store, so that a test names only what it is about."""
+"""Builders with default values, and a scheduler state with a simulated store: a test names only what it is about."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from scheduler.core.placement_class import PlacementClass, class_of
 from scheduler.core.requests import Request
 from scheduler.core.scheduler_state import Policy, SchedulerState
 
-T0 = 1_000_000.0  # wall time at which stories begin
-M0 = 50.0  # monotonic time at which they begin
+T0 = 1_000_000.0  # wall clock at the beginning of a test: seconds since 1970 (UTC)
+M0 = 50.0  # monotonic seconds at the beginning of a test
 SPEC_FIELDS = frozenset(f.name for f in fields(JobSpec))
 JOB_FIELDS = frozenset(f.name for f in fields(Job))
 OOM = Failure("oom", "torch.OutOfMemoryError: CUDA out of memory.", "")
 
 
 def examples(number: int) -> settings:
-    """For a property whose examples are expensive: so many where others have 100 (see tests/conftest.py)."""
+    """Return settings for an expensive property: ``number`` examples where other properties have 100."""
     return settings(max_examples=number * settings().max_examples // 100)
 
 
 def a_spec(**changes: Any) -> JobSpec:
-    """A line of the jobs file: ``/data/train.py`` without arguments."""
+    """Return the JobSpec of a line that runs ``/data/train.py`` without arguments, with these changes."""
     return replace(JobSpec(script="/data/train.py"), **changes)
 
 
 def a_job(id: int = 1, need: str = "1", **changes: Any) -> Job:
-    """A waiting job. Fields of the spec and of the job by name; ``allowed`` and ``priority`` go into both.
+    """Return a waiting job. ``changes``: fields of JobSpec and of Job; ``allowed`` and ``priority`` are set in both.
 
-    ``on`` and ``slots`` make its need one of the two other forms.
+    ``on`` and ``slots`` give its resource request one of the two other forms.
     """
     if changes.get("on"):
         changes.setdefault("allowed", changes["on"])
@@ -57,12 +57,12 @@ def a_job(id: int = 1, need: str = "1", **changes: Any) -> Job:
 
 
 def a_gpu(index: int = 0, **changes: Any) -> Gpu:
-    """A declared GPU of the only server."""
+    """Return a declared GPU of server 0, with these changes."""
     return replace(Gpu(index, f"declared:{index}"), **changes)
 
 
 def some_gpus(*servers: int, memory_mib: int | None = None) -> list[Gpu]:
-    """GPUs 0, 1, … of servers with so many GPUs each: ``some_gpus(8, 4)`` is two servers."""
+    """Return GPUs 0, 1, … by the number of GPUs of each server: ``some_gpus(8, 4)`` is two servers."""
     gpus: list[Gpu] = []
     for server, count in enumerate(servers):
         gpus += [a_gpu(len(gpus) + i, server=server, memory_mib=memory_mib) for i in range(count)]
@@ -70,15 +70,17 @@ def some_gpus(*servers: int, memory_mib: int | None = None) -> list[Gpu]:
 
 
 def a_kind(need: str = "1", allowed: Iterable[int] | None = None, vram_mib: int = 0) -> PlacementClass:
-    """A placement class."""
+    """Return a placement class."""
     return PlacementClass(ResourceRequest.parse(need), None if allowed is None else tuple(allowed), vram_mib)
 
 
 class Play:
-    """A state and the store around it: each ``tell`` is one turn of the loop.
+    """A scheduler state and a simulated store. Each `tell` is one pass.
 
-    As in the daemon, rows are read as copies and hold what the turns before have recorded, never what this very
-    turn has only decided; only jobs that arrive with this turn are handed out as they are.
+    As in the daemon, rows are read as copies with what the earlier passes have recorded, without the changes of the
+    current pass; only jobs that arrive in the current pass are returned as they are.
+
+    ``rows``: id → job in the store; ``started``: ids of started jobs; ``journal``: (job, kind) of all events.
     """
 
     def __init__(self, fleet: Fleet, **of_world: Any) -> None:
@@ -101,7 +103,7 @@ class Play:
         return Now(self.wall, self.mono)
 
     def tell(self, *observations: Observation, after: float = 0.0) -> Plan:
-        """Let ``after`` seconds pass, decide, and record what was decided."""
+        """Let ``after`` seconds pass, decide on these observations, and record the plan; return it."""
         self.wall += after
         self.mono += after
         self.fresh = {
@@ -119,44 +121,44 @@ class Play:
         return plan
 
     def arrive(self, *jobs: Job, after: float = 0.0) -> Plan:
-        """New waiting jobs, all in one turn."""
+        """Add new waiting jobs in one pass."""
         return self.tell(*(Arrived(job) for job in jobs), after=after)
 
     def ask(self, request: Request, after: float = 0.0) -> Plan:
-        """Somebody asks for something."""
+        """Make a request in a pass of its own."""
         return self.tell(Asked(1, request), after=after)
 
     def job(self, job: int) -> Job:
-        """The job as the store holds it."""
+        """Return a job as the store has it."""
         return self.rows[job]
 
     def state(self, job: int) -> JobState:
         return self.rows[job].state
 
     def began(self, job: int, pid: int | None = None) -> Started:
-        """The observation that the present attempt runs."""
+        """Return the observation that the current attempt runs."""
         return Started(job, self.rows[job].attempt, Process(pid or 1000 + job, 77), self.wall)
 
     def ended(self, job: int, code: int | None = 0, **changes: Any) -> Ended:
-        """The observation that the present attempt ended."""
+        """Return the observation that the current attempt ended."""
         return replace(Ended(job, self.rows[job].attempt, code, None, self.wall), **changes)
 
     def never_ran(self, job: int, why: str = "fork refused", lasting: bool = False) -> NeverRan:
-        """The observation that the present attempt could not be started."""
+        """Return the observation that the current attempt could not be started."""
         return NeverRan(job, self.rows[job].attempt, why, lasting, self.wall)
 
     def lost(self, job: int, **changes: Any) -> Lost:
-        """The observation that the end of the present attempt cannot be known."""
+        """Return the observation that the end of the current attempt cannot be known."""
         return replace(Lost(job, self.rows[job].attempt, "nobody saw its end", self.wall), **changes)
 
     def run(self, *jobs: Job) -> None:
-        """Let these jobs arrive and start, so that they are RUNNING."""
+        """Add these jobs and let them start; fail unless all are RUNNING then."""
         self.arrive(*jobs)
         self.tell(*(self.began(job.id) for job in jobs))
         assert all(self.state(job.id) is JobState.RUNNING for job in jobs)
 
     def reason(self, job: int) -> str:
-        """The code of the reason why a waiting job waits: its own, else its class's."""
+        """Return the reason code of a waiting job: its own, else that of its placement class."""
         found = self.rows[job]
         return found.reason_code or self.scheduler.class_reasons()[class_of(found).key].code
 
@@ -164,15 +166,15 @@ class Play:
 def a_world(
     *servers: int, cpu_slots: int = 1 << 30, missing: Callable[[Job], str] | None = None, **policy: Any
 ) -> Play:
-    """A state with one server of one GPU, or with the servers given; ``policy`` by the names of Policy."""
+    """Return a state with these servers (one with one GPU by default). ``policy``: fields of Policy."""
     more = {"missing": missing} if missing else {}
     return Play(Fleet(some_gpus(*(servers or (1,))), cpu_slots), policy=Policy(**policy), **more)
 
 
 def check_ledger(state: SchedulerState) -> None:
-    """What is free is what nobody holds, and no GPU holds more than 1000 parts; bookings that cannot be count nothing.
+    """Assert that the ledger fits the jobs: what is free is booked by nobody, and a GPU has 1000 thousandths at most.
 
-    GPUs are claimed by just those jobs that named them, and are on them.
+    Attempts that could not be booked count nothing. The claimed GPUs are those of the running jobs that named them.
     """
     free = dict.fromkeys(state.fleet.gpus, WHOLE)
     slots = state.fleet.cpu_slots

@@ -1,7 +1,7 @@
-"""For all tests: marks the stories, and restores what a test has changed in this process (umask, reaper of orphans).
+"""Settings of all tests: marks, order, Hypothesis profiles, and a check that tests leave this process unchanged.
 
-`make quick` runs what is no story and the stories marked ``smoke``; `make test` all but ``long``; `make test-long` runs ``long``
-and, in a longer form, ``long_form``.
+`make quick` runs tests that are no story and stories marked ``smoke``; `make test` all but ``long``; `make test-long`
+``long`` and, in a longer form, ``long_form``.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import hypothesis
 import pytest
 from hypothesis import HealthCheck
 
-# Thousands of interpreters are started: without this each would compile the whole program anew where that is set.
+# If this variable is set, each of thousands of interpreters compiles the whole program again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# `python` in a job means the one that is tested, and none that is found by a shim of pyenv's: ten shells for each job.
+# `python` in a job is the tested interpreter, not a script of pyenv, which starts ten shells for each job.
 os.environ["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH") or os.defpath))
 
-# A shell that starts the tests in the background has Ctrl-C ignored for them, and so for every child.
+# A shell that starts the tests in the background makes them, and so their children, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# In `make test` the same cases in every run, whatever the machine's load; in `make test-long` ten times as many, drawn anew.
+# `make test` draws the same examples in every run; `make test-long` draws ten times as many, others each time.
 hypothesis.settings.register_profile(
     "test", max_examples=100, derandomize=True, deadline=None, database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
@@ -37,7 +37,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("long" if os.environ.get("GPUJOB_LONG") == "1" else "test")
 
-# Who uses one of these starts the program, a browser or a traced machine.
+# A test with one of these fixtures starts the program, a browser or a traced machine.
 STORY_FIXTURES = frozenset(
     "browser daemon_of disks forge graphics house lab machine other_boots page pages plain_screens quiet scheduler screens spooler"
     " traced_forge tracing tracked users".split()
@@ -48,7 +48,7 @@ STORY_FOLDERS = ("tests/stories/", "tests/web/", "tests/breaking/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the stories, and have those that wait long started first: at the end nothing would run beside them."""
+    """Mark the stories, and start tests that wait long early: at the end nothing would run beside them."""
     for item in items:
         if hypothesis.is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker("long_form")
@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("story")
     waits = [item for item in items if item.get_closest_marker("waits")]
     others = [item for item in items if not item.get_closest_marker("waits")]
-    # xdist gives each worker an equal part of the list, in order. What waits stands where the last part begins.
+    # xdist gives each worker an equal part of the list, in order: the last worker begins with the tests that wait.
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     last = len(items) * (workers - 1) // workers
     items[:] = [*others[:last], *waits, *others[last:]]
@@ -66,10 +66,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _state_of_this_process() -> Iterator[None]:
-    """Keep a test from changing what the next ones start.
+    """Undo or report a test's changes to this process: the reaper of orphans, the umask.
 
-    A runner makes its process the reaper of orphans. If it stayed so, what later tests orphan would become its children, and
-    zombies that nobody reaps.
+    A runner makes its process the reaper of orphans. If that stayed, orphans of later tests would become its children,
+    and zombies that nobody reaps.
     """
     before = os.umask(0o022)
     os.umask(before)

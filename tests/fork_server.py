@@ -1,9 +1,10 @@
-"""Starts `gpujob` commands and schedulers as forks of one process that has the program imported.
+"""Starts `gpujob` commands and schedulers as forks of one process that has imported the program.
 
-A new interpreter spends a quarter of a second on imports; the suite starts thousands of commands and hundreds of schedulers.
-A fork has the words, folder, environment and standard streams that a new interpreter would have; its parent is the server.
-Commands with another locale come from a server that was started with it; `demo`, `attach` and commands with a preloaded library,
-a time zone or modules of their own get new interpreters. Which one a command gets does not depend on the commands before it.
+The imports of a new interpreter take a quarter of a second, and the suite starts thousands of commands and hundreds of
+schedulers. A fork has the words, folder, environment and standard streams of a new interpreter; its parent is the
+server. Commands with another locale are forked from a server that was started with it. `demo`, `attach` and commands
+with a preloaded library, a time zone or modules of their own get new interpreters. Earlier commands do not influence
+what a command gets.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import IO, Any, BinaryIO, TypeAlias, cast
 File: TypeAlias = "IO[bytes] | int"
 ROOT = Path(__file__).resolve().parents[1]
 NEW_INTERPRETER_VERBS = frozenset({"demo", "attach"})
-# An interpreter reads these only when it starts: the first in a new one for each command, the others in a server.
+# An interpreter reads both only at its start: the first ones need a new interpreter, the others another server.
 NEW_INTERPRETER_VARIABLES = frozenset({"PYTHONHOME", "TZ", "LD_PRELOAD"})
 SERVER_VARIABLES = ("PYTHON", "LC_", "LANG")
 MODULES = (
@@ -45,11 +46,11 @@ WEB_MODULES = ("scheduler.web.server", "scheduler.web.command")
 
 
 def serve(listener_fd: int) -> None:
-    """Be the parent of a command for each request, until standard input ends: answer its pid, and at its end its exit code."""
+    """Fork a command for each request until stdin ends; answer its pid, and its exit code when it has ended."""
     for name in MODULES:
         importlib.import_module(name)
     gc.disable()
-    gc.freeze()  # a collection in a fork would copy every page that it looks at
+    gc.freeze()  # a garbage collection in a fork would copy each page that it visits
     listener = socket.socket(fileno=listener_fd)
     wakeup, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
@@ -71,7 +72,7 @@ def serve(listener_fd: int) -> None:
             request, files = received
             if request["words"][:1] == ["web"]:
                 for name in WEB_MODULES:
-                    importlib.import_module(name)  # here, so that the next page has them too
+                    importlib.import_module(name)  # in the server, so that later pages have them too
                 gc.freeze()
             child = os.fork()
             if not child:
@@ -84,12 +85,12 @@ def serve(listener_fd: int) -> None:
             for fd in files:
                 os.close(fd)
             waiting[child] = connection
-            with contextlib.suppress(OSError):  # who asked may have ended
+            with contextlib.suppress(OSError):  # the client may have ended
                 connection.sendall(b"%d\n" % child)
 
 
 def _tell_ends(waiting: dict[int, socket.socket]) -> None:
-    """Answer the exit codes of the children that have ended."""
+    """Reap the children that have ended, and answer their exit codes."""
     while waiting:
         child, status = os.waitpid(-1, os.WNOHANG)
         if not child:
@@ -99,7 +100,7 @@ def _tell_ends(waiting: dict[int, socket.socket]) -> None:
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """The request and its three descriptors; None when who asks has ended before it had said all."""
+    """Return a request and its three descriptors; None if the client has ended before the request was complete."""
     data, files = b"", array.array("i")
     while not data.endswith(b"\n"):
         piece, beside, *_ = connection.recvmsg(1 << 20, socket.CMSG_SPACE(3 * files.itemsize))
@@ -112,7 +113,7 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | No
 
 
 def _become(request: dict[str, Any], files: list[int]) -> None:
-    """Run the command in this process, and end it."""
+    """Run the command in this process, and exit with its code."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     gc.enable()
@@ -133,7 +134,7 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     if words[:1] == ["start"]:
         import faulthandler
 
-        faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)  # for a scheduler that hangs
+        faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)  # prints the stacks of a scheduler that hangs
     sys.argv = [entrypoint.__file__ or "", *words]
     code: int = 1
     try:
@@ -150,13 +151,15 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
 
 
 def _die_of_ctrl_c() -> None:
-    """As an interpreter does in which nobody caught it (here: one Ctrl-C more while the first one was carried out)."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGINT)
+    """Die by SIGINT, as an interpreter does when nothing catches KeyboardInterrupt."""
+    while True:
+        with contextlib.suppress(KeyboardInterrupt):  # another SIGINT, before the default action was set
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def _opened(fd: int, old: io.TextIOWrapper) -> io.TextIOWrapper:
-    """A standard stream as an interpreter opens it: what the server has was made for another kind of file."""
+    """Return a standard stream for this descriptor as an interpreter opens it; ``old``: the server's stream."""
     unbuffered = bool(fd and os.environ.get("PYTHONUNBUFFERED"))
     raw = open(fd, "wb" if fd else "rb", 0 if unbuffered else -1, closefd=False)  # noqa: SIM115  for good
     by_line = fd == 2 or raw.isatty()
@@ -170,7 +173,7 @@ def _opened(fd: int, old: io.TextIOWrapper) -> io.TextIOWrapper:
 
 
 class ForkedProcess:
-    """A command under way: the part of `subprocess.Popen` that tests use."""
+    """A running command with the methods of `subprocess.Popen` that tests use."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._data = connection, b""
@@ -178,7 +181,7 @@ class ForkedProcess:
         self.pid = int(self._line(60.0))
 
     def _line(self, timeout: float) -> bytes:
-        """The next line. Raises subprocess.TimeoutExpired."""
+        """Return the next line from the server. Raises subprocess.TimeoutExpired."""
         end = time.monotonic() + timeout
         while b"\n" not in self._data:
             self._connection.settimeout(max(0.0, end - time.monotonic()))
@@ -193,38 +196,38 @@ class ForkedProcess:
         return line
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, or minus its signal. Raises subprocess.TimeoutExpired."""
+        """Wait for its end; return its exit code, or minus its signal. Raises subprocess.TimeoutExpired."""
         if self.returncode is None:
             self.returncode = int(self._line(3600.0 if timeout is None else timeout))
             self._connection.close()
         return self.returncode
 
     def poll(self) -> int | None:
-        """The same, None while it runs."""
+        """Return its exit code, or minus its signal; None while it runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(0.0)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Nothing once it was seen to have ended."""
+        """Send it a signal; does nothing if it has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send it SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Send it SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
 
 class _Server:
     """A running fork server; it ends with this process.
 
-    Of the environment of the command for which it is started it has ``variables`` alone: the rest (a crash point, say) would be
-    in force for later commands, too.
+    From the environment of its first command it gets only ``variables``: others, such as a crash point, would affect
+    later commands.
     """
 
     def __init__(self, variables: frozenset[tuple[str, str]]) -> None:
@@ -237,19 +240,20 @@ class _Server:
                 [sys.executable, "-m", "tests.fork_server", str(listener.fileno())],
                 env={k: v for k, v in os.environ.items() if not k.startswith(SERVER_VARIABLES)} | dict(variables), cwd=ROOT,
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=[listener.fileno()],
+                umask=0o022,  # a test that changes its own umask must not change that of later schedulers
             )  # fmt: skip
 
     def fork(
         self, words: Sequence[str], folder: Path, environ: Mapping[str, str], files: Sequence[int]
     ) -> ForkedProcess:
-        """Start a command with these three descriptors."""
+        """Start a command with these descriptors as its standard streams."""
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.connect(self.path)
             request = {"words": list(words), "folder": str(folder), "environ": dict(environ)}
             data = json.dumps(request).encode() + b"\n"
             sent = socket.send_fds(connection, [data], list(files))
-            if sent < len(data):  # sending nothing would fail, too, once the command has ended
+            if sent < len(data):  # once the command has ended, even an empty send fails
                 connection.sendall(data[sent:])
             return ForkedProcess(connection)
         except BaseException:
@@ -261,7 +265,7 @@ _servers: dict[frozenset[tuple[str, str]], _Server] = {}
 
 
 def _server_for(words: Sequence[str], environ: Mapping[str, str]) -> _Server | None:
-    """A fork server whose interpreter started with these variables, None for a command that needs a new interpreter."""
+    """Return the fork server that was started with these variables; None if a command needs a new interpreter."""
     own_modules = environ.get("PYTHONPATH") != str(ROOT)
     if own_modules or set(words) & NEW_INTERPRETER_VERBS or not NEW_INTERPRETER_VARIABLES.isdisjoint(environ):
         return None
@@ -274,7 +278,7 @@ def _server_for(words: Sequence[str], environ: Mapping[str, str]) -> _Server | N
 def start(
     words: Sequence[str], folder: Path, environ: Mapping[str, str], out: File, errors: File, given: File | None = None
 ) -> ForkedProcess | subprocess.Popen[bytes]:
-    """`gpujob WORDS…` in the background; its standard input is ``given`` (files or descriptors), or empty."""
+    """Start `gpujob WORDS…` in the background. ``given``: its stdin, a file or a descriptor; None: empty."""
     server = _server_for(words, environ)
     if server is None:
         return subprocess.Popen(
@@ -289,7 +293,7 @@ def start(
 def run(
     words: Sequence[str], folder: Path, environ: Mapping[str, str], given: str, timeout: float
 ) -> subprocess.CompletedProcess[str]:
-    """`gpujob WORDS…` to its end, with ``given`` on its standard input. Raises subprocess.TimeoutExpired."""
+    """Run `gpujob WORDS…` to its end with the text ``given`` on its stdin. Raises subprocess.TimeoutExpired."""
     server = _server_for(words, environ)
     if server is None:
         return subprocess.run(

@@ -1,4 +1,4 @@
-"""Ten bugs that one could well make, planted one after another in a copy of the program: the tests have to catch each.
+"""Ten plausible bugs, planted one after another in a copy of the program: the tests must catch each of them.
 
 ``make planted`` (``python -m tests.planted [NAME…]``). The result is written to planted.md beside this file;
 `test_planted.py` checks that each bug can still be planted, and that the result names all of them as caught.
@@ -23,7 +23,10 @@ LIMIT_S = 900
 
 @dataclass(frozen=True)
 class Bug:
-    """``changes``: (file, text that stands there once, what is put in its place); ``tests``: who has to notice."""
+    """A bug that can be planted.
+
+    ``changes``: (file, text that occurs once in it, its replacement); ``tests``: the tests of which one must fail.
+    """
 
     name: str
     what: str
@@ -171,7 +174,7 @@ BUGS = (
 
 
 def plant(bug: Bug, folder: Path) -> None:
-    """Change the copy in ``folder``. Raises ValueError where the text is not there exactly once."""
+    """Change the copy in ``folder``. Raises ValueError if a text does not occur exactly once."""
     for name, old, new in bug.changes:
         path = folder / name
         text = path.read_text()
@@ -180,14 +183,19 @@ def plant(bug: Bug, folder: Path) -> None:
         path.write_text(text.replace(old, new))
 
 
+def copy_to(folder: Path) -> None:
+    """Copy the files of the repository, as they are now, to ``folder``."""
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, names.split("\0")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / name)
+
+
 def caught_by(bug: Bug) -> tuple[str, float]:
-    """The first test that fails with the bug in place ("" if none does), and the seconds it took."""
+    """Return the first test that fails with the bug in place (empty if none does), and the seconds until then."""
     with tempfile.TemporaryDirectory(prefix="planted-") as made:
         folder = Path(made) / "copy"
-        names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        for name in filter(None, names.split("\0")):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
+        copy_to(folder)
         plant(bug, folder)
         began = time.monotonic()
         done = subprocess.run(
@@ -202,7 +210,7 @@ def caught_by(bug: Bug) -> tuple[str, float]:
 
 
 def main(words: list[str]) -> int:
-    """Plant each bug (or those named); 1 if one is not caught, 2 for a name that is none."""
+    """Plant each bug, or those that are named; return 1 if one is not caught. An unknown name exits with 2."""
     reader = argparse.ArgumentParser(prog="python -m tests.planted", description=main.__doc__)
     names = [bug.name for bug in BUGS]
     reader.add_argument("names", nargs="*", metavar="NAME", help=f"one of: {', '.join(names)}")
@@ -221,7 +229,7 @@ def main(words: list[str]) -> int:
 
 
 def note(bug: Bug, found: str) -> None:
-    """Write down what caught a bug; the rows of the others stay."""
+    """Write the result of a bug into planted.md; the rows of other bugs stay."""
     rows = {line.split(" | ")[0].removeprefix("| "): line for line in RESULT.read_text().splitlines() if " | " in line}
     rows[bug.name] = f"| {bug.name} | {bug.what} | {f'`{found}`' if found else '**not caught**'} |"
     head = "Written by `make planted`: each bug was put into a copy of the program, and its tests were run.\n"

@@ -1,4 +1,4 @@
-"""Environments that look like conda's and venv's, made in no time, and a conda of a few lines of shell."""
+"""Imitations of conda environments and venvs, made in no time, and a conda of a few lines of shell."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BASE_PYTHON = os.path.realpath(sys.executable)
 VERSION = ".".join(map(str, sys.version_info[:3]))
 SHORT = ".".join(map(str, sys.version_info[:2]))
 
-# What `conda activate` does, as far as a job can tell.
+# The part of `conda activate` that a job can notice.
 CONDA_SH = """\
 conda() {
     [ "$1" = activate ] || return 2
@@ -34,15 +34,17 @@ exec "$@"
 
 
 def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
-    """A file that can be executed."""
+    """Write an executable file; return its path. A scheduler that waits for it never finds it without its mode."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
+    aside = path.with_name(f".{path.name}.new")
+    aside.write_text(text)
+    aside.chmod(0o755)
+    aside.replace(path)
     return path
 
 
 def conda_prefix(prefix: Path, python: bool = True) -> Path:
-    """A whole conda environment, with this very Python or without one."""
+    """Make a complete conda environment, with this interpreter or without one; return its folder."""
     (prefix / "conda-meta").mkdir(parents=True, exist_ok=True)
     (prefix / "conda-meta" / "history").touch()
     (prefix / "bin").mkdir(exist_ok=True)
@@ -52,7 +54,7 @@ def conda_prefix(prefix: Path, python: bool = True) -> Path:
 
 
 def venv_prefix(prefix: Path) -> Path:
-    """A venv of this very Python, without pip."""
+    """Make a venv of this interpreter, without pip; return its folder."""
     (prefix / "bin").mkdir(parents=True)
     (prefix / "bin" / "python").symlink_to(BASE_PYTHON)
     (prefix / "pyvenv.cfg").write_text(f"home = {os.path.dirname(BASE_PYTHON)}\nversion = {VERSION}\n")
@@ -61,12 +63,12 @@ def venv_prefix(prefix: Path) -> Path:
 
 
 def site_packages(prefix: Path) -> Path:
-    """Where a venv's packages lie."""
+    """Return the folder of a venv's packages."""
     return prefix / "lib" / f"python{SHORT}" / "site-packages"
 
 
 def activation(prefix: Path, text: str, name: str = "a.sh") -> Path:
-    """A package's activation script."""
+    """Write an activation script, as a package installs it; return its path."""
     path = prefix / "etc" / "conda" / "activate.d" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -74,7 +76,7 @@ def activation(prefix: Path, text: str, name: str = "a.sh") -> Path:
 
 
 def conda_sh(root: Path, text: str = CONDA_SH) -> Path:
-    """A conda installation with the shell function that is sourced."""
+    """Write the file with the shell function of a conda installation; return its path."""
     path = root / "etc" / "profile.d" / "conda.sh"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)

@@ -1,4 +1,4 @@
-"""What tests need of GNU screen: a socket folder of their own, a terminal to sit at, and nothing left behind."""
+"""Helpers for GNU Screen: a socket folder for each test, a terminal, and the end of all sessions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMIT_S = 60.0
 
 
 def need_screen() -> str:
-    """Path of screen; without one the test is skipped, or fails where it must be there."""
+    """Return the path of screen; without one skip the test, in CI fail it."""
     found = shutil.which("screen")
     if found is None:
         if os.environ.get("CI") == "true":
@@ -37,7 +37,7 @@ def need_screen() -> str:
 
 @contextlib.contextmanager
 def socket_folder() -> Iterator[Path]:
-    """A short private folder for SCREENDIR (the length of a socket's path is limited); sessions in it are ended."""
+    """Yield a private folder for SCREENDIR with a short path, as sockets need; end all sessions in it."""
     need_screen()
     folder = Path(tempfile.mkdtemp(prefix="gs", dir="/tmp"))  # mode 700
     try:
@@ -48,7 +48,7 @@ def socket_folder() -> Iterator[Path]:
 
 
 def marked(*marks: str) -> list[Process]:
-    """Processes that have an environment entry beginning with one of these."""
+    """Return the living processes with an environment entry that begins with one of ``marks``."""
     found = []
     wanted = tuple(os.fsencode(mark) for mark in marks)
     for name in os.listdir("/proc"):
@@ -60,7 +60,7 @@ def marked(*marks: str) -> list[Process]:
 
 
 def end_marked(*marks: str) -> None:
-    """End them by their identity, until none is left: servers, shims, jobs."""
+    """Kill these processes (servers, shims, jobs) by pid and start time, until none is left."""
     end = time.monotonic() + LIMIT_S
     while found := marked(*marks):
         for process in found:
@@ -72,7 +72,7 @@ def end_marked(*marks: str) -> None:
 
 
 def sessions_in(folder: Path | str) -> dict[str, int]:
-    """Name → pid of the living sessions whose sockets lie there."""
+    """Return name → pid of the living sessions whose sockets are in this folder."""
     made = {}
     for entry in os.listdir(folder):
         number, _, name = entry.partition(".")
@@ -83,13 +83,13 @@ def sessions_in(folder: Path | str) -> dict[str, int]:
 
 
 def listed(environ: Mapping[str, str]) -> str:
-    """What `screen -ls` says."""
+    """Return the output of `screen -ls`."""
     done = subprocess.run(["screen", "-ls"], env=dict(environ), capture_output=True, text=True, timeout=LIMIT_S)
     return done.stdout + done.stderr
 
 
 def tell(environ: Mapping[str, str], session: str, *words: str) -> None:
-    """A command to a session, which must be named as PID.name: a mere name may be the beginning of another's."""
+    """Send a command to a session, named as PID.NAME: a name alone may be the beginning of another name."""
     number, dot, _ = session.partition(".")
     assert dot and number.isdigit(), session
     done = subprocess.run(
@@ -99,7 +99,7 @@ def tell(environ: Mapping[str, str], session: str, *words: str) -> None:
 
 
 def foreign_session(environ: Mapping[str, str], name: str, *argv: str) -> int:
-    """A session that is nobody's business; the pid of its server."""
+    """Start a session that belongs to no scheduler; return the pid of its server."""
     subprocess.run(["screen", "-c", os.devnull, "-dmS", name, *argv], env=dict(environ), check=True, timeout=LIMIT_S)
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
@@ -112,7 +112,7 @@ def foreign_session(environ: Mapping[str, str], name: str, *argv: str) -> int:
 
 
 class Terminal:
-    """A terminal at which somebody runs a command: what it shows, and keys for it."""
+    """A terminal with a command in it. ``text``: what it has shown; ``code``: the command's exit code, None before."""
 
     def __init__(self, argv: Iterable[str], environ: Mapping[str, str], rows: int = 24, columns: int = 80) -> None:
         argv = list(argv)
@@ -125,7 +125,7 @@ class Terminal:
             argv,
             {**environ, "TERM": "xterm"},
             file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, os.ttyname(slave), os.O_RDWR, 0),  # a session's leader: it becomes its own
+                (os.POSIX_SPAWN_OPEN, 0, os.ttyname(slave), os.O_RDWR, 0),  # becomes its controlling terminal
                 (os.POSIX_SPAWN_DUP2, 0, 1),
                 (os.POSIX_SPAWN_DUP2, 0, 2),
             ],
@@ -136,7 +136,7 @@ class Terminal:
         self.code: int | None = None
 
     def resize(self, rows: int, columns: int) -> None:
-        """As a window manager does."""
+        """Change the size, as a window manager does."""
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def type(self, keys: bytes) -> None:
@@ -144,25 +144,25 @@ class Terminal:
         os.write(self.fd, keys)
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Read on until it holds."""
+        """Read what the terminal shows until ``condition`` is true."""
         end = time.monotonic() + LIMIT_S
         while not condition():
             assert time.monotonic() < end, f"not seen: {what}: {self.text[-2000:]!r}"
             self.read()
 
     def read(self) -> None:
-        """Take in what is there."""
+        """Add the output that is available to ``text``."""
         if not select.select([self.fd], [], [], 0.02)[0]:
             return
-        with contextlib.suppress(OSError):  # its other side is closed
+        with contextlib.suppress(OSError):  # the other side is closed
             self.text += os.read(self.fd, 65536)
 
     def shows(self, text: str) -> None:
-        """Wait until it was shown."""
+        """Wait until the terminal has shown this text."""
         self.until(lambda: text.encode() in self.text, text)
 
     def ended(self) -> int:
-        """Wait for the command's end; its exit code."""
+        """Wait for the end of the command; return its exit code."""
 
         def check() -> bool:
             if self.code is None:
@@ -176,7 +176,7 @@ class Terminal:
         return self.code
 
     def close(self) -> None:
-        """Shut the window; whoever still sits in it is told by SIGHUP, and must go."""
+        """Close the terminal and wait for the command, which gets SIGHUP; after ``LIMIT_S`` seconds kill it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -190,5 +190,5 @@ class Terminal:
                 self.code = os.waitstatus_to_exitcode(status)
             time.sleep(0.01)
         if self.code is None:
-            os.kill(self.pid, signal.SIGKILL)  # our child, not waited for: the number is still its own
+            os.kill(self.pid, signal.SIGKILL)  # our child, which was not reaped: the pid is still its own
             os.waitpid(self.pid, 0)

@@ -1,4 +1,4 @@
-"""The architecture: imports go down, core is pure, and some things are never done."""
+"""The architecture: imports go down, core is pure, and certain calls are never made."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ MOST_LINES = 700
 
 @dataclass(frozen=True)
 class Package:
-    """What belongs into a package, and which of our packages it may import (a dotted name: that module alone)."""
+    """What a package holds, and what it may import: packages, or single modules by their dotted names."""
 
     holds: str
     may: tuple[str, ...] = ()
 
 
 BASE = ("core", "system")
-HANDS = (*BASE, "intake", "environments", "gpus", "store", "runners")  # each deals with one part of the outside
-# From bottom to top: a package imports only packages above it in this list, and of these only the ones it names.
+HANDS = (*BASE, "intake", "environments", "gpus", "store", "runners")  # each handles one part of the outside world
+# From bottom to top: a package may import only packages above it in this list, and of these only those that it names.
 PACKAGES: dict[str, Package] = {
     "core": Package("what needs no clock, disk, process, network or chance: jobs, states, placement, decisions"),
     "system": Package("thin helpers over the operating system", ("core",)),
@@ -59,7 +59,7 @@ MAY_ALSO_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "web/command.py": (("daemon.web_child",), "the protocol with the daemon that is its parent"),
     "web/commands.py": (("environments.discovery",), "a form offers the programs that a submit would find"),
 }
-# A file that may import less: it starts in a process of its own, or on the path of every command.
+# A file that may import less than its package, because it is its own program or is loaded by every command.
 MAY_ONLY_IMPORT: dict[str, tuple[str, ...]] = {
     "runners/supervisor.py": (),
     "runners/exec_limited.py": (),
@@ -72,7 +72,7 @@ MAY_ONLY_IMPORT: dict[str, tuple[str, ...]] = {
     "system/terminal_text.py": (),
     "system/atomic_files.py": ("system.crash_points", "system.private_files"),
 }
-# Libraries and powers that belong to some packages only.
+# Libraries that only some packages may import.
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "sqlite3": ("store", "client", "daemon", "recovery", "doctor"),
     "subprocess": ("gpus", "environments", "runners", "cli", "doctor/programs.py", "client/submit_context.py"),
@@ -114,7 +114,7 @@ def module_exists(dotted: str) -> bool:
 
 
 def imports_of(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, absolute dotted name) of every import, inside functions as well; the module, not what is taken of it."""
+    """Yield (line, absolute dotted module name) of every import, also inside functions."""
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -138,12 +138,12 @@ def allowed(name: str, may: tuple[str, ...]) -> bool:
 
 
 def module_of(path: Path) -> str:
-    """The dotted name below the program: "core.job"; a package's own file has the package's name."""
+    """Return the dotted name below the program ("core.job"); for a package's own file the package's name."""
     return ".".join(path.relative_to(PROGRAM).with_suffix("").parts).removesuffix(".__init__")
 
 
 def find_circle(arrows: dict[str, set[str]]) -> list[str]:
-    """One circle of imports, with its beginning at both ends; empty if there is none."""
+    """Return a circle of imports, with its first module also at the end; empty if there is none."""
     done: set[str] = set()
 
     def search(module: str, path: list[str]) -> list[str]:
@@ -166,7 +166,7 @@ def find_circle(arrows: dict[str, set[str]]) -> list[str]:
 
 
 def each_file(paths: list[Path] = FILES) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
-    """Make one test of a check for one file; its failure names every file that fails."""
+    """Return a decorator that makes one test of a check of one file; the test's failure names all failing files."""
 
     def made(check: Callable[[Path], None]) -> Callable[[], None]:
         def test() -> None:
@@ -194,7 +194,7 @@ def test_the_rows_for_single_files_name_files_that_exist() -> None:
 
 
 def test_packages_import_only_packages_below_them() -> None:
-    """The table itself has no arrow up."""
+    """In the table, packages may import only packages below them."""
     below: list[str] = []
     for name, package in PACKAGES.items():
         up = [other for other in package.may if other.split(".")[0] not in below]
@@ -209,7 +209,7 @@ def test_imports_go_down(path: Path) -> None:
     may = (*row.may, package, *MAY_ALSO_IMPORT.get(name, ((), ""))[0])
     may = MAY_ONLY_IMPORT.get(name, may)
     for line, other in ours(path):
-        if other in ("", "__version__"):  # where the program lies, and its version: that module imports nothing
+        if other in ("", "__version__"):  # `scheduler/__init__.py`, which imports nothing
             continue
         home = PACKAGES.get(other.split(".")[0])
         assert allowed(other, may), (
@@ -219,7 +219,7 @@ def test_imports_go_down(path: Path) -> None:
 
 
 def test_no_file_imports_itself_by_way_of_others() -> None:
-    """Imports inside functions and those for types alone count, too."""
+    """There are no circles of imports; imports inside functions and for types count, too."""
     arrows = {module_of(path): {other for _, other in ours(path)} for path in FILES}
     circle = find_circle(arrows)
     assert not circle, f"{' -> '.join(circle)}: move what they share into a module that both import"
@@ -275,7 +275,7 @@ def test_a_file_is_shorter_than_seven_hundred_lines(path: Path) -> None:
     assert lines < MOST_LINES, f"{name_of(path)} has {lines} lines; split it"
 
 
-# It writes out methods from the names of our own fields, when it is imported, as `dataclasses` does.
+# When it is imported, it makes methods from the names of the program's own fields, as `dataclasses` does.
 RUNS_ITS_OWN_TEXT = "core/quick_dataclass.py"
 
 

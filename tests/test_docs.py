@@ -1,4 +1,4 @@
-"""What the documents say is so."""
+"""The documents agree with the program."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def documents() -> list[Path]:
-    """Every document of the project but the changelog, which tells of the past."""
+    """Return all documents of the project except the changelog, which describes the past."""
     found = [
         *ROOT.glob("*.md"),
         *(ROOT / "docs").glob("*.md"),
@@ -36,7 +36,7 @@ def verbs() -> set[str]:
 
 
 def test_the_example_config_names_every_key_with_its_default(tmp_path: Path) -> None:
-    """Copied as it is, it changes nothing; without the `#` before its keys it says every default."""
+    """The example as it is changes nothing; without the `#` before its keys it sets every key to its default."""
     text = (ROOT / "config.example.yaml").read_text()
     path = tmp_path / "config.yaml"
     path.write_text(text)
@@ -49,7 +49,7 @@ def test_the_example_config_names_every_key_with_its_default(tmp_path: Path) -> 
 
 
 def test_the_tables_of_options_and_settings_are_those_of_the_program() -> None:
-    """`make tables` writes them."""
+    """The tables in the documents are those that `make tables` writes."""
     script = ROOT / "docs/make_tables.py"
     found = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
@@ -86,7 +86,7 @@ def test_readme_examples_are_read() -> None:
 
 
 def test_every_statement_has_tests_that_exist() -> None:
-    """docs/acceptance.md names for each statement a test that is there."""
+    """docs/acceptance.md names an existing test for each statement."""
     text = (ROOT / "docs/acceptance.md").read_text()
     rows = re.findall(r"^\| (S\d\.\d+) \| .*? \| (.*?) \|$", text, re.M)
     assert len(rows) >= 20
@@ -100,7 +100,7 @@ def test_every_statement_has_tests_that_exist() -> None:
 
 
 def test_every_row_of_the_fault_list_has_tests_that_exist() -> None:
-    """Rows A to K and S: the test is where docs/acceptance.md says, and its name carries the row's id."""
+    """docs/acceptance.md names an existing test for each row of the fault list, A to K and S."""
     text = (ROOT / "docs/acceptance.md").read_text()
     rows = re.findall(r"^\| ([A-K]\d\d|S\d+) \| (.*) \|$", text, re.M)
     assert len(rows) > 150
@@ -116,13 +116,13 @@ def test_every_row_of_the_fault_list_has_tests_that_exist() -> None:
 
 
 def test_every_test_that_carries_a_row_stands_in_it() -> None:
-    """What docs/acceptance.md says of a row is all that is tried for it."""
+    """docs/acceptance.md names in each row all tests that have the row's id in their names."""
     rows = dict(re.findall(r"^\| ([A-K]\d\d|S\d+) \| (.*) \|$", (ROOT / "docs/acceptance.md").read_text(), re.M))
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for name in re.findall(r"^def (test_\w+)\(", path.read_text(), re.M):
             found = re.match(r"test_((?:(?:[a-k]\d\d|s\d+)_)+)(?!\d)", name)
             for row in found[1].upper().strip("_").split("_") if found else ():
-                if row in rows and not re.search(rf"{row}_\d", name.upper()):  # S3_32 is another list's
+                if row in rows and not re.search(rf"{row}_\d", name.upper()):  # S3_32 belongs to another list
                     assert f"`{path.relative_to(ROOT)}::{name}`" in rows[row], f"{row}: {name} is not named"
 
 
@@ -133,7 +133,10 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_the_files_and_names_of_the_program_that_documents_and_docstrings_name_exist() -> None:
-    """`core/states.py: TABLE`: there is such a file, and that name is in it. `NAME.py` and a user's own scripts are none of ours."""
+    """Documents and docstrings name only files and names of the program that exist (`core/states.py: TABLE`).
+
+    `NAME.py` and users' own scripts are left out.
+    """
     theirs = {"NAME.py", "train.py", "eval.py", "job.py", "x.py", "scheduler.py", "queue.py"}
     files = [path for folder in ("scheduler", "tests", "benchmarks", "docs") for path in (ROOT / folder).rglob("*.py")]
     wrong = []

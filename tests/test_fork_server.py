@@ -15,7 +15,7 @@ from tests import fork_server
 
 
 def test_a_command_may_end_before_the_client_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its exit code is told all the same."""
+    """The exit code of a command that ends before the client continues is not lost."""
     send_fds = socket.send_fds
 
     def send_and_wait(connection: socket.socket, data: list[bytes], files: Sequence[int]) -> int:
@@ -34,12 +34,12 @@ def test_a_command_may_end_before_the_client_goes_on(tmp_path: Path, monkeypatch
 
 
 def test_a_server_has_nothing_of_the_command_for_which_it_was_started(tmp_path: Path) -> None:
-    """Else a crash point of the first command would kill the later ones."""
+    """A server keeps nothing of its first command: its crash point would kill later ones."""
     environ = {
         **os.environ,
         "PYTHONPATH": str(fork_server.ROOT),
         "PYTHONVERBOSE": "",
-    }  # which no other test has: a new server
+    }  # a value that no other test uses, so that a new server is started
     words = ("add", "train.py")
     (tmp_path / "train.py").touch()
     killed = fork_server.run(words, tmp_path, {**environ, "GPUJOB_CRASH_AT": "add.written"}, "", 60)

@@ -1,4 +1,4 @@
-"""The planted bugs (planted.py) can still be planted, and the tests that caught them are still there."""
+"""The planted bugs (planted.py) can still be planted, and the tests that caught them still exist."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests import delays
 from tests.planted import BUGS, RESULT, ROOT, Bug
 
 
@@ -24,9 +25,15 @@ def test_a_planted_bug_has_its_place_and_was_caught(bug: Bug) -> None:
     assert f"def {row[2]}(" in (ROOT / row[1]).read_text()
 
 
+def test_the_delays_have_their_places() -> None:
+    """`make delays` puts each of its delays into the program; a text that has changed is an error, not a shorter list."""
+    for name, old, _ in delays.CHANGES.changes:
+        assert (ROOT / name).read_text().count(old) == 1, f"{name}: no such text any more: {old!r}"
+
+
 @pytest.mark.parametrize("module", ["tests.soak", "tests.planted"])
 def test_the_tools_explain_themselves_where_pytest_is_not_installed(module: str) -> None:
-    """And a name that is no bug's is an error, not a run of nothing."""
+    """Without pytest the tools print their help, and an unknown name is an error instead of an empty run."""
     without = "import runpy, sys; sys.modules['pytest'] = None; sys.argv = sys.argv[1:]; runpy.run_module(sys.argv[0], run_name='__main__')"
 
     def run(word: str) -> subprocess.CompletedProcess[str]:

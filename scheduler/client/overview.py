@@ -70,7 +70,7 @@ def overview_of(connection: sqlite3.Connection, places: Places, alive: bool, mos
     told = holder(places) if alive else {}
     pid, since, runner = told.get("pid"), _moment(told.get("started_at")), str(told.get("runner") or "")
     if most_waiting is None:
-        seen = list(rows.live(connection))
+        seen = rows.live(connection)
     else:
         seen = [*rows.in_hand(connection), *rows.first_pending(connection, most_waiting)]
     counts = rows.counts(connection)

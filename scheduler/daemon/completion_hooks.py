@@ -54,6 +54,7 @@ class CompletionHooks:
         self.db, self.places, self.environ, self.folder, self.say = db, places, environ, folder, say
         self.wanted = True  # actions may be recorded; a previous daemon may have left some
         self._mine: set[int] = set()
+        self._done: list[int] = []  # jobs whose actions were started; not recorded yet
         self._events: list[Event] = []
 
     def sessions(self) -> set[int]:
@@ -64,6 +65,8 @@ class CompletionHooks:
 
     def step(self, _now: Now) -> None:
         """Run the recorded actions, if there are any. Raises StoreTrouble, sqlite3.Error."""
+        if self._done:  # the last step could not record them
+            self._record()
         if not self.wanted:
             return
         wanted = rows.calls(self.db.connection)
@@ -76,7 +79,7 @@ class CompletionHooks:
                 rows.strike_calls(connection, unsure)
             crash_point("afterwards.begun")
         self.wanted = False
-        self._events.clear()
+        self._done = fresh
         for job in self._jobs(unsure):
             self._warn(job, KILLED)
         for job in self._jobs(fresh):
@@ -86,14 +89,20 @@ class CompletionHooks:
                 self._mail(job)
         if wanted:
             crash_point("afterwards.done")
-            with self.db.writing(sync=False) as connection:
-                rows.strike_calls(connection, fresh)
-                # A job that was forgotten in the meantime has no event history.
-                rows.write_events(connection, [one for one in self._events if rows.get(connection, one.job)])
+            self._record()
+
+    def _record(self) -> None:
+        """Record that the actions were started, and their warnings. Raises StoreTrouble; the next step tries again."""
+        with self.db.writing(sync=False) as connection:
+            rows.strike_calls(connection, self._done)
+            # A job that was forgotten in the meantime has no event history.
+            rows.write_events(connection, [one for one in self._events if rows.get(connection, one.job)])
+        self._done = []
+        self._events.clear()
 
     def due(self) -> float:
-        """Return 0 (due now) if actions may be recorded, else ``NEVER``."""
-        return 0.0 if self.wanted else NEVER
+        """Return 0 (due now) if actions may be recorded or have to be recorded as started, else ``NEVER``."""
+        return 0.0 if self.wanted or self._done else NEVER
 
     def close(self) -> None:
         """Do nothing: the programs that were started continue."""

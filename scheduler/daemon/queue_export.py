@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from scheduler.core.job import Job
 from scheduler.core.secrets import without_secrets
@@ -26,10 +26,26 @@ def script_of(jobs: Iterable[Job], ended: Iterable[Job], now: float) -> str:
         f"# {job.id} {job.state.value} {without_secrets(shlex.join(_command(job)))}".replace("\n", " ") for job in ended
     ]
     known: set[int] = set()
-    for job in jobs:
+    for job in _dependencies_first(list(jobs)):
         lines.append(f"cd {shlex.quote(job.spec.cwd or '/')} && {_words(job, known)}")
         known.add(job.id)
     return "\n".join(lines) + "\n"
+
+
+def _dependencies_first(jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs in the same order, but each behind the jobs that it depends on: a line needs their new ids."""
+    by_id = {job.id: job for job in jobs}
+    placed: dict[int, Job] = {}
+    for first in jobs:
+        ahead = [first]
+        while ahead:  # not recursive: a chain of dependencies may be longer than Python's stack
+            job = ahead[-1]
+            open_ = [by_id[one] for one in (*job.spec.after, *job.spec.after_ok) if one in by_id and one not in placed]
+            if open_:
+                ahead.append(open_[0])
+            else:
+                placed.setdefault(job.id, ahead.pop())
+    return list(placed.values())
 
 
 def _words(job: Job, known: set[int]) -> str:

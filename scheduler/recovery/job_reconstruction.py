@@ -252,6 +252,9 @@ def _settle(out: Rebuilt, job: Job, places: Places, logs: Mapping[tuple[int, int
         _end(job, after_no_start(job, why, True, NEVER_AGAIN), found.ended_at or now)
     elif verdict is Verdict.LOST:
         _lose(out, job, why_lost(found.kind, there.same_boot), now)
+    elif verdict is Verdict.ADOPT and job.state is JobState.STARTING:
+        # The old store was written before the start was recorded. The next start takes a job with a process as started.
+        move(job, Move.STARTED, found.started_at or now)
     elif verdict is Verdict.REQUEUE and (job.id, job.attempt) in logs:
         job.log = logs[job.id, job.attempt]
         _lose(out, job, "its record was removed", now)

@@ -9,7 +9,7 @@ from itertools import islice
 
 from scheduler.core.errors import UsageError
 from scheduler.core.gpu import Gpu, ResourceRequest, gpu_ids_text
-from scheduler.core.job import FIRST, Event, Holding, Job, JobSpec, JobState, Process, Reason
+from scheduler.core.job import ENDED, FIRST, Event, Holding, Job, JobSpec, JobState, Process, Reason
 from scheduler.store.integrity import LAST_ID
 from scheduler.store.job_columns import CHANGED, NEW, OF_SPEC, SELECT, WHOLE, ids_of, ids_text, job_of
 
@@ -126,10 +126,12 @@ def blocker_of(connection: sqlite3.Connection, identity: str) -> Job | None:
     return job_of(row) if row else None
 
 
-def live(connection: sqlite3.Connection) -> Iterator[Job]:
-    """Yield all jobs without an end time, by id. A STOPPING job has one once its main process has ended."""
-    for row in connection.execute(f"{SELECT} WHERE finished_at IS NULL ORDER BY id"):
-        yield job_of(row)
+def live(connection: sqlite3.Connection) -> list[Job]:
+    """Return all jobs that have not ended, by id: waiting ones, and those that are STARTING, RUNNING or STOPPING.
+
+    The end time does not tell: a STOPPING job has one once its main process has ended, and keeps its GPUs.
+    """
+    return sorted((*in_hand(connection), *pending(connection)), key=lambda job: job.id)
 
 
 def in_hand(connection: sqlite3.Connection) -> Iterator[Job]:
@@ -180,7 +182,10 @@ def id_back(connection: sqlite3.Connection, steps: int) -> int | None:
 
 def last_ended(connection: sqlite3.Connection, most: int) -> list[Job]:
     """Return the ``most`` jobs that ended last, latest first."""
-    rows = connection.execute(f"{SELECT} WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT ?", (most,))
+    states = ", ".join(f"'{state.value}'" for state in ENDED)
+    rows = connection.execute(
+        f"{SELECT} WHERE finished_at IS NOT NULL AND state IN ({states}) ORDER BY finished_at DESC LIMIT ?", (most,)
+    )
     return [job_of(row) for row in rows]
 
 

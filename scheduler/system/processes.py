@@ -65,13 +65,18 @@ def stands(process: Process) -> bool:
 
 
 def zombie_status(process: Process) -> int | None:
-    """Return the wait status of a zombie of our user, from field 52 of /proc/PID/stat; None if it is no zombie."""
+    """Return the wait status of a zombie, from field 52 of /proc/PID/stat; None if it is no zombie or not readable.
+
+    For a process that we may not trace (another user's, a setuid program such as `sudo`) the kernel shows 0 there, as
+    for exit code 0. The link /proc/PID/ns/pid can be read under the same condition.
+    """
     try:
         fields = stat_fields(process.pid)
+        if int(fields[19]) != process.ticks or fields[0] != b"Z" or len(fields) < 50:
+            return None
+        os.readlink(f"/proc/{process.pid}/ns/pid")
     except OSError as error:
         _unless_short(error)
-        return None
-    if int(fields[19]) != process.ticks or fields[0] != b"Z" or len(fields) < 50:
         return None
     return int(fields[49])
 

@@ -15,10 +15,10 @@ import pwd
 import signal
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from scheduler.client.client import SchedulerClient
-from scheduler.core.errors import SchedulerError
+from scheduler.core.errors import SchedulerError, UsageError
 from scheduler.store.daemon_lock import daemon_alive, holder
 from scheduler.store.paths import Places, digest, make_private_folder
 from scheduler.system.atomic_files import replace_file
@@ -289,9 +289,31 @@ class Server:
             self._config, f"{text}...\n".encode(), sync=False
         )  # the line `...` means that the file is complete: the daemon reads it immediately
 
+    def _typed(self, name: str, simple: Callable[[str], Any]) -> Any:
+        """Return the value of a setting, which a user may have written in any form that the scheduler reads."""
+        text = self.settings().get(name, "").strip("\"'")
+        try:
+            return simple(text)
+        except ValueError:  # not the form that `ts` writes
+            from scheduler.core.config import OPTIONS, read_option  # slow to import
+
+            try:
+                return read_option(name, text, self._config) if text else OPTIONS[name].default
+            except UsageError:  # the scheduler reports it and keeps the setting in force
+                return OPTIONS[name].default
+
     def slots(self) -> int:
         """Return the number of slots for jobs without GPUs."""
-        return int(self.settings().get("cpu_slots", "1"))
+        return int(self._typed("cpu_slots", int) or os.cpu_count() or 1)
+
+    def most_ended(self) -> int | None:
+        """Return how many ended jobs the list shows, from the setting ``keep_finished``; None: all."""
+        value = self._typed("keep_finished", int)
+        if not isinstance(value, str):
+            return int(value)
+        from scheduler.core.retention import keep_finished  # slow to import; ts itself writes a plain number
+
+        return keep_finished(value).most
 
     def most_jobs(self) -> int | None:
         """Return how many jobs may wait and run, from TS_MAXCONN of the server's environment; None: any number."""
@@ -300,7 +322,7 @@ class Server:
 
     def free_percent(self) -> int:
         """Return the percentage of a GPU's memory that must be free before the GPU gets a job with -G."""
-        return round(100 * (1 - float(self.settings().get("whole_gpu_tolerance", "0.1"))))
+        return round(100 * (1 - float(self._typed("whole_gpu_tolerance", float))))
 
     def set_free_percent(self, percent: int) -> None:
         self.set(whole_gpu_tolerance=_tolerance(percent))

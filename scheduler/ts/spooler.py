@@ -61,8 +61,8 @@ class Spooler:
         )
         ended = [job for job in found if job.state.ended and job.id not in hidden]
         ended.sort(key=lambda job: (job.finished_at or 0.0, job.id))
-        most = int(self.server.settings().get("keep_finished", "1000"))
-        return live, ended[-most:]
+        most = self.server.most_ended()
+        return live, ended if most is None else ended[-most:]
 
     def find(self, number: int) -> Job | None:
         """Return the job with this id; None if it is not in the list."""

@@ -138,8 +138,10 @@ class Hub:
         try:
             while True:
                 try:
-                    told = _events_of(watch.look())
-                    trouble = ""
+                    news = watch.look()
+                    if trouble and news.alive is None:  # unchanged, but the last event said that nothing is known
+                        news.alive = self.client.alive()
+                    told, trouble = _events_of(news), ""
                 except (SchedulerError, OSError) as error:
                     told = (
                         []

@@ -1,1 +1,1 @@
-"""The program broken on purpose: at each system call, in each state that a disk may have kept, by cutting the power."""
+"""The program under faults: failing system calls, disk states after a power cut, and power cuts."""

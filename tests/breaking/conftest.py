@@ -1,4 +1,4 @@
-"""What the tests of this room share: a forge, and whether the machine lets processes be traced, or namespaces be made."""
+"""Fixtures of the fault tests: a fork server, and whether this machine allows tracing and namespaces."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def _works(*words: str) -> bool:
 
 @pytest.fixture(scope="session")
 def tracing() -> None:
-    """Skips where nothing may be traced."""
+    """Skip the test where processes cannot be traced with strace."""
     if STRACE is None or not _works(STRACE, "-o", os.devnull, "true"):
         pytest.skip("needs strace, and leave to trace")
 
 
 @pytest.fixture(scope="session")
 def other_boots() -> None:
-    """Skips where no boot id can be pretended."""
+    """Skip the test where no namespaces for another boot id can be made (needs root)."""
     if not _works("unshare", "--pid", "--fork", "--mount", "--mount-proc", "true"):
         pytest.skip("needs root: namespaces for processes and mounts")
 

@@ -1,4 +1,4 @@
-"""One cycle from submit to finish with three small jobs, and the judge who looks at it from outside."""
+"""One cycle from submit to finish with three small jobs, and a judge that checks the promises from outside."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.breaking.forge import Forge, Forked, until
 
 STATE_FILE = "gpu_scheduler_state.json"
-# key: its exit code. The first two are lines of the jobs file, the third is submitted.
+# Key of a job → its exit code. a and b are lines of the jobs file, c is submitted.
 CODES = {"a": 0, "b": 3, "c": 0}
 JOB = """#!/bin/sh
 echo "start $2 $$ $GPUJOB_ATTEMPT" >> "$1/ledger"
@@ -28,7 +28,7 @@ FLAGS = ("--gpus=2", "--gpu-interval=0", "--assign-retry-wait=0.05")
 
 @dataclass(slots=True)
 class Verdict:
-    """What the judge found: promises that were broken, and how the jobs ended."""
+    """The result of a judgement: broken promises, and the number of jobs by outcome."""
 
     broken: list[str] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -36,7 +36,10 @@ class Verdict:
 
 @dataclass(slots=True)
 class Cycle:
-    """A scheduler's folder, in which one cycle happens."""
+    """The folder of a scheduler in which one cycle runs.
+
+    ``made``: all forked daemons and commands; ``acknowledged``: ids that `gpujob submit` has printed.
+    """
 
     forge: Forge
     folder: Path
@@ -50,7 +53,7 @@ class Cycle:
         run.mkdir(exist_ok=True, mode=0o700)
         self.environ = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
         self.environ.update(XDG_RUNTIME_DIR=str(run), PYTHONUNBUFFERED="1")
-        self.environ["GPUJOB_SET_HISTORY"] = "false"  # curves promise nothing, and their thread writes when it likes
+        self.environ["GPUJOB_SET_HISTORY"] = "false"  # its thread writes at random times
         script = self.folder / "job"
         script.write_text(JOB)
         script.chmod(0o700)
@@ -60,7 +63,7 @@ class Cycle:
         return self.folder / ".gpujob"
 
     def line(self, key: str, code: int, seconds: str = "") -> str:
-        """A line of the jobs file."""
+        """Return a line of the jobs file that runs this job."""
         return f"0,{self.folder}/job,,{self.folder} {key} {code} {seconds},;gpus=1;cuda=none\n"
 
     def lines(self, *keys: str) -> None:
@@ -69,7 +72,7 @@ class Cycle:
             stream.write("".join(self.line(key, CODES[key]) for key in keys))
 
     def start(self, *words: str, held: bool = False, boot: str = "") -> Forked:
-        """Start a daemon."""
+        """Start a daemon. ``held`` and ``boot`` as in `Forge.start`."""
         output = self.folder / f"daemon-{len(self.made)}.out"
         self.made.append(
             self.forge.start(["start", *FLAGS, *words], self.folder, self.environ, output, held=held, boot=boot)
@@ -77,7 +80,7 @@ class Cycle:
         return self.made[-1]
 
     def submit(self, key: str, *, held: bool = False) -> Forked:
-        """Start `gpujob submit` of a job."""
+        """Start `gpujob submit` of a job; does not wait for its end."""
         output = self.folder / f"submit-{len(self.made)}.out"
         words = [
             "submit",
@@ -93,11 +96,11 @@ class Cycle:
         return self.made[-1]
 
     def acknowledge(self, submitted: Forked) -> None:
-        """Note the id that was told to the user, if one was."""
+        """Record the id that this `gpujob submit` has printed, if any."""
         self.acknowledged += [int(line) for line in submitted.said().splitlines() if line.isdigit()]
 
     def supervisor(self, daemon: Forked) -> int:
-        """Pid of the daemon's supervisor, once it is at work (it hears of its children): its interpreter's start is Python's."""
+        """Return the pid of the daemon's supervisor once it handles SIGCHLD; before that its interpreter starts."""
 
         def find() -> int:
             if daemon.ended():
@@ -114,14 +117,14 @@ class Cycle:
         return int(until(find, "a supervisor"))
 
     def said(self) -> str:
-        """What all daemons and commands said, and what a supervisor did."""
+        """Return the output of all daemons and commands, the supervisors' errors, and the main log."""
         house = [self.house / "supervisor.err", self.folder / "gpu_scheduler.log"]
         return "".join(
             path.read_text(errors="replace") for path in [*self.folder.glob("*.out"), *house] if path.exists()
         )
 
     def rows(self, query: str) -> list[tuple]:  # type: ignore[type-arg]
-        """A look into the store."""
+        """Return the rows of a query; empty if there is no store."""
         if not (self.house / "store.db").exists():
             return []
         connection = sqlite3.connect(f"file:{self.house}/store.db?mode=ro", uri=True, timeout=10)
@@ -131,12 +134,12 @@ class Cycle:
             connection.close()
 
     def ledger(self) -> list[list[str]]:
-        """What the jobs wrote: start, key, pid, attempt; end, key, code."""
+        """Return the lines of the jobs: (start, key, pid, attempt) and (end, key, code)."""
         path = self.folder / "ledger"
         return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
     def processes(self) -> list[int]:
-        """Processes that belong to this folder: by their mark or their place."""
+        """Return the pids of processes whose environment contains the path of this folder."""
         mark, found = os.fsencode(str(self.folder)), []
         for name in os.listdir("/proc"):
             if name.isdigit() and int(name) != os.getpid() and mark + b"/" in _bytes(f"/proc/{name}/environ"):
@@ -144,20 +147,21 @@ class Cycle:
         return found
 
     def finish(self) -> None:
-        """A daemon without faults carries on and ends with the last job."""
+        """Run a daemon without faults until it ends with the last job; wait for the end of all processes."""
         last = self.start("--drain")
-        until(last.ended, f"the daemon without faults ends\n{last.said()}", 40.0)
-        until(lambda: not self.processes(), "all processes end", 20.0)
+        until(last.ended, f"the daemon without faults ends\n{last.said()}", 120.0)
+        until(lambda: not self.processes(), "all processes end")
 
     def judge(self, *, may_be_lost: frozenset[str] = frozenset(), never_ran: str = "") -> Verdict:
-        """Compare ledger, acknowledgements, files and store.
+        """Compare ledger, acknowledged ids, files and store; return the verdict.
 
-        ``may_be_lost``: keys whose end nobody can know; ``never_ran``: how a job that never came to its first word may have ended.
+        ``may_be_lost``: keys of jobs whose end nobody can know. ``never_ran``: the outcome that is allowed for a job
+        that has not written its first line.
         """
         verdict = Verdict()
         broken = verdict.broken.append
         said = self.said()
-        # Python's own words when a byte into the pipe that wakes it up fails, which no real pipe does.
+        # Python prints this when a byte cannot be written into its wakeup pipe, which happens only by injection.
         if "Traceback" in said.replace(WAKEUP, "") or "defect of gpujob" in said:
             broken("a traceback or a defect")
         ledger = self.ledger()
@@ -210,7 +214,7 @@ class Cycle:
                     broken(f"mode {mode & 0o777:o}: {path.name}")
 
     def end(self) -> None:
-        """End whatever is left."""
+        """Kill all processes of the cycle that are left."""
         for one in self.made:
             one.close()
         for pid in self.processes():

@@ -1,7 +1,7 @@
-"""What a disk may hold after a power cut: the recorded operations of a folder, and the states they may have left.
+"""The states that a disk may have after a power cut, from the recorded operations of a folder.
 
-The strictest reading of POSIX: data of a file is kept once it was synced, a name once its folder was; of everything else any
-part may be there, in any order, writes also torn at 512 bytes.
+By the strictest reading of POSIX: data of a file is durable once the file was synced, a name once its folder was. Of
+everything else any part may be there, in any order; writes may be torn at 512 bytes.
 """
 
 from __future__ import annotations
@@ -25,19 +25,23 @@ _OPENED = re.compile(r"<((?:\\.|[^>\\])*)>")
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One change: of a file's bytes (``name`` empty), or of a name in a folder (``child`` None: taken away)."""
+    """A change of a file's data (``name`` empty), or of a name in a folder (``child``: its inode, None: removed)."""
 
-    inode: int  # of the file, or of the folder
+    inode: int  # the inode of the file or folder
     name: str = ""
     child: int | None = None
-    offset: int = 0  # -1: everything from the length `size` on is cut off
+    offset: int = 0  # -1: the file is truncated to ``size``
     data: bytes = b""
     size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """After so many operations and so many syncs: right before or after a sync, or something was ``told`` to the world."""
+    """A point in the recording: right before or after a sync, or where a line became visible outside.
+
+    ``done``, ``syncs``: the number of operations and syncs before it. ``told``: the word for the file with the line
+    (see `Recording.read`); ``words``: the words of the line.
+    """
 
     done: int
     syncs: int
@@ -47,13 +51,13 @@ class Moment:
 
 @dataclass(slots=True)
 class Recording:
-    """Everything that happened below ``root``. ``synced[n]``: which sync made the n-th safe, if any did."""
+    """All operations below ``root``. ``synced[n]``: the number of the sync that made operation n durable, or None."""
 
     root: Path
     ops: list[Op] = field(default_factory=list)
     synced: list[int | None] = field(default_factory=list)
     moments: list[Moment] = field(default_factory=list)
-    shared: set[str] = field(default_factory=set)  # files that were written through a mapping
+    shared: set[str] = field(default_factory=set)  # names of files with a shared writable mapping
     folders: set[int] = field(default_factory=lambda: {ROOT})
     syncs: int = 0
     _names: dict[str, int] = field(default_factory=lambda: {"": ROOT})
@@ -61,8 +65,10 @@ class Recording:
     _next: int = 1
 
     def read(self, log: Path, ignored: Iterable[str], seen: dict[str, str]) -> Recording:
-        """Take in a log of strace (-f -y -xx). ``ignored``: names that are no part of the disk; ``seen``: files whose lines
-        somebody outside sees, and how such a line is called.
+        """Read a log of strace (-f -y -xx); return self.
+
+        ``ignored``: names in ``root`` that are not on the disk. ``seen``: name of a file → the word for `Moment.told`;
+        lines written to such a file are visible outside.
         """
         skip = frozenset(ignored)
         for call in calls(log):
@@ -70,7 +76,7 @@ class Recording:
                 self._take(call, skip, seen)
         return self
 
-    # -- what happened ------------------------------------------------------------------------------------
+    # -- reading a recording ------------------------------------------------------------------------------
 
     def _inside(self, path: str, skip: frozenset[str]) -> str | None:
         root = f"{self.root}/"
@@ -176,7 +182,7 @@ class Recording:
         self.moments.append(Moment(len(self.ops), self.syncs))
 
     def describe(self, state: State) -> str:
-        """A state in words."""
+        """Return a text that describes a state."""
         names = {inode: name for name, inode in self._names.items()}
 
         def words(number: int) -> str:
@@ -191,14 +197,14 @@ class Recording:
         where = f"after {state.moment.done} operations, {state.moment.syncs} syncs"
         return f"{state.kind} {where} ({told[-1] if told else 'nothing told'}), {len(gone)} dropped ({shown}){torn}"
 
-    # -- what may be left ---------------------------------------------------------------------------------
+    # -- possible states ----------------------------------------------------------------------------------
 
     def unsure(self, moment: Moment) -> list[int]:
-        """The operations before this moment that no sync has made safe."""
+        """Return the numbers of the operations before this moment that no sync has made durable."""
         return [n for n in range(moment.done) if (sync := self.synced[n]) is None or sync > moment.syncs]
 
     def tree(self, kept: Iterable[Op]) -> dict[str, bytes | None]:
-        """The files (None: a folder) that these operations leave."""
+        """Return path → contents (None: a folder) that these operations give."""
         data: dict[int, bytearray] = {}
         entries: dict[int, dict[str, int]] = {}
         for op in kept:
@@ -232,7 +238,10 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What may be left: of the operations before ``moment`` all but ``dropped``; ``torn``: one of which only a part is there."""
+    """A possible state of the disk: the operations before ``moment`` without those in ``dropped``.
+
+    ``torn``: (n, low, high): of the data of operation n only these bytes are there. ``kind``: how the state was chosen.
+    """
 
     moment: Moment
     dropped: frozenset[int]
@@ -240,7 +249,7 @@ class State:
     kind: str = ""
 
     def ops(self, recording: Recording) -> Iterator[Op]:
-        """The operations that count, in their order."""
+        """Yield the operations that reached the disk, in their order."""
         number, low, high = self.torn
         for n in range(self.moment.done):
             if n == number:
@@ -251,7 +260,10 @@ class State:
 
 
 def states(recording: Recording, most: int, seed: int) -> list[State]:
-    """Up to ``most`` different states: of each moment all and none of the unsynced first, the others drawn by ``seed``."""
+    """Return up to ``most`` different states.
+
+    For each moment those with all and with none of the unsynced operations come first; ``seed`` draws the others.
+    """
     dice = random.Random(seed)
     sure: list[State] = []
     drawn: list[State] = []
@@ -276,7 +288,7 @@ def states(recording: Recording, most: int, seed: int) -> list[State]:
 
 
 def _distinct(moments: Sequence[Moment]) -> list[Moment]:
-    """One of each: what was told counts up to its moment anyway."""
+    """Return one moment for each pair of ``done`` and ``syncs``: a state includes everything visible by then."""
     last: dict[tuple[int, int], Moment] = {}
     for moment in moments:
         last[moment.done, moment.syncs] = moment
@@ -287,7 +299,7 @@ def _different(recording: Recording, wanted: Sequence[State], most: int, dice: r
     known: set[tuple[int, frozenset[int], tuple[int, int, int]]] = set()
     out: list[State] = []
     sure = [state for state in wanted if state.kind in ("none of the unsynced", "all")]
-    if len(sure) > most:  # the short form: a part of each kind
+    if len(sure) > most:  # the short form: half of the states are of these kinds
         wanted = [*dice.sample(sure, most // 2), *(state for state in wanted if state not in sure)]
     for state in wanted:
         key = (state.moment.done, state.dropped, state.torn)

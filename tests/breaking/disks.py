@@ -1,14 +1,14 @@
-"""The states that a disk may be in after the power went, each given to the program again. `python -m tests.breaking.disks`
-(make disks).
+"""Replays the states that a disk may have after a power cut. `python -m tests.breaking.disks` (make disks).
 
-One cycle is recorded: jobs that end well and badly, one that is run twice on request, one cancelled while it runs, one while
-it waits. Then each state is put into the very same folder, with another boot id, and a daemon carries on from it.
+One cycle is recorded: jobs that succeed and fail, one that is retried, one cancelled while it runs, one while it waits.
+Then each state is laid out in the same folder, with another boot id, and a daemon continues from it.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import json
 import os
 import shutil
@@ -28,7 +28,7 @@ from tests.breaking.disk import Recording, State
 from tests.breaking.forge import Forge, Forked, until
 from tests.breaking.tracing import recorded
 
-# Runs as long as the file `hold-KEY` is there.
+# Runs while the file `hold-KEY` exists.
 JOB = """#!/bin/sh
 echo "start $2 $GPUJOB_ATTEMPT" >> "$1/ledger"
 while test -e "$1/hold-$2"; do sleep 0.02; done
@@ -39,22 +39,22 @@ CODES = {"a": 0, "b": 3, "c": 0, "d": 0, "e": 0, "g": 7}
 LINES = ("a", "b")
 MOST_ATTEMPTS = {"g": 2}
 CANCELLED = ("d", "e")
-KEPT = ("jobs.txt", "job", "run")  # what is no part of the disk that is looked at: the user's own files
+KEPT = ("jobs.txt", "job", "run")  # the user's own files: no part of the recorded disk
 SEED, MOST, SHORT = 20261121, 5000, 100
 
 
 @dataclass(slots=True)
 class Story:
-    """What the world had seen at a moment."""
+    """What was visible outside at a moment: starts, ends, acknowledged ids and confirmed cancels, by the jobs' keys."""
 
     starts: set[tuple[str, int]] = field(default_factory=set)
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     acknowledged: dict[str, int] = field(default_factory=dict)
     cancelled: set[str] = field(default_factory=set)
-    cut: int = 0  # how the jobs file was spoiled
+    cut: int = 0  # what is missing in the jobs file: 3: its last line; 4: all lines; else nothing
 
     def hear(self, told: str, words: tuple[str, ...]) -> None:
-        """One line more."""
+        """Add one line. ``told``: the word for the file that it was written to."""
         if told == "ledger" and words[0] == "start":
             self.starts.add((words[1], int(words[2])))
         elif told == "ledger":
@@ -66,7 +66,10 @@ class Story:
 
 
 class Disks:
-    """A recorded cycle, and its folder in which states are replayed."""
+    """A recorded cycle, and its folder, in which states are replayed.
+
+    ``aside``: where the state folder is kept while a state has none; ``ours``: all forked daemons and commands.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder.parent / f"{folder.name}-strace"
@@ -77,12 +80,12 @@ class Disks:
         self.recording = Recording(folder)
         self.ours: list[Forked] = []
         self.lines = b""
-        self.found: dict[str, bytes] = {}  # what really stood there after the recording
+        self.found: dict[str, bytes] = {}  # path → contents after the recording
 
     # -- recording ----------------------------------------------------------------------------------------
 
     def record(self) -> None:
-        """Run the cycle under strace and take in what it did to the disk."""
+        """Run the cycle under strace, and read what it did to the disk."""
         try:
             self._cycle()
         finally:
@@ -136,7 +139,7 @@ class Disks:
 
     def _told(self, name: str, *words: str) -> None:
         made = self._fork(name, *words)
-        until(made.ended, f"{words} ends\n{made.said()}", 30.0)
+        until(made.ended, f"{words} ends\n{made.said()}")
         assert made.code() == 0, (words, made.said())
 
     def _ended(self, number: int) -> None:
@@ -144,7 +147,7 @@ class Disks:
             rows = self.cycle.rows("SELECT finished_at IS NOT NULL FROM jobs")
             return len(rows) == number and all(row[0] for row in rows)
 
-        until(all_ended, f"{number} jobs end: {self._ledger()}", 30.0)
+        until(all_ended, f"{number} jobs end: {self._ledger()}")
 
     def _ledger(self) -> str:
         path = self.folder / "ledger"
@@ -153,7 +156,7 @@ class Disks:
     # -- replaying ----------------------------------------------------------------------------------------
 
     def replay(self, state: State) -> tuple[list[str], Counter[str]]:
-        """Carry on from a state; returns what promises were broken, and how the jobs ended."""
+        """Continue from a state; return the broken promises, and the number of jobs by outcome."""
         before = Story()
         for moment in self.recording.moments:
             if (moment.done, moment.syncs) <= (state.moment.done, state.moment.syncs) and moment.told:
@@ -186,11 +189,11 @@ class Disks:
 
     def _run(self, name: str, *words: str, boot: str) -> Forked:
         made = self._fork(name, *words, boot=boot)
-        until(made.ended, f"{words[0]} ends\n{made.said()}", 30.0)
+        until(made.ended, f"{words[0]} ends\n{made.said()}")
         return made
 
     def _lay_out(self, tree: dict[str, bytes | None]) -> None:
-        """Make the folder look like this; the house keeps its inode, for a copied one would be refused."""
+        """Put this tree into the folder. The state folder keeps its inode: the program refuses a copied one."""
         self.close(forge=False)
         house = self.cycle.house
         if self.aside.exists():
@@ -212,11 +215,14 @@ class Disks:
                 path.chmod(0o600)
 
     def _spoil_lines(self, before: Story, state: State) -> None:
-        """The user's own file was not synced either: in every fifth state its last line is gone, in another all of it."""
+        """Remove the last line of the jobs file in every fifth state, and all lines in another fifth.
+
+        The file is the user's, and was not synced either.
+        """
         path = self.folder / "jobs.txt"
         lines = self.lines
         before.cut = (len(state.dropped) + state.moment.done) % 5
-        with path.open("r+b") as stream:  # the same inode, as a power cut leaves it
+        with path.open("r+b") as stream:  # keeps the inode, as a power cut does
             stream.truncate()
             stream.write({3: lines.partition(b"\n")[0] + b"\n", 4: b""}.get(before.cut, lines))
 
@@ -266,7 +272,7 @@ class Disks:
             if shown["gpu_status"] != [0.0] or shown["running"]:
                 broken.append(f"GPUs are not free: {shown['gpu_status']}")
         except ValueError:
-            if whole_before:  # one that the cut spoiled is set aside after a second, which this daemon did not live
+            if whole_before:  # the daemon sets an invalid one aside after a second, and may have ended before
                 broken.append("the state file is no JSON")
             how["spoiled state file"] += 1
         if self.cycle.rows("PRAGMA integrity_check") != [("ok",)]:
@@ -274,13 +280,14 @@ class Disks:
         return broken
 
     def close(self, *, forge: bool = True) -> None:
-        """End what was started."""
+        """End what was started; ``forge`` False: only the forked daemons and commands."""
         for one in self.ours:
             one.close()
         self.ours.clear()
         if forge:
             for pid in self.cycle.processes():
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it may be just ending
+                    os.kill(pid, signal.SIGKILL)
             self.forge.close()
 
 
@@ -292,14 +299,14 @@ def _whole(data: bytes | None) -> bool:
 
 
 def place_for_states() -> Path:
-    """A folder in memory where there is one: thousands of states, each of megabytes."""
+    """Return a new folder, in memory if possible: there are thousands of states of megabytes each."""
     memory = Path("/dev/shm")
     return Path(tempfile.mkdtemp(prefix="gpujob-disks-", dir=memory if os.access(memory, os.W_OK) else None))
 
 
 @dataclass(slots=True)
 class Figures:
-    """What all workers found."""
+    """The figures of all workers."""
 
     states: int = 0
     bad: int = 0
@@ -308,7 +315,7 @@ class Figures:
 
 
 def work(place: Path, seed: int, most: int, share: tuple[int, int], figures: Figures) -> None:
-    """Record a cycle, and replay every n-th of its states (``share``: which, n)."""
+    """Record a cycle and replay part of its states; ``share``: (k, n) for every n-th state from the k-th on."""
     first, step = share
     disks = Disks(place / f"house-{first}")
     try:
@@ -335,7 +342,7 @@ def work(place: Path, seed: int, most: int, share: tuple[int, int], figures: Fig
 
 
 def main() -> int:
-    """Record, replay, print the figures; 1 if a promise was broken."""
+    """Record, replay and print the figures; return 1 if a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.breaking.disks", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--states", type=int, default=MOST)
     parser.add_argument("--seed", type=int, default=SEED)

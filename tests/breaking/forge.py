@@ -1,6 +1,6 @@
-"""A process with the whole program imported, from which daemons and commands are forked: a cycle costs no imports.
+"""A process that has imported the program and forks daemons and commands, so that a cycle costs no imports.
 
-A forked one can be held until a tracer has taken hold of it, and can be given another boot id (as root).
+A forked process can be stopped until a tracer is attached, and can get another boot id (as root).
 """
 
 from __future__ import annotations
@@ -80,40 +80,40 @@ for line in sys.stdin:
 
 @dataclass(slots=True)
 class Forked:
-    """A daemon or command that was forked off; ``output`` takes what it says."""
+    """A forked daemon or command. ``output``: the file with its output."""
 
     pid: int
     pidfd: int
     output: Path
 
     def ended(self, limit: float = 0.0) -> bool:
-        """Whether it has ended, within ``limit`` seconds."""
+        """Return whether it has ended; wait up to ``limit`` seconds for that."""
         return bool(select.select([self.pidfd], [], [], limit)[0])
 
     def signal(self, number: int) -> None:
-        """Send it a signal, if it is still there (else its descriptor may be none of a process)."""
+        """Send it a signal; does nothing if it has ended."""
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(self.pidfd, number)
 
     def code(self) -> int | None:
-        """Its exit code; None if it was killed."""
+        """Return its exit code; None if it was killed or still runs."""
         path = Path(f"{self.output}.code")
         text = path.read_text() if path.exists() else ""
         return int(text) if text else None
 
     def said(self) -> str:
-        """All its output."""
+        """Return its output so far."""
         return self.output.read_text(errors="replace") if self.output.exists() else ""
 
     def close(self) -> None:
-        """Kill it if it lives, and let go of it."""
+        """Kill it if it still runs, wait for its end, and close its descriptor."""
         self.signal(signal.SIGKILL)
         self.ended(10.0)
         os.close(self.pidfd)
 
 
 class Forge:
-    """The process that others are forked from. It ends with ``close``, or with us. ``under``: what it runs under (strace)."""
+    """The forking process; it ends with `close` or with this process. ``under``: words of a command to run it under."""
 
     def __init__(self, under: Sequence[str] = ()) -> None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("GPUJOB_")}
@@ -133,7 +133,7 @@ class Forge:
         held: bool = False,
         boot: str = "",
     ) -> Forked:
-        """Fork off `gpujob WORDS…`. ``held``: stopped until SIGCONT; ``boot``: a file that holds its boot id."""
+        """Fork `gpujob WORDS…`. ``held``: it stops itself until SIGCONT. ``boot``: path of a file with its boot id."""
         assert self.process.stdin is not None and self.process.stdout is not None
         Path(f"{output}.code").unlink(missing_ok=True)
         wanted = [list(words), str(folder), dict(environ), str(output), held, boot]
@@ -142,7 +142,7 @@ class Forge:
         pid = int(self.process.stdout.readline())
         try:
             return Forked(pid, os.pidfd_open(pid), output)
-        except ProcessLookupError:  # over already: an end that can be seen at once will do
+        except ProcessLookupError:  # it has ended: use a pipe at end-of-file, which is readable as a pidfd would be
             read, write = os.pipe()
             os.close(write)
             return Forked(pid, read, output)
@@ -156,7 +156,7 @@ class Forge:
         limit: float = 30.0,
         **how: str,
     ) -> Forked:
-        """Fork off a command and wait for its end. Raises TimeoutError."""
+        """Fork a command and wait for its end. Raises TimeoutError after ``limit`` seconds."""
         made = self.start(words, folder, environ, output, **how)  # type: ignore[arg-type]
         try:
             if not made.ended(limit):
@@ -166,15 +166,15 @@ class Forge:
         return made
 
     def close(self) -> None:
-        """End it; what was forked off lives on."""
+        """End the forking process; forked processes continue."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
         self.process.wait()
         self.process.stdout.close()
 
 
-def until(condition, what: str, limit: float = 20.0):  # type: ignore[no-untyped-def]
-    """The first true answer of ``condition``. Raises TimeoutError."""
+def until(condition, what: str, limit: float = 60.0):  # type: ignore[no-untyped-def]
+    """Return the first true result of ``condition``. Raises TimeoutError after ``limit`` seconds."""
     end = time.monotonic() + limit
     while not (found := condition()):
         if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""In which order a cycle's system calls came: what has to be on the disk before something is started or told."""
+"""The order of a cycle's system calls: what must be synced before a job is started or an id is printed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ _STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 
 
 def unsynced_starts(log: Path, job: str) -> tuple[list[str], int]:
-    """Starts that were sent to a supervisor, or commands that were executed, while something that their daemon had written into
-    the store was not synced; and how many starts were sent. ``job``: the program of all jobs.
+    """Return the starts that came too early, and the number of starts that were sent to a supervisor.
+
+    A start is too early if its daemon has written to the store and not synced it, or if a command is executed before
+    its start was sent. ``job``: the program of all jobs.
     """
     wrong, sent = [], 0
-    dirty: dict[str, int] = {}  # file of the store → who wrote it and has not synced it
+    dirty: dict[str, int] = {}  # file of the store → pid that has written and not synced it
     allowed = 0
     for call in calls(log):
         if call.failed:
@@ -42,8 +44,10 @@ def unsynced_starts(log: Path, job: str) -> tuple[list[str], int]:
 
 
 def unsynced_words(log: Path, files: Sequence[str]) -> tuple[list[str], int]:
-    """Numbers that a command wrote to its standard output, a file, while something of ``files`` that it had written was not
-    synced; and how many numbers it wrote.
+    """Return the numbers that were printed too early, and how many numbers were printed.
+
+    A number is printed too early if its command has written to one of ``files`` and not synced it. The standard output
+    of the commands must be a file.
     """
     wrong, told = [], 0
     dirty: dict[tuple[int, str], bool] = {}
@@ -62,7 +66,7 @@ def unsynced_words(log: Path, files: Sequence[str]) -> tuple[list[str], int]:
 
 
 def syncs_after_failure(log: Path) -> list[str]:
-    """Starts that were sent after a failed sync of the log without the store itself having been synced in between."""
+    """Return the starts that were sent after a failed sync of the log and before a sync of the store itself."""
     wrong, suspect = [], False
     for call in calls(log):
         name = Path(call.fd_path).name
@@ -76,11 +80,14 @@ def syncs_after_failure(log: Path) -> list[str]:
 
 
 def _starts(packet: bytes) -> int:
-    """How many starts a packet to the supervisor asks for. Of several, marshal writes the word itself only once."""
+    """Return the number of starts in a packet to the supervisor; 0 for other data.
+
+    The packet must be unpacked: of several equal words, marshal writes only the first one.
+    """
     try:
         messages = marshal.loads(packet)
     except (EOFError, ValueError, TypeError):
-        return 0  # for somebody else
+        return 0  # data for another receiver
     return sum(message[:1] in (("start",), ["start"]) for message in messages) if isinstance(messages, list) else 0
 
 

@@ -1,5 +1,6 @@
-"""Cutting the power: daemon, supervisor and jobs in a PID namespace with a boot id of its own, all killed at once, again and again.
-`python -m tests.breaking.power` (make power). Needs root.
+"""Power cuts: all processes of a machine (daemon, supervisor, jobs) are killed in one instant, many times.
+
+The machine is a PID namespace with its own boot id. `python -m tests.breaking.power` (make power). Needs root.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ sleep "$4"
 echo "end $2 $GPUJOB_ATTEMPT $3" >> "$1/ledger"
 exit "$3"
 """
-# The first process of the machine: it has another boot id, and lives until the power goes.
+# PID 1 of the machine: mounts the boot id, runs the daemon, and lives until the machine is off.
 MACHINE = """
 mount --bind "$1" /proc/sys/kernel/random/boot_id
 test -z "$2" || echo "$2" > /proc/sys/kernel/ns_last_pid
@@ -43,7 +44,7 @@ GPUS = 2
 
 @dataclass(slots=True)
 class Machine:
-    """One folder, and the machine that it is a disk of."""
+    """A machine and its disk: a PID namespace with its own boot id, and one folder."""
 
     folder: Path
     process: subprocess.Popen[bytes] | None = None
@@ -57,7 +58,7 @@ class Machine:
         script.chmod(0o700)
 
     def on(self, *words: str, last_pid: int = 0) -> None:
-        """Boot, and start a daemon."""
+        """Boot with a new boot id, and start a daemon. ``last_pid``: if not 0, pids on the machine begin after it."""
         boot = self.folder / "boot"
         boot.write_text(f"{uuid.uuid4()}\n")
         for name in "ended", "off":
@@ -82,16 +83,16 @@ class Machine:
             )  # fmt: skip
 
     def cut(self) -> None:
-        """The power goes: PID 1 is killed, and the kernel kills everything else of its namespace at once."""
+        """Cut the power: kill PID 1; the kernel then kills all other processes of the namespace."""
         assert self.process is not None
         own = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
         first = until(lambda: Path(own).read_text().split() or self.process.poll() is not None, "PID 1")  # type: ignore[union-attr]
         if first is not True:
             os.kill(int(first[0]), signal.SIGKILL)
-        self.process.wait(30)  # it waits for PID 1, and that one's end for all others'
+        self.process.wait(30)  # unshare waits for PID 1, which ends after all other processes
 
     def off(self, limit: float = 60.0) -> int:
-        """Wait until the daemon has ended by itself; its exit code."""
+        """Wait until the daemon has ended, and switch off; return the daemon's exit code."""
         until(lambda: (self.folder / "ended").exists(), f"the daemon ends\n{self.said()}", limit)
         (self.folder / "off").touch()
         assert self.process is not None
@@ -108,16 +109,16 @@ class Machine:
             stream.write(f"0,{self.folder}/job,,{self.folder} {key} {code} {seconds},;gpus=1{more}\n")
 
     def said(self) -> str:
-        """What all daemons said."""
+        """Return the output of all daemons."""
         return (self.folder / "out").read_text(errors="replace")
 
     def ledger(self) -> list[list[str]]:
-        """What the jobs wrote: start, key, attempt, GPU; end, key, attempt, code."""
+        """Return the lines of the jobs: (start, key, attempt, GPU) and (end, key, attempt, code)."""
         path = self.folder / "ledger"
         return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
     def rows(self, query: str) -> list[tuple]:  # type: ignore[type-arg]
-        """A look into the store."""
+        """Return the rows of a query."""
         connection = sqlite3.connect(f"file:{self.folder}/.gpujob/store.db?mode=ro", uri=True, timeout=10)
         try:
             return connection.execute(query).fetchall()
@@ -125,14 +126,14 @@ class Machine:
             connection.close()
 
     def judge(self) -> tuple[list[str], Counter[str]]:
-        """What promises were broken, and how the jobs ended."""
+        """Return the broken promises, and the number of jobs by outcome."""
         broken, how = [], Counter[str]()
         ledger = self.ledger()
         starts = Counter((key, int(attempt)) for what, key, attempt, _ in ledger if what == "start")
         ends = {(key, int(attempt)): int(code) for what, key, attempt, code in ledger if what == "end"}
         broken += [f"{key}, attempt {n}, started {times} times" for (key, n), times in starts.items() if times > 1]
         for key, n in starts:
-            # Only a bad ending that was learned is a reason to try again; what was lost is over.
+            # Only a known failure is retried; a lost attempt is not.
             if n > 1 and (key not in self.retries or not ends.get((key, n - 1))):
                 broken.append(f"{key} was started again, attempt {n}")
         keys: Counter[str] = Counter()
@@ -168,7 +169,7 @@ class Machine:
 
 
 def storm(machine: Machine, cuts: int, dice: random.Random) -> tuple[list[str], Counter[str]]:
-    """Cut the power so often at moments drawn by ``dice``, with new jobs each time; then let all end, and judge."""
+    """Add jobs and cut the power at random moments, ``cuts`` times; then let all jobs end, and judge."""
     bar = sys.stderr.isatty()
     for number in range(cuts):
         for n in range(dice.randint(1, 3)):
@@ -177,7 +178,7 @@ def storm(machine: Machine, cuts: int, dice: random.Random) -> tuple[list[str], 
             machine.line(f"j{number}.{n}", code, round(dice.uniform(0, 0.8), 2), retries)
         noted = len(machine.ledger())
         machine.on()
-        if dice.random() < 0.7:  # most jobs would not be met by a moment that is drawn from the boot on
+        if dice.random() < 0.7:  # a moment drawn from the boot on would meet few jobs
             until(
                 lambda n=noted: len(machine.ledger()) > n or (machine.folder / "ended").exists(), "a job starts or ends"
             )
@@ -195,7 +196,7 @@ def storm(machine: Machine, cuts: int, dice: random.Random) -> tuple[list[str], 
 
 
 def main() -> int:
-    """The full form; 1 if a promise was broken."""
+    """Run the long form; return 1 if a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.breaking.power", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cuts", type=int, default=CUTS)
     parser.add_argument("--seed", type=int, default=SEED)

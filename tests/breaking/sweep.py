@@ -1,8 +1,10 @@
-"""Every system call that writes, syncs, renames, removes or starts something, of one cycle from submit to finish: the process
-is killed there, or the call fails, for every N. `python -m tests.breaking.sweep` (make sweep).
+"""Faults at each system call of a cycle from submit to finish: the call fails, or its process is killed there.
 
-strace counts calls for ``when=N`` by traced process, also with -f: each process has an N of its own. So daemon, supervisor and
-submit are swept one by one, without -f; only for the exec of the jobs, which happens in the supervisor's new children, -f is on.
+`python -m tests.breaking.sweep` (make sweep). Swept are the calls that write, sync, rename, remove, open or start
+something, each at its first, second, … N-th execution.
+
+strace counts calls for ``when=N`` by traced process, also with -f: each process has its own N. So daemon, supervisor
+and submit are swept separately, without -f; -f is on only for the exec of the jobs, in new children of the supervisor.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ from tests.breaking.forge import Forge, Forked, until
 from tests.breaking.tracing import Tracer, attach
 
 KILL = "SIGKILL"
-SHORT = "nothing written"  # the call says that it wrote no byte, and has not
+SHORT = "nothing written"  # the call writes nothing and returns 0
 DISK = (KILL, "ENOSPC", "EIO")
 SYNC = (KILL, "EIO", "ENOSPC")
 FULL = ("EMFILE",)
-# What is swept for: each call by its name, and what befalls it.
+# Name of each swept call → its faults.
 FAULTS: dict[str, tuple[str, ...]] = {
     "pwrite64": (*DISK, SHORT),
     "write": (*DISK, SHORT),
@@ -58,15 +60,19 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "pidfd_open": FULL,
 }
 TARGETS = ("daemon", "supervisor", "exec", "submit")
-# Every exec of every job fails, or is killed: a job that was not run may say so, and nothing else.
+# (target, whether it is killed) → the outcome of jobs that never ran, because each exec of a job has the fault.
 NEVER_RAN = {("exec", True): "signal", ("exec", False): "could_not_start"}
-LIMIT_S = 30.0
-MARGIN = 2  # a cycle may have a few more calls than the one that was counted
+LIMIT_S = 60.0
+MARGIN = 2  # a cycle may have a few calls more than the counted one
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One fault at one moment. ``when``: which of its calls, counted from 1, as strace writes it. ``path``: only calls on this file of the cycle's folder are counted and fail."""
+    """One fault at one call.
+
+    ``when``: which execution of the call, counted from 1, as strace writes it. ``path``: count only calls on this file
+    of the cycle's folder.
+    """
 
     target: str
     call: str
@@ -75,7 +81,7 @@ class Point:
     path: str = ""
 
     def words(self, folder: Path) -> list[str]:
-        """What strace is told for a cycle in this folder."""
+        """Return the words that describe the fault to strace, for a cycle in this folder."""
         how = {KILL: f"signal={KILL}", SHORT: "retval=0"}.get(self.fault, f"error={self.fault}")
         of = ["-P", str(folder / self.path)] if self.path else []
         return [*of, "-e", f"trace={self.call}", "-e", f"inject={self.call}:{how}:when={self.when}"]
@@ -86,7 +92,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a point. ``hit``: the fault happened; ``how``: what became of the process it befell."""
+    """The result of a point.
+
+    ``hit``: the fault was injected. ``how``: how the daemon, or the submit with the fault, ended: killed, or its exit
+    code.
+    """
 
     point: Point
     hit: bool
@@ -97,11 +107,11 @@ class Result:
 
 
 def one_cycle(cycle: Cycle, target: str, words: Sequence[str]) -> tuple[Path, str]:
-    """Submit, two lines, a daemon, with strace on ``target``; returns its log and what became of the target."""
+    """Run a cycle with strace on ``target``. Return strace's log, and how the daemon, or the traced submit, ended."""
     log = cycle.folder / "strace"
     tracer = None
     supervisors = target in ("supervisor", "exec")
-    if supervisors:  # before there is anything to start
+    if supervisors:  # strace is attached before the first job
         daemon = cycle.start()
         tracer = attach(cycle.supervisor(daemon), log, [*words, *(["-f"] if target == "exec" else [])])
     submitted = cycle.submit("c", held=target == "submit")
@@ -125,7 +135,7 @@ def one_cycle(cycle: Cycle, target: str, words: Sequence[str]) -> tuple[Path, st
 
 
 def hold(process: Forked, log: Path, words: Sequence[str]) -> Tracer:
-    """Have strace take hold of one that was started ``held``, and let it run."""
+    """Attach strace to a process that was started ``held``, and let the process continue."""
     until(lambda: "State:\tT" in Path(f"/proc/{process.pid}/status").read_text(), "it stops itself")
     tracer = attach(process.pid, log, words)
     process.signal(signal.SIGCONT)
@@ -138,7 +148,7 @@ def _all_ended(cycle: Cycle) -> bool:
 
 
 def count(forge: Forge, folder: Path, target: str) -> Counter[str]:
-    """The calls of a cycle without faults, by name."""
+    """Run a cycle without faults; return the number of its calls by name."""
     cycle = Cycle(forge, folder)
     calls = ["execve"] if target == "exec" else list(FAULTS)
     try:
@@ -153,10 +163,10 @@ def count(forge: Forge, folder: Path, target: str) -> Counter[str]:
 
 
 def points(forge: Forge, folder: Path, targets: Sequence[str] = TARGETS) -> Iterator[Point]:
-    """Every point of these targets."""
+    """Yield all points of these targets."""
     for target in targets:
         found = count(forge, folder / f"count-{target}", target)
-        if target == "exec":  # each new child has its own first exec; of the job's children none is ours
+        if target == "exec":  # strace counts the exec of each child by itself, so its first one is that of the job
             yield from (Point(target, "execve", fault, "1") for fault in (KILL, "EAGAIN", "ENOMEM", "EMFILE", "EIO"))
             continue
         for call, faults in FAULTS.items():
@@ -165,7 +175,7 @@ def points(forge: Forge, folder: Path, targets: Sequence[str] = TARGETS) -> Iter
 
 
 def strike(forge: Forge, folder: Path, point: Point) -> Result:
-    """One cycle with one fault, a daemon without faults after it, and the judgement."""
+    """Run a cycle with one fault and then a daemon without faults; return the result with the verdict."""
     begun = time.monotonic()
     cycle = Cycle(forge, folder)
     hit, how = False, ""
@@ -176,7 +186,7 @@ def strike(forge: Forge, folder: Path, point: Point) -> Result:
         hit = "(INJECTED)" in text or "killed by SIGKILL" in text
         cycle.finish()
         verdict = cycle.judge(never_ran=NEVER_RAN.get((point.target, point.fault == KILL), ""))
-    except Exception as error:  # the sweep goes on
+    except Exception as error:  # the error is a broken promise, and the sweep continues
         verdict.broken.append(repr(error))
     finally:
         cycle.end()
@@ -185,7 +195,7 @@ def strike(forge: Forge, folder: Path, point: Point) -> Result:
 
 @dataclass(slots=True)
 class Sweep:
-    """Many points on several workers; what broke a promise keeps its folder."""
+    """Many points on several workers. The folder of a point that broke a promise is kept."""
 
     place: Path
     workers: int
@@ -204,7 +214,7 @@ class Sweep:
         return result
 
     def run(self, chosen: Sequence[Point]) -> None:
-        """Strike at each."""
+        """Run these points; print those that broke a promise."""
         begun, bar = time.monotonic(), sys.stderr.isatty()
         try:
             with concurrent.futures.ThreadPoolExecutor(self.workers) as pool:
@@ -222,7 +232,7 @@ class Sweep:
             print(file=sys.stderr)
 
     def table(self) -> str:
-        """The figures, a line for each target, call and fault."""
+        """Return the figures as a Markdown table with a line for each target, call and fault."""
         lines = [
             "| process | call | fault | points | struck | how it ended | violations |",
             "|---|---|---|---|---|---|---|",
@@ -241,7 +251,7 @@ class Sweep:
 
 
 def main() -> int:
-    """Sweep; 1 if a promise was broken."""
+    """Run the sweep; return 1 if a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.breaking.sweep", description=__doc__.splitlines()[0])
     parser.add_argument("targets", nargs="*", default=TARGETS, help="daemon, supervisor, exec, submit (default: all)")
     parser.add_argument("--call", action="append", help="only this call")

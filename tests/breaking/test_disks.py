@@ -1,4 +1,4 @@
-"""States that a disk may be in after a power cut; all of them: `make disks`."""
+"""Replays of some disk states after a power cut; all of them: `make disks`."""
 
 from __future__ import annotations
 
@@ -33,28 +33,32 @@ def disks(tracing: None, other_boots: None) -> Iterator[Disks]:
 
 @pytest.mark.long_form
 def test_e15_every_state_the_disk_may_be_in_keeps_the_promises(disks: Disks) -> None:
-    """E15, H01: recorded writes and syncs of one cycle, the unsynced ones dropped, torn or reordered, in another boot."""
+    """E15, H01: The promises hold on disks with unsynced writes dropped, torn or reordered, in another boot."""
     chosen = disk.states(disks.recording, STATES, SEED)
     found = {disks.recording.describe(state): broken for state in chosen if (broken := disks.replay(state)[0])}
     assert len(chosen) == STATES and not found, (SEED, found)
 
 
 def test_e15_the_recording_is_whole(disks: Disks) -> None:
-    """Applied to nothing it gives the very files that stood there. Only SQLite's index of the log is mapped, which is made anew after a crash: nothing escapes the recording."""
+    """Replayed from nothing, the recording gives exactly the files of the folder.
+
+    Only SQLite's index of the log is written through a mapping, which strace does not show; a crash makes it invalid
+    anyway.
+    """
     assert disks.recording.shared <= {"store.db-shm"}
     files = {name: data for name, data in disks.recording.tree(disks.recording.ops).items() if data is not None}
     for seen in {"ledger", *(name for name in files if name.endswith(".out"))} & set(files):
-        del files[seen]  # what was said to people
+        del files[seen]  # visible outside, and so not on the recorded disk
     assert files == disks.found
 
 
 def test_e15_the_judge_sees_a_lost_sync(disks: Disks) -> None:
-    """The replay would tell: with the syncs of the log taken away a started job comes back as a waiting one."""
+    """The judge notices missing syncs: without those of the log, a started job is forgotten or started again."""
     recording = disks.recording
     kept = list(recording.synced)
     moment = next(m for m in recording.moments if m.words[:2] == ("start", "d"))
     wal = {op.inode for op in recording.ops if not op.name and len(op.data) == 4096}
-    # From long before the start of d was written down: on a busy machine what is heard of b's end may come after that.
+    # From the start of b on: on a busy machine the end of b may be recorded after the start of d.
     first = next(m.done for m in recording.moments if m.words[:2] == ("start", "b"))
     try:
         for n in range(first, moment.done):
@@ -67,7 +71,7 @@ def test_e15_the_judge_sees_a_lost_sync(disks: Disks) -> None:
 
 
 def test_e15_a_state_file_that_the_cut_emptied_is_painted_anew(disks: Disks) -> None:
-    """E15: an exchange of names without the bytes leaves an empty file, which is nobody's wish."""
+    """E15: A state file without contents, as a power cut may leave it, is no edit: the daemon rewrites it."""
     moment = disks.recording.moments[-1]
     disks.replay(disk.State(moment, frozenset(), kind="all"))
     path = disks.folder / STATE_FILE
@@ -80,7 +84,7 @@ def test_e15_a_state_file_that_the_cut_emptied_is_painted_anew(disks: Disks) -> 
 
 
 def test_e15_added_lines_and_environments_are_synced_before_they_are_told(tracing: None, tmp_path: Path) -> None:
-    """P4, E15: what `add` and `submit` have said is on the disk, name and bytes."""
+    """P4, E15: When `add` and `submit` report success, names and data of line, environment and store are durable."""
     log = tmp_path / "strace"
     forge = Forge(recorded(log, disk.CALLS))
     folder = tmp_path / "house"

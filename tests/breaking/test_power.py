@@ -1,4 +1,4 @@
-"""The power goes: all processes of a machine at once, and after it another boot. A hundred times: `make power`."""
+"""Power cuts: all processes of a machine are killed in one instant, then it boots again. Long form: `make power`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.breaking.power import SEED, Machine, storm
 
 CUTS = 3
 
-# In a PID namespace: everything but PID 1 is killed, a stranger gets the number of the job, and a daemon starts.
+# PID 1 of a namespace kills all other processes, gives the job's pid to a foreign process, and starts a daemon.
 _REUSE = """
 import os, re, signal, subprocess, sys, time
 folder, start = sys.argv[1], [sys.executable, "-m", "scheduler", "start", "--gpus=1", "--gpu-interval=0"]
@@ -45,7 +45,7 @@ code = daemon.wait()
 print("reused", stranger.pid == int(found[1]), "alive", stranger.poll() is None, "code", code, flush=True)
 """
 
-# In another boot: a stranger lives whose number and ticks stand in the record of the job that was cut off.
+# In another boot: writes pid and start time of a foreign process into the record of the interrupted job.
 _SAME_NUMBERS = """
 import subprocess, sys
 from scheduler.core.job import Process
@@ -61,7 +61,7 @@ print("alive", stranger.poll() is None, "code", code, flush=True)
 
 
 def _in_a_namespace(folder: Path, script: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a script as PID 1 of a machine of its own."""
+    """Run a Python script as PID 1 of a PID namespace, and return its result."""
     space = ["unshare", "--pid", "--fork", "--mount", "--mount-proc", "--kill-child"]
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(folder)}
     return subprocess.run(
@@ -86,7 +86,7 @@ def machine(other_boots: None, tmp_path: Path) -> Machine:
 
 
 def test_h01_power_off_again_and_again(machine: Machine) -> None:
-    """H01, P1: what was cut off is lost, never done; nothing starts twice but on request; what waited goes on."""
+    """H01, P1: Interrupted jobs are lost, never done; only retries start twice; waiting jobs run."""
     broken, how = storm(machine, CUTS, random.Random(SEED))
     assert not broken, (SEED, broken, how)
     assert how["exit"] + how["lost"] == len(machine.codes)
@@ -104,10 +104,10 @@ def _cut_while_it_runs(machine: Machine) -> str:
 
 @pytest.mark.parametrize("state", ["running", "starting"])
 def test_h20_a_claim_that_did_not_reach_the_disk_proves_nothing(machine: Machine, state: str) -> None:
-    """H20: in another boot a missing record does not say that the job never ran: lost, not queued again."""
+    """H20: After another boot a missing record does not prove that the job never ran: it is lost, not queued again."""
     path = Path(_cut_while_it_runs(machine))
     path.unlink()
-    if state == "starting":  # nor did the later commit, which was not synced
+    if state == "starting":  # the later commit was not synced, and is lost too
         with sqlite3.connect(machine.folder / ".gpujob" / "store.db") as connection:
             connection.execute("UPDATE jobs SET state='starting', pid=NULL, ticks=NULL WHERE id=1")
         connection.close()
@@ -121,7 +121,7 @@ def test_h20_a_claim_that_did_not_reach_the_disk_proves_nothing(machine: Machine
 
 
 def test_h03_same_pid_and_ticks_in_another_boot(machine: Machine) -> None:
-    """H03: a living process with the very numbers of the record is a stranger, for its boot is another one."""
+    """H03: In another boot a process with the recorded pid and start time is not the job."""
     path = _cut_while_it_runs(machine)
     done = _in_a_namespace(machine.folder, _SAME_NUMBERS, path, _boot(machine.folder))
     assert "alive True code 1" in done.stdout, (done.stdout, done.stderr)
@@ -131,7 +131,7 @@ def test_h03_same_pid_and_ticks_in_another_boot(machine: Machine) -> None:
 
 @pytest.mark.smoke
 def test_h02_a_number_that_a_stranger_got_meanwhile(other_boots: None, tmp_path: Path) -> None:
-    """H02: real reuse of the job's pid: the stranger is neither taken for the job nor signalled."""
+    """H02: A foreign process that got the job's pid is neither taken for the job nor signalled."""
     machine = Machine(tmp_path / "disk")
     machine.line("a", 0, 600)
     done = _in_a_namespace(machine.folder, _REUSE, str(machine.folder))

@@ -1,4 +1,4 @@
-"""Faults at single system calls; the full sweep is `make sweep`."""
+"""Faults at selected system calls; at all of them: `make sweep`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.breaking.forge import Forge, until
 from tests.breaking.sweep import LIMIT_S, Point, Verdict, hold, strike
 from tests.breaking.tracing import recorded
 
-# Each was a defect once, or stands for its kind: see docs/reliability.md.
+# Each point once showed a defect, or stands for its kind: see docs/reliability.md.
 POINTS = [
     "daemon:write:SIGKILL:1",
     "daemon:write:SIGKILL:3",
@@ -49,7 +49,7 @@ def traced_forge(tracing: None, tmp_path: Path) -> Iterator[Forge]:
 def test_a21_e09_e10_promises_hold_with_a_fault_at_this_call(
     tracing: None, forge: Forge, tmp_path: Path, name: str
 ) -> None:
-    """A21, E09, E10: killed, or the call fails; what a later daemon and the jobs' own ledger say is judged."""
+    """A21, E09, E10: The promises hold if the process is killed at this call, or if the call fails."""
     target, call, fault, number = name.split(":")
     result = strike(forge, tmp_path / "cycle", Point(target, call, fault, number))
     assert not result.verdict.broken, (result.point, result.how)
@@ -63,7 +63,7 @@ def test_a21_e09_e10_promises_hold_with_a_fault_at_this_call(
 def test_a21_e09_a_read_of_the_jobs_file_that_fails_is_tried_again(
     tracing: None, forge: Forge, tmp_path: Path, call: str, fault: str, when: str
 ) -> None:
-    """A21, E09: also the read of lines that were refused. It is said in one line, and a drain waits for the lines."""
+    """A21, E09: A failed read of the jobs file is logged once and tried again, and a drain waits for the lines."""
     point = Point("daemon", call, fault, when, path="jobs.txt")
     result = strike(forge, tmp_path / "cycle", point)
     assert result.hit and not result.verdict.broken, (result.point, result.how)
@@ -73,7 +73,7 @@ def test_a21_e09_a_read_of_the_jobs_file_that_fails_is_tried_again(
 
 
 def test_a21_the_judge_sees_what_it_is_there_for(forge: Forge, tmp_path: Path) -> None:
-    """A ledger with a second start, a code that differs, a file left aside: each is found."""
+    """The judge finds a second start, a different exit code, a lost acknowledged id and a temporary file."""
     cycle = Cycle(forge, tmp_path)
     try:
         cycle.acknowledge(_ended(cycle.submit("c")))
@@ -100,8 +100,9 @@ def _ended(process):  # type: ignore[no-untyped-def]
 
 
 def test_a06_order_of_system_calls_a_start_follows_its_sync(traced_forge: Forge, tmp_path: Path) -> None:
-    """A06, E15: the log is synced before the supervisor is told, and told before the command is executed; the id of a
-    submitted job is said after the sync of its row.
+    """A06, E15: The log is synced before a start is sent, and a start is sent before its command is executed.
+
+    The id of a submitted job is printed after the sync of its row.
     """
     cycle = Cycle(traced_forge, tmp_path / "cycle")
     try:
@@ -118,11 +119,11 @@ def test_a06_order_of_system_calls_a_start_follows_its_sync(traced_forge: Forge,
     assert (wrong, told) == ([], 1)
 
 
-@pytest.mark.parametrize("number", [6, 7])  # the turn that takes the lines in; the one that starts them
+@pytest.mark.parametrize("number", [6, 7])  # the pass that reads the lines; the pass that starts them
 def test_e09_after_a_failed_sync_nothing_starts_before_the_store_was_synced_anew(
     tracing: None, forge: Forge, tmp_path: Path, number: int
 ) -> None:
-    """E09: the kernel tells of a failed sync once and would let the next one succeed without what was lost."""
+    """E09: After a failed sync nothing starts before the store is synced: the kernel reports a failure only once."""
     cycle = Cycle(forge, tmp_path / "cycle")
     try:
         cycle.acknowledge(_ended(cycle.submit("c")))
@@ -145,7 +146,7 @@ def test_e09_after_a_failed_sync_nothing_starts_before_the_store_was_synced_anew
 def test_e09_a_commit_whose_sync_failed_is_not_acknowledged(
     tracing: None, forge: Forge, tmp_path: Path, number: int
 ) -> None:
-    """E09, P3, P4: `submit` says what is wrong in one line, and ends with 1: whether the store is being made or written."""
+    """E09, P3, P4: If a sync fails, `submit` prints one line and no id, and exits with 1."""
     cycle = Cycle(forge, tmp_path / "cycle")
     try:
         submitted = cycle.submit("c", held=True)
@@ -163,12 +164,14 @@ def test_e09_a_commit_whose_sync_failed_is_not_acknowledged(
 def test_a21_a_store_whose_making_was_cut_off_is_made_to_its_end(
     tracing: None, forge: Forge, tmp_path: Path, call: str
 ) -> None:
-    """A21, E15: SQLite's rollback journal is left beside a store of one page; readers say so, the next writer goes on."""
+    """A21, E15: The next writer completes a store whose creation was interrupted; readers report it."""
     name, number = call.split(":")
     cycle = Cycle(forge, tmp_path / "cycle")
     try:
         submitted = cycle.submit("c", held=True)
-        hold(submitted, tmp_path / "strace", Point("submit", name, "SIGKILL", number).words(tmp_path)).done()
+        tracer = hold(submitted, tmp_path / "strace", Point("submit", name, "SIGKILL", number).words(tmp_path))
+        _ended(submitted)  # before `done`, which detaches strace after a time
+        tracer.done()
         assert (cycle.house / "store.db-journal").stat().st_size
         status = cycle.forge.run(["status"], cycle.folder, cycle.environ, tmp_path / "out")
         assert (
@@ -182,7 +185,7 @@ def test_a21_a_store_whose_making_was_cut_off_is_made_to_its_end(
 
 
 def test_a06_starts_that_share_a_packet_are_counted_each() -> None:
-    """A06: marshal writes a word that comes again as a reference; an unlucky pair of lines was counted as one start."""
+    """A06: All starts in a packet are counted, though marshal writes the repeated word as a reference."""
     word = "start"
     assert order._starts(marshal.dumps([(word, "1.1"), (word, "2.1")])) == 2
     assert order._starts(b"no packet") == order._starts(marshal.dumps([("env", ())])) == 0

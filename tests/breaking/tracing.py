@@ -1,4 +1,4 @@
-"""strace: taking hold of a process, having a call fail or kill, and what the log says."""
+"""strace: attaching it to a process, injecting faults, and reading its log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ _FD = re.compile(r"(\d+)<((?:\\.|[^>\\])*)>")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One system call: its words as strace shows them, and what it returned (negative: it failed)."""
+    """A system call in strace's log.
+
+    ``args``: as strace shows them; ``result``: the return value, negative if the call failed; ``more``: the rest of the
+    line.
+    """
 
     pid: int
     name: str
@@ -30,7 +34,7 @@ class Call:
 
     @property
     def fd_path(self) -> str:
-        """The file of its first descriptor."""
+        """The path of the first argument's descriptor; empty if it is no descriptor."""
         found = _FD.match(self.args)
         return unhex(found[2]) if found else ""
 
@@ -40,17 +44,17 @@ class Call:
 
 
 def unhex(text: str) -> str:
-    """A name as -xx writes it."""
+    """Decode a name that strace -xx has written."""
     return os.fsdecode(bytes_of(text)) if "\\x" in text else text
 
 
 def bytes_of(text: str) -> bytes:
-    """A string of -xx."""
+    """Decode a string that strace -xx has written."""
     return bytes.fromhex(text.replace("\\x", ""))
 
 
 def calls(log: Path) -> Iterator[Call]:
-    """The finished calls of a log (-f), in the order of their ends."""
+    """Yield the finished calls of a log (strace -f) in the order of their ends."""
     begun: dict[str, str] = {}
     with log.open(errors="surrogateescape") as stream:
         for line in stream:
@@ -70,26 +74,26 @@ def calls(log: Path) -> Iterator[Call]:
 
 @dataclass(slots=True)
 class Tracer:
-    """strace at work on a process that runs already."""
+    """A strace that is attached to a running process."""
 
     process: subprocess.Popen[bytes]
     log: Path
 
     def done(self, limit: float = 10.0) -> None:
-        """Wait until its process has ended and the log is whole."""
+        """Wait until the traced process has ended and the log is complete; detach after ``limit`` seconds."""
         try:
             self.process.wait(limit)
         except subprocess.TimeoutExpired:
             self.let_go()
 
     def let_go(self) -> None:
-        """Leave the process to itself."""
+        """Detach from the process, which continues."""
         self.process.terminate()
         self.process.wait()
 
 
 def attach(pid: int, log: Path, words: Iterable[str]) -> Tracer:
-    """Take hold of a process; returns when it is held."""
+    """Attach strace to a process; return when the process is traced. Raises RuntimeError if strace ends."""
     assert STRACE is not None
     process = subprocess.Popen(
         [STRACE, "-qq", "-o", str(log), *words, "-p", str(pid)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -106,6 +110,6 @@ def attach(pid: int, log: Path, words: Iterable[str]) -> Tracer:
 
 
 def recorded(log: Path, trace: str) -> list[str]:
-    """What to put before a command so that these calls of it and of all its children are written down, whole."""
+    """Return the words before a command that record these calls of it and all its children, with all their data."""
     assert STRACE is not None
     return [STRACE, "-f", "--seccomp-bpf", "-qq", "-y", "-xx", "-s", "8000000", "-e", f"trace={trace}", "-o", str(log)]

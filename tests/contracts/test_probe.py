@@ -1,4 +1,4 @@
-"""What every probe must do (core/protocols.py): NvidiaProbe has each method of it, called in the same way."""
+"""Contract of GPU readers (core/protocols.py: Probe), tested with NvidiaProbe."""
 
 from __future__ import annotations
 

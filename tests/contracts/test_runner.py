@@ -1,4 +1,4 @@
-"""What every runner must do (core/protocols.py): each real one passes the same suite."""
+"""Contract of runners (core/protocols.py: Runner), tested with the runners of direct and screen mode."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_signal_is_told_from_exit_code(bench: Bench) -> None:
 
 
 def test_what_cannot_be_started_is_said_and_why(bench: Bench) -> None:
-    """B12, B13: missing program, not executable, no interpreter; the reason stands in the job's own log (S2.12)."""
+    """B12, B13: A start that fails (no program, not executable, no interpreter) is reported; the log has the reason."""
     plain = bench.folder / "plain"
     plain.write_text("echo no first line")
     bad = bench.folder / "bad"
@@ -69,7 +69,7 @@ def test_what_cannot_be_started_is_said_and_why(bench: Bench) -> None:
 
 
 def test_a_claimed_attempt_is_never_started(bench: Bench) -> None:
-    """P1: whoever creates the record first has the attempt."""
+    """P1: An attempt whose record another process has created is not started."""
     job, launch = bench.job(1, "/bin/sh", "-c", "touch ran")
     assert attempt_record.give_up(bench.record(1), job, boot_id(), 1)
     bench.runner.start(job, launch)
@@ -80,7 +80,7 @@ def test_a_claimed_attempt_is_never_started(bench: Bench) -> None:
 
 
 def test_f16_p1_a_log_that_another_scheduler_just_made_is_left_alone(bench: Bench) -> None:
-    """F16, P1: two that logged into one file would each judge its job by what the other's printed."""
+    """F16, P1: If the log exists already, as another scheduler's, the start fails, and a retry takes another name."""
     theirs = bench.folder / "logs" / "1.1.log"
     theirs.write_text("CUDA out of memory\n")
     ran = bench.folder / "ran"
@@ -130,7 +130,7 @@ def test_a_job_has_default_signals_and_no_descriptor_of_ours(bench: Bench) -> No
     bench.start(1, sys.executable, "-I", "-c", program)
     bench.until(Ended)
     text = bench.text(1)
-    # Python itself ignores SIGPIPE and SIGXFSZ at its start; the fourth descriptor is the listing's own.
+    # Python ignores SIGPIPE and SIGXFSZ at its start; the fourth descriptor is that of `listdir`.
     assert text == f"[{signal.SIGPIPE!r}, {signal.SIGXFSZ!r}] set() ['0', '1', '2'] 4\n"
 
 
@@ -149,9 +149,10 @@ def test_stop_reaches_the_whole_tree(bench: Bench) -> None:
 
 
 def test_leftovers_are_named_and_their_end_is_told(bench: Bench) -> None:
-    # They have left the session before the job ends: the end of a terminal ends what is still in its foreground.
+    # They leave the session before the job ends: the end of the terminal would end the processes in its foreground.
+    # The shells create the files themselves: a `touch` could outlive the job and count as another leftover process.
     script = (
-        "(setsid sh -c 'touch 1; exec sleep 600' &); (env -i $(command -v setsid) sh -c 'touch 2; exec sleep 601' &);"
+        "(setsid sh -c ': > 1; exec sleep 600' &); (env -i $(command -v setsid) sh -c ': > 2; exec sleep 601' &);"
         " until [ -e 1 ] && [ -e 2 ]; do sleep 0.02; done; exit 3"
     )
     bench.start(1, "/bin/sh", "-c", script)
@@ -167,11 +168,10 @@ def test_leftovers_are_named_and_their_end_is_told(bench: Bench) -> None:
 
 
 def test_what_dies_as_it_is_looked_at_hands_its_own_over(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P1: the only orphan of a job dies after our children were listed: its child, which is ours from then on, is found."""
-    bench.start(
-        1, "/bin/sh", "-c",
-        "(setsid sh -c 'sleep 600 & touch ready; wait; : middle' &); until [ -e ready ]; do sleep 0.02; done; exit 4",
-    )  # fmt: skip
+    """P1: If an orphan dies while the leftover processes are searched, its child processes are found."""
+    # The inner shell creates the file itself: a `touch` could outlive the job and count as another leftover process.
+    orphans = "(setsid sh -c 'sh -c \": > ready; exec sleep 600\" & wait; : middle' &)"
+    bench.start(1, "/bin/sh", "-c", f"{orphans}; until [ -e ready ]; do sleep 0.02; done; exit 4")
     real, killed = local.seen, []
 
     def seen(pid: int) -> processes.Seen | None:
@@ -190,7 +190,7 @@ def test_what_dies_as_it_is_looked_at_hands_its_own_over(bench: Bench, monkeypat
 
 
 def test_attempts_outlive_the_runner_and_are_adopted(bench: Bench) -> None:
-    """P6: another runner takes over and learns the true ending from the record."""
+    """P6: Another runner adopts a running attempt, and reads its exit code from the record."""
     hold = bench.folder / "hold"
     hold.touch()
     bench.start(1, "/bin/sh", "-c", f"while [ -e {hold} ]; do sleep 0.02; done; exit 21")
@@ -210,7 +210,7 @@ def test_attempts_outlive_the_runner_and_are_adopted(bench: Bench) -> None:
 def test_unclaimed_attempt_is_given_back_once(bench: Bench) -> None:
     job, launch = bench.job(1, "/bin/sh", "-c", "touch ran")
     assert [type(f) for f in bench.runner.adopt(job)] == [Unclaimed]
-    bench.runner.start(job, launch)  # a start that comes too late finds the claim taken
+    bench.runner.start(job, launch)  # too late: the attempt is claimed
     bench.runner.flush()
     bench.start(2, "/bin/true")
     bench.until(Ended, 2)
@@ -225,14 +225,14 @@ def test_torn_record_is_lost_never_a_guess(bench: Bench) -> None:
     line = attempt_record.end_line("exit", 0, 123)
     text[attempt_record.END_AT : attempt_record.END_AT + len(line)] = line.replace(
         b"exit 0", b"exit 1"
-    )  # its sum does not fit
+    )  # the checksum is wrong
     path.write_bytes(bytes(text))
     observations = bench.runner.adopt(job)
     assert [type(f) for f in observations] == [Lost]
 
 
 def test_the_log_is_whole_when_the_ending_is_told(bench: Bench) -> None:
-    """What is made of an ending (why it failed, what is shown of it) is read from the log's last lines."""
+    """The log is complete when the ending is reported: the diagnosis of failures reads its last lines."""
     for number in range(1, 9):
         bench.start(
             number, "/bin/sh", "-c", "yes 0123456789abcdefghijklmnopqrstuvwxyz | head -c 1000000; echo; echo LAST"
@@ -243,7 +243,7 @@ def test_the_log_is_whole_when_the_ending_is_told(bench: Bench) -> None:
 
 
 def test_s4_13_s4_14_streams_of_its_own_where_the_runner_has_them(bench: Bench) -> None:
-    """S4.13, S4.14: errors apart, a packed log; in a terminal, which is one stream, all stands in the log. Its code is true."""
+    """S4.13, S4.14: Direct mode has stderr and packed logs; in screen mode all output is in one log."""
     errors = str(bench.folder / "logs" / "1.1.log.e")
     bench.start(1, "/bin/sh", "-c", "echo out; echo err >&2; exit 7", streams=Streams(errors=errors))
     assert bench.until(Ended, 1).exit_code == 7

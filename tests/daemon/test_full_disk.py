@@ -1,4 +1,4 @@
-"""A pass that cannot be written is no defect of ours, and is told as what it is."""
+"""A pass that fails because the disk is full is reported as that, and not as a defect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scheduler.store.paths import Places
 
 
 class Watcher:
-    """Hears nothing."""
+    """A file watcher without events."""
 
     def changed(self) -> set[str]:
         return set()
@@ -59,7 +59,7 @@ def daemon(tmp_path: Path, told: list[str]) -> Iterator[Daemon]:
 def test_a_full_disk_is_no_defect(
     daemon: Daemon, told: list[str], error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P3: found by the soak: an attempt could not be taken back after a restart, and that was called a defect."""
+    """P3: A pass that cannot write reports the path and a remedy; any other error is reported as a defect."""
 
     def fail(_daemon: Daemon, _now: object) -> None:
         raise error

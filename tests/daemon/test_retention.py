@@ -1,4 +1,4 @@
-"""Old logs and jobs go a little at a time; nothing else does."""
+"""Retention: old logs and jobs are removed, a few at a time, and nothing else is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOW = time.time()
 
 
 class Bench:
-    """A store, a folder of logs, and their retention."""
+    """A store, a folder of logs, and their retention. ``said``: logged texts; ``quiet``: whether the loop is idle."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "logs"
@@ -41,11 +41,11 @@ class Bench:
         )
 
     def step(self) -> None:
-        """One slice, if it is time."""
+        """Run one slice if it is due."""
         self.retention.step(Now(time.time(), 0.0))
 
     def job(self, days: float, *, state: JobState = JobState.DONE, attempts: int = 1, size: int = 100) -> Job:
-        """A job that ended so many days ago, with its logs."""
+        """Add a job that ended this many days ago, with a log of ``size`` bytes for each attempt; return it."""
         with self.db.writing() as connection:
             job = rows.insert(connection, JobSpec(script="/x.py"), WHOLE, "", (), NOW)
             job.state, job.attempt = state, attempts
@@ -63,7 +63,7 @@ class Bench:
         return job
 
     def round(self, logs: str = "", finished: str = "") -> list[str]:
-        """A whole round with these settings; what is left of the logs."""
+        """Run a whole round with these settings; return the names of the remaining logs."""
         self.config = replace(self.config, keep_logs=logs, keep_finished=finished)
         self.retention._wish = None
         self.step()
@@ -85,9 +85,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 def test_by_age_of_the_end_and_of_the_file(bench: Bench) -> None:
     old, young, again = bench.job(31), bench.job(29), bench.job(40)
-    os.utime(again.log)  # something of it wrote yesterday
+    os.utime(again.log)  # written after the job's end, by a leftover process
     silent = bench.job(1)
-    os.utime(silent.log, (NOW - 50 * DAY, NOW - 50 * DAY))  # it said nothing for long, and ended yesterday
+    os.utime(silent.log, (NOW - 50 * DAY, NOW - 50 * DAY))  # its last output is older than its end
     assert bench.round("30d") == bench.names(young, again, silent)
     assert bench.said == ["removed 100 bytes of logs"] and old.id == 1
     assert bench.round("30d") == bench.names(young, again, silent) and len(bench.said) == 1
@@ -106,7 +106,7 @@ def test_by_size_the_oldest_first_with_all_attempts(bench: Bench) -> None:
 
 
 def test_f16_a_log_of_second_choice_goes_as_every_other(bench: Bench) -> None:
-    """F16: `…_2.log`, where another scheduler had taken the name; `recover` knows whose it is, too."""
+    """F16: A log named `…_2.log`, because its name was taken, is removed like others; `recover` finds its job."""
     ended = bench.job(31, attempts=2)
     for name in ("", "_a2"):
         old = bench.folder / f"job_{ended.id}_20200101_000000{name}.log"
@@ -119,7 +119,7 @@ def test_f16_a_log_of_second_choice_goes_as_every_other(bench: Bench) -> None:
 
 
 def test_s8_what_is_not_ours_is_left_alone(bench: Bench, tmp_path: Path) -> None:
-    """S8, A19: other names, unknown jobs, links, folders, what stands elsewhere, what lives or holds GPUs."""
+    """S8, A19: Other names, unknown jobs, links, folders, other places and logs of jobs with GPUs are left alone."""
     mine = bench.job(99)
     running, waiting = bench.job(0, state=JobState.RUNNING), bench.job(0, state=JobState.PENDING, attempts=2)
     for job in (running, waiting):
@@ -150,7 +150,7 @@ def test_s8_what_is_not_ours_is_left_alone(bench: Bench, tmp_path: Path) -> None
 
 
 def test_s8_a_link_in_the_place_of_the_folder_is_not_followed(bench: Bench, tmp_path: Path) -> None:
-    """S8: said once; and when it is mended the next round goes on."""
+    """S8: A link in place of the log folder is reported once and not followed; later rounds work again."""
     job = bench.job(99)
     other = tmp_path / "moved"
     bench.folder.rename(other)
@@ -166,7 +166,7 @@ def test_s8_a_link_in_the_place_of_the_folder_is_not_followed(bench: Bench, tmp_
 def test_s8_a_link_swapped_in_at_the_last_moment_is_not_followed(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S8, A19: between choosing and removing."""
+    """S8, A19: A link that replaces a log between its choice and its removal is not followed."""
     job = bench.job(99)
     target = tmp_path / "precious"
     target.write_text("precious")
@@ -182,13 +182,13 @@ def test_s8_a_link_swapped_in_at_the_last_moment_is_not_followed(
 
 
 def test_logs_of_forgotten_jobs_still_count(bench: Bench) -> None:
-    """Forgetting a job leaves its logs to keep_logs; they go when it says so."""
+    """Deleting a job leaves its logs, which are removed when `keep_logs` says so."""
     jobs = [bench.job(10 - n, attempts=2) for n in range(5)]
     everything = set(os.listdir(bench.folder))
     assert set(bench.round(finished="2")) == everything
     assert bench.said == ["removed 3 ended jobs"]
     assert [row[0] for row in bench.db.connection.execute("SELECT id FROM jobs")] == [4, 5]
-    os.unlink(jobs[0].log)  # by hand
+    os.unlink(jobs[0].log)  # a user removes it
     assert set(bench.round("8d12h", "2")) == {n for n in everything if n[:5] not in ("job_1", "job_2")}
     assert bench.said[1:] == ["removed 300 bytes of logs"]
     assert bench.db.connection.execute("SELECT count(*) FROM old_logs").fetchone() == (2,)
@@ -198,8 +198,8 @@ def test_logs_of_forgotten_jobs_still_count(bench: Bench) -> None:
 
 
 def test_slices_are_short_and_others_come_first(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slice ends with the step in which its 5 ms are over; in a busy loop one slice a second; then nothing for an hour."""
-    clock = itertools.count(time.monotonic(), 0.001)  # each look at the clock, and so each step, takes 1 ms
+    """A slice ends after 5 ms, a busy loop has one slice a second, and the next round comes after an hour."""
+    clock = itertools.count(time.monotonic(), 0.001)  # each reading of the clock, and so each step, takes 1 ms
     monkeypatch.setattr(retention.time, "monotonic", lambda: next(clock))
     most = 10 * (1 + round(retention.SLICE_S / 0.001))
     for n in range(400):
@@ -224,7 +224,7 @@ def test_slices_are_short_and_others_come_first(bench: Bench, monkeypatch: pytes
     assert bench.retention.due() > time.monotonic() + 3000
     bench.step()
     assert bench.retention._work is None
-    bench.round("21d")  # another wish: at once
+    bench.round("21d")  # other settings start a round immediately
     assert len(bench.said) == 1 and bench.retention.due() > time.monotonic() + 3000
 
 
@@ -235,14 +235,14 @@ def test_slices_are_short_and_others_come_first(bench: Bench, monkeypatch: pytes
 def test_what_may_stay_for_a_short_time_is_looked_at_more_often(
     bench: Bench, logs: str, finished: str, seconds: float
 ) -> None:
-    """A log that was too young in one round must not stay for an hour when it may stay for seconds."""
+    """Rounds are more frequent for short age limits: a log must not outlive a limit of seconds by an hour."""
     before = time.monotonic()
     bench.round(logs, finished)
     assert before + seconds <= bench.retention.due() <= time.monotonic() + seconds
 
 
 def test_trouble_with_the_store_ends_the_round_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """E08 in part: said once; nothing is removed, and the loop goes on."""
+    """E08 in part: An error of the store is logged once and ends only the round, which removes nothing."""
     bench.job(5), bench.job(1)
     bench.db.connection.execute("PRAGMA query_only=1")
     names = bench.round("", "1")

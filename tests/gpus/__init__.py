@@ -1,1 +1,1 @@
-"""What the scheduler makes of GPUs: stand-ins for NVIDIA's library and for nvidia-smi, and the stories told with them."""
+"""Tests of the GPU readers, and fakes of NVIDIA's library and of nvidia-smi."""

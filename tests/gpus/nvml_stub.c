@@ -1,23 +1,23 @@
-/* A stand-in for NVIDIA's libnvidia-ml.so.1 which tells of the GPUs that a text file describes.
+/* A fake of NVIDIA's libnvidia-ml.so.1: it reports the GPUs that a text file describes.
  *
- * The file is named by the environment variable NVML_STUB_FILE and is read again as soon as its time, size or
- * inode has changed, so a test edits the file and the next call sees it. One statement a line, `#` begins a comment,
- * the order of the `gpu` lines is the order of the indices; stub.py writes such files:
+ * The environment variable NVML_STUB_FILE names the file. The file is read again when its time, size or inode has
+ * changed, so each call sees the latest edit. Each line is one statement, `#` begins a comment, and the order of the
+ * `gpu` lines is the order of the indices. stub.py writes such files:
  *
  *   driver 550.54.15                       version of the driver
  *   cuda 12040                             newest CUDA version that the driver knows: 1000 * major + 10 * minor
  *   gpu UUID [KEY=VALUE ...]               name (underscores become spaces), total, used, reserved (MiB), load (percent),
  *                                          temp (Celsius), power (W), energy (J), mig (0 or 1), ecc (errors), bus (number)
- *                                          VALUE `-`: the driver answers NVML_ERROR_NOT_SUPPORTED
+ *                                          VALUE `-`: the function returns NVML_ERROR_NOT_SUPPORTED
  *   proc UUID pid=PID [mem=MIB] [type=C|G] [util=PERCENT]
- *                                          mem `-` or absent: listed without a figure; util `-` or absent: no sample
- *   error FUNCTION [UUID] CODE             this function answers CODE (for this GPU); `*`: every call about a GPU
+ *                                          mem `-` or absent: memory unknown; util `-` or absent: no sample
+ *   error FUNCTION [UUID] CODE             this function returns CODE (for this GPU); `*`: every function about a GPU
  *   hang FUNCTION [UUID]                   this function never returns
- *   xid UUID CODE [NUMBER]                 an XID event, told once to each process; NUMBER tells equal events apart
- *   topology UUID UUID LEVEL               how near two GPUs are (10 one switch ... 50 different sockets)
+ *   xid UUID CODE [NUMBER]                 an XID event, reported once to each process; NUMBER makes equal lines differ
+ *   topology UUID UUID LEVEL               distance of two GPUs (10: one switch ... 50: different sockets)
  *
- * Without a file there is no driver. A line that is not understood is named on stderr, and every call answers
- * NVML_ERROR_UNKNOWN until it is mended. Built with -DOLD_DRIVER it lacks what drivers before 510 lack.
+ * Without a file there is no driver. An invalid line is reported on stderr, and every function returns
+ * NVML_ERROR_UNKNOWN until it is fixed. Built with -DOLD_DRIVER, it lacks the functions that drivers before 510 lack.
  */
 
 #define _GNU_SOURCE
@@ -101,15 +101,15 @@ typedef struct {
 #define NO_INSTANCE 0xFFFFFFFFU
 #define EVENT_XID 8ULL
 
-/* ---- What the file says. ---------------------------------------------------------------------------------------- */
+/* ---- Contents of the file. -------------------------------------------------------------------------------------- */
 
 #define MOST_GPUS 64
-#define MOST_LINES 4096 /* processes, rules, XIDs, nearness: so many of each */
+#define MOST_LINES 4096 /* limit for processes, rules, XIDs and distances, of each kind */
 #define MOST_HANDLES 512
 #define MOST_EVENT_SETS 64
 #define WORD 96
 #define MOST_WORDS 32
-#define ABSENT ULLONG_MAX /* `-`: also how NVML itself says that a process's memory is not known */
+#define ABSENT ULLONG_MAX /* `-`; also NVML's own value for unknown memory of a process */
 #define MIB (1024ULL * 1024ULL)
 #define LOOK_AGAIN_MS 5
 
@@ -131,7 +131,7 @@ struct process {
     char type;
 };
 
-struct rule { /* an `error` or a `hang`; an empty UUID stands for all GPUs */
+struct rule { /* an `error` or a `hang`; empty UUID: all GPUs */
     char function[WORD], uuid[WORD];
     int code, hangs;
 };
@@ -158,7 +158,7 @@ struct machine {
     struct nearness nearness[MOST_LINES];
 };
 
-/* A handle stands for a UUID for as long as the process lives: it outlasts edits of the file. */
+/* A handle means one UUID until the process ends, also across edits of the file. */
 struct handle {
     char uuid[WORD];
 };
@@ -168,15 +168,15 @@ struct event_set {
     unsigned long long events[MOST_HANDLES];
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects the variables below */
 static struct machine machine;
-static struct stat read_state; /* of the file when it was last read */
+static struct stat read_state; /* state of the file when it was last read */
 static char read_path[PATH_MAX];
 static unsigned int initialised;
 static struct handle handles[MOST_HANDLES];
 static unsigned int handle_count;
 static struct event_set event_sets[MOST_EVENT_SETS];
-static struct xid told[MOST_LINES]; /* XIDs that this process has been told of */
+static struct xid told[MOST_LINES]; /* XIDs reported to this process */
 static unsigned int told_count;
 
 /* ---- Reading. --------------------------------------------------------------------------------------------------- */
@@ -201,7 +201,7 @@ static int is_number(const char *text, unsigned long long *value) {
     return errno == 0 && *end == '\0';
 }
 
-/* Whether the word fits and was copied. */
+/* Copies the word; returns whether it fits. */
 static int copied(char *to, const char *word) {
     size_t length = strlen(word);
     if (length >= WORD) {
@@ -211,7 +211,7 @@ static int copied(char *to, const char *word) {
     return 1;
 }
 
-/* Cuts KEY=VALUE in two and tells the value, a number or `-`; NULL when it is neither. */
+/* Splits KEY=VALUE and returns the text of VALUE, NULL without `=`. Sets `value` to the number, else to ABSENT. */
 static const char *cut_pair(char *pair, unsigned long long *value) {
     char *text = strchr(pair, '=');
     if (text == NULL) {
@@ -297,7 +297,7 @@ static void read_process(unsigned int line, char **word, unsigned int words) {
 static void read_rule(unsigned int line, char **word, unsigned int words) {
     struct rule *rule = &machine.rule[machine.rules];
     unsigned long long code = 0;
-    unsigned int last = words; /* how many words come before the code */
+    unsigned int last = words; /* number of words before the code */
     rule->hangs = strcmp(word[0], "hang") == 0;
     if (!rule->hangs) {
         last = is_number(word[words - 1], &code) ? words - 1 : 0;
@@ -319,7 +319,7 @@ static void read_xid(unsigned int line, char **word, unsigned int words) {
         complain(line, "xid UUID CODE [NUMBER]");
         return;
     }
-    if (words == 3) { /* equal lines without a number are events of their own */
+    if (words == 3) { /* equal lines without a number are separate events */
         xid->number = 0;
         for (unsigned int i = 0; i < machine.xids; i++) {
             xid->number += strcmp(machine.xid[i].uuid, xid->uuid) == 0 && machine.xid[i].code == xid->code;
@@ -374,7 +374,7 @@ static void read_line(unsigned int line, char *text) {
     }
 }
 
-/* All of the open file, with a 0 at its end; NULL when it cannot be read. */
+/* Returns the contents of the open file, with a 0 at the end; NULL if it cannot be read. */
 static char *whole_text(int file, size_t expected) {
     size_t room = expected + 4096, length = 0;
     char *text = malloc(room);
@@ -402,7 +402,7 @@ static char *whole_text(int file, size_t expected) {
 }
 
 static void forget(void) {
-    machine.present = machine.broken = 0; /* the counts suffice: what lies beyond them is not looked at */
+    machine.present = machine.broken = 0; /* with the counts at 0, the old entries are ignored */
     machine.gpus = machine.processes = machine.rules = machine.xids = machine.nearnesses = 0;
 }
 
@@ -411,7 +411,7 @@ static int same_state(const struct stat *one, const struct stat *other) {
            one->st_mtim.tv_sec == other->st_mtim.tv_sec && one->st_mtim.tv_nsec == other->st_mtim.tv_nsec;
 }
 
-/* Reads the file if it is another than before. The lock is held. */
+/* Reads the file if it has changed. The caller holds the lock. */
 static void look_at_file(void) {
     const char *path = getenv("NVML_STUB_FILE");
     struct stat state;
@@ -428,7 +428,7 @@ static void look_at_file(void) {
     if (file < 0) {
         return;
     }
-    /* The state before reading: a write during the reading makes the next call read once more. */
+    /* The state before the read: after a write during the read, the next call reads again. */
     char *text = fstat(file, &read_state) == 0 ? whole_text(file, (size_t)read_state.st_size) : NULL;
     close(file);
     if (text == NULL) {
@@ -445,7 +445,7 @@ static void look_at_file(void) {
     free(text);
 }
 
-/* ---- The way into every call. ----------------------------------------------------------------------------------- */
+/* ---- Beginning of every function. ------------------------------------------------------------------------------- */
 
 static int is_handle(nvmlDevice_t device) {
     for (unsigned int i = 0; i < handle_count; i++) {
@@ -465,7 +465,7 @@ static const struct gpu *gpu_of(const char *uuid) {
     return NULL;
 }
 
-/* What the rules say of this function, and of this GPU if it is about one. The lock is held, but not while hanging. */
+/* Applies the rules for this function and, if it is about one, this GPU. The lock is held, except during a hang. */
 static nvmlReturn_t ruled(const char *function, const char *uuid) {
     for (unsigned int i = 0; i < machine.rules; i++) {
         const struct rule *rule = &machine.rule[i];
@@ -474,7 +474,7 @@ static nvmlReturn_t ruled(const char *function, const char *uuid) {
         if (named && meant && rule->hangs) {
             pthread_mutex_unlock(&lock);
             for (;;) {
-                pause(); /* a signal handler may run, but the call does not return, as with a wedged driver */
+                pause(); /* signal handlers run, but the call does not return, as in a driver that hangs */
             }
         }
         if (named && meant) {
@@ -484,7 +484,7 @@ static nvmlReturn_t ruled(const char *function, const char *uuid) {
     return SUCCESS;
 }
 
-/* Takes the lock and tells whether there is a driver to ask. */
+/* Takes the lock and reads the file; returns SUCCESS if the file is valid and the library initialised. */
 static nvmlReturn_t begin(void) {
     pthread_mutex_lock(&lock);
     look_at_file();
@@ -502,7 +502,7 @@ static nvmlReturn_t finish(nvmlReturn_t answer) {
     return answer;
 }
 
-/* begin() for a call that is about no GPU. */
+/* begin() for a function that is not about a GPU. */
 static nvmlReturn_t begin_system(const char *function) {
     nvmlReturn_t answer = begin();
     if (answer == SUCCESS) {
@@ -514,7 +514,7 @@ static nvmlReturn_t begin_system(const char *function) {
     return answer;
 }
 
-/* begin() for a call about the GPU behind a handle. */
+/* begin() for a function about the GPU of a handle. */
 static nvmlReturn_t begin_device(const char *function, nvmlDevice_t device, const struct gpu **gpu) {
     nvmlReturn_t answer = begin();
     if (answer == SUCCESS && !is_handle(device)) {
@@ -739,7 +739,7 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci) {
     return finish(answer);
 }
 
-/* Bytes: of the whole, reserved by the driver, used by processes, and what is left of the whole. */
+/* Bytes: total, reserved by the driver, used by processes, free. */
 static nvmlReturn_t memory_of(const struct gpu *gpu, nvmlMemory_v2_t *memory) {
     if (gpu->value[TOTAL] == ABSENT || gpu->value[USED] == ABSENT) {
         return NOT_SUPPORTED;
@@ -758,7 +758,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) 
     if (answer == SUCCESS) {
         answer = memory == NULL ? INVALID_ARGUMENT : memory_of(gpu, &known);
     }
-    if (answer == SUCCESS) { /* this first version counts as used what the driver keeps for itself */
+    if (answer == SUCCESS) { /* the first version counts reserved memory as used */
         memory->total = known.total;
         memory->used = known.used + known.reserved;
         memory->free = known.free;
@@ -812,7 +812,7 @@ nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned int type,
         answer = NOT_SUPPORTED;
     }
     if (answer == SUCCESS) {
-        *errors = type == 1 ? gpu->value[ECC] : 0; /* the file tells of the uncorrected ones */
+        *errors = type == 1 ? gpu->value[ECC] : 0; /* the file has only uncorrected errors */
     }
     return finish(answer);
 }
@@ -853,10 +853,10 @@ nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t one, nvmlDevice_t 
     }
     answer = begin_device(__func__, other, &second);
     if (answer == SUCCESS) {
-        first = gpu_of(one->uuid); /* the lock was open in between */
+        first = gpu_of(one->uuid); /* the lock was released in between */
         answer = first == NULL ? GPU_IS_LOST : level == NULL ? INVALID_ARGUMENT : SUCCESS;
     }
-    if (answer == SUCCESS) { /* unless told otherwise: four GPUs to a socket */
+    if (answer == SUCCESS) { /* default: four GPUs per socket */
         *level = first == second ? 0 : first->index / 4 == second->index / 4 ? 40 : 50;
         for (unsigned int i = 0; i < machine.nearnesses; i++) {
             const struct nearness *near = &machine.nearness[i];
@@ -1033,7 +1033,7 @@ static int is_told(const struct xid *xid) {
     return 0;
 }
 
-/* Whether there is something to tell; then it counts as told. The lock is held. */
+/* Returns whether there is an event to report, and marks it as reported. The lock is held. */
 static int next_event(nvmlEventSet_t set, nvmlEventData_t *data) {
     for (unsigned int i = 0; i < machine.xids; i++) {
         const struct xid *xid = &machine.xid[i];
@@ -1085,7 +1085,7 @@ nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsi
 nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_v1_t *data, unsigned int timeout) {
     nvmlEventData_t whole;
     nvmlReturn_t answer = data == NULL ? INVALID_ARGUMENT : wait_for_event(__func__, set, &whole, timeout);
-    if (answer == SUCCESS) { /* callers of the first version have no room for the rest */
+    if (answer == SUCCESS) { /* the structure of the first version is smaller */
         *data = (nvmlEventData_v1_t){whole.device, whole.eventType, whole.eventData};
     }
     return answer;

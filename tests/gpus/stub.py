@@ -1,4 +1,4 @@
-"""Stand-ins for an NVIDIA driver: a library that pynvml loads and a program that GPUtil runs, both told by a test."""
+"""Fake NVIDIA driver for tests: a library that pynvml loads, and an nvidia-smi that GPUtil runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE / "nvml_stub.c"
 NVIDIA_SMI = HERE / "nvidia-smi"
-LIBRARY = "libnvidia-ml.so.1"  # the one name that pynvml asks the loader for
+LIBRARY = "libnvidia-ml.so.1"  # the name that pynvml loads
 FLAGS = ("-std=gnu11", "-O1", "-shared", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{LIBRARY}")
 KEYS = ("name", "total", "used", "reserved", "load", "temp", "power", "energy", "mig", "ecc", "bus")
 EVERY_CALL = "*"
@@ -32,7 +32,7 @@ Value = int | str | None
 
 @functools.cache
 def functions() -> frozenset[str]:
-    """Names of all functions that the stand-in for NVML has."""
+    """Return the names of all functions of the fake NVML."""
     return frozenset(re.findall(r"^(?:nvmlReturn_t|const char \*)\s*(nvml\w+)\(", SOURCE.read_text("utf-8"), re.M))
 
 
@@ -40,11 +40,11 @@ def functions() -> frozenset[str]:
 
 
 def _cache_folder() -> Path:
-    """A folder of this user's own below the temporary one; a new one each time if another user holds that name."""
+    """Return a private cache folder in the temporary folder; a new one if another user has created that name."""
     folder = Path(tempfile.gettempdir()) / f"gpujob-tests-{os.getuid()}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()  # not stat: a link planted under our name must not lead us elsewhere
+    found = folder.lstat()  # not stat: the name may be a link of another user
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
         return folder
     return Path(tempfile.mkdtemp(prefix="gpujob-tests-"))
@@ -59,15 +59,14 @@ def _without_compiler(problem: str) -> None:
 
 @functools.cache
 def library_folder(old: bool = False) -> Path:
-    """The folder that holds the compiled stand-in; ``old`` for the driver that lacks the newer calls."""
+    """Return the folder of the compiled fake NVML. ``old``: of a driver that lacks the newer functions."""
     return compiled(SOURCE, LIBRARY, (*FLAGS, "-DOLD_DRIVER") if old else FLAGS).parent
 
 
 def compiled(source: Path, name: str, flags: tuple[str, ...]) -> Path:
-    """The library made of this C file.
+    """Compile this C file, unless it is in the cache, and return the path of the library.
 
-    Compiled once per machine and state of the source. Several test workers may come here at once: each compiles aside
-    and renames, so a library is there whole or not at all.
+    Each test process compiles to its own file and renames it, so the library is never incomplete.
     """
     state = "\0".join((*flags, os.uname().machine)).encode() + source.read_bytes()
     folder = _cache_folder() / f"{source.stem}-{hashlib.sha256(state).hexdigest()[:20]}"
@@ -91,7 +90,7 @@ def compiled(source: Path, name: str, flags: tuple[str, ...]) -> Path:
         aside.unlink(missing_ok=True)
         if re.search(
             r"stdio\.h|crt1\.o|crti\.o|cannot find -lc", done.stderr
-        ):  # a compiler without the C library's files
+        ):  # the C library's files are not installed
             _without_compiler(f"the C compiler finds no C library to build {source.name}")
         pytest.fail(f"{source.name} does not compile:\n{done.stderr}")
     aside.rename(library)
@@ -102,7 +101,7 @@ def compiled(source: Path, name: str, flags: tuple[str, ...]) -> Path:
 
 
 class _Described:
-    """GPUs as a test describes them, in a file that is always whole."""
+    """Base class of the fakes: GPUs in a text file that is always replaced as a whole."""
 
     def __init__(self, folder: Path, name: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +113,7 @@ class _Described:
         self._write()
 
     def gpu(self, uuid: str, **values: Value) -> None:
-        """Add a GPU, behind the others, or change the given values of one that is there."""
+        """Add a GPU behind the others, or change these values of an existing GPU."""
         wrong = set(values) - set(KEYS)
         if wrong:
             raise TypeError(f"a GPU has no {', '.join(sorted(wrong))}; it has {', '.join(KEYS)}")
@@ -122,12 +121,12 @@ class _Described:
         self._write()
 
     def remove(self, uuid: str) -> None:
-        """Take a GPU out: who holds a handle of it is told that it is lost."""
+        """Remove a GPU. A process that has a handle of it then gets the error that the GPU is lost."""
         del self._gpus[uuid]
         self._write()
 
     def order(self, uuids: Iterable[str]) -> None:
-        """Give the GPUs new indices, as after a reboot; all of them must be named."""
+        """Give the GPUs new indices, as after a reboot. Raises ValueError unless all are named."""
         uuids = list(uuids)
         if sorted(uuids) != sorted(self._gpus):
             raise ValueError(f"not an order of {sorted(self._gpus)}: {uuids}")
@@ -135,13 +134,13 @@ class _Described:
         self._write()
 
     def version(self, driver: str) -> None:
-        """Another driver version."""
+        """Set the driver version."""
         self._driver = driver
         self._write()
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """All changes made inside are seen at once."""
+        """Make all changes of the block visible at the same time."""
         self._held = True
         try:
             yield
@@ -159,8 +158,8 @@ class _Described:
             return
         aside = self.file.with_name(f".{self.file.name}.aside")
         aside.write_text("".join(f"{line}\n" for line in self._lines()), "utf-8")
-        # The clock of files moves in steps of milliseconds and inodes come back: without a time of its own, the second
-        # of two quick edits could look like the file before the first.
+        # File times have a granularity of milliseconds, and inode numbers are reused: without a new time for each edit,
+        # a reader could take the file after two quick edits for the one before them.
         self._last_ns = max(self._last_ns + 1, time.time_ns())
         os.utime(aside, ns=(self._last_ns, self._last_ns))
         aside.replace(self.file)
@@ -171,7 +170,7 @@ def _word(value: Value) -> str:
 
 
 class FakeDriver(_Described):
-    """An NVIDIA driver for processes that are started with ``environ()``; they see every change at their next call."""
+    """A fake NVIDIA driver for processes started with ``environ()``; each of their calls sees the latest changes."""
 
     def __init__(self, folder: Path, old: bool = False) -> None:
         self.library_folder = library_folder(old)
@@ -182,14 +181,14 @@ class FakeDriver(_Described):
         super().__init__(folder, "nvml.txt")
 
     def remove(self, uuid: str) -> None:
-        """Take a GPU out with its processes: who holds a handle of it is told that it is lost."""
+        """Remove a GPU and its processes. A process that has a handle of it gets the error that it is lost."""
         self._processes = {key: value for key, value in self._processes.items() if key[0] != uuid}
         super().remove(uuid)
 
     def process(self, uuid: str, pid: int, mem: int | None, type: str = "C", util: int | None = None) -> None:
-        """Add or change a process on a GPU: its memory in MiB (None: not told), C or G, its load (None: no sample).
+        """Add or change a process on a GPU. It does not change the used memory of the GPU (see ``gpu``).
 
-        The used memory of the GPU is told apart, by ``gpu``.
+        ``mem``: MiB, None if not reported; ``type``: C (compute) or G (graphics); ``util``: percent, None: no sample.
         """
         if type not in ("C", "G"):
             raise ValueError(f"type is C for compute or G for graphics, not {type!r}")
@@ -197,35 +196,38 @@ class FakeDriver(_Described):
         self._write()
 
     def no_process(self, pid: int) -> None:
-        """This process is on no GPU any more."""
+        """Remove this process from all GPUs."""
         self._processes = {key: value for key, value in self._processes.items() if key[1] != pid}
         self._write()
 
     def error(self, function: str, code: int, uuid: str | None = None) -> None:
-        """This function answers this code, for one GPU or all; ``*``: every call about a GPU. The first told wins."""
+        """Let this function return the error ``code``, for one GPU or all. The first rule that matches counts.
+
+        ``function`` ``*``: every function about a GPU.
+        """
         self._rule("error", function, uuid, str(code))
 
     def hang(self, function: str, uuid: str | None = None) -> None:
-        """This function never returns, for one GPU or all; ``*``: every call about a GPU."""
+        """Let this function (``*``: every function about a GPU) never return, for one GPU or all."""
         self._rule("hang", function, uuid)
 
     def clear_errors(self) -> None:
-        """No errors and no hangs any more; calls that hang already stay so."""
+        """Remove all errors and hangs; calls that hang already do not return."""
         self._errors = []
         self._write()
 
     def xid(self, uuid: str, code: int) -> None:
-        """An XID event of this GPU: told once to each process that waits for it, now or later."""
+        """Add an XID event of this GPU; each process that waits for events gets it once."""
         self._xids.append(f"xid {uuid} {code} {len(self._xids)}")
         self._write()
 
     def topology(self, one: str, other: str, level: int) -> None:
-        """How near two GPUs are, as NVML counts it: 10 behind one switch ... 50 on different sockets."""
+        """Set the distance of two GPUs in NVML's numbers: 10 for one switch, 50 for different sockets."""
         self._topology[one, other] = level
         self._write()
 
     def environ(self) -> dict[str, str]:
-        """What a process needs in its environment before it starts: the loader looks at it only then."""
+        """Return the environment variables with which a process must be started to load the fake."""
         after = os.environ.get("LD_LIBRARY_PATH")
         path = f"{self.library_folder}:{after}" if after else str(self.library_folder)
         return {"LD_LIBRARY_PATH": path, "NVML_STUB_FILE": str(self.file)}
@@ -247,7 +249,7 @@ class FakeDriver(_Described):
 
 
 class FakeSmi(_Described):
-    """An nvidia-smi for processes that are started with ``environ()``; each run of it sees what is told by then."""
+    """A fake nvidia-smi for processes started with ``environ()``; each run of it reads the latest changes."""
 
     def __init__(self, folder: Path) -> None:
         self._ending: list[str] = []
@@ -259,35 +261,35 @@ class FakeSmi(_Described):
             program.symlink_to(NVIDIA_SMI)
         never = folder / f"{self.file.name}.never"
         if not never.exists():
-            os.mkfifo(never, 0o600)  # what hangs waits here for a writer that never comes
+            os.mkfifo(never, 0o600)  # a hanging nvidia-smi waits in its open(): there is no writer
 
     def text(self, *lines: str) -> None:
-        """These lines come after the rows of the GPUs, as they stand."""
+        """Print these lines unchanged after the rows of the GPUs."""
         self._end(*(f"text {line}" for line in lines))
 
     def cut(self, text: str) -> None:
-        """This text comes after the rows of the GPUs, without a line's end."""
+        """Print this text after the rows of the GPUs, without a newline."""
         self._end(f"cut {text}")
 
     def exit(self, code: int, text: str = "") -> None:
-        """It prints this text, after the rows of the GPUs, and ends with this code."""
+        """Print this text after the rows of the GPUs, and exit with this code."""
         self._end(*(f"text {line}" for line in text.splitlines()), f"exit {code}")
 
     def hang(self, deaf: bool = False) -> None:
-        """It prints the rows of the GPUs and never ends; ``deaf``: even when told to by TERM, INT or HUP."""
+        """Never end after the rows of the GPUs; with ``deaf``, ignore SIGTERM, SIGINT and SIGHUP."""
         self._end("hang deaf" if deaf else "hang")
 
     def stop(self) -> None:
-        """It prints the rows of the GPUs and stops itself, as a program in uninterruptible sleep."""
+        """Stop after the rows of the GPUs (SIGSTOP), like a program in uninterruptible sleep."""
         self._end("stop")
 
     def clear(self) -> None:
-        """Nothing but the rows of the GPUs any more."""
+        """Print only the rows of the GPUs again."""
         self._ending = []
         self._write()
 
     def environ(self, path: str | None = None) -> dict[str, str]:
-        """What a process needs in its environment; ``path`` is what comes behind the stand-in, PATH if not told."""
+        """Return the environment variables for a process; ``path``: the rest of PATH, None: this PATH."""
         behind = os.environ.get("PATH", os.defpath) if path is None else path
         return {"PATH": f"{self.program_folder}:{behind}", "NVIDIA_SMI_FILE": str(self.file)}
 

@@ -1,7 +1,8 @@
-"""Which number a GPU has, whatever the driver shows after a restart; how often it is read; whose names are believed."""
+"""Indices of GPUs across restarts, reading intervals, and names of other schedulers."""
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -17,12 +18,12 @@ from scheduler.gpus.monitor import DECLARED, UNREAD, GpuMonitor, moved_gpus, oth
 
 
 def stored(**numbers: int) -> list[Gpu]:
-    """GPUs of the last start: ``a=0`` is GPU-a at number 0."""
+    """Return GPUs of the last start: ``a=0`` is GPU-a with index 0."""
     return [Gpu(number, f"GPU-{name}", "a card") for name, number in numbers.items()]
 
 
 def shown(*names: str) -> Readings:
-    """What the driver shows, in its order; ``-``: one that is lost and has no name."""
+    """Return a reading with these GPUs in the driver's order; ``-``: a lost GPU without a UUID."""
     return Readings(
         1.0,
         tuple(
@@ -35,27 +36,27 @@ def shown(*names: str) -> Readings:
 @pytest.mark.parametrize(
     ("before", "now", "numbers"),
     [
-        # nothing was there before: the driver's numbers
+        # no GPU at the last start: the driver's indices
         ({}, "abc", {"a": 0, "b": 1, "c": 2}),
-        # all are there: the driver's numbers count, also when they changed
+        # no GPU has vanished: the driver's indices, also if they have changed
         ({"a": 0, "b": 1, "c": 2}, "abc", {"a": 0, "b": 1, "c": 2}),
         ({"a": 0, "b": 1, "c": 2}, "cab", {"a": 1, "b": 2, "c": 0}),
         ({"b": 1}, "abc", {"a": 0, "b": 1, "c": 2}),
         ({"a": 0, "b": 1}, "abc", {"a": 0, "b": 1, "c": 2}),
-        # one has vanished: each keeps its own, the vanished one stays
+        # a GPU has vanished: all keep their indices, and the vanished one is listed
         ({"a": 0, "b": 1, "c": 2}, "ac", {"a": 0, "b": 1, "c": 2}),
         ({"a": 0, "b": 1, "c": 2}, "bc", {"a": 0, "b": 1, "c": 2}),
         ({"a": 0, "b": 1, "c": 2}, "ca", {"a": 0, "b": 1, "c": 2}),
         ({"a": 0, "b": 1, "c": 2}, "ab", {"a": 0, "b": 1, "c": 2}),
         ({"a": 0, "b": 1, "c": 2}, "c", {"a": 0, "b": 1, "c": 2}),
         ({"a": 0, "b": 2}, "b", {"a": 0, "b": 2}),
-        # and a new one takes a number that nobody has
+        # a new GPU gets a free index
         ({"a": 0, "b": 1, "c": 2}, "adc", {"a": 0, "b": 1, "c": 2, "d": 3}),
         ({"a": 0, "b": 1, "c": 2}, "acd", {"a": 0, "b": 1, "c": 2, "d": 3}),
         ({"a": 0, "b": 1, "c": 2}, "acde", {"a": 0, "b": 1, "c": 2, "d": 3, "e": 4}),
         ({"a": 0, "c": 5}, "xc", {"a": 0, "c": 5, "x": 1}),
         ({"a": 0, "b": 1}, "xy", {"a": 0, "b": 1, "x": 2, "y": 3}),
-        # one that the driver counts but cannot name is the one that had its number, so none has vanished
+        # a lost GPU without a UUID is the one that had its index, so none has vanished
         ({"a": 0, "b": 1, "c": 2}, "a-c", {"a": 0, "b": 1, "c": 2}),
     ],
 )
@@ -99,7 +100,7 @@ def test_after_a_gpu_vanished_none_has_moved() -> None:
 
 
 class OneAnswer:
-    """A probe whose next answer is set by hand."""
+    """A GPU reader whose next reading the test sets."""
 
     absent = False
 
@@ -157,18 +158,18 @@ def named() -> Iterator[list[socket.socket]]:
 
 
 def test_a_forged_name_is_not_believed_nor_printed(named: list[socket.socket]) -> None:
-    """Every user may bind such a name, with whatever bytes in it."""
+    """A forged socket name of a scheduler, which every user can bind, is neither believed nor printed."""
     me, other = os.getuid(), os.getppid()
-    tail = f"{other:0>7}"  # so that no scheduler of this machine has the same name
+    tail = f"{other:0>7}"  # leading zeros: no scheduler binds this name
     good = f"gpujob/{me}/{tail}/0,2-3"
     forged = [
         f"gpujob/{me}/{tail}/\x1b[31mRED\x07",
         f"gpujob/{me}/{tail}/1 `x`",
         f"gpujob/{me}/{tail}/1 \n2",
-        f"gpujob/{me + 1}/{tail}/77",  # not the user whose process that is
+        f"gpujob/{me + 1}/{tail}/77",  # another user than that of the process
         f"gpujob/99999999999999999999/{tail}/77",
         f"gpujob/{me}/99999999999999999999/77",
-        f"gpujob/{me}/4194305/77",  # nobody has this number
+        f"gpujob/{me}/4194305/77",  # above the highest possible pid
         f"gpujob/{me}/{tail}/77/more",
         f"gpujob/{me}/{tail}/",
         f"gpujob/{me}/\u0663/77",
@@ -176,7 +177,10 @@ def test_a_forged_name_is_not_believed_nor_printed(named: list[socket.socket]) -
     ]
     for name in (good, *forged):
         named.append(socket.socket(socket.AF_UNIX))
-        named[-1].bind(f"\0{name}")
+        try:
+            named[-1].bind(f"\0{name}")
+        except OSError as error:  # bound by another run of the tests, which serves as well
+            assert error.errno == errno.EADDRINUSE
     told = other_schedulers()
     assert [text for text in told if "GPUs 0,2-3;" in text], told
     assert all(text.isprintable() for text in told), told

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through the reader process: whatever the driver does, asking never blocks and unknown is told as such."""
+"""NvidiaProbe: a request for a reading never blocks, and unknown values are reported as unknown."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def smi(tmp_path: Path) -> FakeSmi:
 
 @pytest.fixture
 def probe(tmp_path: Path) -> Iterator[Make]:
-    """Makes probes for stand-ins; what is not there does not exist for them, whatever this machine has."""
+    """Return a function that creates GPU readers for fakes; the machine's own driver is hidden from them."""
     made: list[NvidiaProbe] = []
 
     def make(*standins: FakeDriver | FakeSmi, deadline_s: float = PATIENCE_S) -> NvidiaProbe:
@@ -62,12 +62,12 @@ def probe(tmp_path: Path) -> Iterator[Make]:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader that was just started gets no more time than others."""
+    """Give a new reader process no extra time for its first answer."""
     monkeypatch.setattr(nvidia, "FIRST_DEADLINE_S", 0.0)
 
 
 def look(probe: NvidiaProbe) -> Readings:
-    """What was asked for, waited for as the loop does."""
+    """Wait for the requested reading, as the daemon's loop does, and return it."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         found = probe.look()
@@ -79,7 +79,7 @@ def look(probe: NvidiaProbe) -> Readings:
 
 
 def read(probe: NvidiaProbe) -> Readings:
-    """A reading."""
+    """Request a reading, wait for it, and return it."""
     probe.ask()
     return look(probe)
 
@@ -96,7 +96,7 @@ def one(probe: NvidiaProbe) -> GpuSnapshot:
 
 
 def reader_asked(probe: NvidiaProbe) -> nvidia._Reader:
-    """The reader that was asked: there is none before the one that was killed is dead."""
+    """Wait until a reader process was asked, which is after a killed one is dead, and return it."""
     wait_for(lambda: probe._reader is not None or probe.look() is not None, "a reader")
     assert probe._reader is not None
     return probe._reader
@@ -107,7 +107,7 @@ def reader_of(probe: NvidiaProbe) -> int:
 
 
 def family(pid: int) -> list[int]:
-    """The live processes of the session that ``pid`` leads."""
+    """Return the live processes of the session that ``pid`` leads."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit() and alive(int(name)):
@@ -163,7 +163,7 @@ def test_processes_are_told_with_memory_kind_and_load(driver: FakeDriver, probe:
 
 
 def test_a_gpu_lost_while_reading_is_told_by_its_name(driver: FakeDriver, probe: Make) -> None:
-    """I06"""
+    """I06: A GPU that is lost keeps its UUID in the reading, without values; the others are read."""
     with driver.together():
         driver.gpu("GPU-1")
         driver.gpu("GPU-2", used=7)
@@ -195,7 +195,7 @@ def test_a_gpu_lost_in_any_call_is_lost(driver: FakeDriver, probe: Make, call: s
 
 
 def test_a_gpu_that_is_not_listed_any_more_and_comes_back(driver: FakeDriver, probe: Make) -> None:
-    """I06, I08"""
+    """I06, I08: A GPU that the driver no longer lists is missing from the reading until it is back."""
     for i in range(3):
         driver.gpu(f"GPU-{i}")
     made = probe(driver)
@@ -216,7 +216,7 @@ def test_a_lost_gpu_that_was_never_seen_has_no_name(driver: FakeDriver, probe: M
 
 @pytest.mark.parametrize("when", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2"])
 def test_a_library_that_does_not_match_its_driver(driver: FakeDriver, probe: Make, when: str) -> None:
-    """I05: the cause is named, and a new reader finds the mended one."""
+    """I05: A version mismatch of library and driver is reported as the cause; a new reader process finds the fix."""
     driver.gpu("GPU-1")
     made = probe(driver)
     before = 0
@@ -243,7 +243,7 @@ def test_the_first_reading_raises_what_each_way_said(driver: FakeDriver, smi: Fa
 
 
 def test_without_a_driver_it_is_absent(probe: Make) -> None:
-    """I01"""
+    """I01: Without a driver, the reader reports that it is absent."""
     made = probe()
     with pytest.raises(NoGpuData):
         made.first()
@@ -267,7 +267,7 @@ def test_an_old_driver_tells_what_it_can(tmp_path: Path, probe: Make) -> None:
 
 
 def test_mig_is_a_problem_that_is_named(driver: FakeDriver, probe: Make) -> None:
-    """I18"""
+    """I18: MIG mode is reported as a problem of the GPU."""
     with driver.together():
         driver.gpu("GPU-1", mig=1)
         driver.gpu("GPU-2", mig=None)
@@ -304,7 +304,7 @@ def test_a_process_list_that_is_refused_is_no_list(driver: FakeDriver, probe: Ma
 
 
 def test_memory_errors_and_fatal_events_are_told(driver: FakeDriver, probe: Make) -> None:
-    """I09"""
+    """I09: Uncorrected memory errors and fatal XID events are reported, and stay in later readings."""
     with driver.together():
         driver.gpu("GPU-1")
         driver.gpu("GPU-2", ecc=None)
@@ -313,7 +313,7 @@ def test_memory_errors_and_fatal_events_are_told(driver: FakeDriver, probe: Make
     assert [g.errors for g in good(made)] == ["", "", ""]
     driver.gpu("GPU-1", ecc=2)
     driver.xid("GPU-2", 79)
-    driver.xid("GPU-3", 31)  # an application's fault
+    driver.xid("GPU-3", 31)  # an error of an application
     found = good(made)
     assert [g.errors for g in found] == ["2 uncorrected memory errors", "XID 79: fell off the bus", ""]
     assert [g.errors for g in good(made)] == [g.errors for g in found], "an event is told once, and stays"
@@ -324,7 +324,7 @@ def test_memory_errors_and_fatal_events_are_told(driver: FakeDriver, probe: Make
 
 @pytest.mark.parametrize("call", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlDeviceGetUtilizationRates"])
 def test_asking_and_looking_return_while_the_reader_hangs(driver: FakeDriver, probe: Make, call: str) -> None:
-    """I02: were they to wait for it, this would never end."""
+    """I02: `ask` and `look` return while the reader process hangs in the driver."""
     driver.gpu("GPU-1")
     driver.hang(call)
     made = probe(driver, deadline_s=FOR_EVER_S)
@@ -335,13 +335,13 @@ def test_asking_and_looking_return_while_the_reader_hangs(driver: FakeDriver, pr
     assert family(reader_of(made)) == [reader_of(made)]
     pid = reader_of(made)
     made.close()
-    assert not alive(pid)
-    made._epoll = nvidia.select.epoll()  # to be closed once more
+    wait_for(lambda: not alive(pid), "the end of the reader process")  # `close` waits only a moment for it
+    made._epoll = nvidia.select.epoll()  # the fixture closes it again
 
 
 @pytest.mark.parametrize("call", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlDeviceGetUtilizationRates"])
 def test_a_reader_that_hangs_is_ended_and_said(hasty: None, driver: FakeDriver, probe: Make, call: str) -> None:
-    """I02"""
+    """I02: A reader process that does not answer in time is killed and reported; the next one reads."""
     driver.gpu("GPU-1")
     made = probe(driver, deadline_s=PATIENCE_S)
     if call != "nvmlInitWithFlags":
@@ -362,7 +362,7 @@ def test_a_reader_that_hangs_is_ended_and_said(hasty: None, driver: FakeDriver, 
 
 
 def test_a_fresh_reader_gets_more_time(driver: FakeDriver, probe: Make) -> None:
-    """A driver that nobody holds open needs seconds to wake up."""
+    """The first answer has a longer limit, since a driver that no process uses takes seconds to wake up."""
     driver.gpu("GPU-1")
     made = probe(driver, deadline_s=0.001)
     made.ask()
@@ -375,7 +375,7 @@ def test_a_fresh_reader_gets_more_time(driver: FakeDriver, probe: Make) -> None:
 def test_no_second_reader_beside_one_that_cannot_be_ended(
     hasty: None, driver: FakeDriver, smi: FakeSmi, probe: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I03: it sleeps in the driver; a kill that does nothing stands for that."""
+    """I03: While a reader process cannot be killed, no other is started. (Here a kill without effect.)"""
     driver.gpu("GPU-1")
     smi.gpu("GPU-1")
     driver.hang("nvmlDeviceGetCount_v2")
@@ -400,7 +400,7 @@ def test_no_second_reader_beside_one_that_cannot_be_ended(
 
 
 def test_a_stopped_reader_is_ended_too(hasty: None, driver: FakeDriver, probe: Make) -> None:
-    """I03"""
+    """I03: A stopped reader process is killed after its limit."""
     driver.gpu("GPU-1")
     made = probe(driver)
     good(made)
@@ -443,7 +443,6 @@ def test_an_answer_that_cannot_be_read_is_trouble(driver: FakeDriver, probe: Mak
     for text in (b"\n", b"{\n", b"[]\n", b'"x"\n', b"null\n", b"{}\n", b"\xff\xfe\n"):
         made.ask()
         reader_asked(made).text = text
-        assert made.look() is None
         told = look(made)
         assert not told.gpus and "answer" in told.problem, text
 
@@ -460,7 +459,7 @@ def test_no_descriptor_and_no_process_is_left_over_200_readings(
         if i % 20 == 10:
             os.kill(reader_of(made), signal.SIGKILL)
         elif i % 20 == 15:
-            driver.error("nvmlDeviceGetCount_v2", MISMATCH)  # nvidia-smi serves
+            driver.error("nvmlDeviceGetCount_v2", MISMATCH)  # nvidia-smi answers
         elif i % 20 == 16:
             driver.clear_errors()
             made._nvml_at = -FOR_EVER_S
@@ -488,7 +487,7 @@ time.sleep(1000)
 @pytest.mark.parametrize("state", ["answered", "hanging"])
 @pytest.mark.parametrize("way", ["nvml", "smi"])
 def test_a_reader_dies_with_its_parent(driver: FakeDriver, smi: FakeSmi, tmp_path: Path, way: str, state: str) -> None:
-    """The hanging nvidia-smi that it started as well."""
+    """The reader process, and the nvidia-smi that it has started, die with the daemon."""
     driver.gpu("GPU-1")
     smi.gpu("GPU-1")
     environ = {**BASE, **driver.environ(), "PATH": "/nonexistent"}
@@ -504,7 +503,7 @@ def test_a_reader_dies_with_its_parent(driver: FakeDriver, smi: FakeSmi, tmp_pat
         pid = int(parent.stdout.readline())
         if state == "answered":
             assert parent.stdout.readline() == "read\n"
-        elif way == "smi":  # by then the first reader has said that there is no NVML, and nobody has looked
+        elif way == "smi":  # the first process only reports that NVML is missing; tested separately
             parent.kill()
             parent.wait()
             wait_for(lambda: not family(pid), "the end of the first reader")
@@ -554,7 +553,7 @@ def _smi_dies_with_its_parent(environ: dict[str, str]) -> None:
 
 @pytest.fixture
 def two(smi: FakeSmi) -> FakeSmi:
-    """An nvidia-smi that tells of two GPUs."""
+    """Return a fake nvidia-smi with two GPUs."""
     with smi.together():
         smi.gpu("GPU-1", used=1_024, load=35)
         smi.gpu("GPU-2", used=0, load=0, temp=50)
@@ -571,7 +570,7 @@ def test_nvidia_smi_serves_where_nvml_does_not(two: FakeSmi, probe: Make) -> Non
 
 
 def test_nvml_in_trouble_is_tried_again_at_the_next_reading(driver: FakeDriver, two: FakeSmi, probe: Make) -> None:
-    """Only NVML tells of processes: one hiccup of it must not cost them for long."""
+    """A failure of NVML is retried at the next reading, since only NVML lists processes."""
     driver.gpu("GPU-1")
     driver.gpu("GPU-2")
     driver.error("nvmlInitWithFlags", MISMATCH)
@@ -594,7 +593,7 @@ def test_nvml_that_is_not_there_is_tried_again_later(driver: FakeDriver, two: Fa
 
 
 def test_what_is_not_available_is_unknown(smi: FakeSmi, probe: Make) -> None:
-    """I04"""
+    """I04: A value that nvidia-smi reports as N/A is unknown; without memory it is a problem."""
     with smi.together():
         smi.gpu("GPU-1", load=None)
         smi.gpu("GPU-2", used=None)
@@ -626,7 +625,7 @@ STRANGE: list[tuple[str, Callable[[FakeSmi], None]]] = [
 def test_a_strange_answer_of_nvidia_smi_is_no_reading(
     two: FakeSmi, probe: Make, name: str, strange: Callable[[FakeSmi], None]
 ) -> None:
-    """I04: never 0 % used."""
+    """I04: Unexpected output of nvidia-smi is a failed reading, never a GPU with 0 % in use."""
     made = probe(two)
     good(made)
     strange(two)
@@ -642,13 +641,13 @@ def test_a_strange_answer_of_nvidia_smi_is_no_reading(
 @pytest.mark.parametrize(
     "row",
     [
-        "0, GPU-1, Default, 35, 81559, 1024, 80535, 550.54, a, b, c, d, 40",  # a column more before the load
+        "0, GPU-1, Default, 35, 81559, 1024, 80535, 550.54, a, b, c, d, 40",  # one more column before the load
         "0, GPU-1, 81559, 70000, 11559, 550.54, a, b, c, d, 40, x",  # no load
         "0, GPU-1, 35, 70000, 81559, 11559, 550.54, a, b, c, d, 40",  # two columns changed places
     ],
 )
 def test_columns_of_another_meaning_give_no_free_card(smi: FakeSmi, probe: Make, row: str) -> None:
-    """I04"""
+    """I04: A row of nvidia-smi with unexpected columns gives a GPU with a problem, or no reading."""
     smi.text(row)
     told = read(probe(smi))
     for gpu in told.gpus:
@@ -663,7 +662,7 @@ def test_no_devices_is_none(smi: FakeSmi, probe: Make) -> None:
 
 @pytest.mark.parametrize("how", ["hang", "deaf", "stop"])
 def test_an_nvidia_smi_that_does_not_end_is_ended(hasty: None, two: FakeSmi, probe: Make, how: str) -> None:
-    """I02, I03: and asking does not wait for it."""
+    """I02, I03: An nvidia-smi that does not end is killed with its reader process, and `ask` does not wait for it."""
     made = probe(two)
     good(made)
     {"hang": two.hang, "deaf": lambda: two.hang(deaf=True), "stop": two.stop}[how]()
@@ -675,7 +674,7 @@ def test_an_nvidia_smi_that_does_not_end_is_ended(hasty: None, two: FakeSmi, pro
     for _ in range(20):
         made.ask()
         assert made.look() is None and family(pid) == both
-    made._due = 0.0  # its time is over
+    made._due = 0.0  # its time limit has passed
     told = look(made)
     assert not told.gpus and "nvidia-smi: no answer within" in told.problem
     wait_for(lambda: not any(map(alive, both)), "the end of both")

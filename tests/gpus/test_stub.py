@@ -1,4 +1,4 @@
-"""The stand-ins do what the real ones do, seen through pynvml and GPUtil as they come from PyPI."""
+"""The fakes behave like the real driver, as seen through pynvml and GPUtil."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ import pytest
 
 from tests.gpus import stub
 from tests.gpus.stub import FakeDriver, FakeSmi
+from tests.stories.harness import wait_for
 
-pytestmark = pytest.mark.long  # tests of the tests
+pytestmark = pytest.mark.long  # these test the tests
 
 MIB = 1 << 20
 ANSWER_S = 30
 SOON_S = 0.5
 
-# Evaluates each line it is given and tells the value, or the classes of the error.
+# Evaluates each line of stdin, and prints the value, or the classes of the error, as JSON.
 CHILD = """\
 import json, sys
 import pynvml
@@ -48,7 +49,7 @@ QUERY = ["--query-gpu=index,uuid", "--format=csv,noheader,nounits"]
 
 
 class Failed(Exception):
-    """The child's call raised; ``kinds`` are the names of the error's class and of all above it."""
+    """An expression raised an error in the child; ``kinds``: names of the error's class and its base classes."""
 
     def __init__(self, kinds: list[str]) -> None:
         super().__init__(kinds[0])
@@ -56,7 +57,7 @@ class Failed(Exception):
 
 
 class Child:
-    """A Python with pynvml that was started under a stand-in and stays."""
+    """A Python process that has loaded pynvml with the fake, and evaluates expressions."""
 
     def __init__(self, driver: FakeDriver, start: str = "nvmlInit()") -> None:
         self.process = subprocess.Popen(
@@ -71,7 +72,7 @@ class Child:
             self(start)
 
     def __call__(self, expression: str) -> Any:
-        """The value of a Python expression there."""
+        """Evaluate a Python expression in the child, and return its value. Raises Failed."""
         self.send(expression)
         return self.answer()
 
@@ -90,13 +91,13 @@ class Child:
         return told["value"]
 
     def error(self, expression: str) -> str:
-        """The class of the error that an expression raises there."""
+        """Evaluate an expression that must fail, and return the name of the error's class."""
         with pytest.raises(Failed) as raised:
             self(expression)
         return raised.value.kinds[0]
 
     def end(self) -> str:
-        """Kill it; what it said on stderr."""
+        """Kill the child, and return what it wrote to stderr."""
         self.process.kill()
         _, said = self.process.communicate(timeout=ANSWER_S)
         return said
@@ -117,7 +118,7 @@ def driver(tmp_path: Path) -> FakeDriver:
 
 @pytest.fixture
 def two(driver: FakeDriver) -> FakeDriver:
-    """A driver with GPU-1 and GPU-2."""
+    """Return a fake driver with GPU-1 and GPU-2."""
     with driver.together():
         driver.gpu("GPU-1", used=1024, load=35)
         driver.gpu("GPU-2")
@@ -126,7 +127,7 @@ def two(driver: FakeDriver) -> FakeDriver:
 
 @pytest.fixture
 def ask(two: FakeDriver) -> Iterator[Child]:
-    """A child that sees GPU-1 and GPU-2."""
+    """Return a child that sees GPU-1 and GPU-2."""
     with Child(two) as child:
         yield child
 
@@ -227,7 +228,7 @@ def test_gpus_are_near_or_far(driver: FakeDriver) -> None:
 
 def test_a_running_process_sees_every_edit(two: FakeDriver, ask: Child) -> None:
     ask("kept.update(first=handle(0))")
-    for load in range(100):  # quicker than the clock of files moves, and the text stays as long as it was
+    for load in range(100):  # faster than the clock of file times; the size of the file stays the same
         two.gpu("GPU-1", load=load + 100)
         assert ask("nvmlDeviceGetUtilizationRates(kept['first']).gpu") == load + 100
     two.gpu("GPU-3")
@@ -341,10 +342,12 @@ def test_a_call_that_hangs_is_deaf_to_all_but_a_kill(two: FakeDriver) -> None:
     two.hang("nvmlDeviceGetUtilizationRates", "GPU-1")
     with Child(two) as ask:
         assert ask("nvmlDeviceGetUtilizationRates(handle(1)).gpu") == 0
-        ask.send("nvmlDeviceGetUtilizationRates(handle(0)).gpu")
+        begun = Path(f"{two.file}.begun")
+        ask.send(f"[open({str(begun)!r}, 'w').close(), nvmlDeviceGetUtilizationRates(handle(0)).gpu]")
+        wait_for(begun.exists, "the call")
         time.sleep(SOON_S)
-        two.clear_errors()  # too late for this call
-        ask.process.send_signal(signal.SIGINT)  # Python's handler waits for a call that does not return
+        two.clear_errors()  # has no effect on the call that hangs
+        ask.process.send_signal(signal.SIGINT)  # Python runs its handler only after the call has returned
         time.sleep(SOON_S)
         assert ask.process.poll() is None
         ask.end()
@@ -412,7 +415,7 @@ def test_an_xid_event_is_told_once(two: FakeDriver, ask: Child) -> None:
     ask("nvmlDeviceRegisterEvents(handle(1), nvmlEventTypeXidCriticalError, kept['set'])")
     assert ask.error(event.format(20)) == "NVMLError_Timeout"
     ask.send(event.format(ANSWER_S * 1000))
-    two.xid("GPU-1", 13)  # of a GPU that nobody asked about
+    two.xid("GPU-1", 13)  # of a GPU without registered events
     two.xid("GPU-2", 79)
     assert ask.answer() == [1, 8, 79]
     assert ask.error(event.format(20)) == "NVMLError_Timeout"
@@ -435,7 +438,7 @@ def test_an_old_driver_lacks_the_newer_calls(tmp_path: Path) -> None:
         with pytest.raises(Failed) as raised:
             ask("nvmlDeviceGetComputeRunningProcesses(handle(0))")
         assert raised.value.kinds[0] == "NVMLLibraryMismatchError"
-        assert "NVMLError" not in raised.value.kinds  # `except NVMLError` lets it through
+        assert "NVMLError" not in raised.value.kinds  # `except NVMLError` does not catch it
         missing = "NVMLError_FunctionNotFound"
         assert ask.error("nvmlDeviceGetMemoryInfo(handle(0), nvmlMemory_v2)") == missing
         assert ask.error("nvmlDeviceGetProcessUtilization(handle(0), 0)") == missing
@@ -504,7 +507,7 @@ def by_gputil(smi: FakeSmi) -> subprocess.CompletedProcess[str]:
 
 
 def run_smi(smi: FakeSmi, *words: str) -> subprocess.CompletedProcess[str]:
-    # No other program on PATH: the stand-in needs none.
+    # The fake needs no other program in PATH.
     return subprocess.run(
         ["nvidia-smi", *words],
         env=smi.environ(path="/nonexistent"),
@@ -604,9 +607,14 @@ def test_smi_that_never_ends(smi: FakeSmi, told: Callable[[FakeSmi], None], ends
         assert process.stdout.readline() == b"0, GPU-1\n"
         time.sleep(SOON_S)
         assert process.poll() is None
-        status = Path(f"/proc/{process.pid}/stat").read_text()
-        assert status[status.rindex(")") + 2] == ("T" if told is FakeSmi.stop else "S")
-        assert not Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()  # no child keeps our pipe open
+        want = "T" if told is FakeSmi.stop else "S"
+
+        def state() -> str:
+            status = Path(f"/proc/{process.pid}/stat").read_text()
+            return status[status.rindex(")") + 2]
+
+        wait_for(lambda: state() == want, want)
+        assert not Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()  # a child could hold the pipe
         if ends_by is signal.SIGKILL:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 process.send_signal(number)

@@ -1,4 +1,4 @@
-"""What is made of an attempt whose record and processes change while they are looked at."""
+"""Settling an attempt while its record and its processes change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMAND = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 class Attempt:
-    """A claimed attempt of a job, and its processes, in the hands of a supervisor that we are."""
+    """A claimed attempt with its processes; the test process acts as its supervisor."""
 
     def __init__(self, folder: Path, job: Job) -> None:
         self.job, self.state_file = job, str(folder / "state.json")
@@ -41,7 +41,7 @@ class Attempt:
         attempt_record.write_pid(self.path, process, self.job.boot, time.time_ns(), 0)
 
     def end(self) -> None:
-        """As a supervisor does it: written down, then reaped."""
+        """Kill the leader, record an exit code, then reap the leader, in the order of a supervisor."""
         self.started[0].kill()
         attempt_record.write_end(self.path, "exit", 7, time.time_ns(), sync=False)
         self.started[0].wait()
@@ -60,7 +60,7 @@ def attempt(tmp_path: Path) -> Iterator[Attempt]:
 
 
 def once(monkeypatch: pytest.MonkeyPatch, name: str, after: Callable[[], None]) -> None:
-    """Have something happen right after the first call of this function of `adoption`."""
+    """Call ``after`` once, right after the first call of the function ``name`` of `adoption`."""
     real, left = getattr(adoption, name), [after]
 
     def call(*words: object, **named: object) -> object:
@@ -76,7 +76,10 @@ def once(monkeypatch: pytest.MonkeyPatch, name: str, after: Callable[[], None]) 
 def test_one_that_ends_while_it_is_looked_at_is_not_lost(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch, children: int
 ) -> None:
-    """A08, P3: its record was read before it ended, and its processes after that; ``children`` outlive it."""
+    """A08, P3: An attempt is not lost if it ends between the read of its record and the search for its processes.
+
+    ``children``: number of its processes that outlive the leader.
+    """
     for _ in range(1 + children):
         attempt.start()
     attempt.write_pid()
@@ -88,7 +91,7 @@ def test_one_that_ends_while_it_is_looked_at_is_not_lost(
 def test_one_that_begins_while_it_is_looked_at_is_adopted(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """A08: claimed as its record was read first; it runs, with a pid in its record, after this step of the look."""
+    """A08: An attempt that was only claimed, and starts after this step of the check, is adopted."""
 
     def begin() -> None:
         attempt.start()
@@ -99,7 +102,7 @@ def test_one_that_begins_while_it_is_looked_at_is_adopted(
 
 
 def test_one_that_ran_while_it_was_looked_at_is_not_lost(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A08: claimed as its record was read, found running, and gone when its leader is told from its other processes."""
+    """A08: An attempt that starts and ends during the check is finished with its recorded exit code."""
     attempt.start()
 
     def go_on() -> None:

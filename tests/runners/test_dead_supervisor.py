@@ -1,4 +1,4 @@
-"""What the daemon makes of a supervisor that died with words unsaid; and what a supervisor does when its words cannot be said."""
+"""The runner after the death of its supervisor, and a supervisor that cannot send its messages."""
 
 from __future__ import annotations
 
@@ -22,15 +22,23 @@ from scheduler.runners import supervisor as supervisor_file
 from scheduler.runners.direct import DirectRunner
 from scheduler.runners.local import WatchedAttempt
 from scheduler.system.proc import boot_id
-from scheduler.system.processes import seen
+from scheduler.system.processes import own_children, seen
 
 
 def _job(number: int) -> Job:
     return Job(id=number, spec=JobSpec(), need=ResourceRequest(1, 1000), attempt=1)
 
 
+def _runner(folder: Path) -> DirectRunner:
+    """Return a runner that ignores other children of the test process, such as a browser, as a daemon its helpers."""
+    runner = DirectRunner(str(folder), str(folder / "state.json"), {}, str(folder / "errors"))
+    others = (seen(pid) for pid in own_children() if pid != runner.supervisor_pid)
+    runner.leave_alone({found.session for found in others if found is not None})
+    return runner
+
+
 def _ended_child(code: int) -> Process:
-    """A child of ours that leads its session and has ended, and that nobody has reaped."""
+    """Return a child of this process that led its session and has ended: a zombie."""
     child = os.fork()
     if not child:
         os.setsid()
@@ -42,10 +50,12 @@ def _ended_child(code: int) -> Process:
 
 
 def test_a21_an_ended_child_of_one_job_is_never_taken_for_another_job(tmp_path: Path) -> None:
-    """A21, P5: killed between two starts of a packet, the first of which had ended, unreaped and unsaid: the second, claimed
-    and without a pid, has never run; it is not done with the other's exit code.
+    """A21, P5: A claimed attempt without a pid does not get the exit code of another job's zombie.
+
+    The supervisor was killed between two starts: the first job had ended and was not reaped; the second never ran.
     """
-    runner = DirectRunner(str(tmp_path), str(tmp_path / "state.json"), {}, str(tmp_path / "errors"))
+    helper = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    runner = _runner(tmp_path)
     try:
         child = _ended_child(0)
         for number in 1, 2:
@@ -67,18 +77,21 @@ def test_a21_an_ended_child_of_one_job_is_never_taken_for_another_job(tmp_path: 
         ]
     finally:
         runner.close()
+        helper.kill()
+        helper.wait()
 
 
 def test_p5_an_ending_that_nobody_reaps_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P5: supervisor and daemon were killed, and process 1 of the container reaps nobody: the next daemon does not wait for a
-    record that nobody will write, but reads the exit code of the zombie.
+    """P5: The exit code of a zombie without a supervisor is read from the kernel, without waiting for a record.
+
+    As in a container whose process 1 reaps no zombies, after supervisor and daemon were killed.
     """
     monkeypatch.setattr(local, "ZOMBIE_PATIENCE_S", math.inf)
     hold = tmp_path / "hold"
     hold.touch()
     script = f"sh -c 'while [ -e {hold} ]; do sleep 0.02; done; exit 7' & echo $!; exec sleep 600"
     reaps_nobody = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE)
-    runner = DirectRunner(str(tmp_path), str(tmp_path / "state.json"), {}, str(tmp_path / "errors"))
+    runner = _runner(tmp_path)
     try:
         assert reaps_nobody.stdout is not None
         pid = int(reaps_nobody.stdout.readline())
@@ -107,8 +120,8 @@ def test_p5_an_ending_that_nobody_reaps_is_told_at_once(tmp_path: Path, monkeypa
 
 
 def test_a_stopped_supervisor_is_told_and_left_so(tmp_path: Path) -> None:
-    """SIGSTOP is a wish: what it holds up is said, with the way to go on."""
-    runner = DirectRunner(str(tmp_path), str(tmp_path / "state.json"), {}, str(tmp_path / "errors"))
+    """A stopped supervisor (SIGSTOP) is reported, with the command that continues it, and stays stopped."""
+    runner = _runner(tmp_path)
     try:
         os.kill(runner.supervisor_pid, signal.SIGSTOP)
         os.waitid(os.P_PID, runner.supervisor_pid, os.WSTOPPED | os.WNOWAIT)
@@ -123,7 +136,7 @@ def test_a_stopped_supervisor_is_told_and_left_so(tmp_path: Path) -> None:
 
 
 def test_p3_a_supervisor_that_cannot_be_had_is_told_and_tried_again(tmp_path: Path) -> None:
-    """P3, P1: no busy loop and no attempt used up meanwhile; what was asked for then is started once there is one."""
+    """P3, P1: A failed start of the supervisor is reported and retried with a back-off; starts of jobs wait for it."""
     house = tmp_path / "house"
     house.mkdir()
     (tmp_path / "attempts").mkdir()
@@ -155,14 +168,14 @@ def test_p3_a_supervisor_that_cannot_be_had_is_told_and_tried_again(tmp_path: Pa
         assert [type(observation) for observation in observations] == [Started, Ended] and observations[
             1
         ].exit_code == 7  # type: ignore[attr-defined]
-        runner._supervisor_since -= 10  # it has lived long enough to be trusted
+        runner._supervisor_since -= 10  # it has lived for longer than SHORT_LIFE_S
         assert runner.trouble() == ""
     finally:
         runner.close()
 
 
 def test_b05_what_nobody_has_begun_is_taken_back_by_a_cancel(tmp_path: Path) -> None:
-    """B05, P1: the supervisor is stopped; cancelled before it read of the start, the command never begins."""
+    """B05, P1: A start that a stopped supervisor has not read yet is taken back by a cancel, and never runs."""
     runner = DirectRunner(str(tmp_path), str(tmp_path / "state.json"), dict(os.environ), str(tmp_path / "errors"))
     job = _job(1)
     supervisor = runner.supervisor_pid
@@ -190,7 +203,7 @@ def test_b05_what_nobody_has_begun_is_taken_back_by_a_cancel(tmp_path: Path) -> 
 
 
 def test_e09_words_that_could_not_be_sent_are_sent_again(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    """A send that fails for want of memory loses no ending; only a daemon that is gone is told nothing any more."""
+    """A message that cannot be sent for lack of memory is sent again; it is dropped only if the daemon is gone."""
     read, write = os.pipe()
     supervisor = supervisor_file.Supervisor.__new__(supervisor_file.Supervisor)
     supervisor.fd, supervisor.out, supervisor.unsent = write, [("end", "1.1", 5, "exit", 3, 7)], False
@@ -220,6 +233,6 @@ def test_e09_words_that_could_not_be_sent_are_sent_again(tmp_path: Path, monkeyp
     os.close(read)
     monkeypatch.undo()
     supervisor.out = [("end", "2.1", 6, "exit", 0, 8)]
-    supervisor.send(poll)  # EPIPE: nobody is there
+    supervisor.send(poll)  # EPIPE: the daemon is gone
     assert not supervisor.out
     os.close(write)

@@ -1,4 +1,4 @@
-"""What the record of an attempt tells while no scheduler runs: the same as the next start will make of it."""
+"""The state that an attempt record gives a job while no scheduler runs: the same as at the next start."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The shim's traps, each as a test: what it claims, gives to its job, survives and writes down."""
+"""The shim: claims the attempt, starts the job in a screen session, survives signals, and records the end."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import errno
 import marshal
 import os
@@ -38,7 +39,7 @@ def bench(tmp_path: Path) -> Iterator[ScreenBench]:
 
 
 def run(bench: ScreenBench, number: int, *argv: str, **more: Any) -> Any:
-    """Start a job; the observation that tells its start."""
+    """Start a job, and return its `Started` observation."""
     bench.start(number, *argv, **more)
     return bench.until(Started, number)
 
@@ -48,19 +49,19 @@ def python(program: str) -> tuple[str, ...]:
 
 
 def said(bench: ScreenBench, number: int) -> Any:
-    """What a job printed as a literal."""
+    """Wait for the job's end; return the last line of its log, parsed as a Python literal."""
     return ast.literal_eval(bench.whole(number).strip().splitlines()[-1])
 
 
 class Alone:
-    """A shim on a terminal of its own, without screen."""
+    """A shim on its own pseudo-terminal, without screen."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.terminal: Terminal | None = None
 
     def run(self, *argv: str, before: Sequence[str] = (), **changes: Any) -> int:
-        """The exit code of the shim."""
+        """Run the shim with this command to its end, and return the shim's exit code."""
         job = Job(id=1, spec=JobSpec(arguments=argv), need=ResourceRequest(1, 1000), attempt=1)
         launch = {
             "record": str(self.folder / "1.1"), "data": attempt_record.blank(job, boot_id()), "boot": boot_id(), "argv": argv,
@@ -93,14 +94,14 @@ def alone(tmp_path: Path) -> Iterator[Alone]:
 
 
 def test_a_claimed_record_is_left_alone(alone: Alone, tmp_path: Path) -> None:
-    """P1: whoever creates the record first has the attempt."""
+    """P1: A shim that finds the attempt record created by another process starts nothing."""
     (tmp_path / "1.1").write_text("somebody's")
     assert alone.run("/bin/sh", "-c", "touch ran") == 0
     assert not (tmp_path / "ran").exists() and (tmp_path / "1.1").read_text() == "somebody's"
 
 
 def test_without_what_was_handed_over_it_does_nothing(tmp_path: Path) -> None:
-    """The scheduler took the start back: there is nothing to run, and nothing to complain about."""
+    """Without its launch file, which the scheduler removes to take a start back, the shim does nothing."""
     done = subprocess.run(
         [sys.executable, "-I", "-S", shim_file.__file__],
         env={"GPUJOB_LAUNCH": str(tmp_path / "gone")},
@@ -143,7 +144,7 @@ def test_both_ends_agree_on_the_layout() -> None:
 
 
 def test_the_file_handed_over_is_private_and_removed(bench: ScreenBench) -> None:
-    """It holds the whole environment of the job."""
+    """The launch file, which has the job's whole environment, is private, and is removed."""
     old = os.umask(0)
     try:
         job, launch = bench.job(1, "/bin/true")
@@ -151,7 +152,8 @@ def test_the_file_handed_over_is_private_and_removed(bench: ScreenBench) -> None
     finally:
         os.umask(old)
     for name in os.listdir(bench.folder / "sessions"):
-        assert (bench.folder / "sessions" / name).stat().st_mode & 0o777 == 0o600
+        with contextlib.suppress(FileNotFoundError):  # the shim removes its launch file once it has read it
+            assert (bench.folder / "sessions" / name).stat().st_mode & 0o777 == 0o600
     bench.until(Ended)
     assert os.listdir(bench.folder / "sessions") == ["screenrc"]
 
@@ -177,7 +179,7 @@ def test_codes_and_signals_are_exact(bench: ScreenBench) -> None:
 
 
 def test_ctrl_c_ends_only_its_own_job(bench: ScreenBench) -> None:
-    """J09 in part: by the terminal's own means, signal 2, not the shim, not another job."""
+    """J09 in part: Ctrl-C in a session ends its job by SIGINT, but neither the shim nor another job."""
     first = run(bench, 1, "/bin/sleep", "600")
     second = run(bench, 2, "/bin/sleep", "601")
     tell(bench.environ, first.session, "stuff", "\003")
@@ -194,7 +196,7 @@ def test_ctrl_backslash_too(bench: ScreenBench) -> None:
 
 
 def test_ctrl_c_may_be_caught(bench: ScreenBench) -> None:
-    """A job that tidies up after Ctrl-C and says how it ended is believed."""
+    """The exit code of a job that catches Ctrl-C counts."""
     started = run(bench, 1, "/bin/sh", "-c", "trap 'echo tidy; exit 5' INT; echo set; while :; do sleep 0.05; done")
     bench.wait(lambda: "set" in bench.text(1), "the trap")
     tell(bench.environ, started.session, "stuff", "\003")
@@ -202,20 +204,20 @@ def test_ctrl_c_may_be_caught(bench: ScreenBench) -> None:
 
 
 def test_ctrl_z_and_ctrl_s_do_not_hold_it_up(bench: ScreenBench) -> None:
-    """Typed by mistake, they would stop a job for a whole night."""
+    """Ctrl-Z and Ctrl-S are ordinary characters: typed by mistake, they do not stop a job."""
     keys = bench.folder / "keys"
     started = run(
         bench, 1, "/bin/sh", "-c", f"stty -icanon min 1 -echo; echo set; head -c 2 > {keys}; echo still; exit 9"
     )  # fmt: skip
     bench.wait(lambda: "set" in bench.text(1), "ready")
     tell(bench.environ, started.session, "stuff", "\032\023")
-    assert bench.until(Ended).exit_code == 9  # both arrived as keys like any other
+    assert bench.until(Ended).exit_code == 9  # both reached the job as ordinary characters
     assert keys.read_bytes() == b"\032\023" and "still" in bench.whole(1)
 
 
 def test_stopped_from_the_keyboard_it_is_continued(bench: ScreenBench) -> None:
-    """A program that sets its terminal anew has Ctrl-Z again."""
-    # It starts no command meanwhile: dash starts them by vfork, and of a child that is stopped before its exec nobody is told.
+    """A job that enables Ctrl-Z and is stopped by it is continued, and its log says so."""
+    # The shell starts no program here: dash uses vfork, and a stop of the child before its exec would not be reported.
     started = run(bench, 1, "/bin/sh", "-c", "stty susp ^Z; echo set; read line; echo on; exit 3")
     bench.wait(lambda: "set" in bench.text(1), "ready")
     tell(bench.environ, started.session, "stuff", "\032")
@@ -226,9 +228,11 @@ def test_stopped_from_the_keyboard_it_is_continued(bench: ScreenBench) -> None:
 
 
 def test_stopped_by_somebody_on_purpose_it_stays_so(bench: ScreenBench) -> None:
-    """SIGSTOP is a wish, and SIGCONT ends it."""
-    started = run(bench, 1, "/bin/sh", "-c", "sleep 0.2; exit 4")
+    """A job stopped by SIGSTOP stays stopped until SIGCONT."""
+    started = run(bench, 1, "/bin/sh", "-c", "while [ ! -e go ]; do sleep 0.02; done; exit 4")
     os.kill(started.process.pid, signal.SIGSTOP)
+    bench.wait(lambda: (now := seen(started.process.pid)) is not None and now.state == "T", "it is stopped")
+    (bench.folder / "go").touch()
     end = time.monotonic() + 0.6
     while time.monotonic() < end:
         bench.look()
@@ -258,7 +262,7 @@ IGNORES = "import signal,os,sys,time; signal.signal(1, signal.SIG_IGN); print('s
 def test_the_end_of_its_session_is_no_success(
     bench: ScreenBench, program: str, how: tuple[int | None, int | None], number: int
 ) -> None:
-    """J03, J04, S3.23: whatever the job makes of it."""
+    """J03, J04, S3.23: A job whose session was ended from outside has failed, also if it exits with 0."""
     started = run(bench, 1, *python(program))
     bench.wait(lambda: "set" in bench.text(1), "the signal is caught")
     server = int(started.session.partition(".")[0])
@@ -266,7 +270,7 @@ def test_the_end_of_its_session_is_no_success(
         os.kill(server, number)
     else:
         tell(bench.environ, started.session, "quit")
-    # The server acts on it later, and a job that ends by itself before that has ended well.
+    # The server acts on the request later; a job that ends before that has ended well.
     bench.wait(lambda: not alive(server), "the session has ended")
     (bench.folder / "go").touch()
     ended = bench.until(Ended)
@@ -280,15 +284,15 @@ def test_the_end_of_its_session_is_no_success(
 
 
 def test_a_shim_that_exits_is_no_process_that_its_job_left(bench: ScreenBench) -> None:
-    """The kernel has taken its environment away then, while it is still a child of the daemon."""
-    shim = subprocess.Popen(["/bin/sleep", "600"], env={}, start_new_session=True)  # shows nothing of what it is
+    """An exiting shim, a child of the daemon without a readable environment, does not count as a leftover process."""
+    shim = subprocess.Popen(["/bin/sleep", "600"], env={}, start_new_session=True)  # without marks
     leader = subprocess.Popen(["/bin/sleep", "600"], env={})
     try:
         found = [seen(child.pid) for child in (shim, leader)]
         session, process = (Process(one.pid, one.ticks) for one in found if one is not None)
         leader.kill()
         leader.wait()
-        for job, by in ((1, session), (2, None)):  # the second one ends while the shim of the first still exits
+        for job, by in ((1, session), (2, None)):  # job 2 ends while the shim of job 1 exits
             attempt = local.WatchedAttempt(job, 1, bench.record(job), process, ours=True, session=by)
             bench.runner._ended(attempt, "exit", 0, time.time())
         assert [observation.leftovers for observation in bench.runner._take_facts()] == [(), ()]
@@ -298,7 +302,7 @@ def test_a_shim_that_exits_is_no_process_that_its_job_left(bench: ScreenBench) -
 
 
 def test_what_one_job_left_is_not_held_for_another_that_ends_in_the_same_moment(bench: ScreenBench) -> None:
-    """S3.35: found by the soak: it was held for the other one alone, and its own GPUs were given out."""
+    """S3.35: Leftover processes hold the GPUs of their own job, also if another job ends at the same moment."""
     children = [subprocess.Popen(["/bin/sleep", "600"], env={}) for _ in range(2)]
     orphan_env = {"GPUJOB_ID": "2", "GPUJOB_ATTEMPT": "1", "GPUJOB_STATE_FILE": bench.runner.state_file}
     try:
@@ -311,10 +315,10 @@ def test_what_one_job_left_is_not_held_for_another_that_ends_in_the_same_moment(
         attempts = [local.WatchedAttempt(job, 1, bench.record(job), leader, ours=True) for job in (1, 2)]
         bench.runner._servers[server.pid] = "2.1"
         never = time.monotonic() + 600
-        for attempt, its_server in zip(attempts, (leader, server), strict=True):  # that of the first one has ended
+        for attempt, its_server in zip(attempts, (leader, server), strict=True):  # the server of job 1 has ended
             bench.runner._endings.append(screen._Ending(attempt, "exit", 0, time.time(), its_server, never))
         bench.runner._look_at_endings()
-        bench.runner.watch_leftovers("1.1", 1, 1, [orphan])  # even if it is held for the first one
+        bench.runner.watch_leftovers("1.1", 1, 1, [orphan])  # also if the runner watches it for job 1
         children[0].kill()
         children[0].wait()
         bench.runner._look_at_endings()
@@ -330,7 +334,7 @@ def test_what_one_job_left_is_not_held_for_another_that_ends_in_the_same_moment(
 def test_shim_killed_the_runner_learns_the_code_itself(
     bench: ScreenBench, code: int, how: tuple[int | None, int | None]
 ) -> None:
-    """The orphan becomes the child of whoever started the session; its terminal is gone all the same."""
+    """If the shim is killed, the job becomes a child of the runner, which reads its exit code; it counts as hung up."""
     hold = bench.folder / "hold"
     hold.touch()
     started = run(
@@ -347,13 +351,13 @@ def test_shim_killed_the_runner_learns_the_code_itself(
 
 
 def test_shim_killed_and_its_job_over_before_the_runner_saw_it_begin(bench: ScreenBench) -> None:
-    """Found by the soak: the job was a child of ours, its code there to be learned, and nobody knew whose it was."""
+    """If shim and job end before the runner has seen the job start, the runner still reads the job's exit code."""
     bench.start(1, "/bin/sh", "-c", "trap '' HUP; touch up; while [ ! -e go ]; do sleep 0.02; done; exit 9")
 
     def leader() -> Any:
         return attempt_record.read(bench.record(1)).process if (bench.folder / "up").exists() else None
 
-    wait_for(leader, "its pid in the record")  # and nobody looks meanwhile
+    wait_for(leader, "its pid in the record")  # without a call of `look`
     process = leader()
     os.kill(seen(process.pid).parent, signal.SIGKILL)
     wait_for(lambda: seen(process.pid).parent == os.getpid(), "it is ours")
@@ -365,7 +369,7 @@ def test_shim_killed_and_its_job_over_before_the_runner_saw_it_begin(bench: Scre
 
 
 def test_hangup_is_told_once_and_to_the_whole_group(bench: ScreenBench) -> None:
-    """Screen and the kernel each tell the shim; the job hears of it once, and its children too."""
+    """The end of a session sends one SIGHUP to the job and to its child processes."""
     program = "trap 'echo child >> told; exit' HUP; echo on; while :; do sleep 0.05; done"
     started = run(
         bench, 1, "/bin/sh", "-c",
@@ -389,7 +393,7 @@ def test_a_stopped_job_hears_of_the_hangup(bench: ScreenBench) -> None:
 
 
 def test_output_arrives_byte_for_byte_but_for_line_ends(bench: ScreenBench) -> None:
-    """Tabs, escape codes and bytes that are no text; a terminal makes \\r\\n of a line's end."""
+    """The log has the job's bytes unchanged, except for the line ends, to which the terminal adds a carriage return."""
     data = bytes(range(1, 256)) + b"a\tb\x1b[31mred\x1b[0m\x1b]0;title\x07\n"
     (bench.folder / "data").write_bytes(data)
     run(bench, 1, "/bin/cat", "data")
@@ -439,15 +443,15 @@ def test_its_signals_are_as_a_shell_would_give_them(bench: ScreenBench) -> None:
 
 
 def test_no_descriptor_of_ours_nor_screens(bench: ScreenBench) -> None:
-    """And none of whoever started the runner."""
+    """A job inherits no descriptor of screen, the runner or its parent."""
     leak = os.open(os.devnull, os.O_RDONLY)
     os.set_inheritable(leak, True)
     try:
-        run(bench, 1, "/bin/sh", "-c", "ls /proc/$$/fd; ulimit -n; ulimit -Hn")  # a pipeline would be seen itself
+        run(bench, 1, "/bin/sh", "-c", "ls /proc/$$/fd; ulimit -n; ulimit -Hn")  # no pipeline: it needs descriptors
     finally:
         os.close(leak)
     *descriptors, soft, hard = bench.whole(1).split()
-    assert {"0", "1", "2"} <= set(descriptors) <= {"0", "1", "2", "10", "255"}, descriptors  # two of the shell's own
+    assert {"0", "1", "2"} <= set(descriptors) <= {"0", "1", "2", "10", "255"}, descriptors  # 10, 255: the shell's own
     assert soft == "1024" and hard == subprocess.run(
         ["/bin/sh", "-c", "ulimit -Hn"], capture_output=True, text=True
     ).stdout.strip()  # fmt: skip
@@ -468,7 +472,7 @@ def test_umask_is_the_runners_or_the_jobs_own(bench: ScreenBench, umask: int) ->
 
 
 def test_environment_is_the_base_the_changes_and_the_terminal(tmp_path: Path) -> None:
-    """Nothing that screen was told by us, and no mark of a session that the scheduler itself runs in."""
+    """A job gets the base environment, its changes and the terminal's variables, not those of an outer session."""
     foreign = {"STY": "1.other", "WINDOW": "7", "TERMCAP": "junk", "LINES": "9", "COLUMNS": "9", "TERM": "vt52"}
     with screen_bench(tmp_path, **foreign, MINE="a=b\nc", GPUJOB_CRASH_AT="") as bench:
         started = run(bench, 1, *python("import os; print(ascii(dict(os.environ)))"), environment={"OWN": "1"})
@@ -477,13 +481,14 @@ def test_environment_is_the_base_the_changes_and_the_terminal(tmp_path: Path) ->
         wanted.update(GPUJOB_ID="1", GPUJOB_ATTEMPT="1", GPUJOB_STATE_FILE=str(tmp_path / "state.json"), OWN="1")
         wanted.update(STY=started.session, WINDOW="0", TERM=found["TERM"])
         assert found["TERM"] in ("screen", "screen-256color")
-        found.pop("LC_CTYPE", None), wanted.pop("LC_CTYPE", None)  # Python's own, in the C locale
+        found.pop("LC_CTYPE", None), wanted.pop("LC_CTYPE", None)  # set by Python in the C locale
         assert found == wanted
 
 
 def test_base_may_hold_what_screen_itself_is_run_with(tmp_path: Path) -> None:
-    """A job that starts sessions of its own: its SYSSCREENRC is the user's, not ours. GPUJOB_SESSION marks what belongs
-    to no job, so no job gets that of a session in which the scheduler itself was started.
+    """A job gets the SYSSCREENRC of the base environment, not that of its session, and no GPUJOB_SESSION.
+
+    GPUJOB_SESSION marks processes that belong to no job.
     """
     with screen_bench(tmp_path, SYSSCREENRC="/theirs", GPUJOB_SESSION="theirs") as bench:
         run(bench, 1, "/bin/sh", "-c", "echo $SYSSCREENRC-$GPUJOB_SESSION")
@@ -500,7 +505,7 @@ def test_stored_environment_alone_is_used(bench: ScreenBench) -> None:
 
 
 def test_secrets_of_the_job_are_not_in_the_environment_of_screen(bench: ScreenBench) -> None:
-    """What a job's own changes hold goes through a private file."""
+    """Variables of the job are not in the environment of screen: they are passed in a private file."""
     started = run(bench, 1, "/bin/sleep", "600", environment={"TOKEN": "hush"})
     server = int(started.session.partition(".")[0])
     assert environment_of(server) and b"TOKEN=hush" not in environment_of(server)
@@ -508,7 +513,7 @@ def test_secrets_of_the_job_are_not_in_the_environment_of_screen(bench: ScreenBe
 
 
 def test_f08_many_jobs_leave_no_descriptor_and_no_file(bench: ScreenBench) -> None:
-    """F08 for the runner: 60 sessions and 20 failed starts, as many open files as before."""
+    """F08 for the runner: After 60 sessions and 20 failed starts no descriptor and no file is left."""
     bench.start(1, "/bin/true")
     bench.until(Ended, 1)
     before = len(os.listdir("/proc/self/fd"))
@@ -527,7 +532,7 @@ def test_f08_many_jobs_leave_no_descriptor_and_no_file(bench: ScreenBench) -> No
 
 
 def test_f01_a_full_disk_gives_the_attempt_back(alone: Alone, tmp_path: Path) -> None:
-    """F01: claimed, but nothing could be written: nobody has it, nothing ran, and it can be given up and tried again."""
+    """F01: If the record cannot be written, the shim removes it and starts nothing, so the attempt can be retried."""
     assert alone.run("/bin/sh", "-c", "touch ran", before=["prlimit", "--fsize=100"]) == 1
     assert not (tmp_path / "ran").exists() and not (tmp_path / "1.1").exists()
 

@@ -1,4 +1,4 @@
-"""Where a job of the supervisor reads and writes: no log, errors apart, a packed log, descriptors of a caller."""
+"""Streams of a job under the supervisor: no log, stderr log, packed log, descriptors of a caller."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from tests.runners.test_supervisor import LIMIT_S, FakeDaemon, daemon  # noqa: F
 
 GZIP = shutil.which("gzip") or "gzip is missing"
 PACKED = ("", GZIP, None)
-QUICK = pytest.mark.parametrize("daemon", [{"ASKED_MS": 400, "PACKED_MS": 400}], indirect=True)
+# ASKED_MS also limits callers that do answer, and so leaves them time on a busy machine.
+QUICK = pytest.mark.parametrize("daemon", [{"ASKED_MS": 2000, "PACKED_MS": 400}], indirect=True)
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
@@ -41,7 +42,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 def told(daemon: FakeDaemon, kind: str, key: str) -> tuple[object, ...]:  # noqa: F811
-    """The first message of this kind about this attempt."""
+    """Receive messages until one of this kind about this attempt, and return it."""
     while True:
         for message in marshal.loads(daemon.socket.recv(1 << 20)):
             if message[:2] == (kind, key):
@@ -56,7 +57,7 @@ def unpacked(path: Path) -> bytes:
 
 
 def test_s4_13_s4_16_no_log_and_errors_apart(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
-    """S4.13, S4.16: stderr goes to its own file, of the same mode; without a log nothing is kept and nothing fails."""
+    """S4.13, S4.16: stderr can have its own private log; without a log the output is dropped and the job runs."""
     apart = str(tmp_path / "1.log.e")
     daemon.send(daemon.start(1, "/bin/sh", "-c", "echo out; echo err >&2; exit 3", streams=(apart, "", None)))
     silent = list(daemon.start(2, "/bin/sh", "-c", "echo out; echo err >&2; exit 4"))
@@ -72,7 +73,7 @@ def test_s4_13_s4_16_no_log_and_errors_apart(daemon: FakeDaemon, tmp_path: Path)
 
 
 def test_s4_13_an_errors_file_that_stands_there_is_left_alone(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
-    """S4.13, P1: it is another scheduler's; the command does not run."""
+    """S4.13, P1: An existing stderr log, which is another scheduler's, is left unchanged, and the start fails."""
     theirs = tmp_path / "1.log.e"
     theirs.write_text("theirs")
     daemon.send(daemon.start(1, "/bin/sh", "-c", "touch ran", streams=(str(theirs), "", None)))
@@ -81,7 +82,7 @@ def test_s4_13_an_errors_file_that_stands_there_is_left_alone(daemon: FakeDaemon
 
 
 def test_s4_14_a_packed_log_is_whole_when_the_ending_is_told(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
-    """S4.14: twenty jobs side by side; each file is a whole gzip the moment its ending is told."""
+    """S4.14: Packed logs of twenty parallel jobs are complete when the supervisor reports the endings."""
     text = "yes 0123456789abcdef | head -c 300000; echo LAST; echo err >&2; exit 7"
     daemon.send(*(daemon.start(n, "/bin/sh", "-c", text, streams=PACKED) for n in range(1, 21)))
     seen_so_far: dict[str, bytes] = {}
@@ -95,7 +96,10 @@ def test_s4_14_a_packed_log_is_whole_when_the_ending_is_told(daemon: FakeDaemon,
 
 @QUICK
 def test_s4_14_what_outlives_a_job_delays_its_ending_for_a_moment_only(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
-    """S4.14: a process left behind holds the log open: the ending is told all the same, and the log is whole in the end."""
+    """S4.14: A leftover process that holds a packed log open delays the reported ending only up to a limit.
+
+    What it writes later is in the log.
+    """
     hold = tmp_path / "hold"
     hold.touch()
     left = f"(while [ -e {hold} ]; do sleep 0.02; done; echo later) & echo first; exit 5"
@@ -114,7 +118,7 @@ def test_s4_14_what_outlives_a_job_delays_its_ending_for_a_moment_only(daemon: F
 
 
 def test_s4_14_a_packer_that_is_killed_costs_the_rest_of_the_log_alone(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
-    """S4.14: the job meets a closed pipe, as any writer does; its true ending is told at once, and others go on."""
+    """S4.14: If gzip is killed, the rest of the log is lost; the job's exit code is right, and other jobs run."""
     go = tmp_path / "go"
     text = f"while [ ! -e {go} ]; do sleep 0.02; done; exit 6"
     daemon.send(daemon.start(1, "/bin/sh", "-c", text, streams=PACKED))
@@ -131,7 +135,7 @@ def test_s4_14_a_packer_that_is_killed_costs_the_rest_of_the_log_alone(daemon: F
 
 
 def test_s4_14_without_a_packer_nothing_starts_and_the_log_says_why(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811  # noqa: F811
-    """S4.14: no gzip: the reason stands in the log; a program that is missing is said in a packed log too."""
+    """S4.14: If gzip or the command cannot be started, the log has the reason, packed in the second case."""
     daemon.send(daemon.start(1, "/bin/sh", "-c", "touch ran", streams=("", "/no/such/gzip", None)))
     assert told(daemon, "no", "1.1")[2:] == ("gzip", errno.ENOENT)
     assert "(gzip)" in (tmp_path / "1.log").read_text() and not (tmp_path / "ran").exists()
@@ -156,7 +160,7 @@ def ticks_of(pid: int) -> int:
 
 
 class Caller:
-    """This process as a caller, behind a socket of its own; gives ``given`` as 0, 1, 2 to whoever asks."""
+    """This process as the caller of a foreground job; passes the descriptors ``fd0=``, ``fd1=``, ``fd2=``."""
 
     def __init__(self, folder: Path, **given: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -178,7 +182,7 @@ class Caller:
             except OSError:
                 return  # closed
             self.asked += 1
-            with asking, contextlib.suppress(OSError):  # who asked took us for another
+            with asking, contextlib.suppress(OSError):  # the supervisor has closed it: not the process that it expected
                 self.give(asking)
 
     def give(self, asking: socket.socket) -> None:
@@ -218,13 +222,13 @@ def pipe() -> Iterator[tuple[int, int]]:
 def test_s4_17_a_job_gets_the_descriptors_of_its_caller(
     daemon: FakeDaemon, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int]  # noqa: F811
 ) -> None:  # fmt: skip
-    """S4.17: stdin alone, then all three; under no other number does the job, its packer or the next job have them."""
+    """S4.17: A job gets the caller's stdin, or all three streams; no other process gets these descriptors."""
     read, write = pipe
     os.write(write, b"from the caller\n")
     look = "read line; echo got $line; ls /proc/self/fd | wc -l"
     daemon.send(daemon.start(1, "/bin/sh", "-c", look, streams=caller(fd0=read).streams))
     daemon.ends(1)
-    assert (tmp_path / "1.log").read_text() == "got from the caller\n4\n"  # the fourth is the listing's own
+    assert (tmp_path / "1.log").read_text() == "got from the caller\n4\n"  # the fourth is that of `ls` itself
     with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
         all_three = caller(tmp_path / "d", fd0=read, fd1=out.fileno(), fd2=err.fileno())
         os.write(write, b"again\n")
@@ -241,16 +245,16 @@ def test_s4_17_a_job_gets_the_descriptors_of_its_caller(
     daemon.send(daemon.start(3, "/bin/sh", "-c", look, streams=("", GZIP, who)))
     daemon.ends(1)
     lines = unpacked(tmp_path / "3.log").decode().split()
-    assert lines[0] == "packed" and lines[2] == "1", lines  # the job's own stdin alone
+    assert lines[0] == "packed" and lines[2] == "1", lines  # only the job's stdin
     daemon.send(daemon.start(4, "/bin/sh", "-c", "cat; ls /proc/self/fd | wc -l"))
     daemon.ends(1)
-    assert (tmp_path / "4.log").read_text() == "4\n"  # and the next reads nothing
+    assert (tmp_path / "4.log").read_text() == "4\n"  # the next job reads nothing
 
 
 def test_s4_17_a_long_path_and_no_descriptor_left_over(
     daemon: FakeDaemon, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int]  # noqa: F811
 ) -> None:  # fmt: skip
-    """S4.17, F08: a path of more than 107 bytes; 60 such starts, some refused, leave the supervisor no descriptor more."""
+    """S4.17, F08: The path of the caller's socket may have more than 107 bytes; no descriptor stays open."""
     folder = tmp_path / ("x" * 120)
     one = caller(folder, fd0=pipe[0])
     assert len(str(one.path)) > 107
@@ -276,7 +280,7 @@ def test_s4_17_a_long_path_and_no_descriptor_left_over(
 def test_s4_17_a_caller_that_is_gone_or_another(
     daemon: FakeDaemon, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int]  # noqa: F811
 ) -> None:  # fmt: skip
-    """S4.17: no socket, nobody behind it, another process behind its name, one that started at another time: never run."""
+    """S4.17: Nothing is started if the caller's socket is missing or dead, or belongs to another process."""
     one = caller(fd0=pipe[0])
     _, _, (pid, ticks, path) = one.streams
     dead = tmp_path / "dead"
@@ -300,16 +304,16 @@ def test_s4_17_a_caller_that_is_gone_or_another(
 
 class Silent(Caller):
     def give(self, asking: socket.socket) -> None:
-        asking.recv(1)  # until the other has had enough
+        asking.recv(1)  # until the supervisor closes the connection
 
 
 class Empty(Caller):
     def give(self, asking: socket.socket) -> None:
-        """Nothing at all."""
+        """Pass nothing."""
 
 
 class TooMany(Caller):
-    """More descriptors than it says what they are."""
+    """A caller that passes more descriptors than it names."""
 
     def give(self, asking: socket.socket) -> None:
         socket.send_fds(asking, [b"\0"], self.fds * 3)
@@ -322,7 +326,7 @@ class TooMany(Caller):
 def test_s4_17_a_caller_that_gives_nothing_or_nonsense_holds_up_no_other_job(
     daemon: FakeDaemon, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int], kind: type[Caller], number: int  # noqa: F811
 ) -> None:  # fmt: skip
-    """S4.17, F08: the others run meanwhile; it is never run, and no descriptor stays in the supervisor."""
+    """S4.17, F08: A caller that passes no or wrong descriptors fails its own job only, and leaves no descriptor."""
     daemon.send(daemon.start(9, "/bin/true"))
     daemon.ends(1)
     before = sorted(os.listdir(f"/proc/{daemon.process.pid}/fd"))
@@ -338,7 +342,7 @@ def test_s4_17_a_caller_that_gives_nothing_or_nonsense_holds_up_no_other_job(
 
 @QUICK
 def test_s4_17_a_caller_that_is_stopped_is_not_waited_for_for_ever(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
-    """S4.17: a process stopped by SIGSTOP behind its socket; once it goes on, another attempt gets its stdin."""
+    """S4.17: A start fails if its caller is stopped for too long; a later attempt gets the continued caller's stdin."""
     program = (
         "import os, socket, sys\n"
         "s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()\n"
@@ -375,7 +379,7 @@ def test_s4_17_a_caller_that_is_stopped_is_not_waited_for_for_ever(daemon: FakeD
 def test_s4_17_a_dead_daemons_supervisor_asks_all_the_same(
     daemon: FakeDaemon, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int]  # noqa: F811
 ) -> None:  # fmt: skip
-    """S4.17, P6: what it was told to start, it starts, with the caller's stdin; then it ends."""
+    """S4.17, P6: After the daemon's death, its supervisor still starts a foreground job with the caller's stdin."""
     os.write(pipe[1], b"line\n")
     daemon.send(daemon.start(1, "/bin/sh", "-c", "read line; echo $line; exit 8", streams=caller(fd0=pipe[0]).streams))
     daemon.socket.close()
@@ -393,7 +397,7 @@ def bench(tmp_path: Path) -> Iterator[DirectBench]:
 
 
 def test_s4_14_b02_a_supervisor_killed_with_a_packer_alive(bench: DirectBench) -> None:
-    """S4.14, B02: the packer becomes our child: it is taken neither for a job nor for what a job left behind."""
+    """S4.14, B02: After the supervisor's death, its gzip counts neither as a job nor as a leftover process of one."""
     hold, other = bench.folder / "hold", bench.folder / "other"
     hold.touch()
     other.touch()
@@ -405,7 +409,7 @@ def test_s4_14_b02_a_supervisor_killed_with_a_packer_alive(bench: DirectBench) -
     supervisor = bench.runner.supervisor_pid
     children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
     packer = next(int(pid) for pid in children if b"gzip" in Path(f"/proc/{pid}/cmdline").read_bytes())
-    os.kill(packer, signal.SIGSTOP)  # alive for as long as we look
+    os.kill(packer, signal.SIGSTOP)  # so that it lives until SIGCONT
     os.kill(supervisor, signal.SIGKILL)
     bench.wait(lambda: bench.runner.supervisor_pid != supervisor, "another supervisor")
     bench.start(2, "/bin/sh", "-c", "exit 12")
@@ -423,7 +427,7 @@ def test_s4_14_b02_a_supervisor_killed_with_a_packer_alive(bench: DirectBench) -
 
 
 def test_s4_17_a_caller_that_is_gone_is_said_in_words(bench: DirectBench) -> None:
-    """S4.17: it will never be there again, so no other try is made."""
+    """S4.17: A missing caller is a lasting reason not to start, so no retry follows."""
     gone = Streams(caller=(os.getpid(), ticks_of(os.getpid()), str(bench.folder / "nobody")))
     bench.start(1, "/bin/true", streams=gone)
     observation = bench.until(NeverRan, 1)
@@ -431,7 +435,7 @@ def test_s4_17_a_caller_that_is_gone_is_said_in_words(bench: DirectBench) -> Non
 
 
 def test_a_program_is_begun_though_what_is_to_be_said_finds_no_room() -> None:
-    """Found by the soak: a limit that cannot be set, a full disk, and the job was never begun (exit code 120)."""
+    """A program runs with its exit code although a limit cannot be set and the warning cannot be written."""
     words = [sys.executable, "-I", "-S", exec_limited.__file__, "-", "99:1:1", "/bin/sh", "sh", "-c", "exit 7"]
     with open("/dev/full", "wb") as full:
         assert subprocess.run(words, stderr=full, check=False).returncode == 7

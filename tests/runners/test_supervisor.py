@@ -1,4 +1,4 @@
-"""The supervisor's traps, each as a test (docs/architecture.md)."""
+"""The supervisor: starts, endings, descriptors, faults of files and of the daemon."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ Streams = tuple[str, str, tuple[int, int, str] | None]  # errors, packer, caller
 
 
 class FakeDaemon:
-    """The daemon's end of a supervisor's socket."""
+    """A supervisor process, and the daemon's end of its socket."""
 
     def __init__(self, folder: Path, **constants: int) -> None:
-        """``constants``: of the supervisor's own, where a test cannot wait so long."""
+        """Start the supervisor. ``constants``: new values for constants in `supervisor.py`, such as limits in ms."""
         self.folder = folder
         text = Path(supervisor_file.__file__).read_text()
         for name, value in constants.items():
@@ -71,7 +71,7 @@ class FakeDaemon:
 
 @pytest.fixture
 def daemon(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FakeDaemon]:
-    """With constants of its own if the test names some (``indirect``)."""
+    """Return a FakeDaemon; indirect parameters of the test are its ``constants``."""
     made = FakeDaemon(tmp_path, **getattr(request, "param", {}))
     yield made
     made.socket.close()
@@ -93,7 +93,7 @@ def wait_ended(path: Path) -> attempt_record.AttemptRecord:
 
 
 def test_reads_out_what_a_dead_daemon_had_sent(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """A daemon that dies with unread replies gives ECONNRESET, not an end; what it had sent is still carried out."""
+    """The supervisor carries out all starts of a dead daemon; unread answers give ECONNRESET before the end of file."""
     hold = tmp_path / "hold"
     hold.touch()
     daemon.send(*(daemon.start(n, "/bin/sh", "-c", f"exit {n}") for n in range(1, 40)))
@@ -103,7 +103,7 @@ def test_reads_out_what_a_dead_daemon_had_sent(daemon: FakeDaemon, tmp_path: Pat
     daemon.socket.close()
     for n in (*range(1, 40), *range(60, 70)):
         assert wait_ended(tmp_path / f"{n}.1").code == n
-    assert daemon.process.poll() is None  # it has a job, so it lives
+    assert daemon.process.poll() is None  # it lives while it has a job
     hold.unlink()
     assert wait_ended(tmp_path / "50.1").code == 9
     assert daemon.process.wait(LIMIT_S) == 0
@@ -118,7 +118,7 @@ def test_b01_signals_do_not_end_it(daemon: FakeDaemon, tmp_path: Path) -> None:
 
 
 def test_f08_no_descriptor_is_left_over(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """F08: as many open files after 300 jobs and 100 failed starts as before."""
+    """F08: After 300 jobs and 100 failed starts the supervisor has as many open files as before."""
     folder = f"/proc/{daemon.process.pid}/fd"
     daemon.send(daemon.start(1, "/bin/true"))
     daemon.ends(1)
@@ -133,7 +133,7 @@ def test_f08_no_descriptor_is_left_over(daemon: FakeDaemon, tmp_path: Path) -> N
 
 
 def test_many_jobs_need_no_descriptor_each(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """S2.3 in part: 300 running jobs, no open file for any of them."""
+    """S2.3 in part: Running jobs cost the supervisor no open file."""
     hold = tmp_path / "hold"
     hold.touch()
     daemon.send(daemon.start(1000, "/bin/true"))
@@ -162,7 +162,7 @@ def test_existing_record_is_taken(daemon: FakeDaemon, tmp_path: Path) -> None:
 
 
 def test_p8_what_stands_in_the_place_of_a_file_holds_up_no_other_job(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """A pipe where the log, the environment or (at the end) the record should be; an environment that never ends."""
+    """A FIFO in place of log, environment or record, or a huge environment, fails its own start at most."""
     with open(tmp_path / "huge", "wb") as stream:
         stream.truncate(1 << 40)
     for name in ("1.log", "pipe"):
@@ -186,7 +186,7 @@ def test_p8_what_stands_in_the_place_of_a_file_holds_up_no_other_job(daemon: Fak
 
 
 def test_f04_log_folder_is_made_again(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """F04."""
+    """F04: A missing log folder is created."""
     job = list(daemon.start(1, "/bin/echo", "there"))
     job[4] = str(tmp_path / "logs" / "1.log")
     daemon.send(tuple(job))
@@ -196,11 +196,11 @@ def test_f04_log_folder_is_made_again(daemon: FakeDaemon, tmp_path: Path) -> Non
 
 
 def test_f01_the_ending_fits_on_a_full_disk(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """F01: every byte of the ending is reserved before the command runs."""
+    """F01: Every byte of the ending is reserved in the record before the command runs."""
     daemon.send(daemon.start(1, "/bin/sh", "-c", "sleep 0.2; exit 44"))
     end = time.monotonic() + LIMIT_S
     while not ((tmp_path / "1.1").exists() and (tmp_path / "1.1").stat().st_size) and time.monotonic() < end:
-        time.sleep(0.005)  # it is made, and a moment later written
+        time.sleep(0.005)  # the file is created before it is written
     size = (tmp_path / "1.1").stat().st_size
     blocks = (tmp_path / "1.1").stat().st_blocks
     assert size > attempt_record.SPEC_AT
@@ -212,7 +212,7 @@ def test_f01_the_ending_fits_on_a_full_disk(daemon: FakeDaemon, tmp_path: Path) 
 
 @pytest.mark.parametrize("room", [0, 100, 300])
 def test_a_record_that_cannot_be_written_is_nobodys_again(daemon: FakeDaemon, tmp_path: Path, room: int) -> None:
-    """P1, P5, F01: found by the soak. Left claimed by a supervisor whose daemon was killed, a job that never ran became lost."""
+    """P1, P5, F01: A record that cannot be written is removed, so that the attempt can be started again."""
     resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
     daemon.send(daemon.start(1, "/bin/sh", "-c", f"touch {tmp_path}/ran"))
     assert marshal.loads(daemon.socket.recv(1 << 20))[0][:3] == ("no", "1.1", "record")

@@ -1,1 +1,1 @@
-"""The soak: many small jobs while everything of ours is killed and meddled with, and a judge that believes the jobs alone."""
+"""The soak: many small jobs while processes are killed and files changed; a judge believes only what the jobs wrote."""

@@ -1,4 +1,4 @@
-"""``python -m tests.soak``."""
+"""``python -m tests.soak``: runs one soak."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from tests.soak import __doc__ as what
 
 
 def main() -> int:
-    """The command line, which explains itself also where pytest is not installed."""
+    """Run a soak by the command line; return the exit code. ``--help`` works without pytest."""
     reader = argparse.ArgumentParser(prog="python -m tests.soak", description=what)
     reader.add_argument("--seed", type=int, default=int(time.time()), help="by the clock, and printed")
     reader.add_argument("--jobs", type=int, default=10_000, help="%(default)s")
@@ -17,7 +17,7 @@ def main() -> int:
     reader.add_argument("--seconds", type=float, default=600, help="over which jobs and kills are spread (%(default)s)")
     reader.add_argument("--keep", action="store_true", help="the folder, also when all went well")
     asked = reader.parse_args()
-    from tests.soak.run import soak  # here, for it needs pytest
+    from tests.soak.run import soak  # imported here, because it needs pytest
 
     print(f"seed {asked.seed}", flush=True)
     try:

@@ -1,4 +1,4 @@
-"""What happened in a soak, as data: what was wished, what the jobs wrote, what was killed, what the store says at the end."""
+"""The data of a soak: requested jobs, the jobs' ledger, kills, cancels, and the store at the end."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ from typing import Any
 
 WAYS = ("echo", "add", "submit")
 SIGNALS = (9, 15, 11, 6, 10)
-GARBLED = 97  # exit code of a job whose words did not arrive whole
+GARBLED = 97  # exit code of a job whose words did not arrive completely
 
 
 def now() -> float:
-    """The clock that the jobs write into their ledger."""
+    """Return the seconds since boot: the clock of the jobs' ledger."""
     with open("/proc/uptime", encoding="ascii") as stream:
         return float(stream.read().split()[0])
 
 
 @dataclass
 class Wish:
-    """One job that somebody wants; its key appears in its words, and in nobody else's."""
+    """A requested job. Its ``key`` is among its words, and among those of no other job.
+
+    ``way``: how it is requested (`WAYS`); ``seconds``: how long it runs; ``code``, ``signal``: how it ends; ``said``:
+    ``ok`` or the error of the request.
+    """
 
     key: str
     way: str
@@ -33,19 +37,19 @@ class Wish:
     share: str
     priority: int
     acknowledged: bool = False
-    id: int = 0  # as `submit` told it
-    torn: bool = False  # only a part of its line went into the file: the disk was full
+    id: int = 0  # as `submit` printed it
+    torn: bool = False  # only a part of its line was written, because the disk was full
     said: str = ""
 
     @property
     def ending(self) -> tuple[str, int | None, int | None]:
-        """Outcome, exit code and signal that the store has to tell."""
+        """The outcome, exit code and signal that the store must have."""
         return ("exit", self.code, None) if self.signal is None else ("signal", None, self.signal)
 
 
 @dataclass
 class Life:
-    """One life of the daemon."""
+    """A daemon process. ``begun``, ``ready``, ``ended``: on the ledger's clock."""
 
     number: int
     pid: int
@@ -53,24 +57,28 @@ class Life:
     begun: float
     ended: float = float("inf")
     ready: float = float("inf")
-    early: tuple[int, int] = (0, 0)  # descriptors and memory (KiB) a moment after its start
-    late: tuple[int, int] = (0, 0)  # the same before its end
+    early: tuple[int, int] = (0, 0)  # number of descriptors and memory (KiB) shortly after its start
+    late: tuple[int, int] = (0, 0)  # number of descriptors and memory (KiB) at its end
 
 
 @dataclass
 class Kill:
-    """A SIGKILL. ``life``: of the daemon that this is, or that started it; 0 if that one was dead already."""
+    """A SIGKILL.
+
+    ``life``: number of the daemon that was killed, or that the killed process served; 0 if that daemon was dead
+    already.
+    """
 
     what: str  # daemon, supervisor, shim
     pid: int
     at: float
     life: int
-    job: int = 0  # whose shim
+    job: int = 0  # of a shim: its job
 
 
 @dataclass
 class Cancel:
-    """A `gpujob cancel` that ended with this code."""
+    """A `gpujob cancel`. ``code``: its exit code; -1 before it has ended."""
 
     id: int
     at: float
@@ -79,7 +87,7 @@ class Cancel:
 
 @dataclass
 class Row:
-    """A job in the store."""
+    """A job in the store at the end."""
 
     id: int
     words: list[str]
@@ -87,13 +95,13 @@ class Row:
     outcome: str | None
     exit_code: int | None
     signal: int | None
-    begun: float  # when its last attempt was chosen, on the clock of the ledger, in whole seconds
+    begun: float  # start of its last attempt, in whole seconds on the ledger's clock
     notes: str = ""
 
 
 @dataclass
 class History:
-    """All of it."""
+    """Everything that the judge reads."""
 
     seed: int = 0
     wishes: list[Wish] = field(default_factory=list)
@@ -105,12 +113,12 @@ class History:
     refused: list[str] = field(default_factory=list)  # texts of refused lines
 
     def save(self, path: Path) -> None:
-        """Keep it, so that the judge can be asked again."""
+        """Write it to a file, so that the judge can read it again."""
         path.write_text(json.dumps(dataclasses.asdict(self), default=str))
 
     @staticmethod
     def load(path: Path) -> History:
-        """What was kept."""
+        """Read a history that was saved."""
         data: dict[str, Any] = json.loads(path.read_text())
         kinds = {"wishes": Wish, "lives": Life, "kills": Kill, "cancels": Cancel, "rows": Row}
         made = {name: [kinds[name](**one) for one in data[name]] for name in kinds}
@@ -118,7 +126,7 @@ class History:
 
 
 def wish(n: int, dice: random.Random) -> Wish:
-    """The n-th job: how it ends follows from n, the rest from the dice."""
+    """Return the n-th requested job: ``n`` determines how it ends, ``dice`` the rest."""
     roll = dice.randrange(100)
     kind = "loud" if roll < 1 else "orphan" if roll < 3 else "deaf" if roll < 5 else "plain"
     number = SIGNALS[n // 10 % len(SIGNALS)] if n % 10 == 7 else None

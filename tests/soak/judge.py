@@ -1,4 +1,4 @@
-"""The judge: reads what the jobs wrote, what was acknowledged and killed, and at the end the store. Pure."""
+"""The judge of a soak: compares the store with the ledger, the acknowledgements and the kills. No side effects."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterator
 
 from tests.soak.history import History, Kill, Row, Wish
 
-# A daemon that has inherited a job learns its code when it ends; killed so soon after, it may not have come to that.
+# A daemon that inherits a job learns its exit code at the end; if killed this soon afterwards, it may not have.
 SLACK_S = 2.0
-START_S = 5.0  # between the choice of an attempt and its first line: the sum of all that may be slow there
+START_S = 5.0  # the longest time between the choice of an attempt and its first line
 ENDED = frozenset({"done", "failed", "cancelled", "skipped"})
 PARTS = 1000
 HANGUP = 1
-UNPROVEN = "its supervisor was killed before it recorded the start"  # its record was claimed, and says of no process
+UNPROVEN = "its supervisor was killed before it recorded the start"  # the note of a job whose record was claimed and names no process
 
 
 def judge(history: History) -> list[str]:
-    """What is wrong; empty when all is well."""
+    """Return everything that is wrong; empty if nothing is."""
     court = _Court(history)
     return [
         *court.each_wish(),
@@ -30,7 +30,7 @@ def judge(history: History) -> list[str]:
 
 
 def lost_jobs(history: History) -> int:
-    """How many jobs ended as lost, rightly or not."""
+    """Return the number of jobs with the outcome lost."""
     return sum(row.outcome == "lost" for row in history.rows)
 
 
@@ -60,7 +60,7 @@ class _Court:
         self.writers = [kill for kill in history.kills if kill.what != "daemon"]
 
     def each_wish(self) -> Iterator[str]:
-        """Acknowledged: exactly one job or one visible rejection. Else: one whole job, or nothing."""
+        """Yield acknowledged requests without a job or a refused line, and requests with several jobs or another id."""
         refused = "\n".join(self.history.refused)
         for wish in self.history.wishes:
             rows = self.rows[wish.key]
@@ -73,13 +73,13 @@ class _Court:
                 yield f"{wish.key}: submit said job {wish.id}, the store has {[row.id for row in rows]}"
 
     def foreign_processes(self) -> Iterator[str]:
-        """Jobs that nobody wished can only come of lines that were cut off by a full disk."""
+        """Yield the jobs that nobody requested, if they are more than the lines that a full disk cut off."""
         torn = sum(wish.torn for wish in self.history.wishes)
         if len(self.others) > torn:
             yield f"jobs that nobody wished: {[(row.id, row.words) for row in self.others]}; cut lines: {torn}"
 
     def starts(self) -> Iterator[str]:
-        """Nobody asked for a second run, so nobody has one."""
+        """Yield jobs that started twice, were not requested, or are not in the store."""
         counts = Counter(entry[1] for entry in self.history.ledger if entry[0] == "start")
         for key, count in counts.items():
             if count > 1:
@@ -92,7 +92,7 @@ class _Court:
                 yield f"{key}: ran as job {self.began[key][0][2]}, the store has {self.rows[key][0].id}"
 
     def each_job(self) -> Iterator[str]:
-        """What the store says of each job is what the job wrote, or what was done to it."""
+        """Yield jobs whose state in the store contradicts what the job wrote or what was done to it."""
         for key, rows in self.rows.items():
             for row in rows:
                 problem = self.problem(self.wishes[key], row)
@@ -104,7 +104,7 @@ class _Court:
                     )
 
     def problem(self, wish: Wish, row: Row) -> str:
-        """What is wrong with this job; empty when nothing is."""
+        """Return what is wrong with this job; empty if nothing is."""
         began, ended = self.began[wish.key], self.ended.get(wish.key)
         if row.state not in ENDED:
             return "has not ended"
@@ -116,15 +116,15 @@ class _Court:
         if (row.state == "done") != (told == ("exit", 0, None)):
             return "done is exit code 0, and nothing else is"
         if told == wish.ending and ended is not None:
-            return ""  # also when it was cancelled a moment too late
+            return ""  # also if a cancel came too late
         hit = self.hit(wish, row)
         if row.outcome == "lost":
             if UNPROVEN in row.notes and any(kill.what == "shim" and kill.job == row.id for kill in hit):
-                return ""  # killed as it made the job a process: nobody was told which, and its daemon has many orphans
+                return ""  # killed while it started the job: nobody knows the pid
             known = all(self.died.get(kill.life, 0.0) > self.over(wish, kill) + SLACK_S for kill in hit)
             return "lost, though its end could be known" if known else ""
         if (row.outcome, row.signal) == ("signal", HANGUP) and any(kill.what == "shim" for kill in hit):
-            return ""  # with its shim a job loses its terminal
+            return ""  # without its shim a job loses its terminal
         if not began:
             return "an ending, and it never began"
         if ended is None:
@@ -132,7 +132,7 @@ class _Court:
         return f"a wrong ending, {wish.ending} is right"
 
     def hit(self, wish: Wish, row: Row) -> list[Kill]:
-        """Kills of the supervisor or shim that had this job in hand."""
+        """Return the kills of a supervisor or shim that may have been responsible for this job."""
         began, ended = self.began[wish.key], self.ended.get(wish.key, float("inf"))
         found = []
         for kill in self.writers:
@@ -141,19 +141,19 @@ class _Court:
                 if kill.at > ended + SLACK_S:
                     continue
                 if int(entry[5]) == kill.pid and kill.at >= at - SLACK_S:
-                    found.append(kill)  # its parent when it began
+                    found.append(kill)  # the job's parent at its first line
                 elif kill.job == row.id or (int(entry[5]) in self.heirs(kill) and at - START_S <= kill.at <= at):
-                    found.append(kill)  # its parent died between the fork and its first line
+                    found.append(kill)  # the job's parent died between the fork and its first line
             elif kill.job == row.id or -START_S <= kill.at - row.begun <= START_S:
                 found.append(kill)
         return found
 
     def heirs(self, kill: Kill) -> set[int]:
-        """Who is the parent of what a killed supervisor or shim leaves: its daemon, or the first process."""
+        """Return the possible parents of the jobs of a killed supervisor or shim: its daemon, and PID 1."""
         return {1, *(life.pid for life in self.history.lives if life.number == kill.life)}
 
     def over(self, wish: Wish, kill: Kill) -> float:
-        """When the job had ended at the latest: its daemon, if it lived then, had inherited it and learned its code."""
+        """Return the latest time at which the job had ended; a daemon that lived then knew its exit code."""
         if wish.key in self.ended:
             return self.ended[wish.key]
         began = float(self.began[wish.key][0][8]) if self.began[wish.key] else kill.at
@@ -161,7 +161,7 @@ class _Court:
 
 
 def key_of(words: list[str]) -> str:
-    """The key among a job's words, if they arrived whole."""
+    """Return the key among a job's words; empty if the words did not arrive completely."""
     for word, check in zip(words, words[5:], strict=False):
         if re.fullmatch(r"k\d+", word) and check == f"{word}.ok":
             return word
@@ -169,10 +169,10 @@ def key_of(words: list[str]) -> str:
 
 
 def gpu_overload(ledger: list[list[str]]) -> Iterator[str]:
-    """Instants at which a GPU had more than its 1000 parts. The order of the lines is the order of time.
+    """Yield the moments at which jobs had more than 1000 thousandths of a GPU. The ledger's lines are in order of time.
 
-    A job holds its share from its first line to its last, and while its orphan lives; one that never wrote a last line
-    (it was ended) counts at the moment of its first.
+    A job has its share from its first line to its last, or to the end of its orphan. A job without a last line, because
+    it was ended, counts only at its first line.
     """
     ends = Counter(entry[1] for entry in ledger if entry[0] in ("end", "gone"))
     open_: dict[str, int] = {}

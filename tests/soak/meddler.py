@@ -1,4 +1,4 @@
-"""Who meddles: with every file, the disk, the driver, the queue."""
+"""The disturbances of a soak: edits of files, a full disk, a hanging driver, pauses and cancels."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ MEDDLING = (
     "state", "state", "gpu", "queue", "cancel", "cancel", "cancel", "editor", "editor", "disk", "broken", "logs",
 )  # fmt: skip
 LARGE = 1 << 16
-LEAST_FREE = 0.5  # of the disk: when the jobs' logs have left no more, the large ones go
+LEAST_FREE = 0.5  # of the disk: below this share, large job logs are removed
 
 
 class Meddler:
-    """All that people and machines do to a scheduler beside killing it. What it breaks, it mends."""
+    """Everything that users and machines do to a scheduler, except kills. It undoes its disturbances.
+
+    ``did``: number of disturbances by name; ``complaints``: verbs that ended in a way that is not documented.
+    """
 
     def __init__(
         self, world: World, given: Given, pens: Pens, seed: str, pause: float, hangs: int, seconds: float
@@ -39,7 +42,7 @@ class Meddler:
         self.hangs = sorted(self.dice.uniform(0.1, 0.7) * seconds for _ in range(hangs))
 
     def run(self) -> None:
-        """One thing after the other until it is told to stop; then all is as it should be."""
+        """Make random disturbances, one after the other, until ``over`` is set."""
         began = time.monotonic()
         while not self.over.is_set():
             if self.hangs and time.monotonic() - began > self.hangs[0]:
@@ -55,11 +58,11 @@ class Meddler:
             self.over.wait(self.dice.uniform(0, 2 * self.pause))
 
     def moment(self, most: float) -> None:
-        """A little while."""
+        """Wait for 0.1 to ``most`` seconds, or until ``over`` is set."""
         self.over.wait(self.dice.uniform(0.1, most))
 
     def verb(self, *words: str) -> int:
-        """A verb, which may find no scheduler, or a full disk, but ends as documented."""
+        """Run a verb; return its exit code. An undocumented code or a traceback is a complaint."""
         done = self.world.cli(*words)
         if "Traceback" in done.stderr or done.returncode not in (0, 1, 5, 6):
             self.complaints.append(f"gpujob {' '.join(words)}: {done.returncode} {done.stderr}")
@@ -68,11 +71,11 @@ class Meddler:
     # -- the state file -------------------------------------------------------------------------------
 
     def state(self) -> None:
-        """Pauses are edited, in place or by rename."""
+        """Edit the pauses in the state file, in place or by a rename."""
         try:
             data = json.loads(self.world.state_file.read_text())
         except (OSError, ValueError):
-            return  # not there yet, or as we left it
+            return  # not written yet, or written in part by `broken`
         paused = self.dice.sample(range(GPUS), self.dice.choice((0, 0, 0, 1, 2)))
         data["paused_gpus"] = sorted(paused)
         data["paused"] = self.dice.random() < 0.1
@@ -89,19 +92,19 @@ class Meddler:
             self.verb("queue", "resume")
 
     def broken(self) -> None:
-        """Half of it is written, and no more."""
+        """Write the first half of the state file's contents, as an interrupted save does."""
         text = self.world.state_file.read_text() if self.world.state_file.exists() else "{}"
         self.world.state_file.write_text(text[: len(text) // 2])
 
     def gpu(self) -> None:
-        """`pause` and `resume` of a GPU."""
+        """Pause a GPU, and resume it."""
         gpu = str(self.dice.randrange(GPUS))
         self.verb("pause", gpu)
         self.moment(0.6)
         self.verb("resume", gpu)
 
     def queue(self) -> None:
-        """`queue pause` and `queue resume`."""
+        """Pause the queue, and resume it."""
         self.verb("queue", "pause")
         self.moment(0.6)
         self.verb("queue", "resume")
@@ -109,22 +112,22 @@ class Meddler:
     # -- jobs -----------------------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """One that runs by the ledger, or one that was queued a moment ago."""
+        """Cancel a job that runs by the ledger, or one that was submitted recently."""
         ids = [int(entry[2]) for entry in self.world.running()]
         if not ids or self.dice.random() < 0.3:
             ids = [one.id for one in self.given.wishes[-30:] if one.id]
         if ids:
             job, at = self.dice.choice(ids), now()
-            self.cancels.append(Cancel(job, at, -1))  # before it is answered: the meddler may be the one to be late
+            self.cancels.append(Cancel(job, at, -1))  # noted first: the cancel may take effect long before its answer
             self.cancels[-1].code = self.verb("cancel", str(job))
 
     def cancel_cut_lines(self) -> None:
-        """A line that a full disk cut off in the name of its script waits for that script, and would for ever."""
+        """Cancel the jobs of lines that a full disk cut off in the script's name: they would wait for it forever."""
         for (job,) in self.world.rows("SELECT id FROM jobs WHERE finished_at IS NULL AND reason_code='missing'"):
             self.cancels.append(Cancel(job, now(), self.verb("cancel", str(job))))
 
     def editor(self) -> None:
-        """The jobs file is touched, or saved by an editor of one kind or another."""
+        """Touch the jobs file, or save it as some editor does."""
         path = self.world.jobs_file
         how = self.dice.choice(("touch", "sed", "rename", "in place", "backup"))
         with self.pens.all():
@@ -140,7 +143,7 @@ class Meddler:
                 self.save(path, "".join(f"{line}\n" for line in lines), how)
 
     def save(self, path: Path, text: str, how: str) -> None:
-        """As editors do."""
+        """Save the jobs file ``in place``, by a rename, or after a backup."""
         aside = path.with_name("jobs.txt.aside")
         if how == "in place":
             path.write_text(text)
@@ -155,11 +158,11 @@ class Meddler:
     # -- the machine ----------------------------------------------------------------------------------
 
     def disk(self) -> None:
-        """Full but for a few pages, for a while."""
+        """Fill the disk except for a few pages, for up to 1.5 s."""
         size, page = 0, os.sysconf("SC_PAGESIZE")
         with self.filler.open("wb") as stream:
             for piece in (2048, 256, 16, 1):
-                with contextlib.suppress(OSError):  # no such piece is free any more
+                with contextlib.suppress(OSError):  # there is no room for a piece of this size
                     while True:
                         os.posix_fallocate(stream.fileno(), size, piece * page)
                         size += piece * page
@@ -168,21 +171,21 @@ class Meddler:
         self.filler.unlink()
 
     def logs(self) -> None:
-        """Large logs are removed by hand: ten thousand jobs would fill any disk."""
+        """Remove large job logs, as a user may: those of thousands of jobs would fill any disk."""
         for path in (self.world.disk / "gpu_scheduler_logs").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # the scheduler was faster
+            with contextlib.suppress(FileNotFoundError):  # the scheduler has removed it
                 if path.stat().st_size > LARGE:
                     path.unlink()
 
     def hang(self) -> None:
-        """The driver does not answer; the calls that wait then never return."""
+        """Make the GPU driver hang for a while; calls that are made then never return."""
         self.world.driver.hang("*")
         self.over.wait(self.dice.uniform(0.5, 2))
         self.world.driver.clear_errors()
         self.did["hang"] += 1
 
     def calm(self) -> bool:
-        """Whether nothing is paused any more; else it is said once more."""
+        """Resume the queue and all GPUs; return whether nothing is paused any more."""
         self.verb("queue", "resume")
         self.verb("resume", f"0-{GPUS - 1}")
         done = self.world.cli("status", "--json")

@@ -1,7 +1,8 @@
-"""One soak from beginning to end: ``python -m tests.soak --seed N --jobs N --daemon-kills N --supervisor-kills N --seconds N``."""
+"""Runs one soak and judges it. The command line: ``python -m tests.soak --help``."""
 
 from __future__ import annotations
 
+import calendar
 import json
 import os
 import re
@@ -25,7 +26,7 @@ from tests.soak.world import World, reading, wait_for, world
 from tests.soak.writers_killers import WRITERS, Given, Killer, Pens, Writer
 
 TMPFS_MIB = 256
-MOST_FDS = 5  # the history with its log and index is opened some seconds after a start
+MOST_FDS = 5  # the history file, its log and its index are opened some seconds after a start
 LOOK_S = 0.5
 MOST_MIB = 20
 HOUSE = {"store.db", "store.lock", "daemon.lock", "daemon.json", "wakeup", "high", "watched.json", "attempts", "env", "sessions",
@@ -34,13 +35,13 @@ HOUSE = {"store.db", "store.lock", "daemon.lock", "daemon.json", "wakeup", "high
 
 @dataclass
 class Result:
-    """What came of it. ``wrong``: all that should not be."""
+    """The result of a soak. ``wrong``: everything that is wrong; ``figures``: name → value."""
 
     wrong: list[str] = field(default_factory=list)
     figures: dict[str, str] = field(default_factory=dict)
 
     def table(self) -> str:
-        """For people, and for docs/reliability.md."""
+        """Return the figures as a Markdown table, as in docs/reliability.md."""
         lines = ["| figure | value |", "|---|---|"]
         return "\n".join(lines + [f"| {name} | {value} |" for name, value in self.figures.items()])
 
@@ -54,7 +55,11 @@ def soak(
     keep: bool = False,
     talk: bool = False,
 ) -> Result:
-    """Run it. Raises AssertionError when something is wrong, or the end does not come."""
+    """Run a soak. Raises AssertionError if something is wrong, or if the jobs do not end.
+
+    ``seconds``: the time over which jobs and kills are spread. ``keep``: keep the folder also without an error.
+    ``talk``: print the progress, and end early at a signal.
+    """
     result = Result()
     with world(TMPFS_MIB, shutil.which("screen") is not None, keep) as place:
         given, pens = Given(jobs), Pens()
@@ -99,7 +104,7 @@ def soak(
 
 
 def _end_early(given: Given, killer: Killer) -> None:
-    """Ctrl-C or SIGTERM: no more jobs and kills, but what was given in is judged."""
+    """Make Ctrl-C and SIGTERM stop further jobs and kills; the jobs so far are judged."""
 
     def stop(number: int, _frame: object) -> None:
         print(f"ended early by signal {number}", flush=True)
@@ -111,7 +116,7 @@ def _end_early(given: Given, killer: Killer) -> None:
 
 
 class _Thread(threading.Thread):
-    """One whose error is not lost."""
+    """A thread that keeps its exception in ``error``."""
 
     def __init__(self, run: Callable[[], None]) -> None:
         super().__init__(daemon=True)
@@ -125,7 +130,7 @@ class _Thread(threading.Thread):
             self.error = error
 
     def end(self) -> None:
-        """Wait for it. Raises what it raised."""
+        """Wait for its end. Raises its exception, and AssertionError after 120 s."""
         self.join(120)
         assert not self.is_alive(), f"{self.what} does not end"
         if self.error is not None:
@@ -138,7 +143,7 @@ def _talk(place: World, given: Given, began: float, meddler: Meddler) -> None:
         try:
             counts = dict(place.rows("SELECT state, count(*) FROM jobs GROUP BY state"))
         except sqlite3.Error as error:
-            counts = {str(error): 1}  # just being made, or the disk is full
+            counts = {str(error): 1}  # the store is being created, or the disk is full
         print(
             f"{time.monotonic() - began:.0f} s: {given.acknowledged} acknowledged, {counts}, killed {dict(kills)}",
             flush=True,
@@ -147,7 +152,7 @@ def _talk(place: World, given: Given, began: float, meddler: Meddler) -> None:
 
 def _wait_ended(place: World, meddler: Meddler, limit: float) -> None:
     def over() -> bool:
-        meddler.logs()  # many jobs may still be to come, and their logs would fill the disk
+        meddler.logs()  # the logs of the remaining jobs would fill the disk
         meddler.cancel_cut_lines()
         ((open_,),) = place.rows(
             "SELECT EXISTS(SELECT 1 FROM jobs WHERE finished_at IS NULL)"
@@ -163,7 +168,7 @@ def _wait_ended(place: World, meddler: Meddler, limit: float) -> None:
 
 
 def gathered(place: World, given: Given, meddler: Meddler, seed: int) -> History:
-    """All that the judge reads."""
+    """Return everything that the judge reads."""
     ledger = [line.split() for line in place.ledger.read_text().splitlines()]
     shift = now() - time.time()
     rows = [
@@ -173,27 +178,27 @@ def gathered(place: World, given: Given, meddler: Meddler, seed: int) -> History
         )
     ]
     for row in rows:
-        if row.words and row.words[0] == str(place.job):  # of `submit`: the program is its first word
+        if row.words and row.words[0] == str(place.job):  # a submitted job: the program is its first word
             del row.words[0]
     refused = [text for (text,) in place.rows("SELECT text FROM refused")]
     return History(seed, given.wishes, ledger, place.lives, place.kills, meddler.cancels, rows, refused)
 
 
 def _at_of(log: str, shift: float) -> float:
-    """When the last attempt was begun, by the name of its log; 0 if it never was."""
+    """Return when the last attempt began, by the name of its log, on the ledger's clock; 0 without an attempt."""
     found = re.search(r"_(\d{8}_\d{6})(?:_a\d+)?\.log$", log)
-    return time.mktime(time.strptime(found[1], "%Y%m%d_%H%M%S")) + shift if found else 0.0
+    return calendar.timegm(time.strptime(found[1], "%Y%m%d_%H%M%S")) + shift if found else 0.0
 
 
 def badly_said(place: World, given: Given) -> list[str]:
-    """Refusals that are no one line which names the file."""
+    """Return the errors of verbs that are not one line, or name no file on the disk."""
     said = [one for one in given.errors if not one.startswith("echo")]
     said += place.refused_starts
     return [f"badly said: {one}" for one in said if "Traceback" in one or "\n" in one.strip() or "/disk/" not in one]
 
 
 def at_the_end(place: World, at_rest: tuple[int, int]) -> list[str]:
-    """What a daemon at rest looks like that has lived through much."""
+    """Return what is wrong with the idle daemon after the soak: descriptors, memory, bookings, output, store."""
     wrong = []
     wait_for(lambda: place.life.early[1], "the first reading of the last life: it may have begun this very moment")
     wait_for(lambda: abs(reading(place.life.pid)[0] - at_rest[0]) <= MOST_FDS or place.process.poll() is not None,
@@ -214,7 +219,7 @@ def at_the_end(place: World, at_rest: tuple[int, int]) -> list[str]:
 
 
 def kept_files(place: World) -> list[str]:
-    """Nothing temporary, nothing open to others; the store and the state file are whole."""
+    """Return what is wrong with the files: left temporary ones, modes. Raises Damaged for a damaged store."""
     wrong = []
     house = place.disk / ".gpujob"
     names = {path.name for path in house.iterdir()} - HOUSE
@@ -243,7 +248,7 @@ def kept_files(place: World) -> list[str]:
 
 
 def figures(place, given, meddler, history, at_rest, wall, wrong) -> dict[str, str]:
-    """What is told of it."""
+    """Return the figures of a soak: name → value."""
     kills = Counter(kill.what for kill in history.kills)
     states = Counter(row.state for row in history.rows)
     modes = Counter(life.mode for life in history.lives)

@@ -1,4 +1,4 @@
-"""The judge can fail: histories that are doctored, each in one thing."""
+"""The judge of the soak finds errors: each history is falsified in one thing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUPERVISOR, DAEMON = 50, 40
 
 
 def good() -> History:
-    """Three jobs: one that ends with 7, one by signal 15, one with 0; a daemon that was killed and its supervisor later."""
+    """Return a correct history: jobs that end with 7, by signal 15 and with 0, and a daemon that was killed."""
     wishes = [
         Wish("k0", "echo", 0.1, 7, None, "plain", "0.5", 0, acknowledged=True),
         Wish("k1", "submit", 0.1, None, 15, "plain", "0.5", 0, acknowledged=True, id=2),
@@ -42,7 +42,7 @@ def good() -> History:
 
 
 def lose(history: History, number: int = 0) -> Row:
-    """The store says of this job that its end cannot be known."""
+    """Make the store say that the end of this job is not known; return the job's row."""
     row = history.rows[number]
     row.state, row.outcome, row.exit_code, row.signal = "failed", "lost", None, None
     return row
@@ -150,7 +150,7 @@ DOCTORED: list[tuple[Callable[[History], None], str]] = [
 
 @pytest.mark.parametrize(("doctor", "said"), DOCTORED, ids=[doctor.__name__ for doctor, _ in DOCTORED])
 def test_a_doctored_history_is_found_out(doctor: Callable[[History], None], said: str) -> None:
-    """Invariants 1 to 6 of the soak: the judge sees each broken one, and nothing in the history before it."""
+    """Invariants 1 to 6 of the soak: The judge finds each falsification, and nothing wrong without it."""
     history = good()
     assert judge(history) == []
     doctor(history)
@@ -158,7 +158,7 @@ def test_a_doctored_history_is_found_out(doctor: Callable[[History], None], said
 
 
 def test_what_cannot_be_known_may_be_lost() -> None:
-    """P5: a supervisor killed with its daemon, before or after it, takes the code with it; a cut line may be a job of its own."""
+    """P5: A job may be lost if supervisor and daemon were killed together; a cut line may be a job of its own."""
     for at, ended in ((10.05, 10.06), (10.05, 10.04), (10.12, 10.9)):
         history = good()
         lose(history)
@@ -174,7 +174,7 @@ def test_what_cannot_be_known_may_be_lost() -> None:
 
 
 def test_a_shim_killed_as_it_starts_its_job_takes_the_proof_with_it() -> None:
-    """J10: its daemon lives on and cannot tell either; a job that had been told to it, or another one's, must not be lost."""
+    """J10: A job is rightly lost if its own shim was killed before anyone knew the job's pid; else it is not."""
     history = good()
     history.ledger = [entry for entry in history.ledger if entry[1] != "k0"]
     row = lose(history)
@@ -191,7 +191,7 @@ def test_a_shim_killed_as_it_starts_its_job_takes_the_proof_with_it() -> None:
 
 
 def test_a_killed_shim_takes_the_terminal_with_it() -> None:
-    """B02: then the job ends by SIGHUP, wherever it is."""
+    """B02: A job whose shim was killed may end by SIGHUP."""
     history = good()
     a_hangup_with_no_shim_killed(history)
     history.kills.append(Kill("shim", 77, 10.05, 1, job=1))
@@ -199,7 +199,7 @@ def test_a_killed_shim_takes_the_terminal_with_it() -> None:
 
 
 def test_a_history_is_kept_as_it_is(tmp_path: Path) -> None:
-    """The judge can be asked again, later."""
+    """A history that was saved is read unchanged, and can be judged again."""
     history = good()
     history.save(tmp_path / "history.json")
     kept = History.load(tmp_path / "history.json")

@@ -1,4 +1,4 @@
-"""The place of a soak: a small disk, a pretended GPU driver, one daemon after the other."""
+"""The surroundings of a soak: a small disk, a fake GPU driver, and one daemon after the other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ START_LIMIT_S = 90.0
 EARLY_S = 1.0
 SERVANTS = {b"supervisor.py": "supervisor", b"shim.py": "shim"}
 
-# Its words: KEY SECONDS END KIND LEDGER KEY.ok, END a code or -SIGNAL. One write a line, so that the ledger is in the order of time.
+# Words: KEY SECONDS END KIND LEDGER KEY.ok; END is an exit code or -SIGNAL. A line is one write, so that the lines of
+# the ledger are in order of time.
 JOB = f"""\
 #!/bin/sh
 [ "$6" = "$1.ok" ] || exit {GARBLED}
@@ -53,7 +54,7 @@ exit "$3"
 
 
 class World:
-    """All that a soak runs in. ``disk``: what the scheduler owns, on a file system of its own where we may mount one."""
+    """Everything that a soak needs. ``disk``: the scheduler's folder, a small file system where mounting is allowed."""
 
     def __init__(self, size_mib: int, screens: bool) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="gsoak", dir="/tmp"))
@@ -78,14 +79,15 @@ class World:
         with self.driver.together():
             for n in range(GPUS):
                 self.driver.gpu(f"GPU-{n}", total=80_000, used=500, load=0)
-        # Without the last one hundreds of daemons would each compile the whole program anew where that is set.
+        # With PYTHONDONTWRITEBYTECODE each of hundreds of daemons would compile the program again.
         drop = ("CUDA_VISIBLE_DEVICES", "STY", "SYSSCREENRC", "PYTHONDONTWRITEBYTECODE")
         self.environ = {k: v for k, v in os.environ.items() if not k.startswith("GPUJOB_") and k not in drop}
         self.environ |= {
             **self.driver.environ(), "PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(self.base / "run"),
             "SCREENDIR": str(self.sockets), "PYTHONUNBUFFERED": "1",
+            "TZ": "UTC0",  # names of logs contain the local time, which the change from summer time repeats
         }  # fmt: skip
-        self.environ["PATH"] = f"{self.base}/bin:{self.environ['PATH']}"  # no nvidia-smi of this machine
+        self.environ["PATH"] = f"{self.base}/bin:{self.environ['PATH']}"  # hides this machine's nvidia-smi
         (self.base / "bin").mkdir()
         smi = self.base / "bin" / "nvidia-smi"
         smi.write_text("#!/bin/sh\necho no devices >&2\nexit 9\n")
@@ -94,17 +96,20 @@ class World:
         self.kills: list[Kill] = []
         self.refused_starts: list[str] = []
         self.process: subprocess.Popen[bytes] | None = None
-        self.cli("version")  # the process that commands are forked from is there before the threads
+        self.cli("version")  # starts the fork server before the threads
 
     # -- the daemon -----------------------------------------------------------------------------------
 
     @property
     def life(self) -> Life:
-        """The present one, or the last."""
+        """The present or last daemon process."""
         return self.lives[-1]
 
     def start(self, mode: str, ready: bool = True) -> None:
-        """Another life; one that ends at once (the disk is full) is said and tried again, as a supervisor would."""
+        """Start a daemon in ``mode``, direct or screen, and wait until it is ready, unless ``ready`` is False.
+
+        A start that fails (the disk is full) is recorded in ``refused_starts`` and tried again.
+        """
         end = time.monotonic() + START_LIMIT_S
         words = [sys.executable, "-m", "scheduler", "start", "--kill-grace=1", "--cpu-slots=4", "--gpu-interval=1",
                  "--assign-retry-wait=0.2", "--max-assign-attempts=1000", f"--gpus={GPUS}", "--keep-logs=30M"]  # fmt: skip
@@ -136,11 +141,11 @@ class World:
             time.sleep(0.1)
 
     def _read_early(self, life: Life, pid: int) -> None:
-        with contextlib.suppress(OSError):  # killed by now
+        with contextlib.suppress(OSError):  # it was killed in the meantime
             life.early = reading(pid)
 
     def kill_daemon(self) -> None:
-        """kill -9, and wait for the corpse."""
+        """Kill the daemon, wait for its end, and record the kill."""
         assert self.process is not None
         with contextlib.suppress(OSError):
             self.life.late = reading(self.process.pid)
@@ -151,7 +156,7 @@ class World:
         self.kills.append(Kill("daemon", self.process.pid, at, self.life.number))
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM to the daemon; return its exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(30)
@@ -161,7 +166,7 @@ class World:
     # -- supervisors and shims ----------------------------------------------------------------------------
 
     def servants(self) -> list[tuple[Process, str]]:
-        """Supervisor and shims below the running daemon, and whoever is the parent of a job that runs by the ledger."""
+        """Return the daemon's supervisor and shims, and parents of jobs that run by the ledger, each with its kind."""
         assert self.process is not None
         pids = children(self.process.pid)
         pids += [below for pid in pids for below in children(pid)]
@@ -175,7 +180,7 @@ class World:
         return list(found.items())
 
     def running(self) -> list[list[str]]:
-        """Starts without an end in the newest part of the ledger."""
+        """Return the starts without an end among the last 8000 bytes of the ledger."""
         with self.ledger.open("rb") as stream:
             stream.seek(max(0, self.ledger.stat().st_size - 8000))
             lines = [line.split() for line in stream.read().decode().splitlines()[1:]]
@@ -183,7 +188,7 @@ class World:
         return [entry for entry in lines if entry[0] == "start" and entry[1] not in over]
 
     def kill_servant(self, process: Process, kind: str) -> bool:
-        """kill -9 to this very process, noted with the daemon's life that it served."""
+        """Kill this supervisor or shim and record the kill; return False if the process has ended."""
         one = seen(process.pid)
         if one is None or one.ticks != process.ticks or not one.alive:
             return False
@@ -205,11 +210,11 @@ class World:
     # -- asking ---------------------------------------------------------------------------------------
 
     def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """A verb, from a forked interpreter."""
+        """Run a verb in a forked interpreter."""
         return fork_server.run(words, self.disk, self.environ, "", 120)
 
     def rows(self, query: str) -> list[tuple]:
-        """A look into the store."""
+        """Return the rows of a query."""
         connection = sqlite3.connect(f"file:{self.disk / '.gpujob/store.db'}?mode=ro", uri=True, timeout=30)
         try:
             return connection.execute(query).fetchall()
@@ -217,17 +222,17 @@ class World:
             connection.close()
 
     def said(self) -> str:
-        """All that the daemons said."""
+        """Return the output of all daemons."""
         return "".join((self.base / f"daemon.{life.number}").read_text(errors="replace") for life in self.lives)
 
     # -- the end --------------------------------------------------------------------------------------
 
     def left(self) -> list[Process]:
-        """Living processes of jobs and sessions of this scheduler."""
+        """Return the living processes of jobs and sessions of this scheduler."""
         return marked(f"GPUJOB_STATE_FILE={self.state_file}", f"GPUJOB_LAUNCH={self.disk}/")
 
     def end(self, keep: bool) -> None:
-        """Nothing is left; ``keep``: but what was written."""
+        """End all processes and remove the folder; ``keep``: keep it, with a copy of the disk."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -243,7 +248,7 @@ class World:
 
 
 def reading(pid: int) -> tuple[int, int]:
-    """Open descriptors and resident memory in KiB. Raises OSError when it is gone."""
+    """Return the number of open descriptors and the resident memory in KiB. Raises OSError if the process has ended."""
     found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
     if found is None:  # a zombie
         raise ProcessLookupError(pid)
@@ -251,7 +256,7 @@ def reading(pid: int) -> tuple[int, int]:
 
 
 def children(pid: int) -> list[int]:
-    """Pids of its children."""
+    """Return the pids of its children; empty if the process has ended."""
     try:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -259,7 +264,7 @@ def children(pid: int) -> list[int]:
 
 
 def servant(pid: int) -> str:
-    """supervisor or shim, by what it was started as; "" for anything else."""
+    """Return ``supervisor`` or ``shim`` by the command line of a process; empty for other processes."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -269,7 +274,7 @@ def servant(pid: int) -> str:
 
 @contextlib.contextmanager
 def world(size_mib: int, screens: bool, keep: bool = False) -> Iterator[World]:
-    """A place that is removed when all went well."""
+    """Yield the surroundings of a soak; remove them afterwards unless there was an error."""
     made = World(size_mib, screens)
     try:
         yield made

@@ -1,4 +1,4 @@
-"""Who gives jobs in, and who kills."""
+"""The writers, which submit jobs, and the killer, which kills daemons, supervisors and shims."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ WRITERS = 6
 LEAST_LIFE_S = 2.0
 NOBODY_S = 5.0
 MARGIN = 0.15
-LOOKS = 400  # at the ledger for a change, a few ms each
+LOOKS = 400  # at the ledger, 2 ms apart
 
 
 @dataclass
 class Given:
-    """What the writers share: the next number, what came of each, and how long an answer took."""
+    """What the writers share: the requested jobs, the results of the requests, and how long they took.
+
+    ``jobs``: the number to be acknowledged; ``open``: requests without a result; ``seconds``: durations of verbs.
+    """
 
     jobs: int
-    share: float = 0.0  # of the jobs that may be given in by now, so that they last as long as the kills
+    share: float = 0.0  # of the jobs that may be requested so far, so that they last as long as the kills
     closed: bool = False
     wishes: list[Wish] = field(default_factory=list)
     acknowledged: int = 0
@@ -37,7 +40,7 @@ class Given:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def next(self, dice: random.Random) -> Wish | None:
-        """Another wish; None when enough have been acknowledged, or may yet be."""
+        """Return another job to request; None if enough are acknowledged or open, or if the soak is closed."""
         with self.lock:
             if self.closed or self.acknowledged + self.open >= self.jobs * min(1.0, self.share):
                 return None
@@ -47,7 +50,7 @@ class Given:
             return made
 
     def note(self, one: Wish, said: str, took: float = 0.0) -> None:
-        """What came of it: ``ok``, or what was said instead."""
+        """Record the result of a request: ``ok`` or an error. ``took``: seconds of the verb, 0 without one."""
         with self.lock:
             self.open -= 1
             one.said = said
@@ -60,12 +63,12 @@ class Given:
 
     @property
     def done(self) -> bool:
-        """Whether all were acknowledged that will be given in."""
+        """Whether no more jobs will be requested, and all requests have a result."""
         return self.acknowledged >= self.jobs or (self.closed and not self.open)
 
 
 class Pens:
-    """One for each writer; who replaces the jobs file takes all, so that no echo goes into a file that is no more."""
+    """Locks on the jobs file, one for each writer. Replacing the file takes all: no line goes into the old file."""
 
     def __init__(self) -> None:
         self.free = threading.Semaphore(WRITERS)
@@ -73,7 +76,7 @@ class Pens:
 
     @contextlib.contextmanager
     def all(self):
-        """No writer writes meanwhile."""
+        """Keep all writers from writing."""
         with self.turn:
             for _ in range(WRITERS):
                 self.free.acquire()
@@ -85,7 +88,7 @@ class Pens:
 
     @contextlib.contextmanager
     def one(self):
-        """A writer writes."""
+        """Let one writer write."""
         with self.turn:
             self.free.acquire()
         try:
@@ -95,31 +98,31 @@ class Pens:
 
 
 class Writer:
-    """Gives jobs in at its pace until enough are acknowledged."""
+    """Requests jobs at its own pace until enough are acknowledged."""
 
     def __init__(self, world: World, given: Given, pens: Pens, seed: str, pause: float) -> None:
         self.world, self.given, self.pens, self.pause = world, given, pens, pause
         self.dice = random.Random(seed)
 
     def run(self) -> None:
-        """All of its jobs."""
+        """Request jobs until the soak has enough."""
         due = time.monotonic()
         while not self.given.done:
             due += self.dice.uniform(0, 2 * self.pause)
             time.sleep(max(0.0, due - time.monotonic()))
             one = self.given.next(self.dice)
             if one is None:
-                time.sleep(0.05)  # not yet; or another writer's answer may be a no
+                time.sleep(0.05)  # not due yet, or enough if the open requests succeed
             else:
                 getattr(self, one.way)(one)
 
     def words(self, one: Wish) -> list[str]:
-        """The words of the job."""
+        """Return the words of the job."""
         end = str(one.code) if one.signal is None else f"-{one.signal}"
         return [one.key, str(one.seconds), end, one.kind, str(self.world.ledger), f"{one.key}.ok"]
 
     def echo(self, one: Wish) -> None:
-        """As a shell's `echo >>`: one write, and what does not fit is not written."""
+        """Append a line with one write, as `echo >>` does; a full disk may cut it off."""
         line = f"{one.priority},{self.world.job},,{' '.join(self.words(one))};gpus={one.share},\n".encode()
         with self.pens.one():
             fd = os.open(self.world.jobs_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -133,18 +136,18 @@ class Writer:
         self.given.note(one, "ok" if count == len(line) else "cut off" if count else said)
 
     def add(self, one: Wish) -> None:
-        """`gpujob add`."""
+        """Append a line with `gpujob add`."""
         words = ["add", str(self.world.job), "--args", " ".join(self.words(one)), f"--priority={one.priority}"]
         with self.pens.one():
             self.told(one, *words, "--set", f"gpus={one.share}")
 
     def submit(self, one: Wish) -> None:
-        """`gpujob submit`."""
+        """Add a job with `gpujob submit`."""
         wishes = (f"--gpus={one.share}", f"--priority={one.priority}")
         one.id = int(self.told(one, "submit", *wishes, "--", str(self.world.job), *self.words(one)) or 0)
 
     def told(self, one: Wish, *words: str) -> str:
-        """What the verb printed; its exit code 0 is the acknowledgement."""
+        """Run a verb; return its output, empty on an error. Exit code 0 is the acknowledgement."""
         began = time.monotonic()
         done = self.world.cli(*words)
         took = time.monotonic() - began
@@ -154,7 +157,7 @@ class Writer:
 
 
 class Killer:
-    """Kills daemons, supervisors and shims at moments drawn beforehand, and starts the next daemon in a mode of the dice."""
+    """Kills daemons, supervisors and shims at random times drawn in advance, and starts the next daemon."""
 
     def __init__(self, world: World, given: Given, seed: str, daemons: int, servants: int, seconds: float) -> None:
         self.world, self.given, self.dice = world, given, random.Random(seed)
@@ -167,11 +170,11 @@ class Killer:
         self.blows = list(zip(times, blows, strict=True))
 
     def run(self) -> None:
-        """All blows; the last life is one in direct mode."""
+        """Make all kills; the last daemon runs in direct mode."""
         began = time.monotonic()
         for n, (at, blow) in enumerate(self.blows):
             self.given.share = n / len(self.blows) + MARGIN
-            wait = began + at - time.monotonic()  # on a busy machine each start takes longer than the plan has room for
+            wait = began + at - time.monotonic()  # on a busy machine starts take longer than planned
             if self.over.wait(max(self.dice.uniform(0, LEAST_LIFE_S), wait)):
                 break
             if self.dice.random() < 0.5:
@@ -183,11 +186,11 @@ class Killer:
             self.world.start("direct")
 
     def mode(self) -> str:
-        """Of the next life."""
+        """Return the mode of the next daemon: direct or screen."""
         return self.dice.choice(("direct", "direct", "direct", "screen", "screen")) if self.world.screens else "direct"
 
     def await_a_line(self) -> None:
-        """Half of the blows fall as they come, the others up to 5 ms after a job wrote a line."""
+        """Wait until a job writes a line, about a second at most, and then for up to 5 ms."""
         before = self.world.ledger.stat().st_size
         for _ in range(LOOKS):
             if self.world.ledger.stat().st_size != before:
@@ -196,17 +199,17 @@ class Killer:
         time.sleep(self.dice.uniform(0, 0.005))
 
     def next(self) -> None:
-        """Another daemon, at once or a little later."""
+        """Start another daemon, immediately or up to 0.5 s later."""
         time.sleep(self.dice.choice((0, 0, self.dice.uniform(0, 0.5))))
         self.world.start(self.mode())
 
     def daemon(self) -> None:
-        """The daemon."""
+        """Kill the daemon."""
         self.world.kill_daemon()
         self.next()
 
     def again(self) -> None:
-        """The daemon, and the next one while it recovers."""
+        """Kill the daemon, and the next one while it recovers."""
         self.world.kill_daemon()
         self.world.start(self.mode(), ready=False)
         time.sleep(self.dice.uniform(0.05, 0.9))
@@ -214,16 +217,16 @@ class Killer:
         self.next()
 
     def servant(self) -> None:
-        """A supervisor or a shim, of this daemon or of one before."""
+        """Kill a supervisor or a shim, of this daemon or of an earlier one."""
         while not self.world.kill_servant(*self.target()):
             continue
 
     def both(self) -> None:
-        """The daemon and a supervisor or shim in the same moment."""
+        """Kill the daemon and a supervisor or shim in the same moment, in either order."""
         target = self.target()
         if self.dice.random() < 0.5:
             if not self.world.kill_servant(*target):
-                return self.both()  # it has ended by itself
+                return self.both()  # it has ended already
             self.world.kill_daemon()
             self.next()
         else:
@@ -235,11 +238,11 @@ class Killer:
         return None
 
     def target(self) -> tuple[Process, str]:
-        """A supervisor or a shim that lives."""
+        """Return a living supervisor or shim, with its kind."""
         end = time.monotonic() + NOBODY_S
         while not (found := self.world.servants()):
             time.sleep(0.005)
-            if time.monotonic() > end:  # no job runs in a terminal just now; a supervisor is always there
+            if time.monotonic() > end:  # no job runs in a terminal; in direct mode there is always a supervisor
                 self.world.stop()
                 self.world.start("direct")
         return self.dice.choice(found)

@@ -1,4 +1,4 @@
-"""One daemon for a state file, and how others find it."""
+"""The lock that allows one daemon for each state file, and how commands find the daemon."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def daemon(places: Places, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_second_daemon_is_refused_and_told_the_pid_of_the_first(
     places: Places, daemon: subprocess.Popen[str]
 ) -> None:
-    """S3.37."""
+    """S3.37: A second daemon is refused with the pid of the first one, and changes nothing."""
     assert daemon_alive(places)
     with pytest.raises(SchedulerError) as caught:
         DaemonLock(places).take({"pid": os.getpid()}, wait_s=0.1)
@@ -67,7 +67,7 @@ def test_a_second_daemon_is_refused_and_told_the_pid_of_the_first(
 
 
 def test_the_office_is_free_when_its_holder_was_killed(places: Places, daemon: subprocess.Popen[str]) -> None:
-    """S3.37: a lock of a dead process does not block, whatever its files say."""
+    """S3.37: The lock of a dead process does not block, whatever `daemon.json` contains."""
     daemon.kill()
     daemon.wait(30)
     assert not daemon_alive(places)
@@ -82,7 +82,7 @@ def test_the_office_is_free_when_its_holder_was_killed(places: Places, daemon: s
 
 
 def test_who_waits_gets_the_office_when_it_is_left(places: Places, daemon: subprocess.Popen[str]) -> None:
-    """H: a quick restart."""
+    """H: A daemon that waits for the lock gets it when the other daemon ends (a quick restart)."""
     assert daemon.stdin is not None
     daemon.stdin.write("leave\n")
     daemon.stdin.flush()
@@ -93,14 +93,14 @@ def test_who_waits_gets_the_office_when_it_is_left(places: Places, daemon: subpr
 
 
 def test_asking_whether_a_daemon_lives_takes_nothing_away(places: Places, daemon: subprocess.Popen[str]) -> None:
-    """A thousand looks leave no descriptor and no lock behind."""
+    """A thousand checks leave no descriptor and no lock behind."""
     before = len(os.listdir("/proc/self/fd"))
     assert all(daemon_alive(places) for _ in range(1000))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # garbage collection may close others
 
 
 def test_looking_never_makes_a_daemon_fail_to_start(places: Places) -> None:
-    """H: a look holds the lock for an instant; taking it waits that long."""
+    """H: A check holds the lock only for an instant, and a starting daemon waits that long."""
     looker = subprocess.Popen(
         [
             sys.executable,
@@ -117,7 +117,7 @@ def test_looking_never_makes_a_daemon_fail_to_start(places: Places) -> None:
         assert looker.stdout is not None and looker.stdout.readline() == "looking\n"
         for _ in range(50):
             daemon_lock = DaemonLock(places)
-            daemon_lock.take({"pid": 7})
+            daemon_lock.take({"pid": 7}, wait_s=30)  # the other process may be descheduled while it holds the lock
             daemon_lock.leave()
     finally:
         looker.kill()
@@ -125,7 +125,7 @@ def test_looking_never_makes_a_daemon_fail_to_start(places: Places) -> None:
 
 
 def test_without_a_house_nobody_is_in_office(tmp_path: Path) -> None:
-    """Contract 6: reading verbs need no daemon."""
+    """Contract 6: Without a state folder no daemon is alive, and the check creates nothing."""
     places = Places(str(tmp_path / "never.json"))
     assert not daemon_alive(places)
     assert holder(places) == {}
@@ -134,7 +134,7 @@ def test_without_a_house_nobody_is_in_office(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", "\x00"])
 def test_unreadable_words_about_the_daemon_are_no_obstacle(places: Places, text: str) -> None:
-    """The lock tells whether there is one; the file only tells who."""
+    """An invalid `daemon.json` is ignored: only the lock decides whether a daemon lives."""
     Path(places.daemon_info).write_text(text)
     assert holder(places) == {}
     daemon_lock = DaemonLock(places)
@@ -145,7 +145,7 @@ def test_unreadable_words_about_the_daemon_are_no_obstacle(places: Places, text:
 
 
 def test_bytes_that_are_no_text_about_the_daemon_are_no_obstacle(places: Places) -> None:
-    """D."""
+    """D: A `daemon.json` that is not UTF-8 counts as empty."""
     Path(places.daemon_info).write_bytes(b"\xff\xfe")
     assert holder(places) == {}
 
@@ -153,7 +153,7 @@ def test_bytes_that_are_no_text_about_the_daemon_are_no_obstacle(places: Places)
 def test_a_live_scheduler_can_be_found_and_a_dead_one_is_not(
     places: Places, tmp_path: Path, daemon: subprocess.Popen[str]
 ) -> None:
-    """Contract 2, finding it."""
+    """Contract 2: A living scheduler is found in the register; dead ones and invalid entries are not."""
     environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
     folder = Path(register_folder(environ))
     assert registered(environ) == [places.state_file]
@@ -171,14 +171,14 @@ def test_a_live_scheduler_can_be_found_and_a_dead_one_is_not(
 
 
 def test_no_place_to_register_is_no_obstacle(tmp_path: Path) -> None:
-    """P8: only the search without --state-file misses it."""
+    """P8: A register that cannot be written is no error: only commands without --state-file miss the scheduler."""
     (tmp_path / "gpujob").touch()
     assert register({"XDG_RUNTIME_DIR": str(tmp_path)}, "/x.json") == ""
     assert registered({"XDG_RUNTIME_DIR": str(tmp_path)}) == []
 
 
 def test_the_register_is_private(tmp_path: Path) -> None:
-    """P9."""
+    """P9: The register is private at umask 000: the folder 0700, its files 0600."""
     old = os.umask(0)
     try:
         path = register({"XDG_RUNTIME_DIR": str(tmp_path)}, "/x.json")
@@ -189,7 +189,7 @@ def test_the_register_is_private(tmp_path: Path) -> None:
 
 
 def test_a17_what_the_killed_left_half_written_is_removed(tmp_path: Path) -> None:
-    """A17, L7: files written aside by who is dead, packets that their supervisor has long read, entries of dead daemons."""
+    """A17, L7: Temporary files of dead processes, old start messages and entries of dead daemons are removed."""
     places = Places(str(tmp_path / "state.json"))
     places.make()
     dead = subprocess.Popen(["true"])

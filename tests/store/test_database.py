@@ -1,4 +1,4 @@
-"""The store: private, safe, written by one at a time."""
+"""The store: private, safe, and written by one process at a time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="chown needs root")
 
 
 def python(code: str, *words: str) -> subprocess.Popen[str]:
-    """A process of its own that imports the scheduler."""
+    """Start Python code that can import the program in a process of its own."""
     return subprocess.Popen(
         [sys.executable, "-c", code, *words],
         env={**os.environ, "PYTHONPATH": ROOT},
@@ -91,7 +91,7 @@ print(oct(os.stat(places.state_file).st_mode & 0o777), "state")
 
 @pytest.mark.parametrize("mask", ["0", "077", "022", "0777"])
 def test_everything_is_private_and_usable_at_any_umask(places: Places, mask: str) -> None:
-    """P9: folders 0700, files 0600, the write-ahead log too."""
+    """P9: At any umask folders have mode 0700 and files 0600, also the write-ahead log."""
     modes = dict(reversed(line.split(maxsplit=1)) for line in done(python(_MAKE, places.state_file, mask)).splitlines())
     assert {"store.db", "store.db-wal", "store.db-shm", "store.lock", "daemon.lock", "daemon.json", "wakeup"} <= set(
         modes
@@ -102,7 +102,7 @@ def test_everything_is_private_and_usable_at_any_umask(places: Places, mask: str
 
 @as_root
 def test_a_house_of_another_user_is_refused(places: Places) -> None:
-    """P9."""
+    """P9: A state folder that belongs to another user is refused."""
     os.mkdir(places.state_dir, 0o700)
     os.chown(places.state_dir, OTHER, OTHER)
     with pytest.raises(SchedulerError) as caught:
@@ -112,7 +112,7 @@ def test_a_house_of_another_user_is_refused(places: Places) -> None:
 
 @pytest.mark.parametrize("what", ["link", "file"])
 def test_a_house_that_is_a_link_or_a_file_is_refused(places: Places, tmp_path: Path, what: str) -> None:
-    """P9."""
+    """P9: A link or a file in place of the state folder is refused, and not followed."""
     if what == "link":
         (tmp_path / "elsewhere").mkdir()
         os.symlink(tmp_path / "elsewhere", places.state_dir)
@@ -126,7 +126,7 @@ def test_a_house_that_is_a_link_or_a_file_is_refused(places: Places, tmp_path: P
 
 @pytest.mark.parametrize("name", ["store.db", "store.lock", "wakeup"])
 def test_no_file_of_the_state_folder_is_opened_through_a_link(places: Places, tmp_path: Path, name: str) -> None:
-    """P9."""
+    """P9: A link in place of a file of the state folder is refused, and not followed."""
     os.mkdir(places.state_dir, 0o700)
     os.symlink(tmp_path / "victim", os.path.join(places.state_dir, name))
     with pytest.raises(SchedulerError):
@@ -135,7 +135,7 @@ def test_no_file_of_the_state_folder_is_opened_through_a_link(places: Places, tm
 
 
 def test_a_house_left_open_to_others_is_closed(places: Places) -> None:
-    """P9."""
+    """P9: A state folder that other users can enter gets mode 0700."""
     os.mkdir(places.state_dir)
     os.chmod(places.state_dir, 0o777)
     Database(places).close()
@@ -143,7 +143,7 @@ def test_a_house_left_open_to_others_is_closed(places: Places) -> None:
 
 
 def test_making_a_private_folder_leaves_the_umask_alone(tmp_path: Path) -> None:
-    """P9."""
+    """P9: Creating a private folder does not change the umask."""
     old = os.umask(0o027)
     try:
         make_private_folder(str(tmp_path / "a"))
@@ -167,7 +167,7 @@ def test_making_a_private_folder_leaves_the_umask_alone(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_the_house_is_named_by_the_state_file(state_file: str, house: str) -> None:
-    """Contract 2: two schedulers can share a folder."""
+    """Contract 2: The state folder's name follows from the state file, so that two schedulers can share a folder."""
     assert Places(state_file).state_dir == house
 
 
@@ -187,7 +187,7 @@ def _digest(path: str) -> str:
 
 
 def test_e13_a_store_of_a_newer_version_is_refused_and_left_untouched(places: Places) -> None:
-    """E: an older program must not harm it."""
+    """E: A store that a newer version wrote is refused and not changed."""
     Database(places).close()
     with sqlite3.connect(places.store) as connection:
         connection.execute("PRAGMA journal_mode=DELETE")
@@ -204,7 +204,7 @@ def test_e13_a_store_of_a_newer_version_is_refused_and_left_untouched(places: Pl
 
 @pytest.mark.parametrize("data", [b"this is no database\n" * 100, b"SQLite format 3\0" + b"\xff" * 5000])
 def test_a_file_that_is_no_store_is_refused_and_left_untouched(places: Places, data: bytes) -> None:
-    """E, P3."""
+    """E, P3: A file that is no store is refused with a hint at `gpujob recover`, and not changed."""
     places.make()
     Path(places.store).write_bytes(data)
     with pytest.raises(StoreTrouble) as caught:
@@ -216,7 +216,7 @@ def test_a_file_that_is_no_store_is_refused_and_left_untouched(places: Places, d
 
 
 def test_an_empty_store_beside_attempt_records_is_refused(places: Places) -> None:
-    """E: a lost store must not start everything anew."""
+    """E: An empty store beside attempt records is refused: jobs that have run would start again."""
     places.make()
     Path(places.attempts, "1.1").touch()
     with pytest.raises(StoreTrouble) as caught:
@@ -225,7 +225,7 @@ def test_an_empty_store_beside_attempt_records_is_refused(places: Places) -> Non
 
 
 def test_reading_a_store_that_holds_nothing_says_how_to_begin(places: Places) -> None:
-    """P3."""
+    """P3: The error for an empty store names `gpujob start`."""
     places.make()
     with pytest.raises(StoreTrouble):
         open_for_reading(places)
@@ -236,7 +236,7 @@ def test_reading_a_store_that_holds_nothing_says_how_to_begin(places: Places) ->
 
 
 def test_a_refused_store_leaves_no_descriptors(places: Places) -> None:
-    """P8: no growth of descriptors while it is tried again."""
+    """P8: Repeated tries to open an invalid store leave no descriptors open."""
     places.make()
     Path(places.store).write_bytes(b"this is no database\n" * 100)
 
@@ -252,7 +252,7 @@ def test_a_refused_store_leaves_no_descriptors(places: Places) -> None:
 
 @pytest.mark.parametrize("name", ["a b", "a%41b", "a?mode=rwc", "a#b", "é", "a'b"])
 def test_any_folder_name_can_hold_a_store(tmp_path: Path, name: str) -> None:
-    """Paths are no URIs."""
+    """A store works in a folder of any name: a path is never used as a URI."""
     folder = tmp_path / name
     folder.mkdir()
     places = Places(str(folder / "gpu_scheduler_state.json"))
@@ -268,7 +268,7 @@ def test_any_folder_name_can_hold_a_store(tmp_path: Path, name: str) -> None:
 
 
 def test_an_exception_leaves_nothing(database: Database) -> None:
-    """P4: all of it or nothing."""
+    """P4: An exception within a transaction undoes all of it."""
     with pytest.raises(RuntimeError):
         with database.writing() as connection:
             rows.insert(connection, JobSpec(arguments=("x",)), ResourceRequest(1, 1000), "", (), 1.0)
@@ -281,7 +281,7 @@ def test_an_exception_leaves_nothing(database: Database) -> None:
 
 
 def test_a_broken_statement_is_store_trouble_and_leaves_nothing(database: Database) -> None:
-    """P4, P8."""
+    """P4, P8: A failed statement raises StoreTrouble and undoes the transaction."""
     with pytest.raises(StoreTrouble):
         with database.writing() as connection:
             rows.set_meta(connection, "k", "v")
@@ -291,7 +291,7 @@ def test_a_broken_statement_is_store_trouble_and_leaves_nothing(database: Databa
 
 
 def test_what_is_committed_is_there_for_others_at_once(places: Places, database: Database) -> None:
-    """P4."""
+    """P4: Another connection sees a commit immediately; a connection for reading cannot write."""
     reader = open_for_reading(places)
     assert rows.last_id(reader) == 0
     insert(database)
@@ -303,7 +303,7 @@ def test_what_is_committed_is_there_for_others_at_once(places: Places, database:
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_commit_survives_the_death_of_its_process(places: Places, sync: bool) -> None:
-    """P4: kill -9 right after."""
+    """P4: A commit survives a SIGKILL right afterwards; an open transaction does not."""
     code = """
 import os, signal, sys
 from scheduler.store.database import Database
@@ -324,6 +324,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     database.close()
 
 
+# Waits long for the lock: on a slow disk the other process holds it nearly all the time.
 _INSERT = """
 import sys
 from scheduler.store.database import Database
@@ -331,7 +332,7 @@ from scheduler.store.paths import Places
 from scheduler.store import jobs as rows
 from scheduler.core.job import JobSpec
 from scheduler.core.gpu import ResourceRequest
-database = Database(Places(sys.argv[1]))
+database = Database(Places(sys.argv[1]), lock_wait_s=100)
 print("ready", flush=True)
 sys.stdin.readline()
 for n in range(200):
@@ -342,7 +343,7 @@ database.close()
 
 
 def test_e07_two_processes_that_write_at_once_lose_nothing(places: Places) -> None:
-    """P2, P4: the lock is fair enough for both to get through."""
+    """P2, P4: Two processes that write at the same time both succeed, and lose nothing."""
     writers = [python(_INSERT, places.state_file, who) for who in ("a", "b")]
     for writer in writers:
         assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
@@ -351,7 +352,7 @@ def test_e07_two_processes_that_write_at_once_lose_nothing(places: Places) -> No
         writer.stdin.write("go\n")
         writer.stdin.flush()
     for writer in writers:
-        done(writer)
+        done(writer, 150)
     database = Database(places)
     jobs = list(rows.select(database.connection))
     assert [job.id for job in jobs] == list(range(1, 401))
@@ -362,16 +363,18 @@ def test_e07_two_processes_that_write_at_once_lose_nothing(places: Places) -> No
 
 
 def test_e07_checkpoints_and_readers_beside_two_writers_lose_nothing(places: Places) -> None:
-    """E07: one connection copies the log back again and again, another reads whole states and cannot write."""
+    """E07: Beside two writers, checkpoints of a third connection and readers lose nothing."""
     Database(places, checkpoints=True).close()
+    other = sqlite3.connect(places.store, isolation_level=None, timeout=5)
+    other.execute("SELECT count(*) FROM jobs").fetchone()  # opens the log: the last writer does not remove it
     writers = [python(_INSERT, places.state_file, who) for who in ("a", "b")]
     for writer in writers:
         assert writer.stdin is not None and writer.stdout is not None and writer.stdout.readline() == "ready\n"
         writer.stdin.write("go\n")
         writer.stdin.flush()
-    seen, copied = 0, 0
-    other = sqlite3.connect(places.store, isolation_level=None, timeout=5)
-    while any(writer.poll() is None for writer in writers):
+    seen, copied, running = 0, 0, True
+    while running:  # the last turn comes after the writers' end
+        running = any(writer.poll() is None for writer in writers)
         copied += other.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[2] > 0
         reader = open_for_reading(places)
         found = [job.id for job in rows.select(reader)]
@@ -382,7 +385,7 @@ def test_e07_checkpoints_and_readers_beside_two_writers_lose_nothing(places: Pla
         reader.close()
     other.close()
     for writer in writers:
-        done(writer)
+        done(writer, 150)
     database = Database(places)
     assert copied and len(list(rows.select(database.connection))) == 400
     assert database.connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
@@ -390,7 +393,7 @@ def test_e07_checkpoints_and_readers_beside_two_writers_lose_nothing(places: Pla
 
 
 def test_a_busy_lock_is_store_trouble_after_the_wait_and_no_sooner(places: Places) -> None:
-    """P3: named, and over when the other lets go."""
+    """P3: A busy lock raises StoreTrouble, which names it, after the wait; later writes succeed."""
     holding = threading.Event()
     let_go = threading.Event()
 
@@ -417,7 +420,7 @@ def test_a_busy_lock_is_store_trouble_after_the_wait_and_no_sooner(places: Place
 
 
 def test_a_lock_held_by_a_killed_process_is_free(places: Places) -> None:
-    """H: kernel locks are never stale."""
+    """H: A lock whose holder was killed is free, because locks of the kernel are never stale."""
     code = """
 import os, sys
 from scheduler.store.database import Database
@@ -430,7 +433,7 @@ with database.writing() as connection:
 """
     holder = python(code, places.state_file)
     assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-    database = Database.__new__(Database)  # opening takes the lock as well
+    database = Database.__new__(Database)  # opening takes the lock, too
     with pytest.raises(StoreTrouble):
         database.__init__(places, lock_wait_s=0.2)  # type: ignore[misc]
     holder.kill()
@@ -442,7 +445,7 @@ with database.writing() as connection:
 
 
 def test_the_wakeup_file_has_one_byte_however_often_it_is_written(places: Places, database: Database) -> None:
-    """Ringing wakes; it does not grow."""
+    """Each wakeup writes the same byte: the file does not grow."""
     for _ in range(100):
         database.wake_daemon()
     assert os.stat(places.wakeup).st_size == 1
@@ -451,7 +454,7 @@ def test_the_wakeup_file_has_one_byte_however_often_it_is_written(places: Places
 def _as_it_was(
     connection: sqlite3.Connection, table: str, model: list[dict[str, object]] | None = None
 ) -> list[dict[str, object]]:
-    """All rows; of columns that ``model`` has not, nothing."""
+    """Return all rows of a table; of their columns only those that ``model`` has."""
     cursor = connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2" if table != "pauses" else "SELECT * FROM pauses")
     names = [column[0] for column in cursor.description]
     keep = set(model[0]) if model else set(names)
@@ -459,12 +462,12 @@ def _as_it_was(
 
 
 def test_e14_a_store_of_the_first_version_is_opened_and_brought_up_to_date(places: Places) -> None:
-    """Stores of every released version open: jobs, refused lines and pauses are there; a copy of the old one stays."""
+    """A store of the first version is migrated with jobs, refused lines and pauses; a copy of it is kept."""
     places.make()
     text = (Path(__file__).resolve().parents[1] / "data" / "store-v1.sql").read_text()
     old = sqlite3.connect(places.store)
     old.executescript(text)
-    assert rows.counts(old)["done"] == 1  # by a verb, before a scheduler has brought it up to date
+    assert rows.counts(old)["done"] == 1  # as a verb does before a scheduler has migrated it
     tables = ("jobs", "events", "files", "line_counts", "refused", "pauses")
     before = {table: _as_it_was(old, table) for table in tables}
     assert before["jobs"] and before["line_counts"] and before["pauses"]

@@ -1,4 +1,4 @@
-"""What the store forgets, and what it never does."""
+"""Deleting ended jobs: what is deleted, what is protected, and what remains of a deleted job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 
 def put(database: Database, state: JobState, at: float | None = None, log: str = "", **spec: Any) -> Job:
-    """A job that is in this state, and ended (or was last heard of) then."""
+    """Insert a job in this state that ended at ``at`` (None: not ended); return it."""
     with database.writing() as connection:
         job = rows.insert(connection, JobSpec(script="/x.py", **spec), WHOLE, "", (), 1.0)
         job.state, job.finished_at, job.log, job.attempt = state, at, log, 1
@@ -64,10 +64,10 @@ def test_by_number_and_by_age(database: Database) -> None:
 
 
 def test_without_limits_all_that_ended_and_the_refused_lines(database: Database) -> None:
-    """For `reset`: one call; under the same protections."""
+    """Without limits one call deletes all unprotected ended jobs and the refused lines, as `reset` does."""
     for state in JobState:
         put(database, state, 10.0 if state in ENDED else None)
-    put(database, JobState.STOPPING, 11.0)  # its first process has ended, others have not
+    put(database, JobState.STOPPING, 11.0)  # its main process has ended, leftover processes have not
     parent, other = put(database, JobState.DONE, 12.0), put(database, JobState.FAILED, 13.0)
     put(database, JobState.PENDING, after=(parent.id,))
     put(database, JobState.STOPPING, 14.0, after_ok=(other.id,))
@@ -97,13 +97,13 @@ def test_without_limits_all_that_ended_and_the_refused_lines(database: Database)
 def test_the_oldest_go_first_and_no_more_than_allowed(
     database: Database, jobs: list[tuple[JobState, int]], keep: int | None, before: int | None, most: int | None
 ) -> None:
-    """Against the rules said slowly."""
+    """The deleted jobs are those of a slow model: the jobs that ended first, at most ``most`` of them."""
     with database.writing() as connection:
         connection.execute("DELETE FROM jobs")
         connection.execute("DELETE FROM meta WHERE key='last_id'")
     made = [put(database, state, float(at) if state in ENDED else None) for state, at in jobs]
     ended = sorted((job for job in made if job.state in ENDED), key=lambda job: (job.finished_at, job.id))
-    rank = {job.id: len(ended) - place for place, job in enumerate(ended)}  # 1: ended last
+    rank = {job.id: len(ended) - place for place, job in enumerate(ended)}  # 1: the job that ended last
     may_go = [
         job.id
         for job in ended
@@ -131,7 +131,7 @@ def test_logs_of_all_attempts_are_remembered(database: Database) -> None:
 
 
 def test_an_environment_goes_with_its_last_job(tmp_path: Path, database: Database) -> None:
-    """Also where a submission of the same environment comes in between."""
+    """A stored environment is removed with its last job; a submission that needs it at that moment writes it again."""
     client = SchedulerClient(database.places.state_file)
     spec = JobSpec(source="submit", arguments=("true",), gpus="0")
     first = client.submit(spec, {"A": "1"}, ModelTable())
@@ -140,7 +140,7 @@ def test_an_environment_goes_with_its_last_job(tmp_path: Path, database: Databas
     client.submit(spec, {"A": "3"}, ModelTable())
     assert first.spec.env_file == shared.spec.env_file
     folder = database.places.environments
-    Path(folder, "packet").touch()  # not ours to judge
+    Path(folder, "packet").touch()  # another file, which must stay
 
     def end(*ids: int) -> None:
         with database.writing() as connection:

@@ -1,4 +1,4 @@
-"""The file of the history: bounded, private, averaged truly, and made anew whatever befalls it."""
+"""The history file: bounded, private, correctly averaged, and replaced if it cannot be used."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def job(at: float, memory: float | None = 100.0, number: int = 1, attempt: int =
 def fill(
     file: HistoryFile, rows: Iterable[tuple[float | None, ...]], jobs: Iterable[tuple[float | None, ...]] = ()
 ) -> None:
-    """These rows, each batch as its bucket ends."""
+    """Write these rows, one batch for each interval."""
     by_time: dict[float, tuple[list[tuple[float | None, ...]], list[tuple[float | None, ...]]]] = {}
     for row in rows:
         by_time.setdefault(row[1] or 0.0, ([], []))[0].append(row)
@@ -59,12 +59,12 @@ def rows_in(path: str, table: str) -> int:
 
 
 def test_five_minutes_conserve_means_and_maxima(path: str) -> None:
-    """Also over a gap, and with values that were not told: those are no part of the mean, and never 0."""
+    """Five-minute rows have the means and maxima of the short rows; missing values are no part of a mean."""
     dice = random.Random(8)
     start = bucket_of(NOW, LONG_S) - 40 * LONG_S
     rows = []
     for n in range(1200):
-        if not 400 <= n < 700:  # nobody was there
+        if not 400 <= n < 700:  # no scheduler ran
             told = n % 7 != 0
             rows.append(
                 gpu(start + n * SHORT_S, dice.randrange(80_000) if told else None, dice.random() if n % 3 else None)
@@ -76,7 +76,7 @@ def test_five_minutes_conserve_means_and_maxima(path: str) -> None:
     expected = {}
     for row in rows:
         expected.setdefault(bucket_of(row[1] or 0, LONG_S), []).append(row)
-    assert [sample.at for sample in found] == sorted(expected)  # a gap is a gap
+    assert [sample.at for sample in found] == sorted(expected)  # the gap has no samples
     for sample in found:
         used = [row[2] for row in expected[sample.at] if row[2] is not None]
         load = [row[6] for row in expected[sample.at] if row[6] is not None]
@@ -90,13 +90,13 @@ def test_five_minutes_conserve_means_and_maxima(path: str) -> None:
 
 
 def test_a_day_fine_and_ninety_days_coarse(path: str) -> None:
-    """Older rows go, by themselves, and what is asked for is answered from what there is."""
+    """Short rows are kept for a day and long rows for 90 days; a query uses whichever there are."""
     file = HistoryFile(path)
     old = bucket_of(NOW, LONG_S) - KEEP_LONG_S - 10 * LONG_S
     fill(file, [gpu(old + n * SHORT_S) for n in range(60)])
     assert rows_in(path, "gpu_short") == 60 and rows_in(path, "gpu_long") == 2
     fill(file, [gpu(NOW - KEEP_SHORT_S - 2 * LONG_S + n * SHORT_S, 200.0) for n in range(60)])
-    assert rows_in(path, "gpu_short") == 60  # those of 90 days ago went
+    assert rows_in(path, "gpu_short") == 60  # the rows of 90 days ago are deleted
     fill(file, [gpu(NOW - SHORT_S, 300.0), gpu(NOW, 300.0)])
     file.close()
     assert rows_in(path, "gpu_short") == 2
@@ -107,20 +107,20 @@ def test_a_day_fine_and_ninety_days_coarse(path: str) -> None:
 
 
 def test_there_are_at_most_so_many_rows(path: str) -> None:
-    """K18: thousands of short jobs: the oldest go first."""
+    """K18: The number of rows is limited: the oldest are deleted first."""
     file = HistoryFile(path, most_rows=500)
     start = bucket_of(NOW, LONG_S)
     for n in range(120):
         at = start + n * SHORT_S
         file.write(Batch(at + SHORT_S, jobs=tuple(job(at, number=20 * n + one) for one in range(20))))
     file.close()
-    assert rows_in(path, "job_short") <= 500 + 20 * LONG_S / SHORT_S  # looked at every five minutes
+    assert rows_in(path, "job_short") <= 500 + 20 * LONG_S / SHORT_S  # checked every five minutes
     assert rows_in(path, "job_long") <= 500 + 20 * LONG_S / SHORT_S
     assert history_db.job_history(path, 20 * 119) and not history_db.job_history(path, 0)
 
 
 def test_a_job_has_a_curve_for_each_attempt(path: str) -> None:
-    """Fine while it is young, coarse where the fine rows are gone; never more than 2,000 points."""
+    """Each attempt has its own curve of at most 2,000 points, from short rows where they still exist."""
     file = HistoryFile(path)
     start = bucket_of(NOW, LONG_S) - KEEP_SHORT_S - 20 * LONG_S
     fill(file, (), (job(start + n * SHORT_S, 10.0) for n in range(300)))
@@ -134,7 +134,7 @@ def test_a_job_has_a_curve_for_each_attempt(path: str) -> None:
 
 
 def test_pauses_to_the_moment_and_through_restarts(path: str) -> None:
-    """What changed while nobody looked is noted at the next start; the last change of each stays for ever."""
+    """Pauses have exact times, also over restarts; the last change of each GPU is kept forever."""
     none: frozenset[int] = frozenset()
     file = HistoryFile(path)
     file.write(Batch(NOW, pauses=((NOW - 50, none), (NOW - 40.5, frozenset({1})), (NOW - 30, frozenset({1, QUEUE})))))
@@ -153,7 +153,7 @@ def test_pauses_to_the_moment_and_through_restarts(path: str) -> None:
 
 
 def test_turns_are_counted_on(path: str) -> None:
-    """Over restarts, never backwards."""
+    """The number of passes continues over restarts and never decreases."""
     counts = (*range(len(TICK_BUCKETS)), 3)
     assert history_db.ticks(path) is None
     for run in (1, 2):
@@ -167,14 +167,14 @@ def test_turns_are_counted_on(path: str) -> None:
 
 def test_a_clock_that_is_set_back_loses_nothing_that_is_true_now(path: str) -> None:
     file = HistoryFile(path)
-    fill(file, [gpu(NOW + 3 * KEEP_SHORT_S + n * SHORT_S, 1.0) for n in range(90)])  # a clock gone wrong
+    fill(file, [gpu(NOW + 3 * KEEP_SHORT_S + n * SHORT_S, 1.0) for n in range(90)])  # written with a wrong clock
     fill(file, [gpu(NOW + n * SHORT_S, 2.0) for n in range(90)])
     file.close()
     found = history_db.gpu_history(path, NOW - 3600, NOW + 3600, LONG_S, NOW + 1000)[0]
     assert {sample.used_mib for sample in found} == {2.0} and rows_in(path, "gpu_short") == 90
 
 
-# -- what befalls the file --------------------------------------------------------------------------------
+# -- damage and errors ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", ["noise", "empty", "other tables", "another version", "a page"])
@@ -214,7 +214,7 @@ def test_a_file_that_is_removed_is_made_anew(path: str) -> None:
 
 @pytest.mark.parametrize("what", ["link", "folder", "fifo"])
 def test_what_is_no_file_is_left_alone(path: str, tmp_path: Path, what: str) -> None:
-    """Nothing of ours goes through a link, and nothing holds the thread up."""
+    """A link, folder or FIFO in place of the file raises an error, is not followed, and does not block."""
     if what == "link":
         os.symlink(tmp_path / "victim", path)
     elif what == "fifo":
@@ -261,7 +261,7 @@ print(failed > 0, file.told)
 
 
 def test_a_full_disk_costs_samples_and_is_over_when_there_is_room(path: str) -> None:
-    """F01: as a limit on the size of files, which fails the same writes; nothing is taken for damage."""
+    """F01: A full disk (here: a limit on the size of files) loses samples, and is not taken for damage."""
     done = subprocess.run(
         [sys.executable, "-c", _FULL, path], env={**os.environ, "PYTHONPATH": ROOT}, capture_output=True, text=True, timeout=120,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)), check=False,
@@ -272,7 +272,7 @@ def test_a_full_disk_costs_samples_and_is_over_when_there_is_room(path: str) -> 
 
 @pytest.fixture(autouse=True)
 def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every file that a test has opened is closed after it: from Python 3.13 on an open one is warned of."""
+    """Close every history file that a test has opened: Python 3.13 and later warn about open ones."""
     made: list[HistoryFile] = []
     begin = HistoryFile.__init__
 
@@ -288,7 +288,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("mask", ["0", "077", "0777"])
 def test_it_is_private_at_any_umask(tmp_path: Path, mask: str) -> None:
-    """P9: with its log and index."""
+    """P9: At any umask the file, its log and its index have mode 0600."""
     code = (
         "import os, sys; os.umask(int(sys.argv[2], 8))\n"
         "from scheduler.core.history import Batch\nfrom scheduler.store.history_db import HistoryFile\n"

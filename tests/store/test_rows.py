@@ -1,4 +1,4 @@
-"""Jobs, events, requests, line counts as rows: what is written is read back."""
+"""Jobs, events, requests and counts of lines as rows of the store: what is written is read back."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def connection(database: Database) -> sqlite3.Connection:
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 ANY_TEXT = st.text(max_size=20).map(
     lambda text: text + "\udcff" if len(text) == 7 else text
-)  # a file name may be bytes
+)  # a file name need not be UTF-8
 IDS = st.sets(st.integers(0, 4095), min_size=1, max_size=8).map(lambda ids: tuple(sorted(ids)))
 SPECS = st.builds(
     JobSpec,
@@ -122,7 +122,7 @@ CHANGES: dict[str, st.SearchStrategy[Any]] = {
 
 
 def test_every_field_of_a_wish_is_tried_below() -> None:
-    """The strategy above stays whole."""
+    """``SPECS`` draws every field of JobSpec."""
     assert set(SPECS.wrapped_strategy.kwargs) == {f.name for f in fields(JobSpec)}  # type: ignore[attr-defined]
 
 
@@ -134,7 +134,7 @@ def test_every_field_of_a_wish_is_tried_below() -> None:
 def test_a_new_job_is_read_back_as_it_was_given(
     database: Database, spec: JobSpec, notes: tuple[str, ...], need: ResourceRequest
 ) -> None:
-    """P4."""
+    """P4: A new job is read back as it was inserted."""
     with database.writing(sync=False) as connection:
         made = rows.insert(connection, spec, need, "", notes, 12.5)
     assert rows.get(database.connection, made.id) == made
@@ -144,7 +144,7 @@ def test_a_new_job_is_read_back_as_it_was_given(
 
 @given(changes=st.fixed_dictionaries({}, optional=CHANGES))
 def test_every_change_of_a_job_is_read_back(database: Database, changes: dict[str, Any]) -> None:
-    """P4, P5."""
+    """P4, P5: Every changed field of a job is read back."""
     with database.writing(sync=False) as connection:
         job = rows.insert(connection, JobSpec(arguments=("x",)), WHOLE, "", (), 1.0)
         for name, value in changes.items():
@@ -154,14 +154,14 @@ def test_every_change_of_a_job_is_read_back(database: Database, changes: dict[st
 
 
 def test_every_field_of_a_job_that_can_change_is_tried_above() -> None:
-    """The test before this one stays whole."""
+    """``CHANGES`` draws every field of Job that can change."""
     fixed = {"id", "spec", "identity", "submitted_at"}
     assert set(CHANGES) == set(Job.__slots__) - fixed  # type: ignore[attr-defined]
 
 
 @given(SPECS)
 def test_a_wish_survives_as_plain_values(spec: JobSpec) -> None:
-    """P4."""
+    """P4: A JobSpec as plain values is read back; keys of a newer version are ignored."""
     assert JobSpec.from_dict(spec.as_dict()) == spec
     assert JobSpec.from_dict({**spec.as_dict(), "of a newer version": 1}) == spec
 
@@ -170,7 +170,7 @@ def test_a_wish_survives_as_plain_values(spec: JobSpec) -> None:
     "state", [JobState.PENDING, JobState.STARTING, JobState.RUNNING, JobState.STOPPING, JobState.DONE]
 )
 def test_an_equal_line_is_blocked_while_a_job_waits_runs_or_has_succeeded(database: Database, state: JobState) -> None:
-    """S3.27, S3.28."""
+    """S3.27, S3.28: While a job waits, runs or has succeeded, no job with the same identity can be added."""
     with database.writing() as connection:
         job = rows.insert(connection, JobSpec(script="/a.py"), WHOLE, "same", (), 1.0)
         job.state = state
@@ -185,7 +185,7 @@ def test_an_equal_line_is_blocked_while_a_job_waits_runs_or_has_succeeded(databa
 
 @pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED, JobState.SKIPPED])
 def test_an_equal_line_is_free_again_after_a_failure(database: Database, state: JobState) -> None:
-    """S3.29, C18."""
+    """S3.29, C18: After a failure, a cancel or a skip, a job with the same identity can be added."""
     with database.writing() as connection:
         job = rows.insert(connection, JobSpec(script="/a.py"), WHOLE, "same", (), 1.0)
         job.state = state
@@ -196,7 +196,7 @@ def test_an_equal_line_is_free_again_after_a_failure(database: Database, state: 
 
 
 def test_jobs_without_identity_never_block_each_other(database: Database) -> None:
-    """Contract 3: submit is never deduplicated."""
+    """Contract 3: Jobs of `submit`, which have no identity, are never deduplicated."""
     with database.writing() as connection:
         for number in range(3):
             rows.insert(connection, JobSpec(arguments=("x",)), WHOLE, "", (), float(number))
@@ -204,7 +204,7 @@ def test_jobs_without_identity_never_block_each_other(database: Database) -> Non
 
 
 def test_ids_are_never_given_twice(database: Database) -> None:
-    """P1: attempt records and logs are named by them."""
+    """P1: An id is used once, because attempt records and logs are named by it."""
     with database.writing() as connection:
         for _ in range(3):
             rows.insert(connection, JobSpec(arguments=("x",)), WHOLE, "", (), 1.0)
@@ -214,7 +214,7 @@ def test_ids_are_never_given_twice(database: Database) -> None:
 
 
 def test_jobs_are_found_by_state_and_label(database: Database) -> None:
-    """Contract 6."""
+    """Contract 6: Jobs are found by state, by label, and by the order in which they wait or ended."""
     labels = ["a", "A", "%", "_", 'q"q', "b\\", "é", "a b", ""]
     with database.writing() as connection:
         jobs = [rows.insert(connection, JobSpec(arguments=("a",), label=label), WHOLE, "", (), 1.0) for label in labels]
@@ -242,7 +242,7 @@ def test_jobs_are_found_by_state_and_label(database: Database) -> None:
 
 
 def test_a_changed_wish_is_read_back(database: Database) -> None:
-    """Contract 3: an equal line with another priority updates the waiting job."""
+    """Contract 3: The changed options of a waiting job are read back."""
     with database.writing() as connection:
         job = rows.insert(connection, JobSpec(script="/a.py"), WHOLE, "i", (), 1.0)
         job.spec = JobSpec(script="/a.py", priority=5, allowed=(1,), vram_mib=7, after=(1,))
@@ -256,7 +256,7 @@ def test_a_changed_wish_is_read_back(database: Database) -> None:
 
 
 def test_events_are_read_back_in_their_order(database: Database) -> None:
-    """Contract 6: the story of a job; those of one instant in the order in which they were told."""
+    """Contract 6: Events of a job are read in the order in which they were written, also at equal times."""
     events = [
         Event(1, 1.0, "accepted", {"from": "jobs.txt:1"}),
         Event(1, 1.0, "started", {"gpus": [0, 1]}),
@@ -270,7 +270,7 @@ def test_events_are_read_back_in_their_order(database: Database) -> None:
 
 @pytest.mark.parametrize("later", [1e9, 1e9 + 1e-6], ids=["same instant", "a microsecond later"])
 def test_no_event_takes_the_place_of_another(database: Database, later: float) -> None:
-    """P4: written by two calls at the same instant, or when the clock was set back."""
+    """P4: Events that two calls write with the same time, or almost the same, are all kept."""
     first = [Event(1, 1e9, "accepted"), Event(1, 1e9, "changed")]
     second = [Event(1, later, "started"), Event(1, later, "ended")]
     with database.writing() as connection:
@@ -283,7 +283,7 @@ def test_no_event_takes_the_place_of_another(database: Database, later: float) -
     "request_", [Cancel((1, 2)), Requeue((3,)), Pause((0,)), Resume((0, 1)), PauseQueue(True), PauseQueue(False)]
 )
 def test_requests_and_their_answers_are_read_back(database: Database, request_: Request) -> None:
-    """S3.30, P4."""
+    """S3.30, P4: Requests and their answers are read back; an answered request is not returned again."""
     with database.writing() as connection:
         row = rows.ask(connection, request_, 1.0)
     assert rows.asked(database.connection) == [(1.0, row, request_)]
@@ -296,7 +296,7 @@ def test_requests_and_their_answers_are_read_back(database: Database, request_: 
 
 
 def test_requests_are_given_in_their_order(database: Database) -> None:
-    """S3.31: the last one holds."""
+    """S3.31: Requests are returned in the order in which they were made."""
     wanted: list[Request] = [Pause((0,)), Resume((0,)), Pause((0,))]
     with database.writing() as connection:
         numbers = [rows.ask(connection, one, 1.0) for one in wanted]
@@ -307,7 +307,7 @@ def test_requests_are_given_in_their_order(database: Database) -> None:
 def test_k07_a_request_that_this_version_does_not_know_is_refused_once(
     database: Database, kind: str, arguments: str
 ) -> None:
-    """K07, P3."""
+    """K07, P3: A request of an unknown kind or form is refused once, with a hint to restart the scheduler."""
     with database.writing() as connection:
         connection.execute("INSERT INTO requests (kind, arguments, made_at) VALUES (?, ?, 1)", (kind, arguments))
         rows.ask(connection, Pause((0,)), 2.0)
@@ -318,7 +318,7 @@ def test_k07_a_request_that_this_version_does_not_know_is_refused_once(
 
 
 def test_pauses_gpus_reasons_and_holdings_are_read_back(database: Database) -> None:
-    """S3.30, P7."""
+    """S3.30, P7: Pauses, GPUs, reasons and holdings are read back, and can be removed."""
     gpus = [Gpu(0, "u0", "A", 0, 1000), Gpu(2, "u2", "B", 1, None)]
     held = Holding("3.1", 3, ResourceRequest(2, 500), (0, 2), 7, (Process(10, 20), Process(11, 2**60)))
     with database.writing() as connection:
@@ -352,7 +352,7 @@ def test_pauses_gpus_reasons_and_holdings_are_read_back(database: Database) -> N
     )
 )  # fmt: skip
 def test_how_far_a_file_was_read_is_read_back(database: Database, mark: FileMark) -> None:
-    """C40, P2."""
+    """C40, P2: The reading position of a file is read back."""
     with database.writing(sync=False) as connection:
         kept.save_mark(connection, FileMark(mark.path, 1, 2, 3))
         kept.save_mark(connection, mark)
@@ -361,7 +361,7 @@ def test_how_far_a_file_was_read_is_read_back(database: Database, mark: FileMark
 
 
 def test_equal_lines_are_counted_anew_when_the_file_was_replaced(database: Database) -> None:
-    """C07, C17, contract 3: a line is new only where its number has risen."""
+    """C07, C17, contract 3: Lines of a replaced file are counted again; only a risen number means a new line."""
     with database.writing() as connection:
         assert [kept.count_line(connection, "f", "a") for _ in range(3)] == [(1, 0), (2, 0), (3, 0)]
         assert kept.count_line(connection, "f", "b") == (1, 0)
@@ -371,7 +371,7 @@ def test_equal_lines_are_counted_anew_when_the_file_was_replaced(database: Datab
         assert kept.duplicates(connection) == 2
         kept.start_recount(connection, "f")
         assert [kept.count_line(connection, "f", "a") for _ in range(2)] == [(1, 3), (2, 3)]
-        kept.start_recount(connection, "f")  # replaced again before its end
+        kept.start_recount(connection, "f")  # replaced again before the end of the recount
         assert [kept.count_line(connection, "f", "a") for _ in range(4)] == [(1, 3), (2, 3), (3, 3), (4, 3)]
         assert kept.count_line(connection, "f", "c") == (1, 0)
         kept.end_recount(connection, "f")
@@ -381,7 +381,7 @@ def test_equal_lines_are_counted_anew_when_the_file_was_replaced(database: Datab
 
 
 def test_refusals_are_read_back_and_gathered_anew_with_their_file(database: Database) -> None:
-    """S3.9, P2."""
+    """S3.9, P2: Refused lines are read back; those of a file are removed when the file is read again."""
     one, two, other = (
         Refusal("f", 2, "t", "r", 1.0),
         Refusal("f", 1, "x" * 900, "s", 2.0),
@@ -397,7 +397,7 @@ def test_refusals_are_read_back_and_gathered_anew_with_their_file(database: Data
     assert kept.refused(database.connection) == [other]
 
 
-# -- numbers of jobs --------------------------------------------------------------------------------------
+# -- ids of jobs ------------------------------------------------------------------------------------------
 
 
 def a_new_job(connection: sqlite3.Connection) -> int:
@@ -409,7 +409,7 @@ def ended(connection: sqlite3.Connection, *jobs: int) -> None:
 
 
 def test_jobs_are_numbered_from_one_or_where_that_is_wanted_from_zero(tmp_path: Path) -> None:
-    """S4.3: only a scheduler that has had no job yet can begin with number 0."""
+    """S4.3: Ids begin with 1, or with 0 if that was requested before the first job."""
     for number, (zero, first) in enumerate(((False, 1), (True, 0))):
         database = Database(Places(str(tmp_path / f"{number}.json")))
         with database.writing() as connection:
@@ -427,7 +427,7 @@ def test_jobs_are_numbered_from_one_or_where_that_is_wanted_from_zero(tmp_path: 
 
 @pytest.mark.parametrize("zero", [False, True])
 def test_the_number_of_a_forgotten_job_is_not_given_out_again(database: Database, zero: bool) -> None:
-    """S4.3 P4: also that of the newest one, and when none is left."""
+    """S4.3 P4: The id of a deleted job is not used again, not even that of the newest or only job."""
     with database.writing() as connection:
         if zero:
             rows.number_from_zero(connection)
@@ -440,7 +440,7 @@ def test_the_number_of_a_forgotten_job_is_not_given_out_again(database: Database
         ended(connection, first + 1, first + 3)
         forget(connection, [first + 1, first + 3])
         assert rows.last_id(connection) == first + 3
-        forget(connection, [77])  # never given out
+        forget(connection, [77])  # an id that was never used
         assert a_new_job(connection) == first + 4
         rows.number_from_zero(connection)
         assert a_new_job(connection) == first + 5
@@ -448,7 +448,7 @@ def test_the_number_of_a_forgotten_job_is_not_given_out_again(database: Database
 
 @given(st.booleans(), st.lists(st.integers(-1, 5), max_size=30))
 def test_no_number_is_ever_given_out_twice(database: Database, zero: bool, steps: list[int]) -> None:
-    """S4.3 P4: -1 is a new job, else one of those that are left is forgotten."""
+    """S4.3 P4: No id is used twice. ``steps``: -1 adds a job, other numbers delete one of the remaining jobs."""
     with database.writing(sync=False) as connection:
         connection.execute("DELETE FROM jobs")
         connection.execute("DELETE FROM meta WHERE key='last_id'")
@@ -468,18 +468,18 @@ def test_no_number_is_ever_given_out_twice(database: Database, zero: bool, steps
         assert given_out == list(range(0 if zero else 1, (0 if zero else 1) + len(given_out)))
 
 
-# -- what is to be done at the end of a job ---------------------------------------------------------------
+# -- calls at the end of a job, counts, histories ---------------------------------------------------------
 
 
 def test_what_is_to_be_done_at_the_end_of_jobs_is_written_down_begun_and_struck_off(database: Database) -> None:
-    """S4.26: once, also over a restart in between."""
+    """S4.26: A call at the end of a job is noted, begun and removed, so that a restart does not repeat it."""
     with database.writing() as connection:
         rows.note_calls(connection, [7, 3])
         assert rows.calls(connection) == [(3, None), (7, None)]
         rows.begin_call(connection, 3, 12.5)
         rows.note_calls(connection, [5])
         assert rows.calls(connection) == [(3, 12.5), (5, None), (7, None)]
-        rows.note_calls(connection, [3])  # run again, and ended again: to be done again
+        rows.note_calls(connection, [3])  # the job was retried and has ended again: the call is due again
         assert rows.calls(connection) == [(3, None), (5, None), (7, None)]
         rows.strike_calls(connection, [3, 99])
         rows.begin_call(connection, 99, 1.0)
@@ -487,7 +487,7 @@ def test_what_is_to_be_done_at_the_end_of_jobs_is_written_down_begun_and_struck_
 
 
 def test_how_many_jobs_wait_or_run(database: Database) -> None:
-    """S4.18: what -B goes by."""
+    """S4.18: The number of jobs that have not ended, which `ts -B` uses."""
     with database.writing() as connection:
         assert rows.unfinished(connection) == 0
         made = [a_new_job(connection) for _ in range(4)]
@@ -500,7 +500,7 @@ def test_how_many_jobs_wait_or_run(database: Database) -> None:
 def test_stories_asked_for_together_are_those_asked_for_one_by_one(
     database: Database, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The jobs stay in their order, those without a story too; each has its own events, oldest first."""
+    """Event histories read for many jobs equal those read one by one, in the order of the jobs, empty ones included."""
     monkeypatch.setattr(rows, "AT_ONCE", at_once)
     with database.writing() as connection:
         made = [rows.insert(connection, JobSpec(arguments=("x",)), WHOLE, "", (), 1.0) for _ in range(7)]
@@ -513,7 +513,7 @@ def test_stories_asked_for_together_are_those_asked_for_one_by_one(
 
 
 def test_the_first_step_of_a_store_has_the_columns_of_the_table() -> None:
-    """Name, type, whether it may be NULL, default; later ones are added from the rows themselves."""
+    """The first migration has the columns of ``COLUMNS`` with ``since`` 1, by name, type, NULL and default."""
     store = sqlite3.connect(":memory:", isolation_level=None)
     migrate(store, 0, 1)
     made = [

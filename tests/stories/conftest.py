@@ -1,4 +1,4 @@
-"""Stories: a real daemon, real processes, declared GPUs."""
+"""Fixtures of tests that run a real scheduler with real processes and declared GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.stories.tracking import Tracked
 
 @pytest.fixture
 def scheduler(tmp_path: Path) -> Iterator[Callable[..., Scheduler]]:
-    """Makes schedulers; ends all that was started."""
+    """Return a function that creates schedulers; end them and all processes of their jobs afterwards."""
     made: list[Scheduler] = []
 
     def make(gpus: int | None = 2, folder: Path | None = None, **settings: Any) -> Scheduler:
@@ -35,13 +35,13 @@ def scheduler(tmp_path: Path) -> Iterator[Callable[..., Scheduler]]:
 
 @pytest.fixture
 def spooler(tmp_path: Path) -> Iterator[Callable[..., Spooler]]:
-    """Makes `ts` servers, one a folder; ends all that was started."""
+    """Return a function that creates `ts` servers, one per folder; end them and their jobs afterwards."""
     made: list[Spooler] = []
 
     def make(folder: Path | None = None, **environ: str) -> Spooler:
         where = folder or tmp_path
         where.mkdir(mode=0o700, exist_ok=True)
-        where.chmod(0o700)  # a folder of its own, so that its server lies in it
+        where.chmod(0o700)  # private, so that `ts` keeps the files of its server in this folder
         made.append(Spooler(where, **environ))
         return made[-1]
 
@@ -52,9 +52,9 @@ def spooler(tmp_path: Path) -> Iterator[Callable[..., Spooler]]:
 
 @pytest.fixture
 def tracked(tmp_path: Path) -> Iterator[Tracked]:
-    """A folder for `gpujob track`; all that it started is ended."""
+    """Return a folder for `gpujob track`; end all processes started there afterwards."""
     one = Tracked(tmp_path)
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup, which trackers go by
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup makes the tests ignore it, which trackers inherit
     yield one
     signal.signal(signal.SIGHUP, before)
     one.end_all()
@@ -62,7 +62,7 @@ def tracked(tmp_path: Path) -> Iterator[Tracked]:
 
 @pytest.fixture
 def screens(tmp_path: Path) -> Iterator[Callable[..., ScreenScheduler]]:
-    """Makes schedulers with terminal sessions in a socket folder of their own; no session is left."""
+    """Return a function that creates schedulers in screen mode with a socket folder of their own; end all sessions."""
     made: list[ScreenScheduler] = []
     with socket_folder() as sockets:
 
@@ -79,7 +79,7 @@ def screens(tmp_path: Path) -> Iterator[Callable[..., ScreenScheduler]]:
 
 @pytest.fixture
 def plain_screens(tmp_path: Path) -> Iterator[ScreenScheduler]:
-    """One whose sessions are in the user's own socket folder, beside those of others."""
+    """Return a scheduler in screen mode that uses the user's own socket folder, beside the user's other sessions."""
     need_screen()
     made = ScreenScheduler(tmp_path, 2, None)
     yield made

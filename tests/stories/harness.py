@@ -1,4 +1,4 @@
-"""A real scheduler in a temporary folder: started, asked, killed; and jobs that keep their own ledger."""
+"""A real scheduler in a temporary folder: start, query, kill it; and jobs that record their runs in a ledger file."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from tests import fork_server
+from tests.screens import end_marked
 
 ROOT = Path(__file__).resolve().parents[2]
 INTERPRETER = [sys.executable, "-m", "scheduler"]
-# Sweeps and soaks in their long form: `make test-long`.
+# True in `make test-long`: sweeps and soaks run in their long form.
 LONG = os.environ.get("GPUJOB_LONG") == "1"
 PATIENCE_S = 60.0
-LOOK_S = 30.0  # a job that came this moment is looked at in the next
+BRIEF_S = 2.0
+LOOK_S = 30.0  # longest wait until the daemon has considered a new job
 
-# Writes "start" and "end" lines that the scheduler never sees; waits for a file if told to.
+# Appends "start" and "end" lines to the file `ledger`, which the scheduler does not read. Runs while `hold-KEY` exists.
 LEDGER_JOB = """\
 import os, sys, time, signal
 folder, key, code, seconds = sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4])
@@ -47,9 +49,9 @@ sys.exit(int(code))
 
 
 def wait_for(condition: Callable[[], Any], what: str, limit: float = PATIENCE_S) -> Any:
-    """The first true answer of ``condition``; fails with ``what`` when it does not come.
+    """Return the first true result of ``condition``. Raises AssertionError with ``what`` after ``limit`` seconds.
 
-    The longer it waits, the less often it asks: workers that ask all the time would leave the scheduler no processor.
+    The pause between two calls grows from 10 to 50 ms: polling without pauses would take CPU time from the scheduler.
     """
     begun = time.monotonic()
     while True:
@@ -63,7 +65,7 @@ def wait_for(condition: Callable[[], Any], what: str, limit: float = PATIENCE_S)
 
 
 def alive(pid: int) -> bool:
-    """Whether a process with this number runs (zombies do not)."""
+    """Return whether a process with this pid exists and is no zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -71,11 +73,11 @@ def alive(pid: int) -> bool:
     return text[text.rindex(")") + 2] not in "ZX"
 
 
-REPLACED = "_state.json.new-"  # in the name of a picture of the state file that was replaced a moment ago
+REPLACED = "_state.json.new-"  # in the name of a replaced version of the state file that is still open
 
 
 def open_names(pid: int) -> list[str]:
-    """What a process has open: paths, and sockets and pipes without their numbers."""
+    """Return the names of the open files of a process: paths, and sockets and pipes without their numbers."""
     found = []
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -84,14 +86,15 @@ def open_names(pid: int) -> list[str]:
 
 
 def open_files(pid: int) -> Counter[str]:
-    """What a process has open, but for what comes and goes by itself: the files of the history, and replaced pictures of the
-    state file (a few at most).
+    """Count the open files of a process by name.
+
+    Files that vary are left out: the history, and replaced versions of the state file (a few at most).
     """
     return Counter(name for name in open_names(pid) if "/history.db" not in name and REPLACED not in name)
 
 
 def none_more_open(before: dict[int, Counter[str]]) -> None:
-    """Wait until these processes (pid → what was open) have nothing open beyond that."""
+    """Wait until no process has more files open than in ``before`` (pid → its open files)."""
 
     def more() -> dict[int, Counter[str]]:
         return {pid: extra for pid, then in before.items() if (extra := open_files(pid) - then)}
@@ -103,12 +106,12 @@ def none_more_open(before: dict[int, Counter[str]]) -> None:
 
 
 def stopped(pid: int) -> bool:
-    """Whether it stands still (SIGSTOP): the signal is sent before it has its effect."""
+    """Return whether a process is stopped: SIGSTOP takes effect some time after it was sent."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def freeze(pid: int, store_lock: Path) -> None:
-    """SIGSTOP of a daemon, at a moment at which it does not keep everybody out of the store."""
+    """Stop a daemon (SIGSTOP) while it does not hold the lock of the store, which would block all commands."""
 
     def frozen() -> bool:
         os.kill(pid, signal.SIGSTOP)
@@ -125,10 +128,10 @@ def freeze(pid: int, store_lock: Path) -> None:
 
 
 class Scheduler:
-    """One scheduler in ``folder``."""
+    """A scheduler in ``folder``. ``settings``: options of `start`."""
 
     def __init__(self, folder: Path, gpus: int | None = 2, **settings: Any) -> None:
-        """``gpus`` None: whatever is detected."""
+        """``gpus``: number of declared GPUs; None: the scheduler detects them."""
         self.folder, self.gpus, self.settings = folder, gpus, settings
         self.process: fork_server.ForkedProcess | subprocess.Popen[bytes] | None = None
         self.jobs_file = folder / "jobs.txt"
@@ -139,12 +142,12 @@ class Scheduler:
         self.environ.update(PYTHONPATH=str(ROOT), XDG_RUNTIME_DIR=str(folder / "run"), PYTHONUNBUFFERED="1")
         (folder / "run").mkdir(exist_ok=True, mode=0o700)
         self.supervisors: set[int] = set()
-        self.command = INTERPRETER  # another one gets a new interpreter for its schedulers
+        self.command = INTERPRETER  # with another command, each daemon is a new interpreter and no fork
 
     # -- the daemon -----------------------------------------------------------------------------------
 
     def start(self, *words: str, ready: bool = True, **environ: str) -> Scheduler:
-        """Start it and wait until it says so."""
+        """Start the daemon; with ``ready``, wait until it prints that it has started. ``words``: further options."""
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in self.settings.items()]
         flags += [] if self.gpus is None else [f"--gpus={self.gpus}"]
         before = self.said().count("scheduler started")
@@ -171,15 +174,15 @@ class Scheduler:
         return self
 
     def in_office(self) -> None:
-        """After each start: remember who is there."""
+        """Note the pid of the supervisor after a start."""
         self.supervisors.add(self.supervisor_pid())
 
     def said(self) -> str:
-        """All output so far."""
+        """Return all output of the daemons so far."""
         return self.output.read_text(errors="replace") if self.output.exists() else ""
 
     def says(self, text: str, times: int | None = None) -> None:
-        """Wait until it has said this (``times``: so often, and not more): its output comes a moment after what it tells of."""
+        """Wait until the output has ``text``; with ``times``, exactly that often. Output comes after the commit."""
         wait_for(lambda: self.said().count(text) >= (times or 1), f"{text!r} in\n{self.said()[-3000:]}")
         assert times is None or self.said().count(text) == times, self.said()
 
@@ -189,7 +192,7 @@ class Scheduler:
         return self.process.pid
 
     def supervisor_pid(self) -> int:
-        """Pid of the supervisor of this daemon."""
+        """Return the pid of the supervisor of this daemon; wait until there is one."""
 
         def find() -> int:
             for child in _children(self.pid):
@@ -203,45 +206,38 @@ class Scheduler:
         return int(wait_for(find, "a supervisor"))
 
     def kill(self) -> None:
-        """kill -9, and wait for the corpse."""
+        """Kill the daemon (SIGKILL) and wait until it is reaped."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
 
     def freeze(self) -> None:
-        """SIGSTOP, at a moment at which it does not keep everybody out of the store."""
+        """Stop the daemon (SIGSTOP) while it does not hold the lock of the store."""
         freeze(self.pid, self.folder / ".gpujob" / "store.lock")
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Tell it to end; its exit code."""
+        """Send the daemon a signal (SIGTERM) and return its exit code. Fails if it does not end within 20 s."""
         assert self.process is not None
         self.process.send_signal(number)
         try:
             return self.process.wait(20)
         except subprocess.TimeoutExpired:
             if isinstance(self.process, fork_server.ForkedProcess):
-                self.process.send_signal(signal.SIGUSR2)  # it writes the stacks of its threads
+                self.process.send_signal(signal.SIGUSR2)  # prints the stacks of its threads
                 time.sleep(1)
             raise AssertionError(f"not within 20 s: the end of the scheduler\n{self.said()[-6000:]}") from None
 
     def end_all(self) -> None:
-        """End the daemon and every process of its jobs (those that carry this scheduler's mark)."""
+        """Kill the daemon and all processes of its jobs, which have its state file in their environment."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        mark = f"GPUJOB_STATE_FILE={self.folder}/".encode()
-        for name in os.listdir("/proc"):
-            if name.isdigit() and int(name) != os.getpid():
-                try:
-                    if b"\0" + mark in b"\0" + Path(f"/proc/{name}/environ").read_bytes():
-                        os.kill(int(name), signal.SIGKILL)
-                except OSError:
-                    continue
+        end_marked(f"GPUJOB_STATE_FILE={self.folder}/")
 
     # -- asking ---------------------------------------------------------------------------------------
 
     def cli(self, *words: str, code: int | None = 0, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        """Run a command in the scheduler's folder; its exit code must be ``code`` (None: any)."""
+        """Run a command in the scheduler's folder and return the result. Its exit code must be ``code`` (None: any)."""
         done = fork_server.run(words, self.folder, self.environ, stdin or "", 90)
         assert "Traceback" not in done.stderr, done.stderr
         if code is not None:
@@ -249,53 +245,52 @@ class Scheduler:
         return done
 
     def status(self) -> dict[str, Any]:
-        """`status --json`."""
+        """Return the output of `status --json`."""
         value: dict[str, Any] = json.loads(self.cli("status", "--json").stdout)
         return value
 
     def rows(self, query: str, *values: Any) -> list[Any]:
-        """A look into the store."""
+        """Return the rows of a query on the store; none without a store or on an OperationalError (no such table)."""
         path = self.folder / ".gpujob" / "store.db"
         if not path.exists():
             return []
-        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
-        try:
-            return connection.execute(query, values).fetchall()
+        try:  # `recover` may move the store away before it is opened
+            with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)) as connection:
+                return connection.execute(query, values).fetchall()
         except sqlite3.OperationalError:
             return []
-        finally:
-            connection.close()
 
     def states(self) -> dict[int, str]:
-        """Id → state of all jobs."""
+        """Return id → state of all jobs."""
         return dict(self.rows("SELECT id, state FROM jobs"))
 
     def job(self, job_id: int) -> dict[str, Any]:
-        """A job as `show --json` gives it, when it has been looked at."""
-        end = time.monotonic() + LOOK_S
+        """Return a job as `show --json` prints it. Waits up to ``LOOK_S`` s until the daemon has considered the job."""
+        running = self.process is not None and self.process.poll() is None
+        end = time.monotonic() + (LOOK_S if running else BRIEF_S)  # without a daemon nobody considers the job
         while True:
             found = self.cli("show", str(job_id), "--json", code=None)
             value: dict[str, Any] = json.loads(found.stdout) if found.returncode == 0 else {"reason_code": "new"}
             if value["reason_code"] != "new" or time.monotonic() > end:
                 assert found.returncode == 0, found.stderr
                 return value
+            time.sleep(0.02)
 
     def log(self, job_id: int) -> str:
-        """The log of the job's last attempt."""
+        """Return the log of the job's last attempt."""
         return Path(self.rows("SELECT log FROM jobs WHERE id=?", job_id)[0][0]).read_text()
 
     def wait_state(self, job_id: int, *states: str, limit: float = PATIENCE_S) -> str:
-        """Wait until the job is in one of these states."""
-        return str(
-            wait_for(
-                lambda: (s := self.states().get(job_id)) in states and s,
-                f"job {job_id} in {states}, is {self.states().get(job_id)}\n{self.said()[-3000:]}",
-                limit,
+        """Wait until the job is in one of these states; return the state."""
+        try:
+            return str(
+                wait_for(lambda: (s := self.states().get(job_id)) in states and s, f"job {job_id} in {states}", limit)
             )
-        )
+        except AssertionError as error:
+            raise AssertionError(f"{error}, is {self.states().get(job_id)}\n{self.said()[-3000:]}") from None
 
     def wait_ended(self, number: int, limit: float = PATIENCE_S) -> dict[int, str]:
-        """Wait until ``number`` jobs exist and all have ended."""
+        """Wait until at least ``number`` jobs exist and all jobs have ended; return id → state."""
         ended = {"done", "failed", "cancelled", "skipped"}
 
         def check() -> dict[int, str] | None:
@@ -313,29 +308,30 @@ class Scheduler:
     def line(
         self, key: str, code: object = 0, seconds: float = 0.0, *, priority: int = 0, more: str = "", gpus: str = ""
     ) -> str:
-        """A jobs line of the ledger job."""
+        """Return a line that runs the ledger job for ``seconds``. ``code``: its exit code, or "s6" for signal 6."""
         return f"{priority},{self.script},,{self.folder} {key} {code} {seconds} {more},{gpus}"
 
     def append(self, *lines: str) -> None:
-        """As `echo >>` does."""
+        """Append lines to the jobs file, as `echo >>` does."""
         with self.jobs_file.open("a") as stream:
             stream.write("".join(line + "\n" for line in lines))
 
     def hold(self, key: str) -> None:
-        """The ledger job of this key runs until released."""
+        """Make the ledger job with this key run until `release`."""
         (self.folder / f"hold-{key}").touch()
 
     def release(self, key: str) -> None:
-        """Let it end."""
+        """Let the ledger job with this key end."""
         (self.folder / f"hold-{key}").unlink(missing_ok=True)
 
     def ledger(self) -> list[list[str]]:
-        """What the jobs wrote: what, key, pid, gpus, share, attempt, time, id."""
+        """Return the lines that jobs wrote: start or end, key, pid, GPUs, share, attempt, monotonic time, job id."""
         path = self.folder / "ledger"
-        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        whole = path.read_text().rpartition("\n")[0] if path.exists() else ""  # a line may be written only in part
+        return [line.split() for line in whole.splitlines()]
 
     def starts(self, key: str) -> int:
-        """How often the command of this key was really executed."""
+        """Return how often the command with this key was executed, counted by the job itself."""
         return sum(1 for entry in self.ledger() if entry[0] == "start" and entry[1] == key)
 
 

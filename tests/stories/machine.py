@@ -1,4 +1,4 @@
-"""A machine with pretended GPUs around a real scheduler: its driver, its nvidia-smi, its strangers."""
+"""A real scheduler with simulated GPUs: a stand-in for the driver and for nvidia-smi, and foreign processes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.gpus.stub import FakeDriver, FakeSmi
 from tests.stories.harness import Scheduler, wait_for
 
 TOTAL = 80_000
-IDLE = 500  # MiB in use on an empty card
+IDLE = 500  # MiB in use on a GPU without processes
 INTERVAL_S = 0.25
 
 
 class Machine:
-    """A scheduler, and the driver and the nvidia-smi that it sees. GPUs are ``GPU-a``, ``GPU-b``, …"""
+    """A scheduler with the driver and the nvidia-smi that it reads. The GPUs are ``GPU-a``, ``GPU-b``, …"""
 
     def __init__(self, make: Callable[..., Scheduler], folder: Path, gpus: int | None, **settings: Any) -> None:
         self.driver = FakeDriver(folder / "driver")
@@ -34,14 +34,14 @@ class Machine:
         self.others: list[subprocess.Popen[bytes]] = []
 
     def cards(self, *uuids: str) -> Machine:
-        """These GPUs, empty."""
+        """Add these GPUs to the driver, without processes."""
         with self.driver.together():
             for uuid in uuids:
                 self.driver.gpu(uuid, total=TOTAL, used=IDLE, load=0)
         return self
 
     def only_smi(self, *uuids: str) -> Machine:
-        """No NVML, and an nvidia-smi with these GPUs."""
+        """Remove NVML, and let nvidia-smi show these GPUs."""
         self.s.environ["NVML_STUB_FILE"] = str(self.s.folder / "no such file")
         self.smi.clear()
         with self.smi.together():
@@ -50,7 +50,7 @@ class Machine:
         return self
 
     def use(self, uuid: str, pid: int, mib: int, load: int | None = None, total_load: int | None = None) -> None:
-        """This process has so much memory of the GPU, and makes so much of its load."""
+        """Let a process use ``mib`` MiB and ``load`` % of a GPU. ``total_load``: load of the whole GPU in %."""
         on = self._on.setdefault(uuid, {})
         on[pid] = mib
         with self.driver.together():
@@ -60,7 +60,7 @@ class Machine:
                 self.driver.gpu(uuid, load=total_load)
 
     def unuse(self, uuid: str, *pids: int) -> None:
-        """These processes are gone from the GPU."""
+        """Remove these processes from the GPU."""
         on = self._on.setdefault(uuid, {})
         with self.driver.together():
             for pid in pids:
@@ -69,7 +69,7 @@ class Machine:
             self.driver.gpu(uuid, used=IDLE + sum(on.values()), load=0)
 
     def foreign_process(self) -> int:
-        """A process that is no job; its pid."""
+        """Start a process that belongs to no job; return its pid."""
         self.others.append(subprocess.Popen(["sleep", "1000"], env={}, start_new_session=True))
         return self.others[-1].pid
 
@@ -81,12 +81,12 @@ class Machine:
     # -- looking --------------------------------------------------------------------------------------
 
     def gpu(self, index: int) -> dict[str, Any]:
-        """A GPU as `status --json` gives it."""
+        """Return a GPU as `status --json` shows it."""
         (found,) = (gpu for gpu in self.s.status()["gpus"] if gpu["index"] == index)
         return found
 
     def state(self, index: int, *states: str) -> dict[str, Any]:
-        """Wait until the GPU is in one of these states."""
+        """Wait until the GPU is in one of these states; return it as `gpu` does."""
         found: dict[str, Any] = wait_for(
             lambda: (gpu := self.gpu(index))["state"] in states and gpu,
             f"GPU {index} {states}, is {self.gpu(index)}\n{self.s.said()[-2000:]}",
@@ -94,7 +94,7 @@ class Machine:
         return found
 
     def readings(self, more: int) -> None:
-        """Wait until the GPUs have been read so often again."""
+        """Wait until the GPUs have been read ``more`` further times."""
         seen: set[float] = set(self._at())
         wait_for(lambda: seen.update(self._at()) or len(seen) > more, f"{more} readings\n{self.s.said()[-2000:]}")
 
@@ -102,7 +102,7 @@ class Machine:
         return [row[0] for row in self.s.rows("SELECT max(at) FROM readings") if row[0] is not None]
 
     def waits(self, job: int, code: str, text: str = "") -> dict[str, Any]:
-        """Wait until the job waits with this code, and this text in its reason."""
+        """Wait until the job waits with this reason code, and ``text`` in its reason; return the job."""
         wait_for(lambda: job in self.s.states(), f"job {job} is taken in")
         found: dict[str, Any] = wait_for(
             lambda: (it := self.s.job(job))["reason_code"] == code and text in it["reason"] and it,
@@ -111,12 +111,12 @@ class Machine:
         return found
 
     def still_waits(self, job: int, readings: int = 5) -> None:
-        """So many readings later the job waits all the same, and never ran."""
+        """Check that the job still waits and never ran after ``readings`` further readings."""
         self.readings(readings)
         assert self.s.states()[job] == "pending" and self.s.job(job)["attempt"] == 0, self.s.said()
 
     def running(self, key: str) -> int:
-        """Wait until the command of this key runs; its pid."""
+        """Wait until the ledger job with this key runs; return its pid."""
         entry = wait_for(
             lambda: [e for e in self.s.ledger() if e[0] == "start" and e[1] == key],
             f"start of {key}\n{self.s.said()[-2000:]}\n{self.s.cli('status').stdout}",
@@ -124,7 +124,7 @@ class Machine:
         return int(entry[-1][2])
 
     def add(self, *keys: str, need: str = "1", gpus: str = "") -> None:
-        """Ledger jobs that run until released."""
+        """Append ledger jobs that run until `release`. ``need``: GPUs for each; ``gpus``: allowed GPUs."""
         for key in keys:
             self.s.hold(key)
         self.s.append(*(self.s.line(key, more=f";gpus={need}", gpus=gpus) for key in keys))
@@ -132,7 +132,7 @@ class Machine:
 
 @pytest.fixture
 def machine(scheduler: Callable[..., Scheduler], tmp_path: Path) -> Iterator[Callable[..., Machine]]:
-    """Makes machines with a scheduler that is not yet started; ``gpus``: its --gpus, if any."""
+    """Return a function that creates machines whose scheduler is not started yet. ``gpus``: its --gpus, if any."""
     made: list[Machine] = []
 
     def make(gpus: int | None = None, folder: Path | None = None, **settings: Any) -> Machine:
@@ -147,7 +147,7 @@ def machine(scheduler: Callable[..., Scheduler], tmp_path: Path) -> Iterator[Cal
 
 
 def processes_with(text: str) -> list[int]:
-    """Live processes whose command line holds this text."""
+    """Return the pids of live processes whose command line contains ``text``."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -160,7 +160,7 @@ def processes_with(text: str) -> list[int]:
 
 
 def kill_all(pids: list[int]) -> None:
-    """SIGKILL to each that is still there."""
+    """Send SIGKILL to each of these processes that still exists."""
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)

@@ -1,7 +1,8 @@
-"""Two real users of this machine, and what each can do as himself."""
+"""Two real users of this machine, commands and schedulers run as one of them, and files that belong to them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -20,12 +21,12 @@ import pytest
 from scheduler import entrypoint
 from scheduler.runners import supervisor as supervisor_file
 from scheduler.web import server  # noqa: F401  a user without rights to this Python's folder cannot load it any more
-from tests.stories.harness import wait_for
+from tests.stories.harness import alive, wait_for
 
 ROOT_ONLY = pytest.mark.skipif(
     os.getuid() != 0 and not os.environ.get("CI"), reason="users are made by root (in CI: always)"
 )
-TAKEN = "cannot open the main log"  # what `start` says here when it has taken all files
+TAKEN = "cannot open the main log"  # error of `start` here once it has accepted all files
 START = ("start", "--gpus", "1", "--log-file", "/no such folder/log")
 FILES = {
     "config.yaml": "cuda_ids: local\n",
@@ -42,7 +43,7 @@ class User:
     groups: tuple[int, ...] = ()
 
     def do(self, act: Callable[[], Any]) -> int:
-        """Do it as this user, in a process of its own; its exit code."""
+        """Run ``act`` as this user in a child process; return its exit code."""
         sys.stdout.flush()
         child = os.fork()
         if child:
@@ -60,7 +61,7 @@ class User:
             os._exit(code)
 
     def can(self, act: Callable[[], Any]) -> bool:
-        """Whether the kernel lets him."""
+        """Return whether this user may do ``act``: it raises no OSError."""
 
         def tried() -> int:
             try:
@@ -74,13 +75,13 @@ class User:
         return code == 0
 
     def gpujob(self, folder: Path, *words: str, **environ: str) -> tuple[int, str]:
-        """The command as this user, in this folder: exit code and all it says."""
+        """Run a gpujob command as this user in this folder; return its exit code and its output (stdout and stderr)."""
         return self.limited(folder, (), *words, **environ)
 
     def limited(
         self, folder: Path, limits: Sequence[tuple[int, tuple[int, int]]], *words: str, **environ: str
     ) -> tuple[int, str]:
-        """The same under limits of the kernel: which, and the soft and the hard one."""
+        """Run a command like `gpujob` under resource limits, given as (number of the limit, (soft, hard))."""
         with tempfile.TemporaryFile() as out:
 
             def run() -> int:
@@ -104,7 +105,7 @@ class User:
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """All modules are loaded before the user is changed: interpreter and checkout may be root's alone."""
+    """Load all modules before a child changes its user: interpreter and checkout may be readable for root alone."""
     folder = tmp_path_factory.mktemp("loaded")
     for name, text in FILES.items():
         (folder / name).write_text(text)
@@ -116,7 +117,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="module")
 def users(loaded: None) -> Iterator[tuple[User, User]]:
-    """Me and another one; both are in a third group."""
+    """Return two new users that are both in a third group; delete them afterwards."""
     names = [f"gj{os.getpid() % 100_000}{letter}" for letter in "abg"]
     made = []
     try:
@@ -135,7 +136,7 @@ def users(loaded: None) -> Iterator[tuple[User, User]]:
 
 @pytest.fixture
 def place(users: tuple[User, User]) -> Iterator[Path]:
-    """A folder of the first user that everybody may look into."""
+    """Return a folder of the first user that everybody may read."""
     me, _ = users
     folder = Path(tempfile.mkdtemp(prefix="gj-owners-", dir="/tmp"))
     os.chown(folder, me.uid, me.gid)
@@ -157,7 +158,7 @@ def write(path: Path, user: User, mode: int = 0o644, group: int = -1) -> Path:
 
 
 class Daemon:
-    """A scheduler run by this user: a fork of this process, since interpreter and checkout may be root's alone."""
+    """A scheduler run by a user, as a fork: interpreter and checkout may be readable for root alone."""
 
     def __init__(self, user: User, folder: Path, *words: str, **environ: str) -> None:
         self.user, self.folder = user, folder
@@ -205,7 +206,7 @@ class Daemon:
         return self.output.read_text(errors="replace")
 
     def ready(self) -> Daemon:
-        """Wait until it runs."""
+        """Wait until the scheduler has started."""
         wait_for(lambda: "scheduler started" in self.said() or self.ended(), "start")
         assert not self.ended(), self.said()
         return self
@@ -214,23 +215,29 @@ class Daemon:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def end(self) -> None:
-        """End it and all that is his."""
+        """Kill the scheduler and all other processes of its user."""
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                if os.stat(f"/proc/{name}").st_uid == self.user.uid:
-                    os.kill(int(name), signal.SIGKILL)
-            except OSError:
-                continue
+        # Until none is left: one may be forked meanwhile, and the user cannot be deleted while one exists.
+        wait_for(lambda: not self._kill_the_rest(), f"the end of all processes of {self.user.name}")
         self.out.close()
         shutil.rmtree(self.public)
         shutil.rmtree(self.output.parent)
 
+    def _kill_the_rest(self) -> list[int]:
+        """Kill the live processes of the user; return their pids."""
+        found = []
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+            with contextlib.suppress(OSError):
+                if os.stat(f"/proc/{pid}").st_uid == self.user.uid and alive(pid):
+                    os.kill(pid, signal.SIGKILL)
+                    found.append(pid)
+        return found
+
 
 @pytest.fixture
 def daemon_of() -> Iterator[Callable[..., Daemon]]:
-    """Makes schedulers of users; ends what was started."""
+    """Return a function that starts a scheduler as a user; end all of them afterwards."""
     made: list[Daemon] = []
 
     def make(user: User, folder: Path, *words: str, **environ: str) -> Daemon:

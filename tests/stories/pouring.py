@@ -1,4 +1,4 @@
-"""Lines poured into the jobs file of a real scheduler, and what came of each."""
+"""Appends lines to the jobs file of a real scheduler, and shows which ran and which were refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORDS = "#!/bin/sh\nfor word; do printf '%s\\0' \"$word\"; done > words.$GPUJOB_
 
 
 class Pouring:
-    """A scheduler, and scripts that note down that they ran (`note KEY`) or with what words (`words …`)."""
+    """A scheduler with scripts that record their runs (`note KEY`) or their arguments (`words …`)."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.s = scheduler
@@ -21,7 +21,7 @@ class Pouring:
             self.script(name, text)
 
     def script(self, name: str, text: str) -> Path:
-        """An executable file in the scheduler's folder."""
+        """Write an executable file into the scheduler's folder; return its path."""
         path = self.s.folder / name
         path.write_text(text)
         path.chmod(0o755)
@@ -29,11 +29,11 @@ class Pouring:
 
     @staticmethod
     def good(key: object) -> str:
-        """A line that runs at once and notes its key."""
+        """Return a line whose job needs no GPU and records ``key``."""
         return f"0,note,,{key};gpus=0"
 
     def pour(self, *lines: str | bytes) -> None:
-        """Append whole lines in one write."""
+        """Append complete lines to the jobs file in one write."""
         data = b"".join(os.fsencode(line) + b"\n" for line in lines)
         fd = os.open(self.s.jobs_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
@@ -43,7 +43,7 @@ class Pouring:
             os.close(fd)
 
     def read(self) -> None:
-        """Wait until the file is read to its end."""
+        """Wait until the scheduler has read the jobs file to its end."""
 
         def over() -> bool:
             status = os.stat(self.s.jobs_file)
@@ -53,25 +53,25 @@ class Pouring:
         wait_for(over, f"all of the jobs file is read\n{self.s.said()[-2000:]}")
 
     def rest(self) -> dict[int, str]:
-        """Wait until the file is read and every job has ended."""
+        """Wait until the jobs file is read and every job has ended; return id → state."""
         self.read()
         return self.s.wait_ended(0)
 
     def noted(self) -> list[str]:
-        """Keys of the jobs that ran, in the order they ran."""
+        """Return the keys that jobs have recorded, in the order in which they wrote them."""
         path = self.s.folder / "noted"
         return path.read_text().splitlines() if path.exists() else []
 
     def words(self, job: int) -> list[str]:
-        """The words that this job's command was given."""
+        """Return the arguments that this job's command got."""
         return os.fsdecode((self.s.folder / f"words.{job}").read_bytes()).split("\0")[:-1]
 
     def refused(self) -> dict[int, str]:
-        """Line number → why it was refused, as `status --json` tells."""
+        """Return line number → reason of the refused lines, as `status --json` shows them."""
         return {line["line"]: line["reason"] for line in self.s.status()["refused"]}
 
     def judge(self, bad: Sequence[tuple[str | bytes, str]]) -> None:
-        """Pour each bad line between two good ones: it alone is refused, once, with that reason; all good ones run once."""
+        """Append each bad line between two good lines: it must be refused once, and each good line must run once."""
         first = len(self.s.jobs_file.read_bytes().splitlines()) if self.s.jobs_file.exists() else 0
         before = self.noted()
         lines: list[str | bytes] = [self.good(f"good-{first}")]

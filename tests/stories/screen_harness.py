@@ -1,4 +1,4 @@
-"""A real scheduler whose jobs run in terminal sessions."""
+"""A real scheduler in screen mode, with its sessions and terminals to open them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.stories.harness import Scheduler, alive, wait_for
 
 
 class ScreenScheduler(Scheduler):
-    """Started with --screen. ``sockets``: its SCREENDIR; None: where screen keeps them for this user."""
+    """A scheduler started with --screen. ``sockets``: its SCREENDIR; None: screen's own folder for this user."""
 
     def __init__(self, folder: Path, gpus: int, sockets: Path | None, **settings: Any) -> None:
         super().__init__(folder, gpus, **settings)
@@ -33,26 +33,26 @@ class ScreenScheduler(Scheduler):
         return self
 
     def in_office(self) -> None:
-        """There is no supervisor."""
+        """Do nothing: screen mode has no supervisor."""
 
     def sit(self, *argv: str, rows: int = 24, columns: int = 80) -> Terminal:
-        """A user's terminal in which this is run."""
+        """Run a command in a new terminal, as a user does; return the terminal."""
         self.terminals.append(Terminal(argv, self.environ, rows, columns))
         return self.terminals[-1]
 
     def gpujob(self, *words: str) -> Terminal:
-        """A verb at a terminal."""
+        """Run a gpujob command for this scheduler in a new terminal; return the terminal."""
         state_file = str(self.folder / "gpu_scheduler_state.json")
         return self.sit(sys.executable, "-m", "scheduler", *words, "--state-file", state_file)
 
     # -- sessions -------------------------------------------------------------------------------------
 
     def sessions(self) -> dict[str, int]:
-        """Living sessions in the socket folder: name → pid of the server."""
+        """Return the live sessions in the socket folder: name → pid of the screen process."""
         return sessions_in(self.sockets)
 
     def session(self, job_id: int) -> str:
-        """PID.name, once its job was seen to run."""
+        """Return the session of a job as PID.name; wait until the daemon has recorded that the job runs."""
 
         def find() -> str:
             rows = self.rows("SELECT session FROM jobs WHERE id=? AND pid IS NOT NULL", job_id)
@@ -61,37 +61,37 @@ class ScreenScheduler(Scheduler):
         return str(wait_for(find, f"session of job {job_id}"))
 
     def server(self, job_id: int) -> int:
-        """Pid of the screen server of a running job."""
+        """Return the pid of the screen process of a running job."""
         return int(self.session(job_id).partition(".")[0])
 
     def job_pid(self, job_id: int) -> int:
-        """Pid of a running job."""
+        """Return the pid of a running job; wait until the daemon has recorded it."""
         return int(
             wait_for(lambda: self.rows("SELECT pid FROM jobs WHERE id=? AND pid IS NOT NULL", job_id), "pid")[0][0]
         )
 
     def shim(self, job_id: int) -> int:
-        """Pid of a running job's shim."""
+        """Return the pid of a running job's shim."""
         found = seen(self.job_pid(job_id))
         assert found is not None
         assert b"shim.py" in Path(f"/proc/{found.parent}/cmdline").read_bytes()
         return found.parent
 
     def tell(self, job_id: int, *words: str) -> None:
-        """A command to the session of a running job."""
+        """Send a screen command to the session of a running job."""
         tell(self.environ, self.session(job_id), *words)
 
     def raw(self, job_id: int) -> bytes:
-        """The log as it is."""
+        """Return the job's log as bytes, empty if there is no file."""
         path = Path(self.rows("SELECT log FROM jobs WHERE id=?", job_id)[0][0])
         return path.read_bytes() if path.exists() else b""
 
     def log(self, job_id: int) -> str:
-        """The log with plain line ends."""
+        """Return the job's log as text with plain line ends."""
         return self.raw(job_id).decode(errors="replace").replace("\r\n", "\n")
 
     def wait_log(self, job_id: int, text: str) -> None:
-        """Wait until it stands there."""
+        """Wait until the job's log contains ``text``."""
         wait_for(lambda: text in self.log(job_id), f"{text!r} in the log of job {job_id}")
 
     def wait_no_session(self) -> None:
@@ -99,14 +99,14 @@ class ScreenScheduler(Scheduler):
         wait_for(lambda: not self.sessions(), f"the end of all sessions: {self.sessions()}")
 
     def script_of(self, name: str, text: str) -> str:
-        """A shell script beside the jobs file, by its name."""
+        """Write a shell script beside the jobs file; return its name."""
         path = self.folder / name
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
         return name
 
     def judge(self, codes: dict[int, int]) -> None:
-        """P1, P2: no attempt was started twice; done is only what wrote its end and exits with 0."""
+        """P1, P2: Check that no attempt was started twice, and that done jobs wrote their end and have exit code 0."""
         attempts = [(entry[1], entry[5], entry[7]) for entry in self.ledger() if entry[0] == "start"]
         assert len(attempts) == len(set(attempts)), self.ledger()
         ended = {int(entry[7]) for entry in self.ledger() if entry[0] == "end"}
@@ -119,7 +119,7 @@ class ScreenScheduler(Scheduler):
     # -- the end --------------------------------------------------------------------------------------
 
     def end_all(self) -> None:
-        """Nothing is left: terminals, daemon, sessions with their shims and jobs."""
+        """End all terminals, the daemon, and the sessions with their shims and jobs."""
         for terminal in self.terminals:
             terminal.close()
         if self.process is not None and self.process.poll() is None:
@@ -136,7 +136,7 @@ class ScreenScheduler(Scheduler):
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    """Send it, and wait for the end if it is one that nobody survives."""
+    """Send a signal to a process; after SIGKILL, wait until the process has ended."""
     os.kill(pid, number)
     if number == signal.SIGKILL:
         wait_for(lambda: not alive(pid), f"the end of {pid}")

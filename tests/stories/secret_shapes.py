@@ -1,4 +1,4 @@
-"""Ways in which people write passwords, tokens and keys on command lines."""
+"""Forms in which people write passwords, tokens and keys on command lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ts` as people call it: a link of that name on PATH, a TS_SOCKET of its own, a server that the first call starts."""
+"""`ts` as users call it: a link of that name in PATH, a private TS_SOCKET, and a server that the first call starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ entry()
 
 
 class Spooler:
-    """One TS_SOCKET in ``folder``, without GPUs unless the environment says otherwise."""
+    """`ts` with a TS_SOCKET in ``folder``; without GPUs unless ``environ`` sets some."""
 
     def __init__(self, folder: Path, **environ: str) -> None:
         self.folder = folder
@@ -57,7 +57,7 @@ class Spooler:
     # -- calling --------------------------------------------------------------------------------------
 
     def popen(self, *words: str, **how: Any) -> subprocess.Popen[str]:
-        """`ts WORDS` under way."""
+        """Start `ts WORDS` and return the process."""
         environ = {**self.environ, **how.pop("environ", {})}
         how = {
             "stdout": subprocess.PIPE,
@@ -70,37 +70,37 @@ class Spooler:
         return subprocess.Popen([str(self.bin / "ts"), *words], env=environ, **how)
 
     def run(self, *words: str, stdin: str | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
-        """`ts WORDS` to its end, whatever comes of it."""
+        """Run `ts WORDS` to its end and return the result; any exit code is accepted."""
         done = fork_server.run(("ts", *words), self.folder, {**self.environ, **environ}, stdin or "", 60)
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
     def ts(self, *words: str, code: int = 0, **environ: str) -> str:
-        """What `ts WORDS` prints, without its last newline; its exit code must be ``code``, and with 0 nothing is on stderr."""
+        """Return the output of `ts WORDS` without its last newline. Checks the exit code, and for 0 an empty stderr."""
         done = self.run(*words, **environ)
         assert done.returncode == code, f"ts {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert code or not done.stderr, done.stderr
         return done.stdout.removesuffix("\n")
 
     def add(self, *words: str, **environ: str) -> int:
-        """Queue a job: its id."""
+        """Queue a job; return its id."""
         return int(self.ts(*words, **environ))
 
     def held(self, key: str, then: str = "") -> tuple[str, ...]:
-        """Words of a job that goes on until `release`, and then does ``then``."""
+        """Return the words of a job that runs until `release` and then runs the shell text ``then``."""
         return ("sh", "-c", f"while ! [ -e go-{key} ]; do sleep 0.05; done; {then}")
 
     def release(self, key: str) -> None:
-        """Let it go on."""
+        """Let the job with this key continue."""
         (self.folder / f"go-{key}").touch()
 
     def said_in(self, name: str) -> list[str]:
-        """The whole lines that jobs have written into a file of the folder so far."""
+        """Return the complete lines that jobs have written to a file of the folder so far."""
         path = self.folder / name
         return path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
 
     def gpujob(self, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
-        """`gpujob WORDS` for the same scheduler."""
+        """Run `gpujob WORDS` for the same scheduler; return the result. Its exit code must be ``code`` (None: any)."""
         environ = {**self.environ, "GPUJOB_STATE_FILE": self.server.state_file}
         done = fork_server.run(words, self.folder, environ, "", 60)
         assert code is None or done.returncode == code, (
@@ -111,18 +111,18 @@ class Spooler:
     # -- looking --------------------------------------------------------------------------------------
 
     def states(self) -> dict[int, str]:
-        """Id → state, as `-M json` says it."""
+        """Return id → state, as `ts -M json` prints them."""
         return {job["ID"]: job["State"] for job in self.jobs()}
 
     def jobs(self) -> list[dict[str, Any]]:
-        """What `-M json` prints."""
+        """Return the output of `ts -M json`."""
         found: list[dict[str, Any]] = json.loads(self.ts("-M", "json"))
         return found
 
     def wait_state(self, number: int, *states: str) -> None:
-        """Wait until the job is in one of these states, by the words of `ts`.
+        """Wait until the job is in one of these states, named as `ts` does.
 
-        A job that is being started is not counted: `ts` calls it running, but it has no start time and no process yet.
+        A job that is being started does not count: `ts` shows it as running, but it has no start time and process yet.
         """
 
         def found() -> bool:
@@ -132,22 +132,22 @@ class Spooler:
         wait_for(found, f"job {number} {' or '.join(states)}")
 
     def ended(self, number: int) -> int:
-        """Wait for a job's end by -w: its code."""
+        """Wait for a job's end with `ts -w`; return the exit code of that command."""
         return self.run("-w", str(number)).returncode
 
     def output(self, number: int) -> str:
-        """What a job has written so far."""
+        """Return the output that a job has written so far."""
         return Path(self.ts("-o", str(number))).read_text()
 
     # -- the server -----------------------------------------------------------------------------------
 
     @property
     def server(self) -> Server:
-        """Where it lives."""
+        """The server of the current TS_SOCKET."""
         return Server(self.environ)
 
     def pid(self) -> int:
-        """Of its scheduler, once it runs."""
+        """Return the pid of its scheduler; wait until it runs."""
         found = int(
             wait_for(
                 lambda: self.server.exists() and self.server.in_office(),
@@ -158,14 +158,14 @@ class Spooler:
         return found
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """End its scheduler from outside, and wait until it is gone."""
+        """Send a signal to its scheduler and wait until it has ended."""
         pid = self.pid()
         os.kill(pid, number)
-        # Not when its first thread is a zombie: the others may hold its lock a moment longer.
+        # A zombie is not enough: while only its first thread has ended, others may still hold the lock.
         wait_for(lambda: not alive(pid) and not self.server.alive(), "the server is gone")
 
     def end_all(self) -> None:
-        """Nothing is left: no job, no server."""
+        """End all jobs and the server."""
         server = self.server
         with contextlib.suppress(AssertionError, OSError):
             if server.exists():

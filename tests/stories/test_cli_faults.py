@@ -1,4 +1,4 @@
-"""The command line under bad words, dead schedulers, closed pipes and poor terminals: one line, the documented code."""
+"""The command line with bad words, dead schedulers, closed pipes, poor terminals: one line, documented exit codes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ READING = [["status"], ["status", "--json"], ["jobs"], ["jobs", "--json"], ["sho
 
 @dataclass(frozen=True)
 class Ran:
-    """One command line and what came of it."""
+    """A command line with its exit code and output."""
 
     words: tuple[str, ...]
     code: int
@@ -64,7 +64,7 @@ class Ran:
 
 
 def run_all(s: Scheduler, lines: Sequence[Sequence[str]], *, at_once: bool = False) -> list[Ran]:
-    """Run each in the scheduler's folder, one after the other, or all at once."""
+    """Run each command line in the scheduler's folder, one after the other or, with ``at_once``, concurrently."""
 
     def run(words: Sequence[str]) -> Ran:
         done = fork_server.run(words, s.folder, s.environ, "", 90)
@@ -75,7 +75,7 @@ def run_all(s: Scheduler, lines: Sequence[Sequence[str]], *, at_once: bool = Fal
 
 
 def verbs(command: Any = COMMAND, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every verb with its words, those of groups too."""
+    """Yield the words and the command object of each verb, including verbs of groups."""
     for name, inner in command.commands.items():
         if hasattr(inner, "commands"):
             yield from verbs(inner, (*before, name))
@@ -87,18 +87,18 @@ VERBS = dict(verbs())
 
 
 def kind_of(parameter: Any) -> str:
-    """What an argument names: a job, a GPU, or something else."""
+    """Return what an argument names: `job`, `gpu` or `other`."""
     shown = (parameter.metavar or parameter.name or "").upper()
     return "job" if "JOB" in shown else "gpu" if "GPU" in shown else "other"
 
 
 def needed(command: Any) -> list[Any]:
-    """The arguments that must be given."""
+    """Return the required arguments of a command."""
     return [p for p in command.params if p.param_type_name == "argument" and p.required]
 
 
 def snapshot(s: Scheduler) -> dict[str, Any]:
-    """All that a refused command must not change."""
+    """Return everything that a refused command must not change: rows of the store, the jobs file, names of files."""
     tables = ("jobs", "pauses", "refused", "line_counts", "files", "gpus")
     found: dict[str, Any] = {table: s.rows(f"SELECT * FROM {table}") for table in tables}
     assert found["jobs"] and found["gpus"]
@@ -109,7 +109,7 @@ def snapshot(s: Scheduler) -> dict[str, Any]:
 
 
 def check_error(ran: Ran, codes: tuple[int, ...]) -> None:
-    """One line that says what is wrong, on stderr alone, and the documented code."""
+    """Check that a command returned one of these exit codes and printed only an error of 1 to 3 lines on stderr."""
     assert ran.code in codes, ran
     assert "Traceback" not in ran.err and 1 <= ran.err.count("\n") <= 3 and ran.out == "", ran
     assert ran.err.splitlines()[-1].startswith("gpujob: ") and not re.search(
@@ -119,7 +119,7 @@ def check_error(ran: Ran, codes: tuple[int, ...]) -> None:
 
 @pytest.fixture
 def two_jobs(scheduler) -> Pouring:
-    """A scheduler with one job that ended and one that waits."""
+    """Return a scheduler with one ended and one waiting job."""
     p = Pouring(scheduler(gpus=2))
     p.s.start()
     p.pour(p.good("one"))
@@ -131,12 +131,12 @@ def two_jobs(scheduler) -> Pouring:
 
 
 def test_bad_words_for_every_verb(two_jobs):
-    """K, S2.37: missing, surplus and unknown words of every verb that there is: exit 2, one line, nothing changed."""
+    """K, S2.37: Every verb refuses missing, surplus and unknown words with exit code 2; nothing changes."""
     s = two_jobs.s
     lines: list[tuple[str, ...]] = []
     for words, command in VERBS.items():
         if words in (("ts",), ("track",)):
-            continue  # have words and exit codes of their own: test_ts.py, test_track.py
+            continue  # own options and exit codes, tested in test_ts.py and test_track.py
         fill = tuple("1" for _ in needed(command))
         before_command: tuple[str, ...] = ()
         if not command.context_settings.get("allow_interspersed_args", True):
@@ -170,7 +170,7 @@ def test_bad_words_for_every_verb(two_jobs):
 
 
 def test_bad_jobs_and_gpus_for_every_verb_that_names_one(two_jobs):
-    """K: ids that are none, in every place where a verb takes a job or a GPU: exit 2 or 6, one line, nothing changed."""
+    """K: Every verb refuses words that name no job or GPU with exit code 2 or 6 and one line; nothing changes."""
     s = two_jobs.s
     lines: list[tuple[str, ...]] = []
     for words, command in VERBS.items():
@@ -180,7 +180,7 @@ def test_bad_jobs_and_gpus_for_every_verb_that_names_one(two_jobs):
                 continue
             for odd in ODD_WORDS:
                 if kind_of(place) == "gpu" and odd in ("0", "1,2"):
-                    continue  # a GPU; one of them is
+                    continue  # valid here: GPUs 0 and 1 exist
                 fill = ["2"] * len(needed(command))
                 fill[number : number + 1] = [odd]
                 lines += [(*words, "--", *fill)] if odd.startswith("-") else [(*words, *fill)]
@@ -192,7 +192,7 @@ def test_bad_jobs_and_gpus_for_every_verb_that_names_one(two_jobs):
 
 
 def takes_any_text(option: JobOption) -> bool:
-    """Whether nonsense is a value like any other, as of a label."""
+    """Return whether the option accepts any text, as a label does."""
     try:
         return option.kind in (PATH, VARIABLES) or option.read("nonsense") == "nonsense"
     except SchedulerError:
@@ -200,10 +200,10 @@ def takes_any_text(option: JobOption) -> bool:
 
 
 def test_bad_values_for_every_option(two_jobs):
-    """K: values that no option of numbers, sizes, times or choices can take: exit 2, 3 or 6, one line, nothing changed."""
+    """K: Every option of a number, size, time or choice refuses bad values with exit code 2, 3 or 6."""
     s = two_jobs.s
     odd = ["nonsense", "-5", "1" + "0" * 400, "nan", "\u0663", "x\ny"]
-    # Names of hosts are asked of the network, and a page with any name of its own would serve.
+    # Not tested: options that accept any text; a host name would be looked up, and the web page would start.
     free = {
         "host",
         "names",
@@ -242,7 +242,7 @@ def test_bad_values_for_every_option(two_jobs):
 
 
 def refuses(name: str, value: str) -> bool:
-    """Whether this setting cannot have this value."""
+    """Return whether this setting refuses this value."""
     if name not in OPTIONS:
         return False
     try:
@@ -253,7 +253,7 @@ def refuses(name: str, value: str) -> bool:
 
 
 def test_k01_commands_without_a_scheduler(scheduler):
-    """K01: never started, ended, killed: reading works, changing works or says 5 and what to do; within one line."""
+    """K01: Without a scheduler (none yet, or killed) reading works; changing works or exits with 5."""
     s = scheduler(gpus=1)
     for ran in run_all(s, [["status"], ["jobs"], ["screens"], ["wait"]]):
         assert ran.code == 0 and ran.err.count("\n") <= 1, ran
@@ -282,7 +282,7 @@ def test_k01_commands_without_a_scheduler(scheduler):
 
 
 def test_k01_a_state_file_in_a_folder_that_is_not_there(scheduler):
-    """K01: reading says that there is nothing; changing says that the folder is missing and makes none."""
+    """K01: With a state file in a missing folder, reading shows nothing; changing fails and creates no folder."""
     s = scheduler(gpus=1)
     before = ["--state-file", "no/such/folder/state.json"]
     for ran in run_all(s, [[*before, *words] for words in (["status"], ["jobs"], ["screens"], ["wait"])]):
@@ -300,7 +300,7 @@ def test_k01_a_state_file_in_a_folder_that_is_not_there(scheduler):
 
 
 def test_k01_a_store_of_no_bytes(scheduler):
-    """K01: one line that says so; a start makes it anew."""
+    """K01: A store of 0 bytes is reported in one line; a start creates it again."""
     s = scheduler(gpus=1)
     (s.folder / ".gpujob").mkdir(mode=0o700)
     (s.folder / ".gpujob" / "store.db").touch(0o600)
@@ -315,7 +315,7 @@ def test_k01_a_store_of_no_bytes(scheduler):
 
 
 def test_k07_a_store_of_a_newer_version(scheduler):
-    """K07: every verb says which version wrote it, changes nothing, and exits with 1."""
+    """K07: With a store of a newer version every verb names that version, changes nothing, and exits with 1."""
     p = Pouring(scheduler(gpus=1))
     s = p.s
     s.start()
@@ -336,7 +336,7 @@ def test_k07_a_store_of_a_newer_version(scheduler):
 
 
 def test_k07_a_request_that_only_another_version_knows(scheduler):
-    """K07: it is refused with a line of its own; what was asked beside it is done; the scheduler goes on."""
+    """K07: An unknown or invalid request is refused alone; other requests are carried out."""
     p = Pouring(scheduler(gpus=1))
     s = p.s
     s.start()
@@ -364,7 +364,7 @@ def test_k07_a_request_that_only_another_version_knows(scheduler):
 
 @pytest.mark.parametrize("verb", ["cancel", "retry", "pause", "queue"])
 def test_k08_fifty_at_once_have_one_effect(scheduler, verb):
-    """K08: all are answered; one has done it, the others say that it is so already."""
+    """K08: Fifty concurrent equal requests have one effect; all are answered, the others with "already"."""
     p = Pouring(scheduler(gpus=2))
     s = p.s
     p.script("fails", "#!/bin/sh\necho fails >> noted\nexit 2\n")
@@ -378,9 +378,14 @@ def test_k08_fifty_at_once_have_one_effect(scheduler, verb):
     ]
     if verb == "retry":
         s.cli("queue", "pause")
+    (last,) = s.rows("SELECT coalesce(max(id), 0) FROM requests")[0]
     ran = run_all(s, [words] * 50, at_once=True)
-    answers = [one.out for one in ran]
-    assert all((one.code, one.err, one.out.count("\n")) == (0, "", 1) for one in ran), ran
+    # Fifty commands compete for the processors: a few may give up waiting. Their requests are answered all the same.
+    late = [one for one in ran if one.code == 5 and one.err.count("\n") == 1 and "has not answered within" in one.err]
+    assert all((one.code, one.err, one.out.count("\n")) == (0, "", 1) for one in ran if one not in late), ran
+    stored = "SELECT lines FROM requests WHERE id>? AND code=0"
+    wait_for(lambda: len(s.rows(stored, last)) == 50, "all are answered")
+    answers = [" ".join(json.loads(lines)) for (lines,) in s.rows(stored, last)]
     first = {
         "cancel": "SIGTERM to all",
         "retry": "queued again",
@@ -395,8 +400,13 @@ def test_k08_fifty_at_once_have_one_effect(scheduler, verb):
         s.wait_state(2, "failed")
         assert p.noted() == ["fails", "fails"]
     s.release("runs")
-    state = json.loads((s.folder / "gpu_scheduler_state.json").read_text())
-    assert (state["paused_gpus"], state["paused"]) == ([1] if verb == "pause" else [], verb == "queue")
+
+    def shown() -> tuple[list[int], bool]:
+        state = json.loads((s.folder / "gpu_scheduler_state.json").read_text())
+        return state["paused_gpus"], state["paused"]
+
+    wanted = ([1] if verb == "pause" else [], verb == "queue")
+    wait_for(lambda: shown() == wanted, "the state file shows it")  # it is written after the commit
 
 
 @pytest.mark.parametrize(
@@ -404,7 +414,7 @@ def test_k08_fifty_at_once_have_one_effect(scheduler, verb):
     [["wait", "1"], ["logs", "-f", "1"], ["status", "--watch"], ["submit", "--cpu", "--wait", "--", "sleep", "60"]],
 )
 def test_k09_ctrl_c(scheduler, words):
-    """K09: exit code 130, nothing on stderr but what was said before; the job goes on, and `submit --wait` says so."""
+    """K09: Ctrl-C gives exit code 130 without an error; the job continues, and `submit --wait` prints that."""
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a"))
@@ -413,6 +423,7 @@ def test_k09_ctrl_c(scheduler, words):
     with (s.folder / "out").open("wb") as out, (s.folder / "err").open("wb") as err:
         process = subprocess.Popen([sys.executable, "-m", "scheduler", *words], cwd=s.folder, env=s.environ, stdout=out, stderr=err,
                                    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))  # fmt: skip
+    wait_for(lambda: words[0] != "submit" or (s.folder / "out").read_text() == "2\n", "the job's id is printed")
     waits = "hrtimer_nanosleep"
     wait_for(lambda: waits in Path(f"/proc/{process.pid}/wchan").read_text() or asleep(process.pid), "it sleeps")
     process.send_signal(signal.SIGINT)
@@ -425,13 +436,13 @@ def test_k09_ctrl_c(scheduler, words):
 
 
 def asleep(pid: int) -> bool:
-    """Whether it has all imported and waits: a store is mapped, and it does not run."""
+    """Return whether a process has loaded SQLite and sleeps (state S)."""
     text = Path(f"/proc/{pid}/stat").read_text()
     return text[text.rindex(")") + 2] == "S" and "_sqlite3" in Path(f"/proc/{pid}/maps").read_text()
 
 
 def test_k09_a_pipe_that_is_closed_early(scheduler):
-    """K09: every reading verb into `head -1` and into nothing: exit code 0 by pipefail, nothing on stderr."""
+    """K09: A reader that closes the pipe early makes no verb fail: exit code 0 with pipefail, empty stderr."""
     p = Pouring(scheduler(gpus=1))
     s = p.s
     p.script("loud", "#!/bin/sh\nyes 'a long line of output' | head -c 3000000\n")
@@ -447,7 +458,7 @@ def test_k09_a_pipe_that_is_closed_early(scheduler):
     ]:
         assert into_a_reader_of_one_line(s, words) == (0, ""), words
     for words, reader in ((["jobs"], "true"), (["--help"], "head -1"), (["logs", "1", "-n", "100000"], "head -1")):
-        # A new interpreter has an end of its own, at which it may complain.
+        # A new interpreter may print errors when it shuts down; a fork does not.
         command = f"set -o pipefail; {sys.executable} -m scheduler {' '.join(words)} | {reader}"
         done = subprocess.run(
             ["bash", "-c", command], cwd=s.folder, env=s.environ, capture_output=True, text=True, timeout=60
@@ -457,7 +468,7 @@ def test_k09_a_pipe_that_is_closed_early(scheduler):
 
 
 def into_a_reader_of_one_line(s: Scheduler, words: list[str]) -> tuple[int, str]:
-    """The exit code and the stderr of a command whose reader goes away after a line."""
+    """Run a command whose reader closes the pipe after one line; return its exit code and stderr."""
     read, write = os.pipe()
     errors = s.folder / "errors"
     with errors.open("wb") as stream:
@@ -469,7 +480,7 @@ def into_a_reader_of_one_line(s: Scheduler, words: list[str]) -> tuple[int, str]
 
 
 def many_jobs_after(s: Scheduler) -> None:
-    """One job that has ended, then 5,000 that wait."""
+    """Start the scheduler, wait until its job has ended, and add 5,000 jobs that wait."""
     s.start()
     s.wait_state(1, "done")
     s.cli("queue", "pause")
@@ -478,7 +489,7 @@ def many_jobs_after(s: Scheduler) -> None:
 
 
 def test_k05_the_scheduler_does_not_mind_a_client_that_dies(scheduler):
-    """K05 for the command line: asked and killed before the answer was taken; the next one is answered."""
+    """K05: Clients that are killed before they read their answer disturb nothing; the next client is answered."""
     s = scheduler(gpus=2)
     s.start()
     s.freeze()
@@ -494,7 +505,7 @@ def test_k05_the_scheduler_does_not_mind_a_client_that_dies(scheduler):
 
 
 def test_k09_poor_locales_and_no_terminal(scheduler):
-    """K09: names in UTF-8 under LANG=C, LC_ALL=C and an encoding of ASCII: no traceback, no half character."""
+    """K09: Names in UTF-8 work with LANG=C, LC_ALL=C and ASCII output: no traceback, no partial character."""
     p = Pouring(scheduler(gpus=1))
     s = p.s
     s.start()
@@ -518,12 +529,12 @@ def test_k09_poor_locales_and_no_terminal(scheduler):
             done = fork_server.run(words, s.folder, {**s.environ, **environ}, "", 60)
             assert done.returncode == (6 if words[0] == "cancel" else 0), (environ, words, done)
             assert "Traceback" not in done.stderr
-            (done.stdout + done.stderr).encode()  # whole characters, or none
+            (done.stdout + done.stderr).encode()  # fails for a partial character
 
 
 @pytest.mark.parametrize("words", [*READING, ["show", "nosuch"], ["status", "--help"]], ids=" ".join)
 def test_k09_a_terminal_twenty_columns_wide(two_jobs, words):
-    """K09: on a real terminal of 20 columns nothing is a traceback, and tables keep to its width."""
+    """K09: On a terminal of 20 columns no command prints a traceback, and tables fit the width."""
     s = two_jobs.s
     code, text = on_terminal(s, words, 20)
     assert code == (6 if "nosuch" in words else 0) and "Traceback" not in text
@@ -533,7 +544,7 @@ def test_k09_a_terminal_twenty_columns_wide(two_jobs, words):
 
 
 def on_terminal(s: Scheduler, words: list[str], columns: int) -> tuple[int, str]:
-    """Run a command on a terminal of its own: exit code, and all it showed."""
+    """Run a command in a new terminal; return its exit code and its output."""
     import struct
     import termios
 
@@ -560,7 +571,7 @@ def on_terminal(s: Scheduler, words: list[str], columns: int) -> tuple[int, str]
 
 
 def test_k09_an_output_that_is_closed_or_full(two_jobs):
-    """K09: `>&-` is as /dev/null; a full disk is one line and exit 1; a closed or full stderr changes no exit code."""
+    """K09: Closed stdout acts as /dev/null; a full disk gives one line and code 1; stderr changes no exit code."""
     s = two_jobs.s
     quiet = [
         ["status"],
@@ -583,7 +594,7 @@ def test_k09_an_output_that_is_closed_or_full(two_jobs):
             done = subprocess.run(
                 f"{command} {how}", shell=True, cwd=s.folder, env=s.environ, capture_output=True, text=True, timeout=60
             )
-            if words[0] == "logs":  # an empty one: there is nothing to write
+            if words[0] == "logs":  # an empty log: nothing is written
                 code = 0
             assert done.returncode == code, (words, how, done)
             assert done.stderr.count("\n") == code, (words, how, done)
@@ -616,7 +627,7 @@ def test_k09_an_output_that_is_closed_or_full(two_jobs):
 
 
 def test_k09_a_scheduler_started_without_any_stream(scheduler):
-    """K09: all three closed: none of its own files becomes an output; jobs get theirs."""
+    """K09: With all three streams closed, no file of the scheduler takes their place; jobs get their own streams."""
     s = scheduler(gpus=1)
     s.append(s.line("a"))
     command = f"{sys.executable} -m scheduler start --gpus 1 --drain <&- >&- 2>&-"
@@ -625,7 +636,7 @@ def test_k09_a_scheduler_started_without_any_stream(scheduler):
     assert shutil.which("true") and s.job(1)["state"] == "done" and s.log(1) == ""
 
 
-# Commands from a process that has everything loaded: so many at the same moment, not so many interpreters' starts.
+# Forks all commands from one process with the modules loaded, so that they really run at the same time.
 MANY = """
 import os, sys, time
 import scheduler.cli.add, scheduler.cli.show, scheduler.cli.control, filelock, sqlite3
@@ -652,7 +663,7 @@ for _ in list(pids):
 
 @pytest.mark.long_form
 def test_k06_many_clients_at_once(scheduler):
-    """K06: 80 commands (long form: 500) at the same moment: each is answered, or says in one line that it was not; jobs start meanwhile."""
+    """K06: 80 concurrent commands (long form: 500) are answered or fail with one line each; jobs start meanwhile."""
     many = 500 if LONG else 80
     s = scheduler(gpus=1, cpu_slots=4)
     s.hold("a")
@@ -664,7 +675,7 @@ def test_k06_many_clients_at_once(scheduler):
     )
     s.append(s.line("b") + ";gpus=0")
     out, _ = asking.communicate(timeout=90)
-    answered = time.monotonic()
+    answered = time.time()
     codes = {int(line.split()[0]): int(line.split()[1]) for line in out.splitlines()}
     assert len(codes) == many
     for number, code in codes.items():
@@ -679,5 +690,6 @@ def test_k06_many_clients_at_once(scheduler):
     s.wait_ended(2 + len(sent))
     assert len(s.states()) == 2 + len(sent) and s.starts("b") == 1
     assert len(sent) > many // 8
-    (began,) = (float(entry[6]) for entry in s.ledger() if entry[:2] == ["start", "b"])
+    # The store has the time of the start. The job itself, a Python that competes with the commands, may write later.
+    (began,) = s.rows("SELECT started_at FROM jobs WHERE json_extract(spec, '$.arguments[1]')='b'")[0]
     assert began < answered, f"b came with them, and began {began - answered:.1f} s after the last was answered"

@@ -1,4 +1,4 @@
-"""The clock is set, the machine sleeps, the scheduler is stopped for a while, the time zone is another one."""
+"""The wall clock is set, the machine sleeps, the scheduler is stopped for a while, the time zone changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DATE = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d\d\dZ")
 
 
 class Clock:
-    """The wall clock of a scheduler, its commands and its jobs; the clock that never jumps is left alone."""
+    """The wall clock that a scheduler, its commands and its jobs see; the monotonic clock stays true."""
 
     def __init__(self, s: Scheduler) -> None:
         self.file = s.folder / "clock"
@@ -31,7 +31,7 @@ class Clock:
         s.environ |= {"LD_PRELOAD": str(library), "WALL_CLOCK_SHIFT": str(self.file)}
 
     def set(self, shift: float) -> None:
-        """So many seconds later than it is: what the wall shows from now on."""
+        """Set the wall clock to ``shift`` seconds after the true time."""
         aside = self.file.with_suffix(".new")
         aside.write_text(f"{int(shift)}\n")
         aside.rename(self.file)
@@ -40,7 +40,7 @@ class Clock:
 @pytest.mark.parametrize("shift", [-3600, YEARS], ids=["hour back", "years ahead"])
 @pytest.mark.waits
 def test_g01_the_clock_is_set_while_jobs_run_and_wait(scheduler, shift):
-    """G01, P6: a time limit, a grace and a due retry keep their length; a restart after it ends nobody; nothing negative."""
+    """G01, P6: Setting the clock changes no time limit, grace or retry pause; a restart after it ends no job."""
     s = scheduler(gpus=2, cpu_slots=8, kill_grace="2", assign_retry_wait="3")
     clock = Clock(s)
     s.hold("long")
@@ -54,13 +54,13 @@ def test_g01_the_clock_is_set_while_jobs_run_and_wait(scheduler, shift):
         s.wait_state(key, "running")
     wait_for((s.folder / "deaf.runs").exists, "the deaf job")
     s.append(s.line("short", code=4, more=";retries=1"))
-    wait_for(lambda: s.starts("short") == 1 and s.states().get(4) == "pending", "its retry is due in 3 s")
+    wait_for(lambda: s.rows("SELECT 1 FROM jobs WHERE id=4 AND runs_failed>0"), "its retry is due in 3 s")
     clock.set(shift)
+    asked = time.monotonic()  # before the command, whose own end takes time
     s.cli("cancel", "2")
-    asked = time.monotonic()
     s.append(s.line("after"))
     s.wait_state(2, "cancelled")
-    assert time.monotonic() - asked > 1.5, "the grace is as long as it was"
+    assert time.monotonic() - asked > 1.9, "the grace is as long as it was"
     wait_for(lambda: {s.states().get(n) for n in (3, 4, 5)} <= {"done", "failed"}, f"ends: {s.states()}")
     assert (s.job(2)["signal"], s.job(3)["outcome"], s.job(4)["exit_code"]) == (9, "time_limit", 4)
     first, again = (float(entry[6]) for entry in s.ledger() if entry[:2] == ["start", "short"])
@@ -78,7 +78,7 @@ def test_g01_the_clock_is_set_while_jobs_run_and_wait(scheduler, shift):
 
 
 def test_g02_through_the_end_of_summer_time_and_2038(scheduler):
-    """G02: 03:00 becomes 02:00 in Berlin while a job runs, and 2^31 passes while another does: UTC, and true durations."""
+    """G02: Times are UTC and durations true at the end of summer time in Berlin and at 2^31 seconds."""
     s = scheduler(gpus=1, cpu_slots=4)
     clock = Clock(s)
     for moment, stamp in ((1792889999, "2026-10-25T0[01]:"), (2**31 - 2, "2038-01-19T03:14")):
@@ -88,12 +88,12 @@ def test_g02_through_the_end_of_summer_time_and_2038(scheduler):
         job = s.job(int(done.stdout))
         assert re.match(stamp, job["started_at"]) and re.match(stamp, job["finished_at"]), job
         began, ended = (float(job[key][-7:-1]) + 60 * float(job[key][14:16]) for key in ("started_at", "finished_at"))
-        assert 1.9 <= (ended - began) % 3600 < 10
+        assert 1.9 <= (ended - began) % 3600 < 60
         assert s.stop() == 0
 
 
 def test_g03_the_machine_sleeps_for_eight_hours(scheduler):
-    """G03: everything is stopped, the wall clock goes on by 8 h, everything goes on: no time-out, nothing said twice."""
+    """G03: After all processes were stopped while the clock advanced by 8 h, no job times out, nothing runs twice."""
     s = scheduler(gpus=2, cpu_slots=4)
     clock = Clock(s)
     for key in ("a", "b"):
@@ -114,10 +114,11 @@ def test_g03_the_machine_sleeps_for_eight_hours(scheduler):
     s.wait_ended(4)
     events = s.rows("SELECT job, kind, count(*) FROM events WHERE kind IN ('started', 'done', 'failed') GROUP BY 1, 2")
     assert sorted(events) == [(job, kind, 1) for job in (1, 2, 3, 4) for kind in ("done", "started")], events
-    assert [s.starts(key) for key in "abc"] == [1, 1, 1] and s.said().count("job 1 (job.py) done") == 1
+    assert [s.starts(key) for key in "abc"] == [1, 1, 1]
+    s.says("job 1 (job.py) done", times=1)
 
 
-# Starts a scheduler that counts its looks at everything.
+# Starts a scheduler that writes a dot to `looks` for each check at the safety interval.
 COUNTS = """
 from scheduler.daemon.problems import Problems
 from scheduler.entrypoint import entry
@@ -132,7 +133,7 @@ entry()
 
 
 def test_g04_a_scheduler_that_is_stopped_for_a_while(scheduler):
-    """G04: looking works from the store, changing says within seconds that nobody answers; then it all is caught up once."""
+    """G04: While the scheduler is stopped, reading works and changes report it; afterwards it does each once."""
     s = scheduler(gpus=1, cpu_slots=4, monitor_interval="0.1", state_interval="0.1")
     s.command = [sys.executable, "-c", COUNTS]
     looks = s.folder / "looks"
@@ -140,7 +141,7 @@ def test_g04_a_scheduler_that_is_stopped_for_a_while(scheduler):
     s.append(s.line("a"))
     s.start()
     pid = int(wait_for(lambda: [entry[2] for entry in s.ledger()], "it runs")[0])
-    s.wait_state(1, "running")  # its number is written down a moment after its first line
+    s.wait_state(1, "running")  # its pid is recorded after its first line
     s.freeze()
     try:
         assert s.status()["daemon"]["pid"] == s.pid and s.job(1)["state"] == "running"
@@ -179,11 +180,11 @@ def test_g04_a_scheduler_that_is_stopped_for_a_while(scheduler):
     for kind in ("cancelled", "paused"):
         assert s.said().count(f"job 1 (job.py) {kind}") <= 1
     made, spaced = looks.stat().st_size - before, (time.monotonic() - went_on) / 0.1
-    assert 0 < made <= spaced + 3, (made, spaced)  # one look, not one for each interval that passed
+    assert 0 < made <= spaced + 3, (made, spaced)  # one check, not one for each interval that has passed
 
 
 def test_g05_the_time_zone_changes_only_what_is_local(scheduler):
-    """G05: stored and shown times are UTC in every zone; names of logs and the main log are local; nothing runs again."""
+    """G05: Stored and shown times are UTC in every zone; log names and the main log use local time."""
     s = scheduler(gpus=1)
     s.append(s.line("a"))
     s.start(TZ="Asia/Tokyo")
@@ -198,8 +199,10 @@ def test_g05_the_time_zone_changes_only_what_is_local(scheduler):
     assert all(one == plain[0] for one in plain)
     log = Path(json.loads(plain[0][0])["log"]).name
     started = json.loads(plain[0][0])["started_at"]
-    tokyo = (int(started[11:13]) + 9) % 24
-    assert re.fullmatch(r"job_1_\d{8}_(\d\d)\d{4}\.log", log)[1] == f"{tokyo:02d}"
+    tokyo = int(started[11:13]) + 9
+    named = int(re.fullmatch(r"job_1_\d{8}_(\d\d)\d{4}\.log", log)[1])
+    # The log is named just before the start, perhaps in the hour before.
+    assert named == tokyo % 24 or (started[14:16] == "00" and named == (tokyo - 1) % 24)
     s.stop()
     s.start(TZ="America/New_York")
     s.append(s.line("b"))

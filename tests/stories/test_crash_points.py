@@ -1,6 +1,7 @@
-"""Every named crash point, crossed three ways: killed there; killed there and again in the next life; at the third pass.
+"""Kills at every named crash point, in three ways: there; there and again in the next life; at the third passage.
 
-`make test` crosses each point in one of the ways, so that neighbours differ; `make test-long` in the other two. A name in the source that has no story here fails `test_a21_every_crash_point_has_a_story`.
+`make test` tests each point in one of the ways (neighbours differ), `make test-long` in the other two. A crash point in
+the source without a test here fails `test_a21_every_crash_point_has_a_story`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 import signal
 import sqlite3
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -31,7 +33,7 @@ each_way = pytest.mark.parametrize("way", [WAYS[0], *(pytest.param(way, marks=py
 
 
 def crossed(points: Sequence[str]) -> pytest.MarkDecorator:
-    """Each point in each way; one way of each point is not ``long``."""
+    """Parametrize a test with each point in each way; one way of each point is not ``long``."""
     return pytest.mark.parametrize(
         ("point", "way"),
         [
@@ -58,15 +60,15 @@ RECOVER = ("recover.built", "recover.noted", "recover.aside", "recover.placed")
 PRUNE = ("prune.selected", "prune.deleted")  # test_retention.py
 AFTERWARDS = ("afterwards.begun", "afterwards.done")  # test_streams.py
 SINGLE = ("screen.created", "add.written", "migrate.step")
-# What every start passes, whatever it finds.
+# Crash points that every start passes.
 AT_EACH_START = ("adopt.committed", "store.committed", "state.renamed", "store.before_commit")
 
-# As the ledger job of the harness; a key that begins with "deaf" does not hear SIGTERM.
+# Put before the ledger job of the harness: jobs whose key begins with "deaf" ignore SIGTERM.
 DEAF = "import signal, sys\nif sys.argv[2].startswith('deaf'): signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 
 
 def test_a21_every_crash_point_has_a_story() -> None:
-    """A point without a test fails the build, and so does a story without a point."""
+    """Each crash point in the source has a test, and each point named in the tests is in the source."""
     found = set()
     for path in (ROOT / "scheduler").rglob("*.py"):
         for call in re.findall(r"crash_point\(([^)]*)\)", path.read_text()):
@@ -80,21 +82,21 @@ def test_a21_every_crash_point_has_a_story() -> None:
 
 
 class Lives:
-    """The lives of one daemon: each but the last is ended by its crash point."""
+    """The lives of one daemon; each but the last ends at its crash point."""
 
     def __init__(self, s: Scheduler, *points: str) -> None:
         self.s, self.points, self.deaths = s, list(points), 0
         self.next()
 
     def next(self) -> None:
-        """Begin the next life; one that a crash point awaits need not even get ready."""
+        """Begin the next life. A life with a crash point may end before it is ready."""
         if self.points:
             self.s.start(ready=False, GPUJOB_CRASH_AT=self.points.pop(0))
         else:
             self.s.start()
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Wait for this through as many lives as it takes."""
+        """Wait for ``condition``; begin the next life each time the daemon has died."""
 
         def found() -> object:
             code = self.s.process.poll()
@@ -112,7 +114,7 @@ def spelled(point: str, way: str) -> str:
 
 
 def second(point: str) -> str:
-    """Where the life after the crash is killed: in its own recovery."""
+    """Return the crash point of the life after ``point``: one that each start passes, so it dies while it recovers."""
     return AT_EACH_START[sum(point.encode()) % len(AT_EACH_START)]
 
 
@@ -121,9 +123,9 @@ DEAFS, FLAKY = ("deaf1", "deaf2", "deaf3"), ("flaky1", "flaky2")
 
 
 def steps(s: Scheduler, known: int) -> Iterator[tuple[Callable[[], object], str]]:
-    """What a user does on a busy afternoon, so that each point is passed three times and more.
+    """Add and cancel jobs so that each point is passed three times or more; yield what to wait for in between.
 
-    A job that was lost may never have run; whether any may be lost is for ``judge`` to say.
+    A lost job may never have run; `judge` checks whether jobs may be lost.
     """
     names = list(PLAIN)
     s.append(*(s.line(key, PLAIN[key], 0.02) for key in names[known:5]))
@@ -132,7 +134,7 @@ def steps(s: Scheduler, known: int) -> Iterator[tuple[Callable[[], object], str]
     for number, key in enumerate(DEAFS, 6):
         yield lambda key=key, number=number: s.starts(key) or s.states().get(number) == "failed", f"{key} runs"
         asked = s.cli("cancel", str(number), code=None)
-        assert asked.returncode in (0, 5), asked.stderr  # done, or written down for the next daemon
+        assert asked.returncode in (0, 5), asked.stderr  # carried out, or stored for the next daemon
         yield lambda number=number: s.states()[number] in ("stopping", "cancelled", "failed"), f"{key} is being stopped"
     for number, key in enumerate(names[5:], 11):
         s.append(s.line(key, PLAIN[key], 0.02))
@@ -142,7 +144,7 @@ def steps(s: Scheduler, known: int) -> Iterator[tuple[Callable[[], object], str]
 
 
 def judge(s: Scheduler, *, lost: bool = False) -> None:
-    """From outside: the jobs' own ledger against the store."""
+    """Compare the store with what the jobs themselves have recorded. ``lost``: jobs may be lost."""
     started = Counter((entry[1], entry[5]) for entry in s.ledger() if entry[0] == "start")
     assert set(started.values()) <= {1}, started
     rows = s.rows("SELECT spec, state, outcome, exit_code, notes FROM jobs ORDER BY id")
@@ -168,15 +170,19 @@ def judge(s: Scheduler, *, lost: bool = False) -> None:
 
 
 def sound(s: Scheduler) -> None:
-    """Store and state file are whole, and nothing half-written is left once a daemon has started after it."""
+    """Check that store and state file are valid, and that no temporary file of a killed process is left."""
     assert s.rows("PRAGMA quick_check") == [("ok",)]
     state_file = s.folder / "gpu_scheduler_state.json"
     wait_for(state_file.exists, "the state file")
     assert json.loads(state_file.read_text())
-    left = [str(p) for p in s.folder.rglob("*") if re.search(r"\.new(-\d+)?$|\.tmp$|^packet-", p.name)]
-    # What carries the number of a process that lives may be in its hands; the kernel may have given the number anew.
-    left = [name for name in left if not ((pid := re.search(r"\.new-(\d+)$", name)) and alive(int(pid[1])))]
-    assert not left, left
+
+    def left() -> list[str]:
+        found = [str(p) for p in s.folder.rglob("*") if re.search(r"\.new(-\d+)?$|\.tmp$|^packet-", p.name)]
+        # The file of a live pid may be in use; or the kernel has reused the pid of the killed process.
+        return [name for name in found if not ((pid := re.search(r"\.new-(\d+)$", name)) and alive(int(pid[1])))]
+
+    # A new version of the state file that was not put in place may hold an edit: the first pass after a start deletes it.
+    wait_for(lambda: not left(), f"no temporary file is left: {left()}")
 
 
 def busy(scheduler: Callable[..., Scheduler], gpus: int = 5) -> Scheduler:
@@ -187,7 +193,7 @@ def busy(scheduler: Callable[..., Scheduler], gpus: int = 5) -> Scheduler:
 
 @crossed([*DAEMON, *ADOPTING, *FENCE])
 def test_a01_to_a17_killed_at_a_named_point(scheduler, point, way):
-    """A01–A17, P1–P7: one job a line, each attempt run once, true codes, cancelled is cancelled, retries are counted."""
+    """A01–A17, P1–P7: After a kill at any point each line is one job, attempts run once, exit codes are true."""
     s = busy(scheduler)
     first = list(PLAIN)[:3]
     known = 0
@@ -196,7 +202,7 @@ def test_a01_to_a17_killed_at_a_named_point(scheduler, point, way):
         s.append(*(s.line(key, PLAIN[key]) for key in first))
         for key in first:
             s.hold(key)
-        if point in FENCE:  # three starts that were decided, and never sent
+        if point in FENCE:  # three starts that were recorded, and never sent
             s.start(GPUJOB_CRASH_AT="start.committed", ready=False)
             assert s.process.wait(30) == -signal.SIGKILL
         else:
@@ -216,7 +222,7 @@ def test_a01_to_a17_killed_at_a_named_point(scheduler, point, way):
 
 @crossed(SUPERVISOR)
 def test_b02_supervisor_killed_at_a_named_point(scheduler, point, way):
-    """A07, A08, B02: the supervisor dies there; again: the daemon dies with it, twice. Lost may be what both of them ran."""
+    """A07, A08, B02: With the supervisor killed (again: the daemon too) attempts run once, exit codes are true."""
     s = busy(scheduler)
     s.start(GPUJOB_CRASH_AT=spelled(point, way))
     deaths, supervisor = 0, s.supervisor_pid()
@@ -235,7 +241,7 @@ def test_b02_supervisor_killed_at_a_named_point(scheduler, point, way):
         return condition()
 
     for condition, what in steps(s, 0):
-        # A job that never comes to run under this supervisor comes to run under the next.
+        # A job that this supervisor cannot start is started by the next one.
         wait_for(lambda ask=condition: found(ask), f"{what}\n{s.states()}\n{s.said()[-3000:]}")
     assert deaths, f"{point} was not passed"
     judge(s, lost=True)
@@ -243,9 +249,9 @@ def test_b02_supervisor_killed_at_a_named_point(scheduler, point, way):
 
 @crossed(SHIM)
 def test_j10_shim_killed_at_a_named_point(screens, point, way):
-    """J10, P1: at most one start an attempt, never a success that was none; and then all goes on.
+    """J10, P1: With shims killed, attempts start at most once, no failure is shown as done, GPUs are freed.
 
-    Once: every shim dies there; again: so does the daemon at the first of them; third: the third session's alone.
+    Once: every shim is killed; again: the daemon too, at the first start; third: only the third shim.
     """
     s = screens(gpus=2, max_assign_attempts=2, assign_retry_wait="0.1")
     codes = {1: 0, 2: 0, 3: 5, 4: 7}
@@ -267,7 +273,7 @@ def test_j10_shim_killed_at_a_named_point(screens, point, way):
         assert s.ledger() == [] and all(row[0] in ("could_not_start", "lost") for row in rows), rows
     elif point == "shim.recorded" and way == "once":
         assert [row[1] for row in rows] == list(codes.values()), rows
-    else:  # the terminal goes with the shim, and so does the job, if it has not ended
+    else:  # without its shim the terminal closes, which ends the job if it still runs
         assert all(row[0] in ("signal", "lost", "exit") for row in rows), rows
     wait_for(lambda: all(gpu["allocated"] == 0 for gpu in s.status()["gpus"]), "GPUs free")
     s.wait_no_session()
@@ -275,7 +281,7 @@ def test_j10_shim_killed_at_a_named_point(screens, point, way):
 
 @each_way
 def test_j10_daemon_killed_in_the_midst_of_a_start(screens, way):
-    """J10, P1: the session was made and nobody wrote down which: its job runs once, and its code is learned."""
+    """J10, P1: If the daemon dies before it records a session, the job runs once, and its exit code is recorded."""
     s = screens(gpus=2)
     s.append(*(s.line(f"k{n}", code=n, seconds=0.3) for n in range(4)))
     lives = {"once": ["screen.created"], "again": ["screen.created", "adopt.found"], "third": ["screen.created"] * 3}
@@ -297,7 +303,7 @@ def test_j10_daemon_killed_in_the_midst_of_a_start(screens, way):
 
 @crossed(RECOVER)
 def test_e02_recover_killed_and_run_again(scheduler, point, way):
-    """kill -9 at each point of the exchange: nobody uses half of it, the next `recover` ends it, nothing is lost."""
+    """After a kill of `recover` at any point no command uses the store; the next `recover` loses nothing."""
     s = filled(scheduler(gpus=2))
     s.kill()
     path = store_of(s)
@@ -305,11 +311,11 @@ def test_e02_recover_killed_and_run_again(scheduler, point, way):
     log = Path(f"{path}-wal")
     overwrite(log, 0, bytes(32))
     damaged, damaged_log = path.read_bytes(), log.read_bytes()
-    # "third": of the files that are set aside, the second; of what is passed once, the third run in a row.
+    # "third": at the second of the files set aside; points that are passed once are tested in three runs in a row.
     wanted = {"once": [point], "again": [point, "recover.placed"], "third": [point] * 3}[way]
     if (point, way) == ("recover.aside", "third"):
         wanted = ["recover.aside:2"]
-    elif (point, way) == ("recover.noted", "third"):  # is not passed again while the note stands
+    elif (point, way) == ("recover.noted", "third"):  # not passed again while the note exists
         wanted = ["recover.noted", "recover.aside", "recover.placed"]
     for name in wanted:
         s.environ["GPUJOB_CRASH_AT"] = name
@@ -330,7 +336,7 @@ def test_e02_recover_killed_and_run_again(scheduler, point, way):
 
 @pytest.mark.parametrize("way", ["old", "new"])
 def test_a18_killed_while_the_store_is_migrated(scheduler, way):
-    """A18: the store is whole in the old version or in the new one, a copy of the old is kept, no job is lost."""
+    """A18: After a kill the store is valid in the old or the new version; a copy of the old is kept; no job is lost."""
     s = scheduler(gpus=1)
     store = s.folder / ".gpujob" / "store.db"
     store.parent.mkdir(mode=0o700)
@@ -350,7 +356,7 @@ def test_a18_killed_while_the_store_is_migrated(scheduler, way):
 
     before = look(store) if way == "old" else (0, 0)
     assert (before[0] == 1 and before[1] > 0) or way == "new"
-    for step in range(1, VERSION - before[0] + 1):  # each of them, one death after the other
+    for step in range(1, VERSION - before[0] + 1):  # killed at each step, one after the other
         s.start(GPUJOB_CRASH_AT=f"migrate.step:{step}", ready=False)
         assert s.process.wait(30) == -signal.SIGKILL, s.said()
         assert look(store) == before
@@ -363,7 +369,7 @@ def test_a18_killed_while_the_store_is_migrated(scheduler, way):
 
 @each_way
 def test_a04_add_killed_before_it_answers(scheduler, way):
-    """A04, P4: the line is there whole; the same command once more makes no second job."""
+    """A04, P4: After `add` is killed its line is complete; the same command again makes no second job."""
     s = scheduler(gpus=1)
     s.start()
     words = ("add", str(s.script), "--args", f"{s.folder} a 0 0")
@@ -384,7 +390,7 @@ def test_a04_add_killed_before_it_answers(scheduler, way):
 
 @crossed(["store.before_commit", "store.committed"])
 def test_a04_submit_and_cancel_killed_before_they_answer(scheduler, point, way):
-    """A04, P4: what was committed is done, what was not is not there at all; with a daemon and without one."""
+    """A04, P4: `submit` and `cancel` killed at the commit take effect if committed, else not; also without a daemon."""
     s = scheduler(gpus=1)
     if way != "again":
         s.start()
@@ -419,7 +425,7 @@ def test_a04_submit_and_cancel_killed_before_they_answer(scheduler, point, way):
 
 @pytest.mark.smoke
 def test_a20_started_and_killed_again_and_again(scheduler):
-    """A20: ten starts in a row, each killed at another moment of its start: the running job is untouched, nothing grows."""
+    """A20: Ten starts, each killed at a crash point, leave the running job untouched and leave no files behind."""
     s = scheduler(gpus=2)
     s.hold("a")
     s.append(s.line("a", 6))
@@ -442,7 +448,7 @@ def test_a20_started_and_killed_again_and_again(scheduler):
 
 @each_way
 def test_a03_killed_in_the_midst_of_a_thousand_lines(scheduler, way):
-    """A03, P2: the lines come in batches; killed between two of them, at the start and while it runs."""
+    """A03, P2: Killed between two batches of lines, at the start or later, the scheduler runs each line once."""
     s = scheduler(gpus=1)
     p = Pouring(s)
     lines = [p.good(n) for n in range(1000)]
@@ -461,27 +467,31 @@ def test_a03_killed_in_the_midst_of_a_thousand_lines(scheduler, way):
 
 
 def test_a04_a_verb_whose_daemon_is_killed_before_it_answers(scheduler):
-    """A04, P3, P4: one line that says so, exit code 5; what was asked stands, and is carried out once."""
+    """A04, P3, P4: If the daemon dies before it answers, the verb exits with 5; the next daemon does it once."""
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a"))
     s.start()
     s.wait_state(1, "running")
-    s.freeze()  # it has the request before it, and does not get to it
+    s.freeze()  # the requests are stored, and it does not read them
     words = {"cwd": s.folder, "env": s.environ, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     asked = [subprocess.Popen([*s.command, *verb], **words) for verb in (("cancel", "1"), ("queue", "pause"))]
     wait_for(lambda: s.rows("SELECT count(*) FROM requests WHERE code IS NULL") == [(2,)], "they have asked")
     s.kill()
+    ((first,),) = s.rows("SELECT min(made_at) FROM requests")
+    # A verb waits 5 s. The first one may be at the end of that time when the second one has asked.
+    may_be_late = time.time() - first > 2
     for one in asked:
         out, error = one.communicate(timeout=30)
-        assert (one.returncode, out, error.count("\n")) == (5, "", 1) and "ended before it answered" in error, error
+        assert (one.returncode, out, error.count("\n")) == (5, "", 1), (out, error)
+        assert "ended before it answered" in error or (may_be_late and "has not answered within" in error), error
     s.start()
     s.wait_state(1, "cancelled")
     assert s.starts("a") == 1 and s.status()["paused"]
 
 
 def test_a04_a_verb_whose_daemon_is_killed_as_it_turns_to_it(scheduler, monkeypatch):
-    """A04, P4: seen alive, and gone before anything was asked of it: it is done as without a daemon, and not forgotten."""
+    """A04, P4: If the daemon dies between the check and the request, the request is handled as without a daemon."""
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a"))
@@ -504,7 +514,7 @@ def test_a04_a_verb_whose_daemon_is_killed_as_it_turns_to_it(scheduler, monkeypa
 
 
 def test_a16_a_pause_before_a_retry_goes_on_counting_over_a_kill(scheduler):
-    """A16: the time at which the next try is due, and how many there were, outlive the daemon: none early, none twice."""
+    """A16: Due time and number of retries survive a kill of the daemon: no retry is early, none runs twice."""
     s = scheduler(gpus=1, assign_retry_wait="6")
     s.append(s.line("a", 3) + ";retries=1")
     s.start(GPUJOB_CRASH_AT="retry.scheduled", ready=False)
@@ -513,7 +523,8 @@ def test_a16_a_pause_before_a_retry_goes_on_counting_over_a_kill(scheduler):
     assert before[0][0] and before[0][1:] == (1, 1)
     for _ in range(2):
         s.start()
-        assert s.rows("SELECT not_before, runs_failed, attempt FROM jobs") == before and s.starts("a") == 1
+        found, starts = s.rows("SELECT not_before, runs_failed, attempt FROM jobs"), s.starts("a")
+        assert time.time() >= before[0][0] or (found == before and starts == 1)  # after that time the retry is due
         s.kill()
     s.start()
     s.wait_ended(1)
@@ -522,7 +533,7 @@ def test_a16_a_pause_before_a_retry_goes_on_counting_over_a_kill(scheduler):
 
 
 def test_a20_each_start_is_quick_with_many_jobs_in_the_store(scheduler):
-    """A20: 10,000 jobs; started and killed five times: each start takes less than 2 s of work, and the job runs on."""
+    """A20: With 10,000 jobs in the store, a start takes less than 2 s of CPU time; the running job continues."""
     s = scheduler(gpus=1)
     s.append(s.line("template"))
     s.start()

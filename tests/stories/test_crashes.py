@@ -1,4 +1,4 @@
-"""Whatever is killed, at whatever moment: nothing runs twice, nothing is forgotten, no ending is invented."""
+"""Kills of daemon, supervisor and jobs: nothing runs twice, no job is lost without notice, no ending is invented."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def job_pid(s, key: str) -> int:
 
 @pytest.mark.smoke
 def test_a11_daemon_killed_while_a_job_runs(scheduler):
-    """S3.35, A11: kill -9, restart: the job is adopted with its GPU, not started again; its true code is learned."""
+    """S3.35, A11: After kill -9 the next start adopts a running job with its GPU, and records its true exit code."""
     s = scheduler(gpus=2)
     s.hold("long")
     s.append(s.line("long", code=7))
@@ -45,7 +45,7 @@ def test_a11_daemon_killed_while_a_job_runs(scheduler):
 
 @pytest.mark.smoke
 def test_a10_job_ends_while_no_daemon_runs(scheduler):
-    """A10: the supervisor outlives the daemon and writes the ending down."""
+    """A10: The supervisor outlives the daemon and records the ending of a job."""
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a", code=42))
@@ -63,7 +63,7 @@ def test_a10_job_ends_while_no_daemon_runs(scheduler):
 
 @pytest.mark.smoke
 def test_supervisor_killed_daemon_covers(scheduler):
-    """The daemon inherits the jobs of a dead supervisor, learns their codes itself, and has another supervisor."""
+    """The daemon inherits the jobs of a dead supervisor, records their exit codes, and starts another supervisor."""
     s = scheduler(gpus=2)
     s.hold("a")
     s.hold("b")
@@ -82,9 +82,9 @@ def test_supervisor_killed_daemon_covers(scheduler):
 
 
 def test_b02_both_killed_is_lost_never_a_guess(scheduler):
-    """B02 for direct jobs: with daemon and supervisor dead the GPU stays taken till the job's end, which then is lost.
+    """B02: A direct job without daemon and supervisor keeps its GPU until it ends; its ending is then lost.
 
-    Where PID 1 reaps nobody (some containers) the kernel still tells the code of the zombie: then it is the true one.
+    Where PID 1 reaps no orphans (some containers), the exit code of the zombie is read from the kernel instead.
     """
     s = scheduler(gpus=1)
     s.hold("a")
@@ -96,7 +96,7 @@ def test_b02_both_killed_is_lost_never_a_guess(scheduler):
     os.kill(supervisor, signal.SIGKILL)
     s.start()
     assert s.job(1)["state"] == "running" and s.job(2)["state"] == "pending"
-    s.cli("submit", "--cpu", "--wait", "--", "true")  # a turn of the loop, in which b must not start
+    s.cli("submit", "--cpu", "--wait", "--", "true")  # completes a pass, in which b must not start
     s.release("a")
     s.wait_ended(3)
     told = [entry[:2] for entry in s.ledger()]
@@ -107,7 +107,7 @@ def test_b02_both_killed_is_lost_never_a_guess(scheduler):
 
 
 def test_h01_h03_reboot_is_lost_and_not_run_again(scheduler):
-    """H01, H03: another boot id: nothing of before lives, whatever the numbers say."""
+    """H01, H03: A job with the boot id of another boot is lost and not run again, whatever process has its pid."""
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a"), s.line("b"))
@@ -121,7 +121,7 @@ def test_h01_h03_reboot_is_lost_and_not_run_again(scheduler):
     text = path.read_bytes()
     boot = attempt_record.read(str(path)).boot.encode()
     path.write_bytes(text.replace(boot, other.encode()))
-    s.start()  # the old process still runs here, and must not be taken for the job: its boot is another
+    s.start()  # the old process still runs here, but must not be adopted: the boot id differs
     s.wait_state(1, "failed")
     assert s.job(1)["outcome"] == "lost" and "the machine was rebooted" in " ".join(s.job(1)["notes"])
     s.wait_state(2, "done")
@@ -129,7 +129,7 @@ def test_h01_h03_reboot_is_lost_and_not_run_again(scheduler):
 
 
 def test_h02_pid_of_a_stranger_is_never_taken_nor_signalled(scheduler):
-    """H02: the same pid with another start time is a stranger."""
+    """H02: A process with the recorded pid but another start time is neither adopted nor signalled."""
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a"))
@@ -157,11 +157,11 @@ def test_h02_pid_of_a_stranger_is_never_taken_nor_signalled(scheduler):
 
 @pytest.mark.parametrize("point", SUPERVISOR)
 def test_supervisor_killed_at_a_named_point_daemon_lives(scheduler, point):
-    """Mutual cover: with the daemon alive every code is learned, wherever its supervisor dies, again and again."""
+    """While the daemon lives, every exit code is recorded, wherever its supervisors die."""
     s = scheduler(gpus=1, assign_retry_wait="0.05")
     s.append(*(s.line(f"k{n}", code=n) for n in range(4)))
     s.start("--drain", GPUJOB_CRASH_AT=point, ready=False)
-    # Each supervisor dies at that point of its first job, so nothing may ever be proven to run at the earliest ones.
+    # Each supervisor dies at that point of its first job; at the two earliest points no job ever starts.
     if point in ("supervisor.before_claim", "supervisor.claimed"):
         wait_for(
             lambda: s.said().count("its start was interrupted before the command ran") >= 3,
@@ -177,7 +177,7 @@ def test_supervisor_killed_at_a_named_point_daemon_lives(scheduler, point):
 
 @pytest.mark.smoke
 def test_second_daemon_is_refused_and_stale_locks_do_not_block(scheduler):
-    """S3.37, H04, H06: naming the pid of the first; after kill -9 the next starts without hand work."""
+    """S3.37, H04, H06: A second daemon is refused with the pid of the first; after kill -9 the next simply starts."""
     s = scheduler(gpus=1)
     s.start()
     first = s.pid
@@ -189,13 +189,13 @@ def test_second_daemon_is_refused_and_stale_locks_do_not_block(scheduler):
 
 
 def test_h08_a_copied_folder_adopts_nothing(scheduler, tmp_path):
-    """H08: a copy is not the scheduler; it says so until `recover` is said."""
+    """H08: A copied folder is refused until `recover`; it adopts no job of the original."""
     s = scheduler(gpus=1, folder=tmp_path / "one")
     s.hold("a")
     s.append(s.line("a"))
     s.start()
     s.wait_state(1, "running")
-    # The state file is being repainted meanwhile, so a temporary name may vanish under cp: that is no failure here.
+    # The daemon rewrites the state file meanwhile: cp may fail on its temporary file, which does not matter here.
     subprocess.run(["cp", "-r", str(tmp_path / "one"), str(tmp_path / "two")], check=False, capture_output=True)
     assert (tmp_path / "two" / ".gpujob" / "store.db").exists()
     copy = scheduler(gpus=1, folder=tmp_path / "two")
@@ -214,7 +214,7 @@ def test_h08_a_copied_folder_adopts_nothing(scheduler, tmp_path):
     s.wait_ended(1)
     assert s.job(1)["state"] == "done"
     s.stop()
-    copy.cli("recover")  # its original is out of use
+    copy.cli("recover")  # the original is no longer in use
     copy.start()
     copy.wait_state(1, "done", "failed")
     assert copy.job(1)["outcome"] in ("exit", "lost") and s.starts("a") >= 1
@@ -222,7 +222,7 @@ def test_h08_a_copied_folder_adopts_nothing(scheduler, tmp_path):
 
 @pytest.mark.waits
 def test_e06_store_locked_for_a_while_stops_nothing_for_good(scheduler):
-    """E06: while another program holds the store no job starts; afterwards all goes on."""
+    """E06: While another program locks the store no job starts; afterwards the scheduler continues."""
     import sqlite3
 
     s = scheduler(gpus=1)

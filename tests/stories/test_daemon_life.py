@@ -1,4 +1,4 @@
-"""The scheduler's own life: two of them, one stopped in all ways, moved, upgraded, started in odd surroundings, broken inside."""
+"""The life of the scheduler process: second instances, stops, moves, upgrades, odd environments, internal errors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import random
+import re
 import shutil
 import signal
 import socket
@@ -24,7 +25,7 @@ from scheduler.store.migrations import VERSION
 from tests.stories.harness import ROOT, Scheduler, alive, wait_for
 from tests.stories.test_hostile import ticks_of
 
-# Begins with the modules already there: fifty starts at the same moment, not fifty times an interpreter's.
+# Forks all starts from one process with the modules loaded, so that they really run at the same time.
 AT_ONCE = """
 import os, sys
 import scheduler.daemon.process, scheduler.cli.app, scheduler.cli.serve, scheduler.store.deletion, filelock
@@ -55,7 +56,7 @@ print("then", os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 
 
 def test_h04_of_fifty_at_once_exactly_one_lives(scheduler):
-    """H04: the others end with 1, a line each, naming the one."""
+    """H04: Of fifty concurrent starts one succeeds; each other exits with 1 and one line that names its pid."""
     s = scheduler(gpus=1)
     process = subprocess.Popen(
         [sys.executable, "-c", AT_ONCE, "50"], cwd=s.folder, env=s.environ, text=True,
@@ -72,7 +73,9 @@ def test_h04_of_fifty_at_once_exactly_one_lives(scheduler):
     assert list(codes.values()) == [1] * 49
     for number in codes:
         said = (s.folder / f"out-{number}").read_text()
-        assert said.count("\n") == 1 and f"is already running (pid {winner})" in said, said
+        # The winner may have got the lock, and in the second that the others wait not have written its pid yet.
+        assert said.count("\n") == 1 and re.search(rf"is already running \(pid ({winner}|unknown)\)", said), said
+    assert f"is already running (pid {winner})" in s.cli("start", "--gpus", "1", code=1).stderr
     assert s.status()["daemon"]["pid"] == winner
     s.append(s.line("a"))
     s.wait_ended(1)
@@ -81,7 +84,7 @@ def test_h04_of_fifty_at_once_exactly_one_lives(scheduler):
 
 
 def test_h05_a_lock_that_is_removed_while_it_is_held_lets_nobody_in(scheduler):
-    """H05: the second refuses, naming the first; commands still find the first."""
+    """H05: If its lock files are removed, a second start is still refused, and commands still find the first."""
     s = scheduler(gpus=1)
     s.start()
     for name in ("daemon.lock", "store.lock", "daemon.json"):
@@ -99,7 +102,7 @@ def test_h05_a_lock_that_is_removed_while_it_is_held_lets_nobody_in(scheduler):
 
 
 def test_h06_what_a_killed_scheduler_left_is_no_obstacle(scheduler):
-    """H06: locks, its pid in daemon.json (which is a stranger's now), the register, half a picture: nothing to be done by hand."""
+    """H06: Locks, daemon.json with a reused pid, the register and half a state file do not block the next start."""
     s = scheduler(gpus=1)
     s.start()
     s.kill()
@@ -110,11 +113,12 @@ def test_h06_what_a_killed_scheduler_left_is_no_obstacle(scheduler):
     assert s.status()["daemon"] == {"alive": False, "pid": None, "started_at": None, "runner": None}
     s.start()
     assert s.status()["daemon"]["pid"] == s.pid
-    assert not list(s.folder.glob(".gpu_scheduler_state.json.new-*"))
+    # Exact names: the scheduler itself makes such a file for each version of the state file.
+    assert not (s.folder / f".gpu_scheduler_state.json.new-{told['pid']}").exists()
 
 
 def test_h07_two_schedulers_of_one_machine_warn_of_each_other(scheduler, tmp_path):
-    """H07: booked apart (documented), said at the start with the pid and GPUs of the other, and how to share."""
+    """H07: A second scheduler on a machine starts with a warning that names the pid and GPUs of the first."""
     one, two = scheduler(gpus=2, folder=tmp_path / "one"), scheduler(gpus=2, folder=tmp_path / "two")
     one.start()
     two.start()
@@ -127,7 +131,7 @@ def test_h07_two_schedulers_of_one_machine_warn_of_each_other(scheduler, tmp_pat
 
 
 def test_h09_a_folder_that_another_machine_made_is_refused(scheduler):
-    """H09: a shared home; told by /etc/machine-id, with the other's name; nothing is adopted, ended or lost."""
+    """H09: A state folder of another machine (by /etc/machine-id) is refused with its name, and not changed."""
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a"))
@@ -163,7 +167,7 @@ def test_h09_a_folder_that_another_machine_made_is_refused(scheduler):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_h10_h13_stopped_again_and_again(scheduler, number):
-    """H10, H13: one stop and a storm of further ones, at any moment from the first line on: the code, no half state, jobs go on."""
+    """H10, H13: Stop signals, one or many, at any moment of a start give the documented exit code; jobs continue."""
     dice = random.Random(13)
     s = scheduler(gpus=1)
     s.hold("a")
@@ -177,7 +181,7 @@ def test_h10_h13_stopped_again_and_again(scheduler, number):
     assert [job["id"] for job in shown["running"]] == [1] and "1 running job continues" in s.said()
     for _ in range(4):
         s.start(ready=False)
-        time.sleep(dice.uniform(0.1, 0.8))  # whatever it is doing then
+        time.sleep(dice.uniform(0.1, 0.8))  # at a random moment of the start
         for _ in range(12):
             s.process.send_signal(number)
             time.sleep(dice.uniform(0, 0.01))
@@ -192,7 +196,7 @@ def test_h10_h13_stopped_again_and_again(scheduler, number):
     assert "internal error" not in said and (number == signal.SIGINT or "Traceback" not in said), said[-3000:]
 
 
-# A scheduler to which SIGTERM comes at one certain moment: while it looks whether a question of it was answered.
+# A scheduler that gets SIGTERM in `Interrupt.look`, which checks for the answer to its question.
 STOPPED_MEANWHILE = """
 import os, signal, sys
 from scheduler.daemon.interrupt import Interrupt
@@ -209,7 +213,7 @@ sys.exit(entrypoint.main(sys.argv[1:]))
 
 
 def test_h10_sigterm_counts_at_every_moment_of_a_turn(scheduler):
-    """H10: also where the scheduler is just finding out whether something else ends it."""
+    """H10: SIGTERM counts also while the scheduler checks whether something else ends it."""
     s = scheduler(gpus=1)
     s.command = [sys.executable, "-c", STOPPED_MEANWHILE]
     s.start(ready=False)
@@ -237,7 +241,7 @@ sys.exit(entrypoint.main(sys.argv[1:]))
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_h10_a_stop_while_it_starts_counts_wherever_it_comes(scheduler, number, code):
-    """H10: also where an exception would be ignored, in an object's __del__."""
+    """H10: A stop during the start counts also in a __del__ method, in which Python ignores exceptions."""
     s = scheduler(gpus=1)
     s.command = [sys.executable, "-c", STOPPED_WHILE_STARTING]
     s.start(ready=False, STOP_WITH=str(int(number)))
@@ -246,7 +250,7 @@ def test_h10_a_stop_while_it_starts_counts_wherever_it_comes(scheduler, number, 
 
 
 def test_h11_the_terminal_it_was_started_from_is_closed(scheduler):
-    """H11, P6: a foreground start in a terminal that hangs up: scheduler and jobs go on."""
+    """H11, P6: A scheduler in the foreground and its jobs continue when its terminal is closed."""
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a"))
@@ -272,7 +276,7 @@ def test_h11_the_terminal_it_was_started_from_is_closed(scheduler):
 
 
 def test_h12_the_shipped_unit_spares_jobs(scheduler):
-    """H12: KillMode=process, nothing that needs root, no restart of what cannot start; and such a stop leaves the jobs."""
+    """H12: The shipped systemd unit stops only the main process, needs no root, and restarts no failed start."""
     unit = configparser.RawConfigParser(strict=False)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read(ROOT / "docs" / "gpujob.service")
@@ -293,11 +297,11 @@ def test_h12_the_shipped_unit_spares_jobs(scheduler):
     s.start()
     s.wait_state(1, "running")
     supervisor = s.supervisor_pid()
-    assert s.stop() == 0 and alive(supervisor)  # what KillMode=process does: the main process alone
+    assert s.stop() == 0 and alive(supervisor)  # like KillMode=process: only the main process gets the signal
 
 
 def test_h14_killed_again_and_again_at_random(scheduler):
-    """H14: as the kernel's memory killer does: whatever it was doing, the next start takes everything over."""
+    """H14: After kills at random moments, as by the kernel's OOM killer, the next start adopts all jobs."""
     dice = random.Random(14)
     s = scheduler(gpus=2)
     s.append(*(s.line(f"k{n}", code=n % 3, seconds=round(dice.uniform(0, 0.4), 2)) for n in range(12)))
@@ -312,7 +316,7 @@ def test_h14_killed_again_and_again_at_random(scheduler):
 
 
 def test_h15_an_upgrade_takes_over_the_jobs_of_the_old_one(scheduler):
-    """H15: a store of version 1 with a running, a waiting and a paused thing; supervisor and record of before go on."""
+    """H15: A start upgrades a store of version 1: it keeps pause and waiting job, and adopts the running job."""
     s = scheduler(gpus=2)
     s.hold("a")
     s.append(s.line("a", code=5), s.line("b", gpus="1"))
@@ -347,7 +351,7 @@ def test_h15_an_upgrade_takes_over_the_jobs_of_the_old_one(scheduler):
 
 
 def test_h16_a_downgrade_is_refused_and_changes_nothing(scheduler):
-    """H16: start and every verb that meets it: one line, exit 1, no byte of the store is another."""
+    """H16: With a store of a newer version, start and other verbs exit with 1 and change no byte of it."""
     s = scheduler(gpus=1)
     s.append(s.line("a"))
     s.start()
@@ -394,7 +398,7 @@ SURROUNDINGS: dict[str, dict[str, str | None]] = {
 
 @pytest.mark.parametrize("name", SURROUNDINGS)
 def test_h18_odd_or_missing_variables(scheduler, name):
-    """H18: it works, for jobs by path too, or a job says what it lacks; never a traceback."""
+    """H18: With odd or missing variables the scheduler works; a job without its interpreter waits as `missing`."""
     s = scheduler(gpus=1)
     run = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from scheduler.entrypoint import entry; entry()"
     s.command = [sys.executable, "-c", run]
@@ -432,9 +436,9 @@ def _show(s: Scheduler, job: int) -> dict[str, object]:
 
 
 def test_s23_modules_that_lie_about_are_not_taken_for_ours(scheduler):
-    """S23, H18: a scheduler.py, queue.py, yaml.py in the folder and in PYTHONPATH: neither daemon nor supervisor runs them; jobs may.
+    """S23, H18: The daemon imports no module from its folder, and the supervisor none from PYTHONPATH either.
 
-    PYTHONPATH itself is the user's own word, and no border; but nobody means a file of his project.
+    The daemon itself respects PYTHONPATH, which users set on purpose.
     """
     s = scheduler(gpus=1)
     for name in (
@@ -491,7 +495,7 @@ def test_s23_modules_that_lie_about_are_not_taken_for_ours(scheduler):
     assert "'start'" in taken and "supervisor.py" not in taken, taken
 
 
-# Starts the scheduler with one function of it replaced.
+# Starts the scheduler with one of its functions replaced by one that fails.
 BROKEN = """
 import sys
 import scheduler.daemon.loop as loop, scheduler.daemon.process as main, scheduler.views.live_output as stream
@@ -512,7 +516,7 @@ entry()
 
 
 def broken(s: Scheduler, target: str, times: int, after: int = 0) -> Scheduler:
-    """``after`` so many calls that go well, so many that do not."""
+    """Make the scheduler call ``target`` ``after`` times with success, then ``times`` times with a RuntimeError."""
     s.command = [sys.executable, "-c", BROKEN.format(target=target, times=times, after=after)]
     return s
 
@@ -523,7 +527,7 @@ def broken(s: Scheduler, target: str, times: int, after: int = 0) -> Scheduler:
 )
 @pytest.mark.waits
 def test_h19_an_error_inside_is_said_once_and_that_part_goes_on(scheduler, target):
-    """H19: an error that was not foreseen, in the decision, the runner, the reading of files, the painting, the output thread."""
+    """H19: An unexpected error in deciding, runner, file reading, state file or output is logged; all continues."""
     s = broken(scheduler(gpus=1), target, 3, after=2 if target == "loop.decide" else 0)
     s.append(s.line("a"), s.line("b", code=4))
     s.start(ready=False)
@@ -538,7 +542,7 @@ def test_h19_an_error_inside_is_said_once_and_that_part_goes_on(scheduler, targe
 
 
 def test_h19_an_error_that_stays_is_loud_and_costs_no_processor(scheduler):
-    """H19: it says so once, answers every request with a refusal, takes SIGTERM; jobs that run go on."""
+    """H19: A lasting internal error is logged once; requests are answered, SIGTERM works, running jobs continue."""
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a", code=3))
@@ -560,7 +564,7 @@ def test_h19_an_error_that_stays_is_loud_and_costs_no_processor(scheduler):
 
 
 def test_h19_an_error_outside_the_turns_ends_it_and_says_so(scheduler):
-    """H19: exit code 1, one line on stderr, a record in the main log; the next start takes the jobs over."""
+    """H19: An error outside the passes ends the scheduler with 1 and is logged; the next start adopts the jobs."""
     s = broken(scheduler(gpus=1), "loop.Daemon.wait", 1)
     s.hold("a")
     s.append(s.line("a", code=3))
@@ -581,7 +585,7 @@ def test_h19_an_error_outside_the_turns_ends_it_and_says_so(scheduler):
 
 
 def test_h08_a_folder_that_was_moved_runs_no_line_again(scheduler, tmp_path):
-    """H08, P1: by another path its files and scripts would be others: refused with the old one named; moved back, it goes on."""
+    """H08, P1: A moved folder is refused with its old path; moved back, the scheduler continues and repeats no line."""
     s = scheduler(gpus=1, folder=tmp_path / "one")
     s.append(s.line("a"))
     s.start()

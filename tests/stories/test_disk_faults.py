@@ -1,4 +1,4 @@
-"""A disk without room, without inodes, read-only; folders with odd names; a machine that lacks what others have."""
+"""Disks that are full, read-only or without free inodes; unusual folder names; machines without parts of /dev."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.stories.harness import Scheduler, wait_for
+from tests.stories.harness import Scheduler, open_names, wait_for
 
 
 class Disk:
-    """A small file system in memory, in ``path``."""
+    """A tmpfs, mounted at ``path``, that is small enough to be filled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def mount(self, options: str) -> bool:
-        """Make it; False where that is not allowed."""
+        """Mount the tmpfs; return False if that is not allowed here."""
         self.path.mkdir(exist_ok=True, mode=0o700)
         words = ["mount", "-t", "tmpfs", "-o", f"mode=0700,{options}", "tmpfs", str(self.path)]
         return subprocess.run(words, capture_output=True).returncode == 0
@@ -32,7 +32,7 @@ class Disk:
         subprocess.run(["mount", "-o", f"remount,{options}", str(self.path)], check=True)
 
     def fill(self) -> Path:
-        """Take all the room there is; the file to remove."""
+        """Fill the disk with one file and return its path."""
         filler = self.path / "filler"
         with filler.open("wb", buffering=0) as stream:
             for size in (1 << 16, 512):
@@ -42,7 +42,7 @@ class Disk:
         return filler
 
     def take_inodes(self) -> list[Path]:
-        """Take every inode; the files to remove."""
+        """Create empty files until no inode is free; return their paths."""
         taken: list[Path] = []
         with pytest.raises(OSError, match="No space left"):
             while True:
@@ -53,7 +53,10 @@ class Disk:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Callable[..., Disk]]:
-    """Makes small file systems, if that is allowed; none is left."""
+    """Return a function that mounts a small tmpfs with the given mount options.
+
+    Where mounting is not allowed the test is skipped, in CI it fails. All are unmounted at the end.
+    """
     made: list[Disk] = []
 
     def make(options: str) -> Disk:
@@ -71,19 +74,24 @@ def disk(tmp_path: Path) -> Iterator[Callable[..., Disk]]:
 
 
 def on_disk(scheduler: Callable[..., Scheduler], place: Path, **settings: object) -> Scheduler:
-    """A scheduler whose house is on that disk; its lines, its jobs' logs and its main log are not."""
+    """Return a scheduler with its state file and state folder in ``place``.
+
+    Its jobs file, the logs of its jobs and its main log stay in its own folder.
+    """
     s = scheduler(gpus=2, **settings)
     (s.folder / "config.yaml").write_text(
         f"state_file: {place}/state.json\njobs_file: jobs.txt\nlog_dir: logs\nlog_file: main.log\nllm_config: llm.json\n"
     )
     (place / ".gpujob-state").mkdir(mode=0o700)
-    (s.folder / ".gpujob").symlink_to(place / ".gpujob-state")  # where the harness looks
+    (s.folder / ".gpujob").symlink_to(place / ".gpujob-state")  # where the harness looks for the state folder
     return s
 
 
 def test_e08_f01_no_room_for_the_store(scheduler, disk):
-    """E08, F01: jobs that run end with their true code, also while no scheduler is there; nothing starts that is not
-    written down; all goes on by itself when there is room again.
+    """E08, F01: While the disk of the store is full, no job starts whose start is not recorded.
+
+    Jobs that run keep their true exit codes, also if they end without a scheduler. With free space again, each line
+    becomes one job.
     """
     small = disk("size=12m")
     s = on_disk(scheduler, small.path)
@@ -93,12 +101,13 @@ def test_e08_f01_no_room_for_the_store(scheduler, disk):
     s.start()
     s.wait_state(1, "running")
     s.wait_state(2, "running")
+    wait_for(lambda: s.starts("a") and s.starts("b"), "both are in the ledger")
     filler = small.fill()
-    # The log of the store has room for a while: more than that is asked of it.
+    # The write-ahead log of the store has space reserved: these lines need more.
     s.append(*(s.line(f"n{n}", more="x" * 2000) for n in range(1500)))
     wait_for(lambda: "cannot use the store" in s.said(), "it is said")
     s.release("a")
-    time.sleep(2.0)  # its GPU is free, and nobody can write down who gets it
+    time.sleep(2.0)  # its GPU is free, but no start can be recorded
     started = {e[1] for e in s.ledger() if e[0] == "start"}
     written = s.rows("SELECT json_extract(spec, '$.arguments[1]') FROM jobs WHERE attempt>0")
     assert {"a", "b"} <= started <= {row[0] for row in written}, "what was not written down was started"
@@ -122,16 +131,16 @@ def test_e08_f01_no_room_for_the_store(scheduler, disk):
 
 
 def test_e08_it_recovers_without_a_restart(scheduler, disk):
-    """E08: the same disk full and empty again under one scheduler: what was refused meanwhile was told, nothing twice."""
+    """E08: A scheduler recovers without a restart when its disk has space again; each line becomes one job."""
     small = disk("size=12m")
-    s = on_disk(scheduler, small.path, monitor_interval=600)  # not by that
+    s = on_disk(scheduler, small.path, monitor_interval=600)  # recovery must not depend on this interval
     s.start()
     s.cli("queue", "pause")
     filler = small.fill()
     s.append(*(s.line(f"n{n}", more="x" * 2000) for n in range(1500)))
     wait_for(lambda: "cannot use the store" in s.said(), "it is said")
     assert "Traceback" not in s.said() and s.said().count("cannot use the store") <= 2
-    told = s.cli("submit", "--cpu", "--", "true", code=None)  # small as it is, there may be room for it
+    told = s.cli("submit", "--cpu", "--", "true", code=None)  # it is small: there may be enough space for it
     assert (told.returncode, told.stderr.count("\n")) in ((0, 0), (1, 1)), told
     filler.unlink()
     small.remount("size=200m")
@@ -144,7 +153,10 @@ def test_e08_it_recovers_without_a_restart(scheduler, disk):
 
 
 def test_e08_no_room_to_take_an_attempt_back_at_the_start(scheduler, disk):
-    """E08, P3: killed before a start was sent; the next daemon has no room for that record: one line, and no defect."""
+    """E08, P3: Without space for the record of an attempt that never started, `start` fails and names the record.
+
+    The last daemon was killed before it sent the start. With free space again, the job runs once.
+    """
     s = scheduler(gpus=1)
     s.append(s.line("a", 3))
     s.start(GPUJOB_CRASH_AT="start.committed", ready=False)
@@ -170,7 +182,10 @@ def test_e08_no_room_to_take_an_attempt_back_at_the_start(scheduler, disk):
 
 
 def test_e08_a_start_that_needs_a_file_and_finds_no_room(scheduler, disk):
-    """E08: a very long command goes to the supervisor as a file: without room the job waits for its next try, and GPUs are free."""
+    """E08: A very long command goes to the supervisor in a file; without space for it the start is tried again later.
+
+    Then the job runs once, its GPUs are free again, and no such file is left.
+    """
     small = disk("size=12m")
     s = on_disk(scheduler, small.path, assign_retry_wait="0.3", max_assign_attempts=20)
     s.start()
@@ -182,7 +197,8 @@ def test_e08_a_start_that_needs_a_file_and_finds_no_room(scheduler, disk):
     wait_for(lambda: "its attempt record cannot be written: No space left on device" in s.said(), "it is said")
     filler.unlink()
     s.wait_ended(1)
-    # What it is at one moment is not asked: its next try may have begun, and the store may have no room for that one's end.
+    # The events are checked, not the state at the first failure: the next try may have begun by then, and the store may
+    # have no space to record its end.
     fell = [
         json.loads(detail)["why"]
         for (detail,) in s.rows("SELECT detail FROM events WHERE job=1 AND kind='retry_scheduled'")
@@ -194,16 +210,24 @@ def test_e08_a_start_that_needs_a_file_and_finds_no_room(scheduler, disk):
 
 
 def test_e19_no_inodes_left(scheduler, disk):
-    """E19: no attempt can be claimed, so none starts; the tries are spaced, and it goes on when there are inodes again."""
+    """E19: Without free inodes no attempt can be claimed, so no job starts; the job runs when inodes are free again."""
     small = disk("size=20m,nr_inodes=60")
-    s = on_disk(scheduler, small.path, assign_retry_wait="0.3", max_assign_attempts=20)
+    s = on_disk(scheduler, small.path, assign_retry_wait="0.3", max_assign_attempts=20, history="false")
     s.start()
     s.append(s.line("before", code=3))
     s.wait_state(1, "failed")
-    # The version of the state file that a later write would replace must not leave its inode to the next job's record.
-    wait_for(lambda: '"failed": 1' in (s.folder / "gpu_scheduler_state.json").read_text(), "the state file is written")
-    wait_for(lambda: not [name for name in os.listdir(s.folder) if ".new-" in name], "the old version is removed")
+
+    def holds_no_inode_for_a_while() -> bool:
+        s.freeze()
+        if not any("state.json.new-" in name for name in [*open_names(s.pid), *map(str, small.path.iterdir())]):
+            return True
+        os.kill(s.pid, signal.SIGCONT)
+        return False
+
+    # Else the inode of a replaced state file could become the record of the next job.
+    wait_for(holds_no_inode_for_a_while, "the daemon has no old or new version of the state file")
     taken = small.take_inodes()
+    os.kill(s.pid, signal.SIGCONT)
     s.append(s.line("after"))
     wait_for(lambda: "its attempt record cannot be written: No space left on device" in s.said(), "it is said")
     assert s.starts("after") == 0 and s.cli("status").returncode == 0
@@ -214,7 +238,10 @@ def test_e19_no_inodes_left(scheduler, disk):
 
 
 def test_f13_read_only_at_the_start(scheduler, disk):
-    """F13: a disk that cannot be written: one line and exit code 1, looking is possible; it starts when it can be."""
+    """F13: On a read-only disk `start` and `submit` fail with a short error, and `jobs` works.
+
+    `start` works when the disk is writable again.
+    """
     small = disk("size=20m")
     s = on_disk(scheduler, small.path)
     s.append(s.line("a", code=9))
@@ -236,7 +263,10 @@ def test_f13_read_only_at_the_start(scheduler, disk):
 
 
 def test_e11_read_only_while_it_runs(scheduler, tmp_path):
-    """E11: ext4 that turned read-only by itself: starts stop, running jobs go on; what ran is known on the next start."""
+    """E11: On an ext4 file system that turned read-only no job starts, and running jobs continue.
+
+    The next start shows their true exit codes, or `lost` where the ending could not be recorded.
+    """
     image, place = tmp_path / "image", tmp_path / "disk"
     place.mkdir(mode=0o700)
     with image.open("wb") as stream:
@@ -254,7 +284,7 @@ def test_e11_read_only_while_it_runs(scheduler, tmp_path):
         s.append(s.line("a", code=11))
         s.start()
         s.wait_state(1, "running")
-        os.sync()  # what was not on the disk yet, and is lost with it, is another row (H20)
+        os.sync()  # losing data that was not synced yet is another row of the fault list (H20)
         subprocess.run(["mount", "-o", "remount,abort", str(place)], capture_output=True)
         s.append(s.line("b"))
         wait_for(lambda: "cannot use the store" in s.said(), "it is said")
@@ -264,7 +294,7 @@ def test_e11_read_only_while_it_runs(scheduler, tmp_path):
         s.end_all()
         words = ["umount", str(place)]
         wait_for(lambda: subprocess.run(words, capture_output=True).returncode == 0, "nobody uses it any more")
-        # It stays mounted, as it is, in mount namespaces that another test made meanwhile.
+        # A mount namespace that another test has created in the meantime still has it mounted.
         words = ["losetup", "-j", str(image)]
         wait_for(lambda: not subprocess.run(words, capture_output=True, check=True).stdout, "its device is let go")
         subprocess.run(["e2fsck", "-fy", str(image)], capture_output=True)
@@ -272,7 +302,7 @@ def test_e11_read_only_while_it_runs(scheduler, tmp_path):
         s.start()
         s.wait_ended(2)
         job = s.job(1)
-        # What could not be written down is lost, never guessed; where the ending had got through it is the true one.
+        # An ending that could not be recorded is `lost`, never guessed; one that reached the disk is the true one.
         assert (job["outcome"], job["exit_code"]) in (("lost", None), ("exit", 11)), job
         assert s.starts("a") == 1 and s.starts("b") == 1
         s.end_all()
@@ -281,7 +311,7 @@ def test_e11_read_only_while_it_runs(scheduler, tmp_path):
 
 
 def test_f06_log_folders_that_are_not_ours(scheduler):
-    """F06: a folder of another user, a link, a file: refused at the start in one line; nothing is written there."""
+    """F06: `start` refuses a log folder that is a link, a file or another user's, and writes nothing there."""
     s = scheduler(gpus=1)
     there = s.folder / "theirs"
     there.mkdir(mode=0o700)
@@ -290,7 +320,7 @@ def test_f06_log_folders_that_are_not_ours(scheduler):
     for name, what in (("link", "link"), ("file", "not a"), ("theirs", "belongs to user 4242")):
         if name == "theirs":
             if os.getuid():
-                continue  # no one but root can give it away
+                continue  # only root can change the owner of a folder
             os.chown(there, 4242, 4242)
         error = s.cli("start", "--gpus=1", f"--log-dir={name}", code=1).stderr
         assert error.count("\n") == 1 and str(s.folder / name) in error, (what, error)
@@ -309,7 +339,7 @@ NAMES = [
 
 
 def test_f14_f15_odd_folders(scheduler, tmp_path):
-    """F14, F15: spaces, UTF-8, a newline, quotes, a leading hyphen, names and paths of any length: a job runs there."""
+    """F14, F15: A job runs in a folder whose name is very long or has spaces, UTF-8, newlines, quotes or a hyphen."""
     for name in NAMES:
         place = tmp_path / name
         place.mkdir(parents=True)
@@ -328,7 +358,10 @@ LACKS = {"/dev/shm": 0, "/dev": 1, "/proc": 1}
 
 @pytest.mark.parametrize("lacks", LACKS, ids=[name.replace("/", "") for name in LACKS])
 def test_f17_a_machine_that_lacks_what_others_have(scheduler, lacks):
-    """F17: without /dev/shm all goes well; without /dev/null or /proc the start is one line that names it."""
+    """F17: A scheduler works without /dev/shm.
+
+    Without /dev or /proc `start` fails with one line that names the missing path.
+    """
     s = scheduler(gpus=1)
     s.append("0,/bin/true,,")
     words = " ".join([*s.command, "start", "--gpus=1", "--drain"])
@@ -347,7 +380,7 @@ def test_f17_a_machine_that_lacks_what_others_have(scheduler, lacks):
 @pytest.mark.parametrize("mode", ["direct", "screen"])
 @pytest.mark.parametrize("mask", ["000", "077", "777"])
 def test_f12_modes_at_any_umask_and_the_jobs_own(scheduler, screens, mask, mode):
-    """F12: 0600 and 0700 whatever the umask at the start; the job gets that umask."""
+    """F12: Files have mode 0600 and folders 0700 whatever the umask of `start` is; jobs get that umask."""
     s = (scheduler if mode == "direct" else screens)(gpus=1)
     (s.folder / "mask").write_text("#!/bin/sh\numask\n")
     (s.folder / "mask").chmod(0o755)
@@ -370,7 +403,10 @@ def test_f12_modes_at_any_umask_and_the_jobs_own(scheduler, screens, mask, mode)
 def test_e08_what_was_said_to_be_refused_is_not_carried_out(
     scheduler: Callable[..., Scheduler], disk: Callable[..., Disk]
 ) -> None:
-    """E08, P4: on a full disk nobody's wakeup file has a byte yet: an id is told, or nothing runs."""
+    """E08, P4: On a full disk, a job runs if and only if its `submit` succeeded.
+
+    A refused `queue pause` pauses nothing.
+    """
     house = disk("size=64m")
     s = scheduler(gpus=1)
     link = s.folder / ".gpujob"
@@ -388,7 +424,7 @@ def test_e08_what_was_said_to_be_refused_is_not_carried_out(
         filler.unlink()
         s.append(s.line("after") + ";gpus=0")
         wait_for(lambda: len(s.states()) > sum(one.returncode == 0 for one in done), "there is room again")
-        # 5: it was written down, and there was no room for the answer; what became of it is not known.
+        # Exit code 5: the request is stored, but was not answered in time: it may have been carried out or not.
         assert paused.returncode == 5 or s.status()["paused"] == (paused.returncode == 0), paused.stderr
         s.cli("queue", "resume")
         wait_for(lambda: s.starts("after"), "it goes on")
@@ -411,7 +447,10 @@ exit 7
 
 @pytest.mark.parametrize("mode", ["direct", "screen"])
 def test_f02_no_room_for_the_logs_of_jobs(scheduler, screens, disk, mode):
-    """F02: a job that writes gets ENOSPC itself (in a session its terminal swallows it); its code is known, others go on."""
+    """F02: When the disk of the job logs is full, each job still ends with its true exit code, and other jobs run.
+
+    In direct mode the job itself gets ENOSPC; in screen mode its terminal hides the error.
+    """
     small = disk("size=256k")
     s = (scheduler if mode == "direct" else screens)(gpus=2, log_dir=small.path)
     (s.folder / "talks.sh").write_text(TALKS)
@@ -432,4 +471,4 @@ def test_f02_no_room_for_the_logs_of_jobs(scheduler, screens, disk, mode):
     assert "begin" in s.log(3) and [s.starts("other"), s.job(3)["exit_code"]] == [1, 7]
     assert "internal error" not in s.said() and "Traceback" not in s.said()
     s.stop()
-    s.end_all()  # nobody has a file there any more
+    s.end_all()  # the disk is unmounted next: no process may have a file open on it

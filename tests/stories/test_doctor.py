@@ -1,4 +1,4 @@
-"""`gpujob doctor`: says what is wrong and what mends it; each command it proposes is run here where that can be, and helps."""
+"""`gpujob doctor` finds problems; the commands that it proposes are run here where possible, and fix them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from typing import Any
 import pytest
 
 import scheduler.cli.doctor  # noqa: F401  loaded before the user is changed
+from scheduler.client.client import SchedulerClient
 from scheduler.doctor import check_runner, logout, screen
 from scheduler.doctor.finding import Finding, Who, good
 from scheduler.doctor.programs import Programs
-from tests.stories.harness import ROOT, Scheduler, wait_for
+from tests.stories.harness import ROOT, Scheduler, alive, wait_for
 from tests.stories.machine import IDLE, TOTAL, Machine, machine
 from tests.stories.people import ROOT_ONLY, User
 from tests.stories.test_schemas import check
@@ -38,7 +39,7 @@ ALWAYS = {"config", "state folder", "files", "store", "scheduler", "leftovers", 
 
 
 def program(s: Scheduler, name: str, text: str) -> Path:
-    """A pretended program, first in PATH."""
+    """Write a shell script ``name`` into a folder that comes first in PATH; return its path. ``text``: its commands."""
     folder = s.folder / "bin"
     if not folder.exists():
         folder.mkdir()
@@ -51,14 +52,17 @@ def program(s: Scheduler, name: str, text: str) -> Path:
 
 @pytest.fixture
 def ill(scheduler: Callable[..., Scheduler]) -> Scheduler:
-    """A scheduler whose proposals can be run: the command `gpujob` is in PATH."""
+    """Return a scheduler, not started yet, with the command `gpujob` in PATH, so that proposed commands can be run."""
     s = scheduler(gpus=2)
     program(s, "gpujob", f'exec {sys.executable} -m scheduler "$@"')
     return s
 
 
 def doctor(s: Scheduler, *words: str, code: int | None = None) -> Findings:
-    """What it finds, by check; its exit code must go with it."""
+    """Run `doctor --json` and return its findings by check.
+
+    Asserts that the exit code is 1 if a finding is `bad`, else 0, and that it is ``code`` unless that is None.
+    """
     done = s.cli("doctor", "--json", *words, code=None)
     assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
     value = json.loads(done.stdout)
@@ -77,7 +81,7 @@ def marks(found: Findings, name: str) -> set[str]:
 
 
 def mend(s: Scheduler, finding: dict[str, Any]) -> None:
-    """Paste the command it proposes."""
+    """Run the command that a finding proposes, in bash; it must succeed."""
     done = subprocess.run(
         ["bash", "-c", finding["mend"]], cwd=s.folder, env=s.environ, capture_output=True, text=True, timeout=90
     )
@@ -85,18 +89,18 @@ def mend(s: Scheduler, finding: dict[str, Any]) -> None:
 
 
 def trace(folder: Path) -> dict[str, tuple[int, int, int]]:
-    """All that a write would change."""
+    """Return path → (mode, size, modification time) of all files and folders below ``folder``, to detect any write."""
     return {
         str(path): ((status := path.lstat()).st_mode, status.st_size, status.st_mtime_ns) for path in folder.rglob("*")
     }
 
 
-# -- where there is nothing, and where all is well --------------------------------------------------------
+# -- without a scheduler, and with a healthy one ----------------------------------------------------------
 
 
 @pytest.mark.smoke
 def test_doctor_where_no_scheduler_ever_was_looks_and_leaves_nothing(ill: Scheduler) -> None:
-    """No state folder, no driver, no jobs file: every check says something, and not a byte is written."""
+    """Without state folder, driver and jobs file each check still has a finding, and `doctor` writes nothing."""
     before = trace(ill.folder)
     found = doctor(ill)
     assert trace(ill.folder) == before
@@ -115,7 +119,10 @@ def test_doctor_where_no_scheduler_ever_was_looks_and_leaves_nothing(ill: Schedu
 
 
 def test_doctor_with_a_scheduler_that_runs_stopped_or_ended(ill: Scheduler) -> None:
-    """G04: a stopped one is woken by the command; a killed one with a job is missed, and `start` is what helps."""
+    """G04: `doctor` proposes `kill -CONT` for a stopped scheduler, and `start` where a job runs without one.
+
+    Both commands work. Without a scheduler `doctor` writes nothing.
+    """
     ill.hold("a")
     ill.append(ill.line("a"))
     ill.start()
@@ -146,7 +153,8 @@ def test_doctor_with_a_scheduler_that_runs_stopped_or_ended(ill: Scheduler) -> N
         ill.wait_ended(1)
     finally:
         os.kill(pid, signal.SIGTERM)
-    wait_for(lambda: not (ill.folder / ".gpujob/daemon.json").exists(), "the end")
+    client = SchedulerClient(str(ill.folder / "gpu_scheduler_state.json"))
+    wait_for(lambda: not alive(pid) and not client.alive(), "the end of the scheduler, and its locks are free")
     before = trace(ill.folder)
     assert marks(doctor(ill), "store") == {"ok"}
     assert trace(ill.folder) == before, "a store in which nobody works is not even opened with a log"
@@ -156,7 +164,7 @@ def test_doctor_with_a_scheduler_that_runs_stopped_or_ended(ill: Scheduler) -> N
 
 
 def made(s: Scheduler) -> None:
-    """A store with a job that has ended, and no daemon."""
+    """Run one job to its end and stop the scheduler."""
     s.append(s.line("a"))
     s.start()
     s.wait_ended(1)
@@ -164,7 +172,10 @@ def made(s: Scheduler) -> None:
 
 
 def test_doctor_names_files_that_are_not_private_and_what_was_left(ill: Scheduler) -> None:
-    """Modes, a jobs file that others could write (C37), leftovers of killed commands: each mend makes its finding go."""
+    """Wrong modes, a jobs file that others can write (C37) and leftover files are found.
+
+    Each proposed command fixes its finding.
+    """
     made(ill)
     house = ill.folder / ".gpujob"
     (house / "store.db").chmod(0o644)
@@ -205,7 +216,10 @@ def test_doctor_names_files_that_are_not_private_and_what_was_left(ill: Schedule
 
 
 def test_doctor_finds_a_house_that_is_a_link_or_no_folder(ill: Scheduler) -> None:
-    """What `start` refuses: the mend puts the folder in the link's place and takes it over, and nothing is forgotten."""
+    """A state folder that is a link or a file is found, and the proposed command fixes that.
+
+    The jobs behind the link are kept.
+    """
     made(ill)
     house, elsewhere = ill.folder / ".gpujob", ill.folder / "other disk"
     house.rename(elsewhere)
@@ -223,7 +237,7 @@ def test_doctor_finds_a_house_that_is_a_link_or_no_folder(ill: Scheduler) -> Non
 
 
 def test_doctor_names_processes_that_outlived_their_job(ill: Scheduler) -> None:
-    """A job's child that goes on: held while a scheduler runs, a leftover when none does; killed by the command."""
+    """A leftover process is a warning while a scheduler runs, and bad without one; the proposed command ends it."""
     script = ill.folder / "forks.sh"
     script.write_text("#!/bin/sh\nsetsid sleep 1000 >/dev/null 2>&1 &\necho $! >left; exit 0\n")
     script.chmod(0o755)
@@ -243,7 +257,10 @@ def test_doctor_names_processes_that_outlived_their_job(ill: Scheduler) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be two users")
 def test_doctor_as_another_user_and_with_files_of_root(ill: Scheduler) -> None:
-    """H17: files of another owner are named; and whoever may not look is told so, never that all is well."""
+    """H17: Files of another owner are found.
+
+    A user who may not look into the state folder gets `unknown`, never `ok`. No `start` is proposed to that user.
+    """
     made(ill)
     ill.folder.chmod(0o755)
     (ill.folder / ".gpujob" / "high").chmod(0o600)
@@ -257,13 +274,13 @@ def test_doctor_as_another_user_and_with_files_of_root(ill: Scheduler) -> None:
     assert [one["mend"] for one in found] == [f"chown -h root {ill.folder}/.gpujob"], "the odd one, not all others"
     mend(ill, found[0])
     ill.start()
-    ill.freeze()  # or it might be what writes
-    # Everything is imported before the user changes: the interpreter may stand where that one cannot look.
+    ill.freeze()  # else a changed file might be the daemon's work
+    # All modules are imported before the user changes: the other user may not be able to read this Python's folder.
     script = (
         "import os, sys, json, ctypes, importlib\n"
         "for n in ('doctor.checks', 'cli.doctor'): importlib.import_module('scheduler.' + n)\n"
         "os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)\n"
-        "ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)\n"  # dumpable, so that it may look at itself in /proc
+        "ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)\n"  # dumpable, so that it may read its own files in /proc
         "from scheduler.cli.doctor import doctor\n"
         f"sys.exit(doctor(json=True, state_file={str(ill.folder / 'gpu_scheduler_state.json')!r}))"
     )
@@ -284,8 +301,11 @@ def test_doctor_as_another_user_and_with_files_of_root(ill: Scheduler) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be two users")
 def test_h17_what_root_does_to_another_users_scheduler_is_done_as_that_user(ill: Scheduler) -> None:
-    """H17: start, recover and kill by root would end it and then be refused; his own files are his, and stay so."""
-    lists = ill.folder.with_name(f"{ill.folder.name}-run")  # root's list of schedulers, which must not be that user's
+    """H17: Commands proposed to root for another user's scheduler run as that user.
+
+    The files of that user are no finding.
+    """
+    lists = ill.folder.with_name(f"{ill.folder.name}-run")  # root's register of schedulers, which root must own
     lists.mkdir(0o700)
     ill.environ["XDG_RUNTIME_DIR"] = str(lists)
     ill.append(ill.line("a"))
@@ -304,7 +324,10 @@ def test_h17_what_root_does_to_another_users_scheduler_is_done_as_that_user(ill:
 
 
 def test_c37_doctor_judges_folders_and_what_is_no_plain_file_as_start_does(ill: Scheduler) -> None:
-    """C37: a folder of everybody, without a file in it yet; a folder or FIFO in a file's place is moved away, no device ever."""
+    """C37: A folder that everybody may write is a finding, even without a file in it; `start` refuses it, too.
+
+    `doctor` proposes to move away a folder or FIFO that is in the place of a file, but never a device.
+    """
     ill.folder.chmod(0o777)
     assert "all users may write to it" in ill.cli("start", "--gpus", "1", code=1).stderr
     found = doctor(ill, code=1)
@@ -330,7 +353,7 @@ def test_c37_doctor_judges_folders_and_what_is_no_plain_file_as_start_does(ill: 
 
 
 def test_doctor_of_a_damaged_or_copied_store_names_recover(ill: Scheduler) -> None:
-    """E01: nothing is touched by looking; the command rebuilds it. A copied folder is taken over by the same one."""
+    """E01: For a damaged or copied store `doctor` proposes `recover`, which fixes it; `doctor` changes no file."""
     made(ill)
     store = ill.folder / ".gpujob" / "store.db"
     with store.open("r+b") as stream:
@@ -353,7 +376,7 @@ def test_doctor_of_a_damaged_or_copied_store_names_recover(ill: Scheduler) -> No
 
 
 def test_doctor_with_a_broken_config_goes_on(ill: Scheduler) -> None:
-    """Every mistake with its line; one that hides which scheduler is meant costs only that."""
+    """Each mistake in the config is a finding with its line; the other checks run all the same."""
     config = ill.folder / "config.yaml"
     config.write_text("mem_threshold: 8\ngpuz: 2\n")
     config.chmod(0o600)
@@ -379,7 +402,7 @@ def test_doctor_with_a_broken_config_goes_on(ill: Scheduler) -> None:
 
 
 def test_s10_doctor_warns_of_a_setuid_screen_before_5_0_1(ill: Scheduler) -> None:
-    """S10: by version and mode bits of the file behind the link; the bit is taken away by the command."""
+    """S10: A setuid screen older than 5.0.1 is bad, also behind a link; the proposed command removes the setuid bit."""
     (ill.folder / "config.yaml").write_text("screen: true\n")
     for version, setuid, mark in (("4.09.00", 0, "ok"), ("5.0.0", 1, "bad"), ("5.0.1", 1, "ok"), ("4.09.00", 1, "bad")):
         real = program(ill, "screen-real", f"echo 'Screen version {version} (GNU) 30-Jan-22'")
@@ -402,7 +425,7 @@ def test_s10_doctor_warns_of_a_setuid_screen_before_5_0_1(ill: Scheduler) -> Non
 
 
 def test_h11_doctor_says_that_logging_out_ends_jobs(ill: Scheduler) -> None:
-    """H11: as the login manager says it, and for whom; in whatever of systemd's places this test itself runs."""
+    """H11: A login manager that ends processes at logout is a finding, unless this user is exempt."""
     place, _ = logout.place_of(Path("/proc/self/cgroup").read_text())
     of_a_login = place in (logout.Place.HIDDEN, logout.Place.SESSION)
     me = pwd.getpwuid(os.getuid()).pw_name
@@ -419,7 +442,7 @@ def test_h11_doctor_says_that_logging_out_ends_jobs(ill: Scheduler) -> None:
 
 
 def test_doctor_does_not_wait_for_what_hangs(machine: Callable[..., Machine]) -> None:
-    """A screen, a login manager and a driver that never answer: three lines, and nothing of it is left."""
+    """A screen, login manager or driver that never answers costs only its own finding, and is killed."""
     m = machine(gpus=None).cards("GPU-a")
     for name in ("screen", "loginctl"):
         program(m.s, name, "echo $$ >>hangs; exec sleep 1000")
@@ -430,14 +453,11 @@ def test_doctor_does_not_wait_for_what_hangs(machine: Callable[..., Machine]) ->
     assert "no answer within" in found["NVML"][0]["seen"] and found["NVML"][0]["mend"].endswith("reboot")
     assert marks(found, "GPUtil") == {"ok"}
     for pid in map(int, (m.s.folder / "hangs").read_text().split()):
-        wait_for(
-            lambda pid=pid: not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes(),
-            "ended",
-        )
+        wait_for(lambda pid=pid: not alive(pid), "ended")
 
 
 def test_doctor_finds_ghost_memory(machine: Callable[..., Machine]) -> None:
-    """Memory that nobody owns, and that of a process which is dead; what lives is no ghost, and a lost card is named."""
+    """GPU memory that no living process owns is bad, and so is a lost GPU; memory of a living process is no finding."""
     m = machine(gpus=None).cards("GPU-a", "GPU-b", "GPU-c")
     m.s.environ["PATH"] = os.environ["PATH"]  # without an nvidia-smi
     dead = subprocess.Popen(["true"])
@@ -454,7 +474,7 @@ def test_doctor_finds_ghost_memory(machine: Callable[..., Machine]) -> None:
     found = doctor(m.s, code=1)
     assert f"the driver still counts memory of ended processes: pid {dead.pid}" in found["GPU 1"][0]["wrong"]
     assert "no process owns" in found["GPU 2"][0]["wrong"]
-    # nvidia-smi --gpu-reset takes it back
+    # The proposed `nvidia-smi --gpu-reset` would free the memory.
     program(m.s, "nvidia-smi", 'echo "$@" >>resets')
     for name in ("GPU 1", "GPU 2"):
         mend(m.s, {"mend": found[name][0]["mend"].removeprefix("sudo ")})
@@ -467,7 +487,10 @@ def test_doctor_finds_ghost_memory(machine: Callable[..., Machine]) -> None:
 
 
 def test_doctor_without_nvml_or_with_an_old_library(machine: Callable[..., Machine]) -> None:
-    """Through nvidia-smi nothing is told of processes; a library that does not fit its driver takes a new module."""
+    """Without NVML there is a warning, and memory without a known owner is `unknown`.
+
+    For a library that does not match the driver, `modprobe` is proposed.
+    """
     m = machine(gpus=None).only_smi("GPU-a")
     found = doctor(m.s)
     assert marks(found, "NVML") == {"warn"} and "nvidia-smi is read instead" in found["NVML"][0]["wrong"]
@@ -481,8 +504,11 @@ def test_doctor_without_nvml_or_with_an_old_library(machine: Callable[..., Machi
 
 @ROOT_ONLY
 @pytest.mark.parametrize("most", [1, 3])
-def test_p3_doctor_where_no_process_can_be_made(users: tuple[User, User], place: Path, most: int) -> None:
-    """P3: `ulimit -u 1`: no thread, no program, no reader of the driver; every check answers, and the limit is named."""
+def test_p3_doctor_where_no_process_can_be_made(
+    users: tuple[User, User], place: Path, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P3: With a `ulimit -u` that allows no thread and no program each check has a finding; the limit is named."""
+    monkeypatch.setattr(check_runner, "IN_TURN_S", 60.0)  # no check may be interrupted: `doctor` is a fork of this test
     code, said = users[0].limited(place, [(resource.RLIMIT_NPROC, (most, 4))], "doctor", "--json")
     assert code == 1, said
     found: Findings = {}
@@ -496,7 +522,7 @@ def test_p3_doctor_where_no_process_can_be_made(users: tuple[User, User], place:
 
 
 def test_p3_what_hangs_in_a_check_without_a_thread_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P3: in turn, each for a limited time, whatever the check makes of it."""
+    """P3: A hanging check is interrupted after a time limit where no thread can be started, and the next check runs."""
 
     def no_thread(_self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -508,7 +534,7 @@ def test_p3_what_hangs_in_a_check_without_a_thread_is_interrupted(monkeypatch: p
         return []
 
     monkeypatch.setattr(threading.Thread, "start", no_thread)
-    monkeypatch.setattr(check_runner, "IN_TURN_S", 0.05)
+    monkeypatch.setattr(check_runner, "IN_TURN_S", 0.5)
     before = signal.getsignal(signal.SIGALRM)
     hung, fine = (
         check_runner.Running("a", "whether", hangs),
@@ -520,7 +546,10 @@ def test_p3_what_hangs_in_a_check_without_a_thread_is_interrupted(monkeypatch: p
 
 
 def test_doctor_where_no_inotify_instance_is_left(ill: Scheduler) -> None:
-    """By a user namespace of its own, whose limit is the one that is raised."""
+    """Without a free inotify instance there is a warning, and the proposed command raises the limit.
+
+    The limit is that of a new user namespace.
+    """
     (ill.folder / "look").write_text(
         f"echo 0 >/proc/sys/user/max_inotify_instances || exit 99\ncd {ill.folder}\n"
         f"{sys.executable} -m scheduler doctor --json >one\n"
@@ -560,7 +589,7 @@ int statfs(const char *path, struct statfs *buf) {
 
 @pytest.fixture(scope="module")
 def statfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that tells another file system than there is."""
+    """Return a library to be preloaded that reports the file system type in STATFS_TYPE."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         text = "no C compiler; as root run: apt-get install -y gcc libc6-dev"
@@ -574,7 +603,10 @@ def statfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_e16_a_store_on_nfs_is_said_once_at_the_start_and_by_doctor(ill: Scheduler, statfs: Path) -> None:
-    """E16: fake statfs. It works, from this machine; the log says what not to do, once."""
+    """E16: On NFS (a fake statfs) the scheduler works, and `doctor` warns.
+
+    The main log says once that the scheduler may be used from one machine only.
+    """
     ill.environ |= {"LD_PRELOAD": str(statfs), "STATFS_TYPE": "0x6969"}
     ill.append(ill.line("a"))
     ill.start()
@@ -598,7 +630,7 @@ def test_e16_a_store_on_nfs_is_said_once_at_the_start_and_by_doctor(ill: Schedul
 
 @pytest.fixture
 def in_memory() -> Iterator[Path]:
-    """A folder on a tmpfs."""
+    """Return a folder on a tmpfs."""
     if not os.access("/dev/shm", os.W_OK):
         pytest.skip("no /dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="gj", dir="/dev/shm"))
@@ -609,7 +641,10 @@ def in_memory() -> Iterator[Path]:
 def test_doctor_moves_a_state_that_is_kept_in_memory(
     scheduler: Callable[..., Scheduler], in_memory: Path, tmp_path: Path
 ) -> None:
-    """A tmpfs: the command takes store and state file to a disk, where they are whole and nothing runs again."""
+    """A state folder on a tmpfs is a warning; the proposed command moves it to a disk.
+
+    The scheduler works there, and no job runs again.
+    """
     s = scheduler(gpus=1, folder=in_memory)
     program(s, "gpujob", f'exec {sys.executable} -m scheduler "$@"')
     made(s)
@@ -630,7 +665,7 @@ def test_doctor_moves_a_state_that_is_kept_in_memory(
 
 
 def test_e16_no_lock_no_start(ill: Scheduler, tmp_path: Path) -> None:
-    """E16: a file system without flock is refused in one line, and nothing is started."""
+    """E16: `start` refuses a file system without locks with one line."""
     if shutil.which("strace") is None:
         pytest.skip("no strace")
     made_up = [
@@ -657,7 +692,7 @@ def test_e16_no_lock_no_start(ill: Scheduler, tmp_path: Path) -> None:
 
 
 def test_doctor_on_a_terminal_marks_by_word_and_colour(ill: Scheduler) -> None:
-    """Never by colour alone; the command to copy is not broken over lines, whatever the width."""
+    """On a terminal each mark is a word with a colour, and the proposed command is never wrapped."""
     import fcntl
     import pty
     import struct

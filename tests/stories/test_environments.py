@@ -1,4 +1,4 @@
-"""Conda and virtual environments, working folders and interpreters, on a real scheduler."""
+"""Conda and virtual environments, working folders, scripts and interpreters of jobs, with a real scheduler."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ print(json.dumps({**{name: os.environ.get(name) for name in names}, "path": os.e
 
 @pytest.fixture
 def make(scheduler):
-    """A scheduler with a home of its own, and a script that shows where it runs."""
+    """Return a function that makes a scheduler with its own home folder and the script show.py."""
 
     def made(gpus=1, **settings):
         s = scheduler(gpus, **settings)
@@ -49,13 +49,13 @@ def make(scheduler):
 
 
 def shown(s, job_id):
-    """What a job that ran show.py saw."""
+    """Wait for the job's end, which must be `done`, and return what show.py printed in it."""
     assert s.wait_state(job_id, "done", "failed") == "done", s.log(job_id)
     return json.loads(s.log(job_id).splitlines()[-1])
 
 
 def why_missing(s, job_id, text):
-    """The job waits with a reason that holds ``text``."""
+    """Wait until the job waits with the code `missing`; assert that ``text`` is in `why` and that nothing started."""
     wait_for(lambda: s.job(job_id)["reason_code"] == "missing", "its reason")
     assert text in s.cli("why", str(job_id)).stdout
     assert s.job(job_id)["attempt"] == 0, "nothing was started"
@@ -63,7 +63,10 @@ def why_missing(s, job_id, text):
 
 @pytest.mark.smoke
 def test_s3_26_environments_by_name_and_folder_are_active_in_the_job(make):
-    """S3.26: conda by name, by folder, from envs_dirs; a venv; variables that conda keeps; none for the others."""
+    """S3.26: A job runs in its conda environment, given by name, by folder or in envs_dirs, or in its venv.
+
+    It gets the variables that conda keeps for the environment; a job without an environment gets none of them.
+    """
     s = make(gpus=2)
     named = conda_prefix(s.home / "miniconda3" / "envs" / "torch")
     (named / "conda-meta" / "state").write_text('{"env_vars": {"KEPT": "yes"}}')
@@ -85,7 +88,10 @@ def test_s3_26_environments_by_name_and_folder_are_active_in_the_job(make):
 
 
 def test_s3_40_add_with_conda_writes_a_line_that_runs_in_that_environment(make):
-    """S3.40: by name and by folder; the job has its interpreter, variables, arguments, priority and GPU."""
+    """S3.40: `add --conda` writes a line whose job has the interpreter and variables of that environment.
+
+    The job also has the given arguments, priority and GPU.
+    """
     s = make(gpus=2)
     named = conda_prefix(s.home / "miniconda3" / "envs" / "torch")
     other = conda_prefix(s.folder / "my envs" / "jax")
@@ -104,7 +110,10 @@ def test_s3_40_add_with_conda_writes_a_line_that_runs_in_that_environment(make):
 
 
 def test_s3_26_packages_that_want_activation_get_it(make):
-    """S3.26: scripts of activate.d are sourced, by conda's own function where there is one; the job's pid stays its own."""
+    """S3.26: Scripts in activate.d are sourced, by conda's own function if there is one.
+
+    The job's process has the pid that is recorded, and activation cannot change the job's marks and GPUs.
+    """
     s = make(gpus=2)
     micro = conda_prefix(s.home / "micromamba" / "envs" / "micro")
     activation(micro, "echo a package says hello\nexport FROM_PACKAGE=1 CUDA_VISIBLE_DEVICES=7 GPUJOB_ID=99\n")
@@ -130,7 +139,7 @@ def test_s3_26_packages_that_want_activation_get_it(make):
 
 
 def test_s3_26_exit_codes_signals_and_cancel_after_activation(make):
-    """S3.26, S2: what activation leaves behind is the command itself, so its ending is exact and it can be ended."""
+    """S3.26, S2: After activation the command is the job's main process: its ending is exact, and `cancel` ends it."""
     s = make(gpus=2)
     activation(conda_prefix(s.home / "miniconda3" / "envs" / "e"), "export FROM_PACKAGE=1\n")
     s.hold("c")
@@ -147,7 +156,7 @@ def test_s3_26_exit_codes_signals_and_cancel_after_activation(make):
 
 
 def test_s3_26_scheduler_killed_while_a_job_is_being_activated(make):
-    """S3.26, P1: the launcher is the job: it is taken over as it is, and its command runs once."""
+    """S3.26, P1: A job whose scheduler is killed during its activation is adopted, and its command runs once."""
     s = make()
     prefix = conda_prefix(s.home / "micromamba" / "envs" / "e")
     activation(prefix, 'touch "$CONDA_PREFIX/asked"\nwhile [ ! -e "$CONDA_PREFIX/go" ]; do sleep 0.05; done\n')
@@ -164,7 +173,7 @@ def test_s3_26_scheduler_killed_while_a_job_is_being_activated(make):
 
 
 def test_s3_26_submit_takes_environments_too(make):
-    """S3.26: by name, by a folder relative to the submitter, and with the submitter's own PATH behind it."""
+    """S3.26: `submit` and `add` take an environment by name, or by a folder relative to the current one."""
     s = make()
     conda_prefix(s.home / "miniconda3" / "envs" / "e")
     executable(s.home / "miniconda3" / "envs" / "e" / "bin" / "tool", "#!/bin/sh\necho tool of $CONDA_PREFIX\n")
@@ -183,7 +192,10 @@ def test_s3_26_submit_takes_environments_too(make):
 
 
 def test_s3_26_conda_mode_may_be_changed_while_it_runs(make):
-    """S3.26: run has conda itself run the command; direct sources nothing; a changed config counts at once."""
+    """S3.26: A changed `conda_mode` counts for the next start.
+
+    `run` has conda run the command, `activate` sources the scripts of the environment, `direct` sources nothing.
+    """
     s = make()
     root = s.home / "miniconda3"
     prefix = conda_prefix(root / "envs" / "e")
@@ -204,7 +216,7 @@ def test_s3_26_conda_mode_may_be_changed_while_it_runs(make):
         before = s.said().count("config reloaded")
         aside = s.folder / "config.new"
         aside.write_text(f"conda_mode: {mode}\n")
-        aside.replace(config)  # in one go: half a file would be read as well
+        aside.replace(config)  # in one step: half of a config is valid YAML, too
         wait_for(lambda: s.said().count("config reloaded") > before, "the new mode")
 
     change("activate")
@@ -216,7 +228,10 @@ def test_s3_26_conda_mode_may_be_changed_while_it_runs(make):
 
 
 def test_b15_an_environment_that_is_not_there_is_waited_for(make):
-    """B15: missing, half made, without python, its base gone: each said, none run elsewhere, each run when it is there."""
+    """B15: A job waits while its environment is missing, incomplete, without python, or with a broken python.
+
+    The reason names the problem. The job starts when the environment is whole.
+    """
     s = make(gpus=4)
     half, bare, stale = s.folder / "half", s.folder / "bare", venv_prefix(s.folder / "stale")
     (half / "conda-meta").mkdir(parents=True)
@@ -240,7 +255,7 @@ def test_b15_an_environment_that_is_not_there_is_waited_for(make):
 
 
 def test_b15_no_conda_to_run_it(make):
-    """B15: conda_mode run without any conda is a reason to wait, not a run outside the environment."""
+    """B15: With `conda_mode: run` a job waits while no conda is found; it does not run outside its environment."""
     s = make(conda_mode="run")
     conda_prefix(s.home / "miniconda3" / "envs" / "e")
     s.append("0,show.py,e")
@@ -250,9 +265,13 @@ def test_b15_no_conda_to_run_it(make):
     assert shown(s, 1)["CONDA_PREFIX"] == f"{s.home}/miniconda3/envs/e"
 
 
+@pytest.mark.waits
 def test_b15_activation_that_hangs_or_fails_fails_the_job(make):
-    """B15: within its limit, with the cause in log, `show` and `why`; the command never ran; others go on."""
-    s = make(gpus=3, activation_limit=4)
+    """B15: A job fails if its activation hangs, fails or sets another prefix; its command does not run, other jobs do.
+
+    Log, `show` and `why` have the cause, and processes that the activation started are ended.
+    """
+    s = make(gpus=3, activation_limit=15)
     slow = conda_prefix(s.home / "micromamba" / "envs" / "slow")
     activation(slow, "echo asking the licence server\nsleep 3600 & echo $! > pid\nwait\n")
     bad = conda_prefix(s.home / "micromamba" / "envs" / "bad")
@@ -264,7 +283,7 @@ def test_b15_activation_that_hangs_or_fails_fails_the_job(make):
     s.wait_ended(4)
     assert [s.starts(key) for key in ("slow", "bad", "lying", "other")] == [0, 0, 0, 1]
     assert s.log(1) == (
-        "asking the licence server\ngpujob: environment slow could not be activated: activation took longer than 4 s (activation_limit)\n"
+        "asking the licence server\ngpujob: environment slow could not be activated: activation took longer than 15 s (activation_limit)\n"
     )
     assert s.log(2).startswith(
         "no compiler here\ngpujob: environment bad could not be activated: activation ended with code 4"
@@ -279,7 +298,7 @@ def test_b15_activation_that_hangs_or_fails_fails_the_job(make):
 
 
 def test_b15_a_conda_that_fails_or_sleeps_for_ever(make):
-    """B15, conda_mode run: its failure is the job's; one that hangs is ended by the job's own time limit."""
+    """B15, conda_mode run: A `conda run` that fails fails the job; one that hangs is ended by the job's time limit."""
     s = make(gpus=2, conda_mode="run", kill_grace=1)
     root = s.home / "miniconda3"
     conda_prefix(root / "envs" / "e")
@@ -296,7 +315,10 @@ def test_b15_a_conda_that_fails_or_sleeps_for_ever(make):
 
 
 def test_b14_a_working_folder_that_is_not_there_is_waited_for(make):
-    """B14: missing, a file in its place, removed and made anew; others go on."""
+    """B14: A job waits while its working folder is missing or a file.
+
+    A folder that was removed and created again works.
+    """
     s = make(gpus=2)
     (s.folder / "pwd.py").write_text("import os; print(os.getcwd(), sorted(os.listdir('.')))\n")
     (s.folder / "file").touch()
@@ -309,14 +331,15 @@ def test_b14_a_working_folder_that_is_not_there_is_waited_for(make):
     work = s.folder / "work"
     work.mkdir()
     s.wait_state(1, "done")
+    (s.folder / "made" / "below").mkdir(parents=True)
     (s.folder / "file").unlink()
-    (s.folder / "file" / "below").mkdir(parents=True)
+    (s.folder / "made").rename(s.folder / "file")  # job 2 never sees the folder without `below`
     s.wait_ended(4)
     assert s.log(2) == f"{s.folder}/file ['below']\n"
     shutil.rmtree(work)
     work.mkdir()
     (work / "new").touch()
-    s.append("0,pwd.py,,again;cwd=work")  # the very folder of the job before, made anew
+    s.append("0,pwd.py,,again;cwd=work")  # the previous job's folder, created again
     s.wait_state(5, "done")
     assert s.log(5) == f"{work} ['new']\n"
     gone = s.folder / "gone"
@@ -329,7 +352,7 @@ def test_b14_a_working_folder_that_is_not_there_is_waited_for(make):
 
 
 def test_b16_what_the_path_leads_to_at_the_start_is_what_runs(make):
-    """B16: a link that is led elsewhere, or another python in front of PATH, between queueing and start."""
+    """B16: A job runs the python to which its link or PATH leads when it starts, not when it was queued."""
     s = make()
     venv = venv_prefix(s.folder / "venv")
     tools = s.folder / "tools"
@@ -366,7 +389,10 @@ def test_b16_what_the_path_leads_to_at_the_start_is_what_runs(make):
 
 
 def test_b12_a_script_that_is_missing_or_a_folder_is_waited_for(make):
-    """B12: no storm of tries, no GPU held; it runs when it is there."""
+    """B12: A job waits while its script is missing or a folder, and runs when the script is there.
+
+    In the meantime it holds no GPU, and no attempt starts.
+    """
     s = make()
     (s.folder / "folder.py").mkdir()
     s.append("0,late.py", "0,folder.py", "0,no/such/run.sh", s.line("other"))
@@ -385,7 +411,10 @@ def test_b12_a_script_that_is_missing_or_a_folder_is_waited_for(make):
 
 
 def test_b13_what_cannot_be_executed_is_named_and_is_no_exit_code(make):
-    """B13: not executable, no interpreter, CRLF, no first line: it fails at once and says which, not 126 or 127."""
+    """B13: A program that cannot be executed fails its job in the first attempt, without an exit code.
+
+    The cause is named: not executable, a missing interpreter, a first line that ends in CRLF, no first line.
+    """
     s = make(gpus=2)
     cases = {
         "off.sh": ("#!/bin/sh\n", "is not executable; run: chmod +x"),
@@ -412,7 +441,10 @@ def test_b13_what_cannot_be_executed_is_named_and_is_no_exit_code(make):
 
 
 def test_b13_what_cannot_be_executed_after_activation_is_named(make):
-    """B13: the launcher says it in the log, and the class of the failure tells it from the command's own."""
+    """B13: A program that cannot be executed after activation fails its job with the class `start`.
+
+    The log has the cause.
+    """
     s = make()
     activation(conda_prefix(s.home / "miniconda3" / "envs" / "e"), "export FROM_PACKAGE=1\n")
     executable(s.folder / "bad.sh", "#!/no/such/shell\n")
@@ -426,7 +458,7 @@ def test_b13_what_cannot_be_executed_after_activation_is_named(make):
 @pytest.mark.skipif(shutil.which("conda") is None, reason="there is no conda here")
 @pytest.mark.parametrize("mode", ["direct", "activate", "run"])
 def test_s3_26_a_real_conda(scheduler, mode):
-    """S3.26."""
+    """S3.26: A job runs in an environment of a real conda, in each `conda_mode`."""
     s = scheduler(1, conda_mode=mode)
     base = subprocess.run(["conda", "info", "--base"], capture_output=True, text=True, check=True).stdout.strip()
     (s.folder / "show.py").write_text(SHOW)

@@ -1,4 +1,4 @@
-"""`{gpus}` and `{share}` in commands, with a real scheduler: what runs is filled in, what is kept is as written."""
+"""`{gpus}` and `{share}` in commands: jobs run with the values, the store keeps the text as written."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_retry_on_another_gpu_is_told_the_new_one(scheduler: Callable[..., Sch
 
 
 def test_nothing_is_replaced_in_ts_jobs(spooler: Callable[..., Spooler]) -> None:
-    """A drop-in runs what it is given."""
+    """`ts` runs commands unchanged, like the program that it replaces."""
     s = spooler()
     s.add("sh", "-c", "echo '{gpus} {{share}}'")
     assert s.ended(0) == 0

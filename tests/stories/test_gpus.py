@@ -1,4 +1,4 @@
-"""Which GPUs there are, what they say, and what keeps jobs from them: a real daemon over a pretended driver."""
+"""Detection, readings and states of GPUs, and which of them keep jobs away: a real scheduler with a fake driver."""
 
 from __future__ import annotations
 
@@ -88,7 +88,10 @@ def test_i01_jobs_without_a_gpu_need_no_driver(machine):
 )
 @pytest.mark.waits
 def test_i02_i03_an_nvidia_smi_that_hangs_stops_nothing_but_starts(machine, id_, how):
-    """I02, I03: it is asked in a process of its own, one at a time; the loop and the commands go on."""
+    """I02, I03: While nvidia-smi hangs, no job starts on a GPU; running jobs, the loop and the verbs continue.
+
+    At most one nvidia-smi hangs at any time.
+    """
     m = machine().only_smi("GPU-a", "GPU-b")
     m.s.start()
     m.add("old", gpus="0")
@@ -98,7 +101,7 @@ def test_i02_i03_an_nvidia_smi_that_hangs_stops_nothing_but_starts(machine, id_,
     wait_for(lambda: len(processes_with("--query-gpu")) and m.gpu(1)["state"] == "STALE", "stale")
     m.add("new", gpus="1")
     m.waits(2, "stale", "no answer within")
-    for _ in range(5):  # each of these asks the daemon, or reads its store
+    for _ in range(5):  # the daemon must answer requests in the meantime
         m.s.cli("pause", "0")
         m.s.cli("resume", "0")
         hanging = [pid for pid in processes_with(f"{program}/nvidia-smi") if alive(pid)]
@@ -122,7 +125,7 @@ def _state(pid: int) -> str:
 
 @pytest.mark.waits
 def test_i02_a_driver_that_hangs_from_the_first_call_on(machine):
-    """The start waits for it, with a limit; then the GPUs stand and wait until it answers."""
+    """`start` waits a limited time for a hanging driver; the GPUs get no job until it answers."""
     m = machine(gpus=1).cards("GPU-a")
     m.driver.hang("nvmlInitWithFlags")
     m.add("a")
@@ -181,6 +184,7 @@ def test_i05_a_mismatch_while_running_holds_starts_and_ends_no_job(machine):
     m.s.start()
     m.add("old", gpus="0")
     m.running("old")
+    m.s.wait_state(1, "running")
     m.driver.error("nvmlDeviceGetCount_v2", MISMATCH)
     m.driver.error("nvmlInitWithFlags", MISMATCH)
     m.state(1, "STALE")
@@ -189,8 +193,8 @@ def test_i05_a_mismatch_while_running_holds_starts_and_ends_no_job(machine):
     assert "driver/library version mismatch" in m.s.cli("why", "2").stdout
     m.still_waits(2, 3)
     assert m.s.states()[1] == "running"
-    said = m.s.said()
-    assert said.count("version mismatch") == 1 and "no new job starts there, running jobs continue" in said
+    m.s.says("no new job starts there, running jobs continue")
+    assert m.s.said().count("version mismatch") == 1
     m.s.release("old")
     m.s.wait_state(1, "done")
     m.driver.clear_errors()
@@ -226,6 +230,7 @@ def test_i06_i08_a_gpu_falls_off_the_bus_and_comes_back(machine):
     m.add("on-c", gpus="2", need="0.5")
     pid = m.running("on-b")
     m.running("on-c")
+    m.s.wait_state(1, "running")
     m.driver.remove("GPU-b")
     assert "GPU-b" in m.state(1, "GONE")["reason"]
     assert [(gpu["index"], gpu["uuid"]) for gpu in m.s.status()["gpus"]] == [(0, "GPU-a"), (1, "GPU-b"), (2, "GPU-c")]
@@ -282,7 +287,7 @@ def test_i07_after_a_restart_with_another_order_pauses_and_lists_follow_the_card
     assert m.s.job(1)["gpus"] == [1]
     m.s.stop()
     m.s.start()
-    m.s.says("renumbered the GPUs", times=1)  # said once
+    m.s.says("renumbered the GPUs", times=1)  # not again at the next start
 
 
 # -- errors, MIG, CUDA_VISIBLE_DEVICES --------------------------------------------------------------------
@@ -365,7 +370,7 @@ def test_i18_names_instead_of_numbers_are_refused_in_one_line(machine):
     m.s.cli("pause", "GPU-a", code=2)
 
 
-# -- two of them ------------------------------------------------------------------------------------------
+# -- two schedulers ---------------------------------------------------------------------------------------
 
 
 def test_a_second_scheduler_of_this_machine_is_told_of_at_the_start(machine, tmp_path):
@@ -379,7 +384,7 @@ def test_a_second_scheduler_of_this_machine_is_told_of_at_the_start(machine, tmp
     one.s.stop()
     two.s.stop()
     two.s.start()
-    two.s.says(told, times=1)  # one that has ended is not told of
+    two.s.says(told, times=1)  # no second warning: the other scheduler has ended
 
 
 def test_a_scheduler_of_another_user_is_told_of_too(machine, tmp_path):
@@ -395,7 +400,7 @@ def test_a_scheduler_of_another_user_is_told_of_too(machine, tmp_path):
 
 
 def test_what_an_earlier_daemon_read_is_not_shown(machine):
-    """Declared GPUs after read ones: nobody reads them any more."""
+    """After a restart without an answer of the driver, `status` shows no reading of the previous daemon."""
     m = machine(gpus=1).cards("GPU-a")
     m.s.start()
     m.readings(1)
@@ -409,7 +414,7 @@ def test_what_an_earlier_daemon_read_is_not_shown(machine):
 
 
 def test_s2_6_gpus_of_the_driver_are_added_and_taken_away_while_it_runs(machine):
-    """S2.6: also where they are read; one that the driver does not show is refused, and nothing changes."""
+    """S2.6: A changed config adds and removes GPUs while it runs; a GPU that the driver does not show is refused."""
     m = machine().cards("GPU-a", "GPU-b")
     config = m.s.folder / "config.yaml"
     config.write_text("gpu_ids: 0\n")

@@ -1,4 +1,4 @@
-"""A scheduler with more finished jobs than anybody wants to see."""
+"""A scheduler with very many ended jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from tests.stories.harness import LONG, Scheduler, wait_for
 
 
 def multiply(s: Scheduler, number: int) -> None:
-    """Make so many finished jobs of job 1: rows, story, counted lines, records, as that many runs would have left them."""
+    """Copy job 1, which has ended, until there are ``number`` jobs.
+
+    Each copy has what a real run leaves: rows of the job and its events, a counted line, an attempt record.
+    """
     house = s.folder / ".gpujob"
     db = sqlite3.connect(house / "store.db", isolation_level=None)
     db.execute("PRAGMA synchronous=OFF")
@@ -43,7 +46,10 @@ def multiply(s: Scheduler, number: int) -> None:
 
 @pytest.mark.long
 def test_e17_many_finished_jobs(scheduler):
-    """E17: 5,000 (long form: a million) finished jobs: start, lists with a limit, jobs that run, and forgetting."""
+    """E17: With 5,000 ended jobs (long form: a million) the scheduler starts, lists jobs and runs new ones.
+
+    `keep_finished` then deletes the oldest. The times are printed.
+    """
     number = 1_000_000 if LONG else 5_000
     s = scheduler(gpus=1)
     (s.folder / "config.yaml").write_text("{}\n")

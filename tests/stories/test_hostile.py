@@ -1,4 +1,4 @@
-"""Odd and hostile surroundings: each of these once ended the daemon, made it spin, or lost something."""
+"""Unusual and hostile conditions, each of which once ended the daemon, kept it busy, or lost something."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,13 @@ from tests.stories.harness import alive, wait_for
 
 
 def ticks_of(pid: int) -> int:
-    """CPU that a process has used, in clock ticks."""
+    """Return the CPU time that a process has used, in clock ticks."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return int(fields[11]) + int(fields[12])
 
 
 def test_a_reused_number_leads_to_no_stranger():
-    """H02: session and group of a number that is another process's now prove nothing."""
+    """H02: A foreign process with the pid of an ended job is not taken for a process of that job, and not signalled."""
     foreign_process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     try:
         found = seen(foreign_process.pid)
@@ -46,7 +47,7 @@ def test_a_reused_number_leads_to_no_stranger():
 
 
 def test_retry_of_a_job_whose_equal_has_succeeded_is_refused(scheduler):
-    """One plain refusal; the store's rule on equal lines must not break the loop."""
+    """`retry` of a job is refused when an equal job has succeeded, with and without a daemon."""
     s = scheduler(gpus=1)
     flip = s.folder / "flip"
     flip.write_text("#!/bin/sh\n[ -e ok ] && exit 0; exit 3\n")
@@ -66,15 +67,25 @@ def test_retry_of_a_job_whose_equal_has_succeeded_is_refused(scheduler):
 
 
 def test_odd_files_in_place_of_ours(scheduler):
-    """Deep JSON, FIFOs, folders: said, and the loop goes on and ends when told."""
+    """Deep JSON, a FIFO or a folder in place of the state file or the model table is reported.
+
+    Jobs run, and the scheduler ends on SIGTERM.
+    """
     s = scheduler(gpus=1, state_interval=1)
     s.start()
     state = s.folder / "gpu_scheduler_state.json"
     wait_for(state.exists, "the state file")
     state.write_text("[" * 200_000)
     wait_for(lambda: "copy saved as" in s.said(), "the report")
-    state.unlink(missing_ok=True)
-    os.mkfifo(state)
+
+    def stands_there(make: Callable[[Path], None], is_there: Callable[[], bool]) -> bool:
+        """Put something in place of the state file; return False if the daemon has written a file there first."""
+        state.unlink(missing_ok=True)
+        with contextlib.suppress(FileExistsError):
+            make(state)
+        return is_there()
+
+    wait_for(lambda: stands_there(os.mkfifo, state.is_fifo), "a FIFO in place of the state file")
     os.mkfifo(s.folder / "llm_config.json")
     s.append(s.line("a"))
     s.wait_ended(1)
@@ -82,15 +93,7 @@ def test_odd_files_in_place_of_ours(scheduler):
     state.unlink()
     (s.folder / "llm_config.json").unlink()
     s.start()
-
-    def a_folder_stands_there() -> bool:
-        """Whoever paints in the moment between the two puts a file there."""
-        state.unlink(missing_ok=True)
-        with contextlib.suppress(FileExistsError):
-            state.mkdir()
-        return state.is_dir()
-
-    wait_for(a_folder_stands_there, "a folder in place of the state file")
+    wait_for(lambda: stands_there(os.mkdir, state.is_dir), "a folder in place of the state file")
     s.append(s.line("b"))
     s.wait_ended(2)
     assert s.stop() == 0 and ": not a regular file" in s.said()
@@ -99,7 +102,10 @@ def test_odd_files_in_place_of_ours(scheduler):
 
 @pytest.mark.parametrize("put", ["mkfifo $f", "ln -s /dev/zero $f"], ids=["pipe", "device"])
 def test_p8_a_job_that_puts_something_else_in_the_place_of_its_log_holds_up_nobody(scheduler, put):
-    """Its end is looked for in the log, by the daemon, by the one after it and by `show`: none of them waits or reads on."""
+    """A job that puts a FIFO or a device in place of its log blocks neither the daemon, nor the next one, nor `why`.
+
+    Each of them reads the end of the log to find the cause of the failure.
+    """
     s = scheduler(gpus=1).start()
     made = "for f in gpu_scheduler_logs/job_${GPUJOB_ID}_*; do rm $f; " + put + "; done"
     s.cli("submit", "--", "sh", "-c", f"{made}; exit 4")
@@ -119,7 +125,10 @@ def test_p8_a_job_that_puts_something_else_in_the_place_of_its_log_holds_up_nobo
 
 
 def test_p8_pipes_in_the_place_of_our_own_files_hold_up_nobody(scheduler):
-    """A job runs as who owns them: the environment of the next one, and what the daemon and the verbs read."""
+    """FIFOs in place of the scheduler's own files block neither the daemon nor the verbs.
+
+    Any job can put them there, as it runs with the user's rights. Only the job whose environment file is one waits.
+    """
     s = scheduler(gpus=1).start()
     s.hold("a")
     s.append(s.line("a"))
@@ -135,7 +144,7 @@ def test_p8_pipes_in_the_place_of_our_own_files_hold_up_nobody(scheduler):
     s.wait_state(3, "done")
     wait_for(lambda: "its environment cannot be read" in s.cli("why", "2").stdout, "what holds up the other one")
     s.cli("cancel", "2")
-    s.cli("submit", "--", "true")  # from the same shell: puts its file back
+    s.cli("submit", "--", "true")  # with the same environment: writes the stored file again
     s.wait_state(4, "done")
     s.kill()
     (house / "watched.json").unlink()
@@ -151,7 +160,7 @@ def test_p8_pipes_in_the_place_of_our_own_files_hold_up_nobody(scheduler):
 
 
 def test_words_that_are_no_utf8(scheduler):
-    """Refused where the store would have to keep them, passed on where they are a job's own."""
+    """A word that is not UTF-8 is refused as a name to be stored, and passed unchanged as a job's argument."""
     s = scheduler(gpus=1)
     s.start()
     words = [os.fsencode(w) for w in (sys.executable, "-m", "scheduler", "submit")]
@@ -168,7 +177,10 @@ def test_words_that_are_no_utf8(scheduler):
 
 
 def test_a_folder_that_is_no_utf8(scheduler):
-    """Its jobs run there; a path in it that the store would have to keep is refused, and the scheduler starts."""
+    """Jobs run in a folder whose name is not UTF-8.
+
+    `submit` refuses an option whose path in such a folder would have to be stored.
+    """
     s = scheduler(gpus=1)
     folder = os.fsencode(s.folder) + b"/caf\xe9"
     os.mkdir(folder)
@@ -188,7 +200,7 @@ def test_a_folder_that_is_no_utf8(scheduler):
 
 
 def test_a_large_environment(scheduler):
-    """300 KB of environment do not fit a packet."""
+    """Jobs run with an environment of 300 KB, which is too large for one packet to the supervisor."""
     s = scheduler(gpus=1)
     s.append(s.line("a"))
     s.start(A="a" * 100_000, B="b" * 100_000, C="c" * 100_000)
@@ -197,7 +209,7 @@ def test_a_large_environment(scheduler):
 
 
 def test_attempts_folder_removed(scheduler):
-    """A missing folder of ours is made again; it is no fault of the jobs."""
+    """If the folders of attempt records and job logs are removed, they are created again, and the next job runs."""
     s = scheduler(gpus=1)
     s.append(s.line("a"))
     s.start()
@@ -211,7 +223,7 @@ def test_attempts_folder_removed(scheduler):
 
 
 def test_ended_but_not_reaped_is_not_lost(scheduler):
-    """A stopped supervisor has not written the ending yet: the next daemon waits for it."""
+    """The next daemon waits for the ending of a job that a stopped supervisor has not recorded yet."""
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a", code=7))
@@ -224,7 +236,7 @@ def test_ended_but_not_reaped_is_not_lost(scheduler):
     s.release("a")
     wait_for(lambda: not alive(pid), "the job's end")
     s.start()
-    time.sleep(0.3)  # long enough for a hasty verdict; what counts is the one below
+    time.sleep(0.3)  # time for a premature verdict, which the assertions below would show
     os.kill(supervisor, signal.SIGCONT)
     s.wait_ended(1)
     job = s.job(1)
@@ -232,7 +244,10 @@ def test_ended_but_not_reaped_is_not_lost(scheduler):
 
 
 def test_a_child_that_hides_holds_a_gpu_until_it_ends(scheduler):
-    """No owner to be seen: no GPU of a job that may have made it is given out, and it is not ended for another's sake."""
+    """A process without any sign of its job keeps the GPU of each job that may have started it until it ends.
+
+    It is not killed to free the GPU.
+    """
     s = scheduler(gpus=1)
     script = s.folder / "hide"
     script.write_text("#!/bin/sh\nenv -i setsid /bin/sh -c 'echo $$ > hidden; exec /bin/sleep 600' &\nsleep 0.3\n")
@@ -249,7 +264,7 @@ def test_a_child_that_hides_holds_a_gpu_until_it_ends(scheduler):
 
 @pytest.mark.parametrize("tail", [" ", "x" * 1_500_000], ids=["blank", "long"])
 def test_what_follows_an_open_line_makes_no_busy_loop(scheduler, tail):
-    """A line without newline that was taken, and then something behind it: idle, and later lines are read."""
+    """Text after a last line without newline that became a job causes no busy loop, and later lines are read."""
     s = scheduler(gpus=1)
     s.start()
     with s.jobs_file.open("a") as stream:
@@ -257,7 +272,7 @@ def test_what_follows_an_open_line_makes_no_busy_loop(scheduler, tail):
     s.wait_ended(1)
     with s.jobs_file.open("a") as stream:
         stream.write(tail)
-    time.sleep(2.5)  # past the time after which an open line counts
+    time.sleep(2.5)  # longer than a line without newline must stand to count
     before = ticks_of(s.pid)
     time.sleep(1.0)
     assert ticks_of(s.pid) - before < 30
@@ -267,7 +282,10 @@ def test_what_follows_an_open_line_makes_no_busy_loop(scheduler, tail):
 
 
 def test_e12_a_broken_store_makes_no_busy_loop(scheduler):
-    """E12: the store is removed while in use: said, no start, no spin; SIGTERM still works."""
+    """E12: A store that is removed while in use is reported; no job starts, and there is no busy loop.
+
+    When the store is back, the scheduler continues.
+    """
     s = scheduler(gpus=1, monitor_interval=1)
     s.start()
     s.cli("submit", "--cpu", "--wait", "--", "true")
@@ -282,7 +300,7 @@ def test_e12_a_broken_store_makes_no_busy_loop(scheduler):
 
 
 def test_a_chatty_job_does_not_hide_the_others(scheduler):
-    """Output of one job at full speed: what others do is still shown, and its own end too."""
+    """While a job writes at full speed, the end of another job is still shown, and then its own."""
     s = scheduler(gpus=2)
     script = s.folder / "loud"
     script.write_text("#!/bin/sh\nyes 'a line of some length to be written' | head -c 60000000\n")
@@ -295,7 +313,7 @@ def test_a_chatty_job_does_not_hide_the_others(scheduler):
 
 
 def test_job_killed_with_its_group_and_parent(scheduler):
-    """A job that kills its parent (the supervisor) and its own group: told from each other, nothing invented."""
+    """The endings of a job that kills the supervisor and of a job that kills its own process group are exact."""
     s = scheduler(gpus=1)
     for name, text in (("parent", "kill -9 $PPID; exit 6"), ("group", "kill -9 0")):
         path = s.folder / name
@@ -308,7 +326,10 @@ def test_job_killed_with_its_group_and_parent(scheduler):
 
 
 def test_e12_a_store_that_is_deleted_for_good(scheduler):
-    """E12: said once within an interval, every verb names the way out, no start; the running job's code is not lost."""
+    """E12: A deleted store is reported once, each verb names `gpujob recover`, and no job starts.
+
+    After `recover` the exit code of the job that ran is known.
+    """
     s = scheduler(gpus=2, monitor_interval=1)
     s.hold("a")
     s.append(s.line("a", code=4))
@@ -339,7 +360,10 @@ def test_e12_a_store_that_is_deleted_for_good(scheduler):
 
 
 def test_e12_nothing_starts_on_a_store_that_is_gone_before_the_next_look_at_it(scheduler):
-    """E12: with the intervals as they are by default: the next start finds it out, and does not take place."""
+    """E12: With the default intervals, the next start of a job notices that the store was removed.
+
+    That job does not start until the store is back.
+    """
     s = scheduler(gpus=1)
     s.start()
     s.cli("submit", "--cpu", "--wait", "--", "true")
@@ -353,7 +377,10 @@ def test_e12_nothing_starts_on_a_store_that_is_gone_before_the_next_look_at_it(s
 
 
 def test_e16_c38_a_folder_on_nfs_is_said_and_polled(scheduler):
-    """E16, C38: every file system says that it is NFS: the start says so, files are polled, all goes on as elsewhere."""
+    """E16, C38: Where every file system reports to be NFS, `start` warns and polls the files.
+
+    Jobs, edits of the state file and a restart after kill -9 work.
+    """
     s = scheduler(gpus=2)
     flags = ("-std=gnu11", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
     s.environ["LD_PRELOAD"] = str(compiled(Path(__file__).with_name("nfs.c"), "nfs.so", flags))
@@ -374,8 +401,8 @@ def test_e16_c38_a_folder_on_nfs_is_said_and_polled(scheduler):
 
 
 def test_p5_a_second_scheduler_where_the_folder_was_removed_is_refused(scheduler):
-    """P5, P7: the old one lives and has the GPUs, though the folder with its locks is gone."""
-    s = scheduler(gpus=1)
+    """P5, P7: A second scheduler is refused while the first one lives, even if the state folder was removed."""
+    s = scheduler(gpus=1, history="false")  # no thread creates a file while the folder is removed
     s.hold("a")
     s.append(s.line("a", 7))
     s.start()
@@ -393,7 +420,10 @@ def test_p5_a_second_scheduler_where_the_folder_was_removed_is_refused(scheduler
 
 
 def test_p5_an_old_supervisor_writes_no_ending_into_the_record_of_another_job(scheduler):
-    """P5: the folder was made anew, and the numbers of its jobs begin at 1 again."""
+    """P5: A supervisor whose state folder was removed writes no ending into the records of the new folder.
+
+    The ids of the jobs in the new folder begin at 1 again.
+    """
     s = scheduler(gpus=2)
     s.hold("a")
     s.append(s.line("a", 7))
@@ -419,7 +449,10 @@ def test_p5_an_old_supervisor_writes_no_ending_into_the_record_of_another_job(sc
 
 
 def test_p7_what_ends_while_the_store_is_locked_leaves_its_orphans_known(scheduler):
-    """P7: the end is told once, and cannot be recorded then; what the job left behind, without a mark, still holds its GPU."""
+    """P7: An ending that cannot be recorded while the store is locked is recorded later.
+
+    A leftover process of that job, even without a mark, still holds its GPU.
+    """
     s = scheduler(gpus=1)
     script = s.folder / "hide"
     script.write_text(

@@ -1,4 +1,4 @@
-"""--monitor-interval and --state-interval: what the kernel reports is acted on at once; what it does not report is found."""
+"""--monitor-interval and --state-interval: reported changes take effect immediately, others at the interval."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ import pytest
 
 from tests.stories.harness import INTERPRETER, REPLACED, Scheduler, alive, open_names, wait_for
 
-NEVER_S = 600.0  # an interval that no test waits for
-AT_ONCE_S = 20.0  # a limit for a busy machine: what is acted on at once takes a tenth of a second
-# Without inotify watches, the rest of the words are run: a user namespace has a limit of its own.
+NEVER_S = 600.0  # longer than any test runs
+AT_ONCE_S = 20.0  # limit for a busy machine; an immediate reaction takes 0.1 s
+# Prefix of a command that runs it without inotify watches: a user namespace has its own limit on them.
 DEAF = ["unshare", "-U", "--map-root-user", "sh", "-c", 'echo 0 >/proc/sys/user/max_inotify_watches && exec "$@"', "sh"]
 
 
 def edit_pauses(s: Scheduler, *gpus: int) -> None:
-    """Save the state file with these GPUs in `paused_gpus`, at a moment at which the scheduler has nothing to write into it: it
-    looks for edits then, too.
+    """Save the state file with these GPUs in `paused_gpus`, while the scheduler has no new version to write.
+
+    Before it writes one, it looks for edits in any case.
     """
     path = s.folder / "gpu_scheduler_state.json"
 
     def idle() -> bool:
         shown = json.loads(path.read_text())["jobs"]
-        looking = any(REPLACED in name for name in open_names(s.pid))  # an edit may be in a picture that it replaced
+        # While a replaced version is open, the scheduler still reads edits from it.
+        looking = any(REPLACED in name for name in open_names(s.pid))
         return not looking and Counter(s.states().values()) == {state: n for state, n in shown.items() if n}
 
     wait_for(idle, "an idle scheduler", AT_ONCE_S)
@@ -37,14 +39,14 @@ def edit_pauses(s: Scheduler, *gpus: int) -> None:
 
 
 def save_as_editors_do(s: Scheduler, line: str) -> None:
-    """Write the jobs file and one more line under another name, and rename that."""
+    """Write the jobs file with one more line under another name, and rename that to the jobs file."""
     aside = s.folder / "jobs.new"
     aside.write_text(s.jobs_file.read_text() + line + "\n")
     os.replace(aside, s.jobs_file)
 
 
 def waits_paused(s: Scheduler, job_id: int) -> None:
-    """The job is there, and waits because its GPU is paused."""
+    """Wait until the job exists and waits because its GPU is paused."""
     wait_for(
         lambda: s.rows("SELECT 1 FROM jobs WHERE id=?", job_id) and s.job(job_id)["reason_code"] == "paused",
         f"job {job_id} waits for a paused GPU",
@@ -53,7 +55,7 @@ def waits_paused(s: Scheduler, job_id: int) -> None:
 
 
 def watches(pid: int) -> int:
-    """How many inotify watches a process has."""
+    """Return the number of inotify watches of a process."""
     found = 0
     for path in Path(f"/proc/{pid}/fdinfo").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -62,8 +64,10 @@ def watches(pid: int) -> int:
 
 
 def test_s2_9_s3_10_s3_30_what_is_reported_waits_for_no_interval(scheduler):
-    """S2.9, S3.10, S3.30: with intervals of ten minutes, lines that were appended or renamed into place start at once, a job
-    killed from outside has failed and its GPU is given out at once, and pauses by verb and by edit count at once.
+    """S2.9, S3.10, S3.30: With intervals of ten minutes, all that the kernel reports takes effect immediately.
+
+    Lines that were appended or renamed into place start, a job killed from outside has failed and its GPU is
+    allocated again, and pauses by verb and by edit count.
     """
     s = scheduler(gpus=2, monitor_interval=NEVER_S, state_interval=NEVER_S, gpu_interval=NEVER_S)
     s.start()
@@ -104,8 +108,9 @@ def test_s2_9_s3_10_s3_30_what_is_reported_waits_for_no_interval(scheduler):
 
 
 def test_s3_10_s3_30_what_is_not_reported_is_found_at_the_interval(scheduler):
-    """S3.10, S3.30: the kernel has no watch left to give, so nothing is reported; lines, saves by rename and edits of the
-    state file are found all the same.
+    """S3.10, S3.30: Without inotify watches, changes of the files are found at the interval.
+
+    The changes: appended lines, saves by rename, and edits of the state file.
     """
     s = scheduler(gpus=1, monitor_interval=0.5, state_interval=0.5)
     s.command = [*DEAF, *INTERPRETER]

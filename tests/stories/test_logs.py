@@ -1,4 +1,4 @@
-"""`gpujob logs` as users see it: piped, on a terminal, followed; and logs that are cut, replaced or removed."""
+"""`gpujob logs` through a pipe, on a terminal and with -f; logs that are cut, replaced or removed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import pytest
 from tests import fork_server
 from tests.stories.harness import LONG, Scheduler, wait_for
 
-# Writes what it is told, line by line of a FIFO: \r, \n and \x1b as Python would read them.
+# Writes each line that it reads from a FIFO, with \r, \n and \x1b in it unescaped as Python does; ends on "exit CODE".
 ECHO = """\
 import os, sys
 out = os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND) if len(sys.argv) > 2 else 1
@@ -38,7 +38,7 @@ with open(sys.argv[1], "rb") as stream:
 
 
 class Talker:
-    """A job that says what it is told, when it is told."""
+    """A job that writes the texts that the test passes to `say`, and ends with the code passed to `exit`."""
 
     def __init__(self, s: Scheduler, *words: str) -> None:
         self.s, self.path = s, s.folder / f"tell-{time.monotonic_ns()}"
@@ -50,7 +50,7 @@ class Talker:
 
     def say(self, text: str) -> None:
         if self._fd < 0:
-            self._fd = os.open(self.path, os.O_WRONLY)  # waits for the job
+            self._fd = os.open(self.path, os.O_WRONLY)  # blocks until the job opens it
         os.write(self._fd, text.encode("unicode_escape").replace(b"\\\\x", b"\\x") + b"\n")
 
     def exit(self, code: int) -> None:
@@ -64,7 +64,10 @@ class Talker:
 
 
 class Viewer:
-    """A `gpujob logs` that runs: its output and its talk as they come; on a terminal of its own if ``terminal``."""
+    """A running `gpujob logs`: ``shown`` returns its stdout so far, ``said`` its stderr.
+
+    ``terminal``: its stdout is a new terminal of 24 lines and 40 columns.
+    """
 
     def __init__(self, s: Scheduler, *words: str, terminal: bool = False, **environ: str) -> None:
         self.out = s.folder / f"out-{time.monotonic_ns()}"
@@ -87,7 +90,7 @@ class Viewer:
         while select.select([self.master], [], [], 0)[0]:
             try:
                 data = os.read(self.master, 65536)
-            except OSError:  # the other side has gone
+            except OSError:  # the terminal is closed on the other side
                 break
             if not data:
                 break
@@ -106,12 +109,12 @@ class Viewer:
         return self.said()
 
     def end(self, code: int = 0) -> str:
-        """Wait for its end; all that it showed."""
+        """Wait for its end, assert that its exit code is ``code``, and return all of its stdout."""
         if self.master >= 0:
             try:
                 wait_for(lambda: (self.shown(), self.process.poll())[1] is not None, "the end of logs")
             except AssertionError as error:
-                self.process.send_signal(signal.SIGABRT)  # it says where it is
+                self.process.send_signal(signal.SIGABRT)  # faulthandler prints its stacks
                 self.process.wait(60)
                 raise AssertionError(f"{error}\n{self.said()}") from None
         assert self.process.wait(60) == code, self.said()
@@ -142,7 +145,7 @@ def run_shell(s: Scheduler, text: str, *words: str) -> int:
 
 
 def test_s3_20_a_progress_bar_of_a_hundred_thousand_updates_is_one_line(scheduler):
-    """S3.20: whole, with -n, with --grep; --raw has every byte."""
+    """S3.20: A progress bar of 100,000 updates is one line, also with -n and --grep; --raw prints every byte."""
     s = scheduler(gpus=1)
     s.start()
     script = s.folder / "bar.py"
@@ -169,7 +172,10 @@ def test_s3_20_a_progress_bar_of_a_hundred_thousand_updates_is_one_line(schedule
 
 
 def test_s3_20_the_schedulers_own_output_shows_a_progress_bar_as_one_line(scheduler):
-    """S3.20, S17, F05: live, with the job's number; also after its log was emptied."""
+    """S3.20, S17, F05: The scheduler's own output shows new lines of a job live, with the job's id.
+
+    A progress bar is one line, and the output continues after the log was truncated.
+    """
     s = scheduler(gpus=1)
     s.start()
     talker = Talker(s)
@@ -188,8 +194,10 @@ def test_s3_20_the_schedulers_own_output_shows_a_progress_bar_as_one_line(schedu
 
 
 def test_f16_p1_s2_15_a_file_that_was_there_before_is_neither_written_nor_read(scheduler):
-    """F16, P1, S2.15: names that are taken in the second of the start, by a log, by a link or by the file for stderr; a
-    stranger's "out of memory" is no reason to run again.
+    """F16, P1, S2.15: A log never goes into an existing file, which is neither written nor read.
+
+    The names of the logs are taken by files, by a link and by the file for stderr. "Out of memory" in such a file is
+    no reason to run the job again.
     """
     s = scheduler(gpus=1)
     folder = s.folder / "gpu_scheduler_logs"
@@ -237,7 +245,10 @@ def test_f16_p1_s2_15_a_file_that_was_there_before_is_neither_written_nor_read(s
 
 
 def test_grep_ends_as_grep_does_and_mistakes_are_one_line(scheduler):
-    """--grep: 0 found, 1 not found, 2 a bad pattern with its position; -n; --attempt; several jobs."""
+    """--grep ends with 0 if a line matches, with 1 if none does, and with 2 for a bad pattern, naming the position.
+
+    It works with -n, --attempt and several jobs. A mistake in the options is one line on stderr.
+    """
     s = scheduler(gpus=1)
     s.start()
     run_shell(s, "for i in 1 2 3 4 5; do echo loss $i; echo other; done; printf 'no end'", "--label", "a")
@@ -269,7 +280,7 @@ def test_grep_ends_as_grep_does_and_mistakes_are_one_line(scheduler):
 
 
 def test_s2_8_each_attempt_keeps_its_log_and_says_so(scheduler):
-    """S2.8, S3.29: after a retry by itself and one by hand; `logs` names the earlier ones."""
+    """S2.8, S3.29: Each attempt keeps its own log, after automatic and requested retries; `logs` names earlier ones."""
     s = scheduler(gpus=1, assign_retry_wait="0.05")
     s.start()
     run_shell(s, "echo attempt $GPUJOB_ATTEMPT; exit 3", "--retries", "1")
@@ -288,7 +299,10 @@ def test_s2_8_each_attempt_keeps_its_log_and_says_so(scheduler):
 
 
 def test_s17_on_a_terminal_only_colours_pass_and_raw_is_refused(scheduler):
-    """S16, S17: a hostile log on a terminal; --grep highlights unless NO_COLOR."""
+    """S16, S17: On a terminal only the colours of a hostile log are printed unchanged, and --raw is refused.
+
+    --grep highlights matches unless NO_COLOR is set.
+    """
     s = scheduler(gpus=1)
     s.start()
     evil = r"\033[31mred\033[0m \033[2J\033]0;title\007\033[6n\302\2332J \342\200\256turned \377 \a"
@@ -308,7 +322,10 @@ def test_s17_on_a_terminal_only_colours_pass_and_raw_is_refused(scheduler):
 
 
 def test_s3_20_following_on_a_terminal_redraws_the_line_in_its_place(scheduler):
-    """S3.20: a line that is not finished stands there already, cut to the terminal's width; Ctrl-C ends it with 130."""
+    """S3.20: On a terminal, `logs -f` draws the unfinished line in place, cut to the width of the terminal.
+
+    Ctrl-C ends it with 130.
+    """
     s = scheduler(gpus=1)
     s.start()
     talker = Talker(s)
@@ -335,7 +352,10 @@ def test_s3_20_following_on_a_terminal_redraws_the_line_in_its_place(scheduler):
 
 @pytest.mark.smoke
 def test_s3_20_following_through_a_pipe_prints_whole_lines(scheduler):
-    """S3.20: lines as they are complete, the last one at the job's end; -n and --grep; a job that waits says why, once."""
+    """S3.20: Through a pipe, `logs -f` prints lines when they are complete, and the last one at the job's end.
+
+    It works with -n and --grep; for a waiting job it prints the reason once.
+    """
     s = scheduler(gpus=1, cpu_slots=1)
     s.start()
     first = Talker(s)
@@ -367,7 +387,7 @@ def test_s3_20_following_through_a_pipe_prints_whole_lines(scheduler):
 
 
 def test_s3_20_following_goes_on_with_the_next_attempt(scheduler):
-    """S3.20, S3.29: a retry while one looks; and an end by cancelling."""
+    """S3.20, S3.29: `logs -f` continues with the next attempt of a job, and ends when the job is cancelled."""
     s = scheduler(gpus=1, assign_retry_wait="0.05")
     s.start()
     talker = Talker(s, "--retries", "1")
@@ -388,7 +408,10 @@ def test_s3_20_following_goes_on_with_the_next_attempt(scheduler):
 
 @pytest.mark.parametrize("how", ["cut", "replaced", "removed", "moved", "folder"])
 def test_f04_f05_a_log_that_is_cut_replaced_or_removed_is_said_once(scheduler, how):
-    """F03 (following), F04, F05, A19: following goes on, from the new start where there is one; the job goes on."""
+    """F03 (following), F04, F05, A19: `logs -f` reports once that the log was cut, replaced or removed.
+
+    It continues from the new start where there is one, and the job is not disturbed.
+    """
     s = scheduler(gpus=1)
     s.start()
     talker = Talker(s)
@@ -430,7 +453,7 @@ def test_f04_f05_a_log_that_is_cut_replaced_or_removed_is_said_once(scheduler, h
 
 
 def test_following_without_a_scheduler(scheduler):
-    """A job goes on without one, and so does following; one that waits needs one (exit 5)."""
+    """Without a scheduler `logs -f` follows a running job to its end; for a waiting job it ends with 5."""
     s = scheduler(gpus=1, cpu_slots=1)
     s.start()
     talker = Talker(s)
@@ -450,7 +473,7 @@ def test_following_without_a_scheduler(scheduler):
 
 
 def test_a_reader_that_goes_away_ends_it_quietly(scheduler):
-    """K09 (part): `logs -f | head -1`, also while the job says nothing."""
+    """K09 (part): `logs -f | head -1` ends without an error, also while the job writes nothing."""
     s = scheduler(gpus=1)
     s.start()
     talker = Talker(s)
@@ -466,7 +489,10 @@ def test_a_reader_that_goes_away_ends_it_quietly(scheduler):
 
 @pytest.mark.long_form
 def test_k15_logs_of_many_gigabytes_in_flat_memory(scheduler):
-    """K15, S3.20: 10 GB sparse, random bytes, a line of 32 MB (long form: 256), 40 MB of progress (400); 300 MB of address space in all."""
+    """K15, S3.20: With 300 MB of address space `logs` prints logs of any size.
+
+    The logs: 10 GB with a hole, random bytes, a line of 32 MB (long form: 256), a progress bar of 40 MB (400).
+    """
     s = scheduler(gpus=1)
     s.start()
     run_shell(s, "echo here")

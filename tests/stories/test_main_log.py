@@ -1,4 +1,4 @@
-"""The main log of a real scheduler: where it stands, moved, removed, without room, and not wanted."""
+"""The main log of a real scheduler: its place, a log that is moved or removed, a full disk, and no log at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from tests.stories.harness import wait_for
 
 @pytest.mark.smoke
 def test_s3_42_the_main_log_is_gpu_scheduler_log(scheduler):
-    """S3.42, S18: beside the state file, private, one record a line; moved by logrotate or removed it is made anew."""
+    """S3.42, S18: The main log is a private file beside the state file, with one record a line.
+
+    After logrotate has moved it, or after it was removed, it is created again.
+    """
     s = scheduler(gpus=1)
     s.append(s.line("a") + ";label=odd\u2028name", "0,\x1b[2Jx.py,\u2028,it's,")
     s.start()
@@ -39,7 +42,7 @@ def test_s3_42_the_main_log_is_gpu_scheduler_log(scheduler):
 
 
 def test_no_main_log_where_none_is_wanted(scheduler):
-    """`log_file: ""`; a path that cannot be one is refused at the start."""
+    """With `log_file: ""` there is no main log; `start` refuses a path that cannot be one."""
     s = scheduler(gpus=1)
     (s.folder / "config.yaml").write_text('log_file: ""\n')
     s.append(s.line("a"))
@@ -54,7 +57,7 @@ def test_no_main_log_where_none_is_wanted(scheduler):
 
 
 def test_f02_a_full_disk_does_not_end_the_scheduler(scheduler):
-    """F01, F02 in part: no room for the main log nor for a job's; jobs run, and what was lost is said afterwards."""
+    """F01, F02 in part: Without space for the main log jobs run; the number of lost records is logged later."""
     s = scheduler(gpus=1)
     small = Path(s.folder, "small")
     small.mkdir()
@@ -86,7 +89,7 @@ def test_f02_a_full_disk_does_not_end_the_scheduler(scheduler):
 
 
 def test_f03_a_job_that_writes_much_is_followed_in_flat_memory(scheduler):
-    """F03, S3.20: 300 MB followed through a pipe, all of it; the scheduler's memory stays flat."""
+    """F03, S3.20: `logs -f` passes 300 MB on completely, and the memory of the scheduler does not grow."""
     s = scheduler(gpus=1)
     s.start()
     line = "x" * 63
@@ -107,7 +110,7 @@ def test_f03_a_job_that_writes_much_is_followed_in_flat_memory(scheduler):
 
 
 def test_s18_what_a_field_holds_makes_no_second_record(scheduler):
-    """S18: a forged record in every field that may hold a line break: as many records of an end as there are ends."""
+    """S18: A line break in a field of a job forges no record: there are as many records of ends as jobs that ended."""
     forged = "x\n2026-11-21 00:00:00 INFO job 99 done: exit code 0\n"
     s = scheduler(gpus=1, cpu_slots=4)
     there = s.folder / "a\nb"

@@ -1,4 +1,4 @@
-"""What `start` takes, and on what it runs."""
+"""Options and defaults of `start`, and the Python version and GPU libraries that it runs with."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ DEFAULTS = {
 
 
 def test_s3_1_start_takes_the_documented_options_with_their_defaults(scheduler: Any) -> None:
-    """S3.1: every option and default of the document; --state-file before and after the verb; all of them at once."""
+    """S3.1: `start` has the documented options and defaults, and applies the values given.
+
+    ``--state-file`` works before and after the verb.
+    """
     s = scheduler()
     said = s.cli("start", "--help").stdout
     for option, default in DEFAULTS.items():
@@ -49,7 +52,7 @@ def test_s3_1_start_takes_the_documented_options_with_their_defaults(scheduler: 
 @pytest.mark.parametrize("option", ["mem-threshold", "load-threshold"])
 @pytest.mark.parametrize("value", ["1.5", "-1", "much"])
 def test_s3_1_thresholds_are_shares(scheduler: Any, option: str, value: str) -> None:
-    """S3.1."""
+    """S3.1: `start` refuses a threshold that is no share between 0 and 1: exit code 2, one line."""
     done = scheduler().cli("start", "--gpus", "1", f"--{option}={value}", code=2)
     assert (
         done.stderr.startswith(f"gpujob: --{option}: must be a share between 0 and 1, not {value};")
@@ -58,7 +61,7 @@ def test_s3_1_thresholds_are_shares(scheduler: Any, option: str, value: str) -> 
 
 
 def test_s3_43_runs_without_gputil_and_without_nvml(scheduler: Any, tmp_path: Path) -> None:
-    """S3.43: neither package is needed to import it or to run jobs on declared GPUs."""
+    """S3.43: Without GPUtil and pynvml, the scheduler starts and runs jobs on declared GPUs."""
     shadow = tmp_path / "shadow"
     shadow.mkdir()
     for name in ("GPUtil", "pynvml"):
@@ -71,7 +74,7 @@ def test_s3_43_runs_without_gputil_and_without_nvml(scheduler: Any, tmp_path: Pa
 
 
 def test_s3_43_an_older_python_is_told_the_floor() -> None:
-    """S3.43: 3.10 is the floor, said where packages are installed."""
+    """S3.43: pyproject.toml and the Makefile name Python 3.10 as the oldest version."""
     text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
     assert 'requires-python = ">=3.10"' in text
     assert sys.version_info >= (3, 10)
@@ -80,7 +83,7 @@ def test_s3_43_an_older_python_is_told_the_floor() -> None:
 
 
 def test_s3_43_importing_starts_nothing_and_loads_no_gpu_library() -> None:
-    """S3.43."""
+    """S3.43: Importing the daemon loads none of GPUtil, pynvml and distutils."""
     code = "import sys, scheduler.daemon.process; print([m for m in ('GPUtil', 'pynvml', 'distutils') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

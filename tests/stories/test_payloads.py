@@ -1,4 +1,4 @@
-"""Texts that a shell, SQL, a terminal or a path would act on, in every field: nothing acts, and the job sees the very bytes."""
+"""Payloads for shells, SQL, terminals and paths in every field: none is executed, and jobs get the exact bytes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PAYLOADS = list(dict.fromkeys([
     "a b", " a", "a ", "\ta", "a\x01b", "\x1b[2J", "\x7f", "a\x0bb", "x" * 5000, "\u2028", "=cmd|' /C calc'!A0", "a'b\"c`d$e\\f",
 ]))  # fmt: skip
 
-# How many words there are stands before them: a file that is just being written is not taken for a whole one.
+# The number of words comes first, so that `saw` can leave out a file that is still being written.
 SEES = """#!/bin/sh
 printf '%s\\0' "$GPUJOB_ID" "$#" "$@" > "{folder}/saw-$GPUJOB_ID"
 """
@@ -55,7 +55,7 @@ def s(scheduler: Callable[..., Scheduler]) -> Scheduler:
 
 
 def saw(s: Scheduler) -> dict[int, list[bytes]]:
-    """Job → the words that it got, of those that have written all of them."""
+    """Return job id → words that the job got, for jobs that have written all of their words."""
     found = {}
     for path in s.folder.glob("saw-*"):
         number, _, rest = path.read_bytes().partition(b"\0")
@@ -73,7 +73,10 @@ def no_mark(s: Scheduler) -> None:
 
 
 def test_s12_two_hundred_payloads_in_every_field_of_lines_and_submits(s: Scheduler) -> None:
-    """S12, S7: as arguments, labels, folders, variables, environment names and script names; by line, by `add` and by `submit`."""
+    """S12, S7: No payload in any field of a line or a submission is executed, and jobs get its exact bytes.
+
+    Fields: arguments, label, variable, working folder, conda environment, script.
+    """
     assert len(PAYLOADS) >= 200
     s.start()
     clean = [text for text in PAYLOADS if "\n" not in text and "\r" not in text]
@@ -91,7 +94,7 @@ def test_s12_two_hundred_payloads_in_every_field_of_lines_and_submits(s: Schedul
         )
         job = client.submit(spec, {**environ, "PAYLOAD": text.replace("\0", "")}, ModelTable())
         as_words[job.id] = [os.fsencode(text)]
-        if n % 10 == 0:  # these wait for ever, with the text as environment, folder and script
+        if n % 10 == 0:  # jobs with the text as environment, folder or script: nearly all wait forever
             for more in ({"conda_env": text}, {"cwd": f"/{text}"}, {"script": f"/nowhere/{text}", "arguments": ()}):
                 client.submit(
                     JobSpec(**{**spec.as_dict(), "arguments": ("true",), "label": "", **more}), environ, ModelTable()
@@ -116,7 +119,7 @@ def test_s12_two_hundred_payloads_in_every_field_of_lines_and_submits(s: Schedul
 
 
 def test_s12_payloads_in_names_of_jobs_states_files_and_options_of_commands(s: Scheduler) -> None:
-    """S12, S6, S11: every word that a verb takes: an answer or one line of refusal, and nothing is done."""
+    """S12, S6, S11: Verbs answer or refuse a payload as job, state, GPU or option value, and change no job."""
     s.start()
     s.cli("submit", "--cpu", "--wait", "--label", "one", "--", "true")
     before = s.rows("SELECT id, state, spec FROM jobs")
@@ -139,7 +142,7 @@ def test_s12_payloads_in_names_of_jobs_states_files_and_options_of_commands(s: S
 
 
 def test_s27_add_writes_one_line_or_none(s: Scheduler) -> None:
-    """S27, S12: `\\n0,evil.py` in any field makes no second job; what is written is read as it was meant."""
+    """S27, S12: `add` appends one line or none: a line break in a field adds no second job, and words stay exact."""
     evil = s.folder / "evil.py"
     evil.write_text(f"open({str(s.folder / MARK)!r}, 'w')\n")
     s.start()
@@ -160,7 +163,7 @@ def test_s27_add_writes_one_line_or_none(s: Scheduler) -> None:
             ["sees.sh", f"--priority=0{text}"], ["sees.sh", "--set", f"label={text}"],
         ):  # fmt: skip
             if "\0" in text:
-                continue  # no word of a command can hold one
+                continue  # a word of a command cannot contain a NUL byte
             before = s.jobs_file.read_bytes() if s.jobs_file.exists() else b""
             done = s.cli("add", *words, code=None)
             after = s.jobs_file.read_bytes() if s.jobs_file.exists() else b""
@@ -183,7 +186,7 @@ def test_s27_add_writes_one_line_or_none(s: Scheduler) -> None:
 
 
 def test_s12_payloads_in_files_that_people_edit(s: Scheduler) -> None:
-    """S12: state file, config, model table, commands file: refused or taken as text, and the scheduler goes on."""
+    """S12: Payloads in state file, config and model table are refused or read as text, and the scheduler goes on."""
     s.start()
     state = s.folder / "gpu_scheduler_state.json"
     wait_for(state.exists, "the state file")

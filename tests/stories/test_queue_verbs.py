@@ -1,4 +1,4 @@
-"""hold, release, first, swap, edit, and the names of jobs: as typed, with a daemon and without."""
+"""The verbs hold, release, first, swap, edit and reset, and the names of jobs, with and without a scheduler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.stories.harness import wait_for
 
 
 def waiting(scheduler, count=4, **settings):
-    """A scheduler whose one GPU is paused, with so many waiting jobs of the ledger script."""
+    """Return a running scheduler with one paused GPU and ``count`` waiting ledger jobs (keys j1, j2, …)."""
     s = scheduler(gpus=1, **settings)
     s.start()
     s.cli("pause", "0")
@@ -20,7 +20,7 @@ def waiting(scheduler, count=4, **settings):
 
 
 def order(s) -> list[str]:
-    """Let them all run, one after the other; the keys in the order of their starts."""
+    """Resume the GPU, wait until all jobs have ended, and return their keys in the order of their starts."""
     s.cli("resume", "0")
     s.wait_ended(1)
     return [entry[1] for entry in s.ledger() if entry[0] == "start"]
@@ -98,7 +98,10 @@ def test_edit_changes_what_a_waiting_job_asks_for(scheduler):
 
 
 def test_what_was_edited_stays_when_the_jobs_file_is_saved_again(scheduler):
-    """An editor's save reads all lines again: they have no say in what their owner changed since."""
+    """Fields changed by `edit` keep their values when an editor saves the jobs file with other values.
+
+    The save makes the scheduler read all lines again.
+    """
     s = waiting(scheduler, 2)
     s.cli("edit", "1", "--priority", "3")
     text = s.jobs_file.read_text()
@@ -110,7 +113,7 @@ def test_what_was_edited_stays_when_the_jobs_file_is_saved_again(scheduler):
 
 
 def test_names_of_jobs(scheduler):
-    """`12`, `3-9`, label, `@`, `@~1`."""
+    """Jobs can be named by id (`12`), range (`3-9`), label, `@` (the newest) and `@~1` (the one before it)."""
     s = waiting(scheduler, 4)
     s.cli("edit", "2", "--label", "base")
     shown = lambda word: json.loads(s.cli("show", word, "--json").stdout)["id"]  # noqa: E731
@@ -158,7 +161,7 @@ def test_reset_forgets_what_has_ended_and_runs_nothing_twice(scheduler):
 
 
 def test_without_a_scheduler_its_settings_hold_all_the_same(scheduler):
-    """Turns cannot be swapped where the shortest goes first, whether a scheduler runs or not."""
+    """With `order: short`, `swap` is refused without a scheduler in the same words as with one."""
     s = scheduler(gpus=1, order="short")
     s.start()
     s.cli("queue", "pause")

@@ -1,4 +1,4 @@
-"""A store that is damaged, cut, gone or old: refused untouched, rebuilt from what is left, nothing runs twice."""
+"""A damaged, truncated, missing or old store is refused unchanged, and rebuilt so that nothing runs twice."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ def store_of(s) -> Path:
 
 
 def filled(s, fillers: int = 0):
-    """Jobs in every state: done (1), failed (2), running on GPU 0 (3), held (4), waiting for the paused GPU 1 (5),
-    submitted and waiting (6), and then ``fillers`` more that wait.
+    """Start a scheduler with jobs in many states, and return it.
+
+    Jobs: done (1), failed (2), running on GPU 0 (3), held (4), waiting for the paused GPU 1 (5), submitted and waiting
+    (6), then ``fillers`` more that wait.
     """
     s.hold("run")
     s.append(s.line("done", gpus="0"), s.line("bad", code=3, gpus="0"))
@@ -41,7 +43,7 @@ def filled(s, fillers: int = 0):
 
 
 def refuses(s) -> str:
-    """`start` says one line that names the way out, with exit code 1, and leaves the store as it is."""
+    """Check that `start` ends with 1 and one line that names `gpujob recover`, and changes nothing; return the line."""
     path = store_of(s)
     before = path.read_bytes() if path.exists() else None
     error = s.cli("start", "--gpus", "2", code=1).stderr
@@ -62,11 +64,14 @@ def nothing_twice(s) -> None:
 
 
 def all_goes_on(s, waiting: bool = True) -> None:
-    """After the rebuild: the running job is adopted with its GPU, the ended ones have their true codes."""
+    """Check after a rebuild and a start: job 3 runs on its GPU, the pauses hold, jobs 1 and 2 have their exit codes.
+
+    ``waiting``: also check that jobs 4, 5 and 6 wait, and that 4 is held.
+    """
     status = s.status()
     assert [gpu["allocated"] for gpu in status["gpus"]] == [1.0, 0.0], status["gpus"]
     assert [gpu["paused"] for gpu in status["gpus"]] == [False, True]
-    s.wait_state(3, "running")  # a store of an earlier moment says starting, until the supervisor has told
+    s.wait_state(3, "running")  # in an older store the job is STARTING until it is adopted
     states = s.states()
     assert [states[n] for n in (1, 2, 3)] == ["done", "failed", "running"], states
     assert s.rows("SELECT exit_code FROM jobs WHERE id < 3 ORDER BY id") == [(0,), (3,)]
@@ -105,7 +110,10 @@ DAMAGES = {
 
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_e01_e02_e03_damaged_is_refused_and_rebuilt(scheduler, kind):
-    """E01 E02 E03: running jobs go on, the damaged file is kept whole, nothing runs twice, ids are not given anew."""
+    """E01 E02 E03: A damaged store is refused and rebuilt; running jobs go on, and nothing runs twice.
+
+    The damaged file is kept unchanged, and no id is assigned twice.
+    """
     s = filled(scheduler(gpus=2))
     s.stop()
     path = store_of(s)
@@ -137,7 +145,7 @@ def test_e01_e02_e03_damaged_is_refused_and_rebuilt(scheduler, kind):
 
 
 def test_recover_of_a_sound_store_changes_nothing(scheduler):
-    """Healthy: said so; while a scheduler runs it is refused, naming the pid."""
+    """`recover` reports a sound store and changes nothing; while a scheduler runs, it is refused with the pid."""
     s = filled(scheduler(gpus=2))
     error = s.cli("recover", code=1).stderr
     assert f"(pid {s.pid})" in error and error.count("\n") == 1
@@ -156,8 +164,9 @@ def pages_of(path: Path) -> int:
 
 @pytest.mark.long
 def test_e02_every_page_in_turn(scheduler):
-    """E02: whichever page is overwritten, recover ends well: nothing runs twice, the running job keeps its GPU, no
-    job that waits is forgotten without being named.
+    """E02: Whichever page is overwritten, `recover` succeeds: nothing runs twice, and the running job keeps its GPU.
+
+    Each lost waiting job is named.
     """
     s = filled(scheduler(gpus=2), FILLERS)
     s.stop()
@@ -178,7 +187,7 @@ def test_e02_every_page_in_turn(scheduler):
             states = s.states()
             named = done.stdout.count("it is not known whether this line ran")
             waiting = [n for n in range(4, 7 + FILLERS) if states.get(n) == "pending"]
-            # A page costs its own rows at most: of these, the line (or, of what was submitted, the id) is named.
+            # A damaged page costs only its own rows. `recover` names their lines; of a submitted job, the id.
             missing = 3 + FILLERS - len(waiting)
             submitted = states.get(6) == "pending" or "no trace found of: job" in done.stdout
             assert submitted and missing <= named + 1, (page, done.stdout, states)
@@ -187,7 +196,7 @@ def test_e02_every_page_in_turn(scheduler):
         finally:
             s.stop()
     path.write_bytes(whole)
-    free = s.rows("PRAGMA freelist_count")[0][0]  # what stands in these does not matter
+    free = s.rows("PRAGMA freelist_count")[0][0]  # damage to a free page is no damage
     assert len(sound) <= free, sound
     s.start()
     ends_well(s, "done bad run")
@@ -195,7 +204,10 @@ def test_e02_every_page_in_turn(scheduler):
 
 @pytest.mark.parametrize("quarter", [1, 2, 3])
 def test_e03_cut_at_each_quarter(scheduler, quarter):
-    """E03: what stands before the cut is kept, the rest comes from records and the jobs file; nothing runs twice."""
+    """E03: Of a truncated store, the rows before the cut are kept; nothing runs twice.
+
+    Other jobs come from attempt records and the jobs file.
+    """
     s = filled(scheduler(gpus=2), FILLERS)
     s.stop()
     path = store_of(s)
@@ -209,9 +221,12 @@ def test_e03_cut_at_each_quarter(scheduler, quarter):
 
 
 def test_e04_log_removed_after_a_crash(scheduler):
-    """E04: without its log the store knows little; the records tell the rest, the lines are named, none runs again."""
+    """E04: If the write-ahead log is lost, records show which jobs ran; the lines of unknown jobs are named.
+
+    Such a line does not run unless it is appended again.
+    """
     s = filled(scheduler(gpus=2))
-    s.kill()  # its log stays unread
+    s.kill()  # the write-ahead log is not copied back into the store
     path = store_of(s)
     for ending in ("-wal", "-shm"):
         os.unlink(f"{path}{ending}")
@@ -225,9 +240,9 @@ def test_e04_log_removed_after_a_crash(scheduler):
 
 
 def test_e04_damaged_log(scheduler):
-    """E04: a log that is damaged at its head counts for nothing: refused, then rebuilt from the records."""
+    """E04: A write-ahead log with a damaged header is not used: the store is refused, then rebuilt from the records."""
     s = filled(scheduler(gpus=2))
-    s.kill()  # its log stays unread
+    s.kill()  # the write-ahead log is not copied back into the store
     path = store_of(s)
     overwrite(Path(f"{path}-wal"), 0, bytes(32))
     before = Path(f"{path}-wal").read_bytes()
@@ -243,9 +258,12 @@ def test_e04_damaged_log(scheduler):
 
 @pytest.mark.smoke
 def test_e03_cut_to_nothing_beside_its_log_loses_nothing(scheduler):
-    """E03: an empty store beside its log is not opened (SQLite would remove the log); recover reads all from it."""
+    """E03: An empty store beside its write-ahead log is refused, and `recover` reads all jobs from the log.
+
+    SQLite would delete the log when it opens the empty file.
+    """
     s = filled(scheduler(gpus=2))
-    s.kill()  # its log stays unread
+    s.kill()  # the write-ahead log is not copied back into the store
     os.truncate(store_of(s), 0)
     refuses(s)
     assert "lines need your decision" not in recovers(s, 0)
@@ -256,7 +274,10 @@ def test_e03_cut_to_nothing_beside_its_log_loses_nothing(scheduler):
 
 @pytest.mark.parametrize("records", ["records stay", "records removed"])
 def test_e05_old_copy_put_back(scheduler, records):
-    """E05: what ended since the copy was made is known by its records; without them it is named and not run again."""
+    """E05: If an old copy of the store is put back, the records show what ended since; nothing runs twice.
+
+    Without the records, jobs that ran since are lost, and lines of unknown jobs are named.
+    """
     s = scheduler(gpus=1)
     s.append(s.line("a", code=4))
     s.start()
@@ -266,7 +287,7 @@ def test_e05_old_copy_put_back(scheduler, records):
     s.wait_state(3, "pending")
     s.stop()
     old = s.folder / "old.db"
-    shutil.copy(store_of(s), old)  # a has failed, b runs, c waits
+    shutil.copy(store_of(s), old)  # job a has failed, b runs, c waits
     s.start()
     s.release("b")
     s.append(s.line("d", code=5), s.line("e"))
@@ -297,7 +318,10 @@ def test_e05_old_copy_put_back(scheduler, records):
 
 
 def test_e18_record_of_a_running_job_removed(scheduler):
-    """E18: it is adopted by pid and start time; once ended without a daemon it is lost, and not run again."""
+    """E18: A running job without attempt record is adopted by pid and start time.
+
+    If it then ends while no daemon runs, it is lost, and not run again.
+    """
     s = filled(scheduler(gpus=2))
     s.kill()
     (s.folder / ".gpujob" / "attempts" / "3.1").unlink()
@@ -314,7 +338,7 @@ def test_e18_record_of_a_running_job_removed(scheduler):
 
 
 def test_e18_neither_row_nor_record_but_alive(scheduler):
-    """E18 with E03: its processes alone tell of it: its GPU is not given out while they live, then it is lost."""
+    """E18 with E03: A job that only its processes show keeps its GPU while they live; then it is lost."""
     s = filled(scheduler(gpus=2))
     s.stop()
     (s.folder / ".gpujob" / "attempts" / "3.1").unlink()
@@ -331,8 +355,9 @@ def test_e18_neither_row_nor_record_but_alive(scheduler):
 
 
 def test_e04_log_cut_anywhere(scheduler):
-    """E04: a log that ends too early is a store of an earlier moment: told by ids and records, nothing runs twice."""
+    """E04: Wherever the write-ahead log is cut, ids and records show that the store is too old; nothing runs twice."""
     s = filled(scheduler(gpus=2))
+    s.cli("submit", "--allowed", "0", "--", "true")  # every cut loses this id at least; .gpujob/high still has it
     s.kill()
     path = store_of(s)
     log = Path(f"{path}-wal")
@@ -354,7 +379,7 @@ def test_e04_log_cut_anywhere(scheduler):
 
 
 def test_e03_jobs_file_named_by_a_flag(scheduler):
-    """E03: which file the jobs came from is known without the store: its lines are not taken for new ones."""
+    """E03: `recover` knows without the store which jobs file was watched, so that no line in it counts as new."""
     s = scheduler(gpus=1, jobs_file="other.txt")
     s.jobs_file = s.folder / "other.txt"
     s.append(s.line("a"), s.line("b", code=1))
@@ -373,7 +398,7 @@ def test_e03_jobs_file_named_by_a_flag(scheduler):
 
 
 def test_e03_line_of_a_failed_job_may_be_run_again(scheduler):
-    """E03: what the records tell is as good as before: an equal line after a failure runs, after a success it does not."""
+    """E03: After a rebuild, an equal line runs a failed job again, and does not run a job that succeeded."""
     s = scheduler(gpus=1)
     s.append(s.line("good"), s.line("bad", code=1))
     s.start()
@@ -389,7 +414,7 @@ def test_e03_line_of_a_failed_job_may_be_run_again(scheduler):
 
 
 def test_e03_jobs_file_gone_and_back(scheduler):
-    """E03: a jobs file that comes back after the rebuild is no new file: no line of a known job runs again."""
+    """E03: If the jobs file is missing during the rebuild and comes back, lines of known jobs do not run again."""
     s = scheduler(gpus=1)
     s.append(s.line("a"), s.line("b", code=1))
     s.start()
@@ -400,13 +425,15 @@ def test_e03_jobs_file_gone_and_back(scheduler):
     s.jobs_file.unlink()
     assert "when the file can be read again, lines without a known job are run" in recovers(s)
     s.start()
-    s.jobs_file.write_text(text + s.line("c") + "\n")
+    back = s.folder / "back"
+    back.write_text(text + s.line("c") + "\n")
+    back.rename(s.jobs_file)  # in one step: lines that follow later would count as new
     wait_for(lambda: s.starts("c"), "the new line")
     nothing_twice(s)
 
 
 def test_e03_gpu_stays_held_by_what_outlived_its_job(scheduler):
-    """E03, P7: the table of held GPUs is lost, the process that holds one is found by its mark."""
+    """E03, P7: If the store is lost, leftover processes are found by their mark, and their GPU stays allocated."""
     s = scheduler(gpus=1)
     s.hold("left")
     child = f"import os, time\nwhile os.path.exists({str(s.folder / 'hold-left')!r}): time.sleep(0.01)\n"
@@ -429,7 +456,7 @@ def test_e03_gpu_stays_held_by_what_outlived_its_job(scheduler):
 
 
 def test_e01_screen_job_is_adopted_with_its_session(screens):
-    """E01: a job in a terminal session is found with it."""
+    """E01: A job in a screen session is adopted together with its session after a rebuild."""
     s = screens(gpus=1)
     s.hold("a")
     s.append(s.line("a", code=3))
@@ -449,7 +476,7 @@ def test_e01_screen_job_is_adopted_with_its_session(screens):
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(20 if LONG else 3))
 def test_e02_e04_random_damage_under_random_kills(scheduler, seed):
-    """E01 to E05 mixed: kill -9 at any moment, any damage, recover: no command runs twice, no GPU is given out twice."""
+    """E01 to E05 mixed: After kill -9 and any damage, `recover` leads to no second run and no overbooked GPU."""
     dice = random.Random(seed)
     s = scheduler(gpus=2)
     path = store_of(s)
@@ -495,7 +522,7 @@ def test_e02_e04_random_damage_under_random_kills(scheduler, seed):
 
 @pytest.mark.parametrize("what", ["e02 a row", "e01 the version"])
 def test_e01_e02_damage_that_hangs_together(scheduler, what):
-    """E01 E02: pages that are whole and hold what we never write: refused in one line all the same, and rebuilt."""
+    """E01 E02: Valid pages with contents that gpujob never writes are refused in one line, and rebuilt."""
     s = filled(scheduler(gpus=2))
     s.stop()
     path = store_of(s)
@@ -515,7 +542,7 @@ def test_e01_e02_damage_that_hangs_together(scheduler, what):
 
 
 def test_e02_a_forgotten_job_stays_forgotten(scheduler):
-    """E02, E05: an ended job whose row was removed on purpose is no sign of damage, and no rebuild brings it back."""
+    """E02, E05: A job that was deleted on purpose is no sign of damage, and a rebuild does not restore it."""
     s = scheduler(gpus=1)
     s.append(s.line("a"), s.line("b"))
     s.start()
@@ -540,7 +567,7 @@ def test_e02_a_forgotten_job_stays_forgotten(scheduler):
 
 @pytest.mark.parametrize("kind", ["none", "e01_text", "e03_gone", "e03_half"])
 def test_p4_the_number_of_the_newest_job_forgotten_is_not_given_out_again(scheduler, kind):
-    """P4 E01 E03: neither by the same store after `reset`, nor by one that `recover` built anew."""
+    """P4 E01 E03: The id of the newest deleted job is not assigned again: neither after `reset` nor after a rebuild."""
     s = scheduler(gpus=1)
     s.append(s.line("a"), s.line("b"), s.line("c"))
     s.start()
@@ -557,7 +584,7 @@ def test_p4_the_number_of_the_newest_job_forgotten_is_not_given_out_again(schedu
 
 @pytest.mark.parametrize("kind", ["e01_text", "e03_gone"])
 def test_s4_3_numbers_of_ts_are_not_given_out_again_after_a_rebuild(spooler, kind):
-    """S4.3 E01 E03: only -K begins with 0 again."""
+    """S4.3 E01 E03: Ids of `ts` jobs are not assigned again after a rebuild (only `ts -K` starts again at 0)."""
     s = spooler()
     for number in range(3):
         assert s.add("true") == number

@@ -1,4 +1,4 @@
-"""`gpujob report` with a real scheduler: true times, sums, forms, filters; with nobody running, and of what was lost or forgotten."""
+"""`gpujob report` with a real scheduler: times, sums, formats and filters; also of lost and deleted jobs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rows_of(s: Scheduler, *words: str) -> list[list[str]]:
 
 
 def test_jobs_are_added_up_by_label_by_gpu_and_over_all(scheduler: Callable[..., Scheduler]) -> None:
-    """Times are those of the store, shares those that were given out; the same with and without a scheduler."""
+    """Times are those of the store, GPU time follows the allocated shares; a report without a scheduler is equal."""
     s = scheduler(gpus=2, assign_retry_wait=0.1).start()
     s.cli("submit", "--gpus", "0.5", "--allowed", "0", "--label", "a", "--wait", "--", "sleep", "0.2")
     s.cli("submit", "--gpus", "2", "--label", "a", "--retries", "1", "--wait", "--", "sh", "-c", "exit 3", code=3)
@@ -114,7 +114,10 @@ def test_csv_has_the_same_fields_in_each_row_and_no_formula_and_no_secret(schedu
 
 
 def test_what_ended_while_no_scheduler_ran_counts_to_its_true_end(scheduler: Callable[..., Scheduler]) -> None:
-    """Before and after the next start, and also when it runs again after that."""
+    """A job that ended while no scheduler ran counts up to its real end.
+
+    This holds before the next start, after it, and after a retry.
+    """
     s = scheduler(gpus=1)
     s.hold("run")
     s.append(s.line("run", code=1) + ";label=x")
@@ -151,7 +154,7 @@ def test_a_job_that_will_be_tried_again_counts_to_its_end_while_nobody_watches(
 
 
 def test_a_lost_attempt_is_marked(scheduler: Callable[..., Scheduler]) -> None:
-    """The machine was started anew while it ran: nobody knows when it ended."""
+    """An attempt that ran when the machine was rebooted is marked as lost: nobody knows when it ended."""
     s = scheduler(gpus=1)
     s.hold("run")
     s.append(s.line("run"))

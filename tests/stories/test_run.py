@@ -1,4 +1,4 @@
-"""`gpujob run`, statement by statement: a file of commands to its end, in the foreground."""
+"""`gpujob run`, which runs a file of commands to its end in the foreground: a test for each of its statements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["machine"]
 
 
 class Run:
-    """`gpujob run` in the folder of a scheduler, on declared GPUs unless the words say otherwise."""
+    """`gpujob run` in the folder of a scheduler, on two declared GPUs unless the words name others."""
 
     def __init__(self, s: Scheduler) -> None:
         self.s = s
@@ -39,7 +39,7 @@ class Run:
 
     @staticmethod
     def held(key: str, then: str = "true") -> str:
-        """A command that writes its key down, and goes on until it is let."""
+        """Return a command that appends ``key`` to the ledger, waits for `go`, and then runs ``then``."""
         return f"echo {key} >>ledger; while ! [ -e go-{key} ]; do sleep 0.05; done; {then}"
 
     def go(self, key: str) -> None:
@@ -57,7 +57,7 @@ class Run:
         return self.detected(*words, **environ)
 
     def detected(self, *words: str, **environ: str) -> Run:
-        """On the GPUs that the driver shows."""
+        """Start it on the GPUs that the driver shows."""
         environ = {**self.s.environ, **environ}
         self.output = self.s.folder / f"run-{time.monotonic_ns()}.out"
         with self.output.open("wb") as out:
@@ -71,7 +71,7 @@ class Run:
         return self
 
     def ended(self, code: int) -> str:
-        """Wait for its end: all that it said."""
+        """Wait for its end, check the exit code, and return its output."""
         assert self.process is not None
         self.process.wait(PATIENCE_S)
         said = self.output.read_text(errors="replace")
@@ -83,13 +83,13 @@ class Run:
         return self.start(*words, **environ).ended(code)
 
     def kill(self) -> None:
-        """kill -9 of the dispatcher alone."""
+        """Kill the process of `gpujob run` with SIGKILL; its jobs go on."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
 
     def record(self, name: str = "jobs.jsonl") -> dict[str, dict[str, Any]]:
-        """The record of the jobs, by command."""
+        """Return command → job, from the journal."""
         lines = (self.s.folder / name).read_text().splitlines()
         found = [json.loads(line) for line in lines]
         return {job["command"]: job for job in found}
@@ -108,7 +108,10 @@ def run(scheduler: Callable[..., Scheduler]) -> Run:
 
 @pytest.mark.smoke
 def test_s1_1_s1_13_a_file_of_commands_to_its_end(run: Run) -> None:
-    """S1.1, S1.13: comments and empty lines are none; it ends by itself with 0, and with 1 if any failed."""
+    """S1.1, S1.13: All commands run once; the exit code is 0, or 1 if a command failed.
+
+    Comments and blank lines are skipped.
+    """
     run.commands("# what follows is run", "", "  # and this not", "echo one >>out", "  echo two >>out", "")
     said = run.to_its_end(0, "--gpus", "1")
     assert (run.s.folder / "out").read_text() == "one\ntwo\n"
@@ -126,7 +129,7 @@ def test_s1_1_s1_13_a_file_of_commands_to_its_end(run: Run) -> None:
 
 
 def test_s1_13_an_empty_file_is_done(run: Run) -> None:
-    """S1.13"""
+    """S1.13: A file without commands ends with exit code 0."""
     run.commands("# nothing")
     assert "commands.txt: 0 commands: none" in run.to_its_end(0)
 
@@ -140,7 +143,7 @@ def test_a_file_that_is_not_there(run: Run) -> None:
 
 
 def test_beside_a_scheduler(run: Run) -> None:
-    """One state file has one scheduler, which is named."""
+    """If a scheduler with the same state file runs, `run` ends with 1 and names its pid."""
     run.s.start()
     run.commands("true")
     said = run.to_its_end(1)
@@ -149,7 +152,7 @@ def test_beside_a_scheduler(run: Run) -> None:
 
 
 def test_s1_3_options_and_config(run: Run) -> None:
-    """S1.3: each of the document's keys and options; the command line beats the config file."""
+    """S1.3: All documented options and config keys have their effect, and options override the config file."""
     folder = run.s.folder
     (folder / "config.yaml").write_text(
         "gpu_ids: [0, 1, 2]\nmin_free_mem_mb: 10000\npoll_interval: 30\ncommands_file: todo.txt\n"
@@ -173,7 +176,7 @@ def test_s1_3_options_and_config(run: Run) -> None:
 
 
 def test_s1_4_s1_6_the_job_sees_its_gpu_and_its_record_says_all(run: Run) -> None:
-    """S1.4, S1.6: command, pid, start, GPU, status, log; end, exit code, history."""
+    """S1.4, S1.6: The job sees its GPU; the journal has pid, GPU, status, log, times, exit code and status history."""
     run.commands('echo "$CUDA_VISIBLE_DEVICES $$"; exit 4')
     run.to_its_end(1)
     (job,) = run.record().values()
@@ -184,7 +187,7 @@ def test_s1_4_s1_6_the_job_sees_its_gpu_and_its_record_says_all(run: Run) -> Non
 
 
 def test_s1_5_twenty_jobs_of_one_second_have_a_log_each(run: Run) -> None:
-    """S1.5"""
+    """S1.5: Each of twenty jobs has its own log with its complete stdout and stderr."""
     run.commands(*(f"echo out {n}; echo err {n} >&2" for n in range(20)))
     run.to_its_end(0, "--gpus", "20")
     jobs = run.record()
@@ -195,7 +198,7 @@ def test_s1_5_twenty_jobs_of_one_second_have_a_log_each(run: Run) -> None:
 
 
 def test_s1_9_the_same_command_twice_is_run_once_and_that_is_said(run: Run) -> None:
-    """S1.9"""
+    """S1.9: A command that is in the file twice runs once, and the repetition is reported."""
     run.commands("echo x >>out", "echo y >>out", "echo x >>out")
     said = run.to_its_end(0)
     assert sorted((run.s.folder / "out").read_text().split()) == ["x", "y"]
@@ -207,7 +210,10 @@ def test_s1_9_the_same_command_twice_is_run_once_and_that_is_said(run: Run) -> N
 
 @pytest.mark.smoke
 def test_s1_7_s1_8_after_a_crash_the_same_command_goes_on(run: Run) -> None:
-    """S1.7, S1.8: kill -9; one job goes on and is recognised, one ends meanwhile with its true code, one was done, one waits."""
+    """S1.7, S1.8: After kill -9, the same command continues where it stopped, and nothing runs twice.
+
+    A job that still runs is adopted, one that ended in the meantime has its true exit code, a waiting one is started.
+    """
     run.commands("echo done >>ledger", run.held("a"), run.held("b", "exit 7"), run.held("c"))
     run.start("--gpus", "2")
     run.begun("done", "a", "b")
@@ -231,7 +237,7 @@ def test_s1_7_s1_8_after_a_crash_the_same_command_goes_on(run: Run) -> None:
 
 
 def test_s1_7_what_cannot_be_known_is_not_guessed(run: Run) -> None:
-    """S1.7: dispatcher, supervisor and job killed at once."""
+    """S1.7: If `run`, supervisor and job are killed together, the job is lost, without an exit code."""
     run.commands(run.held("a"))
     run.start()
     run.begun("a")
@@ -246,7 +252,7 @@ def test_s1_7_what_cannot_be_known_is_not_guessed(run: Run) -> None:
     for number in (run.process.pid, supervisor, pid):
         os.kill(number, signal.SIGKILL)
     run.process.wait()
-    # As long as nobody has reaped the job, the kernel still tells how it ended; it may have become our own child.
+    # Until the job is reaped, the kernel still has its exit code; the job may have become a child of this process.
     wait_for(lambda: not _left_of(pid) and not alive(supervisor), "both to be gone")
     said = run.to_its_end(1)
     assert (
@@ -258,14 +264,14 @@ def test_s1_7_what_cannot_be_known_is_not_guessed(run: Run) -> None:
 
 
 def _left_of(pid: int) -> bool:
-    """Whether there is still something of this process; reaps it where that is ours to do."""
+    """Return whether a process or its zombie is still there; reap it if it is our child."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
     return Path(f"/proc/{pid}").exists()
 
 
 def test_s1_12_a_torn_last_line_of_the_record(run: Run) -> None:
-    """S1.12: no other job is lost, and the file is whole again."""
+    """S1.12: A truncated last line of the journal is restored by the next run, and no other job is lost."""
     run.commands("echo one", "echo two")
     run.to_its_end(0)
     path = run.s.folder / "jobs.jsonl"
@@ -283,8 +289,9 @@ def test_s1_12_a_torn_last_line_of_the_record(run: Run) -> None:
 
 @pytest.mark.smoke
 def test_s1_2_s1_10_by_free_memory(machine: Callable[..., Machine]) -> None:
-    """S1.2, S1.10: the GPU with the most free; none has the minimum: it waits, and goes on as soon as one has. What the status
-    says needs no GPU library.
+    """S1.2, S1.10: A job gets the GPU with the most free memory, and waits while no GPU has the minimum free.
+
+    `status` needs no GPU library for what it shows.
     """
     m = machine(None).cards("GPU-a", "GPU-b")
     others = m.foreign_process()
@@ -318,7 +325,7 @@ def test_s1_2_s1_10_by_free_memory(machine: Callable[..., Machine]) -> None:
 
 
 def test_s1_2_all_gpus_full_of_others_is_waited_for(machine: Callable[..., Machine]) -> None:
-    """S1.2: nothing of ours runs and nothing has room: that may pass, and is looked at again and again."""
+    """S1.2: While foreign processes fill all GPUs, `run` waits, reads the GPUs again and again, and then goes on."""
     m = machine(None).cards("GPU-a", "GPU-b")
     others = m.foreign_process()
     m.use("GPU-a", others, 79_000)
@@ -332,7 +339,7 @@ def test_s1_2_all_gpus_full_of_others_is_waited_for(machine: Callable[..., Machi
 
 
 def test_a_lower_minimum_counts_for_what_was_refused_or_waits(machine: Callable[..., Machine]) -> None:
-    """A command that no card here can hold is refused; with a lower minimum the same command runs it."""
+    """A command that no GPU can hold is refused; with a lower `--min-free-mem-mb` the next `run` runs it."""
     m = machine(None).cards("GPU-a")
     run = Run(m.s).commands("echo x >>out")
     said = run.detected("--min-free-mem-mb", "90000", "--poll-interval", "0.25").ended(1)
@@ -349,8 +356,9 @@ def test_a_lower_minimum_counts_for_what_was_refused_or_waits(machine: Callable[
 
 
 def test_s1_11_memory_promised_to_starting_jobs_counts(machine: Callable[..., Machine]) -> None:
-    """S1.11: two of four fit by what they were promised, though the driver sees nothing of them yet; when they have shown what
-    they use, the others follow.
+    """S1.11: Memory promised to jobs that have just started counts as used, though the driver does not show it yet.
+
+    Two of four jobs fit. After `settle`, the memory that they really use counts, and the others are started.
     """
     m = machine(None).cards("GPU-a")
     run = Run(m.s).commands(*(run_held(key) for key in "abcd"))
@@ -378,7 +386,7 @@ def run_held(key: str) -> str:
 
 
 def test_one_job_on_each_declared_gpu(run: Run) -> None:
-    """Of GPUs that nobody reads memory cannot be booked."""
+    """A declared GPU runs one job at a time: its memory is not read, so it cannot be booked."""
     run.commands(*(run.held(key) for key in "abc"))
     run.start("--gpus", "2")
     run.begun("a", "b")
@@ -393,7 +401,7 @@ def test_one_job_on_each_declared_gpu(run: Run) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_told_to_end_its_jobs_go_on(run: Run, number: int) -> None:
-    """Nobody can be asked: what runs goes on, the exit code says that not all is done, and the same command goes on."""
+    """Without a terminal, SIGINT or SIGTERM ends `run` with 130, and its jobs go on; the same command continues."""
     run.commands(run.held("a"), run.held("b"))
     run.start("--gpus", "1")
     run.begun("a")
@@ -410,7 +418,7 @@ def test_told_to_end_its_jobs_go_on(run: Run, number: int) -> None:
 
 
 class Terminal:
-    """`gpujob run` on a terminal."""
+    """`gpujob run` on a pseudo-terminal of its own."""
 
     def __init__(self, run: Run, *words: str) -> None:
         self.run = run
@@ -425,7 +433,7 @@ class Terminal:
         self.said = ""
 
     def until(self, text: str) -> None:
-        """Read until it says this."""
+        """Read its output until ``text`` appears in it."""
 
         def look() -> bool:
             while select.select([self.fd], [], [], 0)[0]:
@@ -442,15 +450,18 @@ class Terminal:
         os.write(self.fd, text.encode())
 
     def code(self) -> int:
-        """Its exit code."""
+        """Wait for its end, and return its exit code."""
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             if select.select([self.fd], [], [], 0.05)[0]:
-                with contextlib.suppress(OSError):  # closed at the other end: it is about to end
+                with contextlib.suppress(OSError):  # the other end is closed: the process is about to end
                     self.said += os.read(self.fd, 65536).decode(errors="replace")
             found, status = os.waitpid(self.pid, os.WNOHANG)
             if found:
                 self.pid = 0
+                with contextlib.suppress(OSError):  # EIO: all is read, also what it wrote after the last look
+                    while select.select([self.fd], [], [], 0)[0]:
+                        self.said += os.read(self.fd, 65536).decode(errors="replace")
                 return os.waitstatus_to_exitcode(status)
         raise AssertionError(f"it does not end: {self.said[-2000:]}")
 
@@ -486,7 +497,7 @@ def test_ctrl_c_asks_and_goes_on(run: Run, terminal: Callable[..., Terminal]) ->
     shown.until("l, e or c: ")
     shown.said = ""
     run.go("a")
-    run.begun("c")  # it works on while it waits for an answer
+    run.begun("c")  # jobs are started while the question is open
     shown.until("job 3")
     wait_for(lambda: shown.until("l, e or c: ") or True, "asked again below what was said")
     shown.type("c\n")
@@ -514,7 +525,7 @@ def test_ctrl_c_ends_them_and_the_same_command_takes_them_up(run: Run, terminal:
 
 
 def test_what_was_still_being_ended_is_taken_up_too(run: Run, terminal: Callable[..., Terminal]) -> None:
-    """A job that takes its time to end, and nobody who waits for that: the same command sees it end and runs it again."""
+    """A job that is still being ended when a second Ctrl-C ends `run` is run again by the same command."""
     deaf = "trap '' TERM; echo a >>ledger; [ -e once ] || { touch once; while :; do sleep 0.05; done; }"
     run.commands(deaf)
     shown = terminal("--kill-grace", "600")
@@ -530,7 +541,7 @@ def test_what_was_still_being_ended_is_taken_up_too(run: Run, terminal: Callable
 
 
 def test_in_the_background_nobody_is_asked(run: Run, terminal: Callable[..., Terminal]) -> None:
-    """`gpujob run &`: reading from the terminal would stop it."""
+    """In the background (`gpujob run &`), Ctrl-C asks no question: reading from the terminal would stop the process."""
     run.commands(run.held("a"))
     pid, fd = pty.fork()
     if not pid:
@@ -561,7 +572,7 @@ def test_ctrl_c_leaves_them_running(run: Run, terminal: Callable[..., Terminal],
     shown.until("2 jobs are running")
     shown.type(how)
     assert shown.code() == 130
-    assert set(run.s.states().values()) <= {"starting", "running"}  # it may have left before it recorded their start
+    assert set(run.s.states().values()) <= {"starting", "running"}  # `run` may end before it records that they run
     run.go("a")
     run.go("b")
     run.to_its_end(0)
@@ -582,7 +593,7 @@ entrypoint.entry()
 
 
 def test_ctrl_c_pressed_once_more_while_it_asks(run: Run, terminal: Callable[..., Terminal]) -> None:
-    """The second one counts, however soon it comes."""
+    """A second Ctrl-C ends `run`, even if it arrives before the question is printed."""
     run.commands(run.held("a"))
     usual = run.s.command
     run.s.command = [usual[0], "-c", TWICE]
@@ -597,7 +608,7 @@ def test_ctrl_c_pressed_once_more_while_it_asks(run: Run, terminal: Callable[...
 
 
 def test_only_what_stands_in_the_file_counts(run: Run) -> None:
-    """A command that was mended, or taken out, does not keep the run failing for ever."""
+    """A failed command that was corrected in the file no longer counts for the exit code."""
     run.commands("true", "exit 3")
     run.to_its_end(1)
     run.commands("true", "exit 0")
@@ -607,7 +618,7 @@ def test_only_what_stands_in_the_file_counts(run: Run) -> None:
 
 
 def test_forgotten_is_not_done(run: Run) -> None:
-    """After `reset` nobody knows what became of them: that is no success, and they are not run again unasked."""
+    """After `reset`, the commands count as forgotten: exit code 1, and they run again only with `--again`."""
     run.commands("echo x >>out", "echo y >>out")
     run.to_its_end(0)
     run.s.cli("reset")
@@ -623,7 +634,7 @@ def test_forgotten_is_not_done(run: Run) -> None:
 
 @pytest.mark.parametrize("how", ["utf-16", "gone", "others may write"])
 def test_a_file_that_cannot_be_read_is_no_success(run: Run, how: str) -> None:
-    """What stands in it is not known: the exit code is never 0 then."""
+    """If the commands file cannot be read, the exit code is 1, since its contents are not known."""
     if how == "utf-16":
         run.file.write_text("true\n", "utf-16")
         assert "commands.txt" in run.to_its_end(1)
@@ -649,7 +660,10 @@ def test_a_file_of_the_same_name_elsewhere_is_another(run: Run) -> None:
 
 
 def test_what_is_no_record_is_not_taken_for_one(run: Run) -> None:
-    """`jobs_file` of a config that is meant for `start` names the lines that are watched: they stay as they are."""
+    """`run` refuses a file with other contents as its journal, and leaves it unchanged.
+
+    In the config of `start`, `jobs_file` names the watched lines; for `run` it names the journal.
+    """
     lines = "# my queue\n0,train.py,torch,--epochs 3,0\n"
     run.s.jobs_file.write_text(lines)
     run.commands("true")
@@ -659,7 +673,7 @@ def test_what_is_no_record_is_not_taken_for_one(run: Run) -> None:
 
 
 def test_two_runs_at_once(run: Run) -> None:
-    """The second is told what to do instead, and changes nothing."""
+    """A second `run` on the same state file ends with 1, names the pid of the first, and changes nothing."""
     run.commands(run.held("a"))
     run.start()
     run.begun("a")

@@ -1,4 +1,4 @@
-"""The JSON of the verbs and the state file is what scheduler/views/schemas says, to the last key, and the documents name every key."""
+"""JSON output and the state file match scheduler/views/schemas exactly, and the documents name every key."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def registry() -> Registry[Any]:
 
 
 def wrong(name: str, value: object) -> list[str]:
-    """What of this value the schema does not allow."""
+    """Return what the schema does not allow in ``value``, as "path: message"."""
     found = Draft202012Validator({"$ref": f"{name}.schema.json"}, registry=registry()).iter_errors(value)
     return [f"{'/'.join(map(str, error.absolute_path))}: {error.message[:300]}" for error in found]
 
@@ -56,7 +56,10 @@ def of(s: Scheduler, *words: str) -> Any:
 
 
 def test_s3_38_json_of_jobs_in_every_state_is_as_published(scheduler: Callable[..., Scheduler]) -> None:
-    """S3.38, S3.33: status, jobs, show and the state file, with jobs in all states and many reasons to wait."""
+    """S3.38, S3.33: With jobs in all states, JSON of all verbs and the state file match their schemas.
+
+    Verbs: status, jobs, show, why, report, screens. The jobs wait for many different reasons.
+    """
     s = scheduler(gpus=3, kill_grace=600, assign_retry_wait=500)
     oom, stubborn = s.folder / "oom.sh", s.folder / "stubborn.sh"
     oom.write_text("#!/bin/sh\necho torch.OutOfMemoryError: CUDA out of memory; exit 1\n")
@@ -147,7 +150,7 @@ def test_s3_38_json_of_jobs_in_every_state_is_as_published(scheduler: Callable[.
 
 
 def test_s3_38_json_of_gpus_that_are_read_is_as_published(machine: Callable[..., Machine]) -> None:
-    """S3.38: memory, load and temperature as numbers, and states that come of the readings."""
+    """S3.38: With GPU readings, JSON of status and the state file match their schemas, memory as a number."""
     m = machine()
     m.cards("GPU-a", "GPU-b")
     m.use("GPU-b", m.foreign_process(), 70_000, load=90)
@@ -162,7 +165,7 @@ def test_s3_38_json_of_gpus_that_are_read_is_as_published(machine: Callable[...,
 
 
 def test_s3_39_json_of_screens_is_as_published(screens: Callable[..., Any]) -> None:
-    """S3.39: with sessions."""
+    """S3.39: With a running session, JSON of screens, status and show match their schemas."""
     need_screen()
     s = screens(gpus=1)
     s.hold("a")
@@ -178,7 +181,7 @@ def test_s3_39_json_of_screens_is_as_published(screens: Callable[..., Any]) -> N
 
 
 def test_s3_38_json_before_the_first_start_is_as_published(scheduler: Callable[..., Scheduler]) -> None:
-    """S3.38: nothing was ever here."""
+    """S3.38: Before the first start of a scheduler, JSON of the verbs matches its schema."""
     s = scheduler()
     for verb in ("status", "jobs", "screens", "report"):
         check(verb, of(s, verb))
@@ -189,7 +192,7 @@ def test_s3_38_json_before_the_first_start_is_as_published(scheduler: Callable[.
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_s3_38_the_schemas_are_closed_and_explained(name: str) -> None:
-    """S3.38: no key that is not said, none without a description; a job of `show` is a job."""
+    """S3.38: No schema allows unknown keys, each key has a description, and a job of `show` has all keys of a job."""
     schema = SCHEMAS[name]
     Draft202012Validator.check_schema(schema)
 
@@ -210,7 +213,7 @@ def test_s3_38_the_schemas_are_closed_and_explained(name: str) -> None:
 
 
 def test_s3_38_the_schemas_find_faults() -> None:
-    """S3.38: a key too many, one too few, another type."""
+    """S3.38: A schema rejects an additional key, a missing key, and a value of another type."""
     good = {"schema": 1, "sessions": [{"id": 1, "session": "x", "gpus": [0], "attach": "screen -r 1.x"}]}
     assert wrong("screens", good) == []
     for bad in ({**good, "more": 1}, {"schema": 1}, {**good, "schema": 2}, {**good, "sessions": [{"id": "1"}]}):

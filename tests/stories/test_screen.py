@@ -1,4 +1,4 @@
-"""Screen mode: each job in a terminal session of its own, told apart, attached to, and outliving the scheduler."""
+"""Screen mode: each job has its own screen session, which users attach to and which outlives the scheduler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ DETACH = b"\x01d"
 
 @pytest.mark.smoke
 def test_s3_21_session_name_attach_and_a_terminal_with_colours(plain_screens):
-    """S3.21: gpujob_<gpus>_<mode>_<id>; `screen -ls` shows it, a plain `screen -r NAME` attaches, detached it runs on."""
+    """S3.21: A session is named gpujob_<gpus>_<mode>_<id>, `screen -ls` lists it, `screen -r NAME` attaches to it.
+
+    The job has a terminal with colours, and goes on after the user detaches.
+    """
     s = plain_screens
     s.script_of(
         "work",
@@ -40,7 +43,7 @@ def test_s3_21_session_name_attach_and_a_terminal_with_colours(plain_screens):
     assert int(s.log(1).split("colours ")[1].split()[0]) >= 8
     seat = s.sit("screen", "-r", name)
     seat.shows("turn")
-    seat.shows(name)  # the last line says where one is, and how to leave
+    seat.shows(name)  # screen's status line: session name, and how to detach
     seat.shows("Ctrl-a d")
     assert "(Attached)" in listed(s.environ)
     seat.type(DETACH)
@@ -48,14 +51,17 @@ def test_s3_21_session_name_attach_and_a_terminal_with_colours(plain_screens):
     now = s.log(1).count("turn")
     wait_for(lambda: s.log(1).count("turn") > now, "it runs on")
     assert s.job(1)["state"] == "running" and "(Detached)" in listed(s.environ)
-    assert f"gpujob attach 1, or screen -r {name}" in s.said()
+    s.says(f"gpujob attach 1, or screen -r {name}")
     s.release("work")
     s.wait_state(1, "done")
     wait_for(lambda: name not in s.sessions(), "the end of the session")
 
 
 def test_j09_what_a_job_has_printed_is_seen_from_a_terminal_of_24_lines(plain_screens):
-    """J09: one line, printed before anybody looked in: screen's own status line does not push it out. The log holds it alone."""
+    """J09: A line printed before a user attaches is visible on a terminal of 24 lines, and is all that the log has.
+
+    Screen's status line must not push it out.
+    """
     s = plain_screens
     s.script_of("work", "echo the only line; while [ -e hold-work ]; do sleep 0.05; done; exit 0")
     s.hold("work")
@@ -76,7 +82,7 @@ def test_j09_what_a_job_has_printed_is_seen_from_a_terminal_of_24_lines(plain_sc
     [("--mode eval", "eval"), ("--mode=a/b:c", "a_b_c"), ("--epochs 3", "unknown"), (f"--mode {'x' * 200}", "x" * 20)],
 )
 def test_s3_22_mode_made_safe(screens, words, mode):
-    """S3.22."""
+    """S3.22: The mode in a session name has at most 20 characters, all safe; without `--mode` it is `unknown`."""
     s = screens(gpus=1)
     s.script_of("work", "echo $STY; exit 0")
     s.append(f"0,work,,{words}")
@@ -87,7 +93,7 @@ def test_s3_22_mode_made_safe(screens, words, mode):
 
 
 def test_s3_23_exit_codes_are_exact(screens):
-    """S3.23: not the code of screen, which is 0 for everything."""
+    """S3.23: Exit code and signal are those of the job, not of screen, which exits with 0."""
     s = screens(gpus=4)
     codes = [0, 1, 3, 77, 137, 255, "s9", "s15", "s11", "s1"]
     s.append(*(s.line(f"k{n}", code=code) for n, code in enumerate(codes)))
@@ -105,7 +111,10 @@ def test_s3_23_exit_codes_are_exact(screens):
 @pytest.mark.parametrize("how", ["quit", "kill", "server", "shim"])
 @pytest.mark.parametrize("trap", ["exit 0", ""], ids=["caught", "ignored"])
 def test_s3_23_session_ended_from_outside_is_failed(screens, how, trap):
-    """S3.23, P5: quit, its window closed, its server or its shim killed: failed, also if the job then exits with 0."""
+    """S3.23, P5: A job whose session is ended from outside is failed, even if it then exits with 0.
+
+    Ways: `quit`, its window closed, its screen process or shim killed. A job that ignores SIGHUP runs on, with its GPU.
+    """
     s = screens(gpus=1)
     s.script_of("work", f"trap '{trap}' HUP; echo set; while [ ! -e go ]; do sleep 0.05; done; exit 0")
     s.append("0,work", s.line("next"))
@@ -120,7 +129,7 @@ def test_s3_23_session_ended_from_outside_is_failed(screens, how, trap):
     if not trap:
         wait_for(lambda: not alive(server), "the session has ended")
         assert s.cli("submit", "--cpu", "--wait", "--", "true").returncode == 0
-        assert s.states()[1] == "running" and s.states()[2] == "pending"  # it lives, and so keeps its GPU
+        assert s.states()[1] == "running" and s.states()[2] == "pending"  # it ignores SIGHUP and keeps its GPU
         (s.folder / "go").touch()
     s.wait_ended(2)
     job = s.job(1)
@@ -133,7 +142,10 @@ def test_s3_23_session_ended_from_outside_is_failed(screens, how, trap):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 @pytest.mark.smoke
 def test_s3_24_jobs_outlive_the_scheduler_and_are_adopted(screens, number):
-    """S3.24: its end does not end jobs; the next one keeps their GPUs, starts nothing twice, learns the true codes."""
+    """S3.24: Jobs outlive the scheduler; the next one adopts them, with their GPUs and exit codes.
+
+    Nothing is started twice.
+    """
     s = screens(gpus=2)
     s.hold("a")
     s.hold("b")
@@ -148,7 +160,7 @@ def test_s3_24_jobs_outlive_the_scheduler_and_are_adopted(screens, number):
     else:
         assert s.stop(number) == (130 if number == signal.SIGINT else 0)
     assert all(alive(pid) for pid in pids) and s.sessions() == names and len(names) == 2
-    s.release("b")  # it ends while nobody looks
+    s.release("b")  # it ends while no scheduler runs
     wait_for(lambda: not alive(pids[1]), "the end of b")
     s.append(s.line("c", gpus="0"))
     s.start()
@@ -165,7 +177,10 @@ def test_s3_24_jobs_outlive_the_scheduler_and_are_adopted(screens, number):
 
 
 def test_s3_24_session_of_an_adopted_job_ended_from_outside(screens):
-    """S3.23 after a restart: nobody of the new scheduler is a parent of anything there."""
+    """S3.23 after a restart: An adopted job whose session or shim is ended from outside is failed.
+
+    The new scheduler is the parent of none of these processes.
+    """
     s = screens(gpus=2)
     s.hold("a")
     s.hold("b")
@@ -185,7 +200,7 @@ def test_s3_24_session_of_an_adopted_job_ended_from_outside(screens):
 
 
 def test_s3_25_without_screen_nothing_is_started(screens):
-    """S3.25, J01: said with the command that installs it; no change of mode behind one's back."""
+    """S3.25, J01: Without screen, `start --screen` ends with 1, names the package to install, and starts no job."""
     s = screens(gpus=1)
     empty = s.folder / "empty"
     empty.mkdir()
@@ -203,7 +218,7 @@ def test_s3_25_without_screen_nothing_is_started(screens):
 
 
 def test_s3_39_screens_lists_only_its_own(screens, tmp_path):
-    """S3.39: with the command that attaches; with none it says so and that is no error."""
+    """S3.39: `screens` lists only its own sessions, each with the command that attaches; an empty list is no error."""
     s = screens(gpus=2, folder=tmp_path / "one")
     said = s.cli("screens")
     assert "no job runs in a screen session" in said.stdout and "no scheduler is running" in said.stdout
@@ -230,7 +245,7 @@ def test_s3_39_screens_lists_only_its_own(screens, tmp_path):
                 {"id": 1, "session": its.partition(".")[2], "gpus": [0], "attach": f"screen -r {its}"},
             ],
         }
-    # From elsewhere the folder must be named, or `screen -r` looks in the wrong one.
+    # Without SCREENDIR, `screen -r` would look in another folder: the command must name the right one.
     environ = {k: v for k, v in s.environ.items() if k != "SCREENDIR"}
     done = subprocess.run(
         [sys.executable, "-m", "scheduler", "screens"], cwd=s.folder, env=environ, capture_output=True, text=True
@@ -243,7 +258,7 @@ def test_s3_39_screens_lists_only_its_own(screens, tmp_path):
 
 
 def test_attach_is_screen_itself(screens):
-    """`attach JOB` becomes screen on exactly that session, also beside a terminal that is attached already."""
+    """`attach JOB` attaches to exactly that session, also while another terminal is attached to it."""
     s = screens(gpus=1)
     s.hold("a")
     s.append(s.line("a"))
@@ -259,7 +274,7 @@ def test_attach_is_screen_itself(screens):
 
 
 def test_attach_says_what_is_wrong(screens):
-    """No terminal, no session, an ended job, an unknown one."""
+    """`attach` reports why it cannot attach: no terminal, no session yet, an ended job, an unknown one, several."""
     s = screens(gpus=1)
     s.hold("a")
     s.append(s.line("a"), s.line("b"))
@@ -278,7 +293,7 @@ def test_attach_says_what_is_wrong(screens):
 
 
 def test_attach_to_a_job_without_a_session(scheduler):
-    """Direct mode."""
+    """In direct mode, `attach` ends with 1 and names `logs -f`, and `screens` lists nothing."""
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a"))
@@ -290,7 +305,10 @@ def test_attach_to_a_job_without_a_session(scheduler):
 
 
 def test_a_window_opened_beside_is_not_in_the_log(screens):
-    """Ctrl-a c: the user's own affair; the job's session then outlives the job, which is recorded all the same."""
+    """Output of a window that a user opens in a session is not in the log of the job.
+
+    The window keeps the session after the end of the job, which is recorded nevertheless.
+    """
     s = screens(gpus=1)
     s.script_of("work", "echo mine; while [ -e hold-work ]; do sleep 0.05; done; echo after; exit 5")
     s.hold("work")
@@ -305,11 +323,11 @@ def test_a_window_opened_beside_is_not_in_the_log(screens):
     assert s.job(1)["exit_code"] == 5
     s.wait_log(1, "after")
     assert s.log(1) == "mine\nafter\n"
-    assert len(s.sessions()) == 1  # with the user's window in it: not ours to end
+    assert len(s.sessions()) == 1  # the user's window keeps it
 
 
 def test_detached_with_screen(screens):
-    """`--detach --screen`."""
+    """`start --detach --screen` runs jobs in sessions, and the next scheduler adopts them."""
     s = screens(gpus=1)
     s.hold("a")
     s.append(s.line("a", code=4))
@@ -328,7 +346,7 @@ def test_detached_with_screen(screens):
 
 
 def test_retry_has_a_session_of_its_own(screens):
-    """A new attempt, a new log, the same id in the name."""
+    """Each attempt has its own session and log; the session name contains the same job id."""
     s = screens(gpus=1)
     s.script_of("work", "echo attempt $GPUJOB_ATTEMPT in $STY; [ $GPUJOB_ATTEMPT = 2 ] || exit 3")
     s.append("0,work,,;retries=1", "0,work,,again")
@@ -344,7 +362,7 @@ def test_retry_has_a_session_of_its_own(screens):
 
 
 def test_output_is_whole(screens):
-    """S3.20: 5 MB at once and then the end."""
+    """S3.20: The log has all of the 5 MB that a job prints just before its end."""
     s = screens(gpus=1)
     s.script_of("loud", "i=0; yes 0123456789abcdefghijklmnopqrstuvwxyz | head -n 140000; echo LAST; exit 3")
     s.append("0,loud")
@@ -357,7 +375,7 @@ def test_output_is_whole(screens):
 
 
 def test_a_hundred_sessions_at_once(screens):
-    """All codes right, no session and no file of ours left over."""
+    """With a hundred sessions at the same time, all exit codes are right, and no session or file is left over."""
     s = screens(gpus=1, cpu_slots=100)
     gate = s.folder / "gate"
     gate.touch()
@@ -377,7 +395,7 @@ def test_a_hundred_sessions_at_once(screens):
 
 
 def test_cancel_ends_the_whole_session(screens):
-    """SIGTERM to the tree; the session goes with it."""
+    """`cancel` ends all processes of a job in a session, and the session ends."""
     s = screens(gpus=1)
     s.script_of("work", "setsid sleep 600 & sleep 600 & echo set; wait")
     s.append("0,work", s.line("next"))
@@ -391,7 +409,7 @@ def test_cancel_ends_the_whole_session(screens):
 
 
 def test_started_from_within_a_session(screens):
-    """The scheduler itself runs in somebody's session: the jobs' sessions are their own."""
+    """A scheduler that itself runs in a screen session still gives each job its own session."""
     s = screens(gpus=1)
     s.script_of("work", "echo $STY $WINDOW $TERM; exit 0")
     s.append("0,work")

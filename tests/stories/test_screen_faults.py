@@ -1,4 +1,4 @@
-"""What goes wrong with terminal sessions: rows J01 to J12 of the list of faults."""
+"""Faults of screen sessions: rows J01 to J12 of the list of faults."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.system.atomic_files import _EXCHANGE, _renameat2
 from tests.screens import foreign_session, listed
 from tests.stories.harness import alive, wait_for
 from tests.stories.screen_harness import kill
@@ -20,7 +21,7 @@ DETACH = b"\x01d"
 
 
 def refused(s, **environ: str) -> str:
-    """What `start --screen` says when it cannot begin."""
+    """Check that `start --screen` ends with 1, one line on stderr and no job; return that line."""
     done = subprocess.run(
         [sys.executable, "-m", "scheduler", "start", "--gpus", "1", "--screen"],
         cwd=s.folder, env={**s.environ, **environ}, capture_output=True, text=True, timeout=60,
@@ -31,7 +32,10 @@ def refused(s, **environ: str) -> str:
 
 
 def test_j01_screen_is_missing_or_goes_missing(screens):
-    """J01: at the start, and later: then the job waits, is not lost, and runs once it is there again."""
+    """J01: Without screen, `start` is refused.
+
+    If screen disappears later, a job waits until it is back, and then runs once.
+    """
     s = screens(gpus=1, assign_retry_wait="0.2", max_assign_attempts=1000)
     bin_ = s.folder / "bin"
     bin_.mkdir()
@@ -53,7 +57,7 @@ def test_j01_screen_is_missing_or_goes_missing(screens):
 
 
 def test_j02_socket_folder_unusable_at_the_start(screens, tmp_path):
-    """J02, P3: screen's own reason, in one line."""
+    """J02, P3: With an unusable socket folder, `start` ends with 1 and screen's own reason, in one line."""
     s = screens(gpus=1)
     os.chmod(s.sockets, 0o755)
     assert "must have mode 700" in refused(s)
@@ -65,7 +69,7 @@ def test_j02_socket_folder_unusable_at_the_start(screens, tmp_path):
 
 
 def test_j02_socket_folder_unusable_while_running(screens):
-    """J02: the job goes back to the queue with screen's reason; not lost, run once when it is mended."""
+    """J02: If the socket folder becomes unusable, a job waits with screen's reason, and runs once when it is fixed."""
     s = screens(gpus=1, assign_retry_wait="0.2", max_assign_attempts=1000)
     s.start()
     os.chmod(s.sockets, 0o755)
@@ -79,31 +83,34 @@ def test_j02_socket_folder_unusable_while_running(screens):
 
 
 def test_j02_socket_folder_removed_while_running(screens):
-    """J02: running jobs do not need it; the next ones do."""
+    """J02: If the socket folder is removed, running jobs go on; new ones wait until it is back."""
     s = screens(gpus=2, assign_retry_wait="0.2", max_assign_attempts=1000)
     s.hold("a")
     s.append(s.line("a", code=5))
     s.start()
     s.wait_state(1, "running")
     away = s.sockets.with_name(s.sockets.name + "x")
-    s.sockets.rename(away)
+    away.touch()
+    exchange = lambda: _renameat2()(str(away), str(s.sockets), _EXCHANGE)  # noqa: E731
+    exchange()  # folder and file in one step: screen would create a missing folder, but cannot replace a file
     try:
-        s.sockets.touch()  # screen makes a missing folder anew; a file in its place it cannot
         s.append(s.line("b", code=6))
         wait_for(lambda: 2 in s.states() and "screen" in (s.job(2)["reason"] or ""), "screen's reason")
         s.release("a")
         s.wait_state(1, "failed")
         assert s.job(1)["exit_code"] == 5
-        s.sockets.unlink()
     finally:
-        s.sockets.unlink(missing_ok=True)
-        away.rename(s.sockets)
+        exchange()
+        away.unlink()
     s.wait_ended(2)
     assert s.job(2)["exit_code"] == 6 and s.starts("b") == 1
 
 
 def test_j03_session_quit_leftovers_hold_the_gpu(screens):
-    """J03: failed, never a success; what is left of the job is found, and its GPU not given out until that is gone."""
+    """J03: A job whose session is ended by `quit` is failed, and its leftover processes hold the GPU.
+
+    This also holds after a restart of the scheduler.
+    """
     s = screens(gpus=1)
     s.script_of("work", "setsid sh -c 'echo $$ > left; exec sleep 600' & nohup sleep 601 & echo set; wait")
     s.append("0,work", s.line("next"))
@@ -121,7 +128,7 @@ def test_j03_session_quit_leftovers_hold_the_gpu(screens):
     s.kill()
     s.start()
     s.cli("submit", "--cpu", "--wait", "--", "true", "again")
-    assert s.states()[2] == "pending"  # a restart does not forget it
+    assert s.states()[2] == "pending"  # the GPU stays held after a restart
     kill(left)
     for name in os.listdir("/proc"):
         if name.isdigit() and _mark_of(int(name), s, 1):
@@ -140,7 +147,10 @@ def _mark_of(pid: int, s, job: int) -> bool:
 
 
 def test_j04_server_killed(screens):
-    """J04: as for a job killed from outside; a job that goes on without its terminal keeps its GPU until it ends."""
+    """J04: A job whose screen process is killed fails by SIGHUP.
+
+    A job that ignores SIGHUP goes on without its terminal, and keeps its GPU until it ends.
+    """
     s = screens(gpus=2)
     s.hold("a")
     s.script_of("work", "trap '' HUP; echo set; while [ ! -e go ]; do sleep 0.05; done; exit 0")
@@ -162,7 +172,7 @@ def test_j04_server_killed(screens):
 
 
 def test_j05_a_screen_that_returns_0_and_starts_nothing(screens):
-    """J05: its exit code proves nothing; found at once, and failed to start after the attempts."""
+    """J05: A screen that exits with 0 and creates no session is no start; the job ends as could_not_start."""
     s = screens(gpus=1, max_assign_attempts=2, assign_retry_wait="0.1")
     bin_ = s.folder / "bin"
     bin_.mkdir()
@@ -179,7 +189,7 @@ def test_j05_a_screen_that_returns_0_and_starts_nothing(screens):
 
 
 def test_j06_name_taken_by_another(screens):
-    """J06: ours has the short id appended; the other is not touched, whatever happens to ours."""
+    """J06: If its session name is in use, a job gets one with the short id appended; the other session is untouched."""
     s = screens(gpus=1)
     other = foreign_session(s.environ, "gpujob_0_unknown_1", "sleep", "600")
     foreign_session(s.environ, "gpujob_0_unknown_1_", "sleep", "601")
@@ -201,7 +211,10 @@ def test_j06_name_taken_by_another(screens):
 
 
 def test_j06_name_that_begins_like_another(screens):
-    """J06: job 1 and job 11: what is done to the one does not reach the other."""
+    """J06: Ctrl-C in the session of job 1, and a cancel of job 2, do not reach other jobs.
+
+    The session names of jobs 10 to 12 begin like that of job 1.
+    """
     s = screens(gpus=1, cpu_slots=20)
     s.script_of("work", "echo set; while [ ! -e go ]; do sleep 0.1; done")
     s.append(*(f"0,work,,{n};gpus=0" for n in range(12)))
@@ -222,7 +235,7 @@ def test_j06_name_that_begins_like_another(screens):
 
 @pytest.mark.parametrize("mode", ["x" * 200, "a b", "$(touch x)", "-X quit", "../../x", "%n^C", "ä'\\\"", "a.b:c*"])
 def test_j07_odd_characters_in_the_mode(screens, mode):
-    """J07: the name is safe; the job gets its word as it is."""
+    """J07: Odd characters in `--mode` give a safe session name, and the job gets the word unchanged."""
     s = screens(gpus=1)
     s.script_of("work", 'printf "%s\\n" "$@" > words; exit 0')
     s.start()
@@ -237,7 +250,7 @@ def test_j07_odd_characters_in_the_mode(screens, mode):
 
 
 def test_j08_a_dead_session_is_none(screens):
-    """J08: `screen -ls` goes on listing it."""
+    """J08: Dead sessions, which `screen -ls` still lists, are not listed by `screens`, and new jobs still start."""
     s = screens(gpus=2)
     s.hold("a")
     s.script_of("work", "trap '' HUP; echo set; while [ ! -e go ]; do sleep 0.05; done; exit 0")
@@ -257,12 +270,15 @@ def test_j08_a_dead_session_is_none(screens):
     seat.shows("session")
     (s.folder / "go").touch()
     s.wait_ended(2)
-    s.append(s.line("c", gpus="0"))  # the dead ones are in nobody's way
+    s.append(s.line("c", gpus="0"))  # dead sessions do not hinder it
     s.wait_state(3, "done")
 
 
 def test_j09_detach_resize_close_and_ctrl_c(screens):
-    """J09: only Ctrl-C ends a job, and only the one at which it is typed; its ending is recorded."""
+    """J09: Detaching, resizing or closing the terminal, Ctrl-Z and Ctrl-S do not stop a job.
+
+    Ctrl-C ends only the job in whose session it is typed, and the signal is recorded.
+    """
     s = screens(gpus=2)
     s.script_of(
         "work",
@@ -280,7 +296,7 @@ def test_j09_detach_resize_close_and_ctrl_c(screens):
     rows = itertools.cycle((40, 41))
 
     def resized() -> bool:
-        seat.resize(next(rows), 132)  # until screen listens: it shows the session a moment before
+        seat.resize(next(rows), 132)  # repeated: screen shows the session before it handles resizes
         seat.read()
         return "132" in s.log(1)
 
@@ -289,12 +305,12 @@ def test_j09_detach_resize_close_and_ctrl_c(screens):
     assert seat.ended() == 0
     seat = s.sit("screen", "-r", name)
     seat.shows("leave it running")
-    seat.close()  # the window is shut, the connection lost
+    seat.close()  # as when a window is closed or a connection lost
     wait_for(lambda: "(Attached)" not in listed(s.environ), "nobody is attached")
     assert s.job(1)["state"] == s.job(2)["state"] == "running"
     seat = s.sit("screen", "-r", name)
     seat.shows("leave it running")
-    seat.type(b"\x1a\x13")  # Ctrl-Z, Ctrl-S: nothing stands still
+    seat.type(b"\x1a\x13")  # Ctrl-Z, Ctrl-S: must not stop the job
     seat.type(b"\x03")
     seat.shows("screen is terminating")
     s.wait_state(1, "failed")
@@ -307,9 +323,9 @@ def test_j09_detach_resize_close_and_ctrl_c(screens):
 
 
 def test_j11_a_log_full_of_escape_codes(screens):
-    """J11: the file is what the job printed; nothing of it plays with the terminal of who reads it.
+    """J11: The log is exactly what the job printed; `logs` passes no escape codes to the terminal except colours.
 
-    (A code that asks the terminal something is answered, and the answer echoed into the log, as in any terminal.)
+    The data has no code that asks the terminal for an answer: the log would have the answer too, as in any terminal.
     """
     s = screens(gpus=1)
     data = b"\x1b]0;title\x07\x1b[31mred\x1b[0m\x1b[2J\xc2\x9b2J\xe2\x82\xac\ttab\x00\x0e\x0f\x1bc\x1b_apc\x1b\\end\n"
@@ -323,7 +339,7 @@ def test_j11_a_log_full_of_escape_codes(screens):
     seat = s.gpujob("logs", "1", "-n", "5")
     assert seat.ended() == 0
     seat.shows("end")
-    shown = re.sub(rb"\x1b\[[0-9;]*m", b"", seat.text)  # colours may pass
+    shown = re.sub(rb"\x1b\[[0-9;]*m", b"", seat.text)  # colours are allowed
     assert b"\x1b" not in shown and b"\xc2\x9b" not in shown and b"\x07" not in shown
     assert "€\ttab".encode() in shown and b"\x1b[31mred" in seat.text
     assert "\x1b" not in s.said() and "\x07" not in s.said()
@@ -334,7 +350,10 @@ def test_j11_a_log_full_of_escape_codes(screens):
 
 
 def test_j12_hostile_screenrc_of_the_user(screens):
-    """J12: ours is used: the session ends with its job, logs where it should, and is nobody else's."""
+    """J12: Settings of the user's and the system's screenrc have no effect on the sessions of jobs.
+
+    The session ends with its job, logs to the log of the job, and is private.
+    """
     s = screens(gpus=1)
     home = s.folder / "home"
     home.mkdir()
@@ -361,7 +380,10 @@ def test_j12_hostile_screenrc_of_the_user(screens):
 
 
 def test_what_a_killed_daemon_left_of_its_sessions_goes_in_either_mode(screens):
-    """Found by the soak: what was handed to a session holds an environment, and stayed until the next --screen."""
+    """Old files that a killed daemon left for its sessions are removed at the next start, in both modes.
+
+    They hold environments of jobs. A new one stays, since its session may still have to read it.
+    """
     s = screens(gpus=1)
     folder = s.folder / ".gpujob" / "sessions"
     for mode in ("--no-screen", "--screen"):
@@ -378,7 +400,10 @@ def test_what_a_killed_daemon_left_of_its_sessions_goes_in_either_mode(screens):
 
 @pytest.mark.parametrize("how", ["signal.signal(signal.SIGHUP, signal.SIG_IGN)", "os.setsid()"], ids=["deaf", "away"])
 def test_b06_b08_what_outlives_a_killed_job_holds_its_gpu(screens, how):
-    """B06, B08, P7: children that the end of the terminal does not end: no other job on the GPU, `status` names them."""
+    """B06, B08, P7: Leftover processes of a killed job hold its GPU, and `status` names them.
+
+    They survive the end of the terminal: they ignore SIGHUP, or lead sessions of their own.
+    """
     s = screens(gpus=1)
     loader = f"import os, signal, time\n{how}\nopen(f'up-{{os.getpid()}}', 'w').close()\ntime.sleep(600)\n"
     (s.folder / "loader.py").write_text(loader)

@@ -1,4 +1,4 @@
-"""Odd and hostile surroundings of screen mode."""
+"""Screen mode in unusual environments: odd folders, removed folders, large environments, payloads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.stories.test_payloads import DO, PAYLOADS, SEES, no_mark, saw
 
 @pytest.mark.parametrize("folder", ["a b'\"$HOME;%n^C ä\\x", "y" * 200 + "/" + "z" * 150], ids=["odd", "long"])
 def test_any_folder_will_do(screens, tmp_path, folder):
-    """Blanks, quotes, what screen's own file would expand, and a path of 350 characters."""
+    """A scheduler's folder may have blanks, quotes, characters that screenrc expands, or a path of 350 characters."""
     place = tmp_path / folder
     place.mkdir(parents=True)
     s = screens(gpus=1, folder=place)
@@ -21,11 +21,12 @@ def test_any_folder_will_do(screens, tmp_path, folder):
     s.start()
     s.wait_ended(1)
     assert s.job(1)["exit_code"] == 3, s.job(1)
+    s.wait_no_session()  # screen, which writes the log, may end after the job
     assert s.log(1) == "mine\n"
 
 
 def test_folders_removed(screens):
-    """A missing folder of ours is made again; it is no fault of the jobs."""
+    """Folders of the scheduler that were removed are created again, and the next job runs."""
     s = screens(gpus=1, assign_retry_wait="0.2")
     s.append(s.line("a"))
     s.start()
@@ -41,7 +42,7 @@ def test_folders_removed(screens):
 
 
 def test_a_large_and_an_odd_environment(screens):
-    """300 KB of it; values that are no text; no HOME, no locale, an unknown terminal."""
+    """A job gets 300 KB of environment and values that are not UTF-8; HOME, locale and a known TERM are not needed."""
     s = screens(gpus=1)
     s.script_of("work", 'echo ${#A} ${#B} "$LANG" "$HOME"; printf %s "$ODD" | od -An -tx1; echo ä')
     s.append("0,work")
@@ -50,11 +51,12 @@ def test_a_large_and_an_odd_environment(screens):
     s.environ["ODD"] = os.fsdecode(b"\xff\n%n$X")
     s.start(A="a" * 100_000, B="b" * 100_000, C="c" * 100_000, TERM="no-such-terminal")
     s.wait_state(1, "done")
+    s.wait_no_session()
     assert s.log(1) == "100000 100000  \n ff 0a 25 6e 24 58\nä\n"
 
 
 def test_s12_two_hundred_payloads_reach_a_job_in_a_session_as_they_are(screens):
-    """S12, S11: through screen, its own file and the shim: no shell, no expansion of screen's, every byte."""
+    """S12, S11: A job in a session gets all words byte by byte: neither a shell nor screen expands them."""
     s = screens(gpus=1, cpu_slots=4)
     script = s.folder / "sees.sh"
     script.write_text(SEES.format(folder=s.folder))

@@ -1,4 +1,4 @@
-"""Scripts that are no Python, odd names, long arguments, and torchrun, on a real scheduler."""
+"""Executable scripts that are not Python, odd names, long arguments, and torchrun, with a real scheduler."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.prefixes import executable, site_packages, venv_prefix
 from tests.stories.harness import wait_for
 
 WORDS = '#!/bin/sh\nprintf "<%s>" "$0" "$@"; echo " $CUDA_VISIBLE_DEVICES"\n'
-# Prints a hash over all words, with what separates them.
+# Prints a hash of all words, separated by NUL bytes, and their number.
 HASH = "import hashlib, os, sys; print(hashlib.sha256(b'\\0'.join(map(os.fsencode, sys.argv[1:]))).hexdigest(), len(sys.argv) - 1)\n"
-# What torchrun does, as far as a script can tell.
+# Stand-in for torchrun that a script cannot tell from the real one.
 FAKE_TORCH = """\
 import os, subprocess, sys
 assert __name__ == "__main__" and sys.argv[1] == "--standalone", sys.argv
@@ -38,7 +38,10 @@ def digest(words):
 
 
 def test_any_executable_file_runs_itself(scheduler):
-    """S3: relative to the jobs file, with spaces, UTF-8 and quotes in names; the words as they stand, no --cuda."""
+    """S3: Any executable file of a line is run itself, with its words unchanged and without `--cuda`.
+
+    Paths are relative to the jobs file; names may have blanks, quotes, commas, semicolons and other alphabets.
+    """
     s = scheduler(gpus=2)
     names = ["run.sh", "sub/run", "with space.sh", "größe-模型.sh", "it's.sh", 'say "hi".sh', "a,b.sh", "semi;colon.sh"]
     for name in names:
@@ -68,7 +71,10 @@ def test_any_executable_file_runs_itself(scheduler):
 
 
 def test_b17_long_arguments_arrive_whole(scheduler):
-    """S3, B17: 100 KB in one line and through submit; one word too long for the kernel is refused at the door."""
+    """S3, B17: 100 KB of arguments arrive complete, by a line and by `submit`.
+
+    A line with a word that is too long for the kernel is refused.
+    """
     s = scheduler(gpus=2)
     (s.folder / "hash.py").write_text(HASH)
     executable(s.folder / "hash.sh", f"#!{sys.executable}\n{HASH}")
@@ -90,7 +96,10 @@ def test_b17_long_arguments_arrive_whole(scheduler):
 
 
 def test_b17_what_the_kernel_would_refuse_is_refused_by_the_verbs(scheduler, monkeypatch):
-    """B17: `add` and `submit`, called with words that no shell could pass on."""
+    """B17: `add` and `submit` refuse words, variables and commands that are too long for the kernel.
+
+    They are called as functions, since no shell could pass on such words.
+    """
     from scheduler.cli.add import add, submit
     from scheduler.core.errors import SchedulerError
 
@@ -117,13 +126,16 @@ def test_b17_what_the_kernel_would_refuse_is_refused_by_the_verbs(scheduler, mon
 
 
 def ranks(s, job_id):
-    """What each process of a torchrun job saw, by rank."""
+    """Return rank → the variables and words that this process of a torchrun job printed."""
     seen = [json.loads(line) for line in s.log(job_id).splitlines() if line.startswith("{")]
     return {one.pop("RANK"): one for one in seen}
 
 
 def test_torchrun_starts_one_process_a_gpu(scheduler):
-    """`;launch=torchrun`: the environment's torch, N = the job's GPUs (1 without any); --cuda replaced, never added."""
+    """`;launch=torchrun` runs the torch of the environment with one process per GPU (one without GPUs).
+
+    An existing `--cuda` is replaced, none is added.
+    """
     s = scheduler(gpus=2)
     venv = venv_prefix(s.folder / "venv")
     package = site_packages(venv) / "torch" / "distributed"
@@ -169,7 +181,10 @@ def test_torchrun_starts_one_process_a_gpu(scheduler):
 
 
 def test_submit_launch_python_runs_a_script_as_a_line_would(scheduler):
-    """`submit --launch python -- SCRIPT`: with the right python and --cuda, in the submitter's folder."""
+    """`submit --launch python -- SCRIPT` runs a script like a line: with an interpreter and `--cuda`.
+
+    It runs in the current folder of `submit`.
+    """
     s = scheduler(gpus=1)
     (s.folder / "words.py").write_text("import os, sys; print(os.getcwd(), sys.argv[1:])\n")
     s.start()

@@ -1,4 +1,4 @@
-"""Who was told to start a job and is late: the next daemon neither takes it for lost nor starts it a second time."""
+"""A supervisor or shim that is late with a start: the next daemon neither loses the job nor starts it twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ LOOKS = 3
 
 
 def late(s, code: int) -> int:
-    """A job whose starter has claimed it and does not go on, as on a disk that hangs; the starter's pid."""
+    """Start a scheduler with one job whose starter stops after its claim; return the pid of the starter.
+
+    The starter is the supervisor or, in screen mode, the shim.
+    """
     shim = hasattr(s, "sessions")
     s.append(s.line("late", code))
     s.start(GPUJOB_CRASH_AT=f"{'shim' if shim else 'supervisor'}.claimed:1:stop")
@@ -35,7 +38,7 @@ def late(s, code: int) -> int:
 
 
 def seen_again(s) -> None:
-    """The daemon has looked at everything some times more."""
+    """Wait until the daemon has run several passes: it has started some jobs that need no GPU."""
     for _ in range(LOOKS):
         key = f"look{len(s.states())}"
         s.append(s.line(key) + ";gpus=0")
@@ -44,7 +47,10 @@ def seen_again(s) -> None:
 
 @pytest.mark.parametrize("mode", ["direct", "screen"])
 def test_a08_a_starter_in_the_midst_of_its_work_is_waited_for(scheduler, screens, mode):
-    """A08, P1, P7: claimed, not yet spawned, daemon killed: the GPU stays taken, the job runs once, its code is known."""
+    """A08, P1, P7: After kills of the daemon, a claimed attempt that has not begun keeps its GPU.
+
+    When its starter goes on, the job runs once, and its exit code is recorded.
+    """
     s = scheduler(gpus=1) if mode == "direct" else screens(gpus=1)
     starter = late(s, 7)
     s.kill()
@@ -62,7 +68,7 @@ def test_a08_a_starter_in_the_midst_of_its_work_is_waited_for(scheduler, screens
 
 
 def test_a08_a_starter_that_dies_in_the_midst_of_its_work_never_ran_it(scheduler):
-    """Claimed, and then daemon and supervisor are both killed: nobody can tell, so it is lost, and not run again."""
+    """If daemon and starter are killed between claim and start, the job is lost, and not run again."""
     s = scheduler(gpus=1)
     starter = late(s, 7)
     s.kill()
@@ -76,7 +82,10 @@ def test_a08_a_starter_that_dies_in_the_midst_of_its_work_never_ran_it(scheduler
 
 
 def test_a07_a_late_starter_finds_its_start_taken_back(scheduler):
-    """A06, A07: sent, not yet claimed: the next daemon takes it back and starts it itself; the late one runs nothing."""
+    """A06, A07: A start that was sent and not claimed is taken back by the next daemon, which starts the job itself.
+
+    The late supervisor then starts nothing.
+    """
     s = scheduler(gpus=1)
     s.start()
     slow = s.supervisor_pid()
@@ -93,7 +102,7 @@ def test_a07_a_late_starter_finds_its_start_taken_back(scheduler):
 
 
 def test_b05_cancelled_while_its_starter_is_late(scheduler):
-    """A14, B05: the cancel reaches the job when it begins after all."""
+    """A14, B05: A cancel of a job whose starter is late ends the job when it begins after all."""
     s = scheduler(gpus=1, kill_grace="0.2")
     s.hold("late")
     starter = late(s, 7)
@@ -107,7 +116,10 @@ def test_b05_cancelled_while_its_starter_is_late(scheduler):
 
 
 def test_a_stopped_supervisor_is_said_and_shown_until_it_goes_on(scheduler):
-    """Nothing is lost, started twice or cancelled for it; but whoever wonders why nothing starts is told."""
+    """While the supervisor is stopped, log and `status` report it with the command that continues it.
+
+    Nothing is lost, started twice or cancelled.
+    """
     s = scheduler(gpus=2, monitor_interval="0.1")
     s.hold("a")
     s.append(s.line("a", 6, gpus="0"))

@@ -1,4 +1,4 @@
-"""The state file of a running scheduler: always whole, edits obeyed and never lost, damage set aside."""
+"""The state file of a running scheduler: always complete, no edit is lost, invalid contents are set aside."""
 
 from __future__ import annotations
 
@@ -31,13 +31,16 @@ def path(s: Scheduler) -> Path:
 
 
 def read(s: Scheduler) -> dict[str, Any]:
-    """What any reader gets at this instant: a whole document."""
+    """Return the contents of the state file, which is complete at any moment."""
     found: dict[str, Any] = json.loads(path(s).read_text())
     return found
 
 
 def edit(s: Scheduler, how: str = "in place", **changes: Any) -> None:
-    """Read, change, save: in place, through another file, in two writes with a flush between, or by another program."""
+    """Read the state file, change it and save it.
+
+    ``how``: in place; by rename of another file; truncate (two writes with a flush between); by another program (jq).
+    """
     document = {**read(s), **changes}
     other = s.folder / f"edit-{threading.get_ident()}"
     if how == "in place":
@@ -63,12 +66,12 @@ def edit(s: Scheduler, how: str = "in place", **changes: Any) -> None:
 
 
 def paused(s: Scheduler) -> list[int]:
-    """As the store has it."""
+    """Return the paused GPUs in the store."""
     return [row[0] for row in s.rows("SELECT gpu FROM pauses ORDER BY gpu")]
 
 
 def shows(s: Scheduler, *gpus: int) -> None:
-    """Store, file and status agree on this, sooner or later."""
+    """Wait until store and state file have exactly these GPUs paused, and check that `status` shows the same."""
     wait_for(lambda: paused(s) == list(gpus), f"paused {gpus}, is {paused(s)}\n{s.said()[-2000:]}")
     wait_for(lambda: path(s).exists() and read(s)["paused_gpus"] == list(gpus), f"shown {gpus}")
     found = s.status()
@@ -77,7 +80,10 @@ def shows(s: Scheduler, *gpus: int) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_d09_s3_32_edits_by_any_program_are_obeyed(scheduler, how):
-    """S3.30, S3.32, D09: pause, resume, both at once, the whole queue, an unknown id beside valid ones."""
+    """S3.30, S3.32, D09: However an edit is saved, it pauses and resumes GPUs and the queue.
+
+    An unknown GPU is reported; the other GPUs in the edit still count.
+    """
     s = scheduler(gpus=3)
     s.start()
     wait_for(path(s).exists, "state file")
@@ -101,7 +107,10 @@ def test_d09_s3_32_edits_by_any_program_are_obeyed(scheduler, how):
 
 
 def test_s3_31_a_thousand_pauses_and_resumes_against_a_busy_daemon(scheduler):
-    """S3.31, D05, D11: two threads by verb, one by edits of all kinds, while jobs churn; the last of each holds."""
+    """S3.31, D05, D11: Of pauses and resumes by verbs and by edits at the same time, the last one for each GPU counts.
+
+    Two threads use verbs, one saves edits, and jobs run all the time.
+    """
     s = scheduler(gpus=4, cpu_slots=4)
     s.start()
     wait_for(path(s).exists, "state file")
@@ -128,7 +137,7 @@ def test_s3_31_a_thousand_pauses_and_resumes_against_a_busy_daemon(scheduler):
         for how, two, three in steps:
             document = read(s)
             wanted = set(document["paused_gpus"]) - {2, 3} | {gpu for gpu, on in ((2, two), (3, three)) if on}
-            edit(s, how, paused_gpus=sorted(wanted))
+            edit(s, how, **{**document, "paused_gpus": sorted(wanted)})  # GPUs and revision are of one read
             last[2], last[3] = two, three
 
     def guarded(what: Any, *arguments: Any) -> threading.Thread:
@@ -164,7 +173,10 @@ def test_s3_31_a_thousand_pauses_and_resumes_against_a_busy_daemon(scheduler):
 
 @pytest.mark.parametrize("seed", [0, 7])
 def test_s3_31_verb_and_edit_in_turn_the_last_one_holds(scheduler, monkeypatch, seed):
-    """Each sees what the one before did, whichever way it went: also a verb that confirms an edit, which is then taken back."""
+    """Of verbs and edits in turn, the last one counts.
+
+    This also holds if a verb repeats an edit and a later edit takes that back.
+    """
     monkeypatch.setattr(send_request, "SHOWN_S", PATIENCE_S)
     s = scheduler(gpus=1)
     s.start()
@@ -184,20 +196,21 @@ def test_s3_31_verb_and_edit_in_turn_the_last_one_holds(scheduler, monkeypatch, 
 
 
 def test_s3_33_whole_at_every_instant_and_painted_ten_times_a_second_at_most(scheduler):
-    """S3.33: read again and again while 1,000 jobs come and go."""
+    """S3.33: The state file is complete at every read and written at most ten times a second, while 300 jobs run."""
     s = scheduler(gpus=2, cpu_slots=8)
     s.start()
     wait_for(path(s).exists, "state file")
     first, began = read(s)["revision"], time.monotonic()
-    s.append(*(f"0,/bin/true,,{number};gpus=0" for number in range(1000)))
+    s.append(*(f"0,/bin/true,,{number};gpus=0" for number in range(300)))
     reads = 0
     while True:
         document = read(s)
         reads += 1
         assert document["gpu_status"] == [0.0, 0.0] and document["paused_gpus"] == []
-        if document["jobs"]["done"] == 1000:
+        if document["jobs"]["done"] == 300:
             break
-        assert time.monotonic() - began < 120
+        assert time.monotonic() - began < 150  # pytest ends a test after 180 s
+        time.sleep(0.001)  # leaves the processor to the scheduler; each version stays for 100 ms
     pictures = document["revision"] - first
     assert 2 <= pictures <= (time.monotonic() - began) * 10 + 2, (pictures, reads)
     assert document["running"] == [] and document["jobs"]["pending"] == 0
@@ -206,13 +219,13 @@ def test_s3_33_whole_at_every_instant_and_painted_ten_times_a_second_at_most(sch
 
 @pytest.mark.parametrize("damage", ["", '{"paused_gpus": [1', '{"paused_gpus": [1],}', "\0" * 64, '{"paused_gpus": 1}'])
 def test_d01_d02_d03_s3_34_damage_is_set_aside_and_pauses_stay(scheduler, damage):
-    """S3.34: never overwritten blindly, reported once with its place, what was paused stays paused."""
+    """S3.34: Invalid contents are set aside unchanged and reported once; the pauses stay in force."""
     s = scheduler(gpus=2)
     s.start()
     wait_for(path(s).exists, "state file")
     s.cli("pause", "1")
     path(s).write_text(damage)
-    wait_for(lambda: "copy saved as" in s.said(), "set aside")  # said once the copy is whole
+    wait_for(lambda: "copy saved as" in s.said(), "the copy")  # logged after the copy is complete
     (aside,) = s.folder.glob("gpu_scheduler_state.json.bad-*")
     assert aside.read_text() == damage and aside.stat().st_mode & 0o777 == 0o600
     shows(s, 1)
@@ -221,7 +234,7 @@ def test_d01_d02_d03_s3_34_damage_is_set_aside_and_pauses_stay(scheduler, damage
 
 
 def test_d04_keys_that_are_none(scheduler):
-    """A slip in the key's name is named; everything else is painted over."""
+    """An unknown key is reported with the similar valid one, and all other changes are overwritten."""
     s = scheduler(gpus=2)
     s.start()
     wait_for(path(s).exists, "state file")
@@ -232,7 +245,10 @@ def test_d04_keys_that_are_none(scheduler):
 
 @pytest.mark.smoke
 def test_d06_s3_42_deleting_it_resets_pauses_and_nothing_else(scheduler):
-    """S3.42: the main log has its name; the deleted state file is painted again, jobs are as they were."""
+    """S3.42: If the state file is deleted, the pauses are reset, the file is written again, and jobs stay unchanged.
+
+    The main log, which has its default name, reports it.
+    """
     s = scheduler(gpus=2)
     s.start()
     s.hold("a")
@@ -284,7 +300,7 @@ def test_pauses_by_verb_without_a_daemon_and_by_edit_do_not_undo_each_other(sche
 
 
 def test_a_pause_committed_and_never_painted_is_no_edit_undone(scheduler):
-    """Killed between the commit and the picture: the old picture in the file is not taken for a wish."""
+    """If the daemon is killed after the commit of a pause, before the state file shows it, the old file is no edit."""
     s = scheduler(gpus=2)
     s.start(GPUJOB_CRASH_AT="state.tmp_written:6")
     wait_for(path(s).exists, "state file")
@@ -301,14 +317,17 @@ def test_a_pause_committed_and_never_painted_is_no_edit_undone(scheduler):
     assert wait_for(lambda: s.process.poll(), "killed at the point") == -signal.SIGKILL
     wanted = paused(s)
     assert wanted
-    path(s).write_bytes(before)  # the oldest picture of all
+    path(s).write_bytes(before)  # an older version of the state file
     s.start()
     shows(s, *wanted)
 
 
 @pytest.mark.parametrize("how", ["full", "read-only"])
 def test_d07_a_folder_that_cannot_be_written_for_a_while(scheduler, tmp_path, how):
-    """The store goes on; the picture catches up. Root writes everywhere, so a file system is filled, or mounted so."""
+    """If the state file cannot be written, jobs go on, and the file is updated once it can be.
+
+    Root may write everywhere, so the test fills a file system or mounts it read-only.
+    """
     if os.getuid() != 0:
         pytest.skip("mounting needs root")
     s = scheduler(gpus=2)
@@ -322,7 +341,7 @@ def test_d07_a_folder_that_cannot_be_written_for_a_while(scheduler, tmp_path, ho
     try:
         house = tmp_path / ".gpujob-state"
         house.mkdir(mode=0o700)
-        (inner / ".gpujob-state").mkdir()  # only the state file lies on the small one
+        (inner / ".gpujob-state").mkdir()  # only the state file is on the small file system
         subprocess.run(["mount", "--bind", str(house), str(inner / ".gpujob-state")], check=True)
         s.settings.update(
             state_file=str(inner / "state.json"), log_dir=str(tmp_path / "logs"), jobs_file=str(s.jobs_file)
@@ -332,7 +351,7 @@ def test_d07_a_folder_that_cannot_be_written_for_a_while(scheduler, tmp_path, ho
         file = inner / "state.json"
         wait_for(file.exists, "state file")
         if how == "read-only":
-            words = ["mount", "-o", "remount,ro", str(inner)]  # refused while the next picture is being written
+            words = ["mount", "-o", "remount,ro", str(inner)]  # fails while the state file is being written
             wait_for(lambda: subprocess.run(words, capture_output=True).returncode == 0, "it is read-only")
         else:
             fill = os.open(inner / "fill", os.O_WRONLY | os.O_CREAT)
@@ -398,11 +417,12 @@ def test_d11_two_programs_save_in_turn_the_last_whole_file_holds(scheduler):
 
 
 def test_two_daemons_one_file(scheduler):
-    """S3.37: the second refuses and touches nothing."""
+    """S3.37: A second daemon on the same state file is refused, names the pid of the first, and changes nothing."""
     s = scheduler(gpus=1)
     s.start()
     wait_for(path(s).exists, "state file")
     s.cli("pause", "0")
+    shows(s, 0)
     before = read(s)
     done = s.cli("start", "--gpus", "4", code=1)
     assert f"pid {s.pid}" in done.stderr
@@ -410,7 +430,7 @@ def test_two_daemons_one_file(scheduler):
 
 
 def test_by_polling_too(scheduler):
-    """Where there is no inotify, edits are seen a second later."""
+    """Without inotify, edits are noticed by polling, about a second later."""
     s = scheduler(gpus=2, watch="poll")
     s.start()
     wait_for(path(s).exists, "state file")

@@ -1,4 +1,4 @@
-"""`gpujob track` at work: its verbs, its files, what it prints and ends with."""
+"""`gpujob track`: its verbs, files, output and exit codes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stories.harness import ROOT, wait_for
+from tests.stories.harness import ROOT, stopped, wait_for
 from tests.stories.tracking import Tracked, gated
 
 KEYS = ["id", "name", "created_at", "cwd", "commands"]
@@ -25,7 +25,7 @@ SESSION = r"\d{8}-\d{6}(-\d+)?"
 
 @pytest.mark.smoke
 def test_s0_1_the_quick_start_of_the_document(tracked: Tracked) -> None:
-    """S0.1: each verb, as the document uses it."""
+    """S0.1: Each verb works as in the quick start of docs/track.md."""
     said = tracked.run("init", "reranker benchmark", code=0).stdout
     assert re.fullmatch(rf"Session {SESSION} \(reranker benchmark\) in {tracked.folder}/.gpu-tracker\n", said)
     assert tracked.lines("add", "echo step1") == ["Added [1]: echo step1"]
@@ -67,7 +67,7 @@ def test_s0_1_the_quick_start_of_the_document(tracked: Tracked) -> None:
 
 
 def test_s0_2_state_is_json_in_the_folder_and_found_from_below(tracked: Tracked) -> None:
-    """S0.2: private files under .gpu-tracker; a command runs in the folder in which it was added."""
+    """S0.2: Sessions are private files in .gpu-tracker, found from subfolders; commands run where they were added."""
     done = tracked.run("status")
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"gpujob: no session here .*; begin one: gpujob track init NAME\n", done.stderr)
@@ -88,7 +88,7 @@ def test_s0_2_state_is_json_in_the_folder_and_found_from_below(tracked: Tracked)
 
 
 def test_s0_2_a_moved_folder_goes_on(tracked: Tracked, tmp_path: Path) -> None:
-    """S0.2: what is in the files is relative to them."""
+    """S0.2: A moved folder keeps working: the paths in its session files are relative."""
     old = tmp_path / "old"
     old.mkdir()
     tracked.folder = old
@@ -102,7 +102,7 @@ def test_s0_2_a_moved_folder_goes_on(tracked: Tracked, tmp_path: Path) -> None:
 
 
 def test_s0_3_status_as_json(tracked: Tracked) -> None:
-    """S0.3: exactly these keys, times that can be read, and what is not known yet is null."""
+    """S0.3: `status --json` has exactly the documented keys, times in ISO 8601, and null for unknown values."""
     tracked.begin("echo out; echo err >&2; exit 4", "true")
     tracked.run("run-all", code=1)
     found = tracked.json()
@@ -121,7 +121,7 @@ def test_s0_3_status_as_json(tracked: Tracked) -> None:
 
 
 def test_s0_4_the_five_statuses_and_their_symbols(tracked: Tracked) -> None:
-    """S0.4: in JSON and on the screen; without UTF-8 they have plain forms."""
+    """S0.4: JSON and text show the five statuses; the text has symbols, with ASCII forms where stdout is not UTF-8."""
     tracked.begin("true", "false", gated("c"), "true")
     tracked.run("next", "--run", code=0)
     tracked.run("next", "--run", code=1)
@@ -146,7 +146,7 @@ def test_s0_4_the_five_statuses_and_their_symbols(tracked: Tracked) -> None:
 
 @pytest.mark.smoke
 def test_s0_5_run_all_stops_at_the_first_failure(tracked: Tracked) -> None:
-    """S0.5."""
+    """S0.5: `run-all` stops after the first command that fails; the next `run-all` goes on behind it."""
     tracked.begin("echo 1", "exit 9", "echo 3")
     lines = tracked.lines("run-all", code=1)
     assert lines[-2:] == ["✗ [2] interrupted (exit=9)", "Finished: 2 ran, 0 skipped, 1 failed"]
@@ -157,7 +157,7 @@ def test_s0_5_run_all_stops_at_the_first_failure(tracked: Tracked) -> None:
 
 
 def test_s0_5_with_skip_errors_the_rest_goes_on(tracked: Tracked) -> None:
-    """S0.5: the example of the document, and one that is killed by a signal."""
+    """S0.5: With `--skip-errors`, a command that fails or is killed by a signal is skipped, and the rest runs."""
     tracked.begin("true", "echo no; exit 1", "true")
     assert tracked.lines("run-all", "--skip-errors") == [
         "Running [1]: true",
@@ -176,7 +176,7 @@ def test_s0_5_with_skip_errors_the_rest_goes_on(tracked: Tracked) -> None:
 
 
 def test_s0_6_the_last_twenty_lines_are_kept(tracked: Tracked) -> None:
-    """S0.6: of stdout and stderr, as a terminal would end up showing them, with nothing that could play one."""
+    """S0.6: The last 20 lines of stdout and stderr are kept as a terminal would show them, without escape sequences."""
     tracked.begin()
     tracked.run("run", "seq 1 40; echo last >&2", code=0)
     assert tracked.command(1)["last_output"] == [*map(str, range(22, 41)), "last"]
@@ -190,9 +190,7 @@ def test_s0_6_the_last_twenty_lines_are_kept(tracked: Tracked) -> None:
 
 @pytest.mark.waits
 def test_s0_6_output_is_shown_and_saved_while_the_command_runs(tracked: Tracked) -> None:
-    """S0.6: seen at once on stdout; in the file after five seconds at most, time and again while it runs (the limit leaves a
-    busy machine as much again).
-    """
+    """S0.6: Output is shown immediately, and saved in the session file every 5 s (the limit here is 10 s)."""
     tracked.begin()
     text = "echo one; while [ ! -e go.1 ]; do sleep 0.05; done; seq 2 40; while [ ! -e go.2 ]; do sleep 0.05; done; echo over"
     one = tracked.popen("run", text)
@@ -215,7 +213,7 @@ def test_s0_6_output_is_shown_and_saved_while_the_command_runs(tracked: Tracked)
 
 
 def test_s0_6_a_script_sees_no_terminal_and_yet_is_shown_at_once(tracked: Tracked) -> None:
-    """S0.6: Python does not keep its output back."""
+    """S0.6: The output of a Python script is shown immediately: Python does not buffer it."""
     tracked.begin()
     script = "import time, os\nprint('at once')\nwhile not os.path.exists('go.p'): time.sleep(.05)"
     one = tracked.popen("run", sys.executable, "-c", script)
@@ -226,7 +224,7 @@ def test_s0_6_a_script_sees_no_terminal_and_yet_is_shown_at_once(tracked: Tracke
 
 
 def test_a_command_reads_what_we_could_read(tracked: Tracked) -> None:
-    """Our stdin is the command's: a pipe to its end, and nothing where there is nothing."""
+    """A command reads the tracker's stdin: a pipe to its end; with /dev/null there is nothing to read."""
     tracked.begin("cat")
     one = tracked.popen("run-all", stdin=subprocess.PIPE)
     out, _ = one.communicate("one\ntwo\n", timeout=60)
@@ -236,7 +234,7 @@ def test_a_command_reads_what_we_could_read(tracked: Tracked) -> None:
 
 
 def test_a_command_inside_a_job_keeps_the_jobs_marks(tracked: Tracked) -> None:
-    """A tracked command is no job: what it submits goes to the scheduler of the job it runs in, or to none."""
+    """A tracked command keeps the GPUJOB_ variables of the job in which the tracker runs, and gets none elsewhere."""
     tracked.begin()
     text = "env | grep ^GPUJOB_ | sort"
     job = {"GPUJOB_ID": "12", "GPUJOB_ATTEMPT": "3", "GPUJOB_STATE_FILE": "/x/state.json"}
@@ -249,7 +247,7 @@ def test_a_command_inside_a_job_keeps_the_jobs_marks(tracked: Tracked) -> None:
 
 
 def test_s0_9_fifty_concurrent_adds(tracked: Tracked) -> None:
-    """S0.9: fifty commands with numbers of their own; whoever reads meanwhile never sees half a file."""
+    """S0.9: Fifty concurrent `add` calls add fifty commands with distinct ids; a reader never sees a partial file."""
     tracked.begin()
     path, over, torn = tracked.files[0], threading.Event(), []
 
@@ -264,7 +262,7 @@ def test_s0_9_fifty_concurrent_adds(tracked: Tracked) -> None:
     reader.start()
     ended: list[subprocess.CompletedProcess[str]] = []
     adders = [threading.Thread(target=lambda n=n: ended.append(tracked.run("add", f"echo {n}"))) for n in range(50)]
-    tracked.run("status", code=0)  # what they are forked from is there
+    tracked.run("status", code=0)  # starts the fork server before the threads use it
     for adder in adders:
         adder.start()
     for adder in adders:
@@ -278,7 +276,7 @@ def test_s0_9_fifty_concurrent_adds(tracked: Tracked) -> None:
 
 
 def test_s0_10_two_concurrent_run_alls(tracked: Tracked) -> None:
-    """S0.10: each command runs once, each result is kept; the second waits for the first, and says so."""
+    """S0.10: Of two concurrent `run-all` calls the second waits for the first, and says so; each command runs once."""
     tracked.begin(gated("a"), *(f"echo {n} >> ledger" for n in range(2, 9)))
     first = tracked.popen("run-all")
     tracked.exists("begun.a")
@@ -295,7 +293,7 @@ def test_s0_10_two_concurrent_run_alls(tracked: Tracked) -> None:
 
 
 def test_s0_10_run_and_next_take_their_own_beside_a_run_all(tracked: Tracked) -> None:
-    """S0.10: none is run twice, whoever runs it."""
+    """S0.10: `run` and `next --run` beside a `run-all` run other commands; no command runs twice."""
     tracked.begin(gated("a"), *(f"echo {n} >> ledger" for n in range(2, 7)))
     first = tracked.popen("run-all")
     tracked.exists("begun.a")
@@ -308,7 +306,7 @@ def test_s0_10_run_and_next_take_their_own_beside_a_run_all(tracked: Tracked) ->
 
 
 def test_s0_11_exit_codes_are_true(tracked: Tracked) -> None:
-    """S0.11: run, next --run, retry and run-all end with 1 when a command failed, with 0 when none did."""
+    """S0.11: `run`, `next --run`, `retry` and `run-all` exit with 1 if a command failed, else with 0."""
     tracked.begin("exit 7", "exit 8", "true")
     tracked.run("next", "--run", code=1)
     tracked.run("retry", code=1)
@@ -323,7 +321,7 @@ def test_s0_11_exit_codes_are_true(tracked: Tracked) -> None:
 
 
 def test_s0_12_retry_and_next(tracked: Tracked) -> None:
-    """S0.12: retry takes the first interrupted, also when a later one is; next the first pending; none of them is no error."""
+    """S0.12: `retry` runs the first interrupted command, `next` the first pending one; having none is no error."""
     tracked.begin("test -e one", "test -e two")
     tracked.run("next", "--run", code=1)
     tracked.run("next", "--run", code=1)
@@ -339,7 +337,7 @@ def test_s0_12_retry_and_next(tracked: Tracked) -> None:
 
 
 def test_s0_13_the_standard_library_is_enough(tracked: Tracked) -> None:
-    """S0.13: with nothing else to import every verb works, and help."""
+    """S0.13: Every verb and the help work with the standard library alone."""
     start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from scheduler.entrypoint import main; sys.exit(main(sys.argv[1:]))"
     words = [
         "init a session", "add true", "run-all", "run 'exit 3'", "retry", "next", "next --run", "status", "status --json",
@@ -359,7 +357,7 @@ def test_s0_13_the_standard_library_is_enough(tracked: Tracked) -> None:
     "text", ["", "{", "[]", "null", '{"name": "a"}', '{"name": "a", "commands": [{"id": "x", "cmd": "y"}]}', "\xff\xfe"]
 )
 def test_s0_14_a_corrupt_session_costs_only_itself(tracked: Tracked, text: str) -> None:
-    """S0.14: one line with its path and what to do; other sessions, list, init and delete work."""
+    """S0.14: A corrupt session gives one line with its path and the fix; other sessions, `list` and `init` work."""
     whole = tracked.begin("echo fine", name="whole").files[0]
     broken = tracked.begin("echo lost", name="broken").files[-1]
     broken.write_bytes(text.encode("latin-1"))
@@ -387,7 +385,7 @@ def test_s0_14_a_corrupt_session_costs_only_itself(tracked: Tracked, text: str) 
 
 
 def test_a_session_that_runs_is_not_deleted(tracked: Tracked) -> None:
-    """Also a corrupt one, as far as its records tell."""
+    """`delete` refuses while a command runs; if the session file is corrupt, the attempt records show that."""
     tracked.begin()
     name = tracked.files[0].stem
     one = tracked.popen("run", gated("a"))
@@ -407,11 +405,13 @@ def test_a_session_that_runs_is_not_deleted(tracked: Tracked) -> None:
 
 
 def test_a_damaged_session_is_not_deleted_while_the_pid_of_its_command_is_not_recorded(tracked: Tracked) -> None:
-    """The command runs, and the supervisor has not written the pid into the attempt record yet."""
+    """`delete` also refuses while the supervisor has not yet written the pid of a running command into its record."""
     tracked.begin()
     name = tracked.files[0].stem
     one = tracked.popen("run", gated("a"), environ={"GPUJOB_CRASH_AT": "supervisor.spawned:1:stop"})
     tracked.exists("begun.a")
+    (supervisor,) = tracked.supervisors()
+    wait_for(lambda: stopped(supervisor), "the supervisor stops")  # only then SIGCONT continues it
     whole = tracked.files[0].read_bytes()
     tracked.files[0].write_text("{")
     refused = tracked.run("delete", name, code=1)
@@ -420,15 +420,14 @@ def test_a_damaged_session_is_not_deleted_while_the_pid_of_its_command_is_not_re
         == f"gpujob: session {name}: cannot delete the session: command 1 runs; end it first, or wait for it\n"
     )
     tracked.files[0].write_bytes(whole)
-    for pid in tracked.supervisors():
-        os.kill(pid, signal.SIGCONT)
+    os.kill(supervisor, signal.SIGCONT)
     tracked.go("a")
     assert one.wait(60) == 0
     tracked.run("delete", name, code=0)
 
 
 def test_a_session_of_somebody_else_above_is_not_taken(tracked: Tracked, tmp_path: Path) -> None:
-    """What stands in a session is run: one in a shared folder above us must be ours."""
+    """Another user's session in a folder above is ignored, since its commands would be run as this user."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to make a file of somebody else")
     tracked.begin("touch ran")
@@ -454,14 +453,14 @@ def test_a_session_of_somebody_else_above_is_not_taken(tracked: Tracked, tmp_pat
     ],
 )  # fmt: skip
 def test_wrong_words_are_one_line(tracked: Tracked, words: list[str], said: str) -> None:
-    """Exit code 2, nothing is done."""
+    """A usage error gives exit code 2 and one line, and has no effect."""
     done = tracked.run(*words, code=2)
     assert (done.stdout, done.stderr.replace("\\u2026", "…")) == ("", f"gpujob: {said}\n")
     assert not list(tracked.folder.iterdir())
 
 
 def test_options_may_stand_behind_a_text_in_quotes(tracked: Tracked) -> None:
-    """`run "python train.py" --keep` is no command of its own name; what follows -- is taken as it is."""
+    """Options may follow a command given as one quoted text; words after `--` belong to the command."""
     tracked.begin()
     tracked.run("run", "echo one two", "--keep", code=0)
     tracked.run("run", "--", "echo", "--keep", code=0)
@@ -484,7 +483,7 @@ def test_the_whole_log_of_a_command(tracked: Tracked) -> None:
 
 
 def test_who_runs_another_beside_is_told(tracked: Tracked) -> None:
-    """Two trainings may meet on one GPU: `next --run` and `retry` wait for nothing, and say so."""
+    """`next --run` and `retry` do not wait for a running command, and print that it still runs."""
     tracked.begin(gated("a"), "true")
     one = tracked.popen("run-all")
     tracked.pid_of(1)
@@ -503,7 +502,7 @@ def test_what_to_do_after_a_failure_is_said(tracked: Tracked) -> None:
 
 
 def test_called_gpu_tracker_it_is_the_tracker(tracked: Tracked) -> None:
-    """As scripts for the original call it; its own sessions are not read, and that is said."""
+    """A program named `gpu-tracker` is `gpujob track`; it reports that sessions of the original are not read."""
     (tracked.folder / ".gpu-tracker").mkdir(mode=0o700)
     (tracked.folder / ".gpu-tracker" / "ses_20260101_101010_123.json").write_text("{}")
     assert "sessions of gpu-tracker in .gpu-tracker are not read" in tracked.run("status", code=1).stderr

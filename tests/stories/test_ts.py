@@ -1,4 +1,4 @@
-"""`ts`, statement by statement: queueing, the list and its other forms, states, errors."""
+"""`ts`: queueing, the list and its other formats, states, errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADER = "ID   State      Output               E-Level  Time   Command [run={}/{
 
 
 def test_s4_3_queueing_prints_the_id_alone_from_zero_on(spooler: Callable[..., Spooler]) -> None:
-    """S4.3: one line, the id, from 0 on after -K; with -n nothing; an id is not given out again when jobs are forgotten."""
+    """S4.3: Queueing prints the id on one line, with -n nothing; ids begin at 0 after -K, and -C does not free ids."""
     s = spooler()
     assert s.ts("true") == "0" and s.ts("true") == "1"
     assert s.ts("-n", "true") == ""
@@ -33,7 +33,7 @@ def test_s4_3_queueing_prints_the_id_alone_from_zero_on(spooler: Callable[..., S
 
 @pytest.mark.smoke
 def test_s4_4_s4_5_the_list_and_the_states(spooler: Callable[..., Spooler]) -> None:
-    """S4.4, S4.5: no argument is -l; header, columns and order as in the original; -s says the same states."""
+    """S4.4, S4.5: Without arguments `ts` prints the list, in the original's format and order; -s prints a state."""
     s = spooler()
     assert s.ts() == HEADER.format(0, 1)
     s.add("sh", "-c", "exit 3")
@@ -72,7 +72,7 @@ LOG_NAME = (
 
 
 def test_s4_7_a_request_that_cannot_be_done_is_255_and_says_so(spooler: Callable[..., Spooler]) -> None:
-    """S4.7: 255 and `Error in the request: ` on stderr for jobs that are not there or in another state; nothing is harmed."""
+    """S4.7: A request about an unknown job or one in a wrong state has no effect: one error line, exit code 255."""
     s = spooler()
     s.add(*s.held("a"))
     s.wait_state(0, "running")
@@ -116,13 +116,13 @@ def test_s4_7_a_request_that_cannot_be_done_is_255_and_says_so(spooler: Callable
         "-i": "Job 99 not finished or not running.",
         **dict.fromkeys(("-a", "-F"), "The job 99 is not in the queue."),
     }
-    for option, said in told.items():  # as in the original: told, and no error
+    for option, said in told.items():  # as in the original: on stdout, with exit code 0
         assert s.ts(option, "99") == said
     assert s.states() == {0: "running", 1: "queued", 2: "queued"}
 
 
 def test_s4_7_every_action_on_an_empty_server(spooler: Callable[..., Spooler]) -> None:
-    """S4.7: without any job each action says so with 255, or prints what there is; none is harmed, none hangs."""
+    """S4.7: Without any job, each action prints an empty result, or one error line with exit code 255."""
     s = spooler()
     for words, said in {
         "-w": "The last job cannot be waited.",
@@ -156,14 +156,14 @@ def test_s4_7_every_action_on_an_empty_server(spooler: Callable[..., Spooler]) -
 
 @pytest.mark.parametrize("value", ["0", "150", "-5", "x", ""])
 def test_s4_33_a_percentage_that_is_none_is_refused(spooler: Callable[..., Spooler], value: str) -> None:
-    """S4.33, and bug 11 of the original: outside 1 to 100 it is an error and changes nothing."""
+    """S4.33, and bug 11 of the original: A percentage outside 1 to 100 is refused and changes nothing."""
     s = spooler()
     assert s.run(f"--set_gpu_free_perc={value}").returncode == 255
     assert s.ts("--get_gpu_free_perc") == "90"
 
 
 def test_s4_12_labels_commands_and_counts(spooler: Callable[..., Spooler]) -> None:
-    """S4.12: -L in the list, -a the label, -F the whole command, -q the last id, -R how many run."""
+    """S4.12: The list shows labels; -a prints a label, -F a command, -q the last id, -R the number of running jobs."""
     s = spooler(TS_SLOTS="2")
     assert (s.ts("-q"), s.ts("-R")) == ("-1", "0")
     s.add("-L", "first", *s.held("a"))
@@ -185,9 +185,9 @@ def test_s4_12_labels_commands_and_counts(spooler: Callable[..., Spooler]) -> No
 
 
 def test_s4_23_json_is_what_jq_reads(spooler: Callable[..., Spooler]) -> None:
-    """S4.23: one line, one object a job, null where a job has not finished; an exit code over 127 is itself (bug 6)."""
+    """S4.23: The JSON is one line with an object per job, with null for unfinished jobs and codes above 127 (bug 6)."""
     s = spooler()
-    s.add("sh", "-c", "sleep 0.2; exit 200")
+    s.add("sh", "-c", "sleep 0.7; exit 200")  # its time is taken only after its start
     assert s.ended(0) == 200
     s.add("sleep", "1000")
     s.wait_state(1, "running")
@@ -213,7 +213,7 @@ def test_s4_23_json_is_what_jq_reads(spooler: Callable[..., Spooler]) -> None:
 
 
 def test_s4_23_json_is_json_in_every_locale(spooler: Callable[..., Spooler]) -> None:
-    """S4.23: characters that stdout cannot have are written as JSON writes them."""
+    """S4.23: Characters that the encoding of stdout lacks are escaped as in JSON."""
     s = spooler()
     s.ts("-n", "echo", "ünï", "🎉", "\n")
     for encoding in ("ascii", "latin-1", "utf-8"):
@@ -222,7 +222,7 @@ def test_s4_23_json_is_json_in_every_locale(spooler: Callable[..., Spooler]) -> 
 
 
 def test_s4_24_each_row_between_tabs_has_the_same_fields(spooler: Callable[..., Spooler]) -> None:
-    """S4.24: one line a job, as many fields in each; tabs, newlines and backslashes of a command are escaped."""
+    """S4.24: Each job is a line with the same number of fields; tabs, newlines and backslashes are escaped."""
     s = spooler()
     s.add("-L", "lab", "sh", "-c", "exit 2")
     assert s.ended(0) == 2
@@ -242,7 +242,7 @@ def test_s4_24_each_row_between_tabs_has_the_same_fields(spooler: Callable[..., 
 
 
 def test_s4_27_what_ts_env_says_is_in_the_details(spooler: Callable[..., Spooler]) -> None:
-    """S4.27: -i shows what TS_ENV printed at submit time, the ending, parents without a gap (bug 13), slots and times."""
+    """S4.27: -i prints the output of TS_ENV at queueing, the ending, dependencies (bug 13), slots and times."""
     s = spooler()
     s.add("sh", "-c", "exit 7", TS_ENV="echo host $((1 + 1)); echo also >&2")
     assert s.ended(0) == 7
@@ -269,9 +269,12 @@ def test_s4_27_what_ts_env_says_is_in_the_details(spooler: Callable[..., Spooler
 def test_s4_38_a_job_has_folder_environment_umask_and_limits_of_who_queued_it(
     spooler: Callable[..., Spooler], tmp_path: Path
 ) -> None:
-    """S4.38: as they were when it was queued, whatever the server's are; CUDA_VISIBLE_DEVICES is -1 without GPUs."""
+    """S4.38: A job has the folder, environment, umask and limits of the call that queued it, not the server's.
+
+    CUDA_VISIBLE_DEVICES is -1 without GPUs.
+    """
     s = spooler()
-    s.add(*s.held("a"))  # the server is there, with an environment of its own
+    s.add(*s.held("a"))  # starts the server, whose environment has no MINE
     s.wait_state(0, "running")
     there = tmp_path / "a folder"
     there.mkdir()

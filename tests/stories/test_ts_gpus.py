@@ -1,4 +1,4 @@
-"""`ts` on a machine with GPUs: a real server over a pretended driver."""
+"""`ts` on a machine with GPUs: a real server with a fake NVIDIA driver."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOST, UNKNOWN, MISMATCH = 15, 999, 18
 
 
 class Graphics:
-    """A `ts` server whose machine has these GPUs (``GPU-a`` is number 0, …), empty; and jobs that run until released."""
+    """A `ts` server on a machine with these empty GPUs (``GPU-a`` is number 0, …), and jobs that run until released."""
 
     def __init__(self, make: Callable[..., Spooler], folder: Path, cards: str, **environ: str) -> None:
         self.driver, smi = FakeDriver(folder / "driver"), FakeSmi(folder / "smi")
@@ -38,7 +38,10 @@ class Graphics:
         self.gates: dict[int, Path] = {}
 
     def use(self, card: str, mib: int) -> None:
-        """So much memory of the GPU is in use, by whom is not told; a server that runs has seen it."""
+        """Let this much memory of a GPU be in use, by no listed process; wait until a running server has seen it.
+
+        ``mib``: MiB above those of an empty card.
+        """
         self.driver.gpu(f"GPU-{card}", used=IDLE + mib)
 
         def seen() -> bool:
@@ -49,7 +52,7 @@ class Graphics:
             wait_for(seen, f"{mib} MiB on {card} to be seen")
 
     def hold(self, *options: str, code: int = 0) -> int:
-        """Queue a job that says which GPUs it sees and runs until it is released; its id."""
+        """Queue a job that prints which GPUs it sees and runs until it is released; return its id."""
         gate = self.s.folder / f"gate{len(self.gates)}"
         gate.touch()
         number = self.s.add(*options, "sh", "-c", RUNS, str(gate), str(code))
@@ -57,20 +60,20 @@ class Graphics:
         return number
 
     def release(self, *jobs: int) -> None:
-        """Let these jobs end, and wait until they have."""
+        """Let these jobs end, and wait until they have ended."""
         for job in jobs:
             self.gates[job].unlink()
         for job in jobs:
             self.s.wait_state(job, "finished")
 
     def sees(self, job: int) -> str:
-        """Which GPUs a job that runs sees."""
+        """Wait until the job has started; return its CUDA_VISIBLE_DEVICES."""
         self.s.wait_state(job, "running", "finished")
         text: str = wait_for(lambda: re.search(r"^sees (.*)\n", self.s.output(job), re.M), f"output of {job}").group(1)
         return text
 
     def waits(self, job: int, code: str, text: str = "") -> None:
-        """Until the job is `allocating`, and the server has this reason (or one of them, ``a|b``) for that."""
+        """Wait until the job waits for this reason (or one of ``a|b``), and check that `-s` prints `allocating`."""
         seen: dict[str, Any] = {}
 
         def so() -> bool:
@@ -84,7 +87,7 @@ class Graphics:
         assert self.s.ts("-s", str(job)) == "allocating"
 
     def refused(self, *words: str) -> str:
-        """What is said of a request that cannot be carried out."""
+        """Run `ts WORDS`, check that it fails with one error line, and return that line without its beginning."""
         done = self.s.run(*words)
         assert (done.returncode, done.stdout) == (255, ""), done
         assert done.stderr.startswith("Error in the request: ") and done.stderr.count("\n") == 1, done.stderr
@@ -93,7 +96,7 @@ class Graphics:
 
 @pytest.fixture
 def graphics(spooler: Callable[..., Spooler], tmp_path: Path) -> Iterator[Callable[..., Graphics]]:
-    """Makes servers with GPUs; their jobs can end."""
+    """Return a function that creates servers with GPUs; release their jobs at the end."""
     made: list[Graphics] = []
 
     def make(cards: str = "ab", **environ: str) -> Graphics:
@@ -108,7 +111,7 @@ def graphics(spooler: Callable[..., Spooler], tmp_path: Path) -> Iterator[Callab
 
 @pytest.mark.smoke
 def test_s4_30_waits_for_so_many_gpus_with_free_memory_that_nobody_has(graphics: Callable[..., Graphics]) -> None:
-    """S4.30: different GPUs, above the percentage, not claimed; else allocating; the job sees just these."""
+    """S4.30: -G waits, as `allocating`, for free GPUs with enough free memory; the job sees only its own."""
     g = graphics("abc")
     g.use("b", 32_000)
     one, two = g.hold("-G", "1"), g.hold("-G", "1")
@@ -133,7 +136,7 @@ def test_s4_30_waits_for_so_many_gpus_with_free_memory_that_nobody_has(graphics:
 def test_s4_31_s4_32_gpus_by_name_at_once_and_claimed_until_the_last_has_ended(
     graphics: Callable[..., Graphics],
 ) -> None:
-    """S4.31 S4.32 (bug 8): -g takes exactly these without waiting; a GPU of two -g jobs stays claimed until both end."""
+    """S4.31 S4.32 (bug 8): -g gets the named GPUs immediately; a GPU stays claimed until its last -g job has ended."""
     g = graphics("ab")
     g.use("a", 70_000)
     named, also = g.hold("-g", "0"), g.hold("-g", "0,1")
@@ -149,7 +152,7 @@ def test_s4_31_s4_32_gpus_by_name_at_once_and_claimed_until_the_last_has_ended(
     g.release(named, third)
     g.waits(waits, "claimed", "GPU 0,1 are in use by a job that named them")
     assert g.s.ts("-g").splitlines()[1:] == [f"{also:<4} 0 1"]
-    g.s.kill()  # the server, not the job: what is claimed is known to the next one
+    g.s.kill()  # only the server: the next one knows the claims of running jobs
     g.waits(waits, "claimed")
     assert g.s.states()[also] == "running"
     g.release(also)
@@ -164,7 +167,7 @@ def test_s4_31_s4_32_gpus_by_name_at_once_and_claimed_until_the_last_has_ended(
 
 
 def test_s4_33_how_much_memory_must_be_free(graphics: Callable[..., Graphics]) -> None:
-    """S4.33 (bug 11): 90 by default, 1 to 100, refused outside; it counts for what waits from then on."""
+    """S4.33 (bug 11): -G needs 90 % free memory by default; a new percentage (1 to 100) counts for waiting jobs."""
     g = graphics("a")
     assert g.s.ts("--get_gpu_free_perc") == "90"
     for text in ("0", "101", "150", "-5", "ten", "", "9.5"):
@@ -183,13 +186,13 @@ def test_s4_33_how_much_memory_must_be_free(graphics: Callable[..., Graphics]) -
     assert g.s.states()[job] == "running", "who runs is not touched"
     g.release(job)
     second = g.hold("-G", "1")
-    g.waits(second, "releasing|foreign")  # whose memory it is nobody tells: that of the job that ended, or a stranger's
+    g.waits(second, "releasing|foreign")  # the driver lists no process: it may be the ended job's memory or foreign
     g.use("a", 0)
     assert g.sees(second) == "0"
 
 
 def test_s4_34_which_gpus_may_be_used_at_the_start_and_changed_later(graphics: Callable[..., Graphics]) -> None:
-    """S4.34: TS_VISIBLE_DEVICES limits -G; --setenv changes it under jobs that wait and run."""
+    """S4.34: TS_VISIBLE_DEVICES limits the GPUs of -G; --setenv changes the limit while jobs wait and run."""
     g = graphics("abc", TS_VISIBLE_DEVICES="1")
     running = g.hold("-G", "1", code=7)
     assert g.sees(running) == "1"
@@ -216,7 +219,7 @@ def test_s4_34_which_gpus_may_be_used_at_the_start_and_changed_later(graphics: C
 
 
 def test_s4_34_which_of_declared_gpus_may_be_used(spooler: Callable[..., Spooler]) -> None:
-    """S4.34: TS_VISIBLE_DEVICES counts also where GPUS are only said to be there."""
+    """S4.34: TS_VISIBLE_DEVICES also limits declared GPUs."""
     s = spooler(GPUJOB_SET_GPUS="2", TS_VISIBLE_DEVICES="1")
     sees = ("-G", "1", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
     for number, visible in enumerate(("1", "0")):
@@ -226,14 +229,14 @@ def test_s4_34_which_of_declared_gpus_may_be_used(spooler: Callable[..., Spooler
 
 
 def test_s4_7_the_very_first_list_has_a_column_of_gpus(graphics: Callable[..., Graphics]) -> None:
-    """S4.7: the server that this call starts has looked for GPUs before the list is printed."""
+    """S4.7: The first call waits until the server that it starts knows its GPUs: its list has the GPUs column."""
     g = graphics("ab")
     assert g.s.ts().splitlines()[0] == "ID   State      Output               E-Level  Time   GPUs  Command [run=0/1]"
 
 
 @pytest.mark.parametrize("how", ["no driver", "a driver that fails"])
 def test_s4_35_without_gpus_jobs_without_gpus_run(graphics: Callable[..., Graphics], how: str) -> None:
-    """S4.35 (bug 10): -G and -g are refused with the reason, at the first call as at any other."""
+    """S4.35 (bug 10): Without GPUs, -G and -g are refused with the reason, and other jobs run."""
     g = graphics("" if how == "no driver" else "ab")
     if how != "no driver":
         g.driver.error("nvmlInitWithFlags", MISMATCH)
@@ -255,7 +258,7 @@ def test_s4_35_without_gpus_jobs_without_gpus_run(graphics: Callable[..., Graphi
 def test_s4_35_a_gpu_that_cannot_be_asked_holds_up_itself_alone(
     graphics: Callable[..., Graphics], function: str, code: int, reason: str
 ) -> None:
-    """S4.35 (bug 10): jobs without GPUs and jobs on the other GPU run; who needs both is told why it waits."""
+    """S4.35 (bug 10): A GPU that cannot be read holds up only the jobs that need it, which wait with the reason."""
     g = graphics("ab")
     g.driver.error(function, code, "GPU-a")
     if function != "*":
@@ -272,7 +275,7 @@ def test_s4_35_a_gpu_that_cannot_be_asked_holds_up_itself_alone(
 
 
 def test_s4_36_a_wide_job_is_not_starved_by_a_stream_of_narrow_ones(graphics: Callable[..., Graphics]) -> None:
-    """S4.36 (bug 9): after ten that have overtaken it, it gets the GPUs that fall free."""
+    """S4.36 (bug 9): A job that ten later jobs have overtaken gets the next GPUs that become free."""
     g = graphics("ab")
     first = g.hold("-G", "1")
     wide = g.hold("-G", "2")
@@ -289,7 +292,7 @@ def test_s4_36_a_wide_job_is_not_starved_by_a_stream_of_narrow_ones(graphics: Ca
 
 
 def test_s4_30_what_can_never_run_is_refused_at_once_with_the_reason(graphics: Callable[..., Graphics]) -> None:
-    """S4.30 S4.7 (bugs 7, 11): too many GPUs, GPUs that are not there, what is no number; nothing is left in the queue."""
+    """S4.30 S4.7 (bugs 7, 11): A job that can never run, or an invalid number, is refused with the reason."""
     g = graphics("ab")
     for words, reason in (
         (("-G", "8"), "The job can never run: needs 8 whole GPUs of one server, but no server here has more than 2"),
@@ -308,7 +311,7 @@ def test_s4_30_what_can_never_run_is_refused_at_once_with_the_reason(graphics: C
 
 
 def test_s4_4_s4_23_the_list_and_the_details_speak_of_gpus(graphics: Callable[..., Graphics]) -> None:
-    """S4.4 S4.23 S4.24: the GPU header and column, GPUs in JSON and tabs, and in -i what it asked for and has."""
+    """S4.4 S4.23 S4.24: The list and its formats have a column of GPUs; -i prints the requested and assigned ones."""
     g = graphics("ab")
     two = g.hold("-G", "2", "-L", "wide")
     g.sees(two)
@@ -340,7 +343,7 @@ def test_s4_4_s4_23_the_list_and_the_details_speak_of_gpus(graphics: Callable[..
 
 
 def test_s4_34_what_names_no_gpu_limits_nothing(graphics: Callable[..., Graphics]) -> None:
-    """S4.34: a value that cannot be read keeps no server from starting, nor one from starting again."""
+    """S4.34: A TS_VISIBLE_DEVICES that names no GPU limits nothing, and the server starts with it."""
     g = graphics("ab", TS_VISIBLE_DEVICES="GPU-a")
     job = g.hold("-G", "2")
     assert g.sees(job) == "0,1"

@@ -1,4 +1,4 @@
-"""`ts`, statement by statement: what becomes of jobs: order, dependencies, output, endings."""
+"""`ts`: order, dependencies, output and endings of jobs."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ ASLEEP = (
     "270",
     "72",
     "23",
-)  # clock_nanosleep, pselect6, select: how Python sleeps, by machine and version
+)  # clock_nanosleep, pselect6, select: how Python sleeps, on x86-64 and arm64
 
 
 def asleep(process: subprocess.Popen[str]) -> None:
-    """Until a waiting client has looked at its job and waits for the next look."""
+    """Wait until this client sleeps: it has looked at its job, and waits for the next look."""
     path = Path(f"/proc/{process.pid}/syscall")
     wait_for(lambda: path.read_text().split()[0] in ASLEEP, "a client that waits")
 
 
 @pytest.mark.smoke
 def test_s4_6_waiting_gives_the_code_of_the_job(spooler: Callable[..., Spooler]) -> None:
-    """S4.6: -w, -f, -c and -t end with the job's exit code; 255 when it was killed, skipped or could not be started."""
+    """S4.6: -w, -f, -c and -t return the job's exit code, 255 if it was killed, skipped or could not be started."""
     s = spooler()
     s.add("sh", "-c", "exit 5")
     assert [s.run(action, "0").returncode for action in ("-w", "-c", "-t")] == [5, 5, 5]
@@ -42,7 +42,7 @@ def test_s4_6_waiting_gives_the_code_of_the_job(spooler: Callable[..., Spooler])
     assert s.ended(2) == 255
     s.add("-W", "0", "true")
     assert s.ended(3) == 255
-    for command in ("no-such-program", "/nowhere/x", "echo a; echo b"):  # no shell reads it
+    for command in ("no-such-program", "/nowhere/x", "echo a; echo b"):  # run without a shell
         number = s.add(command)
         assert s.ended(number) == 255
         assert [(job["State"], job["E-Level"]) for job in s.jobs() if job["ID"] == number] == [("finished", -1)]
@@ -56,7 +56,7 @@ def test_s4_6_waiting_gives_the_code_of_the_job(spooler: Callable[..., Spooler])
 
 
 def test_s4_8_without_an_id_the_last_in_the_queue_is_waited_for(spooler: Callable[..., Spooler]) -> None:
-    """S4.8: -w is about the job that comes last in queue order, not the one with the highest id."""
+    """S4.8: -w without an id waits for the job that is last in the queue, not the one with the highest id."""
     s = spooler()
     s.add(*s.held("a"))
     s.add(*s.held("b", "exit 7"))
@@ -71,12 +71,12 @@ def test_s4_8_without_an_id_the_last_in_the_queue_is_waited_for(spooler: Callabl
     assert waiting.poll() is None
     s.release("b")
     assert waiting.communicate(timeout=60) == ("", "") and waiting.returncode == 7
-    assert s.run("-w").returncode == 7  # all have ended: the one that did last
+    assert s.run("-w").returncode == 7  # all have ended: -w returns the code of the last one
 
 
 @pytest.mark.smoke
 def test_s4_9_s4_11_dependencies(spooler: Callable[..., Spooler]) -> None:
-    """S4.9, S4.11: -D waits for all, whatever their result; -W wants them good, else skips, along -W and not -D or -d."""
+    """S4.9, S4.11: -D and -d wait for the end of jobs, -W for success; else the job and its -W jobs are skipped."""
     s = spooler(TS_SLOTS="3")
     s.add(*s.held("a"))
     s.add("sh", "-c", "exit 1")
@@ -100,7 +100,7 @@ def test_s4_9_s4_11_dependencies(spooler: Callable[..., Spooler]) -> None:
 
 
 def test_s4_10_parents_that_failed_were_removed_or_never_were(spooler: Callable[..., Spooler]) -> None:
-    """S4.10: -W on an id that failed, was removed, is known no more -> skipped; -D runs; ids not given yet are dropped."""
+    """S4.10: A failed, removed or forgotten dependency skips a -W job, not a -D job; ids of no job yet are ignored."""
     s = spooler(TS_SLOTS="2")
     s.add("sh", "-c", "exit 1")
     s.add(*s.held("a"))
@@ -113,10 +113,10 @@ def test_s4_10_parents_that_failed_were_removed_or_never_were(spooler: Callable[
     assert s.ended(4) == 0
     s.ts("-C")
     assert list(s.states()) == [1]
-    assert s.ended(s.add("-W", "0", "true")) == 255  # 5: of a job that is forgotten
+    assert s.ended(s.add("-W", "0", "true")) == 255  # job 5 depends on a forgotten job
     assert s.ended(s.add("-D", "0", "true")) == 0
-    assert s.ended(s.add("-W", "5", "true")) == 255  # of one that was skipped
-    assert s.ended(s.add("-W", "99", "true")) == 0  # not given out yet
+    assert s.ended(s.add("-W", "5", "true")) == 255  # depends on a skipped job
+    assert s.ended(s.add("-W", "99", "true")) == 0  # no job has had this id yet
     assert s.ended(s.add("-D", "99", "true")) == 0
     s.ts("-k", "1")
     assert s.ended(1) == 255
@@ -125,7 +125,7 @@ def test_s4_10_parents_that_failed_were_removed_or_never_were(spooler: Callable[
 
 
 def test_s4_13_s4_14_s4_15_where_the_output_goes(spooler: Callable[..., Spooler]) -> None:
-    """S4.13, S4.14, S4.15: -E `<file>.e`; -z a gzip file; -O and --set_logdir name the file; a folder that is gone is made."""
+    """S4.13, S4.14, S4.15: -E splits off stderr, -z packs, -O and --set_logdir name the file; its folder is created."""
     s = spooler()
     both = ("sh", "-c", "echo out; echo err >&2")
     assert s.ended(s.add(*both)) == 0
@@ -155,12 +155,12 @@ def test_s4_13_s4_14_s4_15_where_the_output_goes(spooler: Callable[..., Spooler]
     assert s.ts("-o", "0").startswith(str(s.tmp))
     named.unlink()
     logs.rmdir()
-    assert s.ended(s.add("echo", "y")) == 0  # bug 12: the original's job fails without a reason
+    assert s.ended(s.add("echo", "y")) == 0  # bug 12: in the original the job fails without a reason
     assert s.output(5) == "y\n"
 
 
 def test_s4_16_without_output(spooler: Callable[..., Spooler]) -> None:
-    """S4.16: -n keeps none and shows `stdout`; -nf writes to the caller's own, and is in no list after its end."""
+    """S4.16: -n keeps no output and lists `stdout`; -nf writes to the caller's stdout, and forgets the ended job."""
     s = spooler()
     s.ts("-n", "sh", "-c", "echo lost; echo lost >&2; exit 2")
     assert s.ended(0) == 2
@@ -178,7 +178,7 @@ def test_s4_16_without_output(spooler: Callable[..., Spooler]) -> None:
 
 
 def test_s4_17_stdin_and_a_client_that_is_killed(spooler: Callable[..., Spooler]) -> None:
-    """S4.17: -f keeps the caller's stdin, others see its end; kill -9 of the caller takes nothing from the job (bug 5)."""
+    """S4.17: -f passes the caller's stdin, other jobs read end of file; killing the caller ends no job (bug 5)."""
     s = spooler()
     done = s.run("-f", "sh", "-c", "cat; exit 4", stdin="of the caller\n")
     assert (done.returncode, done.stdout) == (4, "0\n")
@@ -199,7 +199,7 @@ def test_s4_17_stdin_and_a_client_that_is_killed(spooler: Callable[..., Spooler]
 
 
 def test_s4_19_never_more_than_the_slots(spooler: Callable[..., Spooler]) -> None:
-    """S4.19: as many as there are slots; a wide job lets narrow ones pass and has its turn; what can never fit is refused."""
+    """S4.19: Jobs never use more than the slots; a wide job lets narrow ones overtake; a too wide one is refused."""
     s = spooler()
     s.ts("-S", "3")
     assert s.ts("-S") == "3"
@@ -218,7 +218,7 @@ def test_s4_19_never_more_than_the_slots(spooler: Callable[..., Spooler]) -> Non
     s.wait_state(narrow, "running")
     s.wait_state(later, "running")
     assert s.states()[wide] == "queued" and s.ts().splitlines()[0].endswith("[run=2/2]")
-    s.ts("-S", "1")  # lowered: what runs goes on
+    s.ts("-S", "1")  # running jobs go on
     assert s.states()[narrow] == s.states()[later] == "running" and s.ts().splitlines()[0].endswith("[run=2/1]")
     s.ts("-S", "2")
     s.release("a")
@@ -235,7 +235,7 @@ def test_s4_19_never_more_than_the_slots(spooler: Callable[..., Spooler]) -> Non
 
 
 def test_s4_20_killing_jobs(spooler: Callable[..., Spooler]) -> None:
-    """S4.20: -k is a SIGTERM to all processes of a job, -T to all that run; they are finished with -1."""
+    """S4.20: -k sends SIGTERM to all processes of a job, -T to those of all running jobs; their error level is -1."""
     s = spooler(TS_SLOTS="3")
     for number in range(3):
         s.add("sh", "-c", f"sleep 1000 & echo $! >>children; wait; : {number}")
@@ -247,7 +247,7 @@ def test_s4_20_killing_jobs(spooler: Callable[..., Spooler]) -> None:
     assert "Exit status: killed by signal 15" in s.ts("-i", "1").splitlines()
     s.add("true")
     assert s.ended(3) == 0
-    s.ts("-k")  # the first that runs
+    s.ts("-k")  # the first running job
     assert s.ended(0) == 255
     s.add("sleep", "1000")
     s.wait_state(4, "running")
@@ -261,8 +261,9 @@ def test_s4_20_killing_jobs(spooler: Callable[..., Spooler]) -> None:
 
 
 def test_s4_21_order_removal_and_clearing(spooler: Callable[..., Spooler]) -> None:
-    """S4.21: -u puts a waiting job next, -U exchanges two, -r takes one out, -C forgets the finished; -u of what runs
-    is an error and harms nothing (bug 1: it ended the original's server).
+    """S4.21: -u moves a waiting job to the front, -U exchanges two, -r removes one, -C forgets the finished ones.
+
+    -u of a running job is an error without effect (bug 1: it ended the original's server).
     """
     s = spooler()
     s.add(*s.held("a"))
@@ -286,7 +287,7 @@ def test_s4_21_order_removal_and_clearing(spooler: Callable[..., Spooler]) -> No
     s.release("a")
     assert s.ended(6) == 0
     assert s.said_in("order") == ["3", "4", "2", "6"]
-    assert list(s.states()) == [0, 3, 4, 2, 6]  # in the order of their endings
+    assert list(s.states()) == [0, 3, 4, 2, 6]  # in the order in which they ended
     s.ts("-r", "4")
     assert list(s.states()) == [0, 3, 2, 6]
     s.add(*s.held("b"))
@@ -299,7 +300,7 @@ def test_s4_21_order_removal_and_clearing(spooler: Callable[..., Spooler]) -> No
 
 
 def test_s4_22_a_removed_job_is_waited_for_no_longer(spooler: Callable[..., Spooler]) -> None:
-    """S4.22: -r of a job that others wait for ends their -w and -f with an error, and skips its -W (bug 3: they hung)."""
+    """S4.22: -r of a job ends the -w and -f that wait for it (255), and skips its -W jobs (bug 3: they hung)."""
     s = spooler()
     s.add(*s.held("a"))
     s.wait_state(0, "running")
@@ -316,9 +317,9 @@ def test_s4_22_a_removed_job_is_waited_for_no_longer(spooler: Callable[..., Spoo
 
 
 def test_s4_26_a_program_is_called_at_each_end(spooler: Callable[..., Spooler]) -> None:
-    """S4.26: TS_ONFINISH with id, error, output file and command, always four; once a job; not for skipped ones.
+    """S4.26: TS_ONFINISH is called once per job, with id, error level, output file and command; not for skipped jobs.
 
-    The command's words are joined, without quotes of ours, as in the original.
+    The command's words are joined without quotes, as in the original.
     """
     s = spooler()
     program = s.folder / "ended"
@@ -347,7 +348,7 @@ def test_s4_26_a_program_is_called_at_each_end(spooler: Callable[..., Spooler]) 
 
 
 def test_s4_37_following_the_output(spooler: Callable[..., Spooler]) -> None:
-    """S4.37: -t the last ten lines and what comes, -c all; both end with the job, and with its code."""
+    """S4.37: -t prints the last ten lines, -c all; both then follow the output, and return the job's exit code."""
     s = spooler()
     s.add("sh", "-c", f"seq 30; {s.held('a')[2]} echo after; exit 4")
     s.wait_state(0, "running")
@@ -370,7 +371,7 @@ def test_s4_37_following_the_output(spooler: Callable[..., Spooler]) -> None:
 
 
 def test_s4_37_an_output_that_is_named_is_there(spooler: Callable[..., Spooler]) -> None:
-    """S4.37: `ts cmd; cat $(ts -o)` in the very moment of its start: as soon as it has a name, there is a file, and a pid."""
+    """S4.37: Once -o prints the path of a started job, the file exists; -p waits for the pid of a starting job."""
     s = spooler()
     for number in range(12):
         s.add("echo", str(number))
@@ -382,7 +383,7 @@ def test_s4_37_an_output_that_is_named_is_there(spooler: Callable[..., Spooler])
 
 
 def test_s4_17_ctrl_c_while_the_number_cannot_be_printed(spooler: Callable[..., Spooler]) -> None:
-    """S4.17: from the moment it is queued Ctrl-C is the job's, also before its number is printed."""
+    """S4.17: Ctrl-C goes to a queued -f job, also while the caller cannot print the job's id."""
     s = spooler()
     out, full = os.pipe()
     os.set_blocking(full, False)
@@ -402,7 +403,7 @@ def test_s4_17_ctrl_c_while_the_number_cannot_be_printed(spooler: Callable[..., 
 
 
 def test_s4_17_ctrl_c_in_front_of_a_job_goes_to_the_job(spooler: Callable[..., Spooler]) -> None:
-    """S4.17: a job in the foreground ends by Ctrl-C as any program does."""
+    """S4.17: Ctrl-C of the caller of -f goes to the job, whose exit code the caller returns."""
     s = spooler()
     caller = s.popen("-f", "sh", "-c", "trap 'exit 33' INT; touch ready; while :; do sleep 0.05; done")
     wait_for((s.folder / "ready").exists, "the job runs")

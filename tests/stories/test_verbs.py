@@ -1,4 +1,4 @@
-"""The verbs, as a user types them."""
+"""The verbs of the command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.stories.harness import ROOT, wait_for
 
 @pytest.mark.smoke
 def test_add_writes_a_line_that_the_scheduler_runs(scheduler):
-    """S3.6, S3.40, S3.41."""
+    """S3.6, S3.40, S3.41: `add` appends a line that the scheduler runs, and refuses what no line can express."""
     s = scheduler(gpus=2)
     s.start()
     done = s.cli("add", "job.py", "--args", f"{s.folder} added 0 0 --layers 1,2", "--gpus", "0,1", "--priority", "-3")
@@ -47,7 +47,7 @@ def test_add_writes_a_line_that_the_scheduler_runs(scheduler):
 
 @pytest.mark.smoke
 def test_submit_keeps_folder_environment_and_words(scheduler):
-    """`submit`: any command as it stands; prints the id; `--wait` gives its code; never deduplicated."""
+    """`submit` runs a command unchanged and prints the job's id; `--wait` returns its code; equal jobs are separate."""
     s = scheduler(gpus=1)
     s.start()
     inner = s.folder / "a folder"
@@ -82,8 +82,9 @@ def test_submit_keeps_folder_environment_and_words(scheduler):
 
 
 def test_s2_2_the_gpu_choice_reaches_a_command_by_its_environment_alone(scheduler):
-    """S2.2: one command on GPU 0, GPU 1, both, and none: the same words, folder and input each time, exactly as given; of the
-    environment nothing differs from the submitter's but the documented variables.
+    """S2.2: The choice of GPUs (0, 1, both, none) changes neither words, folder nor stdin of a command.
+
+    Its environment differs from the submitter's only in the documented variables.
     """
     s = scheduler(gpus=2)
     s.start()
@@ -110,12 +111,12 @@ def test_s2_2_the_gpu_choice_reaches_a_command_by_its_environment_alone(schedule
 
 
 def test_submit_without_a_daemon_waits_for_one(scheduler):
-    """`submit` needs no daemon: it says so, and the job runs when one starts."""
+    """`submit` works without a scheduler and says so; the job runs when one starts."""
     s = scheduler(gpus=1)
     done = s.cli("submit", "--cpu", "--", "true")
     assert done.stdout == "1\n" and "no scheduler is running" in done.stderr
     s.cli("wait", "1", code=5)
-    done = s.cli("submit", "--cpu", "--wait", "--", "true", code=5)  # it stays queued, and nobody waits for ever
+    done = s.cli("submit", "--cpu", "--wait", "--", "true", code=5)  # it stays queued, and the command ends
     assert done.stdout == "2\n" and "gpujob start" in done.stderr
     s.start()
     s.cli("wait", "1")
@@ -123,7 +124,7 @@ def test_submit_without_a_daemon_waits_for_one(scheduler):
 
 
 def test_submit_wait_ends_with_a_scheduler_that_ends_and_the_job_goes_on(scheduler):
-    """Exit code 5, as for `wait`; who waits again gets the job's own code."""
+    """`submit --wait` exits with 5 when the scheduler ends; the job goes on, and a later `wait` returns its code."""
     s = scheduler(gpus=1)
     s.start()
     script = "while [ ! -e go ]; do sleep 0.05; done; exit 7"
@@ -142,7 +143,7 @@ def test_submit_wait_ends_with_a_scheduler_that_ends_and_the_job_goes_on(schedul
 
 @pytest.mark.smoke
 def test_dependencies(scheduler):
-    """after: whatever came of it; after_ok: only after success, else skipped, and skips chain."""
+    """`after` starts a job whatever the result of the other; `after_ok` only after success, else it is skipped."""
     s = scheduler(gpus=2)
     s.hold("a")
     s.append(s.line("a", code=1))
@@ -160,7 +161,7 @@ def test_dependencies(scheduler):
 
 @pytest.mark.smoke
 def test_status_jobs_show_why_and_logs(scheduler):
-    """S3.38 in part: GPUs, running, waiting with reasons, ended; JSON with the documented keys."""
+    """S3.38 in part: `status`, `jobs`, `show`, `why` and `logs` show jobs in all states, reasons and refused lines."""
     s = scheduler(gpus=2)
     s.hold("run")
     s.append(
@@ -209,7 +210,7 @@ def test_status_jobs_show_why_and_logs(scheduler):
 
 
 def test_logs_prints_the_last_lines(scheduler):
-    """`logs -n`, and a whole log."""
+    """`logs` prints a whole log, `logs -n` its last lines."""
     s = scheduler(gpus=1)
     s.start()
     s.cli("submit", "--cpu", "--wait", "--", "sh", "-c", "for i in 1 2 3 4 5; do echo line $i; done")
@@ -220,7 +221,7 @@ def test_logs_prints_the_last_lines(scheduler):
 
 @pytest.mark.smoke
 def test_retry_keeps_the_id_and_both_logs(scheduler):
-    """`retry`: same id, new attempt, new log (S2.8 in part)."""
+    """S2.8 in part: `retry` makes another attempt with the same id and its own log."""
     s = scheduler(gpus=1)
     s.append(s.line("a", code=1))
     s.start()
@@ -232,7 +233,10 @@ def test_retry_keeps_the_id_and_both_logs(scheduler):
 
 @pytest.mark.smoke
 def test_pause_and_resume(scheduler):
-    """S3.30 in part: by verb with and without a daemon, by editing the state file; running jobs go on."""
+    """S3.30 in part: Verbs, with and without a scheduler, and edits of the state file pause and resume GPUs.
+
+    Running jobs go on.
+    """
     s = scheduler(gpus=2)
     s.hold("a")
     s.append(s.line("a", gpus="0"))
@@ -265,7 +269,7 @@ def test_pause_and_resume(scheduler):
 
 @pytest.mark.smoke
 def test_detach_and_errors_of_start(scheduler):
-    """`start --detach` returns when the scheduler works; a start that fails says why and gives its code."""
+    """`start --detach` returns when the scheduler is ready; a start that fails gives the reason and its exit code."""
     s = scheduler(gpus=1)
     out = s.cli("start", "--gpus", "1", "--detach").stdout
     pid = int(out.split()[-1])
@@ -280,32 +284,33 @@ def test_detach_and_errors_of_start(scheduler):
 
 
 def test_errors_are_one_line(scheduler):
-    """Unknown verbs and options: exit 2, one line, no traceback; a closed pipe is no error."""
+    """An unknown verb or option gives exit code 2 and an error line without a traceback."""
     s = scheduler(gpus=1)
     for words in (["nonsense"], ["status", "--nope"], ["start", "--gpus"], ["pause"], ["cancel"], ["queue", "stop"]):
         done = s.cli(*words, code=2)
         assert done.stderr.strip().splitlines()[-1].startswith("gpujob: ") and done.stderr.count("\n") <= 3
     assert s.cli("--version").stdout.startswith("gpujob ")
-    assert s.cli("status").returncode == 0  # nothing was ever here: said, not an error
+    assert s.cli("status").returncode == 0  # a folder without a scheduler is no error
 
 
 def test_large_paste_is_accepted_while_status_answers(scheduler):
-    """10,000 lines in one paste, all accepted, each once; commands answer meanwhile."""
+    """10,000 lines appended together become a job each, and `status` answers in the meantime."""
     s = scheduler(gpus=1)
     s.hold("block")
     s.append(s.line("block"))
     s.start()
     s.wait_state(1, "running")
     s.append(*(s.line(f"n{n}") for n in range(10_000)))
-    answered = 0
-    while len(s.rows("SELECT 1 FROM jobs LIMIT 1 OFFSET 10000")) == 0:
+
+    def read() -> bool:
         assert s.status()["daemon"]["alive"]
-        answered += 1
-        assert answered < 200
+        return len(s.rows("SELECT 1 FROM jobs LIMIT 1 OFFSET 10000")) > 0
+
+    wait_for(read, "all lines are jobs")
     assert s.rows("SELECT count(*) FROM jobs") == [(10_001,)]
     started = time.monotonic()
     asked = s.cli("cancel", "2-10001", code=None)
-    assert asked.returncode in (0, 5), asked.stderr  # 5: it takes more than the 5 s for which a verb waits, and stands
+    assert asked.returncode in (0, 5), asked.stderr  # 5: no answer within 5 s; the request stays in the store
     wait_for(lambda: s.rows("SELECT count(*) FROM jobs WHERE state='cancelled'") == [(10_000,)], "all are cancelled")
     print(f"10,000 cancelled in {time.monotonic() - started:.1f} s")
 
@@ -327,7 +332,7 @@ def test_who_waits_is_told_which_jobs_failed_and_why(scheduler):
 
 
 class Watched(SchedulerClient):
-    """Calls ``once`` between the first two looks of whoever waits."""
+    """A client that calls the functions in ``once``, one each time it checks whether a scheduler runs."""
 
     once: list[Callable[[], None]]
 
@@ -338,7 +343,7 @@ class Watched(SchedulerClient):
 
 
 def test_p5_who_waits_counts_a_forgotten_job_by_what_was_seen(scheduler, capsys):
-    """P5: `reset` between two looks; one that vanished before its end was seen is said in words of its own."""
+    """P5: A job that `reset` deletes during a wait counts as last seen; if its end was not seen, that is an error."""
     s = scheduler(gpus=2)
     for key in "bc":
         s.hold(key)
@@ -375,9 +380,16 @@ def test_p5_who_waits_counts_a_forgotten_job_by_what_was_seen(scheduler, capsys)
 
 
 def test_a_verb_asked_while_a_scheduler_starts_is_carried_out(scheduler):
-    """The lock was free at the first look and taken at the second: whoever took it is asked."""
+    """A request made while a scheduler starts is carried out, by the verb itself or by the scheduler."""
     s = scheduler(gpus=2)
     s.start()
+
+    def started() -> bool:
+        if s.process.poll() is not None:  # the verb held the daemon's lock for longer than a start waits for it
+            assert "runs already" in s.said().rstrip().splitlines()[-1], s.said()
+            s.start(ready=False)
+        return s.status()["daemon"]["alive"]
+
     for n in range(6):
         s.kill()
         s.start(ready=False)
@@ -385,11 +397,11 @@ def test_a_verb_asked_while_a_scheduler_starts_is_carried_out(scheduler):
         wait_for(
             lambda n=n: [row[0] for row in s.rows("SELECT gpu FROM pauses")] == ([1] if n % 2 == 0 else []), "done"
         )
-        wait_for(lambda: s.status()["daemon"]["alive"], "it has started")
+        wait_for(started, "it has started")
 
 
 def test_a_save_that_was_none_is_shown_until_it_is_removed(scheduler):
-    """D01: whoever edits the file need not look into the log."""
+    """D01: `status` names the file to which an invalid state file was set aside, until that file is removed."""
     s = scheduler(gpus=2)
     s.start()
     path = s.folder / "gpu_scheduler_state.json"

@@ -1,4 +1,4 @@
-"""`gpujob track` as people call it, in a folder of its own; nothing of it is left behind."""
+"""`gpujob track` as users call it, in a folder of its own; all its processes are ended afterwards."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from scheduler.track.plan import age
 from tests import fork_server
 from tests.stories.harness import ROOT, stopped, wait_for
 
-# A command that says when it has begun, goes on until it may end, and then ends with a code.
+# A command that creates begun.KEY, runs until go.KEY exists, and ends with an exit code.
 GATED = "echo begun {key}; touch begun.{key}; while [ ! -e go.{key} ]; do sleep 0.05; done; echo over; exit {code}"
 
 
 def gated(key: str, code: int = 0) -> str:
-    """Such a command."""
+    """Return a command that runs until `Tracked.go` of this key and exits with ``code``."""
     return GATED.format(key=key, code=code)
 
 
 class Tracked:
-    """A folder with a session."""
+    """A folder with sessions of `gpujob track`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -37,7 +37,7 @@ class Tracked:
     def run(
         self, *words: str, folder: Path | None = None, stdin: str = "", code: int | None = None, **environ: str
     ) -> subprocess.CompletedProcess[str]:
-        """`gpujob track WORDS` to its end."""
+        """Run `gpujob track WORDS` to its end and return the result. Its exit code must be ``code`` (None: any)."""
         done = fork_server.run(("track", *words), folder or self.folder, {**self.environ, **environ}, stdin, 60)
         assert "Traceback" not in done.stderr, done.stderr
         if code is not None:
@@ -45,11 +45,11 @@ class Tracked:
         return done
 
     def lines(self, *words: str, code: int = 0, **how: Any) -> list[str]:
-        """What it prints."""
+        """Return the lines that `gpujob track WORDS` prints."""
         return self.run(*words, code=code, **how).stdout.splitlines()
 
     def popen(self, *words: str, environ: dict[str, str] | None = None, **how: Any) -> subprocess.Popen[str]:
-        """One under way, a process of its own."""
+        """Start `gpujob track WORDS` in a new interpreter and return the process."""
         how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True, **how}
         command = [sys.executable, "-m", "scheduler", "track", *words]
         one = subprocess.Popen(command, cwd=self.folder, env={**self.environ, **(environ or {})}, **how)
@@ -57,14 +57,14 @@ class Tracked:
         return one
 
     def freeze(self, one: subprocess.Popen[str]) -> None:
-        """SIGSTOP of a tracker under way, while it does not keep all others out of the sessions."""
+        """Stop a running tracker (SIGSTOP) while it does not hold the lock of the sessions."""
         with (self.folder / ".gpu-tracker" / "lock").open("rb") as held:
             wait_for(lambda: try_lock(held.fileno()), "the lock of the sessions")
             one.send_signal(signal.SIGSTOP)
             wait_for(lambda: stopped(one.pid), "it stands still")
 
     def begin(self, *commands: str, name: str = "a session") -> Tracked:
-        """A session with these commands."""
+        """Create a session with these commands."""
         self.run("init", name, code=0)
         for command in commands:
             self.run("add", command, code=0)
@@ -73,25 +73,29 @@ class Tracked:
     # -- looking --------------------------------------------------------------------------------------
 
     def json(self, *words: str) -> dict[str, Any]:
-        """What `status --json` prints."""
+        """Return the output of `status --json`."""
         found: dict[str, Any] = json.loads(self.run("status", "--json", *words, code=0).stdout)
         return found
 
     def command(self, number: int) -> dict[str, Any]:
-        """One command of it."""
+        """Return the command with this id, as `status --json` prints it."""
         return next(one for one in self.json()["commands"] if one["id"] == number)
 
     def statuses(self) -> list[str]:
-        """Of all commands, in their order."""
+        """Return the statuses of all commands, in their order."""
         return [one["status"] for one in self.json()["commands"]]
 
     def wait_status(self, number: int, word: str) -> dict[str, Any]:
-        """Until a command is so."""
-        wait_for(lambda: self.statuses()[number - 1 : number] == [word], f"command {number} {word}")
-        return self.command(number)
+        """Wait until a command has this status; return the command."""
+
+        def look() -> dict[str, Any] | None:
+            one = next((one for one in self.json()["commands"] if one["id"] == number), None)
+            return one if one is not None and one["status"] == word else None
+
+        return dict(wait_for(look, f"command {number} {word}"))  # as seen then: it may go on immediately
 
     def pid_of(self, number: int) -> int:
-        """Wait until it is written down which process a command is."""
+        """Return the pid of a command; wait until the session file has it."""
 
         def look() -> int:
             found = next((one for one in self.stored()["commands"] if one["id"] == number), {})
@@ -109,23 +113,23 @@ class Tracked:
 
     @property
     def files(self) -> list[Path]:
-        """The sessions' files, the oldest first."""
+        """The session files, oldest first."""
         return sorted((self.folder / ".gpu-tracker").glob("*.json"), key=lambda path: age(path.stem))
 
     def stored(self) -> dict[str, Any]:
-        """The newest session's file, as it stands."""
+        """Return the contents of the newest session file."""
         found: dict[str, Any] = json.loads(self.files[-1].read_text())
         return found
 
     # -- processes ------------------------------------------------------------------------------------
 
     def marked(self, *more: bytes) -> list[int]:
-        """Live processes of tracked commands of this folder."""
+        """Return the pids of live processes of this folder's commands. ``more``: required environment entries."""
         start = b"GPUJOB_TRACK_SESSION=" + os.fsencode(self.folder) + b"/"
         return _carrying(start, *more)
 
     def supervisors(self) -> list[int]:
-        """Live supervisors of this folder's trackers."""
+        """Return the pids of live supervisors of this folder's trackers."""
         return [
             pid
             for pid in _carrying(b"GPUJOB_SUPERVISOR=" + os.fsencode(self.folder) + b"/")
@@ -133,7 +137,7 @@ class Tracked:
         ]
 
     def end_all(self) -> None:
-        """Nothing is left."""
+        """End all trackers, and kill their supervisors and commands."""
         for one in self.trackers:
             if one.poll() is None:
                 one.kill()

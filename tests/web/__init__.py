@@ -1,1 +1,1 @@
-"""The page: its gate, its connections, its routes, in real processes."""
+"""Tests of the web page and the HTTP API: access, connections, routes, logs, events, metrics."""

@@ -1,4 +1,4 @@
-"""A real browser before a real page: signed in, watched for errors, for requests elsewhere and for scripts that are not ours."""
+"""A real browser on a real page: a test fails on console errors, dialogs, and requests to other hosts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from playwright.sync_api import Page as Tab
 
 from tests.gpus.stub import FakeDriver
 from tests.stories.harness import ROOT, Scheduler
-from tests.web.page import Page
+from tests.web.page import Page, fixed_port
 
 PATIENCE_MS = 30_000
 TOTAL_MIB, IDLE_MIB = 80_000, 500
@@ -33,7 +33,7 @@ while hold and not hold.exists():
     time.sleep(0.2)
 print("the last line", flush=True)
 """
-# Reports what the Content-Security-Policy stopped, and lets tests see whether a payload ran.
+# Logs violations of the Content-Security-Policy as console errors; a payload that runs sets ``window.ran`` to 1.
 WATCH = """
 document.addEventListener('securitypolicyviolation', (e) => console.error('CSP: ' + e.violatedDirective + ' ' + e.blockedURI));
 window.ran = 0;
@@ -41,7 +41,7 @@ window.ran = 0;
 
 
 def chromium() -> str:
-    """The system's browser; a test without one is skipped (in CI it fails)."""
+    """Return the path of the system's browser; without one, skip the test (in CI, fail it)."""
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None:
         sentence = "no browser; as root run: apt-get install -y chromium"
@@ -51,14 +51,14 @@ def chromium() -> str:
 
 
 def artefacts() -> Path:
-    """Where screenshots are kept."""
+    """Return the folder for screenshots; create it if needed."""
     folder = Path(os.environ.get("GPUJOB_ARTEFACTS") or ROOT / ".build") / "screenshots"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 class Lab:
-    """A scheduler with three pretended GPUs, its page, and a browser that has signed in."""
+    """A scheduler with three fake GPUs, its web page, and browser contexts that are signed in."""
 
     def __init__(self, folder: Path, browser: Browser) -> None:
         folder.chmod(0o700)
@@ -73,7 +73,7 @@ class Lab:
         (folder / "talks.py").write_text(TALKS)
         self.page = Page(self.s)
         self.cookies: Any = None
-        self.wrong: list[str] = []  # what browsers told
+        self.wrong: list[str] = []  # problems that browsers reported
 
     @property
     def folder(self) -> Path:
@@ -81,7 +81,7 @@ class Lab:
 
     def start(self) -> Lab:
         self.s.start()
-        self.page.start()
+        self.page.start("--port", str(fixed_port()))  # a test starts the page again on its port
         return self
 
     def end(self) -> None:
@@ -94,7 +94,11 @@ class Lab:
 
     @contextmanager
     def context(self, signed_in: bool = True, may_be_lost: bool = False, **options: Any) -> Iterator[BrowserContext]:
-        """A browser of its own; at its end nothing wrong may have been seen in it."""
+        """Yield a new browser context; afterwards fail if anything wrong was seen in it.
+
+        ``signed_in``: with the cookie of `sign_in`. ``may_be_lost``: network errors are expected. Wrong are console
+        errors and warnings, errors in scripts, dialogs, and requests to another host.
+        """
         if signed_in and self.cookies is None:
             self.sign_in()
         options.setdefault("viewport", {"width": 1280, "height": 900})
@@ -131,7 +135,7 @@ class Lab:
         assert not wrong, wrong
 
     def sign_in(self) -> None:
-        """Once, by the form; every other browser has the same cookie."""
+        """Sign in with the form, and keep the cookie for all later contexts."""
         with self.context(signed_in=False) as context:
             tab = context.new_page()
             tab.goto(self.page.url)
@@ -142,7 +146,7 @@ class Lab:
 
     @contextmanager
     def tab(self, path: str = "/", **options: Any) -> Iterator[Tab]:
-        """A page of it in a browser."""
+        """Yield a tab of a new context that shows this path of the page."""
         with self.context(**options) as context:
             tab = context.new_page()
             tab.goto(self.page.url + path)
@@ -151,7 +155,7 @@ class Lab:
     # -- jobs -----------------------------------------------------------------------------------------
 
     def talker(self, key: str, *, gpus: str = "1", lines: int = 30, label: str = "") -> int:
-        """A job that writes, and goes on until its file is there (`let_end`); its id."""
+        """Submit a job that prints ``lines`` lines and then runs until `let_end`; return its id."""
         words = [
             "--gpus",
             gpus,

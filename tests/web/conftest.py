@@ -1,4 +1,4 @@
-"""For the tests of the page: one scheduler with two declared GPUs and one `gpujob web` for each module."""
+"""Fixtures for the tests of the web page: one page for each module, and pages for single tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.web.page import Page, alone
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """A page over a scheduler that runs (`page.scheduler`); both are shared by the tests of a module."""
+    """A page over a running scheduler with two declared GPUs (`page.scheduler`), shared by the tests of a module."""
     folder = tmp_path_factory.mktemp("page")
     folder.chmod(0o700)
     scheduler = Scheduler(folder, 2)
@@ -29,7 +29,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 @pytest.fixture
 def pages(tmp_path: Path) -> Iterator[Callable[[], Page]]:
-    """Makes pages of their own, each in a folder where no scheduler ran yet; ends what was started."""
+    """Return a function that creates pages, each in a new folder without a scheduler; they are ended after the test."""
     made: list[Page] = []
 
     def make() -> Page:

@@ -1,4 +1,4 @@
-"""Hooks of schemathesis: what it generates is sent to a real scheduler, so nothing that it makes up may name a program or a file."""
+"""Hooks of schemathesis: change the generated requests so that they run no program and use no file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GENERATED_IDS = 3
 
 @schemathesis.hook
 def map_path_parameters(context: Any, path_parameters: Any) -> Any:
-    """The same, with a job that there is where one is named that may be."""
+    """Return the parameters with a job id of 0 to ``GENERATED_IDS``: most of these jobs exist."""
     number = path_parameters.get("id") if isinstance(path_parameters, dict) else None
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         return path_parameters
@@ -23,7 +23,7 @@ def map_path_parameters(context: Any, path_parameters: Any) -> Any:
 
 @schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
-    """The same, with commands that cannot be, folders of its own, and no mail."""
+    """Return the body with a command that does not exist, the test's folder for paths, and no mail."""
     if not isinstance(body, dict):
         return body
     command = body.get("command")

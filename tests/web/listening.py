@@ -1,4 +1,4 @@
-"""A client of the page's event stream: every event as it comes, until a condition holds."""
+"""A client of the page's event stream (server-sent events), which collects the events in a thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from tests.web.page import Page
 
 
 class Listening:
-    """One stream, read by a thread of its own. ``events``: (name, value) in order; ``raw``: all lines."""
+    """An event stream that a thread reads.
+
+    ``events``: (name, value) in order; ``raw``: all lines; ``over``: set when the stream has ended.
+    """
 
     def __init__(self, page: Page, **headers: str) -> None:
         self.events: list[tuple[str, Any]] = []
@@ -41,17 +44,17 @@ class Listening:
                 elif text.startswith("data: "):
                     self.events.append((name, json.loads(text[6:])))
         except (OSError, http.client.HTTPException, ValueError, AttributeError):
-            pass  # the test has closed it, or the server has ended
+            pass  # the test closed the connection, or the server ended
         self.over.set()
 
     def close(self) -> None:
-        """Go away without a word."""
-        with contextlib.suppress(OSError):  # the other side was first
+        """Close the connection abruptly."""
+        with contextlib.suppress(OSError):  # the server closed the connection first
             self._socket.shutdown(socket.SHUT_RDWR)
         self.connection.close()
 
     def until(self, name: str, like: Callable[[Any], Any], what: str) -> Any:
-        """The first event of this name that is like this."""
+        """Wait for an event with this name whose value satisfies ``like``; return the first such value."""
 
         def look() -> Any:
             return next(([value] for kind, value in list(self.events) if kind == name and like(value)), None)
@@ -59,5 +62,5 @@ class Listening:
         return wait_for(look, f"{what}; came: {[(k, str(v)[:120]) for k, v in self.events[-12:]]}")[0]
 
     def states(self, number: int) -> list[str]:
-        """The states that were told of a job, in order."""
+        """Return the states of a job in the order of its events."""
         return [value["state"] for kind, value in self.events if kind == "job" and value["id"] == number]

@@ -1,6 +1,6 @@
-"""A scheduler with some life in it, for pictures and for eyes: four pretended GPUs, jobs of many kinds, a stranger, pauses.
+"""A scheduler in the middle of a day, for pictures: four fake GPUs, many kinds of jobs, a foreign process, pauses.
 
-The jobs are real processes that do nothing for seconds; `older` then stretches what is recorded of them into hours.
+The jobs are real processes that run for seconds; `Lived.older` then stretches their recorded times to hours.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ PREPARE = '#!/bin/sh\necho "packing $*"\nsleep 2\ncase "$*" in *wait*) while [ !
 
 
 class Lived:
-    """The scheduler, and the driver it sees."""
+    """A scheduler and its fake GPU driver."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -101,7 +101,7 @@ class Lived:
         (folder / "prepare.sh").chmod(0o755)
 
     def live(self, remembering: bool = False) -> Lived:
-        """Everything that comes before now. ``remembering``: with a history of readings."""
+        """Run the jobs of the past and of the present. ``remembering``: also write a history of GPU readings."""
         self.s.start()
         self.s.append(*FIRST.splitlines())
         self.s.wait_ended(19)
@@ -148,7 +148,7 @@ class Lived:
         return self
 
     def readings(self) -> None:
-        """What the running jobs, and a stranger, have on the cards; one GPU paused."""
+        """Set the GPU readings: the running jobs' processes and a foreign process. Pause GPU 3."""
         self.foreign_process = subprocess.Popen(["sleep", "3600"], env={}, start_new_session=True)
         running = self.s.rows("SELECT gpus, pid FROM jobs WHERE state='running' AND gpus != '' AND id < 24")
         used = dict.fromkeys(UUIDS, IDLE_MIB)
@@ -171,7 +171,7 @@ class Lived:
         self.s.cli("pause", "3")
 
     def remember(self) -> None:
-        """A history of readings to go with it, for a day: as the recorded jobs would have made it, and before them made up."""
+        """Write a history of one day, calculated from the recorded jobs, and invented for the time before them."""
         from scheduler.core.history import Batch
         from scheduler.store.history_db import HistoryFile
 
@@ -228,7 +228,10 @@ class Lived:
         history.close()
 
     def older(self, times: float, after: int = 0) -> None:
-        """Stretch what is recorded of jobs above ``after``: it was ``times`` as long ago. Ends the scheduler."""
+        """Stop the scheduler, and move the recorded times of jobs with ids above ``after`` into the past.
+
+        A time that was t seconds ago becomes ``times`` * t seconds ago.
+        """
         self.s.stop()
         now = time.time()
         store = sqlite3.connect(self.folder / ".gpujob" / "store.db")
@@ -255,7 +258,7 @@ class Lived:
         store.close()
 
     def end(self) -> None:
-        """Nothing of it is left running."""
+        """End the scheduler, its jobs and the foreign process."""
         (self.folder / "done").touch()
         self.s.end_all()
         if self.foreign_process is not None:
@@ -264,6 +267,6 @@ class Lived:
 
 
 def lived_in(folder: Path) -> Lived:
-    """One in this folder, as it is in the middle of a day."""
+    """Return a scheduler in this folder with the jobs of half a day and a history of readings."""
     os.chmod(folder, 0o700)
     return Lived(folder).live(remembering=True)

@@ -1,10 +1,12 @@
-"""A real `gpujob web` over a real scheduler, and what a client of it does."""
+"""A real `gpujob web` process over a real scheduler, and an HTTP client for it."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -24,10 +26,10 @@ PATIENCE_S = 60.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back."""
+    """An HTTP answer."""
 
     status: int
-    headers: Mapping[str, str]  # names in small letters; of several the last
+    headers: Mapping[str, str]  # names in lower case; the last value of a repeated header
     body: bytes
     pairs: Sequence[tuple[str, str]] = ()
 
@@ -40,7 +42,7 @@ class Answer:
 
 
 class Page:
-    """`gpujob web` on a free port, beside ``scheduler`` (which may run or not)."""
+    """`gpujob web` on a free port. ``scheduler``: the scheduler of its folder, which need not run."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -50,10 +52,13 @@ class Page:
         self.output = self.folder / "web.out"
         self.errors = self.folder / "web.err"
 
-    # -- its process ----------------------------------------------------------------------------------
+    # -- the process ----------------------------------------------------------------------------------
 
     def start(self, *words: str, ready: bool = True, under: Sequence[str] = (), **environ: str) -> Page:
-        """Start it, and wait until it says where it is."""
+        """Start the process; wait until it has printed its first line, with the address, unless ``ready`` is False.
+
+        ``under``: words of a command that runs the process in a new interpreter.
+        """
         port = () if "--port" in words else ("--port", "0")
         self.output.write_bytes(b"")
         with self.output.open("ab") as out, self.errors.open("ab") as errors:
@@ -75,7 +80,7 @@ class Page:
         return re.search(r"https?://\S+:(\d+)/\n", self.output.read_text())
 
     def said(self) -> str:
-        """All that it printed."""
+        """Return everything that the process has printed so far."""
         return self.output.read_text(errors="replace") + self.errors.read_text(errors="replace")
 
     @property
@@ -84,25 +89,25 @@ class Page:
         return self.process.pid
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Tell it to end; its exit code."""
+        """Send a signal, and return the exit code. Raises subprocess.TimeoutExpired after 20 s."""
         assert self.process is not None
         self.process.send_signal(number)
         return self.process.wait(20)
 
     def end(self) -> None:
-        """Be sure that it is gone."""
+        """Kill the process if it still runs, and wait for its end."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
 
     def rss_kib(self) -> int:
-        """Memory that it has now."""
+        """Return the resident memory of the process in KiB."""
         text = Path(f"/proc/{self.pid}/status").read_text()
         found = re.search(r"VmRSS:\s+(\d+)", text)
         assert found is not None
         return int(found[1])
 
-    # -- asking ---------------------------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
@@ -123,7 +128,10 @@ class Page:
     def ask(
         self, method: str, path: str, headers: Mapping[str, str | None] | None = None, body: bytes | None = None
     ) -> Answer:
-        """One request with just these headers beside Host (which may be given; None: leave one out)."""
+        """Send one request on a new connection and return the answer.
+
+        Only ``headers``, `Host` and the length of ``body`` are sent; a header with the value None is left out.
+        """
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             given = {"Host": f"127.0.0.1:{self.port}", **(headers or {})}
@@ -141,32 +149,35 @@ class Page:
             connection.close()
 
     def get(self, path: str, **headers: str) -> Answer:
-        """GET with the token. ``headers``: names with ``_`` for ``-``."""
+        """Send a GET request with the token. ``headers``: names with ``_`` in place of ``-``."""
         return self.ask("GET", path, {**self.bearer, **_named(headers)})
 
     def post(self, path: str, value: Any = None, **headers: str) -> Answer:
-        """POST of JSON with the token; ``{}`` where no value is given."""
+        """POST a JSON value with the token; ``{}`` if ``value`` is None."""
         body = json.dumps({} if value is None else value).encode()
         return self.ask("POST", path, {**self.bearer, "Content-Type": "application/json", **_named(headers)}, body)
 
     def login(self, token: str | None = None, **headers: str) -> Answer:
-        """Send the form."""
+        """Send the sign-in form with ``token``; None: with the right token."""
         form = urlencode({"token": self.token if token is None else token}).encode()
         media = {"Content-Type": "application/x-www-form-urlencoded"}
         return self.ask("POST", "/login", {**media, **_named(headers)}, form)
 
     def cookie(self) -> dict[str, str]:
-        """The header of a browser that has signed in."""
+        """Sign in, and return the `Cookie` header for later requests."""
         answer = self.login()
         assert answer.status == 303, answer
         return {"Cookie": answer.headers["set-cookie"].partition(";")[0]}
 
     def connect(self) -> socket.socket:
-        """A connection on which nothing was said yet."""
+        """Return a new connection on which nothing was sent."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
 
     def raw(self, data: bytes) -> bytes:
-        """All that comes back for these bytes until the other side ends it (a reset ends it too)."""
+        """Send these bytes, and return what arrives until the server closes or resets the connection.
+
+        Empty if the connection is reset while the bytes are being sent.
+        """
         with self.connect() as connection:
             try:
                 connection.sendall(data)
@@ -175,8 +186,20 @@ class Page:
                 return b""
 
 
+def fixed_port() -> int:
+    """Return a free port below the range from which the kernel gives out ports by itself.
+
+    For a port that is used again after its release: nothing else gets it in between.
+    """
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no free port")
+
+
 def read_all(connection: socket.socket) -> bytes:
-    """All that comes until the other side ends it."""
+    """Return what arrives until the other side closes or resets the connection."""
     data = b""
     try:
         while piece := connection.recv(65536):
@@ -191,7 +214,7 @@ def _named(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def alone(folder: Path) -> Page:
-    """A page in this folder, where no scheduler ran."""
+    """Return a page in this folder; neither the page nor its scheduler is started."""
     folder.mkdir(mode=0o700, exist_ok=True)
     os.chmod(folder, 0o700)
     return Page(Scheduler(folder))

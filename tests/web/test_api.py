@@ -1,4 +1,4 @@
-"""The HTTP API over a real scheduler: each row of its table, and what the web-driven scheduler of the documents promises."""
+"""The HTTP API over a real scheduler: its routes, and the statements S2 of docs/acceptance.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.web.page import Page
 
 @pytest.fixture(autouse=True)
 def quiet(page: Page) -> Iterator[None]:
-    """Each test begins with nothing waiting or running, and nothing paused."""
+    """After each test, resume queue and GPUs, end all jobs, and wait until the scheduler is idle."""
     yield
     for held in page.folder.glob("hold-*"):
         held.unlink()
@@ -37,14 +37,14 @@ def quiet(page: Page) -> Iterator[None]:
 
 
 def ledger(page: Page, key: str, *, code: object = 0, held: bool = False) -> list[str]:
-    """A command that notes its start and end; ``held``: it runs until `release` is called with its key."""
+    """Return a command that writes its start and end into the ledger; ``held``: it runs until `Scheduler.release`."""
     if held:
         page.scheduler.hold(key)
     return ["python3", str(page.scheduler.script), str(page.folder), key, str(code), "0"]
 
 
 def made(page: Page, command: list[str], **options: Any) -> int:
-    """Submit; the id."""
+    """Submit a job; return its id."""
     answer = page.post("/api/jobs", {"command": command, **options})
     assert answer.status == 201, answer.text
     number = answer.json()["id"]
@@ -53,7 +53,7 @@ def made(page: Page, command: list[str], **options: Any) -> int:
 
 
 def acted(page: Page, number: int, verb: str, status: int = 200, body: Any = None) -> Any:
-    """The state that the answer tells; of one that is not 200 its error."""
+    """Request a change of a job. Return the job's state in the answer; if ``status`` is not 200, the error."""
     answer = page.post(f"/api/jobs/{number}/{verb}", body)
     assert answer.status == status, answer.text
     found = answer.json()
@@ -66,7 +66,7 @@ def acted(page: Page, number: int, verb: str, status: int = 200, body: Any = Non
 
 
 def said(page: Page, path: str, body: Any = None) -> str:
-    """What the answer to a change says in words."""
+    """Request a change; return the sentence in the answer's header."""
     answer = page.post(path, body)
     assert answer.status == 200, answer.text
     return unquote(answer.headers["x-gpujob-said"])
@@ -74,7 +74,7 @@ def said(page: Page, path: str, body: Any = None) -> str:
 
 @pytest.mark.smoke
 def test_status_jobs_and_gpus_are_what_the_verbs_print(page: Page) -> None:
-    """S3.38: the same JSON, by the published schemas."""
+    """S3.38: Status, jobs and GPUs are the JSON that the verbs print, and match the published schemas."""
     number = made(page, ["true"], label="one")
     page.scheduler.wait_state(number, "done")
     status = page.get("/api/status")
@@ -91,7 +91,7 @@ def test_status_jobs_and_gpus_are_what_the_verbs_print(page: Page) -> None:
 
 
 def test_jobs_by_state(page: Page) -> None:
-    """One state, several, one that there is not, none."""
+    """Jobs are filtered by one state or several; an unknown or empty state is an error."""
     good, bad = made(page, ["true"]), made(page, ["false"])
     page.scheduler.wait_state(good, "done")
     page.scheduler.wait_state(bad, "failed")
@@ -110,7 +110,7 @@ def test_jobs_by_state(page: Page) -> None:
 
 
 def test_k16_an_id_that_is_not_plain_digits_is_not_there(page: Page) -> None:
-    """K16, S20: signs, other digits, encodings, long numbers, ways out: 404, as for a job that is not there."""
+    """K16, S20: A job id with signs, other digits, encodings or path parts is 404, as is an unknown id."""
     number = made(page, ["true"])
     odd = (
         "999999",
@@ -151,7 +151,7 @@ def test_k16_an_id_that_is_not_plain_digits_is_not_there(page: Page) -> None:
 
 
 def test_s2_4_a_waiting_job_is_taken_out_and_a_running_one_ended_with_all_its_processes(page: Page) -> None:
-    """S2.4: cancel of both, of one that has ended, and of one that is not there."""
+    """S2.4: Cancel ends a waiting job, and a running one with all its processes; ended and unknown jobs are errors."""
     script = "sleep 600 & echo $! > child; wait"
     running = made(page, ["sh", "-c", script], cpu=True, cwd=str(page.folder))
     page.scheduler.wait_state(running, "running")
@@ -172,7 +172,7 @@ def test_s2_4_a_waiting_job_is_taken_out_and_a_running_one_ended_with_all_its_pr
 
 
 def test_s2_5_the_whole_scheduler_is_paused(page: Page) -> None:
-    """S2.5: nothing starts, what runs goes on."""
+    """S2.5: While the queue is paused, no job starts, and running jobs continue."""
     running = made(page, ledger(page, "goes-on", held=True))
     page.scheduler.wait_state(running, "running")
     assert page.post("/api/queue/pause").json() == {"paused": True}
@@ -187,12 +187,16 @@ def test_s2_5_the_whole_scheduler_is_paused(page: Page) -> None:
 
 
 def test_s2_6_gpus_are_paused_and_resumed(page: Page) -> None:
-    """S2.6: what runs there goes on; the state file says so when the answer comes."""
+    """S2.6: Jobs on a paused GPU continue; the state file shows the pause."""
+
+    def shown() -> Any:
+        return json.loads((page.folder / "gpu_scheduler_state.json").read_text())["paused_gpus"]
+
     running = made(page, ledger(page, "there", held=True), allowed=[1])
     page.scheduler.wait_state(running, "running")
     assert page.post("/api/gpus/1/pause").json() == {"paused_gpus": [1]}
-    shown = json.loads((page.folder / "gpu_scheduler_state.json").read_text())
-    assert shown["paused_gpus"] == [1]
+    # The answer waits 0.5 s at most for the state file: a busy machine may write it later.
+    wait_for(lambda: shown() == [1], "the state file shows the pause")
     waiting = made(page, ["true"], allowed="1")
     wait_for(lambda: page.get(f"/api/jobs/{waiting}").json()["reason_code"] == "paused", "its reason")
     assert page.scheduler.states()[running] == "running"
@@ -204,7 +208,7 @@ def test_s2_6_gpus_are_paused_and_resumed(page: Page) -> None:
 
 
 def test_s2_7_lower_numbers_start_first(page: Page) -> None:
-    """S2.7, S2.14: by priority, then first of all the one that is put first, and one whose priority is changed."""
+    """S2.7, S2.14: Jobs start by priority, also by a changed one; a job that was put first starts before all others."""
     blockers = [made(page, ledger(page, f"b{n}", held=True)) for n in range(2)]
     for number in blockers:
         page.scheduler.wait_state(number, "running")
@@ -239,7 +243,7 @@ def test_s2_7_lower_numbers_start_first(page: Page) -> None:
 
 
 def test_s2_8_run_again_with_a_record_of_its_own_and_the_old_output_kept(page: Page) -> None:
-    """S2.8, S2.15: same id, new attempt, new log; the old log is what it was."""
+    """S2.8, S2.15: A retry has the same id, a new attempt and a new log; the previous log is unchanged."""
     number = made(page, ["sh", "-c", "echo run $GPUJOB_ATTEMPT; exit 3"])
     page.scheduler.wait_state(number, "failed")
     before = page.get(f"/api/jobs/{number}").json()
@@ -260,7 +264,7 @@ def test_s2_8_run_again_with_a_record_of_its_own_and_the_old_output_kept(page: P
 
 
 def test_s2_9_the_pid_is_shown_and_a_job_killed_from_outside_has_failed(page: Page) -> None:
-    """S2.9: kill -9 from outside: failed by signal 9, its GPU free."""
+    """S2.9: A job that a user kills by SIGKILL has failed by signal 9, its pid stays visible, and its GPU is free."""
     number = made(page, ["sleep", "600"])
     page.scheduler.wait_state(number, "running")
     job = wait_for(lambda: (j := page.get(f"/api/jobs/{number}").json())["pid"] and j, "its pid")
@@ -273,7 +277,7 @@ def test_s2_9_the_pid_is_shown_and_a_job_killed_from_outside_has_failed(page: Pa
 
 
 def test_s2_12_why_a_command_could_not_be_started_stands_in_its_log(page: Page) -> None:
-    """S2.12, S2.1: the log has it; of one that runs it has stdout and stderr in order."""
+    """S2.12, S2.1: A log holds the reason why the command could not start, else stdout and stderr in their order."""
     number = made(page, ["/no/such/program", "x"])
     page.scheduler.wait_state(number, "failed")
     assert page.get(f"/api/jobs/{number}").json()["outcome"] == "could_not_start"
@@ -284,7 +288,7 @@ def test_s2_12_why_a_command_could_not_be_started_stands_in_its_log(page: Page) 
 
 
 def test_s2_13_several_share_a_gpu_and_one_has_a_pair(page: Page) -> None:
-    """S2.13, S2.2: two halves on one GPU; both GPUs for one job, told in CUDA_VISIBLE_DEVICES."""
+    """S2.13, S2.2: Two halves share a GPU; a job with two GPUs gets both in CUDA_VISIBLE_DEVICES."""
     halves = [made(page, ledger(page, f"h{n}", held=True), gpus=0.5) for n in range(2)]
     for number in halves:
         page.scheduler.wait_state(number, "running")
@@ -299,7 +303,7 @@ def test_s2_13_several_share_a_gpu_and_one_has_a_pair(page: Page) -> None:
 
 
 def test_s2_14_short_jobs_go_by_a_long_one(page: Page) -> None:
-    """S2.14: while one GPU is kept by a long job, the other takes one short job after the other."""
+    """S2.14: While a long job uses one GPU, short jobs run on the other GPU, one after the other."""
     long = made(page, ledger(page, "long", held=True))
     page.scheduler.wait_state(long, "running")
     short = [made(page, ledger(page, f"short{n}")) for n in range(6)]
@@ -311,7 +315,7 @@ def test_s2_14_short_jobs_go_by_a_long_one(page: Page) -> None:
 
 
 def test_s2_3_waiting_jobs_hold_no_open_file(page: Page) -> None:
-    """S2.3: neither the scheduler nor its supervisor nor the page has one file more open for a hundred more."""
+    """S2.3: A hundred more waiting jobs open no further file in the scheduler, its supervisor or the page."""
     page.post("/api/queue/pause")
     first = made(page, ["true"])
     pids = (page.scheduler.pid, page.scheduler.supervisor_pid(), page.pid)
@@ -326,7 +330,7 @@ def test_s2_3_waiting_jobs_hold_no_open_file(page: Page) -> None:
 
 
 def test_hold_and_release(page: Page) -> None:
-    """Held, it does not start; each is said again if asked again; neither can be done to one that has ended."""
+    """A held job does not start until it is released; both may be repeated, and are errors for an ended job."""
     page.post("/api/queue/pause")
     number = made(page, ["true"])
     for verb in ("hold", "hold", "release", "release", "hold"):
@@ -340,7 +344,7 @@ def test_hold_and_release(page: Page) -> None:
 
 
 def test_a_job_that_runs_cannot_be_run_again_held_or_put_first(page: Page) -> None:
-    """409 with a sentence, and nothing changed."""
+    """Retry, hold, release and first of a running job are 409 with a sentence, and change nothing."""
     number = made(page, ledger(page, "busy", held=True))
     page.scheduler.wait_state(number, "running")
     for verb in ("retry", "hold", "release", "first"):
@@ -350,7 +354,7 @@ def test_a_job_that_runs_cannot_be_run_again_held_or_put_first(page: Page) -> No
 
 
 def test_what_is_submitted_may_have_all_options(page: Page) -> None:
-    """Numbers or texts; folder, variables, log, dependencies are those that were asked for."""
+    """Every option of a submission has its effect, given as a number or as text."""
     folder = page.folder / "work"
     folder.mkdir(exist_ok=True)
     first = made(page, ["true"], label="first")
@@ -373,11 +377,11 @@ def test_what_is_submitted_may_have_all_options(page: Page) -> None:
     assert page.get(f"/api/jobs/{silent}").json()["log"] is None and page.get(f"/api/jobs/{silent}/log").text == ""
     here = made(page, ["pwd"], cpu=True)
     page.scheduler.wait_state(here, "done")
-    assert page.get(f"/api/jobs/{here}/log").text == f"{page.folder}\n"  # that of the jobs file
+    assert page.get(f"/api/jobs/{here}/log").text == f"{page.folder}\n"  # the folder of the jobs file
 
 
 def test_the_page_s_own_variables_are_no_job_s_business(page: Page) -> None:
-    """A job sees the marks that the scheduler gives it, and no others of ours."""
+    """A job gets the GPUJOB_ variables of the scheduler, and none of the page's own."""
     number = made(page, ["sh", "-c", "env | grep ^GPUJOB_ | cut -d= -f1 | sort"], cpu=True)
     page.scheduler.wait_state(number, "done")
     names = page.get(f"/api/jobs/{number}/log").text.split()
@@ -406,7 +410,7 @@ BAD: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("body", "named"), BAD, ids=[str(n) for n in range(len(BAD))])
 def test_what_cannot_be_submitted_is_refused_by_name(page: Page, body: Any, named: str) -> None:
-    """400 naming the key; no option by its name on a command line; nothing is queued."""
+    """A wrong submission is 400 and names the key, not the option of the command line; no job is queued."""
     before = page.scheduler.rows("SELECT count(*) FROM jobs")
     data = json.dumps(body).encode()
     answer = page.ask("POST", "/api/jobs", {**page.bearer, "Content-Type": "application/json"}, data)
@@ -420,7 +424,7 @@ def test_what_cannot_be_submitted_is_refused_by_name(page: Page, body: Any, name
     "data", [b"", b"{", b"nul", b"\xff\xfe", b'{"command": ["x"], "gpus": NaN}', b"[" * 100_000, b"9" * 5000]
 )
 def test_what_is_no_json_is_refused(page: Page, data: bytes) -> None:
-    """400, on every route that takes a body."""
+    """A body that is not a JSON object is 400, on every route that takes a body."""
     for path in ("/api/jobs", "/api/preview", "/api/queue/pause", "/api/jobs/1/cancel", "/api/gpus/0/pause"):
         answer = page.ask("POST", path, {**page.bearer, "Content-Type": "application/json"}, data)
         assert answer.status == 400 and list(answer.json()) == ["error"], (path, answer.text)
@@ -428,7 +432,7 @@ def test_what_is_no_json_is_refused(page: Page, data: bytes) -> None:
 
 
 def test_keys_that_are_not_known_are_named(page: Page) -> None:
-    """S6: also where the body is to be empty."""
+    """S6: An unknown key is 400 and named, also where the body must be empty."""
     for path in (
         "/api/queue/pause",
         "/api/queue/resume",
@@ -443,7 +447,7 @@ def test_keys_that_are_not_known_are_named(page: Page) -> None:
 
 
 def test_other_methods_change_nothing(page: Page) -> None:
-    """405 or 404 with a token."""
+    """Other methods with the token are 405 or 404, and change nothing."""
     number = made(page, ["true"])
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"):
         for path in (
@@ -460,7 +464,7 @@ def test_other_methods_change_nothing(page: Page) -> None:
 
 
 def test_s12_a_command_with_every_character_reaches_the_job_as_it_is(page: Page) -> None:
-    """S12: words are words; no shell of ours sees them."""
+    """S12: The words of a command reach the job unchanged: no shell of the scheduler reads them."""
     words = ["a b", "$(touch pwned)", "`touch pwned`", ";touch pwned", "'\"\\", "ünïcode ☃", "-x", "--", "\t", "*"]
     number = made(page, ["printf", "%s\\n", *words], cpu=True, cwd=str(page.folder))
     page.scheduler.wait_state(number, "done")
@@ -471,7 +475,7 @@ def test_s12_a_command_with_every_character_reaches_the_job_as_it_is(page: Page)
 
 @pytest.mark.smoke
 def test_a_preview_is_what_happens_then(page: Page) -> None:
-    """Where it would start, why it would wait, that it never can; and nothing is written."""
+    """A preview tells on which GPUs a job would start, why it would wait, or that it never can; it writes nothing."""
     rows = page.scheduler.rows("SELECT count(*), max(id) FROM jobs")
     version = page.scheduler.rows("SELECT count(*) FROM events")
     answer = page.post("/api/preview", {"command": ["echo", "{gpus}", "--token=abc"], "gpus": 2}).json()
@@ -508,7 +512,7 @@ def test_a_preview_is_what_happens_then(page: Page) -> None:
 
 
 def test_s2_10_without_a_scheduler_reading_goes_on_and_changes_are_made_here(pages: Callable[[], Page]) -> None:
-    """S2.10, S3.30: before the first start, and after the end of one; what was asked stands at the next."""
+    """S2.10, S3.30: Without a scheduler the page reads and changes the store; the next scheduler applies all of it."""
     page = pages()
     page.start()
     assert page.get("/api/status").json()["daemon"]["alive"] is False and page.get("/api/jobs").json()["jobs"] == []
@@ -529,14 +533,14 @@ def test_s2_10_without_a_scheduler_reading_goes_on_and_changes_are_made_here(pag
     page.scheduler.wait_state(running, "running")
     page.scheduler.kill()
     assert page.post("/api/gpus/1/pause").json() == {"paused_gpus": [1]}
-    assert acted(page, running, "cancel") == "running"  # when the next one starts
+    assert acted(page, running, "cancel") == "running"  # the next scheduler cancels it
     page.scheduler.start()
     page.scheduler.wait_state(running, "cancelled")
     assert page.get("/api/gpus").json()["gpus"][1]["paused"] is True
 
 
 def test_each_change_says_what_was_done(page: Page) -> None:
-    """Beside the keys that programs read: the verbs' own words, and what one would not expect."""
+    """The answer to a change has a sentence about what was done, and about effects that a user may not expect."""
     page.post("/api/queue/pause")
     number, other = made(page, ["true"], priority=5), made(page, ["false"], priority=1)
     at = f"/api/jobs/{number}"
@@ -551,7 +555,7 @@ def test_each_change_says_what_was_done(page: Page) -> None:
     assert told == f"job {number}: priority -5 -> -6; job {other} still comes before it, having been put first"
     told = said(page, f"/api/jobs/{other}/priority", {"priority": 9})
     assert "it was put first and stays first at any priority" in told
-    for verb in ("cancel", "retry"):  # the way back that it names
+    for verb in ("cancel", "retry"):  # gives the job its ordinary place again, as the sentence says
         acted(page, other, verb)
     assert said(page, f"{at}/priority", {"priority": -7}) == f"job {number}: priority -6 -> -7"
     child = made(page, ["true"], after_ok=[other])
@@ -564,7 +568,7 @@ def test_each_change_says_what_was_done(page: Page) -> None:
 
 
 def test_what_waits_for_the_next_scheduler_is_said(pages: Callable[[], Page]) -> None:
-    """A cancel while none runs of a job that ran: 200, its state as it was, and words for when it is done."""
+    """A cancel of a running job without a scheduler is 200 with the old state, and says when it is carried out."""
     page = pages()
     page.scheduler.start()
     page.start()
@@ -582,7 +586,7 @@ def test_what_waits_for_the_next_scheduler_is_said(pages: Callable[[], Page]) ->
 
 
 def test_a_folder_that_was_removed_is_no_empty_scheduler(pages: Callable[[], Page]) -> None:
-    """503 with a sentence on all routes, by the page's one process; well again when it is back."""
+    """While the state folder is missing, every route is 503 with a sentence; the process serves it again afterwards."""
     page = pages()
     page.start()
     number = made(page, ["true"])
@@ -614,7 +618,7 @@ def test_a_folder_that_was_removed_is_no_empty_scheduler(pages: Callable[[], Pag
 
 
 def test_a_scheduler_that_does_not_answer_costs_an_answer_not_the_page(pages: Callable[[], Page]) -> None:
-    """A stopped scheduler: changes are 503 with what to do, reading goes on."""
+    """With a stopped scheduler, changes are 503 with a sentence, and reading works."""
     page = pages()
     page.scheduler.start()
     page.start()
@@ -631,7 +635,7 @@ def test_a_scheduler_that_does_not_answer_costs_an_answer_not_the_page(pages: Ca
 
 
 def test_a_store_that_is_gone_is_said(pages: Callable[[], Page]) -> None:
-    """503 with a sentence, and whole again when it is there again."""
+    """While the store is damaged, reading is 503 with a sentence; it works again when the store is back."""
     page = pages()
     page.start()
     made(page, ["true"])
@@ -645,7 +649,7 @@ def test_a_store_that_is_gone_is_said(pages: Callable[[], Page]) -> None:
 
 
 def test_curves_are_given_in_base_units(page: Page) -> None:
-    """Of GPUs and of a job; a job that is not there, times that are none."""
+    """Histories of GPUs and of a job can be read; unknown jobs and invalid times are errors."""
     number = made(page, ["true"])
     page.scheduler.wait_state(number, "done")
     found = page.get("/api/history/gpus?step=10")
@@ -657,7 +661,7 @@ def test_curves_are_given_in_base_units(page: Page) -> None:
 
 
 def test_every_line_of_the_documents_works_as_it_stands(page: Page) -> None:
-    """docs/api.md, in bash: each call is answered well, and the token stands on no command line."""
+    """Every call in docs/api.md succeeds in bash as it is written; no command line contains the token."""
     bash, curl = shutil.which("bash"), shutil.which("curl")
     if not bash or not curl:
         pytest.skip("no bash or no curl here")

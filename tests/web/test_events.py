@@ -1,4 +1,4 @@
-"""The event stream: what changes is told to whoever listens, whole and soon, and costs nothing that grows."""
+"""The event stream: reports all changes within a moment, at a cost that does not grow with the store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.web.page import Page
 
 @pytest.fixture
 def listen(page: Page) -> Iterator[Callable[..., Listening]]:
-    """Makes listeners; closes them."""
+    """Return a function that opens event streams; close them after the test."""
     made: list[Listening] = []
 
     def make(at: Page = page, **headers: str) -> Listening:
@@ -44,7 +44,7 @@ def submit(page: Page, *words: str, **options: object) -> int:
 
 @pytest.mark.smoke
 def test_a_job_is_told_from_its_coming_to_its_end(page: Page, listen: Callable[..., Listening]) -> None:
-    """Each as `event: job` and its data on one line, as the JSON of a job; how soon is printed."""
+    """Each change of a job is an `event: job` with the job's JSON on one line; the delay is printed."""
     one = listen()
     assert one.headers["content-type"].startswith("text/event-stream") and one.headers["cache-control"] == "no-store"
     begun = time.monotonic()
@@ -54,12 +54,13 @@ def test_a_job_is_told_from_its_coming_to_its_end(page: Page, listen: Callable[.
     assert wrong("job", job) == [] and (job["exit_code"], job["label"]) == (4, "told")
     assert job == page.get(f"/api/jobs/{number}").json()
     at = one.raw.index("event: job")
+    wait_for(lambda: len(one.raw) > at + 2, "the end of the event")
     assert one.raw[at + 1].startswith('data: {"id":') and one.raw[at + 2] == ""
     assert any(line.startswith("id: ") for line in one.raw) and "retry: 2000" in one.raw
 
 
 def test_what_jobs_do_that_start_and_end_between_two_looks(page: Page, listen: Callable[..., Listening]) -> None:
-    """Twenty at once: the end of each is told to two listeners."""
+    """The end of jobs that start and end between two looks at the store is sent to every stream."""
     both = [listen(), listen()]
     numbers = [submit(page, "true", cpu=True) for _ in range(20)]
     for one in both:
@@ -70,7 +71,7 @@ def test_what_jobs_do_that_start_and_end_between_two_looks(page: Page, listen: C
 
 
 def test_how_things_stand_is_told_first(page: Page, listen: Callable[..., Listening]) -> None:
-    """Also to one that connects again: its Last-Event-ID means nothing."""
+    """A stream begins with the current state, also for a client that reconnects with a Last-Event-ID."""
     one = listen()
     assert one.until("scheduler", lambda value: True, "the scheduler") == {"alive": True}
     assert [gpu["index"] for gpu in one.until("gpus", lambda value: True, "GPUs")["gpus"]] == [0, 1]
@@ -80,7 +81,7 @@ def test_how_things_stand_is_told_first(page: Page, listen: Callable[..., Listen
 
 
 def test_reasons_pauses_attempts_and_changes_are_told(page: Page, listen: Callable[..., Listening]) -> None:
-    """A reason to wait, a pause of a GPU and of the queue, another priority, a second attempt, an edit, a cancel."""
+    """Reasons, pauses of a GPU and of the queue, priorities, holds, attempts and cancels are sent."""
     one = listen()
     assert page.post("/api/gpus/1/pause").status == 200
     one.until("gpus", lambda value: value["gpus"][1]["paused"], "the pause")
@@ -113,7 +114,7 @@ def test_reasons_pauses_attempts_and_changes_are_told(page: Page, listen: Callab
 def test_a_scheduler_that_dies_and_comes_again_is_told(
     pages: Callable[[], Page], listen: Callable[..., Listening]
 ) -> None:
-    """What ends meanwhile is told, too; a store that goes away ends nothing."""
+    """The end and the start of a scheduler are sent, and jobs that end in between; a missing store ends no stream."""
     page = pages()
     page.start()
     one = listen(page)
@@ -141,10 +142,27 @@ def test_a_scheduler_that_dies_and_comes_again_is_told(
     one.until("job", lambda job: job["id"] == after and job["state"] == "done", "that all is well again")
 
 
+def test_after_a_store_that_could_not_be_read_the_page_says_that_the_scheduler_runs(
+    pages: Callable[[], Page], listen: Callable[..., Listening]
+) -> None:
+    """One failed look at the store is reported, and taken back by the next good one, although the scheduler never ended."""
+    page = pages()
+    page.start()
+    page.scheduler.start()
+    one = listen(page)
+    one.until("scheduler", lambda value: value["alive"], "that it runs")
+    at = len(one.events)
+    store, aside = page.folder / ".gpujob" / "store.db", page.folder / "aside"
+    store.rename(aside)
+    wait_for(lambda: any("trouble" in value for kind, value in one.events[at:] if kind == "scheduler"), "the trouble")
+    aside.rename(store)
+    wait_for(lambda: ("scheduler", {"alive": True}) in one.events[at:], "that it still runs")
+
+
 def test_another_process_that_writes_without_a_scheduler_is_seen(
     pages: Callable[[], Page], listen: Callable[..., Listening]
 ) -> None:
-    """Each of them is the last to close the store, and takes its log away."""
+    """Changes by commands are sent, though each command closes the store last and so deletes its log."""
     page = pages()
     page.start()
     submit(page, "true")
@@ -159,7 +177,7 @@ def test_another_process_that_writes_without_a_scheduler_is_seen(
 def test_streams_end_with_the_page_and_gone_clients_are_forgotten(
     pages: Callable[[], Page], listen: Callable[..., Listening]
 ) -> None:
-    """It ends with open streams as without; as many as may be, and one more is 503 until one goes."""
+    """Open streams do not delay the server's end; beyond the limit a stream is 503 until another one is closed."""
     page = pages()
     page.start()
     many = [listen(page) for _ in range(events.MOST_STREAMS)]
@@ -183,7 +201,7 @@ def test_streams_end_with_the_page_and_gone_clients_are_forgotten(
 
 
 def test_one_that_does_not_read_is_told_to_begin_anew() -> None:
-    """A bounded number of events waits for a slow one; then it is told `again` alone, and ends."""
+    """A stream with too many waiting events sends `again` alone and ends."""
     import asyncio
 
     async def run() -> list[tuple[str, str] | None]:
@@ -197,7 +215,7 @@ def test_one_that_does_not_read_is_told_to_begin_anew() -> None:
 
 
 def test_a_hundred_thousand_waiting_jobs_are_not_read_at_each_look(pages: Callable[[], Page]) -> None:
-    """A look reads what has changed: rows that are met are counted, not seconds."""
+    """A look reads only rows that have changed: measured in steps of SQLite, not in seconds."""
     page = pages()
     client = SchedulerClient(str(page.folder / "gpu_scheduler_state.json"))
     database = Database(client.places)
@@ -215,7 +233,7 @@ def test_a_hundred_thousand_waiting_jobs_are_not_read_at_each_look(pages: Callab
             assert other is not None
             other.state, other.finished_at = type(other.state)("cancelled"), time.time()
             rows.save(connection, [other])
-        watch._changes._first_due = float("inf")  # who comes first was asked a moment ago
+        watch._changes._first_due = float("inf")  # a look that does not read the first waiting jobs again
         before = steps()
         told = {found.id: found.state.value for found, _ in watch.look().jobs}
         assert told == {job.id: "pending", 19_000: "cancelled"}
@@ -224,7 +242,7 @@ def test_a_hundred_thousand_waiting_jobs_are_not_read_at_each_look(pages: Callab
 
 
 def _steps(watch: object) -> Callable[[], int]:
-    """Counts what SQLite does on the watcher's connection, in steps of its machine."""
+    """Return a function that returns the number of steps that SQLite has executed on the watcher's connection."""
     counted = [0]
     connection = watch._changes._connection  # type: ignore[attr-defined]
     assert isinstance(connection, sqlite3.Connection)
@@ -238,7 +256,7 @@ def _steps(watch: object) -> Callable[[], int]:
 
 
 def test_s15_nothing_secret_is_told(page: Page, listen: Callable[..., Listening]) -> None:
-    """S15: a command and a label with secrets, on the stream."""
+    """S15: Secrets in a command and in a label are masked in events."""
     one = listen()
     number = submit(page, "echo", "--token=s3cr3tValue9xQ", label="key=s3cr3tValue9xQ")
     one.until("job", lambda job: job["id"] == number and job["state"] == "done", "its end")
@@ -246,7 +264,7 @@ def test_s15_nothing_secret_is_told(page: Page, listen: Callable[..., Listening]
 
 
 def test_a_stopped_client_holds_nobody_up(page: Page, listen: Callable[..., Listening]) -> None:
-    """S21: one that connects and reads nothing, while another is told of everything."""
+    """S21: A client that reads nothing does not delay other streams."""
     with page.connect() as silent:
         silent.sendall(
             f"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nAuthorization: Bearer {page.token}\r\n\r\n".encode()

@@ -1,37 +1,39 @@
-"""What connections may do to the page: take their time, send nonsense, come in great numbers, guess."""
+"""Hostile and broken clients of the page: slow, malformed, too many, guessing tokens; also its port, TLS and end."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+import resource
 import signal
 import socket
 import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from scheduler.web import connections
+from scheduler.web import auth_throttle, connections
 from tests.stories.harness import LONG, wait_for
-from tests.web.page import Page, read_all
+from tests.web.page import Page, fixed_port, read_all
 
-FLAT_KIB = 24 << 10  # what the page may grow by while it is pestered
+FLAT_KIB = 24 << 10  # by which the page's memory may grow in a test
 
 
 def head(page: Page, method: str = "GET", path: str = "/api/status", more: str = "", by_token: bool = True) -> bytes:
-    """A request's head, whole."""
+    """Return the head of a request as bytes; with the token unless ``by_token`` is False."""
     token = f"Authorization: Bearer {page.token}\r\n" if by_token else ""
     return f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\n{token}{more}\r\n".encode()
 
 
 def closed(connection: socket.socket) -> bool:
-    """Whether the other side has ended it (what came before is thrown away)."""
+    """Return whether the server has closed this connection; drops what has arrived."""
     connection.setblocking(False)
     try:
         while connection.recv(65536):
@@ -44,8 +46,20 @@ def closed(connection: socket.socket) -> bool:
 
 
 @contextlib.contextmanager
+def descriptors(wanted: int) -> Iterator[None]:
+    """Let this process have that many descriptors meanwhile, as far as its hard limit permits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextlib.contextmanager
 def many(page: Page, number: int) -> Iterator[list[socket.socket]]:
-    """So many connections that say nothing."""
+    """Yield this number of connections that send nothing; close them afterwards."""
     opened: list[socket.socket] = []
     try:
         for _ in range(number):
@@ -56,12 +70,12 @@ def many(page: Page, number: int) -> Iterator[list[socket.socket]]:
             one.close()
 
 
-# -- K10, S21: slow ones ----------------------------------------------------------------------------------
+# -- K10, S21: slow clients -------------------------------------------------------------------------------
 
 
 @pytest.mark.waits
 def test_k10_s21_a_head_that_comes_byte_by_byte_is_cut_and_others_are_served(page: Page) -> None:
-    """K10, S21: slowloris. A byte now and then does not buy more time; and meanwhile the next is answered."""
+    """K10, S21: A head that arrives byte by byte is 408 at the time limit (slowloris); other clients are served."""
     with page.connect() as slow, page.connect() as silent:
         over = threading.Event()
 
@@ -79,14 +93,14 @@ def test_k10_s21_a_head_that_comes_byte_by_byte_is_cut_and_others_are_served(pag
         finally:
             over.set()
             dripping.join()
-        assert answer == b"" or answer.startswith(b"HTTP/1.1 408 ")  # a reset may take it away
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 408 ")  # a reset of the connection may destroy the answer
         assert read_all(silent) == b""
     assert page.get("/api/status").status == 200
 
 
 @pytest.mark.waits
 def test_k10_a_body_that_does_not_come_is_408(page: Page) -> None:
-    """K10: all of it has its time, however it is dealt out."""
+    """K10: A body that is not complete within its time limit is 408."""
     with page.connect() as slow:
         slow.sendall(
             head(page, "POST", "/api/jobs", "Content-Type: application/json\r\nContent-Length: 1000\r\n") + b"{"
@@ -97,23 +111,22 @@ def test_k10_a_body_that_does_not_come_is_408(page: Page) -> None:
 
 @pytest.mark.waits
 def test_k10_a_connection_that_is_kept_alive_is_ended_when_it_says_nothing_more(page: Page) -> None:
-    """K10."""
+    """K10: The server closes a keep-alive connection without a further request."""
     with page.connect() as kept:
         kept.sendall(head(page))
-        assert read_all(kept).startswith(b"HTTP/1.1 200 ")  # and it came to an end by itself
+        assert read_all(kept).startswith(b"HTTP/1.1 200 ")  # returns only because the server closed the connection
 
 
 def test_k10_more_connections_than_there_is_room_for_cut_the_oldest_idle_ones(page: Page) -> None:
-    """K10, S21: 1,000 idle connections, and 100 more: everybody who asks is answered, and jobs start as ever."""
+    """K10, S21: With 1,000 idle connections, new ones replace the oldest; requests are answered and jobs start."""
     before = page.rss_kib()
-    with many(page, connections.MOST_OPEN + 100) as opened:
+    with descriptors(4 * connections.MOST_OPEN), many(page, connections.MOST_OPEN + 100) as opened:
         assert page.get("/api/status").status == 200
+        opened[-1].sendall(head(page))  # before HEAD_S seconds are over, after which the page closes it
+        assert opened[-1].recv(100).startswith(b"HTTP/1.1 200 ")
         page.scheduler.append(page.scheduler.line("k10"))
         wait_for(lambda: page.scheduler.starts("k10"), "a job starts meanwhile")
         wait_for(lambda: all(map(closed, opened[:50])), "the oldest are cut")
-        opened[-1].setblocking(True)
-        opened[-1].sendall(head(page))
-        assert opened[-1].recv(100).startswith(b"HTTP/1.1 200 ")
         fds = len(os.listdir(f"/proc/{page.pid}/fd"))
         assert fds < connections.MOST_OPEN + 50
     wait_for(lambda: len(os.listdir(f"/proc/{page.pid}/fd")) < 50, "they are gone")
@@ -122,7 +135,7 @@ def test_k10_more_connections_than_there_is_room_for_cut_the_oldest_idle_ones(pa
 
 @pytest.mark.waits
 def test_k10_a_client_that_does_not_read_is_cut(page: Page) -> None:
-    """K10: answers without end are asked for and none is read; the page keeps no more of them than a little."""
+    """K10: A client that reads none of its answers is disconnected, and the page keeps few of them in memory."""
     before = page.rss_kib()
     with socket.socket() as lazy:
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -131,16 +144,16 @@ def test_k10_a_client_that_does_not_read_is_cut(page: Page) -> None:
         asks = head(page, path="/") * 100
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             while True:
-                lazy.sendall(asks)  # blocks once nothing is taken any more; fails when it is cut
+                lazy.sendall(asks)  # blocks when the buffers are full; fails when the server disconnects
         assert page.rss_kib() - before < FLAT_KIB
     assert page.get("/api/status").status == 200
 
 
-# -- K11: nonsense ----------------------------------------------------------------------------------------
+# -- K11: invalid requests --------------------------------------------------------------------------------
 
 
 def nonsense(page: Page) -> dict[str, bytes]:
-    """What is no request, or two in one."""
+    """Return name → bytes that are not a valid request, or that hide a second request behind the first."""
     host = f"Host: 127.0.0.1:{page.port}\r\n"
     post = f"POST /api/jobs HTTP/1.1\r\n{host}Authorization: Bearer {page.token}\r\nContent-Type: application/json\r\n"
     inner = f"GET /api/status HTTP/1.1\r\n{host}\r\n"
@@ -178,14 +191,14 @@ def nonsense(page: Page) -> dict[str, bytes]:
 
 @pytest.mark.waits
 def test_k11_nonsense_is_answered_with_4xx_and_the_end(page: Page) -> None:
-    """K11: one answer, of the 400s, and the connection is closed: what came behind is never taken for a request of its own."""
+    """K11: An invalid request gets one 4xx answer and the connection is closed: bytes behind it are no request."""
     before = page.rss_kib()
     told = nonsense(page)
-    with ThreadPoolExecutor(len(told)) as pool:  # some of it could go on, and is waited for
+    with ThreadPoolExecutor(len(told)) as pool:  # in threads: for some the server waits until the time limit
         answers = dict(zip(told, pool.map(page.raw, told.values()), strict=True))
     for name, answer in answers.items():
         if not answer and len(told[name]) > 100_000:
-            continue  # cut while it was still being sent
+            continue  # the server closed the connection while the bytes were being sent
         assert re.match(rb"HTTP/1.1 4\d\d ", answer), (name, answer[:200])
         assert answer.count(b"HTTP/1.1 ") == 1, (name, answer)
         assert b"Traceback" not in answer
@@ -194,13 +207,14 @@ def test_k11_nonsense_is_answered_with_4xx_and_the_end(page: Page) -> None:
 
 
 def test_k11_more_than_a_mebibyte_is_413_and_is_not_kept(page: Page) -> None:
-    """K11: by the length that was said, and by what really comes in chunks; the answer arrives though more is being sent."""
+    """K11: A body above 1 MiB is 413, by its length or in chunks; the answer arrives although more is being sent."""
     before = page.rss_kib()
-    for size in ((1 << 20) + 1, 30 << 20):
+    # Not more: the page reads and drops the rest for 3 s at most, and then resets the connection.
+    for size in ((1 << 20) + 1, 8 << 20):
         assert page.post("/api/jobs", {"command": ["x" * size]}).status == 413
     piece = b"10000\r\n" + b" " * 65536 + b"\r\n"
     kind = {**page.bearer, "Content-Type": "application/json", "Transfer-Encoding": "chunked"}
-    assert page.ask("POST", "/api/jobs", kind, piece * 300 + b"0\r\n\r\n").status == 413
+    assert page.ask("POST", "/api/jobs", kind, piece * 100 + b"0\r\n\r\n").status == 413
     lied = head(page, "POST", "/api/jobs", f"Content-Type: application/json\r\nContent-Length: {10**18}\r\n")
     assert page.raw(lied + b"{").startswith(b"HTTP/1.1 413 ")
     assert page.ask("POST", "/api/jobs", {"Content-Type": "application/json"}, b" " * (4 << 20)).status == 401
@@ -208,7 +222,7 @@ def test_k11_more_than_a_mebibyte_is_413_and_is_not_kept(page: Page) -> None:
 
 
 def test_k11_chunks_of_a_byte_each_and_a_body_of_just_a_mebibyte_are_read(page: Page) -> None:
-    """K11: what is allowed stays allowed."""
+    """K11: Chunks of one byte and a body of exactly 1 MiB are accepted."""
     kind = {**page.bearer, "Content-Type": "application/json"}
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in b"{" + b" " * 20_000 + b"}") + b"0\r\n\r\n"
     assert page.ask("POST", "/api/nothing", {**kind, "Transfer-Encoding": "chunked"}, chunks).status == 404
@@ -217,7 +231,7 @@ def test_k11_chunks_of_a_byte_each_and_a_body_of_just_a_mebibyte_are_read(page: 
 
 
 def test_k11_requests_behind_each_other_are_answered_in_turn(page: Page) -> None:
-    """K11: pipelining is HTTP; and a refused body does not become the next request."""
+    """K11: Pipelined requests are answered in order, and a refused body is not read as the next request."""
     json = "Content-Type: application/json\r\n"
     inner = head(page).decode()
     text = (
@@ -232,7 +246,7 @@ def test_k11_requests_behind_each_other_are_answered_in_turn(page: Page) -> None
 
 
 def test_k11_half_a_request_is_told_so(page: Page) -> None:
-    """K11: wrong lengths. A client that has sent less than it said, and no more will come."""
+    """K11: A request that ends before its declared length is 400; a complete one is answered after the sender's end."""
     for data in (
         head(page, "POST", "/api/jobs", "Content-Type: application/json\r\nContent-Length: 50\r\n") + b"{}",
         b"GET / HT",
@@ -241,7 +255,7 @@ def test_k11_half_a_request_is_told_so(page: Page) -> None:
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)
             assert read_all(connection).startswith(b"HTTP/1.1 400 "), data
-    with page.connect() as connection:  # a whole one, as a pipe into netcat ends it
+    with page.connect() as connection:  # a complete request and the end of sending, as a pipe into netcat does
         connection.sendall(head(page))
         connection.shutdown(socket.SHUT_WR)
         assert read_all(connection).startswith(b"HTTP/1.1 200 ")
@@ -251,7 +265,7 @@ def test_k11_half_a_request_is_told_so(page: Page) -> None:
 
 
 def test_k13_a_taken_port_is_one_line_with_who_has_it(page: Page, pages: Callable[[], Page]) -> None:
-    """K13: exit code 1 (docs/json.md); the page that has it goes on."""
+    """K13: For a port in use it prints one line that names the process, and exits with 1 (docs/json.md)."""
     other = pages().start("--port", str(page.port), ready=False)
     assert other.process is not None and other.process.wait(60) == 1
     said = other.said()
@@ -260,9 +274,9 @@ def test_k13_a_taken_port_is_one_line_with_who_has_it(page: Page, pages: Callabl
 
 
 def test_k13_the_port_is_free_again_at_once(pages: Callable[[], Page]) -> None:
-    """K13: connections of before do not keep it."""
-    page = pages().start()
-    port = page.port
+    """K13: After a kill the port can be used again immediately, despite a connection to the killed page."""
+    port = fixed_port()
+    page = pages().start("--port", str(port))
     with page.connect() as left:
         left.sendall(head(page))
         assert left.recv(10)
@@ -274,7 +288,7 @@ def test_k13_the_port_is_free_again_at_once(pages: Callable[[], Page]) -> None:
 
 @pytest.mark.parametrize("words", [("--port", "x"), ("--port", "65536"), ("--port", "-1"), ("--tls-cert", "x"), ("--host", "no such host", "--behind-proxy"), ("--tls-cert", "/dev/null", "--tls-key", "/dev/null")])  # fmt: skip
 def test_k13_options_that_cannot_be_meant_are_usage_errors(pages: Callable[[], Page], words: tuple[str, ...]) -> None:
-    """P3: one line, exit code 2."""
+    """P3: An invalid option is one line and exit code 2."""
     page = pages().start(*words, ready=False)
     assert page.process is not None and page.process.wait(60) == 2
     assert page.said().count("\n") == 1
@@ -285,7 +299,7 @@ def test_k13_options_that_cannot_be_meant_are_usage_errors(pages: Callable[[], P
 
 @pytest.mark.long_form
 def test_k14_ten_thousand_guesses(page: Page) -> None:
-    """K14: each is 401; the log tells how many without one of them; memory stays; the right token is answered meanwhile."""
+    """K14: Wrong tokens are 401, logged only as numbers, and cost no memory; the right token is accepted in between."""
     before = page.rss_kib()
     guesses, workers = 10_000 if LONG else 1_000, 40
     request = b"GET /api/status HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nAuthorization: Bearer guess-%06d-%s\r\n\r\n"
@@ -302,6 +316,7 @@ def test_k14_ten_thousand_guesses(page: Page) -> None:
                     length = int(value) if name == b"content-length" else length
                 stream.read(length)
 
+    begun = time.monotonic()
     with ThreadPoolExecutor(workers) as pool:
         running = [pool.submit(guess, worker) for worker in range(workers)]
         while not all(one.done() for one in running):
@@ -312,17 +327,17 @@ def test_k14_ten_thousand_guesses(page: Page) -> None:
     told = wait_for(
         lambda: re.findall(r"! (?:a|(\d+)) wrong tokens? w\w+ refused", page.errors.read_text()), "a line of the log"
     )
-    assert len(told) < 20
+    assert len(told) <= 2 + (time.monotonic() - begun) / auth_throttle.EVERY_S
     assert "guess-" not in page.said()
     assert page.rss_kib() - before < FLAT_KIB
 
 
-# -- its end, TLS, and what else is said ------------------------------------------------------------------
+# -- end, TLS, printed lines ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_k10_it_ends_at_once_with_connections_open(pages: Callable[[], Page], number: int, code: int) -> None:
-    """K10: idle ones, half requests, bodies and streams under way do not hold it up."""
+    """K10: Idle connections, half requests and open streams do not delay the end of the page."""
     page = pages().start()
     with page.connect() as idle, page.connect() as half, page.connect() as body, page.connect() as stream:
         stream.sendall(head(page, path="/api/events"))
@@ -336,15 +351,16 @@ def test_k10_it_ends_at_once_with_connections_open(pages: Callable[[], Page], nu
 
 
 def test_it_says_where_it_is_and_how_to_get_there(page: Page) -> None:
-    """The address, the token's file, the tunnel."""
-    said = page.output.read_text()
+    """The page prints its address, the path of the token's file, and the command for a tunnel."""
+    # `Page.start` waits for the first line alone.
+    said = wait_for(lambda: (text := page.output.read_text()).count("\n") >= 3 and text, "all three lines")
     assert f"http://127.0.0.1:{page.port}/\n" in said
     assert f"cat {page.token_file}\n" in said
     assert f"ssh -L {page.port}:127.0.0.1:{page.port} " in said
 
 
 def test_s1_ipv6_loopback(pages: Callable[[], Page]) -> None:
-    """S1: `--host ::1` is this machine's own too."""
+    """S1: The page can listen on ::1, which is loopback too."""
     if (
         not Path("/proc/net/if_inet6").exists()
         or "00000000000000000000000000000001" not in Path("/proc/net/if_inet6").read_text()
@@ -362,7 +378,7 @@ def test_s1_ipv6_loopback(pages: Callable[[], Page]) -> None:
 
 @pytest.mark.waits
 def test_s21_tls_and_a_handshake_that_stops_half_way(pages: Callable[[], Page], tmp_path: Path) -> None:
-    """S1, S21: with a certificate it may listen elsewhere (here: loopback too); half a handshake does not hold up the next."""
+    """S1, S21: With a certificate the page serves HTTPS, also while another client leaves its handshake unfinished."""
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     made = subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=localhost",
@@ -387,7 +403,7 @@ def test_s21_tls_and_a_handshake_that_stops_half_way(pages: Callable[[], Page], 
 
 
 def test_s1_without_its_libraries_one_line_says_what_to_install(tmp_path: Path) -> None:
-    """P3."""
+    """P3: Without its libraries `gpujob web` prints one line with the install command, and creates nothing."""
     program = "import sys; sys.modules['uvicorn'] = None\nfrom scheduler.entrypoint import main\nsys.exit(main(['web', '--port', '0']))"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60,
@@ -402,7 +418,7 @@ def test_s1_without_its_libraries_one_line_says_what_to_install(tmp_path: Path) 
 
 
 def test_k12_a_flood_of_requests_and_jobs_all_the_same(page: Page) -> None:
-    """K12: 3,000 requests as fast as they go, over six connections; jobs start meanwhile, and each request is answered."""
+    """K12: 3,000 pipelined requests over six connections are all answered, and jobs start in the meantime."""
     stat = Path(f"/proc/{page.pid}/stat").read_text().rpartition(")")[2].split()
     assert int(stat[16]) > 0, "it is nicer than the scheduler and its jobs"
     request, last = head(page), head(page, more="Connection: close\r\n")

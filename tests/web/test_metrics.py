@@ -1,4 +1,4 @@
-"""The metrics: the names of the contract, right types, bounded labels, and nothing that tells what people run."""
+"""The metrics: names and types of the contract, bounded labels, and nothing about what users run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.builders import Play, a_gpu, a_job
 
 ROOT = Path(__file__).parents[2]
 GPU = {"gpu", "uuid"}
-# Contract, section 9, and what docs/metrics.md adds: name → type, labels.
+# Section 9 of the contract, and the additions of docs/metrics.md: name → type, labels.
 NAMES: dict[str, tuple[str, set[str]]] = {
     "gpujob_jobs": ("gauge", {"state"}),
     "gpujob_jobs_finished": ("counter", {"outcome"}),
@@ -64,7 +64,7 @@ SECRET = 'a"label\nwith\\ all ☃ of it'
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[SchedulerClient]:
-    """A running scheduler with two GPUs that were read, and one job of each kind."""
+    """A client of a scheduler with readings of two GPUs, one finished job and one waiting job."""
     client = SchedulerClient(str(tmp_path / "gpu_scheduler_state.json"))
     gpus = [Gpu(0, "GPU-5fd4f087", "NVIDIA H200", 0, 80_000), Gpu(3, "GPU-b", "NVIDIA H200", 0, 80_000)]
     admission = Admission.of(gpus, Thresholds(), Now(1000.0, 100.0))
@@ -110,7 +110,7 @@ def value(client: SchedulerClient, name: str, **labels: str) -> float:
 
 
 def test_each_name_has_its_type_its_help_and_its_labels(client: SchedulerClient) -> None:
-    """The names are those of the contract; a name without a value has its type all the same."""
+    """All metrics of the contract have their type, help and labels, also without a value."""
     found = families(client)
     assert found.keys() == NAMES.keys() and CONTENT_TYPE.startswith("text/plain; version=0.0.4")
     for name, (kind, labels) in NAMES.items():
@@ -138,13 +138,13 @@ def test_values_are_in_base_units_and_joinable_by_uuid(client: SchedulerClient) 
         value(client, "gpujob_gpu_paused", **who) == 0
         and value(client, "gpujob_gpu_paused", gpu="3", uuid="GPU-b") == 1
     )
-    assert value(client, "gpujob_gpu_reading_age_seconds", **who) > 1e8  # of the year 1970
+    assert value(client, "gpujob_gpu_reading_age_seconds", **who) > 1e8  # the reading is from 1970
     assert value(client, "gpujob_gpu_stale", **who) == 1 and value(client, "gpujob_gpu_healthy", **who) == 0
     assert value(client, "gpujob_jobs", state="pending") == 1 and value(client, "gpujob_jobs", state="done") == 1
     assert value(client, "gpujob_jobs_finished_total", outcome="exit") == 1
     assert (
         value(client, "gpujob_jobs_finished_total", outcome="lost") == 0
-    )  # from the beginning, so that a rate is true
+    )  # exists from the start, so that a rate includes the first one
     assert (
         value(client, "gpujob_job_wait_seconds_bucket", le="10") == value(client, "gpujob_job_wait_seconds_count") == 1
     )
@@ -159,14 +159,14 @@ def test_values_are_in_base_units_and_joinable_by_uuid(client: SchedulerClient) 
 
 
 def test_s22_no_name_argument_or_path_is_told(client: SchedulerClient) -> None:
-    """S22: nothing of what people run, of whom, or where."""
+    """S22: No name, argument, path or user of a job is in the metrics."""
     text = metrics(client).decode()
     for word in ("alice", "secret", "train", "--lr", "/data", "/home", "label", str(client.places.state_dir), "☃"):
         assert word not in text, word
 
 
 def test_k18_ten_thousand_jobs_with_odd_names_make_no_series(client: SchedulerClient) -> None:
-    """K18: the number of series does not depend on the jobs; what is told parses."""
+    """K18: The number of series does not depend on the jobs, and the output can be parsed whatever their names are."""
     before = sum(len(family.samples) for family in families(client).values())
     database = Database(client.places)
     with database.writing() as connection:
@@ -179,7 +179,7 @@ def test_k18_ten_thousand_jobs_with_odd_names_make_no_series(client: SchedulerCl
 
 
 def test_without_a_scheduler_no_gpu_has_a_value(tmp_path: Path) -> None:
-    """Nobody has been there yet, and after one has ended."""
+    """Where no scheduler has run, `gpujob_up` is 0 and metrics of GPUs have no values."""
     found = families(SchedulerClient(str(tmp_path / "gpu_scheduler_state.json")))
     assert found.keys() == NAMES.keys() and found["gpujob_up"].samples[0].value == 0
     assert not [name for name in found if name.startswith("gpujob_gpu_") and found[name].samples]
@@ -195,7 +195,7 @@ def test_without_prometheus_client_it_says_what_to_install(
 
 
 def test_who_waits_for_what_is_counted_by_the_scheduler() -> None:
-    """By reason code, parked jobs and those that wait for room; as the state file is painted."""
+    """The scheduler counts waiting jobs by reason code: held ones, and those that wait for a GPU."""
     play = Play(Fleet([a_gpu()]))
     play.arrive(a_job(1), *(a_job(n, need="0.5" if n % 2 else "1") for n in range(2, 9)), a_job(9, held=True))
     assert play.started == [1]
@@ -208,7 +208,7 @@ DASHBOARD = ROOT / "docs" / "grafana-dashboard.json"
 
 
 def test_the_dashboard_asks_only_for_what_there_is(client: SchedulerClient) -> None:
-    """Every metric in an expression of docs/grafana-dashboard.json is in our output, with the labels it is asked by."""
+    """The expressions of docs/grafana-dashboard.json use only existing metrics, with existing labels."""
     board = json.loads(DASHBOARD.read_text("utf-8"))
     samples: dict[str, set[str]] = {}
     for family in families(client).values():

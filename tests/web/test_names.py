@@ -1,4 +1,4 @@
-"""Names that nobody knows, and secrets: the first are refused as unknown and nothing else, the second are shown nowhere."""
+"""Made-up names, which are refused as unknown, and secrets, which are shown nowhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = 10_000 if LONG else 3_000
 
 
 def names(number: int) -> Iterator[str]:
-    """Made-up names, the same at each run."""
+    """Yield ``number`` made-up names, the same in each run."""
     dice = random.Random(6)
     letters = string.ascii_letters + string.digits + "._-:@!*()[]~,"
     for _ in range(number):
@@ -35,7 +35,7 @@ def names(number: int) -> Iterator[str]:
 
 
 class Kept:
-    """One connection that stays open: ten thousand of them would be about the kernel."""
+    """A connection that is kept open for many requests, and opened again if the server closes it."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -58,7 +58,7 @@ class Kept:
 
 @pytest.mark.long
 def test_s6_made_up_names_are_unknown_and_the_page_lives(page: Page) -> None:
-    """S6: in addresses, keys, states, parameters and verbs: 400 or 404 as unknown; one process survives, and nothing was done."""
+    """S6: Made-up names in addresses, keys, states and parameters are 400 or 404, change nothing and end nothing."""
     answer = page.post("/api/jobs", {"command": ["true"]})
     number = answer.json()["id"]
     wait_for(lambda: page.scheduler.states().get(number) == "done", "a job that has ended")
@@ -66,7 +66,7 @@ def test_s6_made_up_names_are_unknown_and_the_page_lives(page: Page) -> None:
     kept, seen = Kept(page), set()
     known = {"status", "jobs", "gpus", "events"}
     for at, name in enumerate(names(NAMES)):
-        path = quote(name, safe="/%.:;=@!*'()+,~")  # percent signs stay: some are other spellings already
+        path = quote(name, safe="/%.:;=@!*'()+,~")  # percent signs are kept: some names are percent-encoded
         way = at % 6
         if way == 0:
             status, body = kept.ask("GET", f"/api/{path}x")
@@ -95,7 +95,7 @@ def test_s6_made_up_names_are_unknown_and_the_page_lives(page: Page) -> None:
 
 
 def test_s15_no_secret_is_in_any_answer_stream_or_log(page: Page) -> None:
-    """S15: all shapes, in commands, labels, variables, lines that are refused; what is shown of jobs has none of them."""
+    """S15: Secrets of all shapes in commands, labels, variables and refused lines are in no answer, event or output."""
     script = page.folder / "fail.sh"
     script.write_text("#!/bin/sh\nexit 3\n")
     script.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The OpenAPI document: valid, whole, and true of every answer."""
+"""The OpenAPI document: valid, complete, and true for every answer."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from tests.web.generating import GENERATED_IDS, NOWHERE
 from tests.web.page import Page
 
 ENDLESS = "/api/events"
-# What a schema cannot say is refused all the same (`gpus` "much"); a POST that is no JSON is 415 also where there is no POST.
+# Checks that do not apply: a value may fit the schema and still be refused (`gpus` "much"), and a POST that is not
+# JSON is 415 also on a path without POST.
 UNFIT = ("positive_data_acceptance", "unsupported_method")
 
 
 def test_the_document_is_openapi_and_names_every_route_once() -> None:
-    """By the published schema of OpenAPI 3.1; each route with all that it may answer."""
+    """The document is valid OpenAPI 3.1 and has each route once, with all its answers."""
     from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
 
     told = document(api.CALLS)
@@ -49,7 +50,7 @@ def test_the_document_is_openapi_and_names_every_route_once() -> None:
 
 
 def test_the_document_is_served(page: Page) -> None:
-    """As it is made."""
+    """The served document equals the one that the program makes."""
     answer = page.get("/api/openapi.json")
     assert answer.status == 200 and answer.headers["content-type"] == "application/json"
     assert answer.json() == document(api.CALLS)
@@ -58,7 +59,7 @@ def test_the_document_is_served(page: Page) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3000 if LONG else 300)
 def test_schemathesis_finds_no_answer_that_is_not_described(pages: Callable[[], Page], tmp_path: Path) -> None:
-    """S6: right and wrong requests by the document, to a real page over a real scheduler; nothing that is made up can run."""
+    """S6: All answers to generated valid and invalid requests are described; no generated command can run."""
     page = pages()
     page.scheduler.start("--cpu-slots=1", PATH="/nonexistent")
     page.start(PATH="/nonexistent")
@@ -67,7 +68,7 @@ def test_schemathesis_finds_no_answer_that_is_not_described(pages: Callable[[], 
     (tmp_path / "schemathesis.toml").write_text('[headers]\nAuthorization = "Bearer ${GPUJOB_TEST_TOKEN}"\n')
     files = tmp_path / "files"
     files.mkdir()
-    skipped = [ENDLESS, *([] if LONG else ["/api/preview"])]  # which takes what a submission takes
+    skipped = [ENDLESS, *([] if LONG else ["/api/preview"])]  # its body is that of a submission
     done = subprocess.run(
         [
             shutil.which("st", path=os.path.dirname(sys.executable)) or "st", "run", f"{page.url}/api/openapi.json",

@@ -1,4 +1,4 @@
-"""Each page with jobs in every state, and with whatever people write in them: rendered, whole, and theirs only as text."""
+"""The HTML pages with jobs in every state and with hostile texts: well-formed, complete, and texts only as text."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ STATES = {
 
 @dataclass(frozen=True)
 class Answer:
-    """What the application says."""
+    """An answer of the application."""
 
     status_code: int
     headers: dict[str, str]
@@ -66,14 +66,14 @@ class Answer:
 
 
 class Client:
-    """Asks the application, without its gate and without a socket."""
+    """Calls the application directly, without access checks and without a socket."""
 
     def __init__(self, client: SchedulerClient) -> None:
         self.source = Source(client)
         self.app = make_app(self.source)
 
     def get(self, path: str) -> Answer:
-        """One request."""
+        """Send one GET request, and return the answer."""
         self.source.changed()
         bare, _, query = path.partition("?")
         scope = {
@@ -94,7 +94,7 @@ class Client:
 
 
 class Shop:
-    """A store that is filled by hand, and its pages without the gate."""
+    """A store that a test fills, and the pages over it without access checks."""
 
     def __init__(self, folder: Path) -> None:
         self.client = SchedulerClient(str(folder / "gpu_scheduler_state.json"))
@@ -106,7 +106,7 @@ class Shop:
         self.client = Client(self.client)
 
     def put(self, *jobs: Job, reasons: dict[str, Reason] | None = None) -> None:
-        """These jobs, and no others."""
+        """Replace all jobs and events in the store by these jobs, with a started event for each job that started."""
         with self.database.writing() as connection:
             connection.execute("DELETE FROM jobs")
             connection.execute("DELETE FROM events")
@@ -118,7 +118,7 @@ class Shop:
             rows.save_class_reasons(connection, reasons or {})
 
     def get(self, path: str, code: int = 200) -> str:
-        """A page of it, looked at anew."""
+        """Return the HTML of a page after checking its status code; nothing is taken from the cached overview."""
         answer = self.client.get(path)
         assert answer.status_code == code, answer.text[:2000]
         return answer.text
@@ -132,7 +132,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 
 
 class Read(HTMLParser):
-    """The texts and the elements of a page; well-formed: what is opened is closed in order."""
+    """Parser that collects texts and elements of a page, and asserts that elements are closed in the right order."""
 
     VOID = frozenset("meta link input br img hr option rect path circle line".split())
 
@@ -183,7 +183,7 @@ def test_every_page_renders_with_jobs_in_every_state(shop: Shop, path: str) -> N
 
 @pytest.mark.parametrize("path", PAGES)
 def test_every_page_renders_with_nothing_to_show(tmp_path: Path, path: str) -> None:
-    """A folder in which no scheduler ever ran: what to do stands there."""
+    """In a folder where no scheduler has run, every page renders; the first one shows the commands to begin with."""
     client = Client(SchedulerClient(str(tmp_path / "gpu_scheduler_state.json")))
     answer = client.get(path)
     assert answer.status_code == 200
@@ -205,7 +205,7 @@ def test_a_job_can_only_be_told_what_its_state_allows(shop: Shop, number: int, s
 
 
 def test_a_cancel_asks_and_names_the_jobs_that_never_run_then(shop: Shop) -> None:
-    """Also those that wait for these; `after` alone does not need a good end."""
+    """The question before a cancel names the jobs that would be skipped, also indirectly; `after` skips no job."""
     waits = [a_job(n, after_ok=(2,)) for n in range(10, 17)]
     shop.put(a_job(1), a_job(2, state=JobState.RUNNING, **STATES[JobState.RUNNING]), a_job(3, after_ok=(1,)),
              a_job(4, after_ok=(3,)), a_job(5, after=(4,)), *waits)  # fmt: skip
@@ -224,14 +224,14 @@ def _asked(html: str, number: int) -> str:
 
 
 def test_a_job_that_was_put_first_is_marked(shop: Shop) -> None:
-    """Else the order of the table contradicts its priorities."""
+    """A job that was put first is marked, because its place does not follow from its priority."""
     shop.put(a_job(1, priority=5, order=-1), a_job(2, priority=-5, order=2))
     html = shop.get("/").partition('id="waiting"')[2]
     assert re.search(r'wait-1".*?data-th="priority">5 <i class="tag"[^>]*>first</i>.*?wait-2".*?>-5</td>', html, re.S)
 
 
 def test_counts_lead_to_a_list_by_state_and_label(shop: Shop) -> None:
-    """The newest first; a state that is not one is named."""
+    """The list of jobs is filtered by state and label, newest first; an unknown state is an error with a suggestion."""
     shop.put(
         *jobs_in_every_state(submitted_at=NOW - 4000),
         a_job(20, label="x"),
@@ -270,7 +270,7 @@ def test_both_sides_of_a_dependency_are_linked(shop: Shop) -> None:
 
 
 def test_it_waited_until_its_first_start(shop: Shop) -> None:
-    """One that was run again by hand did not wait all that time."""
+    """The waiting time of a retried job ends at its first start."""
     job = a_job(1, "0.5", state=JobState.DONE, gpus=(0,), attempt=2, submitted_at=NOW - 4000, started_at=NOW - 100, finished_at=NOW - 50,
                 outcome=Outcome.EXIT, exit_code=0)  # fmt: skip
     shop.put(job)
@@ -291,7 +291,7 @@ def test_a_run_goes_on_where_it_is_told_twice(shop: Shop) -> None:
 
 
 def test_commands_stand_as_a_shell_needs_them(shop: Shop) -> None:
-    """Blanks are kept, an inner quote is readable, and what is shown is the command again when it is pasted."""
+    """Commands are shown quoted for a shell: pasted into one, they have the same words."""
     words = ("sh", "-c", "echo 'a  b'; ls | wc")
     shop.put(a_job(1, arguments=words, script="", label="mine"))
     shown = "sh -c \"echo 'a  b'; ls | wc\""
@@ -299,7 +299,7 @@ def test_commands_stand_as_a_shell_needs_them(shop: Shop) -> None:
         assert shown in Read(shop.get(path)).text, path
     read = Read(shop.get("/jobs/1"))
     assert shlex.split(shown) == list(words)
-    assert "Job 1 mine pending" in read.text  # its title
+    assert "Job 1 mine pending" in read.text  # the title of the page
     assert f"titled {shown}" in [f"titled {attrs.get('title')}" for _, attrs in Read(shop.get("/")).tags]
 
 
@@ -328,9 +328,9 @@ def test_without_scripts_each_command_stands_alone(shop: Shop) -> None:
 
 
 def test_the_timeline_opens_at_what_there_is(shop: Shop) -> None:
-    """An hour while all there is fits into it."""
+    """Without a query the Timeline shows one hour if all jobs are from the last hour, else six."""
     for ago, zoom in ((600, "1 h"), (7200, "6 h")):
-        shop.put(a_job(1, submitted_at=NOW - ago))
+        shop.put(a_job(1, submitted_at=time.time() - ago))
         assert re.search(r'aria-current="true">([^<]*)<', shop.get("/timeline"))[1] == zoom  # type: ignore[index]
 
 
@@ -369,7 +369,7 @@ def test_files_are_given_out_by_name_alone(shop: Shop) -> None:
         assert len(text.splitlines()) < 350
 
 
-# -- what people write ------------------------------------------------------------------------------------
+# -- texts of users ---------------------------------------------------------------------------------------
 
 TEXTS = st.text(
     st.characters(codec=None, exclude_categories=()) | st.sampled_from("<>\"'&{}%/\\`\x00\x1b\u202e\udcff\ufeff\n"), min_size=1, max_size=40
@@ -378,7 +378,7 @@ TEXTS = st.text(
 
 @given(text=TEXTS, state=st.sampled_from(list(STATES)))
 def test_s19_whatever_stands_in_a_job_is_only_text(text: str, state: JobState) -> None:
-    """S19: the same elements with the same attributes' names as for a harmless text; theirs is in texts and values alone."""
+    """S19: Any text in a job gives the same elements and attribute names as a harmless text."""
     harmless = _harmless(state)
     found = _rendered(f"<b>{text}", state)
     ours, theirs = Read(harmless), Read(found)
@@ -393,7 +393,7 @@ def _harmless(state: JobState) -> str:
 
 
 def _rendered(text: str, state: JobState) -> str:
-    """The job's page, as the template makes it of a job that holds this text wherever there is one."""
+    """Return the HTML of the page of a job that holds this text in every text field."""
     from scheduler.web import view_models
 
     job = a_job(
@@ -411,7 +411,7 @@ def _rendered(text: str, state: JobState) -> str:
 
 
 def test_s15_no_page_shows_a_secret_of_a_command(shop: Shop) -> None:
-    """S15: every shape of a secret, as argument, label, reason, failure and refused line."""
+    """S15: No page shows a secret, of any shape, in arguments, labels, reasons, notes or refused lines."""
     jobs = []
     for n, words in enumerate(SHAPES.values(), 1):
         text = _as_text(words)
@@ -438,13 +438,13 @@ def test_s15_no_page_shows_a_secret_of_a_command(shop: Shop) -> None:
 
 
 def _as_text(words: tuple[str, ...]) -> str:
-    """The words in a sentence: of one that holds blanks only what stands in it (where it ends, a sentence would not say)."""
+    """Return the words as a sentence. A word with blanks stands alone, since a sentence does not show where it ends."""
     if words == SHAPES["with blanks"]:
         return "none"
     return words[-1] if any(" " in word for word in words) else " ".join(words)
 
 
-# -- the looks --------------------------------------------------------------------------------------------
+# -- colours and symbols ----------------------------------------------------------------------------------
 
 PAIRS = [
     *((ink, ground, 4.5) for ink in ("text", "soft", "accent", "ok", "warn", "bad", "run") for ground in ("bg", "surface")),
@@ -458,7 +458,7 @@ PAIRS = [
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_ink_can_be_read_on_its_ground(scheme: str) -> None:
-    """WCAG AA: 4.5 for text, 3 for parts of controls and drawings."""
+    """WCAG AA: text has a contrast of at least 4.5 to its background, parts of controls and drawings of 3."""
     css = rendering.static_file("style.css").decode()
     light, dark = css.split("@media (prefers-color-scheme: dark)", 1)
     colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", light))

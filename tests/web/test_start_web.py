@@ -1,4 +1,4 @@
-"""`start --web`: the page as a child of the scheduler, which never waits for it."""
+"""`start --web`: the page as a child process of the daemon, which never waits for it."""
 
 from __future__ import annotations
 
@@ -13,53 +13,62 @@ from pathlib import Path
 import pytest
 
 from tests.stories.harness import alive, wait_for
-from tests.web.page import Page
+from tests.web.page import Page, fixed_port
 
 
 def begin(page: Page, *words: str, port: int = 0) -> Page:
-    """A scheduler with its page; what it tells of it."""
+    """Start the scheduler with its page; return the page once its address was printed."""
     page.scheduler.start("--web", f"--web-port={port}", *words)
     return found(page)
 
 
 def found(page: Page, before: int = 0) -> Page:
-    """The page that was told of after ``before`` others."""
+    """Wait until the scheduler has printed an address after the first ``before`` ones; set the port of the page."""
     told = wait_for(lambda: re.findall(r"web page: http://127.0.0.1:(\d+)/", page.scheduler.said())[before:], "a page")
     page.port = int(told[-1])
     return page
 
 
 def pid_of(page: Page) -> int:
-    """The child that is the page."""
+    """Return the pid of the page, which is a child of the daemon."""
     words = (b"\0web\0--state-file\0" + bytes(page.folder) + b"/").replace(b"//", b"/")
     children = Path(f"/proc/{page.scheduler.pid}/task/{page.scheduler.pid}/children").read_text().split()
     return next(int(pid) for pid in children if words in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
+def links(pid: int) -> set[str]:
+    """Return what the descriptors of a process are open on. Skips those that it closes meanwhile."""
+    found = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return found
+
+
 @pytest.mark.smoke
 def test_start_web_shows_the_page_and_takes_it_along(pages: Callable[[], Page]) -> None:
-    """`start --web` says where it is; it ends with the scheduler."""
+    """`start --web` prints how to reach the page, and the page ends with the scheduler."""
     page = begin(pages())
     assert page.get("/api/status").json()["daemon"]["pid"] == page.scheduler.pid
     pid = pid_of(page)
-    assert f"cat {page.token_file}" in page.scheduler.said()
+    page.scheduler.says(f"cat {page.token_file}")  # a line of its own, behind the address
     assert page.scheduler.stop() == 0
     wait_for(lambda: not alive(pid), "the page ends too")
 
 
 def test_the_page_ends_when_the_scheduler_is_killed(pages: Callable[[], Page]) -> None:
-    """whatever ends it; and a job that runs, or the supervisor, does not keep the page alive."""
+    """A killed scheduler takes its page with it; a running job and the supervisor do not keep the page alive."""
     page = begin(pages())
     page.scheduler.hold("long")
     page.scheduler.append(page.scheduler.line("long"))
     wait_for(lambda: page.scheduler.starts("long"), "a job runs")
     pid, supervisor = pid_of(page), page.scheduler.supervisor_pid()
     job = int(page.scheduler.ledger()[0][2])
-    ends = {os.readlink(f"/proc/{page.scheduler.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{page.scheduler.pid}/fd")}
+    ends = links(page.scheduler.pid)
     life = os.readlink(f"/proc/{pid}/fd/3")
     assert life.startswith("pipe:") and life in ends
     for other in (supervisor, job):
-        assert life not in {os.readlink(f"/proc/{other}/fd/{fd}") for fd in os.listdir(f"/proc/{other}/fd")}
+        assert life not in links(other)
     page.scheduler.kill()
     wait_for(lambda: not alive(pid), "the page ends too")
     assert alive(job)
@@ -67,12 +76,12 @@ def test_the_page_ends_when_the_scheduler_is_killed(pages: Callable[[], Page]) -
 
 
 def test_k13_the_port_is_taken_the_scheduler_goes_on_without(pages: Callable[[], Page]) -> None:
-    """K13: said once, with who has it; jobs run; the page comes when the port is free."""
+    """K13: A port in use is reported once with its process; jobs run, and the page starts when the port is free."""
     page = pages()
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        port = fixed_port()
+        taken.bind(("127.0.0.1", port))
         taken.listen()
-        port = taken.getsockname()[1]
         page.scheduler.start("--web", f"--web-port={port}")
         wait_for(
             lambda: f"port {port}: it is in use by pid {os.getpid()} " in page.scheduler.said(), "who has the port"
@@ -87,7 +96,7 @@ def test_k13_the_port_is_taken_the_scheduler_goes_on_without(pages: Callable[[],
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
 def test_k10_a_page_that_dies_is_started_again(pages: Callable[[], Page], number: int) -> None:
-    """and no job is taken for having ended."""
+    """A page that dies is started again, and running jobs are not affected."""
     page = begin(pages())
     page.scheduler.hold("long")
     page.scheduler.append(page.scheduler.line("long"))
@@ -102,9 +111,7 @@ def test_k10_a_page_that_dies_is_started_again(pages: Callable[[], Page], number
 
 @pytest.mark.parametrize("end", ["SIGTERM", "SIGKILL"])
 def test_k12_a_stopped_page_changes_nothing(pages: Callable[[], Page], end: str) -> None:
-    """K10, K12: SIGSTOP with requests under way; jobs start, requests are answered, the scheduler ends at once, and the page
-    with it, stopped as it was.
-    """
+    """K10, K12: A stopped page (SIGSTOP) delays neither jobs nor verbs nor the scheduler's end, and ends with it."""
     page = begin(pages())
     pid = pid_of(page)
     os.kill(pid, signal.SIGSTOP)
@@ -126,7 +133,7 @@ def test_k12_a_stopped_page_changes_nothing(pages: Callable[[], Page], end: str)
 
 
 def test_k13_without_its_libraries_the_scheduler_goes_on(pages: Callable[[], Page]) -> None:
-    """P3: said once."""
+    """P3: Without the page's libraries the scheduler prints how to install them, and runs jobs."""
     page = pages()
     broken = page.folder / "broken"
     broken.mkdir(mode=0o700)
@@ -138,7 +145,7 @@ def test_k13_without_its_libraries_the_scheduler_goes_on(pages: Callable[[], Pag
 
 
 def test_s4_what_the_page_says_goes_to_the_log_and_is_bounded(pages: Callable[[], Page]) -> None:
-    """S4, K12: a page that says more than anybody can read is not listened to for a while; the scheduler does its work."""
+    """S4, K12: The scheduler reads and logs only a part of a page's endless output, and does its work."""
     page = pages()
     loud = page.folder / "loud"
     loud.mkdir(mode=0o700)
@@ -156,7 +163,7 @@ def test_s4_what_the_page_says_goes_to_the_log_and_is_bounded(pages: Callable[[]
 
 
 def test_it_is_off_by_default_and_a_setting_like_any_other(pages: Callable[[], Page]) -> None:
-    """S1, S3.1: no page without being asked for; `web: true` in the config asks; `run` shows none."""
+    """S1, S3.1: By default there is no page; `web: true` in the config starts one, except for `gpujob run`."""
     plain = pages()
     plain.scheduler.start()
     assert "the page" not in plain.scheduler.said() and not plain.token_file.exists()
@@ -178,7 +185,10 @@ def test_it_is_off_by_default_and_a_setting_like_any_other(pages: Callable[[], P
 
 
 def test_b02_the_page_is_not_taken_for_a_job_when_the_supervisor_dies(pages: Callable[[], Page]) -> None:
-    """B02: a supervisor that dies between claiming a start and making its process leaves a claim, and the page is the newest child."""
+    """B02: The page, the newest child of the daemon, is not taken for the process of a claimed attempt.
+
+    The supervisor dies after it has claimed the attempt and before it starts the job's process.
+    """
     page = pages()
     page.scheduler.start("--web", "--web-port=0", GPUJOB_CRASH_AT="supervisor.claimed:2")
     pid = pid_of(found(page))
@@ -193,11 +203,9 @@ def test_b02_the_page_is_not_taken_for_a_job_when_the_supervisor_dies(pages: Cal
 
 
 def test_detached_it_says_how_to_get_there(pages: Callable[[], Page]) -> None:
-    """the address, the token's file and the tunnel, though the page is started a moment later."""
+    """`start --detach --web` prints address, token file and tunnel, though the page is not started yet."""
     page = pages()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        page.port = free.getsockname()[1]
+    page.port = fixed_port()
     done = page.scheduler.cli(
         "start", "--gpus", "1", "--gpu-interval", "0", "--detach", "--web", "--web-port", str(page.port)
     )

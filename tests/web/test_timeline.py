@@ -1,4 +1,4 @@
-"""The Timeline's layout and the curves, by properties: nothing overlaps, nothing is left out, gaps stay gaps."""
+"""Properties of the Timeline's layout and of the curves: no overlaps, nothing left out, gaps stay gaps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHARES = st.sampled_from([0, 1, 100, 250, 334, 500, 750, 1000])
 
 @st.composite
 def runs(draw: st.DrawFn, most: int = 40, span: float = 7200.0) -> list[Run]:
-    """Runs of any kind, also such as no scheduler would allow: a GPU booked twice over."""
+    """Draw runs of any kind, also impossible ones: a GPU booked twice."""
     found = []
     for number in range(draw(st.integers(0, most))):
         start = NOW + draw(st.floats(-600, span))
@@ -33,7 +33,7 @@ def overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 
 def check(bands: list[Band]) -> None:
-    """No two bars of a band overlap, and what stands above each other adds up to 1 at most."""
+    """Assert that the bars of a band do not overlap, and that their heights add up to at most 1 at any time."""
     for band in bands:
         for bar in band.bars:
             assert all(0 <= low < high <= 1 + 1e-9 for low, high in bar.pieces), bar
@@ -80,7 +80,7 @@ def test_two_halves_lie_above_each_other() -> None:
 
 
 def test_one_after_the_other_fill_the_band_though_their_times_overlap_a_moment() -> None:
-    """An end is noted a moment after the next start: that is no overbooking."""
+    """The end of a run may be recorded a moment after the next start: the bars do not share the band then."""
     first = Run(1, 1, NOW, NOW + 100.4, (0,), 1000, "done")
     second = Run(2, 1, NOW + 100, NOW + 200, (0,), 1000, "running")
     (band,) = layout([first, second], NOW, NOW + 200, [0])
@@ -89,7 +89,7 @@ def test_one_after_the_other_fill_the_band_though_their_times_overlap_a_moment()
 
 
 def test_room_in_two_places_is_used_in_two_pieces() -> None:
-    """Four quarters, of which the first and the third end: half a GPU is free, but not in one piece."""
+    """A bar is drawn in two pieces if no single gap is high enough: here the first and the third quarter are free."""
     quarters = [Run(n, 1, NOW, NOW + (100 if n % 2 else 300), (0,), 250, "done") for n in (1, 2, 3, 4)]
     half = Run(5, 1, NOW + 150, NOW + 250, (0,), 500, "running")
     (band,) = layout([*quarters, half], NOW, NOW + 300, [0])

@@ -1,0 +1,29 @@
+"""GPU numbers in the store after the driver has renumbered the GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scheduler.client.client import SchedulerClient
+from scheduler.core.gpu import ResourceRequest
+from scheduler.core.job import JobSpec, JobState
+from scheduler.store import jobs as rows
+from scheduler.store.database import Database
+from scheduler.store.gpu_renumbering import follow_moved
+from scheduler.store.paths import Places
+
+
+def test_a_job_whose_main_process_has_ended_keeps_its_card_while_it_is_stopped(tmp_path: Path) -> None:
+    """A STOPPING job with an end time has its GPU: it follows the card, and `status` shows it once, as a live job."""
+    db = Database(Places(str(tmp_path / "state.json")))
+    with db.writing() as connection:
+        job = rows.insert(connection, JobSpec(script="/x.py"), ResourceRequest(1, 1000), "", (), 1.0)
+        job.state, job.attempt, job.gpus, job.finished_at = JobState.STOPPING, 1, (0,), 5.0
+        rows.save(connection, [job])
+        follow_moved(connection, {0: 3, 3: 0})
+    found = rows.get(db.connection, job.id)
+    assert found is not None and found.gpus == (3,)
+    assert [one.id for one in rows.last_ended(db.connection, 10)] == []
+    db.close()
+    shown = SchedulerClient(str(tmp_path / "state.json")).overview()
+    assert [one.id for one in shown.jobs] == [job.id]
