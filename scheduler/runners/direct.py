@@ -385,7 +385,7 @@ class DirectRunner(LocalRunner):
     def _child_of_claim(self, attempt: WatchedAttempt, nameless: set[int]) -> Process | None:
         """Return the leader of a claimed attempt whose record has no pid: the newest session leader in ``nameless``.
 
-        The attempt's mark is not required: a zombie has no readable environment, nor has a process during its exec.
+        The mark of the attempt is not required: a zombie has no readable environment.
         Processes with the mark of another attempt are left out: orphans of jobs that created a session.
         """
         newest: Process | None = None

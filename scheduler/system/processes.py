@@ -8,6 +8,7 @@ import errno
 import os
 import resource
 import signal
+import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from scheduler.system.proc import command_words, environment_entries, stat_field
 
 PR_SET_CHILD_SUBREAPER = 36
 MOST_SWEEPS = 8
+EXEC_LIMIT_S = 0.2
 SUPERVISOR_MARK = b"GPUJOB_SUPERVISOR="  # variable of supervisors and shims; its value is the state file's path
 SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # our own shortage; says nothing about the process
 
@@ -178,15 +180,31 @@ class Mark:
 
 
 def environment_of(pid: int) -> list[bytes]:
-    """Return the environment entries of a process of our own user; empty if it is gone, or its exec is not complete.
+    """Return the environment entries of a process of our own user; empty if it is gone or a zombie, or has none.
 
-    (`posix_spawn` returns shortly before the kernel has set up the new environment.)
+    Waits for a process that is in an exec, for at most EXEC_LIMIT_S: its environment is empty until the kernel has set
+    up the new one, and `posix_spawn` and `subprocess.Popen` return before that.
     """
     try:
-        return environment_entries(pid)
+        entries = environment_entries(pid)
+        return entries or (environment_entries(pid) if _exec_completes(pid) else [])
     except OSError as error:
         _unless_short(error)
         return []
+
+
+def _exec_completes(pid: int) -> bool:
+    """Wait until a process is not in an exec, at most EXEC_LIMIT_S; return whether it has an environment then.
+
+    The start address of the environment is 0 during an exec, also in a kernel thread or zombie, which has no memory.
+    """
+    until = time.monotonic() + EXEC_LIMIT_S
+    while True:
+        fields = stat_fields(pid)
+        memory, begin, end = (int(fields[index]) for index in (20, 47, 48))
+        if begin or not memory or time.monotonic() > until:
+            return begin < end
+        time.sleep(0.0002)
 
 
 def is_supervisor(pid: int, state_file: str) -> bool:
