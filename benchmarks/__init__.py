@@ -1,1 +1,1 @@
-"""Measurements of the scheduler beside what the machine can do at best: `python -m benchmarks`."""
+"""Measurements of the scheduler, compared with the fastest the machine can do: `python -m benchmarks`."""

@@ -41,7 +41,7 @@ CASES: dict[str, Callable[[Plan], Report]] = {
 
 
 def main() -> int:
-    """Measure the cases asked for, all by default."""
+    """Measure the requested cases (all by default); return the exit code, 1 if a case could not be measured."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("case", nargs="*", help=f"of: {' '.join(CASES)} (all without any)")
     parser.add_argument("--json", metavar="PATH", help="append one JSON object a case to this file")
@@ -55,7 +55,7 @@ def main() -> int:
         parser.error(f"no case {unknown[0]}; there are {' '.join(CASES)}")
     if given.scale <= 0 or given.repeats < 1:
         parser.error("--scale must be above 0 and --repeats 1 or more")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # SystemExit runs the cleanup of the open cases
     json_path = os.path.abspath(given.json) if given.json else ""
     folder = tempfile.mkdtemp(prefix="gpujob-bench-", dir=given.folder)
     plan = Plan(folder, given.scale, given.repeats, not given.no_million)

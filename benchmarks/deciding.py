@@ -1,4 +1,4 @@
-"""Case decide: the cost of choosing alone, without a store, a disk or a process."""
+"""Case decide: the cost of scheduling decisions alone, without a store, a disk or a process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scheduler.core.placement import Fleet
 from scheduler.core.scheduler_state import SchedulerState
 
 SERVER = 8  # GPUs of one server
-BATCH = 256  # lines that arrive in one turn, as the loop takes them
+BATCH = 256  # jobs that arrive in one decision
 DECISIONS = 2000
 MOST_S = 20.0
 ONE = ResourceRequest(1, WHOLE)
@@ -25,7 +25,7 @@ NEEDS = (ONE, ONE, ONE, ResourceRequest(2, WHOLE), ResourceRequest(4, WHOLE), ON
 
 
 def job_of(number: int, gpus: int) -> Job:
-    """The waiting job with this number: whole GPUs, ten priorities, some only on one GPU, some wide."""
+    """Return the waiting job with this number: 1, 2 or 4 whole GPUs, ten priorities, one in six tied to one GPU."""
     need = NEEDS[number % len(NEEDS)]
     allowed = (number % gpus,) if number % len(NEEDS) == 5 else None
     spec = JobSpec(script="/work/train.py", arguments=("--seed", str(number)), priority=number % 10, allowed=allowed)
@@ -33,7 +33,7 @@ def job_of(number: int, gpus: int) -> Job:
 
 
 def decide_case(plan: Plan) -> Report:
-    """One job ends and one starts, with many waiting; and one more is queued."""
+    """Measure a decision in which one job ends and one starts while many wait, and the cost of adding a job."""
     sizes = [(plan.count(1_000), 8), (plan.count(100_000), 8)]
     if plan.million:
         sizes.append((plan.count(1_000_000), 1024))
@@ -55,12 +55,12 @@ def decide_case(plan: Plan) -> Report:
 
 
 def _measure(waiting: int, gpus: int) -> tuple[float, list[float]]:
-    """µs per enqueue, and the ms of each decision."""
+    """Return the microseconds per added job and the milliseconds of each decision."""
     fleet = Fleet(Gpu(n, f"declared:{n}", server=n // SERVER) for n in range(gpus))
     state = SchedulerState(fleet, lambda number: job_of(number, gpus))
     now = Now(1e9, 1e6)
     running = []
-    for n in range(gpus):  # every GPU is taken when the others arrive
+    for n in range(gpus):  # every GPU is allocated when the waiting jobs arrive
         job = replace(job_of(waiting + n, gpus), need=ONE, allowed=None, state=JobState.RUNNING, attempt=1, gpus=(n,))
         job.process, job.started_at = Process(n + 1, 1), now.wall
         state.adopt(job, now)

@@ -1,4 +1,4 @@
-"""What the disk costs at this moment: without it, nobody can tell a slow disk from a slow scheduler."""
+"""Case disk: the current cost of single disk operations, to tell a slow disk from a slow scheduler."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ BLOCK = b"\0" * 4096
 
 
 def disk(plan: Plan) -> Report:
-    """The three things that every job pays for at least once, each alone.
+    """Measure the three disk operations that every job needs at least once, each alone.
 
-    Making a file takes many times as long for about a minute after thousands were removed on the same ext4.
+    For about a minute after thousands of files were removed from an ext4 file system, creating a file there is many
+    times slower.
     """
     progress("disk")
     folder = os.path.join(plan.folder, "disk")

@@ -1,4 +1,4 @@
-"""Middles and tails of samples, the printed table, the line of JSON."""
+"""Medians and percentiles of samples, and the report of a case as a table and as a line of JSON."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ import scheduler
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle value."""
+    """Return the median; of an even number of values, the mean of the middle two."""
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def p99(values: Sequence[float]) -> float:
-    """The value that 99 of 100 do not exceed (of fewer than 100: the largest)."""
+    """Return the 99th percentile (nearest rank; the largest of fewer than 100 values)."""
     return sorted(values)[math.ceil(len(values) * 0.99) - 1]
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, p99, smallest and largest, for the results file."""
+    """Return median, p99, smallest value, largest value and number of values, for the results file."""
     return {"median": median(values), "p99": p99(values), "min": min(values), "max": max(values), "n": len(values)}
 
 
 @dataclass(slots=True)
 class Report:
-    """What one case found: a table for people, figures for programs."""
+    """The results of one case: ``columns`` and ``rows`` for the printed table, ``figures`` for the JSON line."""
 
     case: str
     title: str
@@ -42,11 +42,11 @@ class Report:
     figures: dict[str, Any] = field(default_factory=dict)
 
     def row(self, *cells: object) -> None:
-        """Add a line of the table."""
+        """Add a row to the table."""
         self.rows.append(cells)
 
     def text(self) -> str:
-        """The table as plain text."""
+        """Return the table as plain text, under a line with case and title."""
         lines = [self.columns, *(tuple(_cell(cell) for cell in row) for row in self.rows)]
         widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
         out = [f"{self.case}: {self.title}"]
@@ -56,7 +56,7 @@ class Report:
         return "\n".join(out)
 
     def append_to(self, path: str) -> None:
-        """Append one JSON object, a line of its own."""
+        """Append the figures and facts about the machine to a file, as one line of JSON."""
         found = {
             "case": self.case,
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -80,7 +80,7 @@ def _cell(value: object) -> str:
 
 
 def progress(text: str) -> None:
-    """Say how far we are, to a person only."""
+    """Replace the progress line on stderr; does nothing unless stderr is a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()

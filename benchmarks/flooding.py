@@ -1,6 +1,8 @@
-"""A client of the page that asks at a set rate and waits for nothing: `python -m benchmarks.flooding PORT RATE SECONDS CONNECTIONS`.
+"""HTTP client that floods the page at a fixed rate: `python -m benchmarks.flooding PORT RATE SECONDS CONNECTIONS`.
 
-The token comes on stdin. Prints a JSON object: ``sent``, ``answered`` by code, ``seconds``, ``worst_s`` (of the slowest answer).
+It sends without waiting for answers. It reads the token from stdin and prints a JSON object: ``sent``, ``answered``
+(answers by status code), ``seconds`` (of sending), ``whole_s`` (with the wait for the last answers), ``worst_s`` (the
+slowest answer).
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import sys
 import time
 
 STEP_S = 0.02
-LAST_S = 10.0  # for the answers that are still to come
+LAST_S = 10.0  # at most this long for the answers still missing after the sending
 
 
 async def _read(
@@ -33,7 +35,10 @@ async def _read(
 
 
 async def flood(port: int, token: str, rate: float, seconds: float, connections: int) -> dict[str, object]:
-    """Send for so long, spread over the connections; a full buffer (nothing is taken any more) is waited for."""
+    """Send for ``seconds``, spread over the connections; return the object that the module prints.
+
+    A full send buffer (the server no longer reads) delays all further requests.
+    """
     request = f"GET /api/status HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
     found: dict[str, int] = {}
     worst = [0.0]

@@ -1,4 +1,4 @@
-"""A folder of its own with a scheduler in it, started and ended by pid."""
+"""A scheduler in a temporary folder for the measurements, and functions that wait for it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PATIENCE_S = 60.0
 
 
 class Stuck(Exception):
-    """Something did not happen in time; the measurement is void."""
+    """Raised when an expected event did not happen in time or a command failed; the measurement is void."""
 
 
 def wait_until(happened: Callable[[], bool], what: str, patience_s: float = PATIENCE_S, step_s: float = 0.01) -> None:
-    """Look every ``step_s`` until it happened. Raises Stuck."""
+    """Call ``happened`` every ``step_s`` seconds until it returns true. Raises Stuck after ``patience_s`` seconds."""
     deadline = time.monotonic() + patience_s
     while not happened():
         if time.monotonic() > deadline:
@@ -36,7 +36,7 @@ def wait_until(happened: Callable[[], bool], what: str, patience_s: float = PATI
 
 
 def switches(pid: int) -> int:
-    """How often the threads of a process gave up or lost the processor so far."""
+    """Return the number of context switches of all threads of a process so far, voluntary and involuntary."""
     total = 0
     for task in os.listdir(f"/proc/{pid}/task"):
         with contextlib.suppress(FileNotFoundError):
@@ -46,7 +46,7 @@ def switches(pid: int) -> int:
 
 
 def wait_quiet(pids: tuple[int, ...], patience_s: float = PATIENCE_S) -> None:
-    """Wait until none of these processes has run for QUIET_S. Raises Stuck."""
+    """Wait until none of these processes has run for QUIET_S seconds. Raises Stuck after ``patience_s`` seconds."""
     deadline = time.monotonic() + patience_s
     before, since = -1, time.monotonic()
     while True:
@@ -62,7 +62,7 @@ def wait_quiet(pids: tuple[int, ...], patience_s: float = PATIENCE_S) -> None:
 
 
 def append(path: str, text: str) -> int:
-    """Append in one write; returns CLOCK_MONOTONIC in ns, taken just before."""
+    """Append ``text`` with one write; return the monotonic time just before it, in nanoseconds."""
     data = text.encode()
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     try:
@@ -75,7 +75,7 @@ def append(path: str, text: str) -> int:
 
 
 def ledger(path: str) -> list[tuple[str, int, int]]:
-    """What the jobs wrote: their word, first and last stamp."""
+    """Return the line of each job in a file: its word and its first and last time stamp, in monotonic nanoseconds."""
     try:
         with open(path, encoding="ascii") as stream:
             return [(word, int(start), int(end)) for word, start, end in (line.split() for line in stream)]
@@ -84,7 +84,7 @@ def ledger(path: str) -> list[tuple[str, int, int]]:
 
 
 def end(process: subprocess.Popen[bytes], patience_s: float = 15.0) -> None:
-    """End a process that we started."""
+    """End a child process: SIGTERM, and SIGKILL after ``patience_s`` seconds."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -97,7 +97,8 @@ def end(process: subprocess.Popen[bytes], patience_s: float = 15.0) -> None:
 class House:
     """A scheduler in a temporary folder (a context manager).
 
-    The folder stays: removing many files makes ext4 slower at making new ones, which the next case would pay for.
+    The folder is not removed with it: after the removal of many files ext4 creates new files more slowly, which would
+    distort the next case.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class House:
         mine = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
         kept = {k: v for k, v in os.environ.items() if not k.startswith("GPUJOB_") and k not in mine}
         search = os.pathsep.join([ROOT, *filter(None, [kept.get("PYTHONPATH")])])
-        # Compiled code as an installed package has it, without writing into whatever checkout this is.
+        # Compiled code is used, as in an installed package, but it is not written into the checkout.
         compiled = os.path.join(base, "pycache")
         self.environ = {
             **kept, "PYTHONPATH": search, "XDG_RUNTIME_DIR": self.folder, "PYTHONPYCACHEPREFIX": compiled,
@@ -133,7 +134,7 @@ class House:
     ) -> None:
         if self.daemon is not None:
             end(self.daemon)
-        if self._supervisor_fd >= 0:  # it ends by itself with its last job
+        if self._supervisor_fd >= 0:  # it ends automatically after its last job
             if not select.select([self._supervisor_fd], [], [], 10.0)[0]:
                 signal.pidfd_send_signal(self._supervisor_fd, signal.SIGKILL)
             os.close(self._supervisor_fd)
@@ -175,26 +176,26 @@ class House:
 
     @property
     def pid(self) -> int:
-        """Pid of the daemon."""
+        """Return the process id of the daemon."""
         assert self.daemon is not None
         return self.daemon.pid
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Daemon and supervisor (none in screen mode)."""
+        """Return the process ids of the daemon and of its supervisor (there is none in screen mode)."""
         return (self.pid, self.supervisor) if self.supervisor else (self.pid,)
 
     def path(self, name: str) -> str:
-        """A file in the folder."""
+        """Return the path of a file in the folder."""
         return os.path.join(self.folder, name)
 
     def wait_quiet(self, patience_s: float = PATIENCE_S) -> None:
-        """Wait until daemon and supervisor sleep."""
+        """Wait until daemon and supervisor have not run for QUIET_S seconds. Raises Stuck."""
         wait_quiet(self.pids, patience_s)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A read-only look at the store."""
+        """Open a read-only connection to the store for the time of a with block."""
         connection = sqlite3.connect(f"file:{self.store}?mode=ro", uri=True, isolation_level=None, timeout=5.0)
         try:
             yield connection
@@ -202,7 +203,7 @@ class House:
             connection.close()
 
     def wait_ended(self, count: int, patience_s: float = PATIENCE_S, step_s: float = 0.1) -> None:
-        """Wait until ``count`` jobs have ended, all well. Raises Stuck."""
+        """Wait until ``count`` jobs have ended. Raises Stuck on a timeout, or if one of them is not done."""
         with self.reading() as connection:
             wait_until(
                 lambda: _one(connection, "SELECT count(*) FROM jobs WHERE finished_at IS NOT NULL") >= count,
@@ -215,7 +216,7 @@ class House:
             raise Stuck(f"{bad} jobs did not end well")
 
     def command(self, *words: str) -> float:
-        """Run a gpujob command as a whole process; seconds. Raises Stuck when it fails."""
+        """Run a gpujob command in a new process and return the seconds it took. Raises Stuck when it fails."""
         return timed([sys.executable, "-m", "scheduler", *words], self.folder, self.environ)
 
 
@@ -224,7 +225,7 @@ def _one(connection: sqlite3.Connection, question: str) -> int:
 
 
 def timed(words: list[str], folder: str, environ: dict[str, str]) -> float:
-    """Seconds of a whole process. Raises Stuck when it fails or takes a minute."""
+    """Run a program and return the seconds from its start to its end. Raises Stuck when it fails or takes 60 s."""
     before = time.perf_counter()
     try:
         done = subprocess.run(words, cwd=folder, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)

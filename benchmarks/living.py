@@ -1,4 +1,4 @@
-"""Cases paste, idle, edit and cli: what people notice of a daemon beside its jobs."""
+"""Cases paste, idle, edit and cli: many lines in one append, an idle daemon, edits of the state file, commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 class _Asking(threading.Thread):
-    """Calls `status` again and again; keeps how long each took."""
+    """A thread that calls `status` again and again and records the seconds of each call."""
 
     def __init__(self, house: House) -> None:
         super().__init__(daemon=True)
@@ -33,7 +33,7 @@ class _Asking(threading.Thread):
             self.error = error
 
     def stop(self) -> list[float]:
-        """End after the call in hand."""
+        """End after the current call; return the seconds of all calls. Raises the error of a failed call."""
         self.over.set()
         self.join(70.0)
         if self.error:
@@ -42,7 +42,7 @@ class _Asking(threading.Thread):
 
 
 def paste(plan: Plan) -> Report:
-    """Lines in one append behind a paused queue, while somebody keeps asking for the status."""
+    """Measure how fast lines appended by one write to a paused queue are accepted, and `status` calls during that."""
     count = plan.count(10_000)
     with House(plan.folder, gpus=2) as house, house.reading() as store:
         house.command("queue", "pause")
@@ -78,10 +78,10 @@ def paste(plan: Plan) -> Report:
 
 
 def idle(plan: Plan) -> Report:
-    """What daemon and supervisor use when nothing happens."""
+    """Measure the processor time, wake-ups and memory of an idle daemon and its supervisor."""
     span = max(3.0, 20.0 * plan.scale)
     with House(plan.folder, gpus=2) as house:
-        append(house.jobs_file, f"0,{TRUE},,once\n")  # so that nothing is idle only for never having been used
+        append(house.jobs_file, f"0,{TRUE},,once\n")  # after a job, parts that are set up on first use count too
         house.wait_ended(1)
         house.wait_quiet()
         progress(f"idle: {span:g} s")
@@ -107,7 +107,10 @@ def idle(plan: Plan) -> Report:
 
 
 def _used(pid: int) -> tuple[float, float, float]:
-    """CPU seconds by the clock tick, by the scheduler (finer; 0 where the kernel keeps none), and wake-ups so far."""
+    """Return a process's CPU seconds by clock ticks, its CPU seconds by schedstat, and its wake-ups so far.
+
+    The seconds of schedstat are finer, and 0 where the kernel keeps no such statistics.
+    """
     with open(f"/proc/{pid}/stat", "rb") as stream:
         data = stream.read()
     fields = data[data.rindex(b")") + 2 :].split()
@@ -135,7 +138,10 @@ def _memory(pid: int) -> dict[str, float]:
 
 
 def edit(plan: Plan) -> Report:
-    """Edits of the state file, saved by rename: until the store has them, and until the file shows them again."""
+    """Measure the time from an edit of the state file to the commit in the store, and to the new version of the file.
+
+    The edits are saved by rename, once with an idle daemon and once while jobs start and end.
+    """
     count = plan.count(100)
     with House(plan.folder, gpus=2) as house, house.reading() as store:
         path, other = house.path("gpu_scheduler_state.json"), house.path("edited.json")
@@ -173,13 +179,13 @@ def _revision(path: str) -> int:
 
 
 def cli(plan: Plan) -> Report:
-    """Commands as whole processes, beside an interpreter that does nothing."""
+    """Measure commands from process start to end, and a Python interpreter that does nothing for comparison."""
     count = plan.count(20)
     took: dict[str, list[float]] = {}
     with House(plan.folder, gpus=2) as house:
         house.command("queue", "pause")
         for words in (("submit", "--", TRUE, "warm"), ("add", TRUE, "--args", "warm"), ("status",), ("pause", "0")):
-            house.command(*words)  # compiles what is not compiled yet
+            house.command(*words)  # so that no measured call has to compile modules
         for n in range(count):
             progress(f"cli: {n} of {count}")
             for name, words in (

@@ -1,4 +1,4 @@
-"""How much is measured, and where."""
+"""The options of a benchmark run: how much is measured, and in which folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.programs import Programs, build
 
 @dataclass(frozen=True)
 class Plan:
-    """What the command line asked for. ``folder`` is this run's own; it goes when the run ends."""
+    """The options of one benchmark run. ``folder`` is a temporary folder, removed when the run ends."""
 
     folder: str
     scale: float = 1.0
@@ -19,12 +19,12 @@ class Plan:
     million: bool = True
 
     def count(self, full: int, least: int = 4) -> int:
-        """How many of something where a whole run takes ``full``."""
+        """Return ``full`` times the scale of this run, at least ``least``."""
         return max(least, round(full * self.scale))
 
     @functools.cached_property
     def programs(self) -> Programs:
-        """The C programs, compiled when first asked for."""
+        """The C programs, compiled on first use. Raises NoCompiler."""
         folder = os.path.join(self.folder, "programs")
         os.mkdir(folder)
         return build(folder)

@@ -1,4 +1,4 @@
-"""The two C programs: the job, and the floor that the scheduler is measured against."""
+"""The two C programs: the job, and the floor, a minimal job starter that the scheduler is compared with."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class NoCompiler(Exception):
-    """The job and the floor are C programs, and there is no C compiler."""
+    """Raised when there is no C compiler to build the job and the floor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Where the compiled programs stand."""
+    """The paths of the compiled programs."""
 
     job: str
     floor: str
 
     def lines(self, words: list[str]) -> str:
-        """Lines of a jobs file that call the job program, one for each text of words."""
+        """Return lines of a jobs file that call the job program, one line for each text of arguments."""
         return "".join(f"0,{self.job},,{text}\n" for text in words)
 
     def run_floor(self, count: int, slots: int, *words: str) -> float:
-        """Seconds for ``count`` jobs by a C loop of posix_spawn and wait."""
+        """Run ``count`` jobs with the floor, a C loop of posix_spawn and wait; return the seconds."""
         done = subprocess.run(
             [self.floor, "run", str(count), str(slots), self.job, *words],
             stdin=subprocess.DEVNULL,
@@ -38,7 +38,7 @@ class Programs:
 
 
 def build(folder: str) -> Programs:
-    """Compile both into ``folder``, static where the C library allows it. Raises NoCompiler."""
+    """Compile both programs into ``folder``, statically where the C library allows it. Raises NoCompiler."""
     compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
     if not compiler:
         raise NoCompiler("no C compiler (cc, gcc) in PATH; set CC, or measure only: idle cli decide")

@@ -1,4 +1,4 @@
-"""Cases screen and readings: what a session of its own costs a job, and what looking at the GPUs costs."""
+"""Cases screen and readings: the cost of a screen session for each job, and the cost of GPU readings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.gpus.stub import FakeDriver
 
 
 def screen(plan: Plan) -> Report:
-    """Append to first instruction in screen mode, beside a bare `screen` of the same program; then many at once."""
+    """Measure the start of a job in screen mode against `screen` alone, then the start of many sessions together."""
     count, many = plan.count(20), plan.count(100)
     ours: list[float] = []
     floors: list[float] = []
@@ -65,7 +65,7 @@ def _bare(plan: Plan, house: House, word: str) -> float:
 
 
 def readings(plan: Plan) -> Report:
-    """Eight GPUs of a pretended driver: one reading; an idle daemon; a start, with the look before it."""
+    """Measure one reading of eight simulated GPUs, and an idle daemon and a job start with and without readings."""
     folder = Path(plan.folder, "driver")
     folder.mkdir(exist_ok=True)
     driver = FakeDriver(folder)

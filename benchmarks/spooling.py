@@ -1,4 +1,4 @@
-"""`ts` beside Debian's `tsp`: single calls, idle and with busy cores, and a thousand jobs queued in a row by a shell."""
+"""Case ts: `gpujob ts` compared with Debian's `tsp`, in single calls and with many jobs queued by a shell loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 class _Program:
-    """A `ts` with a server of its own."""
+    """One of the compared `ts` programs, with its own server."""
 
     def __init__(self, name: str, path: str, folder: Path) -> None:
         self.name, self.path = name, path
@@ -43,7 +43,7 @@ class _Program:
         self.folder = folder
 
     def call(self, *words: str) -> float:
-        """Seconds that one call takes."""
+        """Call the program and return the seconds it took. Raises CalledProcessError when it fails."""
         began = time.perf_counter()
         subprocess.run(
             [self.path, *words],
@@ -56,7 +56,7 @@ class _Program:
         return time.perf_counter() - began
 
     def in_a_row(self, jobs: int) -> tuple[float, float]:
-        """Jobs a second of a shell that queues so many, and until the last one has ended."""
+        """Queue jobs in a shell loop; return jobs per second until all are queued, and until all have ended."""
         began = time.perf_counter()
         loop = f'i=0; while [ $i -lt {jobs} ]; do "$0" true >/dev/null; i=$((i+1)); done'
         subprocess.run(["sh", "-c", loop, self.path], env=self.environ, cwd=self.folder, check=True, timeout=PATIENCE_S)
@@ -65,7 +65,7 @@ class _Program:
         return jobs / queued, jobs / (time.perf_counter() - began)
 
     def end(self) -> None:
-        """No server is left."""
+        """End the program's server if it has one."""
         subprocess.run([self.path, "-K"], env=self.environ, stderr=subprocess.DEVNULL, check=False)
 
 
@@ -93,7 +93,7 @@ def _busy_cores() -> Iterator[None]:
 
 
 def spool(plan: Plan) -> Report:
-    """`ts` beside Debian's `tsp` (where it is installed), in the same run."""
+    """Measure `gpujob ts` and Debian's `tsp` (where it is installed), with idle and with busy processor cores."""
     count, jobs = plan.count(20), plan.count(1000, 20)
     report = Report(
         "ts",

@@ -1,4 +1,4 @@
-"""Cases start, gap and burst: how close the way from a line to a process comes to a C loop without any store."""
+"""Cases start, gap and burst: the delays of starting jobs, compared with a C loop that has no store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ BLOCK = 10
 
 
 def start(plan: Plan) -> Report:
-    """Append a line to an idle daemon; until the first instruction of its job. Blocks of each by turns."""
+    """Measure the time from an appended line to the first instruction of its job, with idle daemon and C floor.
+
+    Blocks of BLOCK starts alternate between the two, so that a change of the machine's load affects both.
+    """
     count = plan.count(50)
     ours: list[float] = []
     floors: list[float] = []
@@ -23,7 +26,7 @@ def start(plan: Plan) -> Report:
         open(beside, "w").close()
         floor = subprocess.Popen([plan.programs.floor, "watch", beside], stdin=subprocess.DEVNULL)
         try:
-            _one_start(plan, house, house.jobs_file, "w", "warm", house.pids)  # the first one of all is not an idle one
+            _one_start(plan, house, house.jobs_file, "w", "warm", house.pids)  # the first start is slower
             _one_start(plan, house, beside, "fw", "warm", (floor.pid,))
             for i in range(count):
                 if i % BLOCK == 0:
@@ -45,7 +48,7 @@ def start(plan: Plan) -> Report:
 
 
 def _one_start(plan: Plan, house: House, file: str, word: str, kind: str, pids: tuple[int, ...]) -> float:
-    """Milliseconds from the append to the job's first instruction; returns when all is quiet again."""
+    """Return the milliseconds from the append to the job's first instruction, after ``pids`` are quiet again."""
     path = house.path(f"{kind}.ledger")
     before = os.path.getsize(path) if os.path.exists(path) else 0
     at = append(file, plan.programs.lines([f"{path} {word}"]))
@@ -57,7 +60,7 @@ def _one_start(plan: Plan, house: House, file: str, word: str, kind: str, pids: 
 
 
 def gap(plan: Plan) -> Report:
-    """One GPU, a queue of whole-GPU jobs: the end of one to the start of the next."""
+    """Measure the time from the end of a job to the start of the next, with one GPU and a queue of whole-GPU jobs."""
     count = plan.count(100)
     ours: list[float] = []
     floors: list[float] = []
@@ -93,7 +96,7 @@ def _gaps(path: str) -> list[float]:
 
 
 def burst(plan: Plan) -> Report:
-    """Jobs that only exit, on two GPUs: from the append to the last end."""
+    """Measure jobs per second on two GPUs, from the append to the end of the last job; the jobs exit immediately."""
     count = plan.count(1000)
     ours: list[float] = []
     floors: list[float] = []
@@ -119,5 +122,5 @@ def burst(plan: Plan) -> Report:
 
 
 def _wall_less_mono() -> float:
-    """What to take from a wall time to have it on CLOCK_MONOTONIC."""
+    """Return the seconds to subtract from a wall-clock time to get monotonic time."""
     return time.time() - time.monotonic()

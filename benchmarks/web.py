@@ -1,4 +1,4 @@
-"""Case web: what the page costs the jobs while it is pestered."""
+"""Case web: the delay of job starts while clients load the page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAUSE_S = 0.05
 
 
 class _Page:
-    """`gpujob web` beside a scheduler."""
+    """A `gpujob web` process for the scheduler of a ``House``."""
 
     def __init__(self, house: House) -> None:
         with open(house.path("web.out"), "wb") as out:
@@ -50,7 +50,7 @@ class _Page:
 
 @contextlib.contextmanager
 def _idle(page: _Page, number: int) -> Iterator[dict[str, object]]:
-    """Connections that say nothing; those that are ended are made again."""
+    """Hold ``number`` connections that send nothing; replace each one that the page closes."""
     opened: list[socket.socket] = []
     over = threading.Event()
 
@@ -81,7 +81,10 @@ def _idle(page: _Page, number: int) -> Iterator[dict[str, object]]:
 
 @contextlib.contextmanager
 def _slow(page: _Page) -> Iterator[dict[str, object]]:
-    """One that sends a byte now and then, and one that asks much and reads nothing; made again when they are cut."""
+    """Run two slow clients, connected again whenever the page closes the connection.
+
+    One sends a header byte every 0.5 s; the other sends requests and never reads the answers.
+    """
     over = threading.Event()
     ask = f"GET /api/status HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nAuthorization: Bearer {page.token}\r\n\r\n".encode()
 
@@ -112,7 +115,7 @@ def _slow(page: _Page) -> Iterator[dict[str, object]]:
 
 @contextlib.contextmanager
 def _flood(page: _Page, seconds: float) -> Iterator[dict[str, object]]:
-    """Requests at a set rate from another process; what became of them is there afterwards."""
+    """Run the flooding client in another process; its results are in the yielded dict after the with block."""
     words = [sys.executable, "-m", "benchmarks.flooding", str(page.port), str(RATE), str(seconds), str(WAYS)]
     client = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert client.stdin is not None
@@ -129,7 +132,7 @@ def _flood(page: _Page, seconds: float) -> Iterator[dict[str, object]]:
 
 
 def web(plan: Plan) -> Report:
-    """A line to the first instruction of its job: no page, and a page that is left alone, pestered, flooded."""
+    """Measure the time from a line to its job's first instruction, without a page and with an idle or a loaded page."""
     count = plan.count(60)
     seconds = max(3.0, FLOOD_S * plan.scale)
     found: dict[str, list[float]] = {}
@@ -181,7 +184,7 @@ def web(plan: Plan) -> Report:
 
 
 def _one(plan: Plan, house: House, word: str) -> float:
-    """Milliseconds from the append of a line to the job's first instruction."""
+    """Append a line; return the milliseconds until the first instruction of its job."""
     path = house.path("web.ledger")
     before = os.path.getsize(path) if os.path.exists(path) else 0
     at = append(house.jobs_file, plan.programs.lines([f"{path} {word}"]))

@@ -1,9 +1,9 @@
-"""Prints every text that users read, from the source: errors, log messages, help texts, JSON descriptions, page texts. `make messages`.
+"""Prints the texts of the source that users read, such as errors, log messages and help texts: `make messages`.
 
-One line a text: place, kind, text. The kinds:
+One line for each text: place, kind, text. The kinds:
 
-- ``error``: an argument of an exception that is raised or built
-- ``log``: an argument of a function that logs, prints or notes
+- ``error``: an argument of an exception
+- ``log``: an argument of a function that logs or prints
 - ``help``: help text of a verb, an option or a setting, and descriptions in JSON schemas
 - ``page``: text of a template, or a text in a script of the web page
 - ``text``: every other literal with at least two words
@@ -47,7 +47,7 @@ class Message(NamedTuple):
 
 
 def text_of(node: ast.expr) -> str | None:
-    """The text of a string literal or f-string, its expressions in braces; None for another node."""
+    """Return the text of a string literal or f-string, its expressions in braces; None for other nodes."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):
@@ -60,7 +60,7 @@ def text_of(node: ast.expr) -> str | None:
 
 
 def name_of(call: ast.Call) -> str:
-    """The last word of the name that is called."""
+    """Return the last part of the called name; empty if the call has no name."""
     called = call.func
     return called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
 
@@ -86,7 +86,7 @@ class _Reader(ast.NodeVisitor):
         self._kinds.pop()
 
     def generic_visit(self, node: ast.AST) -> None:
-        """Visit the parts of a node, after its docstring was noted."""
+        """Visit the parts of a node, and remember its docstring, which is no message unless it is a help text."""
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             first = node.body[0] if node.body else None
             if (
@@ -100,24 +100,24 @@ class _Reader(ast.NodeVisitor):
         super().generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        """Note a literal that is no docstring."""
+        """Add a literal that is no docstring."""
         if isinstance(node.value, str) and id(node) not in self._docstrings:
             self._add(node, node.value)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Note an f-string; literals inside its expressions are messages of their own."""
+        """Add an f-string; literals inside its expressions are separate messages."""
         self._add(node, text_of(node) or "")
         for part in node.values:
             if isinstance(part, ast.FormattedValue):
                 self.visit(part.value)
 
     def visit_Raise(self, node: ast.Raise) -> None:
-        """Texts of an exception that is raised are errors."""
+        """Visit a raised exception: its texts are errors."""
         if node.exc is not None:
             self._inside("error" if isinstance(node.exc, ast.Call) else self._kinds[-1], node.exc)
 
     def visit_Call(self, node: ast.Call) -> None:
-        """The function that is called gives the kind of its arguments."""
+        """Visit the arguments of a call: their kind follows from the name of the called function."""
         name = name_of(node)
         kind = "error" if ERRORS.search(name) else "log" if LOGS.match(name) else self._kinds[-1]
         kind = "help" if name in HELP_CALLS else kind
@@ -139,18 +139,18 @@ class _Texts(HTMLParser):
         self._skip = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note the attributes that people read."""
+        """Add the attributes that people read, and skip the contents of scripts and styles."""
         self._skip += tag in ("script", "style")
         for name, value in attrs:
             if name in ("title", "placeholder", "aria-label", "alt") and value:
                 self._add(value)
 
     def handle_endtag(self, tag: str) -> None:
-        """Leave a script or style."""
+        """End the skipping at the end of a script or style."""
         self._skip -= tag in ("script", "style")
 
     def handle_data(self, data: str) -> None:
-        """Note a text between tags."""
+        """Add a text between tags."""
         if not self._skip:
             self._add(data)
 
@@ -161,7 +161,7 @@ class _Texts(HTMLParser):
 
 
 def of_module(path: Path) -> list[Message]:
-    """The messages of a Python module."""
+    """Return the messages of a Python module, by line."""
     file = str(path.relative_to(ROOT))
     reader = _Reader(file, file.removeprefix("scheduler/") in HELP_MODULES)
     reader.visit(ast.parse(path.read_text()))
@@ -169,7 +169,7 @@ def of_module(path: Path) -> list[Message]:
 
 
 def of_template(path: Path) -> list[Message]:
-    """The messages of a Jinja template: statements are left out, expressions stay in double braces."""
+    """Return the messages of a Jinja template: statements are left out, expressions stay in double braces."""
     texts = _Texts(str(path.relative_to(ROOT)))
     source = re.sub(r"\{#.*?#\}", "", path.read_text(), flags=re.S)
     texts.feed(re.sub(r"\{%.*?%\}", lambda found: "\n" * found[0].count("\n"), source, flags=re.S))
@@ -177,7 +177,7 @@ def of_template(path: Path) -> list[Message]:
 
 
 def of_script(path: Path) -> list[Message]:
-    """The string literals of a script of the page that hold two words or more."""
+    """Return the string literals with at least two words in a script of the web page."""
     file = str(path.relative_to(ROOT))
     literal = re.compile(r""""((?:[^"\\\n]|\\.)*)"|'((?:[^'\\\n]|\\.)*)'|`((?:[^`\\]|\\.)*)`""")
     found = []
@@ -190,7 +190,7 @@ def of_script(path: Path) -> list[Message]:
 
 
 def messages() -> Iterator[Message]:
-    """Every text that users read, file by file."""
+    """Yield every text that users read, file by file."""
     for path in sorted(PACKAGE.rglob("*.py")):
         yield from of_module(path)
     for path in sorted(PACKAGE.rglob("*.html")):

@@ -1,7 +1,8 @@
-"""Makes docs/pictures/ from the real program: `gpujob attach` as the terminal showed it, and the pages of `gpujob web`.
+"""Creates the pictures in docs/pictures/ with the real program: a terminal with `gpujob attach`, and web pages.
 
-``make pictures`` (needs screen and chromium; installs pyte, a terminal emulator, and takes rich's SVG). The pages show
-real jobs on pretended GPUs, whose times are stretched and whose readings before them are made up (tests/web/lived_in.py).
+``make pictures`` runs it. It needs screen and chromium, installs pyte (a terminal emulator) and writes SVG with rich.
+The pages show real jobs on simulated GPUs; the times of the jobs are stretched, and earlier readings of the GPUs are
+invented (tests/web/lived_in.py).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from rich.text import Text
 
 try:
     import pyte
-except ImportError:  # the pages need none
+except ImportError:  # the pictures of the web pages do not need it
     pyte = None
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS, ROWS = 100, 20
@@ -44,7 +45,7 @@ time.sleep(60)
 
 
 def run(folder: Path, *words: str) -> str:
-    """A gpujob command in this folder; its output."""
+    """Run a gpujob command in this folder; return its stdout."""
     environ = dict(os.environ, PYTHONPATH=str(ROOT))
     done = subprocess.run(
         [sys.executable, "-m", "scheduler", *words], cwd=folder, env=environ, capture_output=True, text=True
@@ -53,7 +54,10 @@ def run(folder: Path, *words: str) -> str:
 
 
 def shown(folder: Path, words: list[str], seconds: float, ready: str) -> pyte.Screen:
-    """What a terminal shows of a command, once ``ready`` stands in it and ``seconds`` have passed."""
+    """Run a command in a terminal; return its screen ``seconds`` after the text ``ready`` was first shown.
+
+    The command is detached by Ctrl-a d afterwards.
+    """
     screen = pyte.Screen(COLUMNS, ROWS)
     stream = pyte.ByteStream(screen)
     pid, fd = pty.fork()
@@ -69,14 +73,14 @@ def shown(folder: Path, words: list[str], seconds: float, ready: str) -> pyte.Sc
             stream.feed(os.read(fd, 65536))
         if until is None and any(ready in line for line in screen.display):
             until = time.monotonic() + seconds
-    os.write(fd, b"\x01d")  # Ctrl-a d: the job goes on
+    os.write(fd, b"\x01d")  # Ctrl-a d detaches; the job continues
     os.waitpid(pid, 0)
     os.close(fd)
     return screen
 
 
 def as_svg(screen: pyte.Screen, title: str) -> str:
-    """The terminal as a picture."""
+    """Return the terminal screen as an SVG picture."""
     console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
     for row in range(ROWS):
         line = Text()
@@ -95,7 +99,7 @@ def _colour(name: str) -> str | None:
     return f"#{name}" if len(name) == 6 and all(c in "0123456789abcdef" for c in name) else name
 
 
-# Picture → path, width, height, scheme, scale, where it begins.
+# Picture → path, width, height, colour scheme, scale, selector of the element at its top (empty: the top of the page).
 PAGES = {
     "web-now": ("/", 1360, 1020, "light", 1, ""),
     "web-timeline": ("/timeline?hours=3.6", 1360, 580, "light", 1, ""),
@@ -106,7 +110,7 @@ PAGES = {
 
 
 def web_pictures() -> None:
-    """The pages of a scheduler in the middle of a day."""
+    """Write the pictures of the web pages, for a scheduler with running, waiting and ended jobs."""
     from playwright.sync_api import expect, sync_playwright
 
     from tests.web.browsing import chromium
@@ -147,7 +151,7 @@ def web_pictures() -> None:
 
 
 def packed(png: bytes) -> bytes:
-    """The same picture in fewer bytes: browsers compress in a hurry."""
+    """Return the PNG picture compressed with the highest level; browsers use a lower one."""
     at, out, data = 8, [png[:8]], b""
     while at < len(png):
         size, kind = struct.unpack(">I4s", png[at : at + 8])
@@ -165,7 +169,7 @@ def packed(png: bytes) -> bytes:
 
 
 def main() -> None:
-    """All pictures beside this file, or with ``web`` those of the pages alone."""
+    """Write all pictures; with the argument ``web``, only those of the web pages."""
     sys.path.insert(0, str(ROOT))
     web_pictures()
     if "web" not in sys.argv[1:]:
@@ -173,7 +177,7 @@ def main() -> None:
 
 
 def terminal_picture() -> None:
-    """One job in a session, attached to."""
+    """Write the picture of a terminal that is attached to the session of a job."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "train.py").write_text(TRAIN)

@@ -1,6 +1,6 @@
-"""Writes the generated parts of the documents: tables of verbs, options, settings and reasons, JSON Schemas, config.example.yaml.
+"""Writes the generated parts of the documents (tables, JSON Schemas, config.example.yaml): `make tables`.
 
-`make tables` writes them; with --check the script only names the files that differ.
+The tables are those of verbs, options, settings and reasons. With --check it only prints the files that differ.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ IN_JSON = {
 
 
 def example_config() -> str:
-    """`config.example.yaml`: every setting as a comment, with its default and what it means."""
+    """Return the text of `config.example.yaml`: every setting as a comment, with its default and its meaning."""
     lines = [HEAD.rstrip("\n")]
     for name, row in OPTIONS.items():
         if row.metadata["section"]:
@@ -65,25 +65,25 @@ def example_config() -> str:
 
 
 def line_keys() -> str:
-    """The table of `;key=value` pairs."""
+    """Return the table of the `;key=value` pairs of a line."""
     rows = [f"| `{key}={option.example}` | {option.meaning} |" for key, option in LINE_KEYS.items()]
     return "\n".join(["| key | meaning |", "|---|---|", *rows])
 
 
 def http_keys() -> str:
-    """The table of what `POST /api/jobs` takes."""
+    """Return the table of the keys that `POST /api/jobs` accepts."""
     rows = [f"| `{option.name}` | {IN_JSON[option.kind]} | {option.help} |" for option in SUBMIT_OPTIONS]
     return "\n".join(["| key | value | |", "|---|---|---|", *rows])
 
 
 def restart() -> str:
-    """The settings that a running scheduler does not read again."""
+    """Return the sentence that lists the settings that a running scheduler does not read again."""
     names = ", ".join(f"`{name}`" for name in OPTIONS if name not in RELOADABLE)
     return f"These settings need a restart: {names}."
 
 
 def settings() -> str:
-    """One table of settings for each section of the config."""
+    """Return the tables of settings, one for each section of the config."""
     lines: list[str] = []
     for name, row in OPTIONS.items():
         if row.metadata["section"]:
@@ -103,13 +103,13 @@ def settings() -> str:
 
 
 def reasons() -> str:
-    """The table of reason codes."""
+    """Return the table of reason codes."""
     rows = [f"| `{code}` | {meaning} |" for code, meaning in REASON_CODES.items()]
     return "\n".join(["| code | the job waits because |", "|---|---|", *rows])
 
 
 def job_options() -> str:
-    """The table of a job's options: their flags, and which verbs take them."""
+    """Return the table of a job's options: flag, meaning, whether `edit` accepts it, and its key on a line."""
     lines = ["| option | meaning | `edit` | on a line |", "|---|---|---|---|"]
     for option in SUBMIT_OPTIONS:
         flag = f"`{option.flag}{f' {option.metavar}' if option.metavar else ''}`"
@@ -118,11 +118,11 @@ def job_options() -> str:
     return "\n".join(lines)
 
 
-EVERYWHERE = ("--state-file", "--config", "--json", "--help")  # options that the page explains once
+EVERYWHERE = ("--state-file", "--config", "--json", "--help")  # options that the document explains once
 
 
 def _own_options(command: Any) -> list[str]:
-    """Lines for the options of a verb that are neither settings, nor options of a job, nor those of every verb."""
+    """Return a line for each option of a verb, except settings, options of a job and options of all verbs."""
     shared = {option.flag for option in JOB_OPTIONS.values()} if command.name in ("submit", "edit") else set()
     given = {f"--{name.replace('_', '-')}" for name in OPTIONS} if command.name in ("start", "run") else set()
     lines = []
@@ -136,7 +136,7 @@ def _own_options(command: Any) -> list[str]:
 
 
 def _usage(name: str, command: Any) -> str:
-    """The words of a verb: its name, `[options]` if it has any, its arguments."""
+    """Return the usage of a verb: `gpujob`, its name and its arguments."""
     arguments = [
         one.make_metavar() if not one.metavar else one.metavar
         for one in command.params
@@ -146,7 +146,7 @@ def _usage(name: str, command: Any) -> str:
 
 
 def verbs() -> str:
-    """A section for each verb: usage, meaning, its own options."""
+    """Return a section for each verb: usage, meaning, its own options."""
     found: list[tuple[str, Any]] = []
     for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
         inner = getattr(command, "commands", None)
@@ -165,7 +165,7 @@ def verbs() -> str:
     return "\n".join(lines).rstrip("\n")
 
 
-# Document → name of a block in it (between two comments) → what makes it.
+# Document → name of a block in it (between two comments) → function that returns the block's text.
 BLOCKS = {
     "docs/jobs-file.md": {"line keys": line_keys},
     "docs/configuration.md": {"settings": settings, "restart": restart},
@@ -176,7 +176,7 @@ BLOCKS = {
 
 
 def made() -> dict[Path, str]:
-    """Every file with generated text, as it should be."""
+    """Return file → its text with up-to-date generated parts. Exits with an error if a document lacks a block."""
     found = {EXAMPLE: example_config()}
     for name, blocks in BLOCKS.items():
         text = (ROOT / name).read_text()
@@ -195,7 +195,7 @@ def made() -> dict[Path, str]:
 
 
 def main() -> int:
-    """Write the files; with --check name those that differ, and return 1 if any does."""
+    """Write and print the files that differ; with --check only print them, and return 1 if there are any."""
     differ = [path for path, text in made().items() if path.read_text() != text]
     for path in differ:
         if "--check" not in sys.argv:

@@ -1,4 +1,4 @@
-"""Runners in a test's folder, and jobs for them."""
+"""Test benches for the runners: a runner in a temporary folder, its jobs and its observations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIMIT_S = 30.0
 
 
 class Bench:
-    """A runner in a folder of its own, and its observations.
+    """A runner in its own folder, and its observations.
 
     ``observations``: all so far; ``leaders``: the main processes of the jobs. Subclasses choose the runner.
     """
@@ -115,7 +115,7 @@ class Bench:
         """Kill the process groups of all jobs that still run."""
         for process in self.leaders:
             if lives(process):
-                with contextlib.suppress(ProcessLookupError):  # a supervisor may reap it at this moment
+                with contextlib.suppress(ProcessLookupError):  # a supervisor may reap it just now
                     os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -157,7 +157,7 @@ class DirectBench(Bench):
 
 
 class ScreenBench(Bench):
-    """A bench with jobs in terminal sessions, in a socket folder of its own."""
+    """A bench with jobs in terminal sessions. ``sockets``: the socket folder of these sessions."""
 
     name = "screen"
 

@@ -1,4 +1,4 @@
-"""Builders with default values, and a scheduler state with a simulated store: a test names only what it is about."""
+"""Builders of jobs, GPUs and requests with default values, and a scheduler state with a simulated store."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Play:
     """A scheduler state and a simulated store. Each `tell` is one pass.
 
     As in the daemon, rows are read as copies with what the earlier passes have recorded, without the changes of the
-    current pass; only jobs that arrive in the current pass are returned as they are.
+    current pass; only jobs that arrive in the current pass are returned as the same objects.
 
     ``rows``: id → job in the store; ``started``: ids of started jobs; ``journal``: (job, kind) of all events.
     """
@@ -125,7 +125,7 @@ class Play:
         return self.tell(*(Arrived(job) for job in jobs), after=after)
 
     def ask(self, request: Request, after: float = 0.0) -> Plan:
-        """Make a request in a pass of its own."""
+        """Apply a request in its own pass; return the plan."""
         return self.tell(Asked(1, request), after=after)
 
     def job(self, job: int) -> Job:
@@ -172,9 +172,9 @@ def a_world(
 
 
 def check_ledger(state: SchedulerState) -> None:
-    """Assert that the ledger fits the jobs: what is free is booked by nobody, and a GPU has 1000 thousandths at most.
+    """Assert that the ledger matches the jobs: a GPU's free part is 1000 thousandths less those that jobs hold.
 
-    Attempts that could not be booked count nothing. The claimed GPUs are those of the running jobs that named them.
+    Attempts that could not be booked do not count. The claimed GPUs are those of jobs that named their GPUs.
     """
     free = dict.fromkeys(state.fleet.gpus, WHOLE)
     slots = state.fleet.cpu_slots

@@ -1,7 +1,7 @@
 """Settings of all tests: marks, order, Hypothesis profiles, and a check that tests leave this process unchanged.
 
-`make quick` runs tests that are no story and stories marked ``smoke``; `make test` all but ``long``; `make test-long`
-``long`` and, in a longer form, ``long_form``.
+`make test` runs all tests that are not marked ``long``; `make quick` runs those of them that are marked ``smoke`` or
+not marked ``story``; `make test-long` runs those marked ``long``, and those marked ``long_form`` with more examples.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ os.environ["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.enviro
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# `make test` draws the same examples in every run; `make test-long` draws ten times as many, others each time.
+# `make test` draws the same examples in every run; `make test-long` draws ten times as many, different in each run.
 hypothesis.settings.register_profile(
     "test", max_examples=100, derandomize=True, deadline=None, database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
@@ -48,7 +48,7 @@ STORY_FOLDERS = ("tests/stories/", "tests/web/", "tests/breaking/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the stories, and start tests that wait long early: at the end nothing would run beside them."""
+    """Mark the stories, and let tests that wait long start early: at the end no other test would run beside them."""
     for item in items:
         if hypothesis.is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker("long_form")

@@ -2,8 +2,8 @@
 
 ``make delays`` (``python -m tests.delays [PYTEST ARGUMENT…]``), about 12 minutes. A delay of some 10 to 100 ms is put at
 every crash point, before each pass of the daemon, before its log is written and before the state file is written, and
-the tests look for their conditions more often. A story that fails here asserts on something that the program does later
-than what the test waited for, or shows an order of events that the program does not expect.
+the tests check their conditions more often. A story that fails here either asserts something that the program does only
+after the event that the test waited for, or produces an order of events that the program does not handle.
 """
 
 from __future__ import annotations

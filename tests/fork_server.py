@@ -1,10 +1,10 @@
 """Starts `gpujob` commands and schedulers as forks of one process that has imported the program.
 
 The imports of a new interpreter take a quarter of a second, and the suite starts thousands of commands and hundreds of
-schedulers. A fork has the words, folder, environment and standard streams of a new interpreter; its parent is the
-server. Commands with another locale are forked from a server that was started with it. `demo`, `attach` and commands
-with a preloaded library, a time zone or modules of their own get new interpreters. Earlier commands do not influence
-what a command gets.
+schedulers. A fork has the words, folder, environment and standard streams that a new interpreter would have; its parent
+process is the server. Commands with another locale are forked from a server that was started with that locale. `demo`,
+`attach` and commands with a preloaded library, a time zone or another PYTHONPATH get new interpreters. Earlier
+commands do not influence later ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from typing import IO, Any, BinaryIO, TypeAlias, cast
 File: TypeAlias = "IO[bytes] | int"
 ROOT = Path(__file__).resolve().parents[1]
 NEW_INTERPRETER_VERBS = frozenset({"demo", "attach"})
-# An interpreter reads both only at its start: the first ones need a new interpreter, the others another server.
+# An interpreter reads all these variables only at its start. A command with one of the first set needs a new
+# interpreter; for variables with one of the prefixes in SERVER_VARIABLES, a server with the same values is enough.
 NEW_INTERPRETER_VARIABLES = frozenset({"PYTHONHOME", "TZ", "LD_PRELOAD"})
 SERVER_VARIABLES = ("PYTHON", "LC_", "LANG")
 MODULES = (

@@ -184,7 +184,7 @@ def plant(bug: Bug, folder: Path) -> None:
 
 
 def copy_to(folder: Path) -> None:
-    """Copy the files of the repository, as they are now, to ``folder``."""
+    """Copy the tracked files of the repository, with uncommitted changes, to ``folder``."""
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

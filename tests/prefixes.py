@@ -1,4 +1,4 @@
-"""Imitations of conda environments and venvs, made in no time, and a conda of a few lines of shell."""
+"""Imitations of conda environments and venvs that are created quickly, and of conda itself in a few lines of shell."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ exec "$@"
 
 
 def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
-    """Write an executable file; return its path. A scheduler that waits for it never finds it without its mode."""
+    """Write an executable file and return its path. It appears by rename, so that nobody sees it without its mode."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.new")
     aside.write_text(text)
@@ -44,7 +44,7 @@ def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
 
 
 def conda_prefix(prefix: Path, python: bool = True) -> Path:
-    """Make a complete conda environment, with this interpreter or without one; return its folder."""
+    """Create a complete conda environment, with a link to this interpreter if ``python``; return its folder."""
     (prefix / "conda-meta").mkdir(parents=True, exist_ok=True)
     (prefix / "conda-meta" / "history").touch()
     (prefix / "bin").mkdir(exist_ok=True)
@@ -54,7 +54,7 @@ def conda_prefix(prefix: Path, python: bool = True) -> Path:
 
 
 def venv_prefix(prefix: Path) -> Path:
-    """Make a venv of this interpreter, without pip; return its folder."""
+    """Create a venv of this interpreter, without pip; return its folder."""
     (prefix / "bin").mkdir(parents=True)
     (prefix / "bin" / "python").symlink_to(BASE_PYTHON)
     (prefix / "pyvenv.cfg").write_text(f"home = {os.path.dirname(BASE_PYTHON)}\nversion = {VERSION}\n")

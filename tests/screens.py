@@ -89,7 +89,7 @@ def listed(environ: Mapping[str, str]) -> str:
 
 
 def tell(environ: Mapping[str, str], session: str, *words: str) -> None:
-    """Send a command to a session, named as PID.NAME: a name alone may be the beginning of another name."""
+    """Send a command to a session. ``session``: PID.NAME, since a name alone may be the beginning of another name."""
     number, dot, _ = session.partition(".")
     assert dot and number.isdigit(), session
     done = subprocess.run(
@@ -144,7 +144,7 @@ class Terminal:
         os.write(self.fd, keys)
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Read what the terminal shows until ``condition`` is true."""
+        """Read the terminal's output until ``condition`` is true; fail after ``LIMIT_S`` seconds."""
         end = time.monotonic() + LIMIT_S
         while not condition():
             assert time.monotonic() < end, f"not seen: {what}: {self.text[-2000:]!r}"
@@ -190,5 +190,5 @@ class Terminal:
                 self.code = os.waitstatus_to_exitcode(status)
             time.sleep(0.01)
         if self.code is None:
-            os.kill(self.pid, signal.SIGKILL)  # our child, which was not reaped: the pid is still its own
+            os.kill(self.pid, signal.SIGKILL)  # the pid still belongs to this child, since it was not reaped
             os.waitpid(self.pid, 0)

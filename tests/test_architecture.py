@@ -1,4 +1,4 @@
-"""The architecture: imports go down, core is pure, and certain calls are never made."""
+"""Checks of the architecture: packages import only packages below them, core is pure, certain calls are never made."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def module_of(path: Path) -> str:
 
 
 def find_circle(arrows: dict[str, set[str]]) -> list[str]:
-    """Return a circle of imports, with its first module also at the end; empty if there is none."""
+    """Return the modules of an import cycle, the first one also at the end; empty if there is no cycle."""
     done: set[str] = set()
 
     def search(module: str, path: list[str]) -> list[str]:
@@ -194,7 +194,7 @@ def test_the_rows_for_single_files_name_files_that_exist() -> None:
 
 
 def test_packages_import_only_packages_below_them() -> None:
-    """In the table, packages may import only packages below them."""
+    """PACKAGES lists the packages from bottom to top: each may import only packages listed before it."""
     below: list[str] = []
     for name, package in PACKAGES.items():
         up = [other for other in package.may if other.split(".")[0] not in below]
@@ -219,7 +219,7 @@ def test_imports_go_down(path: Path) -> None:
 
 
 def test_no_file_imports_itself_by_way_of_others() -> None:
-    """There are no circles of imports; imports inside functions and for types count, too."""
+    """There are no import cycles; imports inside functions and for types count, too."""
     arrows = {module_of(path): {other for _, other in ours(path)} for path in FILES}
     circle = find_circle(arrows)
     assert not circle, f"{' -> '.join(circle)}: move what they share into a module that both import"
@@ -275,7 +275,7 @@ def test_a_file_is_shorter_than_seven_hundred_lines(path: Path) -> None:
     assert lines < MOST_LINES, f"{name_of(path)} has {lines} lines; split it"
 
 
-# When it is imported, it makes methods from the names of the program's own fields, as `dataclasses` does.
+# This module builds methods as text from the names of dataclass fields and runs it, as `dataclasses` does.
 RUNS_ITS_OWN_TEXT = "core/quick_dataclass.py"
 
 

@@ -1,4 +1,4 @@
-"""The documents agree with the program."""
+"""Checks that the documents agree with the program: settings, verbs, examples, links and named tests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def verbs() -> set[str]:
 
 
 def test_the_example_config_names_every_key_with_its_default(tmp_path: Path) -> None:
-    """The example as it is changes nothing; without the `#` before its keys it sets every key to its default."""
+    """config.example.yaml sets nothing; without the `#` before its keys it sets every key to its default."""
     text = (ROOT / "config.example.yaml").read_text()
     path = tmp_path / "config.yaml"
     path.write_text(text)
@@ -49,7 +49,7 @@ def test_the_example_config_names_every_key_with_its_default(tmp_path: Path) -> 
 
 
 def test_the_tables_of_options_and_settings_are_those_of_the_program() -> None:
-    """The tables in the documents are those that `make tables` writes."""
+    """The generated tables in the documents are up to date (`make tables`)."""
     script = ROOT / "docs/make_tables.py"
     found = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout, found.stderr) == (0, "", "")

@@ -34,7 +34,7 @@ def test_a_command_may_end_before_the_client_goes_on(tmp_path: Path, monkeypatch
 
 
 def test_a_server_has_nothing_of_the_command_for_which_it_was_started(tmp_path: Path) -> None:
-    """A server keeps nothing of its first command: its crash point would kill later ones."""
+    """A server keeps no variable of its first command: a crash point would kill later commands."""
     environ = {
         **os.environ,
         "PYTHONPATH": str(fork_server.ROOT),

@@ -26,7 +26,7 @@ def test_a_planted_bug_has_its_place_and_was_caught(bug: Bug) -> None:
 
 
 def test_the_delays_have_their_places() -> None:
-    """`make delays` puts each of its delays into the program; a text that has changed is an error, not a shorter list."""
+    """Each text of the program that `make delays` replaces still occurs exactly once."""
     for name, old, _ in delays.CHANGES.changes:
         assert (ROOT / name).read_text().count(old) == 1, f"{name}: no such text any more: {old!r}"
 

@@ -179,9 +179,12 @@ def refused_again(
 ) -> Batch | None:
     """Return a batch of the refused lines that are still in the file; None if the file cannot be read now.
 
+    Lines that `recover` named are left out: they may have run.
+
     ``machine``: the text (`machine_text`) of the GPUs for which they are read again. Raises OSError, sqlite3.Error.
     """
-    refused = kept.refused_in(connection, follower.path)
+    found = kept.refused_in(connection, follower.path)
+    refused = {number: line for number, line in found.items() if not line[1].startswith(kept.UNSURE)}
     lines = follower.lines_again(refused)
     if lines is None:
         return None

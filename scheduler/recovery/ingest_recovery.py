@@ -124,7 +124,7 @@ def settle_file(
         told.add(identity)
         unsure += 1
         again = f"printf '%s\\n' {shlex.quote(line.text.strip())} >> {shlex.quote(path)}"
-        reason = f"it is not known whether this line ran; to run it: {again}"
+        reason = f"{kept.UNSURE}; to run it: {again}"
         kept.refuse(connection, Refusal(path, line.number, line.text, reason, now))
         say(f"{os.path.basename(path)}:{line.number}: {reason}")
     return unsure

@@ -100,6 +100,10 @@ def refuse(connection: sqlite3.Connection, refusal: Refusal) -> None:
     )
 
 
+# First words of the reason of lines that `recover` names: the user decides about them, so they are not read again.
+UNSURE = "it is not known whether this line ran"
+
+
 def forget_refused(connection: sqlite3.Connection, path: str, numbers: Iterable[int]) -> None:
     """Delete the refusals of these line numbers, because the lines are read again."""
     connection.executemany("DELETE FROM refused WHERE path=? AND number=?", [(path, number) for number in numbers])

@@ -21,14 +21,14 @@ def _works(*words: str) -> bool:
 
 @pytest.fixture(scope="session")
 def tracing() -> None:
-    """Skip the test where processes cannot be traced with strace."""
+    """Skip the test if processes cannot be traced with strace."""
     if STRACE is None or not _works(STRACE, "-o", os.devnull, "true"):
         pytest.skip("needs strace, and leave to trace")
 
 
 @pytest.fixture(scope="session")
 def other_boots() -> None:
-    """Skip the test where no namespaces for another boot id can be made (needs root)."""
+    """Skip the test if namespaces for another boot id cannot be created (needs root)."""
     if not _works("unshare", "--pid", "--fork", "--mount", "--mount-proc", "true"):
         pytest.skip("needs root: namespaces for processes and mounts")
 

@@ -1,4 +1,4 @@
-"""One cycle from submit to finish with three small jobs, and a judge that checks the promises from outside."""
+"""A cycle that runs three small jobs from submit to end, and a judge that checks the promises from outside."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FLAGS = ("--gpus=2", "--gpu-interval=0", "--assign-retry-wait=0.05")
 
 @dataclass(slots=True)
 class Verdict:
-    """The result of a judgement: broken promises, and the number of jobs by outcome."""
+    """The result of `Cycle.judge`: broken promises, and the number of jobs by outcome."""
 
     broken: list[str] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -53,7 +53,7 @@ class Cycle:
         run.mkdir(exist_ok=True, mode=0o700)
         self.environ = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
         self.environ.update(XDG_RUNTIME_DIR=str(run), PYTHONUNBUFFERED="1")
-        self.environ["GPUJOB_SET_HISTORY"] = "false"  # its thread writes at random times
+        self.environ["GPUJOB_SET_HISTORY"] = "false"  # the history's thread would write at random times
         script = self.folder / "job"
         script.write_text(JOB)
         script.chmod(0o700)
@@ -63,7 +63,7 @@ class Cycle:
         return self.folder / ".gpujob"
 
     def line(self, key: str, code: int, seconds: str = "") -> str:
-        """Return a line of the jobs file that runs this job."""
+        """Return a line of the jobs file for a job with this key, exit code and duration (seconds; empty: none)."""
         return f"0,{self.folder}/job,,{self.folder} {key} {code} {seconds},;gpus=1;cuda=none\n"
 
     def lines(self, *keys: str) -> None:
@@ -100,7 +100,7 @@ class Cycle:
         self.acknowledged += [int(line) for line in submitted.said().splitlines() if line.isdigit()]
 
     def supervisor(self, daemon: Forked) -> int:
-        """Return the pid of the daemon's supervisor once it handles SIGCHLD; before that its interpreter starts."""
+        """Wait until the daemon's supervisor has installed its SIGCHLD handler; return its pid."""
 
         def find() -> int:
             if daemon.ended():
@@ -124,7 +124,7 @@ class Cycle:
         )
 
     def rows(self, query: str) -> list[tuple]:  # type: ignore[type-arg]
-        """Return the rows of a query; empty if there is no store."""
+        """Return the rows of a query of the store; empty if there is no store."""
         if not (self.house / "store.db").exists():
             return []
         connection = sqlite3.connect(f"file:{self.house}/store.db?mode=ro", uri=True, timeout=10)
@@ -147,7 +147,7 @@ class Cycle:
         return found
 
     def finish(self) -> None:
-        """Run a daemon without faults until it ends with the last job; wait for the end of all processes."""
+        """Run a daemon without faults until all jobs have ended; wait for the end of all processes."""
         last = self.start("--drain")
         until(last.ended, f"the daemon without faults ends\n{last.said()}", 120.0)
         until(lambda: not self.processes(), "all processes end")
@@ -155,13 +155,13 @@ class Cycle:
     def judge(self, *, may_be_lost: frozenset[str] = frozenset(), never_ran: str = "") -> Verdict:
         """Compare ledger, acknowledged ids, files and store; return the verdict.
 
-        ``may_be_lost``: keys of jobs whose end nobody can know. ``never_ran``: the outcome that is allowed for a job
-        that has not written its first line.
+        ``may_be_lost``: keys of jobs that may have the outcome lost. ``never_ran``: the outcome that is allowed for a
+        job that has not written its first line.
         """
         verdict = Verdict()
         broken = verdict.broken.append
         said = self.said()
-        # Python prints this when a byte cannot be written into its wakeup pipe, which happens only by injection.
+        # Python prints WAKEUP when a write into its wakeup pipe fails, which happens only by injection.
         if "Traceback" in said.replace(WAKEUP, "") or "defect of gpujob" in said:
             broken("a traceback or a defect")
         ledger = self.ledger()
@@ -214,7 +214,7 @@ class Cycle:
                     broken(f"mode {mode & 0o777:o}: {path.name}")
 
     def end(self) -> None:
-        """Kill all processes of the cycle that are left."""
+        """Kill the remaining processes of the cycle."""
         for one in self.made:
             one.close()
         for pid in self.processes():

@@ -1,7 +1,7 @@
 """The states that a disk may have after a power cut, from the recorded operations of a folder.
 
-By the strictest reading of POSIX: data of a file is durable once the file was synced, a name once its folder was. Of
-everything else any part may be there, in any order; writes may be torn at 512 bytes.
+By the strictest reading of POSIX, data is durable after a sync of its file, and a name after a sync of its folder. Any
+part of the other operations may have reached the disk, in any order, and writes may be torn at 512 bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OPENED = re.compile(r"<((?:\\.|[^>\\])*)>")
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A change of a file's data (``name`` empty), or of a name in a folder (``child``: its inode, None: removed)."""
+    """A change of a file's data (``name`` empty), or of a name in a folder (``child``: its inode; None: removed)."""
 
     inode: int  # the inode of the file or folder
     name: str = ""
@@ -37,10 +37,10 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A point in the recording: right before or after a sync, or where a line became visible outside.
+    """A point in the recording: right before or after a sync, or when a line of output was written.
 
     ``done``, ``syncs``: the number of operations and syncs before it. ``told``: the word for the file with the line
-    (see `Recording.read`); ``words``: the words of the line.
+    (see `Recording.read`), empty without a line; ``words``: the words of the line.
     """
 
     done: int
@@ -67,8 +67,8 @@ class Recording:
     def read(self, log: Path, ignored: Iterable[str], seen: dict[str, str]) -> Recording:
         """Read a log of strace (-f -y -xx); return self.
 
-        ``ignored``: names in ``root`` that are not on the disk. ``seen``: name of a file → the word for `Moment.told`;
-        lines written to such a file are visible outside.
+        ``ignored``: names in ``root`` that are no part of the disk. ``seen``: name of an output file → the word for
+        `Moment.told`; a line written to such a file is a moment instead of an operation.
         """
         skip = frozenset(ignored)
         for call in calls(log):
@@ -182,7 +182,7 @@ class Recording:
         self.moments.append(Moment(len(self.ops), self.syncs))
 
     def describe(self, state: State) -> str:
-        """Return a text that describes a state."""
+        """Return a description of a state, for messages."""
         names = {inode: name for name, inode in self._names.items()}
 
         def words(number: int) -> str:
@@ -204,7 +204,7 @@ class Recording:
         return [n for n in range(moment.done) if (sync := self.synced[n]) is None or sync > moment.syncs]
 
     def tree(self, kept: Iterable[Op]) -> dict[str, bytes | None]:
-        """Return path → contents (None: a folder) that these operations give."""
+        """Return path → contents (None: a folder) after these operations on an empty disk."""
         data: dict[int, bytearray] = {}
         entries: dict[int, dict[str, int]] = {}
         for op in kept:
@@ -240,7 +240,8 @@ class Recording:
 class State:
     """A possible state of the disk: the operations before ``moment`` without those in ``dropped``.
 
-    ``torn``: (n, low, high): of the data of operation n only these bytes are there. ``kind``: how the state was chosen.
+    ``torn``: (n, low, high): only bytes low to high of operation n's data reached the disk; n is -1 without a torn
+    write. ``kind``: how the state was chosen.
     """
 
     moment: Moment
@@ -262,7 +263,8 @@ class State:
 def states(recording: Recording, most: int, seed: int) -> list[State]:
     """Return up to ``most`` different states.
 
-    For each moment those with all and with none of the unsynced operations come first; ``seed`` draws the others.
+    The states with all and with none of a moment's unsynced operations come first; ``seed`` determines the order of the
+    other states.
     """
     dice = random.Random(seed)
     sure: list[State] = []
@@ -288,7 +290,7 @@ def states(recording: Recording, most: int, seed: int) -> list[State]:
 
 
 def _distinct(moments: Sequence[Moment]) -> list[Moment]:
-    """Return one moment for each pair of ``done`` and ``syncs``: a state includes everything visible by then."""
+    """Return the last moment for each pair of ``done`` and ``syncs``: equal pairs have equal disk states."""
     last: dict[tuple[int, int], Moment] = {}
     for moment in moments:
         last[moment.done, moment.syncs] = moment

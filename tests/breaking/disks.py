@@ -1,7 +1,7 @@
 """Replays the states that a disk may have after a power cut. `python -m tests.breaking.disks` (make disks).
 
 One cycle is recorded: jobs that succeed and fail, one that is retried, one cancelled while it runs, one while it waits.
-Then each state is laid out in the same folder, with another boot id, and a daemon continues from it.
+Then the files of each state are written into the same folder, and a daemon with another boot id continues from them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.breaking.disk import Recording, State
 from tests.breaking.forge import Forge, Forked, until
 from tests.breaking.tracing import recorded
 
-# Runs while the file `hold-KEY` exists.
+# A job runs as long as the file `hold-KEY` exists.
 JOB = """#!/bin/sh
 echo "start $2 $GPUJOB_ATTEMPT" >> "$1/ledger"
 while test -e "$1/hold-$2"; do sleep 0.02; done
@@ -39,19 +39,19 @@ CODES = {"a": 0, "b": 3, "c": 0, "d": 0, "e": 0, "g": 7}
 LINES = ("a", "b")
 MOST_ATTEMPTS = {"g": 2}
 CANCELLED = ("d", "e")
-KEPT = ("jobs.txt", "job", "run")  # the user's own files: no part of the recorded disk
+KEPT = ("jobs.txt", "job", "run")  # the user's files, which are no part of the recorded disk
 SEED, MOST, SHORT = 20261121, 5000, 100
 
 
 @dataclass(slots=True)
 class Story:
-    """What was visible outside at a moment: starts, ends, acknowledged ids and confirmed cancels, by the jobs' keys."""
+    """The output up to a moment: starts, ends, acknowledged ids and confirmed cancels, by the jobs' keys."""
 
     starts: set[tuple[str, int]] = field(default_factory=set)
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     acknowledged: dict[str, int] = field(default_factory=dict)
     cancelled: set[str] = field(default_factory=set)
-    cut: int = 0  # what is missing in the jobs file: 3: its last line; 4: all lines; else nothing
+    cut: int = 0  # lines missing in the jobs file: 3: the last one; 4: all; else none
 
     def hear(self, told: str, words: tuple[str, ...]) -> None:
         """Add one line. ``told``: the word for the file that it was written to."""
@@ -66,9 +66,10 @@ class Story:
 
 
 class Disks:
-    """A recorded cycle, and its folder, in which states are replayed.
+    """A recorded cycle, and its folder, in which disk states are replayed.
 
-    ``aside``: where the state folder is kept while a state has none; ``ours``: all forked daemons and commands.
+    ``aside``: path of the state folder while a replayed state has none; ``ours``: all forked daemons and commands;
+    ``lines``: contents of the jobs file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -85,7 +86,7 @@ class Disks:
     # -- recording ----------------------------------------------------------------------------------------
 
     def record(self) -> None:
-        """Run the cycle under strace, and read what it did to the disk."""
+        """Run the cycle under strace, and read its operations on the disk."""
         try:
             self._cycle()
         finally:
@@ -193,7 +194,7 @@ class Disks:
         return made
 
     def _lay_out(self, tree: dict[str, bytes | None]) -> None:
-        """Put this tree into the folder. The state folder keeps its inode: the program refuses a copied one."""
+        """Replace the folder's files by this tree. The state folder keeps its inode: the program refuses a copy."""
         self.close(forge=False)
         house = self.cycle.house
         if self.aside.exists():
@@ -215,9 +216,9 @@ class Disks:
                 path.chmod(0o600)
 
     def _spoil_lines(self, before: Story, state: State) -> None:
-        """Remove the last line of the jobs file in every fifth state, and all lines in another fifth.
+        """Remove the last line of the jobs file in a fifth of the states, and all its lines in another fifth.
 
-        The file is the user's, and was not synced either.
+        The user writes the file, without a sync.
         """
         path = self.folder / "jobs.txt"
         lines = self.lines
@@ -254,7 +255,7 @@ class Disks:
                 how["lost, never started"] += 1
         for key in LINES[: {3: 1, 4: 0}.get(before.cut, len(LINES))]:
             if key not in jobs:
-                broken.append(f"the line of {key} is there is no job")
+                broken.append(f"there is no job for the line of {key}")
         for key, job in before.acknowledged.items():
             if jobs.get(key) != job:
                 broken.append(f"{key} was acknowledged as {job}, is {jobs.get(key)}")
@@ -272,7 +273,7 @@ class Disks:
             if shown["gpu_status"] != [0.0] or shown["running"]:
                 broken.append(f"GPUs are not free: {shown['gpu_status']}")
         except ValueError:
-            if whole_before:  # the daemon sets an invalid one aside after a second, and may have ended before
+            if whole_before:  # the daemon sets an invalid file aside after a second, and may have ended before that
                 broken.append("the state file is no JSON")
             how["spoiled state file"] += 1
         if self.cycle.rows("PRAGMA integrity_check") != [("ok",)]:
@@ -280,13 +281,13 @@ class Disks:
         return broken
 
     def close(self, *, forge: bool = True) -> None:
-        """End what was started; ``forge`` False: only the forked daemons and commands."""
+        """End all processes. ``forge`` False: end only the forked daemons and commands."""
         for one in self.ours:
             one.close()
         self.ours.clear()
         if forge:
             for pid in self.cycle.processes():
-                with contextlib.suppress(ProcessLookupError):  # it may be just ending
+                with contextlib.suppress(ProcessLookupError):  # the process may have ended just now
                     os.kill(pid, signal.SIGKILL)
             self.forge.close()
 
@@ -299,14 +300,14 @@ def _whole(data: bytes | None) -> bool:
 
 
 def place_for_states() -> Path:
-    """Return a new folder, in memory if possible: there are thousands of states of megabytes each."""
+    """Create a folder, in memory if possible, and return its path: thousands of states have some megabytes each."""
     memory = Path("/dev/shm")
     return Path(tempfile.mkdtemp(prefix="gpujob-disks-", dir=memory if os.access(memory, os.W_OK) else None))
 
 
 @dataclass(slots=True)
 class Figures:
-    """The figures of all workers."""
+    """The sums over all workers. ``bad``: number of states that broke a promise."""
 
     states: int = 0
     bad: int = 0
@@ -315,7 +316,7 @@ class Figures:
 
 
 def work(place: Path, seed: int, most: int, share: tuple[int, int], figures: Figures) -> None:
-    """Record a cycle and replay part of its states; ``share``: (k, n) for every n-th state from the k-th on."""
+    """Record a cycle and replay some of its states. ``share``: (k, n): every n-th state from index k on."""
     first, step = share
     disks = Disks(place / f"house-{first}")
     try:

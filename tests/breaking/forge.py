@@ -1,4 +1,4 @@
-"""A process that has imported the program and forks daemons and commands, so that a cycle costs no imports.
+"""A server that has imported the program and forks daemons and commands, so that they start without imports.
 
 A forked process can be stopped until a tracer is attached, and can get another boot id (as root).
 """
@@ -87,33 +87,33 @@ class Forked:
     output: Path
 
     def ended(self, limit: float = 0.0) -> bool:
-        """Return whether it has ended; wait up to ``limit`` seconds for that."""
+        """Return whether the process has ended; wait up to ``limit`` seconds for its end."""
         return bool(select.select([self.pidfd], [], [], limit)[0])
 
     def signal(self, number: int) -> None:
-        """Send it a signal; does nothing if it has ended."""
+        """Send a signal to the process; do nothing if it has ended."""
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(self.pidfd, number)
 
     def code(self) -> int | None:
-        """Return its exit code; None if it was killed or still runs."""
+        """Return the exit code; None if the process was killed or still runs."""
         path = Path(f"{self.output}.code")
         text = path.read_text() if path.exists() else ""
         return int(text) if text else None
 
     def said(self) -> str:
-        """Return its output so far."""
+        """Return the output of the process so far."""
         return self.output.read_text(errors="replace") if self.output.exists() else ""
 
     def close(self) -> None:
-        """Kill it if it still runs, wait for its end, and close its descriptor."""
+        """Kill the process if it still runs, wait up to 10 s for its end, and close its descriptor."""
         self.signal(signal.SIGKILL)
         self.ended(10.0)
         os.close(self.pidfd)
 
 
 class Forge:
-    """The forking process; it ends with `close` or with this process. ``under``: words of a command to run it under."""
+    """The forking server. It ends with `close` or with this process. ``under``: a command to put before its own."""
 
     def __init__(self, under: Sequence[str] = ()) -> None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("GPUJOB_")}
@@ -133,7 +133,7 @@ class Forge:
         held: bool = False,
         boot: str = "",
     ) -> Forked:
-        """Fork `gpujob WORDS…`. ``held``: it stops itself until SIGCONT. ``boot``: path of a file with its boot id."""
+        """Fork `gpujob WORDS…`. ``held``: it stops itself until SIGCONT. ``boot``: file with its boot id, or empty."""
         assert self.process.stdin is not None and self.process.stdout is not None
         Path(f"{output}.code").unlink(missing_ok=True)
         wanted = [list(words), str(folder), dict(environ), str(output), held, boot]
@@ -142,7 +142,7 @@ class Forge:
         pid = int(self.process.stdout.readline())
         try:
             return Forked(pid, os.pidfd_open(pid), output)
-        except ProcessLookupError:  # it has ended: use a pipe at end-of-file, which is readable as a pidfd would be
+        except ProcessLookupError:  # it has ended: use a pipe at end-of-file, which is readable like its pidfd
             read, write = os.pipe()
             os.close(write)
             return Forked(pid, read, output)

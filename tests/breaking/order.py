@@ -1,4 +1,4 @@
-"""The order of a cycle's system calls: what must be synced before a job is started or an id is printed."""
+"""Checks of the order of system calls: data must be synced before a job is started or an id is printed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 
 
 def unsynced_starts(log: Path, job: str) -> tuple[list[str], int]:
-    """Return the starts that came too early, and the number of starts that were sent to a supervisor.
+    """Return an error for each start that came too early, and the number of starts that were sent to a supervisor.
 
     A start is too early if its daemon has written to the store and not synced it, or if a command is executed before
     its start was sent. ``job``: the program of all jobs.
@@ -44,10 +44,10 @@ def unsynced_starts(log: Path, job: str) -> tuple[list[str], int]:
 
 
 def unsynced_words(log: Path, files: Sequence[str]) -> tuple[list[str], int]:
-    """Return the numbers that were printed too early, and how many numbers were printed.
+    """Return an error for each job id that was printed too early, and the number of ids that were printed.
 
-    A number is printed too early if its command has written to one of ``files`` and not synced it. The standard output
-    of the commands must be a file.
+    An id is printed too early if its command has written to one of ``files`` and not synced it. The standard output of
+    the commands must be a file.
     """
     wrong, told = [], 0
     dirty: dict[tuple[int, str], bool] = {}
@@ -66,7 +66,7 @@ def unsynced_words(log: Path, files: Sequence[str]) -> tuple[list[str], int]:
 
 
 def syncs_after_failure(log: Path) -> list[str]:
-    """Return the starts that were sent after a failed sync of the log and before a sync of the store itself."""
+    """Return an error for each start sent after a failed sync of the log and before a sync of the store itself."""
     wrong, suspect = [], False
     for call in calls(log):
         name = Path(call.fd_path).name
@@ -82,7 +82,7 @@ def syncs_after_failure(log: Path) -> list[str]:
 def _starts(packet: bytes) -> int:
     """Return the number of starts in a packet to the supervisor; 0 for other data.
 
-    The packet must be unpacked: of several equal words, marshal writes only the first one.
+    The packet must be unpacked for that: marshal replaces repetitions of a word by references.
     """
     try:
         messages = marshal.loads(packet)

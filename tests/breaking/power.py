@@ -1,4 +1,4 @@
-"""Power cuts: all processes of a machine (daemon, supervisor, jobs) are killed in one instant, many times.
+"""Power cuts: all processes of a machine (daemon, supervisor, jobs) are killed simultaneously, many times.
 
 The machine is a PID namespace with its own boot id. `python -m tests.breaking.power` (make power). Needs root.
 """
@@ -44,7 +44,10 @@ GPUS = 2
 
 @dataclass(slots=True)
 class Machine:
-    """A machine and its disk: a PID namespace with its own boot id, and one folder."""
+    """A PID namespace with its own boot id (the machine), and a folder (its disk).
+
+    ``codes``: key of a job → its exit code; ``retries``: keys of the jobs with retries.
+    """
 
     folder: Path
     process: subprocess.Popen[bytes] | None = None
@@ -92,7 +95,7 @@ class Machine:
         self.process.wait(30)  # unshare waits for PID 1, which ends after all other processes
 
     def off(self, limit: float = 60.0) -> int:
-        """Wait until the daemon has ended, and switch off; return the daemon's exit code."""
+        """Wait until the daemon has ended, and switch the machine off; return the daemon's exit code."""
         until(lambda: (self.folder / "ended").exists(), f"the daemon ends\n{self.said()}", limit)
         (self.folder / "off").touch()
         assert self.process is not None
@@ -118,7 +121,7 @@ class Machine:
         return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
     def rows(self, query: str) -> list[tuple]:  # type: ignore[type-arg]
-        """Return the rows of a query."""
+        """Return the rows of a query of the store."""
         connection = sqlite3.connect(f"file:{self.folder}/.gpujob/store.db?mode=ro", uri=True, timeout=10)
         try:
             return connection.execute(query).fetchall()
@@ -178,7 +181,7 @@ def storm(machine: Machine, cuts: int, dice: random.Random) -> tuple[list[str], 
             machine.line(f"j{number}.{n}", code, round(dice.uniform(0, 0.8), 2), retries)
         noted = len(machine.ledger())
         machine.on()
-        if dice.random() < 0.7:  # a moment drawn from the boot on would meet few jobs
+        if dice.random() < 0.7:  # at a random time after the boot, few jobs would run
             until(
                 lambda n=noted: len(machine.ledger()) > n or (machine.folder / "ended").exists(), "a job starts or ends"
             )

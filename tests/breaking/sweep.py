@@ -1,7 +1,7 @@
 """Faults at each system call of a cycle from submit to finish: the call fails, or its process is killed there.
 
-`python -m tests.breaking.sweep` (make sweep). Swept are the calls that write, sync, rename, remove, open or start
-something, each at its first, second, … N-th execution.
+`python -m tests.breaking.sweep` (make sweep). The sweep covers the calls that write, sync, rename, remove, open or
+start something, each at its first, second, … N-th execution.
 
 strace counts calls for ``when=N`` by traced process, also with -f: each process has its own N. So daemon, supervisor
 and submit are swept separately, without -f; -f is on only for the exec of the jobs, in new children of the supervisor.
@@ -33,7 +33,7 @@ SHORT = "nothing written"  # the call writes nothing and returns 0
 DISK = (KILL, "ENOSPC", "EIO")
 SYNC = (KILL, "EIO", "ENOSPC")
 FULL = ("EMFILE",)
-# Name of each swept call → its faults.
+# Name of a system call → the faults that are injected at it.
 FAULTS: dict[str, tuple[str, ...]] = {
     "pwrite64": (*DISK, SHORT),
     "write": (*DISK, SHORT),
@@ -60,7 +60,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "pidfd_open": FULL,
 }
 TARGETS = ("daemon", "supervisor", "exec", "submit")
-# (target, whether it is killed) → the outcome of jobs that never ran, because each exec of a job has the fault.
+# (target, whether the fault kills) → the outcome of the jobs, none of which runs: the exec of each has the fault.
 NEVER_RAN = {("exec", True): "signal", ("exec", False): "could_not_start"}
 LIMIT_S = 60.0
 MARGIN = 2  # a cycle may have a few calls more than the counted one
@@ -70,8 +70,8 @@ MARGIN = 2  # a cycle may have a few calls more than the counted one
 class Point:
     """One fault at one call.
 
-    ``when``: which execution of the call, counted from 1, as strace writes it. ``path``: count only calls on this file
-    of the cycle's folder.
+    ``when``: which execution of the call, counted from 1, in strace's notation (``2``, ``1..3``). ``path``: count only
+    calls on this file of the cycle's folder; empty: all calls.
     """
 
     target: str
@@ -81,7 +81,7 @@ class Point:
     path: str = ""
 
     def words(self, folder: Path) -> list[str]:
-        """Return the words that describe the fault to strace, for a cycle in this folder."""
+        """Return the options with which strace injects the fault into a cycle in this folder."""
         how = {KILL: f"signal={KILL}", SHORT: "retval=0"}.get(self.fault, f"error={self.fault}")
         of = ["-P", str(folder / self.path)] if self.path else []
         return [*of, "-e", f"trace={self.call}", "-e", f"inject={self.call}:{how}:when={self.when}"]
@@ -94,8 +94,8 @@ class Point:
 class Result:
     """The result of a point.
 
-    ``hit``: the fault was injected. ``how``: how the daemon, or the submit with the fault, ended: killed, or its exit
-    code.
+    ``hit``: whether the fault was injected. ``how``: how the daemon, or the submit with the fault, ended: killed, or
+    its exit code.
     """
 
     point: Point
@@ -107,7 +107,10 @@ class Result:
 
 
 def one_cycle(cycle: Cycle, target: str, words: Sequence[str]) -> tuple[Path, str]:
-    """Run a cycle with strace on ``target``. Return strace's log, and how the daemon, or the traced submit, ended."""
+    """Run a cycle with strace on ``target``. Return strace's log, and how the daemon, or a traced submit, ended.
+
+    ``words``: options of strace.
+    """
     log = cycle.folder / "strace"
     tracer = None
     supervisors = target in ("supervisor", "exec")
@@ -148,7 +151,7 @@ def _all_ended(cycle: Cycle) -> bool:
 
 
 def count(forge: Forge, folder: Path, target: str) -> Counter[str]:
-    """Run a cycle without faults; return the number of its calls by name."""
+    """Run a cycle without faults; return the number of the target's calls by name."""
     cycle = Cycle(forge, folder)
     calls = ["execve"] if target == "exec" else list(FAULTS)
     try:
@@ -166,7 +169,7 @@ def points(forge: Forge, folder: Path, targets: Sequence[str] = TARGETS) -> Iter
     """Yield all points of these targets."""
     for target in targets:
         found = count(forge, folder / f"count-{target}", target)
-        if target == "exec":  # strace counts the exec of each child by itself, so its first one is that of the job
+        if target == "exec":  # strace counts in each child separately, where the first exec is the job's
             yield from (Point(target, "execve", fault, "1") for fault in (KILL, "EAGAIN", "ENOMEM", "EMFILE", "EIO"))
             continue
         for call, faults in FAULTS.items():
@@ -175,7 +178,7 @@ def points(forge: Forge, folder: Path, targets: Sequence[str] = TARGETS) -> Iter
 
 
 def strike(forge: Forge, folder: Path, point: Point) -> Result:
-    """Run a cycle with one fault and then a daemon without faults; return the result with the verdict."""
+    """Run a cycle with one fault and then a daemon without faults; judge the cycle and return the result."""
     begun = time.monotonic()
     cycle = Cycle(forge, folder)
     hit, how = False, ""
@@ -195,7 +198,7 @@ def strike(forge: Forge, folder: Path, point: Point) -> Result:
 
 @dataclass(slots=True)
 class Sweep:
-    """Many points on several workers. The folder of a point that broke a promise is kept."""
+    """Runs many points on several workers. Keeps the folder of each point that broke a promise."""
 
     place: Path
     workers: int
@@ -232,7 +235,7 @@ class Sweep:
             print(file=sys.stderr)
 
     def table(self) -> str:
-        """Return the figures as a Markdown table with a line for each target, call and fault."""
+        """Return the results as a Markdown table with a line for each target, call and fault."""
         lines = [
             "| process | call | fault | points | struck | how it ended | violations |",
             "|---|---|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""Replays of some disk states after a power cut; all of them: `make disks`."""
+"""Replays of a sample of the disk states that a power cut may leave; `make disks` replays more."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ def disks(tracing: None, other_boots: None) -> Iterator[Disks]:
 
 @pytest.mark.long_form
 def test_e15_every_state_the_disk_may_be_in_keeps_the_promises(disks: Disks) -> None:
-    """E15, H01: The promises hold on disks with unsynced writes dropped, torn or reordered, in another boot."""
+    """E15, H01: The promises hold after a reboot with a disk whose unsynced writes are dropped, torn or reordered."""
     chosen = disk.states(disks.recording, STATES, SEED)
     found = {disks.recording.describe(state): broken for state in chosen if (broken := disks.replay(state)[0])}
     assert len(chosen) == STATES and not found, (SEED, found)
 
 
 def test_e15_the_recording_is_whole(disks: Disks) -> None:
-    """Replayed from nothing, the recording gives exactly the files of the folder.
+    """E15: The recorded operations reproduce exactly the files of the folder.
 
-    Only SQLite's index of the log is written through a mapping, which strace does not show; a crash makes it invalid
-    anyway.
+    Only SQLite's index of its log is written through a memory mapping, which strace does not show. It is invalid after
+    a crash anyway.
     """
     assert disks.recording.shared <= {"store.db-shm"}
     files = {name: data for name, data in disks.recording.tree(disks.recording.ops).items() if data is not None}
     for seen in {"ledger", *(name for name in files if name.endswith(".out"))} & set(files):
-        del files[seen]  # visible outside, and so not on the recorded disk
+        del files[seen]  # output that users see, which is not part of the recorded disk
     assert files == disks.found
 
 
 def test_e15_the_judge_sees_a_lost_sync(disks: Disks) -> None:
-    """The judge notices missing syncs: without those of the log, a started job is forgotten or started again."""
+    """E15: The judge notices missing syncs: without syncs of the log, a job is forgotten or started again."""
     recording = disks.recording
     kept = list(recording.synced)
     moment = next(m for m in recording.moments if m.words[:2] == ("start", "d"))
@@ -71,7 +71,7 @@ def test_e15_the_judge_sees_a_lost_sync(disks: Disks) -> None:
 
 
 def test_e15_a_state_file_that_the_cut_emptied_is_painted_anew(disks: Disks) -> None:
-    """E15: A state file without contents, as a power cut may leave it, is no edit: the daemon rewrites it."""
+    """E15: The daemon does not read an empty state file, which a power cut may leave, as an edit; it rewrites it."""
     moment = disks.recording.moments[-1]
     disks.replay(disk.State(moment, frozenset(), kind="all"))
     path = disks.folder / STATE_FILE
@@ -84,7 +84,7 @@ def test_e15_a_state_file_that_the_cut_emptied_is_painted_anew(disks: Disks) -> 
 
 
 def test_e15_added_lines_and_environments_are_synced_before_they_are_told(tracing: None, tmp_path: Path) -> None:
-    """P4, E15: When `add` and `submit` report success, names and data of line, environment and store are durable."""
+    """P4, E15: When `add` and `submit` report success, the line, the environment file and the store are synced."""
     log = tmp_path / "strace"
     forge = Forge(recorded(log, disk.CALLS))
     folder = tmp_path / "house"

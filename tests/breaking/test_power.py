@@ -1,4 +1,4 @@
-"""Power cuts: all processes of a machine are killed in one instant, then it boots again. Long form: `make power`."""
+"""Power cuts: all processes of a machine are killed simultaneously, then it boots again. Long form: `make power`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ code = daemon.wait()
 print("reused", stranger.pid == int(found[1]), "alive", stranger.poll() is None, "code", code, flush=True)
 """
 
-# In another boot: writes pid and start time of a foreign process into the record of the interrupted job.
+# In another boot: writes pid and start time of a foreign process into the attempt record of the interrupted job.
 _SAME_NUMBERS = """
 import subprocess, sys
 from scheduler.core.job import Process
@@ -86,7 +86,7 @@ def machine(other_boots: None, tmp_path: Path) -> Machine:
 
 
 def test_h01_power_off_again_and_again(machine: Machine) -> None:
-    """H01, P1: Interrupted jobs are lost, never done; only retries start twice; waiting jobs run."""
+    """H01, P1: After power cuts, interrupted jobs are lost, waiting jobs run, and only retries start a job twice."""
     broken, how = storm(machine, CUTS, random.Random(SEED))
     assert not broken, (SEED, broken, how)
     assert how["exit"] + how["lost"] == len(machine.codes)
@@ -104,10 +104,10 @@ def _cut_while_it_runs(machine: Machine) -> str:
 
 @pytest.mark.parametrize("state", ["running", "starting"])
 def test_h20_a_claim_that_did_not_reach_the_disk_proves_nothing(machine: Machine, state: str) -> None:
-    """H20: After another boot a missing record does not prove that the job never ran: it is lost, not queued again."""
+    """H20: After a reboot, a job without an attempt record is lost, not queued again: it may have run."""
     path = Path(_cut_while_it_runs(machine))
     path.unlink()
-    if state == "starting":  # the later commit was not synced, and is lost too
+    if state == "starting":  # the commit of the running state was not synced, and is lost too
         with sqlite3.connect(machine.folder / ".gpujob" / "store.db") as connection:
             connection.execute("UPDATE jobs SET state='starting', pid=NULL, ticks=NULL WHERE id=1")
         connection.close()
@@ -116,12 +116,12 @@ def test_h20_a_claim_that_did_not_reach_the_disk_proves_nothing(machine: Machine
     broken, how = machine.judge()
     assert not broken and how["lost"] == 1 and how["exit"] == 1, (broken, how)
     notes = machine.rows("SELECT notes FROM jobs WHERE id=1")[0][0]
-    assert "before it was proven that the job had started" in notes
+    assert "the machine was rebooted before the start of the job was recorded" in notes
     assert [entry[:2] for entry in machine.ledger()].count(["start", "a"]) == 1
 
 
 def test_h03_same_pid_and_ticks_in_another_boot(machine: Machine) -> None:
-    """H03: In another boot a process with the recorded pid and start time is not the job."""
+    """H03: After a reboot, a process with the recorded pid and start time is not mistaken for the job."""
     path = _cut_while_it_runs(machine)
     done = _in_a_namespace(machine.folder, _SAME_NUMBERS, path, _boot(machine.folder))
     assert "alive True code 1" in done.stdout, (done.stdout, done.stderr)
@@ -131,7 +131,7 @@ def test_h03_same_pid_and_ticks_in_another_boot(machine: Machine) -> None:
 
 @pytest.mark.smoke
 def test_h02_a_number_that_a_stranger_got_meanwhile(other_boots: None, tmp_path: Path) -> None:
-    """H02: A foreign process that got the job's pid is neither taken for the job nor signalled."""
+    """H02: A foreign process that got the pid of an ended job is neither mistaken for the job nor signalled."""
     machine = Machine(tmp_path / "disk")
     machine.line("a", 0, 600)
     done = _in_a_namespace(machine.folder, _REUSE, str(machine.folder))

@@ -1,4 +1,4 @@
-"""Faults at selected system calls; at all of them: `make sweep`."""
+"""Cycles with a fault at one of a few selected system calls; `make sweep` tests all calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.breaking.forge import Forge, until
 from tests.breaking.sweep import LIMIT_S, Point, Verdict, hold, strike
 from tests.breaking.tracing import recorded
 
-# Each point once showed a defect, or stands for its kind: see docs/reliability.md.
+# Points that have revealed a defect, or one of each kind: see docs/reliability.md.
 POINTS = [
     "daemon:write:SIGKILL:1",
     "daemon:write:SIGKILL:3",
@@ -63,17 +63,17 @@ def test_a21_e09_e10_promises_hold_with_a_fault_at_this_call(
 def test_a21_e09_a_read_of_the_jobs_file_that_fails_is_tried_again(
     tracing: None, forge: Forge, tmp_path: Path, call: str, fault: str, when: str
 ) -> None:
-    """A21, E09: A failed read of the jobs file is logged once and tried again, and a drain waits for the lines."""
+    """A21, E09: A failed read of the jobs file is logged once and retried, and a drain waits for the lines."""
     point = Point("daemon", call, fault, when, path="jobs.txt")
     result = strike(forge, tmp_path / "cycle", point)
     assert result.hit and not result.verdict.broken, (result.point, result.how)
     log = (tmp_path / "cycle/gpu_scheduler.log").read_text()
     assert log.count("jobs.txt: ") == log.count("jobs.txt: can be read now") == 1
-    assert log.rindex("accepted from jobs.txt") < log.index("there is no job is left to run")
+    assert log.rindex("accepted from jobs.txt") < log.index("no job is left to run")
 
 
 def test_a21_the_judge_sees_what_it_is_there_for(forge: Forge, tmp_path: Path) -> None:
-    """The judge finds a second start, a different exit code, a lost acknowledged id and a temporary file."""
+    """A21: The judge finds a second start, a wrong exit code, a missing acknowledged job and a leftover file."""
     cycle = Cycle(forge, tmp_path)
     try:
         cycle.acknowledge(_ended(cycle.submit("c")))
@@ -100,7 +100,7 @@ def _ended(process):  # type: ignore[no-untyped-def]
 
 
 def test_a06_order_of_system_calls_a_start_follows_its_sync(traced_forge: Forge, tmp_path: Path) -> None:
-    """A06, E15: The log is synced before a start is sent, and a start is sent before its command is executed.
+    """A06, E15: The store's log is synced before a start is sent, and a start is sent before its command is executed.
 
     The id of a submitted job is printed after the sync of its row.
     """
@@ -123,7 +123,7 @@ def test_a06_order_of_system_calls_a_start_follows_its_sync(traced_forge: Forge,
 def test_e09_after_a_failed_sync_nothing_starts_before_the_store_was_synced_anew(
     tracing: None, forge: Forge, tmp_path: Path, number: int
 ) -> None:
-    """E09: After a failed sync nothing starts before the store is synced: the kernel reports a failure only once."""
+    """E09: After a failed sync no job starts before the store is synced: the kernel reports a failure only once."""
     cycle = Cycle(forge, tmp_path / "cycle")
     try:
         cycle.acknowledge(_ended(cycle.submit("c")))
@@ -146,7 +146,7 @@ def test_e09_after_a_failed_sync_nothing_starts_before_the_store_was_synced_anew
 def test_e09_a_commit_whose_sync_failed_is_not_acknowledged(
     tracing: None, forge: Forge, tmp_path: Path, number: int
 ) -> None:
-    """E09, P3, P4: If a sync fails, `submit` prints one line and no id, and exits with 1."""
+    """E09, P3, P4: If a sync fails, `submit` prints one line without an id, and its exit code is 1."""
     cycle = Cycle(forge, tmp_path / "cycle")
     try:
         submitted = cycle.submit("c", held=True)
@@ -164,7 +164,7 @@ def test_e09_a_commit_whose_sync_failed_is_not_acknowledged(
 def test_a21_a_store_whose_making_was_cut_off_is_made_to_its_end(
     tracing: None, forge: Forge, tmp_path: Path, call: str
 ) -> None:
-    """A21, E15: The next writer completes a store whose creation was interrupted; readers report it."""
+    """A21, E15: The next writer completes a store whose creation was interrupted; readers report the interruption."""
     name, number = call.split(":")
     cycle = Cycle(forge, tmp_path / "cycle")
     try:
@@ -185,7 +185,7 @@ def test_a21_a_store_whose_making_was_cut_off_is_made_to_its_end(
 
 
 def test_a06_starts_that_share_a_packet_are_counted_each() -> None:
-    """A06: All starts in a packet are counted, though marshal writes the repeated word as a reference."""
+    """A06: All starts in a packet are counted, although marshal writes a repeated word as a reference."""
     word = "start"
     assert order._starts(marshal.dumps([(word, "1.1"), (word, "2.1")])) == 2
     assert order._starts(b"no packet") == order._starts(marshal.dumps([("env", ())])) == 0

@@ -1,4 +1,4 @@
-"""strace: attaching it to a process, injecting faults, and reading its log."""
+"""Attaches strace to processes, to record or to fail system calls, and reads its logs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Call:
 
     @property
     def fd_path(self) -> str:
-        """The path of the first argument's descriptor; empty if it is no descriptor."""
+        """The path of the first argument if that is a descriptor; else empty."""
         found = _FD.match(self.args)
         return unhex(found[2]) if found else ""
 
@@ -54,7 +54,7 @@ def bytes_of(text: str) -> bytes:
 
 
 def calls(log: Path) -> Iterator[Call]:
-    """Yield the finished calls of a log (strace -f) in the order of their ends."""
+    """Yield the finished calls of a log (strace -f) in the order in which they returned."""
     begun: dict[str, str] = {}
     with log.open(errors="surrogateescape") as stream:
         for line in stream:
@@ -110,6 +110,9 @@ def attach(pid: int, log: Path, words: Iterable[str]) -> Tracer:
 
 
 def recorded(log: Path, trace: str) -> list[str]:
-    """Return the words before a command that record these calls of it and all its children, with all their data."""
+    """Return the strace command line to put before a command. It records calls with their data, of children too.
+
+    ``trace``: the names of the calls, with commas.
+    """
     assert STRACE is not None
     return [STRACE, "-f", "--seccomp-bpf", "-qq", "-y", "-xx", "-s", "8000000", "-e", f"trace={trace}", "-o", str(log)]

@@ -1,4 +1,4 @@
-"""What bash, zsh and fish are offered after TAB, asked by the shells themselves."""
+"""Shell completion: the words that bash, zsh and fish offer after TAB, requested through the real shells."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRAP = "\\$(touch trapped)`touch trapped`'\";touch trapped;[/red]*"
 
 
 def need(name: str) -> str:
-    """The path of a shell. Missing: skipped here, failed where everything has to be there."""
+    """Return the path of a shell. If it is not installed, skip the test, or fail it when CI is set."""
     found = shutil.which(name)
     if not found:
         text = f"{name} is not installed; as root: apt-get install -y {name}"
@@ -33,12 +33,15 @@ def need(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduler]:
-    """A scheduler with a job in each kind of state: 1 done, 2 failed, 3 runs, 4 waits; GPU 1 is paused."""
+    """A scheduler with jobs 1 done, 2 failed, 3 running, 4 held, and 5 waiting with shell code as its label.
+
+    GPU 1 is paused.
+    """
     s = Scheduler(tmp_path_factory.mktemp("completion"), 2)
     folder = s.folder / "bin"
     folder.mkdir()
     program = folder / "gpujob"
-    patient = folder / "patient.py"  # else nothing is offered when this machine is busy with other tests
+    patient = folder / "patient.py"  # with the normal limit a busy machine would offer nothing
     patient.write_text(
         "import runpy\nfrom scheduler.cli import shell_completion\nshell_completion.PATIENCE_S = 60.0\n"
         "runpy.run_module('scheduler', run_name='__main__', alter_sys=True)\n"
@@ -73,10 +76,10 @@ def run(house: Scheduler, words: list[str], **environ: str) -> subprocess.Comple
 
 
 def bash(house: Scheduler, *words: str) -> list[str]:
-    """What bash would offer for the last of these words."""
+    """Return the words that bash offers for the last of ``words``."""
     shown = house.folder / "completion.bash"
     if not shown.exists():
-        shown.write_text(run(house, [need("bash"), "-c", "gpujob --show-completion"]).stdout)
+        shown.write_text(run(house, [need("bash"), "-c", "gpujob --show-completion; exit $?"]).stdout)
     script = (
         'source ./completion.bash && COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))\n'
         '_gpujob_completion gpujob && printf "%s\\n" "${COMPREPLY[@]}"'
@@ -87,7 +90,7 @@ def bash(house: Scheduler, *words: str) -> list[str]:
 
 
 def fish(house: Scheduler, line: str) -> dict[str, str]:
-    """What fish would offer, with its explanations."""
+    """Return the words that fish offers for the end of ``line``, with their descriptions."""
     script = f"gpujob --show-completion | source; complete -C'gpujob {line}'"
     done = run(house, [need("fish"), "--no-config", "-c", script])
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
@@ -95,7 +98,7 @@ def fish(house: Scheduler, line: str) -> dict[str, str]:
 
 
 def zsh(house: Scheduler, line: str, ready: Callable[[str], object]) -> str:
-    """What stands on a real zsh's terminal after ``line`` and TAB, once ``ready``."""
+    """Type ``line`` and TAB into zsh on a terminal; return the terminal's output once ``ready`` accepts it."""
     child, fd = pty.fork()
     if child == 0:
         os.chdir(house.folder)
@@ -144,12 +147,15 @@ def zsh(house: Scheduler, line: str, ready: Callable[[str], object]) -> str:
     ],
 )
 def test_k09_bash_offers_the_jobs_that_fit_the_verb(house: Scheduler, verb: str, offered: set[str]) -> None:
-    """K09: ids and labels, live from the store; nothing that would have to be quoted."""
+    """K09: Bash offers ids and labels of the jobs that the verb applies to, without labels that need quoting."""
     assert set(bash(house, verb, "")) == offered
 
 
 def test_k09_bash_completes_what_was_begun_and_lists(house: Scheduler) -> None:
-    """K09: prefixes, comma lists, `--state=`, GPUs, environments, words of options, files left to the shell."""
+    """K09: Bash completes prefixes, comma-separated lists, `--state=`, GPUs, environments, option values and verbs.
+
+    File names are left to bash.
+    """
     assert bash(house, "cancel", "lo") == ["long"]
     assert set(bash(house, "cancel", "3", "l")) == {"long", "later"}
     assert set(bash(house, "jobs", "--state", "")) >= {"pending", "running", "failed", "skipped"}
@@ -178,7 +184,7 @@ def test_k09_bash_completes_what_was_begun_and_lists(house: Scheduler) -> None:
 
 
 def test_s15_a_label_that_is_a_secret_is_not_offered(house: Scheduler) -> None:
-    """S15: nor is it what a mistyped one is answered with."""
+    """S15: A label that looks like a secret is not offered, and the error for a mistyped label does not show it."""
     secret = "hf_s3cr3tValue9xQAbCdEfGhIjKlMnOp123456"
     house.cli("edit", "5", "--label", secret)
     try:
@@ -190,7 +196,7 @@ def test_s15_a_label_that_is_a_secret_is_not_offered(house: Scheduler) -> None:
 
 
 def test_k09_the_scheduler_that_is_meant_is_asked(house: Scheduler) -> None:
-    """K09: --state-file before or after the verb, and GPUJOB_STATE_FILE, as for the verbs."""
+    """K09: Completion reads the scheduler that --state-file names, before or after the verb."""
     state_file = str(house.folder / "gpu_scheduler_state.json")
     for words in (["--state-file", state_file, "resume", ""], ["resume", "--state-file", state_file, ""],
                   ["--state-file", "$HOME/gpu_scheduler_state.json", "resume", ""]):  # fmt: skip
@@ -199,7 +205,7 @@ def test_k09_the_scheduler_that_is_meant_is_asked(house: Scheduler) -> None:
 
 
 def test_k09_zsh_offers_them_with_their_names(house: Scheduler) -> None:
-    """K09: on a real terminal, with the job's name beside its id; names and labels that would be run are not."""
+    """K09: zsh shows each job's name beside its id; no name or label is run as a command."""
     text = zsh(house, "gpujob cancel ", lambda text: "running long" in text and "later" in text)
     assert "3" in text and "base" not in text
     assert not (house.folder / "trapped").exists()
@@ -207,7 +213,7 @@ def test_k09_zsh_offers_them_with_their_names(house: Scheduler) -> None:
 
 
 def test_k09_fish_offers_them_with_their_names(house: Scheduler) -> None:
-    """K09."""
+    """K09: fish shows each job's name beside its id and completes GPUs and states; no name or label is run."""
     found = fish(house, "cancel ")
     assert set(found) == {"3", "4", "5", "long", "later"}
     assert found["3"].startswith("running long") and found["later"] == "job 4"
@@ -218,7 +224,7 @@ def test_k09_fish_offers_them_with_their_names(house: Scheduler) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_k09_show_completion_names_the_command(house: Scheduler, shell: str) -> None:
-    """K09: also as `python -m scheduler`."""
+    """K09: --show-completion prints a script for the command gpujob, also when called as `python -m scheduler`."""
     done = run(house, [need(shell), "-c", f"{sys.executable} -m scheduler --show-completion; true"])
     assert done.returncode == 0 and "gpujob" in done.stdout and "_GPUJOB_COMPLETE" in done.stdout
     assert "scheduler" not in done.stdout and "main" not in done.stdout
@@ -244,7 +250,7 @@ def ask(folder: Path, line: str, **environ: str) -> subprocess.CompletedProcess[
 
 @pytest.mark.parametrize("damage", ["nothing", "garbage", "newer", "folder", "config", "unknown"])
 def test_k09_without_a_scheduler_or_with_a_damaged_one_completion_is_silent(tmp_path: Path, damage: str) -> None:
-    """K09: nothing on stderr, nothing offered, nothing written, nothing started."""
+    """K09: Without a usable store, completion offers no jobs or GPUs, prints no error and writes no file."""
     store = tmp_path / ".gpujob" / "store.db"
     if damage != "nothing":
         store.parent.mkdir()
@@ -266,7 +272,7 @@ def test_k09_without_a_scheduler_or_with_a_damaged_one_completion_is_silent(tmp_
 
 
 def test_k09_the_newest_fifty_of_many_jobs(scheduler_with_many: Path) -> None:
-    """K09: newest first; an older one when its number is begun."""
+    """K09: Of many jobs the newest 50 are offered, newest first; older ids are offered once their prefix is typed."""
     found = ask(scheduler_with_many, "gpujob cancel ").stdout.split()
     assert found == [str(n) for n in range(300, 250, -1)]
     assert ask(scheduler_with_many, "gpujob cancel 12").stdout.split() == [*map(str, range(129, 119, -1)), "12"]
@@ -291,7 +297,7 @@ def scheduler_with_many(tmp_path: Path) -> Path:
 
 
 def test_k09_a_scheduler_that_hangs_is_not_waited_for() -> None:
-    """K09: the shell gets its line back."""
+    """K09: Completion gives up after PATIENCE_S seconds and prints nothing, so that the shell does not hang."""
     code = (
         "import time; from scheduler.cli import shell_completion; shell_completion.PATIENCE_S = 0.2\n"
         "shell_completion.run = lambda words: time.sleep(600); shell_completion.answer([])"
@@ -302,7 +308,7 @@ def test_k09_a_scheduler_that_hangs_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("name", completions.CHOICES)
 def test_the_choices_offered_are_those_the_settings_take(name: str) -> None:
-    """K09."""
+    """K09: The values offered for a setting are exactly the values that the setting accepts."""
     for value in completions.CHOICES[name]:
         read_option(name, value, "here")
     with pytest.raises(UsageError) as caught:

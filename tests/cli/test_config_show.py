@@ -1,4 +1,4 @@
-"""`config show` and `config check`, asked as people ask them."""
+"""`config show` and `config check`, run as commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Asked:
-    """One command in a folder of its own."""
+    """A command that was run in ``folder``: exit code, stdout and stderr."""
 
     def __init__(self, folder: Path, *words: str, **environ: str) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("GPUJOB_")}
@@ -32,7 +32,7 @@ class Asked:
 
 
 def test_config_show_is_a_config_file(tmp_path: Path) -> None:
-    """Contract 2, 6: every setting, as YAML that says the same again."""
+    """Contract 2, 6: `config show` prints every setting as YAML; used as a config file, it gives the same settings."""
     (tmp_path / "config.yaml").write_text("gpu_ids: [0, 2]\npython: '3.10'\nlog_dir: a b # c\nmem_threshold: 80%\n")
     shown = Asked(tmp_path, "config", "show", "--origin")
     assert shown.code == 0 and shown.err == ""
@@ -47,7 +47,7 @@ def test_config_show_is_a_config_file(tmp_path: Path) -> None:
 
 
 def test_config_show_origin_names_command_line_variable_line_or_default(tmp_path: Path) -> None:
-    """Contract 2."""
+    """Contract 2: --origin names each setting's source: command line, variable, line of the file, or default."""
     config = tmp_path / "own.yaml"
     config.write_text("# mine\nmem_threshold: 0.9\norder: short\n")
     shown = Asked(
@@ -71,7 +71,7 @@ def test_config_show_origin_names_command_line_variable_line_or_default(tmp_path
 
 
 def test_config_show_json_is_one_value(tmp_path: Path) -> None:
-    """Contract 6."""
+    """Contract 6: `config show --json` prints one JSON value with value, origin and default of each setting."""
     (tmp_path / "config.yaml").write_text("kill_grace: 2m\ngpu_ids: 0-2\n")
     value = json.loads(Asked(tmp_path, "config", "show", "--json").out)
     assert (value["schema"], value["config_file"], value["daemon"]) == (1, str(tmp_path / "config.yaml"), False)
@@ -85,7 +85,7 @@ def test_config_show_json_is_one_value(tmp_path: Path) -> None:
 
 
 def test_config_check_names_every_mistake(tmp_path: Path) -> None:
-    """P3: exit 2, a line each; 0 and one line when there is none."""
+    """P3: `config check` exits with 2 and prints one line for each mistake; without one it exits with 0."""
     config = tmp_path / "config.yaml"
     assert Asked(tmp_path, "config", "check").out == "no mistakes; there is no config file\n"
     config.write_text("aging: 1\n")
@@ -110,7 +110,7 @@ def test_config_check_names_every_mistake(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["log_dir: \"a\\e[31mb\"\n", "\"\\e[31m\": 1\n", "order: \"\\e[31m\\n\"\n"])  # fmt: skip
 def test_what_a_config_holds_does_not_play_the_terminal(tmp_path: Path, text: str) -> None:
-    """P3, P9."""
+    """P3, P9: Escape sequences in a config file reach the terminal neither as a setting nor in an error."""
     (tmp_path / "config.yaml").write_text(text)
     for words in (("config", "show", "--origin"), ("start",), ("status",)):
         if words == ("start",) and text.startswith("log_dir"):

@@ -1,4 +1,4 @@
-"""The door: what the quick one takes is what the declared command line takes."""
+"""The entry point: the fast parser reads each command line as the Typer application does; errors and exit codes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FUNCTIONS = {
 
 
 def options_of(command: Any) -> dict[str, tuple[str, str]]:
-    """What Typer declares, in the words of `entrypoint.HOT`."""
+    """Return the options that a Typer command declares, in the form of `entrypoint.HOT`."""
     found = {}
     for param in command.params:
         if param.param_type_name == "option":
@@ -72,7 +72,10 @@ def gpujob(folder: Path, *words: str | bytes, **more: str) -> subprocess.Complet
 
 @pytest.mark.parametrize("verb", entrypoint.HOT)
 def test_the_quick_door_knows_the_declared_options_with_their_kinds(verb: str) -> None:
-    """Contract 6. Left out on purpose: `status --watch`, which is not called in loops."""
+    """Contract 6: The fast parser has the options that Typer declares, except `status --watch`.
+
+    `status --watch` is left out because scripts do not call it in loops.
+    """
     declared = options_of(COMMANDS[verb])
     quick = entrypoint.options_of(verb)
     left_out = {"--watch"} if verb == "status" else set()
@@ -81,7 +84,7 @@ def test_the_quick_door_knows_the_declared_options_with_their_kinds(verb: str) -
 
 @pytest.mark.parametrize("verb", entrypoint.HOT)
 def test_the_quick_door_takes_as_many_words_as_are_declared(verb: str) -> None:
-    """Contract 6."""
+    """Contract 6: The fast parser accepts as many words besides the options as Typer declares."""
     takes = entrypoint.HOT[verb][1]
     arguments = arguments_of(COMMANDS[verb])
     if takes == "none":
@@ -96,7 +99,7 @@ def test_the_quick_door_takes_as_many_words_as_are_declared(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", entrypoint.HOT)
 def test_the_quick_doors_values_are_parameters_of_the_verbs_function(verb: str) -> None:
-    """A misspelt target would be a traceback."""
+    """Each option of the fast parser sets a parameter of the verb's function, a setting, or an option of a job."""
     function = FUNCTIONS[verb]
     assert entrypoint._hot(verb) is function
     known = inspect.signature(function).parameters
@@ -115,7 +118,7 @@ def test_the_quick_doors_values_are_parameters_of_the_verbs_function(verb: str) 
 
 @pytest.mark.parametrize("verb", entrypoint.HOT)
 def test_the_quick_doors_defaults_are_the_declared_ones(verb: str) -> None:
-    """Contract 6: what is not said means the same at both doors."""
+    """Contract 6: An option that is not given has the same default in the fast parser and in Typer."""
     known = inspect.signature(FUNCTIONS[verb]).parameters
     for param in COMMANDS[verb].params:
         if param.param_type_name == "option" and param.name in known and param.name not in ("watch",):
@@ -125,14 +128,14 @@ def test_the_quick_doors_defaults_are_the_declared_ones(verb: str) -> None:
 
 
 def test_the_common_options_stand_before_the_verb_as_well() -> None:
-    """S3.1."""
+    """S3.1: The common options can be given before the verb."""
     declared = options_of(GROUP)
     assert {name: declared[name] for name in entrypoint.COMMON} == entrypoint.COMMON
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_every_command_and_every_option_has_help(verb: str) -> None:
-    """P3."""
+    """P3: Each command and each option has a help text."""
     command = COMMANDS[verb]
     assert (command.help or "").strip().endswith(".")
     for param in command.params:
@@ -145,7 +148,7 @@ def test_every_command_and_every_option_has_help(verb: str) -> None:
     "assign-retry-wait", "config", "commands-file", "drain", "detach",
 )])  # fmt: skip
 def test_start_takes_the_options_of_its_documents(name: str) -> None:
-    """S3.1, as far as they are built."""
+    """S3.1: `start` has the documented options."""
     assert name in options_of(COMMANDS["start"])
 
 
@@ -153,7 +156,7 @@ def test_start_takes_the_options_of_its_documents(name: str) -> None:
 
 
 def declared_reading(words: list[str]) -> tuple[str, list[str], dict[str, Any]]:
-    """What Typer's parser makes of a command line: the verb, its words, and every option that differs from its default."""
+    """Parse a command line with Typer: return verb, words, and the options that differ from their defaults."""
     outer = GROUP.make_context("gpujob", list(words))
     verb, command, rest = GROUP.resolve_command(
         outer, outer.args if _protected(outer) is None else [*_protected(outer), *outer.args]
@@ -239,7 +242,7 @@ CASES = [
 
 @pytest.mark.parametrize("line", CASES)
 def test_the_quick_door_reads_what_the_declared_one_reads(line: str) -> None:
-    """Contract 6."""
+    """Contract 6: The fast parser and Typer read these command lines equally."""
     words = line.split()
     quick = entrypoint.parse(words)
     assert quick is not None
@@ -256,7 +259,7 @@ def test_the_quick_door_reads_what_the_declared_one_reads(line: str) -> None:
     ],
 )  # fmt: skip
 def test_help_mistakes_and_other_verbs_go_to_the_declared_door(line: str) -> None:
-    """P3: only one of the two explains."""
+    """P3: The fast parser leaves help, mistakes and all other verbs to Typer, so that errors have one form."""
     assert entrypoint.parse(line.split()) is None
 
 
@@ -271,7 +274,7 @@ TOKENS = st.sampled_from(
 @example(words=["--state-file", "--", "x"], verb="add")
 @example(words=["--env", "--env", "--", "x"], verb="submit")
 def test_whatever_the_quick_door_takes_the_declared_one_reads_alike(words: list[str], verb: str) -> None:
-    """Contract 6: it never takes what the other would refuse."""
+    """Contract 6: The fast parser accepts no command line that Typer refuses or reads differently."""
     line = [verb, *words]
     quick = entrypoint.parse(line)
     if quick is None:
@@ -300,7 +303,7 @@ def test_whatever_the_quick_door_takes_the_declared_one_reads_alike(words: list[
 def test_a_mistake_is_one_line_on_stderr_and_its_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], line: str, code: int, text: str
 ) -> None:
-    """S3.41, contract 6, P3."""
+    """S3.41, contract 6, P3: A mistake prints one line on stderr and nothing on stdout; the exit code fits its kind."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith(("GPUJOB", "XDG"))]:
         monkeypatch.delenv(name)
@@ -316,7 +319,7 @@ def test_a_mistake_is_one_line_on_stderr_and_its_exit_code(
 
 @pytest.mark.parametrize("line", ["stauts", "--nope", "status --jsonn", "pause 3-1"])
 def test_a_mistake_is_no_traceback_in_a_process_of_its_own(tmp_path: Path, line: str) -> None:
-    """P3: exit code 2, one line."""
+    """P3: A mistake in a real process gives exit code 2 and one line on stderr."""
     ran = gpujob(tmp_path, *line.split())
     assert ran.returncode == 2
     assert ran.stdout == ""
@@ -325,7 +328,7 @@ def test_a_mistake_is_no_traceback_in_a_process_of_its_own(tmp_path: Path, line:
 
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_help_works_for_every_command(tmp_path: Path, verb: str) -> None:
-    """P3."""
+    """P3: `VERB --help` prints usage and all options, and creates no file."""
     ran = gpujob(tmp_path, verb, "--help")
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ("usage: ts " if verb == "ts" else "Usage: gpujob " + verb) in ran.stdout
@@ -335,7 +338,7 @@ def test_help_works_for_every_command(tmp_path: Path, verb: str) -> None:
 
 
 def test_help_of_the_whole_names_every_command(tmp_path: Path) -> None:
-    """P3."""
+    """P3: `gpujob --help` names every command; --version prints the version."""
     ran = gpujob(tmp_path, "--help")
     assert ran.returncode == 0
     assert all(verb in ran.stdout for verb in COMMANDS)
@@ -343,7 +346,7 @@ def test_help_of_the_whole_names_every_command(tmp_path: Path) -> None:
 
 
 def test_an_output_that_is_closed_early_is_no_error(tmp_path: Path) -> None:
-    """P3: `gpujob jobs | head -1`."""
+    """P3: A closed stdout, as in `gpujob jobs | head -1`, is no error: exit code 0, no message."""
     read, write = os.pipe()
     os.close(read)
     ran = subprocess.run(
@@ -356,7 +359,7 @@ def test_an_output_that_is_closed_early_is_no_error(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_ends_with_130_and_says_nothing(tmp_path: Path) -> None:
-    """Contract 6."""
+    """Contract 6: An interrupted command exits with 130 and prints nothing."""
     code = "import sys, scheduler.entrypoint as f\ndef stop(words): raise KeyboardInterrupt\nf._run = stop\nsys.exit(f.main(['status']))"
     ran = subprocess.run(
         [sys.executable, "-c", code], env=environment(tmp_path), capture_output=True, text=True, timeout=60
@@ -368,7 +371,7 @@ def test_an_interrupt_ends_with_130_and_says_nothing(tmp_path: Path) -> None:
 
 
 def test_add_writes_a_line_and_prints_it(tmp_path: Path) -> None:
-    """S3.6, S3.40."""
+    """S3.6, S3.40: `add` appends a line to the jobs file and prints it; `--output-file -` only prints it."""
     ran = gpujob(
         tmp_path, "add", "/a.py", "--conda", "e", "--args", "--layers 1,2", "--priority", "-3", "--gpus", "0,1"
     )
@@ -383,7 +386,7 @@ def test_add_writes_a_line_and_prints_it(tmp_path: Path) -> None:
 
 
 def test_what_the_daemon_would_refuse_add_refuses(tmp_path: Path) -> None:
-    """S3.41, contract 3."""
+    """S3.41, contract 3: `add` refuses an unreadable line, a missing folder, and a jobs file that others can write."""
     (tmp_path / "llm_config.json").write_text('{"models": {"big": 4}}')
     ran = gpujob(tmp_path, "add", "/a.py", "--args", "it's")
     assert ran.returncode == 2 and "quote" in ran.stderr
@@ -397,7 +400,7 @@ def test_what_the_daemon_would_refuse_add_refuses(tmp_path: Path) -> None:
 
 
 def test_submit_prints_the_id_and_reading_verbs_need_no_daemon(tmp_path: Path) -> None:
-    """Contract 6."""
+    """Contract 6: `submit` prints the job's id on stdout; reading verbs work without a scheduler."""
     ran = gpujob(tmp_path, "submit", "--label", "base", "--", "echo", "a b", "--json")
     assert (ran.returncode, ran.stdout) == (0, "1\n")
     assert "no scheduler is running" in ran.stderr
@@ -410,7 +413,7 @@ def test_submit_prints_the_id_and_reading_verbs_need_no_daemon(tmp_path: Path) -
 
 @pytest.mark.parametrize("verb", ["status", "jobs", "show", "add"])
 def test_words_that_are_no_utf8_are_shown_somehow(tmp_path: Path, verb: str) -> None:
-    """P3, P8: file names are bytes; in a UTF-8 locale (en_US.UTF-8) stdout is strict."""
+    """P3, P8: Words that are not UTF-8 cause no traceback, though stdout is strict in a locale like en_US.UTF-8."""
     assert gpujob(tmp_path, "submit", "--", b"/tmp/jos\xe9", b"\xff").stdout == "1\n"
     words = {"show": ["show", "1"], "add": ["add", b"jos\xe9.py", "--output-file", "-"]}.get(verb, [verb])
     ran = gpujob(tmp_path, *words, PYTHONIOENCODING="utf-8:strict")
@@ -429,7 +432,7 @@ def test_words_that_are_no_utf8_are_shown_somehow(tmp_path: Path, verb: str) -> 
     ],
 )
 def test_without_a_verb_it_is_the_status(tmp_path: Path, line: str, values: dict[str, Any]) -> None:
-    """S3.38: with the options that stand before a verb."""
+    """S3.38: `gpujob` without a verb is `gpujob status`, also with common options and --json."""
     assert entrypoint.bare(line.split()) == ("status", [], values)
     if "config" not in values:
         quick, told = gpujob(tmp_path, *line.split()), gpujob(tmp_path, "status", *line.split())
@@ -438,7 +441,7 @@ def test_without_a_verb_it_is_the_status(tmp_path: Path, line: str, values: dict
 
 @pytest.mark.parametrize("line", ["status", "--help", "--state-file", "--json=1", "--nope", "--", "x", "--json x"])
 def test_anything_else_is_not_the_bare_status(line: str) -> None:
-    """P3."""
+    """P3: A command line with a verb, a mistake or --help is not read as `status` without a verb."""
     assert entrypoint.bare(line.split()) is None
 
 
@@ -446,7 +449,7 @@ def test_anything_else_is_not_the_bare_status(line: str) -> None:
     "text", ["echo hi; sleep 1", "a && b", "sleep 5", "ls|wc", "$HOME/x", "no 'such thing'", "/tmp/no such/program"]
 )
 def test_a_shell_text_is_no_program(tmp_path: Path, text: str) -> None:
-    """P3: nothing is queued, and the error says the command line that would do it."""
+    """P3: A shell command given as one word is refused; the error shows the command line with `sh -c` that runs it."""
     ran = gpujob(tmp_path, "submit", "--", text)
     assert (ran.returncode, ran.stdout) == (2, "") and len(ran.stderr.splitlines()) == 1
     told = shlex.split(ran.stderr.partition("write: gpujob submit -- ")[2])
@@ -455,7 +458,7 @@ def test_a_shell_text_is_no_program(tmp_path: Path, text: str) -> None:
 
 
 def test_a_program_whose_name_looks_like_a_shell_text_is_one(tmp_path: Path) -> None:
-    """P3."""
+    """P3: An existing program is accepted even if its name looks like a shell command."""
     program = tmp_path / "my program;v2"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
@@ -466,7 +469,7 @@ def test_a_program_whose_name_looks_like_a_shell_text_is_one(tmp_path: Path) -> 
 
 
 def test_help_and_version_are_verbs_too(tmp_path: Path) -> None:
-    """P3."""
+    """P3: `help` and `version` as verbs print what --help and --version print."""
     assert gpujob(tmp_path, "help").stdout == gpujob(tmp_path, "--help").stdout
     assert gpujob(tmp_path, "help", "cancel").stdout == gpujob(tmp_path, "cancel", "--help").stdout
     assert gpujob(tmp_path, "version").stdout == gpujob(tmp_path, "--version").stdout
@@ -487,7 +490,7 @@ def test_no_word_of_other_programs_hides_a_verb() -> None:
 
 
 def test_a_folder_is_no_state_file(tmp_path: Path) -> None:
-    """Nothing is put in it or beside it."""
+    """A folder given as the state file is refused, and no file is created in it or beside it."""
     (tmp_path / "config.yaml").write_text("state_file: inner\n")
     (tmp_path / "inner").mkdir()
     before = sorted(tmp_path.rglob("*"))
@@ -507,7 +510,10 @@ def test_a_program_without_a_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_p3_in_a_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """P3: the kernel says no more than "No such file or directory", and of nothing."""
+    """P3: In a removed current folder each verb prints one line that names the folder.
+
+    The kernel's error, "No such file or directory", names no folder.
+    """
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -532,7 +538,7 @@ def test_p3_in_a_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """A copy of the program that may be broken."""
+    """Return the package folder of a copy of the program, which a test may damage."""
     shutil.copytree(
         Path(ROOT, "scheduler"), tmp_path / "copy" / "scheduler", ignore=shutil.ignore_patterns("__pycache__")
     )
@@ -543,7 +549,7 @@ def copied(tmp_path: Path) -> Path:
 def test_p3_a_file_of_the_program_that_is_missing_is_one_line(
     copied: Path, tmp_path: Path, file: str, words: str
 ) -> None:
-    """P3: as after half of an upgrade."""
+    """P3: A missing module, as after an interrupted upgrade, gives one line on stderr and exit code 1."""
     (copied / file).unlink()
     done = from_copy(copied, tmp_path, *words.split())
     module = file.removesuffix(".py").replace("/", ".")
@@ -562,7 +568,7 @@ def from_copy(copied: Path, folder: Path, *words: str) -> subprocess.CompletedPr
 
 @pytest.mark.parametrize("verb", ["status", "start", "show", "add"])
 def test_e11_no_descriptor_is_left_to_load_the_program_with(tmp_path: Path, verb: str) -> None:
-    """P3: one line, and no traceback of the interpreter's."""
+    """P3: Without a free file descriptor to load modules, a command prints one line and no traceback."""
     program = (
         "import resource, sys; from scheduler import entrypoint; import scheduler.core.errors, scheduler.system.terminal_text;"
         " resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)); sys.exit(entrypoint.main([sys.argv[1], *sys.argv[2:]]))"

@@ -1,4 +1,4 @@
-"""The rows of a job's options: each can be read, and is the same option wherever it may stand."""
+"""The options of a job (JOB_OPTIONS): each has the same meaning on the command line, in a jobs file and in the API."""
 
 from __future__ import annotations
 

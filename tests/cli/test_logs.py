@@ -1,4 +1,4 @@
-"""How a log becomes lines: folding as a pure function, against a naive model of a terminal's line."""
+"""Log bytes folded into lines as a terminal shows them, compared with a simple model of a terminal's line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def folded(data: bytes, colours: bool = False, longest: int = 1 << 20) -> list[s
         (b"long line\rshort\n", ["shortline"]),
         (b"long line\rshort\x1b[K\n", ["short"]),
         (b"long line\r\x1b[2Kshort\n", ["short"]),
-        (b"long line\x1b[2K\x1b[1Gshort\n", ["short    "]),  # blanks, as a terminal has them
+        (b"long line\x1b[2K\x1b[1Gshort\n", ["short    "]),  # erasing leaves blanks, as on a terminal
         (b"abc\r", ["abc"]),
         (b"\r\r\r\n", [""]),
         (b"\r", []),
@@ -43,7 +43,7 @@ def folded(data: bytes, colours: bool = False, longest: int = 1 << 20) -> list[s
         (b"\x1b[31mred\x1b[0m plain\n", ["red plain"]),
         (b"\x1b[31m", []),
         (b"\x1b]0;a title\x07text\x1b]8;;http://x\x1b\\link\n", ["textlink"]),
-        (b"\x1b]52;c;" + b"A" * 5000 + b"\n", ["]52;c;" + "A" * 5000]),  # hides nothing: it never ends
+        (b"\x1b]52;c;" + b"A" * 5000 + b"\n", ["]52;c;" + "A" * 5000]),  # an unended sequence hides no text
         (b"a\x1b[2J\x1b[H\x1bc\x1b(Bb\x1b7\x1b[?25l\x1b[6n\n", ["ab"]),
         (b"\xc2\x9b31mred\xc2\x9b2J\xc2\x85\n", ["red"]),
         (b"bell\x07 null\x00 back\x08 form\x0c del\x7f\n", ["bell null back form del"]),
@@ -56,7 +56,7 @@ def folded(data: bytes, colours: bool = False, longest: int = 1 << 20) -> list[s
     ],
 )
 def test_s3_20_a_line_is_what_a_terminal_ends_up_showing(data: bytes, lines: list[str]) -> None:
-    """S3.20, S16, S17: carriage returns overwrite, escapes and control bytes go, bad bytes become visible."""
+    """S3.20, S16, S17: Carriage returns overwrite text; escapes and control bytes are removed; invalid bytes show."""
     assert folded(data) == lines
     assert all(not re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", line) for line in lines)
 
@@ -73,18 +73,21 @@ def test_s3_20_a_line_is_what_a_terminal_ends_up_showing(data: bytes, lines: lis
     ],
 )
 def test_s17_on_a_terminal_only_colours_pass_and_end_with_their_line(data: bytes, lines: list[str]) -> None:
-    """S17: every line carries its own colours, so that what follows it has none."""
+    """S17: Of all escapes only colours remain, and each coloured line ends with a reset."""
     assert folded(data, colours=True) == lines
 
 
 def test_colours_that_are_never_taken_back_do_not_pile_up() -> None:
-    """S17, K15."""
+    """S17, K15: Colours that a job never resets do not accumulate from line to line."""
     lines = folded(b"\x1b[1m\x1b[31mx\n" * 1000, colours=True)
     assert len(lines) == 1000 and len(lines[-1]) < 200
 
 
 def terminal_line(data: bytes) -> list[str]:
-    """The naive model: one cell a column, a cursor, erasing; None is the right half of a wide character."""
+    """Return the lines that a simple terminal shows: one cell for each column, a cursor, and erasing.
+
+    A cell that is None is the right half of a wide character.
+    """
     text = re.sub(r"[\x00-\x06\x08]", "", data.decode("utf-8", "replace"))
     lines: list[str] = []
     cells: list[str | None] = []
@@ -140,7 +143,7 @@ PIECES = [
 def test_s3_20_folding_is_what_a_naive_terminal_shows_however_the_bytes_are_cut(
     pieces: list[bytes], cuts: list[int]
 ) -> None:
-    """S3.20, S17: with colours the text is the same, and only colours remain."""
+    """S3.20, S17: Folding gives the model's lines wherever the bytes are cut; with colours the text is equal."""
     data = b"".join(pieces)
     wanted = terminal_line(data)
     assert folded(data) == wanted
@@ -155,7 +158,7 @@ def test_s3_20_folding_is_what_a_naive_terminal_shows_however_the_bytes_are_cut(
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=6))
 def test_s17_no_bytes_can_play_a_terminal(data: bytes, cuts: list[int]) -> None:
-    """S17: whatever a job writes; and where it is cut makes no difference."""
+    """S17: No bytes of a job leave control characters in a line, and the cuts of the bytes do not change the lines."""
     wanted = folded(data)
     edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     folder = Folder()
@@ -165,7 +168,7 @@ def test_s17_no_bytes_can_play_a_terminal(data: bytes, cuts: list[int]) -> None:
 
 
 def test_what_is_taken_for_narrow_is_narrow() -> None:
-    """The short way and the long way of counting columns agree."""
+    """Each character that `_ODD` does not match takes exactly one column; wide characters are counted as two."""
     for number in range(0x20, 0x11000):
         char = chr(number)
         if not _ODD.match(char) and unicodedata.category(char) not in ("Cc", "Cs"):
@@ -175,7 +178,7 @@ def test_what_is_taken_for_narrow_is_narrow() -> None:
 
 
 def test_k15_a_line_that_is_too_long_is_cut_with_a_mark() -> None:
-    """K15: 3 MiB without an end; and a short line after it is whole."""
+    """K15: A line over the limit is cut and marked with the number of missing characters; the next line is whole."""
     first, second = folded(b"x" * (3 << 20) + b"\nshort\n")
     assert first == "x" * (1 << 20) + f" … (cut here: {2 << 20} more characters)" and second == "short"
     assert folded(b"x" * 50 + b"\rab\n", longest=20) == ["ab" + "x" * 18 + " … (cut here: 30 more characters)"]
@@ -185,7 +188,10 @@ def test_k15_a_line_that_is_too_long_is_cut_with_a_mark() -> None:
 
 
 def test_s3_20_a_progress_of_a_gigabyte_is_one_line_in_flat_memory() -> None:
-    """S3.20, K15: 64 MB here, the gigabyte is in tests/stories; what is held does not grow with it."""
+    """S3.20, K15: A progress bar of 64 MB is one line, and the memory in use does not grow with it.
+
+    A test in tests/stories does this with 1 GB.
+    """
     update = "".join(f"\r{n:3d}%|{'█' * (n // 5):20}| {n}/100" for n in range(100)).encode()
     folder = Folder()
     chunk = (update * 64)[: 256 * 1024]
@@ -217,7 +223,7 @@ def test_s3_20_a_progress_of_a_gigabyte_is_one_line_in_flat_memory() -> None:
 )
 @pytest.mark.parametrize("step", [1, 3, 100])
 def test_k15_a_line_that_is_entered_in_its_middle(data: bytes, lines: list[str], step: int) -> None:
-    """K15: of a progress bar the beginning does not matter; of another line it is marked."""
+    """K15: A line read from its middle is marked with "…", unless a carriage return later overwrites its beginning."""
     folder = Folder()
     folder.enter()
     found = [line for at in range(0, len(data), step) for line in folder.feed(data[at : at + step])]
@@ -225,7 +231,7 @@ def test_k15_a_line_that_is_entered_in_its_middle(data: bytes, lines: list[str],
 
 
 def test_k15_the_last_lines_of_a_packed_log_cost_no_more_than_it_is_worth(tmp_path: Path) -> None:
-    """K15: none of what was folded for nothing; a file that unpacks without end is refused."""
+    """K15: The last lines of a gzip log are returned; a log that unpacks to too much data is refused."""
     path = tmp_path / "a.log.gz"
     path.write_bytes(gzip.compress(b"".join(b"line %d\n" % n for n in range(100_000)) + b"last\rLAST"))
     assert last_lines(str(path), 2) == ["line 99999", "LAST"]
@@ -240,7 +246,7 @@ def test_k15_the_last_lines_of_a_packed_log_cost_no_more_than_it_is_worth(tmp_pa
 
 
 def test_k15_the_last_lines_are_found_from_the_end(tmp_path: Path) -> None:
-    """K15: also of a sparse file of 4 GB, and within a line that has no beginning near by."""
+    """K15: The last lines are searched from the end, also in a 4 GB file and within a line too long to read whole."""
     path = tmp_path / "log"
     path.write_bytes(b"".join(b"line %d\n" % n for n in range(100_000)))
     assert last_lines(str(path), 2) == ["line 99998", "line 99999"]

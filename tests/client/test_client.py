@@ -1,4 +1,4 @@
-"""A look at a store in the moment in which a daemon that was just started makes it; the reason of one job and of all."""
+"""SchedulerClient: a store that a new daemon is just creating; the reason why a job waits, for one job and for all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from tests.builders import examples
 
 
 def test_a_store_that_is_being_made_is_empty_and_one_that_nobody_makes_is_trouble(tmp_path: Path) -> None:
-    """`demo`, and everyone who asks right after a start."""
+    """An unfinished store counts as empty while a daemon holds the lock, and raises NothingYet without a daemon.
+
+    `demo` and other commands can read the store right after a start.
+    """
     places = Places(str(tmp_path / "state.json"))
     places.make()
     Path(places.store).touch()
@@ -52,7 +55,7 @@ def test_a_store_that_is_being_made_is_empty_and_one_that_nobody_makes_is_troubl
     )
 )
 def test_the_reason_of_one_is_its_reason_among_all(tmp_path_factory: pytest.TempPathFactory, wishes: list[Any]) -> None:
-    """Counted in the store or in a list of all: the same sentence, with the same number of jobs before it."""
+    """`reason_of` one job and `reasons_of` all jobs give the same reason with the same number of jobs before it."""
     database = Database(Places(str(tmp_path_factory.mktemp("reasons") / "state.json")))
     try:
         with database.writing() as connection:

@@ -1,4 +1,4 @@
-"""A preview is the decision itself on a copy: on a quiet scheduler what it says is what a submission then does."""
+"""Previews of submissions: on a quiet scheduler a preview predicts what the submission then does."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def submitted(s: Scheduler, wish: JobSpec) -> int:
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduler]:
-    """One scheduler with four GPUs and one slot."""
+    """A scheduler with four GPUs and two CPU slots."""
     folder = tmp_path_factory.mktemp("quiet")
     folder.chmod(0o700)
     made = Scheduler(folder, 4)
@@ -73,7 +73,10 @@ WISHES = st.builds(
 @examples(6)
 @given(wishes=st.lists(WISHES, min_size=3, max_size=6), paused=st.sets(st.integers(0, 3), max_size=2))
 def test_what_is_previewed_is_what_happens(quiet: Scheduler, wishes: list[JobSpec], paused: set[int]) -> None:
-    """One after another, each settled before the next is looked at: start, GPUs, reason and its sentence are the same."""
+    """A preview predicts start or wait, GPUs, reason code and reason of the submission that follows it.
+
+    Each job has started or has its reason before the next preview.
+    """
     s, ids = quiet, []
     if paused:
         s.cli("pause", *map(str, sorted(paused)))
@@ -93,14 +96,17 @@ def test_what_is_previewed_is_what_happens(quiet: Scheduler, wishes: list[JobSpe
                 job = wait_for(lambda number=number: (j := s.job(number))["reason_code"] != "new" and j, "its reason")
                 assert (told[2], told[3]) == (job["reason_code"], job["reason"]), (told, job["state"])
     finally:
-        for number in reversed(ids):  # those that wait first: none starts meanwhile
+        for number in reversed(ids):  # newest first, so that no waiting job starts when a running one is cancelled
             s.cli("cancel", str(number), code=None)
         s.cli("resume", "0-3")
         wait_for(lambda: not {"pending", "starting", "running", "stopping"} & set(s.states().values()), "quiet")
 
 
 def test_dependencies_pauses_folders_and_environments(quiet: Scheduler) -> None:
-    """Each reason of a job alone; a parent that failed means never; one that is not there is an error."""
+    """A preview reports each reason that a single job can have.
+
+    A failed dependency of `after_ok` means never; an unknown dependency raises NotFound.
+    """
     s = quiet
     failed, running = submitted(s, spec("false")), submitted(s, spec("sleep", "600", gpus="0.5"))
     s.wait_state(failed, "failed")
@@ -115,7 +121,7 @@ def test_dependencies_pauses_folders_and_environments(quiet: Scheduler) -> None:
         assert look(s, spec(cwd="/nonexistent"))[2] == "missing"
         assert look(s, spec(conda_env="nosuchenv"))[2] == "missing"
         beside = tuple(s.job(running)["gpus"])
-        assert look(s, spec(gpus="0.5"))[:2] == ("start", beside)  # the other half of the same
+        assert look(s, spec(gpus="0.5"))[:2] == ("start", beside)  # the other half of the same GPU
         assert look(s, spec(on=(0,), allowed=(0,)))[:2] == ("start", (0,))
         s.cli("queue", "pause")
         assert look(s, spec())[2] == "paused"
@@ -126,13 +132,13 @@ def test_dependencies_pauses_folders_and_environments(quiet: Scheduler) -> None:
 
 
 def test_nothing_is_written(quiet: Scheduler) -> None:
-    """Not a row, not a file."""
+    """A preview writes no row and no file."""
     s = quiet
 
     def picture() -> tuple[object, ...]:
         tables = [name for (name,) in s.rows("SELECT name FROM sqlite_master WHERE type='table'")]
         files = sorted(path.name for path in (s.folder / ".gpujob").rglob("*") if not path.name.endswith("-shm"))
-        # How many wait for what the scheduler counts by itself, up to a second later: it is no wish of anybody's.
+        # The row "blocked" is left out: the scheduler itself updates these counts, up to a second after a change.
         found = [s.rows(f"SELECT * FROM {name}") for name in tables]
         return [[row for row in rows if row[0] != "blocked"] for rows in found], files
 
@@ -143,7 +149,7 @@ def test_nothing_is_written(quiet: Scheduler) -> None:
 
 
 def test_without_a_scheduler_it_waits_for_one(tmp_path: Path) -> None:
-    """Before the first start, and after the end of one."""
+    """Without a running scheduler a preview says that the job waits for one, or never starts if it is too large."""
     places = Places(str(tmp_path / "gpu_scheduler_state.json"))
     found = preview(places, CONFIG, spec(gpus="0.5"), ENVIRON, ModelTable(), alive=False)
     assert (found.would, found.reason_code, found.need) == ("wait", "no-scheduler", 0.5)
@@ -157,7 +163,7 @@ def test_without_a_scheduler_it_waits_for_one(tmp_path: Path) -> None:
 
 
 def test_gpus_that_their_readings_forbid_are_not_given(machine: Callable[..., Machine]) -> None:
-    """Somebody else's use of one, of all; memory that is not free: as the scheduler then says it."""
+    """A preview does not allocate a GPU with foreign processes, and gives the reason that the submission then has."""
     m = machine()
     m.cards("GPU-a", "GPU-b")
     m.use("GPU-b", m.foreign_process(), 70_000, load=90)

@@ -80,7 +80,7 @@ def test_a_claimed_attempt_is_never_started(bench: Bench) -> None:
 
 
 def test_f16_p1_a_log_that_another_scheduler_just_made_is_left_alone(bench: Bench) -> None:
-    """F16, P1: If the log exists already, as another scheduler's, the start fails, and a retry takes another name."""
+    """F16, P1: If another scheduler has created the log file, the start fails; a retry uses another file name."""
     theirs = bench.folder / "logs" / "1.1.log"
     theirs.write_text("CUDA out of memory\n")
     ran = bench.folder / "ran"
@@ -243,7 +243,7 @@ def test_the_log_is_whole_when_the_ending_is_told(bench: Bench) -> None:
 
 
 def test_s4_13_s4_14_streams_of_its_own_where_the_runner_has_them(bench: Bench) -> None:
-    """S4.13, S4.14: Direct mode has stderr and packed logs; in screen mode all output is in one log."""
+    """S4.13, S4.14: Direct mode can write stderr to its own file and pack logs; screen mode writes one plain log."""
     errors = str(bench.folder / "logs" / "1.1.log.e")
     bench.start(1, "/bin/sh", "-c", "echo out; echo err >&2; exit 7", streams=Streams(errors=errors))
     assert bench.until(Ended, 1).exit_code == 7

@@ -1,7 +1,7 @@
-"""A pretended machine around the real decision: clock, GPUs, disk, supervisors and jobs that can each fail at any moment.
+"""Simulated machine around the real `decide`: clock, GPUs, disk, supervisors, jobs. Each can fail at any time.
 
-`decide`, the recovery table and the state are the real ones; what loop and runners do between them is told again here in
-few lines, so that what must hold can be asked of the machine itself and not of our own books.
+`decide`, the recovery table and the scheduler state are the real ones. The loop and the runners are modelled here in
+a few lines. The machine counts starts, ends and bookings independently, so that `check` does not rely on the ledger.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TOTAL = 80_000
 
 @dataclass
 class Rec:
-    """An attempt's record."""
+    """The contents of one attempt record."""
 
     kind: Record
     boot: int
@@ -52,24 +52,27 @@ class Rec:
 
 @dataclass
 class Disk:
-    """What outlives every process: the store by its transactions, and the records."""
+    """The data that survives every crash: the committed rows of the store, and the attempt records."""
 
     rows: dict[int, Job] = field(default_factory=dict)
-    taken: int = 0  # lines of the jobs file that count as read
+    taken: int = 0  # number of lines of the jobs file that have been read
     from_lines: int = 0
     refused: int = 0
-    requests: dict[int, Request] = field(default_factory=dict)  # acknowledged, not answered
+    requests: dict[int, Request] = field(default_factory=dict)  # row id → request that was acknowledged to the user
     answered: set[int] = field(default_factory=set)
     paused: tuple[int, ...] = ()
     queue_paused: bool = False
-    changes: list[Any] = field(default_factory=list)  # of pauses, by verbs
+    changes: list[Any] = field(default_factory=list)  # of pauses, made by commands
     holdings: dict[str, tuple[Holding, int]] = field(default_factory=dict)
     records: dict[str, Rec] = field(default_factory=dict)
 
 
 @dataclass
 class Supervisor:
-    """Starts what it was sent, one after another; ``alone``: its daemon is dead."""
+    """A supervisor.
+
+    ``inbox``: attempts to start, in order; ``claimed``: the attempt being started; ``alone``: its daemon has died.
+    """
 
     inbox: list[str] = field(default_factory=list)
     claimed: str = ""
@@ -82,7 +85,11 @@ class Supervisor:
 
 @dataclass
 class Proc:
-    """A live process of an attempt. ``supervisor``: who will learn its ending; None: nobody but, perhaps, the daemon."""
+    """A live process of an attempt.
+
+    ``supervisor``: the supervisor that started it and sees its end; None if another process does, or none.
+    ``child_of_daemon``: the daemon is its parent; ``deaf``: it ignores SIGTERM.
+    """
 
     process: Process
     key: str
@@ -93,18 +100,18 @@ class Proc:
 
 
 class Crash(Exception):
-    """The daemon is killed here."""
+    """Raised where the daemon is killed."""
 
 
 class Machine:
-    """The whole of it. What happens is told by the methods; `check` says what must hold after each."""
+    """The whole machine. Methods make events happen; `check` verifies the guarantees after each event."""
 
     def __init__(self, gpus: int, policy: Policy) -> None:
         self.gpus = [a_gpu(index, memory_mib=TOTAL) for index in range(gpus)]
         self.policy = policy
         self.wall, self.mono, self.boot = T0, M0, 1
         self.disk, self.full = Disk(), False
-        self.lines: list[tuple[str, int, int] | None] = []  # need, priority, retries; None: a broken line
+        self.lines: list[tuple[str, int, int] | None] = []  # need, priority, retries; None: a line that is refused
         self.cards = ["free"] * gpus
         self.supervisors: list[Supervisor] = []
         self.procs: dict[int, Proc] = {}
@@ -112,13 +119,13 @@ class Machine:
         self.state: SchedulerState | None = None
         self.supervisor = Supervisor()
         self.observations: list[Observation] = []
-        self.claims: list[int] = []  # jobs whose starter may be in the midst of it
+        self.claims: list[int] = []  # jobs whose starter may be starting them just now
         self.fresh: dict[int, Job] = {}
-        # The machine's own ledger.
+        # Counts of the machine itself, independent of the scheduler's ledger.
         self.starts: Counter[str] = Counter()
         self.ended: dict[str, tuple[int | None, int | None]] = {}
         self.booked: dict[str, tuple[tuple[int, ...], int]] = {}
-        self.unseen: set[str] = set()  # attempts of which at some moment nobody could have told the ending
+        self.unseen: set[str] = set()  # attempts whose end possibly no process could see
         self.requeued: Counter[int] = Counter()
         self.acknowledged: set[int] = set()
 
@@ -135,7 +142,7 @@ class Machine:
         return None if row is None else replace(row)
 
     def start(self, crash: str = "") -> None:
-        """A daemon with a supervisor of its own begins its daemon_lock."""
+        """Start a daemon with a new supervisor, unless a daemon runs."""
         if self.state is None:
             self.supervisor = Supervisor()
             self.supervisors.append(self.supervisor)
@@ -143,7 +150,7 @@ class Machine:
             self._guard(self._load, crash)
 
     def turn(self, crash: str = "") -> None:
-        """One turn of the loop; ``crash``: where it is killed."""
+        """Run one pass of the daemon; ``crash``: the point at which the daemon is killed."""
         if self.state is not None:
             observations, self.observations = self.observations, []
             for job_id in list(self.claims):
@@ -158,7 +165,7 @@ class Machine:
             self.kill_daemon()
 
     def _load(self, crash: str) -> None:
-        """Build the state from the disk, settle what was in hand, go on: as `daemon/loop.py: House._load`."""
+        """Rebuild the state from the disk, settle running attempts, and run the first pass (see `Daemon._load`)."""
         fleet = Fleet(self.gpus)
         state = SchedulerState(fleet, self._fetch, self.policy)
         fleet.admission = Admission.of(self.gpus, Thresholds(), self.now)
@@ -181,14 +188,14 @@ class Machine:
             if job.attempt_key not in (
                 *self.supervisor.inbox,
                 self.supervisor.claimed,
-            ):  # else its observations are to come
+            ):  # else the supervisor reports them later
                 observations += self._settle(job)
         observations += [Gone(key) for key in state.holdings if not self._alive(key)]
         pending = [replace(row) for row in self.disk.rows.values() if row.state is JobState.PENDING]
         self._turn([*observations, *(Arrived(job) for job in pending)], crash)
 
     def _settle(self, job: Job) -> list[Observation]:
-        """As `runners/adoption.py: settle`, by the same table."""
+        """Return the observations about an attempt found after a restart, as `runners/adoption.py: settle` does."""
         key, (job_id, attempt) = job.attempt_key, (job.id, job.attempt)
         record = self.disk.records.get(key) or Rec(Record.NONE, int(job.boot or self.boot))
         same_boot = record.boot == self.boot
@@ -238,7 +245,7 @@ class Machine:
         self._judge_plan(plan)
         if crash == "before_commit":
             raise Crash
-        if self.full:  # nothing was recorded, so nothing is done; the state is built anew when it can be
+        if self.full:  # nothing was recorded, so nothing may be started or stopped; the state is rebuilt later
             self.fresh = {}
             self._die_of_nothing()
             return
@@ -276,7 +283,7 @@ class Machine:
         self.observations += [Gone(holding.key) for holding in plan.held if not self._alive(holding.key)]
 
     def _judge_plan(self, plan: Plan) -> None:
-        """Nobody is put on a card that this turn's reading does not call free; nobody waits who could start."""
+        """Check that starts use only GPUs that this pass read as free, and that no job waits although it fits."""
         state = self.state
         assert state is not None
         for job in plan.starts:
@@ -294,16 +301,16 @@ class Machine:
         return GpuSnapshot(f"declared:{gpu}", gpu, "a card", TOTAL, used, 0.0, None, ())
 
     def _die_of_nothing(self) -> None:
-        """The transaction failed: observations of this turn are forgotten, and found again when the state is built anew."""
+        """Drop the state after a failed transaction; rebuilding the state finds the dropped observations again."""
         self.observations, self.state = [], None
 
     def mend(self) -> None:
-        """The loop tries again after a transaction that failed; its supervisor never noticed."""
+        """Rebuild the state after a failed transaction; the supervisor has kept running."""
         if self.state is None and self.supervisor in self.supervisors and not self.supervisor.alone:
             self._guard(self._load, "")
 
     def kill_daemon(self) -> None:
-        """kill -9: what it had not written down is gone, and so is what it alone could have learned."""
+        """Kill the daemon with SIGKILL: its state is lost, and nobody sees the ends of its child processes."""
         self.state, self.observations, self.fresh = None, [], {}
         self.supervisor.alone = True
         for proc in self.procs.values():
@@ -313,7 +320,7 @@ class Machine:
 
     @property
     def up(self) -> bool:
-        """Whether there is a daemon, if only one that waits for its disk."""
+        """True while a daemon process exists, also one without a state because its last transaction failed."""
         return self.supervisor in self.supervisors and not self.supervisor.alone
 
     # -- supervisors and jobs ---------------------------------------------------------------------------------
@@ -322,7 +329,7 @@ class Machine:
         return [proc for proc in self.procs.values() if proc.key == key]
 
     def supervisor_works(self, supervisor: Supervisor) -> None:
-        """One step of a start: claim, then spawn."""
+        """Run one step of a start: claim the attempt, or start the process of the claimed attempt."""
         if supervisor.claimed:
             key, supervisor.claimed = supervisor.claimed, ""
             self.last_pid += 1
@@ -338,7 +345,7 @@ class Machine:
                 supervisor.claimed = key
 
     def supervisor_killed(self, supervisor: Supervisor) -> None:
-        """kill -9 of a supervisor: its daemon, if it lives, inherits the jobs; else nobody learns how they end."""
+        """Kill a supervisor with SIGKILL: a living daemon inherits its jobs; without one nobody sees how they end."""
         self.supervisors.remove(supervisor)
         mine = supervisor is self.supervisor and not supervisor.alone
         for proc in self.procs.values():
@@ -358,7 +365,7 @@ class Machine:
         self.supervisors.append(self.supervisor)
 
     def ends(self, pid: int, code: int | None, number: int | None = None) -> None:
-        """A process ends; a leader's code is learned by whoever is its parent."""
+        """End a process. The parent of a leader records its exit code; a leader without a parent is lost."""
         proc = self.procs.pop(pid)
         if proc.leader:
             self.ended[proc.key] = code, number
@@ -373,7 +380,7 @@ class Machine:
             self._tell_daemon(Gone(proc.key))
 
     def orphan(self, pid: int) -> None:
-        """A running leader leaves a process behind that will outlive it."""
+        """Let a running leader start a process that outlives it."""
         leader = self.procs[pid]
         self.last_pid += 1
         process = Process(self.last_pid, int(self.mono * 100))
@@ -397,7 +404,7 @@ class Machine:
             self.observations.append(observation)
 
     def reboot(self, forget: bool) -> None:
-        """Power off and on: every process is gone; ``forget``: claims had not reached the disk."""
+        """Reboot the machine: all processes end. ``forget``: records of unfinished attempts are lost too."""
         if self.up:
             self.kill_daemon()
         self.unseen |= {proc.key for proc in self.procs.values()}
@@ -409,10 +416,10 @@ class Machine:
         self.supervisors.clear()
         self.boot += 1
 
-    # -- what must hold -----------------------------------------------------------------------------------
+    # -- guarantees ---------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Asked of the machine's own ledger, whether a daemon runs or not."""
+        """Check the guarantees against the machine's own counts; works with and without a daemon."""
         disk = self.disk
         assert all(count <= 1 for count in self.starts.values()), f"started twice: {self.starts}"
         load = dict.fromkeys(range(len(self.gpus)), 0)
@@ -444,7 +451,7 @@ class Machine:
         assert runs <= allowed, f"job {job.id} ran {runs} times, {allowed} were asked for"
 
     def quiet(self) -> None:
-        """Every fault is over: all that can end ends, and then nothing is held and nobody waits."""
+        """End all faults and processes; check that nothing stays allocated and that only held jobs wait."""
         self.full, self.cards = False, ["free"] * len(self.gpus)
         self.disk.requests[max(self.disk.requests, default=0) + 1] = Resume(tuple(range(len(self.gpus))))
         self.disk.requests[max(self.disk.requests) + 1] = PauseQueue(False)

@@ -1,4 +1,7 @@
-"""The slow twin: sort all waiting jobs, scan all GPUs. Nothing clever, so that it can be read and believed."""
+"""Reference implementation of placement and start order: sorts all waiting jobs and scans all GPUs.
+
+It is slow and simple on purpose, so that a reader can check it. Property tests compare the real code with it.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ from scheduler.core.placement_class import PlacementClass
 
 @dataclass
 class SlowFleet:
-    """GPUs as a plain list, free parts in a dict."""
+    """The GPUs as a plain list, and the free thousandths of each as a dict."""
 
     gpus: list[Gpu]
     cpu_free: int = 1 << 30
     paused: set[int] = field(default_factory=set)
     free: dict[int, int] = field(default_factory=dict)
-    claims: list[int] = field(default_factory=list)  # a GPU once for each job that named it
+    claims: list[int] = field(default_factory=list)  # the index of a GPU, once for each job that claims it by name
     memory: dict[int, int] = field(default_factory=dict)
     admission: Admission = field(default_factory=Admission)
     now: Now = field(default_factory=lambda: Now(0.0, 0.0))
@@ -42,7 +45,7 @@ class SlowFleet:
             and gpu.index not in self.claims
             and not self.admission.forbids(gpu.index, kind.need.parts, free, kind.vram_mib).code
         )
-        may = may and self.admission.fresh([gpu.index], self.now)  # all are read together
+        may = may and self.admission.fresh([gpu.index], self.now)  # all GPUs are read at the same time
         return allowed and memory and may and free >= kind.need.parts
 
     def find(self, kind: PlacementClass) -> tuple[int, ...] | None:
@@ -70,7 +73,7 @@ class SlowFleet:
         return tuple(sorted(sorted(here, key=lambda i: (self.free[i], i))[:count]))
 
     def change(self, need: ResourceRequest, gpus: Iterable[int], vram_mib: int, sign: int) -> None:
-        """Book (sign -1) or give back (+1)."""
+        """Book a request on these GPUs (sign -1), or free it (sign +1)."""
         self.cpu_free += sign * need.slots
         for i in gpus if need.by_name else ():
             self.claims.append(i) if sign < 0 else self.claims.remove(i)
@@ -83,7 +86,7 @@ class SlowFleet:
 
 @dataclass
 class SlowScheduler:
-    """Waiting jobs with their keys; one pass goes through all of them in order."""
+    """The waiting jobs with their sort keys; one pass offers each of them in order."""
 
     fleet: SlowFleet
     waiting: dict[int, tuple[tuple[float, float], PlacementClass]] = field(default_factory=dict)
@@ -91,7 +94,7 @@ class SlowScheduler:
     paused: bool = False
 
     def start_all(self, before_each: Callable[[int], None] = lambda job: None) -> list[tuple[int, tuple[int, ...]]]:
-        """What starts now, in order, and where."""
+        """Start all jobs that fit; return their ids and GPUs in the order of the starts."""
         started = []
         if not self.paused:
             for job, (_, kind) in sorted(self.waiting.items(), key=lambda item: (item[1][0], item[0])):

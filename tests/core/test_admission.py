@@ -1,4 +1,4 @@
-"""What readings forbid: unknown is never free, thresholds are for what is not ours, and nothing flaps."""
+"""Tests of admission control: GPUs without readings, foreign use, starting and ended jobs, and no flapping."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.builders import M0, T0, a_gpu, a_kind
 
 TOTAL = 80_000
 INTERVAL = 5.0
-DRIVER = 800  # MiB in use on an empty card
+DRIVER = 800  # MiB in use on an empty GPU
 
 
 def a_process(pid: int = 4711, mib: int | None = None, **changes: Any) -> GpuProcess:
-    """A process of somebody else that computes; ``owner``: an attempt of ours."""
+    """Return a process of another user that computes on the GPU; ``owner``: the attempt that it belongs to, if any."""
     changes.setdefault("user", "ours" if changes.get("owner") else "x")
     changes.setdefault("ours", bool(changes.get("owner")))
     return replace(GpuProcess(pid, mib), **changes)
@@ -32,7 +32,7 @@ def a_tenant(job: int = 1, parts: int = 500, vram_mib: int = 0, started_at: floa
 
 
 class Bench:
-    """GPU 0 (and more) on a table, with a clock."""
+    """An Admission of GPU 0 (and idle other GPUs) with a simulated clock; ``on``: the attempts on GPU 0."""
 
     def __init__(self, gpus: int = 1, **limits: Any) -> None:
         self.wall, self.mono = T0, M0
@@ -58,7 +58,7 @@ class Bench:
     def read(
         self, used: int | None = DRIVER, *processes: GpuProcess, after: float = INTERVAL, **changes: Any
     ) -> Verdict:
-        """A reading of GPU 0 (others idle); ``load`` in percent."""
+        """Apply a reading of GPU 0 (``used`` in MiB, ``load`` in percent; other GPUs idle) and return its verdict."""
         self.wait(after)
         load = changes.pop("load", 0)
         told = GpuSnapshot(
@@ -78,7 +78,7 @@ class Bench:
         return self.card.verdict
 
     def forbids(self, need: str = "0.5", free: int | None = None) -> str:
-        """The code with which a job of this need is kept away; empty when it may come."""
+        """Return the code with which a job of this need is kept away from GPU 0; empty if it is not."""
         promised = sum(tenant.parts for tenant in self.on)
         return self.admission.forbids(
             0, ResourceRequest.parse(need).parts, 1000 - promised if free is None else free
@@ -90,13 +90,13 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Bench:
-    """GPU 0, read once while it was empty."""
+    """Return a Bench whose GPU 0 was read once while it was empty."""
     made = Bench()
     assert made.read(after=0.0) == NOTHING_FORBIDDEN
     return made
 
 
-# -- unknown is never free --------------------------------------------------------------------------------
+# -- GPUs that cannot be read are not free ----------------------------------------------------------------
 
 
 def test_a_gpu_that_was_never_read_is_not_given_out() -> None:
@@ -159,7 +159,7 @@ def test_a_gpu_that_is_no_longer_listed_is_gone_and_the_others_are_not() -> None
 
 
 def test_memory_errors_forbid_only_where_that_is_wanted(bench: Bench) -> None:
-    """I09"""
+    """I09: Memory errors keep jobs away only if ``hold_on_errors`` is set."""
     assert bench.read(errors="XID 79: fell off the bus") == NOTHING_FORBIDDEN
     bench.admission.thresholds = replace(bench.admission.thresholds, hold_on_errors=True)
     verdict = bench.read(errors="2 uncorrected memory errors")
@@ -190,11 +190,11 @@ def test_the_first_sample_after_a_blind_time_decides_at_once(bench: Bench, unrea
     assert bench.read(72_800, a_process(mib=72_000)).code == "foreign"
 
 
-# -- own and foreign --------------------------------------------------------------------------------------
+# -- own and foreign use ----------------------------------------------------------------------------------
 
 
 def test_two_half_tenants_at_full_load_and_memory_do_not_block_each_other(bench: Bench) -> None:
-    """S3.14, S3.16"""
+    """S3.14, S3.16: Two jobs with half a GPU each do not block each other, however much memory and load they use."""
     bench.on = [a_tenant(1)]
     busy = a_process(11, 38_000, owner="1.1", load=0.95)
     for _ in range(10):
@@ -210,16 +210,16 @@ def test_two_half_tenants_at_full_load_and_memory_do_not_block_each_other(bench:
 @pytest.mark.parametrize(
     ("mib", "load", "own", "code"),
     [
-        (68_000, 0, 0, "foreign"),  # 85 % of memory
+        (68_000, 0, 0, "foreign"),  # 85 % of the memory
         (1_000, 85, 0, "foreign"),
         (63_000, 0, 0, ""),  # 79 %
         (1_000, 79, 0, ""),
-        (1_000, 85, 10, "foreign"),  # beside ours
-        (1_000, 79, 95, ""),  # the card is 95 % busy, but not with that
+        (1_000, 85, 10, "foreign"),  # with a job of this scheduler beside it
+        (1_000, 79, 95, ""),  # the GPU is 95 % busy, but not with the foreign process
     ],
 )
 def test_thresholds_are_held_against_the_foreign_part(bench: Bench, mib: int, load: int, own: int, code: str) -> None:
-    """S3.16"""
+    """S3.16: Thresholds apply to the memory and load of foreign processes only."""
     bench.on = [a_tenant()] if own else []
     there = [a_process(4711, mib, load=load / 100)]
     there += [a_process(11, 10_000, owner="1.1", load=own / 100)] if own else []
@@ -232,7 +232,7 @@ def test_thresholds_are_held_against_the_foreign_part(bench: Bench, mib: int, lo
 
 
 def test_a_busy_card_without_jobs_of_ours_is_blocked_though_no_process_is_seen(bench: Bench) -> None:
-    """S3.16: also when the scheduler itself has nothing on it."""
+    """S3.16: Load on a GPU without jobs of this scheduler counts as foreign, although no process is listed."""
     bench.read(load=90)
     assert bench.read(load=90).sentence == "GPU 0 is 90 % busy with foreign processes; limit 80 %"
 
@@ -245,7 +245,7 @@ def test_a_foreign_process_that_only_draws_does_not_make_our_load_foreign(bench:
 
 
 def test_an_idle_foreign_process_does_not_make_our_load_foreign(bench: Bench) -> None:
-    """The driver counts only who is busy: the idle one has no sample."""
+    """Beside an idle foreign process the load of own jobs is not foreign: the driver reports a load only if busy."""
     bench.on = [a_tenant()]
     there = a_process(4711, 500), a_process(11, 10_000, owner="1.1", load=0.95)
     for _ in range(3):
@@ -279,14 +279,14 @@ def test_a_card_that_is_full_when_first_seen_teaches_no_baseline() -> None:
 
 
 def test_memory_that_others_use_leaves_less_to_give(bench: Bench) -> None:
-    """Below the threshold nothing is blocked, but what is used cannot be promised."""
+    """Below the threshold the GPU is not blocked, but jobs get only the memory that foreign processes leave free."""
     assert bench.read(DRIVER + 48_000, a_process(mib=48_000)) == NOTHING_FORBIDDEN
     assert bench.forbids("0.5") == "foreign" and bench.forbids("0.3") == ""
     assert bench.admission.tight_mask == 1 and bench.usable()
     assert "46.9 GiB in use by foreign processes (pid 4711, user x)" in bench.card.why_overcommit.sentence
 
 
-# -- whole cards ------------------------------------------------------------------------------------------
+# -- whole GPUs -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_memory_that_others_use_leaves_less_to_give(bench: Bench) -> None:
         (a_process(mib=1_500), ""),
         (a_process(mib=1_700), "foreign"),
         (a_process(mib=None), "foreign"),
-        (a_process(mib=3_000, compute=False), "foreign"),  # a display's memory cannot be promised either
+        (a_process(mib=3_000, compute=False), "foreign"),  # the memory of a display cannot be promised to a job either
         (a_process(mib=1_500, compute=False), ""),
     ],
 )
@@ -323,7 +323,7 @@ def test_a_whole_card_is_free_again_after_three_clean_samples(bench: Bench) -> N
     assert bench.forbids("1") == ""
 
 
-# -- outgrown shares, starting jobs -----------------------------------------------------------------------
+# -- jobs that use more than their share, jobs that start -------------------------------------------------
 
 
 def test_a_job_over_its_share_is_counted_as_it_is_and_named(bench: Bench) -> None:
@@ -345,7 +345,7 @@ def test_declared_memory_is_a_share_too(bench: Bench) -> None:
 
 
 def test_a_job_that_has_not_taken_its_memory_yet_counts_by_booking(bench: Bench) -> None:
-    """I12"""
+    """I12: A job that does not use its memory yet counts with its whole share."""
     bench.on = [a_tenant(1, 600, started_at=None)]
     bench.read()
     assert bench.card.overcommit == 0
@@ -361,7 +361,7 @@ def test_a_job_that_has_not_taken_its_memory_yet_counts_by_booking(bench: Bench)
     [
         ({}, True),
         ({"ours": False}, False),
-        ({"started_at": T0 - 10}, False),  # it was there before
+        ({"started_at": T0 - 10}, False),  # it started before the job
         ({"visible": False}, False),
     ],
 )
@@ -388,11 +388,11 @@ def test_of_two_fresh_jobs_the_younger_gets_the_unknown_process(bench: Bench) ->
     assert bench.card.why_overcommit.sentence.startswith("job 2 uses 29.3 GiB")
 
 
-# -- where the driver says little -------------------------------------------------------------------------
+# -- drivers that report little ---------------------------------------------------------------------------
 
 
 def test_without_a_process_list_our_jobs_count_with_what_they_were_promised(bench: Bench) -> None:
-    """nvidia-smi by GPUtil names no process."""
+    """Without a process list (nvidia-smi read by GPUtil) each job counts with its share of the memory."""
     bench.on = [a_tenant(1, 500)]
     bench.read(DRIVER + 38_000, processes=None, load=95)
     assert bench.card.foreign_mib == 0 and bench.card.own_mib > 37_000
@@ -432,7 +432,7 @@ def test_processes_without_figures_count_with_their_promise(bench: Bench) -> Non
     assert bench.card.foreign_mib > 29_000 and bench.card.whole_blocked
 
 
-# -- after an end -----------------------------------------------------------------------------------------
+# -- after the end of a job -------------------------------------------------------------------------------
 
 
 def test_after_an_end_a_gpu_is_read_before_it_is_given_out(bench: Bench) -> None:
@@ -445,7 +445,7 @@ def test_after_an_end_a_gpu_is_read_before_it_is_given_out(bench: Bench) -> None
 
 
 def test_a_reading_that_was_asked_for_before_the_end_tells_nothing_of_what_is_left(bench: Bench) -> None:
-    """It still shows the job's process, which by now belongs to nobody."""
+    """A reading requested before a job ended does not release its GPU: it still lists the job's process."""
     bench.on = [a_tenant(1, 1000)]
     process = a_process(11, 70_000, owner="1.1")
     bench.read(DRIVER + 70_000, process)
@@ -461,7 +461,7 @@ def test_a_reading_that_was_asked_for_before_the_end_tells_nothing_of_what_is_le
 
 
 def test_memory_that_stays_after_an_end_is_waited_for_and_then_is_foreign(bench: Bench) -> None:
-    """I11"""
+    """I11: Memory still in use after the end of a job is waited for, and counts as foreign after ``release_s``."""
     bench.on = [a_tenant(1, 1000)]
     process = a_process(11, 70_000, owner="1.1")
     bench.read(DRIVER + 70_000, process)
@@ -480,7 +480,7 @@ def test_memory_that_stays_after_an_end_is_waited_for_and_then_is_foreign(bench:
 
 
 def test_memory_that_is_released_in_time_was_never_foreign(bench: Bench) -> None:
-    """I11"""
+    """I11: Memory that is released within ``release_s`` after the end of a job never counts as foreign."""
     bench.on = [a_tenant(1, 1000)]
     process = a_process(11, 70_000, owner="1.1")
     bench.read(DRIVER + 70_000, process)
@@ -493,7 +493,7 @@ def test_memory_that_is_released_in_time_was_never_foreign(bench: Bench) -> None
 
 
 def test_two_that_leave_one_after_the_other_are_both_waited_for(bench: Bench) -> None:
-    """I11"""
+    """I11: When two jobs end one after the other, the memory of both is waited for."""
     bench.on = [a_tenant(1), a_tenant(2)]
     one, other = a_process(11, 38_000, owner="1.1"), a_process(12, 38_000, owner="2.1")
     bench.read(DRIVER + 76_000, one, other)
@@ -509,7 +509,7 @@ def test_two_that_leave_one_after_the_other_are_both_waited_for(bench: Bench) ->
 
 
 def test_the_patience_ends_with_a_reading_and_leaves_no_gap(bench: Bench) -> None:
-    """I11"""
+    """I11: A GPU stays blocked between the end of ``release_s`` and the next reading."""
     bench.on = [a_tenant(1, 1000)]
     process = a_process(11, 70_000, owner="1.1")
     bench.read(DRIVER + 70_000, process)
@@ -553,7 +553,7 @@ def test_the_load_right_after_an_end_is_still_the_jobs(bench: Bench) -> None:
     ids=["nobody", "hidden", "busy", "no-figure"],
 )
 def test_what_somebody_accepts_blocks_nobody_any_more(bench: Bench, there: tuple[GpuProcess, ...]) -> None:
-    """I11"""
+    """I11: After ``resume --force`` the accepted processes and memory keep no job away."""
     load = 90 if there and there[0].load else 0
     for _ in range(2):
         bench.read(DRIVER + 70_000, *there, load=load)
@@ -583,7 +583,7 @@ def test_only_what_was_there_is_accepted(bench: Bench) -> None:
 
 
 def test_accepting_ends_the_wait_for_memory_after_an_end(bench: Bench) -> None:
-    """I11"""
+    """I11: ``resume --force`` ends the wait for memory after the end of a job."""
     bench.on = [a_tenant(1, 1000)]
     bench.read(DRIVER + 70_000, a_process(11, 70_000, owner="1.1"))
     bench.on = []
@@ -608,7 +608,7 @@ def test_what_cannot_be_used_is_not_mended_by_accepting(bench: Bench) -> None:
 
 
 def foreign(bench: Bench, percent: float, load: bool = False) -> bool:
-    """A sample at this share of memory (or load) that is not ours; whether the GPU is blocked."""
+    """Read a GPU with foreign use of ``percent`` of its memory (or load); return whether the GPU is blocked."""
     if load:
         bench.read(DRIVER + 100, a_process(mib=100), load=percent)
     else:
@@ -618,7 +618,7 @@ def foreign(bench: Bench, percent: float, load: bool = False) -> bool:
 
 @pytest.mark.parametrize("load", [False, True], ids=["memory", "load"])
 def test_it_blocks_after_two_samples_above_and_unblocks_after_three_below(bench: Bench, load: bool) -> None:
-    """I13"""
+    """I13: A GPU is blocked after two samples above the threshold, and free again after three samples well below it."""
     assert [foreign(bench, each, load) for each in (85, 70, 85, 85)] == [False, False, False, True]
     assert [foreign(bench, each, load) for each in (74, 74, 76, 74, 74, 79, 70, 70, 70)] == [True] * 8 + [False]
 
@@ -631,7 +631,7 @@ def test_the_very_first_sample_decides_at_once() -> None:
 @pytest.mark.parametrize("load", [False, True], ids=["memory", "load"])
 @pytest.mark.parametrize("first", [79, 81])
 def test_a_reading_that_flickers_changes_minds_at_most_once(first: int, load: bool) -> None:
-    """I13: no start storm."""
+    """I13: Readings that alternate around the threshold change the verdict at most once."""
     bench = Bench()
     minds = [foreign(bench, first if i % 2 == 0 else 160 - first, load) for i in range(1000)]
     assert sum(one != other for one, other in pairwise(minds)) <= 1

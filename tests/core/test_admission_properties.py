@@ -1,4 +1,4 @@
-"""Whatever the GPUs say: unknown is never free, the masks say what the verdicts say, placement obeys both."""
+"""Property tests of admission control with random readings: masks and verdicts agree, and placement obeys them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ READING = st.builds(
 
 @dataclass(frozen=True)
 class Told:
-    """One thing that happens to the GPUs."""
+    """An event on the GPUs: ``what`` happens ``seconds`` after the event before."""
 
     what: str
     seconds: float = 1.0
@@ -84,7 +84,7 @@ EVENT = st.builds(
 
 
 class Watched:
-    """Three GPUs that are told things; what must always hold is looked at after each."""
+    """Three GPUs to which random events happen; `check` verifies what must hold after each event."""
 
     def __init__(self, errors: bool = False) -> None:
         self.thresholds = Thresholds(interval_s=5.0, hold_on_errors=errors)
@@ -113,7 +113,7 @@ class Watched:
         self.admission.judge(self.now)
 
     def known(self, gpu: int) -> bool:
-        """Whether the last reading tells enough of this GPU to give it out."""
+        """Return whether the last reading contains enough about this GPU to allocate it."""
         if self.last is None or self.trouble:
             return False
         if self.now.mono - self.last.at > STALE_AFTER * self.thresholds.interval_s:
@@ -198,7 +198,7 @@ def test_find_never_gives_what_is_forbidden_and_why_not_names_a_rule_that_fails(
                 named = [gpu for gpu in open_ if gpu in forbidden and forbidden[gpu].code == reason.code]
                 assert any(reason.sentence.startswith(forbidden[gpu].sentence) for gpu in named)
             elif any(reason.sentence.startswith(forbidden[gpu].sentence) for gpu in open_ if gpu in forbidden):
-                assert reason.code == "no-room"  # memory that our own jobs were promised or use
+                assert reason.code == "no-room"  # memory that this scheduler's own jobs have booked or use
             elif not open_:
                 assert reason.code == "paused"
             else:
@@ -208,11 +208,11 @@ def test_find_never_gives_what_is_forbidden_and_why_not_names_a_rule_that_fails(
                     raise AssertionError(f"{roomy} have room and are forbidden, but the reason is {reason}")
 
 
-# -- the slow twin, with readings -------------------------------------------------------------------------
+# -- comparison with the slow scheduler, with readings ----------------------------------------------------
 
 
 class BothRead(Both):
-    """The real state and its twin, whose GPUs are read."""
+    """The real scheduler and the slow one, both with GPUs that are read."""
 
     def __init__(self, servers: list[int], memory_mib: int | None) -> None:
         super().__init__(servers, memory_mib)
@@ -223,7 +223,7 @@ class BothRead(Both):
         choose = self.twin.start_all
 
         def start_all(*more: Any) -> list[tuple[int, tuple[int, ...]]]:
-            """The twin judges the same readings by its own jobs: the real state has started the new ones already."""
+            """Let the slow scheduler judge the readings by its own jobs; the real state already has the new starts."""
             admission = state.fleet.admission
             admission.tenants, real = self.tenants, admission.tenants
             try:
@@ -234,7 +234,7 @@ class BothRead(Both):
         self.twin.start_all = start_all  # type: ignore[method-assign]
 
     def tenants(self, gpu: int) -> list[Tenant]:
-        """Who is on a GPU by the twin's own books."""
+        """Return the attempts on a GPU as the slow scheduler knows them."""
         return [
             Tenant(f"{job}.1", job, kind.need.parts, kind.vram_mib)
             for job, (kind, gpus) in self.twin.running.items()
@@ -246,7 +246,7 @@ class BothRead(Both):
         super().turn(observations)
 
     def say(self, pick: int = 0) -> Readings:
-        """What the GPUs say: the lower digits of ``pick`` choose a card and what is wrong with it; 0: all are well."""
+        """Return readings of all GPUs; ``pick`` chooses which GPUs have which problem (0: none has one)."""
         told = []
         for gpu in self.gpus:
             reading = GpuSnapshot(gpu.uuid, gpu.index, "", TOTAL, 0, 0.0, processes=())
@@ -293,7 +293,7 @@ READS = st.lists(st.one_of(st.none(), READ), min_size=20, max_size=20)
 def test_with_readings_too_what_starts_is_what_scanning_all_gpus_would_choose(
     servers: list[int], memory_mib: int | None, turns: list[list[Step]], reads: list[Step | None]
 ) -> None:
-    """S3.16"""
+    """S3.16: With readings too, the real scheduler starts the same jobs on the same GPUs as the slow one."""
     both = BothRead(servers, memory_mib)
     for turn, read in zip(turns, reads, strict=False):
         both.turn(both.facts_of([*turn, *([read] if read else [])]))
@@ -302,7 +302,7 @@ def test_with_readings_too_what_starts_is_what_scanning_all_gpus_would_choose(
 
 @given(st.lists(st.sampled_from([("read", 74), ("read", 79), ("read", 81), ("end", 0), ("wait", 0)]), max_size=60))
 def test_readings_around_the_limit_start_no_job_twice_and_lose_none(events: list[tuple[str, int]]) -> None:
-    """I13"""
+    """I13: Readings around the threshold neither start a job twice nor lose one."""
     play = Play(Fleet([a_gpu(0)], SLOTS))
     state = play.scheduler
     state.fleet.admission = Admission.of([a_gpu(0)], state.policy.thresholds, play.now)
@@ -335,11 +335,11 @@ def test_readings_around_the_limit_start_no_job_twice_and_lose_none(events: list
     assert all(play.state(job) is JobState.DONE for job in range(1, 6))
 
 
-# -- what is said of it -----------------------------------------------------------------------------------
+# -- messages about GPUs ----------------------------------------------------------------------------------
 
 
 def test_a_gpu_that_vanishes_is_noted_in_its_job_and_said_once() -> None:
-    """I06"""
+    """I06: A GPU that disappears is noted in the job that runs on it, and reported once."""
     play = Play(Fleet(some_gpus(2), SLOTS))
     state = play.scheduler
     state.fleet.admission = Admission.of(state.fleet.gpus.values(), state.policy.thresholds, play.now)
@@ -360,7 +360,7 @@ def test_a_gpu_that_vanishes_is_noted_in_its_job_and_said_once() -> None:
     play.tell(play.ended(1))
     assert play.reason(2) == "gone" and read(1) == []
     assert read(0, 1) == ["GPU 0 can get jobs again"] and play.state(2) is JobState.STARTING
-    # Trouble with all of them is one sentence.
+    # A failure to read all GPUs is one message.
     trouble = play.tell(Readings(play.mono, problem="no answer within 5 s"), after=5.0)
     assert [text for text, _ in trouble.notices] == [
         "GPU 0,1 cannot be read: no answer within 5 s; no new job starts there, running jobs continue"

@@ -1,4 +1,4 @@
-"""Waits between tries double, spread by a tenth, and end at ten minutes."""
+"""Tests of the back-off: waits double, vary by up to a tenth, and are at most ten minutes."""
 
 from __future__ import annotations
 

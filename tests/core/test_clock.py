@@ -1,4 +1,4 @@
-"""The clock on the wall may be set: what waits, waits by the one that never jumps."""
+"""Tests of clock changes: waits follow the monotonic clock, also when the wall clock is set or the machine sleeps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JUMPS = pytest.mark.parametrize("jump", [-3600.0, YEARS, -YEARS], ids=["hour bac
 
 @JUMPS
 def test_g01_back_off_goes_by_the_clock_that_never_jumps(jump: float) -> None:
-    """G01: no early and no late try, whatever the wall says."""
+    """G01: A retry starts neither early nor late when the wall clock jumps."""
     play = a_world(1, assign_retry_wait_s=5.0)
     play.arrive(a_job(1))
     play.tell(play.never_ran(1))
@@ -37,7 +37,7 @@ def test_g01_back_off_goes_by_the_clock_that_never_jumps(jump: float) -> None:
 
 @JUMPS
 def test_g01_time_limit_and_grace_go_by_it_too(jump: float) -> None:
-    """G01: the limit counts from the start, the grace from the first SIGTERM."""
+    """G01: Time limit and grace time do not change when the wall clock jumps."""
     play = a_world(1, kill_grace_s=15.0)
     play.run(a_job(1, time_limit_s=60.0))
     play.wall += jump
@@ -51,17 +51,17 @@ def test_g01_time_limit_and_grace_go_by_it_too(jump: float) -> None:
 
 @JUMPS
 def test_g01_a_daemon_that_starts_after_a_jump_ends_nobody_early(jump: float) -> None:
-    """G01, P6: the start of the process tells how long the job has run, not two readings of the wall clock."""
+    """G01, P6: After a restart the running time of a job is taken from its process start time, not the wall clock."""
     job = a_job(1, time_limit_s=60.0, state=S.RUNNING, gpus=(0,), attempt=1, started_at=T0, process=Process(9, 500_00))
     state = SchedulerState(Fleet(some_gpus(1)), {1: job}.get, Policy())
-    state.adopt(job, Now(T0 + jump, M0, since_boot=540.0))  # it began 500 s after the boot
+    state.adopt(job, Now(T0 + jump, M0, since_boot=540.0))  # the job began 500 s after boot
     assert not decide(state, [], Now(T0 + jump, M0 + 19.0)).stops
     assert decide(state, [], Now(T0 + jump, M0 + 20.5)).stops
 
 
 @JUMPS
 def test_g01_a_world_built_anew_after_a_jump_waits_no_longer_than_the_longest_wait(jump: float) -> None:
-    """G01: the due time in the store is the wall's; set back by years it holds nobody up for years."""
+    """G01: After a restart a due time in the store delays a job at most by the longest wait, whatever the clock did."""
     job = a_job(1, attempt=1, not_before=T0 + 5.0)
     play = a_world(1)
     play.wall += jump
@@ -79,7 +79,7 @@ def test_g01_a_world_built_anew_after_a_jump_waits_no_longer_than_the_longest_wa
 
 @JUMPS
 def test_g01_equal_jobs_run_in_the_order_in_which_they_came(jump: float) -> None:
-    """G01: not in the order of their times."""
+    """G01: Jobs of equal priority start in the order of their arrival, not of their submission times."""
     play = a_world(1)
     play.run(a_job(1))
     play.arrive(a_job(2, submitted_at=T0))
@@ -101,7 +101,7 @@ def test_g01_no_negative_duration_is_shown_or_learned() -> None:
 
 
 def test_g02_times_are_utc_and_pass_2038() -> None:
-    """G02: the second before and after 2^31, the leap second of 2016, both sides of a change to summer time."""
+    """G02: Times are UTC and correct around 2^31 seconds, a leap second, and a change to summer time."""
     for seconds, text in (
         (2**31 - 1, "2038-01-19T03:14:07.000Z"), (2**31, "2038-01-19T03:14:08.000Z"), (2**32, "2106-02-07T06:28:16.000Z"),
         (1483228799, "2016-12-31T23:59:59.000Z"), (1483228800, "2017-01-01T00:00:00.000Z"),
@@ -111,7 +111,7 @@ def test_g02_times_are_utc_and_pass_2038() -> None:
 
 
 def test_g03_a_machine_that_slept_times_nobody_out() -> None:
-    """G03: eight hours pass on the wall only (CLOCK_MONOTONIC stands still in a suspend): one turn, and all is as it was."""
+    """G03: After eight hours of suspend, in which only the wall clock advances, nothing has timed out."""
     play = a_world(4, kill_grace_s=15.0, assign_retry_wait_s=30.0)
     play.run(*(a_job(n, time_limit_s=60.0) for n in (1, 2, 3)))
     play.arrive(a_job(4))

@@ -1,4 +1,4 @@
-"""Every setting: a default that its own reader takes, a typed value, or a refusal that names the key."""
+"""Tests of the settings: each has a default and a type, and a wrong value is refused with the name of its key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_each_key_says_what_it_is(name: str) -> None:
 
 
 def test_the_defaults_are_those_people_know() -> None:
-    """S3.1"""
+    """S3.1: File names, intervals and limits have their documented defaults."""
     config = Config()
     assert config.jobs_file == "jobs.txt"
     assert config.llm_config == "llm_config.json"
@@ -163,7 +163,7 @@ ANYTHING = st.one_of(
 
 @given(st.sampled_from(sorted(OPTIONS)), ANYTHING)
 def test_any_value_is_read_or_refused(name: str, value: Any) -> None:
-    """P3: a value of the right type, or one UsageError that fits on a line; never another exception."""
+    """P3: Any value is read as the right type or refused with one short UsageError; no other exception occurs."""
     try:
         read = read_option(name, value, "config.yaml")
     except UsageError as error:
@@ -179,7 +179,7 @@ def test_any_value_is_read_or_refused(name: str, value: Any) -> None:
 
 @given(st.text(max_size=30))
 def test_any_key_is_known_or_named_in_one_short_error(name: str) -> None:
-    """P3."""
+    """P3: Any unknown key is refused with one short error."""
     if name not in OPTIONS:
         with pytest.raises(UsageError) as caught:
             read_option(name, "x", "config.yaml")
@@ -187,7 +187,7 @@ def test_any_key_is_known_or_named_in_one_short_error(name: str) -> None:
 
 
 def test_an_option_that_is_named_already_is_not_named_twice() -> None:
-    """S3.1."""
+    """S3.1: An error about a command-line option names the option once."""
     with pytest.raises(UsageError) as caught:
         read_option("mem_threshold", "8", "--mem-threshold", named=True)
     assert str(caught.value) == "--mem-threshold: must be a share between 0 and 1, not 8; write 0.8 for 80 %"
@@ -203,7 +203,7 @@ def test_an_option_that_is_named_already_is_not_named_twice() -> None:
     ],
 )  # fmt: skip
 def test_values_are_written_as_yaml_would_have_them(value: Any, text: str) -> None:
-    """Contract 2: `config show`."""
+    """Contract 2: `config show` prints values as YAML."""
     assert written(value) == text
 
 
@@ -223,5 +223,5 @@ def test_paths_and_reloadable_settings_are_settings() -> None:
 
 @pytest.mark.parametrize("text", ["5\x1f", "\x1c5", " 5 "])
 def test_a_number_may_have_any_blank_around_it(text: str) -> None:
-    """Python's own `float` takes no `\x1f`, which `strip` and patterns take for a blank."""
+    """`float` rejects some control characters that `strip` and patterns treat as white space; settings accept them."""
     assert read_option("kill_grace", text, "x") == 5.0 and priority_of(text) == 5

@@ -1,4 +1,4 @@
-"""What is counted for ever: each ending, retry, wait and run once."""
+"""Tests of the permanent counters: each ending, retry, wait and run is counted once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_start_counts_its_wait_once() -> None:
     ran = {("ran", "60"): 1.0, ("ran", "sum"): 30.0, ("finished", "exit"): 1.0, ("ended", "done"): 1.0}
     assert tally(done, before=True) == ran
     assert tally(Event(1, T0 + 5, "started"), done) == wait | ran
-    assert tally(done) == wait | ran  # its start was never told
+    assert tally(done) == wait | ran  # its start was not recorded
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""One turn at a time: what arrives, starts, ends, and what is written down about it."""
+"""Tests of single passes: what arrives, starts and ends, and what the plan records about it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ S = JobState
 LEFT = (Process(4712, 6), Process(4713, 7))
 
 
-# -- starting ----------------------------------------------------------------------------------------------
+# -- starts ------------------------------------------------------------------------------------------------
 
 
 def test_a_job_that_fits_starts_in_the_turn_it_arrives() -> None:
@@ -43,7 +43,7 @@ def test_a_turn_in_which_nothing_happens_is_empty() -> None:
 
 
 def test_the_most_urgent_starts_first_and_equal_ones_in_file_order() -> None:
-    """S3.12 S2.7"""
+    """S3.12 S2.7: The most urgent job starts first; jobs of equal priority start in the order of the file."""
     play = a_world(1)
     play.run(a_job(9))
     play.arrive(
@@ -56,7 +56,7 @@ def test_the_most_urgent_starts_first_and_equal_ones_in_file_order() -> None:
 
 
 def test_a_job_that_does_not_fit_is_passed_by_those_that_do() -> None:
-    """S3.17"""
+    """S3.17: A later job that fits overtakes a wide job that does not; the wide job starts when there is room."""
     play = a_world(2)
     play.run(a_job(1))
     play.arrive(a_job(2, "2", priority=0), a_job(3, "0.5", priority=9))
@@ -70,7 +70,7 @@ def test_a_job_that_does_not_fit_is_passed_by_those_that_do() -> None:
 
 
 def test_no_room_is_no_attempt() -> None:
-    """S3.17"""
+    """S3.17: Waiting for room does not count as an attempt or as a failed start."""
     play = a_world(1)
     play.run(a_job(1))
     play.arrive(a_job(2))
@@ -82,7 +82,7 @@ def test_no_room_is_no_attempt() -> None:
 
 
 def test_two_halves_run_together_and_a_third_waits() -> None:
-    """S3.14"""
+    """S3.14: Two jobs with half a GPU each run together, and a third waits."""
     play = a_world(1)
     play.arrive(a_job(1, "0.5"), a_job(2, "0.5"), a_job(3, "0.5"))
     assert play.started == [1, 2]
@@ -172,7 +172,7 @@ def test_what_a_job_took_is_learnt_for_the_next_of_its_kind() -> None:
     assert play.scheduler.estimates.of(a_job(2).spec, ResourceRequest.parse("1")) == 90
 
 
-# -- running, ending ---------------------------------------------------------------------------------------
+# -- running and ending ------------------------------------------------------------------------------------
 
 
 def test_a_started_job_runs_with_its_process() -> None:
@@ -269,7 +269,7 @@ def test_a_job_whose_end_cannot_be_known_is_lost_and_not_run_again() -> None:
     assert play.scheduler.fleet.free[0] == WHOLE
 
 
-# -- processes left behind ---------------------------------------------------------------------------------
+# -- leftover processes ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["done", "failed", "lost", "retried"])
@@ -344,7 +344,7 @@ def test_a_job_without_a_gpu_is_of_one_class_whatever_it_is_allowed() -> None:
     assert class_of(a_job(1, "0.5", allowed=(1,))) != class_of(a_job(2, "0.5"))
 
 
-# -- scripts that are not there ----------------------------------------------------------------------------
+# -- missing scripts ---------------------------------------------------------------------------------------
 
 
 class Disk:
@@ -384,7 +384,7 @@ def test_a_script_that_vanished_while_its_job_waited_takes_no_gpu() -> None:
 
 
 def test_a_paused_gpu_takes_no_job_and_lets_those_on_it_run() -> None:
-    """S3.30"""
+    """S3.30: A paused GPU gets no new job, and jobs that run on it continue."""
     play = a_world(2)
     play.run(a_job(1))
     plan = play.ask(Pause((0, 1)))
@@ -401,7 +401,7 @@ def test_a_paused_gpu_takes_no_job_and_lets_those_on_it_run() -> None:
 
 
 def test_an_unknown_gpu_is_said_and_the_known_ones_are_obeyed() -> None:
-    """S3.32"""
+    """S3.32: A pause of an unknown GPU is answered with an error, and the known GPUs of the request are paused."""
     play = a_world(2)
     plan = play.ask(Pause((7, 1)))
     assert plan.answers[0].code == 6
@@ -410,7 +410,7 @@ def test_an_unknown_gpu_is_said_and_the_known_ones_are_obeyed() -> None:
 
 
 def test_the_last_pause_or_resume_of_a_turn_holds() -> None:
-    """S3.31"""
+    """S3.31: The last of many pauses and resumes in one pass decides."""
     play = a_world(1)
     for last in (Pause((0,)), Resume((0,))):
         plan = play.tell(
@@ -432,7 +432,7 @@ def test_a_paused_queue_starts_nothing_and_goes_on_in_the_turn_it_may() -> None:
 
 
 def test_jobs_found_in_the_store_keep_their_gpus() -> None:
-    """S3.35"""
+    """S3.35: Jobs that are adopted from the store keep their GPUs."""
     play = a_world(2)
     running = a_job(1, "0.5", state=S.RUNNING, attempt=1, gpus=(1,), process=Process(5, 5), started_at=T0 - 60)
     play.rows[1] = running
@@ -452,13 +452,13 @@ def test_a_world_without_timers_sleeps_as_long_as_nothing_happens() -> None:
 
 
 def test_i19_a_wide_job_among_narrow_ones_waits_no_longer_than_they_come() -> None:
-    """I19: passed by all that fit (nothing is kept free for it), and first when they end or are held; `why` says so."""
+    """I19: A wide job is overtaken by every narrow job that fits, and starts when no narrow job takes the free GPUs."""
     play = a_world(2)
     play.run(a_job(1))
     play.tell(after=1.0)
     play.run(a_job(2))
     play.arrive(a_job(3, "2"))
-    for number in range(4, 40):  # one GPU falls free, and a narrow one is there already
+    for number in range(4, 40):  # whenever one GPU becomes free, a job that needs one GPU already waits
         play.arrive(a_job(number))
         play.tell(play.ended(number - 2 if number > 5 else number - 3))
         play.tell(play.began(number))

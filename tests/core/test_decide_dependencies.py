@@ -1,4 +1,4 @@
-"""Jobs that wait for others: to end, or to end well; and what follows when they do not."""
+"""Tests of dependencies: a job waits for others to end or to succeed, and is skipped when they do not succeed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who was overtaken too often comes before those behind it; who names its GPUs waits for nobody; slots are slots."""
+"""Tests of fairness: the limit of overtakes, reservations, jobs that name their GPUs, slots of jobs without GPUs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def started(plan: Plan) -> list[int]:
 
 
 def full(k: int, wide: Job, *servers: int, cpu_slots: int = 1 << 30, first: Job | None = None) -> Play:
-    """Job 1 runs, and ``wide`` (job 2) waits for what it has."""
+    """Return a Play in which job 1 runs and ``wide`` (job 2) waits for its GPUs; ``k``: limit of overtakes."""
     play = a_world(*(servers or (2,)), cpu_slots=cpu_slots, max_overtakes=k)
     play.run(first or a_job(1))
     assert started(play.arrive(wide)) == []
@@ -29,7 +29,7 @@ def full(k: int, wide: Job, *servers: int, cpu_slots: int = 1 << 30, first: Job 
 
 
 def stream(play: Play, count: int, first: int = 10, **wish: object) -> list[int]:
-    """Later jobs, one after another: the next comes when the one before has ended. Those that were started."""
+    """Add ``count`` later jobs one by one; after each, end the jobs before it except job 1. Return the started ids."""
     before = len(play.started)
     need = str(wish.pop("need", "1"))
     for number in range(first, first + count):
@@ -44,7 +44,7 @@ def stream(play: Play, count: int, first: int = 10, **wish: object) -> list[int]
 
 @pytest.mark.parametrize("k", [1, 2, 3, 10])
 def test_s4_36_a_wide_job_is_overtaken_so_often_and_then_gets_what_falls_free(k: int) -> None:
-    """S4.36: a two-GPU job is not starved by one-GPU jobs."""
+    """S4.36: A two-GPU job is overtaken at most ``k`` times by one-GPU jobs, then free GPUs are reserved for it."""
     play = full(k, a_job(2, "2"))
     assert stream(play, 20) == list(range(10, 10 + k))
     assert play.reason(10 + k) == "reserved" and play.reason(2) == "no-wide-room"
@@ -54,12 +54,12 @@ def test_s4_36_a_wide_job_is_overtaken_so_often_and_then_gets_what_falls_free(k:
 
 
 def test_s4_36_without_a_limit_it_may_be_overtaken_without_end() -> None:
-    """`max_overtakes: 0`: nothing stands idle."""
+    """S4.36: With `max_overtakes: 0` a job may be overtaken without limit."""
     assert len(stream(full(0, a_job(2, "2")), 40)) == 40
 
 
 def test_s4_36_of_many_that_start_at_once_no_more_pass_than_may() -> None:
-    """S4.36"""
+    """S4.36: Also when many jobs could start in one pass, no more than the limit overtake."""
     play = full(3, a_job(2, "6"), 6)
     assert started(play.arrive(*(a_job(n) for n in range(3, 12)))) == [3, 4, 5]
     assert started(play.tell(*(play.ended(n) for n in (1, 3, 4)))) == []
@@ -67,14 +67,14 @@ def test_s4_36_of_many_that_start_at_once_no_more_pass_than_may() -> None:
 
 
 def test_s4_36_half_a_gpu_can_be_waited_for_as_well() -> None:
-    """S4.36: shares that leave just too little."""
+    """S4.36: The limit protects a job that waits for a share of a GPU too."""
     play = full(2, a_job(2, "0.7"), 1, first=a_job(1, "0.5"))
     assert stream(play, 9, need="0.5") == [10, 11]
     assert started(play.tell(play.ended(1))) == [2]
 
 
 def test_s4_36_slots_are_waited_for_as_well() -> None:
-    """S4.36 S4.19: a job of two slots between jobs of one."""
+    """S4.36 S4.19: The limit protects a job of two slots from jobs of one slot."""
     play = full(2, a_job(2, "0", slots=2), cpu_slots=2, first=a_job(1, "0"))
     assert stream(play, 9, need="0") == [10, 11]
     assert play.reason(12) == "reserved" and play.reason(2) == "no-room"
@@ -83,7 +83,7 @@ def test_s4_36_slots_are_waited_for_as_well() -> None:
 
 
 def test_s4_19_a_job_of_many_slots_does_not_hold_up_those_of_few() -> None:
-    """S4.19: it is passed over, and the bound is that of max_overtakes alone."""
+    """S4.19: A job of many slots is overtaken by jobs of few slots; only `max_overtakes` limits that."""
     play = full(0, a_job(2, "0", slots=3), cpu_slots=3, first=a_job(1, "0"))
     assert started(play.arrive(a_job(3, "0"), a_job(4, "0"), a_job(5, "0"))) == [3, 4]
     play.tell(play.ended(1), play.ended(3))
@@ -91,7 +91,7 @@ def test_s4_19_a_job_of_many_slots_does_not_hold_up_those_of_few() -> None:
 
 
 def test_s4_36_who_takes_other_gpus_overtakes_nobody() -> None:
-    """S4.36"""
+    """S4.36: A job that uses other GPUs, or none, overtakes nobody."""
     play = full(1, a_job(2, "2", allowed=(0, 1)), 4, first=a_job(1, allowed=(0,)))
     assert len(stream(play, 9, allowed=(2, 3))) == 9
     assert len(stream(play, 9, first=30, need="0")) == 9
@@ -100,14 +100,14 @@ def test_s4_36_who_takes_other_gpus_overtakes_nobody() -> None:
 
 
 def test_s4_36_who_stands_before_it_overtakes_nobody() -> None:
-    """S4.36: more urgent ones, however late they came."""
+    """S4.36: A more urgent job overtakes nobody, even if it came later."""
     play = full(1, a_job(2, "2"))
     assert len(stream(play, 9, priority=-1)) == 9
     assert play.scheduler.queue.overtaken(2) == 0
 
 
 def test_s4_36_the_count_begins_anew_with_a_new_place() -> None:
-    """Held or edited, it has not waited for what it wants now."""
+    """S4.36: The count of overtakes restarts when a job is released from a hold or edited."""
     for ask in ((Hold((2,)), Release((2,))), (Edit((2,), {"label": "x"}),)):
         play = full(2, a_job(2, "2"))
         assert stream(play, 5) == [10, 11]
@@ -117,7 +117,7 @@ def test_s4_36_the_count_begins_anew_with_a_new_place() -> None:
 
 
 def test_s4_36_a_pause_of_what_it_waits_for_keeps_nothing_from_the_others() -> None:
-    """S4.36: nothing stands idle for a job that cannot run however long one waits."""
+    """S4.36: No GPU is reserved for a job that cannot run because one of its GPUs is paused."""
     play = full(1, a_job(2, "2"))
     assert stream(play, 5) == [10]
     play.ask(Pause((0,)))
@@ -128,7 +128,7 @@ def test_s4_36_a_pause_of_what_it_waits_for_keeps_nothing_from_the_others() -> N
 
 
 def test_s4_36_fewer_slots_than_it_needs_hold_up_nobody_else() -> None:
-    """S4.36 S4.19: -S lowered under a job that waits for more."""
+    """S4.36 S4.19: No slot is reserved for a job that needs more slots than there are after `-S` was lowered."""
     play = full(1, a_job(2, "0", slots=3), cpu_slots=3, first=a_job(1, "0"))
     assert stream(play, 3, need="0") == [10]
     play.scheduler.fleet.resize(2)
@@ -140,10 +140,10 @@ def test_s4_36_fewer_slots_than_it_needs_hold_up_nobody_else() -> None:
 
 
 def test_s4_36_who_waits_behind_another_of_its_kind_is_overtaken_with_it() -> None:
-    """S4.36: once the first of two equal jobs is gone, the second has been overtaken as often."""
+    """S4.36: Two equal waiting jobs both count as overtaken, so the limit still holds if the first is cancelled."""
     play = full(1, a_job(2, "2"))
     play.arrive(a_job(3, "2"))
-    assert stream(play, 3) == [10]  # past both
+    assert stream(play, 3) == [10]  # past both waiting jobs
     play.ask(Cancel((2,)))
     assert play.started[-1] == 10 and play.reason(11) == "reserved"
     assert "job 3" in play.scheduler.class_reasons()[class_of(play.job(11)).key].sentence
@@ -163,7 +163,7 @@ LATER = st.lists(st.sampled_from(["0.25", "0.5", "0.6", "1", "2", "2x0.5"]), min
 def test_s4_36_whoever_waits_starts_in_the_end_however_many_come_later(
     servers: tuple[int, ...], need: str, k: int, later: list[str], picks: list[int]
 ) -> None:
-    """S4.36: later ones come without end; each that runs ends once, in any order."""
+    """S4.36: A waiting job starts in the end, although later jobs keep arriving and running jobs end in any order."""
     play = a_world(*servers, max_overtakes=k)
     last = 0
 
@@ -182,7 +182,7 @@ def test_s4_36_whoever_waits_starts_in_the_end_however_many_come_later(
     wide = a_job(last, need)
     assume(not play.scheduler.fleet.can_ever_hold(class_of(wide)))
     play.arrive(wide)
-    # A wide job of shares leaves a part of each GPU that others may have without passing it.
+    # A wide job of shares leaves a part of each GPU free; jobs that use it do not overtake.
     of_all = len(servers) == 1 and wide.need.count == servers[0] and wide.need.parts == WHOLE
     rounds = 0
     while play.state(wide.id) is S.PENDING:
@@ -197,11 +197,11 @@ def test_s4_36_whoever_waits_starts_in_the_end_however_many_come_later(
     assert not of_all or len(passed) <= k, "more have taken what it waits for than may"
 
 
-# -- by name -----------------------------------------------------------------------------------------------
+# -- GPUs by name ------------------------------------------------------------------------------------------
 
 
 def test_s4_31_who_names_its_gpus_starts_at_once_whoever_is_there_or_waits_for_them() -> None:
-    """S4.31: also where all is booked, and where it is kept for another."""
+    """S4.31: A job that names its GPUs starts immediately, also on GPUs that are in use or reserved."""
     play = full(1, a_job(2, "2"))
     assert stream(play, 3) == [10]
     assert play.reason(11) == "reserved"
@@ -212,7 +212,7 @@ def test_s4_31_who_names_its_gpus_starts_at_once_whoever_is_there_or_waits_for_t
 
 
 def test_s4_32_a_shared_gpu_stays_claimed_until_both_have_ended() -> None:
-    """S4.32"""
+    """S4.32: A GPU that two jobs claim by name gets other jobs only after both have ended."""
     play = a_world(1)
     play.run(a_job(1, on=(0,)), a_job(2, on=(0,)))
     assert started(play.arrive(a_job(3, "0.1"))) == [] and play.reason(3) == "claimed"
@@ -221,7 +221,7 @@ def test_s4_32_a_shared_gpu_stays_claimed_until_both_have_ended() -> None:
 
 
 def test_s4_31_only_a_pause_keeps_it_waiting() -> None:
-    """S4.31: a pause of the queue or of what it named."""
+    """S4.31: A job that names its GPUs waits only while the queue or one of these GPUs is paused."""
     play = a_world(2)
     play.ask(Pause((1,)))
     assert started(play.arrive(a_job(1, on=(0, 1)), a_job(2, on=(0,)))) == [2]
@@ -233,7 +233,7 @@ def test_s4_31_only_a_pause_keeps_it_waiting() -> None:
 
 
 def test_s4_32_claims_are_taken_up_after_a_restart() -> None:
-    """S4.32 P1: the state is built anew from the rows."""
+    """S4.32 P1: Claims by name are restored when the state is rebuilt from the rows."""
     play = a_world(2)
     play.run(a_job(1, on=(0, 1)), a_job(2, on=(0,)))
     again = a_world(2)
@@ -248,7 +248,7 @@ def test_s4_32_claims_are_taken_up_after_a_restart() -> None:
 
 
 def test_s4_31_what_a_job_by_name_leaves_behind_keeps_its_claim() -> None:
-    """S4.32: its processes are still on the GPU."""
+    """S4.32: Leftover processes of a job keep its claim by name."""
     from scheduler.core.job import Process
     from scheduler.core.observations import Gone
 

@@ -1,4 +1,4 @@
-"""Trying again: starts that failed for a passing reason, runs that ended badly, and shares that were too small."""
+"""Tests of retries: failed starts, failed runs, and jobs that ran out of GPU memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.builders import OOM, T0, a_job, a_world
 S = JobState
 
 
-# -- could not start ---------------------------------------------------------------------------------------
+# -- failed starts -----------------------------------------------------------------------------------------
 
 
 def test_a_start_that_failed_for_a_passing_reason_is_tried_again_with_growing_waits() -> None:
-    """S3.17 S3.29"""
+    """S3.17 S3.29: A start that failed for a temporary reason is retried after growing waits, up to a limit."""
     play = a_world(1, max_assign_attempts=5, assign_retry_wait_s=5.0)
     play.arrive(a_job(1))
     for attempt, wait in enumerate((5, 10, 20, 40), start=1):
@@ -49,7 +49,7 @@ def test_a_start_that_failed_for_a_lasting_reason_fails_at_once() -> None:
 
 
 def test_while_a_job_waits_for_its_next_try_others_start() -> None:
-    """S3.17"""
+    """S3.17: Other jobs start while a job waits for its next attempt."""
     play = a_world(1)
     play.arrive(a_job(1, priority=0), a_job(2, priority=9))
     play.tell(play.never_ran(1))
@@ -94,10 +94,10 @@ def test_a_clock_set_back_by_a_day_does_not_hold_a_job_for_a_day() -> None:
 def test_each_wait_is_waited_in_full_whatever_came_before() -> None:
     play = a_world(1, assign_retry_wait_s=10.0)
     play.arrive(a_job(1))
-    play.tell(play.never_ran(1))  # until 10
+    play.tell(play.never_ran(1))  # due at 10 s
     play.ask(Cancel((1,)), after=1)
     play.ask(Requeue((1,)))
-    play.tell(play.never_ran(1), after=4)  # at 5, until 15
+    play.tell(play.never_ran(1), after=4)  # at 5 s, due at 15 s
     assert play.job(1).not_before == T0 + 15
     play.tell(after=6)
     assert play.state(1) is S.PENDING
@@ -117,11 +117,11 @@ def test_a_job_that_was_held_while_it_waited_for_its_next_try_waits_for_that_aga
     assert play.state(1) is S.STARTING
 
 
-# -- ended badly -------------------------------------------------------------------------------------------
+# -- failed runs -------------------------------------------------------------------------------------------
 
 
 def test_a_job_that_failed_is_not_run_again_by_itself() -> None:
-    """S3.29"""
+    """S3.29: A failed job without retries is not run again."""
     play = a_world(1)
     play.run(a_job(1))
     play.tell(play.ended(1, 1))
@@ -130,7 +130,7 @@ def test_a_job_that_failed_is_not_run_again_by_itself() -> None:
 
 
 def test_a_job_with_retries_is_run_again_as_often_as_it_asks() -> None:
-    """S3.29"""
+    """S3.29: A job with retries is run again as often as it asked for, with growing waits."""
     play = a_world(1, assign_retry_wait_s=5.0)
     play.run(a_job(1, retries=2))
     for run, wait in ((1, 5), (2, 10)):
@@ -177,7 +177,7 @@ def test_a_job_that_is_run_again_on_request_has_all_its_tries_anew() -> None:
 
 
 def test_many_who_ask_for_a_job_again_start_one_attempt() -> None:
-    """Each has seen the same attempt end; the first starts another, and the others are told so, also when that has ended."""
+    """Of several requests to repeat the ended attempt 1, the first starts attempt 2 and the others only get a note."""
     play = a_world(1)
     play.run(a_job(1))
     play.tell(play.ended(1, 1))

@@ -1,4 +1,4 @@
-"""Ending jobs: asked for, by their time limit, gently at first and then for certain."""
+"""Tests of ending jobs: by request and by time limit, first with SIGTERM and after the grace time with SIGKILL."""
 
 from __future__ import annotations
 
@@ -250,14 +250,14 @@ def test_the_grace_goes_on_counting_over_a_restart(asked_ago: float, left: float
     )  # fmt: skip
     play.rows[1] = job
     play.scheduler.adopt(job, play.now)
-    play.tell()  # SIGTERM again: whoever was killed may not have sent it
+    play.tell()  # SIGTERM again: the killed daemon may not have sent it
     assert (1, False) in stops(play)
     assert play.scheduler.next_timer() == play.mono + left
     play.tell(after=left)
     assert (1, True) in stops(play)
 
 
-# -- again -------------------------------------------------------------------------------------------------
+# -- running a job again -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", ["done", "failed", "cancelled", "lost"])

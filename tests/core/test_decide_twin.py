@@ -1,4 +1,4 @@
-"""Random histories: the real decision against its slow twin, and the promises that hold whatever happens."""
+"""Property tests with random histories: the real decision equals the slow scheduler's, and the guarantees hold."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OTHER_FORMS: dict[str, dict[str, Any]] = {"2 slots": {"slots": 2}, "GPU 0 by nam
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that happens; ``pick`` chooses among what there is."""
+    """One event; ``pick`` chooses a job or GPU among the existing ones."""
 
     what: str
     need: str = "1"
@@ -74,7 +74,7 @@ SERVERS = st.lists(st.integers(1, 8), min_size=1, max_size=3)
 
 
 class Both:
-    """The real state and its twin, told the same things."""
+    """The real scheduler state and the slow scheduler, with the same events applied to both."""
 
     def __init__(self, servers: list[int], memory_mib: int | None) -> None:
         self.gpus = some_gpus(*servers, memory_mib=memory_mib)
@@ -84,7 +84,7 @@ class Both:
         self.queue_paused = False
 
     def facts_of(self, turn: list[Step]) -> list[Observation]:
-        """What happens in this turn; the twin learns of it at once."""
+        """Apply the steps of one pass to the slow scheduler, and return their observations for the real one."""
         observations: list[Observation] = []
         for step in turn:
             observations += getattr(self, f"_{step.what}")(step)
@@ -102,7 +102,7 @@ class Both:
             slots=step.slots,
         )
         if self.play.scheduler.fleet.can_ever_hold(class_of(job)):
-            return []  # refused at the door
+            return []  # the jobs file or `submit` refuses such a job
         self.last_id = job.id
         self.twin.waiting[job.id] = (job.priority, job.order), class_of(job)
         return [Arrived(job)]
@@ -178,7 +178,7 @@ class Both:
             assert job.reason or reasons[class_of(job).key].sentence, "a job waits without a reason"
 
     def empty_the_machine(self) -> None:
-        """Resume everything and let all that runs end, until nothing is left."""
+        """Resume the queue and all GPUs, and end all jobs, until no job runs."""
         self.twin.paused = False
         self.twin.fleet.paused.clear()
         observations: list[Observation] = [
@@ -202,7 +202,7 @@ HISTORY = (SERVERS, st.sampled_from([None, 24_000]), st.lists(TURN, max_size=20)
 def test_what_starts_and_where_is_what_sorting_all_jobs_and_scanning_all_gpus_would_choose(
     servers: list[int], memory_mib: int | None, turns: list[list[Step]]
 ) -> None:
-    """S3.12 S3.14 S3.15 S3.17"""
+    """S3.12 S3.14 S3.15 S3.17: The same jobs start on the same GPUs as by sorting all jobs and scanning all GPUs."""
     both = Both(servers, memory_mib)
     for turn in turns:
         both.turn(both.facts_of(turn))
@@ -234,7 +234,7 @@ def test_every_accepted_job_starts_once_and_emptying_the_machine_gives_the_start
 def test_no_job_that_fits_waits_behind_one_of_lower_priority_and_a_paused_gpu_gets_nothing(
     servers: list[int], memory_mib: int | None, turns: list[list[Step]]
 ) -> None:
-    """S3.12 S3.30"""
+    """S3.12 S3.30: No job that fits waits behind a less urgent one, and a paused GPU gets no job."""
     both = Both(servers, memory_mib)
     play, gpus = both.play, both.gpus
     for turn in turns:
@@ -242,7 +242,7 @@ def test_no_job_that_fits_waits_behind_one_of_lower_priority_and_a_paused_gpu_ge
         plan = play.tell(*observations, after=1.0)
         paused = set(ids_of(play.scheduler.fleet.paused_mask))
         assert not any(paused & set(job.gpus) for job in plan.starts)
-        # Give all that started back, then start one after the other: no more urgent one may fit at that moment.
+        # Undo the starts of this pass and repeat them one by one: no more urgent job may fit then.
         slow = SlowFleet(gpus, SLOTS, paused)
         begun = {job.id for job in plan.starts}
         for job in play.scheduler.live.values():
@@ -272,7 +272,7 @@ WILD = st.tuples(
 
 
 def a_fact(play: Play, what: str, number: int, need: str) -> Observation | None:
-    """What is told of job (or GPU) ``number``, sensible or not."""
+    """Return an observation about job (or GPU) ``number``, even an implausible one; None if there is none to make."""
     if what == "arrive":
         parents = (number - 1,) if number % 3 == 0 else ()
         limit = 20.0 if number % 2 else None

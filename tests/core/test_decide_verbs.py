@@ -1,4 +1,4 @@
-"""What owners do with jobs that wait: hold, release, put first, swap, edit."""
+"""Tests of requests that change waiting jobs: hold, release, first, swap, edit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ S = JobState
 
 
 def full(jobs: int = 3, **of_world: object) -> Play:
-    """One GPU with job 1 on it; the others wait."""
+    """Return a Play with job 1 running on the only GPU and jobs 2 to ``jobs`` waiting."""
     play = a_world(1, **of_world)
     play.run(a_job(1))
     for number in range(2, jobs + 1):
@@ -22,7 +22,7 @@ def full(jobs: int = 3, **of_world: object) -> Play:
 
 
 def starts_next(play: Play, running: int = 1) -> int:
-    """Which job gets the GPU when the one that has it ends."""
+    """End the running job and return the job that gets the GPU."""
     play.tell(play.ended(running))
     return play.started[-1]
 
@@ -130,7 +130,7 @@ def test_an_edit_that_could_never_run_changes_nothing() -> None:
 
 @pytest.mark.parametrize("changes", [{"allowed": [0]}, {"gpus": "0.5"}, {"allowed": None}, {"gpus": "", "label": "x"}])
 def test_the_gpus_of_a_job_that_named_them_cannot_be_edited(changes: dict[str, object]) -> None:
-    """S4.31: what it named is its command's business; label and priority are not."""
+    """S4.31: The GPUs of a job that names them cannot be edited; its label and priority can."""
     play = a_world(2)
     play.ask(PauseQueue(True))
     play.arrive(a_job(1, on=(0, 1)))

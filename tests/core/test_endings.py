@@ -1,4 +1,4 @@
-"""What the end of an attempt means: one table, for the daemon, `recover`, `track`, and `status` without a scheduler."""
+"""Tests of the meaning of an attempt's end, which is the same for the daemon, `recover`, `track` and `status`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DAEMON = Rules(starts=3, oom_retries=2)
 
 
 def ran(code: int | None, number: int | None = None, **changes: object) -> Job:
-    """A job whose command has ended with this exit code, or by this signal."""
+    """Return a job whose command has ended with this exit code or signal."""
     job = a_job(1, str(changes.pop("need", "1")), **changes)
     job.state = job.state if job.state is not S.PENDING else S.RUNNING
     job.exit_code, job.signal = code, number
@@ -80,7 +80,7 @@ def test_a_job_that_books_memory_books_twice_as_much_at_most_all_there_is() -> N
 
 
 def test_a_share_of_a_thousandth_is_a_share_where_jobs_book_shares() -> None:
-    """Also with a size: only a scheduler whose jobs book memory books it."""
+    """A need of 0.001 is a share, also if the job names a size in MiB, unless the scheduler's jobs book memory."""
     assert after_run(ran(1, need="0.001", vram_mib=10, log_finding=OOM), DAEMON).need == ResourceRequest(1, 2)
 
 

@@ -1,4 +1,4 @@
-"""What the end of a log says about a failure, with a hint that helps."""
+"""Tests of the causes of failures that are recognized at the end of a log, and of their hints."""
 
 from __future__ import annotations
 
@@ -67,6 +67,6 @@ def test_a_bad_ordinal_names_the_setting_that_helps() -> None:
     ],
 )
 def test_running_out_of_memory_names_what_would_help(need: str, hint: str) -> None:
-    """One that had a whole GPU is not told to ask for one."""
+    """The hint to request a whole GPU is not given for a job that had one."""
     failure = failure_in("CUDA out of memory", ResourceRequest.parse(need))
     assert failure is not None and hint in failure.hint

@@ -1,4 +1,4 @@
-"""A GPU is 1000 parts: needs and GPU lists are read exactly, or refused with the spelling that would be right."""
+"""Tests of resource requests and GPU lists: they are read exactly, or refused with the correct spelling."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_ten_tenths_are_exactly_one_gpu() -> None:
     ],
 )
 def test_a_need_is_so_many_gpus_and_parts_of_each(text: str, need: tuple[int, int]) -> None:
-    """S3.15"""
+    """S3.15: A request is a number of GPUs and the thousandths of each; a need above 1 is rounded up to whole GPUs."""
     assert ResourceRequest.parse(text) == ResourceRequest(*need)
 
 
@@ -202,7 +202,7 @@ def test_a_need_in_words(need: str, words: str) -> None:
 def test_the_three_forms_of_a_need(
     need: ResourceRequest, slots: int, by_name: bool, total: int, text: str, words: str
 ) -> None:
-    """S4.19 S4.31: shares of GPUs, slots without GPUs, GPUs that the job names."""
+    """S4.19 S4.31: A request asks for shares of GPUs, for slots without GPUs, or for GPUs by name."""
     assert (need.slots, need.by_name, need.total) == (slots, by_name, total)
     assert (str(need), need.in_words()) == (text, words)
 
@@ -244,7 +244,7 @@ def test_decimal_text_reads_back(parts: int) -> None:
     ],
 )
 def test_a_gpu_list_is_read(text: str, ids: tuple[int, ...] | None) -> None:
-    """S3.8"""
+    """S3.8: A GPU list is read as ascending ids without duplicates; an empty one means any GPU."""
     assert parse_gpu_ids(text) == ids
 
 
@@ -265,7 +265,7 @@ def test_a_gpu_list_is_read(text: str, ids: tuple[int, ...] | None) -> None:
     ],
 )
 def test_what_is_no_gpu_list_is_refused(text: str, error: type[SchedulerError], says: str) -> None:
-    """S3.8"""
+    """S3.8: A wrong GPU list is refused with the correct spelling or the unknown id."""
     with pytest.raises(error, match=says):
         parse_gpu_ids(text)
 

@@ -1,4 +1,4 @@
-"""Means over time: they conserve what was measured, nothing is made up, and what is asked for is bounded."""
+"""Tests of GPU and job samples over time: means of measured values only, intervals, pauses, and bounded answers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_mean_is_of_what_was_measured_and_lies_below_the_most(
         told = [sample[column] for sample in samples if sample[column] is not None]
         found, most = mean.mean(column, 6), mean.most(column)
         if not told:
-            assert found is None and most is None  # never 0
+            assert found is None and most is None  # not 0
         else:
             assert found == pytest.approx(sum(told) / len(told), abs=1e-5) and most == max(told)
             assert min(told) - 1e-5 <= found <= most + 1e-5
@@ -59,7 +59,7 @@ def test_a_declared_gpu_has_bookings_and_pauses_alone() -> None:
     assert mean.row(3, 40.0) == (3, 40.0, None, None, None, None, None, None, None, 0.75, 1.0, None, None)
 
 
-# -- what is read of a card -------------------------------------------------------------------------------
+# -- values of a reading ----------------------------------------------------------------------------------
 
 
 def read(reading: GpuSnapshot, *tenants: Tenant, interval_s: float = 5.0) -> Admission:
@@ -84,7 +84,7 @@ def test_a_reading_is_split_into_ours_others_and_reserved() -> None:
 
 
 def test_a_silent_gpu_is_not_measured() -> None:
-    """What was read last would look like a GPU that does not change."""
+    """A GPU that is not read has no measured values; the last reading would look like a GPU that does not change."""
     admission = read(a_reading())
     card = admission.cards[0]
     assert gpu_values(card, 0.0, False)[0] == 5000
@@ -114,7 +114,7 @@ def test_a_gpu_that_does_not_tell_its_memory_is_not_empty() -> None:
     assert gpu_values(card, 0.0, False)[:4] == (None, None, None, None)
 
 
-# -- asking -----------------------------------------------------------------------------------------------
+# -- queries ----------------------------------------------------------------------------------------------
 
 NOW = 1_800_000_000.0
 

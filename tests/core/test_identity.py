@@ -1,4 +1,4 @@
-"""Two wishes are the same job when script, words in order, environment are the same."""
+"""Tests of job identity: two lines are the same job if script, arguments in order, and environment are equal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def identity(script: str, environment: str, arguments: tuple[str, ...]) -> str:
     ],
 )
 def test_word_order_words_environment_script_make_another_job(other: dict[str, Any]) -> None:
-    """S3.27"""
+    """S3.27: Another order of arguments, other arguments, another environment or script make a different job."""
     assert identity_of(a_spec(arguments=("--x", "1", "--y", "2"))) != identity_of(a_spec(**other))
 
 
@@ -50,19 +50,19 @@ def test_word_order_words_environment_script_make_another_job(other: dict[str, A
     ],
 )
 def test_priority_gpu_list_and_the_rest_make_no_other_job(same: dict[str, Any]) -> None:
-    """S3.27"""
+    """S3.27: Priority, allowed GPUs and the other options do not change the identity of a job."""
     assert identity_of(a_spec(arguments=("--x", "1"), **same)) == identity_of(a_spec(arguments=("--x", "1")))
 
 
 @given(WISH, WISH)
 def test_equal_identities_are_equal_wishes(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
-    """S3.27"""
+    """S3.27: Identities are equal exactly if script, environment and arguments are equal."""
     assert (identity(*one) == identity(*other)) == (one == other)
 
 
 @given(st.lists(WORD, min_size=2, max_size=6), st.data())
 def test_fields_never_run_together(words: list[str], data: st.DataObject) -> None:
-    """S3.27"""
+    """S3.27: Moving characters from one argument to the next changes the identity."""
     at = data.draw(st.integers(0, len(words) - 1))
     joined = [*words[:at], "".join(words[at : at + 2]), *words[at + 2 :]]
     assert (identity("/s", "", tuple(words)) == identity("/s", "", tuple(joined))) == (words == joined)
@@ -75,4 +75,4 @@ def test_bytes_that_are_no_text_count_too() -> None:
 
 def test_the_identity_of_a_wish_never_changes_between_versions() -> None:
     wish = identity("/data/train.py", "torch", ("--lr", "0.1"))
-    assert wish == "07ef6ab49c938887ed3f1f857c3daf46"  # stores of released versions hold it
+    assert wish == "07ef6ab49c938887ed3f1f857c3daf46"  # stores of released versions contain it

@@ -1,4 +1,4 @@
-"""What was asked survives the way through the store, and is shown by a short name."""
+"""Tests of JobSpec: it survives storage in JSON, and has a short name for display."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_an_attempt_has_a_key_of_its_own() -> None:
     ("kind", "code"), [(SchedulerError, 1), (UsageError, 2), (Refused, 3), (NoGpuData, 4), (NoDaemon, 5), (NotFound, 6)]
 )
 def test_an_error_says_what_where_what_to_do_and_has_an_exit_code(kind: type[SchedulerError], code: int) -> None:
-    """S3.41"""
+    """S3.41: The text of an error names place, problem and remedy, and each kind of error has its exit code."""
     assert str(kind("no such thing", where="jobs.txt:7", do="write it")) == "jobs.txt:7: no such thing; write it"
     assert str(kind("no such thing")) == "no such thing"
     assert kind("x").exit_code == code

@@ -1,4 +1,4 @@
-"""A job as a line of the journal: words, times, codes, history; and what was cut off of such a line."""
+"""Tests of the journal: a job as one JSON line with times, codes and history, and lines that were cut off."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ RAN: Moments = [(T0 + 5.1, "started"), (T0 + 9.2, "done")]
 
 
 def at(seconds: float) -> str:
-    """The moment so many seconds after T0, which is 1970-01-12 13:46:40."""
+    """Return the time ``seconds`` after T0 (1970-01-12 13:46:40 UTC) as the journal writes it."""
     return f"1970-01-12T13:{46 + int(40 + seconds) // 60:02}:{(40 + seconds) % 60:06.3f}Z"
 
 
 def ran(**changes: object) -> Job:
-    """A job that ran from 5 to 9 seconds, and ended well."""
+    """Return a job that ran from second 5 to second 9 and succeeded."""
     given = {"state": JobState.DONE, "attempt": 1, "gpus": (2,), "process": Process(4711, 7), "started_at": T0 + 5,
              "finished_at": T0 + 9, "log": "/logs/job_1.log", "exit_code": 0, "outcome": Outcome.EXIT, **changes}  # fmt: skip
     return a_job(**given)
 
 
 def test_s1_6_a_record_holds_all_that_is_known() -> None:
-    """S1.6: command, pid, start time, GPU, status, log path, end time, exit code, history."""
+    """S1.6: A record has command, pid, start time, GPU, status, log path, end time, exit code and history."""
     record = record_of(ran(arguments=("--epochs", "3 4")), RAN)
     assert tuple(record) == KEYS
     assert record == {
@@ -77,13 +77,13 @@ def test_s1_6_gpu_id_is_a_number_a_list_or_null(gpus: tuple[int, ...], shown: ob
 
 
 def test_s1_6_a_job_that_was_only_placed_has_nothing_to_show() -> None:
-    """No process, and a log that is a name alone."""
+    """Before a job has a process, its record has no GPU and no log path."""
     job = a_job(state=JobState.STARTING, attempt=1, gpus=(0,), log="/logs/job_1.log")
     assert record_of(job, []) == record_of(a_job(), [])
 
 
 def test_s1_6_history_goes_through_retries_and_new_runs() -> None:
-    """Of the last attempt the times of its process, of earlier ones those of the events."""
+    """The history has process times for the last attempt, and event times for earlier attempts."""
     moments: Moments = [
         (T0 + 1, "held"), (T0 + 2, "released"), (T0 + 3, "started"), (T0 + 4, "retry_scheduled"), (T0 + 5, "unclaimed"),
         (T0 + 6, "started"), (T0 + 7, "stopping"), (T0 + 7, "leftovers"), (T0 + 8, "cancelled"), (T0 + 9, "requeued"),
@@ -97,7 +97,7 @@ def test_s1_6_history_goes_through_retries_and_new_runs() -> None:
 
 
 def test_s1_6_history_of_a_story_lost_in_part_ends_where_the_job_is() -> None:
-    """`recover` keeps jobs whose events could not be read."""
+    """`recover` keeps jobs whose events could not be read; their history still ends with the current state."""
     assert record_of(ran(), [])["history"] == [[at(0), "pending"], [at(9), "completed"]]
     running = ran(state=JobState.RUNNING, finished_at=None, exit_code=None)
     assert record_of(running, [])["history"] == [[at(0), "pending"], [at(5), "running"]]
@@ -110,7 +110,7 @@ def test_s1_6_a_failure_that_is_passed_over_keeps_the_time_of_its_end() -> None:
 
 
 def test_s1_6_no_code_is_guessed() -> None:
-    """S1.7: killed or lost, a job has none; one that has not ended shows none."""
+    """S1.7: A record has an exit code only if the job has ended with one."""
     for outcome in (Outcome.SIGNAL, Outcome.LOST, Outcome.COULD_NOT_START):
         record = record_of(ran(state=JobState.FAILED, exit_code=None, outcome=outcome), RAN)
         assert (record["status"], record["exit_code"], record["outcome"]) == ("failed", None, outcome.value)
@@ -127,7 +127,7 @@ def test_s1_6_a_line_of_a_commands_file_is_as_it_stands_there() -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_s15_the_journal_shows_no_secret(name: str) -> None:
-    """S15: neither of words nor of a shell's text; environments are not in it."""
+    """S15: The journal shows no secret of a command's arguments or of a shell command; it contains no environment."""
     words = SHAPES[name]
     asked = a_job(source="submit", script="", arguments=words, variables=(f"HF_TOKEN={SECRET}",))
     assert SECRET not in line_of(record_of(asked, [])).decode()
@@ -158,19 +158,19 @@ def jobs(draw: st.DrawFn) -> Job:
 
 @given(jobs(), st.lists(st.tuples(moments_of, st.sampled_from([*STATUS_AFTER, "held", "undying"])), max_size=6))
 def test_s1_6_any_job_is_one_line_that_reads_back(job: Job, moments: Moments) -> None:
-    """S1.6: whatever a command holds, it is one line of plain JSON, known again as ours."""
+    """S1.6: Any job becomes one ASCII line of JSON that reads back and is recognized as a record of this program."""
     record = record_of(job, moments)
     line = line_of(record)
     assert line.isascii() and line.count(b"\n") == 1 and line.endswith(b"\n")
     assert read_line(line) == record and who_is(read_line(line)) == (job.id, record["history"][0][0])
-    json.dumps(record, ensure_ascii=False).encode()  # no half surrogate pairs
+    json.dumps(record, ensure_ascii=False).encode()  # must not fail: no lone surrogates
     assert record["history"][-1][1] == record["status"]
     assert all(before[1] != after[1] for before, after in zip(record["history"], record["history"][1:], strict=False))
 
 
 @given(jobs(), st.data())
 def test_s1_12_any_torn_line_is_known_as_its_jobs(job: Job, data: st.DataObject) -> None:
-    """S1.12: cut off anywhere, it is no JSON, and is known as the beginning of a line of this job or of any."""
+    """S1.12: A line cut off anywhere is not JSON, but is recognized as the start of this job's or of any line."""
     line = line_of(record_of(job, []))
     torn = line[: data.draw(st.integers(1, len(line) - 2))]
     with pytest.raises(ValueError):
@@ -179,12 +179,12 @@ def test_s1_12_any_torn_line_is_known_as_its_jobs(job: Job, data: st.DataObject)
     assert number in (None, job.id)
     if number is None:
         assert is_beginning(torn, None)
-    elif b"{" not in torn[len(b'{"id": ') :]:  # else it may be that somebody has written on behind it
+    elif b"{" not in torn[len(b'{"id": ') :]:  # otherwise another program may have written behind the torn part
         assert is_beginning(torn, job)
 
 
 def test_s1_12_what_others_wrote_is_not_taken_for_a_torn_line() -> None:
-    """S1.12: it would be thrown away."""
+    """S1.12: Text that gpujob did not write is not recognized as a torn line, which would be deleted."""
     job = a_job(3)
     line = line_of(record_of(job, []))
     for torn in (b"note to self", b"", b'{"id": "x', b'{"job": 3, "c', b"\0" * 50, b'{"id": 3, "commander": 1'):
@@ -205,7 +205,7 @@ def test_s1_6_other_values_are_no_records_of_ours(value: object) -> None:
 
 
 def test_s1_6_records_of_other_versions_are_ours() -> None:
-    """An upgrade must not leave two lines a job."""
+    """Records of other versions are recognized; otherwise an upgrade would write a second line for each job."""
     for keys in ((*KEYS, "more"), (*KEYS[:3], "history"), KEYS):
         assert who_is({**dict.fromkeys(keys, 7), "history": [["2026", "pending"]]}) == (7, "2026")
 

@@ -1,4 +1,4 @@
-"""What is executed for a job on its GPUs: words, environment, folder, by the chosen meaning of ``--cuda``."""
+"""Tests of the command, environment and folder with which a job is started, for each mode of ``--cuda``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def launched(mode: str = "physical", *, found: Found = PYTHON, need: str = "2", 
     ],
 )
 def test_an_existing_cuda_is_replaced_else_one_is_added(before: str, after: str) -> None:
-    """S3.18"""
+    """S3.18: An existing `--cuda` argument gets the job's GPUs as its value; otherwise one is added."""
     assert with_cuda(tuple(before.split()), "4,6") == tuple(after.split())
 
 
@@ -64,7 +64,7 @@ def test_giving_cuda_twice_is_giving_it_once(words: list[str]) -> None:
 
 
 def test_there_are_four_modes_and_the_default_is_one_of_them() -> None:
-    """S3.19"""
+    """S3.19: The modes of `--cuda` are physical, local, unset, auto and none."""
     assert CUDA_MODES == ("physical", "local", "unset", "auto", "none")
 
 
@@ -73,7 +73,7 @@ def test_there_are_four_modes_and_the_default_is_one_of_them() -> None:
     [("physical", "4,6", "4,6"), ("local", "0,1", "4,6"), ("unset", "4,6", None)],
 )
 def test_what_cuda_and_the_visible_devices_hold(mode: str, argument: str, visible: str | None) -> None:
-    """S3.18 S3.19"""
+    """S3.18 S3.19: `--cuda` and CUDA_VISIBLE_DEVICES hold driver ids or local numbers, as the mode says."""
     launch = launched(mode, arguments=("--lr", "1"))
     assert launch.argv == ("/usr/bin/python", "-u", "/data/train.py", "--lr", "1", "--cuda", argument)
     assert launch.environment["CUDA_VISIBLE_DEVICES"] == visible
@@ -107,7 +107,7 @@ def test_a_job_is_told_who_it_is() -> None:
 
 
 def test_torchrun_starts_one_process_a_gpu_and_is_given_no_cuda() -> None:
-    """Its processes choose their GPU by LOCAL_RANK; a --cuda that stands there is replaced all the same."""
+    """torchrun gets no `--cuda`: its processes choose their GPU by LOCAL_RANK. A `--cuda` of the user is replaced."""
     start = ("/usr/bin/python", "-m", "torch.distributed.run", "--standalone")
     launch = launched(launch="torchrun", arguments=("--lr", "1"))
     assert launch.argv == (*start, "--nproc_per_node=2", "/data/train.py", "--lr", "1")
@@ -187,12 +187,12 @@ def test_each_attempt_has_a_log_of_its_own(attempt: int, name: str) -> None:
     ],
 )
 def test_a_job_may_name_its_log_itself(changes: dict[str, Any], name: str) -> None:
-    """S2.1 S4.14 S4.15: the very name, also of ts, where letters make it new; what is packed says so."""
+    """S2.1 S4.14 S4.15: A log name that a job gives is used, with random letters for `ts` and .gz if compressed."""
     assert log_name(a_job(12, **changes), "S", letters="abc123") == name
 
 
 def test_a_name_that_is_taken_is_not_written_to() -> None:
-    """S2.15: the next choice has a number."""
+    """S2.15: If the log file exists, the next name to try has a number."""
     assert log_name(a_job(12, log_name="my.log"), "S", 2) == "my_2.log"
     assert log_name(a_job(12, log_name="my.log", attempt=2), "S", 3) == "my_a2_3.log"
 
@@ -209,13 +209,13 @@ def test_a_name_that_is_taken_is_not_written_to() -> None:
     ],
 )
 def test_where_a_job_reads_and_writes(changes: dict[str, Any], streams: Streams) -> None:
-    """S4.13 S4.14 S4.17: without a log there is nothing to pack or to keep apart."""
+    """S4.13 S4.14 S4.17: Output is compressed, split or sent to a caller as requested; without a log it is neither."""
     job = a_job(12, **{"log": "/logs/12.log", **changes})
     assert launch_of(job, PYTHON, mode="physical", state_file="/s", cwd="/").streams == streams
 
 
 def test_variables_of_a_job_are_laid_below_those_of_the_environment_and_ours() -> None:
-    """Contract 3: ;env=A=1 sets a variable; GPUs and the environment stay ours."""
+    """Contract 3: `;env=A=1` sets a variable, except those that the scheduler sets for GPUs, job and environment."""
     given = ("A=1", "B=x=y", "C=", "CUDA_VISIBLE_DEVICES=7", "GPUJOB_ID=0", "CONDA_PREFIX=/mine", "VIRTUAL_ENV=/mine")
     found = Found("/opt/e/bin/python", environment={"CONDA_PREFIX": "/opt/e", "VIRTUAL_ENV": None})
     environment = launched(found=found, variables=given).environment
@@ -239,13 +239,13 @@ def test_variables_of_a_job_are_laid_below_those_of_the_environment_and_ours() -
 def test_what_a_job_without_gpus_sees_is_as_its_source_is_used_to(
     source: str, on: tuple[int, ...], mode: str, visible: str | None
 ) -> None:
-    """S4.30: -1 with `ts`, else nothing."""
+    """S4.30: A job without GPUs sees CUDA_VISIBLE_DEVICES=-1 if it comes from `ts`, else an empty value."""
     launch = launched(mode, need="2" if on else "0", on=on, source=source)
     assert launch.environment["CUDA_VISIBLE_DEVICES"] == visible
 
 
 def test_gpus_that_a_job_named_are_shown_to_it_and_no_share_is_promised() -> None:
-    """S4.31"""
+    """S4.31: A job that names its GPUs sees them, and its share is 0."""
     job = a_job(12, on=(0, 3), source="ts", arguments=("train",), script="", log="/logs/12.log", attempt=1)
     job.gpus = (0, 3)
     environment = launch_of(job, Found("/bin/train"), mode="physical", state_file="/s", cwd="/").environment
@@ -254,7 +254,7 @@ def test_gpus_that_a_job_named_are_shown_to_it_and_no_share_is_promised() -> Non
 
 
 def test_i06_cuda_goes_by_the_numbers_of_the_driver_our_marks_by_ours() -> None:
-    """With GPU 0 gone from the driver's list, our GPU 2 is its number 1."""
+    """CUDA ids are the driver's numbers: without GPU 0 in its list, GPU 2 is number 1. GPUJOB_GPUS keeps 2."""
     job = a_job(1, "2", gpus="", attempt=1)
     job.gpus = (1, 2)
     launch = launch_of(job, PYTHON, mode="physical", state_file="/s.json", cwd="/", ordinals={1: 0, 2: 1})
@@ -263,7 +263,7 @@ def test_i06_cuda_goes_by_the_numbers_of_the_driver_our_marks_by_ours() -> None:
 
 
 def test_f16_logs_of_one_second_have_names_of_their_own() -> None:
-    """F16: however many attempts begin in one second, no two share a log: the id and the attempt are in its name."""
+    """F16: Attempts that start in the same second have different logs, since id and attempt are part of the name."""
     jobs = [a_job(n) for n in (1, 11, 111) for _ in range(4)]
     for n, job in enumerate(jobs):
         job.attempt = (1, 2, 11, 12)[n % 4]
@@ -319,7 +319,7 @@ def words_of(source: str, *arguments: str, **changes: Any) -> tuple[str, ...]:
 
 
 def test_commands_are_filled_and_scripts_and_ts_jobs_are_not() -> None:
-    """As CUDA_VISIBLE_DEVICES and GPUJOB_SHARE say it, whatever the meaning of `--cuda` is."""
+    """`{gpus}` and `{share}` are filled into commands in every `--cuda` mode, but not into scripts and `ts` jobs."""
     for source in ("submit", "commands"):
         assert words_of(source, "-d{gpus}", "{share}", need="2x0.25") == ("/bin/x", "-d4,6", "0.25")
         for mode in ("physical", "local", "unset", "none"):
@@ -332,7 +332,7 @@ def test_commands_are_filled_and_scripts_and_ts_jobs_are_not() -> None:
 
 
 def test_the_ids_in_a_command_are_the_drivers_as_in_the_visible_devices() -> None:
-    """Also where a GPU got another number of the driver since the start, and whatever the order of the assignment."""
+    """The ids filled into a command are the driver's current numbers, as in CUDA_VISIBLE_DEVICES."""
     job = a_job(12, "2", script="", arguments=("x", "{gpus}"), source="submit")
     job.gpus = (6, 4)
     launch = launch_of(job, Found("/bin/x"), mode="physical", state_file="/s", cwd="/", ordinals={6: 1})

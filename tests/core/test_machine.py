@@ -1,4 +1,4 @@
-"""S3.35, S3.36, P1–P8 of the pure part: a machine on which everything fails at any moment (see machine.py)."""
+"""S3.35, S3.36, P1–P8 without I/O: random histories of faults on the simulated machine (see machine.py)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CODES = st.sampled_from([0, 0, 0, 1, 137, 255])
 
 
 class Faults(RuleBasedStateMachine):
-    """What can happen, in any order."""
+    """Rules for everything that can happen to the machine; Hypothesis applies them in random order."""
 
     @initialize(gpus=st.integers(1, 3), tries=st.integers(1, 3))
     def begin(self, gpus: int, tries: int) -> None:
@@ -41,7 +41,7 @@ class Faults(RuleBasedStateMachine):
         pids = self.some(leader=leader)
         return pids[pick % len(pids)]
 
-    # -- people -----------------------------------------------------------------------------------------------
+    # -- users ------------------------------------------------------------------------------------------------
 
     @rule(
         need=st.sampled_from(NEEDS),
@@ -98,7 +98,7 @@ class Faults(RuleBasedStateMachine):
 
     @rule(works=st.sampled_from([0, 1, 2, 6, 6, 6]))
     def a_turn(self, works: int) -> None:
-        """And its supervisor goes on by so many steps."""
+        """Run one pass; the supervisor then makes ``works`` steps."""
         m = self.m
         m.mend()
         m.mono += 0.1
@@ -169,7 +169,7 @@ class Faults(RuleBasedStateMachine):
     @precondition(lambda self: self.some(leader=True))
     @rule(pick=PICK, code=CODES)
     def a_job_ends_before_its_orphan(self, pick: int, code: int) -> None:
-        """And others want its GPUs."""
+        """A new job wants its GPUs in the meantime."""
         pid = self.chosen(pick, leader=True)
         self.m.orphan(pid)
         self.m.ends(pid, code)
@@ -181,7 +181,7 @@ class Faults(RuleBasedStateMachine):
     def an_orphan_ends(self, pick: int) -> None:
         self.m.ends(self.chosen(pick, leader=False), 0)
 
-    # -- what must hold ---------------------------------------------------------------------------------------
+    # -- guarantees -------------------------------------------------------------------------------------------
 
     @invariant()
     def promises(self) -> None:
@@ -194,7 +194,7 @@ class Faults(RuleBasedStateMachine):
 
 
 def test_whatever_fails_the_promises_hold() -> None:
-    """200 histories of 50 steps; more: GPUJOB_EXAMPLES=5000."""
+    """Runs 200 histories of 50 steps; GPUJOB_EXAMPLES=5000 runs more."""
     examples = int(os.environ.get("GPUJOB_EXAMPLES", "200"))
     run_state_machine_as_test(
         Faults,
@@ -206,7 +206,7 @@ def test_whatever_fails_the_promises_hold() -> None:
 
 
 def test_the_machine_sees_jobs_run_and_end() -> None:
-    """Else the history above would show nothing."""
+    """The simulated machine works at all; otherwise the random histories would prove nothing."""
     m = Machine(1, Policy())
     m.lines += [("1", 0, 0)] * 2
     m.start()

@@ -1,4 +1,4 @@
-"""Jobs that book memory in place of a share: the GPU with the most free, and what was promised counts until its use shows."""
+"""Tests of jobs that book memory instead of a share: best GPU, memory that is booked and not used yet, retries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BOOKED = ResourceRequest(1, BY_MEMORY)
 
 @pytest.fixture
 def bench() -> Bench:
-    """GPU 0 of a scheduler whose jobs book memory, read once while it was empty."""
+    """Return a Bench whose jobs book memory, and whose GPU 0 was read once while it was empty."""
     made = Bench(by_memory=True, settle_s=SETTLE)
     assert made.read(after=0.0) == NOTHING_FORBIDDEN
     return made
@@ -41,10 +41,10 @@ def free(bench: Bench) -> int:
 
 
 def test_s1_11_what_was_just_promised_counts_until_its_use_shows(bench: Bench) -> None:
-    """S1.11: from the moment a job is chosen, and while it may still be loading; later what it uses."""
+    """S1.11: Booked memory counts from placement until the job has settled; after that the memory in use counts."""
     bench.read(1_000)
     assert free(bench) == TOTAL - 1_000
-    bench.on = [a_tenant(1, BY_MEMORY, MINIMUM, started_at=None)]  # chosen, not started
+    bench.on = [a_tenant(1, BY_MEMORY, MINIMUM, started_at=None)]  # placed, not started
     assert free(bench) == TOTAL - 1_000 - MINIMUM
     bench.on = [a_tenant(1, BY_MEMORY, MINIMUM, started_at=bench.wall)]
     ours = a_process(10, 500, owner="1.1")
@@ -58,7 +58,7 @@ def test_s1_11_what_was_just_promised_counts_until_its_use_shows(bench: Bench) -
 
 
 def test_s1_2_the_memory_of_others_counts_and_their_load_does_not(bench: Bench) -> None:
-    """S1.2: the thresholds of shares do not apply; only what is free."""
+    """S1.2: Only the free memory counts; thresholds and the load of foreign processes have no effect."""
     for _ in range(3):
         assert bench.read(74_000, a_process(9, 73_000), load=100) == NOTHING_FORBIDDEN
     assert free(bench) == TOTAL - 74_000
@@ -103,15 +103,15 @@ def test_free_memory_is_between_nothing_and_what_the_driver_says(
     bench.read(used, *own, after=0.0)
     assert 0 <= free(bench) <= TOTAL - used
     if all(settled or booked <= uses for booked, uses, settled in tenants):
-        slack = sum(TOTAL * BY_MEMORY // WHOLE for _ in tenants)  # each has its sliver of a share as well
+        slack = sum(TOTAL * BY_MEMORY // WHOLE for _ in tenants)  # each booking includes one thousandth of the GPU
         assert free(bench) >= max(0, TOTAL - used - slack)
 
 
-# -- where ------------------------------------------------------------------------------------------------
+# -- choice of the GPU ------------------------------------------------------------------------------------
 
 
 def a_fleet(*used: int, tenants: dict[int, list[Tenant]] | None = None) -> Fleet:
-    """GPUs of TOTAL MiB of which so much is in use."""
+    """Return a fleet of GPUs with TOTAL MiB each, of which ``used`` MiB are in use."""
     gpus = [a_gpu(i, memory_mib=TOTAL) for i in range(len(used))]
     now = Now(T0, M0)
     fleet = Fleet(gpus)
@@ -129,10 +129,10 @@ def wants(mib: int = MINIMUM, allowed: tuple[int, ...] | None = None) -> Placeme
 @pytest.mark.parametrize(
     ("used", "kind", "gpus"),
     [
-        ((500, 400, 700), wants(), (1,)),  # the most free
-        ((500, 500), wants(), (0,)),  # the same: the lowest id
+        ((500, 400, 700), wants(), (1,)),  # the GPU with the most free memory
+        ((500, 500), wants(), (0,)),  # equal: the lowest id
         ((500, 400, 700), wants(allowed=(0, 2)), (0,)),
-        ((75_000, 74_000), wants(), (1,)),  # just the minimum is free
+        ((75_000, 74_000), wants(), (1,)),  # exactly the minimum is free
         ((75_000, 74_001), wants(), None),
         ((75_000, 74_001), wants(1_000), (1,)),
     ],
@@ -141,7 +141,7 @@ def wants(mib: int = MINIMUM, allowed: tuple[int, ...] | None = None) -> Placeme
 def test_s1_2_the_gpu_with_the_most_free_memory(
     used: tuple[int, ...], kind: PlacementClass, gpus: tuple[int, ...] | None
 ) -> None:
-    """S1.2"""
+    """S1.2: A job that books memory gets the GPU with the most free memory, if that is enough."""
     fleet = a_fleet(*used)
     assert fleet.find(kind) == gpus
     if gpus is None:
@@ -150,7 +150,7 @@ def test_s1_2_the_gpu_with_the_most_free_memory(
 
 
 def test_s1_11_one_after_another_each_counts_what_the_others_were_promised() -> None:
-    """S1.11: of a turn's jobs, none of which has been seen yet."""
+    """S1.11: Each placement counts the memory that jobs placed before it in the same pass have booked."""
     tenants: dict[int, list[Tenant]] = {0: [], 1: []}
     fleet = a_fleet(TOTAL - 20_000, TOTAL - 14_000, tenants=tenants)
     chosen = []
@@ -167,15 +167,15 @@ def test_a_whole_gpu_is_not_given_where_memory_is_booked() -> None:
     assert fleet.find(PlacementClass(ResourceRequest(1, WHOLE))) is None
 
 
-# -- what a job books ---------------------------------------------------------------------------------------
+# -- amount of a booking ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("spec", "read", "need", "vram"),
     [
         (JobSpec(arguments=("x",)), True, "0.001", MINIMUM),
-        (JobSpec(arguments=("x",)), False, "1", None),  # nobody reads the GPUs: one job each
-        (JobSpec(arguments=("x",), gpus="0.5"), True, "0.5", None),  # it says itself what it needs
+        (JobSpec(arguments=("x",)), False, "1", None),  # GPUs that are not read get one job each
+        (JobSpec(arguments=("x",), gpus="0.5"), True, "0.5", None),  # the job asks for a share
         (JobSpec(arguments=("x",), gpus="0"), True, "0", None),
         (JobSpec(arguments=("x",), vram_mib=9_000), True, "0.001", 9_000),
         (JobSpec(arguments=("x",), on=(0,)), True, "1 by name", None),
@@ -213,7 +213,7 @@ def test_out_of_memory_books_twice_as_much_and_at_most_all_there_is() -> None:
 
 
 def test_a_thousandth_of_a_gpu_is_a_share_where_jobs_book_shares() -> None:
-    """It goes where it fits best, not where most memory is free; with a size of its own, too."""
+    """Where jobs book shares, a need of 0.001 gets the best-fitting GPU, not the one with the most free memory."""
     fleet = Fleet([a_gpu(index, memory_mib=TOTAL) for index in range(2)])
     fleet.admission = Admission.of(fleet.gpus.values(), Thresholds(), Now(T0, M0))
     used = [GpuSnapshot(gpu.uuid, gpu.index, "", TOTAL, 1_000 * (1 + gpu.index), 0.0) for gpu in fleet.gpus.values()]

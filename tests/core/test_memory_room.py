@@ -1,4 +1,4 @@
-"""Memory that a job says it needs, against what others were promised or use; bookings that cannot be."""
+"""Tests of requested GPU memory against booked and used memory, and of allocations that do not fit the ledger."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ CAPACITY = TOTAL - DRIVER
 
 @pytest.fixture
 def bench() -> Bench:
-    """GPU 0, read once while it was empty."""
+    """Return a Bench whose GPU 0 was read once while it was empty."""
     made = Bench()
     assert made.read(after=0.0) == NOTHING_FORBIDDEN
     return made
 
 
 def fits(bench: Bench, need: str, vram_mib: int = 0) -> bool:
-    """Whether such a job is put on GPU 0 by placement, where the ledger has room; `forbids` must say the same."""
+    """Return whether placement puts such a job on GPU 0, and check that `forbids` agrees where the ledger has room."""
     fleet = Fleet([a_gpu(memory_mib=TOTAL)])
     for tenant in bench.on:
         fleet.take(ResourceRequest(1, tenant.parts), (0,), tenant.vram_mib)
@@ -48,19 +48,19 @@ def fits(bench: Bench, need: str, vram_mib: int = 0) -> bool:
 @pytest.mark.parametrize(
     ("share", "vram_mib", "uses", "need", "wants", "room"),
     [
-        # a half that uses its half: declared memory beyond the other half has no room
+        # a job uses its half: requested memory beyond the other half does not fit
         (500, 0, 40_000, "0.5", 60_000, False),
         (500, 0, 40_000, "0.5", 39_000, True),
         (500, 0, 40_000, "0.5", 0, True),
-        # a half that uses nothing yet was promised it all the same
+        # a job does not use its half yet: it counts with its half all the same
         (500, 0, 0, "0.5", 60_000, False),
         (500, 0, 0, "0.5", 40_000, True),
-        # a tenth that declared 60 GB: nobody is promised more than the rest, whatever it uses now
+        # a job with a tenth has requested 60 GB: other jobs get the rest at most, whatever it uses now
         (100, 60_000, 60_000, "0.9", 0, False),
         (100, 60_000, 100, "0.9", 0, False),
         (100, 60_000, 60_000, "0.2", 0, True),
         (100, 60_000, 60_000, "0.1", 19_000, True),
-        # one that outgrew its promise counts with what it uses; a tenth is forgiven
+        # a job that uses more than its share counts with its use, except that a tenth more is tolerated
         (250, 0, 50_000, "0.25", 0, True),
         (250, 0, 50_000, "0.25", 40_000, False),
         (250, 0, 21_000, "0.75", 0, True),
@@ -101,7 +101,7 @@ def test_a_process_of_ours_on_a_gpu_it_was_not_given_is_named_with_its_job(bench
 
 @pytest.mark.parametrize("limit", [0.01, 0.05, 0.1, 0.8])
 def test_any_limit_can_be_got_below_again(limit: float) -> None:
-    """An idle card is well below a limit of 5 %."""
+    """A GPU is free again below any threshold, also one smaller than the usual hysteresis of 5 %."""
     made = Bench(load=limit, memory=max(limit, 0.1))
     assert made.read(load=90).code == "foreign"
     for _ in range(3):
@@ -109,7 +109,7 @@ def test_any_limit_can_be_got_below_again(limit: float) -> None:
     assert made.card.verdict == NOTHING_FORBIDDEN and made.usable()
 
 
-# -- bookings that cannot be ------------------------------------------------------------------------------
+# -- allocations that do not fit the ledger ---------------------------------------------------------------
 
 
 def taken_over(play: Play, number: int, need: str, *gpus: int) -> None:
@@ -161,7 +161,7 @@ def test_leftovers_of_such_a_job_give_nothing_back_twice() -> None:
 
 
 def test_leftovers_that_may_be_anothers_do_not_keep_a_job_in_stopping() -> None:
-    """They hold the GPU, but the job has ended."""
+    """Leftover processes that may be another job's keep the GPU allocated, but the cancelled job has ended."""
     left = (Process(99, 9),)
     for unsure, after in ((left, S.CANCELLED), ((), S.STOPPING)):
         play: Play = a_world(1)

@@ -1,4 +1,4 @@
-"""The need of a job: its own wish, else the model's of the table, else the default, else one GPU."""
+"""Tests of a job's need: its own request, else the need of its model in the table, else the default, else one GPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TABLE = ModelTable("0.7", {"qwen2.5-3b-inst": "0.5", "qwen2.5-32b-inst": "2", "o
     ],
 )
 def test_the_model_is_the_last_one_named_before_a_bare_double_dash(words: str, model: str | None) -> None:
-    """S3.13"""
+    """S3.13: The model is the value of the last `--llm` before a bare `--`."""
     assert model_in(words.split()) == model
 
 
@@ -53,12 +53,12 @@ def test_the_model_is_the_last_one_named_before_a_bare_double_dash(words: str, m
     ],
 )
 def test_a_model_of_the_table_needs_what_the_table_says_else_the_default(words: str, need: str) -> None:
-    """S3.13"""
+    """S3.13: A job has the need of its model; an unknown model or none has the default of the table."""
     assert need_of(a_spec(arguments=tuple(words.split())), TABLE)[0] == ResourceRequest.parse(need)
 
 
 def test_without_a_table_a_job_needs_one_gpu() -> None:
-    """S3.13"""
+    """S3.13: Without a model table a job needs one GPU."""
     assert need_of(a_spec(arguments=("--llm", "qwen2.5-3b-inst")), ModelTable()) == (
         ResourceRequest(1, 1000), ("model qwen2.5-3b-inst is unknown, because there is no model table; the job needs the default, 1",),
     )  # fmt: skip
@@ -74,7 +74,7 @@ def test_the_jobs_own_wish_wins_over_its_model() -> None:
     ("changes", "need", "notes"),
     [
         ({"on": (0,)}, ResourceRequest(1, 0), ()),
-        ({"on": (1, 3), "arguments": ("--llm", "odd")}, ResourceRequest(2, 0), ()),  # whatever its model needs
+        ({"on": (1, 3), "arguments": ("--llm", "odd")}, ResourceRequest(2, 0), ()),  # not the model's need
         ({"on": (0, 1, 2), "allowed": (0, 1, 2)}, ResourceRequest(3, 0), ()),
         ({"gpus": "0"}, ResourceRequest(0, 0), ()),
         ({"gpus": "0", "slots": 1}, ResourceRequest(0, 0), ()),
@@ -90,12 +90,12 @@ def test_the_jobs_own_wish_wins_over_its_model() -> None:
 def test_gpus_by_name_and_slots_are_needs_of_their_own(
     changes: dict[str, Any], need: ResourceRequest, notes: tuple[str, ...]
 ) -> None:
-    """S4.19 S4.31"""
+    """S4.19 S4.31: GPUs by name, and slots of jobs without GPUs, are requests of their own kind."""
     assert need_of(a_spec(**changes), TABLE) == (need, notes)
 
 
 def test_slots_count_where_the_table_says_no_gpu() -> None:
-    """S4.19"""
+    """S4.19: Slots count for a job whose need in the table is no GPU."""
     assert need_of(a_spec(slots=4), ModelTable("0")) == (ResourceRequest(0, 4), ())
 
 
@@ -159,7 +159,7 @@ def test_a_wrong_table_is_refused_naming_file_and_key(data: Any, says: str) -> N
     assert says in str(caught.value)
 
 
-# -- memory in place of a share --------------------------------------------------------------------------------
+# -- memory instead of a share ---------------------------------------------------------------------------------
 
 CARDS = [a_gpu(0, memory_mib=81_920), a_gpu(1, memory_mib=40_960), a_gpu(2, memory_mib=None)]
 
@@ -169,12 +169,12 @@ CARDS = [a_gpu(0, memory_mib=81_920), a_gpu(1, memory_mib=40_960), a_gpu(2, memo
     [
         (5_120, (0,), "0.063"),  # 62.5 thousandths, rounded up
         (5_120, (1,), "0.125"),
-        (5_120, (0, 1), "0.125"),  # of the smaller, for it may be put there
-        (60_000, (0, 1), "0.733"),  # the smaller is too small
+        (5_120, (0, 1), "0.125"),  # of the smaller GPU, since the job may be placed there
+        (60_000, (0, 1), "0.733"),  # the smaller GPU is too small
         (40_960, (1,), "1"),
         (1, (0,), "0.001"),
-        (90_000, (0, 1), "1"),  # none has it: it is refused elsewhere
-        (5_120, (2,), "1"),  # nobody knows its size
+        (90_000, (0, 1), "1"),  # no GPU is large enough: the job is refused elsewhere
+        (5_120, (2,), "1"),  # the size of the GPU is not known
         (5_120, None, "1"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Pauses by verbs and by edits of the state file: who had read what decides, and nobody's save undoes what it had not seen."""
+"""Tests of pauses by commands and by edits of the state file: an edit does not undo changes made after it was read."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def paused(state: SchedulerState) -> tuple[int, ...]:
 
 
 def ask(state: SchedulerState, request: object, at: float = 1.0) -> list[str]:
-    """What was said of it."""
+    """Apply a request and return its messages."""
     plan = decide(state, [Asked(1, request)], Now(at, at))  # type: ignore[arg-type]
     return [text for text, _ in plan.notices]
 
 
 def test_an_edit_holds_whatever_it_says() -> None:
-    """S3.32."""
+    """S3.32: An edit of the state file sets the pauses to exactly those that it lists."""
     state = a_world()
     assert ask(state, StateEdited((1, 3), False)) == [
         "GPU 1 paused by an edit of the state file", "GPU 3 paused by an edit of the state file",
@@ -62,10 +62,10 @@ def test_s3_31_a_save_that_had_not_seen_a_pause_does_not_undo_it() -> None:
     state = a_world()
     state.pauses.revision = 7
     ask(state, Pause((2,)))
-    ask(state, StateEdited((1,), False, 7))  # read before, saved after
+    ask(state, StateEdited((1,), False, 7))  # read before the pause, saved after it
     assert paused(state) == (1, 2)
     state.pauses.revision = 8
-    ask(state, StateEdited((1,), False, 8))  # read after: it says that 2 is free
+    ask(state, StateEdited((1,), False, 8))  # read after the pause: the edit resumes GPU 2 on purpose
     assert paused(state) == (1,)
 
 
@@ -81,19 +81,19 @@ def test_s3_31_a_resume_that_an_edit_had_not_seen_stays_too() -> None:
 
 
 def test_s3_31_a_pause_that_confirms_an_edit_stays_though_an_older_copy_is_saved() -> None:
-    """S3.31: paused by an edit, then by a verb; then somebody saves what he had read before both."""
+    """S3.31: A pause by command of a GPU that an edit had paused survives the save of a copy older than both."""
     state = a_world()
     ask(state, StateEdited((1,), False, 0))
     ask(state, Pause((1,)))
     ask(state, StateEdited((0,), False, 0))
     assert paused(state) == (0, 1)
     state.pauses.revision = 1
-    ask(state, StateEdited((0,), False, 1))  # who has seen the pause may take it away
+    ask(state, StateEdited((0,), False, 1))  # the author has seen the pause and may undo it
     assert paused(state) == (0,)
 
 
 def test_among_edits_the_last_saved_file_holds() -> None:
-    """D11: two programs that save what they once read, in turn."""
+    """D11: If two programs save old copies in turn, the last saved file decides."""
     state = a_world()
     for number in range(20):
         wanted = (number % 2,)
@@ -128,10 +128,10 @@ STEP = st.one_of(
 
 @given(st.lists(STEP, max_size=60))
 def test_only_whom_a_writer_toggled_or_an_earlier_edit_named_changes(steps: list[tuple[str, int, int]]) -> None:
-    """S3.31, D05: three writers read the file, toggle one GPU each and save; verbs come between.
+    """S3.31, D05: Three writers read the file, change one GPU each and save it, with commands in between.
 
-    A save may change only its own GPU and those that an edit, not a verb, changed after it was read; its own GPU is as
-    it says afterwards.
+    A save changes at most the writer's own GPU and GPUs that an edit, not a command, changed after the writer read the
+    file. Afterwards the writer's own GPU is as saved.
     """
     state = a_world()
     picture: tuple[tuple[int, ...], int] = ((), 0)
@@ -153,9 +153,9 @@ def test_only_whom_a_writer_toggled_or_an_earlier_edit_named_changes(steps: list
             wanted = tuple(sorted(set(gpus) ^ {value}))
             before = set(paused(state))
             ask(state, StateEdited(wanted, False, revision))
-            picture = wanted, revision  # who reads next reads this
+            picture = wanted, revision  # the next reader reads this version
             after = set(paused(state))
             allowed = {gpu for gpu, at in by_edit.items() if at > read_at[who]} | {value}
             assert before ^ after <= allowed
-            for gpu in (before ^ after) | {value}:  # its own GPU, also where it was so already
+            for gpu in (before ^ after) | {value}:  # also if its own GPU was in that state before
                 by_edit[gpu] = number

@@ -1,4 +1,4 @@
-"""The ledger: where a need fits best, why it fits nowhere, and that no GPU is ever booked beyond 1000 parts."""
+"""Tests of the ledger: where a request fits best, why it fits nowhere, and no GPU is booked beyond 1000 thousandths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.core.slow_twin import SlowFleet
 
 
 def a_fleet(*servers: int, free: dict[int, int] | None = None, paused: tuple[int, ...] = (), slots: int = 8) -> Fleet:
-    """GPUs of these servers; ``free``: parts still free on some of them."""
+    """Return a fleet of servers with these numbers of GPUs; ``free``: free thousandths of some of the GPUs."""
     fleet = Fleet(some_gpus(*servers), slots)
     for gpu, parts in (free or {}).items():
         if parts < WHOLE:
@@ -28,7 +28,7 @@ def a_fleet(*servers: int, free: dict[int, int] | None = None, paused: tuple[int
 @pytest.mark.parametrize(
     ("servers", "free", "kind", "gpus"),
     [
-        # a share goes where the least is free that still holds it
+        # a share goes to the GPU with the least free thousandths that still hold it
         ((4,), {}, a_kind("0.5"), (0,)),
         ((4,), {2: 500}, a_kind("0.5"), (2,)),
         ((4,), {1: 700, 2: 600, 3: 400}, a_kind("0.5"), (2,)),
@@ -40,7 +40,7 @@ def a_fleet(*servers: int, free: dict[int, int] | None = None, paused: tuple[int
         ((4, 4), {0: 500, 4: 500}, a_kind("0.5"), (0,)),
         ((4, 2), {}, a_kind("0.5"), (4,)),
         ((2, 2), {}, a_kind("1"), (0,)),
-        # a wide job: one server, the one with the fewest whole free GPUs that has enough
+        # a wide job: all GPUs on one server, the one with the fewest whole free GPUs that has enough
         ((4, 4), {}, a_kind("2"), (0, 1)),
         ((4, 4), {4: 0, 5: 0}, a_kind("2"), (6, 7)),
         ((4, 4), {4: 0, 5: 0, 6: 0}, a_kind("2"), (0, 1)),
@@ -48,19 +48,19 @@ def a_fleet(*servers: int, free: dict[int, int] | None = None, paused: tuple[int
         ((2, 2), {}, a_kind("4"), None),
         ((8,), {}, a_kind("8"), (0, 1, 2, 3, 4, 5, 6, 7)),
         ((4,), {1: 0}, a_kind("3"), (0, 2, 3)),
-        # parts of several GPUs: within the server those with the least free
+        # shares of several GPUs: on the server, the GPUs with the least free thousandths
         ((4,), {2: 500, 3: 600}, a_kind("2x0.5"), (2, 3)),
         ((4,), {3: 500}, a_kind("2x0.5"), (0, 3)),
         ((2, 2), {0: 400, 2: 400}, a_kind("2x0.5"), None),
         ((2, 2), {0: 400}, a_kind("2x0.5"), (2, 3)),
-        # only allowed ones
+        # only allowed GPUs
         ((4,), {}, a_kind("0.5", (2, 3)), (2,)),
         ((4,), {0: 500}, a_kind("0.5", (3,)), (3,)),
         ((4,), {3: 0}, a_kind("0.5", (3,)), None),
         ((4,), {}, a_kind("2", (1, 3)), (1, 3)),
         ((4, 4), {}, a_kind("2", (3, 4)), None),
         ((4,), {}, a_kind("0.5", (9,)), None),
-        # no GPU at all
+        # no GPU exists, or none is needed
         ((), {}, a_kind("1"), None),
         ((), {}, a_kind("0"), ()),
         ((2,), {0: 0, 1: 0}, a_kind("0"), ()),
@@ -69,12 +69,12 @@ def a_fleet(*servers: int, free: dict[int, int] | None = None, paused: tuple[int
 def test_best_fit(
     servers: tuple[int, ...], free: dict[int, int], kind: PlacementClass, gpus: tuple[int, ...] | None
 ) -> None:
-    """S3.15"""
+    """S3.15: A request is placed on the GPUs where it fits best."""
     assert a_fleet(*servers, free=free).find(kind) == gpus
 
 
 def test_two_halves_share_a_gpu_and_a_third_does_not_fit() -> None:
-    """S3.14"""
+    """S3.14: Two requests for half a GPU share one GPU, and a third does not fit."""
     fleet, half = a_fleet(1), a_kind("0.5")
     fleet.take(half.need, (0,))
     assert fleet.find(half) == (0,)
@@ -86,7 +86,7 @@ def test_two_halves_share_a_gpu_and_a_third_does_not_fit() -> None:
 
 
 def test_a_paused_gpu_is_never_found() -> None:
-    """S3.30"""
+    """S3.30: No request is placed on a paused GPU."""
     fleet = a_fleet(4, paused=(0, 2))
     assert fleet.find(a_kind("0.5")) == (1,)
     assert fleet.find(a_kind("2")) == (1, 3)
@@ -162,7 +162,7 @@ def test_a_card_of_unknown_size_takes_any_declared_memory() -> None:
     assert a_fleet(1).find(a_kind("0.5", vram_mib=10**6)) == (0,)
 
 
-# -- slots, and GPUs that a job names ----------------------------------------------------------------------
+# -- slots and GPUs by name --------------------------------------------------------------------------------
 
 
 def of_slots(slots: int) -> PlacementClass:
@@ -188,7 +188,7 @@ def by_name(*gpus: int) -> PlacementClass:
 def test_a_job_without_gpus_takes_its_slots(
     slots: int, used: int, wanted: int, fits: bool, code: str, sentence: str
 ) -> None:
-    """S4.19"""
+    """S4.19: A job without GPUs is placed if enough slots are free, and the reason names the slots otherwise."""
     fleet = a_fleet(1, slots=slots)
     for _ in range(used):
         fleet.take(of_slots(1).need, ())
@@ -199,7 +199,7 @@ def test_a_job_without_gpus_takes_its_slots(
 
 
 def test_fewer_slots_take_nothing_from_who_has_some() -> None:
-    """S4.19: -S lowered while jobs run."""
+    """S4.19: Running jobs keep their slots when `-S` lowers the number of slots."""
     fleet = a_fleet(1, slots=4)
     for _ in range(3):
         fleet.take(of_slots(1).need, ())
@@ -218,7 +218,7 @@ def test_fewer_slots_take_nothing_from_who_has_some() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["take", "take", "give", "resize"]), st.integers(1, 6)), max_size=60))
 def test_slots_are_over_booked_only_where_their_number_was_lowered(steps: list[tuple[str, int]]) -> None:
-    """S4.19"""
+    """S4.19: More slots are in use than exist only after their number was lowered."""
     fleet, running = a_fleet(1, slots=4), []
     slots = 4
     for what, number in steps:
@@ -247,7 +247,7 @@ def test_slots_are_over_booked_only_where_their_number_was_lowered(steps: list[t
     [
         ({}, (), (0,), ""),
         ({}, (), (0, 3), ""),
-        ({0: 0, 3: 0}, (), (0, 3), ""),  # whoever else is on them
+        ({0: 0, 3: 0}, (), (0, 3), ""),  # other jobs on the GPUs do not matter
         ({}, (1,), (0, 3), ""),
         ({}, (3,), (0, 3), "paused"),
         ({}, (0, 3), (0, 3), "paused"),
@@ -258,7 +258,7 @@ def test_slots_are_over_booked_only_where_their_number_was_lowered(steps: list[t
 def test_a_job_gets_the_gpus_that_it_names_whoever_is_on_them(
     free: dict[int, int], paused: tuple[int, ...], named: tuple[int, ...], code: str
 ) -> None:
-    """S4.31: only a pause, or a GPU that is not there, keeps it from them."""
+    """S4.31: A job gets the GPUs that it names, unless one of them is paused or not managed."""
     fleet = a_fleet(2, 2, free=free, paused=paused)
     assert fleet.find(by_name(*named)) == (None if code else named)
     if code:
@@ -269,14 +269,14 @@ def test_a_job_gets_the_gpus_that_it_names_whoever_is_on_them(
 
 
 def test_a_paused_gpu_that_was_named_is_told_by_its_number() -> None:
-    """S4.31"""
+    """S4.31: The reason to wait names the paused GPU among the GPUs that the job named."""
     sentence = a_fleet(3, paused=(2,)).why_not(by_name(0, 2)).sentence
     assert sentence == "GPU 2, which the job named, is paused"
     assert a_fleet(3, paused=(0, 2)).why_not(by_name(0, 2)).code == "paused"
 
 
 def test_nobody_else_is_put_on_a_claimed_gpu_until_the_last_claim_has_ended() -> None:
-    """S4.32"""
+    """S4.32: A GPU that jobs claim by name gets no other job until the last of these jobs has ended."""
     fleet = a_fleet(2)
     for _ in range(2):
         fleet.take(ResourceRequest(1, 0), (0,))
@@ -293,7 +293,7 @@ def test_nobody_else_is_put_on_a_claimed_gpu_until_the_last_claim_has_ended() ->
 
 
 def test_a_claim_on_several_gpus_is_told_of_all_that_matter() -> None:
-    """S4.32"""
+    """S4.32: The reason to wait names every claimed GPU that prevents the placement, and none without effect."""
     fleet = a_fleet(3)
     fleet.take(ResourceRequest(2, 0), (0, 2))
     assert fleet.why_not(a_kind("2")).sentence == "GPU 0,2 are in use by a job that named them"
@@ -303,26 +303,26 @@ def test_a_claim_on_several_gpus_is_told_of_all_that_matter() -> None:
     assert full.why_not(a_kind("2")).code == "no-wide-room", "without the claim there would be no room either"
 
 
-# -- for whom others wait ----------------------------------------------------------------------------------
+# -- reservations ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("servers", "free", "paused", "claimed", "kind", "kept"),
     [
-        # the GPUs that lack the least
+        # the GPUs that lack the fewest thousandths
         ((4,), {0: 0, 1: 300, 2: 600, 3: 0}, (), (), a_kind("1"), (2,)),
         ((4,), {0: 0, 1: 300, 2: 600, 3: 0}, (), (), a_kind("2"), (1, 2)),
         ((4,), {0: 0, 1: 0, 2: 0, 3: 0}, (), (), a_kind("2"), (0, 1)),
         ((4,), {0: 0, 1: 300, 2: 600, 3: 0}, (), (), a_kind("2", (0, 1, 3)), (0, 1)),
         ((4,), {0: 0, 1: 300, 2: 600, 3: 0}, (2,), (), a_kind("1"), (1,)),
-        ((4,), {0: 0, 1: 300, 2: 0, 3: 0}, (), (1,), a_kind("1"), (0,)),  # a claimed one only if it has to be
+        ((4,), {0: 0, 1: 300, 2: 0, 3: 0}, (), (1,), a_kind("1"), (0,)),  # a claimed GPU only if it is needed
         ((2,), {0: 0}, (), (0,), a_kind("2"), (0, 1)),
-        # of the server that lacks the least
+        # on the server that lacks the fewest thousandths
         ((2, 2), {0: 0, 1: 0, 2: 500, 3: 500}, (), (), a_kind("2"), (2, 3)),
-        ((2, 2), {0: 0, 2: 400, 3: 400}, (), (), a_kind("2"), (0, 1)),  # one that is free counts more than two halves
+        ((2, 2), {0: 0, 2: 400, 3: 400}, (), (), a_kind("2"), (0, 1)),  # a free GPU counts more than two halves
         ((1, 3), {1: 0, 2: 0, 3: 0}, (), (), a_kind("2"), (1, 2)),
         ((4,), {0: 200, 1: 300, 2: 100}, (3,), (), a_kind("2x0.4"), (0, 1)),
-        # nothing is kept for what cannot be held
+        # nothing is reserved for a request that cannot be placed
         ((2, 2), {0: 0, 2: 0}, (), (), a_kind("3"), ()),
         ((2,), {0: 0}, (1,), (), a_kind("2"), ()),
         ((2,), {0: 0}, (), (), a_kind("1", (7,)), ()),
@@ -332,7 +332,7 @@ def test_what_is_kept_for_a_job_that_was_overtaken_too_often(
     servers: tuple[int, ...], free: dict[int, int], paused: tuple[int, ...], claimed: tuple[int, ...], kind: PlacementClass,
     kept: tuple[int, ...],
 ) -> None:  # fmt: skip
-    """S4.36"""
+    """S4.36: The GPUs reserved for a job are those closest to holding it, and no other job gets them."""
     fleet = a_fleet(*servers, free=free, paused=paused)
     for gpu in claimed:
         fleet.take(ResourceRequest(1, 0), (gpu,))
@@ -344,7 +344,7 @@ def test_what_is_kept_for_a_job_that_was_overtaken_too_often(
 
 
 def test_two_that_were_overtaken_too_often_are_kept_different_gpus() -> None:
-    """S4.36"""
+    """S4.36: Two jobs that were overtaken too often get reservations of different GPUs."""
     fleet = a_fleet(4, free=dict.fromkeys(range(4), 500))
     fleet.reserve(5, a_kind("2"))
     fleet.reserve(6, a_kind("1"))
@@ -360,7 +360,7 @@ def test_two_that_were_overtaken_too_often_are_kept_different_gpus() -> None:
 
 
 def test_the_job_that_gpus_are_kept_for_is_told_why_it_waits_itself() -> None:
-    """S4.36: not that they are kept for it."""
+    """S4.36: The reason of the job with a reservation names its own obstacle, not the reservation."""
     fleet = a_fleet(2)
     fleet.take(ResourceRequest(1, 0), (0,))
     wide = a_kind("2")
@@ -369,10 +369,10 @@ def test_the_job_that_gpus_are_kept_for_is_told_why_it_waits_itself() -> None:
 
 
 def test_slots_are_kept_for_the_first_that_was_overtaken_too_often() -> None:
-    """S4.36, of jobs without GPUs"""
+    """S4.36: Free slots are reserved for the first job without GPUs that was overtaken too often."""
     fleet = a_fleet(1, slots=4)
     fleet.take(of_slots(2).need, ())
-    fleet.reserve(0, of_slots(3))  # also number 0 is a job
+    fleet.reserve(0, of_slots(3))  # 0 is a valid job id
     fleet.reserve(6, of_slots(4))
     assert fleet.find(of_slots(1)) is None
     reason = fleet.why_not(of_slots(1))
@@ -386,7 +386,7 @@ def test_slots_are_kept_for_the_first_that_was_overtaken_too_often() -> None:
 
 
 def test_no_slot_is_kept_for_what_there_are_too_few_slots_for() -> None:
-    """S4.36: -S was lowered under it."""
+    """S4.36: No slot is reserved for a job that needs more slots than there are after `-S` was lowered."""
     fleet = a_fleet(1, slots=4)
     fleet.resize(2)
     fleet.reserve(5, of_slots(3))
@@ -394,7 +394,7 @@ def test_no_slot_is_kept_for_what_there_are_too_few_slots_for() -> None:
 
 
 def test_no_gpu_is_kept_with_one_that_no_waiting_brings_back() -> None:
-    """S4.36: the other GPU of two stands idle for nobody while the first is gone or unhealthy."""
+    """S4.36: No GPU is reserved for a job that also needs a GPU that is gone or unhealthy."""
     fleet = a_fleet(3, free={2: 0})
     fleet.admission.blocked_mask = fleet.admission.lasting_mask = 0b001
     fleet.reserve(5, a_kind("3"))
@@ -409,7 +409,7 @@ def test_no_gpu_is_kept_with_one_that_no_waiting_brings_back() -> None:
         (a_kind("2"), ResourceRequest(1, 500), (0,), True),
         (a_kind("2", (2, 3)), ResourceRequest(1, 500), (0,), False),
         (a_kind("2", (2, 3)), ResourceRequest(2, 1000), (1, 2), True),
-        (a_kind("2"), ResourceRequest(1, 0), (0,), True),  # by name
+        (a_kind("2"), ResourceRequest(1, 0), (0,), True),  # GPUs by name
         (a_kind("2"), ResourceRequest(0, 0), (), False),
         (a_kind("0"), ResourceRequest(0, 0), (), True),
         (of_slots(3), ResourceRequest(0, 2), (), True),
@@ -419,11 +419,11 @@ def test_no_gpu_is_kept_with_one_that_no_waiting_brings_back() -> None:
 def test_who_takes_what_another_waits_for(
     waits: PlacementClass, given: ResourceRequest, gpus: tuple[int, ...], competes: bool
 ) -> None:
-    """S4.36"""
+    """S4.36: An assignment competes with a waiting job if it takes GPUs or slots that the waiting job could use."""
     assert a_fleet(4).competes(waits, given, gpus) == competes
 
 
-# -- why not -----------------------------------------------------------------------------------------------
+# -- reasons to wait ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -499,7 +499,7 @@ def test_the_reason_of_a_wide_job_that_lacks_memory_speaks_of_memory() -> None:
     assert "10000 MiB" in fleet.why_not(wide).sentence
 
 
-# -- never -------------------------------------------------------------------------------------------------
+# -- requests that can never run ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -518,7 +518,7 @@ def test_the_reason_of_a_wide_job_that_lacks_memory_speaks_of_memory() -> None:
         ((2,), a_kind("1", (2,)), "GPU 2 is not managed here (managed: 0,1)"),
         ((2,), a_kind("1", (1, 2)), "GPU 2 is not managed here"),
         ((), a_kind("1", (0,)), "GPU 0 is not managed here (managed: none)"),
-        ((2, 2), by_name(1, 2), ""),  # who names GPUs may name those of two servers
+        ((2, 2), by_name(1, 2), ""),  # GPUs by name may be on two servers
         ((2,), by_name(0, 7), "GPU 7 is not managed here (managed: 0,1)"),
         ((), by_name(0), "GPU 0 is not managed here (managed: none)"),
         ((2,), of_slots(8), ""),
@@ -562,14 +562,14 @@ def test_what_the_empty_machine_holds_can_be_held_and_nothing_else(
     assert bool(never) == (fleet.find(kind) is None or bool(unmanaged))
 
 
-# -- against the slow twin ---------------------------------------------------------------------------------
+# -- comparison with the slow scheduler --------------------------------------------------------------------
 
 NEEDS = ("0", "0.001", "0.1", "0.25", "0.3334", "0.5", "0.75", "1", "2", "4", "8", "2x0.5", "3x0.25", "2x0.9")
 
 
 @st.composite
 def machines(draw: st.DrawFn) -> list[tuple[int, int | None]]:
-    """(server, memory) of each GPU; ids of a server need not lie together."""
+    """Return (server, MiB of memory) of each GPU; the ids of a server need not be consecutive."""
     servers = draw(st.lists(st.integers(0, 3), min_size=1, max_size=12))
     known = draw(st.booleans())
     return [(server, draw(st.sampled_from([16_000, 24_000])) if known else None) for server in servers]

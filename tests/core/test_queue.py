@@ -1,4 +1,4 @@
-"""The order of waiting jobs, and that the heaps by class give the same order as sorting all of them."""
+"""Tests of the queue: the order of waiting jobs, and that the heaps by class yield the order of one full sort."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = (HALF, WHOLE_GPU, WIDE, a_kind("0.5", (0,)))
 
 
 def all_in_order(queue: Queue) -> list[int]:
-    """Every job by key, when every one fits."""
+    """Return all jobs in the order in which they are offered when each of them fits."""
     out = []
     turns = queue.in_order()
     offer = next(turns, None)
@@ -32,16 +32,16 @@ def all_in_order(queue: Queue) -> list[int]:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        ((0, 2, 10.0, None), (1, 1, 0.0, None)),  # the lower number is more urgent, whatever came first
+        ((0, 2, 10.0, None), (1, 1, 0.0, None)),  # the lower number is more urgent, regardless of the arrival
         ((-5, 9, 9.0, None), (0, 1, 0.0, None)),
-        ((3, 1, 9.0, None), (3, 2, 0.0, None)),  # equal ones: the order of the file
+        ((3, 1, 9.0, None), (3, 2, 0.0, None)),  # equal priorities: the order of the file
         ((3, 1, 9.0, 9e9), (3, 2, 0.0, 1.0)),  # estimates do not count
     ],
 )
 def test_fifo_is_priority_then_file_order(
     first: tuple[int, int, float, float | None], second: tuple[int, int, float, float | None]
 ) -> None:
-    """S3.12"""
+    """S3.12: The order is by priority, then by place in the file."""
     assert Order().key(*first) < Order().key(*second)
 
 
@@ -130,7 +130,7 @@ def test_a_job_that_is_not_there_cannot_be_dropped() -> None:
 
 
 def test_how_often_a_job_was_overtaken_is_counted_since_it_took_its_place() -> None:
-    """S4.36"""
+    """S4.36: Overtakes are counted from the time at which the job got its place in the queue."""
     queue = Queue()
     queue.push(1, WIDE, (0, 1))
     queue.push(2, WIDE, (0, 2))
@@ -139,7 +139,7 @@ def test_how_often_a_job_was_overtaken_is_counted_since_it_took_its_place() -> N
         queue.overtake(1, (0, 9))
     queue.overtake(2, (0, 9))
     assert (queue.overtaken(1), queue.overtaken(2)) == (4, 4)
-    queue.push(1, HALF, (0, 1))  # it waits elsewhere now: its count begins anew
+    queue.push(1, HALF, (0, 1))  # the job has a new class and place: its count restarts at 0
     assert (queue.overtaken(1), queue.overtaken(2)) == (0, 4)
     queue.drop(2)
     queue.push(2, WIDE, (0, 2))
@@ -147,17 +147,17 @@ def test_how_often_a_job_was_overtaken_is_counted_since_it_took_its_place() -> N
 
 
 def test_who_overtakes_the_first_of_a_class_overtakes_those_behind_it_too() -> None:
-    """S4.36: but not those that stand behind the one that overtakes, nor those that came later."""
+    """S4.36: An overtake counts for all jobs of the class ahead of the overtaking job, but not for later arrivals."""
     queue = Queue()
     for job in (1, 2, 5):
         queue.push(job, WIDE, (0, job))
     queue.overtake(1, (0, 4))
-    queue.push(3, WIDE, (0, 3))  # was not there yet
+    queue.push(3, WIDE, (0, 3))  # added after the overtake
     assert [queue.overtaken(job) for job in (1, 2, 3, 5)] == [1, 1, 0, 0]
     queue.drop(1)
     queue.overtake(2, (0, 9))
     assert [queue.overtaken(job) for job in (2, 3, 5)] == [2, 1, 1]
-    queue.push(6, HALF, (0, 6))  # another class has a count of its own
+    queue.push(6, HALF, (0, 6))  # each class has its own counts
     assert queue.overtaken(6) == 0
 
 
@@ -178,7 +178,7 @@ def test_a_pass_offers_what_sorting_would(
             waiting[job] = (priority, order), kind
     assert len(queue) == len(waiting)
     assert set(queue.classes()) == {kind for _, kind in waiting.values()}
-    for _ in range(2):  # what was not taken is offered again by the next pass
+    for _ in range(2):  # a job that was not started is offered again in the next pass
         left_out: set[PlacementClass] = set()
         turns = queue.in_order()
         offer = next(turns, None)

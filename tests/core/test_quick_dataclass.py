@@ -1,4 +1,4 @@
-"""The quick `dataclass` means what the standard one means: each class body made by both, and one held against the other."""
+"""Tests of the quick `dataclass`: classes made by it behave like classes made by the standard one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOW: tuple[dict[str, bool], ...] = (
 
 
 def _both(maker: Callable[[Any, Any], Any], **how: bool) -> tuple[Any, Any]:
-    """The same class by the quick and by the standard decorator."""
+    """Return the same class made by the quick and by the standard decorator."""
     return (
         maker(quick.dataclass(slots=True, **how), quick.field),
         maker(dataclasses.dataclass(slots=True, **how), dataclasses.field),
@@ -56,7 +56,7 @@ def _body(dataclass: Any, field: Any) -> Any:
 
 
 def _said(do: Callable[[], Any]) -> Any:
-    """What comes of it: the value or the kind of error, and for a frozen class its words."""
+    """Return the value of ``do``, or the type of its error; for a frozen class also the error's message."""
     try:
         return do()
     except dataclasses.FrozenInstanceError as error:
@@ -80,7 +80,7 @@ def _behaviour(cls: Any) -> dict[str, Any]:
         "not less": _said(lambda: one >= other),
         "another kind": _said(lambda: one < 3),
         "set": _said(lambda: setattr(one, "x", 5)),
-        "refuses unknown": _said(lambda: setattr(same, "new", 5)) is not None,  # in words that differ between Pythons
+        "refuses unknown": _said(lambda: setattr(same, "new", 5)) is not None,  # its message varies by Python version
         "deleted": _said(lambda: delattr(other, "x")),
         "one place": _said(lambda: repr(cls(1)).rpartition("Point(")[2]),
         "all places": _said(lambda: cls(1, "w", [4]).y),
@@ -133,7 +133,7 @@ def test_order_and_hash_are_those_of_the_fields(a: tuple[int, int], b: tuple[int
 
 @pytest.mark.parametrize("cls", QUICK, ids=lambda cls: str(cls.__name__))
 def test_each_class_of_ours_is_as_the_standard_one_would_make_it(cls: Any) -> None:
-    """Names, order and defaults of the fields; those that are frozen stay frozen, and no field is left out."""
+    """Fields have the same names, order and defaults, and frozen classes stay frozen."""
     names = tuple(cls.__annotations__)
     assert tuple(f.name for f in dataclasses.fields(cls)) == names == cls.__slots__
     required = [f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING]

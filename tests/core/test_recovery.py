@@ -1,4 +1,4 @@
-"""What to make of an attempt found after a crash: all 144 cases, written out."""
+"""Tests of the recovery table: the verdict for an attempt found after a crash, in all 144 cases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from scheduler.core.job import JobState
 from scheduler.core.recovery import HOLDING_STATES, TABLE, Found, Record, Verdict
 
-# Each line: state, record, and the verdicts for nothing · starter · leader · others found — of this boot, then of another.
+# Each line: state, record, the verdicts for nothing, starter, leader, others found in the same boot, then in another.
 EXPECTED = """
 starting none      requeue requeue adopt watch_lost                          lost lost lost lost
 starting claimed   lost wait adopt watch_lost                                lost lost lost lost
@@ -48,7 +48,7 @@ EVERYTHING = list(product(HOLDING_STATES, Record, (True, False), Found))
 
 
 def test_every_combination_has_a_row() -> None:
-    """S3.35"""
+    """S3.35: Each combination of state, record, boot and found processes has a verdict."""
     assert HOLDING_STATES == (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
     assert len(EVERYTHING) == 3 * 6 * 2 * 4
     assert set(TABLE) == set(EVERYTHING) == set(ROWS)
@@ -89,5 +89,5 @@ def test_what_lives_keeps_its_gpu() -> None:
 
 def test_what_may_begin_this_moment_is_neither_lost_nor_run_again() -> None:
     for (_, record, same_boot, found), verdict in TABLE.items():
-        claimed = record in (Record.CLAIMED, Record.BROKEN)  # by whom it can be told no more, or not yet
+        claimed = record in (Record.CLAIMED, Record.BROKEN)  # whether the command was started is unknown
         assert (verdict is Verdict.WAIT) == (claimed and same_boot and found is Found.STARTER)

@@ -1,4 +1,4 @@
-"""What people ask for survives the way through the store."""
+"""Tests of requests: each kind survives storage in the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much is kept, as it is written in the settings."""
+"""Tests of the settings that limit how many logs and ended jobs are kept."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_cannot_be_read_of_jobs(text: str) -> None:
 
 
 def test_as_settings() -> None:
-    """A bare number in YAML is a number; lists, truths and nothing."""
+    """Numbers, missing values, lists and booleans of a YAML file are read or refused."""
     assert read_option("keep_finished", 10000, "x") == "10000" and read_option("keep_logs", None, "x") == ""
     assert read_option("keep_logs", " 30d,  20G", "x") == "30d 20G"
     for value in (True, ["30d"], {"age": 1}, 30):

@@ -1,4 +1,4 @@
-"""How long a job may run: its limit, else the median of the like of it, else nobody knows."""
+"""Tests of runtime estimates: the time limit, else the median of similar runs, else unknown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONE = ResourceRequest.parse("1")
     [("--mode train", "train"), ("--mode=eval", "eval"), ("--mode a --mode=b", "b"), ("--mode", None), ("", None)],
 )
 def test_the_mode_is_the_last_one_named(words: str, mode: str | None) -> None:
-    """S3.22"""
+    """S3.22: The mode is the value of the last `--mode`."""
     assert mode_of(tuple(words.split())) == mode
 
 

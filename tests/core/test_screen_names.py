@@ -1,4 +1,4 @@
-"""Names of terminal sessions: safe to type, short enough for screen, and with the job's id at their end."""
+"""Tests of the names of terminal sessions: safe to type, short enough for screen, and ending with the job's id."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduler.core.screen_names import free_name, mode_of, session_name, shortened
 
 SAFE = re.compile(r"gpujob_[A-Za-z0-9_-]+_[0-9]+")
-MOST = 80  # screen takes no more
+MOST = 80  # longest name that screen accepts
 WORDS = st.lists(st.one_of(st.just("--mode"), st.text(max_size=30), st.text(max_size=30).map("--mode={}".format)))
 
 
@@ -38,13 +38,13 @@ WORDS = st.lists(st.one_of(st.just("--mode"), st.text(max_size=30), st.text(max_
     ],
 )
 def test_a_name_says_gpus_mode_and_id(gpus, arguments, name):
-    """S3.21, S3.22, J07."""
+    """S3.21, S3.22, J07: A session name contains the GPUs, the mode and the job's id."""
     assert session_name(7, gpus, arguments) == name
 
 
 @given(st.integers(1, 10**12), st.lists(st.integers(0, 200), max_size=80, unique=True), WORDS)
 def test_any_name_is_safe_and_short(job, gpus, arguments):
-    """J07: also with all that is added when it is taken."""
+    """J07: Any session name is safe and short enough, also with the suffixes that are added if it is in use."""
     name = session_name(job, sorted(gpus), arguments)
     assert SAFE.fullmatch(name) and name.endswith(f"_{job}")
     assert len(name) + len("_abcd_a9999") <= MOST
@@ -54,7 +54,7 @@ def test_any_name_is_safe_and_short(job, gpus, arguments):
 
 @given(st.integers(1, 99), st.sets(st.sampled_from(["n", "n_abcd", "n_abcd_a3", "n_abcd_2", "n_abcd_3", "nn", "n_"])))
 def test_a_taken_name_is_not_used_again(attempt, taken):
-    """J06: the short id tells this scheduler's session from the other, the attempt from its own earlier one."""
+    """J06: A name in use gets the scheduler's short id as a suffix, then also the attempt or a number."""
     name = free_name("n", "abcd", attempt, taken)
     assert name not in taken
     assert name == "n" if "n" not in taken else name.startswith("n_abcd")
@@ -64,7 +64,7 @@ def test_a_taken_name_is_not_used_again(attempt, taken):
     ("taken", "name"),
     [
         ((), "n"),
-        (("nn", "n_"), "n"),  # names that begin alike are others
+        (("nn", "n_"), "n"),  # longer or shorter names that start alike do not count
         (("n",), "n_abcd"),
         (("n", "n_abcd"), "n_abcd_a3"),
         (("n", "n_abcd", "n_abcd_a3"), "n_abcd_2"),
@@ -88,7 +88,7 @@ def test_what_is_added_to_a_taken_name(taken, name):
     ],
 )
 def test_a_name_that_is_too_long_keeps_its_id(name: str, most: int, short: str) -> None:
-    """The path of a socket has at most 107 bytes."""
+    """The path of a socket has at most 107 bytes, so a long name is shortened before its id."""
     assert shortened(name, most) == short and len(short) <= most
 
 
@@ -101,7 +101,7 @@ def test_any_shortened_name_is_safe_and_fits(job, gpus, arguments, most):
 
 
 def test_s11_no_mode_makes_a_name_that_means_more_than_itself() -> None:
-    """S11: `-X`, blanks, breaks, other sessions' names: letters, digits, `_`, `-`; it ends with the job's id, and starts with ours."""
+    """S11: Whatever the mode is, a session name has only safe characters and ends with the job's id."""
     for mode in (
         "-X stuff x",
         "a b",

@@ -1,4 +1,4 @@
-"""What of a command is hidden wherever it is shown."""
+"""Tests of the secrets that are hidden when a command is shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.stories.secret_shapes import SECRET, SHAPES
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_s15_shapes_of_secrets_are_hidden(name: str) -> None:
-    """S15: as words, within a shell's text, and in the names that lists show."""
+    """S15: Secrets are hidden in argument lists, in shell text, and in the names that lists show."""
     words = SHAPES[name]
     assert SECRET in " ".join(words)
     shown = words_without_secrets(words)
@@ -37,7 +37,7 @@ def test_s15_shapes_of_secrets_are_hidden(name: str) -> None:
     ],
 )
 def test_s15_what_only_looks_like_a_secret_is_shown(text: str) -> None:
-    """S15: counts of tokens, names of models, our own sentences."""
+    """S15: Numbers of tokens, model names and the program's own messages are not hidden."""
     assert without_secrets(text) == text
     assert words_without_secrets(text.split()) == tuple(text.split())
 
@@ -48,7 +48,7 @@ def test_s15_a_number_may_be_a_password_but_hardly_a_token() -> None:
 
 
 def test_s15_hiding_is_linear_and_never_fails() -> None:
-    """131 KB that look like the beginning of everything; and random words keep their number."""
+    """S15: Hiding takes linear time, also for 131 KB that look like a secret's start, and keeps the number of words."""
     began = time.process_time()
     for piece in (
         "a",

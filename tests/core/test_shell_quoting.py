@@ -1,4 +1,4 @@
-"""Words as a shell takes them: what is shown is, when it is pasted, the same words."""
+"""Tests of shell quoting: a quoted command, pasted into a shell, gives the same words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every state and every move: a row of the table, or a refusal that changes nothing."""
+"""Tests of the state table: each move in each state is a row of the table, or is refused without a change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler.core.states import TABLE, Move, move
 from tests.builders import T0, a_job
 
 S, M = JobState, Move
-# The whole table once more, by hand.
+# A second copy of the whole table, written by hand.
 ROWS: dict[tuple[JobState, Move], JobState] = {
     (S.PENDING, M.PLACED): S.STARTING,
     (S.PENDING, M.STOP_ASKED): S.CANCELLED,
@@ -41,7 +41,7 @@ PAIRS = list(product(JobState, Move))
 
 
 def a_worn_job(state: JobState) -> Job:
-    """A job whose every field has been used."""
+    """Return a job with a value in every field."""
     return a_job(
         12,
         state=state,

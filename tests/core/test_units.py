@@ -1,4 +1,4 @@
-"""Durations and sizes are read as people write them, and nothing else is."""
+"""Tests of durations and sizes: common spellings are read, others are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the report counts: attempts from stories and jobs, times clipped to what is shown, and sums that are the sums of the parts."""
+"""Tests of the usage report: attempts from jobs and events, times clipped to the reported span, and consistent sums."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def job(state: JobState = JobState.DONE, start: float | None = 10, end: float | 
 
 
 def runs(made: Job, *events: Event) -> list[tuple[int, int, int, bool]]:
-    """AttemptUse, seconds from T0, seconds of run, lost."""
+    """Return (attempt, start in seconds after T0, seconds of run, lost) of each attempt in the report."""
     found = attempts_of(made, events, NOW)
     return [(one.number, one.started_ms // 1000 - int(T0), one.run_ms // 1000, one.lost) for one in found]
 
@@ -50,16 +50,16 @@ WAITS = {"state": JobState.PENDING, "start": None, "end": None, "gpus": ()}
     [
         (job(**WAITS), [], []),
         (job(), [], [(1, 10, 60, False)]),
-        (job(), [started(11), over(72, "done")], [(1, 10, 60, False)]),  # the job itself knows it best
+        (job(), [started(11), over(72, "done")], [(1, 10, 60, False)]),  # the job's own times count
         (job(JobState.RUNNING, end=None), [started(10)], [(1, 10, 990, False)]),
-        (job(JobState.STOPPING, end=50), [started(10)], [(1, 10, 40, False)]),  # its first process has ended
+        (job(JobState.STOPPING, end=50), [started(10)], [(1, 10, 40, False)]),  # its main process has ended
         (job(JobState.RUNNING, end=30), [started(10)], [(1, 10, 20, False)]),  # ended while no scheduler ran
         (job(JobState.FAILED, outcome=Outcome.LOST), [], [(1, 10, 60, True)]),
         (job(JobState.FAILED, start=None, outcome=Outcome.COULD_NOT_START), [], []),
         (job(JobState.CANCELLED, start=None, attempt=0, gpus=()), [Event(1, T0, "cancelled", {})], []),
         (job(start=70, end=10), [], [(1, 70, 0, False)]),  # the clock was set back
         (job(JobState.RUNNING, start=2000, end=None), [], [(1, 2000, 0, False)]),
-        # tried again, and waiting for that
+        # waits for another attempt
         (job(**WAITS), [started(10), over(40, "retry_scheduled")], [(1, 10, 30, False)]),
         (job(**WAITS), [started(10), over(40, "retry_scheduled", ran=25.0)], [(1, 10, 25, False)]),
         (job(**WAITS), [started(10), over(5, "retry_scheduled")], [(1, 10, 0, False)]),
@@ -68,7 +68,7 @@ WAITS = {"state": JobState.PENDING, "start": None, "end": None, "gpus": ()}
             [started(10), over(40, "retry_scheduled", ran=30.0), started(99, 3), over(171, "done", 3)],
             [(1, 10, 30, False), (3, 100, 70, False)],
         ),
-        # retried after its end was seen days later
+        # retried after an end that was noticed only later
         (
             job(start=500, end=510, attempt=2),
             [started(10), over(400, "failed", outcome="exit", ran=20.0), over(450, "requeued"), started(500, 2)],
@@ -90,20 +90,20 @@ def test_attempts_are_those_of_the_story_and_the_last_is_the_jobs_own(
 
 
 def test_each_attempt_has_its_own_gpus_and_share() -> None:
-    """A job that ran out of memory has twice the share in its next attempt."""
+    """A job that ran out of GPU memory has twice the share in its next attempt."""
     made = job(start=100, end=170, attempt=2, need="2x1", gpus=(0, 1))
     first, last = attempts_of(made, [started(10, gpus=(2, 3), share=0.5), over(40, "retry_scheduled", ran=30.0)], NOW)
     assert first == AttemptUse(1, int(T0 + 10) * 1000, 30_000, (2, 3), 500)
     assert (last.gpus, last.parts) == ((0, 1), 1000)
     (old,) = attempts_of(job(**WAITS, need="0.25"), [started(10), over(40, "retry_scheduled")], NOW)
-    assert old.parts == 250  # told by an earlier version
+    assert old.parts == 250  # event of an earlier version, without a share
     named = job(gpus=(3,), need="0")
     named.need = ResourceRequest(1, 0)
     assert attempts_of(named, [], NOW)[0].parts == 0
 
 
 def test_what_the_story_says_of_an_end_is_how_long_it_ran() -> None:
-    """By the times of the run itself, not by when somebody noted it."""
+    """The duration is computed from the times of the run, not from the time at which the daemon recorded its end."""
     play = a_world(1)
     play.run(a_job(1, "0.5", retries=1))
     event = next(event for event in play.plan.events if event.kind == "started")
@@ -149,7 +149,7 @@ def test_since_leaves_out_what_had_ended_and_cuts_what_ran_across_it() -> None:
     assert [line.run_ms for line in found.lines] == [50_000, 40_000, 0]
     assert found.lines[0].wait_ms == 10_000  # the wait stays whole
     assert found.gpus[0].busy == 0.1 and found.start == T0 + 100
-    assert summed(job(start=10, end=100), since=100).total.run_ms == 0  # at the border: there, and nothing of it
+    assert summed(job(start=10, end=100), since=100).total.run_ms == 0  # ended exactly at ``since``: listed
     nothing = summed(since=1000, gpus=(0,))
     assert nothing.gpus[0].busy is None and nothing.total.mean_wait_ms is None
 
@@ -179,7 +179,7 @@ def made_of(label: str, need: str, before: list[Any], state: JobState, start: fl
 
 @given(st.lists(ONE, max_size=6), st.none() | TIMES)
 def test_the_parts_add_up_to_the_totals_and_nothing_is_negative(shapes: list[Any], since: float | None) -> None:
-    """Whatever the clock did."""
+    """The parts add up to the totals and no value is negative, whatever the clock values are."""
     stories = [made_of(*shape) for shape in shapes]
     found = report_of(stories, now=NOW, since=None if since is None else T0 + since)
     total = found.total

@@ -1,4 +1,4 @@
-"""What `gpujob doctor` makes of what it saw: a table for each check."""
+"""Tests of the findings of `gpujob doctor`: for each check, a table of observations and expected findings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OK, WARN, BAD, UNKNOWN = Mark.OK, Mark.WARN, Mark.BAD, Mark.UNKNOWN
 
 
 def whole(finding: Finding) -> None:
-    """What is not good says why, and what cannot be told says so."""
+    """Assert the rules for all findings: bad ones have a reason, unknown ones say so, good ones have no command."""
     assert finding.seen
     assert (finding.mark is OK) == (not finding.wrong) or finding.mark is UNKNOWN
     assert finding.mark is not UNKNOWN or finding.seen.startswith("unknown: ")
@@ -80,7 +80,10 @@ def test_s10_versions_of_screen(said: str, version: tuple[int, ...]) -> None:
      ("5.1.0", True, OK), ("", True, UNKNOWN), ("", False, UNKNOWN)],
 )  # fmt: skip
 def test_s10_a_setuid_screen_before_5_0_1_is_bad(version: str, setuid: bool, mark: Mark) -> None:
-    """S10: CVE-2025-23395 and its neighbours need the bit; the command takes it from the file behind all links."""
+    """S10: A setuid screen before 5.0.1 is reported as bad; the command clears the bit of the file behind the link.
+
+    The vulnerability is CVE-2025-23395, which needs the setuid bit.
+    """
     said = f"Screen version {version} (GNU)" if version else "Segmentation fault"
     found = screen.judge(ScreenSeen("/usr/bin/screen", "/usr/bin/screen-4", said, setuid), EVE)
     whole(found)
@@ -125,8 +128,8 @@ LOGOUTS = [
     (replace(IN_SESSION, only=("adam",)), EVE, OK, ""),
     (replace(IN_SESSION, only=("eve", "adam")), EVE, BAD, "enable-linger"),
     (IN_SESSION, EVE, BAD, "loginctl enable-linger && systemd-run --user --scope gpujob start --detach"),
-    (replace(IN_SESSION, lingers=True), EVE, BAD, "systemd-run --user --scope"),  # lingering alone saves no session
-    (replace(IN_SESSION, daemon=True), EVE, BAD, "KillUserProcesses=no"),  # what runs cannot be moved
+    (replace(IN_SESSION, lingers=True), EVE, BAD, "systemd-run --user --scope"),  # lingering does not protect a session
+    (replace(IN_SESSION, daemon=True), EVE, BAD, "KillUserProcesses=no"),  # a running process stays in its scope
     (replace(IN_SESSION, place=Place.HIDDEN), EVE, WARN, "systemd-run --user --scope"),
     (replace(IN_SESSION, place=Place.MANAGER, kills=False), EVE, BAD, "loginctl enable-linger"),
     (replace(IN_SESSION, place=Place.MANAGER, lingers=True), EVE, OK, ""),
@@ -136,7 +139,10 @@ LOGOUTS = [
 
 @pytest.mark.parametrize("seen, who, mark, mend", LOGOUTS)
 def test_h11_what_a_logout_ends(seen: LoginSeen, who: Who, mark: Mark, mend: str) -> None:
-    """H11: KillUserProcesses ends a login's scope, lingering or not; the user manager ends unless it lingers."""
+    """H11: Doctor reports whether a logout ends the scheduler.
+
+    KillUserProcesses=yes ends the processes of a session even with lingering; the user manager ends without lingering.
+    """
     found = logout.judge(seen, who)
     whole(found)
     assert found.mark is mark and mend in found.mend and bool(mend) == bool(found.mend)
@@ -153,7 +159,7 @@ def test_h11_what_a_logout_ends(seen: LoginSeen, who: Who, mark: Mark, mend: str
 def test_h12_a_service_that_takes_its_whole_group_along(
     place: Place, kill_mode: str, daemon: bool, mark: Mark, mend: str
 ) -> None:
-    """H12: the default KillMode ends all jobs with the unit."""
+    """H12: Doctor warns about a systemd unit whose KillMode ends all jobs together with the unit."""
     seen = replace(IN_SESSION, place=place, unit="g.service", kill_mode=kill_mode, daemon=daemon, lingers=True)
     found = logout.judge(seen, EVE)
     whole(found)
@@ -162,7 +168,7 @@ def test_h12_a_service_that_takes_its_whole_group_along(
 
 @pytest.mark.parametrize("place", [Place.SERVICE, Place.MANAGER])
 def test_h12_the_command_names_the_unit_as_systemd_spells_it(place: Place, tmp_path: Path) -> None:
-    """A dash in a unit's name is written \\x2d: no shell may eat the backslash."""
+    """H12: The proposed command keeps the backslash of a unit name in which systemd escapes a dash as ``\\x2d``."""
     unit = r"my\x2djobs.service"
     seen = replace(IN_SESSION, place=place, unit=unit, kill_mode="control-group", daemon=True, lingers=True)
     mend = logout.judge(seen, Who(0, "root")).mend.replace("/etc/", f"{tmp_path}/")
@@ -193,7 +199,7 @@ def test_h12_the_command_names_the_unit_as_systemd_spells_it(place: Place, tmp_p
      (InotifySeen("instance", 128, 128, 1, 1, 128, "poll"), OK, "")],
 )  # fmt: skip
 def test_limits_of_inotify(seen: InotifySeen, mark: Mark, mend: str) -> None:
-    """The limit that is met is the one that is raised: the machine's, or this user namespace's."""
+    """The proposed command raises the lower of the two limits: the machine's, or the user namespace's."""
     found = inotify.judge(seen, EVE)
     whole(found)
     assert found.mark is mark and mend in found.mend and bool(mend) == bool(found.mend)
@@ -239,7 +245,10 @@ FOLDERS = [
 
 @pytest.mark.parametrize("seen, mark, mend", FOLDERS)
 def test_e16_the_disk_of_the_state(seen: FolderSeen, mark: Mark, mend: str) -> None:
-    """E16, E08, E11, E19: shared, in memory, without modes, full, out of inodes, read-only."""
+    """E16, E08, E11, E19: Doctor reports problems of the state folder's disk, with the command that fixes each.
+
+    The problems: a network file system, one in memory, one without file modes, a full one, no inodes left, read-only.
+    """
     found = disks.judge(seen, EVE)
     whole(found)
     assert (found.mark, found.mend) == (mark, mend)
@@ -288,7 +297,7 @@ def test_the_driver(seen: DriverSeen, mark: Mark, mend: str) -> None:
     "trouble, mark", [("", OK), (None, UNKNOWN), ("GPUtil cannot be imported: No module named 'distutils'", WARN)]
 )
 def test_gputil(trouble: str | None, mark: Mark) -> None:
-    """Since Python 3.12 it needs setuptools, which brings its distutils back."""
+    """The proposed command installs setuptools too: GPUtil imports distutils, which Python 3.12 has removed."""
     found = gpus.judge_gputil(replace(DRIVER, imports=("", trouble)))
     whole(found)
     assert found.mark is mark
@@ -303,7 +312,7 @@ def reading(used: int | None, *processes: GpuProcess, told: bool = True, **more:
 
 GHOSTS = [
     (reading(500), set(), None, ""),
-    (reading(4000), set(), None, ""),  # 5 % of it: driver and display
+    (reading(4000), set(), None, ""),  # 5 % of the memory: counted as used by driver and display
     (reading(4001), set(), BAD, "no process owns 3.9 GiB"),
     (reading(30_000, GpuProcess(7, 29_000)), set(), None, ""),
     (reading(30_000, GpuProcess(7, 20_000)), set(), BAD, "no process owns 9.8 GiB"),
@@ -319,7 +328,10 @@ GHOSTS = [
 
 @pytest.mark.parametrize("seen, dead, mark, wrong", GHOSTS)
 def test_ghost_memory(seen: GpuSnapshot, dead: set[int] | None, mark: Mark | None, wrong: str) -> None:
-    """Memory that nobody who lives owns; in a container, or through nvidia-smi, that is not known and never good."""
+    """Memory in use that no living process owns is bad.
+
+    If the processes are not known (in a container, or without NVML), the finding is unknown instead of ok.
+    """
     (found,) = gpus.judge_gpus([seen], dead, EVE)
     whole(found)
     assert found.mark is (mark or OK) and wrong in found.wrong
@@ -340,7 +352,7 @@ def test_gpus_without_trouble_share_a_line() -> None:
     ]  # fmt: skip
 
 
-# -- our own files ----------------------------------------------------------------------------------------
+# -- the scheduler's files --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -372,7 +384,7 @@ def test_the_store(seen: StoreSeen, mark: Mark, mend: str) -> None:
      (SchedulerSeen(False, running=None, others=("pid 9 of root GPU 0",), hidden="root", apart="START"), [UNKNOWN], "")],
 )  # fmt: skip
 def test_g04_who_works_on_it(seen: SchedulerSeen, marks: list[Mark], mend: str) -> None:
-    """G04: one that was stopped is named, with the signal that wakes it."""
+    """G04: Doctor reports a stopped scheduler, with the command that continues it, and others on the same GPUs."""
     found = store.judge_scheduler(seen)
     for one in found:
         whole(one)
@@ -430,7 +442,7 @@ FILES = [
 
 @pytest.mark.parametrize("error, mark, mend", FILES)
 def test_c37_files_that_people_write(error: SchedulerError | None, mark: Mark, mend: str) -> None:
-    """C37: who else could write it, and the chmod; a mistake with its line."""
+    """C37: Doctor reports who else can write a file, with the chmod command, and the line number of a syntax error."""
     path = error.where if error is not None and error.where.startswith("/") else "/a/j"
     seen = "/a/j" if path.count(":") else path
     found = inputs.judge("config", seen, error, EVE, True, device=seen.startswith("/dev/"))
@@ -440,7 +452,10 @@ def test_c37_files_that_people_write(error: SchedulerError | None, mark: Mark, m
 
 
 def test_h17_files_of_another_user_are_never_taken_from_him() -> None:
-    """What is his in his own scheduler's folder is right; whether others may write it, he alone is told."""
+    """H17: Doctor, run by root, proposes no chown of the files of another user's scheduler.
+
+    A file of the scheduler's owner is unknown, with the command that checks it as that user; a third user's is bad.
+    """
     mine = exposed("/a/j", Exposure(OWNER, "it belongs to user 7", "/a/j", 7, "chown it to yourself: /a/j"))
     found = inputs.judge("jobs file", "/a/j", mine, ROOT, True, owner=7, again="sudo -u adam AGAIN")
     whole(found)

@@ -1,4 +1,4 @@
-"""The activation launcher: it becomes the command in the activated environment, or says why not."""
+"""The activation launcher: it runs the command in the activated environment, or reports why it cannot."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHOW = "import json, os; print(json.dumps({k: v for k, v in os.environ.items()})
 
 
 class Bench:
-    """A prefix, and the launcher run for it."""
+    """An environment in a temporary folder, and the launcher that runs commands in it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -57,12 +57,12 @@ class Bench:
         return done
 
     def shown(self) -> dict[str, str]:
-        """The environment of a command."""
+        """Return the environment variables that a command gets."""
         found: dict[str, str] = json.loads(self.run(BASE_PYTHON, "-c", SHOW).stdout.splitlines()[-1])
         return found
 
     def refused(self) -> str:
-        """What is said when the command must not run; the last line says that it could not be activated."""
+        """Run a command that must not start; return the output, whose last line reports the failed activation."""
         done = self.run("/bin/sh", "-c", "touch ran; echo ran", code=1)
         assert "ran" not in done.stdout and not (self.folder / "ran").exists()
         last = done.stderr.splitlines()[-1]
@@ -90,11 +90,11 @@ def alive(pid: int) -> bool:
     return text[text.rindex(")") + 2] not in "ZX"
 
 
-# -- what the command gets --------------------------------------------------------------------------------
+# -- the environment of the command -----------------------------------------------------------------------
 
 
 def test_scripts_are_sourced_in_order_with_the_prefix_set(bench: Bench) -> None:
-    """S3.26: all that micromamba and packages need."""
+    """S3.26: The environment's scripts for bash are sourced in the order of their names, with CONDA_PREFIX set."""
     activation(bench.prefix, 'export ORDER="${ORDER}b" SEEN="$CONDA_PREFIX"\nfalse\n', "b.sh")
     activation(bench.prefix, 'export ORDER="${ORDER}a"\n', "a.sh")
     activation(bench.prefix, "export ORDER=fish\n", "c.fish")
@@ -105,7 +105,7 @@ def test_scripts_are_sourced_in_order_with_the_prefix_set(bench: Bench) -> None:
 
 
 def test_condas_own_function_is_used_where_there_is_one(bench: Bench) -> None:
-    """S3.26."""
+    """S3.26: Where conda.sh exists, its function `conda activate` activates the environment."""
     bench.conda_sh = str(conda_sh(bench.folder))
     activation(bench.prefix, "export FROM_PACKAGE=1\n")
     found = bench.shown()
@@ -115,7 +115,7 @@ def test_condas_own_function_is_used_where_there_is_one(bench: Bench) -> None:
 
 @pytest.mark.parametrize("with_conda", [False, True])
 def test_activation_cannot_change_which_gpus_and_which_job_it_is(bench: Bench, with_conda: bool) -> None:
-    """Contract 4: the job's marks are how its processes are found and which GPUs it was given."""
+    """Contract 4: Activation cannot change GPUJOB_* and CUDA_*, which identify the job's processes and its GPUs."""
     if with_conda:
         bench.conda_sh = str(conda_sh(bench.folder))
     activation(
@@ -135,7 +135,7 @@ def test_activation_cannot_change_which_gpus_and_which_job_it_is(bench: Bench, w
 
 
 def test_nothing_of_the_shell_or_of_python_is_added(bench: Bench) -> None:
-    """A C locale has Python set LC_CTYPE, and a shell counts itself: the command sees neither."""
+    """The command's environment has no variable that only the launcher's Python (LC_CTYPE) or shell (SHLVL) set."""
     (bench.folder / "rc").write_text("export FROM_BASH_ENV=1\n")
     bench.environ.update(LC_ALL="C", SHLVL="4", BASH_ENV=str(bench.folder / "rc"), PWD="/somewhere")
     activation(bench.prefix, "cd /\nexport NEW=1\n")
@@ -150,7 +150,7 @@ def test_nothing_of_the_shell_or_of_python_is_added(bench: Bench) -> None:
 
 
 def test_large_and_odd_values_come_back_whole(bench: Bench) -> None:
-    """NUL-separated over a pipe: larger than the pipe, with line breaks, and no UTF-8."""
+    """Values that are larger than a pipe, have line breaks or are not UTF-8 reach the command unchanged."""
     bench.environ["OLD"] = "two\nlines \udcff"
     activation(bench.prefix, 'export BIG=$(printf "%090000d" 7) MORE=$(printf "%090000d" 8) TWO="a\nb=c"\n')
     show = "import os; print(len(os.environ['BIG']), len(os.environ['MORE']), ascii(os.environ['TWO'] + os.environ['OLD']))"
@@ -167,7 +167,7 @@ def test_the_words_never_become_shell_text(bench: Bench) -> None:
 
 
 def test_pid_exit_code_and_signal_are_the_commands(bench: Bench) -> None:
-    """The command runs in the launcher's own process."""
+    """The command replaces the launcher's process: process id, exit code and signal are the command's."""
     activation(bench.prefix, "true\n")
     words = bench.words("/bin/sh", "-c", "echo $$; exit 37")
     process = subprocess.Popen(words, env=bench.environment(), stdout=subprocess.PIPE, text=True)
@@ -177,15 +177,15 @@ def test_pid_exit_code_and_signal_are_the_commands(bench: Bench) -> None:
 
 
 def test_descriptors_and_signals_are_as_they_were(bench: Bench) -> None:
-    """B20: 0, 1 and 2 alone; SIGPIPE ends a command, though Python ignores it."""
-    activation(bench.prefix, "sleep 1000 >/dev/null 2>&1 &\necho $! >> background\n")  # it holds the pipe as well
+    """B20: The command has only descriptors 0, 1 and 2, and ignores the signals that it ignores without activation."""
+    activation(bench.prefix, "sleep 1000 >/dev/null 2>&1 &\necho $! >> background\n")  # it keeps the pipe open
     text = "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd'))[:-1])"
     assert bench.run(BASE_PYTHON, "-c", text).stdout == "[0, 1, 2]\n"
     done = bench.run("/bin/grep", "SigIgn", "/proc/self/status")
     without = subprocess.run(["/bin/grep", "SigIgn", "/proc/self/status"], capture_output=True, text=True, check=True)
     plain = [
         int(text.split()[1], 16) & 0x7FFFFFFF for text in (done.stdout, without.stdout)
-    ]  # 32 and 33 are the C library's
+    ]  # the C library reserves 32 and 33
     assert plain[0] == plain[1], "as it is without activation (whatever the tests themselves were given)"
     for background in map(int, (bench.folder / "background").read_text().split()):
         assert alive(background), "what activation started on purpose goes on"
@@ -202,7 +202,7 @@ def test_a_command_is_found_in_the_path_that_activation_made(bench: Bench) -> No
 
 
 def test_a_script_that_ends_the_shell(bench: Bench) -> None:
-    """B15: never the command in the wrong environment."""
+    """B15: If a script ends the shell, the command does not run, and the error has the exit code or the signal."""
     activation(bench.prefix, "echo this tool has no licence\nexit 3\n")
     text = bench.refused()
     assert "this tool has no licence" in text and "activation ended with code 3" in text
@@ -213,7 +213,7 @@ def test_a_script_that_ends_the_shell(bench: Bench) -> None:
 
 
 def test_conda_activate_that_fails(bench: Bench) -> None:
-    """B15."""
+    """B15: If `conda activate` fails, the command does not run, and conda's own message is shown."""
     bench.conda_sh = str(conda_sh(bench.folder, "conda() { echo 'EnvironmentNameNotFound: e' >&2; return 1; }\n"))
     text = bench.refused()
     assert "EnvironmentNameNotFound: e\n" in text and "activation ended with code 1" in text
@@ -222,7 +222,7 @@ def test_conda_activate_that_fails(bench: Bench) -> None:
 
 
 def test_another_environment_than_the_one_asked_for(bench: Bench) -> None:
-    """B15: activation says that all is well, and is elsewhere."""
+    """B15: If activation succeeds but CONDA_PREFIX is not the requested environment, the command does not run."""
     bench.conda_sh = str(conda_sh(bench.folder, CONDA_SH.replace('CONDA_PREFIX="$2"', "CONDA_PREFIX=/opt/base")))
     assert f"CONDA_PREFIX is /opt/base afterwards (expected: {bench.prefix})" in bench.refused()
     bench.conda_sh = str(conda_sh(bench.folder, "conda() { return 0; }\n"))
@@ -239,7 +239,7 @@ def test_a_link_to_the_prefix_is_the_same_environment(bench: Bench) -> None:
 
 @pytest.mark.parametrize("with_conda", [False, True])
 def test_activation_that_hangs_is_ended_with_all_it_started(bench: Bench, with_conda: bool) -> None:
-    """B15: a deadline; the whole process group ends."""
+    """B15: Activation that exceeds its time limit is ended with its whole process group."""
     bench.limit = 2
     hanging = "echo waiting for the network\nsleep 1000 &\necho $$ $! > pids\nwait\n"
     if with_conda:
@@ -267,7 +267,7 @@ def test_started_by_hand_it_says_who_starts_it(bench: Bench) -> None:
     ],
 )
 def test_a_command_that_cannot_be_started_is_named(bench: Bench, text: str | None, word: str, said: str) -> None:
-    """B13: after activation too, never 126 or 127 as if the command had said so."""
+    """B13: A command that cannot be started after activation gives exit code 1 and the reason, not code 126 or 127."""
     if text is not None:
         word = str(executable(bench.folder / "bad", text))
     assert said in bench.run(word, code=1).stderr

@@ -1,4 +1,4 @@
-"""Environments by name and folder, what is wrong with some, and how a job gets into one."""
+"""Environments found by name or folder, the reasons why one cannot be used, and how a job enters one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAUNCHER = ("python", "activate.py")
 
 
 class Bench:
-    """A home, a script, and the look-up on them."""
+    """A home folder, a script, and `Environments` that searches them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.home = folder, folder / "home"
@@ -52,12 +52,12 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-# -- where they are ---------------------------------------------------------------------------------------
+# -- places of environments -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", [".condarc", ".config/conda/.condarc", ".conda/.condarc", ".mambarc", "CONDARC"])
 def test_envs_dirs_of_a_condarc_are_followed_and_read_again_when_changed(bench: Bench, place: str) -> None:
-    """S3.26."""
+    """S3.26: Environments in `envs_dirs` of a condarc are found, and a changed condarc is read again."""
     rc = bench.folder / "my.rc" if place == "CONDARC" else bench.home / place
     rc.parent.mkdir(parents=True, exist_ok=True)
     if place == "CONDARC":
@@ -109,7 +109,7 @@ def test_the_condarc_of_an_installation_counts(bench: Bench) -> None:
 
 
 def test_installations_of_mamba_and_of_the_path_are_found(bench: Bench) -> None:
-    """S3.26: micromamba's own root, mamba beside conda, and a conda that is only in PATH."""
+    """S3.26: Environments of micromamba's root, of the installation of MAMBA_EXE and of a conda in PATH are found."""
     one = conda_prefix(bench.home / ".local" / "share" / "mamba" / "envs" / "one")
     assert bench.found("one").prefix == str(one)
     root = conda_prefix(bench.folder / "forge")
@@ -129,7 +129,7 @@ def test_a_lone_micromamba_makes_its_folder_no_installation(bench: Bench) -> Non
 
 
 def test_the_submitters_own_conda_is_asked_first(bench: Bench) -> None:
-    """S4: a job that was submitted belongs to the shell it came from."""
+    """S4: An environment of the submitter's conda has precedence over one of the daemon's."""
     mine = conda_prefix(bench.folder / "mine" / "envs" / "e")
     conda_prefix(bench.home / "miniconda3" / "envs" / "e")
     stored = bench.folder / "env"
@@ -141,25 +141,25 @@ def test_the_submitters_own_conda_is_asked_first(bench: Bench) -> None:
 
 @pytest.mark.parametrize("name", [".", ".."])
 def test_dots_are_no_names(bench: Bench, name: str) -> None:
-    """B15: never another environment than the one that was named."""
+    """B15: The names "." and ".." are no environments."""
     conda_prefix(bench.home / "miniconda3" / "envs")
     conda_prefix(bench.home / "miniconda3")
     assert "no environment" in bench.missing(name)
 
 
 def test_the_first_of_a_name_counts_as_for_conda_even_half_made(bench: Bench) -> None:
-    """B15: not the next one of the same name, somewhere else."""
+    """B15: The first environment of a name is used, even if it is incomplete, and not a later one of that name."""
     conda_prefix(bench.home / "miniforge3" / "envs" / "e")
     half = bench.home / "miniconda3" / "envs" / "e"
     half.mkdir(parents=True)
     assert f"environment {half} is incomplete" in bench.missing("e")
 
 
-# -- what is wrong with them ------------------------------------------------------------------------------
+# -- environments that cannot be used ---------------------------------------------------------------------
 
 
 def test_each_way_of_not_being_there_has_its_own_sentence(bench: Bench) -> None:
-    """B15: missing, half built, without python, a venv whose base is gone: reasons to wait, each with what to do."""
+    """B15: An environment that is missing, incomplete or without python gives its own reason, with the remedy."""
     path = bench.home / "envs" / "e"
     assert "create it (conda create -n nosuch)" in bench.missing("nosuch")
     assert f"no environment {path}: there is no such folder; create it" in bench.missing(str(path))
@@ -175,7 +175,10 @@ def test_each_way_of_not_being_there_has_its_own_sentence(bench: Bench) -> None:
 
 
 def test_an_environment_whose_python_leads_nowhere_is_used_by_no_job(bench: Bench) -> None:
-    """B15, B16: a shell script in it would find another python further on in PATH."""
+    """B15, B16: An environment whose python link is dangling is used by no job, not even by a command or a script.
+
+    A shell script in it would find the python of a later folder in PATH.
+    """
     prefix = venv_prefix(bench.folder / "venv")
     base = executable(bench.folder / "base" / "bin" / "python3.11")
     (prefix / "bin" / "python").unlink()
@@ -195,11 +198,11 @@ def test_a_venv_without_python_waits(bench: Bench) -> None:
     assert f"no python in environment {prefix}; the job waits until it exists" in bench.missing(str(prefix))
 
 
-# -- how a job gets in ------------------------------------------------------------------------------------
+# -- entering an environment ------------------------------------------------------------------------------
 
 
 def test_direct_sets_what_being_in_it_sets(bench: Bench) -> None:
-    """S3.26."""
+    """S3.26: The mode "direct" sets the variables of conda and those of `conda-meta/state` and `env_vars.d`."""
     prefix = conda_prefix(bench.home / "miniconda3" / "envs" / "e")
     (prefix / "conda-meta" / "state").write_text(
         json.dumps(
@@ -238,7 +241,7 @@ def test_an_environment_has_the_name_that_conda_gives_it(bench: Bench, place: st
 
 
 def test_auto_activates_only_what_has_scripts_to_source(bench: Bench) -> None:
-    """S3.26: direct costs nothing, but misses what packages set in activate.d."""
+    """S3.26: The mode "auto" activates environments with scripts in `activate.d` and enters the others directly."""
     prefix = conda_prefix(bench.home / "miniconda3" / "envs" / "e")
     assert bench.found("e").wrapper == ()
     activation(prefix, "", "only.fish")
@@ -255,7 +258,7 @@ def test_auto_activates_only_what_has_scripts_to_source(bench: Bench) -> None:
 
 
 def test_activate_uses_the_conda_of_the_environment_else_any(bench: Bench) -> None:
-    """S3.26."""
+    """S3.26: Activation uses conda.sh of the environment's own installation, else of any other."""
     conda_prefix(bench.home / "miniforge3" / "envs" / "e")
     bench.environments.mode = "activate"
     bench.environments.limit_s = 5
@@ -273,7 +276,7 @@ def test_activate_uses_the_conda_of_the_environment_else_any(bench: Bench) -> No
 
 
 def test_run_has_the_first_tool_there_is_run_it(bench: Bench) -> None:
-    """B15: conda, else mamba, else micromamba, else a reason to wait."""
+    """B15: The mode "run" uses conda, else mamba, else micromamba; without any of them the job waits."""
     root = bench.home / "miniconda3"
     prefix = conda_prefix(root / "envs" / "e")
     bench.environments.mode = "run"
@@ -300,7 +303,7 @@ def test_a_venv_is_always_entered_directly(bench: Bench, mode: str) -> None:
     assert answer.wrapper == () and answer.environment["VIRTUAL_ENV"] == str(prefix)
 
 
-# -- what was read before ---------------------------------------------------------------------------------
+# -- remembered files -------------------------------------------------------------------------------------
 
 
 def test_what_was_read_is_read_again_when_it_was_changed_replaced_or_removed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What files tell of a program: its version, and why it cannot be started."""
+"""The version of a program, and the reason why it cannot be started, both found without running it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_version_of_a_conda_environment_stands_in_its_packages(tmp_path: Pat
 
 
 def test_a_version_is_looked_for_again_when_the_path_leads_elsewhere(tmp_path: Path) -> None:
-    """B16."""
+    """B16: The version is read again when the link leads to another program, even with an equal time stamp."""
     files = Remembered()
     old, new = executable(tmp_path / "python3.10"), executable(tmp_path / "python3.12")
     for path in (old, new):
@@ -59,7 +59,7 @@ def test_a_version_is_looked_for_again_when_the_path_leads_elsewhere(tmp_path: P
 
 
 def test_what_the_path_leads_to_now_counts(tmp_path: Path) -> None:
-    """B16: the link was led elsewhere; what a file beside it said of the old one is no longer so."""
+    """B16: If bin/python leads to another version, the outdated version in pyvenv.cfg is ignored."""
     files = Remembered()
     old, new = executable(tmp_path / "old" / "bin" / "python3.10"), executable(tmp_path / "new" / "bin" / "python3.12")
     program = linked(tmp_path / "venv", old)
@@ -87,7 +87,7 @@ def test_nothing_is_made_up(tmp_path: Path) -> None:
 
 
 def test_why_a_script_is_waited_for(tmp_path: Path) -> None:
-    """B12."""
+    """B12: A script that is missing or no regular file gives the reason why the job waits."""
     path = tmp_path / "a.py"
     assert script_trouble(str(path)) == f"no such file {path}; the job waits until it exists"
     path.symlink_to(tmp_path / "gone")
@@ -105,7 +105,7 @@ def test_why_a_script_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_why_a_folder_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B14."""
+    """B14: A working folder that is missing, a file, or not accessible gives the reason why the job waits."""
     path = tmp_path / "work"
     assert folder_trouble(str(path)) == f"no such working folder {path}; the job waits until it exists"
     path.touch()
@@ -114,7 +114,7 @@ def test_why_a_folder_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path.unlink()
     path.mkdir()
     assert folder_trouble(str(path)) == ""
-    monkeypatch.setattr(os, "access", lambda *_: False)  # for root, who may run these tests, all can be entered
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may run these tests and can enter every folder
     assert f"cannot enter working folder {path}: no permission; run: chmod u+x {path};" in folder_trouble(str(path))
 
     def refused(_: str) -> None:
@@ -125,7 +125,7 @@ def test_why_a_folder_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert f"cannot access script {path}: Permission denied;" in script_trouble(str(path))
 
 
-# -- what the kernel refuses ------------------------------------------------------------------------------
+# -- programs that the kernel refuses ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_why_a_folder_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_what_is_wrong_with_a_script_is_named(tmp_path: Path, text: bytes, mode: int, said: str) -> None:
-    """B13."""
+    """B13: For a file that the kernel cannot run, the reason names the file and its fault."""
     path = tmp_path / "run"
     path.write_bytes(text)
     path.chmod(mode)
@@ -154,7 +154,7 @@ def test_what_is_wrong_with_a_script_is_named(tmp_path: Path, text: bytes, mode:
 
 
 def test_what_is_wrong_with_a_commands_name_is_named(tmp_path: Path) -> None:
-    """B13."""
+    """B13: A program that is missing, a folder or not accessible is named in the reason."""
     assert why_not_started("nosuch") == "program nosuch not found in PATH"
     assert why_not_started("/no/such") == "no such file /no/such"
     assert "is a folder" in why_not_started(str(tmp_path))

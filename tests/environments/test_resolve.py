@@ -1,4 +1,4 @@
-"""Interpreters and environments, found on disk without running conda."""
+"""Interpreters, environments and programs of jobs, found on disk without running conda."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def missing(environments: Environments, wanted: Job) -> str:
 
 @pytest.mark.parametrize("root", ["miniconda3", "anaconda3", "miniforge3", "mambaforge", "micromamba", ".conda"])
 def test_an_environment_is_found_by_name_under_the_usual_roots(home: Path, script: str, root: str) -> None:
-    """S3.26."""
+    """S3.26: An environment is found by name under the usual installation folders in the home folder."""
     prefix = conda_env(home / root / "envs" / "e")
     answer = found(Environments({"HOME": str(home), "PATH": "/bin"}), job(script=script, conda_env="e"))
     assert answer.program == str(prefix / "bin" / "python")
@@ -68,7 +68,7 @@ def test_an_environment_is_found_by_name_under_the_usual_roots(home: Path, scrip
 def test_an_environment_is_found_by_name_where_condas_variables_point(
     tmp_path: Path, home: Path, script: str, variable: str
 ) -> None:
-    """S3.26."""
+    """S3.26: An environment is found by name in the folders that conda's and mamba's variables name."""
     root = tmp_path / "root"
     conda_env(root / "envs" / "e")
     value = {"CONDA_ENVS_PATH": f"/nowhere:{root}/envs", "CONDA_EXE": f"{root}/bin/conda"}.get(variable, str(root))
@@ -77,7 +77,7 @@ def test_an_environment_is_found_by_name_where_condas_variables_point(
 
 
 def test_an_environment_is_found_by_name_in_condas_own_list(tmp_path: Path, home: Path, script: str) -> None:
-    """S3.26."""
+    """S3.26: An environment is found by name in conda's list of environments, ~/.conda/environments.txt."""
     prefix = conda_env(tmp_path / "elsewhere" / "e")
     (home / ".conda").mkdir()
     (home / ".conda" / "environments.txt").write_text(f"\n/gone/x\n{prefix}\n")
@@ -86,20 +86,20 @@ def test_an_environment_is_found_by_name_in_condas_own_list(tmp_path: Path, home
 
 
 def test_a_path_in_condas_list_that_is_no_utf8_does_no_harm(tmp_path: Path, home: Path, script: str) -> None:
-    """P8: file names are bytes."""
+    """P8: A path in conda's list that is not UTF-8 is skipped: file names are bytes."""
     (home / ".conda").mkdir()
     (home / ".conda" / "environments.txt").write_bytes(b"/home/jos\xe9/envs/e\n")
     assert "no environment e" in missing(Environments({"HOME": str(home)}), job(script=script, conda_env="e"))
 
 
 def test_base_is_the_root_itself(home: Path, script: str) -> None:
-    """S3.26."""
+    """S3.26: The environment `base` is the folder of the installation."""
     root = conda_env(home / "miniconda3")
     assert found(Environments({"HOME": str(home)}), job(script=script, conda_env="base")).prefix == str(root)
 
 
 def test_an_unknown_environment_is_said_and_looked_for_again(home: Path, script: str) -> None:
-    """S3.26, contract 3: a reason to wait."""
+    """S3.26, contract 3: A job with an unknown environment waits, and the environment is found once it exists."""
     environments = Environments({"HOME": str(home)})
     wanted = job(script=script, conda_env="nosuch-env-here")
     assert "nosuch-env-here" in missing(environments, wanted)
@@ -111,14 +111,14 @@ def test_an_unknown_environment_is_said_and_looked_for_again(home: Path, script:
 
 
 def test_an_environment_is_found_by_its_folder(tmp_path: Path, home: Path, script: str) -> None:
-    """S3.26."""
+    """S3.26: An environment is found by the path of its folder."""
     prefix = conda_env(tmp_path / "my env")
     answer = found(Environments({"HOME": str(home)}), job(script=script, conda_env=str(prefix)))
     assert answer.program == str(prefix / "bin" / "python")
 
 
 def test_a_virtual_environment_is_accepted(tmp_path: Path, home: Path, script: str) -> None:
-    """S3.26: what people have."""
+    """S3.26: The folder of a virtual environment (venv) is accepted as an environment."""
     prefix = tmp_path / "venv"
     executable(prefix / "bin" / "python")
     (prefix / "pyvenv.cfg").touch()
@@ -129,7 +129,7 @@ def test_a_virtual_environment_is_accepted(tmp_path: Path, home: Path, script: s
 def test_a_folder_that_is_not_there_or_half_made_is_said_and_looked_for_again(
     tmp_path: Path, home: Path, script: str
 ) -> None:
-    """Contract 3: a reason to wait, not a failure."""
+    """Contract 3: A job whose environment folder is missing or incomplete waits until it is complete."""
     prefix = tmp_path / "e"
     environments, wanted = Environments({"HOME": str(home)}), job(script=script, conda_env=str(prefix))
     assert f"no environment {prefix}: there is no such folder" in missing(environments, wanted)
@@ -147,7 +147,7 @@ def test_a_folder_that_is_not_there_or_half_made_is_said_and_looked_for_again(
 
 
 def test_a_missing_script_or_a_folder_is_said_and_looked_for_again(tmp_path: Path, home: Path) -> None:
-    """Contract 3."""
+    """Contract 3: A job whose script is missing or a folder waits until the script exists."""
     environments = Environments({"HOME": str(home), "PATH": os.environ["PATH"]})
     path = tmp_path / "x.py"
     assert f"no such file {path}" in missing(environments, job(script=str(path)))
@@ -159,14 +159,14 @@ def test_a_missing_script_or_a_folder_is_said_and_looked_for_again(tmp_path: Pat
 
 
 def test_a_script_that_is_no_python_runs_by_itself(tmp_path: Path, home: Path) -> None:
-    """Contract 3."""
+    """Contract 3: A script that is no Python script is started itself, without an interpreter."""
     path = executable(tmp_path / "run.sh")
     answer = found(Environments({"HOME": str(home)}), job(script=str(path)))
     assert (answer.program, answer.runs_by_itself) == (str(path), True)
 
 
 def test_python_is_the_settings_else_python_else_python3_of_the_path(tmp_path: Path, home: Path, script: str) -> None:
-    """Contract 3."""
+    """Contract 3: Scripts run with the setting `python`, else with python of PATH, else with python3 of PATH."""
     folder = tmp_path / "bin"
     third = executable(folder / "python3")
     environ = {"HOME": str(home), "PATH": str(folder)}
@@ -182,7 +182,7 @@ def test_python_is_the_settings_else_python_else_python3_of_the_path(tmp_path: P
 
 
 def test_without_any_python_the_job_waits_with_that_reason(tmp_path: Path, home: Path, script: str) -> None:
-    """Contract 3."""
+    """Contract 3: Without an interpreter the job waits; the reason names PATH or the setting `python`."""
     assert "no python in PATH" in missing(Environments({"HOME": str(home), "PATH": str(tmp_path)}), job(script=script))
     environments = Environments({"HOME": str(home), "PATH": str(tmp_path)}, "/nowhere/python")
     assert "no python at /nowhere/python (setting python)" in missing(environments, job(script=script))
@@ -191,7 +191,7 @@ def test_without_any_python_the_job_waits_with_that_reason(tmp_path: Path, home:
 def test_a_leading_tilde_in_the_python_setting_is_the_home_folder(
     home: Path, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Contract 3."""
+    """Contract 3: "~" at the start of the setting `python` is the home folder."""
     own = executable(home / "py" / "python")
     monkeypatch.setenv("HOME", str(home))
     assert found(Environments({"HOME": str(home)}, "~/py/python"), job(script=script)).program == str(own)
@@ -201,7 +201,7 @@ def test_a_leading_tilde_in_the_python_setting_is_the_home_folder(
 
 
 def test_a_command_is_found_by_the_path_it_will_have(tmp_path: Path, home: Path) -> None:
-    """S4: the submitter's environment."""
+    """S4: A command is searched in the PATH that the job will have: the submitter's, or that of its environment."""
     tool = executable(tmp_path / "bin" / "tool")
     environments = Environments({"HOME": str(home), "PATH": "/nowhere"})
     stored = tmp_path / "env"
@@ -217,7 +217,7 @@ def test_a_command_is_found_by_the_path_it_will_have(tmp_path: Path, home: Path)
 
 
 def test_whether_a_script_names_the_devices_itself(tmp_path: Path) -> None:
-    """Contract 4, `cuda_ids: auto`."""
+    """Contract 4: `names_devices` recognises a script that sets CUDA_VISIBLE_DEVICES itself (for `cuda_ids: auto`)."""
     path = tmp_path / "a.py"
     path.write_text('os.environ["CUDA_VISIBLE_DEVICES"] = a.cuda\n')
     assert names_devices(str(path))

@@ -1,4 +1,4 @@
-"""Noticing changes: both watchers keep one contract."""
+"""Tests of the file watchers: the inotify and the polling watcher report the same changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Watcher = InotifyWatcher | PollingWatcher
 
 
 def wait_for(watch: Watcher, *paths: Path) -> None:
-    """Wait until all these were reported; anything else reported is wrong."""
+    """Wait until all these paths were reported; fail if any other path is reported."""
     wanted = {str(path) for path in paths}
     seen: set[str] = set()
     limit = time.monotonic() + LIMIT
@@ -32,7 +32,7 @@ def wait_for(watch: Watcher, *paths: Path) -> None:
 
 
 def drain(watch: Watcher, quiet_s: float) -> set[str]:
-    """All that is reported until nothing was for a while."""
+    """Return all paths reported until none is reported for ``quiet_s`` seconds."""
     found: set[str] = set()
     while select.select([watch.fd], [], [], quiet_s)[0]:
         found |= watch.changed()
@@ -63,18 +63,18 @@ def append(path: Path, text: str) -> None:
         stream.write(text)
 
 
-# -- the contract -----------------------------------------------------------------------------------------
+# -- both watchers ----------------------------------------------------------------------------------------
 
 
 def test_nothing_is_reported_before_something_happens(watch: Watcher, jobs: Path) -> None:
-    """No spin."""
+    """An unchanged file is not reported."""
     watch.watch([str(jobs)])
     assert drain(watch, quiet_of(watch)) == set()
     assert watch.changed() == set()
 
 
 def test_appending_replacing_deleting_and_making_are_reported(watch: Watcher, jobs: Path) -> None:
-    """S3.10, C03, C04, C07, C38: one after the other, so that each leaves the watch in order for the next."""
+    """S3.10, C03, C04, C07, C38: The watcher reports each of several changes to a file, one after the other."""
     watch.watch([str(jobs)])
     append(jobs, "b\n")
     wait_for(watch, jobs)
@@ -98,14 +98,14 @@ def test_appending_replacing_deleting_and_making_are_reported(watch: Watcher, jo
 
 
 def test_a_write_in_place_by_an_editor_is_reported(watch: Watcher, jobs: Path) -> None:
-    """C05, C07."""
+    """C05, C07: A file that is truncated and rewritten is reported."""
     watch.watch([str(jobs)])
     jobs.write_text("another\ntext\n")
     wait_for(watch, jobs)
 
 
 def test_a_file_that_is_made_later_is_reported(watch: Watcher, tmp_path: Path) -> None:
-    """P8: the jobs file need not be there at the start."""
+    """P8: A watched file that does not exist yet is reported when it is created."""
     jobs = tmp_path / "later.txt"
     watch.watch([str(jobs)])
     jobs.write_text("a\n")
@@ -113,7 +113,7 @@ def test_a_file_that_is_made_later_is_reported(watch: Watcher, tmp_path: Path) -
 
 
 def test_a_link_to_another_folder_is_reported_under_its_own_name(watch: Watcher, tmp_path: Path) -> None:
-    """C35: written in place, and replaced beside its target."""
+    """C35: A change to the target of a symbolic link is reported as a change of the link."""
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     real, link = tmp_path / "there" / "real.txt", tmp_path / "here" / "jobs.txt"
@@ -133,7 +133,7 @@ def test_a_link_to_another_folder_is_reported_under_its_own_name(watch: Watcher,
 
 
 def test_neighbours_in_the_folder_are_not_reported(watch: Watcher, jobs: Path) -> None:
-    """A busy folder is no reason to look."""
+    """Changes to other files of the folder are not reported."""
     watch.watch([str(jobs)])
     for name in ("other.txt", "jobs.txt.swp", "xjobs.txt", "4913"):
         neighbour = jobs.parent / name
@@ -145,7 +145,7 @@ def test_neighbours_in_the_folder_are_not_reported(watch: Watcher, jobs: Path) -
 
 
 def test_only_what_was_asked_for_last_is_watched(watch: Watcher, jobs: Path) -> None:
-    """`watch` replaces what was watched."""
+    """Each call of `watch` replaces the paths watched before."""
     other = jobs.parent / "other.txt"
     other.write_text("a\n")
     watch.watch([str(jobs), str(other)])
@@ -160,7 +160,7 @@ def test_only_what_was_asked_for_last_is_watched(watch: Watcher, jobs: Path) -> 
 
 
 def test_closing_gives_the_descriptors_back(jobs: Path) -> None:
-    """No growth of descriptors."""
+    """`close` closes every file descriptor that the watcher opened."""
     before = len(os.listdir("/proc/self/fd"))
     for kind in (InotifyWatcher, PollingWatcher):
         made = kind()
@@ -184,7 +184,7 @@ def watches_of(kernel: InotifyWatcher) -> int:
 
 
 def test_renaming_over_many_times_keeps_working_and_leaves_no_watches(kernel: InotifyWatcher, jobs: Path) -> None:
-    """C07: an editor saves all day."""
+    """C07: 200 saves by an editor that replaces the file leave one watch on it and one on its folder."""
     kernel.watch([str(jobs)])
     for number in range(200):
         aside = jobs.with_suffix(".tmp")
@@ -199,7 +199,7 @@ def test_renaming_over_many_times_keeps_working_and_leaves_no_watches(kernel: In
 
 
 def test_rotating_many_times_leaves_no_watches(kernel: InotifyWatcher, jobs: Path) -> None:
-    """C04: files that were moved away and kept are not watched for ever."""
+    """C04: Files that were rotated away are no longer watched."""
     kernel.watch([str(jobs)])
     for number in range(20):
         jobs.rename(f"{jobs}.{number}")
@@ -212,7 +212,7 @@ def test_rotating_many_times_leaves_no_watches(kernel: InotifyWatcher, jobs: Pat
 
 
 def test_a_neighbour_written_a_thousand_times_wakes_nobody(kernel: InotifyWatcher, jobs: Path) -> None:
-    """The main log stands in the same folder: not even the descriptor becomes readable."""
+    """Writes to the scheduler's log in the same folder do not make the descriptor readable."""
     neighbour = jobs.parent / "gpu_scheduler.log"
     neighbour.write_text("x\n")
     kernel.watch([str(jobs)])
@@ -223,7 +223,7 @@ def test_a_neighbour_written_a_thousand_times_wakes_nobody(kernel: InotifyWatche
 
 
 def test_a_folder_that_is_made_later_is_found_when_rearmed(kernel: InotifyWatcher, tmp_path: Path) -> None:
-    """At the slow interval the watches are put on what the paths mean now."""
+    """`rearm` watches a file whose folder was created after `watch`."""
     jobs = tmp_path / "later" / "jobs.txt"
     kernel.watch([str(jobs)])
     jobs.parent.mkdir()
@@ -234,7 +234,7 @@ def test_a_folder_that_is_made_later_is_found_when_rearmed(kernel: InotifyWatche
 
 
 def test_a_link_pointed_elsewhere_is_followed(kernel: InotifyWatcher, tmp_path: Path) -> None:
-    """C35."""
+    """C35: After a link is changed to another target, writes to the new target are reported."""
     one, two, link = tmp_path / "one.txt", tmp_path / "two.txt", tmp_path / "jobs.txt"
     one.write_text("a\n")
     two.write_text("b\n")
@@ -250,7 +250,7 @@ def test_a_link_pointed_elsewhere_is_followed(kernel: InotifyWatcher, tmp_path: 
 
 
 def test_more_events_than_the_kernel_keeps_report_everything(kernel: InotifyWatcher, jobs: Path) -> None:
-    """An overflow is read as: look at all of them."""
+    """After an overflow of the kernel's event queue all watched files are reported."""
     other = jobs.parent / "other.txt"
     other.write_text("a\n")
     kernel.watch([str(jobs), str(other)])
@@ -266,11 +266,11 @@ def test_more_events_than_the_kernel_keeps_report_everything(kernel: InotifyWatc
     wait_for(kernel, jobs)
 
 
-# -- which one --------------------------------------------------------------------------------------------
+# -- choice of the watcher --------------------------------------------------------------------------------
 
 
 def test_the_usual_watcher_needs_no_word_and_polling_is_said(tmp_path: Path) -> None:
-    """C38."""
+    """C38: The inotify watcher is chosen without a note; the polling watcher comes with a note."""
     made, note = watcher("auto", [str(tmp_path)])
     assert isinstance(made, InotifyWatcher) and note == ""
     made.close()
@@ -282,7 +282,7 @@ def test_the_usual_watcher_needs_no_word_and_polling_is_said(tmp_path: Path) -> 
 
 
 def test_without_descriptors_inotify_is_an_error_when_asked_for(tmp_path: Path) -> None:
-    """F: the setting `watch: inotify` means inotify."""
+    """F: With `watch: inotify`, a failure to set up inotify is an error; there is no change to polling."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

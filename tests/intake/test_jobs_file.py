@@ -1,4 +1,4 @@
-"""The jobs file's format: what a line means, and what is said of a line that means nothing."""
+"""Tests of the jobs file's format: how a line is parsed, and the errors for lines that are refused."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def error_of(line: str, door: Door = DOOR) -> SchedulerError:
 def test_the_three_example_lines_of_the_readme_read_as_documented(
     line: str, priority: int, script: str, env: str, arguments: str, allowed: tuple[int, ...] | None
 ) -> None:
-    """S3.3, C23."""
+    """S3.3, C23: The three example lines of the README are parsed as the README describes."""
     spec = spec_of(line)
     assert (spec.priority, spec.script, spec.conda_env) == (priority, script, env)
     assert spec.arguments == tuple(arguments.split())
@@ -77,7 +77,7 @@ def test_the_three_example_lines_of_the_readme_read_as_documented(
 
 
 def test_a_line_that_reads_both_ways_says_once_how_it_was_read() -> None:
-    """Contract 3: `--batch_size 1,4,5,6,7` is GPUs 4-7, and it is said."""
+    """Contract 3: `--batch_size 1,4,5,6,7` is parsed with GPUs 4-7, and one note says so."""
     parsed = parse("2,/i.py,,--batch_size 1,4,5,6,7", DOOR)
     assert parsed is not None
     assert len(parsed.notes) == 1
@@ -87,15 +87,15 @@ def test_a_line_that_reads_both_ways_says_once_how_it_was_read() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "2,/i.py,,--batch_size 1,4",  # one number is no list
-        '2,/i.py,,"--batch_size 1",4,5',  # quoted: meant
+        "2,/i.py,,--batch_size 1,4",  # only one number
+        '2,/i.py,,"--batch_size 1",4,5',  # quoted arguments
         "2,/i.py,,--name x,4,5",  # the arguments do not end in a number
         "2,/i.py,,--name x1,4,5",
-        "2,/i.py,,--batch_size 1,4-7",  # a range is no bare list
+        "2,/i.py,,--batch_size 1,4-7",  # a range is always a GPU list
     ],
 )
 def test_an_unambiguous_line_is_not_remarked_upon(line: str) -> None:
-    """Contract 3."""
+    """Contract 3: A line that can be read in only one way gives no note."""
     parsed = parse(line, DOOR)
     assert parsed is not None
     assert parsed.notes == ()
@@ -126,25 +126,25 @@ def test_an_unambiguous_line_is_not_remarked_upon(line: str) -> None:
     ],
 )  # fmt: skip
 def test_two_to_five_fields_with_spaces_around_them_are_a_job(line: str, expected: JobSpec) -> None:
-    """S3.5, C09, C24."""
+    """S3.5, C09, C24: A job has two to five fields; spaces, tabs and line ends around them are removed."""
     assert spec_of(line) == expected
 
 
 @pytest.mark.parametrize("line", ["", " ", "\t", "\r", "#", "# 0,/a.py", "  # 0,/a.py", "\t#x", '#0,/a.py,,"open'])
 def test_empty_lines_and_comments_are_nothing(line: str) -> None:
-    """S3.4, C24."""
+    """S3.4, C24: Empty lines and comments are not jobs."""
     assert parse(line, DOOR) is None
 
 
 @pytest.mark.parametrize("arguments", ["#x", "--tag #1 --n 2", "a#b", "--colour #ff0000"])
 def test_a_hash_inside_arguments_is_not_a_comment(arguments: str) -> None:
-    """C24: nothing behind the # is dropped."""
+    """C24: A `#` inside the arguments does not begin a comment."""
     assert spec_of(f"0,/a.py,,{arguments}").arguments == tuple(arguments.split())
 
 
 @pytest.mark.parametrize("line", ["0", "/a.py", "0,", "0,  ,e", '0,""', "python train.py", "0;/a.py"])
 def test_too_few_fields_are_refused_with_the_format(line: str) -> None:
-    """C24."""
+    """C24: A line without a priority or a script is refused; the error shows the format."""
     assert FORMAT in error_of(line).do
 
 
@@ -156,7 +156,7 @@ def test_too_few_fields_are_refused_with_the_format(line: str) -> None:
     [("0", 0), ("7", 7), ("-3", -3), ("+3", 3), ("007", 7), ("-1000000000", -(10**9)), ("1000000000", 10**9)],
 )
 def test_priorities_are_whole_numbers_and_may_be_negative(text: str, value: int) -> None:
-    """C25."""
+    """C25: A priority is a whole number and may be negative."""
     assert spec_of(f"{text},/a.py").priority == value
 
 
@@ -179,7 +179,7 @@ def test_priorities_are_whole_numbers_and_may_be_negative(text: str, value: int)
     ],
 )
 def test_a_bad_priority_is_refused_with_the_spelling_that_would_be_right(text: str) -> None:
-    """C25."""
+    """C25: A line with an invalid priority is refused; the error shows the format or the limits."""
     error = error_of(f"{text},/a.py,,x")
     assert "priority" in error.what
     assert FORMAT in error.do or "1000000000" in error.do
@@ -197,7 +197,7 @@ def test_a_bad_priority_is_refused_with_the_spelling_that_would_be_right(text: s
     ],
 )  # fmt: skip
 def test_gpu_lists_are_read_ascending_and_without_doubles(text: str, ids: tuple[int, ...] | None) -> None:
-    """S3.8, C23, C26."""
+    """S3.8, C23, C26: A GPU list is sorted, and duplicate ids are removed."""
     assert spec_of(f"0,/a.py,,--x y,{text}").allowed == ids
 
 
@@ -205,7 +205,7 @@ def test_gpu_lists_are_read_ascending_and_without_doubles(text: str, ids: tuple[
     "text", ["-1", "a", "0-", "-", ",", "0,", ",0", "0,,1", "1.5", "0 1", "0;1", "0-1-2", "0:3", "all", "0x1", "[0]"]
 )
 def test_a_fifth_part_that_is_no_clean_gpu_list_is_refused_with_the_quoted_spelling(text: str) -> None:
-    """S3.7, S3.8, C26."""
+    """S3.7, S3.8, C26: A line whose fifth field is no GPU list is refused; the error shows it with quotes."""
     error = error_of(f"0,/a.py,e,--x y,{text}")
     assert isinstance(error, UsageError)
     assert '0,/a.py,e,"--x y,' in error.do
@@ -213,46 +213,46 @@ def test_a_fifth_part_that_is_no_clean_gpu_list_is_refused_with_the_quoted_spell
 
 @pytest.mark.parametrize("text", ["3-1", "0,3-1"])
 def test_a_backward_range_is_refused(text: str) -> None:
-    """S3.8, C26."""
+    """S3.8, C26: A GPU range that runs backwards is refused."""
     error = error_of(f"0,/a.py,,--x y,{text}")
     assert "backwards" in error.what
 
 
 @pytest.mark.parametrize("line", ["0,/a.py,,--x y,3-1", "0,/a.py,,,3-1"])
 def test_a_backward_range_is_refused_with_the_range_that_would_be_right(line: str) -> None:
-    """S3.8, contract 3: `write:` the spelling that would be right."""
+    """S3.8, contract 3: The error for a backward GPU range shows the corrected range."""
     assert "1-3" in error_of(line).do
 
 
 @pytest.mark.parametrize("text", ["0-999999999", "4096", "0-4096", "999999999"])
 def test_a_range_beyond_all_machines_eats_no_memory(text: str) -> None:
-    """C26."""
+    """C26: A GPU id above 4095 is refused, also in a range, and the range is never expanded."""
     error = error_of(f"0,/a.py,,x,{text}")
     assert isinstance(error, Refused)
     assert "4095" in error.do
 
 
 def test_an_id_of_more_digits_than_any_gpu_is_no_list() -> None:
-    """C26."""
+    """C26: A GPU id of 5000 digits is a usage error."""
     assert isinstance(error_of(f"0,/a.py,,x,{'9' * 5000}"), UsageError)
 
 
 @pytest.mark.parametrize("text", ["9", "0,9", "2-4", "4", "9,10"])
 def test_an_id_that_is_not_managed_is_refused_naming_those_that_are(text: str) -> None:
-    """S3.8, C26."""
+    """S3.8, C26: A GPU that is not managed is refused; the error names the managed GPUs."""
     error = error_of(f"0,/a.py,,x,{text}", FOUR)
     assert isinstance(error, Refused)
     assert "0-3" in error.do
 
 
 def test_without_any_managed_gpu_every_list_is_refused() -> None:
-    """S3.8."""
+    """S3.8: If no GPU is managed, every GPU list is refused."""
     assert "none" in error_of("0,/a.py,,x,0", Door("/jobs", managed=())).do
 
 
 @given(st.sets(st.integers(0, 4095), min_size=1, max_size=60))
 def test_gpu_lists_survive_writing_and_reading(ids: set[int]) -> None:
-    """S3.6: what is shown is what would be read."""
+    """S3.6: A written GPU list is parsed back to the same GPUs."""
     text = gpu_ids_text(ids)
     assert parse_gpu_ids(text) == tuple(sorted(ids))
     assert spec_of(f"0,/a.py,,x,{text}").allowed == tuple(sorted(ids))
@@ -287,7 +287,7 @@ def test_gpu_lists_survive_writing_and_reading(ids: set[int]) -> None:
 )
 @pytest.mark.parametrize("tail", ["", ",", ",0", ",0,2", ";label=z", ",0;label=z"])
 def test_quoting_in_arguments_is_that_of_csv_and_of_the_shell(field: str, words: list[str], tail: str) -> None:
-    """S3.5, S3.6, C22: the same words, whatever follows the field."""
+    """S3.5, S3.6, C22: Arguments are quoted as in CSV and in a shell, whatever follows the field."""
     spec = spec_of(f"0,/a.py,,{field}{tail}")
     assert list(spec.arguments) == words
     assert spec.allowed == {"": None, ",": None, ",0": (0,), ",0,2": (0, 2)}.get(tail.split(";")[0])
@@ -299,7 +299,10 @@ def test_quoting_in_arguments_is_that_of_csv_and_of_the_shell(field: str, words:
 )
 @pytest.mark.parametrize("tail", ["", ",0"])
 def test_an_unbalanced_quote_costs_its_line_and_shows_how_to_write_a_literal_one(field: str, tail: str) -> None:
-    """S3.7, C21. A backslash before the comma escapes it, so that no comma is left to end the field."""
+    """S3.7, C21: A line with an unbalanced quote is refused; the error shows how to write a literal quote.
+
+    A backslash at the end of the field escapes the comma: that line is valid, and the comma belongs to the argument.
+    """
     if tail and field.endswith("\\"):
         assert spec_of(f"0,/a.py,,{field}{tail}").arguments[-1].endswith(",0")
         return
@@ -320,7 +323,7 @@ def test_an_unbalanced_quote_costs_its_line_and_shows_how_to_write_a_literal_one
     ],
 )
 def test_arguments_with_an_unquoted_comma_are_refused_and_the_spelling_shown_reads_back(line: str, right: str) -> None:
-    """S3.6, S3.7, C22: what is shown can be pasted, and means all that was written."""
+    """S3.6, S3.7, C22: Arguments with an unquoted comma are refused; the corrected line shown is parsed as meant."""
     error = error_of(line)
     assert right in error.do
     words = spec_of(right).arguments
@@ -333,7 +336,7 @@ def test_arguments_with_an_unquoted_comma_are_refused_and_the_spelling_shown_rea
 @example("--x 1;after=2,3")
 @example("a\\,1")
 def test_no_line_ever_runs_with_an_argument_dropped_or_a_gpu_list_misread(arguments: str) -> None:
-    """S3.7: every letter and digit written is in the words, the GPU list or an option, in this order."""
+    """S3.7: Each letter of an accepted line is in the parsed arguments, the GPU list or an option."""
     line = f"0,/a.py,,{arguments}"
     try:
         parsed = parse(line, DOOR)
@@ -345,7 +348,7 @@ def test_no_line_ever_runs_with_an_argument_dropped_or_a_gpu_list_misread(argume
     for name in ("label", "cwd", "gpus", "cuda"):
         kept += f"{name}{getattr(spec, name)}" if getattr(spec, name) else ""
     if any(value for value in (spec.after, spec.after_ok, spec.vram_mib, spec.time_limit_s, spec.retries)):
-        return  # numbers in another notation; told apart in the tables below
+        return  # these values are converted; the tables below test them
     kept += gpu_ids_text(spec.allowed or ())
     letters = sorted(c for c in arguments if c.isalpha())
     assert sorted(c for c in kept if c.isalpha()) == letters
@@ -377,7 +380,7 @@ def test_no_line_ever_runs_with_an_argument_dropped_or_a_gpu_list_misread(argume
 )  # fmt: skip
 @pytest.mark.parametrize("place", ["after the arguments", "before the list", "after the list", "empty fields"])
 def test_options_stand_after_any_field_from_the_fourth_on(options: str, field: str, value: object, place: str) -> None:
-    """Contract 3."""
+    """Contract 3: Options are accepted after the fourth and after the fifth field."""
     line = {
         "after the arguments": f"0,/a.py,,--x 1{options}",
         "before the list": f"0,/a.py,,--x 1{options},0-3" if not options.startswith(";after") else f"0,/a.py,,--x 1{options}",
@@ -398,7 +401,7 @@ def test_options_stand_after_any_field_from_the_fourth_on(options: str, field: s
     "where", ["0,/a.py,,--x 1{}", "0,/a.py,,{}", "0,/a.py,,--x 1{},", "0,/a.py,,--x 1,{}", "0,/a.py,,--x 1{};label=z"]
 )
 def test_a_job_may_name_its_gpus(text: str, ids: tuple[int, ...], where: str) -> None:
-    """Contract 3, S4.31: those, and no others, are allowed."""
+    """Contract 3, S4.31: With `;on=`, exactly the named GPUs are allowed and requested."""
     spec = spec_of(where.format(f";on={text}"), FOUR)
     assert spec.on == spec.allowed == ids
     assert need_of(spec, ModelTable())[0] == ResourceRequest(len(ids), 0)
@@ -430,19 +433,19 @@ def test_a_job_may_name_its_gpus(text: str, ids: tuple[int, ...], where: str) ->
     ],
 )
 def test_gpus_that_are_named_in_two_ways_or_none_cost_the_line(line: str, says: str, do: str) -> None:
-    """Contract 3: no line ever runs with a GPU list misread."""
+    """Contract 3: A line whose `;on=` or `;env=` is ambiguous, contradictory or invalid is refused."""
     error = error_of(line, FOUR)
     assert says in error.what and do in error.do
 
 
 def test_the_same_gpus_named_twice_are_clear() -> None:
-    """Contract 3"""
+    """Contract 3: A GPU list and `;on=` may both be given if they name the same GPUs."""
     assert spec_of('0,/a.py,,x,0,3;on="0,3"', FOUR).on == (0, 3)
     assert spec_of('0,/a.py,,x;on="0,3",0,3', FOUR).on == (0, 3)
 
 
 def test_all_options_together() -> None:
-    """Contract 3."""
+    """Contract 3: All options can be combined in one line."""
     spec = spec_of("0,/a.py,e,--x 1,0-3;label=base;after=12;vram=18G;time=4h;retries=2;cwd=/data/x;gpus=2;cuda=local")
     assert spec == JobSpec(
         script="/a.py", conda_env="e", arguments=("--x", "1"), allowed=(0, 1, 2, 3), label="base", after=(12,),
@@ -454,7 +457,7 @@ def test_all_options_together() -> None:
     "field", ['--m "a;label=b"', '"--m a;label=b"', '--m "x;y=1" "z;w=2"', "a;b", "a;", ";;", "--q ;x"]
 )
 def test_a_semicolon_that_is_quoted_or_begins_no_pair_belongs_to_the_arguments(field: str) -> None:
-    """Contract 3: outside quotes only."""
+    """Contract 3: A semicolon that is quoted or begins no `;key=value` pair belongs to the arguments."""
     spec = spec_of(f"0,/a.py,,{field},1")
     text = field[1:-1] if field.startswith('"') else field
     assert list(spec.arguments) == shlex.split(text)
@@ -473,12 +476,12 @@ def test_a_semicolon_that_is_quoted_or_begins_no_pair_belongs_to_the_arguments(f
     ],
 )
 def test_an_unknown_key_names_the_nearest_known_one(key: str, near: str) -> None:
-    """Contract 3: unknown keys are refused."""
+    """Contract 3: The error for an unknown key names the most similar known key."""
     assert f";{near}=" in error_of(f"0,/a.py,,x;{key}=1").do
 
 
 def test_an_unknown_key_like_no_other_lists_all() -> None:
-    """Contract 3."""
+    """Contract 3: The error for an unknown key without a similar known key lists all keys."""
     do = error_of("0,/a.py,,x;wibble=1").do
     assert all(key in do for key in LINE_KEYS)
     assert "quote" in do
@@ -497,33 +500,33 @@ def test_an_unknown_key_like_no_other_lists_all() -> None:
     ],
 )  # fmt: skip
 def test_a_bad_value_names_its_key_and_what_would_be_right(option: str) -> None:
-    """Contract 3."""
+    """Contract 3: The error for an invalid value names its key and says how to write the value."""
     key = option.partition("=")[0]
     assert f";{key}=" in error_of(f"0,/a.py,,x;{option}").what
 
 
 @pytest.mark.parametrize("label", ["", "\x1b[2J", "a\x00b", "x" * 201])
 def test_a_label_is_short_and_printable(label: str) -> None:
-    """C14."""
+    """C14: A label that is empty, too long, or contains control characters is refused."""
     with pytest.raises(UsageError):
         parse(f'0,/a.py,,x;label="{label}"', DOOR)
 
 
 @pytest.mark.parametrize("tail", ["13", "13,14", " 13", "0-3", "13 , 14"])
 def test_after_with_an_unquoted_list_is_refused_because_it_may_be_gpus(tail: str) -> None:
-    """C22: never a wrong GPU list."""
+    """C22: An unquoted list after `;after=` is refused, since it may be meant as GPUs; the error shows the quotes."""
     error = error_of(f"0,/a.py,,x;after=12,{tail}")
     assert 'after="12,' in error.do
 
 
 @pytest.mark.parametrize("line", ["0,/a.py,,x;after=12,13;label=z", "0,/a.py,,x;after=12,13 ;time=4h"])
 def test_after_with_an_unquoted_list_is_refused_also_before_another_option(line: str) -> None:
-    """C22, S3.7: more jobs to wait for must not become a GPU list."""
+    """C22, S3.7: An unquoted list after `;after=` is refused also when another option follows."""
     assert "after" in error_of(line).what
 
 
 def test_a_gpu_list_before_after_is_clear() -> None:
-    """C22."""
+    """C22: A GPU list before `;after=` is accepted together with an unquoted list of jobs."""
     spec = spec_of("0,/a.py,,x,0,1;after=12,13")
     assert (spec.allowed, spec.after) == ((0, 1), (12, 13))
 
@@ -536,7 +539,7 @@ def test_a_gpu_list_before_after_is_clear() -> None:
     ],
 )  # fmt: skip
 def test_a_need_wider_than_its_own_gpu_list_is_refused(line: str, ok: bool) -> None:
-    """C27."""
+    """C27: A job that requests more GPUs than its own GPU list has is refused."""
     if ok:
         spec_of(line)
     else:
@@ -554,7 +557,7 @@ def test_a_need_wider_than_its_own_gpu_list_is_refused(line: str, ok: bool) -> N
     ],
 )
 def test_an_absurd_number_is_refused_like_any_other_mistake(option: str) -> None:
-    """P3, P8: one line never stops the daemon; what passes here must fit the store."""
+    """P3, P8: A number too large for the store is refused as an ordinary mistake of its line."""
     with pytest.raises((UsageError, Refused)):
         parse(f"0,/a.py,,x;{option}", DOOR)
 
@@ -572,13 +575,13 @@ def test_an_absurd_number_is_refused_like_any_other_mistake(option: str) -> None
     ],
 )  # fmt: skip
 def test_scripts_are_resolved_against_the_files_folder_and_nothing_else_is_expanded(written: str, path: str) -> None:
-    """C34."""
+    """C34: A relative script path is based on the jobs file's folder; only `~/` is expanded."""
     assert spec_of(f"0,{written}").script == path
 
 
 @pytest.mark.parametrize("script", ["-rf", "--help", "-c"])
 def test_a_script_that_looks_like_an_option_is_refused_with_the_spelling_that_would_be_right(script: str) -> None:
-    """C33."""
+    """C33: A script whose name begins with `-` is refused; the error shows it with `./`."""
     assert f"./{script}" in error_of(f"0,{script},,x").do
 
 
@@ -594,12 +597,12 @@ def test_a_script_that_looks_like_an_option_is_refused_with_the_spelling_that_wo
     ],
 )
 def test_an_environment_is_a_name_or_a_folder(written: str, env: str) -> None:
-    """Contract 3."""
+    """Contract 3: An environment is a name, or a path (if it contains a slash)."""
     assert spec_of(f"0,/a.py,{written},x").conda_env == env
 
 
 def test_an_environment_that_looks_like_an_option_is_refused() -> None:
-    """C33."""
+    """C33: An environment whose name begins with `-` is refused."""
     assert "environment" in error_of("0,/a.py,--name,x").what
 
 
@@ -611,13 +614,13 @@ def test_an_environment_that_looks_like_an_option_is_refused() -> None:
     ["$(id)", "`id`", "|", "&&", "a;b", ">", "<", "$HOME", "*", "~", "!!", "${X}", "?", "[a]", "{a}", "&", "(x)", "%s"],
 )
 def test_no_shell_sees_what_stands_in_a_line(word: str) -> None:
-    """C32: the words are passed as they stand."""
+    """C32: Shell syntax in the arguments is passed to the script unchanged."""
     assert spec_of(f"0,/a.py,,--x {word} y").arguments == ("--x", word, "y")
 
 
 @pytest.mark.parametrize("word", ["$HOME", "$(id)", "`id`", "${X}", "*.txt"])
 def test_what_a_shell_would_expand_is_said_once_to_be_literal(word: str) -> None:
-    """Contract 3, settled details."""
+    """Contract 3, settled details: One note says that text which a shell would expand is passed unchanged."""
     parsed = parse(f"0,/a.py,,--x {word} {word}", DOOR)
     assert parsed is not None and len(parsed.notes) == 1
     assert word in parsed.notes[0] and "is passed unchanged" in parsed.notes[0]
@@ -627,24 +630,24 @@ def test_what_a_shell_would_expand_is_said_once_to_be_literal(word: str) -> None
     "line", ["a\0b", "0,/a\0.py", "0,/a.py,e\0", "0,/a.py,,x\0y", "0,/a.py,,x,0\0", "0,/a.py,,x;cwd=/x\0"]
 )
 def test_a_nul_byte_anywhere_costs_its_line(line: str) -> None:
-    """C12."""
+    """C12: A line with a NUL byte in any field is refused."""
     assert "NUL" in error_of(line).what
 
 
 @pytest.mark.parametrize("line", ["0,/\x1ba\0.py", "0,/\x07a.py,e\0", "0,/a.py,,x;cwd=\x1b\0"])
 def test_a_nul_byte_behind_another_control_character_costs_its_line_too(line: str) -> None:
-    """C12, C14."""
+    """C12, C14: The error names the NUL byte also if other control characters precede it."""
     assert "NUL" in error_of(line).what
 
 
 @pytest.mark.parametrize("text", ["\x1b]0;x\x07", "\x1b[2J", "\x08", "\x7f", "\x85"])
 def test_other_control_characters_are_kept_as_they_are(text: str) -> None:
-    """C14: stored; shown escaped (tests/views)."""
+    """C14: Other control characters in arguments are kept; the views escape them (see tests/views)."""
     assert spec_of(f"0,/a.py,,a{text}b").arguments == (f"a{text}b",)
 
 
 def test_the_longest_argument_the_kernel_takes_is_taken_and_one_more_byte_is_not() -> None:
-    """E2BIG is said when the line is read, not at night when the job starts."""
+    """An argument longer than the kernel accepts (E2BIG) is refused when the line is read, not when the job starts."""
     assert spec_of(f"0,/a.py,,{'x' * LONGEST_WORD}").arguments == ("x" * LONGEST_WORD,)
     for text in ("x" * (LONGEST_WORD + 1), "x" * 200_000, "é" * (LONGEST_WORD // 2 + 1)):
         assert str(LONGEST_WORD) in error_of(f"0,/a.py,,{text}").do
@@ -660,14 +663,14 @@ def test_how_a_script_is_launched() -> None:
 
 
 def test_bytes_count_and_not_characters() -> None:
-    """E2BIG of the whole command."""
+    """The limit of the whole command (E2BIG) counts bytes, not characters."""
     with pytest.raises(UsageError, match="too long"):
         check_words(["é" * 1000] * 600)
     check_words(["e" * 1000] * 600)
 
 
 def test_too_many_words_are_refused() -> None:
-    """E2BIG of the whole command."""
+    """The limit of the whole command (E2BIG) counts the bytes of all its words."""
     with pytest.raises(UsageError) as caught:
         check_words(["x" * 1023] * 1025)
     assert "too long" in caught.value.what and caught.value.do
@@ -675,7 +678,7 @@ def test_too_many_words_are_refused() -> None:
 
 
 def test_a_line_beyond_the_limit_is_refused_with_the_limit() -> None:
-    """C15."""
+    """C15: A line that is too long is refused; the error names the limit."""
     assert str(LONGEST_LINE) in error_of("0,/a.py,," + "x " * (LONGEST_LINE // 2)).do
 
 
@@ -691,7 +694,7 @@ def test_a_line_beyond_the_limit_is_refused_with_the_limit() -> None:
     ],
 )  # fmt: skip
 def test_the_model_is_the_last_llm_before_a_bare_double_dash(arguments: str, model: str | None) -> None:
-    """S3.13, C30."""
+    """S3.13, C30: The model is the value of the last `--llm` before a bare `--`."""
     assert model_in(spec_of(f"0,/a.py,,{arguments}").arguments) == model
 
 
@@ -699,7 +702,7 @@ def test_the_model_is_the_last_llm_before_a_bare_double_dash(arguments: str, mod
 
 
 def test_add_writes_a_line_with_commas_that_reads_back() -> None:
-    """S3.6."""
+    """S3.6: `write_line` quotes arguments that contain commas, so that the line is parsed back."""
     line = write_line("/a.py", arguments="--layers 1,2", gpus="0,1")
     assert line == '0,/a.py,,"--layers 1,2",0,1'
     spec = spec_of(line)
@@ -709,7 +712,7 @@ def test_add_writes_a_line_with_commas_that_reads_back() -> None:
 @pytest.mark.parametrize("text", ["a\nb", "a\rb", "a\0b"])
 @pytest.mark.parametrize("field", ["script", "conda", "arguments", "gpus"])
 def test_a_line_break_cannot_be_smuggled_into_a_line(field: str, text: str) -> None:
-    """C32: one job is one line."""
+    """C32: `write_line` refuses line breaks and NUL bytes in every field."""
     values = {"script": "/a.py", field: text}
     with pytest.raises(UsageError) as caught:
         write_line(values.pop("script"), **values)
@@ -718,7 +721,7 @@ def test_a_line_break_cannot_be_smuggled_into_a_line(field: str, text: str) -> N
 
 @pytest.mark.parametrize("script", ["", "  "])
 def test_a_line_without_a_script_is_not_written(script: str) -> None:
-    """S3.41."""
+    """S3.41: `write_line` refuses an empty script."""
     with pytest.raises(UsageError):
         write_line(script)
 
@@ -743,7 +746,7 @@ TEXT = st.lists(st.one_of(NASTY, st.text(PRINTABLE, max_size=4)), max_size=6).ma
 def test_what_is_written_is_read_back_word_for_word(
     script: str, conda: str, words: list[str], gpus: set[int], priority: int
 ) -> None:
-    """S3.6, S3.7, C22."""
+    """S3.6, S3.7, C22: Any line that `write_line` returns is parsed back to the same values."""
     path = "/" + script
     assume(not conda.startswith("-") and "/" not in conda)
     line = write_line(path, priority=priority, conda=conda, arguments=shlex.join(words), gpus=gpu_ids_text(gpus))
@@ -755,12 +758,12 @@ def test_what_is_written_is_read_back_word_for_word(
     assert spec.priority == priority
     assert spec.label == spec.gpus == ""
     assert spec.script == spec_of("0," + (quoted(path) or path)).script
-    assert spec.script == path or "." in script or "/" in script  # else normalised
+    assert spec.script == path or "." in script or "/" in script  # otherwise the path was normalised
 
 
 @given(TEXT)
 def test_a_quoted_field_reads_back_as_it_was(text: str) -> None:
-    """S3.6."""
+    """S3.6: A quoted label is parsed back unchanged."""
     spec = spec_of(f"0,/a.py,,x;label={_label(text)}") if 0 < len(text) <= 200 and '"' not in text else None
     assert spec is None or spec.label == text
 
@@ -769,7 +772,7 @@ def _label(text: str) -> str:
     return f'"{text}"'
 
 
-# -- anything at all --------------------------------------------------------------------------------------
+# -- arbitrary text ---------------------------------------------------------------------------------------
 
 PIECES = st.sampled_from(
     [
@@ -784,7 +787,7 @@ PIECES = st.sampled_from(
 @given(st.one_of(st.text(max_size=60), st.lists(PIECES, max_size=16).map("".join), st.lists(PIECES, max_size=12).map(lambda p: "0,a.py,," + "".join(p))))  # fmt: skip
 @example("0,a.py,,;vram=0" + "9" * 30)
 def test_any_text_is_a_job_or_nothing_or_one_refusal(text: str) -> None:
-    """P3, P8: nothing that stands in a line can hurt the daemon."""
+    """P3, P8: Any text is parsed to a job, is no job, or is refused with UsageError or Refused."""
     try:
         found = parse(text, FOUR)
     except (UsageError, Refused) as error:
@@ -799,7 +802,7 @@ def test_any_text_is_a_job_or_nothing_or_one_refusal(text: str) -> None:
 
 @given(st.text(st.sampled_from(string.ascii_letters + " \t=,.-$*#;"), max_size=60))
 def test_plain_arguments_are_split_as_shlex_splits_them(text: str) -> None:
-    """S3.5: the fast way gives what the slow one gives."""
+    """S3.5: Arguments without quotes, split by the fast path, give the same words as `shlex.split`."""
     spec = spec_of(f"0,/a.py,,{quoted(text)}")
     assert list(spec.arguments) == shlex.split(text)
 
@@ -809,13 +812,13 @@ def test_plain_arguments_are_split_as_shlex_splits_them(text: str) -> None:
 
 @pytest.mark.parametrize(("text", "ids"), [("12", (12,)), ("12,13", (12, 13)), ("1+2 3", (1, 2, 3)), ("5,5", (5,))])
 def test_job_numbers_are_read(text: str, ids: tuple[int, ...]) -> None:
-    """Contract 3, `after`."""
+    """Contract 3, `after`: Job ids may be separated by commas, `+` or spaces; duplicates are removed."""
     assert job_ids(text) == ids
 
 
 @pytest.mark.parametrize("text", ["", ",", "a", "1-3", "1.5", "9" * 16])
 def test_bad_job_numbers_are_refused(text: str) -> None:
-    """Contract 3, `after`."""
+    """Contract 3, `after`: A text that is no list of job ids is refused; the error says how to write one."""
     with pytest.raises(UsageError) as caught:
         job_ids(text)
     assert caught.value.do
@@ -823,7 +826,7 @@ def test_bad_job_numbers_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize("line", ["echo hi", "  echo 'a,b' | cat ", "x=1; echo $x # not a comment of ours"])
 def test_a_command_line_is_one_shell_command(line: str) -> None:
-    """Contract 3, commands file."""
+    """Contract 3, commands file: A line is one shell command, run with `sh -c`."""
     parsed = commands_file.parse(line, DOOR)
     assert parsed is not None
     assert parsed.spec == JobSpec(source="commands", arguments=("sh", "-c", line.strip()))
@@ -831,19 +834,19 @@ def test_a_command_line_is_one_shell_command(line: str) -> None:
 
 @pytest.mark.parametrize("line", ["", "  ", "# x", "  # x"])
 def test_empty_command_lines_and_comments_are_nothing(line: str) -> None:
-    """Contract 3, commands file."""
+    """Contract 3, commands file: Empty lines and comments are not jobs."""
     assert commands_file.parse(line, DOOR) is None
 
 
 @pytest.mark.parametrize("line", ["echo \0", "x" * (LONGEST_WORD + 1)])
 def test_a_command_that_cannot_be_run_is_refused(line: str) -> None:
-    """C12, C15."""
+    """C12, C15: A command with a NUL byte or longer than the kernel accepts is refused."""
     with pytest.raises(UsageError) as caught:
         commands_file.parse(line, DOOR)
     assert caught.value.do
 
 
 def test_the_limit_of_a_command_counts_bytes_as_the_kernel_does() -> None:
-    """E2BIG is said when the line is read."""
+    """The limit of a command (E2BIG) counts bytes, not characters, when the line is read."""
     with pytest.raises(UsageError):
         commands_file.parse("é" * (LONGEST_WORD // 2 + 1), DOOR)

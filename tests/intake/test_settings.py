@@ -1,4 +1,4 @@
-"""Settings: where each value comes from, and what is said about those that cannot be read."""
+"""Tests of the settings: the source of each value, and the errors for values that cannot be read."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def error_of(folder: Path, **values: Any) -> SchedulerError:
     return caught.value
 
 
-# -- order ------------------------------------------------------------------------------------------------
+# -- order of the sources ---------------------------------------------------------------------------------
 
 
 def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
-    """Contract 2."""
+    """Contract 2: A flag overrides a variable, a variable the config file, and the file the default."""
     config = "kill_grace: 1\n"
     variables = {f"{PREFIX}KILL_GRACE": "2"}
     for flags, environ, text, value, origin in (
@@ -60,7 +60,7 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
 
 
 def test_every_setting_has_an_origin_and_a_meaning(tmp_path: Path) -> None:
-    """Contract 2: `config show --origin`."""
+    """Contract 2: Every setting has an origin, shown by `config show --origin`, and a help text."""
     found = given_by(tmp_path)
     assert set(found.origin) == set(OPTIONS) == set(found.config.policy_values())
     assert set(found.origin.values()) == {"default"}
@@ -68,7 +68,7 @@ def test_every_setting_has_an_origin_and_a_meaning(tmp_path: Path) -> None:
 
 
 def test_the_defaults_are_those_of_the_readme(tmp_path: Path) -> None:
-    """S3.1."""
+    """S3.1: The defaults are those given in the README."""
     config = given_by(tmp_path).config
     assert config.jobs_file == str(tmp_path / "jobs.txt")
     assert config.llm_config == str(tmp_path / "llm_config.json")
@@ -81,7 +81,7 @@ def test_the_defaults_are_those_of_the_readme(tmp_path: Path) -> None:
 
 
 def test_the_state_file_variable_stands_between_the_flag_and_the_config(tmp_path: Path) -> None:
-    """Contract 2, finding it."""
+    """Contract 2, finding it: GPUJOB_STATE_FILE overrides the config file; the flag overrides both."""
     environ = {"GPUJOB_STATE_FILE": "/v/s.json"}
     found = given_by(tmp_path, environ=environ, config="state_file: c.json\n")
     assert (found.config.state_file, found.origin["state_file"]) == ("/v/s.json", "GPUJOB_STATE_FILE")
@@ -90,7 +90,11 @@ def test_the_state_file_variable_stands_between_the_flag_and_the_config(tmp_path
 
 
 def test_relative_paths_are_of_the_current_folder_the_configs_folder_or_the_state_files(tmp_path: Path) -> None:
-    """Contract 3, settled details."""
+    """Contract 3, settled details: The base of a relative path depends on its source.
+
+    It is the current folder for flags and variables, the config's folder for the config file, and the state file's
+    folder for defaults.
+    """
     there = tmp_path / "there"
     there.mkdir()
     (there / "c.yaml").write_text("jobs_file: in/config.txt\n")
@@ -108,19 +112,22 @@ def test_relative_paths_are_of_the_current_folder_the_configs_folder_or_the_stat
 
 
 def test_an_empty_jobs_file_watches_none(tmp_path: Path) -> None:
-    """S3.44."""
+    """S3.44: If `jobs_file` is set to an empty text, no jobs file is watched."""
     assert given_by(tmp_path, flags={"jobs_file": ""}).config.jobs_file == ""
     assert given_by(tmp_path, environ={f"{PREFIX}JOBS_FILE": ""}).config.jobs_file == ""
     assert given_by(tmp_path, config='jobs_file: ""\n').config.jobs_file == ""
 
 
 def test_a_leading_tilde_is_the_home_folder(tmp_path: Path) -> None:
-    """Contract 3."""
+    """Contract 3: A leading `~` in a path stands for the home folder."""
     assert given_by(tmp_path, flags={"log_dir": "~/logs"}).config.log_dir == os.path.expanduser("~/logs")
 
 
 def test_the_config_is_named_or_here_or_the_users(tmp_path: Path) -> None:
-    """Contract 2: --config, GPUJOB_CONFIG, ./config.yaml, $XDG_CONFIG_HOME/gpujob/config.yaml."""
+    """Contract 2: The config file is that of --config, GPUJOB_CONFIG, ./config.yaml or the user's, in this order.
+
+    The user's is $XDG_CONFIG_HOME/gpujob/config.yaml, or ~/.config/gpujob/config.yaml without that variable.
+    """
     places = {name: tmp_path / name for name in ("flag", "variable", "here", "xdg/gpujob", "home/.config/gpujob")}
     for place in places.values():
         place.mkdir(parents=True)
@@ -142,7 +149,7 @@ def test_the_config_is_named_or_here_or_the_users(tmp_path: Path) -> None:
 
 
 def test_a_named_config_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    """P3."""
+    """P3: A config file that is named but does not exist is a usage error."""
     with pytest.raises(UsageError) as caught:
         load({}, {"HOME": "/h"}, "nosuch.yaml", str(tmp_path))
     assert str(tmp_path / "nosuch.yaml") in str(caught.value)
@@ -160,14 +167,14 @@ def test_a_named_config_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_texts_are_read_as_what_they_mean(tmp_path: Path, key: str, text: str, value: object) -> None:
-    """Contract 2: the same from a flag, a variable and the file."""
+    """Contract 2: A text gives the same value from a flag, a variable and the config file."""
     assert getattr(given_by(tmp_path, flags={key: text}).config, key) == value
     assert getattr(given_by(tmp_path, environ={PREFIX + key.upper(): text}).config, key) == value
     assert getattr(given_by(tmp_path, config=f"{key}: '{text}'\n").config, key) == value
 
 
 def test_a_list_in_yaml_is_a_gpu_list(tmp_path: Path) -> None:
-    """Contract 4."""
+    """Contract 4: A YAML list is accepted as a GPU list; it is sorted, and duplicates are removed."""
     assert given_by(tmp_path, config="gpu_ids: [2, 0, 2]\n").config.gpu_ids == (0, 2)
 
 
@@ -181,7 +188,7 @@ def test_a_list_in_yaml_is_a_gpu_list(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_bad_value_names_its_place_and_key(tmp_path: Path, key: str, text: str) -> None:
-    """P3; exit code 2."""
+    """P3: An invalid value ends with exit code 2, and the error names its source and key."""
     for place, values in (
         (f"--{key.replace('_', '-')}", {"flags": {key: text}}),
         (PREFIX + key.upper(), {"environ": {PREFIX + key.upper(): text}}),
@@ -195,18 +202,18 @@ def test_a_bad_value_names_its_place_and_key(tmp_path: Path, key: str, text: str
 
 
 def test_a_near_miss_is_named(tmp_path: Path) -> None:
-    """Contract 2."""
+    """Contract 2: The error for a misspelt value names the most similar valid value."""
     assert "physical" in error_of(tmp_path, flags={"cuda_ids": "physicla"}).do
 
 
 @pytest.mark.parametrize("text", [".inf", "-.inf", ".nan", "true", "[1]", "{a: 1}", "2024-01-01"])
 @pytest.mark.parametrize("key", ["monitor_interval", "aging", "log_dir", "order", "trust_group"])
 def test_yaml_values_of_a_wrong_kind_are_one_error(tmp_path: Path, key: str, text: str) -> None:
-    """P3."""
+    """P3: A YAML value of the wrong type is an error with exit code 2, unless its text is valid."""
     if (key, text) == ("trust_group", "true"):
         assert given_by(tmp_path, config="trust_group: true\n").config.trust_group is True
     elif key == "log_dir" and text in (".inf", "-.inf", ".nan", "2024-01-01"):
-        assert given_by(tmp_path, config=f"{key}: {text}\n").config.log_dir  # a text like any other
+        assert given_by(tmp_path, config=f"{key}: {text}\n").config.log_dir  # valid as the name of a folder
     else:
         assert error_of(tmp_path, config=f"{key}: {text}\n").exit_code == 2
 
@@ -220,7 +227,7 @@ def test_yaml_values_of_a_wrong_kind_are_one_error(tmp_path: Path, key: str, tex
     ids=["inf attempts", "inf gpus", "inf in a list", "-inf retries", "impossible date", "deep nesting", "huge clock"],
 )  # fmt: skip
 def test_a_config_that_no_reader_expects_is_still_one_error(tmp_path: Path, text: str) -> None:
-    """P3: no traceback."""
+    """P3: Extreme values and deep nesting give a SchedulerError with exit code 2, not a traceback."""
     assert error_of(tmp_path, config=text).exit_code == 2
 
 
@@ -230,7 +237,7 @@ def test_a_config_that_no_reader_expects_is_still_one_error(tmp_path: Path, text
 @given(text=st.text(max_size=20))
 @examples(40)
 def test_any_text_is_a_value_or_a_usage_error(key: str, text: str) -> None:
-    """P3."""
+    """P3: Any text is either a valid value or raises UsageError that names the source."""
     try:
         read_option(key, text, "x")
     except UsageError as error:
@@ -242,7 +249,7 @@ def test_any_text_is_a_value_or_a_usage_error(key: str, text: str) -> None:
 
 @pytest.mark.parametrize(("key", "near"), [("gpuz", "gpus"), ("job_file", "jobs_file"), ("kill-grace", "kill_grace")])
 def test_an_unknown_key_names_the_nearest_and_its_line(tmp_path: Path, key: str, near: str) -> None:
-    """Contract 2."""
+    """Contract 2: The error for an unknown key names its line and the most similar known key."""
     error = error_of(tmp_path, config=f"# mine\ngpus: 2\n\n{key}: 3\n")
     assert isinstance(error, UsageError)
     assert error.where == f"{tmp_path / 'config.yaml'}:4"
@@ -250,23 +257,23 @@ def test_an_unknown_key_names_the_nearest_and_its_line(tmp_path: Path, key: str,
 
 
 def test_an_unknown_key_in_quotes_names_its_line_too(tmp_path: Path) -> None:
-    """Contract 2."""
+    """Contract 2: The error for an unknown key in quotes names its line."""
     assert error_of(tmp_path, config='gpus: 2\n\n"gpuz": 3\n').where.endswith(":3")
 
 
 def test_an_unknown_variable_of_ours_names_the_nearest(tmp_path: Path) -> None:
-    """Contract 2."""
+    """Contract 2: The error for an unknown variable with the program's prefix names the most similar variable."""
     error = error_of(tmp_path, environ={f"{PREFIX}GPUZ": "1"})
     assert str(error) == f"{PREFIX}GPUZ: unknown setting; did you mean {PREFIX}GPUS?"
 
 
 def test_a_key_like_no_other_lists_all(tmp_path: Path) -> None:
-    """Contract 2."""
+    """Contract 2: The error for an unknown key without a similar known key lists all keys."""
     do = error_of(tmp_path, config="xyzzy: 1\n").do
     assert all(key in do for key in defaults())
 
 
-# -- what is no config ------------------------------------------------------------------------------------
+# -- files that are no config -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -274,7 +281,7 @@ def test_a_key_like_no_other_lists_all(tmp_path: Path) -> None:
     [("gpus: 2\na: b: c\n", 2), ("gpus: [1\n", 2), ("\tgpus: 1\n", 1), ("gpus: 1\n  x: 2\n", 2), ('a: "\n', 2)],
 )
 def test_text_that_is_no_yaml_names_its_line(tmp_path: Path, text: str, line: int) -> None:
-    """P3."""
+    """P3: The error for invalid YAML names the line; the exit code is 2."""
     error = error_of(tmp_path, config=text)
     assert error.where == f"{tmp_path / 'config.yaml'}:{line}"
     assert error.exit_code == 2
@@ -282,13 +289,13 @@ def test_text_that_is_no_yaml_names_its_line(tmp_path: Path, text: str, line: in
 
 @pytest.mark.parametrize("text", ["- gpus\n", "gpus\n", "42\n"])
 def test_yaml_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
-    """P3."""
+    """P3: YAML that is no mapping is refused; the error shows the form `key: value`."""
     assert "key: value" in error_of(tmp_path, config=text).what
 
 
 @pytest.mark.parametrize("text", ["", "# only this\n", "---\n", "\n\n"])
 def test_an_empty_config_changes_nothing(tmp_path: Path, text: str) -> None:
-    """P3."""
+    """P3: With an empty config file, every setting has its default."""
     assert set(given_by(tmp_path, config=text).origin.values()) == {"default"}
 
 
@@ -297,30 +304,30 @@ def test_an_empty_config_changes_nothing(tmp_path: Path, text: str) -> None:
     ["!!python/object/apply:os.system ['touch PROOF']", "!!python/object:os.X {}", "!!python/name:os.system", "!x y"],
 )
 def test_yaml_cannot_make_objects(tmp_path: Path, value: str) -> None:
-    """P9: a config is data, never a program."""
+    """P9: A YAML tag cannot create Python objects or run code; it is an error."""
     error = error_of(tmp_path, config=f"log_dir: {value.replace('PROOF', str(tmp_path / 'proof'))}\n")
     assert error.exit_code == 2
     assert not (tmp_path / "proof").exists()
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
-    """P3."""
+    """P3: A config file that is not UTF-8 is an error with exit code 2."""
     (tmp_path / "config.yaml").write_bytes(b"log_dir: \xff\xfe\n")
     assert error_of(tmp_path).exit_code == 2
 
 
 def test_a_folder_as_config_is_refused(tmp_path: Path) -> None:
-    """P3."""
+    """P3: A folder given as the config file is a usage error."""
     with pytest.raises(UsageError):
         load({}, {"HOME": "/h"}, str(tmp_path), str(tmp_path))
 
 
-# -- whose config it is -----------------------------------------------------------------------------------
+# -- owner and mode of the config -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o646])
 def test_a_config_that_everybody_may_write_is_refused(tmp_path: Path, mode: int) -> None:
-    """C37, P9: exit code 1, not a spelling mistake."""
+    """C37, P9: A config file that all users may write is refused with exit code 1; the error shows the fix."""
     (tmp_path / "config.yaml").write_text("gpus: 2\n")
     (tmp_path / "config.yaml").chmod(mode)
     error = error_of(tmp_path)
@@ -332,7 +339,7 @@ def test_a_config_that_everybody_may_write_is_refused(tmp_path: Path, mode: int)
 
 @as_root
 def test_a_config_of_another_user_is_refused(tmp_path: Path) -> None:
-    """P9."""
+    """P9: A config file that belongs to another user is refused."""
     (tmp_path / "config.yaml").write_text("trust_group: true\n")
     os.chown(tmp_path / "config.yaml", OTHER, -1)
     assert str(OTHER) in error_of(tmp_path).what
@@ -340,20 +347,20 @@ def test_a_config_of_another_user_is_refused(tmp_path: Path) -> None:
 
 @as_root
 def test_a_config_for_a_group_must_say_so(tmp_path: Path) -> None:
-    """Contract 3, settled details."""
+    """Contract 3, settled details: A config that its group may write needs `trust_group` from a flag or variable."""
     path = tmp_path / "config.yaml"
     path.write_text("gpus: 2\n")
     path.chmod(0o664)
     os.chown(path, 0, OTHER)
     assert f"chmod g-w {path}" in error_of(tmp_path).what
     path.write_text("gpus: 2\ntrust_group: true\n")
-    assert error_of(tmp_path).exit_code == 1  # whoever may write it could have written that
+    assert error_of(tmp_path).exit_code == 1  # a user who can write the file could have added this
     assert given_by(tmp_path, environ={f"{PREFIX}TRUST_GROUP": "true"}).config.gpus == 2
     assert given_by(tmp_path, flags={"trust_group": "true"}).config.gpus == 2
     path.chmod(0o644)
     tmp_path.chmod(0o770)
     os.chown(tmp_path, 0, OTHER)
-    assert given_by(tmp_path).config.gpus == 2  # of the folder it may say so: nobody else could write that
+    assert given_by(tmp_path).config.gpus == 2  # the file is private, so its `trust_group` counts for the folder
     path.write_text("gpus: 2\n")
     assert "its folder is not safe: its group may write to it" in error_of(tmp_path).what
 
@@ -362,14 +369,14 @@ def test_a_config_for_a_group_must_say_so(tmp_path: Path) -> None:
 
 
 def test_the_model_table_is_read(tmp_path: Path) -> None:
-    """S3.13."""
+    """S3.13: The model table gives the default requirement and the requirement of each model."""
     path = tmp_path / "m.json"
     path.write_text('\ufeff{"default_requirement": 0.5, "models": {"a": 2, "b": "2x0.5", "c": 0}}')
     assert model_table(str(path)) == ModelTable("0.5", {"a": "2", "b": "2x0.5", "c": "0"})
 
 
 def test_without_a_model_table_everything_needs_one_gpu(tmp_path: Path) -> None:
-    """S3.13."""
+    """S3.13: Without a model table, every job requests one GPU."""
     assert model_table(str(tmp_path / "nosuch.json")) == model_table("") == ModelTable("1", {})
 
 
@@ -378,7 +385,7 @@ def test_without_a_model_table_everything_needs_one_gpu(tmp_path: Path) -> None:
     [('{"models": {"a": 1}', ":1:20"), ("", ":1:1"), ('{\n "models": {\n "a": x}}', ":3:7"), ("[1,", ":1:4")],
 )
 def test_a_broken_model_table_names_line_and_column(tmp_path: Path, text: str, place: str) -> None:
-    """C31, P3."""
+    """C31, P3: The error for invalid JSON names the line and column."""
     path = tmp_path / "m.json"
     path.write_text(text)
     with pytest.raises(UsageError) as caught:
@@ -396,7 +403,7 @@ def test_a_broken_model_table_names_line_and_column(tmp_path: Path, text: str, p
     ids=range(13),
 )  # fmt: skip
 def test_a_model_table_of_another_shape_is_one_error(tmp_path: Path, text: str) -> None:
-    """C31, P3."""
+    """C31, P3: JSON that is no valid model table raises one UsageError that names the file."""
     path = tmp_path / "m.json"
     path.write_text(text)
     with pytest.raises(UsageError) as caught:
@@ -405,7 +412,7 @@ def test_a_model_table_of_another_shape_is_one_error(tmp_path: Path, text: str) 
 
 
 def test_a_number_of_5000_digits_in_the_model_table_is_one_error(tmp_path: Path) -> None:
-    """C31, P8: read again while running."""
+    """C31, P8: A number of 5000 digits raises UsageError, since the daemon reads the table again while it runs."""
     path = tmp_path / "m.json"
     path.write_text('{"models": {"a": ' + "9" * 5000 + "}}")
     with pytest.raises(UsageError):
@@ -413,7 +420,7 @@ def test_a_number_of_5000_digits_in_the_model_table_is_one_error(tmp_path: Path)
 
 
 def test_a_model_table_that_cannot_be_read_is_one_error(tmp_path: Path) -> None:
-    """C31."""
+    """C31: A model table that is a folder or no UTF-8 raises UsageError."""
     with pytest.raises(UsageError):
         model_table(str(tmp_path))
     (tmp_path / "m.json").write_bytes(b"\xff\xfe{\0}\0")
@@ -422,21 +429,21 @@ def test_a_model_table_that_cannot_be_read_is_one_error(tmp_path: Path) -> None:
 
 
 def test_paths_that_are_not_utf8_are_one_usage_error(tmp_path: Path) -> None:
-    """F15: the store keeps text; a path that is none is refused at the door."""
+    """F15: A path that is not UTF-8 is refused when the settings are read, since the store keeps text."""
     with pytest.raises(UsageError, match="is not UTF-8"):
         load({"log_dir": "/home/jos\udce9/logs"}, {"HOME": str(tmp_path)}, None, str(tmp_path))
 
 
-# -- lines, and all mistakes at once ----------------------------------------------------------------------
+# -- line numbers, and several mistakes together ----------------------------------------------------------
 
 
 def lines_of(folder: Path, text: str) -> list[str]:
-    """What is said of a config, a line for each mistake, without the file's folder."""
+    """Return the error's lines for this config text, one for each mistake, without the file's folder."""
     return [line.replace(f"{folder}/", "") for line in error_of(folder, config=text).lines]
 
 
 def test_every_mistake_is_named_with_its_line(tmp_path: Path) -> None:
-    """Contract 2, P3."""
+    """Contract 2, P3: One error lists all mistakes of a config file, each with its line."""
     text = "# mine\nmem_threshold: 8\njob_file: a\ngpus: 2\n\nkill_grace: soon\ngpus: 2\norder: [fifo]\nwatch: {a: 1}\n[1]: 2\n"
     assert lines_of(tmp_path, text) == [
         "config.yaml:2: mem_threshold: must be a share between 0 and 1, not 8; write 0.8 for 80 %",
@@ -451,7 +458,7 @@ def test_every_mistake_is_named_with_its_line(tmp_path: Path) -> None:
 
 
 def test_mistakes_of_flags_variables_and_file_are_named_together(tmp_path: Path) -> None:
-    """S3.1, P3: also one in the file that a flag overrules."""
+    """S3.1, P3: One error lists the mistakes of all sources, also of a file's value that a flag overrides."""
     error = error_of(
         tmp_path,
         flags={"gpus": "x", "aging": "1"},
@@ -467,7 +474,7 @@ def test_mistakes_of_flags_variables_and_file_are_named_together(tmp_path: Path)
 
 
 def test_the_origin_is_the_line(tmp_path: Path) -> None:
-    """Contract 2."""
+    """Contract 2: The origin of a value from the config file includes its line number."""
     found = given_by(tmp_path, config="\ufeff# one\r\n\r\naging: 2\r\n? order\r\n: short\r\n")
     assert found.config.aging == 2 and found.config.order == "short"
     assert [found.origin[key].rpartition(":")[2] for key in ("aging", "order")] == ["3", "4"]
@@ -488,7 +495,10 @@ def test_the_origin_is_the_line(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_value_is_the_text_that_stands_there(tmp_path: Path, text: str, key: str, value: Any) -> None:
-    """Contract 2: what YAML would make of 010, 3.10 or yes does not matter; nothing or null is the default."""
+    """Contract 2: A value is its text as written, not as YAML converts it; no value or null is the default.
+
+    YAML would convert for example 010, 3.10 and yes.
+    """
     expected = value.replace("HERE", str(tmp_path)) if isinstance(value, str) else value
     assert getattr(given_by(tmp_path, config=f"{text}\n").config, key) == expected
 
@@ -519,14 +529,14 @@ def test_a_value_is_the_text_that_stands_there(tmp_path: Path, text: str, key: s
     ids=range(19),
 )  # fmt: skip
 def test_what_is_no_config_is_one_clear_line(tmp_path: Path, data: bytes, says: str) -> None:
-    """P3, S14; exit 2."""
+    """P3, S14: Each invalid config file gives an error with its line, a reason and a fix; the exit code is 2."""
     (tmp_path / "config.yaml").write_bytes(data)
     error = error_of(tmp_path)
     assert str(error).startswith(f"{tmp_path}/config.yaml{says}") and error.exit_code == 2
 
 
 def test_s14_yaml_that_grows_costs_nothing(tmp_path: Path) -> None:
-    """S14: ten lists of ten times the one before are never built."""
+    """S14: YAML aliases that would expand to 10**12 values are refused without expansion."""
     text = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
     assert len(error_of(tmp_path, config=text).lines) == 12
 
@@ -534,7 +544,7 @@ def test_s14_yaml_that_grows_costs_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", ["fifo", "folder", "device", "dangling", "loop"])
 @pytest.mark.parametrize("named", [True, False])
 def test_what_is_no_file_never_blocks(tmp_path: Path, make: str, named: bool) -> None:
-    """P3: one line, exit 2, named or found in this folder."""
+    """P3: A config file that is no regular file is a usage error and never blocks, whether it was named or found."""
     path = tmp_path / "config.yaml"
     says = "cannot be read: not a regular file"
     if make == "fifo":
@@ -554,11 +564,14 @@ def test_what_is_no_file_never_blocks(tmp_path: Path, make: str, named: bool) ->
     assert str(caught.value) == f"{path}: {says}"
 
 
-# -- GPUs said twice --------------------------------------------------------------------------------------
+# -- both gpus and gpu_ids --------------------------------------------------------------------------------
 
 
 def test_the_stronger_of_gpus_and_gpu_ids_counts(tmp_path: Path) -> None:
-    """Contract 2, 4."""
+    """Contract 2, 4: Of `gpus` and `gpu_ids`, the one from the stronger source is used.
+
+    Two values of the same source must agree.
+    """
     found = given_by(tmp_path, flags={"gpu_ids": "0,2"}, config="gpus: 8\n")
     assert (found.config.gpus, found.config.gpu_ids) == (None, (0, 2))
     assert found.origin["gpus"] == "overruled by gpu_ids (command line)"
@@ -569,7 +582,7 @@ def test_the_stronger_of_gpus_and_gpu_ids_counts(tmp_path: Path) -> None:
     assert str(error).startswith(f"{PREFIX}GPUS 3 and {PREFIX}GPU_IDS 0,2 contradict each other")
 
 
-# -- the scheduler that is meant --------------------------------------------------------------------------
+# -- state file of the scheduler --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -580,7 +593,7 @@ def test_the_stronger_of_gpus_and_gpu_ids_counts(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_command_finds_its_scheduler_beside_mistakes(tmp_path: Path, text: str, found: str) -> None:
-    """P3."""
+    """P3: A command finds the state file in a config that has other mistakes, and these are returned too."""
     (tmp_path / "config.yaml").write_text(text)
     said, trouble = state_file_said({"HOME": "/h"}, None, str(tmp_path))
     assert said == found.replace("HERE", str(tmp_path))
@@ -588,7 +601,7 @@ def test_a_command_finds_its_scheduler_beside_mistakes(tmp_path: Path, text: str
 
 
 def test_where_a_mistake_hides_which_scheduler_is_meant_none_is_taken(tmp_path: Path) -> None:
-    """P3: the wrong one would be worse."""
+    """P3: A mistake that hides the state file raises UsageError, so that no wrong scheduler is used."""
     for text in ("state_file: [1]\n", "a: [\nstate_file: s.json\n", "state_file: ''\n"):
         (tmp_path / "config.yaml").write_text(text)
         with pytest.raises(UsageError):
@@ -601,7 +614,7 @@ def test_where_a_mistake_hides_which_scheduler_is_meant_none_is_taken(tmp_path: 
     assert said == "" and "no such config file; correct or unset GPUJOB_CONFIG" in str(trouble)
 
 
-# -- mistakes of the model table --------------------------------------------------------------------------
+# -- mistakes in the model table --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -623,7 +636,7 @@ def test_where_a_mistake_hides_which_scheduler_is_meant_none_is_taken(tmp_path: 
     ids=range(12),
 )  # fmt: skip
 def test_i15_c31_a_mistake_in_the_model_table_names_its_line(tmp_path: Path, text: str, says: str) -> None:
-    """I15, C31, S14."""
+    """I15, C31, S14: The error for a mistake in the model table names its line, a reason and a fix."""
     path = tmp_path / "m.json"
     path.write_text(text)
     with pytest.raises(UsageError) as caught:
@@ -632,7 +645,7 @@ def test_i15_c31_a_mistake_in_the_model_table_names_its_line(tmp_path: Path, tex
 
 
 def test_c31_all_mistakes_of_a_model_table_are_named(tmp_path: Path) -> None:
-    """C31, P3."""
+    """C31, P3: One error lists all mistakes of the model table, each with its line."""
     path = tmp_path / "m.json"
     path.write_text('{"default": 1,\n"models": {"a": "x",\n"b": null, "c": 0.5}}')
     with pytest.raises(Mistakes) as caught:
@@ -643,7 +656,7 @@ def test_c31_all_mistakes_of_a_model_table_are_named(tmp_path: Path) -> None:
 
 
 def test_c31_a_model_table_that_was_there_is_not_taken_for_none(tmp_path: Path) -> None:
-    """C31."""
+    """C31: A model table that is required, or is a dangling link, raises UsageError if it does not exist."""
     with pytest.raises(UsageError, match="no such model table"):
         model_table(str(tmp_path / "m.json"), needed=True)
     (tmp_path / "m.json").symlink_to("nowhere")
@@ -653,7 +666,7 @@ def test_c31_a_model_table_that_was_there_is_not_taken_for_none(tmp_path: Path) 
 
 @pytest.mark.parametrize("mode", [0o666, 0o646])
 def test_c37_a_model_table_that_everybody_may_write_is_refused(tmp_path: Path, mode: int) -> None:
-    """C37: exit 1."""
+    """C37: A model table that all users may write is refused with exit code 1."""
     path = tmp_path / "m.json"
     path.write_text("{}")
     path.chmod(mode)
@@ -666,7 +679,7 @@ def test_c37_a_model_table_that_everybody_may_write_is_refused(tmp_path: Path, m
 @given(st.data())
 @examples(40)
 def test_what_config_show_writes_reads_back_the_same(key: str, data: st.DataObject) -> None:
-    """Contract 2: `config show` is a config file."""
+    """Contract 2: A value written by `config show` is read back unchanged from a config file."""
     texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
     value = data.draw(
         st.one_of(st.floats(0, 1), st.integers(0, 4000), st.sampled_from(["short", "local", "poll", "true"]), texts)

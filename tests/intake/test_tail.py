@@ -1,4 +1,4 @@
-"""Following a file: every whole line once, whatever people and editors do to it."""
+"""Tests of `Follower`: it returns each complete line of a watched file once, whatever is done to the file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="chown needs root")
 
 
 class Reading:
-    """A follower, the time as it is told, and all that came out of it."""
+    """A Follower with a simulated clock; collects the lines, restarts and settled batches that it returned."""
 
     def __init__(self, path: Path | str, mark: FileMark | None = None) -> None:
         self.path = str(path)
@@ -48,7 +48,7 @@ class Reading:
         return [line.text for line in self.lines]
 
     def look(self) -> Batch | None:
-        """One look; its batch is recorded."""
+        """Call `Follower.look` once and accept the batch, if there is one."""
         batch = self.follower.look(self.now)
         if batch is not None:
             self.follower.accept(batch)
@@ -58,7 +58,7 @@ class Reading:
         return batch
 
     def all(self) -> list[LineRead]:
-        """Look until there is nothing more now; the lines that are new."""
+        """Look until no batch is returned; return the new lines."""
         before = len(self.lines)
         for _ in range(10_000):
             if self.look() is None:
@@ -66,12 +66,12 @@ class Reading:
         raise AssertionError("looking never comes to rest")
 
     def later(self, seconds: float) -> list[LineRead]:
-        """The same, some time later."""
+        """Advance the clock by ``seconds``, then look until no batch is returned; return the new lines."""
         self.now += seconds
         return self.all()
 
     def settle(self) -> list[LineRead]:
-        """The same, until what is waited for has stood long enough."""
+        """Look and advance the clock until every settling time has passed; return the new lines."""
         before = len(self.lines)
         self.all()
         for _ in range(3):
@@ -85,7 +85,7 @@ class Reading:
         return str(caught.value)
 
     def again(self) -> Reading:
-        """As a daemon that was ended and started anew: only the mark is remembered."""
+        """Return a reading that continues from the mark alone, as after a restart of the daemon."""
         self.follower.close()
         return Reading(self.path, self.follower.mark)
 
@@ -106,7 +106,7 @@ def append(path: Path | str, data: bytes | str) -> None:
 
 
 def tick(path: Path | str) -> None:
-    """Wait until a write now would get another ctime than the file has: file times are as coarse as the kernel's tick."""
+    """Wait until a write would change the file's ctime; file times are only as fine as the kernel's clock tick."""
     probe = f"{path}.tick"
     limit = time.monotonic() + 5
     before = os.stat(path).st_ctime_ns
@@ -123,7 +123,7 @@ def tick(path: Path | str) -> None:
 
 
 def test_appended_lines_come_once_each_with_their_numbers(jobs: Path, reading: Reading) -> None:
-    """S3.10, P2."""
+    """S3.10, P2: Each appended line is returned once, with its line number."""
     append(jobs, "a\nb\n")
     assert [(line.number, line.text) for line in reading.all()] == [(1, "a"), (2, "b")]
     assert reading.all() == []
@@ -132,14 +132,14 @@ def test_appended_lines_come_once_each_with_their_numbers(jobs: Path, reading: R
 
 
 def test_an_empty_file_gives_no_line_and_comes_to_rest(jobs: Path, reading: Reading) -> None:
-    """No spin."""
+    """An empty file gives no lines and, after the first batch, no batches."""
     jobs.touch()
     assert reading.settle() == []
     assert reading.look() is None
 
 
 def test_a_batch_that_is_not_accepted_is_given_again(jobs: Path, reading: Reading) -> None:
-    """P4: a transaction that failed loses nothing."""
+    """P4: A batch that was not accepted (its transaction failed) is returned again."""
     append(jobs, "a\nb\n")
     first = reading.follower.look(1.0)
     append(jobs, "c\n")
@@ -153,7 +153,7 @@ def test_a_batch_that_is_not_accepted_is_given_again(jobs: Path, reading: Readin
 
 
 def test_a_batch_of_a_replaced_file_that_is_not_accepted_is_given_again_as_such(jobs: Path, reading: Reading) -> None:
-    """P2, P4."""
+    """P2, P4: A restart batch that was not accepted is returned again as a restart."""
     append(jobs, "a\nb\n")
     reading.all()
     tick(jobs)
@@ -166,7 +166,7 @@ def test_a_batch_of_a_replaced_file_that_is_not_accepted_is_given_again_as_such(
 
 
 def test_many_lines_come_in_bounded_batches_that_say_there_is_more(jobs: Path, reading: Reading) -> None:
-    """C16: the loop is never held up."""
+    """C16: A batch has at most 512 lines and reports that there are more, so that a pass is never long."""
     append(jobs, "".join(f"line {n}\n" for n in range(1000)))
     batches = []
     while (batch := reading.look()) is not None:
@@ -178,7 +178,7 @@ def test_many_lines_come_in_bounded_batches_that_say_there_is_more(jobs: Path, r
 
 
 def test_lines_of_several_chunks_come_whole(jobs: Path, reading: Reading) -> None:
-    """C20: a line may be longer than one read."""
+    """C20: A line longer than one read is returned whole."""
     texts = ["x" * 1000, "y" * 300_000, "z" * 700_000, "é" * 200_000, "end"]
     append(jobs, "".join(text + "\n" for text in texts))
     reading.all()
@@ -186,7 +186,7 @@ def test_lines_of_several_chunks_come_whole(jobs: Path, reading: Reading) -> Non
 
 
 def test_a_file_that_grew_while_nobody_looked_goes_on_where_it_was(jobs: Path, reading: Reading) -> None:
-    """C40, P2."""
+    """C40, P2: After a restart of the daemon, only lines after the mark are returned."""
     append(jobs, "a\nb\n")
     reading.all()
     append(jobs, "c\n")
@@ -199,7 +199,7 @@ def test_a_file_that_grew_while_nobody_looked_goes_on_where_it_was(jobs: Path, r
 
 
 def test_a_partial_line_waits_for_its_newline(jobs: Path, reading: Reading) -> None:
-    """S3.11, C01."""
+    """S3.11, C01: An incomplete last line is not returned before it is complete or unchanged for 2 seconds."""
     append(jobs, "a\n0,/a")
     reading.all()
     assert reading.texts == ["a"]
@@ -212,7 +212,7 @@ def test_a_partial_line_waits_for_its_newline(jobs: Path, reading: Reading) -> N
 
 
 def test_a_partial_line_waits_also_across_a_restart(jobs: Path, reading: Reading) -> None:
-    """C01."""
+    """C01: After a restart of the daemon, the waiting time of an incomplete last line begins again."""
     append(jobs, "a\n0,/a")
     reading.later(1.9)
     anew = reading.again()
@@ -222,7 +222,7 @@ def test_a_partial_line_waits_also_across_a_restart(jobs: Path, reading: Reading
 
 
 def test_a_last_line_without_newline_is_taken_when_it_has_stood_two_seconds(jobs: Path, reading: Reading) -> None:
-    """C02."""
+    """C02: A last line without newline is returned once it is unchanged for 2 seconds."""
     append(jobs, "a\nb")
     reading.all()
     assert reading.later(1.99) == []
@@ -231,7 +231,7 @@ def test_a_last_line_without_newline_is_taken_when_it_has_stood_two_seconds(jobs
 
 
 def test_a_last_line_without_newline_behind_others_is_looked_at_again_in_time(jobs: Path, reading: Reading) -> None:
-    """C02: the look that gives the lines before it says when to look for the rest."""
+    """C02: The look that returns the lines before an incomplete one sets the time of the next look."""
     append(jobs, "a\nb")
     assert reading.look() is not None
     assert reading.follower.look_again_at == reading.now + OPEN_LINE_S
@@ -239,7 +239,7 @@ def test_a_last_line_without_newline_behind_others_is_looked_at_again_in_time(jo
 
 @pytest.mark.parametrize("rest", ["  ", "\t", "\ufeff"])
 def test_blanks_behind_the_last_newline_are_the_start_of_the_next_line(jobs: Path, reading: Reading, rest: str) -> None:
-    """C02, P2: they are no line that was taken, so what is appended to them is a job."""
+    """C02, P2: Blanks after the last newline are not read as a line; text appended to them is a job."""
     append(jobs, rest if rest == "\ufeff" else f"a\n{rest}")
     reading.all()
     assert reading.later(3) == [] and reading.follower.look_again_at is None
@@ -249,7 +249,7 @@ def test_blanks_behind_the_last_newline_are_the_start_of_the_next_line(jobs: Pat
 
 
 def test_a_replaced_file_that_ends_in_blanks_is_settled(jobs: Path, reading: Reading) -> None:
-    """C07: nothing more comes of blanks."""
+    """C07: A replaced file counts as read to its end if only blanks are left."""
     append(jobs, "a\nb\n")
     reading.all()
     jobs.write_text("b\nc\n  ")
@@ -259,7 +259,7 @@ def test_a_replaced_file_that_ends_in_blanks_is_settled(jobs: Path, reading: Rea
 
 
 def test_what_only_begins_like_utf16_costs_its_line_alone(jobs: Path, reading: Reading) -> None:
-    """C13, C11: such a file holds NUL bytes; two stray bytes are a bad line."""
+    """C13, C11: A file that begins with a UTF-16 mark but has no NUL byte is read; only its first line is refused."""
     jobs.write_bytes(b"\xff\xfe\na\n")
     reading.all()
     assert [(line.text, bool(line.problem)) for line in reading.lines][1:] == [("a", False)] and reading.lines[
@@ -268,7 +268,7 @@ def test_what_only_begins_like_utf16_costs_its_line_alone(jobs: Path, reading: R
 
 
 def test_lines_are_given_again_by_their_numbers(jobs: Path, reading: Reading) -> None:
-    """C27: only of the file that was read, and only as far as it was read."""
+    """C27: `lines_again` returns lines by number, only as far as they were read and the file is unchanged."""
     append(jobs, "a\nb\r\n" + "x" * (LONGEST_LINE + 10) + "\nd\n")
     assert reading.follower.lines_again([1]) is None
     reading.all()
@@ -282,7 +282,7 @@ def test_lines_are_given_again_by_their_numbers(jobs: Path, reading: Reading) ->
 
 
 def test_a_newline_after_a_taken_last_line_changes_nothing(jobs: Path, reading: Reading) -> None:
-    """C02."""
+    """C02: A newline added to a last line that was already read gives no further line."""
     append(jobs, "a")
     reading.all()
     assert [line.text for line in reading.later(2)] == ["a"]
@@ -294,7 +294,7 @@ def test_a_newline_after_a_taken_last_line_changes_nothing(jobs: Path, reading: 
 
 @pytest.mark.parametrize("growth", ["xyz\n", "xyz"])
 def test_growth_of_a_taken_last_line_is_reported_and_not_run(jobs: Path, reading: Reading, growth: str) -> None:
-    """C02."""
+    """C02: Text added to a last line that was already read is a problem of that line, not a job."""
     append(jobs, "a\nb")
     reading.all()
     reading.later(2)
@@ -310,7 +310,7 @@ def test_growth_of_a_taken_last_line_is_reported_and_not_run(jobs: Path, reading
 
 
 def test_growth_of_a_taken_last_line_is_reported_also_after_a_restart(jobs: Path, reading: Reading) -> None:
-    """C02."""
+    """C02: Text added to a last line that was already read is also reported after a restart of the daemon."""
     append(jobs, "a")
     reading.all()
     reading.later(2)
@@ -325,7 +325,7 @@ def test_growth_of_a_taken_last_line_is_reported_also_after_a_restart(jobs: Path
 
 
 def test_a_missing_file_is_trouble_and_is_read_when_it_appears(jobs: Path, reading: Reading) -> None:
-    """P3."""
+    """P3: A missing file raises FileTrouble; it is read once it appears."""
     assert "no such file" in reading.trouble()
     append(jobs, "a\n")
     reading.settle()
@@ -333,7 +333,7 @@ def test_a_missing_file_is_trouble_and_is_read_when_it_appears(jobs: Path, readi
 
 
 def test_a_deleted_file_made_again_is_read_from_its_start(jobs: Path, reading: Reading) -> None:
-    """C03."""
+    """C03: A file that was deleted and created again is read from its start."""
     append(jobs, "a\nb\n")
     reading.all()
     jobs.unlink()
@@ -345,7 +345,7 @@ def test_a_deleted_file_made_again_is_read_from_its_start(jobs: Path, reading: R
 
 
 def test_the_unread_rest_of_a_deleted_file_is_read_first(jobs: Path, reading: Reading) -> None:
-    """C03, P2: a whole line that was written is not lost by the rm after it."""
+    """C03, P2: Unread lines of a file that was deleted are still returned."""
     append(jobs, "a\n")
     reading.all()
     append(jobs, "b\nc")
@@ -355,7 +355,7 @@ def test_the_unread_rest_of_a_deleted_file_is_read_first(jobs: Path, reading: Re
 
 
 def test_the_rest_of_a_rotated_file_is_read_before_the_new_one(jobs: Path, reading: Reading) -> None:
-    """C04, P2."""
+    """C04, P2: Unread lines of a rotated file are returned before those of the new file."""
     append(jobs, "a\n")
     reading.all()
     append(jobs, "b\n")
@@ -365,7 +365,7 @@ def test_the_rest_of_a_rotated_file_is_read_before_the_new_one(jobs: Path, readi
 
 
 def test_more_than_a_batch_of_rest_is_read_whole(jobs: Path, reading: Reading) -> None:
-    """C04, P2."""
+    """C04, P2: Unread lines of a rotated file are all returned, also if there are more than one batch holds."""
     append(jobs, "a\n")
     reading.all()
     append(jobs, "".join(f"{n}\n" for n in range(600)))
@@ -375,7 +375,7 @@ def test_more_than_a_batch_of_rest_is_read_whole(jobs: Path, reading: Reading) -
 
 
 def test_a_file_rotated_while_nobody_looked_is_found_by_its_inode(jobs: Path, reading: Reading) -> None:
-    """C04, C40, P2."""
+    """C04, C40, P2: A file that was rotated while no daemon ran is found by its inode and read to its end."""
     append(jobs, "a\n")
     reading.all()
     append(jobs, "b\n")
@@ -386,7 +386,7 @@ def test_a_file_rotated_while_nobody_looked_is_found_by_its_inode(jobs: Path, re
 
 
 def test_lines_appended_to_a_moved_file_before_the_new_one_stands_are_read(jobs: Path, reading: Reading) -> None:
-    """C04: a writer that still has the old file open."""
+    """C04: Lines that a program appends to the renamed file before the new file exists are returned."""
     append(jobs, "a\n")
     reading.all()
     moved = jobs.rename(f"{jobs}.1")
@@ -397,7 +397,7 @@ def test_lines_appended_to_a_moved_file_before_the_new_one_stands_are_read(jobs:
 
 
 def test_a_truncated_and_refilled_file_is_read_anew_once_it_stands(jobs: Path, reading: Reading) -> None:
-    """C05."""
+    """C05: A file that was truncated and written again is read from its start once it is unchanged."""
     append(jobs, "a\nb\nc\n")
     reading.all()
     tick(jobs)
@@ -410,7 +410,10 @@ def test_a_truncated_and_refilled_file_is_read_anew_once_it_stands(jobs: Path, r
 
 
 def test_c05_a_replaced_file_is_read_though_lines_never_cease(jobs: Path, reading: Reading) -> None:
-    """C05, P2: found by the soak: with a line a second no new line was read any more. The recount ends when it has stood."""
+    """C05, P2: A replaced file is read although lines are appended without a break.
+
+    The replay ends once the file is unchanged.
+    """
     append(jobs, "a\nb\n")
     reading.all()
     tick(jobs)
@@ -425,7 +428,7 @@ def test_c05_a_replaced_file_is_read_though_lines_never_cease(jobs: Path, readin
 
 
 def test_truncated_and_refilled_beyond_the_old_end_between_two_looks_is_noticed(jobs: Path, reading: Reading) -> None:
-    """C06, P2: not by size alone."""
+    """C06, P2: A file rewritten with more bytes than before is read from its start."""
     append(jobs, "a\nb\n")
     reading.all()
     tick(jobs)
@@ -435,7 +438,7 @@ def test_truncated_and_refilled_beyond_the_old_end_between_two_looks_is_noticed(
 
 
 def test_truncated_and_refilled_while_nobody_looked_is_noticed(jobs: Path, reading: Reading) -> None:
-    """C06, C40."""
+    """C06, C40: A file rewritten while no daemon ran is read from its start."""
     append(jobs, "a\nb\n")
     reading.all()
     anew = reading.again()
@@ -445,7 +448,7 @@ def test_truncated_and_refilled_while_nobody_looked_is_noticed(jobs: Path, readi
 
 
 def test_emptied_and_left_empty_is_settled(jobs: Path, reading: Reading) -> None:
-    """C05: what no longer stands there is forgotten."""
+    """C05: A file that was emptied gives a settled batch, so that its former lines are dropped."""
     append(jobs, "a\nb\n")
     reading.all()
     tick(jobs)
@@ -456,7 +459,10 @@ def test_emptied_and_left_empty_is_settled(jobs: Path, reading: Reading) -> None
 
 
 def test_a_file_that_shrank_and_came_back_the_same_is_not_read_anew(jobs: Path, reading: Reading) -> None:
-    """C07: an editor's in-place save of an unchanged file, seen half way."""
+    """C07: A file that was truncated and then written with the same text is not read again.
+
+    An editor that saves in place causes this.
+    """
     append(jobs, "a\nb\n")
     reading.all()
     tick(jobs)
@@ -471,7 +477,10 @@ def test_a_file_that_shrank_and_came_back_the_same_is_not_read_anew(jobs: Path, 
 def test_the_same_size_rewritten_with_its_time_restored_is_found_by_content(
     jobs: Path, reading: Reading, size: int
 ) -> None:
-    """C39: at once for a small file, at the slow interval for a large one."""
+    """C39: A rewrite that keeps size and mtime is found.
+
+    In a small file the next look finds it, in a large file only a look after `check_whole`.
+    """
     jobs.write_text("old line\n" + "# pad\n" * (size // 6) + "last\n")
     reading.all()
     status = jobs.stat()
@@ -486,7 +495,7 @@ def test_the_same_size_rewritten_with_its_time_restored_is_found_by_content(
 
 
 def test_a_slow_check_of_an_unchanged_file_reads_nothing_anew(jobs: Path, reading: Reading) -> None:
-    """C39."""
+    """C39: `check_whole` does not cause an unchanged file to be read again."""
     jobs.write_text("# pad\n" * 20_000)
     reading.all()
     for _ in range(3):
@@ -530,7 +539,10 @@ sys.exit(0 if tried else 77)
 
 
 def test_a_rewrite_within_the_same_clock_tick_as_the_last_look_is_found(tmp_path: Path) -> None:
-    """C06, C39: file times are as coarse as the kernel's tick (4 ms; ext4 and xfs before Linux 6.13, ramfs always)."""
+    """C06, C39: A rewrite that leaves the ctime unchanged, within one tick of the kernel's clock, is found.
+
+    File times are as coarse as a tick (4 ms) on ext4 and xfs before Linux 6.13, and on ramfs.
+    """
     place = tmp_path / "coarse"
     place.mkdir(mode=0o700)
     mounted = f'mount -t ramfs none {place} && chmod 700 {place} && exec {sys.executable} -c "$CODE" {place}/jobs.txt'
@@ -575,7 +587,7 @@ def _in_place(path: Path) -> None:
 def test_a_save_by_an_editor_gives_all_lines_again_marked_as_such(
     jobs: Path, reading: Reading, save: Callable[[Path], None]
 ) -> None:
-    """C07, C08: the caller counts them against those that stood there before."""
+    """C07, C08: After a save by an editor all lines are returned again, marked as a restart."""
     append(jobs, "a\nb\nc\n")
     reading.all()
     tick(jobs)
@@ -588,7 +600,7 @@ def test_a_save_by_an_editor_gives_all_lines_again_marked_as_such(
 
 
 def test_a_replay_of_many_batches_is_marked_to_its_end(jobs: Path, reading: Reading) -> None:
-    """C07: also across a restart in the middle of it."""
+    """C07: A replay of several batches stays marked as such to its end, also across a restart of the daemon."""
     append(jobs, "".join(f"{n}\n" for n in range(700)))
     reading.all()
     tick(jobs)
@@ -605,7 +617,7 @@ def test_a_replay_of_many_batches_is_marked_to_its_end(jobs: Path, reading: Read
 
 
 def test_a_file_replaced_again_during_its_replay_starts_over(jobs: Path, reading: Reading) -> None:
-    """C07."""
+    """C07: A file that is replaced during its replay is read from its start again."""
     append(jobs, "".join(f"{n}\n" for n in range(700)))
     reading.all()
     tick(jobs)
@@ -623,7 +635,7 @@ def test_a_file_replaced_again_during_its_replay_starts_over(jobs: Path, reading
 
 
 def test_a_file_that_is_rewritten_again_and_again_is_read_when_it_rests(jobs: Path, reading: Reading) -> None:
-    """C05: no batch of a state that did not last."""
+    """C05: A file that is rewritten repeatedly is not read before it is unchanged."""
     append(jobs, "a\nb\n")
     reading.all()
     for n in range(20):
@@ -638,7 +650,7 @@ def test_a_file_that_is_rewritten_again_and_again_is_read_when_it_rests(jobs: Pa
 
 
 def test_a_byte_order_mark_is_stripped(jobs: Path, reading: Reading) -> None:
-    """C10."""
+    """C10: A byte order mark at the start of the file is removed."""
     append(jobs, b"\xef\xbb\xbf0,/a.py\n\xef\xbb\xbfb\n")
     reading.all()
     assert reading.texts == ["0,/a.py", "\ufeffb"]
@@ -646,7 +658,7 @@ def test_a_byte_order_mark_is_stripped(jobs: Path, reading: Reading) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le-bom", "utf-16-be-bom"])
 def test_a_utf16_file_is_trouble_and_not_eaten(jobs: Path, reading: Reading, encoding: str) -> None:
-    """C11."""
+    """C11: A UTF-16 file raises FileTrouble, and its mark does not move; once saved as UTF-8, it is read."""
     bom = {"utf-16": b"", "utf-16-le-bom": b"\xff\xfe", "utf-16-be-bom": b"\xfe\xff"}[encoding]
     jobs.write_bytes(bom + "0,/a.py\n".encode(encoding.removesuffix("-bom")))
     assert "UTF-16" in reading.trouble()
@@ -658,7 +670,7 @@ def test_a_utf16_file_is_trouble_and_not_eaten(jobs: Path, reading: Reading, enc
 
 
 def test_a_utf16_file_that_was_replaced_by_a_good_one_is_forgotten(jobs: Path, reading: Reading) -> None:
-    """C11, P8: recovers by itself when the cause is gone."""
+    """C11, P8: A UTF-8 file that replaces a UTF-16 file is read."""
     jobs.touch()
     reading.all()
     append(jobs, "0,/a.py\n".encode("utf-16"))
@@ -671,7 +683,7 @@ def test_a_utf16_file_that_was_replaced_by_a_good_one_is_forgotten(jobs: Path, r
 
 
 def test_invalid_utf8_costs_its_line_alone(jobs: Path, reading: Reading) -> None:
-    """C13."""
+    """C13: Bytes that are not UTF-8 cause only their own line to be refused."""
     append(jobs, b"a\nb\xff\xfec\nd\n\xff\n")
     lines = reading.all()
     assert [bool(line.problem) for line in lines] == [False, True, False, True]
@@ -680,7 +692,7 @@ def test_invalid_utf8_costs_its_line_alone(jobs: Path, reading: Reading) -> None
 
 
 def test_a_character_cut_by_a_chunk_is_read_whole(jobs: Path, reading: Reading) -> None:
-    """C13: bytes are decoded by lines, not by reads."""
+    """C13: A character whose bytes arrive in two reads is decoded correctly."""
     append(jobs, b"x\xc3")
     reading.all()
     append(jobs, b"\xa9\n")
@@ -689,7 +701,7 @@ def test_a_character_cut_by_a_chunk_is_read_whole(jobs: Path, reading: Reading) 
 
 
 def test_windows_line_ends_are_stripped(jobs: Path, reading: Reading) -> None:
-    """C09."""
+    """C09: Carriage returns at line ends are removed."""
     append(jobs, b"a\r\nb\r\n\r\nc\r")
     reading.all()
     reading.later(2)
@@ -697,14 +709,14 @@ def test_windows_line_ends_are_stripped(jobs: Path, reading: Reading) -> None:
 
 
 def test_nul_bytes_stay_in_their_line(jobs: Path, reading: Reading) -> None:
-    """C12: the parser refuses it; the next lines are taken."""
+    """C12: A NUL byte stays in its line, which the parser refuses; the following lines are read."""
     append(jobs, b"a\0b\nc\n")
     reading.all()
     assert reading.texts == ["a\0b", "c"]
 
 
 def test_a_ten_megabyte_line_costs_itself_and_little_memory(jobs: Path, reading: Reading) -> None:
-    """C15."""
+    """C15: A line of 10 MB is refused and needs less than 8 MiB of memory; the following lines are read."""
     with open(jobs, "wb") as stream:
         stream.write(b"a\n")
         for _ in range(160):
@@ -729,7 +741,7 @@ def test_a_ten_megabyte_line_costs_itself_and_little_memory(jobs: Path, reading:
 
 
 def test_an_endless_line_being_written_is_reported_once(jobs: Path, reading: Reading) -> None:
-    """C15, P3: also across restarts in the middle of it."""
+    """C15, P3: A line that grows beyond the limit is reported once, also across restarts of the daemon."""
     lines: list[LineRead] = []
     for _ in range(5):
         append(jobs, b"x" * 600_000)
@@ -740,11 +752,11 @@ def test_an_endless_line_being_written_is_reported_once(jobs: Path, reading: Rea
     assert [(line.number, line.problem[:18]) for line in lines] == [(1, "the line is longer"), (2, "")]
 
 
-# -- what is no plain file --------------------------------------------------------------------------------
+# -- links and files that are no plain files --------------------------------------------------------------
 
 
 def test_a_link_to_another_folder_is_followed(tmp_path: Path) -> None:
-    """C35, C07: also when its target is replaced, or it is pointed elsewhere."""
+    """C35, C07: A symbolic link is followed, also when its target is replaced or it gets another target."""
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     real, link = tmp_path / "there" / "real.txt", tmp_path / "here" / "jobs.txt"
@@ -794,7 +806,7 @@ def _fifo_link(path: Path) -> None:
 def test_what_is_no_plain_file_is_trouble_and_never_blocks(
     jobs: Path, reading: Reading, make: Callable[[Path], None]
 ) -> None:
-    """C35."""
+    """C35: A path that is no plain file raises FileTrouble and never blocks."""
     make(jobs)
     assert str(jobs) in reading.trouble()
     assert str(jobs) in reading.trouble()
@@ -806,7 +818,7 @@ def test_what_is_no_plain_file_is_trouble_and_never_blocks(
 
 @pytest.mark.timeout(20)
 def test_a_watched_file_that_becomes_a_fifo_is_trouble(jobs: Path, reading: Reading) -> None:
-    """C35."""
+    """C35: A watched file that is replaced by a FIFO raises FileTrouble."""
     append(jobs, "a\n")
     reading.all()
     jobs.unlink()
@@ -814,12 +826,12 @@ def test_a_watched_file_that_becomes_a_fifo_is_trouble(jobs: Path, reading: Read
     assert "not a regular file" in reading.trouble()
 
 
-# -- whose file it is -------------------------------------------------------------------------------------
+# -- owner and mode of the file ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o602, 0o646])
 def test_a_file_that_everybody_may_write_is_not_read_until_mended(jobs: Path, reading: Reading, mode: int) -> None:
-    """C37, P9."""
+    """C37, P9: A file that all users may write is not read until its mode is corrected."""
     append(jobs, "a\n")
     jobs.chmod(mode)
     assert "chmod o-w" in reading.trouble()
@@ -830,7 +842,7 @@ def test_a_file_that_everybody_may_write_is_not_read_until_mended(jobs: Path, re
 
 
 def test_a_file_that_becomes_writable_for_all_is_no_longer_read(jobs: Path, reading: Reading) -> None:
-    """C37: looked at every time, not only at the start."""
+    """C37: The mode is checked at each look: a file that becomes writable for all users is not read."""
     append(jobs, "a\n")
     reading.all()
     jobs.chmod(0o666)
@@ -844,7 +856,10 @@ def test_a_file_that_becomes_writable_for_all_is_no_longer_read(jobs: Path, read
 def test_p9_c37_the_rest_of_a_file_that_others_could_write_is_left_out_for_good(
     tmp_path: Path, jobs: Path, reading: Reading, restarted: bool
 ) -> None:
-    """Moved away as it is: none of it is taken, nor when its mode is mended there, nor when its beginning is another."""
+    """Unread lines of a renamed file that other users could write are never returned.
+
+    This holds also if the mode is corrected after the rename or the file's beginning has changed.
+    """
     append(jobs, "a\n")
     reading.all()
     jobs.chmod(0o666)
@@ -861,7 +876,7 @@ def test_p9_c37_the_rest_of_a_file_that_others_could_write_is_left_out_for_good(
         f"then copy the lines that you need into {jobs}"
     )
     old.chmod(0o600)
-    reader = reader.again()  # a daemon started anew goes by the mark alone
+    reader = reader.again()  # a restarted daemon knows only the mark
     reader.settle()
     assert [line.text for line in reader.lines][-1:] == ["b"]
     assert not [line.text for line in reader.lines if "stranger" in line.text]
@@ -882,7 +897,7 @@ def test_c37_what_was_mended_at_its_place_is_read_after_a_move(tmp_path: Path, j
 
 
 def test_p9_the_command_that_mends_a_file_can_be_pasted_whatever_its_name(tmp_path: Path) -> None:
-    """A name of a shell's words, or of two lines, is one word of one line."""
+    """The command in the message quotes the file's name for a shell and fits on one line."""
     for name in ("a $(touch PWNED);b", "a'b", "a\nb"):
         path = tmp_path / name
         path.touch()
@@ -896,7 +911,7 @@ def test_p9_the_command_that_mends_a_file_can_be_pasted_whatever_its_name(tmp_pa
 
 @as_root
 def test_a_file_of_another_user_is_not_read(jobs: Path, reading: Reading) -> None:
-    """C37, P9."""
+    """C37, P9: A file that belongs to another user is not read."""
     append(jobs, "a\n")
     os.chown(jobs, OTHER, -1)
     text = reading.trouble()
@@ -908,11 +923,14 @@ def test_a_file_of_another_user_is_not_read(jobs: Path, reading: Reading) -> Non
 
 @as_root
 def test_a_group_writable_file_is_read_unless_its_group_has_others(jobs: Path) -> None:
-    """C37, contract 3, settled details."""
+    """C37, contract 3, settled details: A file that its group may write is refused if the group has other users.
+
+    With `trust_group` it is accepted.
+    """
     append(jobs, "a\n")
     jobs.chmod(0o664)
     status = jobs.stat()
-    check_private(str(jobs), status)  # the group of root has nobody else
+    check_private(str(jobs), status)  # root's group has no other users
     os.chown(jobs, 0, OTHER)
     with pytest.raises(FileTrouble) as caught:
         check_private(str(jobs), jobs.stat())
@@ -924,7 +942,7 @@ def test_a_group_writable_file_is_read_unless_its_group_has_others(jobs: Path) -
 
 @pytest.mark.parametrize(("mode", "fine"), [(0o777, False), (0o1777, True), (0o755, True), (0o702, False)])
 def test_a_folder_in_which_others_could_replace_the_file_is_refused(tmp_path: Path, mode: int, fine: bool) -> None:
-    """C37, P9: a sticky folder such as /tmp lets nobody else replace it."""
+    """C37, P9: A file is not read if other users may write to its folder, unless that is sticky like /tmp."""
     folder = tmp_path / "open"
     folder.mkdir()
     jobs = folder / "jobs.txt"
@@ -940,7 +958,7 @@ def test_a_folder_in_which_others_could_replace_the_file_is_refused(tmp_path: Pa
 
 @as_root
 def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
-    """C37, P9."""
+    """C37, P9: A file in a folder that belongs to another user is not read."""
     folder = tmp_path / "theirs"
     folder.mkdir()
     append(folder / "jobs.txt", "a\n")
@@ -948,11 +966,11 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     assert "folder" in Reading(folder / "jobs.txt").trouble()
 
 
-# -- many writers -----------------------------------------------------------------------------------------
+# -- several writers --------------------------------------------------------------------------------------
 
 
 def test_twenty_writers_at_once_lose_nothing(jobs: Path, reading: Reading) -> None:
-    """C19, P2: 20 processes, 200 lines each, read while they write."""
+    """C19, P2: Lines that 20 processes append at the same time are all read, in the order of each process."""
     jobs.touch()
     code = "import sys\nfor n in range(200):\n    with open(sys.argv[1], 'a') as f: f.write(f'{sys.argv[2]} {n}\\n')\n"
     writers = [subprocess.Popen([sys.executable, "-S", "-c", code, str(jobs), str(who)]) for who in range(20)]
@@ -975,7 +993,7 @@ def test_twenty_writers_at_once_lose_nothing(jobs: Path, reading: Reading) -> No
 
 CHUNKS = st.lists(
     st.one_of(
-        # At least one character: while nothing is appended, an incomplete last line comes to count.
+        # At least one character: an incomplete last line is read if the file is unchanged for too long.
         st.text(st.sampled_from("ab,\n\n\r é#"), min_size=1, max_size=12),
         st.sampled_from(["\n", "x" * 5000, "line\n" * 300, "\r\n", "\n\n\n"]),
     ),
@@ -988,7 +1006,7 @@ CHUNKS = st.lists(
 def test_appends_in_any_chunks_give_the_files_lines_each_once(
     chunks: list[str], looks: list[int], restarts: set[int]
 ) -> None:
-    """P2, S3.11: whatever the writes were cut into, and however often the daemon was started anew."""
+    """P2, S3.11: Each line is read once, however the writes are split and however often the daemon restarts."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "jobs.txt")
         path.touch()
@@ -1022,7 +1040,7 @@ def test_appends_in_any_chunks_give_the_files_lines_each_once(
 def test_whatever_was_done_to_the_file_its_last_state_is_read_whole(
     versions: list[list[str]], ways: list[str], looked: list[bool]
 ) -> None:
-    """C03-C08, P2: after it rests, the lines since the last restart are the file's lines."""
+    """C03-C08, P2: Once the file is unchanged, the lines since the last restart batch are the file's lines."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "jobs.txt")
         path.touch()

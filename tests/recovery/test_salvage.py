@@ -1,4 +1,4 @@
-"""What is read of a damaged store, row by row, with a new head where the head is damaged; never from the original."""
+"""Tests of reading the rows of a damaged store, from a copy whose first page is replaced if it is damaged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def places(tmp_path: Path) -> Places:
 
 
 def fill(places: Places, number: int, seed: int = 1) -> dict[int, Job]:
-    """A closed store with so many jobs, some of them longer than a page."""
+    """Create a store with ``number`` jobs, some of them longer than a page, and close it; return the jobs by id."""
     dice = random.Random(seed)
     database = Database(places, checkpoints=True)
     with database.writing() as connection:
@@ -60,7 +60,7 @@ def damage(places: Places, page: int, data: bytes | None = None) -> None:
 
 
 def layout(places: Places) -> list[tuple[int, str, str]]:
-    """(page, table or index, kind of page)."""
+    """Return (page number, table or index, kind of page) of each page of the store."""
     connection = sqlite3.connect(places.store)
     try:
         return connection.execute("SELECT pageno, name, pagetype FROM dbstat").fetchall()
@@ -72,7 +72,10 @@ def layout(places: Places) -> list[tuple[int, str, str]]:
 
 @pytest.mark.long
 def test_e02_a_leaf_costs_only_its_rows(places: Places, tmp_path: Path) -> None:
-    """E02: whichever leaf of the jobs is damaged, all rows of the others are read, as they were; below an inner page none are."""
+    """E02: A damaged leaf page of the jobs table loses only its own rows; all other rows are read unchanged.
+
+    Jobs below a damaged inner page may be lost. The events and the settings are read in any case.
+    """
     jobs = fill(places, 60)
     whole = Path(places.store).read_bytes()
     for page, name, kind in layout(places):
@@ -95,7 +98,10 @@ def _rows_in(data: bytes, page: int) -> int:
 @pytest.mark.parametrize("size", [16, 100, PAGE])
 @pytest.mark.parametrize("what", ["zeros", "noise"])
 def test_e01_a_damaged_head_costs_nothing(places: Places, tmp_path: Path, size: int, what: str) -> None:
-    """E01: the head is that of any new store; the tables of the first step always begin at the same pages."""
+    """E01: All jobs and settings are read from a store whose first page is damaged.
+
+    The first page of a new store replaces it: the tables of the first migration start at the same pages in every store.
+    """
     jobs = fill(places, 20)
     damage(places, 1, bytes(size) if what == "zeros" else random.Random(size).randbytes(size))
     left, found = salvage(places, tmp_path)
@@ -105,7 +111,10 @@ def test_e01_a_damaged_head_costs_nothing(places: Places, tmp_path: Path, size: 
 
 @pytest.mark.parametrize("version", range(1, VERSION))
 def test_e01_a_store_of_an_older_version(places: Places, tmp_path: Path, version: int) -> None:
-    """E01, E14: rows that were written before a column was added get its default; the head may be damaged."""
+    """E01, E14: Jobs of a store of an older version are read, also if its first page is damaged.
+
+    They get the defaults of columns that were added later.
+    """
     places.make()
     connection = sqlite3.connect(places.store, isolation_level=None)
     migrate(connection, 0, version)
@@ -127,7 +136,7 @@ def test_e01_a_store_of_an_older_version(places: Places, tmp_path: Path, version
 
 @pytest.mark.parametrize("seed", range(12))
 def test_e02_any_noise_is_survived(places: Places, tmp_path: Path, seed: int) -> None:
-    """E02, E03: overwritten at random places, cut at a random place: no error, and no row that never was."""
+    """E02, E03: Reading a store that is overwritten or cut off at random places raises no error."""
     jobs = fill(places, 40, seed)
     dice = random.Random(seed)
     with open(places.store, "r+b") as stream:
@@ -150,7 +159,7 @@ def read_both(places: Places, tmp_path: Path):
 
 
 def test_e03_everything_from_the_log_of_an_emptied_store(places: Places, tmp_path: Path) -> None:
-    """E03: what was never copied back from the log is all there, though the file itself is empty."""
+    """E03: A job that is still in the write-ahead log is read although the store's file is empty."""
     database = Database(places, checkpoints=True)
     with database.writing() as connection:
         rows.insert(connection, JobSpec(arguments=("true",)), ResourceRequest(0, 0), "", (), 1.0)
@@ -161,7 +170,7 @@ def test_e03_everything_from_the_log_of_an_emptied_store(places: Places, tmp_pat
 
 
 def test_e05_ids_are_noted_beside_the_store(places: Places) -> None:
-    """E05: the note never runs ahead of the store, and an old copy is told by it."""
+    """E05: The file with the highest job id never exceeds the store, so that an old copy of the store is refused."""
     from scheduler.core.errors import Damaged
     from scheduler.store import integrity
 
@@ -183,5 +192,5 @@ def test_e05_ids_are_noted_beside_the_store(places: Places) -> None:
     with pytest.raises(Damaged, match="the store is out of date"):
         Database(places)
     assert Path(places.store).read_bytes() == old
-    os.unlink(places.high)  # without the note nothing tells, and nothing is in the way
+    os.unlink(places.high)  # without this file nothing proves that the store is old, so it opens
     Database(places).close()

@@ -1,4 +1,4 @@
-"""Settling an attempt while its record and its processes change."""
+"""Tests of `adoption.settle` on an attempt whose record and processes change during the call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMAND = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 class Attempt:
-    """A claimed attempt with its processes; the test process acts as its supervisor."""
+    """A claimed attempt and its processes; the test process acts as its supervisor."""
 
     def __init__(self, folder: Path, job: Job) -> None:
         self.job, self.state_file = job, str(folder / "state.json")
@@ -41,7 +41,7 @@ class Attempt:
         attempt_record.write_pid(self.path, process, self.job.boot, time.time_ns(), 0)
 
     def end(self) -> None:
-        """Kill the leader, record an exit code, then reap the leader, in the order of a supervisor."""
+        """Kill the main process, record an exit code, then reap the process, in the order of a supervisor."""
         self.started[0].kill()
         attempt_record.write_end(self.path, "exit", 7, time.time_ns(), sync=False)
         self.started[0].wait()
@@ -60,7 +60,7 @@ def attempt(tmp_path: Path) -> Iterator[Attempt]:
 
 
 def once(monkeypatch: pytest.MonkeyPatch, name: str, after: Callable[[], None]) -> None:
-    """Call ``after`` once, right after the first call of the function ``name`` of `adoption`."""
+    """Make the first call of the function ``name`` in `adoption` call ``after`` before it returns."""
     real, left = getattr(adoption, name), [after]
 
     def call(*words: object, **named: object) -> object:
@@ -76,9 +76,9 @@ def once(monkeypatch: pytest.MonkeyPatch, name: str, after: Callable[[], None]) 
 def test_one_that_ends_while_it_is_looked_at_is_not_lost(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch, children: int
 ) -> None:
-    """A08, P3: An attempt is not lost if it ends between the read of its record and the search for its processes.
+    """A08, P3: An attempt that ends between the read of its record and the search for its processes is not lost.
 
-    ``children``: number of its processes that outlive the leader.
+    ``children``: number of its processes that outlive the main process.
     """
     for _ in range(1 + children):
         attempt.start()
@@ -91,7 +91,7 @@ def test_one_that_ends_while_it_is_looked_at_is_not_lost(
 def test_one_that_begins_while_it_is_looked_at_is_adopted(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """A08: An attempt that was only claimed, and starts after this step of the check, is adopted."""
+    """A08: An attempt that was only claimed, and starts after the given step of the check, is adopted."""
 
     def begin() -> None:
         attempt.start()

@@ -1,4 +1,4 @@
-"""The runner after the death of its supervisor, and a supervisor that cannot send its messages."""
+"""Tests of the runner after its supervisor's death, and of a supervisor that cannot send its messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _job(number: int) -> Job:
 
 
 def _runner(folder: Path) -> DirectRunner:
-    """Return a runner that ignores other children of the test process, such as a browser, as a daemon its helpers."""
+    """Return a runner that ignores other children of the test process (such as a browser), as a daemon does."""
     runner = DirectRunner(str(folder), str(folder / "state.json"), {}, str(folder / "errors"))
     others = (seen(pid) for pid in own_children() if pid != runner.supervisor_pid)
     runner.leave_alone({found.session for found in others if found is not None})
@@ -38,7 +38,7 @@ def _runner(folder: Path) -> DirectRunner:
 
 
 def _ended_child(code: int) -> Process:
-    """Return a child of this process that led its session and has ended: a zombie."""
+    """Return a zombie: a child of this process that led its session and exited with ``code``."""
     child = os.fork()
     if not child:
         os.setsid()
@@ -84,7 +84,7 @@ def test_a21_an_ended_child_of_one_job_is_never_taken_for_another_job(tmp_path: 
 def test_p5_an_ending_that_nobody_reaps_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """P5: The exit code of a zombie without a supervisor is read from the kernel, without waiting for a record.
 
-    As in a container whose process 1 reaps no zombies, after supervisor and daemon were killed.
+    Such zombies occur in a container whose process 1 reaps none, after supervisor and daemon were killed.
     """
     monkeypatch.setattr(local, "ZOMBIE_PATIENCE_S", math.inf)
     hold = tmp_path / "hold"
@@ -120,7 +120,7 @@ def test_p5_an_ending_that_nobody_reaps_is_told_at_once(tmp_path: Path, monkeypa
 
 
 def test_a_stopped_supervisor_is_told_and_left_so(tmp_path: Path) -> None:
-    """A stopped supervisor (SIGSTOP) is reported, with the command that continues it, and stays stopped."""
+    """A stopped supervisor (SIGSTOP) is reported with the command that continues it; the runner leaves it stopped."""
     runner = _runner(tmp_path)
     try:
         os.kill(runner.supervisor_pid, signal.SIGSTOP)
@@ -136,7 +136,7 @@ def test_a_stopped_supervisor_is_told_and_left_so(tmp_path: Path) -> None:
 
 
 def test_p3_a_supervisor_that_cannot_be_had_is_told_and_tried_again(tmp_path: Path) -> None:
-    """P3, P1: A failed start of the supervisor is reported and retried with a back-off; starts of jobs wait for it."""
+    """P3, P1: A failed start of the supervisor is reported and retried with a back-off; jobs start once it succeeds."""
     house = tmp_path / "house"
     house.mkdir()
     (tmp_path / "attempts").mkdir()
@@ -168,14 +168,14 @@ def test_p3_a_supervisor_that_cannot_be_had_is_told_and_tried_again(tmp_path: Pa
         assert [type(observation) for observation in observations] == [Started, Ended] and observations[
             1
         ].exit_code == 7  # type: ignore[attr-defined]
-        runner._supervisor_since -= 10  # it has lived for longer than SHORT_LIFE_S
+        runner._supervisor_since -= 10  # makes its life longer than SHORT_LIFE_S
         assert runner.trouble() == ""
     finally:
         runner.close()
 
 
 def test_b05_what_nobody_has_begun_is_taken_back_by_a_cancel(tmp_path: Path) -> None:
-    """B05, P1: A start that a stopped supervisor has not read yet is taken back by a cancel, and never runs."""
+    """B05, P1: A start request that a stopped supervisor has not read yet is withdrawn by a cancel, and never runs."""
     runner = DirectRunner(str(tmp_path), str(tmp_path / "state.json"), dict(os.environ), str(tmp_path / "errors"))
     job = _job(1)
     supervisor = runner.supervisor_pid
@@ -203,7 +203,7 @@ def test_b05_what_nobody_has_begun_is_taken_back_by_a_cancel(tmp_path: Path) -> 
 
 
 def test_e09_words_that_could_not_be_sent_are_sent_again(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    """A message that cannot be sent for lack of memory is sent again; it is dropped only if the daemon is gone."""
+    """A message that cannot be sent for lack of buffer space is sent again; it is dropped if the daemon is gone."""
     read, write = os.pipe()
     supervisor = supervisor_file.Supervisor.__new__(supervisor_file.Supervisor)
     supervisor.fd, supervisor.out, supervisor.unsent = write, [("end", "1.1", 5, "exit", 3, 7)], False

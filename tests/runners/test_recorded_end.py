@@ -1,4 +1,4 @@
-"""The state that an attempt record gives a job while no scheduler runs: the same as at the next start."""
+"""Tests of `as_recorded`: while no scheduler runs, a job is shown in the state that the next one will give it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shim: claims the attempt, starts the job in a screen session, survives signals, and records the end."""
+"""Tests of the shim: it claims the attempt, runs the job in a screen session, survives signals, records the end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def bench(tmp_path: Path) -> Iterator[ScreenBench]:
 
 
 def run(bench: ScreenBench, number: int, *argv: str, **more: Any) -> Any:
-    """Start a job, and return its `Started` observation."""
+    """Start a job and return its `Started` observation."""
     bench.start(number, *argv, **more)
     return bench.until(Started, number)
 
@@ -90,7 +90,7 @@ def alone(tmp_path: Path) -> Iterator[Alone]:
         made.terminal.close()
 
 
-# -- claiming, and starts that fail --------------------------------------------------------------------------
+# -- claiming, and starts that fail -----------------------------------------------------------------------
 
 
 def test_a_claimed_record_is_left_alone(alone: Alone, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_claimed_record_is_left_alone(alone: Alone, tmp_path: Path) -> None:
 
 
 def test_without_what_was_handed_over_it_does_nothing(tmp_path: Path) -> None:
-    """Without its launch file, which the scheduler removes to take a start back, the shim does nothing."""
+    """Without its launch file, which the scheduler removes to withdraw a start, the shim does nothing."""
     done = subprocess.run(
         [sys.executable, "-I", "-S", shim_file.__file__],
         env={"GPUJOB_LAUNCH": str(tmp_path / "gone")},
@@ -144,7 +144,7 @@ def test_both_ends_agree_on_the_layout() -> None:
 
 
 def test_the_file_handed_over_is_private_and_removed(bench: ScreenBench) -> None:
-    """The launch file, which has the job's whole environment, is private, and is removed."""
+    """The launch file, which contains the job's whole environment, has mode 0600 and is removed."""
     old = os.umask(0)
     try:
         job, launch = bench.job(1, "/bin/true")
@@ -152,13 +152,13 @@ def test_the_file_handed_over_is_private_and_removed(bench: ScreenBench) -> None
     finally:
         os.umask(old)
     for name in os.listdir(bench.folder / "sessions"):
-        with contextlib.suppress(FileNotFoundError):  # the shim removes its launch file once it has read it
+        with contextlib.suppress(FileNotFoundError):  # the shim removes its launch file after reading it
             assert (bench.folder / "sessions" / name).stat().st_mode & 0o777 == 0o600
     bench.until(Ended)
     assert os.listdir(bench.folder / "sessions") == ["screenrc"]
 
 
-# -- endings ------------------------------------------------------------------------------------------------
+# -- endings ----------------------------------------------------------------------------------------------
 
 
 def test_codes_and_signals_are_exact(bench: ScreenBench) -> None:
@@ -179,7 +179,7 @@ def test_codes_and_signals_are_exact(bench: ScreenBench) -> None:
 
 
 def test_ctrl_c_ends_only_its_own_job(bench: ScreenBench) -> None:
-    """J09 in part: Ctrl-C in a session ends its job by SIGINT, but neither the shim nor another job."""
+    """J09 in part: Ctrl-C in a session ends its job by SIGINT; the shim and other jobs live on."""
     first = run(bench, 1, "/bin/sleep", "600")
     second = run(bench, 2, "/bin/sleep", "601")
     tell(bench.environ, first.session, "stuff", "\003")
@@ -196,7 +196,7 @@ def test_ctrl_backslash_too(bench: ScreenBench) -> None:
 
 
 def test_ctrl_c_may_be_caught(bench: ScreenBench) -> None:
-    """The exit code of a job that catches Ctrl-C counts."""
+    """A job that catches Ctrl-C ends with its own exit code."""
     started = run(bench, 1, "/bin/sh", "-c", "trap 'echo tidy; exit 5' INT; echo set; while :; do sleep 0.05; done")
     bench.wait(lambda: "set" in bench.text(1), "the trap")
     tell(bench.environ, started.session, "stuff", "\003")
@@ -204,7 +204,7 @@ def test_ctrl_c_may_be_caught(bench: ScreenBench) -> None:
 
 
 def test_ctrl_z_and_ctrl_s_do_not_hold_it_up(bench: ScreenBench) -> None:
-    """Ctrl-Z and Ctrl-S are ordinary characters: typed by mistake, they do not stop a job."""
+    """Ctrl-Z and Ctrl-S are ordinary characters for a job, so that they cannot stop it by mistake."""
     keys = bench.folder / "keys"
     started = run(
         bench, 1, "/bin/sh", "-c", f"stty -icanon min 1 -echo; echo set; head -c 2 > {keys}; echo still; exit 9"
@@ -216,7 +216,7 @@ def test_ctrl_z_and_ctrl_s_do_not_hold_it_up(bench: ScreenBench) -> None:
 
 
 def test_stopped_from_the_keyboard_it_is_continued(bench: ScreenBench) -> None:
-    """A job that enables Ctrl-Z and is stopped by it is continued, and its log says so."""
+    """A job that enables Ctrl-Z and is stopped by it is continued, and a line in its log reports this."""
     # The shell starts no program here: dash uses vfork, and a stop of the child before its exec would not be reported.
     started = run(bench, 1, "/bin/sh", "-c", "stty susp ^Z; echo set; read line; echo on; exit 3")
     bench.wait(lambda: "set" in bench.text(1), "ready")
@@ -262,7 +262,7 @@ IGNORES = "import signal,os,sys,time; signal.signal(1, signal.SIG_IGN); print('s
 def test_the_end_of_its_session_is_no_success(
     bench: ScreenBench, program: str, how: tuple[int | None, int | None], number: int
 ) -> None:
-    """J03, J04, S3.23: A job whose session was ended from outside has failed, also if it exits with 0."""
+    """J03, J04, S3.23: A job whose session was ended from outside has failed, even if it exits with 0."""
     started = run(bench, 1, *python(program))
     bench.wait(lambda: "set" in bench.text(1), "the signal is caught")
     server = int(started.session.partition(".")[0])
@@ -270,7 +270,7 @@ def test_the_end_of_its_session_is_no_success(
         os.kill(server, number)
     else:
         tell(bench.environ, started.session, "quit")
-    # The server acts on the request later; a job that ends before that has ended well.
+    # The server acts on the request later; a job that ends earlier counts as ended normally.
     bench.wait(lambda: not alive(server), "the session has ended")
     (bench.folder / "go").touch()
     ended = bench.until(Ended)
@@ -284,8 +284,8 @@ def test_the_end_of_its_session_is_no_success(
 
 
 def test_a_shim_that_exits_is_no_process_that_its_job_left(bench: ScreenBench) -> None:
-    """An exiting shim, a child of the daemon without a readable environment, does not count as a leftover process."""
-    shim = subprocess.Popen(["/bin/sleep", "600"], env={}, start_new_session=True)  # without marks
+    """An exiting shim is not counted as a leftover process, though it is the daemon's child without an environment."""
+    shim = subprocess.Popen(["/bin/sleep", "600"], env={}, start_new_session=True)  # without a job's marks
     leader = subprocess.Popen(["/bin/sleep", "600"], env={})
     try:
         found = [seen(child.pid) for child in (shim, leader)]
@@ -302,7 +302,7 @@ def test_a_shim_that_exits_is_no_process_that_its_job_left(bench: ScreenBench) -
 
 
 def test_what_one_job_left_is_not_held_for_another_that_ends_in_the_same_moment(bench: ScreenBench) -> None:
-    """S3.35: Leftover processes hold the GPUs of their own job, also if another job ends at the same moment."""
+    """S3.35: A leftover process is reported only for its own job, also if another job ends at the same moment."""
     children = [subprocess.Popen(["/bin/sleep", "600"], env={}) for _ in range(2)]
     orphan_env = {"GPUJOB_ID": "2", "GPUJOB_ATTEMPT": "1", "GPUJOB_STATE_FILE": bench.runner.state_file}
     try:
@@ -318,7 +318,7 @@ def test_what_one_job_left_is_not_held_for_another_that_ends_in_the_same_moment(
         for attempt, its_server in zip(attempts, (leader, server), strict=True):  # the server of job 1 has ended
             bench.runner._endings.append(screen._Ending(attempt, "exit", 0, time.time(), its_server, never))
         bench.runner._look_at_endings()
-        bench.runner.watch_leftovers("1.1", 1, 1, [orphan])  # also if the runner watches it for job 1
+        bench.runner.watch_leftovers("1.1", 1, 1, [orphan])  # it still belongs to job 2
         children[0].kill()
         children[0].wait()
         bench.runner._look_at_endings()
@@ -334,7 +334,7 @@ def test_what_one_job_left_is_not_held_for_another_that_ends_in_the_same_moment(
 def test_shim_killed_the_runner_learns_the_code_itself(
     bench: ScreenBench, code: int, how: tuple[int | None, int | None]
 ) -> None:
-    """If the shim is killed, the job becomes a child of the runner, which reads its exit code; it counts as hung up."""
+    """If the shim is killed, the runner becomes the job's parent and reads its exit code; the job counts as hung up."""
     hold = bench.folder / "hold"
     hold.touch()
     started = run(
@@ -351,7 +351,7 @@ def test_shim_killed_the_runner_learns_the_code_itself(
 
 
 def test_shim_killed_and_its_job_over_before_the_runner_saw_it_begin(bench: ScreenBench) -> None:
-    """If shim and job end before the runner has seen the job start, the runner still reads the job's exit code."""
+    """The runner reads the exit code also if shim and job end before it has seen the job start."""
     bench.start(1, "/bin/sh", "-c", "trap '' HUP; touch up; while [ ! -e go ]; do sleep 0.02; done; exit 9")
 
     def leader() -> Any:
@@ -393,7 +393,7 @@ def test_a_stopped_job_hears_of_the_hangup(bench: ScreenBench) -> None:
 
 
 def test_output_arrives_byte_for_byte_but_for_line_ends(bench: ScreenBench) -> None:
-    """The log has the job's bytes unchanged, except for the line ends, to which the terminal adds a carriage return."""
+    """The log has the job's bytes unchanged, except that the terminal adds a carriage return to line ends."""
     data = bytes(range(1, 256)) + b"a\tb\x1b[31mred\x1b[0m\x1b]0;title\x07\n"
     (bench.folder / "data").write_bytes(data)
     run(bench, 1, "/bin/cat", "data")
@@ -414,7 +414,7 @@ def test_b01_signals_do_not_end_the_shim(bench: ScreenBench) -> None:
     assert (ended.exit_code, ended.note) == (6, "")
 
 
-# -- what a job is given ------------------------------------------------------------------------------------
+# -- the surroundings of a job ----------------------------------------------------------------------------
 
 
 def test_it_leads_a_group_in_the_foreground_of_a_terminal(bench: ScreenBench) -> None:
@@ -439,19 +439,19 @@ def test_its_signals_are_as_a_shell_would_give_them(bench: ScreenBench) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
     words = dict("".join(line.split()).split(":") for line in bench.whole(1).strip().splitlines())
     assert int(words["SigBlk"], 16) == 0
-    assert int(words["SigIgn"], 16) & 0x7FFFFFFF == 0  # 32 and 33 belong to the C library
+    assert int(words["SigIgn"], 16) & 0x7FFFFFFF == 0  # the C library uses signals 32 and 33
 
 
 def test_no_descriptor_of_ours_nor_screens(bench: ScreenBench) -> None:
-    """A job inherits no descriptor of screen, the runner or its parent."""
+    """A job inherits no descriptor of screen, of the runner or of the runner's parent."""
     leak = os.open(os.devnull, os.O_RDONLY)
     os.set_inheritable(leak, True)
     try:
-        run(bench, 1, "/bin/sh", "-c", "ls /proc/$$/fd; ulimit -n; ulimit -Hn")  # no pipeline: it needs descriptors
+        run(bench, 1, "/bin/sh", "-c", "ls /proc/$$/fd; ulimit -n; ulimit -Hn")  # a pipeline would open descriptors
     finally:
         os.close(leak)
     *descriptors, soft, hard = bench.whole(1).split()
-    assert {"0", "1", "2"} <= set(descriptors) <= {"0", "1", "2", "10", "255"}, descriptors  # 10, 255: the shell's own
+    assert {"0", "1", "2"} <= set(descriptors) <= {"0", "1", "2", "10", "255"}, descriptors  # 10, 255: the shell's
     assert soft == "1024" and hard == subprocess.run(
         ["/bin/sh", "-c", "ulimit -Hn"], capture_output=True, text=True
     ).stdout.strip()  # fmt: skip
@@ -472,7 +472,7 @@ def test_umask_is_the_runners_or_the_jobs_own(bench: ScreenBench, umask: int) ->
 
 
 def test_environment_is_the_base_the_changes_and_the_terminal(tmp_path: Path) -> None:
-    """A job gets the base environment, its changes and the terminal's variables, not those of an outer session."""
+    """A job's environment is the base, the job's changes, and the variables of its own terminal session."""
     foreign = {"STY": "1.other", "WINDOW": "7", "TERMCAP": "junk", "LINES": "9", "COLUMNS": "9", "TERM": "vt52"}
     with screen_bench(tmp_path, **foreign, MINE="a=b\nc", GPUJOB_CRASH_AT="") as bench:
         started = run(bench, 1, *python("import os; print(ascii(dict(os.environ)))"), environment={"OWN": "1"})
@@ -481,12 +481,12 @@ def test_environment_is_the_base_the_changes_and_the_terminal(tmp_path: Path) ->
         wanted.update(GPUJOB_ID="1", GPUJOB_ATTEMPT="1", GPUJOB_STATE_FILE=str(tmp_path / "state.json"), OWN="1")
         wanted.update(STY=started.session, WINDOW="0", TERM=found["TERM"])
         assert found["TERM"] in ("screen", "screen-256color")
-        found.pop("LC_CTYPE", None), wanted.pop("LC_CTYPE", None)  # set by Python in the C locale
+        found.pop("LC_CTYPE", None), wanted.pop("LC_CTYPE", None)  # Python sets it in the C locale
         assert found == wanted
 
 
 def test_base_may_hold_what_screen_itself_is_run_with(tmp_path: Path) -> None:
-    """A job gets the SYSSCREENRC of the base environment, not that of its session, and no GPUJOB_SESSION.
+    """A job gets the base environment's SYSSCREENRC, not that of its session, and no GPUJOB_SESSION.
 
     GPUJOB_SESSION marks processes that belong to no job.
     """
@@ -505,7 +505,7 @@ def test_stored_environment_alone_is_used(bench: ScreenBench) -> None:
 
 
 def test_secrets_of_the_job_are_not_in_the_environment_of_screen(bench: ScreenBench) -> None:
-    """Variables of the job are not in the environment of screen: they are passed in a private file."""
+    """A job's variables are not in screen's environment: the job gets them by a private file."""
     started = run(bench, 1, "/bin/sleep", "600", environment={"TOKEN": "hush"})
     server = int(started.session.partition(".")[0])
     assert environment_of(server) and b"TOKEN=hush" not in environment_of(server)
@@ -513,7 +513,7 @@ def test_secrets_of_the_job_are_not_in_the_environment_of_screen(bench: ScreenBe
 
 
 def test_f08_many_jobs_leave_no_descriptor_and_no_file(bench: ScreenBench) -> None:
-    """F08 for the runner: After 60 sessions and 20 failed starts no descriptor and no file is left."""
+    """F08 for the runner: 60 sessions and 20 failed starts leave no descriptor and no file."""
     bench.start(1, "/bin/true")
     bench.until(Ended, 1)
     before = len(os.listdir("/proc/self/fd"))
@@ -532,7 +532,7 @@ def test_f08_many_jobs_leave_no_descriptor_and_no_file(bench: ScreenBench) -> No
 
 
 def test_f01_a_full_disk_gives_the_attempt_back(alone: Alone, tmp_path: Path) -> None:
-    """F01: If the record cannot be written, the shim removes it and starts nothing, so the attempt can be retried."""
+    """F01: If the record cannot be written, the shim removes it and starts nothing, so that a retry is possible."""
     assert alone.run("/bin/sh", "-c", "touch ran", before=["prlimit", "--fsize=100"]) == 1
     assert not (tmp_path / "ran").exists() and not (tmp_path / "1.1").exists()
 

@@ -1,4 +1,4 @@
-"""Streams of a job under the supervisor: no log, stderr log, packed log, descriptors of a caller."""
+"""Tests of a job's streams under the supervisor: no log, stderr log, packed log, descriptors of a caller."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.runners.test_supervisor import LIMIT_S, FakeDaemon, daemon  # noqa: F
 
 GZIP = shutil.which("gzip") or "gzip is missing"
 PACKED = ("", GZIP, None)
-# ASKED_MS also limits callers that do answer, and so leaves them time on a busy machine.
+# ASKED_MS is not shorter, since it also limits callers that answer, which may be slow on a busy machine.
 QUICK = pytest.mark.parametrize("daemon", [{"ASKED_MS": 2000, "PACKED_MS": 400}], indirect=True)
 
 
@@ -42,7 +42,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 def told(daemon: FakeDaemon, kind: str, key: str) -> tuple[object, ...]:  # noqa: F811
-    """Receive messages until one of this kind about this attempt, and return it."""
+    """Receive messages until one of this kind about this attempt arrives, and return it."""
     while True:
         for message in marshal.loads(daemon.socket.recv(1 << 20)):
             if message[:2] == (kind, key):
@@ -53,11 +53,11 @@ def unpacked(path: Path) -> bytes:
     return gzip.decompress(path.read_bytes())
 
 
-# -- no log, errors apart, packed --------------------------------------------------------------------------
+# -- no log, stderr log, packed log -----------------------------------------------------------------------
 
 
 def test_s4_13_s4_16_no_log_and_errors_apart(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
-    """S4.13, S4.16: stderr can have its own private log; without a log the output is dropped and the job runs."""
+    """S4.13, S4.16: stderr can have a separate, private log; without a log the output is discarded."""
     apart = str(tmp_path / "1.log.e")
     daemon.send(daemon.start(1, "/bin/sh", "-c", "echo out; echo err >&2; exit 3", streams=(apart, "", None)))
     silent = list(daemon.start(2, "/bin/sh", "-c", "echo out; echo err >&2; exit 4"))
@@ -73,7 +73,7 @@ def test_s4_13_s4_16_no_log_and_errors_apart(daemon: FakeDaemon, tmp_path: Path)
 
 
 def test_s4_13_an_errors_file_that_stands_there_is_left_alone(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
-    """S4.13, P1: An existing stderr log, which is another scheduler's, is left unchanged, and the start fails."""
+    """S4.13, P1: An existing stderr log belongs to another scheduler: it is not changed, and the start fails."""
     theirs = tmp_path / "1.log.e"
     theirs.write_text("theirs")
     daemon.send(daemon.start(1, "/bin/sh", "-c", "touch ran", streams=(str(theirs), "", None)))
@@ -96,9 +96,9 @@ def test_s4_14_a_packed_log_is_whole_when_the_ending_is_told(daemon: FakeDaemon,
 
 @QUICK
 def test_s4_14_what_outlives_a_job_delays_its_ending_for_a_moment_only(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
-    """S4.14: A leftover process that holds a packed log open delays the reported ending only up to a limit.
+    """S4.14: A leftover process that holds a packed log open delays the report of the end only up to a limit.
 
-    What it writes later is in the log.
+    Output that it writes later is still in the log.
     """
     hold = tmp_path / "hold"
     hold.touch()
@@ -118,7 +118,7 @@ def test_s4_14_what_outlives_a_job_delays_its_ending_for_a_moment_only(daemon: F
 
 
 def test_s4_14_a_packer_that_is_killed_costs_the_rest_of_the_log_alone(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
-    """S4.14: If gzip is killed, the rest of the log is lost; the job's exit code is right, and other jobs run."""
+    """S4.14: If gzip is killed, only the rest of the log is lost; the exit code is correct, and other jobs run."""
     go = tmp_path / "go"
     text = f"while [ ! -e {go} ]; do sleep 0.02; done; exit 6"
     daemon.send(daemon.start(1, "/bin/sh", "-c", text, streams=PACKED))
@@ -135,7 +135,7 @@ def test_s4_14_a_packer_that_is_killed_costs_the_rest_of_the_log_alone(daemon: F
 
 
 def test_s4_14_without_a_packer_nothing_starts_and_the_log_says_why(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811  # noqa: F811
-    """S4.14: If gzip or the command cannot be started, the log has the reason, packed in the second case."""
+    """S4.14: If gzip or the command cannot be started, the log has the reason, packed if gzip runs."""
     daemon.send(daemon.start(1, "/bin/sh", "-c", "touch ran", streams=("", "/no/such/gzip", None)))
     assert told(daemon, "no", "1.1")[2:] == ("gzip", errno.ENOENT)
     assert "(gzip)" in (tmp_path / "1.log").read_text() and not (tmp_path / "ran").exists()
@@ -150,7 +150,7 @@ def test_s4_14_without_a_packer_nothing_starts_and_the_log_says_why(daemon: Fake
     until(said, "the reason in the packed log")
 
 
-# -- descriptors of a caller -------------------------------------------------------------------------------
+# -- descriptors of a caller ------------------------------------------------------------------------------
 
 
 def ticks_of(pid: int) -> int:
@@ -160,7 +160,7 @@ def ticks_of(pid: int) -> int:
 
 
 class Caller:
-    """This process as the caller of a foreground job; passes the descriptors ``fd0=``, ``fd1=``, ``fd2=``."""
+    """This process as the caller of a foreground job; it passes the descriptors ``fd0``, ``fd1``, ``fd2``."""
 
     def __init__(self, folder: Path, **given: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -180,9 +180,9 @@ class Caller:
             try:
                 asking, _ = self.socket.accept()
             except OSError:
-                return  # closed
+                return  # the socket was closed
             self.asked += 1
-            with asking, contextlib.suppress(OSError):  # the supervisor has closed it: not the process that it expected
+            with asking, contextlib.suppress(OSError):  # the supervisor expected another process, and closed it
                 self.give(asking)
 
     def give(self, asking: socket.socket) -> None:
@@ -228,7 +228,7 @@ def test_s4_17_a_job_gets_the_descriptors_of_its_caller(
     look = "read line; echo got $line; ls /proc/self/fd | wc -l"
     daemon.send(daemon.start(1, "/bin/sh", "-c", look, streams=caller(fd0=read).streams))
     daemon.ends(1)
-    assert (tmp_path / "1.log").read_text() == "got from the caller\n4\n"  # the fourth is that of `ls` itself
+    assert (tmp_path / "1.log").read_text() == "got from the caller\n4\n"  # the fourth is opened by `ls`
     with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
         all_three = caller(tmp_path / "d", fd0=read, fd1=out.fileno(), fd2=err.fileno())
         os.write(write, b"again\n")
@@ -254,7 +254,7 @@ def test_s4_17_a_job_gets_the_descriptors_of_its_caller(
 def test_s4_17_a_long_path_and_no_descriptor_left_over(
     daemon: FakeDaemon, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int]  # noqa: F811
 ) -> None:  # fmt: skip
-    """S4.17, F08: The path of the caller's socket may have more than 107 bytes; no descriptor stays open."""
+    """S4.17, F08: The path of the caller's socket may exceed 107 bytes; the supervisor leaves no descriptor open."""
     folder = tmp_path / ("x" * 120)
     one = caller(folder, fd0=pipe[0])
     assert len(str(one.path)) > 107
@@ -280,7 +280,7 @@ def test_s4_17_a_long_path_and_no_descriptor_left_over(
 def test_s4_17_a_caller_that_is_gone_or_another(
     daemon: FakeDaemon, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int]  # noqa: F811
 ) -> None:  # fmt: skip
-    """S4.17: Nothing is started if the caller's socket is missing or dead, or belongs to another process."""
+    """S4.17: A job is not started if the caller's socket is missing or dead, or belongs to another process."""
     one = caller(fd0=pipe[0])
     _, _, (pid, ticks, path) = one.streams
     dead = tmp_path / "dead"
@@ -304,12 +304,12 @@ def test_s4_17_a_caller_that_is_gone_or_another(
 
 class Silent(Caller):
     def give(self, asking: socket.socket) -> None:
-        asking.recv(1)  # until the supervisor closes the connection
+        asking.recv(1)  # returns when the supervisor closes the connection
 
 
 class Empty(Caller):
     def give(self, asking: socket.socket) -> None:
-        """Pass nothing."""
+        """Pass no descriptors."""
 
 
 class TooMany(Caller):
@@ -326,7 +326,7 @@ class TooMany(Caller):
 def test_s4_17_a_caller_that_gives_nothing_or_nonsense_holds_up_no_other_job(
     daemon: FakeDaemon, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int], kind: type[Caller], number: int  # noqa: F811
 ) -> None:  # fmt: skip
-    """S4.17, F08: A caller that passes no or wrong descriptors fails its own job only, and leaves no descriptor."""
+    """S4.17, F08: If a caller passes no or wrong descriptors, only its job fails, and no descriptor stays open."""
     daemon.send(daemon.start(9, "/bin/true"))
     daemon.ends(1)
     before = sorted(os.listdir(f"/proc/{daemon.process.pid}/fd"))
@@ -342,7 +342,7 @@ def test_s4_17_a_caller_that_gives_nothing_or_nonsense_holds_up_no_other_job(
 
 @QUICK
 def test_s4_17_a_caller_that_is_stopped_is_not_waited_for_for_ever(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
-    """S4.17: A start fails if its caller is stopped for too long; a later attempt gets the continued caller's stdin."""
+    """S4.17: A start fails if its caller stays stopped; once the caller is continued, a later job gets its stdin."""
     program = (
         "import os, socket, sys\n"
         "s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()\n"
@@ -379,7 +379,7 @@ def test_s4_17_a_caller_that_is_stopped_is_not_waited_for_for_ever(daemon: FakeD
 def test_s4_17_a_dead_daemons_supervisor_asks_all_the_same(
     daemon: FakeDaemon, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int]  # noqa: F811
 ) -> None:  # fmt: skip
-    """S4.17, P6: After the daemon's death, its supervisor still starts a foreground job with the caller's stdin."""
+    """S4.17, P6: A supervisor whose daemon has died still starts a foreground job with the caller's stdin."""
     os.write(pipe[1], b"line\n")
     daemon.send(daemon.start(1, "/bin/sh", "-c", "read line; echo $line; exit 8", streams=caller(fd0=pipe[0]).streams))
     daemon.socket.close()
@@ -387,7 +387,7 @@ def test_s4_17_a_dead_daemons_supervisor_asks_all_the_same(
     assert (tmp_path / "1.log").read_text() == "line\n"
 
 
-# -- through the runner ------------------------------------------------------------------------------------
+# -- through the runner -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -397,7 +397,7 @@ def bench(tmp_path: Path) -> Iterator[DirectBench]:
 
 
 def test_s4_14_b02_a_supervisor_killed_with_a_packer_alive(bench: DirectBench) -> None:
-    """S4.14, B02: After the supervisor's death, its gzip counts neither as a job nor as a leftover process of one."""
+    """S4.14, B02: The gzip of a dead supervisor is neither taken for a job nor for a leftover process."""
     hold, other = bench.folder / "hold", bench.folder / "other"
     hold.touch()
     other.touch()
@@ -409,7 +409,7 @@ def test_s4_14_b02_a_supervisor_killed_with_a_packer_alive(bench: DirectBench) -
     supervisor = bench.runner.supervisor_pid
     children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
     packer = next(int(pid) for pid in children if b"gzip" in Path(f"/proc/{pid}/cmdline").read_bytes())
-    os.kill(packer, signal.SIGSTOP)  # so that it lives until SIGCONT
+    os.kill(packer, signal.SIGSTOP)  # keeps it alive until SIGCONT
     os.kill(supervisor, signal.SIGKILL)
     bench.wait(lambda: bench.runner.supervisor_pid != supervisor, "another supervisor")
     bench.start(2, "/bin/sh", "-c", "exit 12")
@@ -427,7 +427,7 @@ def test_s4_14_b02_a_supervisor_killed_with_a_packer_alive(bench: DirectBench) -
 
 
 def test_s4_17_a_caller_that_is_gone_is_said_in_words(bench: DirectBench) -> None:
-    """S4.17: A missing caller is a lasting reason not to start, so no retry follows."""
+    """S4.17: A start without its caller fails for a lasting reason, which is reported in words."""
     gone = Streams(caller=(os.getpid(), ticks_of(os.getpid()), str(bench.folder / "nobody")))
     bench.start(1, "/bin/true", streams=gone)
     observation = bench.until(NeverRan, 1)
@@ -435,7 +435,7 @@ def test_s4_17_a_caller_that_is_gone_is_said_in_words(bench: DirectBench) -> Non
 
 
 def test_a_program_is_begun_though_what_is_to_be_said_finds_no_room() -> None:
-    """A program runs with its exit code although a limit cannot be set and the warning cannot be written."""
+    """A program runs although a limit cannot be set and the warning about it cannot be written."""
     words = [sys.executable, "-I", "-S", exec_limited.__file__, "-", "99:1:1", "/bin/sh", "sh", "-c", "exit 7"]
     with open("/dev/full", "wb") as full:
         assert subprocess.run(words, stderr=full, check=False).returncode == 7

@@ -1,4 +1,4 @@
-"""The supervisor: starts, endings, descriptors, faults of files and of the daemon."""
+"""Tests of the supervisor: starts and ends of jobs, descriptors, errors of files, and the daemon's death."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from scheduler.runners import supervisor as supervisor_file
 from scheduler.system.proc import boot_id
 
 LIMIT_S = 30.0
-Streams = tuple[str, str, tuple[int, int, str] | None]  # errors, packer, caller
+Streams = tuple[str, str, tuple[int, int, str] | None]  # path of the stderr log, path of gzip, and the caller
 
 
 class FakeDaemon:
     """A supervisor process, and the daemon's end of its socket."""
 
     def __init__(self, folder: Path, **constants: int) -> None:
-        """Start the supervisor. ``constants``: new values for constants in `supervisor.py`, such as limits in ms."""
+        """Start the supervisor. ``constants``: replacements for constants in `supervisor.py`, such as limits in ms."""
         self.folder = folder
         text = Path(supervisor_file.__file__).read_text()
         for name, value in constants.items():
@@ -71,7 +71,7 @@ class FakeDaemon:
 
 @pytest.fixture
 def daemon(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FakeDaemon]:
-    """Return a FakeDaemon; indirect parameters of the test are its ``constants``."""
+    """Return a FakeDaemon; an indirect parameter of the test gives its ``constants``."""
     made = FakeDaemon(tmp_path, **getattr(request, "param", {}))
     yield made
     made.socket.close()
@@ -93,7 +93,10 @@ def wait_ended(path: Path) -> attempt_record.AttemptRecord:
 
 
 def test_reads_out_what_a_dead_daemon_had_sent(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """The supervisor carries out all starts of a dead daemon; unread answers give ECONNRESET before the end of file."""
+    """The supervisor carries out all start requests of a dead daemon.
+
+    After unread answers, it reads ECONNRESET before the end of file.
+    """
     hold = tmp_path / "hold"
     hold.touch()
     daemon.send(*(daemon.start(n, "/bin/sh", "-c", f"exit {n}") for n in range(1, 40)))
@@ -103,7 +106,7 @@ def test_reads_out_what_a_dead_daemon_had_sent(daemon: FakeDaemon, tmp_path: Pat
     daemon.socket.close()
     for n in (*range(1, 40), *range(60, 70)):
         assert wait_ended(tmp_path / f"{n}.1").code == n
-    assert daemon.process.poll() is None  # it lives while it has a job
+    assert daemon.process.poll() is None  # it runs as long as it has a job
     hold.unlink()
     assert wait_ended(tmp_path / "50.1").code == 9
     assert daemon.process.wait(LIMIT_S) == 0
@@ -118,7 +121,7 @@ def test_b01_signals_do_not_end_it(daemon: FakeDaemon, tmp_path: Path) -> None:
 
 
 def test_f08_no_descriptor_is_left_over(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """F08: After 300 jobs and 100 failed starts the supervisor has as many open files as before."""
+    """F08: 300 jobs and 100 failed starts leave no open file in the supervisor."""
     folder = f"/proc/{daemon.process.pid}/fd"
     daemon.send(daemon.start(1, "/bin/true"))
     daemon.ends(1)
@@ -133,7 +136,7 @@ def test_f08_no_descriptor_is_left_over(daemon: FakeDaemon, tmp_path: Path) -> N
 
 
 def test_many_jobs_need_no_descriptor_each(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """S2.3 in part: Running jobs cost the supervisor no open file."""
+    """S2.3 in part: Running jobs add no open files to the supervisor."""
     hold = tmp_path / "hold"
     hold.touch()
     daemon.send(daemon.start(1000, "/bin/true"))
@@ -162,7 +165,7 @@ def test_existing_record_is_taken(daemon: FakeDaemon, tmp_path: Path) -> None:
 
 
 def test_p8_what_stands_in_the_place_of_a_file_holds_up_no_other_job(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """A FIFO in place of log, environment or record, or a huge environment, fails its own start at most."""
+    """A FIFO at the path of a log, environment or record, or a huge environment, delays no other job."""
     with open(tmp_path / "huge", "wb") as stream:
         stream.truncate(1 << 40)
     for name in ("1.log", "pipe"):
@@ -182,7 +185,7 @@ def test_p8_what_stands_in_the_place_of_a_file_holds_up_no_other_job(daemon: Fak
     ]
     assert {message[1] for message in told if message[0] == "end"} == {"4.1", "5.1"}
     flags = int((tmp_path / "4.log").read_text().split()[-1], 8)
-    assert not flags & os.O_NONBLOCK  # of its standard output
+    assert not flags & os.O_NONBLOCK  # the job's stdout stays in blocking mode
 
 
 def test_f04_log_folder_is_made_again(daemon: FakeDaemon, tmp_path: Path) -> None:
@@ -196,7 +199,7 @@ def test_f04_log_folder_is_made_again(daemon: FakeDaemon, tmp_path: Path) -> Non
 
 
 def test_f01_the_ending_fits_on_a_full_disk(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """F01: Every byte of the ending is reserved in the record before the command runs."""
+    """F01: The record has its final size before the command ends, so that the ending fits on a full disk."""
     daemon.send(daemon.start(1, "/bin/sh", "-c", "sleep 0.2; exit 44"))
     end = time.monotonic() + LIMIT_S
     while not ((tmp_path / "1.1").exists() and (tmp_path / "1.1").stat().st_size) and time.monotonic() < end:

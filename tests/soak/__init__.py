@@ -1,1 +1,1 @@
-"""The soak: many small jobs while processes are killed and files changed; a judge believes only what the jobs wrote."""
+"""The soak: runs many small jobs, kills processes, changes files, and compares the store with what the jobs wrote."""

@@ -8,7 +8,7 @@ from tests.soak import __doc__ as what
 
 
 def main() -> int:
-    """Run a soak by the command line; return the exit code. ``--help`` works without pytest."""
+    """Run a soak with the options of the command line; return the exit code. ``--help`` works without pytest."""
     reader = argparse.ArgumentParser(prog="python -m tests.soak", description=what)
     reader.add_argument("--seed", type=int, default=int(time.time()), help="by the clock, and printed")
     reader.add_argument("--jobs", type=int, default=10_000, help="%(default)s")

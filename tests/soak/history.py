@@ -22,7 +22,7 @@ def now() -> float:
 
 @dataclass
 class Wish:
-    """A requested job. Its ``key`` is among its words, and among those of no other job.
+    """A requested job. Its ``key`` is one of its words, and identifies it.
 
     ``way``: how it is requested (`WAYS`); ``seconds``: how long it runs; ``code``, ``signal``: how it ends; ``said``:
     ``ok`` or the error of the request.
@@ -49,7 +49,7 @@ class Wish:
 
 @dataclass
 class Life:
-    """A daemon process. ``begun``, ``ready``, ``ended``: on the ledger's clock."""
+    """A daemon process. ``begun``, ``ready``, ``ended``: seconds since boot, as in the jobs' ledger."""
 
     number: int
     pid: int
@@ -65,15 +65,15 @@ class Life:
 class Kill:
     """A SIGKILL.
 
-    ``life``: number of the daemon that was killed, or that the killed process served; 0 if that daemon was dead
-    already.
+    ``life``: number of the killed daemon, or of the daemon that started the killed process; 0 if that one had ended
+    before.
     """
 
     what: str  # daemon, supervisor, shim
     pid: int
     at: float
     life: int
-    job: int = 0  # of a shim: its job
+    job: int = 0  # job of a killed shim
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Row:
 
 @dataclass
 class History:
-    """Everything that the judge reads."""
+    """The data of one soak, which the judge reads. ``lives``: the daemons, one after the other."""
 
     seed: int = 0
     wishes: list[Wish] = field(default_factory=list)
@@ -113,7 +113,7 @@ class History:
     refused: list[str] = field(default_factory=list)  # texts of refused lines
 
     def save(self, path: Path) -> None:
-        """Write it to a file, so that the judge can read it again."""
+        """Write the history to a file, which `load` reads."""
         path.write_text(json.dumps(dataclasses.asdict(self), default=str))
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The judge of a soak: compares the store with the ledger, the acknowledgements and the kills. No side effects."""
+"""Compares the store after a soak with the ledger, the acknowledgements and the kills. No side effects."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterator
 
 from tests.soak.history import History, Kill, Row, Wish
 
-# A daemon that inherits a job learns its exit code at the end; if killed this soon afterwards, it may not have.
+# A daemon learns the exit code of an adopted job when the job ends, unless it is killed within this time.
 SLACK_S = 2.0
-START_S = 5.0  # the longest time between the choice of an attempt and its first line
+START_S = 5.0  # the longest time between the start of an attempt in the store and its first line in the ledger
 ENDED = frozenset({"done", "failed", "cancelled", "skipped"})
 PARTS = 1000
 HANGUP = 1
-UNPROVEN = "its supervisor was killed before it recorded the start"  # the note of a job whose record was claimed and names no process
+UNPROVEN = "its supervisor was killed before it recorded the start"  # the attempt record names no process
 
 
 def judge(history: History) -> list[str]:
-    """Return everything that is wrong; empty if nothing is."""
+    """Return a sentence for each error; empty if there are none."""
     court = _Court(history)
     return [
         *court.each_wish(),
@@ -73,7 +73,10 @@ class _Court:
                 yield f"{wish.key}: submit said job {wish.id}, the store has {[row.id for row in rows]}"
 
     def foreign_processes(self) -> Iterator[str]:
-        """Yield the jobs that nobody requested, if they are more than the lines that a full disk cut off."""
+        """Yield the jobs that no writer requested, if there are more of them than lines that a full disk cut off.
+
+        A line that was cut off may be read as a job.
+        """
         torn = sum(wish.torn for wish in self.history.wishes)
         if len(self.others) > torn:
             yield f"jobs that nobody wished: {[(row.id, row.words) for row in self.others]}; cut lines: {torn}"
@@ -92,7 +95,7 @@ class _Court:
                 yield f"{key}: ran as job {self.began[key][0][2]}, the store has {self.rows[key][0].id}"
 
     def each_job(self) -> Iterator[str]:
-        """Yield jobs whose state in the store contradicts what the job wrote or what was done to it."""
+        """Yield jobs whose state in the store contradicts the ledger, the kills or the cancels."""
         for key, rows in self.rows.items():
             for row in rows:
                 problem = self.problem(self.wishes[key], row)
@@ -104,7 +107,7 @@ class _Court:
                     )
 
     def problem(self, wish: Wish, row: Row) -> str:
-        """Return what is wrong with this job; empty if nothing is."""
+        """Return the contradiction between the job's row and the other data, as text; empty if there is none."""
         began, ended = self.began[wish.key], self.ended.get(wish.key)
         if row.state not in ENDED:
             return "has not ended"
@@ -120,7 +123,7 @@ class _Court:
         hit = self.hit(wish, row)
         if row.outcome == "lost":
             if UNPROVEN in row.notes and any(kill.what == "shim" and kill.job == row.id for kill in hit):
-                return ""  # killed while it started the job: nobody knows the pid
+                return ""  # its shim was killed while it started the job: the pid is unknown
             known = all(self.died.get(kill.life, 0.0) > self.over(wish, kill) + SLACK_S for kill in hit)
             return "lost, though its end could be known" if known else ""
         if (row.outcome, row.signal) == ("signal", HANGUP) and any(kill.what == "shim" for kill in hit):
@@ -153,7 +156,7 @@ class _Court:
         return {1, *(life.pid for life in self.history.lives if life.number == kill.life)}
 
     def over(self, wish: Wish, kill: Kill) -> float:
-        """Return the latest time at which the job had ended; a daemon that lived then knew its exit code."""
+        """Return a time by which the job had ended, in seconds since boot; a daemon alive then knew the exit code."""
         if wish.key in self.ended:
             return self.ended[wish.key]
         began = float(self.began[wish.key][0][8]) if self.began[wish.key] else kill.at
@@ -169,10 +172,10 @@ def key_of(words: list[str]) -> str:
 
 
 def gpu_overload(ledger: list[list[str]]) -> Iterator[str]:
-    """Yield the moments at which jobs had more than 1000 thousandths of a GPU. The ledger's lines are in order of time.
+    """Yield each GPU and time at which the jobs' shares exceed 1000 thousandths. The ledger is in order of time.
 
-    A job has its share from its first line to its last, or to the end of its orphan. A job without a last line, because
-    it was ended, counts only at its first line.
+    A job has its share from its first line to its last, or to the end of its orphan. A job without a last line (it was
+    killed or cancelled) counts only at its first line.
     """
     ends = Counter(entry[1] for entry in ledger if entry[0] in ("end", "gone"))
     open_: dict[str, int] = {}

@@ -24,7 +24,7 @@ LEAST_FREE = 0.5  # of the disk: below this share, large job logs are removed
 
 
 class Meddler:
-    """Everything that users and machines do to a scheduler, except kills. It undoes its disturbances.
+    """Makes all disturbances of a soak except kills, as users and machines do, and undoes them.
 
     ``did``: number of disturbances by name; ``complaints``: verbs that ended in a way that is not documented.
     """
@@ -118,7 +118,7 @@ class Meddler:
             ids = [one.id for one in self.given.wishes[-30:] if one.id]
         if ids:
             job, at = self.dice.choice(ids), now()
-            self.cancels.append(Cancel(job, at, -1))  # noted first: the cancel may take effect long before its answer
+            self.cancels.append(Cancel(job, at, -1))  # before the verb, which returns late
             self.cancels[-1].code = self.verb("cancel", str(job))
 
     def cancel_cut_lines(self) -> None:
@@ -127,7 +127,7 @@ class Meddler:
             self.cancels.append(Cancel(job, now(), self.verb("cancel", str(job))))
 
     def editor(self) -> None:
-        """Touch the jobs file, or save it as some editor does."""
+        """Touch the jobs file, or save it in one of the ways of editors."""
         path = self.world.jobs_file
         how = self.dice.choice(("touch", "sed", "rename", "in place", "backup"))
         with self.pens.all():
@@ -185,7 +185,7 @@ class Meddler:
         self.did["hang"] += 1
 
     def calm(self) -> bool:
-        """Resume the queue and all GPUs; return whether nothing is paused any more."""
+        """Resume the queue and all GPUs; return whether the status shows all of them resumed."""
         self.verb("queue", "resume")
         self.verb("resume", f"0-{GPUS - 1}")
         done = self.world.cli("status", "--json")

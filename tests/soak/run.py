@@ -35,7 +35,7 @@ HOUSE = {"store.db", "store.lock", "daemon.lock", "daemon.json", "wakeup", "high
 
 @dataclass
 class Result:
-    """The result of a soak. ``wrong``: everything that is wrong; ``figures``: name → value."""
+    """The result of a soak. ``wrong``: a sentence for each error; ``figures``: name → value."""
 
     wrong: list[str] = field(default_factory=list)
     figures: dict[str, str] = field(default_factory=dict)
@@ -116,7 +116,7 @@ def _end_early(given: Given, killer: Killer) -> None:
 
 
 class _Thread(threading.Thread):
-    """A thread that keeps its exception in ``error``."""
+    """A thread that saves the exception of its function in ``error``."""
 
     def __init__(self, run: Callable[[], None]) -> None:
         super().__init__(daemon=True)
@@ -130,7 +130,7 @@ class _Thread(threading.Thread):
             self.error = error
 
     def end(self) -> None:
-        """Wait for its end. Raises its exception, and AssertionError after 120 s."""
+        """Wait until the thread ends. Raises the thread's exception, or AssertionError after 120 s."""
         self.join(120)
         assert not self.is_alive(), f"{self.what} does not end"
         if self.error is not None:
@@ -168,7 +168,7 @@ def _wait_ended(place: World, meddler: Meddler, limit: float) -> None:
 
 
 def gathered(place: World, given: Given, meddler: Meddler, seed: int) -> History:
-    """Return everything that the judge reads."""
+    """Return the history of the soak: the ledger, the store's rows, requests, kills and cancels."""
     ledger = [line.split() for line in place.ledger.read_text().splitlines()]
     shift = now() - time.time()
     rows = [
@@ -191,14 +191,14 @@ def _at_of(log: str, shift: float) -> float:
 
 
 def badly_said(place: World, given: Given) -> list[str]:
-    """Return the errors of verbs that are not one line, or name no file on the disk."""
+    """Return the error messages of verbs and starts that have several lines, a traceback, or no file on the disk."""
     said = [one for one in given.errors if not one.startswith("echo")]
     said += place.refused_starts
     return [f"badly said: {one}" for one in said if "Traceback" in one or "\n" in one.strip() or "/disk/" not in one]
 
 
 def at_the_end(place: World, at_rest: tuple[int, int]) -> list[str]:
-    """Return what is wrong with the idle daemon after the soak: descriptors, memory, bookings, output, store."""
+    """Return the errors of the idle daemon after the soak: descriptors, memory, bookings, output, store."""
     wrong = []
     wait_for(lambda: place.life.early[1], "the first reading of the last life: it may have begun this very moment")
     wait_for(lambda: abs(reading(place.life.pid)[0] - at_rest[0]) <= MOST_FDS or place.process.poll() is not None,
@@ -219,7 +219,7 @@ def at_the_end(place: World, at_rest: tuple[int, int]) -> list[str]:
 
 
 def kept_files(place: World) -> list[str]:
-    """Return what is wrong with the files: left temporary ones, modes. Raises Damaged for a damaged store."""
+    """Return the errors of the scheduler's files: leftovers, modes. Raises Damaged for a damaged store."""
     wrong = []
     house = place.disk / ".gpujob"
     names = {path.name for path in house.iterdir()} - HOUSE

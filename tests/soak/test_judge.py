@@ -1,4 +1,4 @@
-"""The judge of the soak finds errors: each history is falsified in one thing."""
+"""Tests of the judge of the soak: it finds each error in a history with one falsification."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def good() -> History:
 
 
 def lose(history: History, number: int = 0) -> Row:
-    """Make the store say that the end of this job is not known; return the job's row."""
+    """Give the job at index ``number`` the outcome lost; return its row."""
     row = history.rows[number]
     row.state, row.outcome, row.exit_code, row.signal = "failed", "lost", None, None
     return row
@@ -150,7 +150,7 @@ DOCTORED: list[tuple[Callable[[History], None], str]] = [
 
 @pytest.mark.parametrize(("doctor", "said"), DOCTORED, ids=[doctor.__name__ for doctor, _ in DOCTORED])
 def test_a_doctored_history_is_found_out(doctor: Callable[[History], None], said: str) -> None:
-    """Invariants 1 to 6 of the soak: The judge finds each falsification, and nothing wrong without it."""
+    """Invariants 1 to 6 of the soak: The judge finds each falsification, and no error in the correct history."""
     history = good()
     assert judge(history) == []
     doctor(history)
@@ -158,7 +158,10 @@ def test_a_doctored_history_is_found_out(doctor: Callable[[History], None], said
 
 
 def test_what_cannot_be_known_may_be_lost() -> None:
-    """P5: A job may be lost if supervisor and daemon were killed together; a cut line may be a job of its own."""
+    """P5: The judge accepts a lost job if its supervisor and the daemon were killed at about the same time.
+
+    It also accepts a job from a line that a full disk cut off, and an acknowledged line that was refused.
+    """
     for at, ended in ((10.05, 10.06), (10.05, 10.04), (10.12, 10.9)):
         history = good()
         lose(history)
@@ -174,7 +177,7 @@ def test_what_cannot_be_known_may_be_lost() -> None:
 
 
 def test_a_shim_killed_as_it_starts_its_job_takes_the_proof_with_it() -> None:
-    """J10: A job is rightly lost if its own shim was killed before anyone knew the job's pid; else it is not."""
+    """J10: The judge accepts a lost job if its shim was killed before it recorded the start, and no other lost job."""
     history = good()
     history.ledger = [entry for entry in history.ledger if entry[1] != "k0"]
     row = lose(history)
@@ -191,7 +194,7 @@ def test_a_shim_killed_as_it_starts_its_job_takes_the_proof_with_it() -> None:
 
 
 def test_a_killed_shim_takes_the_terminal_with_it() -> None:
-    """B02: A job whose shim was killed may end by SIGHUP."""
+    """B02: The judge accepts that a job ends by SIGHUP if its shim was killed."""
     history = good()
     a_hangup_with_no_shim_killed(history)
     history.kills.append(Kill("shim", 77, 10.05, 1, job=1))

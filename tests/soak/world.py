@@ -1,4 +1,4 @@
-"""The surroundings of a soak: a small disk, a fake GPU driver, and one daemon after the other."""
+"""The environment of a soak: a small disk, a fake GPU driver, and one daemon after the other."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ START_LIMIT_S = 90.0
 EARLY_S = 1.0
 SERVANTS = {b"supervisor.py": "supervisor", b"shim.py": "shim"}
 
-# Words: KEY SECONDS END KIND LEDGER KEY.ok; END is an exit code or -SIGNAL. A line is one write, so that the lines of
-# the ledger are in order of time.
+# Arguments: KEY SECONDS END KIND LEDGER KEY.ok; END is an exit code or -SIGNAL. Each line is written with one write, so
+# that the lines of the ledger are in order of time.
 JOB = f"""\
 #!/bin/sh
 [ "$6" = "$1.ok" ] || exit {GARBLED}
@@ -54,7 +54,7 @@ exit "$3"
 
 
 class World:
-    """Everything that a soak needs. ``disk``: the scheduler's folder, a small file system where mounting is allowed."""
+    """The environment of a soak. ``disk``: the scheduler's folder, a small file system if mounting is allowed."""
 
     def __init__(self, size_mib: int, screens: bool) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="gsoak", dir="/tmp"))
@@ -102,7 +102,7 @@ class World:
 
     @property
     def life(self) -> Life:
-        """The present or last daemon process."""
+        """The current or last daemon process."""
         return self.lives[-1]
 
     def start(self, mode: str, ready: bool = True) -> None:
@@ -141,7 +141,7 @@ class World:
             time.sleep(0.1)
 
     def _read_early(self, life: Life, pid: int) -> None:
-        with contextlib.suppress(OSError):  # it was killed in the meantime
+        with contextlib.suppress(OSError):  # the daemon was killed in the meantime
             life.early = reading(pid)
 
     def kill_daemon(self) -> None:
@@ -166,7 +166,7 @@ class World:
     # -- supervisors and shims ----------------------------------------------------------------------------
 
     def servants(self) -> list[tuple[Process, str]]:
-        """Return the daemon's supervisor and shims, and parents of jobs that run by the ledger, each with its kind."""
+        """Return (process, kind) of the daemon's supervisor and shims, and of the parents of running jobs."""
         assert self.process is not None
         pids = children(self.process.pid)
         pids += [below for pid in pids for below in children(pid)]
@@ -214,7 +214,7 @@ class World:
         return fork_server.run(words, self.disk, self.environ, "", 120)
 
     def rows(self, query: str) -> list[tuple]:
-        """Return the rows of a query."""
+        """Return the rows of a query of the store."""
         connection = sqlite3.connect(f"file:{self.disk / '.gpujob/store.db'}?mode=ro", uri=True, timeout=30)
         try:
             return connection.execute(query).fetchall()
@@ -256,7 +256,7 @@ def reading(pid: int) -> tuple[int, int]:
 
 
 def children(pid: int) -> list[int]:
-    """Return the pids of its children; empty if the process has ended."""
+    """Return the pids of the children of a process; empty if the process has ended."""
     try:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -274,7 +274,7 @@ def servant(pid: int) -> str:
 
 @contextlib.contextmanager
 def world(size_mib: int, screens: bool, keep: bool = False) -> Iterator[World]:
-    """Yield the surroundings of a soak; remove them afterwards unless there was an error."""
+    """Yield the environment of a soak; remove it afterwards unless there was an error or ``keep`` is set."""
     made = World(size_mib, screens)
     try:
         yield made

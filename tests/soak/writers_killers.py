@@ -24,13 +24,13 @@ LOOKS = 400  # at the ledger, 2 ms apart
 
 @dataclass
 class Given:
-    """What the writers share: the requested jobs, the results of the requests, and how long they took.
+    """The data that the writers share: the requested jobs, the results of the requests, and how long they took.
 
     ``jobs``: the number to be acknowledged; ``open``: requests without a result; ``seconds``: durations of verbs.
     """
 
     jobs: int
-    share: float = 0.0  # of the jobs that may be requested so far, so that they last as long as the kills
+    share: float = 0.0  # share of the jobs that may be requested so far: the requests last as long as the kills
     closed: bool = False
     wishes: list[Wish] = field(default_factory=list)
     acknowledged: int = 0
@@ -40,7 +40,7 @@ class Given:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def next(self, dice: random.Random) -> Wish | None:
-        """Return another job to request; None if enough are acknowledged or open, or if the soak is closed."""
+        """Return the next job to request; None if enough are acknowledged or open, or if the soak is closed."""
         with self.lock:
             if self.closed or self.acknowledged + self.open >= self.jobs * min(1.0, self.share):
                 return None
@@ -68,7 +68,7 @@ class Given:
 
 
 class Pens:
-    """Locks on the jobs file, one for each writer. Replacing the file takes all: no line goes into the old file."""
+    """Locks on the jobs file, one for each writer. To replace the file, take all: no line goes into the old file."""
 
     def __init__(self) -> None:
         self.free = threading.Semaphore(WRITERS)
@@ -76,7 +76,7 @@ class Pens:
 
     @contextlib.contextmanager
     def all(self):
-        """Keep all writers from writing."""
+        """Hold all locks, so that no writer appends a line."""
         with self.turn:
             for _ in range(WRITERS):
                 self.free.acquire()
@@ -88,7 +88,7 @@ class Pens:
 
     @contextlib.contextmanager
     def one(self):
-        """Let one writer write."""
+        """Hold one lock, to append a line."""
         with self.turn:
             self.free.acquire()
         try:
@@ -117,7 +117,7 @@ class Writer:
                 getattr(self, one.way)(one)
 
     def words(self, one: Wish) -> list[str]:
-        """Return the words of the job."""
+        """Return the arguments of the job's script."""
         end = str(one.code) if one.signal is None else f"-{one.signal}"
         return [one.key, str(one.seconds), end, one.kind, str(self.world.ledger), f"{one.key}.ok"]
 
@@ -170,7 +170,7 @@ class Killer:
         self.blows = list(zip(times, blows, strict=True))
 
     def run(self) -> None:
-        """Make all kills; the last daemon runs in direct mode."""
+        """Make all kills; then start a daemon in direct mode if the current one runs in screen mode."""
         began = time.monotonic()
         for n, (at, blow) in enumerate(self.blows):
             self.given.share = n / len(self.blows) + MARGIN
@@ -199,7 +199,7 @@ class Killer:
         time.sleep(self.dice.uniform(0, 0.005))
 
     def next(self) -> None:
-        """Start another daemon, immediately or up to 0.5 s later."""
+        """Start the next daemon, immediately or up to 0.5 s later."""
         time.sleep(self.dice.choice((0, 0, self.dice.uniform(0, 0.5))))
         self.world.start(self.mode())
 
@@ -222,11 +222,11 @@ class Killer:
             continue
 
     def both(self) -> None:
-        """Kill the daemon and a supervisor or shim in the same moment, in either order."""
+        """Kill the daemon and a supervisor or shim one right after the other, in either order."""
         target = self.target()
         if self.dice.random() < 0.5:
             if not self.world.kill_servant(*target):
-                return self.both()  # it has ended already
+                return self.both()  # the process has already ended
             self.world.kill_daemon()
             self.next()
         else:
@@ -242,7 +242,7 @@ class Killer:
         end = time.monotonic() + NOBODY_S
         while not (found := self.world.servants()):
             time.sleep(0.005)
-            if time.monotonic() > end:  # no job runs in a terminal; in direct mode there is always a supervisor
+            if time.monotonic() > end:  # no session has a job; in direct mode there is always a supervisor
                 self.world.stop()
                 self.world.start("direct")
         return self.dice.choice(found)

@@ -172,7 +172,7 @@ def test_a_history_that_is_damaged_costs_only_curves(
     """
     s = scheduler(gpus=1)
     path, client = history_of(s), desk_of(s)
-    message = {"removed": "", "a link": "history.db cannot be written"}.get(what, "set aside as history.db")
+    message = {"removed": "", "a link": "curves have a gap until it can be written"}.get(what, "renamed to history.db")
 
     def damage() -> None:
         if what == "noise":

@@ -162,7 +162,7 @@ def test_b18_f11_no_process_can_be_made_for_a_while(scheduler, few_processes):
     s.cli("edit", "--help")  # verbs still work: only the supervisor is limited
     # Five tries take less than a second: the job could fail before the test lifts the limit.
     (s.folder / "config.yaml").write_text("max_assign_attempts: 1000\n")
-    s.says("config read again: max_assign_attempts 5 -> 1000")
+    s.says("config reloaded: max_assign_attempts 5 -> 1000")
     s.append(s.line("later"))
     wait_for(
         lambda: len(re.findall(r"job 2 \(job\.py\) is tried again .*: start failed", s.said())) >= 2, "it was tried"

@@ -137,7 +137,7 @@ def test_e01_e02_e03_damaged_is_refused_and_rebuilt(scheduler, kind):
     assert int(new.split()[0].strip()) == 7, new
     if lines_lost:
         assert "jobs.txt:4: it is not known whether this line ran" in said
-        assert "it is not known whether this line ran" in " ".join(s.cli("status").stdout.split())
+        assert "it is not known whether this line ran" in " ".join(s.cli("status").stdout.split()), "it is still shown"
         ends_well(s, "done bad run")
     else:
         ends_well(s)

@@ -1,4 +1,4 @@
-"""Files written whole or not at all."""
+"""Tests of `atomic_files`: files are written completely or not at all, readable by their owner only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scheduler.system.atomic_files import append_line, replace_file, swap_file
 
 
 def test_a_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
-    """S3.33, P9."""
+    """S3.33, P9: A replaced file has the new content and mode 0600, whatever the umask and its previous mode."""
     path = tmp_path / "state.json"
     path.write_text("old")
     path.chmod(0o666)
@@ -31,7 +31,7 @@ def test_a_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
 
 
 def test_a_link_in_its_place_is_replaced_and_never_followed(tmp_path: Path) -> None:
-    """P9."""
+    """P9: A link at the file's path is replaced, and its target is unchanged."""
     victim, path = tmp_path / "victim", tmp_path / "state.json"
     victim.write_text("precious")
     path.symlink_to(victim)
@@ -41,7 +41,7 @@ def test_a_link_in_its_place_is_replaced_and_never_followed(tmp_path: Path) -> N
 
 
 def test_a_link_laid_where_it_writes_aside_is_never_followed(tmp_path: Path) -> None:
-    """P9: the name aside can be guessed."""
+    """P9: A link at the temporary file's path, which can be guessed, is not followed."""
     victim, path = tmp_path / "victim", tmp_path / "state.json"
     victim.write_text("precious")
     (tmp_path / f".state.json.new-{os.getpid()}").symlink_to(victim)
@@ -52,7 +52,7 @@ def test_a_link_laid_where_it_writes_aside_is_never_followed(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_what_was_left_by_a_killed_process_is_no_obstacle(tmp_path: Path, sync: bool) -> None:
-    """P8."""
+    """P8: A temporary file that a killed process left is overwritten and removed."""
     path = tmp_path / "state.json"
     (tmp_path / f".state.json.new-{os.getpid()}").write_text("half")
     replace_file(str(path), b"new", sync=sync)
@@ -60,7 +60,7 @@ def test_what_was_left_by_a_killed_process_is_no_obstacle(tmp_path: Path, sync: 
 
 
 def test_an_error_leaves_the_old_file_and_nothing_aside(tmp_path: Path) -> None:
-    """F, P4: here the rename fails."""
+    """F, P4: If the rename fails, the old file stays and the temporary file is removed."""
     path = tmp_path / "state.json"
     (path / "inside").mkdir(parents=True)
     with pytest.raises(OSError):
@@ -70,7 +70,7 @@ def test_an_error_leaves_the_old_file_and_nothing_aside(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_old_file_and_nothing_aside(tmp_path: Path) -> None:
-    """F, P4: here the write fails, by the limit of file sizes."""
+    """F, P4: If the write fails (here at a file size limit), the old file stays, and the error names its path."""
     path = tmp_path / "state.json"
     path.write_text("old")
     code = """
@@ -96,7 +96,7 @@ except OSError as error:
 
 
 def test_a_reader_sees_the_old_or_the_new_file_and_never_a_part(tmp_path: Path) -> None:
-    """S3.33."""
+    """S3.33: A reader gets the old or the new content completely while the file is replaced."""
     path = str(tmp_path / "state.json")
     versions = [bytes([65 + n]) * (1000 * (n + 1)) for n in range(5)]
     replace_file(path, versions[0], sync=False)
@@ -132,7 +132,7 @@ def test_a_reader_sees_the_old_or_the_new_file_and_never_a_part(tmp_path: Path) 
     ],
 )
 def test_an_appended_line_closes_an_unfinished_one_first(tmp_path: Path, before: str | None, after: str) -> None:
-    """S3.40, C20: it never becomes part of somebody's half line."""
+    """S3.40, C20: If the last line has no newline, `append_line` adds one before its own line."""
     path = tmp_path / "jobs.txt"
     if before is not None:
         path.write_bytes(before.encode())
@@ -141,7 +141,7 @@ def test_an_appended_line_closes_an_unfinished_one_first(tmp_path: Path, before:
 
 
 def test_a_jobs_file_made_by_add_is_private(tmp_path: Path) -> None:
-    """P9."""
+    """P9: A file that `append_line` creates has mode 0600 whatever the umask."""
     old = os.umask(0)
     try:
         append_line(str(tmp_path / "jobs.txt"), "x")
@@ -151,13 +151,13 @@ def test_a_jobs_file_made_by_add_is_private(tmp_path: Path) -> None:
 
 
 def test_an_appended_line_is_kept_byte_for_byte(tmp_path: Path) -> None:
-    """File names are bytes."""
+    """Bytes that are not UTF-8, as file names may have, are written unchanged."""
     append_line(str(tmp_path / "jobs.txt"), "0,/é\udcff.py")
     assert (tmp_path / "jobs.txt").read_bytes() == b"0,/\xc3\xa9\xff.py\n"
 
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    """S3.41."""
+    """S3.41: `append_line` raises OSError for a folder and for a file in a missing folder."""
     with pytest.raises(OSError):
         append_line(str(tmp_path), "x")
     with pytest.raises(OSError):
@@ -166,7 +166,7 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
 def test_a_full_disk_takes_no_half_line(tmp_path: Path) -> None:
-    """P4: half a line would become a job with half of its words. The error of a file names it."""
+    """P4: On a full disk no part of a line is written, since it would be a job with missing arguments."""
     options = "size=16k,mode=0700"
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(tmp_path)], capture_output=True)
     if made.returncode:
@@ -194,13 +194,16 @@ def test_a_full_disk_takes_no_half_line(tmp_path: Path) -> None:
 def test_a_line_that_the_disk_takes_in_part_becomes_a_comment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, room: int, others: str
 ) -> None:
-    """P4, S3.7: others took the room that was reserved, and append behind it: no job comes of the part, theirs stays whole."""
+    """P4, S3.7: A line that is only partly written becomes a comment; lines of other writers are unchanged.
+
+    Here another process uses up the reserved space, and appends a line before or after the partly written one.
+    """
     path = tmp_path / "jobs.txt"
     path.write_text(before)
     write = os.write
 
     def full_disk(fd: int, data: bytes) -> int:
-        with path.open("a") as stream:  # what was reserved lies no longer at the end
+        with path.open("a") as stream:  # the reserved space is then no longer at the end of the file
             stream.write(others if not before.endswith("half") else "")
         written = write(fd, data[:room])
         with path.open("a") as stream:
@@ -219,7 +222,7 @@ def test_a_line_that_the_disk_takes_in_part_becomes_a_comment(
 
 
 def test_many_that_append_long_lines_at_once_never_mix(tmp_path: Path) -> None:
-    """C19, C20."""
+    """C19, C20: Long lines that several threads append at the same time are not mixed."""
     path = str(tmp_path / "jobs.txt")
 
     def write(who: str) -> None:
@@ -237,7 +240,10 @@ def test_many_that_append_long_lines_at_once_never_mix(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["folder", "link", "pipe"])
 def test_what_is_no_file_is_never_exchanged_for_one(tmp_path: Path, kind: str) -> None:
-    """Put there in the moment between a look and the exchange: it stays, with what is in it, and nothing is left beside it."""
+    """`swap_file` raises OSError and keeps a folder, link or pipe that it finds in place of the file.
+
+    Such an entry may appear between the caller's check and the swap. No temporary file is left.
+    """
     path = tmp_path / "state.json"
     if kind == "folder":
         path.mkdir()

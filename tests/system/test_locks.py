@@ -1,4 +1,4 @@
-"""Locks of the kernel."""
+"""Tests of file locks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One reader of logs: forwards as they grow, and at any place of what is there."""
+"""Tests of the readers of plain and packed logs: `LogReader` follows a log, `LogWindow` reads any part of it."""
 
 from __future__ import annotations
 

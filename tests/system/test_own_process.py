@@ -1,4 +1,4 @@
-"""Starting this program again."""
+"""Tests of `own_process`: the command line that runs this program, and its start as a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""New files that nobody else may read."""
+"""Tests of `private_files`: new files that only their owner can read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_a_new_file_is_private_whatever_the_umask(tmp_path: Path, mask: int) -> 
     try:
         folder = (
             tmp_path if mask == 0o777 else tmp_path / "made"
-        )  # one that is made with this umask could not be entered
+        )  # a folder created with umask 777 could not be entered
         os.close(new_private(str(folder / "x"), make_folder=True))
     finally:
         os.umask(before)

@@ -1,4 +1,4 @@
-"""Environments of processes in an exec, and zombies of other users."""
+"""Tests of `processes`: environments of processes during an exec, and exit codes of other users' zombies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.stories.harness import wait_for
 
 
 def _child(run: Callable[[], int], uid: int) -> int:
-    """Fork a child that runs ``run`` as this user and group, and exits with its result; return its pid."""
+    """Fork a child that calls ``run`` as user and group ``uid`` and exits with its result; return its pid."""
     pid = os.fork()
     if not pid:
         code = 99
@@ -30,7 +30,7 @@ def _child(run: Callable[[], int], uid: int) -> int:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")
 def test_p5_the_status_of_a_zombie_of_another_user_is_unknown() -> None:
-    """P5: The kernel shows 0 as the status of a process that we may not trace; that is no exit code 0."""
+    """P5: The exit code of a zombie that the process may not trace is unknown: the kernel shows 0 for it."""
     pid = _child(lambda: os.execv("/bin/sh", ["sh", "-c", "exit 7"]), 65533)
     try:
         wait_for(lambda: (found := seen(pid)) is not None and not found.alive, "a zombie")
@@ -51,9 +51,10 @@ def test_p5_the_status_of_a_zombie_of_another_user_is_unknown() -> None:
 
 
 def test_a08_the_environment_of_a_process_in_an_exec_is_read() -> None:
-    """A08: `posix_spawn` returns before the kernel has set up the environment; the mark of a job is found all the same.
+    """A08: The environment, which has a job's mark, is read completely right after `posix_spawn`.
 
-    Without the wait about 8 of 100 of these environments are read as empty (2 cores).
+    `posix_spawn` returns before the kernel has set up the environment. Without a wait, about 8 of 100 of these
+    environments are read as empty (2 cores).
     """
     for number in range(300):
         pid = os.posix_spawn("/bin/sleep", ["sleep", "600"], {"MARK": str(number)}, setsid=True)
@@ -65,7 +66,7 @@ def test_a08_the_environment_of_a_process_in_an_exec_is_read() -> None:
 
 
 def test_a_process_without_an_environment_has_none() -> None:
-    """Neither a process that was started with an empty environment nor one that has ended is waited for."""
+    """An empty environment is returned for a process started without one, for a zombie, and for an ended process."""
     pid = os.posix_spawn("/bin/sleep", ["sleep", "600"], {})
     try:
         assert environment_of(pid) == []

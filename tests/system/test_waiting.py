@@ -1,4 +1,4 @@
-"""Waiting for a condition."""
+"""Tests of `wait_until`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tracked commands: their words for states, what observations make of them, and the JSON that holds them."""
+"""Tracked commands: the words for their states, the effects of observations, and the JSON form of a session."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def running() -> Command:
 
 
 def again(session: Session) -> Session:
-    """Through its file."""
+    """Return the session as it is read back from its JSON."""
     return session_of(json.loads(json.dumps(stored(session, "/r", T0 + 9))), session.id)
 
 
 def test_s0_4_every_state_has_one_of_five_words_and_its_symbol() -> None:
-    """S0.4."""
+    """S0.4: Each state of a job has one of five words, and each word has its symbol."""
     assert set(WORDS) == set(JobState)
     assert SYMBOLS == {"pending": "○", "running": "►", "done": "✓", "interrupted": "✗", "skipped": "⊘"}
     assert set(WORDS.values()) == set(SYMBOLS)
@@ -85,7 +85,7 @@ ENDINGS: list[tuple[Observation, str, int | None, int | None, str]] = [
 def test_what_a_fact_makes_of_a_command(
     observation: Observation, word: str, code: int | None, number: int | None, why: str, begun: bool
 ) -> None:
-    """From its start as from its run."""
+    """Each observation gives a command its status, exit code, signal and reason, before and after the run began."""
     command = running() if begun else claimed()
     take(command, observation)
     job = command.job
@@ -94,7 +94,7 @@ def test_what_a_fact_makes_of_a_command(
 
 
 def test_s0_5_what_fails_by_itself_may_be_skipped_at_once_and_what_was_interrupted_not() -> None:
-    """S0.5."""
+    """S0.5: With `skip_errors` a command that fails is skipped; one that was stopped counts as interrupted."""
     for observation in (Ended(1, 1, 3, None, T0 + 5), NeverRan(1, 1, "no", True, T0 + 5), Lost(1, 1, "no", T0 + 5)):
         command = running()
         take(command, observation, skip_errors=True)
@@ -108,7 +108,7 @@ def test_s0_5_what_fails_by_itself_may_be_skipped_at_once_and_what_was_interrupt
 
 
 def test_s0_8_stopped_before_it_began() -> None:
-    """S0.8: interrupted, and it never had a time."""
+    """S0.8: A command that is stopped before it began is interrupted and has no duration."""
     command = claimed()
     stop_asked(command, "interrupted by SIGTERM", T0 + 2)
     take(command, Unclaimed(1, 1))
@@ -119,7 +119,7 @@ def test_s0_8_stopped_before_it_began() -> None:
 
 
 def test_s0_10_who_has_it_in_hand_knows_better_than_who_took_it_for_lost() -> None:
-    """S0.10: no result is lost, and one of an earlier attempt changes nothing."""
+    """S0.10: The result of an attempt replaces the loss of that attempt; a result of an earlier attempt is ignored."""
     command = running()
     take(command, Lost(1, 1, "not to be seen from there", T0 + 3))
     take(command, Ended(1, 1, 0, None, T0 + 5))
@@ -130,7 +130,7 @@ def test_s0_10_who_has_it_in_hand_knows_better_than_who_took_it_for_lost() -> No
 
 
 def test_s0_10_what_is_in_hand_is_taken_by_nobody_else() -> None:
-    """S0.10."""
+    """S0.10: A command that is claimed or running cannot be claimed again."""
     with pytest.raises(InvalidMove):
         claim(running(), ME, 2, T0 + 3)
     with pytest.raises(InvalidMove):
@@ -138,7 +138,7 @@ def test_s0_10_what_is_in_hand_is_taken_by_nobody_else() -> None:
 
 
 def test_s0_12_what_is_next() -> None:
-    """S0.12: the first that waits; the first that was interrupted, forgotten of its last attempt when it is claimed again."""
+    """S0.12: The first command of a status is returned; a new claim clears the results of the last attempt."""
     session = a_session("a", "b", "c")
     claim(session.commands[0], ME, 1, T0)
     take(session.commands[0], Ended(1, 1, 3, None, T0 + 5))
@@ -153,7 +153,7 @@ def test_s0_12_what_is_next() -> None:
 
 
 def test_skip_keeps_what_is_known_of_an_ending() -> None:
-    """Code, signal, times and reason stay."""
+    """A skipped command keeps exit code, signal, times and reason of its end."""
     session = a_session("a", "b", "c")
     for command, observation in zip(
         session.commands, (Ended(1, 1, 3, None, T0 + 5), Lost(2, 1, "why", T0 + 5)), strict=False
@@ -166,7 +166,7 @@ def test_skip_keeps_what_is_known_of_an_ending() -> None:
 
 
 def test_s0_5_the_last_line_counts_every_command_that_was_run() -> None:
-    """S0.5."""
+    """S0.5: The last line of `run-all` counts every command that was run."""
     tally = Tally()
     for code, skip in ((0, False), (1, True), (0, False), (1, False)):
         command = running()
@@ -176,7 +176,7 @@ def test_s0_5_the_last_line_counts_every_command_that_was_run() -> None:
 
 
 def test_s0_3_the_report_and_the_file() -> None:
-    """S0.3: the file holds the report and what only we need; read back it is the same, however often."""
+    """S0.3: The file has the report and the tracker's own fields; reading and writing it changes nothing."""
     session = a_session("a", "b")
     session.commands[0] = running()
     stop_asked(session.commands[0], "interrupted by SIGINT", T0 + 3)
@@ -190,14 +190,14 @@ def test_s0_3_the_report_and_the_file() -> None:
 
 @pytest.mark.parametrize("at", [0.0, T0, T0 + 0.001, T0 + 0.9994, T0 + 0.9996, 1.1])
 def test_times_are_read_back_as_they_were_written(at: float) -> None:
-    """To the millisecond, and no further off however often they are written."""
+    """Times keep their milliseconds, however often they are written and read."""
     session = Session("20261122-091500", "n", at)
     text = utc(again(session).created_at)
     assert text == utc(at) and utc(again(again(session)).created_at) == text
 
 
 def test_a_file_with_the_five_words_alone_is_read() -> None:
-    """One that the original wrote, or a person."""
+    """A file with only the five words as status, written by the original program or by hand, can be read."""
     words = ["pending", "running", "done", "interrupted", "skipped"]
     commands = [{"id": n, "cmd": "x", "status": word} for n, word in enumerate(words, 1)]
     session = session_of({"name": "n", "created_at": "2026-11-22T09:15:00", "commands": commands}, "20261122-091500")
@@ -206,7 +206,7 @@ def test_a_file_with_the_five_words_alone_is_read() -> None:
 
 
 def wrong(**changes: Any) -> dict[str, Any]:
-    """A file with one command in which something is wrong."""
+    """Return the contents of a session file with one command and the given changes, which make it invalid."""
     values = stored(a_session("a"), "/r", T0)
     for key, value in changes.items():
         part = values["commands"][0] if key in values["commands"][0] and key not in ("id", "cwd") else values
@@ -238,14 +238,14 @@ def wrong(**changes: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_s0_14_what_is_wrong_with_a_file_is_said(values: object, said: str) -> None:
-    """S0.14."""
+    """S0.14: An invalid session file is refused, and the error names the fault."""
     with pytest.raises(UsageError) as caught:
         session_of(values, "20261122-091500")
     assert str(caught.value) == said
 
 
 def test_ids_of_sessions() -> None:
-    """The newest is the last, also where several were made in one second or the clock was set back."""
+    """The newest session has the last id, also if several were created in one second or the clock was set back."""
     assert next_id("20261122-091500", []) == "20261122-091500"
     assert next_id("20261122-091500", ["20261122-091500"]) == "20261122-091500-2"
     assert (
@@ -261,7 +261,7 @@ def test_ids_of_sessions() -> None:
 
 
 def test_an_empty_command_is_none() -> None:
-    """Nor one of blanks."""
+    """An empty command, or one of blanks only, is refused."""
     for text in ("", "  \n"):
         with pytest.raises(UsageError):
             added(a_session(), text, ".", T0)

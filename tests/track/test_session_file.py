@@ -1,4 +1,4 @@
-"""The files of tracked sessions: alone under the lock, whole at every moment, private, found from below."""
+"""The files of tracked sessions: changed under a lock, replaced as a whole, private, found from folders below."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def files(tmp_path: Path) -> SessionFiles:
 
 
 def test_s0_2_found_here_or_in_the_nearest_folder_above(files: SessionFiles, tmp_path: Path) -> None:
-    """S0.2."""
+    """S0.2: Sessions are found in the current folder, else in the nearest folder above it."""
     below = tmp_path / "a" / "b"
     below.mkdir(parents=True)
     with pytest.raises(NoSession):
@@ -38,7 +38,7 @@ def test_s0_2_found_here_or_in_the_nearest_folder_above(files: SessionFiles, tmp
 
 @pytest.mark.parametrize("mask", [0o000, 0o077, 0o777])
 def test_s0_2_private_under_any_umask(files: SessionFiles, mask: int) -> None:
-    """S0.2: nobody else reads it, and we can."""
+    """S0.2: Under any umask the files of a session are private to their owner, who can read and write them."""
     before = os.umask(mask)
     try:
         name = files.create("n", T0).id
@@ -55,11 +55,11 @@ def test_s0_2_private_under_any_umask(files: SessionFiles, mask: int) -> None:
 
 
 def test_what_is_not_changed_is_not_written(files: SessionFiles) -> None:
-    """A look leaves the file alone; a change that fails as well."""
+    """The file is not written if nothing changed, or if the change failed."""
     name = files.create("n", T0).id
 
     def written() -> tuple[int, int, int]:
-        status = os.stat(files.path(name))  # not as a whole: a look changes the time of access
+        status = os.stat(files.path(name))  # not the whole status: reading changes the access time
         return status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
     before = written()
@@ -72,7 +72,7 @@ def test_what_is_not_changed_is_not_written(files: SessionFiles) -> None:
 
 
 def test_s0_9_a_reader_has_one_whole_file_whatever_is_written_meanwhile(files: SessionFiles) -> None:
-    """S0.9: it is replaced, never written over."""
+    """S0.9: The file is replaced, never overwritten: a reader of the old file reads it to the end."""
     name = files.create("n", T0).id
     with open(files.path(name)) as old:
         with files.changing(name) as session:
@@ -84,7 +84,7 @@ def test_s0_9_a_reader_has_one_whole_file_whatever_is_written_meanwhile(files: S
 def test_s0_9_a_lock_that_is_held_is_waited_for_and_named_in_the_end(
     files: SessionFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S0.9: by one line that says where to look."""
+    """S0.9: A lock that stays held raises an error that names another gpujob track; a free lock is taken again."""
     name = files.create("n", T0).id
     monkeypatch.setattr(sessions, "LOCK_WAIT_S", 0.05)
     fd = os.open(os.path.join(files.sessions_dir, "lock"), os.O_RDWR)
@@ -99,18 +99,18 @@ def test_s0_9_a_lock_that_is_held_is_waited_for_and_named_in_the_end(
 
 
 def test_s0_9_a_removed_lock_locks_nobody_out_and_lets_nobody_in(files: SessionFiles) -> None:
-    """S0.9: whoever waits for a lock whose file was exchanged meanwhile takes the new one."""
+    """S0.9: If the lock file was removed, a new one is created and locked, and nothing waits for the old one."""
     name = files.create("n", T0).id
     path = os.path.join(files.sessions_dir, "lock")
     with files.changing(name):
         os.unlink(path)
-        with files.changing(name) as session:  # a new file, a new lock: nothing hangs
+        with files.changing(name) as session:  # it locks a new file and does not wait
             added(session, "x", ".", T0)
         assert os.path.exists(path)
 
 
 def test_names_and_ids(files: SessionFiles) -> None:
-    """Only what is called like a session is one; a folder that is left keeps its number."""
+    """Only files named like a session count as sessions; the id of a folder that still exists is not used again."""
     first = files.create("a", T0).id
     second = files.create("b", T0).id
     assert second == f"{first}-2" and files.names() == [first, second] and files.newest() == second
@@ -128,7 +128,7 @@ def test_names_and_ids(files: SessionFiles) -> None:
 
 
 def test_s0_14_what_is_no_plain_file_is_damaged(files: SessionFiles, tmp_path: Path) -> None:
-    """S0.14: a pipe or a link in its place holds up nobody."""
+    """S0.14: A pipe, folder or link in place of the file, or unreadable JSON, raises SessionDamaged without waiting."""
     name = files.create("n", T0).id
     path = Path(files.path(name))
     text = path.read_text()
@@ -147,7 +147,7 @@ def test_s0_14_what_is_no_plain_file_is_damaged(files: SessionFiles, tmp_path: P
 
 
 def test_a_full_disk_leaves_the_old_file(files: SessionFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what was half-written is gone."""
+    """If a write fails on a full disk, the old file stays and no temporary file remains."""
     name = files.create("n", T0).id
 
     def full(*_: object) -> None:
@@ -162,7 +162,7 @@ def test_a_full_disk_leaves_the_old_file(files: SessionFiles, monkeypatch: pytes
 
 
 def test_what_killed_trackers_left_is_removed(files: SessionFiles) -> None:
-    """Half-written files by the next who writes, sockets by the next who runs; those of the living stay."""
+    """A change removes temporary files of killed trackers; `make_folder` removes their sockets and keeps live ones."""
     name = files.create("n", T0).id
     half = Path(files.sessions_dir, f".{name}.json.new-99")
     half.touch()
@@ -176,7 +176,7 @@ def test_what_killed_trackers_left_is_removed(files: SessionFiles) -> None:
 
 
 def test_s0_10_one_runs_all_at_a_time(files: SessionFiles) -> None:
-    """S0.10: the place is free again when who had it is gone, however he went."""
+    """S0.10: One process at a time has the lock of `run-all`; it is free again when the holder has closed it."""
     name = files.create("n", T0).id
     with files.running_all(name) as one, files.running_all(name) as two:
         assert one.come() and one.come() and not two.come() and two.whose() == str(os.getpid())

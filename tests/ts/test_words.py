@@ -1,4 +1,4 @@
-"""What is typed behind `ts`, as getopt reads it."""
+"""The command line of `ts`, read as getopt reads it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from scheduler.ts.words import Mistake, read
     ],
 )
 def test_s4_3_options_of_a_new_job_are_read_as_getopt_does(words: str, options: dict[str, str], command: str) -> None:
-    """S4.3: letters together, values beside them or after them, long names, and nothing of the command itself."""
+    """S4.3: Letters may be joined, values may follow directly or as the next word; the command stays unchanged."""
     typed = read(words.split())
     assert (typed.action, typed.options, " ".join(typed.command)) == ("add", options, command)
 
@@ -61,7 +61,7 @@ def test_s4_3_options_of_a_new_job_are_read_as_getopt_does(words: str, options: 
     ],
 )
 def test_s4_4_actions_are_read_with_and_without_a_value(words: str, action: str, value: str | None) -> None:
-    """S4.4: no word at all is -l; short and long names, `=`, a value where one may be; of several the last one."""
+    """S4.4: Actions have short or long names and optional values; no word means -l; of several, the last one counts."""
     typed = read(words.split())
     assert (typed.action, typed.value, typed.command) == (action, value, [])
 
@@ -81,6 +81,6 @@ def test_s4_4_actions_are_read_with_and_without_a_value(words: str, action: str,
     ],
 )
 def test_s4_7_what_cannot_be_meant_is_said_in_the_words_of_the_original(words: str, said: str) -> None:
-    """S4.7: an unknown option, a value that is missing or one too many, options without a command."""
+    """S4.7: Unknown options, missing or superfluous values and a missing command give the original's messages."""
     with pytest.raises(Mistake, match=f"^{said.replace('.', '[.]')}$"):
         read(words.split())

@@ -1,7 +1,7 @@
-"""What people see, word for word: piped, on terminals of 100 and 20 columns, in colour, in a C locale.
+"""Golden tests of printed output: piped, on terminals of 100 and 20 columns, in colour, and in a C locale.
 
-The store is a real scheduler's, with times, pids and paths then set to fixed ones. After a wanted change of the looks:
-``GPUJOB_GOLDEN=write pytest tests/views/test_golden.py``, and read what ``git diff tests/views/golden`` shows.
+The store is from a real scheduler; times, pids and paths in it are replaced by fixed ones. After an intended change of
+the output run ``GPUJOB_GOLDEN=write pytest tests/views/test_golden.py`` and review ``git diff tests/views/golden``.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ ESCAPE = "\x1b"
 
 
 class House:
-    """A scheduler's folder as it was left, with somebody in office who says he started a while ago."""
+    """The folder of an ended scheduler; its lock is held and its daemon.json changed, so that a daemon seems to run."""
 
     def __init__(self, scheduler: Scheduler, session: str) -> None:
         self.s, self.session = scheduler, session
 
     def _set_clock(self, verb: str) -> None:
-        """Tables show how long something runs, `show` when it began."""
+        """Set the start times before a verb runs: fixed for `show`, which prints them, else AGO_S seconds ago."""
         now = time.time()
         info = {"pid": 4711, "started_at": now - AGO_S, "runner": "screen"}
         (self.s.folder / ".gpujob" / "daemon.json").write_text(json.dumps(info))
@@ -67,7 +67,7 @@ class House:
             store.commit()
 
     def _same(self, text: str) -> str:
-        """Without what differs from run to run, at the same width."""
+        """Return the text with the parts that differ from run to run replaced by fixed ones of the same width."""
         folder = str(self.s.folder)
         text = text.replace(folder, "/srv/gpujob".ljust(len(folder), "-")).replace(
             self.session.split(".")[0] + ".", "PID."
@@ -93,7 +93,7 @@ class House:
         child = fork_server.start(words, self.s.folder, environ, theirs, theirs, theirs)
         os.close(theirs)
         data = b""
-        with contextlib.suppress(OSError):  # EIO: the other end is closed
+        with contextlib.suppress(OSError):  # EIO: the command has closed its end
             while piece := os.read(ours, 65536):
                 data += piece
         os.close(ours)
@@ -103,7 +103,10 @@ class House:
 
 @pytest.fixture(scope="module")
 def house() -> Iterator[House]:
-    """Jobs: 1 done, 2 failed, 3 done, 4 runs, 5 waits for room, 6 for another, 7 for its script, 8 cancelled; GPU 1 paused."""
+    """A folder with GPU 1 paused and eight jobs: 1 and 3 done, 2 failed, 4 running, 8 cancelled, 5 to 7 waiting.
+
+    Job 5 waits for a free GPU, job 6 for a dependency, job 7 for its script.
+    """
     folder = Path(tempfile.mkdtemp(prefix="gj", dir="/tmp"))
     s = Scheduler(folder, 2)
     s.environ |= {"TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "utf-8"}
@@ -148,7 +151,7 @@ def house() -> Iterator[House]:
 
 
 def _fix(s: Scheduler, session: str) -> None:
-    """Set what differs from run to run."""
+    """Set the values in the store that differ from run to run (times, pids, log names, interpreter) to fixed ones."""
     with contextlib.closing(sqlite3.connect(s.folder / ".gpujob" / "store.db")) as store:
         store.execute("UPDATE jobs SET submitted_at=?+id", (THEN,))
         for job, argv, log in store.execute("SELECT id, argv, log FROM jobs WHERE argv!=''").fetchall():
@@ -169,7 +172,7 @@ def _fix(s: Scheduler, session: str) -> None:
 
 
 def golden(name: str, text: str) -> None:
-    """The text is the one that was looked at and found good."""
+    """Assert that the text equals the golden file of this name; with GPUJOB_GOLDEN=write, write the file first."""
     path = GOLDEN / f"{name}.txt"
     shown = text.replace(ESCAPE, "<ESC>")
     if WRITE:
@@ -184,7 +187,7 @@ def harmless(text: str) -> bool:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_k09_piped_output_is_plain_whole_and_aligned(house: House, verb: str) -> None:
-    """K09, S3.38, S3.39."""
+    """K09, S3.38, S3.39: Piped output is plain text, also with FORCE_COLOR, and equals the golden file."""
     text = house.piped(*VERBS[verb])
     golden(f"{verb}.piped", text)
     assert harmless(text) and text == house.piped(*VERBS[verb], FORCE_COLOR="1")
@@ -193,7 +196,7 @@ def test_k09_piped_output_is_plain_whole_and_aligned(house: House, verb: str) ->
 @pytest.mark.parametrize("columns", [100, 20])
 @pytest.mark.parametrize("verb", VERBS)
 def test_k09_no_line_is_wider_than_the_terminal(house: House, verb: str, columns: int) -> None:
-    """K09: by the columns that the characters take, and still of use."""
+    """K09: No line takes more columns than the terminal has; wide characters count as two."""
     text = house.on_terminal(columns, *VERBS[verb], NO_COLOR="1")
     golden(f"{verb}.{columns}", text)
     assert harmless(text)
@@ -202,7 +205,7 @@ def test_k09_no_line_is_wider_than_the_terminal(house: House, verb: str, columns
 
 
 def test_k09_at_twenty_columns_ids_and_states_are_there(house: House) -> None:
-    """K09."""
+    """K09: On a terminal of 20 columns, ids and states of jobs and GPUs are shown whole."""
     text = house.on_terminal(20, "jobs", NO_COLOR="1")
     for number, state in enumerate("done failed done running pending pending pending cancelled".split(), 1):
         assert re.search(rf"^{number} +{state}", text, re.M)
@@ -212,7 +215,7 @@ def test_k09_at_twenty_columns_ids_and_states_are_there(house: House) -> None:
 
 @pytest.mark.parametrize("verb", ["status", "jobs", "show-done", "why-failed", "why-running"])
 def test_k09_states_are_coloured_on_a_terminal_and_words_stay(house: House, verb: str) -> None:
-    """K09: the colour is never the only sign."""
+    """K09: A terminal shows colours unless NO_COLOR is set; without colours the words are the same."""
     text = house.on_terminal(100, *VERBS[verb])
     golden(f"{verb}.colour", text)
     assert ESCAPE in text and harmless(text.replace(ESCAPE, ""))
@@ -222,7 +225,7 @@ def test_k09_states_are_coloured_on_a_terminal_and_words_stay(house: House, verb
 
 @pytest.mark.parametrize(("verb", "variable"), [*((verb, "LC_ALL") for verb in VERBS), ("status", "LANG")])
 def test_k09_in_a_c_locale_everything_is_ascii(house: House, verb: str, variable: str) -> None:
-    """K09: LANG=C."""
+    """K09: In a C locale, by LC_ALL or LANG, all output is ASCII."""
     said = {"LC_ALL": "", "LC_CTYPE": "", "PYTHONIOENCODING": "", variable: "C"}
     text = house.on_terminal(60, *VERBS[verb], NO_COLOR="1", **said)
     assert text.isascii() and harmless(text) and max(map(len, text.splitlines())) <= 60
@@ -232,7 +235,7 @@ def test_k09_in_a_c_locale_everything_is_ascii(house: House, verb: str, variable
 
 
 def test_k09_errors_and_help_in_a_c_locale(house: House) -> None:
-    """K09: no traceback, no question marks."""
+    """K09: In a C locale errors and help are ASCII and not empty, and there is no traceback."""
     for words in (["show", "长"], ["--help"], ["cancel", "--help"], ["jobs", "--state", "…"]):
         text = house.piped(*words, LC_ALL="C", PYTHONIOENCODING="")
         assert text.isascii() and "Traceback" not in text and text.strip()
@@ -240,7 +243,7 @@ def test_k09_errors_and_help_in_a_c_locale(house: House) -> None:
 
 @pytest.mark.smoke
 def test_k09_mistakes_are_answered_with_the_nearest(house: House) -> None:
-    """K09: one line each, exit code 2 or 6."""
+    """K09: A mistyped verb, option, state or label gives one line, which names a similar known word if there is one."""
     lines = [
         f"{' '.join(words)}\n{house.piped(*words)}"
         for words in (
@@ -255,7 +258,7 @@ def test_k09_mistakes_are_answered_with_the_nearest(house: House) -> None:
 
 @pytest.mark.parametrize("verb", ["status", "jobs", "show-done"])
 def test_k09_a_closed_pipe_is_no_error(house: House, verb: str) -> None:
-    """K09: `gpujob jobs | head -1`."""
+    """K09: A pipe that its reader closes early, as in `gpujob jobs | head -1`, gives exit code 0 and no message."""
     words = " ".join(VERBS[verb])
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {sys.executable} -m scheduler {words} | head -c 1"], cwd=house.s.folder,

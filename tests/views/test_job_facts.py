@@ -1,4 +1,4 @@
-"""What is told of a job, by `show` and on the page."""
+"""The facts of a job that `show` and the web page show."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nc2VjcmV0\nbW9yZSBvZiBpdA==\n-----END
 
 
 def test_a_secret_of_several_lines_is_shown_nowhere() -> None:
-    """S15: what is one secret over several lines is one in `show`, too, which prints line by line."""
+    """S15: A secret of several lines is masked as a whole, also in `show`, which prints line by line."""
     job = Job(1, JobSpec(arguments=("true",), info=f"first line\n{KEY}\nlast line"), ResourceRequest(0, 0))
     for text in ("\n".join(_facts(job, None)), "\n".join(fact.text for fact in job_facts(job))):
         assert "first line" in text and "last line" in text
@@ -19,7 +19,7 @@ def test_a_secret_of_several_lines_is_shown_nowhere() -> None:
 
 
 def test_of_a_line_of_a_commands_file_the_command_is_what_was_run() -> None:
-    """And what was written stands beside it, where `{gpus}` made a difference."""
+    """A job of a commands file shows the command that was run; if `{gpus}` was replaced, also the written command."""
     spec = JobSpec(source="commands", arguments=("sh", "-c", "python t.py --gpu {gpus}"))
     job = Job(1, spec, ResourceRequest(1, 1000), state=JobState.RUNNING, argv=("sh", "-c", "python t.py --gpu 1"))
     told = {fact.name: fact.text for fact in job_facts(job)}

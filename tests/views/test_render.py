@@ -1,4 +1,4 @@
-"""What people and programs are shown."""
+"""Texts, tables and JSON that the program prints, and the durations and sizes that it reads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEYS = (
 
 @pytest.fixture(autouse=True, scope="module")
 def in_utf8() -> Iterator[None]:
-    """What is shown depends on the locale."""
+    """Set a UTF-8 locale: the output depends on the locale."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LC_ALL", "C.UTF-8")
         yield
@@ -57,14 +57,14 @@ def a_job(**values: object) -> Job:
 @given(rows=st.lists(st.lists(TEXT, min_size=3, max_size=3), max_size=5))
 @example(rows=[["\x1b[31m", "\x85", "\x7f"]])
 def test_a_table_never_plays_the_terminal(rows: list[list[str]]) -> None:
-    """C14."""
+    """C14: No cell of a table puts control characters or bidirectional marks on the terminal."""
     lines = render.table(("A", "B", "C"), rows)
     assert len(lines) == len(rows) + 1
     assert not any(plays_the_terminal(line) for line in lines)
 
 
 def test_a_table_is_aligned_and_piped_it_is_not_cut() -> None:
-    """Contract 6: piped tables plain and untruncated."""
+    """Contract 6: A table is aligned, and no cell of it is cut."""
     lines = render.table(("ID", "NAME"), [(1, "x" * 500), (100, "y")])
     assert lines == ["ID   NAME", f"1    {'x' * 500}", "100  y"]
     assert render.table(("ID", "NAME"), []) == ["ID  NAME"]
@@ -72,7 +72,7 @@ def test_a_table_is_aligned_and_piped_it_is_not_cut() -> None:
 
 @given(st.text())
 def test_safe_text_keeps_what_is_harmless(text: str) -> None:
-    """C14."""
+    """C14: `safe` escapes control characters and leaves every other text unchanged."""
     shown = render.safe(text)
     assert not plays_the_terminal(shown)
     if not plays_the_terminal(text):
@@ -80,13 +80,13 @@ def test_safe_text_keeps_what_is_harmless(text: str) -> None:
 
 
 def test_safe_text_can_be_written_whatever_bytes_a_name_had() -> None:
-    """P3: file names are bytes."""
+    """P3: The result of `safe` can be encoded as UTF-8 even if the bytes of a file name were not UTF-8."""
     render.safe("/tmp/jos\udce9").encode("utf-8")
 
 
 @given(label=TEXT, word=TEXT, reason=TEXT, log=TEXT, refused=TEXT, name=TEXT)
 def test_status_never_plays_the_terminal(label: str, word: str, reason: str, log: str, refused: str, name: str) -> None:
-    """C14: nor does any text make lines of its own."""
+    """C14: No label, word, reason, log or name in `status` controls the terminal or starts a new line."""
     waiting = a_job(spec=JobSpec(arguments=(word,), label=label))
     running = a_job(spec=JobSpec(script="/" + word), state=JobState.RUNNING, gpus=(0,), log=log, started_at=1.0)
     ended = a_job(spec=JobSpec(arguments=(word,)), state=JobState.FAILED, outcome=Outcome.EXIT, exit_code=1, log=log)
@@ -101,13 +101,13 @@ def test_status_never_plays_the_terminal(label: str, word: str, reason: str, log
 
 
 def test_the_name_of_a_watched_file_cannot_play_the_terminal() -> None:
-    """C14: shown escaped everywhere."""
+    """C14: Control characters in the name of a watched file are escaped."""
     view = Overview(True, 7, {}, [], [], {}, [Refusal("/x/\x1b[2Jjobs.txt", 3, "t", "r")], 0, False, {})
     assert not any(plays_the_terminal(line) for line in render.status_lines(view, "/s", 10.0))
 
 
 def test_waiting_jobs_beyond_those_in_view_are_counted() -> None:
-    """Contract 6."""
+    """Contract 6: `status` prints how many waiting jobs it leaves out."""
     jobs = [Job(id=n, spec=JobSpec(arguments=("x",)), need=ResourceRequest(1, 1000), order=n) for n in range(1, 21)]
     view = Overview(False, None, {"pending": 30}, [], jobs, {}, [], 0, False, {})
     text = "\n".join(render.status_lines(view, "/s", 10.0))
@@ -118,17 +118,17 @@ def test_waiting_jobs_beyond_those_in_view_are_counted() -> None:
 
 
 def test_a_job_in_json_has_the_keys_of_the_contract() -> None:
-    """Contract 6."""
+    """Contract 6: A job in JSON has all keys of the contract."""
     assert set(KEYS) <= set(render.job_json(a_job()))
 
 
 def test_a_job_in_json_has_no_other_keys() -> None:
-    """Contract 6."""
+    """Contract 6: A job in JSON has only the keys of the contract, `notes` and `interpreter`."""
     assert sorted(render.job_json(a_job())) == sorted([*KEYS, "notes", "interpreter"])
 
 
 def test_a_waiting_job_in_json() -> None:
-    """Contract 6: null until known."""
+    """Contract 6: Values of a waiting job that are not known yet are null."""
     value = render.job_json(a_job(), Reason("no-room", "full"))
     for key in (
         "outcome",
@@ -150,7 +150,7 @@ def test_a_waiting_job_in_json() -> None:
 
 
 def test_a_running_job_in_json_shows_what_is_run() -> None:
-    """Contract 6: `arguments` as written, `command` as run."""
+    """Contract 6: `command` of a running job has the options that the scheduler added; its old end is not shown."""
     value = render.job_json(
         a_job(
             state=JobState.RUNNING,
@@ -168,7 +168,7 @@ def test_a_running_job_in_json_shows_what_is_run() -> None:
 
 
 def test_an_ended_job_in_json() -> None:
-    """Contract 6."""
+    """Contract 6: An ended job has outcome, exit code, times and the cause of its failure."""
     value = render.job_json(
         a_job(
             state=JobState.FAILED, outcome=Outcome.EXIT, exit_code=3, started_at=2.0, finished_at=3.0, process=Process(7, 1),
@@ -183,7 +183,7 @@ def test_an_ended_job_in_json() -> None:
 
 
 def test_a_job_that_ended_well_has_no_failure_and_is_marked() -> None:
-    """B22: its log says that it ran out of GPU memory, and it ended with 0."""
+    """B22: A job with exit code 0 whose log shows an out-of-memory error has no failure and is shown as "(oom?)"."""
     job = a_job(
         state=JobState.DONE, outcome=Outcome.EXIT, exit_code=0, log_finding=Failure("oom", "CUDA out of memory")
     )
@@ -191,7 +191,7 @@ def test_a_job_that_ended_well_has_no_failure_and_is_marked() -> None:
 
 
 def test_a_command_in_json_is_its_words() -> None:
-    """Contract 6: a shell text being ["sh", "-c", TEXT]."""
+    """Contract 6: `command` is the list of words; the command of a commands file is ["sh", "-c", TEXT]."""
     value = render.job_json(a_job(spec=JobSpec(source="commands", arguments=("sh", "-c", "echo hi"))))
     assert value["command"] == value["arguments"] == ["sh", "-c", "echo hi"]
     assert value["script"] is None
@@ -215,14 +215,14 @@ def test_ended_jobs_beyond_those_in_view_are_counted() -> None:
 
 @given(word=st.text(max_size=10) | st.just("\udcff"), state=st.sampled_from(JobState))
 def test_any_job_is_one_json_value_in_plain_ascii(word: str, state: JobState) -> None:
-    """Contract 6, C14."""
+    """Contract 6, C14: Every job is one JSON value in ASCII, whatever its words are."""
     text = json.dumps(render.job_json(a_job(spec=JobSpec(arguments=(word,), label=word), state=state)))
     assert json.loads(text)["arguments"] == [word]
     assert text.isascii() and not plays_the_terminal(text)
 
 
 def test_the_whole_status_in_json_has_the_keys_of_the_contract() -> None:
-    """Contract 6."""
+    """Contract 6: `status --json` has the keys of the contract, and sizes in bytes."""
     view = Overview(
         True, 7, {"pending": 1}, [GpuView(Gpu(0, "u", "A", 0, 24000), "BUSY", 0.5, (1,), False)], [a_job()],
         {1: Reason("x", "y")}, [Refusal("/j", 3, "t", "r")], 2, False, {},
@@ -249,13 +249,13 @@ def test_the_whole_status_in_json_has_the_keys_of_the_contract() -> None:
     ],
 )  # fmt: skip
 def test_durations_are_read(text: str, seconds: float) -> None:
-    """Contract 6."""
+    """Contract 6: Durations are read in all documented forms."""
     assert seconds_of(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1x", "1h30", "h", "1 h", "1e3", "1:2:3:4", "inf"])
 def test_what_is_no_duration_shows_what_would_be(text: str) -> None:
-    """Contract 6, P3."""
+    """Contract 6, P3: An invalid duration is refused, and the error shows a valid one."""
     with pytest.raises(UsageError) as caught:
         seconds_of(text)
     assert "4h" in caught.value.do
@@ -275,19 +275,19 @@ def test_what_is_no_duration_shows_what_would_be(text: str) -> None:
     ],
 )
 def test_sizes_are_read_and_rounded_up(text: str, mib: int) -> None:
-    """Contract 6."""
+    """Contract 6: Sizes are read as MiB; a number without a unit is in MiB."""
     assert mib_of(text) == mib
 
 
 @pytest.mark.parametrize(("text", "mib"), [("1K", 1), ("1025K", 2)])
 def test_sizes_a_little_above_a_whole_number_are_rounded_up_too(text: str, mib: int) -> None:
-    """Contract 6."""
+    """Contract 6: Sizes are rounded up to whole MiB."""
     assert mib_of(text) == mib
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1X", "G", "1e3", "1 2"])
 def test_what_is_no_size_shows_what_would_be(text: str) -> None:
-    """Contract 6, P3."""
+    """Contract 6, P3: An invalid size is refused, and the error shows a valid one."""
     with pytest.raises(UsageError) as caught:
         mib_of(text)
     assert "18G" in caught.value.do
@@ -298,7 +298,7 @@ def test_what_is_no_size_shows_what_would_be(text: str) -> None:
     [(4, "4 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (273600, "3 d 4 h"), (-5, "0 s"), (59.9, "59 s")],
 )
 def test_durations_are_shown_for_people(seconds: float, text: str) -> None:
-    """Contract 6."""
+    """Contract 6: Durations are printed with at most two units; a negative one is 0 s."""
     assert span_text(seconds) == text
 
 
@@ -306,5 +306,5 @@ def test_durations_are_shown_for_people(seconds: float, text: str) -> None:
     ("seconds", "text"), [(None, None), (0.0, "1970-01-01T00:00:00.000Z"), (1e9 + 0.9999, "2001-09-09T01:46:40.999Z")]
 )
 def test_times_are_utc(seconds: float | None, text: str | None) -> None:
-    """Contract 6."""
+    """Contract 6: Times are printed in UTC with milliseconds, cut and not rounded; None stays None."""
     assert render.maybe_utc(seconds) == text

@@ -1,4 +1,4 @@
-"""Widths, cuts and folds by the columns that characters take; what a locale can show."""
+"""Text widths, cuts and folds by the columns that characters take, and the characters that a locale can show."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def in_utf8() -> Iterator[None]:
 
 @given(TEXT)
 def test_k09_wide_and_combining_characters_are_counted_as_terminals_do(text: str) -> None:
-    """K09: CJK takes two columns, an accent put above none."""
+    """K09: A CJK character counts as two columns, a combining accent as none."""
     assert terminal.cells(text) == cell_len(text)
 
 
@@ -35,7 +35,7 @@ def test_k09_wide_and_combining_characters_are_counted_as_terminals_do(text: str
 @example("训练", 1)
 @example("训练", 3)
 def test_k09_a_cut_text_fits(text: str, most: int) -> None:
-    """K09: and is as it was where it fits; with a sign where something is missing."""
+    """K09: A text that fits stays unchanged; a longer one is cut to the width and has "…" where text is missing."""
     for made in (terminal.cut(text, most), terminal.shortened(text, most)):
         assert cell_len(made) <= most
         assert made == text or cell_len(text) > most
@@ -46,7 +46,7 @@ def test_k09_a_cut_text_fits(text: str, most: int) -> None:
 @example("a" * 50, 20, 14)
 @example("   " + "a" * 50, 20, 4)
 def test_k09_a_folded_text_fits_and_loses_nothing(text: str, most: int, indent: int) -> None:
-    """K09."""
+    """K09: The lines of a folded text fit the width, and no character except blanks is lost."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(terminal, "width", lambda: most)
         lines = terminal.folded(text, indent)
@@ -55,7 +55,7 @@ def test_k09_a_folded_text_fits_and_loses_nothing(text: str, most: int, indent: 
 
 
 def test_k09_a_long_word_is_folded_in_good_time() -> None:
-    """K09: an argument may have 131,071 bytes."""
+    """K09: A word of a million characters is folded quickly; one argument of a job may have 131,071 bytes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(terminal, "width", lambda: 20)
         assert len(terminal.folded("x " + "y" * 1_000_000, 2)) == 1 + -(-1_000_000 // 18)
@@ -69,14 +69,14 @@ def test_k09_a_long_word_is_folded_in_good_time() -> None:
         ({"LANG": "POSIX"}, "ascii"),
         ({"LC_CTYPE": "C"}, "ascii"),
         ({"LC_ALL": "C.UTF-8", "LANG": "C"}, "utf-8"),
-        ({"LC_CTYPE": "C.UTF-8", "LANG": "C"}, "utf-8"),  # said by the user, not by Python
+        ({"LC_CTYPE": "C.UTF-8", "LANG": "C"}, "utf-8"),  # set by the user, not by Python
         ({"LANG": "C.UTF-8"}, "utf-8"),
-        ({}, "utf-8"),  # nothing said: a container, cron
+        ({}, "utf-8"),  # no variable set: a container, cron
         ({"LANG": "C.UTF-8", "PYTHONIOENCODING": "latin-1"}, "iso8859-1"),
     ],
 )
 def test_k09_the_locale_tells_what_can_be_shown(environ: dict[str, str], found: str) -> None:
-    """K09: Python's own LC_CTYPE is not taken for the user's."""
+    """K09: The locale decides which characters are shown; the LC_CTYPE that Python itself sets does not count."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG", "PYTHON"))}
     code = (
         "import sys; from scheduler.system import terminal_text as t; t.prepare(sys.stdout)\n"

@@ -1,4 +1,4 @@
-"""A real browser on a real page: a test fails on console errors, dialogs, and requests to other hosts."""
+"""Runs a real browser on a real page; a test fails on console errors, dialogs and requests to other hosts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Lab:
 
     def start(self) -> Lab:
         self.s.start()
-        self.page.start("--port", str(fixed_port()))  # a test starts the page again on its port
+        self.page.start("--port", str(fixed_port()))  # fixed, since a test restarts the page on the same port
         return self
 
     def end(self) -> None:
@@ -94,10 +94,10 @@ class Lab:
 
     @contextmanager
     def context(self, signed_in: bool = True, may_be_lost: bool = False, **options: Any) -> Iterator[BrowserContext]:
-        """Yield a new browser context; afterwards fail if anything wrong was seen in it.
+        """Yield a new browser context; when it ends, fail if any problem was seen in it.
 
-        ``signed_in``: with the cookie of `sign_in`. ``may_be_lost``: network errors are expected. Wrong are console
-        errors and warnings, errors in scripts, dialogs, and requests to another host.
+        Problems are console errors and warnings, errors in scripts, dialogs, and requests to another host.
+        ``signed_in``: use the cookie of `sign_in`. ``may_be_lost``: network errors are no problem.
         """
         if signed_in and self.cookies is None:
             self.sign_in()
@@ -135,7 +135,7 @@ class Lab:
         assert not wrong, wrong
 
     def sign_in(self) -> None:
-        """Sign in with the form, and keep the cookie for all later contexts."""
+        """Sign in with the form, and keep the cookie for the contexts that follow."""
         with self.context(signed_in=False) as context:
             tab = context.new_page()
             tab.goto(self.page.url)

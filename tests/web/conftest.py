@@ -1,4 +1,4 @@
-"""Fixtures for the tests of the web page: one page for each module, and pages for single tests."""
+"""Fixtures for the tests of the web page: a page shared by a module, and pages for single tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.web.page import Page, alone
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """A page over a running scheduler with two declared GPUs (`page.scheduler`), shared by the tests of a module."""
+    """A page of a running scheduler with two declared GPUs (`page.scheduler`), shared by the tests of a module."""
     folder = tmp_path_factory.mktemp("page")
     folder.chmod(0o700)
     scheduler = Scheduler(folder, 2)

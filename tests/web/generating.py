@@ -14,7 +14,7 @@ GENERATED_IDS = 3
 
 @schemathesis.hook
 def map_path_parameters(context: Any, path_parameters: Any) -> Any:
-    """Return the parameters with a job id of 0 to ``GENERATED_IDS``: most of these jobs exist."""
+    """Return the parameters with the job id reduced to 0..``GENERATED_IDS``, so that most of these jobs exist."""
     number = path_parameters.get("id") if isinstance(path_parameters, dict) else None
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         return path_parameters
@@ -23,7 +23,7 @@ def map_path_parameters(context: Any, path_parameters: Any) -> Any:
 
 @schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
-    """Return the body with a command that does not exist, the test's folder for paths, and no mail."""
+    """Return the body with a command that does not exist, only the test's folder as a path, and no mail."""
     if not isinstance(body, dict):
         return body
     command = body.get("command")

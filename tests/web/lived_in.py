@@ -1,6 +1,7 @@
-"""A scheduler in the middle of a day, for pictures: four fake GPUs, many kinds of jobs, a foreign process, pauses.
+"""A scheduler in the middle of a day, for screenshots: many kinds of jobs on four fake GPUs.
 
-The jobs are real processes that run for seconds; `Lived.older` then stretches their recorded times to hours.
+It also has a foreign process and pauses. The jobs are real processes that run for seconds; `Lived.older` then stretches
+their recorded times to hours.
 """
 
 from __future__ import annotations
@@ -101,7 +102,10 @@ class Lived:
         (folder / "prepare.sh").chmod(0o755)
 
     def live(self, remembering: bool = False) -> Lived:
-        """Run the jobs of the past and of the present. ``remembering``: also write a history of GPU readings."""
+        """Run the past jobs to their end, and start the current ones.
+
+        ``remembering``: also write a history of GPU readings.
+        """
         self.s.start()
         self.s.append(*FIRST.splitlines())
         self.s.wait_ended(19)
@@ -148,7 +152,7 @@ class Lived:
         return self
 
     def readings(self) -> None:
-        """Set the GPU readings: the running jobs' processes and a foreign process. Pause GPU 3."""
+        """Set the fake GPUs to show the running jobs' processes and a foreign process, and pause GPU 3."""
         self.foreign_process = subprocess.Popen(["sleep", "3600"], env={}, start_new_session=True)
         running = self.s.rows("SELECT gpus, pid FROM jobs WHERE state='running' AND gpus != '' AND id < 24")
         used = dict.fromkeys(UUIDS, IDLE_MIB)
@@ -171,7 +175,7 @@ class Lived:
         self.s.cli("pause", "3")
 
     def remember(self) -> None:
-        """Write a history of one day, calculated from the recorded jobs, and invented for the time before them."""
+        """Write one day of history, calculated from the recorded jobs; readings before the first job are invented."""
         from scheduler.core.history import Batch
         from scheduler.store.history_db import HistoryFile
 

@@ -26,7 +26,7 @@ PATIENCE_S = 60.0
 
 @dataclass(frozen=True)
 class Answer:
-    """An HTTP answer."""
+    """The HTTP answer to a request."""
 
     status: int
     headers: Mapping[str, str]  # names in lower case; the last value of a repeated header
@@ -187,9 +187,9 @@ class Page:
 
 
 def fixed_port() -> int:
-    """Return a free port below the range from which the kernel gives out ports by itself.
+    """Return a free port below the range from which the kernel assigns ports.
 
-    For a port that is used again after its release: nothing else gets it in between.
+    A test that releases such a port and uses it again finds it free: no other process gets it from the kernel.
     """
     for port in random.sample(range(20_000, 32_000), 100):
         with socket.socket() as one, contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The HTTP API over a real scheduler: its routes, and the statements S2 of docs/acceptance.md."""
+"""Tests of the HTTP API over a real scheduler: its routes, and the statements S2 of docs/acceptance.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.web.page import Page
 
 @pytest.fixture(autouse=True)
 def quiet(page: Page) -> Iterator[None]:
-    """After each test, resume queue and GPUs, end all jobs, and wait until the scheduler is idle."""
+    """After each test, resume the queue and the GPUs, end all jobs, and wait until every job has ended."""
     yield
     for held in page.folder.glob("hold-*"):
         held.unlink()
@@ -91,7 +91,7 @@ def test_status_jobs_and_gpus_are_what_the_verbs_print(page: Page) -> None:
 
 
 def test_jobs_by_state(page: Page) -> None:
-    """Jobs are filtered by one state or several; an unknown or empty state is an error."""
+    """The list of jobs can be limited to one or several states; an unknown or empty state is an error."""
     good, bad = made(page, ["true"]), made(page, ["false"])
     page.scheduler.wait_state(good, "done")
     page.scheduler.wait_state(bad, "failed")
@@ -151,7 +151,7 @@ def test_k16_an_id_that_is_not_plain_digits_is_not_there(page: Page) -> None:
 
 
 def test_s2_4_a_waiting_job_is_taken_out_and_a_running_one_ended_with_all_its_processes(page: Page) -> None:
-    """S2.4: Cancel ends a waiting job, and a running one with all its processes; ended and unknown jobs are errors."""
+    """S2.4: A cancel ends a waiting job, or a running job with all its processes; ended and unknown jobs are errors."""
     script = "sleep 600 & echo $! > child; wait"
     running = made(page, ["sh", "-c", script], cpu=True, cwd=str(page.folder))
     page.scheduler.wait_state(running, "running")
@@ -208,7 +208,7 @@ def test_s2_6_gpus_are_paused_and_resumed(page: Page) -> None:
 
 
 def test_s2_7_lower_numbers_start_first(page: Page) -> None:
-    """S2.7, S2.14: Jobs start by priority, also by a changed one; a job that was put first starts before all others."""
+    """S2.7, S2.14: Jobs start in the order of their current priorities; a job put first starts before all others."""
     blockers = [made(page, ledger(page, f"b{n}", held=True)) for n in range(2)]
     for number in blockers:
         page.scheduler.wait_state(number, "running")
@@ -264,7 +264,7 @@ def test_s2_8_run_again_with_a_record_of_its_own_and_the_old_output_kept(page: P
 
 
 def test_s2_9_the_pid_is_shown_and_a_job_killed_from_outside_has_failed(page: Page) -> None:
-    """S2.9: A job that a user kills by SIGKILL has failed by signal 9, its pid stays visible, and its GPU is free."""
+    """S2.9: A job killed with SIGKILL is failed with signal 9; its pid is still shown, and its GPU is free."""
     number = made(page, ["sleep", "600"])
     page.scheduler.wait_state(number, "running")
     job = wait_for(lambda: (j := page.get(f"/api/jobs/{number}").json())["pid"] and j, "its pid")
@@ -277,7 +277,7 @@ def test_s2_9_the_pid_is_shown_and_a_job_killed_from_outside_has_failed(page: Pa
 
 
 def test_s2_12_why_a_command_could_not_be_started_stands_in_its_log(page: Page) -> None:
-    """S2.12, S2.1: A log holds the reason why the command could not start, else stdout and stderr in their order."""
+    """S2.12, S2.1: A log has stdout and stderr in their order, or the reason why the command could not be started."""
     number = made(page, ["/no/such/program", "x"])
     page.scheduler.wait_state(number, "failed")
     assert page.get(f"/api/jobs/{number}").json()["outcome"] == "could_not_start"
@@ -288,7 +288,7 @@ def test_s2_12_why_a_command_could_not_be_started_stands_in_its_log(page: Page) 
 
 
 def test_s2_13_several_share_a_gpu_and_one_has_a_pair(page: Page) -> None:
-    """S2.13, S2.2: Two halves share a GPU; a job with two GPUs gets both in CUDA_VISIBLE_DEVICES."""
+    """S2.13, S2.2: Two half-GPU jobs share a GPU; a job with two GPUs gets both in CUDA_VISIBLE_DEVICES."""
     halves = [made(page, ledger(page, f"h{n}", held=True), gpus=0.5) for n in range(2)]
     for number in halves:
         page.scheduler.wait_state(number, "running")
@@ -303,7 +303,7 @@ def test_s2_13_several_share_a_gpu_and_one_has_a_pair(page: Page) -> None:
 
 
 def test_s2_14_short_jobs_go_by_a_long_one(page: Page) -> None:
-    """S2.14: While a long job uses one GPU, short jobs run on the other GPU, one after the other."""
+    """S2.14: While a long job uses one GPU, short jobs run one after the other on the other GPU."""
     long = made(page, ledger(page, "long", held=True))
     page.scheduler.wait_state(long, "running")
     short = [made(page, ledger(page, f"short{n}")) for n in range(6)]
@@ -315,7 +315,7 @@ def test_s2_14_short_jobs_go_by_a_long_one(page: Page) -> None:
 
 
 def test_s2_3_waiting_jobs_hold_no_open_file(page: Page) -> None:
-    """S2.3: A hundred more waiting jobs open no further file in the scheduler, its supervisor or the page."""
+    """S2.3: 100 more waiting jobs add no open file to the scheduler, its supervisor or the page."""
     page.post("/api/queue/pause")
     first = made(page, ["true"])
     pids = (page.scheduler.pid, page.scheduler.supervisor_pid(), page.pid)
@@ -330,7 +330,7 @@ def test_s2_3_waiting_jobs_hold_no_open_file(page: Page) -> None:
 
 
 def test_hold_and_release(page: Page) -> None:
-    """A held job does not start until it is released; both may be repeated, and are errors for an ended job."""
+    """A held job starts only once it is released; both requests may be repeated, and fail for an ended job."""
     page.post("/api/queue/pause")
     number = made(page, ["true"])
     for verb in ("hold", "hold", "release", "release", "hold"):
@@ -344,7 +344,7 @@ def test_hold_and_release(page: Page) -> None:
 
 
 def test_a_job_that_runs_cannot_be_run_again_held_or_put_first(page: Page) -> None:
-    """Retry, hold, release and first of a running job are 409 with a sentence, and change nothing."""
+    """A retry, hold, release or first of a running job is 409 with a reason, and changes nothing."""
     number = made(page, ledger(page, "busy", held=True))
     page.scheduler.wait_state(number, "running")
     for verb in ("retry", "hold", "release", "first"):
@@ -354,7 +354,7 @@ def test_a_job_that_runs_cannot_be_run_again_held_or_put_first(page: Page) -> No
 
 
 def test_what_is_submitted_may_have_all_options(page: Page) -> None:
-    """Every option of a submission has its effect, given as a number or as text."""
+    """Every option of a submission has its effect, whether its value is a number or a text."""
     folder = page.folder / "work"
     folder.mkdir(exist_ok=True)
     first = made(page, ["true"], label="first")
@@ -381,7 +381,7 @@ def test_what_is_submitted_may_have_all_options(page: Page) -> None:
 
 
 def test_the_page_s_own_variables_are_no_job_s_business(page: Page) -> None:
-    """A job gets the GPUJOB_ variables of the scheduler, and none of the page's own."""
+    """A job gets the scheduler's GPUJOB_ variables, and none of those of the page's process."""
     number = made(page, ["sh", "-c", "env | grep ^GPUJOB_ | cut -d= -f1 | sort"], cpu=True)
     page.scheduler.wait_state(number, "done")
     names = page.get(f"/api/jobs/{number}/log").text.split()
@@ -410,7 +410,7 @@ BAD: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("body", "named"), BAD, ids=[str(n) for n in range(len(BAD))])
 def test_what_cannot_be_submitted_is_refused_by_name(page: Page, body: Any, named: str) -> None:
-    """A wrong submission is 400 and names the key, not the option of the command line; no job is queued."""
+    """An invalid submission is 400 and queues no job; the error names the JSON key, not a command-line option."""
     before = page.scheduler.rows("SELECT count(*) FROM jobs")
     data = json.dumps(body).encode()
     answer = page.ask("POST", "/api/jobs", {**page.bearer, "Content-Type": "application/json"}, data)
@@ -424,7 +424,7 @@ def test_what_cannot_be_submitted_is_refused_by_name(page: Page, body: Any, name
     "data", [b"", b"{", b"nul", b"\xff\xfe", b'{"command": ["x"], "gpus": NaN}', b"[" * 100_000, b"9" * 5000]
 )
 def test_what_is_no_json_is_refused(page: Page, data: bytes) -> None:
-    """A body that is not a JSON object is 400, on every route that takes a body."""
+    """A body that is no JSON object is 400 on every route that accepts a body."""
     for path in ("/api/jobs", "/api/preview", "/api/queue/pause", "/api/jobs/1/cancel", "/api/gpus/0/pause"):
         answer = page.ask("POST", path, {**page.bearer, "Content-Type": "application/json"}, data)
         assert answer.status == 400 and list(answer.json()) == ["error"], (path, answer.text)
@@ -432,7 +432,7 @@ def test_what_is_no_json_is_refused(page: Page, data: bytes) -> None:
 
 
 def test_keys_that_are_not_known_are_named(page: Page) -> None:
-    """S6: An unknown key is 400 and named, also where the body must be empty."""
+    """S6: An unknown key is 400 and named in the error, also on routes that accept no keys."""
     for path in (
         "/api/queue/pause",
         "/api/queue/resume",
@@ -447,7 +447,7 @@ def test_keys_that_are_not_known_are_named(page: Page) -> None:
 
 
 def test_other_methods_change_nothing(page: Page) -> None:
-    """Other methods with the token are 405 or 404, and change nothing."""
+    """Methods other than GET and POST are 405 or 404 and change nothing, also with the token."""
     number = made(page, ["true"])
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"):
         for path in (
@@ -475,7 +475,7 @@ def test_s12_a_command_with_every_character_reaches_the_job_as_it_is(page: Page)
 
 @pytest.mark.smoke
 def test_a_preview_is_what_happens_then(page: Page) -> None:
-    """A preview tells on which GPUs a job would start, why it would wait, or that it never can; it writes nothing."""
+    """A preview shows on which GPUs a job would start, or why it would wait or never start; it changes nothing."""
     rows = page.scheduler.rows("SELECT count(*), max(id) FROM jobs")
     version = page.scheduler.rows("SELECT count(*) FROM events")
     answer = page.post("/api/preview", {"command": ["echo", "{gpus}", "--token=abc"], "gpus": 2}).json()
@@ -512,7 +512,7 @@ def test_a_preview_is_what_happens_then(page: Page) -> None:
 
 
 def test_s2_10_without_a_scheduler_reading_goes_on_and_changes_are_made_here(pages: Callable[[], Page]) -> None:
-    """S2.10, S3.30: Without a scheduler the page reads and changes the store; the next scheduler applies all of it."""
+    """S2.10, S3.30: Without a scheduler the page reads and changes the store; the next scheduler applies changes."""
     page = pages()
     page.start()
     assert page.get("/api/status").json()["daemon"]["alive"] is False and page.get("/api/jobs").json()["jobs"] == []
@@ -540,7 +540,7 @@ def test_s2_10_without_a_scheduler_reading_goes_on_and_changes_are_made_here(pag
 
 
 def test_each_change_says_what_was_done(page: Page) -> None:
-    """The answer to a change has a sentence about what was done, and about effects that a user may not expect."""
+    """A header of the answer to a change describes the change and its effects that a user may not expect."""
     page.post("/api/queue/pause")
     number, other = made(page, ["true"], priority=5), made(page, ["false"], priority=1)
     at = f"/api/jobs/{number}"
@@ -555,7 +555,7 @@ def test_each_change_says_what_was_done(page: Page) -> None:
     assert told == f"job {number}: priority -5 -> -6; job {other} still comes before it, having been put first"
     told = said(page, f"/api/jobs/{other}/priority", {"priority": 9})
     assert "it was put first and stays first at any priority" in told
-    for verb in ("cancel", "retry"):  # gives the job its ordinary place again, as the sentence says
+    for verb in ("cancel", "retry"):  # this puts the job back at the place of its priority, as the message announces
         acted(page, other, verb)
     assert said(page, f"{at}/priority", {"priority": -7}) == f"job {number}: priority -6 -> -7"
     child = made(page, ["true"], after_ok=[other])
@@ -568,7 +568,7 @@ def test_each_change_says_what_was_done(page: Page) -> None:
 
 
 def test_what_waits_for_the_next_scheduler_is_said(pages: Callable[[], Page]) -> None:
-    """A cancel of a running job without a scheduler is 200 with the old state, and says when it is carried out."""
+    """Without a scheduler, the cancel of a running job is 200 with the old state; the message says when it happens."""
     page = pages()
     page.scheduler.start()
     page.start()
@@ -586,7 +586,7 @@ def test_what_waits_for_the_next_scheduler_is_said(pages: Callable[[], Page]) ->
 
 
 def test_a_folder_that_was_removed_is_no_empty_scheduler(pages: Callable[[], Page]) -> None:
-    """While the state folder is missing, every route is 503 with a sentence; the process serves it again afterwards."""
+    """While the state folder is missing, every route is 503 with a reason; once it is back, the page works again."""
     page = pages()
     page.start()
     number = made(page, ["true"])
@@ -618,7 +618,7 @@ def test_a_folder_that_was_removed_is_no_empty_scheduler(pages: Callable[[], Pag
 
 
 def test_a_scheduler_that_does_not_answer_costs_an_answer_not_the_page(pages: Callable[[], Page]) -> None:
-    """With a stopped scheduler, changes are 503 with a sentence, and reading works."""
+    """While the scheduler is stopped (SIGSTOP), changes are 503 with a reason, and reading works."""
     page = pages()
     page.scheduler.start()
     page.start()
@@ -635,7 +635,7 @@ def test_a_scheduler_that_does_not_answer_costs_an_answer_not_the_page(pages: Ca
 
 
 def test_a_store_that_is_gone_is_said(pages: Callable[[], Page]) -> None:
-    """While the store is damaged, reading is 503 with a sentence; it works again when the store is back."""
+    """While the store is damaged, reading is 503 with a reason; once the store is restored, reading works again."""
     page = pages()
     page.start()
     made(page, ["true"])
@@ -649,7 +649,7 @@ def test_a_store_that_is_gone_is_said(pages: Callable[[], Page]) -> None:
 
 
 def test_curves_are_given_in_base_units(page: Page) -> None:
-    """Histories of GPUs and of a job can be read; unknown jobs and invalid times are errors."""
+    """The histories of GPUs and of a job can be read; an unknown job is 404, an invalid time is 400."""
     number = made(page, ["true"])
     page.scheduler.wait_state(number, "done")
     found = page.get("/api/history/gpus?step=10")
@@ -661,7 +661,7 @@ def test_curves_are_given_in_base_units(page: Page) -> None:
 
 
 def test_every_line_of_the_documents_works_as_it_stands(page: Page) -> None:
-    """Every call in docs/api.md succeeds in bash as it is written; no command line contains the token."""
+    """Every call in docs/api.md works in bash exactly as written; no command line contains the token."""
     bash, curl = shutil.which("bash"), shutil.which("curl")
     if not bash or not curl:
         pytest.skip("no bash or no curl here")

@@ -1,4 +1,4 @@
-"""The pages in a real browser: signing in, reading and acting by mouse, by keyboard and without scripts."""
+"""Tests of the pages in a real browser: signing in, reading and acting by mouse, by keyboard and without scripts."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_signing_in_by_the_form(lab: Lab) -> None:
 
 @pytest.mark.smoke
 def test_a_job_appears_by_itself_after_echo(lab: Lab) -> None:
-    """A new line of the jobs file appears without a reload; the delay is printed (the aim is 2 s)."""
+    """A line added to the jobs file appears without a reload; the delay is printed (its target is 2 s)."""
     with lab.tab() as tab:
         expect(tab.locator("#live")).to_have_text("live")
         number = (lab.s.rows("SELECT max(id) FROM jobs")[0][0] or 0) + 1
@@ -116,7 +116,7 @@ def test_s2_4_following_searching_and_cancelling_a_running_job(lab: Lab) -> None
         assert lab.s.states()[job] == "running"
         tab.click("#job-head button:has-text('cancel')")
         tab.click('dialog >> text="Yes"')
-        # The message is expected first: it is shown for 6 s, and the page's own update may come later.
+        # Checked first: the message is shown for 6 s only, and the rest of the page may be updated later.
         expect(tab.locator("#said, #wrong").filter(has_text="Job")).to_have_count(1)
         expect(tab.locator("#job-head")).to_contain_text("cancelled")
         assert lab.s.wait_state(job, "cancelled")
@@ -124,7 +124,7 @@ def test_s2_4_following_searching_and_cancelling_a_running_job(lab: Lab) -> None
 
 
 def test_a_long_log_says_what_is_not_shown_and_gives_it(lab: Lab) -> None:
-    """A long log shows its last lines and says so; a button adds earlier lines and keeps the visible ones in place."""
+    """A long log shows its last lines and says so; a button adds earlier lines without moving the visible ones."""
     job = int(lab.s.cli("submit", "--gpus", "0", "--", "seq", "-f", "line %05.0f of it", "3000").stdout)
     lab.s.wait_state(job, "done")
     with lab.tab(f"/jobs/{job}") as tab:
@@ -163,7 +163,7 @@ PLACE = """() => {
 
 
 def test_a_search_goes_from_place_to_place(lab: Lab) -> None:
-    """A search goes to the first hit while typing, by keys and buttons to others, and by links to found lines."""
+    """A search shows its first hit while typing; keys and buttons lead to the other hits, and links to found lines."""
     job = int(lab.s.cli("submit", "--gpus", "0", "--", "seq", "-f", "line %05.0f", "3000").stdout)
     lab.s.wait_state(job, "done")
     with lab.tab(f"/jobs/{job}") as tab:
@@ -187,8 +187,8 @@ def test_a_search_goes_from_place_to_place(lab: Lab) -> None:
         tab.click("#log-all")
         expect(tab.locator("#log-found")).to_contain_text("line 02500")
         tab.fill("#log-word", "line 00778")
-        expect(tab.locator("#log-found")).to_be_hidden()  # the results belong to the previous word
-        tab.keyboard.press("Enter")  # the shown part does not contain it: Enter searches the whole log
+        expect(tab.locator("#log-found")).to_be_hidden()  # its results belong to the previous word
+        tab.keyboard.press("Enter")  # the shown part does not contain the word: Enter searches the whole log
         expect(tab.locator("#log-found a")).to_have_text("778")
         tab.click("#log-found a")
         expect(here).to_be_in_viewport()
@@ -199,7 +199,7 @@ def test_a_search_goes_from_place_to_place(lab: Lab) -> None:
 
 
 def test_a_search_that_is_typed_before_the_log_has_come(lab: Lab) -> None:
-    """A word typed before the log is loaded is found then; until then the text of the server's page stays."""
+    """A word typed before the log is loaded is searched once it is; until then the server's text stays visible."""
     job = int(lab.s.cli("submit", "--gpus", "0", "--", "seq", "-f", "line %05.0f", "300").stdout)
     lab.s.wait_state(job, "done")
     with lab.context() as context:
@@ -217,7 +217,7 @@ def test_a_search_that_is_typed_before_the_log_has_come(lab: Lab) -> None:
 
 
 def test_s2_5_pausing_and_resuming_a_gpu_and_the_queue(lab: Lab) -> None:
-    """S2.5: The switches show whether a GPU or the queue is paused, and change it."""
+    """S2.5: The switches show whether a GPU or the queue is paused, and pause or resume it."""
     with lab.tab() as tab:
         switch = tab.get_by_role("switch", name="GPU 1 takes new jobs")
         expect(switch).to_have_attribute("aria-checked", "true")
@@ -240,14 +240,14 @@ def test_s2_5_pausing_and_resuming_a_gpu_and_the_queue(lab: Lab) -> None:
 
 
 def test_s2_7_why_a_job_waits_is_read_without_a_click_and_the_order_can_be_changed(lab: Lab) -> None:
-    """S2.7: The first page shows each waiting job's reason; first, hold, release, cancel and priority work."""
+    """S2.7: The first page shows why each job waits; its controls (first, hold, release, cancel, priority) work."""
     busy = [lab.talker(f"busy-{n}") for n in range(3)]
     for job in busy:
         lab.s.wait_state(job, "running")
     one, two = lab.talker("busy-3"), lab.talker("busy-4")
     with lab.tab() as tab:
         expect(row(tab, one).locator(".reason")).to_contain_text("GPU")
-        # Both are read again: when a reading is late, the reason is another one for a moment.
+        # Both are read repeatedly: a late GPU reading changes the reason for a moment.
         shown = row(tab, one).locator(".reason")
         wait_for(
             lambda: (shown.text_content() or "").split() == lab.s.job(one)["reason"].split(),
@@ -256,22 +256,22 @@ def test_s2_7_why_a_job_waits_is_read_without_a_click_and_the_order_can_be_chang
         rows = tab.locator("#waiting tbody tr")
         expect(rows.first).to_have_attribute("data-key", f"wait-{one}")
         tab.click(f'[data-key="first-{two}"]')
-        # Each message is expected first: it is shown for 6 s, and the page's own update may come later.
-        expect(tab.locator("#said")).to_have_text(f"Job {two} comes first.")
+        # Each message is checked first: it is shown for 6 s only, and the rest of the page may be updated later.
+        expect(tab.locator("#said")).to_have_text(f"Job {two} is now first in the queue.")
         expect(rows.first).to_have_attribute("data-key", f"wait-{two}")
         expect(row(tab, two).locator('[data-th="priority"]')).to_contain_text("first")
         tab.focus(f'[data-key="hold-{one}"]')
         tab.keyboard.press("Enter")
         expect(tab.locator("#said")).to_have_text(f"Job {one} is held; release it: gpujob release {one}.")
         expect(row(tab, one).locator(".reason")).to_contain_text("held")
-        expect(tab.locator(f'[data-key="release-{one}"]')).to_be_focused()  # the button that replaces it
+        expect(tab.locator(f'[data-key="release-{one}"]')).to_be_focused()  # this button replaces the hold button
         tab.keyboard.press("Enter")
         expect(tab.locator("#said")).to_have_text(f"Job {one} is released.")
         expect(tab.locator(f'[data-key="hold-{one}"]')).to_be_focused()
         tab.click(f'[data-key="cancel-{one}"]')
         tab.click('dialog >> text="Yes"')
         expect(row(tab, one)).to_contain_text("cancelled")
-        expect(row(tab, one).locator("a.job")).to_be_focused()  # its row is in another table now
+        expect(row(tab, one).locator("a.job")).to_be_focused()  # the row has moved to another table
         row(tab, one).locator("button").click()
         expect(row(tab, one).locator(".reason")).to_be_visible()
         row(tab, one).locator("a.job").click()
@@ -293,7 +293,7 @@ def test_s2_7_why_a_job_waits_is_read_without_a_click_and_the_order_can_be_chang
 
 
 def test_submitting_with_a_look_at_what_would_happen(lab: Lab) -> None:
-    # A GPU can be DRAINING for a moment after a job's end, and the preview is asked for only once.
+    # A GPU can be DRAINING for a moment after a job's end, and the page requests the preview only once.
     wait_for(lambda: all(gpu["state"] == "AVAILABLE" for gpu in lab.s.status()["gpus"]), "free GPUs")
     with lab.tab("/submit") as tab:
         tab.fill("#f-command", "python -c \"import sys; print(sys.argv[1:])\" 'two words' a\\ b")
@@ -489,7 +489,7 @@ def test_a_look_leaves_alone_what_the_reader_does(lab: Lab) -> None:
 
 
 def test_every_page_at_both_widths_and_in_both_schemes(lab: Lab) -> None:
-    """Every page fits both widths, and all its elements have names and a sufficient size; screenshots are kept."""
+    """Every page fits both widths, and its elements have names and are large enough; takes screenshots."""
     job = lab.talker("pictures", gpus="0.5", label="pictures")
     lab.s.wait_state(job, "running")
     with lab.context() as context:
@@ -511,7 +511,7 @@ def test_every_page_at_both_widths_and_in_both_schemes(lab: Lab) -> None:
     lab.let_end("pictures")
 
 
-# Finds links and buttons in lists and tables that are smaller than 24 px or reach out of their card.
+# Finds links and buttons in lists and tables that are smaller than 24 px or extend beyond their card.
 SMALL = """() => [...document.querySelectorAll('main table a, main .on a, main button, main .pills a')].filter((e) => {
   const box = e.getBoundingClientRect();
   const card = e.closest('.card')?.getBoundingClientRect();
@@ -519,7 +519,7 @@ SMALL = """() => [...document.querySelectorAll('main table a, main .on a, main b
 }).map((e) => `${e.textContent.trim().slice(0, 30)} ${JSON.stringify(e.getBoundingClientRect())}`)"""
 
 
-# Finds elements without a name for screen readers, headings out of order, duplicate ids, states without a word,
+# Finds elements without a name for screen readers, headings out of order, duplicate ids, states without text,
 # and inline styles and handlers.
 UNNAMED = """() => {
   const wrong = [];
@@ -583,7 +583,7 @@ def test_s19_nothing_that_people_write_becomes_a_part_of_the_page(lab: Lab) -> N
 
 
 class Foreign(HTMLParser):
-    """Parser that collects what must not be in a page: handlers, frames, scripts and links from other places."""
+    """Parser that collects forbidden parts of a page: handlers, frames, images, and links or scripts of other hosts."""
 
     def __init__(self, ours: str) -> None:
         super().__init__()
@@ -641,7 +641,10 @@ def test_a_scheduler_that_is_gone_is_told_and_one_that_is_back_too(lab: Lab) -> 
 
 
 def test_a_lost_connection_is_said(lab: Lab) -> None:
-    """A lost connection is shown and stops the clocks until it is back. Comes last: it restarts the page's server."""
+    """A lost connection is shown, and the clocks stop until it is back.
+
+    This test is the last, because it restarts the page's server.
+    """
     with lab.tab(may_be_lost=True) as tab:
         expect(tab.locator("#live")).to_have_text("live")
         lab.page.stop()

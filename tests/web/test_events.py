@@ -1,4 +1,4 @@
-"""The event stream: reports all changes within a moment, at a cost that does not grow with the store."""
+"""Tests of the event stream: it reports all changes promptly, at a cost that does not grow with the store."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def submit(page: Page, *words: str, **options: object) -> int:
 
 @pytest.mark.smoke
 def test_a_job_is_told_from_its_coming_to_its_end(page: Page, listen: Callable[..., Listening]) -> None:
-    """Each change of a job is an `event: job` with the job's JSON on one line; the delay is printed."""
+    """Each change of a job is sent as `event: job` with the job's JSON on one line; the delay is printed."""
     one = listen()
     assert one.headers["content-type"].startswith("text/event-stream") and one.headers["cache-control"] == "no-store"
     begun = time.monotonic()
@@ -60,7 +60,7 @@ def test_a_job_is_told_from_its_coming_to_its_end(page: Page, listen: Callable[.
 
 
 def test_what_jobs_do_that_start_and_end_between_two_looks(page: Page, listen: Callable[..., Listening]) -> None:
-    """The end of jobs that start and end between two looks at the store is sent to every stream."""
+    """Every stream gets the end of jobs that start and end between two looks at the store."""
     both = [listen(), listen()]
     numbers = [submit(page, "true", cpu=True) for _ in range(20)]
     for one in both:
@@ -81,7 +81,7 @@ def test_how_things_stand_is_told_first(page: Page, listen: Callable[..., Listen
 
 
 def test_reasons_pauses_attempts_and_changes_are_told(page: Page, listen: Callable[..., Listening]) -> None:
-    """Reasons, pauses of a GPU and of the queue, priorities, holds, attempts and cancels are sent."""
+    """Changes of reasons, pauses, priorities, holds and attempts are sent, and so are cancels."""
     one = listen()
     assert page.post("/api/gpus/1/pause").status == 200
     one.until("gpus", lambda value: value["gpus"][1]["paused"], "the pause")
@@ -114,7 +114,7 @@ def test_reasons_pauses_attempts_and_changes_are_told(page: Page, listen: Callab
 def test_a_scheduler_that_dies_and_comes_again_is_told(
     pages: Callable[[], Page], listen: Callable[..., Listening]
 ) -> None:
-    """The end and the start of a scheduler are sent, and jobs that end in between; a missing store ends no stream."""
+    """The scheduler's end and start are sent, and the end of jobs in between; a missing store ends no stream."""
     page = pages()
     page.start()
     one = listen(page)
@@ -145,7 +145,7 @@ def test_a_scheduler_that_dies_and_comes_again_is_told(
 def test_after_a_store_that_could_not_be_read_the_page_says_that_the_scheduler_runs(
     pages: Callable[[], Page], listen: Callable[..., Listening]
 ) -> None:
-    """One failed look at the store is reported, and taken back by the next good one, although the scheduler never ended."""
+    """A failed look at the store is sent as trouble; the next good look sends again that the scheduler runs."""
     page = pages()
     page.start()
     page.scheduler.start()
@@ -162,7 +162,7 @@ def test_after_a_store_that_could_not_be_read_the_page_says_that_the_scheduler_r
 def test_another_process_that_writes_without_a_scheduler_is_seen(
     pages: Callable[[], Page], listen: Callable[..., Listening]
 ) -> None:
-    """Changes by commands are sent, though each command closes the store last and so deletes its log."""
+    """Changes by commands are sent, although each command is the last to close the store and so deletes its WAL."""
     page = pages()
     page.start()
     submit(page, "true")
@@ -177,7 +177,7 @@ def test_another_process_that_writes_without_a_scheduler_is_seen(
 def test_streams_end_with_the_page_and_gone_clients_are_forgotten(
     pages: Callable[[], Page], listen: Callable[..., Listening]
 ) -> None:
-    """Open streams do not delay the server's end; beyond the limit a stream is 503 until another one is closed."""
+    """Open streams do not delay the server's end; beyond the limit a new stream is 503 until a client disconnects."""
     page = pages()
     page.start()
     many = [listen(page) for _ in range(events.MOST_STREAMS)]
@@ -201,7 +201,7 @@ def test_streams_end_with_the_page_and_gone_clients_are_forgotten(
 
 
 def test_one_that_does_not_read_is_told_to_begin_anew() -> None:
-    """A stream with too many waiting events sends `again` alone and ends."""
+    """A stream with too many unsent events sends only the event `again`, and ends."""
     import asyncio
 
     async def run() -> list[tuple[str, str] | None]:
@@ -215,7 +215,7 @@ def test_one_that_does_not_read_is_told_to_begin_anew() -> None:
 
 
 def test_a_hundred_thousand_waiting_jobs_are_not_read_at_each_look(pages: Callable[[], Page]) -> None:
-    """A look reads only rows that have changed: measured in steps of SQLite, not in seconds."""
+    """A look reads only changed rows; measured in steps of SQLite, not in seconds."""
     page = pages()
     client = SchedulerClient(str(page.folder / "gpu_scheduler_state.json"))
     database = Database(client.places)
@@ -233,7 +233,7 @@ def test_a_hundred_thousand_waiting_jobs_are_not_read_at_each_look(pages: Callab
             assert other is not None
             other.state, other.finished_at = type(other.state)("cancelled"), time.time()
             rows.save(connection, [other])
-        watch._changes._first_due = float("inf")  # a look that does not read the first waiting jobs again
+        watch._changes._first_due = float("inf")  # the next look does not read the first waiting jobs again
         before = steps()
         told = {found.id: found.state.value for found, _ in watch.look().jobs}
         assert told == {job.id: "pending", 19_000: "cancelled"}

@@ -1,4 +1,4 @@
-"""A job's log over HTTP: last lines, new and earlier parts, found lines; of any size and with any contents."""
+"""Tests of a job's log over HTTP: last lines, new and earlier parts, found lines; any size, any contents."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_last_lines(page: Page) -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_what_stands_before_comes_part_by_part(page: Page, packed: bool) -> None:
-    """`before` returns earlier parts: together with the last lines they are the whole log, without repetition."""
+    """`before` returns earlier parts, which with the last lines form the whole log without repetition."""
     number, _ = ended(page, "seq 5000; printf 'no end'", **({"gzip": True} if packed else {}))
     answer = get(page, number, "?tail=1000")
     whole = answer.text
@@ -144,7 +144,7 @@ def test_a_log_that_was_cut_begins_anew(page: Page) -> None:
 
 
 def test_words_are_found(page: Page) -> None:
-    """`find` returns the last lines with a word in any case, with their numbers; the word is not a pattern."""
+    """`find` returns the last lines that contain a text, in any case, with their numbers; the text is no pattern."""
     number, _ = ended(page, "for n in $(seq 400); do echo line $n; done; echo 'Error: [a-z]+ .*'; echo end")
     assert get(page, number, "?find=error").text == "401:Error: [a-z]+ .*\n"
     assert get(page, number, "?find=LINE%2039&tail=2").text == "398:line 398\n399:line 399\n"
@@ -155,7 +155,7 @@ def test_words_are_found(page: Page) -> None:
 
 
 def test_k15_a_word_is_found_in_a_log_full_of_colours(page: Page) -> None:
-    """K15: A word split by an escape sequence is found among 5 MB of such sequences within a search's time limit."""
+    """K15: A word split by an escape sequence is found among 5 MB of escape sequences, within the time limit."""
     number, log = ended(page)
     line = b"\x1b[31mstep\x1b[0m\x1b[1;32m ok\x1b[0m\r\x1b[K\n"
     log.write_bytes(line * 20 + b"a nee\x1b[7mdle\x1b[0m here\n" + line * (5_000_000 // len(line)))
@@ -164,7 +164,7 @@ def test_k15_a_word_is_found_in_a_log_full_of_colours(page: Page) -> None:
         answer = get(page, number, "?find=needle")
         return None if "x-gpujob-log-cut" in answer.headers else answer
 
-    # The time limit is one of the clock, and the page has a low priority on a busy machine.
+    # The limit is elapsed time, and the page's process has a low priority: on a busy machine a search may be cut.
     assert wait_for(whole, "a search within its time limit").text == "21:a needle here\n"
 
 
@@ -185,7 +185,7 @@ def test_s17_progress_bars_are_one_line_and_nothing_plays_a_terminal(page: Page)
 
 
 def test_k15_logs_of_ten_gigabytes_are_shown_in_flat_memory(page: Page) -> None:
-    """K15: Sparse logs of 10 GiB, a line of 1 GiB and binary data are shown from their end, in bounded memory."""
+    """K15: The ends of a sparse 10 GiB log, a 1 GiB line and binary data are shown in bounded memory."""
     number, log = ended(page)
     get(page, number)
     before = page.rss_kib()
@@ -216,7 +216,7 @@ def test_k15_logs_of_ten_gigabytes_are_shown_in_flat_memory(page: Page) -> None:
 
 
 def test_packed_logs_are_unpacked_and_bombs_are_bounded(page: Page) -> None:
-    """Packed logs are shown unpacked; a small log that unpacks to 600 MiB costs bounded memory."""
+    """Packed logs are shown unpacked; a small log that unpacks to 600 MiB needs bounded memory."""
     number, log = ended(page, "seq 1000", gzip=True)
     assert log.name.endswith(".gz") and get(page, number, "?tail=2").text == "999\n1000\n"
     whole = get(page, number, "?tail=10000")
@@ -233,7 +233,7 @@ def test_packed_logs_are_unpacked_and_bombs_are_bounded(page: Page) -> None:
 
 @pytest.mark.parametrize("what", ["fifo", "folder", "gone", "device", "forbidden"])
 def test_k16_what_stands_in_the_place_of_a_log_holds_nobody_up(page: Page, what: str) -> None:
-    """K16, S20: If a FIFO, a folder, a device or nothing is in the log's place, the answer is 404 with a sentence."""
+    """K16, S20: If the log's path is missing or no plain file, the answer is 404 with a reason, and nothing blocks."""
     number, log = ended(page)
     log.unlink()
     if what == "fifo":
@@ -252,14 +252,14 @@ def test_k16_what_stands_in_the_place_of_a_log_holds_nobody_up(page: Page, what:
 
 
 def test_s20_only_files_that_the_store_names(page: Page) -> None:
-    """S20: No parameter of the query can name a file."""
+    """S20: No parameter of the query can select a file."""
     number, _ = ended(page)
     for query in ("?file=/etc/passwd", "?path=..", "?log=/etc/passwd", "?attempt=../1", "?attempt=1/../../x"):
         assert page.get(f"/api/jobs/{number}/log{query}").status == 400, query
 
 
 def test_a_log_of_a_running_job_that_grows_fast_ends_an_answer(page: Page) -> None:
-    """An answer about a log that grows fast is limited by the log's size at the time of the request."""
+    """An answer contains a fast-growing log only up to its size at the time of the request."""
     number = submit(page, "yes | head -c 20000000; exec sleep 600")
     wait_for(lambda: page.scheduler.states()[number] == "running", "that it runs")
     try:

@@ -1,4 +1,4 @@
-"""Hostile and broken clients of the page: slow, malformed, too many, guessing tokens; also its port, TLS and end."""
+"""Tests with hostile and broken clients of the page: slow, malformed, too many, guessing; also port, TLS and end."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from scheduler.web import auth_throttle, connections
 from tests.stories.harness import LONG, wait_for
 from tests.web.page import Page, fixed_port, read_all
 
-FLAT_KIB = 24 << 10  # by which the page's memory may grow in a test
+FLAT_KIB = 24 << 10  # KiB by which the page's memory may grow in a test
 
 
 def head(page: Page, method: str = "GET", path: str = "/api/status", more: str = "", by_token: bool = True) -> bytes:
-    """Return the head of a request as bytes; with the token unless ``by_token`` is False."""
+    """Return the head of a request as bytes, with the token unless ``by_token`` is False."""
     token = f"Authorization: Bearer {page.token}\r\n" if by_token else ""
     return f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\n{token}{more}\r\n".encode()
 
 
 def closed(connection: socket.socket) -> bool:
-    """Return whether the server has closed this connection; drops what has arrived."""
+    """Return whether the server has closed this connection; data that has arrived is discarded."""
     connection.setblocking(False)
     try:
         while connection.recv(65536):
@@ -47,7 +47,7 @@ def closed(connection: socket.socket) -> bool:
 
 @contextlib.contextmanager
 def descriptors(wanted: int) -> Iterator[None]:
-    """Let this process have that many descriptors meanwhile, as far as its hard limit permits."""
+    """Raise this process's limit of file descriptors to ``wanted`` or to its hard limit; restore it afterwards."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
@@ -59,7 +59,7 @@ def descriptors(wanted: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def many(page: Page, number: int) -> Iterator[list[socket.socket]]:
-    """Yield this number of connections that send nothing; close them afterwards."""
+    """Yield ``number`` connections that send nothing; close them afterwards."""
     opened: list[socket.socket] = []
     try:
         for _ in range(number):
@@ -111,18 +111,18 @@ def test_k10_a_body_that_does_not_come_is_408(page: Page) -> None:
 
 @pytest.mark.waits
 def test_k10_a_connection_that_is_kept_alive_is_ended_when_it_says_nothing_more(page: Page) -> None:
-    """K10: The server closes a keep-alive connection without a further request."""
+    """K10: The server closes a keep-alive connection on which no further request arrives."""
     with page.connect() as kept:
         kept.sendall(head(page))
         assert read_all(kept).startswith(b"HTTP/1.1 200 ")  # returns only because the server closed the connection
 
 
 def test_k10_more_connections_than_there_is_room_for_cut_the_oldest_idle_ones(page: Page) -> None:
-    """K10, S21: With 1,000 idle connections, new ones replace the oldest; requests are answered and jobs start."""
+    """K10, S21: Above the limit, new connections replace the oldest idle ones; requests are answered and jobs start."""
     before = page.rss_kib()
     with descriptors(4 * connections.MOST_OPEN), many(page, connections.MOST_OPEN + 100) as opened:
         assert page.get("/api/status").status == 200
-        opened[-1].sendall(head(page))  # before HEAD_S seconds are over, after which the page closes it
+        opened[-1].sendall(head(page))  # sent early: the page closes the connection after HEAD_S seconds
         assert opened[-1].recv(100).startswith(b"HTTP/1.1 200 ")
         page.scheduler.append(page.scheduler.line("k10"))
         wait_for(lambda: page.scheduler.starts("k10"), "a job starts meanwhile")
@@ -135,7 +135,7 @@ def test_k10_more_connections_than_there_is_room_for_cut_the_oldest_idle_ones(pa
 
 @pytest.mark.waits
 def test_k10_a_client_that_does_not_read_is_cut(page: Page) -> None:
-    """K10: A client that reads none of its answers is disconnected, and the page keeps few of them in memory."""
+    """K10: A client that reads no answers is disconnected, and the page keeps few of its answers in memory."""
     before = page.rss_kib()
     with socket.socket() as lazy:
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -153,7 +153,7 @@ def test_k10_a_client_that_does_not_read_is_cut(page: Page) -> None:
 
 
 def nonsense(page: Page) -> dict[str, bytes]:
-    """Return name → bytes that are not a valid request, or that hide a second request behind the first."""
+    """Return a name and bytes for each invalid request; some hide a second request behind the first."""
     host = f"Host: 127.0.0.1:{page.port}\r\n"
     post = f"POST /api/jobs HTTP/1.1\r\n{host}Authorization: Bearer {page.token}\r\nContent-Type: application/json\r\n"
     inner = f"GET /api/status HTTP/1.1\r\n{host}\r\n"
@@ -191,10 +191,10 @@ def nonsense(page: Page) -> dict[str, bytes]:
 
 @pytest.mark.waits
 def test_k11_nonsense_is_answered_with_4xx_and_the_end(page: Page) -> None:
-    """K11: An invalid request gets one 4xx answer and the connection is closed: bytes behind it are no request."""
+    """K11: An invalid request gets one 4xx answer, and the connection is closed: the bytes after it are not read."""
     before = page.rss_kib()
     told = nonsense(page)
-    with ThreadPoolExecutor(len(told)) as pool:  # in threads: for some the server waits until the time limit
+    with ThreadPoolExecutor(len(told)) as pool:  # for some requests the server waits until its time limit
         answers = dict(zip(told, pool.map(page.raw, told.values()), strict=True))
     for name, answer in answers.items():
         if not answer and len(told[name]) > 100_000:
@@ -207,9 +207,9 @@ def test_k11_nonsense_is_answered_with_4xx_and_the_end(page: Page) -> None:
 
 
 def test_k11_more_than_a_mebibyte_is_413_and_is_not_kept(page: Page) -> None:
-    """K11: A body above 1 MiB is 413, by its length or in chunks; the answer arrives although more is being sent."""
+    """K11: A body above 1 MiB is 413, with a length or in chunks; the client gets the answer while it still sends."""
     before = page.rss_kib()
-    # Not more: the page reads and drops the rest for 3 s at most, and then resets the connection.
+    # No larger sizes: the page reads and discards the rest for 3 s at most, and then resets the connection.
     for size in ((1 << 20) + 1, 8 << 20):
         assert page.post("/api/jobs", {"command": ["x" * size]}).status == 413
     piece = b"10000\r\n" + b" " * 65536 + b"\r\n"
@@ -231,7 +231,7 @@ def test_k11_chunks_of_a_byte_each_and_a_body_of_just_a_mebibyte_are_read(page: 
 
 
 def test_k11_requests_behind_each_other_are_answered_in_turn(page: Page) -> None:
-    """K11: Pipelined requests are answered in order, and a refused body is not read as the next request."""
+    """K11: Pipelined requests are answered in order; the body of a refused request is not read as a request."""
     json = "Content-Type: application/json\r\n"
     inner = head(page).decode()
     text = (
@@ -246,7 +246,7 @@ def test_k11_requests_behind_each_other_are_answered_in_turn(page: Page) -> None
 
 
 def test_k11_half_a_request_is_told_so(page: Page) -> None:
-    """K11: A request that ends before its declared length is 400; a complete one is answered after the sender's end."""
+    """K11: A request cut before its declared length is 400; a whole one is answered although its sender has ended."""
     for data in (
         head(page, "POST", "/api/jobs", "Content-Type: application/json\r\nContent-Length: 50\r\n") + b"{}",
         b"GET / HT",
@@ -255,7 +255,7 @@ def test_k11_half_a_request_is_told_so(page: Page) -> None:
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)
             assert read_all(connection).startswith(b"HTTP/1.1 400 "), data
-    with page.connect() as connection:  # a complete request and the end of sending, as a pipe into netcat does
+    with page.connect() as connection:  # a complete request; its sender then closes its side, as `| nc` does
         connection.sendall(head(page))
         connection.shutdown(socket.SHUT_WR)
         assert read_all(connection).startswith(b"HTTP/1.1 200 ")
@@ -265,7 +265,7 @@ def test_k11_half_a_request_is_told_so(page: Page) -> None:
 
 
 def test_k13_a_taken_port_is_one_line_with_who_has_it(page: Page, pages: Callable[[], Page]) -> None:
-    """K13: For a port in use it prints one line that names the process, and exits with 1 (docs/json.md)."""
+    """K13: If the port is in use, the page prints one line that names the process, and exits with 1 (docs/json.md)."""
     other = pages().start("--port", str(page.port), ready=False)
     assert other.process is not None and other.process.wait(60) == 1
     said = other.said()
@@ -288,7 +288,7 @@ def test_k13_the_port_is_free_again_at_once(pages: Callable[[], Page]) -> None:
 
 @pytest.mark.parametrize("words", [("--port", "x"), ("--port", "65536"), ("--port", "-1"), ("--tls-cert", "x"), ("--host", "no such host", "--behind-proxy"), ("--tls-cert", "/dev/null", "--tls-key", "/dev/null")])  # fmt: skip
 def test_k13_options_that_cannot_be_meant_are_usage_errors(pages: Callable[[], Page], words: tuple[str, ...]) -> None:
-    """P3: An invalid option is one line and exit code 2."""
+    """P3: An invalid option is an error of one line with exit code 2."""
     page = pages().start(*words, ready=False)
     assert page.process is not None and page.process.wait(60) == 2
     assert page.said().count("\n") == 1
@@ -299,7 +299,7 @@ def test_k13_options_that_cannot_be_meant_are_usage_errors(pages: Callable[[], P
 
 @pytest.mark.long_form
 def test_k14_ten_thousand_guesses(page: Page) -> None:
-    """K14: Wrong tokens are 401, logged only as numbers, and cost no memory; the right token is accepted in between."""
+    """K14: Wrong tokens are 401 and cost no memory, and only their number is logged; the right token stays valid."""
     before = page.rss_kib()
     guesses, workers = 10_000 if LONG else 1_000, 40
     request = b"GET /api/status HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nAuthorization: Bearer guess-%06d-%s\r\n\r\n"
@@ -351,8 +351,8 @@ def test_k10_it_ends_at_once_with_connections_open(pages: Callable[[], Page], nu
 
 
 def test_it_says_where_it_is_and_how_to_get_there(page: Page) -> None:
-    """The page prints its address, the path of the token's file, and the command for a tunnel."""
-    # `Page.start` waits for the first line alone.
+    """The page prints its address, the path of the token's file, and the command for an SSH tunnel."""
+    # `Page.start` waits only for the first line.
     said = wait_for(lambda: (text := page.output.read_text()).count("\n") >= 3 and text, "all three lines")
     assert f"http://127.0.0.1:{page.port}/\n" in said
     assert f"cat {page.token_file}\n" in said
@@ -360,7 +360,7 @@ def test_it_says_where_it_is_and_how_to_get_there(page: Page) -> None:
 
 
 def test_s1_ipv6_loopback(pages: Callable[[], Page]) -> None:
-    """S1: The page can listen on ::1, which is loopback too."""
+    """S1: The page can listen on ::1, the loopback address of IPv6."""
     if (
         not Path("/proc/net/if_inet6").exists()
         or "00000000000000000000000000000001" not in Path("/proc/net/if_inet6").read_text()
@@ -378,7 +378,7 @@ def test_s1_ipv6_loopback(pages: Callable[[], Page]) -> None:
 
 @pytest.mark.waits
 def test_s21_tls_and_a_handshake_that_stops_half_way(pages: Callable[[], Page], tmp_path: Path) -> None:
-    """S1, S21: With a certificate the page serves HTTPS, also while another client leaves its handshake unfinished."""
+    """S1, S21: With a certificate the page uses HTTPS; a client that stops in its handshake delays no other client."""
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     made = subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=localhost",
@@ -403,7 +403,7 @@ def test_s21_tls_and_a_handshake_that_stops_half_way(pages: Callable[[], Page], 
 
 
 def test_s1_without_its_libraries_one_line_says_what_to_install(tmp_path: Path) -> None:
-    """P3: Without its libraries `gpujob web` prints one line with the install command, and creates nothing."""
+    """P3: Without its libraries, `gpujob web` prints one line with the install command and creates no files."""
     program = "import sys; sys.modules['uvicorn'] = None\nfrom scheduler.entrypoint import main\nsys.exit(main(['web', '--port', '0']))"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60,

@@ -1,4 +1,4 @@
-"""The metrics: names and types of the contract, bounded labels, and nothing about what users run."""
+"""Tests of the metrics: names and types of the contract, bounded labels, and no data about the users' jobs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.builders import Play, a_gpu, a_job
 
 ROOT = Path(__file__).parents[2]
 GPU = {"gpu", "uuid"}
-# Section 9 of the contract, and the additions of docs/metrics.md: name → type, labels.
+# Name → (type, labels), from section 9 of the contract and from docs/metrics.md.
 NAMES: dict[str, tuple[str, set[str]]] = {
     "gpujob_jobs": ("gauge", {"state"}),
     "gpujob_jobs_finished": ("counter", {"outcome"}),
@@ -110,7 +110,7 @@ def value(client: SchedulerClient, name: str, **labels: str) -> float:
 
 
 def test_each_name_has_its_type_its_help_and_its_labels(client: SchedulerClient) -> None:
-    """All metrics of the contract have their type, help and labels, also without a value."""
+    """Every metric of the contract has its type, help and labels, also while it has no value."""
     found = families(client)
     assert found.keys() == NAMES.keys() and CONTENT_TYPE.startswith("text/plain; version=0.0.4")
     for name, (kind, labels) in NAMES.items():
@@ -144,7 +144,7 @@ def test_values_are_in_base_units_and_joinable_by_uuid(client: SchedulerClient) 
     assert value(client, "gpujob_jobs_finished_total", outcome="exit") == 1
     assert (
         value(client, "gpujob_jobs_finished_total", outcome="lost") == 0
-    )  # exists from the start, so that a rate includes the first one
+    )  # exists before the first event, so that a rate includes that event
     assert (
         value(client, "gpujob_job_wait_seconds_bucket", le="10") == value(client, "gpujob_job_wait_seconds_count") == 1
     )
@@ -166,7 +166,7 @@ def test_s22_no_name_argument_or_path_is_told(client: SchedulerClient) -> None:
 
 
 def test_k18_ten_thousand_jobs_with_odd_names_make_no_series(client: SchedulerClient) -> None:
-    """K18: The number of series does not depend on the jobs, and the output can be parsed whatever their names are."""
+    """K18: The number of series is independent of the jobs, and the output can be parsed whatever their names."""
     before = sum(len(family.samples) for family in families(client).values())
     database = Database(client.places)
     with database.writing() as connection:
@@ -179,7 +179,7 @@ def test_k18_ten_thousand_jobs_with_odd_names_make_no_series(client: SchedulerCl
 
 
 def test_without_a_scheduler_no_gpu_has_a_value(tmp_path: Path) -> None:
-    """Where no scheduler has run, `gpujob_up` is 0 and metrics of GPUs have no values."""
+    """In a folder where no scheduler has run, `gpujob_up` is 0 and the metrics of GPUs have no values."""
     found = families(SchedulerClient(str(tmp_path / "gpu_scheduler_state.json")))
     assert found.keys() == NAMES.keys() and found["gpujob_up"].samples[0].value == 0
     assert not [name for name in found if name.startswith("gpujob_gpu_") and found[name].samples]
@@ -195,7 +195,7 @@ def test_without_prometheus_client_it_says_what_to_install(
 
 
 def test_who_waits_for_what_is_counted_by_the_scheduler() -> None:
-    """The scheduler counts waiting jobs by reason code: held ones, and those that wait for a GPU."""
+    """The scheduler counts waiting jobs by reason code, such as held jobs and jobs without room on a GPU."""
     play = Play(Fleet([a_gpu()]))
     play.arrive(a_job(1), *(a_job(n, need="0.5" if n % 2 else "1") for n in range(2, 9)), a_job(9, held=True))
     assert play.started == [1]
@@ -208,7 +208,7 @@ DASHBOARD = ROOT / "docs" / "grafana-dashboard.json"
 
 
 def test_the_dashboard_asks_only_for_what_there_is(client: SchedulerClient) -> None:
-    """The expressions of docs/grafana-dashboard.json use only existing metrics, with existing labels."""
+    """The queries of docs/grafana-dashboard.json use only existing metrics and labels."""
     board = json.loads(DASHBOARD.read_text("utf-8"))
     samples: dict[str, set[str]] = {}
     for family in families(client).values():

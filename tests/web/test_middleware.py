@@ -1,4 +1,4 @@
-"""Access to the page: token, cookie, `Host`, `Origin`, the token's file, and the headers of every answer."""
+"""Tests of the access to the page: token, cookie, `Host`, `Origin`, token file, and headers of every answer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_headers(answer: Answer) -> None:
 
 @pytest.mark.parametrize("path", [*ROUTES, *UNKNOWN, "/login"])
 def test_s1_every_route_and_method_without_token_is_401(page: Page, path: str) -> None:
-    """S1: Without a token every route of the program's table, and every unknown one, is 401 with any method."""
+    """S1: Without a token, every known and unknown path is 401 with any method."""
     for method in METHODS:
         if (method, path) == ("POST", "/login"):
             continue
@@ -70,7 +70,7 @@ def test_s1_it_listens_on_loopback_alone(page: Page) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
 def test_s1_another_address_needs_tls_or_a_proxy(pages: Callable[[], Page], host: str) -> None:
-    """S1: Without TLS or a proxy, an address that is not loopback is refused before anything is created."""
+    """S1: Without TLS or a proxy, any other address than loopback is refused before anything is created."""
     page = pages().start("--host", host, ready=False)
     assert page.process is not None and page.process.wait(60) == 2
     assert "without TLS: others on the network could read the token" in page.said() and "--behind-proxy" in page.said()
@@ -78,7 +78,7 @@ def test_s1_another_address_needs_tls_or_a_proxy(pages: Callable[[], Page], host
 
 
 def test_s1_get_of_the_first_page_answers_with_the_form(page: Page) -> None:
-    """S1: Without a token `/` is a sign-in form that needs no scripts; its style has the nonce of the answer."""
+    """S1: Without a token, `/` is a sign-in form without scripts; its style has the nonce of the answer."""
     answer = page.ask("GET", "/")
     assert answer.status == 401 and answer.headers["content-type"] == "text/html; charset=utf-8"
     found: dict[str, dict[str, str | None]] = {}
@@ -113,7 +113,7 @@ def test_s1_get_of_the_first_page_answers_with_the_form(page: Page) -> None:
     ],
 )
 def test_s1_k14_what_is_not_the_token_is_401(page: Page, said: str) -> None:
-    """S1, K14: Anything but the exact token is 401, and so is the token in an address or in a cookie."""
+    """S1, K14: A value other than the exact token is 401, and so is the token in a URL or in a cookie."""
     token = page.token
     headers = {"Authorization": said.replace("T", token[:-1])}
     assert page.ask("GET", "/api/status", headers).status == 401
@@ -123,7 +123,7 @@ def test_s1_k14_what_is_not_the_token_is_401(page: Page, said: str) -> None:
 
 
 def test_s2_the_matrix_of_methods_origins_and_kinds(page: Page) -> None:
-    """S2: A change must be a POST of JSON from the page's origin or none; with the cookie it needs X-Gpujob, too."""
+    """S2: A change must be a POST of JSON, from no other origin than the page's; with the cookie it needs X-Gpujob."""
     own = f"http://127.0.0.1:{page.port}"
     cookie = page.cookie()
     origins: tuple[str | None, ...] = (None, own, "http://evil.test", "null", f"http://localhost:{page.port}", f"{own}.evil.test", "http://127.0.0.1", f"https://127.0.0.1:{page.port}")  # fmt: skip
@@ -153,14 +153,14 @@ def test_s2_the_matrix_of_methods_origins_and_kinds(page: Page) -> None:
 
 @pytest.mark.parametrize("mark", [None, "", "0", "2", "11", "true"])
 def test_s2_only_the_mark_itself_is_the_mark(page: Page, mark: str | None) -> None:
-    """S2: With the cookie a change needs the header X-Gpujob with exactly the value 1."""
+    """S2: With the cookie, a change needs the header X-Gpujob with the value 1."""
     headers = {**page.cookie(), **JSON, "X-Gpujob": mark}
     assert page.ask("POST", "/api/nothing", headers, b"{}").status == 403
     assert page.ask("POST", "/api/nothing", {**headers, "X-Gpujob": "1"}, b"{}").status == 404
 
 
 def test_s2_a_preflight_is_not_answered_with_leave(page: Page) -> None:
-    """S2: A CORS preflight of another origin is never allowed, with and without the token."""
+    """S2: A CORS preflight of another origin is refused, with and without the token."""
     asks = {
         "Origin": "http://evil.test",
         "Access-Control-Request-Method": "POST",
@@ -181,7 +181,7 @@ def test_s2_json_may_name_its_charset(page: Page) -> None:
 
 
 def test_s3_only_our_own_names_are_answered_to(page: Page) -> None:
-    """S3: Any `Host` but the page's own is 421 before other checks: a name may be rebound to 127.0.0.1."""
+    """S3: A `Host` that is not one of the page's names is 421, with or without the token (DNS rebinding)."""
     port = page.port
     good = [f"127.0.0.1:{port}", f"localhost:{port}", f"LOCALHOST:{port}", f"LocalHost:{port}", f"[::1]:{port}"]
     bad = [
@@ -202,7 +202,7 @@ def test_s3_only_our_own_names_are_answered_to(page: Page) -> None:
 
 
 def test_s3_no_host_and_two_hosts(page: Page) -> None:
-    """S3: A request without `Host` or with two is refused."""
+    """S3: A request without `Host`, or with two of them, is refused."""
     host = f"Host: 127.0.0.1:{page.port}\r\n"
     token = f"Authorization: Bearer {page.token}\r\n"
     for version, hosts in (
@@ -217,7 +217,7 @@ def test_s3_no_host_and_two_hosts(page: Page) -> None:
 
 
 def test_s3_names_of_a_proxy(pages: Callable[[], Page]) -> None:
-    """S3: `--name` adds exactly this name; behind a proxy the cookie is for HTTPS only."""
+    """S3: `--name` adds only the given name; behind a proxy the cookie is for HTTPS only."""
     page = pages().start("--behind-proxy", "--name", "gpu.example.org", "--name", "other.example.org:8443")
     for host, code in (
         ("gpu.example.org", 200), ("GPU.example.org", 200), ("other.example.org:8443", 200), ("other.example.org", 421),
@@ -265,7 +265,7 @@ def test_s4_a_cookie_that_was_changed_or_has_run_out_lets_nobody_in(page: Page) 
 
 
 def test_s4_a_wrong_token_in_the_form_is_401_with_the_form(page: Page) -> None:
-    """S4, K14: A wrong token in the form is 401 with the form; blanks around the right token are ignored."""
+    """S4, K14: A wrong token in the form is 401 with the form; blanks around the correct token are ignored."""
     for token in ("", "x", page.token[:-1], f"{page.token}x", page.token.swapcase(), "é" * 40, "%00"):
         answer = page.login(token)
         assert answer.status == 401 and 'role="alert"' in answer.text and "set-cookie" not in answer.headers
@@ -277,20 +277,20 @@ def test_s4_a_wrong_token_in_the_form_is_401_with_the_form(page: Page) -> None:
 
 
 def test_k16_signing_in_under_another_spelling_is_401(page: Page) -> None:
-    """K16, S4: Only `POST /login` in exactly this spelling needs no token."""
+    """K16, S4: Only the exact path `/login` can be used without a token."""
     kind, form = {"Content-Type": "application/x-www-form-urlencoded"}, f"token={page.token}".encode()
     for path in ("/%6cogin", "/login/", "//login", "/./login", "/LOGIN"):
         assert page.ask("POST", path, kind, form).status == 401, path
 
 
 def test_k11_many_headers_in_one_piece_are_431(page: Page) -> None:
-    """K11: Too many or too long headers are 431, also if they arrive in one piece."""
+    """K11: Too many or too long headers are 431, also if they arrive in one packet."""
     for more in ({"X-Long": "x" * 17_000}, {f"X-{n}": "y" * 20 for n in range(800)}):
         assert page.ask("GET", "/api/status", {**page.bearer, **more}).status == 431
 
 
 def test_s2_signing_in_from_elsewhere_is_403(page: Page) -> None:
-    """S2: Signing in from another origin is 403; `Origin: null` is accepted if the browser says same-origin."""
+    """S2: Signing in from another origin is 403; `Origin: null` is allowed if the browser reports same-origin."""
     own = f"http://127.0.0.1:{page.port}"
     for origin in ("http://evil.test", "null", f"http://localhost:{page.port}"):
         assert page.login(Origin=origin).status == 403, origin
@@ -312,7 +312,7 @@ def test_s2_signing_in_from_elsewhere_is_403(page: Page) -> None:
      ("/jobs/3/../../x", "/"), ("/a\r\nSet-Cookie: x=y", "/"), ("/login", "/"), ("/jobs/３", "/"), ("", "/")],
 )  # fmt: skip
 def test_s3_after_signing_in_one_is_led_to_a_page_of_ours_alone(page: Page, path: str, place: str) -> None:
-    """S3: After signing in, `next` leads only to pages of this server."""
+    """S3: After signing in, `next` redirects only to pages of this server."""
     from urllib.parse import urlencode
 
     form = urlencode({"token": page.token, "next": path}).encode()
@@ -322,7 +322,7 @@ def test_s3_after_signing_in_one_is_led_to_a_page_of_ours_alone(page: Page, path
 
 
 def test_s4_signing_out_takes_the_cookie_away(page: Page) -> None:
-    """S4: Signing out revokes the cookie on the server, and needs the page's origin or X-Gpujob."""
+    """S4: Signing out revokes the cookie on the server; it needs the page's origin or X-Gpujob."""
     own = {"Origin": f"http://127.0.0.1:{page.port}"}
     cookie, other = page.cookie(), page.cookie()
     assert page.ask("POST", "/logout", {}, b"").status == 401
@@ -339,7 +339,7 @@ def test_s4_signing_out_takes_the_cookie_away(page: Page) -> None:
 
 @pytest.mark.waits
 def test_s4_who_removes_the_token_turns_everybody_out(pages: Callable[[], Page]) -> None:
-    """S4: Removing the token's file makes a new token within seconds; old token, cookies and streams end."""
+    """S4: If the token file is removed, a new token is created; the old token, its cookies and streams end."""
     page = pages()
     page.scheduler.start()
     page.start()
@@ -361,11 +361,11 @@ def test_s4_who_removes_the_token_turns_everybody_out(pages: Callable[[], Page])
     assert page.ask("GET", "/api/status", {"Authorization": f"Bearer {page.token}"}).status == 200
 
 
-# -- S4, S5: the token's file -----------------------------------------------------------------------------
+# -- S4, S5: the token file -------------------------------------------------------------------------------
 
 
 def test_s4_the_token_is_nowhere_but_in_its_file(pages: Callable[[], Page]) -> None:
-    """S4: The token is in no log, no other file, no command line, no environment and no answer."""
+    """S4: The token is in no other file or log, and in no command line, environment or answer."""
     page = pages()
     page.scheduler.start()
     page.start()
@@ -383,13 +383,13 @@ def test_s4_the_token_is_nowhere_but_in_its_file(pages: Callable[[], Page]) -> N
     for pid in processes:
         for what in ("cmdline", "environ", "comm"):
             assert token.encode() not in Path(f"/proc/{pid}/{what}").read_bytes(), (pid, what)
-    assert page.stop() == 0 and page.scheduler.stop() == 0  # temporary files of a running one can vanish
+    assert page.stop() == 0 and page.scheduler.stop() == 0  # a running process could remove temporary files
     holding = [str(one) for one in page.folder.rglob("*") if one.is_file() and token.encode() in one.read_bytes()]
     assert holding == [str(page.token_file)]
 
 
 def test_s5_the_token_is_private_from_its_first_moment(tmp_path: Path) -> None:
-    """S5: At umask 000 the token's file is created with mode 0600, and nothing is created with another mode."""
+    """S5: At umask 000 the token file is created with mode 0600, and no file gets a wider mode."""
     trace = tmp_path / "trace"
     program = "import os,sys; os.umask(0); from scheduler.web.auth import token_of; from scheduler.store.paths import Places; token_of(Places(sys.argv[1]))"
     folder = tmp_path / "here"
@@ -422,7 +422,7 @@ def test_s5_the_token_is_private_from_its_first_moment(tmp_path: Path) -> None:
 
 
 def test_s5_many_that_start_at_once_have_one_token_and_nobody_reads_half_of_it(tmp_path: Path) -> None:
-    """S5: 40 processes that create the token while 40 others read it all get the same whole token."""
+    """S5: 40 processes that create the token and 40 that read it all get the same complete token."""
     folder = tmp_path / "here"
     folder.mkdir(mode=0o700)
     places = Places(str(folder / "gpu_scheduler_state.json"))
@@ -464,8 +464,8 @@ def test_s5_many_that_start_at_once_have_one_token_and_nobody_reads_half_of_it(t
 
 @pytest.mark.skipif(os.getuid() != 0, reason="root alone can be another user too")
 def test_s5_another_user_opens_no_token_while_it_is_made() -> None:
-    """S5: At umask 000, in a folder open to all, another user can never open the token's file or its folder."""
-    place = Path(tempfile.mkdtemp(prefix="gpujob-s5-"))  # other users cannot enter pytest's folders
+    """S5: At umask 000 in a folder open to all users, another user can never open the token file or its folder."""
+    place = Path(tempfile.mkdtemp(prefix="gpujob-s5-"))  # not in pytest's folders, which other users cannot enter
     place.chmod(0o755)
     marks, folder = place / "marks", place / "open"
     for one in (marks, folder):
@@ -505,7 +505,7 @@ def test_s5_another_user_opens_no_token_while_it_is_made() -> None:
 
 @pytest.mark.parametrize("what", ["mode", "group", "short", "empty", "link", "folder", "fifo", "words", "binary"])
 def test_s5_a_token_file_that_is_not_to_be_trusted_is_refused(tmp_path: Path, what: str) -> None:
-    """S5: A token's file with a wrong mode, kind or content is refused with one line, and not changed."""
+    """S5: A token file with an unsafe mode, type or content is refused with one line, and not changed."""
     places = Places(str(tmp_path / "gpu_scheduler_state.json"))
     tmp_path.chmod(0o700)
     places.make()
@@ -535,7 +535,7 @@ def test_s5_a_token_file_that_is_not_to_be_trusted_is_refused(tmp_path: Path, wh
 
 
 def test_s6_names_are_looked_up_in_a_table_and_nowhere_else(page: Page) -> None:
-    """S6: Names that are not in the table of routes are 404: attributes, dots, random names."""
+    """S6: Names that are not in the table of routes are 404, such as attributes, dots and random names."""
     names = [
         "__class__",
         "__init__",
@@ -567,7 +567,7 @@ def test_s6_names_are_looked_up_in_a_table_and_nowhere_else(page: Page) -> None:
      "/static//etc/passwd", "/static/%2fetc%2fpasswd", "/api/jobs/%31", "http://127.0.0.1/api/status", "*"],
 )  # fmt: skip
 def test_k16_s20_path_tricks_are_404(page: Page, path: str) -> None:
-    """K16, S20: A path in another spelling than that of the table is 404."""
+    """K16, S20: Another spelling of a path of the table of routes is 404."""
     answer = page.get(path)
     assert answer.status == 404, answer
     assert "root:" not in answer.text
@@ -579,7 +579,7 @@ def test_k16_s20_path_tricks_are_404(page: Page, path: str) -> None:
 
 @pytest.mark.smoke
 def test_s19_every_answer_carries_its_headers(page: Page) -> None:
-    """S19: Pages, API answers and all kinds of errors have the security headers."""
+    """S19: Pages, API answers and errors of all kinds have the security headers."""
     port = page.port
     answers = [page.get("/"), page.get("/api/status"), page.get("/nothing"), page.ask("DELETE", "/api/status", page.bearer), page.login(),
                page.ask("POST", "/api/jobs", {**page.bearer, **JSON}, b"{"), page.ask("GET", "/", {"Host": "x"})]  # fmt: skip
@@ -597,7 +597,7 @@ def test_s19_every_answer_carries_its_headers(page: Page) -> None:
 
 
 def test_s19_errors_are_json_for_programs_and_pages_for_people(page: Page) -> None:
-    """S19, P3: Errors of the API are JSON; for a browser, errors of pages are HTML."""
+    """S19, P3: Errors of the API are JSON; errors of pages are HTML for a browser."""
     people = {"Accept": "text/html,application/xhtml+xml"}
     assert page.ask("GET", "/api/status", people).json()["error"]
     assert "<form" in page.ask("GET", "/jobs/3", people).text
@@ -609,7 +609,7 @@ def test_s19_errors_are_json_for_programs_and_pages_for_people(page: Page) -> No
 
 
 def test_s23_files_of_the_folder_do_not_steer_the_page(pages: Callable[[], Page]) -> None:
-    """S23: Python files in the folder of the project are not imported in place of libraries."""
+    """S23: Python files in the project's folder are not imported in place of libraries."""
     page = pages()
     for name in ("starlette", "uvicorn", "h11", "token", "calls", "ssl", "logging"):
         (page.folder / f"{name}.py").write_text("open('stolen', 'w').close()\n")

@@ -1,4 +1,4 @@
-"""Made-up names, which are refused as unknown, and secrets, which are shown nowhere."""
+"""Tests with random names, which must be refused as unknown, and with secrets, which must never be shown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = 10_000 if LONG else 3_000
 
 
 def names(number: int) -> Iterator[str]:
-    """Yield ``number`` made-up names, the same in each run."""
+    """Yield ``number`` random names, the same in each run."""
     dice = random.Random(6)
     letters = string.ascii_letters + string.digits + "._-:@!*()[]~,"
     for _ in range(number):
@@ -35,7 +35,7 @@ def names(number: int) -> Iterator[str]:
 
 
 class Kept:
-    """A connection that is kept open for many requests, and opened again if the server closes it."""
+    """A connection that is used for many requests, and opened again if the server closes it."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -58,7 +58,7 @@ class Kept:
 
 @pytest.mark.long
 def test_s6_made_up_names_are_unknown_and_the_page_lives(page: Page) -> None:
-    """S6: Made-up names in addresses, keys, states and parameters are 400 or 404, change nothing and end nothing."""
+    """S6: Unknown names in paths, keys, states and parameters are 400 or 404; nothing changes, and the page runs."""
     answer = page.post("/api/jobs", {"command": ["true"]})
     number = answer.json()["id"]
     wait_for(lambda: page.scheduler.states().get(number) == "done", "a job that has ended")
@@ -95,7 +95,7 @@ def test_s6_made_up_names_are_unknown_and_the_page_lives(page: Page) -> None:
 
 
 def test_s15_no_secret_is_in_any_answer_stream_or_log(page: Page) -> None:
-    """S15: Secrets of all shapes in commands, labels, variables and refused lines are in no answer, event or output."""
+    """S15: Secrets in commands, labels, variables and refused lines are in no answer, event or output."""
     script = page.folder / "fail.sh"
     script.write_text("#!/bin/sh\nexit 3\n")
     script.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The OpenAPI document: valid, complete, and true for every answer."""
+"""Tests of the OpenAPI document: it is valid and complete, and describes every answer."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.web.generating import GENERATED_IDS, NOWHERE
 from tests.web.page import Page
 
 ENDLESS = "/api/events"
-# Checks that do not apply: a value may fit the schema and still be refused (`gpus` "much"), and a POST that is not
-# JSON is 415 also on a path without POST.
+# Checks that do not apply: a value that fits the schema may still be refused (`gpus` "much"), and a POST that is
+# not JSON is 415 also on a path without POST.
 UNFIT = ("positive_data_acceptance", "unsupported_method")
 
 
 def test_the_document_is_openapi_and_names_every_route_once() -> None:
-    """The document is valid OpenAPI 3.1 and has each route once, with all its answers."""
+    """The document is valid OpenAPI 3.1 and describes each route once, with all its answers."""
     from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
 
     told = document(api.CALLS)
@@ -50,7 +50,7 @@ def test_the_document_is_openapi_and_names_every_route_once() -> None:
 
 
 def test_the_document_is_served(page: Page) -> None:
-    """The served document equals the one that the program makes."""
+    """The page serves the document that `document` returns."""
     answer = page.get("/api/openapi.json")
     assert answer.status == 200 and answer.headers["content-type"] == "application/json"
     assert answer.json() == document(api.CALLS)
@@ -59,7 +59,7 @@ def test_the_document_is_served(page: Page) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3000 if LONG else 300)
 def test_schemathesis_finds_no_answer_that_is_not_described(pages: Callable[[], Page], tmp_path: Path) -> None:
-    """S6: All answers to generated valid and invalid requests are described; no generated command can run."""
+    """S6: The document describes all answers to generated requests, valid or not; no generated command can run."""
     page = pages()
     page.scheduler.start("--cpu-slots=1", PATH="/nonexistent")
     page.start(PATH="/nonexistent")
@@ -68,7 +68,7 @@ def test_schemathesis_finds_no_answer_that_is_not_described(pages: Callable[[], 
     (tmp_path / "schemathesis.toml").write_text('[headers]\nAuthorization = "Bearer ${GPUJOB_TEST_TOKEN}"\n')
     files = tmp_path / "files"
     files.mkdir()
-    skipped = [ENDLESS, *([] if LONG else ["/api/preview"])]  # its body is that of a submission
+    skipped = [ENDLESS, *([] if LONG else ["/api/preview"])]  # it has the same body as a submission
     done = subprocess.run(
         [
             shutil.which("st", path=os.path.dirname(sys.executable)) or "st", "run", f"{page.url}/api/openapi.json",

@@ -1,4 +1,4 @@
-"""The HTML pages with jobs in every state and with hostile texts: well-formed, complete, and texts only as text."""
+"""Tests of the HTML pages with jobs in every state and with hostile texts: well-formed, complete, escaped."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ STATES = {
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer of the application."""
+    """The application's answer to a request."""
 
     status_code: int
     headers: dict[str, str]
@@ -66,14 +66,14 @@ class Answer:
 
 
 class Client:
-    """Calls the application directly, without access checks and without a socket."""
+    """A client that calls the application directly, without access checks and without a socket."""
 
     def __init__(self, client: SchedulerClient) -> None:
         self.source = Source(client)
         self.app = make_app(self.source)
 
     def get(self, path: str) -> Answer:
-        """Send one GET request, and return the answer."""
+        """Send one GET request and return the answer; the cached overview is read again first."""
         self.source.changed()
         bare, _, query = path.partition("?")
         scope = {
@@ -106,7 +106,7 @@ class Shop:
         self.client = Client(self.client)
 
     def put(self, *jobs: Job, reasons: dict[str, Reason] | None = None) -> None:
-        """Replace all jobs and events in the store by these jobs, with a started event for each job that started."""
+        """Replace all jobs and events in the store by these jobs; each started job gets a started event."""
         with self.database.writing() as connection:
             connection.execute("DELETE FROM jobs")
             connection.execute("DELETE FROM events")
@@ -132,7 +132,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 
 
 class Read(HTMLParser):
-    """Parser that collects texts and elements of a page, and asserts that elements are closed in the right order."""
+    """Parser that collects a page's texts and elements, and asserts that elements are closed in the right order."""
 
     VOID = frozenset("meta link input br img hr option rect path circle line".split())
 
@@ -183,7 +183,7 @@ def test_every_page_renders_with_jobs_in_every_state(shop: Shop, path: str) -> N
 
 @pytest.mark.parametrize("path", PAGES)
 def test_every_page_renders_with_nothing_to_show(tmp_path: Path, path: str) -> None:
-    """In a folder where no scheduler has run, every page renders; the first one shows the commands to begin with."""
+    """In a folder where no scheduler has run, every page renders; the first one shows the commands to start with."""
     client = Client(SchedulerClient(str(tmp_path / "gpu_scheduler_state.json")))
     answer = client.get(path)
     assert answer.status_code == 200
@@ -205,7 +205,7 @@ def test_a_job_can_only_be_told_what_its_state_allows(shop: Shop, number: int, s
 
 
 def test_a_cancel_asks_and_names_the_jobs_that_never_run_then(shop: Shop) -> None:
-    """The question before a cancel names the jobs that would be skipped, also indirectly; `after` skips no job."""
+    """The question before a cancel names all jobs that would be skipped; an `after` dependency skips no job."""
     waits = [a_job(n, after_ok=(2,)) for n in range(10, 17)]
     shop.put(a_job(1), a_job(2, state=JobState.RUNNING, **STATES[JobState.RUNNING]), a_job(3, after_ok=(1,)),
              a_job(4, after_ok=(3,)), a_job(5, after=(4,)), *waits)  # fmt: skip
@@ -224,14 +224,14 @@ def _asked(html: str, number: int) -> str:
 
 
 def test_a_job_that_was_put_first_is_marked(shop: Shop) -> None:
-    """A job that was put first is marked, because its place does not follow from its priority."""
+    """A job that was put first is marked, since its priority does not explain its place."""
     shop.put(a_job(1, priority=5, order=-1), a_job(2, priority=-5, order=2))
     html = shop.get("/").partition('id="waiting"')[2]
     assert re.search(r'wait-1".*?data-th="priority">5 <i class="tag"[^>]*>first</i>.*?wait-2".*?>-5</td>', html, re.S)
 
 
 def test_counts_lead_to_a_list_by_state_and_label(shop: Shop) -> None:
-    """The list of jobs is filtered by state and label, newest first; an unknown state is an error with a suggestion."""
+    """The list of jobs can be filtered by state and label, newest first; an unknown state is an error."""
     shop.put(
         *jobs_in_every_state(submitted_at=NOW - 4000),
         a_job(20, label="x"),
@@ -291,7 +291,7 @@ def test_a_run_goes_on_where_it_is_told_twice(shop: Shop) -> None:
 
 
 def test_commands_stand_as_a_shell_needs_them(shop: Shop) -> None:
-    """Commands are shown quoted for a shell: pasted into one, they have the same words."""
+    """Commands are quoted for a shell: pasted into one, they give the same words."""
     words = ("sh", "-c", "echo 'a  b'; ls | wc")
     shop.put(a_job(1, arguments=words, script="", label="mine"))
     shown = "sh -c \"echo 'a  b'; ls | wc\""
@@ -328,7 +328,7 @@ def test_without_scripts_each_command_stands_alone(shop: Shop) -> None:
 
 
 def test_the_timeline_opens_at_what_there_is(shop: Shop) -> None:
-    """Without a query the Timeline shows one hour if all jobs are from the last hour, else six."""
+    """Without a query, the Timeline shows one hour if all jobs are from the last hour, else six hours."""
     for ago, zoom in ((600, "1 h"), (7200, "6 h")):
         shop.put(a_job(1, submitted_at=time.time() - ago))
         assert re.search(r'aria-current="true">([^<]*)<', shop.get("/timeline"))[1] == zoom  # type: ignore[index]
@@ -369,7 +369,7 @@ def test_files_are_given_out_by_name_alone(shop: Shop) -> None:
         assert len(text.splitlines()) < 350
 
 
-# -- texts of users ---------------------------------------------------------------------------------------
+# -- texts that users write -------------------------------------------------------------------------------
 
 TEXTS = st.text(
     st.characters(codec=None, exclude_categories=()) | st.sampled_from("<>\"'&{}%/\\`\x00\x1b\u202e\udcff\ufeff\n"), min_size=1, max_size=40
@@ -378,7 +378,7 @@ TEXTS = st.text(
 
 @given(text=TEXTS, state=st.sampled_from(list(STATES)))
 def test_s19_whatever_stands_in_a_job_is_only_text(text: str, state: JobState) -> None:
-    """S19: Any text in a job gives the same elements and attribute names as a harmless text."""
+    """S19: Any text in a job gives the same elements and attributes as a harmless text."""
     harmless = _harmless(state)
     found = _rendered(f"<b>{text}", state)
     ours, theirs = Read(harmless), Read(found)
@@ -438,7 +438,7 @@ def test_s15_no_page_shows_a_secret_of_a_command(shop: Shop) -> None:
 
 
 def _as_text(words: tuple[str, ...]) -> str:
-    """Return the words as a sentence. A word with blanks stands alone, since a sentence does not show where it ends."""
+    """Return the words as one text, or only the last one if a word has blanks: a text does not show where words end."""
     if words == SHAPES["with blanks"]:
         return "none"
     return words[-1] if any(" " in word for word in words) else " ".join(words)
@@ -458,7 +458,7 @@ PAIRS = [
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_ink_can_be_read_on_its_ground(scheme: str) -> None:
-    """WCAG AA: text has a contrast of at least 4.5 to its background, parts of controls and drawings of 3."""
+    """WCAG AA: the contrast to the background is at least 4.5 for text, and 3 for controls and drawings."""
     css = rendering.static_file("style.css").decode()
     light, dark = css.split("@media (prefers-color-scheme: dark)", 1)
     colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", light))

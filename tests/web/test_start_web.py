@@ -1,4 +1,4 @@
-"""`start --web`: the page as a child process of the daemon, which never waits for it."""
+"""Tests of `start --web`: the page is a child process of the daemon, which never waits for it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.web.page import Page, fixed_port
 
 
 def begin(page: Page, *words: str, port: int = 0) -> Page:
-    """Start the scheduler with its page; return the page once its address was printed."""
+    """Start the scheduler with its page; return the page once the scheduler has printed the address."""
     page.scheduler.start("--web", f"--web-port={port}", *words)
     return found(page)
 
 
 def found(page: Page, before: int = 0) -> Page:
-    """Wait until the scheduler has printed an address after the first ``before`` ones; set the port of the page."""
+    """Wait until the scheduler has printed more than ``before`` addresses; set the page's port from the last one."""
     told = wait_for(lambda: re.findall(r"web page: http://127.0.0.1:(\d+)/", page.scheduler.said())[before:], "a page")
     page.port = int(told[-1])
     return page
@@ -37,7 +37,7 @@ def pid_of(page: Page) -> int:
 
 
 def links(pid: int) -> set[str]:
-    """Return what the descriptors of a process are open on. Skips those that it closes meanwhile."""
+    """Return the targets of a process's open descriptors, without those that it closes during the call."""
     found = set()
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -51,13 +51,13 @@ def test_start_web_shows_the_page_and_takes_it_along(pages: Callable[[], Page]) 
     page = begin(pages())
     assert page.get("/api/status").json()["daemon"]["pid"] == page.scheduler.pid
     pid = pid_of(page)
-    page.scheduler.says(f"cat {page.token_file}")  # a line of its own, behind the address
+    page.scheduler.says(f"cat {page.token_file}")  # printed as a separate line after the address
     assert page.scheduler.stop() == 0
     wait_for(lambda: not alive(pid), "the page ends too")
 
 
 def test_the_page_ends_when_the_scheduler_is_killed(pages: Callable[[], Page]) -> None:
-    """A killed scheduler takes its page with it; a running job and the supervisor do not keep the page alive."""
+    """If the scheduler is killed, its page ends, though a running job and the supervisor live on."""
     page = begin(pages())
     page.scheduler.hold("long")
     page.scheduler.append(page.scheduler.line("long"))
@@ -76,7 +76,7 @@ def test_the_page_ends_when_the_scheduler_is_killed(pages: Callable[[], Page]) -
 
 
 def test_k13_the_port_is_taken_the_scheduler_goes_on_without(pages: Callable[[], Page]) -> None:
-    """K13: A port in use is reported once with its process; jobs run, and the page starts when the port is free."""
+    """K13: A port in use is reported once, with its process; jobs run, and the page starts when the port is free."""
     page = pages()
     with socket.socket() as taken:
         port = fixed_port()
@@ -96,7 +96,7 @@ def test_k13_the_port_is_taken_the_scheduler_goes_on_without(pages: Callable[[],
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
 def test_k10_a_page_that_dies_is_started_again(pages: Callable[[], Page], number: int) -> None:
-    """A page that dies is started again, and running jobs are not affected."""
+    """A page that dies is started again; running jobs are not affected."""
     page = begin(pages())
     page.scheduler.hold("long")
     page.scheduler.append(page.scheduler.line("long"))
@@ -133,7 +133,7 @@ def test_k12_a_stopped_page_changes_nothing(pages: Callable[[], Page], end: str)
 
 
 def test_k13_without_its_libraries_the_scheduler_goes_on(pages: Callable[[], Page]) -> None:
-    """P3: Without the page's libraries the scheduler prints how to install them, and runs jobs."""
+    """P3: Without the page's libraries, the scheduler prints how to install them, and runs jobs."""
     page = pages()
     broken = page.folder / "broken"
     broken.mkdir(mode=0o700)
@@ -145,7 +145,7 @@ def test_k13_without_its_libraries_the_scheduler_goes_on(pages: Callable[[], Pag
 
 
 def test_s4_what_the_page_says_goes_to_the_log_and_is_bounded(pages: Callable[[], Page]) -> None:
-    """S4, K12: The scheduler reads and logs only a part of a page's endless output, and does its work."""
+    """S4, K12: The scheduler logs only part of a page's endless output, and still runs jobs."""
     page = pages()
     loud = page.folder / "loud"
     loud.mkdir(mode=0o700)
@@ -163,7 +163,7 @@ def test_s4_what_the_page_says_goes_to_the_log_and_is_bounded(pages: Callable[[]
 
 
 def test_it_is_off_by_default_and_a_setting_like_any_other(pages: Callable[[], Page]) -> None:
-    """S1, S3.1: By default there is no page; `web: true` in the config starts one, except for `gpujob run`."""
+    """S1, S3.1: There is no page by default; `web: true` in the config starts one, except for `gpujob run`."""
     plain = pages()
     plain.scheduler.start()
     assert "the page" not in plain.scheduler.said() and not plain.token_file.exists()
@@ -185,7 +185,7 @@ def test_it_is_off_by_default_and_a_setting_like_any_other(pages: Callable[[], P
 
 
 def test_b02_the_page_is_not_taken_for_a_job_when_the_supervisor_dies(pages: Callable[[], Page]) -> None:
-    """B02: The page, the newest child of the daemon, is not taken for the process of a claimed attempt.
+    """B02: The page, as the newest child of the daemon, is not mistaken for the process of a claimed attempt.
 
     The supervisor dies after it has claimed the attempt and before it starts the job's process.
     """
@@ -203,7 +203,7 @@ def test_b02_the_page_is_not_taken_for_a_job_when_the_supervisor_dies(pages: Cal
 
 
 def test_detached_it_says_how_to_get_there(pages: Callable[[], Page]) -> None:
-    """`start --detach --web` prints address, token file and tunnel, though the page is not started yet."""
+    """`start --detach --web` prints address, token file and tunnel, although the page has not started yet."""
     page = pages()
     page.port = fixed_port()
     done = page.scheduler.cli(

@@ -1,4 +1,4 @@
-"""Properties of the Timeline's layout and of the curves: no overlaps, nothing left out, gaps stay gaps."""
+"""Property tests of the Timeline's layout and of the curves: no overlaps, no run left out, gaps stay gaps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHARES = st.sampled_from([0, 1, 100, 250, 334, 500, 750, 1000])
 
 @st.composite
 def runs(draw: st.DrawFn, most: int = 40, span: float = 7200.0) -> list[Run]:
-    """Draw runs of any kind, also impossible ones: a GPU booked twice."""
+    """Draw runs of any kind, also impossible ones such as two runs that book the same GPU."""
     found = []
     for number in range(draw(st.integers(0, most))):
         start = NOW + draw(st.floats(-600, span))
@@ -33,7 +33,7 @@ def overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 
 def check(bands: list[Band]) -> None:
-    """Assert that the bars of a band do not overlap, and that their heights add up to at most 1 at any time."""
+    """Assert that bars of a band do not overlap, and that their heights add up to at most 1 at any time."""
     for band in bands:
         for bar in band.bars:
             assert all(0 <= low < high <= 1 + 1e-9 for low, high in bar.pieces), bar
@@ -80,7 +80,7 @@ def test_two_halves_lie_above_each_other() -> None:
 
 
 def test_one_after_the_other_fill_the_band_though_their_times_overlap_a_moment() -> None:
-    """The end of a run may be recorded a moment after the next start: the bars do not share the band then."""
+    """Two runs of a whole GPU fill the band also if the end of the first is recorded after the second starts."""
     first = Run(1, 1, NOW, NOW + 100.4, (0,), 1000, "done")
     second = Run(2, 1, NOW + 100, NOW + 200, (0,), 1000, "running")
     (band,) = layout([first, second], NOW, NOW + 200, [0])
