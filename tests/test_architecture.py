@@ -21,7 +21,7 @@ MOST_LINES = 700
 
 @dataclass(frozen=True)
 class Package:
-    """What a package holds, and what it may import: packages, or single modules by their dotted names."""
+    """Contents of a package, and its permitted imports: packages, or single modules by their dotted names."""
 
     holds: str
     may: tuple[str, ...] = ()

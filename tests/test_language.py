@@ -22,11 +22,13 @@ import make_messages  # noqa: E402
 ORIGINAL_WORDS = "scheduler/ts/"
 
 PRIVATE_WORDS = re.compile(
-    r"\b(keeper|doorbell|desk|mend(s|ed|ing)?|taken up|takes? up|has no say|of ours|whoever|whosoever)\b", re.I
+    r"\b(keeper|doorbell|desk|mend(s|ed|ing)?|taken up|takes? up(?! to)|has no say|of ours|whoever|whosoever)\b", re.I
 )
 UNCLEAR_WORDS = re.compile(r"\b(anew|in so long|in one go|is not there|goes on|go on)\b", re.I)
 RIDDLE = re.compile(r"(What|Whoever|Whose|Where|Nothing|Everything that|The same as|Of what|That which|As it)\b")
-PROPER = re.compile(r"([A-Z][A-Z0-9_]+|CUDA|GPUs?|Slurm|Ray|Python|Debian|GNU|SQLite|Content-[A-Z]\w+|Host|Unix)\b")
+PROPER = re.compile(
+    r"([A-Z][A-Z0-9_]+|CUDA|GPUs?|GPUtil|Slurm|Ray|Python|Debian|GNU|SQLite|Content-[A-Z]\w+|Host|Unix)\b"
+)
 
 
 def functions_and_classes(path: Path) -> Iterator[tuple[str, str]]:
@@ -41,6 +43,7 @@ def functions_and_classes(path: Path) -> Iterator[tuple[str, str]]:
 
 def unclear(text: str) -> str:
     """Return the first private or unclear word of a text; empty if it has none."""
+    text = re.sub(r"\{[^{}]*\}|`+[^`]*`+", "", text)  # identifiers and JSON keys
     found = PRIVATE_WORDS.search(text) or UNCLEAR_WORDS.search(text)
     return found.group() if found else ""
 

@@ -146,7 +146,7 @@ def _gpus(words: Sequence[str]) -> tuple[int, ...]:
 
 
 def pause(gpus: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
-    """Pause GPUs: they get no new jobs, and running jobs go on."""
+    """Pause GPUs: they get no new jobs, and running jobs continue."""
     return _ask(state_file_for(state_file, config), config, Pause(_gpus(gpus)))
 
 

@@ -42,7 +42,7 @@ def logs(
 
     The code is 1 if ``grep`` matches no line, or if several jobs are named and none of them has a log, else 0.
 
-    ``follow``: go on until the job ends; ``lines``: number of last lines to print; ``raw``: print the bytes unchanged;
+    ``follow``: continue until the job ends; ``lines``: number of last lines to print; ``raw``: print the bytes unchanged;
     ``attempt``: number of the attempt, empty: the last one. Raises UsageError, NotFound, NoDaemon, SchedulerError.
     """
     most = _whole(lines, "-n") if lines else None
@@ -96,7 +96,7 @@ def _pattern(text: str) -> re.Pattern[str]:
         raise UsageError(
             f"{text[:60]!r} is not a regular expression: {what}{where}",
             where="--grep",
-            do="put \\ before ( [ * + ? | .",
+            do="put \\ before . ( [ * + ? |",
         ) from None
 
 

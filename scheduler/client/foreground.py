@@ -52,7 +52,7 @@ class Interrupts:
 def stay(client: SchedulerClient, number: int, caller: Caller) -> int:
     """Wait for a foreground job; return its exit code, or 130 if Ctrl-C cancelled it before it ran. Closes ``caller``.
 
-    The wait goes on if the daemon ends: the job has this process's descriptors, or the next supervisor asks for them.
+    The wait continues if the daemon ends: the job has this process's descriptors, or the next supervisor asks for them.
     """
     from scheduler.client.wait import wait_for
 

@@ -46,7 +46,7 @@ class GpuView:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Everything that `status` shows, read in one transaction."""
+    """Data of `gpujob status`, read in one transaction."""
 
     alive: bool
     pid: int | None

@@ -58,7 +58,7 @@ OLDER = "older"  # code of a store that lacks later jobs: an old copy was restor
 OUTDATED = "outdated"  # code of a store that an older gpujob has written; the next start migrates it
 STATE_FILE = "state file"  # code of a mistake in the config's key state_file
 DEFECT = "defect"  # code of an unexpected error: a defect of gpujob
-DECIDE_ANEW = "decide anew"  # code of a pass that must be repeated because something changed while it ran; no fault
+DECIDE_ANEW = "decide again"  # code of a pass that must be repeated because something changed while it ran; no fault
 
 
 class Mistakes(UsageError):

@@ -27,7 +27,7 @@ def edit(decision: DecisionPass, job: Job, changes: Mapping[str, Any], need: tup
         raise SchedulerError(f"cannot edit job {job.id}: it is {job.state.value}, and only a waiting job can be edited")
     unknown = [name for name in changes if name not in EDITABLE]
     if unknown:
-        raise UsageError(f"cannot edit a job: {unknown[0]} cannot be changed")
+        raise UsageError(f"cannot change {unknown[0]} of a job")
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()
     }

@@ -61,7 +61,7 @@ class Streams:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Everything that a runner needs to start an attempt; ``key`` is the attempt's key, such as ``12.1``.
+    """Data with which a runner starts an attempt; ``key`` is the attempt's key, such as ``12.1``.
 
     ``environment``: variables set over the base environment; None unsets one. ``log``: empty: output is discarded.
     """

@@ -50,7 +50,7 @@ class Runner(Protocol):
         """Return a sentence: what holds up all starts and endings at present, and how to fix it. Empty: nothing."""
 
     def close(self) -> None:
-        """Release all resources. Attempts go on running."""
+        """Release all resources. Attempts continue to run."""
 
 
 class Probe(Protocol):

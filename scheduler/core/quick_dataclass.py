@@ -95,7 +95,7 @@ def _made(cls: type[T], frozen: bool, order: bool, kw_only: bool) -> type[T]:
 
 
 def _written(names: tuple[str, ...], defaults: dict[str, Any], frozen: bool, kw_only: bool) -> dict[str, Any]:
-    """Return ``__init__``, ``__eq__`` and ``__hash__`` for these fields, compiled in one go to save time."""
+    """Return ``__init__``, ``__eq__`` and ``__hash__`` for these fields, compiled together to save time."""
     known: dict[str, Any] = {"_set": object.__setattr__, "_new": object()}
     takes, sets = [], []
     for name in names:

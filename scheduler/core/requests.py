@@ -42,7 +42,7 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Start no new jobs on these GPUs. Running jobs go on."""
+    """Start no new jobs on these GPUs. Running jobs continue."""
 
     gpus: tuple[int, ...]
 

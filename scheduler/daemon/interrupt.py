@@ -13,7 +13,7 @@ from scheduler.daemon.context import Context
 from scheduler.daemon.loop import Daemon
 from scheduler.store import jobs as rows
 
-LEAVE, END, GO_ON = "leave", "end", "go on"
+LEAVE, END, GO_ON = "leave", "end", "continue"
 INTERRUPTED = "interrupted"  # key in `meta`: ids of jobs ended by Ctrl-C, which the next `run` queues again
 
 

@@ -28,7 +28,7 @@ _NO_VARIABLES: Mapping[str, str | None] = {}
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What a job lacks to be started, as a sentence for its owner."""
+    """A requirement for the start of a job that is missing, as a sentence for its owner."""
 
     sentence: str
 

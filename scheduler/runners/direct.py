@@ -428,7 +428,7 @@ class DirectRunner(LocalRunner):
         return f"no job can start and no ending is noticed: the supervisor is stopped; continue it with: kill -CONT {self._supervisor}"
 
     def close(self) -> None:
-        """Close all descriptors; the jobs go on, and the supervisor ends after its last job."""
+        """Close all descriptors; the jobs continue, and the supervisor ends after its last job."""
         if self._socket is not None:
             self._socket.close()
         super().close()

@@ -276,7 +276,7 @@ class LocalRunner:
         return own
 
     def _ended_children(self) -> Iterator[tuple[int, bool, int]]:
-        """Yield (pid, whether it exited, exit code or signal) of each ended child; reap it when the caller goes on."""
+        """Yield (pid, whether it exited, exit code or signal) of each ended child; reap it when the caller continues."""
         while True:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -454,7 +454,7 @@ class LocalRunner:
         return ""
 
     def close(self) -> None:
-        """Close all descriptors; the jobs go on."""
+        """Close all descriptors; the jobs continue."""
         for fd in (*self._adopted, *self._leftovers):
             os.close(fd)
         self._epoll.close()

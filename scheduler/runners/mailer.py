@@ -1,7 +1,7 @@
 """Program that mails a job's log: ``python -I -S mailer.py SENDMAIL TO SUBJECT LOG PACKED``.
 
 Its exit code is sendmail's. An empty LOG sends a mail without text; a non-empty PACKED means that the log is gzip.
-It imports only the standard library, so it can go on after the scheduler has ended.
+It imports only the standard library, so it can continue after the scheduler has ended.
 """
 
 import os

@@ -342,7 +342,7 @@ class Server:
     def change_environment(self, name: str, value: str | None) -> None:
         """Set a variable of the server's environment, or remove it (``value`` None).
 
-        TS_VISIBLE_DEVICES is read at a start, so changing it restarts the daemon. Its jobs go on.
+        TS_VISIBLE_DEVICES is read at a start, so changing it restarts the daemon. Its jobs continue.
         """
         with self._locked():
             environ = self.server_environment()
@@ -358,7 +358,7 @@ class Server:
     # -- ending -------------------------------------------------------------------------------------------
 
     def _stop(self, number: int) -> None:
-        """End the daemon by signal ``number`` and wait until it has ended; its jobs go on. Raises SchedulerError.
+        """End the daemon by signal ``number`` and wait until it has ended; its jobs continue. Raises SchedulerError.
 
         A daemon that is still starting is killed, since it has done nothing yet.
         """

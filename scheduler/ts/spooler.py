@@ -119,7 +119,7 @@ class Spooler:
     def under_way(self, number: int) -> Job | None:
         """Return the job as it is now; None if it was removed or its end will never be known. Raises SchedulerError.
 
-        Starts the daemon again if it was killed. After -K the daemon is not started again: running jobs go on, and
+        Starts the daemon again if it was killed. After -K the daemon is not started again: running jobs continue, and
         their attempt records show how they ended.
         """
         goes_on = self.server.go_on()  # called first: if it returns False, -K has cancelled the waiting jobs

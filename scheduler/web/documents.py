@@ -51,7 +51,7 @@ class Gpus(TypedDict):
 
 
 class PreviewAnswer(TypedDict):
-    """What would happen to a job if it were submitted now."""
+    """Preview of a job: what would happen if it were submitted now."""
 
     schema: Version
     would: Annotated[str, Field(choices=("start", "wait", "never"))]

@@ -33,7 +33,7 @@ def metrics(client: SchedulerClient) -> bytes:
         from prometheus_client import CollectorRegistry, generate_latest
     except ImportError as error:
         raise SchedulerError(
-            f"cannot create metrics: prometheus-client cannot be imported: {error}", do="pip install 'gpujob[web]'"
+            f"cannot create metrics: importing prometheus-client failed: {error}", do="pip install 'gpujob[web]'"
         ) from None
     view = client.overview(most_waiting=0)
     tallied, blocked = client.tallies()

@@ -213,7 +213,7 @@ def test_out_of_memory_books_twice_as_much_and_at_most_all_there_is() -> None:
 
 
 def test_a_thousandth_of_a_gpu_is_a_share_where_jobs_book_shares() -> None:
-    """Where jobs book shares, a need of 0.001 gets the best-fitting GPU, not the one with the most free memory."""
+    """If jobs book shares, a need of 0.001 gets the best-fitting GPU, not the one with the most free memory."""
     fleet = Fleet([a_gpu(index, memory_mib=TOTAL) for index in range(2)])
     fleet.admission = Admission.of(fleet.gpus.values(), Thresholds(), Now(T0, M0))
     used = [GpuSnapshot(gpu.uuid, gpu.index, "", TOTAL, 1_000 * (1 + gpu.index), 0.0) for gpu in fleet.gpus.values()]

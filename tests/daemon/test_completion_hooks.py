@@ -1,4 +1,4 @@
-"""Completion hooks when the store cannot record that they were started."""
+"""Tests of completion hooks when the store cannot record that they were started."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOW = Now(1.0, 1.0)
 def test_a_hook_that_was_started_is_recorded_when_the_store_can_be_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hook is neither started again nor reported as interrupted, and its warning is kept."""
+    """A hook whose start could not be recorded is recorded later: it is not started again, and its warning is kept."""
     db = Database(Places(str(tmp_path / "state.json")))
     spec = JobSpec(arguments=("true",), source="submit", on_finish="no-such-program")
     with db.writing() as connection:

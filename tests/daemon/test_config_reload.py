@@ -1,4 +1,4 @@
-"""When a running daemon reads its config again."""
+"""Tests of the time at which a running daemon reads its changed config."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHANGED_AT = 1_000_000.0
 
 
 class Target:
-    """Stores the settings that were read."""
+    """A receiver of reloaded settings, in place of the daemon. ``config``: the settings it received last."""
 
     def __init__(self) -> None:
         self.config = Config()
@@ -37,7 +37,7 @@ class Target:
 
 
 def begun(tmp_path: Path) -> tuple[ConfigReload, Target, list[str], Path]:
-    """Return a reload of a config with `kill_grace: 5`, its target, its messages, and the config's path."""
+    """Create a config with `kill_grace: 5`; return its reload, the target, the logged messages, and its path."""
     path, said = tmp_path / "config.yaml", []
     flags: dict[str, Any] = {"state_file": str(tmp_path / "gpu_scheduler_state.json")}
 
@@ -55,11 +55,11 @@ def begun(tmp_path: Path) -> tuple[ConfigReload, Target, list[str], Path]:
 
 
 def test_a_look_by_the_clock_waits_until_a_file_that_is_being_written_has_stood(tmp_path: Path) -> None:
-    """A scheduled check waits until the config is unchanged for a moment: a save in place is never half read (P3)."""
+    """P3: A scheduled check reads the config only after ``SETTLE_S`` without a change, so never a half-saved file."""
     reload, target, said, path = begun(tmp_path)
     path.write_text("")  # a user saves it in place
     os.utime(path, (CHANGED_AT, CHANGED_AT))
-    for after in (-0.02, 0.0, 0.1, SETTLE_S - 0.05):  # -0.02: it was cut after the pass had begun
+    for after in (-0.02, 0.0, 0.1, SETTLE_S - 0.05):  # -0.02: the save began after the pass had begun
         now = Now(CHANGED_AT + after, 50.0 + after)
         reload.look_at_all(now)
         reload.step(now)

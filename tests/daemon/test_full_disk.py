@@ -1,4 +1,4 @@
-"""A pass that fails because the disk is full is reported as that, and not as a defect."""
+"""Tests of the report about a failed pass: a full disk is not reported as a defect of the program."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def daemon(tmp_path: Path, told: list[str]) -> Iterator[Daemon]:
 def test_a_full_disk_is_no_defect(
     daemon: Daemon, told: list[str], error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P3: A pass that cannot write reports the path and a remedy; any other error is reported as a defect."""
+    """P3: A pass that fails on a full disk reports the path and a remedy; other errors are reported as defects."""
 
     def fail(_daemon: Daemon, _now: object) -> None:
         raise error

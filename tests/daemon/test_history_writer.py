@@ -1,4 +1,4 @@
-"""The history writer: problems of the history file never reach the daemon's loop."""
+"""Tests of the history writer: problems of the history file never disturb the daemon's loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ START = bucket_of(1_800_000_000.0, SHORT_S)
 
 @pytest.fixture(autouse=True)
 def enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `close` wait until the thread has written everything, however busy the disk is."""
+    """Let `close` wait up to a minute until the thread has written all samples, for a busy disk."""
     monkeypatch.setattr(history_writer, "END_S", 60.0)
 
 
@@ -34,7 +34,7 @@ def state() -> SchedulerState:
 
 
 class Clock:
-    """A history writer with a fake clock. ``at``: the clock; ``said``: logged texts."""
+    """A history writer with a fake clock. ``at``: seconds on that clock; ``said``: logged texts."""
 
     def __init__(self, path: Path, state: SchedulerState) -> None:
         self.path, self.state, self.at = str(path), state, 0.0
@@ -51,7 +51,7 @@ class Clock:
 
 
 def test_one_sample_a_bucket_and_gaps_stay_gaps(tmp_path: Path, state: SchedulerState) -> None:
-    """There is one sample for each interval; sleep of the machine and a clock set back leave gaps."""
+    """The history has one sample for each interval; a suspended machine and a clock that is set leave gaps."""
     loop = Clock(tmp_path / "history.db", state)
     loop.kept.begin()
     for after in (0, 1, 1, 8, 10, 10):
@@ -64,7 +64,7 @@ def test_one_sample_a_bucket_and_gaps_stay_gaps(tmp_path: Path, state: Scheduler
 
 
 def test_a_file_that_hangs_costs_samples_alone(tmp_path: Path, state: SchedulerState) -> None:
-    """While the file is locked the loop does not wait; afterwards the newest samples are written."""
+    """While the history file is locked, the loop does not wait; afterwards the newest samples are written."""
     loop = Clock(tmp_path / "history.db", state)
     loop.kept.begin()
     loop.turn(0)
@@ -79,7 +79,7 @@ def test_a_file_that_hangs_costs_samples_alone(tmp_path: Path, state: SchedulerS
     other.close()
     loop.turn(10)
     newest = bucket_of(START + loop.at, SHORT_S) - START
-    loop.turn(10)  # ends the newest interval; further ones could push it out of the queue of a late thread
+    loop.turn(10)  # ends the newest interval; more intervals could push it out of the queue of a late thread
     wait_for(lambda: newest in loop.times(), "the newest are written")
     assert len([at for at in loop.times() if 10 <= at < 1000]) <= 31  # only the newest batches are kept in memory
     wait_for(lambda: loop.turn(10) or len(loop.said) == 2, "it is over")

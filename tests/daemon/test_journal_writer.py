@@ -1,4 +1,4 @@
-"""The journal of a real store: what is written when, what happens on errors, and that it delays nothing."""
+"""Tests of the journal of a real store: when lines are written, errors, and that the loop is not delayed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Keeping:
         return made
 
     def change(self, job: Job, kind: str, state: JobState, second: float = 1.0, **changes: Any) -> Job:
-        """Give a job another state, with an event of this kind, as one pass does; return the changed job."""
+        """Change a job's state, with an event of this kind, as one pass does; return the changed job."""
         job = replace(job, state=state, **changes)
         event = Event(job.id, T0 + second, kind)
         with self.db.writing(sync=False) as connection:
@@ -83,7 +83,7 @@ class Keeping:
         return self.change(job, kind, end, 2, exit_code=code, finished_at=T0 + 2, outcome=how)
 
     def steps(self) -> None:
-        """Run steps until nothing is to be written, without waiting for their times."""
+        """Run steps until all changes are written, without waiting for their times."""
         while self.journal.due() != NEVER:
             self.journal._not_before = 0.0
             self.journal.step(now())
@@ -97,7 +97,7 @@ class Keeping:
 
 @pytest.fixture
 def keeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeping]:
-    """A `Keeping` whose rewrites at the start and the end are completed, however busy the disk is."""
+    """A `Keeping` whose rewrites at the start and the end may take a minute each, for a busy disk."""
     monkeypatch.setattr(journal_writer, "BEGIN_S", 60.0)
     monkeypatch.setattr(journal_writer, "END_S", 60.0)
     made = Keeping(tmp_path)
@@ -108,7 +108,7 @@ def keeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeping
 
 
 def test_s1_6_one_line_for_each_change_and_one_a_job_at_the_end(keeping: Keeping) -> None:
-    """S1.6: Each change that is shown adds one line; at the end there is one line per job. Nothing is logged."""
+    """S1.6: Each change of a job's status adds one line; at the end the journal is compacted to one line per job."""
     keeping.journal.begin()
     assert keeping.path.read_bytes() == b"" and keeping.journal.due() == NEVER
     one, two = keeping.submit("a", "b")
@@ -137,7 +137,7 @@ def test_an_end_without_a_change_writes_nothing(keeping: Keeping) -> None:
 
 
 def test_s1_8_all_jobs_of_the_store_are_in_it_again_at_the_start(keeping: Keeping) -> None:
-    """S1.8, S1.12: At the start the journal is made from the store, whatever the file contains of its jobs."""
+    """S1.8, S1.12: At the start the journal is rewritten from the store if the file is incomplete or out of date."""
     jobs = keeping.submit(*"abc")
     keeping.run(jobs[1])
     keeping.journal.begin()
@@ -168,7 +168,7 @@ def test_a_job_that_was_forgotten_keeps_its_last_line(keeping: Keeping) -> None:
 
 
 def test_it_is_written_anew_when_it_has_grown(keeping: Keeping) -> None:
-    """A file that has grown is rewritten in slices; changes during the rewrite are in the old and in the new file."""
+    """A file that has grown is rewritten in slices, and contains the changes made during the rewrite."""
     jobs = keeping.submit(*map(str, range(120)))
     keeping.journal.begin()
     compact = keeping.path.stat().st_size
@@ -202,7 +202,7 @@ def test_a_removed_file_is_whole_again_at_the_next_change(keeping: Keeping) -> N
 
 
 def test_many_at_once_are_written_a_few_a_turn(keeping: Keeping) -> None:
-    """Many new jobs are appended in several passes: ten thousand pasted lines must not delay the loop."""
+    """Many new jobs are appended in several passes, so that ten thousand pasted lines do not delay the loop."""
     keeping.journal.begin()
     keeping.submit(*map(str, range(450)))
     numbers = []
@@ -213,7 +213,7 @@ def test_many_at_once_are_written_a_few_a_turn(keeping: Keeping) -> None:
 
 
 def test_what_is_owed_at_the_end_is_written(keeping: Keeping, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the end, changes not written yet are appended, also if there is no time for a rewrite."""
+    """Changes that are not written yet are appended at the end, even without time for a rewrite."""
     keeping.submit("a")
     keeping.journal.begin()
     keeping.submit(*map(str, range(450)))
@@ -234,7 +234,7 @@ def test_after_a_defect_of_the_store_it_is_written_anew(keeping: Keeping) -> Non
 
 
 def test_trouble_is_said_once_shown_while_it_lasts_and_made_good(keeping: Keeping) -> None:
-    """An error is logged once, shown while it lasts, and retried with growing waits; no change is lost."""
+    """An error is logged once and shown while it lasts; writes are retried ever later, and no change is lost."""
     keeping.path.mkdir()
     one, two = keeping.submit("a", "b")
     before = time.monotonic()
@@ -260,7 +260,7 @@ def test_trouble_is_said_once_shown_while_it_lasts_and_made_good(keeping: Keepin
 def test_what_could_not_be_appended_is_owed(
     keeping: Keeping, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P4: Lines that could not be appended are appended later; if they are too many, the file is rewritten."""
+    """P4: Lines that could not be appended are appended later; if there are too many, the file is rewritten."""
     keeping.submit("a")
     keeping.journal.begin()
     node = keeping.path.stat().st_ino
@@ -283,7 +283,7 @@ def test_what_could_not_be_appended_is_owed(
 
 
 def test_a_row_that_cannot_be_read_costs_the_journal_alone(keeping: Keeping) -> None:
-    """A row that cannot be read stops only the journal, whose file stays unchanged."""
+    """A row of the store that cannot be read is reported, and the journal's file stays unchanged."""
     keeping.run(*keeping.submit("a"))
     with keeping.db.writing() as connection:
         connection.execute("UPDATE jobs SET state='nonsense'")
@@ -293,7 +293,7 @@ def test_a_row_that_cannot_be_read_costs_the_journal_alone(keeping: Keeping) -> 
 
 
 def test_s1_6_the_journal_takes_no_other_files_place(tmp_path: Path) -> None:
-    """A journal with the path of another file of the scheduler is refused: its lines would be set aside."""
+    """S1.6: A journal path that names another file of the scheduler is refused: that file would be rewritten."""
     places = Places(str(tmp_path / "state.json"))
     places.make()
     (tmp_path / "link").symlink_to("jobs.txt")

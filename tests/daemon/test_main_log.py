@@ -1,4 +1,4 @@
-"""The main log: one record per line, rotation, and logs that are moved, removed or replaced."""
+"""Tests of the main log: one record per line, rotation, and a log that is moved, removed or replaced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler.daemon.main_log import MainLog
 
 
 def test_one_record_a_line_and_one_write_a_flush(tmp_path: Path) -> None:
-    """S17, S18: A line break in a text starts no second record; records are written at a flush."""
+    """S17, S18: A text with a line break is one record; records are written only at a flush."""
     log = MainLog(str(tmp_path / "log"))
     log(LogMessage("one\ntwo \x1b[2J"))
     log(LogMessage("three", 30))
@@ -36,7 +36,7 @@ def test_rotation_keeps_five(tmp_path: Path) -> None:
 
 
 def test_p8_two_that_rotate_at_once_lose_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F16: Of two schedulers with one log, one writes before and after each rename by the other; no record is lost."""
+    """F16: No record is lost if one of two schedulers with the same log writes while the other rotates the log."""
     one, other = (MainLog(str(tmp_path / "log"), most_bytes=400) for _ in range(2))
     move, told, within = os.replace, list[str](), list[int]()
 
@@ -80,7 +80,7 @@ def test_a_removed_log_is_made_again_and_no_descriptor_is_lost(tmp_path: Path) -
         log(LogMessage(f"record {n} {'x' * 150}"))
         log.flush()
         assert f"record {n}" in (tmp_path / "log").read_text()
-    assert len(os.listdir("/proc/self/fd")) <= before  # garbage collection may close others
+    assert len(os.listdir("/proc/self/fd")) <= before  # garbage collection may close other descriptors
     log.close()
 
 
@@ -88,7 +88,7 @@ def test_a_removed_log_is_made_again_and_no_descriptor_is_lost(tmp_path: Path) -
     "text", ["a\nb", "a\r\nb", "a\x0bb\x0cc", "a\x85b", "a\u2028b\u2029c", "a\x1b[2Jb\x00", "a\udcffb", "\u202eevil"]
 )
 def test_s18_whatever_is_said_is_one_record(tmp_path: Path, text: str) -> None:
-    """S17, S18: Any text is one line of printable characters."""
+    """S17, S18: Any text is written as one line of printable characters."""
     log = MainLog(str(tmp_path / "log"))
     log(LogMessage(text))
     log.close()
@@ -114,7 +114,7 @@ def test_moved_by_logrotate_goes_on_under_its_name(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_costs_records_and_it_is_said_how_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F01: After a full disk a record tells how many were lost; a torn record is a line of its own."""
+    """F01: After a full disk, a record states how many records were lost; a torn record stays a separate line."""
     log = MainLog(str(tmp_path / "log"))
     write, room = os.write, [10, 0]
 
@@ -143,7 +143,7 @@ def test_a_full_disk_costs_records_and_it_is_said_how_many(tmp_path: Path, monke
 
 @pytest.mark.parametrize("what", ["fifo", "folder", "link"])
 def test_what_is_no_plain_file_is_refused_and_holds_nobody_up(tmp_path: Path, what: str) -> None:
-    """S8: A FIFO, folder or link in the log's place is an error at the start; later it costs only records."""
+    """S8: A FIFO, folder or link at the log's path is an error at the start; later only records are lost."""
     path = tmp_path / "log"
     log = MainLog(str(path))
     path.unlink()
@@ -162,7 +162,7 @@ def test_what_is_no_plain_file_is_refused_and_holds_nobody_up(tmp_path: Path, wh
 
 
 def test_where_it_cannot_be_rotated_it_is_written_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder that cannot be changed the log is not rotated, and records are still written."""
+    """If the log cannot be renamed, it is not rotated, and records are still written."""
     log = MainLog(str(tmp_path / "log"), most_bytes=100)
 
     def refused(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Retention: old logs and jobs are removed, a few at a time, and nothing else is."""
+"""Tests of retention: old jobs and logs are removed, a few at a time, and all other files are kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOW = time.time()
 
 
 class Bench:
-    """A store, a folder of logs, and their retention. ``said``: logged texts; ``quiet``: whether the loop is idle."""
+    """A store, a log folder, and the retention of both. ``said``: logged texts; ``quiet``: whether the loop is idle."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "logs"
@@ -41,11 +41,11 @@ class Bench:
         )
 
     def step(self) -> None:
-        """Run one slice if it is due."""
+        """Run one slice of a round if it is due."""
         self.retention.step(Now(time.time(), 0.0))
 
     def job(self, days: float, *, state: JobState = JobState.DONE, attempts: int = 1, size: int = 100) -> Job:
-        """Add a job that ended this many days ago, with a log of ``size`` bytes for each attempt; return it."""
+        """Add a job that ended ``days`` ago, with a log of ``size`` bytes for each attempt; return it."""
         with self.db.writing() as connection:
             job = rows.insert(connection, JobSpec(script="/x.py"), WHOLE, "", (), NOW)
             job.state, job.attempt = state, attempts
@@ -106,7 +106,7 @@ def test_by_size_the_oldest_first_with_all_attempts(bench: Bench) -> None:
 
 
 def test_f16_a_log_of_second_choice_goes_as_every_other(bench: Bench) -> None:
-    """F16: A log named `…_2.log`, because its name was taken, is removed like others; `recover` finds its job."""
+    """F16: A log named `…_2.log`, because its first name was taken, is removed at its age; `recover` finds its job."""
     ended = bench.job(31, attempts=2)
     for name in ("", "_a2"):
         old = bench.folder / f"job_{ended.id}_20200101_000000{name}.log"
@@ -119,7 +119,10 @@ def test_f16_a_log_of_second_choice_goes_as_every_other(bench: Bench) -> None:
 
 
 def test_s8_what_is_not_ours_is_left_alone(bench: Bench, tmp_path: Path) -> None:
-    """S8, A19: Other names, unknown jobs, links, folders, other places and logs of jobs with GPUs are left alone."""
+    """S8, A19: Retention removes only logs of ended jobs without GPUs, by their names, in the log folder.
+
+    Other names, logs of unknown jobs, links, folders and files in other folders stay.
+    """
     mine = bench.job(99)
     running, waiting = bench.job(0, state=JobState.RUNNING), bench.job(0, state=JobState.PENDING, attempts=2)
     for job in (running, waiting):
@@ -150,7 +153,7 @@ def test_s8_what_is_not_ours_is_left_alone(bench: Bench, tmp_path: Path) -> None
 
 
 def test_s8_a_link_in_the_place_of_the_folder_is_not_followed(bench: Bench, tmp_path: Path) -> None:
-    """S8: A link in place of the log folder is reported once and not followed; later rounds work again."""
+    """S8: A link in place of the log folder is reported once and not followed; rounds after its removal work again."""
     job = bench.job(99)
     other = tmp_path / "moved"
     bench.folder.rename(other)
@@ -166,7 +169,7 @@ def test_s8_a_link_in_the_place_of_the_folder_is_not_followed(bench: Bench, tmp_
 def test_s8_a_link_swapped_in_at_the_last_moment_is_not_followed(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S8, A19: A link that replaces a log between its choice and its removal is not followed."""
+    """S8, A19: A link that replaces a log between its selection and its removal is not followed."""
     job = bench.job(99)
     target = tmp_path / "precious"
     target.write_text("precious")
@@ -182,13 +185,13 @@ def test_s8_a_link_swapped_in_at_the_last_moment_is_not_followed(
 
 
 def test_logs_of_forgotten_jobs_still_count(bench: Bench) -> None:
-    """Deleting a job leaves its logs, which are removed when `keep_logs` says so."""
+    """Logs of a deleted job stay until `keep_logs` removes them."""
     jobs = [bench.job(10 - n, attempts=2) for n in range(5)]
     everything = set(os.listdir(bench.folder))
     assert set(bench.round(finished="2")) == everything
     assert bench.said == ["removed 3 ended jobs"]
     assert [row[0] for row in bench.db.connection.execute("SELECT id FROM jobs")] == [4, 5]
-    os.unlink(jobs[0].log)  # a user removes it
+    os.unlink(jobs[0].log)  # as a user may do
     assert set(bench.round("8d12h", "2")) == {n for n in everything if n[:5] not in ("job_1", "job_2")}
     assert bench.said[1:] == ["removed 300 bytes of logs"]
     assert bench.db.connection.execute("SELECT count(*) FROM old_logs").fetchone() == (2,)
@@ -198,7 +201,7 @@ def test_logs_of_forgotten_jobs_still_count(bench: Bench) -> None:
 
 
 def test_slices_are_short_and_others_come_first(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slice ends after 5 ms, a busy loop has one slice a second, and the next round comes after an hour."""
+    """A slice takes 5 ms at most, a busy loop gets one slice a second, and the next round begins after an hour."""
     clock = itertools.count(time.monotonic(), 0.001)  # each reading of the clock, and so each step, takes 1 ms
     monkeypatch.setattr(retention.time, "monotonic", lambda: next(clock))
     most = 10 * (1 + round(retention.SLICE_S / 0.001))
@@ -235,14 +238,14 @@ def test_slices_are_short_and_others_come_first(bench: Bench, monkeypatch: pytes
 def test_what_may_stay_for_a_short_time_is_looked_at_more_often(
     bench: Bench, logs: str, finished: str, seconds: float
 ) -> None:
-    """Rounds are more frequent for short age limits: a log must not outlive a limit of seconds by an hour."""
+    """Short age limits make rounds more frequent: a log must not outlive a limit of seconds by an hour."""
     before = time.monotonic()
     bench.round(logs, finished)
     assert before + seconds <= bench.retention.due() <= time.monotonic() + seconds
 
 
 def test_trouble_with_the_store_ends_the_round_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """E08 in part: An error of the store is logged once and ends only the round, which removes nothing."""
+    """E08 in part: An error of the store is logged once and ends the current round, which removes no job."""
     bench.job(5), bench.job(1)
     bench.db.connection.execute("PRAGMA query_only=1")
     names = bench.round("", "1")

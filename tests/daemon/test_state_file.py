@@ -1,4 +1,4 @@
-"""The state file: edits are read, and none is lost when a new version is written."""
+"""Tests of the state file: edits are read, and no edit is lost when the daemon writes a new version."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CARDS = [{"index": 0, "uuid": "GPU-a"}, {"index": 1, "uuid": "GPU-b"}]
 
 @pytest.fixture
 def painted(tmp_path: Path) -> Iterator[StateFile]:
-    """A state file with one version that we have written."""
+    """A state file of which the daemon has written one version."""
     file = StateFile(str(tmp_path / "state.json"))
     assert file.paint(a_picture(), 0.0)
     yield file
@@ -40,7 +40,7 @@ def wish(edit: Edit | None) -> StateEdited | None:
 
 
 def save(file: StateFile, **changes: Any) -> None:
-    """Save the contents with these changes in place, as most programs do."""
+    """Apply these changes to the state file and save it in place, as most editors do."""
     Path(file.path).write_text(json.dumps({**read(file), **changes}))
 
 
@@ -48,7 +48,7 @@ def save(file: StateFile, **changes: Any) -> None:
 
 
 def test_pauses_painted_under_other_numbers_are_those_of_the_cards(tmp_path: Path) -> None:
-    """I07: Pauses under other indexes are those of the GPUs with the same UUIDs."""
+    """I07: A paused index means the GPU whose UUID the file lists for it, also if that GPU has another index now."""
     path = tmp_path / "state.json"
     for gpus, meant in (([0], (1,)), ([1], (0,)), ([0, 5], (1, 5))):
         path.write_text(json.dumps({"paused_gpus": gpus, "gpus": CARDS}))
@@ -57,7 +57,7 @@ def test_pauses_painted_under_other_numbers_are_those_of_the_cards(tmp_path: Pat
 
 
 def test_a_number_without_a_card_says_nothing_of_the_card_that_has_it_now(tmp_path: Path) -> None:
-    """I07: A paused index without a UUID in the file is dropped if another GPU has this index now."""
+    """I07: A paused index without a UUID in the file is dropped if a renumbered GPU has this index now."""
     path = tmp_path / "state.json"
     path.write_text(json.dumps({"paused_gpus": [2, 3], "gpus": CARDS}))
     file = StateFile(str(path), numbers={"GPU-a": 0, "GPU-b": 2})
@@ -85,7 +85,7 @@ def test_an_edit_comes_until_it_is_accepted_and_then_never_again(painted: StateF
 
 
 def test_d05_what_a_picture_replaced_is_looked_at_once_more(painted: StateFile) -> None:
-    """An edit that is saved after the last look is found in the file that the new version replaced."""
+    """D05: An edit saved just before a new version is written is read from the file that this version replaced."""
     assert painted.look(1.0) is None
     save(painted, paused_gpus=[0])
     assert painted.paint(a_picture(), 1.0)
@@ -96,7 +96,7 @@ def test_d05_what_a_picture_replaced_is_looked_at_once_more(painted: StateFile) 
 
 
 def test_d05_a_program_that_has_the_replaced_file_open_is_waited_for(painted: StateFile) -> None:
-    """An edit that a program writes into the replaced file, which it still has open, is read."""
+    """D05: An edit that a program writes into the replaced file, which it still has open, is read."""
     document = json.dumps({**read(painted), "paused_gpus": [1]})
     with open(painted.path, "w") as stream:
         assert painted.paint(a_picture(), 1.0), "an empty file, seen for the first time by the exchange"
@@ -137,7 +137,7 @@ def test_a_writer_that_never_closes_is_not_waited_for_for_ever(painted: StateFil
 
 @pytest.mark.parametrize("mode", ["exchange", "rename"])
 def test_d05_a_thousand_saves_between_pictures(painted: StateFile, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a thousand edits none is lost, also where the file system cannot exchange two names."""
+    """D05: All of a thousand edits are read, also if the file system cannot exchange two names."""
     if mode == "rename":
 
         def refuse(*_: object) -> None:
@@ -231,20 +231,20 @@ def test_two_bad_ones_within_a_second_are_both_kept(painted: StateFile) -> None:
     ],
 )
 def test_what_is_not_said_stays_as_it_is(painted: StateFile, text: str, meant: StateEdited) -> None:
-    """D03, D04: A key that is missing or mistyped changes nothing."""
+    """D03, D04: A missing or mistyped key leaves the setting unchanged."""
     Path(painted.path).write_text(text)
     assert wish(painted.look(0.0)) == meant
 
 
 def test_each_key_has_a_line_of_its_own(painted: StateFile) -> None:
-    """Each key is on its own line, so that a user, or sed, can edit it."""
+    """Each key is on its own line, so that a user or sed can edit it."""
     lines = Path(painted.path).read_text().splitlines()
     assert ' "paused_gpus": [],' in lines and ' "paused": false,' in lines
     assert read(painted) == json.loads(Path(painted.path).read_text())
 
 
 def test_d05_a_save_left_aside_by_one_who_was_killed_is_taken_up(painted: StateFile) -> None:
-    """D05: An edit in a temporary file of a killed daemon is applied by the next one, which removes the file."""
+    """D05: The next daemon applies an edit in a temporary file of a killed daemon, and then removes the file."""
     folder = Path(painted.path).parent
     theirs, torn, link = (folder / f".{Path(painted.path).name}.new-{n}" for n in (7, 8, 9))
     theirs.write_text(json.dumps({**read(painted), "paused_gpus": [1]}))
@@ -289,7 +289,7 @@ def test_d06_a_deleted_file_resets_the_pauses_after_a_moment(painted: StateFile)
 
 
 def test_an_editor_that_moves_the_old_file_away_deletes_nothing(painted: StateFile) -> None:
-    """C07 for this file: An editor that renames the old file and writes a new one makes an edit, no deletion."""
+    """C07: An editor that renames the old state file and writes a new one makes an edit, not a deletion."""
     os.rename(painted.path, painted.path + "~")
     assert painted.look(1.0) is None
     Path(painted.path).write_text(json.dumps(a_picture(1, revision=1)))
@@ -350,7 +350,7 @@ def test_deleted_while_no_daemon_ran(painted: StateFile) -> None:
 
 
 def test_e09_an_old_picture_that_cannot_be_read_is_looked_at_again_and_then_let_go(tmp_path: Path) -> None:
-    """E09: A failed read of the replaced file is repeated, and reported if it keeps failing."""
+    """E09: A failed read of the replaced file is repeated for some seconds, and then reported."""
     file = StateFile(str(tmp_path / "state.json"))
     file._outs.append(_Out(os.open(tmp_path, os.O_RDONLY), b"", 0.0))  # a folder cannot be read as a file
     assert file.look(0.0) is None and not file.said and file._outs

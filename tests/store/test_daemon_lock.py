@@ -1,4 +1,4 @@
-"""The lock that allows one daemon for each state file, and how commands find the daemon."""
+"""Tests of the lock that allows one daemon for each state file, and of the register in which commands find it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def daemon(places: Places, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_second_daemon_is_refused_and_told_the_pid_of_the_first(
     places: Places, daemon: subprocess.Popen[str]
 ) -> None:
-    """S3.37: A second daemon is refused with the pid of the first one, and changes nothing."""
+    """S3.37: A second daemon is refused with a message that names the pid of the first one, and changes nothing."""
     assert daemon_alive(places)
     with pytest.raises(SchedulerError) as caught:
         DaemonLock(places).take({"pid": os.getpid()}, wait_s=0.1)
@@ -67,7 +67,7 @@ def test_a_second_daemon_is_refused_and_told_the_pid_of_the_first(
 
 
 def test_the_office_is_free_when_its_holder_was_killed(places: Places, daemon: subprocess.Popen[str]) -> None:
-    """S3.37: The lock of a dead process does not block, whatever `daemon.json` contains."""
+    """S3.37: A new daemon gets the lock of a killed one, although `daemon.json` still contains the old pid."""
     daemon.kill()
     daemon.wait(30)
     assert not daemon_alive(places)
@@ -82,7 +82,7 @@ def test_the_office_is_free_when_its_holder_was_killed(places: Places, daemon: s
 
 
 def test_who_waits_gets_the_office_when_it_is_left(places: Places, daemon: subprocess.Popen[str]) -> None:
-    """H: A daemon that waits for the lock gets it when the other daemon ends (a quick restart)."""
+    """H: A daemon that waits for the lock gets it when the previous daemon ends (a quick restart)."""
     assert daemon.stdin is not None
     daemon.stdin.write("leave\n")
     daemon.stdin.flush()
@@ -93,14 +93,14 @@ def test_who_waits_gets_the_office_when_it_is_left(places: Places, daemon: subpr
 
 
 def test_asking_whether_a_daemon_lives_takes_nothing_away(places: Places, daemon: subprocess.Popen[str]) -> None:
-    """A thousand checks leave no descriptor and no lock behind."""
+    """A thousand checks whether a daemon is alive leave no descriptor open, and do not take its lock."""
     before = len(os.listdir("/proc/self/fd"))
     assert all(daemon_alive(places) for _ in range(1000))
-    assert len(os.listdir("/proc/self/fd")) <= before  # garbage collection may close others
+    assert len(os.listdir("/proc/self/fd")) <= before  # garbage collection may close other descriptors
 
 
 def test_looking_never_makes_a_daemon_fail_to_start(places: Places) -> None:
-    """H: A check holds the lock only for an instant, and a starting daemon waits that long."""
+    """H: A check whether a daemon is alive holds the lock for an instant; a starting daemon waits that long."""
     looker = subprocess.Popen(
         [
             sys.executable,
@@ -117,7 +117,7 @@ def test_looking_never_makes_a_daemon_fail_to_start(places: Places) -> None:
         assert looker.stdout is not None and looker.stdout.readline() == "looking\n"
         for _ in range(50):
             daemon_lock = DaemonLock(places)
-            daemon_lock.take({"pid": 7}, wait_s=30)  # the other process may be descheduled while it holds the lock
+            daemon_lock.take({"pid": 7}, wait_s=30)  # the checking process may be descheduled while it holds the lock
             daemon_lock.leave()
     finally:
         looker.kill()
@@ -153,7 +153,7 @@ def test_bytes_that_are_no_text_about_the_daemon_are_no_obstacle(places: Places)
 def test_a_live_scheduler_can_be_found_and_a_dead_one_is_not(
     places: Places, tmp_path: Path, daemon: subprocess.Popen[str]
 ) -> None:
-    """Contract 2: A living scheduler is found in the register; dead ones and invalid entries are not."""
+    """Contract 2: A running scheduler is found in the register; ended schedulers and invalid entries are ignored."""
     environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
     folder = Path(register_folder(environ))
     assert registered(environ) == [places.state_file]
@@ -171,14 +171,14 @@ def test_a_live_scheduler_can_be_found_and_a_dead_one_is_not(
 
 
 def test_no_place_to_register_is_no_obstacle(tmp_path: Path) -> None:
-    """P8: A register that cannot be written is no error: only commands without --state-file miss the scheduler."""
+    """P8: A register that cannot be written is no error; only commands without --state-file miss the scheduler."""
     (tmp_path / "gpujob").touch()
     assert register({"XDG_RUNTIME_DIR": str(tmp_path)}, "/x.json") == ""
     assert registered({"XDG_RUNTIME_DIR": str(tmp_path)}) == []
 
 
 def test_the_register_is_private(tmp_path: Path) -> None:
-    """P9: The register is private at umask 000: the folder 0700, its files 0600."""
+    """P9: At umask 000 the register's folder has mode 0700, and its files 0600."""
     old = os.umask(0)
     try:
         path = register({"XDG_RUNTIME_DIR": str(tmp_path)}, "/x.json")

@@ -1,4 +1,4 @@
-"""The store: private, safe, and written by one process at a time."""
+"""Tests of the store: modes, refused folders and files, versions, transactions and the write lock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="chown needs root")
 
 
 def python(code: str, *words: str) -> subprocess.Popen[str]:
-    """Start Python code that can import the program in a process of its own."""
+    """Start a Python process that runs ``code`` and can import the program."""
     return subprocess.Popen(
         [sys.executable, "-c", code, *words],
         env={**os.environ, "PYTHONPATH": ROOT},
@@ -91,7 +91,7 @@ print(oct(os.stat(places.state_file).st_mode & 0o777), "state")
 
 @pytest.mark.parametrize("mask", ["0", "077", "022", "0777"])
 def test_everything_is_private_and_usable_at_any_umask(places: Places, mask: str) -> None:
-    """P9: At any umask folders have mode 0700 and files 0600, also the write-ahead log."""
+    """P9: At any umask the scheduler's folders have mode 0700, and its files, also the write-ahead log, 0600."""
     modes = dict(reversed(line.split(maxsplit=1)) for line in done(python(_MAKE, places.state_file, mask)).splitlines())
     assert {"store.db", "store.db-wal", "store.db-shm", "store.lock", "daemon.lock", "daemon.json", "wakeup"} <= set(
         modes
@@ -167,7 +167,7 @@ def test_making_a_private_folder_leaves_the_umask_alone(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_the_house_is_named_by_the_state_file(state_file: str, house: str) -> None:
-    """Contract 2: The state folder's name follows from the state file, so that two schedulers can share a folder."""
+    """Contract 2: The state file determines the state folder's name, so that two schedulers can share a folder."""
     assert Places(state_file).state_dir == house
 
 
@@ -187,7 +187,7 @@ def _digest(path: str) -> str:
 
 
 def test_e13_a_store_of_a_newer_version_is_refused_and_left_untouched(places: Places) -> None:
-    """E: A store that a newer version wrote is refused and not changed."""
+    """E13: A store that a newer version wrote is refused and not changed."""
     Database(places).close()
     with sqlite3.connect(places.store) as connection:
         connection.execute("PRAGMA journal_mode=DELETE")
@@ -236,7 +236,7 @@ def test_reading_a_store_that_holds_nothing_says_how_to_begin(places: Places) ->
 
 
 def test_a_refused_store_leaves_no_descriptors(places: Places) -> None:
-    """P8: Repeated tries to open an invalid store leave no descriptors open."""
+    """P8: Repeated attempts to open an invalid store leave no descriptors open."""
     places.make()
     Path(places.store).write_bytes(b"this is no database\n" * 100)
 
@@ -252,7 +252,7 @@ def test_a_refused_store_leaves_no_descriptors(places: Places) -> None:
 
 @pytest.mark.parametrize("name", ["a b", "a%41b", "a?mode=rwc", "a#b", "é", "a'b"])
 def test_any_folder_name_can_hold_a_store(tmp_path: Path, name: str) -> None:
-    """A store works in a folder of any name: a path is never used as a URI."""
+    """A store works in a folder with any name: characters that are special in a URI have no effect."""
     folder = tmp_path / name
     folder.mkdir()
     places = Places(str(folder / "gpu_scheduler_state.json"))
@@ -268,7 +268,7 @@ def test_any_folder_name_can_hold_a_store(tmp_path: Path, name: str) -> None:
 
 
 def test_an_exception_leaves_nothing(database: Database) -> None:
-    """P4: An exception within a transaction undoes all of it."""
+    """P4: An exception within a transaction undoes the whole transaction."""
     with pytest.raises(RuntimeError):
         with database.writing() as connection:
             rows.insert(connection, JobSpec(arguments=("x",)), ResourceRequest(1, 1000), "", (), 1.0)
@@ -303,7 +303,7 @@ def test_what_is_committed_is_there_for_others_at_once(places: Places, database:
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_commit_survives_the_death_of_its_process(places: Places, sync: bool) -> None:
-    """P4: A commit survives a SIGKILL right afterwards; an open transaction does not."""
+    """P4: A commit survives a SIGKILL of its process right afterwards; an open transaction does not."""
     code = """
 import os, signal, sys
 from scheduler.store.database import Database
@@ -324,7 +324,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     database.close()
 
 
-# Waits long for the lock: on a slow disk the other process holds it nearly all the time.
+# The long wait for the lock is for slow disks, where the other process holds it nearly all the time.
 _INSERT = """
 import sys
 from scheduler.store.database import Database
@@ -343,7 +343,7 @@ database.close()
 
 
 def test_e07_two_processes_that_write_at_once_lose_nothing(places: Places) -> None:
-    """P2, P4: Two processes that write at the same time both succeed, and lose nothing."""
+    """P2, P4: Two processes that write at the same time both succeed, and no job is lost."""
     writers = [python(_INSERT, places.state_file, who) for who in ("a", "b")]
     for writer in writers:
         assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
@@ -363,17 +363,17 @@ def test_e07_two_processes_that_write_at_once_lose_nothing(places: Places) -> No
 
 
 def test_e07_checkpoints_and_readers_beside_two_writers_lose_nothing(places: Places) -> None:
-    """E07: Beside two writers, checkpoints of a third connection and readers lose nothing."""
+    """E07: Checkpoints of a third connection and readers beside two writers lose no job."""
     Database(places, checkpoints=True).close()
     other = sqlite3.connect(places.store, isolation_level=None, timeout=5)
-    other.execute("SELECT count(*) FROM jobs").fetchone()  # opens the log: the last writer does not remove it
+    other.execute("SELECT count(*) FROM jobs").fetchone()  # opens the log, so that the last writer does not remove it
     writers = [python(_INSERT, places.state_file, who) for who in ("a", "b")]
     for writer in writers:
         assert writer.stdin is not None and writer.stdout is not None and writer.stdout.readline() == "ready\n"
         writer.stdin.write("go\n")
         writer.stdin.flush()
     seen, copied, running = 0, 0, True
-    while running:  # the last turn comes after the writers' end
+    while running:  # the last pass comes after the writers' end
         running = any(writer.poll() is None for writer in writers)
         copied += other.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[2] > 0
         reader = open_for_reading(places)
@@ -393,7 +393,7 @@ def test_e07_checkpoints_and_readers_beside_two_writers_lose_nothing(places: Pla
 
 
 def test_a_busy_lock_is_store_trouble_after_the_wait_and_no_sooner(places: Places) -> None:
-    """P3: A busy lock raises StoreTrouble, which names it, after the wait; later writes succeed."""
+    """P3: A busy lock raises StoreTrouble with the lock's path after the wait, not before; later writes succeed."""
     holding = threading.Event()
     let_go = threading.Event()
 
@@ -420,7 +420,7 @@ def test_a_busy_lock_is_store_trouble_after_the_wait_and_no_sooner(places: Place
 
 
 def test_a_lock_held_by_a_killed_process_is_free(places: Places) -> None:
-    """H: A lock whose holder was killed is free, because locks of the kernel are never stale."""
+    """H: A lock whose holder was killed is free: the kernel releases the locks of a dead process."""
     code = """
 import os, sys
 from scheduler.store.database import Database
@@ -433,7 +433,7 @@ with database.writing() as connection:
 """
     holder = python(code, places.state_file)
     assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-    database = Database.__new__(Database)  # opening takes the lock, too
+    database = Database.__new__(Database)  # opening the store takes the lock, too
     with pytest.raises(StoreTrouble):
         database.__init__(places, lock_wait_s=0.2)  # type: ignore[misc]
     holder.kill()
@@ -445,7 +445,7 @@ with database.writing() as connection:
 
 
 def test_the_wakeup_file_has_one_byte_however_often_it_is_written(places: Places, database: Database) -> None:
-    """Each wakeup writes the same byte: the file does not grow."""
+    """Wakeups overwrite the same byte, so the wakeup file does not grow."""
     for _ in range(100):
         database.wake_daemon()
     assert os.stat(places.wakeup).st_size == 1
@@ -454,7 +454,7 @@ def test_the_wakeup_file_has_one_byte_however_often_it_is_written(places: Places
 def _as_it_was(
     connection: sqlite3.Connection, table: str, model: list[dict[str, object]] | None = None
 ) -> list[dict[str, object]]:
-    """Return all rows of a table; of their columns only those that ``model`` has."""
+    """Return all rows of a table as dictionaries, with only the columns that ``model`` has (None: all columns)."""
     cursor = connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2" if table != "pauses" else "SELECT * FROM pauses")
     names = [column[0] for column in cursor.description]
     keep = set(model[0]) if model else set(names)
@@ -462,12 +462,12 @@ def _as_it_was(
 
 
 def test_e14_a_store_of_the_first_version_is_opened_and_brought_up_to_date(places: Places) -> None:
-    """A store of the first version is migrated with jobs, refused lines and pauses; a copy of it is kept."""
+    """E14: A store of the first version is migrated with its jobs, refused lines and pauses; a copy of it is kept."""
     places.make()
     text = (Path(__file__).resolve().parents[1] / "data" / "store-v1.sql").read_text()
     old = sqlite3.connect(places.store)
     old.executescript(text)
-    assert rows.counts(old)["done"] == 1  # as a verb does before a scheduler has migrated it
+    assert rows.counts(old)["done"] == 1  # as a verb does before a scheduler has migrated the store
     tables = ("jobs", "events", "files", "line_counts", "refused", "pauses")
     before = {table: _as_it_was(old, table) for table in tables}
     assert before["jobs"] and before["line_counts"] and before["pauses"]

@@ -1,4 +1,4 @@
-"""Deleting ended jobs: what is deleted, what is protected, and what remains of a deleted job."""
+"""Tests of deleting ended jobs: deleted jobs, protected jobs, and the remaining data of deleted jobs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_without_limits_all_that_ended_and_the_refused_lines(database: Database)
     """Without limits one call deletes all unprotected ended jobs and the refused lines, as `reset` does."""
     for state in JobState:
         put(database, state, 10.0 if state in ENDED else None)
-    put(database, JobState.STOPPING, 11.0)  # its main process has ended, leftover processes have not
+    put(database, JobState.STOPPING, 11.0)  # its main process has ended, but leftover processes run
     parent, other = put(database, JobState.DONE, 12.0), put(database, JobState.FAILED, 13.0)
     put(database, JobState.PENDING, after=(parent.id,))
     put(database, JobState.STOPPING, 14.0, after_ok=(other.id,))
@@ -97,7 +97,7 @@ def test_without_limits_all_that_ended_and_the_refused_lines(database: Database)
 def test_the_oldest_go_first_and_no_more_than_allowed(
     database: Database, jobs: list[tuple[JobState, int]], keep: int | None, before: int | None, most: int | None
 ) -> None:
-    """The deleted jobs are those of a slow model: the jobs that ended first, at most ``most`` of them."""
+    """The jobs that ended first are deleted, at most ``most`` of them. A simple model computes which."""
     with database.writing() as connection:
         connection.execute("DELETE FROM jobs")
         connection.execute("DELETE FROM meta WHERE key='last_id'")
@@ -131,7 +131,7 @@ def test_logs_of_all_attempts_are_remembered(database: Database) -> None:
 
 
 def test_an_environment_goes_with_its_last_job(tmp_path: Path, database: Database) -> None:
-    """A stored environment is removed with its last job; a submission that needs it at that moment writes it again."""
+    """A stored environment is removed with its last job; a concurrent submission that needs it writes it again."""
     client = SchedulerClient(database.places.state_file)
     spec = JobSpec(source="submit", arguments=("true",), gpus="0")
     first = client.submit(spec, {"A": "1"}, ModelTable())
@@ -140,7 +140,7 @@ def test_an_environment_goes_with_its_last_job(tmp_path: Path, database: Databas
     client.submit(spec, {"A": "3"}, ModelTable())
     assert first.spec.env_file == shared.spec.env_file
     folder = database.places.environments
-    Path(folder, "packet").touch()  # another file, which must stay
+    Path(folder, "packet").touch()  # a file that is no environment must stay
 
     def end(*ids: int) -> None:
         with database.writing() as connection:

@@ -1,4 +1,4 @@
-"""GPU numbers in the store after the driver has renumbered the GPUs."""
+"""Tests of the GPU numbers in the store after the driver has renumbered the GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scheduler.store.paths import Places
 
 
 def test_a_job_whose_main_process_has_ended_keeps_its_card_while_it_is_stopped(tmp_path: Path) -> None:
-    """A STOPPING job with an end time has its GPU: it follows the card, and `status` shows it once, as a live job."""
+    """A stopping job whose main process has ended keeps its GPU under the new number, and is shown as a live job."""
     db = Database(Places(str(tmp_path / "state.json")))
     with db.writing() as connection:
         job = rows.insert(connection, JobSpec(script="/x.py"), ResourceRequest(1, 1000), "", (), 1.0)

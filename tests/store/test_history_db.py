@@ -1,4 +1,4 @@
-"""The history file: bounded, private, correctly averaged, and replaced if it cannot be used."""
+"""Tests of the history file: limited size, modes, averages, and replacement of an unusable file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def job(at: float, memory: float | None = 100.0, number: int = 1, attempt: int =
 def fill(
     file: HistoryFile, rows: Iterable[tuple[float | None, ...]], jobs: Iterable[tuple[float | None, ...]] = ()
 ) -> None:
-    """Write these rows, one batch for each interval."""
+    """Write these rows into the history file, one batch for each interval."""
     by_time: dict[float, tuple[list[tuple[float | None, ...]], list[tuple[float | None, ...]]]] = {}
     for row in rows:
         by_time.setdefault(row[1] or 0.0, ([], []))[0].append(row)
@@ -59,7 +59,7 @@ def rows_in(path: str, table: str) -> int:
 
 
 def test_five_minutes_conserve_means_and_maxima(path: str) -> None:
-    """Five-minute rows have the means and maxima of the short rows; missing values are no part of a mean."""
+    """Five-minute rows have the means and maxima of the ten-second rows; missing values do not count in a mean."""
     dice = random.Random(8)
     start = bucket_of(NOW, LONG_S) - 40 * LONG_S
     rows = []
@@ -90,7 +90,7 @@ def test_five_minutes_conserve_means_and_maxima(path: str) -> None:
 
 
 def test_a_day_fine_and_ninety_days_coarse(path: str) -> None:
-    """Short rows are kept for a day and long rows for 90 days; a query uses whichever there are."""
+    """Ten-second rows are kept for a day and five-minute rows for 90 days; queries use both."""
     file = HistoryFile(path)
     old = bucket_of(NOW, LONG_S) - KEEP_LONG_S - 10 * LONG_S
     fill(file, [gpu(old + n * SHORT_S) for n in range(60)])
@@ -107,7 +107,7 @@ def test_a_day_fine_and_ninety_days_coarse(path: str) -> None:
 
 
 def test_there_are_at_most_so_many_rows(path: str) -> None:
-    """K18: The number of rows is limited: the oldest are deleted first."""
+    """K18: The number of rows is limited; the oldest rows are deleted first."""
     file = HistoryFile(path, most_rows=500)
     start = bucket_of(NOW, LONG_S)
     for n in range(120):
@@ -120,7 +120,7 @@ def test_there_are_at_most_so_many_rows(path: str) -> None:
 
 
 def test_a_job_has_a_curve_for_each_attempt(path: str) -> None:
-    """Each attempt has its own curve of at most 2,000 points, from short rows where they still exist."""
+    """Each attempt has its own curve of at most 2,000 points, from ten-second rows where they still exist."""
     file = HistoryFile(path)
     start = bucket_of(NOW, LONG_S) - KEEP_SHORT_S - 20 * LONG_S
     fill(file, (), (job(start + n * SHORT_S, 10.0) for n in range(300)))
@@ -134,7 +134,7 @@ def test_a_job_has_a_curve_for_each_attempt(path: str) -> None:
 
 
 def test_pauses_to_the_moment_and_through_restarts(path: str) -> None:
-    """Pauses have exact times, also over restarts; the last change of each GPU is kept forever."""
+    """Pauses have exact times, also across restarts; the last change of each GPU is kept forever."""
     none: frozenset[int] = frozenset()
     file = HistoryFile(path)
     file.write(Batch(NOW, pauses=((NOW - 50, none), (NOW - 40.5, frozenset({1})), (NOW - 30, frozenset({1, QUEUE})))))
@@ -153,7 +153,7 @@ def test_pauses_to_the_moment_and_through_restarts(path: str) -> None:
 
 
 def test_turns_are_counted_on(path: str) -> None:
-    """The number of passes continues over restarts and never decreases."""
+    """The counts of passes continue across restarts."""
     counts = (*range(len(TICK_BUCKETS)), 3)
     assert history_db.ticks(path) is None
     for run in (1, 2):
@@ -214,7 +214,7 @@ def test_a_file_that_is_removed_is_made_anew(path: str) -> None:
 
 @pytest.mark.parametrize("what", ["link", "folder", "fifo"])
 def test_what_is_no_file_is_left_alone(path: str, tmp_path: Path, what: str) -> None:
-    """A link, folder or FIFO in place of the file raises an error, is not followed, and does not block."""
+    """A link, folder or FIFO in place of the file raises an error; it is not followed and does not block."""
     if what == "link":
         os.symlink(tmp_path / "victim", path)
     elif what == "fifo":
@@ -261,7 +261,7 @@ print(failed > 0, file.told)
 
 
 def test_a_full_disk_costs_samples_and_is_over_when_there_is_room(path: str) -> None:
-    """F01: A full disk (here: a limit on the size of files) loses samples, and is not taken for damage."""
+    """F01: On a full disk (here: a limit on the size of files) samples are lost, but the file is not set aside."""
     done = subprocess.run(
         [sys.executable, "-c", _FULL, path], env={**os.environ, "PYTHONPATH": ROOT}, capture_output=True, text=True, timeout=120,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)), check=False,
@@ -272,7 +272,7 @@ def test_a_full_disk_costs_samples_and_is_over_when_there_is_room(path: str) -> 
 
 @pytest.fixture(autouse=True)
 def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Close every history file that a test has opened: Python 3.13 and later warn about open ones."""
+    """Close every history file that a test has opened, since Python 3.13 and later warn about open ones."""
     made: list[HistoryFile] = []
     begin = HistoryFile.__init__
 

@@ -1,4 +1,4 @@
-"""The journal's file: appending, rewriting, torn lines, lines of other programs, replaced files, a full disk."""
+"""Tests of the journal's file: appends, rewrites, torn lines, lines of other programs, replaced files, full disks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def record(job: int, status: str = "pending", **changes: Any) -> bytes:
 
 
 class Store:
-    """A journal over a store with jobs 1 to 9, accepted "now". ``lines``: id → line that a rewrite writes."""
+    """A journal of a store with jobs 1 to 9, accepted "now". ``lines``: id → line that a rewrite writes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -69,7 +69,7 @@ def test_s1_6_it_is_private_and_one_line_a_job(store: Store) -> None:
 
 
 def test_s1_6_what_others_wrote_stays_in_front(store: Store) -> None:
-    """Lines of other programs stay in front; of a job that the store does not have only the last line stays."""
+    """S1.6: A rewrite keeps lines of other programs in front, and the last line of each job that is not in the store."""
     foreign = b'{"note": "mine"}\n[1, 2]\n{"id": 3}\n"text"\n'
     store.path.write_bytes(
         record(1, "failed") + foreign + b"\n \n" + record(77) + record(88) + record(77, "completed") + record(3)
@@ -83,7 +83,7 @@ def test_s1_6_what_others_wrote_stays_in_front(store: Store) -> None:
 
 
 def test_jobs_of_a_scheduler_of_before_with_the_same_ids_stay(store: Store) -> None:
-    """Lines of another scheduler's jobs stay, though their ids exist here: they were accepted at other times."""
+    """A rewrite keeps lines of an earlier scheduler's jobs, which have the same ids but other acceptance times."""
     store.path.write_bytes(record(1, "failed", accepted="then") + record(1, "running") + record(3, accepted="before"))
     for _ in range(2):
         store.write_anew()
@@ -92,7 +92,7 @@ def test_jobs_of_a_scheduler_of_before_with_the_same_ids_stay(store: Store) -> N
 
 
 def test_s1_12_a_torn_line_of_ours_is_written_anew(store: Store) -> None:
-    """S1.12: A torn line of our own is rewritten, and no other job is lost."""
+    """S1.12: A torn line that the scheduler wrote is rewritten, and the lines of other jobs are kept."""
     for cut in range(1, len(record(3)) - 1):
         store.path.write_bytes(record(1) + b'{"mine": 1}\n' + record(3)[:cut])
         store.write_anew()
@@ -103,7 +103,7 @@ def test_s1_12_a_torn_line_of_ours_is_written_anew(store: Store) -> None:
 @pytest.mark.parametrize("torn", [b'{"id": 50, "comm', b"\0" * 5000, b"note", b'{"mine": [1, 2', b"\xff\xfe"])
 @pytest.mark.parametrize("end", [b"", b"\n"])
 def test_s1_12_a_torn_line_that_is_not_ours_is_set_aside(store: Store, torn: bytes, end: bytes) -> None:
-    """S1.12: Any other torn line is set aside in a private file, and reported."""
+    """S1.12: A torn line that the scheduler did not write is moved to a private file, and reported."""
     store.path.write_bytes(b'{"mine": 1}\n' + record(1) + torn + end)
     store.write_anew()
     assert store.path.read_bytes() == b'{"mine": 1}\n' + record(1) + record(3, "running")
@@ -113,7 +113,7 @@ def test_s1_12_a_torn_line_that_is_not_ours_is_set_aside(store: Store, torn: byt
 
 
 def test_s1_12_damage_in_the_middle_is_set_aside_too(store: Store) -> None:
-    """S1.12: One rewrite sets all damaged lines aside in one file; the next one, in the same second, in another."""
+    """S1.12: Each rewrite moves its damaged lines to one new file, also twice in the same second."""
     for _ in range(2):
         store.path.write_bytes(b"one\n" + record(1) + b"two\n" + record(99) + record(3)[:30] + b"\n" + record(3))
         store.write_anew()
@@ -122,7 +122,7 @@ def test_s1_12_damage_in_the_middle_is_set_aside_too(store: Store) -> None:
 
 
 def test_a_whole_last_line_without_its_end_is_kept(store: Store) -> None:
-    """A complete last line without a newline is kept, because some editors remove the last newline."""
+    """A complete last line without a newline is kept: some editors remove the last newline."""
     store.path.write_bytes(record(1) + b'{"mine": 1}')
     store.write_anew()
     assert store.path.read_bytes() == b'{"mine": 1}\n' + record(1) + record(3, "running")
@@ -133,7 +133,7 @@ def test_a_whole_last_line_without_its_end_is_kept(store: Store) -> None:
 
 
 def test_a_line_without_end_is_no_reason_to_read_it_all(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line too long for a journal is set aside in pieces, and the lines behind it are read."""
+    """A line longer than ``LONGEST`` is moved aside piece by piece, and the lines after it are read."""
     monkeypatch.setattr(journal_file, "LONGEST", 1000)
     monkeypatch.setattr(journal_file, "PIECE", 700)
     store.path.write_bytes(b'["' + b"x" * 4000 + b'"]\n' + b"[1]\n")
@@ -143,7 +143,7 @@ def test_a_line_without_end_is_no_reason_to_read_it_all(store: Store, monkeypatc
 
 
 def test_removed_cut_or_replaced_it_has_to_be_written_anew(store: Store) -> None:
-    """If the file was removed, cut or replaced, an append writes nothing and returns False."""
+    """An append to a file that was removed, cut or replaced writes nothing and returns False."""
     assert not store.file.append(record(4))
     store.write_anew()
 
@@ -162,7 +162,7 @@ def test_removed_cut_or_replaced_it_has_to_be_written_anew(store: Store) -> None
 
 
 def test_an_open_last_line_of_others_is_closed_first(store: Store) -> None:
-    """An unfinished line of another program gets a newline before ours are appended."""
+    """An append first ends an unfinished line of another program with a newline."""
     store.write_anew()
     with store.path.open("ab") as stream:
         stream.write(b'{"half": ')
@@ -171,7 +171,7 @@ def test_an_open_last_line_of_others_is_closed_first(store: Store) -> None:
 
 
 def test_what_comes_while_it_is_written_anew_is_not_lost(store: Store) -> None:
-    """Lines added during a rewrite are kept: our own as part of the pages, others from the old file."""
+    """Lines that other programs append during a rewrite are kept; lines of known jobs come from the store."""
     store.path.write_bytes(b'{"mine": 1}\n' + record(1))
     steps = store.file.write_anew(iter([record(1), record(3)]))
     next(steps)
@@ -233,7 +233,7 @@ def in_the_way(path: Path, what: str) -> None:
      ("another's", "another user")],
 )  # fmt: skip
 def test_what_is_in_its_place_is_neither_followed_nor_replaced(store: Store, what: str, said: str) -> None:
-    """A FIFO, folder, link, device or another user's file is neither used nor replaced, and does not block."""
+    """A FIFO, folder, link, device or another user's file at the path is not used or replaced, and does not block."""
     if what == "another's" and os.geteuid() != 0:
         pytest.skip("needs root")
     in_the_way(store.path, what)
@@ -255,7 +255,7 @@ def test_what_is_in_its_place_is_neither_followed_nor_replaced(store: Store, wha
 
 
 def test_of_two_schedulers_one_keeps_its_journal_there(store: Store) -> None:
-    """A second scheduler is refused the same journal, until the first one has closed it."""
+    """A second scheduler cannot write the same journal until the first scheduler has closed it."""
     store.write_anew()
     other = Store(store.path)
     with pytest.raises(OSError, match="another scheduler"):
@@ -276,7 +276,7 @@ def test_no_folder_is_an_error_that_names_the_file(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """Yield a folder with 64 KiB of disk; skip the test where mounting is not allowed."""
+    """Yield a folder with 64 KiB of disk; skip the test if mounting is not allowed."""
     words = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs", str(tmp_path)]
     if subprocess.run(words, capture_output=True).returncode:
         pytest.skip("may not mount")
@@ -293,7 +293,7 @@ def fill(folder: Path) -> Path:
 
 
 def test_a_full_disk_takes_no_half_line(small: Path) -> None:
-    """P4: On a full disk nothing is appended and no rewrite replaces the file; later both succeed."""
+    """P4: On a full disk neither an append nor a rewrite changes the file; with room again an append succeeds."""
     store = Store(small / "queue.jsonl")
     store.lines = {1: record(1)}
     store.write_anew()
@@ -312,7 +312,7 @@ def test_a_full_disk_takes_no_half_line(small: Path) -> None:
 
 
 def test_a_full_disk_sets_nothing_aside_by_halves(small: Path) -> None:
-    """P4: On a full disk damaged lines stay in the journal; with room again they are set aside once."""
+    """P4: On a full disk damaged lines stay in the journal; with room again they are moved aside once."""
     store = Store(small / "queue.jsonl")
     store.path.write_bytes(b"bad " * 1500 + b"\n")
     store.lines = {1: record(1)}

@@ -1,4 +1,4 @@
-"""Jobs, events, requests and counts of lines as rows of the store: what is written is read back."""
+"""Tests of the rows of the store: jobs, events, requests and line counts are read back as they were written."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ CHANGES: dict[str, st.SearchStrategy[Any]] = {
 
 
 def test_every_field_of_a_wish_is_tried_below() -> None:
-    """``SPECS`` draws every field of JobSpec."""
+    """``SPECS`` generates every field of JobSpec."""
     assert set(SPECS.wrapped_strategy.kwargs) == {f.name for f in fields(JobSpec)}  # type: ignore[attr-defined]
 
 
@@ -144,7 +144,7 @@ def test_a_new_job_is_read_back_as_it_was_given(
 
 @given(changes=st.fixed_dictionaries({}, optional=CHANGES))
 def test_every_change_of_a_job_is_read_back(database: Database, changes: dict[str, Any]) -> None:
-    """P4, P5: Every changed field of a job is read back."""
+    """P4, P5: All changed fields of a job are read back."""
     with database.writing(sync=False) as connection:
         job = rows.insert(connection, JobSpec(arguments=("x",)), WHOLE, "", (), 1.0)
         for name, value in changes.items():
@@ -154,14 +154,14 @@ def test_every_change_of_a_job_is_read_back(database: Database, changes: dict[st
 
 
 def test_every_field_of_a_job_that_can_change_is_tried_above() -> None:
-    """``CHANGES`` draws every field of Job that can change."""
+    """``CHANGES`` generates every field of Job that can change."""
     fixed = {"id", "spec", "identity", "submitted_at"}
     assert set(CHANGES) == set(Job.__slots__) - fixed  # type: ignore[attr-defined]
 
 
 @given(SPECS)
 def test_a_wish_survives_as_plain_values(spec: JobSpec) -> None:
-    """P4: A JobSpec as plain values is read back; keys of a newer version are ignored."""
+    """P4: A JobSpec is read back from plain values; keys of a newer version are ignored."""
     assert JobSpec.from_dict(spec.as_dict()) == spec
     assert JobSpec.from_dict({**spec.as_dict(), "of a newer version": 1}) == spec
 
@@ -204,7 +204,7 @@ def test_jobs_without_identity_never_block_each_other(database: Database) -> Non
 
 
 def test_ids_are_never_given_twice(database: Database) -> None:
-    """P1: An id is used once, because attempt records and logs are named by it."""
+    """P1: An id is used only once, because attempt records and logs are named by it."""
     with database.writing() as connection:
         for _ in range(3):
             rows.insert(connection, JobSpec(arguments=("x",)), WHOLE, "", (), 1.0)
@@ -256,7 +256,7 @@ def test_a_changed_wish_is_read_back(database: Database) -> None:
 
 
 def test_events_are_read_back_in_their_order(database: Database) -> None:
-    """Contract 6: Events of a job are read in the order in which they were written, also at equal times."""
+    """Contract 6: Events of a job are read in the order in which they were written, also with equal times."""
     events = [
         Event(1, 1.0, "accepted", {"from": "jobs.txt:1"}),
         Event(1, 1.0, "started", {"gpus": [0, 1]}),
@@ -318,7 +318,7 @@ def test_k07_a_request_that_this_version_does_not_know_is_refused_once(
 
 
 def test_pauses_gpus_reasons_and_holdings_are_read_back(database: Database) -> None:
-    """S3.30, P7: Pauses, GPUs, reasons and holdings are read back, and can be removed."""
+    """S3.30, P7: Pauses, GPUs, reasons and holdings are read back, and are removed when empty ones are saved."""
     gpus = [Gpu(0, "u0", "A", 0, 1000), Gpu(2, "u2", "B", 1, None)]
     held = Holding("3.1", 3, ResourceRequest(2, 500), (0, 2), 7, (Process(10, 20), Process(11, 2**60)))
     with database.writing() as connection:
@@ -352,7 +352,7 @@ def test_pauses_gpus_reasons_and_holdings_are_read_back(database: Database) -> N
     )
 )  # fmt: skip
 def test_how_far_a_file_was_read_is_read_back(database: Database, mark: FileMark) -> None:
-    """C40, P2: The reading position of a file is read back."""
+    """C40, P2: The reading position of a watched file is read back."""
     with database.writing(sync=False) as connection:
         kept.save_mark(connection, FileMark(mark.path, 1, 2, 3))
         kept.save_mark(connection, mark)
@@ -361,7 +361,7 @@ def test_how_far_a_file_was_read_is_read_back(database: Database, mark: FileMark
 
 
 def test_equal_lines_are_counted_anew_when_the_file_was_replaced(database: Database) -> None:
-    """C07, C17, contract 3: Lines of a replaced file are counted again; only a risen number means a new line."""
+    """C07, C17, contract 3: Equal lines of a replaced file are counted again; a line is new above the old count."""
     with database.writing() as connection:
         assert [kept.count_line(connection, "f", "a") for _ in range(3)] == [(1, 0), (2, 0), (3, 0)]
         assert kept.count_line(connection, "f", "b") == (1, 0)
@@ -381,7 +381,7 @@ def test_equal_lines_are_counted_anew_when_the_file_was_replaced(database: Datab
 
 
 def test_refusals_are_read_back_and_gathered_anew_with_their_file(database: Database) -> None:
-    """S3.9, P2: Refused lines are read back; those of a file are removed when the file is read again."""
+    """S3.9, P2: Refused lines are read back; the refused lines of a file are removed when the file is read again."""
     one, two, other = (
         Refusal("f", 2, "t", "r", 1.0),
         Refusal("f", 1, "x" * 900, "s", 2.0),
@@ -409,7 +409,7 @@ def ended(connection: sqlite3.Connection, *jobs: int) -> None:
 
 
 def test_jobs_are_numbered_from_one_or_where_that_is_wanted_from_zero(tmp_path: Path) -> None:
-    """S4.3: Ids begin with 1, or with 0 if that was requested before the first job."""
+    """S4.3: Job ids begin with 1, or with 0 if that was requested before the first job."""
     for number, (zero, first) in enumerate(((False, 1), (True, 0))):
         database = Database(Places(str(tmp_path / f"{number}.json")))
         with database.writing() as connection:
@@ -448,7 +448,7 @@ def test_the_number_of_a_forgotten_job_is_not_given_out_again(database: Database
 
 @given(st.booleans(), st.lists(st.integers(-1, 5), max_size=30))
 def test_no_number_is_ever_given_out_twice(database: Database, zero: bool, steps: list[int]) -> None:
-    """S4.3 P4: No id is used twice. ``steps``: -1 adds a job, other numbers delete one of the remaining jobs."""
+    """S4.3 P4: No id is used twice. ``steps``: -1 adds a job, another number deletes one of the remaining jobs."""
     with database.writing(sync=False) as connection:
         connection.execute("DELETE FROM jobs")
         connection.execute("DELETE FROM meta WHERE key='last_id'")
@@ -468,11 +468,11 @@ def test_no_number_is_ever_given_out_twice(database: Database, zero: bool, steps
         assert given_out == list(range(0 if zero else 1, (0 if zero else 1) + len(given_out)))
 
 
-# -- calls at the end of a job, counts, histories ---------------------------------------------------------
+# -- completion hooks, counts, event histories ------------------------------------------------------------
 
 
 def test_what_is_to_be_done_at_the_end_of_jobs_is_written_down_begun_and_struck_off(database: Database) -> None:
-    """S4.26: A call at the end of a job is noted, begun and removed, so that a restart does not repeat it."""
+    """S4.26: The call of a job's completion hook is noted, begun and removed, so that a restart does not repeat it."""
     with database.writing() as connection:
         rows.note_calls(connection, [7, 3])
         assert rows.calls(connection) == [(3, None), (7, None)]
@@ -487,7 +487,7 @@ def test_what_is_to_be_done_at_the_end_of_jobs_is_written_down_begun_and_struck_
 
 
 def test_how_many_jobs_wait_or_run(database: Database) -> None:
-    """S4.18: The number of jobs that have not ended, which `ts -B` uses."""
+    """S4.18: `unfinished`, which `ts -B` uses, returns the number of jobs that have not ended."""
     with database.writing() as connection:
         assert rows.unfinished(connection) == 0
         made = [a_new_job(connection) for _ in range(4)]
@@ -500,7 +500,7 @@ def test_how_many_jobs_wait_or_run(database: Database) -> None:
 def test_stories_asked_for_together_are_those_asked_for_one_by_one(
     database: Database, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Event histories read for many jobs equal those read one by one, in the order of the jobs, empty ones included."""
+    """Event histories read for many jobs equal those read job by job, in the order of the jobs, also empty ones."""
     monkeypatch.setattr(rows, "AT_ONCE", at_once)
     with database.writing() as connection:
         made = [rows.insert(connection, JobSpec(arguments=("x",)), WHOLE, "", (), 1.0) for _ in range(7)]
@@ -513,7 +513,7 @@ def test_stories_asked_for_together_are_those_asked_for_one_by_one(
 
 
 def test_the_first_step_of_a_store_has_the_columns_of_the_table() -> None:
-    """The first migration has the columns of ``COLUMNS`` with ``since`` 1, by name, type, NULL and default."""
+    """The first migration creates the columns of ``COLUMNS`` with ``since`` 1: equal names, types, NULL and defaults."""
     store = sqlite3.connect(":memory:", isolation_level=None)
     migrate(store, 0, 1)
     made = [

@@ -1,4 +1,4 @@
-"""A store on a file system that several machines share, or that has no locks."""
+"""Tests of a store on a file system that several machines share, or that has no locks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def places(tmp_path: Path) -> Places:
      (0x01021994, "tmpfs", False), (0x794C7630, "overlay", False), (0x2FC12FC1, "ZFS", False), (0x4D44, "FAT", False)],
 )  # fmt: skip
 def test_e16_file_systems_that_machines_share_are_known_by_their_number(number: int, name: str, shared: bool) -> None:
-    """A file system is known by its number in statfs(2), a signed word: the numbers of SMB are negative there."""
+    """E16: A file system is identified by its type number in statfs(2), a signed word, so SMB's may be negative."""
     found = file_system(number)
     assert (found.name, found.shared, found.known) == (name, shared, True)
 
@@ -47,7 +47,7 @@ def test_e16_an_unknown_file_system_says_so() -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_e16_without_locks_nobody_takes_office(places: Places, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """Without locks (NFS without its lock service, FUSE) a start is refused, and no daemon counts as alive."""
+    """E16: On a file system without locks (NFS without its lock service, FUSE) a start is refused, with a remedy."""
 
     def flock(fd: int, how: int) -> None:
         raise OSError(code, os.strerror(code))
@@ -72,7 +72,7 @@ def test_e16_a_lock_that_two_can_hold_is_none(places: Places, monkeypatch: pytes
 def test_e16_a_daemon_on_another_machine_keeps_everybody_here_away(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a daemon of another machine lives, this machine neither reads nor writes the store."""
+    """E16: While a daemon of another machine runs, commands on this machine neither read nor write the store."""
     other = DaemonLock(places)
     other.take({"pid": 4711, "boot": "another-boot", "host": "gpu2"})
     monkeypatch.setattr(daemon_lock, "TAKING_S", 0.05)
@@ -92,7 +92,7 @@ def test_e16_a_daemon_on_another_machine_keeps_everybody_here_away(
 
 
 def test_e16_what_a_killed_daemon_said_before_a_reboot_keeps_nobody_away(places: Places) -> None:
-    """H01: `daemon.json` of a daemon that was killed before a reboot does not count, because nobody holds the lock."""
+    """H01: `daemon.json` of a daemon that was killed before a reboot is ignored, because no process holds the lock."""
     Path(places.daemon_info).write_text(json.dumps({"pid": 7, "boot": "another-boot", "host": "gpu2"}))
     open_for_reading(places).close()
     Database(places).close()
@@ -101,7 +101,7 @@ def test_e16_what_a_killed_daemon_said_before_a_reboot_keeps_nobody_away(places:
 def test_e16_a_daemon_that_has_just_taken_office_after_a_reboot_is_waited_for(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A daemon that holds the lock and has not written `daemon.json` yet is waited for."""
+    """E16: A command waits for a daemon that holds the lock but has not written `daemon.json` yet."""
     Path(places.daemon_info).write_text(json.dumps({"pid": 7, "boot": "another-boot", "host": "gpu2"}))
     told = [daemon_lock.holder(places), daemon_lock.holder(places), {"pid": 8, "boot": boot_id()}]
     monkeypatch.setattr(daemon_lock, "daemon_alive", lambda places: True)

@@ -438,7 +438,7 @@ def test_s2_3_s3_36_five_thousand_waiting_jobs_need_no_descriptor_and_outlive_bo
     """S2.3, S3.36: 5,000 waiting jobs need no open file and survive SIGINT and SIGTERM unchanged.
 
     The signals end the scheduler within 10 s, with 130 and 0. At the next start the pause is kept, and the job that
-    ran goes on.
+    ran continues.
     """
     s = scheduler(gpus=2)
     s.start()

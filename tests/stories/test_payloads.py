@@ -186,7 +186,7 @@ def test_s27_add_writes_one_line_or_none(s: Scheduler) -> None:
 
 
 def test_s12_payloads_in_files_that_people_edit(s: Scheduler) -> None:
-    """S12: Payloads in state file, config and model table are refused or read as text, and the scheduler goes on."""
+    """S12: Payloads in state file, config and model table are refused or read as text, and the scheduler continues."""
     s.start()
     state = s.folder / "gpu_scheduler_state.json"
     wait_for(state.exists, "the state file")

@@ -110,7 +110,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_e01_e02_e03_damaged_is_refused_and_rebuilt(scheduler, kind):
-    """E01 E02 E03: A damaged store is refused and rebuilt; running jobs go on, and nothing runs twice.
+    """E01 E02 E03: A damaged store is refused and rebuilt; running jobs continue, and nothing runs twice.
 
     The damaged file is kept unchanged, and no id is assigned twice.
     """

@@ -83,7 +83,7 @@ class Run:
         return self.start(*words, **environ).ended(code)
 
     def kill(self) -> None:
-        """Kill the process of `gpujob run` with SIGKILL; its jobs go on."""
+        """Kill the process of `gpujob run` with SIGKILL; its jobs continue."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
@@ -325,7 +325,7 @@ def test_s1_2_s1_10_by_free_memory(machine: Callable[..., Machine]) -> None:
 
 
 def test_s1_2_all_gpus_full_of_others_is_waited_for(machine: Callable[..., Machine]) -> None:
-    """S1.2: While foreign processes fill all GPUs, `run` waits, reads the GPUs again and again, and then goes on."""
+    """S1.2: While foreign processes fill all GPUs, `run` waits, reads the GPUs again and again, and then continues."""
     m = machine(None).cards("GPU-a", "GPU-b")
     others = m.foreign_process()
     m.use("GPU-a", others, 79_000)
@@ -401,7 +401,7 @@ def test_one_job_on_each_declared_gpu(run: Run) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_told_to_end_its_jobs_go_on(run: Run, number: int) -> None:
-    """Without a terminal, SIGINT or SIGTERM ends `run` with 130, and its jobs go on; the same command continues."""
+    """Without a terminal, SIGINT or SIGTERM ends `run` with 130, and its jobs continue; the same command continues."""
     run.commands(run.held("a"), run.held("b"))
     run.start("--gpus", "1")
     run.begun("a")

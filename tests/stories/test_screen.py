@@ -23,7 +23,7 @@ DETACH = b"\x01d"
 def test_s3_21_session_name_attach_and_a_terminal_with_colours(plain_screens):
     """S3.21: A session is named gpujob_<gpus>_<mode>_<id>, `screen -ls` lists it, `screen -r NAME` attaches to it.
 
-    The job has a terminal with colours, and goes on after the user detaches.
+    The job has a terminal with colours, and continues after the user detaches.
     """
     s = plain_screens
     s.script_of(

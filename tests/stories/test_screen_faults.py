@@ -83,7 +83,7 @@ def test_j02_socket_folder_unusable_while_running(screens):
 
 
 def test_j02_socket_folder_removed_while_running(screens):
-    """J02: If the socket folder is removed, running jobs go on; new ones wait until it is back."""
+    """J02: If the socket folder is removed, running jobs continue; new ones wait until it is back."""
     s = screens(gpus=2, assign_retry_wait="0.2", max_assign_attempts=1000)
     s.hold("a")
     s.append(s.line("a", code=5))
@@ -149,7 +149,7 @@ def _mark_of(pid: int, s, job: int) -> bool:
 def test_j04_server_killed(screens):
     """J04: A job whose screen process is killed fails by SIGHUP.
 
-    A job that ignores SIGHUP goes on without its terminal, and keeps its GPU until it ends.
+    A job that ignores SIGHUP continues without its terminal, and keeps its GPU until it ends.
     """
     s = screens(gpus=2)
     s.hold("a")

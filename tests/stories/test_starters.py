@@ -49,7 +49,7 @@ def seen_again(s) -> None:
 def test_a08_a_starter_in_the_midst_of_its_work_is_waited_for(scheduler, screens, mode):
     """A08, P1, P7: After kills of the daemon, a claimed attempt that has not begun keeps its GPU.
 
-    When its starter goes on, the job runs once, and its exit code is recorded.
+    When its starter continues, the job runs once, and its exit code is recorded.
     """
     s = scheduler(gpus=1) if mode == "direct" else screens(gpus=1)
     starter = late(s, 7)

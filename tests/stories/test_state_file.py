@@ -324,7 +324,7 @@ def test_a_pause_committed_and_never_painted_is_no_edit_undone(scheduler):
 
 @pytest.mark.parametrize("how", ["full", "read-only"])
 def test_d07_a_folder_that_cannot_be_written_for_a_while(scheduler, tmp_path, how):
-    """If the state file cannot be written, jobs go on, and the file is updated once it can be.
+    """If the state file cannot be written, jobs continue, and the file is updated once it can be.
 
     Root may write everywhere, so the test fills a file system or mounts it read-only.
     """

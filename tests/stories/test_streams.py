@@ -398,7 +398,7 @@ def test_s4_17_ctrl_c_goes_to_the_job_or_takes_it_back(scheduler, foreground):
 
 
 def test_s4_17_a_caller_that_is_killed(scheduler, foreground):
-    """S4.17: If the caller is killed, a waiting job fails and says why; a running job goes on, with the right code."""
+    """S4.17: If the caller is killed, a waiting job fails and says why; a running job continues, with the right code."""
     s = scheduler(gpus=1)
     s.start()
     s.cli("queue", "pause")
@@ -428,7 +428,7 @@ def test_s4_17_a_caller_that_is_killed(scheduler, foreground):
 def test_s4_17_s4_28_a_scheduler_killed_under_a_foreground_job(scheduler, foreground):
     """S4.17, S4.28, P6: If the scheduler is killed, the caller of a foreground job stays.
 
-    The next scheduler runs a waiting job. A running job goes on, and the caller gets its exit code without a scheduler.
+    The next scheduler runs a waiting job. A running job continues, and the caller gets its exit code without a scheduler.
     """
     s = scheduler(gpus=1)
     s.start()

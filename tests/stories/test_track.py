@@ -146,7 +146,7 @@ def test_s0_4_the_five_statuses_and_their_symbols(tracked: Tracked) -> None:
 
 @pytest.mark.smoke
 def test_s0_5_run_all_stops_at_the_first_failure(tracked: Tracked) -> None:
-    """S0.5: `run-all` stops after the first command that fails; the next `run-all` goes on behind it."""
+    """S0.5: `run-all` stops after the first command that fails; the next `run-all` continues behind it."""
     tracked.begin("echo 1", "exit 9", "echo 3")
     lines = tracked.lines("run-all", code=1)
     assert lines[-2:] == ["✗ [2] interrupted (exit=9)", "Finished: 2 ran, 0 skipped, 1 failed"]

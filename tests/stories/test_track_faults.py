@@ -319,7 +319,7 @@ def test_s0_8_a_closed_terminal_ends_the_tree(tracked: Tracked) -> None:
 
 
 def test_s0_8_with_keep_a_closed_terminal_ends_nothing(tracked: Tracked) -> None:
-    """S0.8: With `--keep`, the command and the rest of the run go on after the terminal was closed."""
+    """S0.8: With `--keep`, the command and the rest of the run continue after the terminal was closed."""
     tracked.begin(gated("a"), "seq 1 3000", "echo three >> ledger")
     terminal = Terminal(tracked, "run-all", "--keep")
     tracked.exists("begun.a")
@@ -336,7 +336,7 @@ def test_s0_8_with_keep_a_closed_terminal_ends_nothing(tracked: Tracked) -> None
 
 
 def test_s0_8_nobody_reads_our_output_any_more(tracked: Tracked) -> None:
-    """S0.8: A stdout without a reader counts as a lost connection; with `--keep` the command goes on."""
+    """S0.8: A stdout without a reader counts as a lost connection; with `--keep` the command continues."""
     text = "touch begun.{0}; while [ ! -e go.{0} ]; do echo line; sleep 0.05; done; exit 3"
     tracked.begin()
     one = tracked.popen("run", text.format("a"))

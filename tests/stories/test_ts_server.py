@@ -321,7 +321,7 @@ def test_s4_18_who_waits_for_room_when_the_server_is_ended(spooler: Callable[...
 
 
 def test_s4_6_s4_1_who_waits_for_a_job_when_the_server_is_ended(spooler: Callable[..., Spooler]) -> None:
-    """S4.6, S4.1: After -K, running jobs go on and their clients return their codes, not those of later jobs.
+    """S4.6, S4.1: After -K, running jobs continue and their clients return their codes, not those of later jobs.
 
     Clients of queued jobs exit with 255. No client begins another server.
     """
@@ -463,9 +463,9 @@ def test_s4_25_where_a_server_lives_nobody_else_can_write(spooler: Callable[...,
 
 @pytest.mark.smoke
 def test_s4_28_a_killed_server_loses_nothing(spooler: Callable[..., Spooler]) -> None:
-    """S4.28: If the server is killed, the running job goes on, and the queued jobs run in their order afterwards.
+    """S4.28: If the server is killed, the running job continues, and the queued jobs run in their order afterwards.
 
-    Exit codes are right, and clients go on waiting (bug 2: the original lost all of it).
+    Exit codes are right, and clients continue waiting (bug 2: the original lost all of it).
     """
     s = spooler()
     s.add(*s.held("a", "echo whole; exit 7"))
@@ -570,7 +570,7 @@ def test_s4_28_the_saved_list_knows_commands_that_look_like_options(
 
 
 def test_s4_28_s4_1_after_the_end_of_a_server_its_job_goes_on(spooler: Callable[..., Spooler]) -> None:
-    """S4.28, S4.1: -K waits for the server's end; ids begin at 0 again; a running job goes on to a recorded end."""
+    """S4.28, S4.1: -K waits for the server's end; ids begin at 0 again; a running job continues to its recorded end."""
     s = spooler()
     s.add(*s.held("a", "echo over; exit 6"))
     s.wait_state(0, "running")

@@ -124,7 +124,7 @@ def test_submit_without_a_daemon_waits_for_one(scheduler):
 
 
 def test_submit_wait_ends_with_a_scheduler_that_ends_and_the_job_goes_on(scheduler):
-    """`submit --wait` exits with 5 when the scheduler ends; the job goes on, and a later `wait` returns its code."""
+    """`submit --wait` exits with 5 when the scheduler ends; the job continues, and a later `wait` returns its code."""
     s = scheduler(gpus=1)
     s.start()
     script = "while [ ! -e go ]; do sleep 0.05; done; exit 7"
@@ -235,7 +235,7 @@ def test_retry_keeps_the_id_and_both_logs(scheduler):
 def test_pause_and_resume(scheduler):
     """S3.30 in part: Verbs, with and without a scheduler, and edits of the state file pause and resume GPUs.
 
-    Running jobs go on.
+    Running jobs continue.
     """
     s = scheduler(gpus=2)
     s.hold("a")
