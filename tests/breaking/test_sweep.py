@@ -68,7 +68,7 @@ def test_a21_e09_a_read_of_the_jobs_file_that_fails_is_tried_again(
     result = strike(forge, tmp_path / "cycle", point)
     assert result.hit and not result.verdict.broken, (result.point, result.how)
     log = (tmp_path / "cycle/gpu_scheduler.log").read_text()
-    assert log.count("jobs.txt: ") == log.count("jobs.txt: can be read now") == 1
+    assert log.count("jobs.txt: cannot be read: ") == log.count("jobs.txt: can be read now") == 1
     assert log.rindex("accepted from jobs.txt") < log.index("no job is left to run")
 
 

@@ -69,7 +69,7 @@ def test_s1_6_it_is_private_and_one_line_a_job(store: Store) -> None:
 
 
 def test_s1_6_what_others_wrote_stays_in_front(store: Store) -> None:
-    """S1.6: A rewrite keeps lines of other programs in front, and the last line of each job that is not in the store."""
+    """S1.6: A rewrite keeps lines of other programs in front, and the last line of each job not in the store."""
     foreign = b'{"note": "mine"}\n[1, 2]\n{"id": 3}\n"text"\n'
     store.path.write_bytes(
         record(1, "failed") + foreign + b"\n \n" + record(77) + record(88) + record(77, "completed") + record(3)

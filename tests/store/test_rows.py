@@ -513,7 +513,7 @@ def test_stories_asked_for_together_are_those_asked_for_one_by_one(
 
 
 def test_the_first_step_of_a_store_has_the_columns_of_the_table() -> None:
-    """The first migration creates the columns of ``COLUMNS`` with ``since`` 1: equal names, types, NULL and defaults."""
+    """The first migration creates the columns of ``COLUMNS`` with ``since`` 1: equal names, types and defaults."""
     store = sqlite3.connect(":memory:", isolation_level=None)
     migrate(store, 0, 1)
     made = [
