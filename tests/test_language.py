@@ -6,6 +6,8 @@ The patterns find the forms that most often need a second reading. They do not r
 from __future__ import annotations
 
 import ast
+import errno
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -130,3 +132,13 @@ def test_documents_use_clear_words(path: Path) -> None:
     """No document has a private or unclear word."""
     lines = enumerate(path.read_text().splitlines(), 1)
     assert not {f"{path.name}:{number}": unclear(line) for number, line in lines if unclear(line)}
+
+
+def test_messages_quoted_by_the_troubleshooting_page_exist() -> None:
+    """Each message in a table of the page is part of a message of the program or of an error text of the system."""
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    rows = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| ") and " | " in line]
+    quoted = [text for row in rows for text in re.findall(r"`([^`]+)`", row)]
+    texts = [m.text for m in make_messages.messages()] + [os.strerror(number) for number in errno.errorcode]
+    assert len(quoted) > 30
+    assert not [text for text in quoted if not any(text in known for known in texts)]

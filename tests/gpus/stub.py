@@ -1,4 +1,4 @@
-"""Fake NVIDIA driver for tests: a library that pynvml loads, and an nvidia-smi that GPUtil runs."""
+"""Fakes of the NVIDIA driver for tests: a library that pynvml loads, and an nvidia-smi that GPUtil runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def functions() -> frozenset[str]:
 
 
 def _cache_folder() -> Path:
-    """Return a private cache folder in the temporary folder; a new one if another user has created that name."""
+    """Return a private cache folder in the temporary folder.
+
+    If another user has created a file with the usual name, create a folder with a random name.
+    """
     folder = Path(tempfile.gettempdir()) / f"gpujob-tests-{os.getuid()}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -59,14 +62,14 @@ def _without_compiler(problem: str) -> None:
 
 @functools.cache
 def library_folder(old: bool = False) -> Path:
-    """Return the folder of the compiled fake NVML. ``old``: of a driver that lacks the newer functions."""
+    """Return the folder of the compiled fake NVML. ``old``: imitate a driver that lacks the newer functions."""
     return compiled(SOURCE, LIBRARY, (*FLAGS, "-DOLD_DRIVER") if old else FLAGS).parent
 
 
 def compiled(source: Path, name: str, flags: tuple[str, ...]) -> Path:
-    """Compile this C file, unless it is in the cache, and return the path of the library.
+    """Compile a C file, unless the library is in the cache, and return the path of the library.
 
-    Each test process compiles to its own file and renames it, so the library is never incomplete.
+    Each test process compiles into its own file and renames it, so the library is never incomplete.
     """
     state = "\0".join((*flags, os.uname().machine)).encode() + source.read_bytes()
     folder = _cache_folder() / f"{source.stem}-{hashlib.sha256(state).hexdigest()[:20]}"
@@ -101,7 +104,7 @@ def compiled(source: Path, name: str, flags: tuple[str, ...]) -> Path:
 
 
 class _Described:
-    """Base class of the fakes: GPUs in a text file that is always replaced as a whole."""
+    """Base class of the fakes. The GPUs are described in a text file, which is always replaced as a whole."""
 
     def __init__(self, folder: Path, name: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,7 +116,7 @@ class _Described:
         self._write()
 
     def gpu(self, uuid: str, **values: Value) -> None:
-        """Add a GPU behind the others, or change these values of an existing GPU."""
+        """Add a GPU as the last one, or change these values of an existing GPU. The values' names are in ``KEYS``."""
         wrong = set(values) - set(KEYS)
         if wrong:
             raise TypeError(f"a GPU has no {', '.join(sorted(wrong))}; it has {', '.join(KEYS)}")
@@ -121,12 +124,12 @@ class _Described:
         self._write()
 
     def remove(self, uuid: str) -> None:
-        """Remove a GPU. A process that has a handle of it then gets the error that the GPU is lost."""
+        """Remove a GPU. A process that has a handle of the GPU then gets the error GPU_IS_LOST."""
         del self._gpus[uuid]
         self._write()
 
     def order(self, uuids: Iterable[str]) -> None:
-        """Give the GPUs new indices, as after a reboot. Raises ValueError unless all are named."""
+        """Give the GPUs new indices, in the order of ``uuids``. Raises ValueError unless it names each GPU once."""
         uuids = list(uuids)
         if sorted(uuids) != sorted(self._gpus):
             raise ValueError(f"not an order of {sorted(self._gpus)}: {uuids}")
@@ -159,7 +162,7 @@ class _Described:
         aside = self.file.with_name(f".{self.file.name}.aside")
         aside.write_text("".join(f"{line}\n" for line in self._lines()), "utf-8")
         # File times have a granularity of milliseconds, and inode numbers are reused: without a new time for each edit,
-        # a reader could take the file after two quick edits for the one before them.
+        # a reader could mistake the file after two quick edits for the old one.
         self._last_ns = max(self._last_ns + 1, time.time_ns())
         os.utime(aside, ns=(self._last_ns, self._last_ns))
         aside.replace(self.file)
@@ -181,12 +184,12 @@ class FakeDriver(_Described):
         super().__init__(folder, "nvml.txt")
 
     def remove(self, uuid: str) -> None:
-        """Remove a GPU and its processes. A process that has a handle of it gets the error that it is lost."""
+        """Remove a GPU and its processes. A process that has a handle of the GPU then gets the error GPU_IS_LOST."""
         self._processes = {key: value for key, value in self._processes.items() if key[0] != uuid}
         super().remove(uuid)
 
     def process(self, uuid: str, pid: int, mem: int | None, type: str = "C", util: int | None = None) -> None:
-        """Add or change a process on a GPU. It does not change the used memory of the GPU (see ``gpu``).
+        """Add or change a process on a GPU. The used memory of the GPU stays unchanged (see ``gpu``).
 
         ``mem``: MiB, None if not reported; ``type``: C (compute) or G (graphics); ``util``: percent, None: no sample.
         """
@@ -201,7 +204,7 @@ class FakeDriver(_Described):
         self._write()
 
     def error(self, function: str, code: int, uuid: str | None = None) -> None:
-        """Let this function return the error ``code``, for one GPU or all. The first rule that matches counts.
+        """Let this function return the error ``code``, for one GPU or all. The first matching rule applies.
 
         ``function`` ``*``: every function about a GPU.
         """
@@ -212,22 +215,22 @@ class FakeDriver(_Described):
         self._rule("hang", function, uuid)
 
     def clear_errors(self) -> None:
-        """Remove all errors and hangs; calls that hang already do not return."""
+        """Remove all errors and hangs. Calls that already hang still never return."""
         self._errors = []
         self._write()
 
     def xid(self, uuid: str, code: int) -> None:
-        """Add an XID event of this GPU; each process that waits for events gets it once."""
+        """Add an XID event of this GPU. Each process that waits for events receives the event once."""
         self._xids.append(f"xid {uuid} {code} {len(self._xids)}")
         self._write()
 
     def topology(self, one: str, other: str, level: int) -> None:
-        """Set the distance of two GPUs in NVML's numbers: 10 for one switch, 50 for different sockets."""
+        """Set the topology level of two GPUs, as NVML numbers it: 10 for one switch, 50 for different sockets."""
         self._topology[one, other] = level
         self._write()
 
     def environ(self) -> dict[str, str]:
-        """Return the environment variables with which a process must be started to load the fake."""
+        """Return the environment variables with which a process loads the fake instead of NVML."""
         after = os.environ.get("LD_LIBRARY_PATH")
         path = f"{self.library_folder}:{after}" if after else str(self.library_folder)
         return {"LD_LIBRARY_PATH": path, "NVML_STUB_FILE": str(self.file)}
@@ -249,7 +252,7 @@ class FakeDriver(_Described):
 
 
 class FakeSmi(_Described):
-    """A fake nvidia-smi for processes started with ``environ()``; each run of it reads the latest changes."""
+    """A fake nvidia-smi for processes started with ``environ()``; each run reads the latest changes."""
 
     def __init__(self, folder: Path) -> None:
         self._ending: list[str] = []
@@ -264,32 +267,35 @@ class FakeSmi(_Described):
             os.mkfifo(never, 0o600)  # a hanging nvidia-smi waits in its open(): there is no writer
 
     def text(self, *lines: str) -> None:
-        """Print these lines unchanged after the rows of the GPUs."""
+        """Let nvidia-smi print these lines unchanged after the rows of the GPUs."""
         self._end(*(f"text {line}" for line in lines))
 
     def cut(self, text: str) -> None:
-        """Print this text after the rows of the GPUs, without a newline."""
+        """Let nvidia-smi print this text after the rows of the GPUs, without a newline."""
         self._end(f"cut {text}")
 
     def exit(self, code: int, text: str = "") -> None:
-        """Print this text after the rows of the GPUs, and exit with this code."""
+        """Let nvidia-smi print this text after the rows of the GPUs, and exit with this code."""
         self._end(*(f"text {line}" for line in text.splitlines()), f"exit {code}")
 
     def hang(self, deaf: bool = False) -> None:
-        """Never end after the rows of the GPUs; with ``deaf``, ignore SIGTERM, SIGINT and SIGHUP."""
+        """Let nvidia-smi hang after the rows of the GPUs. ``deaf``: it ignores SIGTERM, SIGINT and SIGHUP."""
         self._end("hang deaf" if deaf else "hang")
 
     def stop(self) -> None:
-        """Stop after the rows of the GPUs (SIGSTOP), like a program in uninterruptible sleep."""
+        """Let nvidia-smi stop (SIGSTOP) after the rows of the GPUs, similar to a program in uninterruptible sleep."""
         self._end("stop")
 
     def clear(self) -> None:
-        """Print only the rows of the GPUs again."""
+        """Let nvidia-smi print only the rows of the GPUs again, and exit with 0."""
         self._ending = []
         self._write()
 
     def environ(self, path: str | None = None) -> dict[str, str]:
-        """Return the environment variables for a process; ``path``: the rest of PATH, None: this PATH."""
+        """Return the environment variables with which a process finds the fake.
+
+        ``path``: the rest of PATH; None: the PATH of this process.
+        """
         behind = os.environ.get("PATH", os.defpath) if path is None else path
         return {"PATH": f"{self.program_folder}:{behind}", "NVIDIA_SMI_FILE": str(self.file)}
 

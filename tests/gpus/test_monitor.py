@@ -1,4 +1,4 @@
-"""Indices of GPUs across restarts, reading intervals, and names of other schedulers."""
+"""Tests of `GpuMonitor`: GPU indices across restarts, reading intervals, and names of other schedulers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scheduler.gpus.monitor import DECLARED, UNREAD, GpuMonitor, moved_gpus, oth
 
 
 def stored(**numbers: int) -> list[Gpu]:
-    """Return GPUs of the last start: ``a=0`` is GPU-a with index 0."""
+    """Return GPUs as the store has them from the last start: ``a=0`` is GPU-a with index 0."""
     return [Gpu(number, f"GPU-{name}", "a card") for name, number in numbers.items()]
 
 
@@ -56,7 +56,7 @@ def shown(*names: str) -> Readings:
         ({"a": 0, "b": 1, "c": 2}, "acde", {"a": 0, "b": 1, "c": 2, "d": 3, "e": 4}),
         ({"a": 0, "c": 5}, "xc", {"a": 0, "c": 5, "x": 1}),
         ({"a": 0, "b": 1}, "xy", {"a": 0, "b": 1, "x": 2, "y": 3}),
-        # a lost GPU without a UUID is the one that had its index, so none has vanished
+        # a lost GPU without a UUID is the GPU that had its index before, so none has vanished
         ({"a": 0, "b": 1, "c": 2}, "a-c", {"a": 0, "b": 1, "c": 2}),
     ],
 )
@@ -158,7 +158,7 @@ def named() -> Iterator[list[socket.socket]]:
 
 
 def test_a_forged_name_is_not_believed_nor_printed(named: list[socket.socket]) -> None:
-    """A forged socket name of a scheduler, which every user can bind, is neither believed nor printed."""
+    """A forged socket name, which any user can bind, is neither taken for a scheduler nor printed."""
     me, other = os.getuid(), os.getppid()
     tail = f"{other:0>7}"  # leading zeros: no scheduler binds this name
     good = f"gpujob/{me}/{tail}/0,2-3"
@@ -166,7 +166,7 @@ def test_a_forged_name_is_not_believed_nor_printed(named: list[socket.socket]) -
         f"gpujob/{me}/{tail}/\x1b[31mRED\x07",
         f"gpujob/{me}/{tail}/1 `x`",
         f"gpujob/{me}/{tail}/1 \n2",
-        f"gpujob/{me + 1}/{tail}/77",  # another user than that of the process
+        f"gpujob/{me + 1}/{tail}/77",  # not the user id of the process
         f"gpujob/99999999999999999999/{tail}/77",
         f"gpujob/{me}/99999999999999999999/77",
         f"gpujob/{me}/4194305/77",  # above the highest possible pid

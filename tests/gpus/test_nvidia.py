@@ -1,4 +1,4 @@
-"""NvidiaProbe: a request for a reading never blocks, and unknown values are reported as unknown."""
+"""Tests of NvidiaProbe: a request for a reading never blocks, and unknown values are reported as unknown."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def smi(tmp_path: Path) -> FakeSmi:
 
 @pytest.fixture
 def probe(tmp_path: Path) -> Iterator[Make]:
-    """Return a function that creates GPU readers for fakes; the machine's own driver is hidden from them."""
+    """Return a function that creates GPU readers for fakes, from which the machine's driver is hidden."""
     made: list[NvidiaProbe] = []
 
     def make(*standins: FakeDriver | FakeSmi, deadline_s: float = PATIENCE_S) -> NvidiaProbe:
@@ -67,7 +67,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def look(probe: NvidiaProbe) -> Readings:
-    """Wait for the requested reading, as the daemon's loop does, and return it."""
+    """Wait for the requested reading, as the daemon's loop does, and return the reading."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         found = probe.look()
@@ -79,7 +79,7 @@ def look(probe: NvidiaProbe) -> Readings:
 
 
 def read(probe: NvidiaProbe) -> Readings:
-    """Request a reading, wait for it, and return it."""
+    """Request a reading, wait for the answer, and return it."""
     probe.ask()
     return look(probe)
 
@@ -96,7 +96,7 @@ def one(probe: NvidiaProbe) -> GpuSnapshot:
 
 
 def reader_asked(probe: NvidiaProbe) -> nvidia._Reader:
-    """Wait until a reader process was asked, which is after a killed one is dead, and return it."""
+    """Wait until a reader process was asked (only after a killed one is dead), and return that process."""
     wait_for(lambda: probe._reader is not None or probe.look() is not None, "a reader")
     assert probe._reader is not None
     return probe._reader
@@ -107,7 +107,7 @@ def reader_of(probe: NvidiaProbe) -> int:
 
 
 def family(pid: int) -> list[int]:
-    """Return the live processes of the session that ``pid`` leads."""
+    """Return the pids of the live processes in the session that ``pid`` leads."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit() and alive(int(name)):
@@ -163,7 +163,7 @@ def test_processes_are_told_with_memory_kind_and_load(driver: FakeDriver, probe:
 
 
 def test_a_gpu_lost_while_reading_is_told_by_its_name(driver: FakeDriver, probe: Make) -> None:
-    """I06: A GPU that is lost keeps its UUID in the reading, without values; the others are read."""
+    """I06: A lost GPU keeps its UUID in the reading, without values; the other GPUs are read."""
     with driver.together():
         driver.gpu("GPU-1")
         driver.gpu("GPU-2", used=7)
@@ -195,7 +195,7 @@ def test_a_gpu_lost_in_any_call_is_lost(driver: FakeDriver, probe: Make, call: s
 
 
 def test_a_gpu_that_is_not_listed_any_more_and_comes_back(driver: FakeDriver, probe: Make) -> None:
-    """I06, I08: A GPU that the driver no longer lists is missing from the reading until it is back."""
+    """I06, I08: A GPU that the driver no longer lists is missing from the reading until the driver lists it again."""
     for i in range(3):
         driver.gpu(f"GPU-{i}")
     made = probe(driver)
@@ -216,7 +216,7 @@ def test_a_lost_gpu_that_was_never_seen_has_no_name(driver: FakeDriver, probe: M
 
 @pytest.mark.parametrize("when", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2"])
 def test_a_library_that_does_not_match_its_driver(driver: FakeDriver, probe: Make, when: str) -> None:
-    """I05: A version mismatch of library and driver is reported as the cause; a new reader process finds the fix."""
+    """I05: A version mismatch of library and driver is reported as the cause; once it is fixed, readings succeed."""
     driver.gpu("GPU-1")
     made = probe(driver)
     before = 0
@@ -243,7 +243,7 @@ def test_the_first_reading_raises_what_each_way_said(driver: FakeDriver, smi: Fa
 
 
 def test_without_a_driver_it_is_absent(probe: Make) -> None:
-    """I01: Without a driver, the reader reports that it is absent."""
+    """I01: Without a driver, the first reading raises NoGpuData, and the reader reports the driver as absent."""
     made = probe()
     with pytest.raises(NoGpuData):
         made.first()
@@ -335,13 +335,13 @@ def test_asking_and_looking_return_while_the_reader_hangs(driver: FakeDriver, pr
     assert family(reader_of(made)) == [reader_of(made)]
     pid = reader_of(made)
     made.close()
-    wait_for(lambda: not alive(pid), "the end of the reader process")  # `close` waits only a moment for it
+    wait_for(lambda: not alive(pid), "the end of the reader process")  # `close` waits only briefly for it
     made._epoll = nvidia.select.epoll()  # the fixture closes it again
 
 
 @pytest.mark.parametrize("call", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlDeviceGetUtilizationRates"])
 def test_a_reader_that_hangs_is_ended_and_said(hasty: None, driver: FakeDriver, probe: Make, call: str) -> None:
-    """I02: A reader process that does not answer in time is killed and reported; the next one reads."""
+    """I02: A reader process that does not answer in time is killed and reported; later readings succeed."""
     driver.gpu("GPU-1")
     made = probe(driver, deadline_s=PATIENCE_S)
     if call != "nvmlInitWithFlags":
@@ -362,7 +362,7 @@ def test_a_reader_that_hangs_is_ended_and_said(hasty: None, driver: FakeDriver, 
 
 
 def test_a_fresh_reader_gets_more_time(driver: FakeDriver, probe: Make) -> None:
-    """The first answer has a longer limit, since a driver that no process uses takes seconds to wake up."""
+    """The first answer of a reader process has a longer limit, since an idle driver takes seconds to wake up."""
     driver.gpu("GPU-1")
     made = probe(driver, deadline_s=0.001)
     made.ask()
@@ -375,7 +375,7 @@ def test_a_fresh_reader_gets_more_time(driver: FakeDriver, probe: Make) -> None:
 def test_no_second_reader_beside_one_that_cannot_be_ended(
     hasty: None, driver: FakeDriver, smi: FakeSmi, probe: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I03: While a reader process cannot be killed, no other is started. (Here a kill without effect.)"""
+    """I03: While a reader process cannot be killed (here: a kill without effect), no other reader is started."""
     driver.gpu("GPU-1")
     smi.gpu("GPU-1")
     driver.hang("nvmlDeviceGetCount_v2")
@@ -487,7 +487,7 @@ time.sleep(1000)
 @pytest.mark.parametrize("state", ["answered", "hanging"])
 @pytest.mark.parametrize("way", ["nvml", "smi"])
 def test_a_reader_dies_with_its_parent(driver: FakeDriver, smi: FakeSmi, tmp_path: Path, way: str, state: str) -> None:
-    """The reader process, and the nvidia-smi that it has started, die with the daemon."""
+    """A reader process, and the nvidia-smi that it has started, die when their parent is killed."""
     driver.gpu("GPU-1")
     smi.gpu("GPU-1")
     environ = {**BASE, **driver.environ(), "PATH": "/nonexistent"}
@@ -503,7 +503,7 @@ def test_a_reader_dies_with_its_parent(driver: FakeDriver, smi: FakeSmi, tmp_pat
         pid = int(parent.stdout.readline())
         if state == "answered":
             assert parent.stdout.readline() == "read\n"
-        elif way == "smi":  # the first process only reports that NVML is missing; tested separately
+        elif way == "smi":  # the first reader process only reports that NVML is missing
             parent.kill()
             parent.wait()
             wait_for(lambda: not family(pid), "the end of the first reader")
@@ -570,7 +570,7 @@ def test_nvidia_smi_serves_where_nvml_does_not(two: FakeSmi, probe: Make) -> Non
 
 
 def test_nvml_in_trouble_is_tried_again_at_the_next_reading(driver: FakeDriver, two: FakeSmi, probe: Make) -> None:
-    """A failure of NVML is retried at the next reading, since only NVML lists processes."""
+    """NVML is retried at the next reading after a failure, since only NVML lists processes."""
     driver.gpu("GPU-1")
     driver.gpu("GPU-2")
     driver.error("nvmlInitWithFlags", MISMATCH)
@@ -593,7 +593,7 @@ def test_nvml_that_is_not_there_is_tried_again_later(driver: FakeDriver, two: Fa
 
 
 def test_what_is_not_available_is_unknown(smi: FakeSmi, probe: Make) -> None:
-    """I04: A value that nvidia-smi reports as N/A is unknown; without memory it is a problem."""
+    """I04: A value that nvidia-smi reports as N/A is unknown; an unknown memory value is a problem of the GPU."""
     with smi.together():
         smi.gpu("GPU-1", load=None)
         smi.gpu("GPU-2", used=None)
@@ -641,9 +641,9 @@ def test_a_strange_answer_of_nvidia_smi_is_no_reading(
 @pytest.mark.parametrize(
     "row",
     [
-        "0, GPU-1, Default, 35, 81559, 1024, 80535, 550.54, a, b, c, d, 40",  # one more column before the load
-        "0, GPU-1, 81559, 70000, 11559, 550.54, a, b, c, d, 40, x",  # no load
-        "0, GPU-1, 35, 70000, 81559, 11559, 550.54, a, b, c, d, 40",  # two columns changed places
+        "0, GPU-1, Default, 35, 81559, 1024, 80535, 550.54, a, b, c, d, 40",  # an additional column before the load
+        "0, GPU-1, 81559, 70000, 11559, 550.54, a, b, c, d, 40, x",  # the load is missing
+        "0, GPU-1, 35, 70000, 81559, 11559, 550.54, a, b, c, d, 40",  # two columns are exchanged
     ],
 )
 def test_columns_of_another_meaning_give_no_free_card(smi: FakeSmi, probe: Make, row: str) -> None:

@@ -1,4 +1,4 @@
-"""NvidiaProbe with readers that hang repeatedly or cannot be killed."""
+"""Tests of NvidiaProbe with reader processes that hang repeatedly or cannot be killed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = ["driver", "hasty", "probe", "smi"]
 def test_nvml_that_hangs_is_asked_seldom_while_nvidia_smi_serves(
     hasty: None, driver: FakeDriver, smi: FakeSmi, probe: Make
 ) -> None:
-    """While nvidia-smi answers, a hanging NVML is tried less and less often: each try costs the whole time limit."""
+    """While nvidia-smi answers, a hanging NVML is tried less and less often: each try takes the whole time limit."""
     driver.gpu("GPU-1")
     smi.gpu("GPU-1")
     driver.hang("nvmlInitWithFlags")
@@ -79,7 +79,7 @@ def test_nvml_that_hangs_is_asked_seldom_while_nvidia_smi_serves(
 
 
 def test_once_somebody_answered_a_fresh_reader_gets_no_more_time(driver: FakeDriver, smi: FakeSmi, probe: Make) -> None:
-    """After one answer the driver is awake: a new reader process gets the normal time limit."""
+    """After the first answer, a new reader process gets only the normal time limit: the driver is awake."""
     driver.gpu("GPU-1")
     made = probe(driver, deadline_s=1.0)
     made.ask()
@@ -96,7 +96,7 @@ def test_once_somebody_answered_a_fresh_reader_gets_no_more_time(driver: FakeDri
 def test_a_killed_reader_that_dies_late_costs_no_reading(
     hasty: None, driver: FakeDriver, smi: FakeSmi, probe: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I02, I03: A killed reader process that dies late, as on a busy machine, does not count as stuck in the driver."""
+    """I02, I03: A killed reader process that dies late, as on a busy machine, is not reported as stuck."""
     driver.gpu("GPU-1")
     smi.gpu("GPU-1")
     driver.hang("nvmlInitWithFlags")
@@ -177,9 +177,9 @@ def test_packages_that_cannot_be_imported_do_not_make_a_driver_absent(
 
 @pytest.fixture
 def stray(tmp_path: Path, smi: FakeSmi) -> Iterator[Path]:
-    """Replace nvidia-smi by one that leaves its session and never ends while the returned file exists.
+    """Replace nvidia-smi by a program that, if the returned file exists, moves to a new session and never ends.
 
-    The signals to the process group of its reader do not reach it.
+    Signals to the process group of its reader do not reach the program.
     """
     hold = tmp_path / "hold"
     program = smi.program_folder / "nvidia-smi"

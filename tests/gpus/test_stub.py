@@ -1,4 +1,4 @@
-"""The fakes behave like the real driver, as seen through pynvml and GPUtil."""
+"""Tests of the fakes: seen through pynvml and GPUtil, they behave like the real driver and nvidia-smi."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.gpus import stub
 from tests.gpus.stub import FakeDriver, FakeSmi
 from tests.stories.harness import wait_for
 
-pytestmark = pytest.mark.long  # these test the tests
+pytestmark = pytest.mark.long  # they test only the fakes
 
 MIB = 1 << 20
 ANSWER_S = 30
 SOON_S = 0.5
 
-# Evaluates each line of stdin, and prints the value, or the classes of the error, as JSON.
+# Evaluates each line of stdin, and prints the value, or the classes of the exception, as JSON.
 CHILD = """\
 import json, sys
 import pynvml
@@ -91,13 +91,13 @@ class Child:
         return told["value"]
 
     def error(self, expression: str) -> str:
-        """Evaluate an expression that must fail, and return the name of the error's class."""
+        """Evaluate an expression that must fail, and return the name of the exception's class."""
         with pytest.raises(Failed) as raised:
             self(expression)
         return raised.value.kinds[0]
 
     def end(self) -> str:
-        """Kill the child, and return what it wrote to stderr."""
+        """Kill the child, and return its output on stderr."""
         self.process.kill()
         _, said = self.process.communicate(timeout=ANSWER_S)
         return said
@@ -137,7 +137,7 @@ def smi(tmp_path: Path) -> FakeSmi:
     return FakeSmi(tmp_path / "smi")
 
 
-# -- NVML: what is there --------------------------------------------------------------------------------------------
+# -- NVML: GPUs and their values ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 8, 16])
@@ -228,7 +228,7 @@ def test_gpus_are_near_or_far(driver: FakeDriver) -> None:
 
 def test_a_running_process_sees_every_edit(two: FakeDriver, ask: Child) -> None:
     ask("kept.update(first=handle(0))")
-    for load in range(100):  # faster than the clock of file times; the size of the file stays the same
+    for load in range(100):  # faster than the resolution of file times; the size of the file stays equal
         two.gpu("GPU-1", load=load + 100)
         assert ask("nvmlDeviceGetUtilizationRates(kept['first']).gpu") == load + 100
     two.gpu("GPU-3")
@@ -346,7 +346,7 @@ def test_a_call_that_hangs_is_deaf_to_all_but_a_kill(two: FakeDriver) -> None:
         ask.send(f"[open({str(begun)!r}, 'w').close(), nvmlDeviceGetUtilizationRates(handle(0)).gpu]")
         wait_for(begun.exists, "the call")
         time.sleep(SOON_S)
-        two.clear_errors()  # has no effect on the call that hangs
+        two.clear_errors()  # has no effect on the hanging call
         ask.process.send_signal(signal.SIGINT)  # Python runs its handler only after the call has returned
         time.sleep(SOON_S)
         assert ask.process.poll() is None
@@ -415,7 +415,7 @@ def test_an_xid_event_is_told_once(two: FakeDriver, ask: Child) -> None:
     ask("nvmlDeviceRegisterEvents(handle(1), nvmlEventTypeXidCriticalError, kept['set'])")
     assert ask.error(event.format(20)) == "NVMLError_Timeout"
     ask.send(event.format(ANSWER_S * 1000))
-    two.xid("GPU-1", 13)  # of a GPU without registered events
+    two.xid("GPU-1", 13)  # on a GPU without registered events
     two.xid("GPU-2", 79)
     assert ask.answer() == [1, 8, 79]
     assert ask.error(event.format(20)) == "NVMLError_Timeout"
@@ -427,7 +427,7 @@ def test_an_xid_event_is_told_once(two: FakeDriver, ask: Child) -> None:
     assert ask.error("nvmlEventSetWait_v2(kept['set'], 0)") == "NVMLError_InvalidArgument"
 
 
-# -- NVML: an old driver, and the building --------------------------------------------------------------------------
+# -- NVML: an old driver, and the compilation -----------------------------------------------------------------------
 
 
 def test_an_old_driver_lacks_the_newer_calls(tmp_path: Path) -> None:
