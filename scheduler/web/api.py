@@ -144,7 +144,7 @@ CALLS = (
     _read("/api/jobs/{id}/history", history.job, "GPU memory and load of a job's attempts over time.", "job_history", _ID),
     _read("/api/gpus", _gpus, "All GPUs of the scheduler.", "gpus"),
     _read(
-        "/api/history/gpus", history.gpus, "Memory, load and booked share of the GPUs over time, and their pauses.", "gpu_history",
+        "/api/history/gpus", history.gpus, "Memory, load and allocated share of the GPUs over time, and their pauses.", "gpu_history",
         Parameter("from", "query", _WHOLE, "Start of the time range in seconds since 1970; default: one hour before `to`."),
         Parameter("to", "query", {"type": "integer", "minimum": 1}, "End of the time range in seconds since 1970; default: now."),
         Parameter("step", "query", {"type": "integer", "minimum": 1}, "Seconds between two points."),

@@ -122,7 +122,7 @@ class _Figures:
                      (*GPU, "part"), memory)  # fmt: skip
         yield _gauge("gpujob_gpu_utilization_ratio", "Share of the time in which the GPU was busy.", GPU,
                      each({i: r.load for i, r in read.items()}))  # fmt: skip
-        yield _gauge("gpujob_gpu_allocated_ratio", "Share of the GPU that is booked by jobs.", GPU,
+        yield _gauge("gpujob_gpu_allocated_ratio", "Share of the GPU that is allocated to jobs.", GPU,
                      each({gpu.gpu.index: gpu.allocated for gpu in gpus}))  # fmt: skip
         yield _gauge("gpujob_gpu_paused", "1 while the GPU is paused.", GPU,
                      each({gpu.gpu.index: float(gpu.paused) for gpu in gpus}))  # fmt: skip

@@ -42,7 +42,7 @@ def functions() -> frozenset[str]:
 def _cache_folder() -> Path:
     """Return a private cache folder in the temporary folder.
 
-    If another user has created a file with the usual name, create a folder with a random name.
+    If the usual name belongs to another user, or other users can write there, create a folder with a random name.
     """
     folder = Path(tempfile.gettempdir()) / f"gpujob-tests-{os.getuid()}"
     with suppress(FileExistsError):

@@ -65,7 +65,7 @@ class Life:
 class Kill:
     """A SIGKILL.
 
-    ``life``: number of the killed daemon, or of the daemon that started the killed process; 0 if that one had ended
+    ``life``: number of the killed daemon, or of the daemon that started the killed process; 0 if that daemon had ended
     before.
     """
 

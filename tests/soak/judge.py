@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tests.soak.history import History, Kill, Row, Wish
 
-# A daemon learns the exit code of an adopted job when the job ends, unless it is killed within this time.
+# A daemon that is killed sooner than this after the end of an adopted job may not have learned its exit code.
 SLACK_S = 2.0
 START_S = 5.0  # the longest time between the start of an attempt in the store and its first line in the ledger
 ENDED = frozenset({"done", "failed", "cancelled", "skipped"})
