@@ -120,7 +120,7 @@ class Bench:
 
 
 class DirectBench(Bench):
-    """A bench with jobs below a supervisor."""
+    """A test setup whose jobs are children of a supervisor, without screen."""
 
     name = "direct"
 

@@ -66,7 +66,9 @@ def add(
     try:
         parse_gpu_ids(gpus)
     except UsageError as error:
-        raise UsageError(f"{error.what}: --gpus of add names the allowed GPUs", do=error.do) from None
+        raise UsageError(
+            f"{error.what}: --gpus of add names the allowed GPUs", do=f"{error.do}; for a share: --set gpus=0.5"
+        ) from None
     if "," in script and not os.path.exists(script):
         raise UsageError(f"no such script: {script}", do=f"to append a whole line: echo '{script}' >> {path}")
     options, values = _as_options(pairs)

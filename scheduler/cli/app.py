@@ -60,7 +60,7 @@ Gpus = Annotated[
 PausedGpus = Annotated[
     list[str], typer.Argument(metavar="GPU…", help="GPU ids: 2, or 0-3.", autocompletion=completions.paused_gpu)
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON value, for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value, for programs (after the verb).")]
 
 
 class Common:
@@ -389,7 +389,7 @@ def release(jobs: HeldJobs, state_file: StateFile = None, config: ConfigFile = N
 
 @app.command("first")
 def first(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
-    """Move waiting jobs to the front of the queue, in this order."""
+    """Move waiting jobs to the front of the queue, in this order, whatever their priority."""
     raise typer.Exit(control.first(jobs, **_which(state_file, config)))
 
 

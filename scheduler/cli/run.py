@@ -328,7 +328,7 @@ class _Question:
         self.shown.stop()
         which = "1 job is" if jobs == 1 else f"{jobs} jobs are"
         print(
-            f"\n{which} running. The same command continues later, and runs the jobs again that you end now.",
+            f"\n{which} running. To continue later, give the same command again; jobs that you end now then run again.",
             flush=True,
         )
         self.shown.ask("(l)eave them running, (e)nd all that runs, or (c)ontinue? [Ctrl-C again leaves] ")

@@ -37,7 +37,7 @@ def _say(trouble: SchedulerError, then: str = "") -> None:
     text = str(trouble)
     if text not in _said:
         _said.add(text)
-        print(f"gpujob: {safe(text)}; continuing without it{safe(then)}", file=sys.stderr)
+        print(f"gpujob: {safe(text)}; continuing without that file{safe(then)}", file=sys.stderr)
 
 
 def state_file_for(state_file: str | None, config_file: str | None = None) -> str:

@@ -223,7 +223,7 @@ class Config:
     )
 
     gpus: int | None = _option(
-        None, _gpu_count, "manage GPUs 0..N-1; empty: all GPUs that the driver shows", "N", reload=True, section="which GPUs"
+        None, _gpu_count, "manage GPUs 0..N-1; without a driver: declare N GPUs; empty: all GPUs that the driver shows", "N", reload=True, section="which GPUs"
     )
     gpu_ids: tuple[int, ...] | None = _option(
         None, _gpu_ids, "manage only these GPUs, for example [0, 2] or 0-3; empty: the setting gpus decides", "LIST", reload=True

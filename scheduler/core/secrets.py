@@ -51,7 +51,7 @@ def _hidden(found: re.Match[str]) -> str:
 
 
 def words_without_secrets(words: Iterable[str]) -> tuple[str, ...]:
-    """Return the words of a command with each secret replaced by ``***``, also a word that follows its option."""
+    """Return the words of a command with each secret as ``***``, also after an option (``--token S``)."""
     words = tuple(words)
     if not any(map(_HINT.search, words)):
         return words

@@ -101,7 +101,7 @@ def judge_gputil(seen: DriverSeen) -> Finding:
 def judge_gpus(readings: Sequence[GpuSnapshot], dead: Set[int] | None, who: Who) -> list[Finding]:
     """Return the findings on the GPUs; all GPUs without a problem share one.
 
-    ``dead``: pids on the GPUs that no process has; None: not known.
+    ``dead``: pids that the driver reports although no such process exists; None: not known.
     """
     found = [(reading, _gpu(reading, dead, who)) for reading in readings]
     fine = [reading for reading, finding in found if finding is None]
@@ -164,7 +164,7 @@ def ghost(reading: GpuSnapshot, dead: Set[int] | None, check: str, reset: str) -
 
 
 def dead(pids: Set[int]) -> set[int] | None:
-    """Return the pids that no process has; None in a container, where the driver's pids have another meaning."""
+    """Return those pids of the driver that do not exist here; None in a container, where the driver's pids differ."""
     try:
         if os.readlink("/proc/self/ns/pid") != WHOLE_MACHINE:
             return None

@@ -130,7 +130,13 @@ def _tree(text: str, path: str) -> Any:
         mark = error.problem_mark or error.context_mark
         where = f"{path}:{mark.line + 1}" if mark else path
         problem = error.problem or error.context or "it cannot be read"
-        do = "indent with spaces" if "'\\t'" in problem else "quote the value" if "mapping values" in problem else ""
+        do = (
+            "indent with spaces"
+            if "'\\t'" in problem
+            else "check the indentation, or quote the value"
+            if "mapping values" in problem
+            else ""
+        )
         raise UsageError(f"not YAML: {problem}", where=where, do=do) from None
     except RecursionError:
         raise UsageError("nested too deeply", where=path) from None

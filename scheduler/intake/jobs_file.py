@@ -84,9 +84,9 @@ def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
         if error.code == BACKWARDS:
             raise  # a GPU list with a mistake such as 3-1, not arguments with a comma
         quoted = _quoted_spelling(fields, rest)
-        right = f"quote arguments that hold a comma: {quoted}"
+        right = f"write 2, 0,2 or 0-3; or, if it belongs to the arguments, quote them: {quoted}"
         if len(quoted) > LONGEST_SHOWN:  # a shortened spelling would be wrong
-            right = "put double quotes around all arguments"
+            right = "write 2, 0,2 or 0-3; or, if it belongs to the arguments, put double quotes around all of them"
         raise UsageError(f"the fifth field is not a GPU list ({error.what})", do=right) from None
     if rest is not None and _BARE_LIST.fullmatch(rest.text) and re.search(r"(^|\s)\d+$", arguments_field.text):
         if not arguments_field.quoted:

@@ -473,7 +473,7 @@ class JournalDocument(TypedDict):
     history: Annotated[
         list[tuple[Moment, JournalState]],
         Field(
-            "Each status of the job with the time of its start; the first is pending, the last is the current status.",
+            "Each status of the job and when it began; the first is pending, the last is the current status.",
             minItems=1,
         ),
     ]

@@ -226,7 +226,7 @@ def status_lines(
     lines += terminal.folded(f"jobs       {counts_text(view.counts)}", LABEL)
     if view.set_aside:
         name = safe(os.path.basename(view.set_aside))
-        text = f"state file an invalid version was set aside as {name}; the pauses are unchanged; remove the file when you have seen it"
+        text = f"state file an invalid edit was ignored, pauses unchanged; your edit is kept as {name}; delete that file to clear this line"
         lines += terminal.folded(text, LABEL)
     for text in view.trouble:
         lines += terminal.folded(f"trouble    {safe(text)}", LABEL)

@@ -83,7 +83,7 @@ def test_s1_6_a_job_that_was_only_placed_has_nothing_to_show() -> None:
 
 
 def test_s1_6_history_goes_through_retries_and_new_runs() -> None:
-    """The history has process times for the last attempt, and event times for earlier attempts."""
+    """The history takes start and end of the last attempt from its process, of earlier attempts from the events."""
     moments: Moments = [
         (T0 + 1, "held"), (T0 + 2, "released"), (T0 + 3, "started"), (T0 + 4, "retry_scheduled"), (T0 + 5, "unclaimed"),
         (T0 + 6, "started"), (T0 + 7, "stopping"), (T0 + 7, "leftovers"), (T0 + 8, "cancelled"), (T0 + 9, "requeued"),

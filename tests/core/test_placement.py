@@ -332,7 +332,7 @@ def test_what_is_kept_for_a_job_that_was_overtaken_too_often(
     servers: tuple[int, ...], free: dict[int, int], paused: tuple[int, ...], claimed: tuple[int, ...], kind: PlacementClass,
     kept: tuple[int, ...],
 ) -> None:  # fmt: skip
-    """S4.36: The GPUs reserved for a job are those closest to holding it, and no other job gets them."""
+    """S4.36: The GPUs with the smallest missing share are reserved for a job, and no other job gets them."""
     fleet = a_fleet(*servers, free=free, paused=paused)
     for gpu in claimed:
         fleet.take(ResourceRequest(1, 0), (gpu,))

@@ -507,7 +507,7 @@ def test_a_value_is_the_text_that_stands_there(tmp_path: Path, text: str, key: s
     ("data", "says"),
     [
         (b"gpus: 2\n\tx: 1\n", ":2: not YAML: found character '\\t' that cannot start any token; indent with spaces"),
-        (b"log_dir: a: b\n", ":1: not YAML: mapping values are not allowed here; quote the value"),
+        (b"log_dir: a: b\n", ":1: not YAML: mapping values are not allowed here; check the indentation, or quote the value"),
         (b"aging: 1\n---\naging: 2\n", ":2: not YAML: but found another document"),
         (b"- a\n", ":1: must hold `key: value` lines; see config.example.yaml"),
         (b"log_dir: yes\n", ":1: log_dir: must be a text, not yes; put quotes around a text"),

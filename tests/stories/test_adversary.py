@@ -274,7 +274,7 @@ def test_the_demo_runs_to_its_end_beside_an_nvidia_smi_that_fails(machine):
     m = machine()
     m.s.environ["NVML_STUB_FILE"] = "/nonexistent"
     done = m.s.cli("demo")
-    assert "gpujob: no GPU found; the demo declares two" in done.stderr
+    assert "gpujob: no GPU found; the demo simulates two" in done.stderr
     assert "pending" not in done.stdout.rpartition("ENDED")[2], done.stdout
 
 

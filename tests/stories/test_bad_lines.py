@@ -130,10 +130,10 @@ def test_c22_the_spelling_that_is_shown_can_be_pasted_and_runs(pouring):
         ('0,words,,--say "a b",c', ["--say", "a b,c"]),
         ("0,words,,--range 3-1,2-a", ["--range", "3-1,2-a"]),
     ]
-    pouring.judge([(line, "quote arguments that hold a comma: ") for line, _ in samples])
+    pouring.judge([(line, "if it belongs to the arguments, quote them: ") for line, _ in samples])
     for number, (_, words) in enumerate(samples):
         reason = pouring.refused()[2 * (number + 1)]
-        pouring.pour(reason.split("quote arguments that hold a comma: ")[1])
+        pouring.pour(reason.split("if it belongs to the arguments, quote them: ")[1])
         states = pouring.rest()
         job = max(states)
         assert states[job] == "done" and pouring.words(job)[: len(words)] == words

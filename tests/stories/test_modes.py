@@ -146,7 +146,7 @@ def _try_to_open(folder: str, got: str) -> None:
 def test_s5_another_user_opens_nothing_while_it_starts(
     users: tuple[User, User], place: Path, daemon_of: Callable[..., Daemon]
 ) -> None:
-    """S5: Another user can open no file of a scheduler at any moment of three starts with jobs under umask 000.
+    """S5: Under umask 000 a scheduler is started three times and runs jobs; another user can never open one of its files.
 
     A process of user b tries to open every name that appears, in a loop.
     """

@@ -568,7 +568,7 @@ def test_each_change_says_what_was_done(page: Page) -> None:
 
 
 def test_what_waits_for_the_next_scheduler_is_said(pages: Callable[[], Page]) -> None:
-    """Without a scheduler, the cancel of a running job is 200 with the old state; the message says when it happens."""
+    """Without a scheduler, cancelling a running job returns 200 and its old state; the message says when it is cancelled."""
     page = pages()
     page.scheduler.start()
     page.start()
