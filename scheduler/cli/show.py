@@ -201,7 +201,7 @@ def why(job: str, *, json: bool = False, state_file: str | None = None, config: 
             lines = terminal.folded(f"job {number} waits ({reason.code}): {render.safe(reason.sentence)}", 2)
         elif found.state.ended:
             hint = f"; {found.failure.hint}" if found.failure and found.failure.hint else ""
-            lines = terminal.folded(f"job {number} is {render.safe(state_text(found) + hint)}", 2, state)
+            lines = terminal.folded(f"job {number} {render.safe(state_text(found) + hint)}", 2, state)
         else:
             lines = terminal.folded(f"job {number} is {state} on GPU {gpu_ids_text(found.gpus) or 'none'}", 2, state)
         for note in found.notes:

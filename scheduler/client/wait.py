@@ -90,7 +90,11 @@ def _say_failed(ended: Sequence[Job]) -> None:
     """Print which jobs did not succeed and how each ended, which the exit code alone does not show."""
     failed = [job for job in ended if not job.succeeded]
     for job in failed[:MOST_NAMED]:
-        note = f" ({without_secrets(job.notes[-1])})" if job.notes and job.outcome is not Outcome.EXIT else ""
+        note = (
+            f" ({without_secrets(job.notes[-1]).removeprefix('could not start: ')})"
+            if job.notes and job.outcome is not Outcome.EXIT
+            else ""
+        )
         look = f"gpujob logs {job.id}" if job.log else f"gpujob why {job.id}"
         text = f"gpujob: job {job.id} ({job.spec.shown_name}) {state_text(job)}{note}; {look}"
         print(safe(text), file=sys.stderr)

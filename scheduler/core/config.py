@@ -274,7 +274,7 @@ class Config:
         False, _flag, "run each job in a GNU screen session of its own (gpujob screens lists them)", "", section="how jobs run"
     )
     cuda_ids: str = _option(
-        "physical", _one_of(*CUDA_MODES), "ids in --cuda and CUDA_VISIBLE_DEVICES: physical, local, unset, auto, none", "MODE",
+        "physical", _one_of(*CUDA_MODES), "ids in --cuda and CUDA_VISIBLE_DEVICES: physical, local, unset, auto, or none (no --cuda is added)", "MODE",
         reload=True,
     )
     python: str = _option(

@@ -24,7 +24,10 @@ def edit(decision: DecisionPass, job: Job, changes: Mapping[str, Any], need: tup
     SchedulerError, and changes nothing, if the edit is not possible.
     """
     if job.state is not JobState.PENDING:
-        raise SchedulerError(f"cannot edit job {job.id}: it is {job.state.value}, and only a waiting job can be edited")
+        hint = f"pause the queue, then: gpujob retry {job.id}" if job.state.ended else ""
+        raise SchedulerError(
+            f"cannot edit job {job.id}: it is {job.state.value}, and only a waiting job can be edited", do=hint
+        )
     unknown = [name for name in changes if name not in EDITABLE]
     if unknown:
         raise UsageError(f"cannot change {unknown[0]} of a job")
@@ -85,7 +88,7 @@ def _shown(name: str, value: Any) -> str:
     if name == "allowed":
         return "any" if value is None else gpu_ids_text(value)
     if value in (None, "", ()):
-        return "none" if name != "gpus" else "by model"
+        return {"gpus": "by model", "cuda": "(default)"}.get(name, "none")
     if name == "vram_mib":
         return mib_text(value)
     if name == "time_limit_s":

@@ -249,7 +249,7 @@ JOB_OPTIONS: dict[str, JobOption] = {
         JobOption(
             name="cuda", metavar="MODE", field="cuda", read=_one_of(CUDA_MODES), edit=True, completion="cuda_mode",
             key="cuda", example="local",
-            help="Ids in --cuda, instead of the setting cuda_ids: physical, local, unset, auto, none.",
+            help="Ids in --cuda, instead of the setting cuda_ids: physical, local, unset, auto, or none (no --cuda is added).",
             meaning="`cuda_ids` mode of this job",
         ),
         JobOption(

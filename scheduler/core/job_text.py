@@ -49,7 +49,7 @@ def sentence(event: Event, job: Job) -> tuple[str, int]:
     if event.kind == "failed":
         hint = f"; hint: {job.failure.hint}" if job.failure else ""
         note = (
-            f" ({harmless(job.notes[-1])})"
+            f" ({harmless(job.notes[-1]).removeprefix('could not start: ')})"
             if job.notes and detail.get("outcome") in ("could_not_start", "lost", "signal")
             else ""
         )

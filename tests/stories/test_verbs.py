@@ -408,6 +408,6 @@ def test_a_save_that_was_none_is_shown_until_it_is_removed(scheduler):
     path.write_text('{"paused_gpus": [1')
     wait_for(lambda: list(s.folder.glob("*.bad-*")), "it is set aside")
     (aside,) = s.folder.glob("*.bad-*")
-    assert f"set aside as {aside.name}" in s.cli("status").stdout.replace("\n           ", " ")
+    assert f"your edit is kept as {aside.name}" in s.cli("status").stdout.replace("\n           ", " ")
     aside.unlink()
-    assert "set aside" not in s.cli("status").stdout
+    assert "invalid edit" not in s.cli("status").stdout
