@@ -203,7 +203,7 @@ def test_packages_import_only_packages_below_them() -> None:
 
 
 @each_file()
-def test_imports_go_down(path: Path) -> None:
+def test_modules_import_only_lower_layers(path: Path) -> None:
     name, package = name_of(path), package_of(path)
     row = PACKAGES[package]
     may = (*row.may, package, *MAY_ALSO_IMPORT.get(name, ((), ""))[0])
@@ -225,7 +225,7 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
     assert not circle, f"{' -> '.join(circle)}: move what they share into a module that both import"
 
 
-def test_a_circle_is_found() -> None:
+def test_an_import_cycle_is_detected() -> None:
     assert find_circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
     assert find_circle({"x": {"a"}, "a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "b", "c", "a"]
 
@@ -241,14 +241,14 @@ def test_core_imports_only_the_pure_part_of_the_standard_library(path: Path) -> 
 
 
 @each_file([path for path in FILES if package_of(path) == "core"])
-def test_core_touches_nothing(path: Path) -> None:
+def test_core_makes_no_input_or_output(path: Path) -> None:
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id not in {"open", "print", "input", "__import__", "breakpoint"}, f"line {node.lineno}"
 
 
 @each_file()
-def test_powers_stay_in_their_packages(path: Path) -> None:
+def test_restricted_modules_are_imported_only_in_their_packages(path: Path) -> None:
     name = name_of(path)
     for line, module in imports_of(path):
         homes = ONLY_IN.get(module.split(".")[0])
@@ -322,13 +322,13 @@ def test_no_error_is_swallowed_unseen(path: Path) -> None:
         assert not (silent and caught & {"Exception", "BaseException"}), f"{where}: except {sorted(caught)}: pass"
 
 
-def test_the_drawing_names_every_package() -> None:
+def test_docs_architecture_md_names_every_package() -> None:
     drawing = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     packages = {path.name for path in PROGRAM.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert not {package for package in packages if f"`{package}`" not in drawing}
 
 
-def test_the_product_stands_alone() -> None:
+def test_no_file_refers_to_files_outside_the_repository() -> None:
     elsewhere = re.compile("(?<![\\w-])" + "shared" + "/" + r"|\.\./" + "shared")
     texts = [
         *FILES,

@@ -126,7 +126,7 @@ def test_every_test_that_carries_a_row_stands_in_it() -> None:
                     assert f"`{path.relative_to(ROOT)}::{name}`" in rows[row], f"{row}: {name} is not named"
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_have_targets() -> None:
     for document in documents():
         for target in re.findall(r"\]\((?!http)([^)#]+)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"

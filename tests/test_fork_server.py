@@ -33,7 +33,7 @@ def test_a_command_may_end_before_the_client_goes_on(tmp_path: Path, monkeypatch
     assert (code("--version"), code("no-such-verb")) == (0, 2)
 
 
-def test_a_server_has_nothing_of_the_command_for_which_it_was_started(tmp_path: Path) -> None:
+def test_a_server_inherits_nothing_from_its_first_command(tmp_path: Path) -> None:
     """A server keeps no variable of its first command: a crash point would kill later commands."""
     environ = {
         **os.environ,

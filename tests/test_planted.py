@@ -13,7 +13,7 @@ from tests.planted import BUGS, RESULT, ROOT, Bug
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.name.replace(" ", "-") for bug in BUGS])
-def test_a_planted_bug_has_its_place_and_was_caught(bug: Bug) -> None:
+def test_each_planted_bug_applies_and_was_caught(bug: Bug) -> None:
     for name, old, _ in bug.changes:
         assert (ROOT / name).read_text().count(old) == 1, (
             f"{name}: the bug has no place any more; mend tests/planted.py"

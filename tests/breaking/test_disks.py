@@ -32,14 +32,14 @@ def disks(tracing: None, other_boots: None) -> Iterator[Disks]:
 
 
 @pytest.mark.long_form
-def test_e15_every_state_the_disk_may_be_in_keeps_the_promises(disks: Disks) -> None:
+def test_e15_a_scheduler_recovers_from_every_possible_disk_state(disks: Disks) -> None:
     """E15, H01: The promises hold after a reboot with a disk whose unsynced writes are dropped, torn or reordered."""
     chosen = disk.states(disks.recording, STATES, SEED)
     found = {disks.recording.describe(state): broken for state in chosen if (broken := disks.replay(state)[0])}
     assert len(chosen) == STATES and not found, (SEED, found)
 
 
-def test_e15_the_recording_is_whole(disks: Disks) -> None:
+def test_e15_replaying_the_recording_gives_the_files(disks: Disks) -> None:
     """E15: The recorded operations reproduce exactly the files of the folder.
 
     Only SQLite's index of its log is written through a memory mapping, which strace does not show. It is invalid after
@@ -52,7 +52,7 @@ def test_e15_the_recording_is_whole(disks: Disks) -> None:
     assert files == disks.found
 
 
-def test_e15_the_judge_sees_a_lost_sync(disks: Disks) -> None:
+def test_e15_a_missing_fsync_is_detected(disks: Disks) -> None:
     """E15: The judge notices missing syncs: without syncs of the log, a job is forgotten or started again."""
     recording = disks.recording
     kept = list(recording.synced)
@@ -70,7 +70,7 @@ def test_e15_the_judge_sees_a_lost_sync(disks: Disks) -> None:
     assert any("d was acknowledged" in text or "d was started again" in text for text in broken), broken
 
 
-def test_e15_a_state_file_that_the_cut_emptied_is_painted_anew(disks: Disks) -> None:
+def test_e15_an_emptied_state_file_is_rewritten(disks: Disks) -> None:
     """E15: The daemon does not read an empty state file, which a power cut may leave, as an edit; it rewrites it."""
     moment = disks.recording.moments[-1]
     disks.replay(disk.State(moment, frozenset(), kind="all"))
@@ -83,7 +83,7 @@ def test_e15_a_state_file_that_the_cut_emptied_is_painted_anew(disks: Disks) -> 
     until(daemon.ended, "its end")
 
 
-def test_e15_added_lines_and_environments_are_synced_before_they_are_told(tracing: None, tmp_path: Path) -> None:
+def test_e15_lines_and_environments_are_synced_before_they_are_acknowledged(tracing: None, tmp_path: Path) -> None:
     """P4, E15: When `add` and `submit` report success, the line, the environment file and the store are synced."""
     log = tmp_path / "strace"
     forge = Forge(recorded(log, disk.CALLS))

@@ -85,7 +85,7 @@ def machine(other_boots: None, tmp_path: Path) -> Machine:
     return Machine(tmp_path / "disk")
 
 
-def test_h01_power_off_again_and_again(machine: Machine) -> None:
+def test_h01_no_job_runs_twice_after_power_cuts(machine: Machine) -> None:
     """H01, P1: After power cuts, interrupted jobs are lost, waiting jobs run, and only retries start a job twice."""
     broken, how = storm(machine, CUTS, random.Random(SEED))
     assert not broken, (SEED, broken, how)
@@ -103,7 +103,9 @@ def _cut_while_it_runs(machine: Machine) -> str:
 
 
 @pytest.mark.parametrize("state", ["running", "starting"])
-def test_h20_a_claim_that_did_not_reach_the_disk_proves_nothing(machine: Machine, state: str) -> None:
+def test_h20_a_missing_record_after_a_reboot_does_not_prove_that_the_job_never_ran(
+    machine: Machine, state: str
+) -> None:
     """H20: After a reboot, a job without an attempt record is lost, not queued again: it may have run."""
     path = Path(_cut_while_it_runs(machine))
     path.unlink()
@@ -130,7 +132,7 @@ def test_h03_same_pid_and_ticks_in_another_boot(machine: Machine) -> None:
 
 
 @pytest.mark.smoke
-def test_h02_a_number_that_a_stranger_got_meanwhile(other_boots: None, tmp_path: Path) -> None:
+def test_h02_a_reused_pid_is_not_taken_for_the_job(other_boots: None, tmp_path: Path) -> None:
     """H02: A foreign process that got the pid of an ended job is neither mistaken for the job nor signalled."""
     machine = Machine(tmp_path / "disk")
     machine.line("a", 0, 600)

@@ -46,7 +46,7 @@ def traced_forge(tracing: None, tmp_path: Path) -> Iterator[Forge]:
 
 
 @pytest.mark.parametrize("name", POINTS)
-def test_a21_e09_e10_promises_hold_with_a_fault_at_this_call(
+def test_a21_e09_e10_no_job_is_lost_or_run_twice_with_a_fault_at_this_call(
     tracing: None, forge: Forge, tmp_path: Path, name: str
 ) -> None:
     """A21, E09, E10: The promises hold if the process is killed at this call, or if the call fails."""
@@ -72,7 +72,7 @@ def test_a21_e09_a_read_of_the_jobs_file_that_fails_is_tried_again(
     assert log.rindex("accepted from jobs.txt") < log.index("no job is left to run")
 
 
-def test_a21_the_judge_sees_what_it_is_there_for(forge: Forge, tmp_path: Path) -> None:
+def test_a21_the_judge_detects_each_kind_of_error(forge: Forge, tmp_path: Path) -> None:
     """A21: The judge finds a second start, a wrong exit code, a missing acknowledged job and a leftover file."""
     cycle = Cycle(forge, tmp_path)
     try:
@@ -120,7 +120,7 @@ def test_a06_order_of_system_calls_a_start_follows_its_sync(traced_forge: Forge,
 
 
 @pytest.mark.parametrize("number", [6, 7])  # the pass that reads the lines; the pass that starts them
-def test_e09_after_a_failed_sync_nothing_starts_before_the_store_was_synced_anew(
+def test_e09_after_a_failed_sync_no_job_starts_before_the_next_successful_sync(
     tracing: None, forge: Forge, tmp_path: Path, number: int
 ) -> None:
     """E09: After a failed sync no job starts before the store is synced: the kernel reports a failure only once."""
@@ -161,7 +161,7 @@ def test_e09_a_commit_whose_sync_failed_is_not_acknowledged(
 
 
 @pytest.mark.parametrize("call", ["unlink:1", "fdatasync:4"])
-def test_a21_a_store_whose_making_was_cut_off_is_made_to_its_end(
+def test_a21_an_interrupted_creation_of_the_store_is_completed(
     tracing: None, forge: Forge, tmp_path: Path, call: str
 ) -> None:
     """A21, E15: The next writer completes a store whose creation was interrupted; readers report the interruption."""

@@ -195,7 +195,7 @@ def test_s15_a_label_that_is_a_secret_is_not_offered(house: Scheduler) -> None:
     assert bash(house, "cancel", "lo") == ["long"]
 
 
-def test_k09_the_scheduler_that_is_meant_is_asked(house: Scheduler) -> None:
+def test_k09_completion_reads_the_named_scheduler(house: Scheduler) -> None:
     """K09: Completion reads the scheduler that --state-file names, before or after the verb."""
     state_file = str(house.folder / "gpu_scheduler_state.json")
     for words in (["--state-file", state_file, "resume", ""], ["resume", "--state-file", state_file, ""],

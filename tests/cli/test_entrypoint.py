@@ -385,7 +385,7 @@ def test_add_writes_a_line_and_prints_it(tmp_path: Path) -> None:
     assert (tmp_path / "other.txt").read_text() == "0,/b.py,,,\n"
 
 
-def test_what_the_daemon_would_refuse_add_refuses(tmp_path: Path) -> None:
+def test_add_refuses_bad_lines_and_unsafe_files(tmp_path: Path) -> None:
     """S3.41, contract 3: `add` refuses an unreadable line, a missing folder, and a jobs file that others can write."""
     (tmp_path / "llm_config.json").write_text('{"models": {"big": 4}}')
     ran = gpujob(tmp_path, "add", "/a.py", "--args", "it's")

@@ -131,7 +131,7 @@ def test_dependencies_pauses_folders_and_environments(quiet: Scheduler) -> None:
         s.wait_state(running, "cancelled")
 
 
-def test_nothing_is_written(quiet: Scheduler) -> None:
+def test_a_preview_writes_nothing(quiet: Scheduler) -> None:
     """A preview writes no row and no file."""
     s = quiet
 

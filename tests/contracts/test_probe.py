@@ -23,7 +23,7 @@ def test_each_method_is_called_in_the_same_way(name: str) -> None:
     assert inspect.getdoc(given), "it says what it does"
 
 
-def test_an_error_is_never_read_as_none(tmp_path: Path) -> None:
+def test_a_failed_reading_is_reported_as_a_problem(tmp_path: Path) -> None:
     driver = FakeDriver(tmp_path)
     driver.gpu("GPU-1")
     probe: Probe = NvidiaProbe({"PATH": "/nonexistent", **driver.environ()}, 60.0)

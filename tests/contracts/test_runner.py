@@ -134,7 +134,7 @@ def test_a_job_has_default_signals_and_no_descriptor_of_ours(bench: Bench) -> No
     assert text == f"[{signal.SIGPIPE!r}, {signal.SIGXFSZ!r}] set() ['0', '1', '2'] 4\n"
 
 
-def test_stop_reaches_the_whole_tree(bench: Bench) -> None:
+def test_stop_signals_all_processes_of_the_job(bench: Bench) -> None:
     bench.start(1, "/bin/sh", "-c", "setsid sleep 600 & sleep 600 & echo ready; wait")
     bench.until(Started)
     job, _ = bench.job(1)
@@ -167,7 +167,9 @@ def test_leftovers_are_named_and_their_end_is_told(bench: Bench) -> None:
     assert bench.until(Gone).key == "1.1"
 
 
-def test_what_dies_as_it_is_looked_at_hands_its_own_over(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_of_an_orphan_that_dies_during_the_search_are_found(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """P1: If an orphan dies while the leftover processes are searched, its child processes are found."""
     # The inner shell creates the file itself: a `touch` could outlive the job and count as another leftover process.
     orphans = "(setsid sh -c 'sh -c \": > ready; exec sleep 600\" & wait; : middle' &)"
@@ -207,7 +209,7 @@ def test_attempts_outlive_the_runner_and_are_adopted(bench: Bench) -> None:
     assert bench.until(Ended).exit_code == 21
 
 
-def test_unclaimed_attempt_is_given_back_once(bench: Bench) -> None:
+def test_an_adopted_unclaimed_attempt_is_never_started(bench: Bench) -> None:
     job, launch = bench.job(1, "/bin/sh", "-c", "touch ran")
     assert [type(f) for f in bench.runner.adopt(job)] == [Unclaimed]
     bench.runner.start(job, launch)  # too late: the attempt is claimed

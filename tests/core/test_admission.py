@@ -492,7 +492,7 @@ def test_memory_that_is_released_in_time_was_never_foreign(bench: Bench) -> None
     assert bench.read() == NOTHING_FORBIDDEN and bench.forbids("1") == ""
 
 
-def test_two_that_leave_one_after_the_other_are_both_waited_for(bench: Bench) -> None:
+def test_memory_of_two_ended_jobs_is_waited_for(bench: Bench) -> None:
     """I11: When two jobs end one after the other, the memory of both is waited for."""
     bench.on = [a_tenant(1), a_tenant(2)]
     one, other = a_process(11, 38_000, owner="1.1"), a_process(12, 38_000, owner="2.1")
@@ -508,7 +508,7 @@ def test_two_that_leave_one_after_the_other_are_both_waited_for(bench: Bench) ->
     assert bench.read() == NOTHING_FORBIDDEN and bench.forbids("1") == ""
 
 
-def test_the_patience_ends_with_a_reading_and_leaves_no_gap(bench: Bench) -> None:
+def test_gpu_stays_blocked_until_a_reading_after_release_s(bench: Bench) -> None:
     """I11: A GPU stays blocked between the end of ``release_s`` and the next reading."""
     bench.on = [a_tenant(1, 1000)]
     process = a_process(11, 70_000, owner="1.1")
@@ -595,7 +595,7 @@ def test_accepting_ends_the_wait_for_memory_after_an_end(bench: Bench) -> None:
         assert bench.read(DRIVER + 70_000, left) == NOTHING_FORBIDDEN
 
 
-def test_what_cannot_be_used_is_not_mended_by_accepting(bench: Bench) -> None:
+def test_accepting_does_not_unblock_a_gone_or_stale_gpu(bench: Bench) -> None:
     bench.read(lost=True)
     bench.admission.accept([0], bench.now)
     assert bench.forbids() == "gone"

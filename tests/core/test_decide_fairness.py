@@ -99,7 +99,7 @@ def test_s4_36_who_takes_other_gpus_overtakes_nobody() -> None:
     assert stream(play, 3, first=50, allowed=(1,)) == [50]
 
 
-def test_s4_36_who_stands_before_it_overtakes_nobody() -> None:
+def test_s4_36_a_more_urgent_job_does_not_count_as_overtaking() -> None:
     """S4.36: A more urgent job overtakes nobody, even if it came later."""
     play = full(1, a_job(2, "2"))
     assert len(stream(play, 9, priority=-1)) == 9
@@ -232,7 +232,7 @@ def test_s4_31_only_a_pause_keeps_it_waiting() -> None:
     assert started(play.ask(PauseQueue(False))) == [3]
 
 
-def test_s4_32_claims_are_taken_up_after_a_restart() -> None:
+def test_s4_32_claims_are_restored_after_a_restart() -> None:
     """S4.32 P1: Claims by name are restored when the state is rebuilt from the rows."""
     play = a_world(2)
     play.run(a_job(1, on=(0, 1)), a_job(2, on=(0,)))

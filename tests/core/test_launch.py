@@ -63,7 +63,7 @@ def test_giving_cuda_twice_is_giving_it_once(words: list[str]) -> None:
     assert any(word == "--cuda" or word.startswith("--cuda=") for word in before)
 
 
-def test_there_are_four_modes_and_the_default_is_one_of_them() -> None:
+def test_cuda_has_five_modes() -> None:
     """S3.19: The modes of `--cuda` are physical, local, unset, auto and none."""
     assert CUDA_MODES == ("physical", "local", "unset", "auto", "none")
 

@@ -416,7 +416,7 @@ def test_no_gpu_is_kept_with_one_that_no_waiting_brings_back() -> None:
         (of_slots(3), ResourceRequest(1, 1000), (0,), False),
     ],
 )
-def test_who_takes_what_another_waits_for(
+def test_an_assignment_competes_if_it_takes_what_a_waiting_job_could_use(
     waits: PlacementClass, given: ResourceRequest, gpus: tuple[int, ...], competes: bool
 ) -> None:
     """S4.36: An assignment competes with a waiting job if it takes GPUs or slots that the waiting job could use."""

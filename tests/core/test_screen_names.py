@@ -100,7 +100,7 @@ def test_any_shortened_name_is_safe_and_fits(job, gpus, arguments, most):
     assert short == name or len(name) > most
 
 
-def test_s11_no_mode_makes_a_name_that_means_more_than_itself() -> None:
+def test_s11_session_names_have_only_safe_characters() -> None:
     """S11: Whatever the mode is, a session name has only safe characters and ends with the job's id."""
     for mode in (
         "-X stuff x",

@@ -54,7 +54,7 @@ def begun(tmp_path: Path) -> tuple[ConfigReload, Target, list[str], Path]:
     return ConfigReload(context, target, settings, read), target, said, path
 
 
-def test_a_look_by_the_clock_waits_until_a_file_that_is_being_written_has_stood(tmp_path: Path) -> None:
+def test_a_periodic_check_waits_until_the_file_stops_changing(tmp_path: Path) -> None:
     """P3: A scheduled check reads the config only after ``SETTLE_S`` without a change, so never a half-saved file."""
     reload, target, said, path = begun(tmp_path)
     path.write_text("")  # a user saves it in place
@@ -72,7 +72,7 @@ def test_a_look_by_the_clock_waits_until_a_file_that_is_being_written_has_stood(
     assert said == ["config reloaded: kill_grace 5 -> 7"] and target.config.kill_grace == 7
 
 
-def test_a_file_that_says_its_end_or_is_from_another_clock_is_read_at_once(tmp_path: Path) -> None:
+def test_a_complete_or_old_or_future_file_is_read_at_once(tmp_path: Path) -> None:
     reload, target, said, path = begun(tmp_path)
     for grace, end, age in ((6, "...\n", 0.0), (7, "", -3600.0), (8, "", SETTLE_S)):
         path.write_text(f"kill_grace: {grace}\n{end}")

@@ -56,7 +56,7 @@ def daemon(tmp_path: Path, told: list[str]) -> Iterator[Daemon]:
         (KeyError("x"), "internal error of gpujob, please report it: KeyError("),
     ],
 )  # fmt: skip
-def test_a_full_disk_is_no_defect(
+def test_a_full_disk_is_not_reported_as_a_bug(
     daemon: Daemon, told: list[str], error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P3: A pass that fails on a full disk reports the path and a remedy; other errors are reported as defects."""

@@ -63,7 +63,7 @@ def test_one_sample_a_bucket_and_gaps_stay_gaps(tmp_path: Path, state: Scheduler
     assert {0, 10, 20, 30, 540, -50} == set(loop.times()) and not loop.said
 
 
-def test_a_file_that_hangs_costs_samples_alone(tmp_path: Path, state: SchedulerState) -> None:
+def test_a_locked_history_loses_only_samples(tmp_path: Path, state: SchedulerState) -> None:
     """While the history file is locked, the loop does not wait; afterwards the newest samples are written."""
     loop = Clock(tmp_path / "history.db", state)
     loop.kept.begin()
@@ -87,7 +87,7 @@ def test_a_file_that_hangs_costs_samples_alone(tmp_path: Path, state: SchedulerS
     loop.kept.close()
 
 
-def test_an_end_waits_for_a_moment_at_most(tmp_path: Path, state: SchedulerState) -> None:
+def test_close_reports_a_failed_write(tmp_path: Path, state: SchedulerState) -> None:
     loop = Clock(tmp_path / "nowhere" / "history.db", state)  # without this folder each write fails immediately
     loop.kept.begin()
     loop.turn(0)
@@ -115,7 +115,7 @@ def test_without_a_thread_there_is_no_history(
     assert not Path(loop.path).exists()
 
 
-def test_a_defect_of_ours_holds_up_no_job(tmp_path: Path, state: SchedulerState) -> None:
+def test_a_bug_in_the_history_does_not_stop_the_scheduler(tmp_path: Path, state: SchedulerState) -> None:
     loop = Clock(tmp_path / "history.db", state)
     loop.kept.begin()
     loop.turn(0)

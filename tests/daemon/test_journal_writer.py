@@ -136,7 +136,7 @@ def test_an_end_without_a_change_writes_nothing(keeping: Keeping) -> None:
     assert keeping.path.stat().st_ino == before.st_ino
 
 
-def test_s1_8_all_jobs_of_the_store_are_in_it_again_at_the_start(keeping: Keeping) -> None:
+def test_s1_8_the_journal_is_made_from_the_store_at_the_start(keeping: Keeping) -> None:
     """S1.8, S1.12: At the start the journal is rewritten from the store if the file is incomplete or out of date."""
     jobs = keeping.submit(*"abc")
     keeping.run(jobs[1])
@@ -167,7 +167,7 @@ def test_a_job_that_was_forgotten_keeps_its_last_line(keeping: Keeping) -> None:
     assert keeping.seen() == [(1, "completed"), (2, "completed")]
 
 
-def test_it_is_written_anew_when_it_has_grown(keeping: Keeping) -> None:
+def test_a_grown_journal_is_rewritten(keeping: Keeping) -> None:
     """A file that has grown is rewritten in slices, and contains the changes made during the rewrite."""
     jobs = keeping.submit(*map(str, range(120)))
     keeping.journal.begin()
@@ -201,7 +201,7 @@ def test_a_removed_file_is_whole_again_at_the_next_change(keeping: Keeping) -> N
     assert one.id == 1 and not keeping.said
 
 
-def test_many_at_once_are_written_a_few_a_turn(keeping: Keeping) -> None:
+def test_many_changes_are_written_in_several_steps(keeping: Keeping) -> None:
     """Many new jobs are appended in several passes, so that ten thousand pasted lines do not delay the loop."""
     keeping.journal.begin()
     keeping.submit(*map(str, range(450)))
@@ -212,7 +212,7 @@ def test_many_at_once_are_written_a_few_a_turn(keeping: Keeping) -> None:
     assert numbers == [200, 400, 450]
 
 
-def test_what_is_owed_at_the_end_is_written(keeping: Keeping, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_lines_are_written_at_the_end(keeping: Keeping, monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes that are not written yet are appended at the end, even without time for a rewrite."""
     keeping.submit("a")
     keeping.journal.begin()
@@ -222,7 +222,7 @@ def test_what_is_owed_at_the_end_is_written(keeping: Keeping, monkeypatch: pytes
     assert [line["id"] for line in keeping.lines()] == list(range(1, 452))
 
 
-def test_after_a_defect_of_the_store_it_is_written_anew(keeping: Keeping) -> None:
+def test_after_a_failed_pass_the_journal_is_rewritten(keeping: Keeping) -> None:
     """After a failed pass the journal is rewritten: changes may have been recorded without a call of `take`."""
     keeping.submit("a")
     keeping.journal.begin()
@@ -233,7 +233,7 @@ def test_after_a_defect_of_the_store_it_is_written_anew(keeping: Keeping) -> Non
     assert keeping.seen() == [(1, "pending"), (2, "pending")]
 
 
-def test_trouble_is_said_once_shown_while_it_lasts_and_made_good(keeping: Keeping) -> None:
+def test_an_error_is_logged_once_and_retried(keeping: Keeping) -> None:
     """An error is logged once and shown while it lasts; writes are retried ever later, and no change is lost."""
     keeping.path.mkdir()
     one, two = keeping.submit("a", "b")
@@ -257,7 +257,7 @@ def test_trouble_is_said_once_shown_while_it_lasts_and_made_good(keeping: Keepin
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), StoreTrouble("the store is damaged")])
-def test_what_could_not_be_appended_is_owed(
+def test_lines_that_failed_are_appended_later(
     keeping: Keeping, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P4: Lines that could not be appended are appended later; if there are too many, the file is rewritten."""
@@ -292,7 +292,7 @@ def test_a_row_that_cannot_be_read_costs_the_journal_alone(keeping: Keeping) -> 
     assert ": the store is damaged (job 1: " in keeping.said[0][0] and keeping.path.read_text() == '{"mine": 1}\n'
 
 
-def test_s1_6_the_journal_takes_no_other_files_place(tmp_path: Path) -> None:
+def test_s1_6_the_journal_overwrites_no_other_file(tmp_path: Path) -> None:
     """S1.6: A journal path that names another file of the scheduler is refused: that file would be rewritten."""
     places = Places(str(tmp_path / "state.json"))
     places.make()

@@ -35,7 +35,7 @@ def test_rotation_keeps_five(tmp_path: Path) -> None:
     assert "record 19" in (tmp_path / "log").read_text() and "record 18" in (tmp_path / "log.1").read_text()
 
 
-def test_p8_two_that_rotate_at_once_lose_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_p8_two_processes_that_rotate_together_lose_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """F16: No record is lost if one of two schedulers with the same log writes while the other rotates the log."""
     one, other = (MainLog(str(tmp_path / "log"), most_bytes=400) for _ in range(2))
     move, told, within = os.replace, list[str](), list[int]()
@@ -87,7 +87,7 @@ def test_a_removed_log_is_made_again_and_no_descriptor_is_lost(tmp_path: Path) -
 @pytest.mark.parametrize(
     "text", ["a\nb", "a\r\nb", "a\x0bb\x0cc", "a\x85b", "a\u2028b\u2029c", "a\x1b[2Jb\x00", "a\udcffb", "\u202eevil"]
 )
-def test_s18_whatever_is_said_is_one_record(tmp_path: Path, text: str) -> None:
+def test_s18_any_text_is_one_line(tmp_path: Path, text: str) -> None:
     """S17, S18: Any text is written as one line of printable characters."""
     log = MainLog(str(tmp_path / "log"))
     log(LogMessage(text))
@@ -97,7 +97,7 @@ def test_s18_whatever_is_said_is_one_record(tmp_path: Path, text: str) -> None:
     assert all(char.isprintable() for char in written[:-1])
 
 
-def test_moved_by_logrotate_goes_on_under_its_name(tmp_path: Path) -> None:
+def test_after_logrotate_the_log_is_reopened_under_its_name(tmp_path: Path) -> None:
     log = MainLog(str(tmp_path / "log"))
     log(LogMessage("one"))
     log.flush()
@@ -113,7 +113,7 @@ def test_moved_by_logrotate_goes_on_under_its_name(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_bytes().startswith(b"20") and not (tmp_path / "log.1").exists()
 
 
-def test_a_full_disk_costs_records_and_it_is_said_how_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_lost_on_a_full_disk_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """F01: After a full disk, a record states how many records were lost; a torn record stays a separate line."""
     log = MainLog(str(tmp_path / "log"))
     write, room = os.write, [10, 0]
@@ -142,7 +142,7 @@ def test_a_full_disk_costs_records_and_it_is_said_how_many(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("what", ["fifo", "folder", "link"])
-def test_what_is_no_plain_file_is_refused_and_holds_nobody_up(tmp_path: Path, what: str) -> None:
+def test_a_path_that_is_no_regular_file_is_refused_at_once(tmp_path: Path, what: str) -> None:
     """S8: A FIFO, folder or link at the log's path is an error at the start; later only records are lost."""
     path = tmp_path / "log"
     log = MainLog(str(path))
@@ -161,7 +161,7 @@ def test_what_is_no_plain_file_is_refused_and_holds_nobody_up(tmp_path: Path, wh
     assert "log records lost: 1 (" in path.read_text() and path.read_text().endswith("INFO two\n")
 
 
-def test_where_it_cannot_be_rotated_it_is_written_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_cannot_be_rotated_is_still_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the log cannot be renamed, it is not rotated, and records are still written."""
     log = MainLog(str(tmp_path / "log"), most_bytes=100)
 

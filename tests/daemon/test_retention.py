@@ -105,7 +105,7 @@ def test_by_size_the_oldest_first_with_all_attempts(bench: Bench) -> None:
     assert bench.round("1s 100G") == alive
 
 
-def test_f16_a_log_of_second_choice_goes_as_every_other(bench: Bench) -> None:
+def test_f16_logs_in_the_fallback_folder_are_deleted_too(bench: Bench) -> None:
     """F16: A log named `…_2.log`, because its first name was taken, is removed at its age; `recover` finds its job."""
     ended = bench.job(31, attempts=2)
     for name in ("", "_a2"):
@@ -118,7 +118,7 @@ def test_f16_a_log_of_second_choice_goes_as_every_other(bench: Bench) -> None:
     assert f"job_{ended.id}_20200101_000000_a2_2.log" not in bench.round("30d")
 
 
-def test_s8_what_is_not_ours_is_left_alone(bench: Bench, tmp_path: Path) -> None:
+def test_s8_files_of_others_are_not_deleted(bench: Bench, tmp_path: Path) -> None:
     """S8, A19: Retention removes only logs of ended jobs without GPUs, by their names, in the log folder.
 
     Other names, logs of unknown jobs, links, folders and files in other folders stay.
@@ -200,7 +200,7 @@ def test_logs_of_forgotten_jobs_still_count(bench: Bench) -> None:
     assert bench.db.connection.execute("SELECT count(*) FROM old_logs").fetchone() == (0,)
 
 
-def test_slices_are_short_and_others_come_first(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletion_runs_in_short_steps(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slice takes 5 ms at most, a busy loop gets one slice a second, and the next round begins after an hour."""
     clock = itertools.count(time.monotonic(), 0.001)  # each reading of the clock, and so each step, takes 1 ms
     monkeypatch.setattr(retention.time, "monotonic", lambda: next(clock))
@@ -235,9 +235,7 @@ def test_slices_are_short_and_others_come_first(bench: Bench, monkeypatch: pytes
     ("logs", "finished", "seconds"),
     [("", "", 3600), ("20G", "100", 3600), ("30d", "", 3600), ("10m", "90d", 60), ("90d", "30s", 3), ("1s", "", 1)],
 )
-def test_what_may_stay_for_a_short_time_is_looked_at_more_often(
-    bench: Bench, logs: str, finished: str, seconds: float
-) -> None:
+def test_a_short_retention_is_checked_more_often(bench: Bench, logs: str, finished: str, seconds: float) -> None:
     """Short age limits make rounds more frequent: a log must not outlive a limit of seconds by an hour."""
     before = time.monotonic()
     bench.round(logs, finished)

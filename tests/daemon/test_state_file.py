@@ -47,7 +47,7 @@ def save(file: StateFile, **changes: Any) -> None:
 # -- indexes and UUIDs -----------------------------------------------------------------------------------
 
 
-def test_pauses_painted_under_other_numbers_are_those_of_the_cards(tmp_path: Path) -> None:
+def test_pauses_follow_the_gpus_after_renumbering(tmp_path: Path) -> None:
     """I07: A paused index means the GPU whose UUID the file lists for it, also if that GPU has another index now."""
     path = tmp_path / "state.json"
     for gpus, meant in (([0], (1,)), ([1], (0,)), ([0, 5], (1, 5))):
@@ -56,7 +56,7 @@ def test_pauses_painted_under_other_numbers_are_those_of_the_cards(tmp_path: Pat
         assert wish(file.look(0.0)) == StateEdited(meant, None)
 
 
-def test_a_number_without_a_card_says_nothing_of_the_card_that_has_it_now(tmp_path: Path) -> None:
+def test_a_paused_index_that_another_gpu_has_now_is_dropped(tmp_path: Path) -> None:
     """I07: A paused index without a UUID in the file is dropped if a renumbered GPU has this index now."""
     path = tmp_path / "state.json"
     path.write_text(json.dumps({"paused_gpus": [2, 3], "gpus": CARDS}))
@@ -84,7 +84,7 @@ def test_an_edit_comes_until_it_is_accepted_and_then_never_again(painted: StateF
     assert painted.look(3.0) is None
 
 
-def test_d05_what_a_picture_replaced_is_looked_at_once_more(painted: StateFile) -> None:
+def test_d05_an_edit_that_was_overwritten_is_still_read(painted: StateFile) -> None:
     """D05: An edit saved just before a new version is written is read from the file that this version replaced."""
     assert painted.look(1.0) is None
     save(painted, paused_gpus=[0])
@@ -112,7 +112,7 @@ def test_d05_a_program_that_has_the_replaced_file_open_is_waited_for(painted: St
     assert not list(Path(painted.path).parent.glob("*bad*"))
 
 
-def test_d05_half_a_save_that_stays_is_kept_aside(painted: StateFile) -> None:
+def test_d05_an_incomplete_edit_is_set_aside(painted: StateFile) -> None:
     with open(painted.path, "w") as stream:
         stream.write('{"paused_gpus": [')
         stream.flush()
@@ -204,7 +204,7 @@ def test_d01_d02_d03_what_is_no_state_file_is_never_half_applied(painted: StateF
     assert read(painted)["paused_gpus"] == [0]
 
 
-def test_a_file_larger_than_any_of_ours_is_set_aside(painted: StateFile) -> None:
+def test_an_oversized_file_is_set_aside(painted: StateFile) -> None:
     Path(painted.path).write_text(json.dumps(a_picture(0, more="x" * (2 << 20))))
     painted.look(0.0)
     painted.paint(a_picture(), HALF_SAVED_S)
@@ -230,7 +230,7 @@ def test_two_bad_ones_within_a_second_are_both_kept(painted: StateFile) -> None:
         ('{"paused_gpu": [2], "paused": false}', StateEdited(None, False)),
     ],
 )
-def test_what_is_not_said_stays_as_it_is(painted: StateFile, text: str, meant: StateEdited) -> None:
+def test_missing_keys_change_nothing(painted: StateFile, text: str, meant: StateEdited) -> None:
     """D03, D04: A missing or mistyped key leaves the setting unchanged."""
     Path(painted.path).write_text(text)
     assert wish(painted.look(0.0)) == meant
@@ -243,7 +243,7 @@ def test_each_key_has_a_line_of_its_own(painted: StateFile) -> None:
     assert read(painted) == json.loads(Path(painted.path).read_text())
 
 
-def test_d05_a_save_left_aside_by_one_who_was_killed_is_taken_up(painted: StateFile) -> None:
+def test_d05_an_edit_set_aside_by_a_killed_daemon_is_read(painted: StateFile) -> None:
     """D05: The next daemon applies an edit in a temporary file of a killed daemon, and then removes the file."""
     folder = Path(painted.path).parent
     theirs, torn, link = (folder / f".{Path(painted.path).name}.new-{n}" for n in (7, 8, 9))
@@ -296,7 +296,7 @@ def test_an_editor_that_moves_the_old_file_away_deletes_nothing(painted: StateFi
     assert wish(painted.look(1.1)) == StateEdited((1,), False, 1) and not painted.said
 
 
-def test_deleted_between_the_look_and_the_picture(painted: StateFile) -> None:
+def test_a_deletion_before_a_rewrite_is_noticed(painted: StateFile) -> None:
     os.unlink(painted.path)
     assert not painted.paint(a_picture(0), 1.0)
     assert not os.path.exists(painted.path) and painted.look(1.0) is None
@@ -315,7 +315,7 @@ def test_d08_a_link_is_neither_read_nor_written_through(painted: StateFile) -> N
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo"])
-def test_something_else_in_its_place_holds_nobody_up(painted: StateFile, kind: str) -> None:
+def test_a_pipe_or_folder_in_its_place_does_not_block(painted: StateFile, kind: str) -> None:
     os.unlink(painted.path)
     os.mkdir(painted.path) if kind == "folder" else os.mkfifo(painted.path)
     assert painted.look(1.0) is None and ("not a regular file" in painted.said[0] or "directory" in painted.said[0])
@@ -332,7 +332,7 @@ def test_d10_files_of_editors_beside_it_are_not_regarded(painted: StateFile) -> 
     assert painted.look(1.0) is None
 
 
-def test_pictures_are_private_and_numbered(painted: StateFile) -> None:
+def test_versions_are_private_and_numbered(painted: StateFile) -> None:
     os.chmod(painted.path, 0o666)
     painted.paint(a_picture(), 1.0)
     assert os.stat(painted.path).st_mode & 0o777 == 0o600 and read(painted)["revision"] == 2
@@ -349,7 +349,7 @@ def test_deleted_while_no_daemon_ran(painted: StateFile) -> None:
     assert never.look(9.0) is None and wish(before.look(9.0)) == StateEdited((), False)
 
 
-def test_e09_an_old_picture_that_cannot_be_read_is_looked_at_again_and_then_let_go(tmp_path: Path) -> None:
+def test_e09_an_unreadable_replaced_version_is_retried_and_then_dropped(tmp_path: Path) -> None:
     """E09: A failed read of the replaced file is repeated for some seconds, and then reported."""
     file = StateFile(str(tmp_path / "state.json"))
     file._outs.append(_Out(os.open(tmp_path, os.O_RDONLY), b"", 0.0))  # a folder cannot be read as a file

@@ -464,7 +464,7 @@ def test_h17_files_of_another_user_are_never_taken_from_him() -> None:
     assert other.mark is BAD and other.mend == "", "nor is it known here whose it should be"
 
 
-def test_what_was_left() -> None:
+def test_leftover_processes_and_files() -> None:
     left = tuple(Leftover(pid, 3, 1, f"python {pid}.py") for pid in (11, 12, 13, 14))
     held, free = (leftovers.judge(LeftSeen(left, held=held), EVE)[0] for held in (True, False))
     assert (held.mark, free.mark) == (WARN, BAD) and free.mend == held.mend == "kill 11 12 13 14"

@@ -60,7 +60,9 @@ def shown(*names: str) -> Readings:
         ({"a": 0, "b": 1, "c": 2}, "a-c", {"a": 0, "b": 1, "c": 2}),
     ],
 )
-def test_numbers_stay_with_their_cards(before: dict[str, int], now: str, numbers: Mapping[str, int]) -> None:
+def test_gpus_keep_their_indices_if_one_has_vanished(
+    before: dict[str, int], now: str, numbers: Mapping[str, int]
+) -> None:
     notes: list[str] = []
     found = monitor._numbered(shown(*now), stored(**before), notes)
     assert {gpu.uuid[4:]: index for index, gpu in found.items()} == numbers

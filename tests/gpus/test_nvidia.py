@@ -295,7 +295,7 @@ def test_a_load_that_is_not_supported_is_unknown(driver: FakeDriver, probe: Make
     assert found.load is None and found.temperature_c is None and found.problem == ""
 
 
-def test_a_process_list_that_is_refused_is_no_list(driver: FakeDriver, probe: Make) -> None:
+def test_a_refused_process_list_is_unknown_not_empty(driver: FakeDriver, probe: Make) -> None:
     driver.gpu("GPU-1")
     driver.process("GPU-1", 11, 900)
     for name in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
@@ -340,7 +340,7 @@ def test_asking_and_looking_return_while_the_reader_hangs(driver: FakeDriver, pr
 
 
 @pytest.mark.parametrize("call", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlDeviceGetUtilizationRates"])
-def test_a_reader_that_hangs_is_ended_and_said(hasty: None, driver: FakeDriver, probe: Make, call: str) -> None:
+def test_a_hanging_reader_is_killed_and_reported(hasty: None, driver: FakeDriver, probe: Make, call: str) -> None:
     """I02: A reader process that does not answer in time is killed and reported; later readings succeed."""
     driver.gpu("GPU-1")
     made = probe(driver, deadline_s=PATIENCE_S)
@@ -654,7 +654,7 @@ def test_columns_of_another_meaning_give_no_free_card(smi: FakeSmi, probe: Make,
         assert gpu.problem
 
 
-def test_no_devices_is_none(smi: FakeSmi, probe: Make) -> None:
+def test_nvidia_smi_without_devices_is_a_failed_reading(smi: FakeSmi, probe: Make) -> None:
     made = probe(smi)
     told = read(made)
     assert not told.gpus and told.problem

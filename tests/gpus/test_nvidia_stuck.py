@@ -118,7 +118,7 @@ def test_a_killed_reader_that_dies_late_costs_no_reading(
         timer.join()
 
 
-def test_what_fails_is_said_without_pythons_words(smi: FakeSmi, probe: Make) -> None:
+def test_a_failure_of_nvidia_smi_is_reported_in_its_own_words(smi: FakeSmi, probe: Make) -> None:
     smi.exit(9, "NVIDIA-SMI has failed because it couldn't communicate with the driver.")
     with pytest.raises(NoGpuData) as raised:
         probe(smi).first()
@@ -127,7 +127,7 @@ def test_what_fails_is_said_without_pythons_words(smi: FakeSmi, probe: Make) -> 
     assert "invalid literal" not in text and "\\n" not in text
 
 
-def test_a_slow_driver_at_the_start_is_told_of_once(
+def test_a_slow_driver_at_the_start_is_reported_once(
     driver: FakeDriver, probe: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nvidia, "SLOW_S", 0.0)

@@ -613,7 +613,7 @@ def test_an_environment_that_looks_like_an_option_is_refused() -> None:
     "word",
     ["$(id)", "`id`", "|", "&&", "a;b", ">", "<", "$HOME", "*", "~", "!!", "${X}", "?", "[a]", "{a}", "&", "(x)", "%s"],
 )
-def test_no_shell_sees_what_stands_in_a_line(word: str) -> None:
+def test_shell_syntax_in_arguments_is_passed_unchanged(word: str) -> None:
     """C32: Shell syntax in the arguments is passed to the script unchanged."""
     assert spec_of(f"0,/a.py,,--x {word} y").arguments == ("--x", word, "y")
 

@@ -535,7 +535,7 @@ def test_what_is_no_config_is_one_clear_line(tmp_path: Path, data: bytes, says: 
     assert str(error).startswith(f"{tmp_path}/config.yaml{says}") and error.exit_code == 2
 
 
-def test_s14_yaml_that_grows_costs_nothing(tmp_path: Path) -> None:
+def test_s14_yaml_aliases_are_not_expanded(tmp_path: Path) -> None:
     """S14: YAML aliases that would expand to 10**12 values are refused without expansion."""
     text = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
     assert len(error_of(tmp_path, config=text).lines) == 12
@@ -543,7 +543,7 @@ def test_s14_yaml_that_grows_costs_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", ["fifo", "folder", "device", "dangling", "loop"])
 @pytest.mark.parametrize("named", [True, False])
-def test_what_is_no_file_never_blocks(tmp_path: Path, make: str, named: bool) -> None:
+def test_a_config_that_is_no_regular_file_is_refused(tmp_path: Path, make: str, named: bool) -> None:
     """P3: A config file that is no regular file is a usage error and never blocks, whether it was named or found."""
     path = tmp_path / "config.yaml"
     says = "cannot be read: not a regular file"

@@ -73,7 +73,7 @@ def once(monkeypatch: pytest.MonkeyPatch, name: str, after: Callable[[], None]) 
 
 
 @pytest.mark.parametrize("children", [0, 1])
-def test_one_that_ends_while_it_is_looked_at_is_not_lost(
+def test_an_attempt_that_ends_during_the_check_is_not_lost(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch, children: int
 ) -> None:
     """A08, P3: An attempt that ends between the read of its record and the search for its processes is not lost.
@@ -88,7 +88,7 @@ def test_one_that_ends_while_it_is_looked_at_is_not_lost(
 
 
 @pytest.mark.parametrize("step", ["boot_id", "read_ending", "members", "starter_lives"])
-def test_one_that_begins_while_it_is_looked_at_is_adopted(
+def test_an_attempt_that_starts_during_the_check_is_adopted(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """A08: An attempt that was only claimed, and starts after the given step of the check, is adopted."""
@@ -101,7 +101,9 @@ def test_one_that_begins_while_it_is_looked_at_is_adopted(
     assert attempt.settle() is Verdict.ADOPT
 
 
-def test_one_that_ran_while_it_was_looked_at_is_not_lost(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attempt_that_runs_and_ends_during_the_check_is_not_lost(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A08: An attempt that starts and ends during the check is finished with its recorded exit code."""
     attempt.start()
 
@@ -113,7 +115,7 @@ def test_one_that_ran_while_it_was_looked_at_is_not_lost(attempt: Attempt, monke
     assert attempt.settle() is Verdict.FINISH
 
 
-def test_one_whose_supervisor_was_killed_is_lost(attempt: Attempt) -> None:
+def test_an_attempt_without_a_recorded_end_is_lost(attempt: Attempt) -> None:
     attempt.start().kill()
     attempt.write_pid()
     attempt.started[0].wait()

@@ -49,7 +49,7 @@ def _ended_child(code: int) -> Process:
     return Process(child, found.ticks)
 
 
-def test_a21_an_ended_child_of_one_job_is_never_taken_for_another_job(tmp_path: Path) -> None:
+def test_a21_a_zombie_of_one_job_is_not_taken_for_another_job(tmp_path: Path) -> None:
     """A21, P5: A claimed attempt without a pid does not get the exit code of another job's zombie.
 
     The supervisor was killed between two starts: the first job had ended and was not reaped; the second never ran.
@@ -81,7 +81,7 @@ def test_a21_an_ended_child_of_one_job_is_never_taken_for_another_job(tmp_path: 
         helper.wait()
 
 
-def test_p5_an_ending_that_nobody_reaps_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_p5_the_exit_code_of_an_unreaped_zombie_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """P5: The exit code of a zombie without a supervisor is read from the kernel, without waiting for a record.
 
     Such zombies occur in a container whose process 1 reaps none, after supervisor and daemon were killed.
@@ -119,7 +119,7 @@ def test_p5_an_ending_that_nobody_reaps_is_told_at_once(tmp_path: Path, monkeypa
         reaps_nobody.communicate()
 
 
-def test_a_stopped_supervisor_is_told_and_left_so(tmp_path: Path) -> None:
+def test_a_stopped_supervisor_is_reported(tmp_path: Path) -> None:
     """A stopped supervisor (SIGSTOP) is reported with the command that continues it; the runner leaves it stopped."""
     runner = _runner(tmp_path)
     try:
@@ -135,7 +135,7 @@ def test_a_stopped_supervisor_is_told_and_left_so(tmp_path: Path) -> None:
         runner.close()
 
 
-def test_p3_a_supervisor_that_cannot_be_had_is_told_and_tried_again(tmp_path: Path) -> None:
+def test_p3_a_failed_start_of_the_supervisor_is_retried(tmp_path: Path) -> None:
     """P3, P1: A failed start of the supervisor is reported and retried with a back-off; jobs start once it succeeds."""
     house = tmp_path / "house"
     house.mkdir()
@@ -174,7 +174,7 @@ def test_p3_a_supervisor_that_cannot_be_had_is_told_and_tried_again(tmp_path: Pa
         runner.close()
 
 
-def test_b05_what_nobody_has_begun_is_taken_back_by_a_cancel(tmp_path: Path) -> None:
+def test_b05_a_cancel_takes_back_a_start_that_was_not_read(tmp_path: Path) -> None:
     """B05, P1: A start request that a stopped supervisor has not read yet is withdrawn by a cancel, and never runs."""
     runner = DirectRunner(str(tmp_path), str(tmp_path / "state.json"), dict(os.environ), str(tmp_path / "errors"))
     job = _job(1)
@@ -202,7 +202,7 @@ def test_b05_what_nobody_has_begun_is_taken_back_by_a_cancel(tmp_path: Path) -> 
         runner.close()
 
 
-def test_e09_words_that_could_not_be_sent_are_sent_again(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_e09_unsent_messages_of_the_supervisor_are_sent_again(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """A message that cannot be sent for lack of buffer space is sent again; it is dropped if the daemon is gone."""
     read, write = os.pipe()
     supervisor = supervisor_file.Supervisor.__new__(supervisor_file.Supervisor)

@@ -45,7 +45,7 @@ def test_the_last_start_that_failed_and_one_that_would_always_fail_are_the_end(t
         assert event is None and job.notes[-1].startswith("could not start: ")
 
 
-def test_an_attempt_that_was_taken_back_waits_as_before(tmp_path: Path) -> None:
+def test_a_job_whose_start_was_taken_back_waits(tmp_path: Path) -> None:
     job, event = told(tmp_path, JobState.STARTING, "never", 0)
     assert (job.state, job.gpus, job.reason_code, event) == (JobState.PENDING, (), "", None)
     job, _ = told(tmp_path, JobState.STOPPING, "never", 0, stop_why="cancelled")
@@ -57,6 +57,6 @@ def test_an_ending_that_was_written_down_before_a_reboot_counts(tmp_path: Path) 
     assert (job.state, job.exit_code) == (JobState.DONE, 0)
 
 
-def test_what_may_still_run_stays_as_the_store_has_it(tmp_path: Path) -> None:
+def test_a_record_without_an_ending_changes_nothing(tmp_path: Path) -> None:
     job, event = told(tmp_path, JobState.RUNNING)
     assert (job.state, job.gpus, event) == (JobState.RUNNING, (0,), None)

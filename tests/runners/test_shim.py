@@ -100,7 +100,7 @@ def test_a_claimed_record_is_left_alone(alone: Alone, tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists() and (tmp_path / "1.1").read_text() == "somebody's"
 
 
-def test_without_what_was_handed_over_it_does_nothing(tmp_path: Path) -> None:
+def test_a_shim_without_a_launch_file_does_nothing(tmp_path: Path) -> None:
     """Without its launch file, which the scheduler removes to withdraw a start, the shim does nothing."""
     done = subprocess.run(
         [sys.executable, "-I", "-S", shim_file.__file__],
@@ -121,7 +121,7 @@ def test_without_what_was_handed_over_it_does_nothing(tmp_path: Path) -> None:
         (("/bin/true",), {"env_file": "/no/such"}, "environment", errno.ENOENT),
     ],
 )
-def test_what_cannot_be_started_is_never_with_stage_and_reason(
+def test_a_failed_start_is_recorded_with_stage_and_errno(
     alone: Alone, tmp_path: Path, argv: tuple[str, ...], changes: dict[str, str], stage: str, number: int
 ) -> None:
     (tmp_path / "plain").write_text("no first line")
@@ -137,13 +137,13 @@ def test_what_cannot_be_started_is_never_with_stage_and_reason(
     assert alone.shown() == f"gpujob: cannot start {words[0]}: {os.strerror(number)} ({stage})\n"
 
 
-def test_both_ends_agree_on_the_layout() -> None:
+def test_shim_and_package_agree_on_the_record_layout() -> None:
     assert (shim_file.END_AT, shim_file.PID_AT) == (attempt_record.END_AT, attempt_record.PID_AT)
     assert (shim_file.END_SIZE, shim_file.PID_SIZE) == (attempt_record.END_SIZE, attempt_record.PID_SIZE)
     assert shim_file.BY_SIGNAL == attempt_record.BY_SIGNAL and supervisor.STAGES == attempt_record.STAGES
 
 
-def test_the_file_handed_over_is_private_and_removed(bench: ScreenBench) -> None:
+def test_the_launch_file_is_private_and_removed(bench: ScreenBench) -> None:
     """The launch file, which contains the job's whole environment, has mode 0600 and is removed."""
     old = os.umask(0)
     try:
@@ -189,7 +189,7 @@ def test_ctrl_c_ends_only_its_own_job(bench: ScreenBench) -> None:
     assert lives(second.process)
 
 
-def test_ctrl_backslash_too(bench: ScreenBench) -> None:
+def test_ctrl_backslash_ends_the_job_by_sigquit(bench: ScreenBench) -> None:
     first = run(bench, 1, "/bin/sleep", "600")
     tell(bench.environ, first.session, "stuff", "\034")
     assert bench.until(Ended).signal == signal.SIGQUIT
@@ -203,7 +203,7 @@ def test_ctrl_c_may_be_caught(bench: ScreenBench) -> None:
     assert bench.until(Ended).exit_code == 5 and "tidy" in bench.whole(1)
 
 
-def test_ctrl_z_and_ctrl_s_do_not_hold_it_up(bench: ScreenBench) -> None:
+def test_ctrl_z_and_ctrl_s_do_not_stop_a_job(bench: ScreenBench) -> None:
     """Ctrl-Z and Ctrl-S are ordinary characters for a job, so that they cannot stop it by mistake."""
     keys = bench.folder / "keys"
     started = run(
@@ -215,7 +215,7 @@ def test_ctrl_z_and_ctrl_s_do_not_hold_it_up(bench: ScreenBench) -> None:
     assert keys.read_bytes() == b"\032\023" and "still" in bench.whole(1)
 
 
-def test_stopped_from_the_keyboard_it_is_continued(bench: ScreenBench) -> None:
+def test_a_job_stopped_from_the_keyboard_is_continued(bench: ScreenBench) -> None:
     """A job that enables Ctrl-Z and is stopped by it is continued, and a line in its log reports this."""
     # The shell starts no program here: dash uses vfork, and a stop of the child before its exec would not be reported.
     started = run(bench, 1, "/bin/sh", "-c", "stty susp ^Z; echo set; read line; echo on; exit 3")
@@ -227,7 +227,7 @@ def test_stopped_from_the_keyboard_it_is_continued(bench: ScreenBench) -> None:
     assert "on" in bench.whole(1)
 
 
-def test_stopped_by_somebody_on_purpose_it_stays_so(bench: ScreenBench) -> None:
+def test_a_job_stopped_by_sigstop_stays_stopped(bench: ScreenBench) -> None:
     """A job stopped by SIGSTOP stays stopped until SIGCONT."""
     started = run(bench, 1, "/bin/sh", "-c", "while [ ! -e go ]; do sleep 0.02; done; exit 4")
     os.kill(started.process.pid, signal.SIGSTOP)
@@ -301,7 +301,7 @@ def test_a_shim_that_exits_is_no_process_that_its_job_left(bench: ScreenBench) -
         shim.wait()
 
 
-def test_what_one_job_left_is_not_held_for_another_that_ends_in_the_same_moment(bench: ScreenBench) -> None:
+def test_leftovers_are_held_for_their_own_job(bench: ScreenBench) -> None:
     """S3.35: A leftover process is reported only for its own job, also if another job ends at the same moment."""
     children = [subprocess.Popen(["/bin/sleep", "600"], env={}) for _ in range(2)]
     orphan_env = {"GPUJOB_ID": "2", "GPUJOB_ATTEMPT": "1", "GPUJOB_STATE_FILE": bench.runner.state_file}
@@ -442,7 +442,7 @@ def test_its_signals_are_as_a_shell_would_give_them(bench: ScreenBench) -> None:
     assert int(words["SigIgn"], 16) & 0x7FFFFFFF == 0  # the C library uses signals 32 and 33
 
 
-def test_no_descriptor_of_ours_nor_screens(bench: ScreenBench) -> None:
+def test_a_job_inherits_no_descriptor_of_runner_or_screen(bench: ScreenBench) -> None:
     """A job inherits no descriptor of screen, of the runner or of the runner's parent."""
     leak = os.open(os.devnull, os.O_RDONLY)
     os.set_inheritable(leak, True)

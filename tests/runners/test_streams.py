@@ -277,7 +277,7 @@ def test_s4_17_a_long_path_and_no_descriptor_left_over(
     assert one.asked == 46
 
 
-def test_s4_17_a_caller_that_is_gone_or_another(
+def test_s4_17_a_missing_or_wrong_caller_prevents_the_start(
     daemon: FakeDaemon, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int]  # noqa: F811
 ) -> None:  # fmt: skip
     """S4.17: A job is not started if the caller's socket is missing or dead, or belongs to another process."""
@@ -341,7 +341,7 @@ def test_s4_17_a_caller_that_gives_nothing_or_nonsense_holds_up_no_other_job(
 
 
 @QUICK
-def test_s4_17_a_caller_that_is_stopped_is_not_waited_for_for_ever(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
+def test_s4_17_a_stopped_caller_is_given_up_after_a_limit(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
     """S4.17: A start fails if its caller stays stopped; once the caller is continued, a later job gets its stdin."""
     program = (
         "import os, socket, sys\n"
@@ -434,7 +434,7 @@ def test_s4_17_a_caller_that_is_gone_is_said_in_words(bench: DirectBench) -> Non
     assert observation.lasting and observation.why == "the command that waited for it in the foreground has ended"
 
 
-def test_a_program_is_begun_though_what_is_to_be_said_finds_no_room() -> None:
+def test_a_program_runs_if_a_warning_cannot_be_written() -> None:
     """A program runs although a limit cannot be set and the warning about it cannot be written."""
     words = [sys.executable, "-I", "-S", exec_limited.__file__, "-", "99:1:1", "/bin/sh", "sh", "-c", "exit 7"]
     with open("/dev/full", "wb") as full:

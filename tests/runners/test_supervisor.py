@@ -92,7 +92,7 @@ def wait_ended(path: Path) -> attempt_record.AttemptRecord:
     raise AssertionError(f"{path}: {attempt_record.read(str(path))}")
 
 
-def test_reads_out_what_a_dead_daemon_had_sent(daemon: FakeDaemon, tmp_path: Path) -> None:
+def test_starts_sent_by_a_dead_daemon_are_carried_out(daemon: FakeDaemon, tmp_path: Path) -> None:
     """The supervisor carries out all start requests of a dead daemon.
 
     After unread answers, it reads ECONNRESET before the end of file.
@@ -112,7 +112,7 @@ def test_reads_out_what_a_dead_daemon_had_sent(daemon: FakeDaemon, tmp_path: Pat
     assert daemon.process.wait(LIMIT_S) == 0
 
 
-def test_b01_signals_do_not_end_it(daemon: FakeDaemon, tmp_path: Path) -> None:
+def test_b01_signals_do_not_end_the_supervisor(daemon: FakeDaemon, tmp_path: Path) -> None:
     daemon.send(daemon.start(1, "/bin/sh", "-c", "sleep 0.3; exit 5"))
     assert marshal.loads(daemon.socket.recv(1 << 20))[0][0] == "up"
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -164,7 +164,7 @@ def test_existing_record_is_taken(daemon: FakeDaemon, tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists() and (tmp_path / "1.1").read_text() == "somebody's"
 
 
-def test_p8_what_stands_in_the_place_of_a_file_holds_up_no_other_job(daemon: FakeDaemon, tmp_path: Path) -> None:
+def test_p8_fifos_and_huge_files_hold_up_no_other_job(daemon: FakeDaemon, tmp_path: Path) -> None:
     """A FIFO at the path of a log, environment or record, or a huge environment, delays no other job."""
     with open(tmp_path / "huge", "wb") as stream:
         stream.truncate(1 << 40)
@@ -214,7 +214,7 @@ def test_f01_the_ending_fits_on_a_full_disk(daemon: FakeDaemon, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("room", [0, 100, 300])
-def test_a_record_that_cannot_be_written_is_nobodys_again(daemon: FakeDaemon, tmp_path: Path, room: int) -> None:
+def test_a_record_that_cannot_be_written_is_removed(daemon: FakeDaemon, tmp_path: Path, room: int) -> None:
     """P1, P5, F01: A record that cannot be written is removed, so that the attempt can be started again."""
     resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
     daemon.send(daemon.start(1, "/bin/sh", "-c", f"touch {tmp_path}/ran"))

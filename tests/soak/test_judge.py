@@ -149,7 +149,7 @@ DOCTORED: list[tuple[Callable[[History], None], str]] = [
 
 
 @pytest.mark.parametrize(("doctor", "said"), DOCTORED, ids=[doctor.__name__ for doctor, _ in DOCTORED])
-def test_a_doctored_history_is_found_out(doctor: Callable[[History], None], said: str) -> None:
+def test_each_falsified_history_is_detected(doctor: Callable[[History], None], said: str) -> None:
     """Invariants 1 to 6 of the soak: The judge finds each falsification, and no error in the correct history."""
     history = good()
     assert judge(history) == []
@@ -157,7 +157,7 @@ def test_a_doctored_history_is_found_out(doctor: Callable[[History], None], said
     assert any(one.startswith(said) for one in judge(history)), judge(history)
 
 
-def test_what_cannot_be_known_may_be_lost() -> None:
+def test_jobs_whose_end_nobody_can_know_may_be_lost() -> None:
     """P5: The judge accepts a lost job if its supervisor and the daemon were killed at about the same time.
 
     It also accepts a job from a line that a full disk cut off, and an acknowledged line that was refused.
@@ -176,7 +176,7 @@ def test_what_cannot_be_known_may_be_lost() -> None:
     assert judge(history) == []
 
 
-def test_a_shim_killed_as_it_starts_its_job_takes_the_proof_with_it() -> None:
+def test_a_job_whose_shim_was_killed_while_starting_it_may_be_lost() -> None:
     """J10: The judge accepts a lost job if its shim was killed before it recorded the start, and no other lost job."""
     history = good()
     history.ledger = [entry for entry in history.ledger if entry[1] != "k0"]
@@ -193,7 +193,7 @@ def test_a_shim_killed_as_it_starts_its_job_takes_the_proof_with_it() -> None:
     assert judge(history)
 
 
-def test_a_killed_shim_takes_the_terminal_with_it() -> None:
+def test_a_job_whose_shim_was_killed_may_end_by_sighup() -> None:
     """B02: The judge accepts that a job ends by SIGHUP if its shim was killed."""
     history = good()
     a_hangup_with_no_shim_killed(history)
@@ -201,7 +201,7 @@ def test_a_killed_shim_takes_the_terminal_with_it() -> None:
     assert judge(history) == []
 
 
-def test_a_history_is_kept_as_it_is(tmp_path: Path) -> None:
+def test_a_history_is_read_back_unchanged(tmp_path: Path) -> None:
     """A history that was saved is read unchanged, and can be judged again."""
     history = good()
     history.save(tmp_path / "history.json")

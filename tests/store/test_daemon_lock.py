@@ -66,7 +66,7 @@ def test_a_second_daemon_is_refused_and_told_the_pid_of_the_first(
     assert daemon_alive(places)
 
 
-def test_the_office_is_free_when_its_holder_was_killed(places: Places, daemon: subprocess.Popen[str]) -> None:
+def test_the_lock_is_free_after_its_holder_was_killed(places: Places, daemon: subprocess.Popen[str]) -> None:
     """S3.37: A new daemon gets the lock of a killed one, although `daemon.json` still contains the old pid."""
     daemon.kill()
     daemon.wait(30)
@@ -81,7 +81,7 @@ def test_the_office_is_free_when_its_holder_was_killed(places: Places, daemon: s
     assert holder(places) == {}
 
 
-def test_who_waits_gets_the_office_when_it_is_left(places: Places, daemon: subprocess.Popen[str]) -> None:
+def test_a_waiting_daemon_gets_the_released_lock(places: Places, daemon: subprocess.Popen[str]) -> None:
     """H: A daemon that waits for the lock gets it when the previous daemon ends (a quick restart)."""
     assert daemon.stdin is not None
     daemon.stdin.write("leave\n")
@@ -92,14 +92,14 @@ def test_who_waits_gets_the_office_when_it_is_left(places: Places, daemon: subpr
     daemon_lock.leave()
 
 
-def test_asking_whether_a_daemon_lives_takes_nothing_away(places: Places, daemon: subprocess.Popen[str]) -> None:
+def test_checking_for_a_daemon_leaves_no_descriptor_or_lock(places: Places, daemon: subprocess.Popen[str]) -> None:
     """A thousand checks whether a daemon is alive leave no descriptor open, and do not take its lock."""
     before = len(os.listdir("/proc/self/fd"))
     assert all(daemon_alive(places) for _ in range(1000))
     assert len(os.listdir("/proc/self/fd")) <= before  # garbage collection may close other descriptors
 
 
-def test_looking_never_makes_a_daemon_fail_to_start(places: Places) -> None:
+def test_checks_do_not_prevent_a_start(places: Places) -> None:
     """H: A check whether a daemon is alive holds the lock for an instant; a starting daemon waits that long."""
     looker = subprocess.Popen(
         [
@@ -124,7 +124,7 @@ def test_looking_never_makes_a_daemon_fail_to_start(places: Places) -> None:
         looker.communicate(timeout=30)
 
 
-def test_without_a_house_nobody_is_in_office(tmp_path: Path) -> None:
+def test_without_a_state_folder_no_daemon_is_alive(tmp_path: Path) -> None:
     """Contract 6: Without a state folder no daemon is alive, and the check creates nothing."""
     places = Places(str(tmp_path / "never.json"))
     assert not daemon_alive(places)
@@ -133,7 +133,7 @@ def test_without_a_house_nobody_is_in_office(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", "\x00"])
-def test_unreadable_words_about_the_daemon_are_no_obstacle(places: Places, text: str) -> None:
+def test_an_unreadable_daemon_json_is_ignored(places: Places, text: str) -> None:
     """An invalid `daemon.json` is ignored: only the lock decides whether a daemon lives."""
     Path(places.daemon_info).write_text(text)
     assert holder(places) == {}
@@ -144,7 +144,7 @@ def test_unreadable_words_about_the_daemon_are_no_obstacle(places: Places, text:
     daemon_lock.leave()
 
 
-def test_bytes_that_are_no_text_about_the_daemon_are_no_obstacle(places: Places) -> None:
+def test_a_daemon_json_with_invalid_utf8_is_ignored(places: Places) -> None:
     """D: A `daemon.json` that is not UTF-8 counts as empty."""
     Path(places.daemon_info).write_bytes(b"\xff\xfe")
     assert holder(places) == {}
@@ -170,7 +170,7 @@ def test_a_live_scheduler_can_be_found_and_a_dead_one_is_not(
     assert registered(environ) == []
 
 
-def test_no_place_to_register_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_missing_register_folder_is_ignored(tmp_path: Path) -> None:
     """P8: A register that cannot be written is no error; only commands without --state-file miss the scheduler."""
     (tmp_path / "gpujob").touch()
     assert register({"XDG_RUNTIME_DIR": str(tmp_path)}, "/x.json") == ""
@@ -188,7 +188,7 @@ def test_the_register_is_private(tmp_path: Path) -> None:
     assert os.stat(os.path.dirname(path)).st_mode & 0o777 == 0o700
 
 
-def test_a17_what_the_killed_left_half_written_is_removed(tmp_path: Path) -> None:
+def test_a17_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
     """A17, L7: Temporary files of dead processes, old start messages and entries of dead daemons are removed."""
     places = Places(str(tmp_path / "state.json"))
     places.make()
@@ -212,7 +212,7 @@ def test_a17_what_the_killed_left_half_written_is_removed(tmp_path: Path) -> Non
     daemon_lock.leave()
 
 
-def test_a_pipe_in_place_of_the_word_of_the_daemon_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_daemon_json_does_not_block(tmp_path: Path) -> None:
     places = Places(str(tmp_path / "state.json"))
     places.make()
     os.mkfifo(places.daemon_info)

@@ -101,7 +101,7 @@ def test_everything_is_private_and_usable_at_any_umask(places: Places, mask: str
 
 
 @as_root
-def test_a_house_of_another_user_is_refused(places: Places) -> None:
+def test_a_state_folder_of_another_user_is_refused(places: Places) -> None:
     """P9: A state folder that belongs to another user is refused."""
     os.mkdir(places.state_dir, 0o700)
     os.chown(places.state_dir, OTHER, OTHER)
@@ -111,7 +111,7 @@ def test_a_house_of_another_user_is_refused(places: Places) -> None:
 
 
 @pytest.mark.parametrize("what", ["link", "file"])
-def test_a_house_that_is_a_link_or_a_file_is_refused(places: Places, tmp_path: Path, what: str) -> None:
+def test_a_state_folder_that_is_a_link_or_a_file_is_refused(places: Places, tmp_path: Path, what: str) -> None:
     """P9: A link or a file in place of the state folder is refused, and not followed."""
     if what == "link":
         (tmp_path / "elsewhere").mkdir()
@@ -134,7 +134,7 @@ def test_no_file_of_the_state_folder_is_opened_through_a_link(places: Places, tm
     assert not (tmp_path / "victim").exists()
 
 
-def test_a_house_left_open_to_others_is_closed(places: Places) -> None:
+def test_a_state_folder_is_made_private(places: Places) -> None:
     """P9: A state folder that other users can enter gets mode 0700."""
     os.mkdir(places.state_dir)
     os.chmod(places.state_dir, 0o777)
@@ -166,7 +166,7 @@ def test_making_a_private_folder_leaves_the_umask_alone(tmp_path: Path) -> None:
         ("/x/gpu_scheduler_state", "/x/.gpujob"), ("/x/a.b.json", "/x/.gpujob-a.b"),
     ],
 )  # fmt: skip
-def test_the_house_is_named_by_the_state_file(state_file: str, house: str) -> None:
+def test_the_state_folder_is_named_after_the_state_file(state_file: str, house: str) -> None:
     """Contract 2: The state file determines the state folder's name, so that two schedulers can share a folder."""
     assert Places(state_file).state_dir == house
 
@@ -267,7 +267,7 @@ def test_any_folder_name_can_hold_a_store(tmp_path: Path, name: str) -> None:
 # -- transactions -----------------------------------------------------------------------------------------
 
 
-def test_an_exception_leaves_nothing(database: Database) -> None:
+def test_an_exception_rolls_back(database: Database) -> None:
     """P4: An exception within a transaction undoes the whole transaction."""
     with pytest.raises(RuntimeError):
         with database.writing() as connection:
@@ -392,7 +392,7 @@ def test_e07_checkpoints_and_readers_beside_two_writers_lose_nothing(places: Pla
     database.close()
 
 
-def test_a_busy_lock_is_store_trouble_after_the_wait_and_no_sooner(places: Places) -> None:
+def test_a_busy_lock_raises_store_trouble_after_the_wait(places: Places) -> None:
     """P3: A busy lock raises StoreTrouble with the lock's path after the wait, not before; later writes succeed."""
     holding = threading.Event()
     let_go = threading.Event()

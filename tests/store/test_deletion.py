@@ -52,7 +52,7 @@ def forget(database: Database, **limits: Any) -> int:
         return forget_finished(connection, **limits)
 
 
-def test_by_number_and_by_age(database: Database) -> None:
+def test_ended_jobs_are_selected_by_number_and_age(database: Database) -> None:
     for at in (10, 20, 30, 30, 40, 50):
         put(database, JobState.DONE, at)
     assert forget(database, keep=5) == 1 and left(database) == [2, 3, 4, 5, 6]
@@ -63,7 +63,7 @@ def test_by_number_and_by_age(database: Database) -> None:
     assert database.connection.execute("SELECT DISTINCT job FROM events ORDER BY job").fetchall() == [(5,), (6,)]
 
 
-def test_without_limits_all_that_ended_and_the_refused_lines(database: Database) -> None:
+def test_without_limits_all_ended_jobs_and_refused_lines_are_deleted(database: Database) -> None:
     """Without limits one call deletes all unprotected ended jobs and the refused lines, as `reset` does."""
     for state in JobState:
         put(database, state, 10.0 if state in ENDED else None)
@@ -130,7 +130,7 @@ def test_logs_of_all_attempts_are_remembered(database: Database) -> None:
     assert old_logs(database.connection, (99.0, ""), 5) == [(10.0, "/logs/b"), (10.0, "/logs/a")]
 
 
-def test_an_environment_goes_with_its_last_job(tmp_path: Path, database: Database) -> None:
+def test_an_environment_is_deleted_with_its_last_job(tmp_path: Path, database: Database) -> None:
     """A stored environment is removed with its last job; a concurrent submission that needs it writes it again."""
     client = SchedulerClient(database.places.state_file)
     spec = JobSpec(source="submit", arguments=("true",), gpus="0")

@@ -58,7 +58,7 @@ def rows_in(path: str, table: str) -> int:
         connection.close()
 
 
-def test_five_minutes_conserve_means_and_maxima(path: str) -> None:
+def test_five_minute_rows_keep_means_and_maxima(path: str) -> None:
     """Five-minute rows have the means and maxima of the ten-second rows; missing values do not count in a mean."""
     dice = random.Random(8)
     start = bucket_of(NOW, LONG_S) - 40 * LONG_S
@@ -106,7 +106,7 @@ def test_a_day_fine_and_ninety_days_coarse(path: str) -> None:
         assert connection.execute("SELECT min(at) FROM gpu_long").fetchone()[0] > NOW - KEEP_LONG_S
 
 
-def test_there_are_at_most_so_many_rows(path: str) -> None:
+def test_the_number_of_rows_is_limited(path: str) -> None:
     """K18: The number of rows is limited; the oldest rows are deleted first."""
     file = HistoryFile(path, most_rows=500)
     start = bucket_of(NOW, LONG_S)
@@ -152,7 +152,7 @@ def test_pauses_to_the_moment_and_through_restarts(path: str) -> None:
     assert [span.gpu for span in history_db.pauses(path, 0, NOW + 3 * KEEP_LONG_S)] == [1]
 
 
-def test_turns_are_counted_on(path: str) -> None:
+def test_pass_counts_continue_over_restarts(path: str) -> None:
     """The counts of passes continue across restarts."""
     counts = (*range(len(TICK_BUCKETS)), 3)
     assert history_db.ticks(path) is None
@@ -226,7 +226,7 @@ def test_what_is_no_file_is_left_alone(path: str, tmp_path: Path, what: str) -> 
     assert not (tmp_path / "victim").exists()
 
 
-def test_a_locked_file_costs_the_batch_alone(path: str) -> None:
+def test_a_locked_file_loses_only_the_batch(path: str) -> None:
     file = HistoryFile(path)
     file.write(Batch(NOW, (gpu(NOW - 10),), pauses=((NOW, frozenset({1})),)))
     other = sqlite3.connect(path, isolation_level=None)
@@ -304,7 +304,7 @@ def test_it_is_private_at_any_umask(tmp_path: Path, mask: str) -> None:
     assert set(done.stdout.split()[::2]) == {"0o600"}
 
 
-def test_who_reads_sees_what_was_written_and_holds_nobody_up(path: str) -> None:
+def test_readers_see_committed_samples_and_do_not_block_writers(path: str) -> None:
     file = HistoryFile(path)
     file.write(Batch(NOW, (gpu(NOW - 10),)))
     reader = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)

@@ -68,7 +68,7 @@ def test_s1_6_it_is_private_and_one_line_a_job(store: Store) -> None:
     assert store.path.read_bytes() == record(1) + record(3, "completed") + record(4)
 
 
-def test_s1_6_what_others_wrote_stays_in_front(store: Store) -> None:
+def test_s1_6_lines_of_others_stay_at_the_beginning(store: Store) -> None:
     """S1.6: A rewrite keeps lines of other programs in front, and the last line of each job not in the store."""
     foreign = b'{"note": "mine"}\n[1, 2]\n{"id": 3}\n"text"\n'
     store.path.write_bytes(
@@ -82,7 +82,7 @@ def test_s1_6_what_others_wrote_stays_in_front(store: Store) -> None:
     assert store.path.read_bytes() == expected + record(1) + record(3, "running")
 
 
-def test_jobs_of_a_scheduler_of_before_with_the_same_ids_stay(store: Store) -> None:
+def test_lines_of_an_earlier_scheduler_with_the_same_ids_stay(store: Store) -> None:
     """A rewrite keeps lines of an earlier scheduler's jobs, which have the same ids but other acceptance times."""
     store.path.write_bytes(record(1, "failed", accepted="then") + record(1, "running") + record(3, accepted="before"))
     for _ in range(2):
@@ -132,7 +132,7 @@ def test_a_whole_last_line_without_its_end_is_kept(store: Store) -> None:
     assert not store.bad() and not store.file.told
 
 
-def test_a_line_without_end_is_no_reason_to_read_it_all(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_overlong_line_is_set_aside_in_pieces(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line longer than ``LONGEST`` is moved aside piece by piece, and the lines after it are read."""
     monkeypatch.setattr(journal_file, "LONGEST", 1000)
     monkeypatch.setattr(journal_file, "PIECE", 700)
@@ -142,7 +142,7 @@ def test_a_line_without_end_is_no_reason_to_read_it_all(store: Store, monkeypatc
     assert store.bad()[0].read_bytes() == b'["' + b"x" * 4000 + b'"]\n'
 
 
-def test_removed_cut_or_replaced_it_has_to_be_written_anew(store: Store) -> None:
+def test_a_removed_cut_or_replaced_journal_is_rewritten(store: Store) -> None:
     """An append to a file that was removed, cut or replaced writes nothing and returns False."""
     assert not store.file.append(record(4))
     store.write_anew()
@@ -232,7 +232,7 @@ def in_the_way(path: Path, what: str) -> None:
     [("fifo", "not a regular file"), ("folder", "not a regular file"), ("link", "a symbolic link"), ("device", "a symbolic link"),
      ("another's", "another user")],
 )  # fmt: skip
-def test_what_is_in_its_place_is_neither_followed_nor_replaced(store: Store, what: str, said: str) -> None:
+def test_a_link_or_folder_in_its_place_is_not_followed_or_replaced(store: Store, what: str, said: str) -> None:
     """A FIFO, folder, link, device or another user's file at the path is not used or replaced, and does not block."""
     if what == "another's" and os.geteuid() != 0:
         pytest.skip("needs root")

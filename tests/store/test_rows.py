@@ -121,7 +121,7 @@ CHANGES: dict[str, st.SearchStrategy[Any]] = {
 # -- jobs -------------------------------------------------------------------------------------------------
 
 
-def test_every_field_of_a_wish_is_tried_below() -> None:
+def test_the_tests_below_cover_every_field_of_a_spec() -> None:
     """``SPECS`` generates every field of JobSpec."""
     assert set(SPECS.wrapped_strategy.kwargs) == {f.name for f in fields(JobSpec)}  # type: ignore[attr-defined]
 
@@ -160,7 +160,7 @@ def test_every_field_of_a_job_that_can_change_is_tried_above() -> None:
 
 
 @given(SPECS)
-def test_a_wish_survives_as_plain_values(spec: JobSpec) -> None:
+def test_a_spec_survives_conversion_to_plain_values(spec: JobSpec) -> None:
     """P4: A JobSpec is read back from plain values; keys of a newer version are ignored."""
     assert JobSpec.from_dict(spec.as_dict()) == spec
     assert JobSpec.from_dict({**spec.as_dict(), "of a newer version": 1}) == spec
@@ -241,7 +241,7 @@ def test_jobs_are_found_by_state_and_label(database: Database) -> None:
     assert rows.get(connection, 99) is None
 
 
-def test_a_changed_wish_is_read_back(database: Database) -> None:
+def test_an_edited_spec_is_read_back(database: Database) -> None:
     """Contract 3: The changed options of a waiting job are read back."""
     with database.writing() as connection:
         job = rows.insert(connection, JobSpec(script="/a.py"), WHOLE, "i", (), 1.0)
@@ -471,7 +471,7 @@ def test_no_number_is_ever_given_out_twice(database: Database, zero: bool, steps
 # -- completion hooks, counts, event histories ------------------------------------------------------------
 
 
-def test_what_is_to_be_done_at_the_end_of_jobs_is_written_down_begun_and_struck_off(database: Database) -> None:
+def test_completion_hooks_are_stored_started_and_removed(database: Database) -> None:
     """S4.26: The call of a job's completion hook is noted, begun and removed, so that a restart does not repeat it."""
     with database.writing() as connection:
         rows.note_calls(connection, [7, 3])
@@ -486,7 +486,7 @@ def test_what_is_to_be_done_at_the_end_of_jobs_is_written_down_begun_and_struck_
         assert rows.calls(connection) == [(5, None), (7, None)]
 
 
-def test_how_many_jobs_wait_or_run(database: Database) -> None:
+def test_live_jobs_are_counted(database: Database) -> None:
     """S4.18: `unfinished`, which `ts -B` uses, returns the number of jobs that have not ended."""
     with database.writing() as connection:
         assert rows.unfinished(connection) == 0
@@ -497,7 +497,7 @@ def test_how_many_jobs_wait_or_run(database: Database) -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 7, 500])
-def test_stories_asked_for_together_are_those_asked_for_one_by_one(
+def test_event_histories_read_together_equal_those_read_singly(
     database: Database, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Event histories read for many jobs equal those read job by job, in the order of the jobs, also empty ones."""
@@ -512,7 +512,7 @@ def test_stories_asked_for_together_are_those_asked_for_one_by_one(
     assert [len(events) for _, events in found] == [3, 0, 3, 3, 0, 3, 3]
 
 
-def test_the_first_step_of_a_store_has_the_columns_of_the_table() -> None:
+def test_the_first_migration_has_the_columns_of_the_table() -> None:
     """The first migration creates the columns of ``COLUMNS`` with ``since`` 1: equal names, types and defaults."""
     store = sqlite3.connect(":memory:", isolation_level=None)
     migrate(store, 0, 1)

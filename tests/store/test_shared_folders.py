@@ -46,7 +46,7 @@ def test_e16_an_unknown_file_system_says_so() -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_e16_without_locks_nobody_takes_office(places: Places, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_e16_without_working_locks_no_daemon_starts(places: Places, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     """E16: On a file system without locks (NFS without its lock service, FUSE) a start is refused, with a remedy."""
 
     def flock(fd: int, how: int) -> None:
@@ -62,14 +62,14 @@ def test_e16_without_locks_nobody_takes_office(places: Places, monkeypatch: pyte
     assert registered({"XDG_RUNTIME_DIR": os.path.dirname(places.state_file)}) == []
 
 
-def test_e16_a_lock_that_two_can_hold_is_none(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e16_a_lock_that_two_can_hold_at_once_is_refused(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", lambda fd, how: None)
     with pytest.raises(SchedulerError, match="two processes could hold the same lock"):
         DaemonLock(places).take({"pid": 7}, wait_s=0.1)
     assert not os.path.exists(places.daemon_info)
 
 
-def test_e16_a_daemon_on_another_machine_keeps_everybody_here_away(
+def test_e16_no_daemon_starts_while_one_runs_on_another_machine(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """E16: While a daemon of another machine runs, commands on this machine neither read nor write the store."""
@@ -91,7 +91,7 @@ def test_e16_a_daemon_on_another_machine_keeps_everybody_here_away(
     open_for_reading(places).close()
 
 
-def test_e16_what_a_killed_daemon_said_before_a_reboot_keeps_nobody_away(places: Places) -> None:
+def test_e16_a_record_from_before_a_reboot_does_not_prevent_a_start(places: Places) -> None:
     """H01: `daemon.json` of a daemon that was killed before a reboot is ignored, because no process holds the lock."""
     Path(places.daemon_info).write_text(json.dumps({"pid": 7, "boot": "another-boot", "host": "gpu2"}))
     open_for_reading(places).close()

@@ -17,7 +17,7 @@ __all__ = ["machine"]
 
 
 @pytest.mark.parametrize("given", [None, 3])
-def test_a_gpu_that_vanished_over_a_restart_moves_nothing(machine, given):
+def test_a_start_without_one_gpu_keeps_gpu_numbers_and_allocations(machine, given):
     """A start without one of the GPUs adopts all jobs; numbers, allocations, pauses, allowed lists stay unchanged."""
     m = machine(gpus=given).cards("GPU-a", "GPU-b", "GPU-c")
     m.s.start()
@@ -55,7 +55,7 @@ def test_a_gpu_that_vanished_over_a_restart_moves_nothing(machine, given):
     assert m.s.job(5)["gpus"] == [1]
 
 
-def test_a_pause_of_a_gpu_that_vanished_passes_to_no_other(machine):
+def test_a_pause_of_a_missing_gpu_stays_with_its_uuid(machine):
     m = machine().cards("GPU-a", "GPU-b", "GPU-c")
     m.s.start()
     m.s.cli("pause", "1")
@@ -104,7 +104,7 @@ def test_one_unhealthy_reading_does_not_end_a_drain(machine):
 # -- requested and measured memory ------------------------------------------------------------------------
 
 
-def test_declared_memory_waits_for_what_others_of_ours_were_promised(machine):
+def test_requested_memory_counts_the_memory_of_our_other_jobs(machine):
     m = machine().cards("GPU-a")
     m.s.start()
     m.add("half", need="0.5")
@@ -123,7 +123,7 @@ def test_declared_memory_waits_for_what_others_of_ours_were_promised(machine):
     m.running("large")
 
 
-def test_a_process_of_ours_on_a_gpu_it_was_not_given_is_named_with_its_job(machine):
+def test_a_job_that_uses_an_unallocated_gpu_is_reported(machine):
     m = machine().cards("GPU-a", "GPU-b")
     m.s.start()
     m.add("astray", gpus="0")
@@ -146,7 +146,7 @@ def test_a_process_of_ours_on_a_gpu_it_was_not_given_is_named_with_its_job(machi
     assert m.s.job(1)["notes"] == [note], "said once"
 
 
-def test_a_job_that_names_memory_alone_shares_a_gpu_by_it(machine):
+def test_jobs_with_only_vram_share_a_gpu_by_memory(machine):
     """Jobs that name only memory share a GPU by it; an out-of-memory failure shows requested and used memory."""
     m = machine(oom_retries=0).cards("GPU-a")
     program = m.s.folder / "oom.sh"
@@ -181,7 +181,7 @@ def test_a_job_that_names_memory_alone_shares_a_gpu_by_it(machine):
     m.running("e")
 
 
-def test_a_low_load_limit_lets_jobs_in_again(machine):
+def test_a_gpu_is_free_again_below_a_low_load_threshold(machine):
     m = machine(load_threshold=0.05).cards("GPU-a")
     foreign_process = m.foreign_process()
     m.use("GPU-a", foreign_process, 3_000, load=50, total_load=50)
@@ -204,7 +204,7 @@ def without_packages(m) -> None:
     m.s.environ["PYTHONPATH"] = f"{shadow}:{m.s.environ['PYTHONPATH']}"
 
 
-def test_packages_that_cannot_be_imported_are_no_missing_driver(machine):
+def test_broken_nvml_packages_do_not_count_as_no_driver(machine):
     """With a driver library but no usable Python package, no job starts on the GPUs until --gpu-interval 0 is given."""
     m = machine(gpus=1).cards("GPU-a")
     without_packages(m)
@@ -220,7 +220,7 @@ def test_packages_that_cannot_be_imported_are_no_missing_driver(machine):
     m.running("a")
 
 
-def test_a_driver_seen_at_the_last_start_is_waited_for(machine):
+def test_a_start_waits_for_the_driver_of_the_last_start(machine):
     """A start waits for a driver that the last start has read, also with --gpus; --gpu-interval 0 does without it."""
     m = machine(gpus=1).cards("GPU-a")
     m.use("GPU-a", m.foreign_process(), 79_000, load=99, total_load=99)
@@ -250,7 +250,7 @@ def test_a_driver_seen_at_the_last_start_is_waited_for(machine):
 
 
 @pytest.mark.parametrize("how", ["option", "file"])
-def test_without_readings_the_number_of_gpus_must_be_said(machine, how):
+def test_gpu_interval_0_needs_gpus(machine, how):
     m = machine(**({"gpu_interval": 0} if how == "option" else {})).cards("GPU-a")
     words = ["--gpu-interval=0"] if how == "option" else []
     if how == "file":
@@ -260,7 +260,7 @@ def test_without_readings_the_number_of_gpus_must_be_said(machine, how):
     assert done.stderr.count("\n") == 1 and "gpu_interval: 0" in done.stderr and "--gpus N" in done.stderr
 
 
-def test_a_driver_that_fails_at_the_first_start_is_told_without_pythons_words(machine):
+def test_a_driver_error_at_the_first_start_is_one_readable_line(machine):
     m = machine()
     m.driver.error("nvmlInitWithFlags", 18)
     done = m.s.cli("start", code=4)
@@ -281,7 +281,7 @@ def test_the_demo_runs_to_its_end_beside_an_nvidia_smi_that_fails(machine):
 # -- options ----------------------------------------------------------------------------------------------
 
 
-def test_a_threshold_in_percent(machine):
+def test_thresholds_accept_percent(machine):
     m = machine(mem_threshold="80%", load_threshold="35 %").cards("GPU-a")
     m.use("GPU-a", m.foreign_process(), 1_000, load=40, total_load=40)
     m.s.start()
@@ -289,7 +289,7 @@ def test_a_threshold_in_percent(machine):
     assert "limit 35 %" in m.waits(1, "foreign")["reason"]
 
 
-def test_an_nvidia_smi_that_cannot_be_ended_is_no_jobs(machine):
+def test_a_hanging_nvidia_smi_holds_no_gpu(machine):
     """A hanging nvidia-smi that left its process group holds no GPU for an ended job, and no second one is started."""
     m = machine().only_smi("GPU-a", "GPU-b")
     hold = m.s.folder / "stray"

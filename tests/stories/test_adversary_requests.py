@@ -8,7 +8,7 @@ from tests.stories.harness import wait_for
 
 
 @pytest.mark.parametrize("how", ["well", "badly", "runs on"])
-def test_a_job_asked_to_run_again_while_nobody_knows_how_it_ends(scheduler, how):
+def test_a_retry_without_daemon_runs_again_only_a_failed_job(scheduler, how):
     """A retry of a job that ran when the scheduler was killed: the next start runs it again only if it failed."""
     s = scheduler(gpus=1)
     s.start()
@@ -50,7 +50,7 @@ def test_a_job_asked_to_run_again_while_nobody_knows_how_it_ends(scheduler, how)
     assert s.starts("a") == (2 if how == "badly" else 1), "asked for once"
 
 
-def test_a_cancel_of_such_a_job_is_carried_out_at_the_start(scheduler):
+def test_a_cancel_without_daemon_is_carried_out_at_the_start(scheduler):
     s = scheduler(gpus=1)
     s.start()
     s.hold("a")
@@ -63,7 +63,7 @@ def test_a_cancel_of_such_a_job_is_carried_out_at_the_start(scheduler):
     s.wait_state(1, "cancelled")
 
 
-def test_a_job_that_ended_well_is_run_again_when_somebody_who_sees_that_asks(scheduler):
+def test_a_retry_of_a_recorded_done_job_runs_it_again(scheduler):
     """A retry requested for a job that was recorded as done runs it again at the next start."""
     s = scheduler(gpus=1)
     s.start()
@@ -97,7 +97,7 @@ def ended_meanwhile(scheduler):
     return s
 
 
-def test_what_is_asked_of_a_job_that_is_to_run_again_is_done_at_the_start(ended_meanwhile):
+def test_requests_for_a_job_with_a_retry_due_are_done_at_the_start(ended_meanwhile):
     """A job whose record shows a retry due can be held, edited, put first or cancelled; the next start does it."""
     s = ended_meanwhile
     assert "job 1 is already pending" in s.cli("retry", "1").stdout
@@ -118,7 +118,7 @@ def test_what_is_asked_of_a_job_that_is_to_run_again_is_done_at_the_start(ended_
     assert begun[6:9] == ["c", "a", "b"], "the one that was put first"
 
 
-def test_what_would_be_refused_is_refused_at_once_and_a_request_keeps_its_order(ended_meanwhile):
+def test_requests_without_daemon_are_refused_now_or_kept_in_order(ended_meanwhile):
     s = ended_meanwhile
     assert "job 5 cannot be held: it is done, and only a waiting job can be held" in s.cli("hold", "5", code=1).stderr
     assert "job 5 has already ended (done)" in s.cli("cancel", "5").stdout
@@ -151,7 +151,7 @@ def test_what_would_be_refused_is_refused_at_once_and_a_request_keeps_its_order(
     assert [s.job(n)["reason_code"] for n in (1, 7)] == ["hold-user"] * 2 and s.states()[6] == "cancelled"
 
 
-def test_a_job_that_ended_well_is_run_again_when_somebody_asks_who_sees_that(ended_meanwhile):
+def test_a_retry_of_jobs_ended_without_daemon_is_done_at_the_start(ended_meanwhile):
     """A retry of jobs that `status` showed as done, failed or cancelled is carried out at the next start."""
     s = ended_meanwhile
     s.cli("cancel", "7")
@@ -166,7 +166,7 @@ def test_a_job_that_ended_well_is_run_again_when_somebody_asks_who_sees_that(end
     assert [s.job(n)["attempt"] for n in (5, 6)] == [1, 1]
 
 
-def test_what_was_left_for_the_start_and_cannot_be_done_is_said(ended_meanwhile):
+def test_a_stored_request_that_fails_at_the_start_is_logged(ended_meanwhile):
     s = ended_meanwhile
     s.cli("cancel", "1", code=5)
     s.cli("first", "1", code=5)

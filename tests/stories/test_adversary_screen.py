@@ -31,7 +31,7 @@ while [ -e "$1" ]; do sleep 0.05; done
 
 
 @pytest.mark.parametrize("how", ["cancelled", "ended"])
-def test_a_job_whose_screen_server_was_killed_is_not_taken_for_its_neighbours(screens, how):
+def test_a_job_whose_screen_process_was_killed_is_no_leftover_of_another_job(screens, how):
     """A job whose screen process was killed becomes an orphan; job 1 must neither stop it nor wait for it."""
     s = screens(gpus=2, kill_grace="2")
     place = s.folder / "x.py"
@@ -78,7 +78,7 @@ def _parent(pid: int) -> int:
 
 
 @pytest.mark.parametrize("whose", ["its own session's job", "another job"])
-def test_what_a_user_leaves_in_a_second_window_is_no_jobs(screens, whose):
+def test_a_users_program_from_a_second_window_belongs_to_no_job(screens, whose):
     """A user's program from a second window of a session holds no GPU, delays no ending, and is not ended."""
     s = screens(gpus=2, kill_grace="1")
     s.start()
@@ -129,7 +129,7 @@ def deep(tmp_path: Path) -> Iterator[Callable[[int], ScreenScheduler]]:
     shutil.rmtree(top)
 
 
-def test_a_socket_folder_with_too_long_a_path_is_said_at_the_start(deep):
+def test_start_refuses_a_socket_folder_with_a_too_long_path(deep):
     s = deep(80)
     done = s.cli("start", "--gpus", "1", "--screen", code=1)
     assert done.stderr.count("\n") == 1 and str(s.sockets) in done.stderr
@@ -139,7 +139,7 @@ def test_a_socket_folder_with_too_long_a_path_is_said_at_the_start(deep):
     )
 
 
-def test_a_long_mode_is_cut_so_that_the_socket_fits(deep):
+def test_session_names_are_shortened_to_fit_the_socket_path(deep):
     s = deep(64)
     s.start()
     s.hold("a")
@@ -166,7 +166,7 @@ def test_no_screen_overrides_the_settings_file(screens):
     s.wait_state(1, "done")
 
 
-def test_no_screen_reaches_a_scheduler_in_the_background(screens):
+def test_detach_passes_on_no_screen(screens):
     s = screens(gpus=1)
     s.folder.joinpath("own.yaml").write_text("screen: true\n")
     pid = int(s.cli("start", "--gpus", "1", "--detach", "--no-screen", "--config", "own.yaml").stdout.split()[-1])

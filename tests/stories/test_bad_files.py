@@ -72,7 +72,7 @@ def cpu_ticks(pid: int) -> int:
 
 
 @pytest.mark.smoke
-def test_c01_half_a_line_is_never_a_job_also_over_a_restart(pouring):
+def test_c01_half_a_line_becomes_no_job(pouring):
     """C01: Half a line never becomes a job, even if the scheduler is killed between the halves."""
     s = pouring.s
     began = time.monotonic()
@@ -90,7 +90,7 @@ def test_c01_half_a_line_is_never_a_job_also_over_a_restart(pouring):
         assert "half-and-half" in pouring.noted() and pouring.refused() == {}
 
 
-def test_c02_growth_of_a_line_that_was_taken_is_reported_and_not_run(pouring):
+def test_c02_text_added_to_a_read_line_is_refused(pouring):
     """C02: Text added to a line that was already read is reported, also after a restart; later lines are read."""
     s = pouring.s
     append(s.jobs_file, pouring.good("a") + "\n0,note,,open")
@@ -106,7 +106,7 @@ def test_c02_growth_of_a_line_that_was_taken_is_reported_and_not_run(pouring):
     s.says("jobs.txt:2: the line was changed after it was read", times=1)
 
 
-def test_c02_blanks_without_a_newline_are_no_line_that_was_taken(pouring):
+def test_c02_a_last_line_of_blanks_counts_as_unread(pouring):
     """C02, P2: A line appended with `echo` after a last line of blanks becomes a job."""
     append(pouring.s.jobs_file, pouring.good("a") + "\n   ")
     pouring.s.wait_ended(1)
@@ -116,7 +116,7 @@ def test_c02_blanks_without_a_newline_are_no_line_that_was_taken(pouring):
     assert sorted(pouring.noted()) == ["a", "b"] and pouring.refused() == {}
 
 
-def test_c03_a_deleted_file_is_said_once_and_a_new_one_read_from_its_start(pouring):
+def test_c03_a_deleted_file_is_logged_once_and_a_new_one_read(pouring):
     """C03: Jobs of a deleted file do not run again for equal lines of a new one; its unread line still runs."""
     s = pouring.s
     missing = "no such file; it is read when it appears"
@@ -152,7 +152,7 @@ def test_c04_the_rest_of_a_rotated_file_is_read_before_the_new_one(pouring):
     assert s.rows("SELECT json_extract(spec, '$.arguments[0]') FROM jobs ORDER BY id") == [("a",), ("b",), ("c",)]
 
 
-def test_c05_truncated_and_refilled(pouring):
+def test_c05_a_truncated_and_refilled_file_keeps_waiting_jobs(pouring):
     """C05: A waiting job stays when its line is removed; lines of the refilled file are read."""
     s = pouring.s
     s.cli("queue", "pause")
@@ -165,7 +165,7 @@ def test_c05_truncated_and_refilled(pouring):
     assert sorted(pouring.noted()) == ["b", "waits"]
 
 
-def test_c06_refilled_beyond_the_old_end_between_two_looks(pouring):
+def test_c06_a_file_refilled_beyond_its_old_size_is_read_again(pouring):
     """C06: A file refilled beyond its old size, while the scheduler is stopped or none runs, is read from its start."""
     s = pouring.s
     pouring.pour(pouring.good("a"))
@@ -210,7 +210,7 @@ def test_c07_a_save_by_an_editor_runs_only_what_is_new(pouring, how):
     s.says("a job needs at least a priority and a script", times=1)
 
 
-def test_c08_an_edited_or_removed_line(pouring):
+def test_c08_jobs_of_edited_and_removed_lines_stay(pouring):
     """C08: The job of an edited or removed line stays and is shown; a changed line becomes a new job."""
     s = pouring.s
     s.cli("queue", "pause")
@@ -235,7 +235,7 @@ def test_c09_c10_windows_line_ends_and_a_byte_order_mark(pouring):
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
-def test_c11_a_utf16_file_is_not_eaten_and_read_when_mended(pouring, encoding):
+def test_c11_a_utf16_file_is_refused_and_read_as_utf8_later(pouring, encoding):
     """C11: A UTF-16 file is reported once and not read; once it is saved as UTF-8, it is read."""
     s = pouring.s
     pouring.pour(pouring.good("before"))
@@ -253,7 +253,7 @@ def test_c11_a_utf16_file_is_not_eaten_and_read_when_mended(pouring, encoding):
     assert sorted(pouring.noted()) == ["a", "b", "before"] and pouring.refused() == {}
 
 
-def test_c16_a_job_that_was_written_but_not_announced_when_lines_are_taken(scheduler):
+def test_c16_a_submitted_job_without_wakeup_runs(scheduler):
     """C16, P4: A job committed without a wakeup still runs, even if lines with higher ids are read first."""
     s = scheduler(gpus=1, monitor_interval=600)
     s.start()
@@ -291,7 +291,7 @@ def test_c16_a_great_many_lines_are_taken_while_commands_answer_and_jobs_run(pou
     assert s.rows("SELECT number FROM refused") == [(number + 1,)] and pouring.noted() == []
 
 
-def test_c17_equal_lines_of_one_moment_are_one_job_and_counted(pouring):
+def test_c17_equal_lines_become_one_job(pouring):
     """C17: Equal lines appended together become one job; the repeated lines are logged once, with their number."""
     s = pouring.s
     s.cli("queue", "pause")
@@ -329,7 +329,7 @@ def test_c18_a_line_of_a_finished_job_is_skipped_and_of_a_failed_one_runs_again(
     assert sorted(pouring.noted()) == ["a", "fails", "fails", "fails"]
 
 
-def test_c19_twenty_writers_at_once(pouring):
+def test_c19_lines_of_twenty_concurrent_writers_are_all_read(pouring):
     """C19: Each of 4,000 lines that twenty writers append with `echo >>` becomes a job."""
     s = pouring.s
     s.cli("queue", "pause")
@@ -344,7 +344,7 @@ def test_c19_twenty_writers_at_once(pouring):
     assert s.rows("SELECT count(*), count(DISTINCT identity) FROM jobs") == [(4000, 4000)] and pouring.refused() == {}
 
 
-def test_c20_long_lines_by_two_writers(pouring):
+def test_c20_long_lines_of_concurrent_writers(pouring):
     """C20: 20 KB lines of concurrent `gpujob add` never mix; each complete line of shells is a job or refused."""
     s = pouring.s
     s.cli("queue", "pause")
@@ -377,7 +377,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("what", ODD)
-def test_c35_what_is_no_plain_file_is_said_and_never_blocks(scheduler, what):
+def test_c35_a_jobs_file_that_is_no_plain_file_is_reported(scheduler, what):
     """C35: A jobs file that is no plain file is reported and never blocks; a plain file in its place is read."""
     p = Pouring(scheduler(gpus=1, monitor_interval=1))
     s = p.s
@@ -420,7 +420,7 @@ def remove(path: Path) -> None:
 
 
 @as_root
-def test_c36_a_file_that_cannot_be_read_for_a_while(of_nobody):
+def test_c36_a_file_that_becomes_unreadable_is_reported_once(of_nobody):
     """C36: A file that becomes unreadable (no root) is reported once, and read when it is readable again."""
     p, s = of_nobody, of_nobody.s
     s.start()
@@ -487,7 +487,7 @@ def test_c37_files_that_others_could_write_are_refused_with_the_remedy(scheduler
     assert p.noted() == ["a", "more-1", "more-2", "more-3"]
 
 
-def test_c38_polling_keeps_the_same_promises(scheduler):
+def test_c38_polling_notices_all_changes(scheduler):
     """C38: With polling, appended, replaced, deleted and new files are noticed."""
     p = Pouring(scheduler(gpus=1, watch="poll", monitor_interval=3600))
     s = p.s
@@ -506,7 +506,7 @@ def test_c38_polling_keeps_the_same_promises(scheduler):
     assert sorted(p.noted()) == ["a", "b", "c", "d"]
 
 
-def test_c39_the_same_size_and_time_are_seen_through(pouring):
+def test_c39_a_rewrite_with_equal_size_and_time_is_noticed(pouring):
     """C39: A file rewritten with the same size and time is read again, while the scheduler runs and while none runs."""
     s = pouring.s
     pouring.pour(pouring.good("aaaa"))
@@ -526,7 +526,7 @@ def test_c39_the_same_size_and_time_are_seen_through(pouring):
     assert pouring.noted() == ["aaaa", "bbb0", "bbb1"]
 
 
-def test_c40_what_was_appended_while_none_ran_is_read(pouring):
+def test_c40_lines_appended_without_daemon_are_read_once(pouring):
     """C40: Lines appended while no scheduler runs are read once by the next, after a kill and after a clean end."""
     s = pouring.s
     for number, end in enumerate((s.kill, s.stop)):
@@ -560,7 +560,7 @@ def test_b14_a_working_folder_that_may_not_be_entered_is_waited_for(of_nobody):
     assert sorted(p.noted()) == ["a", "b", "x", "y"]
 
 
-def test_a_drain_that_cannot_read_its_file_does_not_say_that_nothing_is_left(scheduler):
+def test_a_drain_fails_if_its_jobs_file_is_unreadable(scheduler):
     """`start --drain` fails if it cannot read its jobs file; a missing file is no failure."""
     s = scheduler(gpus=1)
     s.jobs_file.write_bytes((s.line("a") + "\n").encode("utf-16"))

@@ -27,7 +27,7 @@ def peak_kb(pid: int) -> int:
     return int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1])
 
 
-def test_c12_nul_bytes_cost_one_line(pouring):
+def test_c12_a_nul_byte_refuses_one_line(pouring):
     """C12: A NUL byte makes only its own line refused."""
     pouring.judge(
         [
@@ -40,7 +40,7 @@ def test_c12_nul_bytes_cost_one_line(pouring):
     )
 
 
-def test_c13_invalid_utf8_costs_one_line(pouring):
+def test_c13_invalid_utf8_refuses_one_line(pouring):
     """C13: Invalid UTF-8 makes only its own line refused; the reason names the wrong byte."""
     pouring.judge(
         [
@@ -80,7 +80,7 @@ def test_c14_control_characters_are_stored_and_shown_escaped(pouring):
     assert json.loads(s.cli("show", "1", "--json").stdout)["arguments"] == [evil]
 
 
-def test_c15_a_ten_megabyte_line_costs_itself_and_little_memory(pouring):
+def test_c15_a_ten_megabyte_line_is_refused_with_little_memory(pouring):
     """C15: A line of 10 MB makes only itself refused and costs little memory."""
     pouring.judge([("0,note,,first-mistake,x", "not a GPU list")])
     before = peak_kb(pouring.s.pid)
@@ -157,7 +157,7 @@ def test_c23_the_rest_of_the_line_is_the_gpu_list(scheduler):
     p.s.says("the line is read as arguments ending in 1 and allowed GPUs 4-7", times=1)
 
 
-def test_c24_fields_comments_spaces_and_empty_lines(pouring):
+def test_c24_wrong_fields_are_refused_and_comments_ignored(pouring):
     """C24: Lines with missing or surplus fields are refused; comments, outer blanks and empty lines are ignored."""
     pouring.judge(
         [
@@ -276,7 +276,7 @@ def test_c27_lines_that_a_larger_machine_can_run_are_read_again(scheduler):
     assert p.words(7)[0] == "huge" and sorted(p.refused()) == [5, 9]
 
 
-def test_c27_a_line_that_was_corrected_meanwhile_is_not_run_by_its_old_version(scheduler):
+def test_c27_a_refused_line_does_not_repeat_its_corrected_copy(scheduler):
     """C27: A refused line whose corrected version ran and failed starts no second job when it becomes valid."""
     p = Pouring(scheduler(gpus=1))
     p.script("fails", "#!/bin/sh\necho fails >> noted\nexit 3\n")
@@ -292,7 +292,7 @@ def test_c27_a_line_that_was_corrected_meanwhile_is_not_run_by_its_old_version(s
     assert p.noted() == ["fails", "after"]
 
 
-def test_c28_a_paused_gpu_is_a_reason_to_wait(pouring):
+def test_c28_jobs_for_a_paused_gpu_wait(pouring):
     """C28: A job for a paused GPU waits with the reason `paused`; other jobs run."""
     s = pouring.s
     s.cli("pause", "0")
@@ -378,7 +378,7 @@ PAYLOADS = ["; touch CANARY", "$(touch CANARY)", "`touch CANARY`", "| touch CANA
             "' ; touch CANARY ; '", "$HOME", "*", "~", "!!", "%n", "{a,b}"]  # fmt: skip
 
 
-def test_c32_no_shell_sees_a_field(pouring):
+def test_c32_no_shell_interprets_a_field(pouring):
     """C32: Shell characters in any field reach the job unchanged or are refused; no shell interprets them."""
     s = pouring.s
     for number, text in enumerate(PAYLOADS):
@@ -433,7 +433,7 @@ def test_c33_option_look_alikes_are_no_options(pouring):
     assert pouring.noted().count("dash") == 2
 
 
-def test_c34_where_a_path_leads(pouring):
+def test_c34_paths_are_relative_to_the_jobs_file(pouring):
     """C34: Paths are relative to the folder of the jobs file; a leading ~/ is expanded, nothing else."""
     s = pouring.s
     home = Path(s.environ["HOME"])

@@ -130,7 +130,7 @@ def two_jobs(scheduler) -> Pouring:
     return p
 
 
-def test_bad_words_for_every_verb(two_jobs):
+def test_every_verb_refuses_wrong_words(two_jobs):
     """K, S2.37: Every verb refuses missing, surplus and unknown words with exit code 2; nothing changes."""
     s = two_jobs.s
     lines: list[tuple[str, ...]] = []
@@ -252,7 +252,7 @@ def refuses(name: str, value: str) -> bool:
     return False
 
 
-def test_k01_commands_without_a_scheduler(scheduler):
+def test_k01_exit_codes_without_a_scheduler(scheduler):
     """K01: Without a scheduler (none yet, or killed) reading works; changing works or exits with 5."""
     s = scheduler(gpus=1)
     for ran in run_all(s, [["status"], ["jobs"], ["screens"], ["wait"]]):
@@ -363,7 +363,7 @@ def test_k07_a_request_that_only_another_version_knows(scheduler):
 
 
 @pytest.mark.parametrize("verb", ["cancel", "retry", "pause", "queue"])
-def test_k08_fifty_at_once_have_one_effect(scheduler, verb):
+def test_k08_fifty_concurrent_requests_have_one_effect(scheduler, verb):
     """K08: Fifty concurrent equal requests have one effect; all are answered, the others with "already"."""
     p = Pouring(scheduler(gpus=2))
     s = p.s
@@ -413,7 +413,7 @@ def test_k08_fifty_at_once_have_one_effect(scheduler, verb):
     "words",
     [["wait", "1"], ["logs", "-f", "1"], ["status", "--watch"], ["submit", "--cpu", "--wait", "--", "sleep", "60"]],
 )
-def test_k09_ctrl_c(scheduler, words):
+def test_k09_ctrl_c_exits_with_130(scheduler, words):
     """K09: Ctrl-C gives exit code 130 without an error; the job continues, and `submit --wait` prints that."""
     s = scheduler(gpus=1)
     s.hold("a")
@@ -488,7 +488,7 @@ def many_jobs_after(s: Scheduler) -> None:
     wait_for(lambda: s.rows("SELECT count(*) FROM jobs") == [(5001,)], "5,001 jobs")
 
 
-def test_k05_the_scheduler_does_not_mind_a_client_that_dies(scheduler):
+def test_k05_killed_clients_do_not_disturb_the_scheduler(scheduler):
     """K05: Clients that are killed before they read their answer disturb nothing; the next client is answered."""
     s = scheduler(gpus=2)
     s.start()
@@ -504,7 +504,7 @@ def test_k05_the_scheduler_does_not_mind_a_client_that_dies(scheduler):
     wait_for(lambda: s.rows("SELECT count(*) FROM requests WHERE code IS NULL") == [(0,)], "all answered")
 
 
-def test_k09_poor_locales_and_no_terminal(scheduler):
+def test_k09_output_in_ascii_locales(scheduler):
     """K09: Names in UTF-8 work with LANG=C, LC_ALL=C and ASCII output: no traceback, no partial character."""
     p = Pouring(scheduler(gpus=1))
     s = p.s
@@ -533,7 +533,7 @@ def test_k09_poor_locales_and_no_terminal(scheduler):
 
 
 @pytest.mark.parametrize("words", [*READING, ["show", "nosuch"], ["status", "--help"]], ids=" ".join)
-def test_k09_a_terminal_twenty_columns_wide(two_jobs, words):
+def test_k09_output_on_a_terminal_of_20_columns(two_jobs, words):
     """K09: On a terminal of 20 columns no command prints a traceback, and tables fit the width."""
     s = two_jobs.s
     code, text = on_terminal(s, words, 20)
@@ -662,7 +662,7 @@ for _ in list(pids):
 
 
 @pytest.mark.long_form
-def test_k06_many_clients_at_once(scheduler):
+def test_k06_concurrent_clients_are_all_answered(scheduler):
     """K06: 80 concurrent commands (long form: 500) are answered or fail with one line each; jobs start meanwhile."""
     many = 500 if LONG else 80
     s = scheduler(gpus=1, cpu_slots=4)

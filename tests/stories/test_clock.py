@@ -39,7 +39,7 @@ class Clock:
 
 @pytest.mark.parametrize("shift", [-3600, YEARS], ids=["hour back", "years ahead"])
 @pytest.mark.waits
-def test_g01_the_clock_is_set_while_jobs_run_and_wait(scheduler, shift):
+def test_g01_setting_the_clock_changes_no_duration(scheduler, shift):
     """G01, P6: Setting the clock changes no time limit, grace or retry pause; a restart after it ends no job."""
     s = scheduler(gpus=2, cpu_slots=8, kill_grace="2", assign_retry_wait="3")
     clock = Clock(s)
@@ -77,7 +77,7 @@ def test_g01_the_clock_is_set_while_jobs_run_and_wait(scheduler, shift):
     assert s.job(1)["state"] == "done" and [s.starts(k) for k in ("long", "short", "after", "limited")] == [1, 2, 1, 1]
 
 
-def test_g02_through_the_end_of_summer_time_and_2038(scheduler):
+def test_g02_times_are_utc_at_dst_end_and_2038(scheduler):
     """G02: Times are UTC and durations true at the end of summer time in Berlin and at 2^31 seconds."""
     s = scheduler(gpus=1, cpu_slots=4)
     clock = Clock(s)
@@ -92,7 +92,7 @@ def test_g02_through_the_end_of_summer_time_and_2038(scheduler):
         assert s.stop() == 0
 
 
-def test_g03_the_machine_sleeps_for_eight_hours(scheduler):
+def test_g03_after_a_sleep_of_eight_hours_no_job_times_out(scheduler):
     """G03: After all processes were stopped while the clock advanced by 8 h, no job times out, nothing runs twice."""
     s = scheduler(gpus=2, cpu_slots=4)
     clock = Clock(s)
@@ -132,7 +132,7 @@ entry()
 """
 
 
-def test_g04_a_scheduler_that_is_stopped_for_a_while(scheduler):
+def test_g04_a_stopped_scheduler_does_stored_requests_once_continued(scheduler):
     """G04: While the scheduler is stopped, reading works and changes report it; afterwards it does each once."""
     s = scheduler(gpus=1, cpu_slots=4, monitor_interval="0.1", state_interval="0.1")
     s.command = [sys.executable, "-c", COUNTS]

@@ -68,7 +68,7 @@ def test_s3_1_flag_over_environment_over_file_over_default(scheduler):
     assert origin == {1: "default", 2: f"{config}:2", 3: "GPUJOB_SET_CUDA_IDS", 4: "command line"}
 
 
-def test_config_show_tells_what_the_running_scheduler_has_otherwise(scheduler):
+def test_config_show_shows_differences_to_the_running_scheduler(scheduler):
     """Contract 2, 6: `config show` shows the settings in which the running scheduler differs from the file."""
     s = scheduler()
     config = s.folder / "config.yaml"
@@ -174,7 +174,7 @@ def test_s2_6_a_gpu_that_is_taken_away_and_given_back_is_still_paused(scheduler)
     wait_for(lambda: "GPU 1 resumed by an edit of the state file" in s.said(), "one that is away is resumed as well")
 
 
-def test_c31_with_a_broken_model_table_submit_add_and_edit_go_by_the_last_good_one(scheduler):
+def test_c31_submit_add_edit_use_the_last_valid_model_table(scheduler):
     """C31: With a broken table, `submit`, `add` and `edit` use the last valid one; without a scheduler they fail."""
     s = scheduler(gpus=1)
     table = s.folder / "llm_config.json"
@@ -205,7 +205,7 @@ def test_c31_with_a_broken_model_table_submit_add_and_edit_go_by_the_last_good_o
     assert f"{table}:1: unknown key 'odd'" in s.cli("submit", "--", "x.py", "--llm", "small", code=2).stderr
 
 
-def test_a_table_that_changed_while_no_scheduler_ran_counts_for_what_waits(scheduler):
+def test_a_start_applies_a_changed_model_table_to_waiting_jobs(scheduler):
     """S3.13: A model table that changed while no scheduler ran applies to waiting jobs at the next start."""
     s = scheduler(gpus=1)
     table = s.folder / "llm_config.json"
@@ -253,7 +253,7 @@ def test_c31_a_changed_model_table_changes_what_starts_and_a_broken_one_changes_
     s.says("the previous model table stays in force", times=4)
 
 
-def test_a_config_is_read_again_only_when_it_has_changed_and_mistakes_are_said_once(scheduler):
+def test_config_changes_and_mistakes_are_logged_once(scheduler):
     """P3, C37: Each change of the config is logged once; a broken, removed or exposed config changes no setting."""
     s = scheduler(gpus=1, monitor_interval=0.2)
     config = s.folder / "config.yaml"
@@ -295,7 +295,7 @@ def test_a_config_is_read_again_only_when_it_has_changed_and_mistakes_are_said_o
         "state_file: gpu_scheduler_state.json\nx: 1\n",
     ],
 )
-def test_verbs_find_their_scheduler_beside_a_broken_config(scheduler, text):
+def test_verbs_work_with_a_broken_config(scheduler, text):
     """P3: Only `start` needs a valid config; other verbs name its mistakes and continue."""
     s = scheduler()
     s.hold("a")
@@ -321,7 +321,7 @@ def test_verbs_find_their_scheduler_beside_a_broken_config(scheduler, text):
     )
 
 
-def test_a_config_that_cannot_be_read_and_names_another_scheduler_is_not_passed_over(scheduler):
+def test_verbs_stop_at_a_broken_config_with_a_state_file(scheduler):
     """P3: A verb stops at a broken config that names another state file: it must not act on the wrong scheduler."""
     s = scheduler()
     s.start()
@@ -331,7 +331,7 @@ def test_a_config_that_cannot_be_read_and_names_another_scheduler_is_not_passed_
     s.cli("--state-file", "gpu_scheduler_state.json", "status")
 
 
-def test_gpus_said_twice_have_to_agree_and_none_is_said(scheduler):
+def test_gpus_and_gpu_ids_must_agree(scheduler):
     """Contract 4: --gpus and --gpu-ids must agree; `--gpus 0` is allowed, and logged."""
     s = scheduler(gpus=None)
     done = s.cli("start", "--gpus", "2", "--gpu-ids", "0", code=2)

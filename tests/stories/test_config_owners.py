@@ -47,7 +47,7 @@ def test_c37_s13_files_that_another_could_write_are_refused(users: tuple[User, U
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_s13_nor_may_their_folder_or_a_link_on_the_way_be_anothers(
+def test_s13_folders_and_links_that_others_could_change_are_refused(
     users: tuple[User, User], place: Path, name: str
 ) -> None:
     """S13, C37: Nor may another user own or write the folder of the file, the folder of a link to it, or the link."""
@@ -89,7 +89,7 @@ def test_s13_nor_may_their_folder_or_a_link_on_the_way_be_anothers(
     assert f"it belongs to user {other.uid}" in start(me, links)
 
 
-def test_s13_another_cannot_vouch_for_the_group(users: tuple[User, User], place: Path) -> None:
+def test_s13_trust_group_in_a_group_writable_config_is_ignored(users: tuple[User, User], place: Path) -> None:
     """S13: `trust_group: true` does not count in a config that the group may write; a flag or variable must set it."""
     me, other = users
     path = write(place / "config.yaml", me, 0o664, me.groups[0])
@@ -135,7 +135,7 @@ def test_a_config_that_may_not_be_read_is_one_error(users: tuple[User, User], pl
 
 
 @pytest.mark.parametrize("cleaned", ["moved", "mended after the move", "edited", "moved while nobody looks"])
-def test_p9_s13_c37_a_strangers_line_never_runs_however_the_file_is_cleaned_up(scheduler, cleaned: str) -> None:
+def test_p9_s13_c37_a_line_of_another_user_never_runs(scheduler, cleaned: str) -> None:
     """A line that another user appended to an exposed file never runs, however the owner cleans the file up."""
     with tempfile.TemporaryDirectory(prefix="gj-owners-", dir="/tmp") as name:
         folder = Path(name)

@@ -192,7 +192,7 @@ def busy(scheduler: Callable[..., Scheduler], gpus: int = 5) -> Scheduler:
 
 
 @crossed([*DAEMON, *ADOPTING, *FENCE])
-def test_a01_to_a17_killed_at_a_named_point(scheduler, point, way):
+def test_a01_to_a17_daemon_killed_at_each_crash_point(scheduler, point, way):
     """A01–A17, P1–P7: After a kill at any point each line is one job, attempts run once, exit codes are true."""
     s = busy(scheduler)
     first = list(PLAIN)[:3]
@@ -280,7 +280,7 @@ def test_j10_shim_killed_at_a_named_point(screens, point, way):
 
 
 @each_way
-def test_j10_daemon_killed_in_the_midst_of_a_start(screens, way):
+def test_j10_daemon_killed_after_creating_a_session(screens, way):
     """J10, P1: If the daemon dies before it records a session, the job runs once, and its exit code is recorded."""
     s = screens(gpus=2)
     s.append(*(s.line(f"k{n}", code=n, seconds=0.3) for n in range(4)))
@@ -490,7 +490,7 @@ def test_a04_a_verb_whose_daemon_is_killed_before_it_answers(scheduler):
     assert s.starts("a") == 1 and s.status()["paused"]
 
 
-def test_a04_a_verb_whose_daemon_is_killed_as_it_turns_to_it(scheduler, monkeypatch):
+def test_a04_a_verb_whose_daemon_dies_before_the_request(scheduler, monkeypatch):
     """A04, P4: If the daemon dies between the check and the request, the request is handled as without a daemon."""
     s = scheduler(gpus=1)
     s.hold("a")
@@ -513,7 +513,7 @@ def test_a04_a_verb_whose_daemon_is_killed_as_it_turns_to_it(scheduler, monkeypa
     assert s.starts("a") == 1
 
 
-def test_a16_a_pause_before_a_retry_goes_on_counting_over_a_kill(scheduler):
+def test_a16_the_due_time_of_a_retry_survives_a_kill(scheduler):
     """A16: Due time and number of retries survive a kill of the daemon: no retry is early, none runs twice."""
     s = scheduler(gpus=1, assign_retry_wait="6")
     s.append(s.line("a", 3) + ";retries=1")

@@ -62,7 +62,7 @@ def test_a10_job_ends_while_no_daemon_runs(scheduler):
 
 
 @pytest.mark.smoke
-def test_supervisor_killed_daemon_covers(scheduler):
+def test_the_daemon_inherits_jobs_of_a_dead_supervisor(scheduler):
     """The daemon inherits the jobs of a dead supervisor, records their exit codes, and starts another supervisor."""
     s = scheduler(gpus=2)
     s.hold("a")
@@ -81,7 +81,7 @@ def test_supervisor_killed_daemon_covers(scheduler):
     assert [s.starts(k) for k in "abc"] == [1, 1, 1]
 
 
-def test_b02_both_killed_is_lost_never_a_guess(scheduler):
+def test_b02_after_daemon_and_supervisor_died_the_ending_is_lost(scheduler):
     """B02: A direct job without daemon and supervisor keeps its GPU until it ends; its ending is then lost.
 
     Where PID 1 reaps no orphans (some containers), the exit code of the zombie is read from the kernel instead.
@@ -128,7 +128,7 @@ def test_h01_h03_reboot_is_lost_and_not_run_again(scheduler):
     assert s.starts("a") == 1
 
 
-def test_h02_pid_of_a_stranger_is_never_taken_nor_signalled(scheduler):
+def test_h02_a_reused_pid_is_not_adopted(scheduler):
     """H02: A process with the recorded pid but another start time is neither adopted nor signalled."""
     s = scheduler(gpus=1)
     s.hold("a")

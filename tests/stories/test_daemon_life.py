@@ -55,7 +55,7 @@ print("then", os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 """
 
 
-def test_h04_of_fifty_at_once_exactly_one_lives(scheduler):
+def test_h04_of_fifty_concurrent_starts_one_succeeds(scheduler):
     """H04: Of fifty concurrent starts one succeeds; each other exits with 1 and one line that names its pid."""
     s = scheduler(gpus=1)
     process = subprocess.Popen(
@@ -83,7 +83,7 @@ def test_h04_of_fifty_at_once_exactly_one_lives(scheduler):
     assert rest == "then 0\n" and s.starts("a") == 1
 
 
-def test_h05_a_lock_that_is_removed_while_it_is_held_lets_nobody_in(scheduler):
+def test_h05_removed_lock_files_allow_no_second_daemon(scheduler):
     """H05: If its lock files are removed, a second start is still refused, and commands still find the first."""
     s = scheduler(gpus=1)
     s.start()
@@ -101,7 +101,7 @@ def test_h05_a_lock_that_is_removed_while_it_is_held_lets_nobody_in(scheduler):
     assert s.starts("a") == 1
 
 
-def test_h06_what_a_killed_scheduler_left_is_no_obstacle(scheduler):
+def test_h06_files_of_a_killed_daemon_do_not_block_a_start(scheduler):
     """H06: Locks, daemon.json with a reused pid, the register and half a state file do not block the next start."""
     s = scheduler(gpus=1)
     s.start()
@@ -166,7 +166,7 @@ def test_h09_a_folder_that_another_machine_made_is_refused(scheduler):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_h10_h13_stopped_again_and_again(scheduler, number):
+def test_h10_h13_repeated_stop_signals_give_the_documented_code(scheduler, number):
     """H10, H13: Stop signals, one or many, at any moment of a start give the documented exit code; jobs continue."""
     dice = random.Random(13)
     s = scheduler(gpus=1)
@@ -212,7 +212,7 @@ sys.exit(entrypoint.main(sys.argv[1:]))
 """
 
 
-def test_h10_sigterm_counts_at_every_moment_of_a_turn(scheduler):
+def test_h10_sigterm_during_interrupt_look_counts(scheduler):
     """H10: SIGTERM counts also while the scheduler checks whether something else ends it."""
     s = scheduler(gpus=1)
     s.command = [sys.executable, "-c", STOPPED_MEANWHILE]
@@ -240,7 +240,7 @@ sys.exit(entrypoint.main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_h10_a_stop_while_it_starts_counts_wherever_it_comes(scheduler, number, code):
+def test_h10_a_stop_signal_in_del_at_the_start_counts(scheduler, number, code):
     """H10: A stop during the start counts also in a __del__ method, in which Python ignores exceptions."""
     s = scheduler(gpus=1)
     s.command = [sys.executable, "-c", STOPPED_WHILE_STARTING]
@@ -275,7 +275,7 @@ def test_h11_the_terminal_it_was_started_from_is_closed(scheduler):
         raise
 
 
-def test_h12_the_shipped_unit_spares_jobs(scheduler):
+def test_h12_the_systemd_unit_stops_only_the_main_process(scheduler):
     """H12: The shipped systemd unit stops only the main process, needs no root, and restarts no failed start."""
     unit = configparser.RawConfigParser(strict=False)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
@@ -435,7 +435,7 @@ def _show(s: Scheduler, job: int) -> dict[str, object]:
     return dict(json.loads(done.stdout)) if done.returncode == 0 else {"state": "", "reason_code": ""}
 
 
-def test_s23_modules_that_lie_about_are_not_taken_for_ours(scheduler):
+def test_s23_modules_of_the_folder_are_not_imported(scheduler):
     """S23, H18: The daemon imports no module from its folder, and the supervisor none from PYTHONPATH either.
 
     The daemon itself respects PYTHONPATH, which users set on purpose.
@@ -541,7 +541,7 @@ def test_h19_an_error_inside_is_said_once_and_that_part_goes_on(scheduler, targe
     assert s.stop() == 0
 
 
-def test_h19_an_error_that_stays_is_loud_and_costs_no_processor(scheduler):
+def test_h19_a_lasting_error_is_logged_once_and_uses_little_cpu(scheduler):
     """H19: A lasting internal error is logged once; requests are answered, SIGTERM works, running jobs continue."""
     s = scheduler(gpus=1)
     s.hold("a")
@@ -563,7 +563,7 @@ def test_h19_an_error_that_stays_is_loud_and_costs_no_processor(scheduler):
     assert (s.job(1)["exit_code"], s.starts("a")) == (3, 1)
 
 
-def test_h19_an_error_outside_the_turns_ends_it_and_says_so(scheduler):
+def test_h19_an_error_outside_the_passes_ends_the_daemon(scheduler):
     """H19: An error outside the passes ends the scheduler with 1 and is logged; the next start adopts the jobs."""
     s = broken(scheduler(gpus=1), "loop.Daemon.wait", 1)
     s.hold("a")

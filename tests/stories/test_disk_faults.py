@@ -87,7 +87,7 @@ def on_disk(scheduler: Callable[..., Scheduler], place: Path, **settings: object
     return s
 
 
-def test_e08_f01_no_room_for_the_store(scheduler, disk):
+def test_e08_f01_a_full_store_starts_no_unrecorded_job(scheduler, disk):
     """E08, F01: While the disk of the store is full, no job starts whose start is not recorded.
 
     Jobs that run keep their true exit codes, also if they end without a scheduler. With free space again, each line
@@ -130,7 +130,7 @@ def test_e08_f01_no_room_for_the_store(scheduler, disk):
     assert set(starts.values()) == {1} and s.starts("a") == s.starts("b") == 1
 
 
-def test_e08_it_recovers_without_a_restart(scheduler, disk):
+def test_e08_a_full_store_recovers_without_a_restart(scheduler, disk):
     """E08: A scheduler recovers without a restart when its disk has space again; each line becomes one job."""
     small = disk("size=12m")
     s = on_disk(scheduler, small.path, monitor_interval=600)  # recovery must not depend on this interval
@@ -152,7 +152,7 @@ def test_e08_it_recovers_without_a_restart(scheduler, disk):
     assert s.stop() == 0
 
 
-def test_e08_no_room_to_take_an_attempt_back_at_the_start(scheduler, disk):
+def test_e08_start_names_the_record_it_has_no_space_for(scheduler, disk):
     """E08, P3: Without space for the record of an attempt that never started, `start` fails and names the record.
 
     The last daemon was killed before it sent the start. With free space again, the job runs once.
@@ -181,7 +181,7 @@ def test_e08_no_room_to_take_an_attempt_back_at_the_start(scheduler, disk):
         subprocess.run(["umount", "-l", str(records.path)], check=True)
 
 
-def test_e08_a_start_that_needs_a_file_and_finds_no_room(scheduler, disk):
+def test_e08_a_long_command_without_space_for_its_file_is_retried(scheduler, disk):
     """E08: A very long command goes to the supervisor in a file; without space for it the start is tried again later.
 
     Then the job runs once, its GPUs are free again, and no such file is left.
@@ -209,7 +209,7 @@ def test_e08_a_start_that_needs_a_file_and_finds_no_room(scheduler, disk):
     assert not list((s.folder / ".gpujob").glob("packet-*"))
 
 
-def test_e19_no_inodes_left(scheduler, disk):
+def test_e19_no_job_starts_without_free_inodes(scheduler, disk):
     """E19: Without free inodes no attempt can be claimed, so no job starts; the job runs when inodes are free again."""
     small = disk("size=20m,nr_inodes=60")
     s = on_disk(scheduler, small.path, assign_retry_wait="0.3", max_assign_attempts=20, history="false")
@@ -237,7 +237,7 @@ def test_e19_no_inodes_left(scheduler, disk):
     assert s.starts("after") == 1 and s.job(1)["exit_code"] == 3
 
 
-def test_f13_read_only_at_the_start(scheduler, disk):
+def test_f13_start_fails_on_a_read_only_disk(scheduler, disk):
     """F13: On a read-only disk `start` and `submit` fail with a short error, and `jobs` works.
 
     `start` works when the disk is writable again.
@@ -262,7 +262,7 @@ def test_f13_read_only_at_the_start(scheduler, disk):
     assert s.job(1)["exit_code"] == 9 and s.starts("a") == s.starts("b") == 1
 
 
-def test_e11_read_only_while_it_runs(scheduler, tmp_path):
+def test_e11_running_jobs_survive_a_disk_that_turns_read_only(scheduler, tmp_path):
     """E11: On an ext4 file system that turned read-only no job starts, and running jobs continue.
 
     The next start shows their true exit codes, or `lost` where the ending could not be recorded.
@@ -310,7 +310,7 @@ def test_e11_read_only_while_it_runs(scheduler, tmp_path):
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_f06_log_folders_that_are_not_ours(scheduler):
+def test_f06_start_refuses_foreign_and_linked_log_folders(scheduler):
     """F06: `start` refuses a log folder that is a link, a file or another user's, and writes nothing there."""
     s = scheduler(gpus=1)
     there = s.folder / "theirs"
@@ -338,7 +338,7 @@ NAMES = [
 ]
 
 
-def test_f14_f15_odd_folders(scheduler, tmp_path):
+def test_f14_f15_jobs_run_in_folders_with_unusual_names(scheduler, tmp_path):
     """F14, F15: A job runs in a folder whose name is very long or has spaces, UTF-8, newlines, quotes or a hyphen."""
     for name in NAMES:
         place = tmp_path / name
@@ -357,7 +357,7 @@ LACKS = {"/dev/shm": 0, "/dev": 1, "/proc": 1}
 
 
 @pytest.mark.parametrize("lacks", LACKS, ids=[name.replace("/", "") for name in LACKS])
-def test_f17_a_machine_that_lacks_what_others_have(scheduler, lacks):
+def test_f17_start_without_dev_shm_dev_or_proc(scheduler, lacks):
     """F17: A scheduler works without /dev/shm.
 
     Without /dev or /proc `start` fails with one line that names the missing path.
@@ -379,7 +379,7 @@ def test_f17_a_machine_that_lacks_what_others_have(scheduler, lacks):
 
 @pytest.mark.parametrize("mode", ["direct", "screen"])
 @pytest.mark.parametrize("mask", ["000", "077", "777"])
-def test_f12_modes_at_any_umask_and_the_jobs_own(scheduler, screens, mask, mode):
+def test_f12_private_modes_at_any_umask_which_jobs_inherit(scheduler, screens, mask, mode):
     """F12: Files have mode 0600 and folders 0700 whatever the umask of `start` is; jobs get that umask."""
     s = (scheduler if mode == "direct" else screens)(gpus=1)
     (s.folder / "mask").write_text("#!/bin/sh\numask\n")
@@ -400,7 +400,7 @@ def test_f12_modes_at_any_umask_and_the_jobs_own(scheduler, screens, mask, mode)
         assert (s.folder / name).stat().st_mode & 0o777 == 0o600
 
 
-def test_e08_what_was_said_to_be_refused_is_not_carried_out(
+def test_e08_refused_requests_are_not_carried_out(
     scheduler: Callable[..., Scheduler], disk: Callable[..., Disk]
 ) -> None:
     """E08, P4: On a full disk, a job runs if and only if its `submit` succeeded.
@@ -446,7 +446,7 @@ exit 7
 
 
 @pytest.mark.parametrize("mode", ["direct", "screen"])
-def test_f02_no_room_for_the_logs_of_jobs(scheduler, screens, disk, mode):
+def test_f02_a_full_log_disk_loses_no_exit_code(scheduler, screens, disk, mode):
     """F02: When the disk of the job logs is full, each job still ends with its true exit code, and other jobs run.
 
     In direct mode the job itself gets ENOSPC; in screen mode its terminal hides the error.

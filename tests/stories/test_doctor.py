@@ -99,7 +99,7 @@ def trace(folder: Path) -> dict[str, tuple[int, int, int]]:
 
 
 @pytest.mark.smoke
-def test_doctor_where_no_scheduler_ever_was_looks_and_leaves_nothing(ill: Scheduler) -> None:
+def test_doctor_without_a_scheduler_writes_nothing(ill: Scheduler) -> None:
     """Without state folder, driver and jobs file each check still has a finding, and `doctor` writes nothing."""
     before = trace(ill.folder)
     found = doctor(ill)
@@ -118,7 +118,7 @@ def test_doctor_where_no_scheduler_ever_was_looks_and_leaves_nothing(ill: Schedu
     assert "changes nothing" in ill.cli("help", "doctor").stdout
 
 
-def test_doctor_with_a_scheduler_that_runs_stopped_or_ended(ill: Scheduler) -> None:
+def test_doctor_finds_a_stopped_and_a_missing_scheduler(ill: Scheduler) -> None:
     """G04: `doctor` proposes `kill -CONT` for a stopped scheduler, and `start` where a job runs without one.
 
     Both commands work. Without a scheduler `doctor` writes nothing.
@@ -171,7 +171,7 @@ def made(s: Scheduler) -> None:
     s.stop()
 
 
-def test_doctor_names_files_that_are_not_private_and_what_was_left(ill: Scheduler) -> None:
+def test_doctor_finds_wrong_modes_and_leftover_files(ill: Scheduler) -> None:
     """Wrong modes, a jobs file that others can write (C37) and leftover files are found.
 
     Each proposed command fixes its finding.
@@ -215,7 +215,7 @@ def test_doctor_names_files_that_are_not_private_and_what_was_left(ill: Schedule
     assert marks(doctor(ill), "files") == {"ok"}
 
 
-def test_doctor_finds_a_house_that_is_a_link_or_no_folder(ill: Scheduler) -> None:
+def test_doctor_finds_a_state_folder_that_is_a_link_or_a_file(ill: Scheduler) -> None:
     """A state folder that is a link or a file is found, and the proposed command fixes that.
 
     The jobs behind the link are kept.
@@ -236,7 +236,7 @@ def test_doctor_finds_a_house_that_is_a_link_or_no_folder(ill: Scheduler) -> Non
     assert marks(doctor(ill), "files") == {"ok"}
 
 
-def test_doctor_names_processes_that_outlived_their_job(ill: Scheduler) -> None:
+def test_doctor_finds_leftover_processes(ill: Scheduler) -> None:
     """A leftover process is a warning while a scheduler runs, and bad without one; the proposed command ends it."""
     script = ill.folder / "forks.sh"
     script.write_text("#!/bin/sh\nsetsid sleep 1000 >/dev/null 2>&1 &\necho $! >left; exit 0\n")
@@ -256,7 +256,7 @@ def test_doctor_names_processes_that_outlived_their_job(ill: Scheduler) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be two users")
-def test_doctor_as_another_user_and_with_files_of_root(ill: Scheduler) -> None:
+def test_doctor_finds_foreign_files_and_as_another_user_says_unknown(ill: Scheduler) -> None:
     """H17: Files of another owner are found.
 
     A user who may not look into the state folder gets `unknown`, never `ok`. No `start` is proposed to that user.
@@ -300,7 +300,7 @@ def test_doctor_as_another_user_and_with_files_of_root(ill: Scheduler) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be two users")
-def test_h17_what_root_does_to_another_users_scheduler_is_done_as_that_user(ill: Scheduler) -> None:
+def test_h17_proposals_to_root_use_sudo_as_the_owner(ill: Scheduler) -> None:
     """H17: Commands proposed to root for another user's scheduler run as that user.
 
     The files of that user are no finding.
@@ -323,7 +323,7 @@ def test_h17_what_root_does_to_another_users_scheduler_is_done_as_that_user(ill:
             os.chown(ill.folder / ".gpujob", 65534, -1)
 
 
-def test_c37_doctor_judges_folders_and_what_is_no_plain_file_as_start_does(ill: Scheduler) -> None:
+def test_c37_doctor_finds_writable_folders_and_non_plain_files(ill: Scheduler) -> None:
     """C37: A folder that everybody may write is a finding, even without a file in it; `start` refuses it, too.
 
     `doctor` proposes to move away a folder or FIFO that is in the place of a file, but never a device.
@@ -352,7 +352,7 @@ def test_c37_doctor_judges_folders_and_what_is_no_plain_file_as_start_does(ill: 
 # -- the store and the config -----------------------------------------------------------------------------
 
 
-def test_doctor_of_a_damaged_or_copied_store_names_recover(ill: Scheduler) -> None:
+def test_doctor_proposes_recover_for_a_damaged_or_copied_store(ill: Scheduler) -> None:
     """E01: For a damaged or copied store `doctor` proposes `recover`, which fixes it; `doctor` changes no file."""
     made(ill)
     store = ill.folder / ".gpujob" / "store.db"
@@ -375,7 +375,7 @@ def test_doctor_of_a_damaged_or_copied_store_names_recover(ill: Scheduler) -> No
     assert marks(doctor(ill, *words), "store") == {"ok"}
 
 
-def test_doctor_with_a_broken_config_goes_on(ill: Scheduler) -> None:
+def test_doctor_names_config_mistakes_and_runs_all_checks(ill: Scheduler) -> None:
     """Each mistake in the config is a finding with its line; the other checks run all the same."""
     config = ill.folder / "config.yaml"
     config.write_text("mem_threshold: 8\ngpuz: 2\n")
@@ -424,7 +424,7 @@ def test_s10_doctor_warns_of_a_setuid_screen_before_5_0_1(ill: Scheduler) -> Non
     assert found_none["seen"] == "not in PATH" and "screen: true" in found_none["wrong"]
 
 
-def test_h11_doctor_says_that_logging_out_ends_jobs(ill: Scheduler) -> None:
+def test_h11_doctor_warns_of_kill_user_processes(ill: Scheduler) -> None:
     """H11: A login manager that ends processes at logout is a finding, unless this user is exempt."""
     place, _ = logout.place_of(Path("/proc/self/cgroup").read_text())
     of_a_login = place in (logout.Place.HIDDEN, logout.Place.SESSION)
@@ -441,7 +441,7 @@ def test_h11_doctor_says_that_logging_out_ends_jobs(ill: Scheduler) -> None:
             assert found["mark"] == "ok" and found["seen"].startswith(f"KillUserProcesses={kills}"), found
 
 
-def test_doctor_does_not_wait_for_what_hangs(machine: Callable[..., Machine]) -> None:
+def test_doctor_kills_programs_that_hang(machine: Callable[..., Machine]) -> None:
     """A screen, login manager or driver that never answers costs only its own finding, and is killed."""
     m = machine(gpus=None).cards("GPU-a")
     for name in ("screen", "loginctl"):
@@ -504,7 +504,7 @@ def test_doctor_without_nvml_or_with_an_old_library(machine: Callable[..., Machi
 
 @ROOT_ONLY
 @pytest.mark.parametrize("most", [1, 3])
-def test_p3_doctor_where_no_process_can_be_made(
+def test_p3_doctor_works_without_threads_or_processes(
     users: tuple[User, User], place: Path, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P3: With a `ulimit -u` that allows no thread and no program each check has a finding; the limit is named."""
@@ -521,7 +521,7 @@ def test_p3_doctor_where_no_process_can_be_made(
     assert marks(found, "store") == marks(found, "leftovers") == {"ok"}
 
 
-def test_p3_what_hangs_in_a_check_without_a_thread_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_p3_a_hanging_check_without_a_thread_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """P3: A hanging check is interrupted after a time limit where no thread can be started, and the next check runs."""
 
     def no_thread(_self: threading.Thread) -> None:
@@ -602,7 +602,7 @@ def statfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "statfs.so"
 
 
-def test_e16_a_store_on_nfs_is_said_once_at_the_start_and_by_doctor(ill: Scheduler, statfs: Path) -> None:
+def test_e16_a_store_on_nfs_is_warned_of_once(ill: Scheduler, statfs: Path) -> None:
     """E16: On NFS (a fake statfs) the scheduler works, and `doctor` warns.
 
     The main log says once that the scheduler may be used from one machine only.
@@ -638,7 +638,7 @@ def in_memory() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_doctor_moves_a_state_that_is_kept_in_memory(
+def test_doctor_proposes_to_move_a_state_folder_from_a_tmpfs(
     scheduler: Callable[..., Scheduler], in_memory: Path, tmp_path: Path
 ) -> None:
     """A state folder on a tmpfs is a warning; the proposed command moves it to a disk.
@@ -664,7 +664,7 @@ def test_doctor_moves_a_state_that_is_kept_in_memory(
     s.stop()
 
 
-def test_e16_no_lock_no_start(ill: Scheduler, tmp_path: Path) -> None:
+def test_e16_start_refuses_a_file_system_without_locks(ill: Scheduler, tmp_path: Path) -> None:
     """E16: `start` refuses a file system without locks with one line."""
     if shutil.which("strace") is None:
         pytest.skip("no strace")

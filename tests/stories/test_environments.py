@@ -109,7 +109,7 @@ def test_s3_40_add_with_conda_writes_a_line_that_runs_in_that_environment(make):
     assert s.job(1)["priority"] == 3 and s.job(1)["allowed_gpus"] == [1]
 
 
-def test_s3_26_packages_that_want_activation_get_it(make):
+def test_s3_26_activation_scripts_are_sourced(make):
     """S3.26: Scripts in activate.d are sourced, by conda's own function if there is one.
 
     The job's process has the pid that is recorded, and activation cannot change the job's marks and GPUs.
@@ -172,7 +172,7 @@ def test_s3_26_scheduler_killed_while_a_job_is_being_activated(make):
     assert s.job(1)["exit_code"] == 5
 
 
-def test_s3_26_submit_takes_environments_too(make):
+def test_s3_26_submit_and_add_take_environments(make):
     """S3.26: `submit` and `add` take an environment by name, or by a folder relative to the current one."""
     s = make()
     conda_prefix(s.home / "miniconda3" / "envs" / "e")
@@ -227,7 +227,7 @@ def test_s3_26_conda_mode_may_be_changed_while_it_runs(make):
     assert shown(s, 3)["FROM_PACKAGE"] is None
 
 
-def test_b15_an_environment_that_is_not_there_is_waited_for(make):
+def test_b15_a_job_waits_for_its_environment(make):
     """B15: A job waits while its environment is missing, incomplete, without python, or with a broken python.
 
     The reason names the problem. The job starts when the environment is whole.
@@ -297,7 +297,7 @@ def test_b15_activation_that_hangs_or_fails_fails_the_job(make):
     assert not alive(int((s.folder / "pid").read_text())), "what activation started was ended with it"
 
 
-def test_b15_a_conda_that_fails_or_sleeps_for_ever(make):
+def test_b15_conda_run_that_fails_or_hangs(make):
     """B15, conda_mode run: A `conda run` that fails fails the job; one that hangs is ended by the job's time limit."""
     s = make(gpus=2, conda_mode="run", kill_grace=1)
     root = s.home / "miniconda3"
@@ -314,7 +314,7 @@ def test_b15_a_conda_that_fails_or_sleeps_for_ever(make):
     assert s.starts("a") == 0
 
 
-def test_b14_a_working_folder_that_is_not_there_is_waited_for(make):
+def test_b14_a_job_waits_for_its_working_folder(make):
     """B14: A job waits while its working folder is missing or a file.
 
     A folder that was removed and created again works.
@@ -351,7 +351,7 @@ def test_b14_a_working_folder_that_is_not_there_is_waited_for(make):
     why_missing(s, 6, f"no such working folder {gone}")
 
 
-def test_b16_what_the_path_leads_to_at_the_start_is_what_runs(make):
+def test_b16_the_interpreter_is_looked_up_at_the_start(make):
     """B16: A job runs the python to which its link or PATH leads when it starts, not when it was queued."""
     s = make()
     venv = venv_prefix(s.folder / "venv")
@@ -388,7 +388,7 @@ def test_b16_what_the_path_leads_to_at_the_start_is_what_runs(make):
     assert re.search(rf"interpreter +{re.escape(str(link))} \({version}", s.cli("show", "2").stdout)
 
 
-def test_b12_a_script_that_is_missing_or_a_folder_is_waited_for(make):
+def test_b12_a_job_waits_for_its_script(make):
     """B12: A job waits while its script is missing or a folder, and runs when the script is there.
 
     In the meantime it holds no GPU, and no attempt starts.
@@ -410,7 +410,7 @@ def test_b12_a_script_that_is_missing_or_a_folder_is_waited_for(make):
     assert set(s.states().values()) == {"done"}
 
 
-def test_b13_what_cannot_be_executed_is_named_and_is_no_exit_code(make):
+def test_b13_a_program_that_cannot_be_executed_has_a_cause_and_no_exit_code(make):
     """B13: A program that cannot be executed fails its job in the first attempt, without an exit code.
 
     The cause is named: not executable, a missing interpreter, a first line that ends in CRLF, no first line.
@@ -440,7 +440,7 @@ def test_b13_what_cannot_be_executed_is_named_and_is_no_exit_code(make):
     assert (job["outcome"], job["exit_code"]) == ("exit", 127), "a script's own 127 is its own"
 
 
-def test_b13_what_cannot_be_executed_after_activation_is_named(make):
+def test_b13_a_program_that_cannot_be_executed_after_activation(make):
     """B13: A program that cannot be executed after activation fails its job with the class `start`.
 
     The log has the cause.

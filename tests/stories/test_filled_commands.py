@@ -11,7 +11,7 @@ from tests.stories.spooler import Spooler
 SAY = 'printf "%s|" "$@"; echo "$CUDA_VISIBLE_DEVICES|$GPUJOB_SHARE"'
 
 
-def test_submitted_commands_are_told_their_gpus(scheduler: Callable[..., Scheduler]) -> None:
+def test_placeholders_of_submitted_commands_are_filled(scheduler: Callable[..., Scheduler]) -> None:
     s = scheduler(gpus=2).start()
     words = ["--d={gpus}", "{share}", "${gpus}", "{{gpus}}", "{print $1}", '{"a": {}}']
     s.cli("submit", "--gpus", "0.5", "--allowed", "1", "--wait", "--", "sh", "-c", SAY, "sh", *words)
@@ -30,7 +30,7 @@ def test_submitted_commands_are_told_their_gpus(scheduler: Callable[..., Schedul
     assert "{gpus}" in s.cli("jobs").stdout and "[0,1]" not in s.cli("jobs").stdout
 
 
-def test_lines_of_a_commands_file_are_told_their_gpus_and_scripts_are_not(scheduler: Callable[..., Scheduler]) -> None:
+def test_placeholders_are_filled_in_a_commands_file_and_not_for_scripts(scheduler: Callable[..., Scheduler]) -> None:
     s = scheduler(gpus=2, commands_file="commands.txt")
     out = s.folder / "out.txt"
     script = s.folder / "say.py"
@@ -44,7 +44,7 @@ def test_lines_of_a_commands_file_are_told_their_gpus_and_scripts_are_not(schedu
     assert (s.folder / "script.txt").read_text() == "--d {gpus} --cuda 1"
 
 
-def test_a_retry_on_another_gpu_is_told_the_new_one(scheduler: Callable[..., Scheduler]) -> None:
+def test_placeholders_of_a_retry_have_the_new_gpu(scheduler: Callable[..., Scheduler]) -> None:
     s = scheduler(gpus=2).start()
     s.cli("pause", "1")
     s.cli("submit", "--gpus", "1", "--wait", "--", "sh", "-c", "echo on {gpus}; exit 3", code=3)

@@ -33,7 +33,7 @@ def test_s3_2_the_number_of_gpus_is_detected(machine, way):
     assert sorted(entry[3] for entry in m.s.ledger()) == ["0", "1", "2"]
 
 
-def test_s3_2_none_detected_and_none_given_is_exit_4(machine):
+def test_s3_2_start_without_any_gpu_ends_with_4(machine):
     m = machine()
     environ = {**m.s.environ, "PATH": "/nonexistent", "NVML_STUB_FILE": "/nonexistent"}
     words = [sys.executable, "-m", "scheduler", "start"]
@@ -42,14 +42,14 @@ def test_s3_2_none_detected_and_none_given_is_exit_4(machine):
     assert re.fullmatch(r"gpujob: no GPU can be seen \(NVML: .*nvidia-smi.*\).*--gpus N.*\n", done.stderr), done.stderr
 
 
-def test_s3_2_more_than_there_are_is_refused(machine):
+def test_s3_2_start_refuses_more_gpus_than_the_driver_shows(machine):
     m = machine(gpus=3).cards("GPU-a", "GPU-b")
     done = m.s.cli("start", "--gpus", "3", code=3)
     assert "there is no GPU 2" in done.stderr and "the driver shows 0,1" in done.stderr
 
 
 @pytest.mark.smoke
-def test_s3_2_some_of_them_by_number(machine):
+def test_s3_2_gpu_ids_selects_gpus(machine):
     m = machine(gpu_ids="0,2").cards("GPU-a", "GPU-b", "GPU-c")
     m.s.start()
     assert [(gpu["index"], gpu["uuid"]) for gpu in m.s.status()["gpus"]] == [(0, "GPU-a"), (2, "GPU-c")]
@@ -87,7 +87,7 @@ def test_i01_jobs_without_a_gpu_need_no_driver(machine):
     ("id_", "how"), [("i02", "hang"), ("i02", "deaf"), ("i03", "stop")], ids=["i02-hang", "i02-deaf", "i03-stop"]
 )
 @pytest.mark.waits
-def test_i02_i03_an_nvidia_smi_that_hangs_stops_nothing_but_starts(machine, id_, how):
+def test_i02_i03_a_hanging_nvidia_smi_stops_only_starts(machine, id_, how):
     """I02, I03: While nvidia-smi hangs, no job starts on a GPU; running jobs, the loop and the verbs continue.
 
     At most one nvidia-smi hangs at any time.
@@ -162,7 +162,7 @@ def test_i04_an_answer_that_cannot_be_read_frees_no_gpu(machine, text):
 
 
 @pytest.mark.parametrize("what", ["memory", "all"])
-def test_i04_what_is_not_available_is_not_zero(machine, what):
+def test_i04_unknown_memory_use_makes_a_gpu_unhealthy(machine, what):
     m = machine().only_smi("GPU-a")
     m.smi.gpu("GPU-a", used=None, **({"total": None, "load": None} if what == "all" else {}))
     m.s.start()
@@ -261,7 +261,7 @@ def test_i06_a_gpu_that_is_listed_but_lost(machine):
     m.running("b")
 
 
-def test_i07_after_a_restart_with_another_order_pauses_and_lists_follow_the_card(machine):
+def test_i07_pauses_and_gpu_lists_follow_renumbered_gpus(machine):
     m = machine().cards("GPU-a", "GPU-b", "GPU-c")
     m.s.start()
     m.s.cli("pause", "0")
@@ -294,7 +294,7 @@ def test_i07_after_a_restart_with_another_order_pauses_and_lists_follow_the_card
 
 
 @pytest.mark.parametrize("what", ["xid", "ecc"])
-def test_i09_a_gpu_with_errors_is_held_out_if_that_is_wanted(machine, what):
+def test_i09_hold_on_errors_blocks_a_gpu_with_errors(machine, what):
     m = machine(hold_on_errors="true").cards("GPU-a", "GPU-b")
     m.s.start()
     m.driver.xid("GPU-a", 79) if what == "xid" else m.driver.gpu("GPU-a", ecc=3)
@@ -309,7 +309,7 @@ def test_i09_a_gpu_with_errors_is_held_out_if_that_is_wanted(machine, what):
     assert m.gpu(1)["state"] == "BUSY"
 
 
-def test_i09_without_that_wish_errors_hold_nothing(machine):
+def test_i09_without_hold_on_errors_a_gpu_with_errors_is_used(machine):
     m = machine().cards("GPU-a")
     m.driver.gpu("GPU-a", ecc=3)
     m.s.start()
@@ -330,14 +330,14 @@ def test_i17_cuda_visible_devices_of_the_daemon_limits_what_it_manages(machine):
 
 
 @pytest.mark.parametrize("text", ["", "-1", "NoDevFiles"])
-def test_i17_a_value_that_names_no_gpu_is_said_and_not_regarded(machine, text):
+def test_i17_an_invalid_cuda_visible_devices_is_reported_and_ignored(machine, text):
     m = machine().cards("GPU-a", "GPU-b")
     m.s.start(CUDA_VISIBLE_DEVICES=text)
     m.s.says(f"CUDA_VISIBLE_DEVICES={text!r} names no GPU of this machine")
     assert len(m.s.status()["gpus"]) == 2
 
 
-def test_i17_what_is_asked_for_counts_more(machine):
+def test_i17_gpus_option_overrides_cuda_visible_devices(machine):
     m = machine(gpus=2).cards("GPU-a", "GPU-b")
     m.s.start(CUDA_VISIBLE_DEVICES="1")
     m.add("a", gpus="0")
@@ -345,7 +345,7 @@ def test_i17_what_is_asked_for_counts_more(machine):
     assert [gpu["index"] for gpu in m.s.status()["gpus"]] == [0, 1]
 
 
-def test_i18_mig_is_shown_and_named_and_gets_no_job(machine):
+def test_i18_a_gpu_in_mig_mode_gets_no_job(machine):
     m = machine().cards("GPU-a", "GPU-b")
     m.driver.gpu("GPU-a", mig=1)
     m.s.start()
@@ -360,7 +360,7 @@ def test_i18_mig_is_shown_and_named_and_gets_no_job(machine):
     m.running("a")
 
 
-def test_i18_names_instead_of_numbers_are_refused_in_one_line(machine):
+def test_i18_uuids_in_gpu_lists_are_refused(machine):
     m = machine().cards("GPU-a", "GPU-b")
     error = m.s.cli("start", "--gpu-ids", "MIG-1234", code=2).stderr
     assert error.count("\n") == 1 and "GPU list" in error
@@ -373,7 +373,7 @@ def test_i18_names_instead_of_numbers_are_refused_in_one_line(machine):
 # -- two schedulers ---------------------------------------------------------------------------------------
 
 
-def test_a_second_scheduler_of_this_machine_is_told_of_at_the_start(machine, tmp_path):
+def test_start_warns_of_another_scheduler_on_this_machine(machine, tmp_path):
     one, two = machine(folder=tmp_path / "one", gpu_ids="0"), machine(folder=tmp_path / "two", gpu_ids="1")
     one.cards("GPU-a", "GPU-b").s.start()
     two.cards("GPU-a", "GPU-b").s.start()
@@ -387,7 +387,7 @@ def test_a_second_scheduler_of_this_machine_is_told_of_at_the_start(machine, tmp
     two.s.says(told, times=1)  # no second warning: the other scheduler has ended
 
 
-def test_a_scheduler_of_another_user_is_told_of_too(machine, tmp_path):
+def test_start_warns_of_another_users_scheduler(machine, tmp_path):
     one, two = machine(folder=tmp_path / "one"), machine(folder=tmp_path / "two")
     one.cards("GPU-a").s.start()
     as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable]
@@ -399,7 +399,7 @@ def test_a_scheduler_of_another_user_is_told_of_too(machine, tmp_path):
     assert f"pid {one.s.pid} of user" in seen.stdout, seen
 
 
-def test_what_an_earlier_daemon_read_is_not_shown(machine):
+def test_readings_of_the_previous_daemon_are_not_shown(machine):
     """After a restart without an answer of the driver, `status` shows no reading of the previous daemon."""
     m = machine(gpus=1).cards("GPU-a")
     m.s.start()

@@ -53,7 +53,7 @@ def history_of(s: Scheduler) -> Path:
 
 
 @pytest.mark.waits
-def test_what_gpus_and_jobs_were_like(machine: Callable[..., Machine]) -> None:
+def test_history_of_gpus_jobs_and_pauses(machine: Callable[..., Machine]) -> None:
     """The history has memory, load, power and booked share of each GPU, memory and load of each job, and all pauses.
 
     The metrics show the same GPUs.
@@ -97,7 +97,7 @@ def test_what_gpus_and_jobs_were_like(machine: Callable[..., Machine]) -> None:
     assert history_of(m.s).stat().st_mode & 0o777 == 0o600
 
 
-def test_k17_metrics_of_a_driver_that_hangs_come_at_once_and_say_so(machine: Callable[..., Machine]) -> None:
+def test_k17_metrics_while_the_driver_hangs(machine: Callable[..., Machine]) -> None:
     """K17: While the driver hangs, the metrics show the last reading, its age, and that it is stale.
 
     Without a scheduler they show no GPU.
@@ -123,7 +123,7 @@ def test_k17_metrics_of_a_driver_that_hangs_come_at_once_and_say_so(machine: Cal
 
 
 @pytest.mark.smoke
-def test_counts_outlive_restarts_crashes_and_what_is_forgotten(scheduler: Callable[..., Scheduler]) -> None:
+def test_counters_survive_kills_restarts_and_reset(scheduler: Callable[..., Scheduler]) -> None:
     """Each ending, retry, wait and run is counted once, and the counters survive kill -9, restarts and `reset`."""
     s = scheduler(gpus=1)
     s.settings["assign_retry_wait"] = "0.1"
@@ -163,7 +163,7 @@ def test_counts_outlive_restarts_crashes_and_what_is_forgotten(scheduler: Callab
 
 
 @pytest.mark.parametrize("what", ["removed", "noise", "a link", "another version"])
-def test_a_history_that_is_damaged_costs_only_curves(
+def test_a_damaged_history_is_replaced_and_jobs_run(
     scheduler: Callable[..., Scheduler], what: str, tmp_path: Path
 ) -> None:
     """A history file that is missing, damaged or of another version is replaced with a private new one; jobs run.
@@ -215,7 +215,7 @@ def test_a_history_that_is_damaged_costs_only_curves(
 
 
 @pytest.mark.long
-def test_a_history_that_vanishes_under_a_running_scheduler(scheduler: Callable[..., Scheduler]) -> None:
+def test_a_history_removed_or_damaged_while_running_is_replaced(scheduler: Callable[..., Scheduler]) -> None:
     """A history removed or damaged while the scheduler runs is replaced; the count of passes never decreases."""
     s = scheduler(gpus=1)
     s.start()

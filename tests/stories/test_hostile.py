@@ -29,7 +29,7 @@ def ticks_of(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def test_a_reused_number_leads_to_no_stranger():
+def test_h02_a_reused_pid_is_no_process_of_the_job():
     """H02: A foreign process with the pid of an ended job is not taken for a process of that job, and not signalled."""
     foreign_process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     try:
@@ -66,7 +66,7 @@ def test_retry_of_a_job_whose_equal_has_succeeded_is_refused(scheduler):
     s.wait_state(3, "done")
 
 
-def test_odd_files_in_place_of_ours(scheduler):
+def test_non_plain_state_file_and_model_table_are_reported(scheduler):
     """Deep JSON, a FIFO or a folder in place of the state file or the model table is reported.
 
     Jobs run, and the scheduler ends on SIGTERM.
@@ -101,7 +101,7 @@ def test_odd_files_in_place_of_ours(scheduler):
 
 
 @pytest.mark.parametrize("put", ["mkfifo $f", "ln -s /dev/zero $f"], ids=["pipe", "device"])
-def test_p8_a_job_that_puts_something_else_in_the_place_of_its_log_holds_up_nobody(scheduler, put):
+def test_p8_a_fifo_or_device_in_place_of_a_log_blocks_nothing(scheduler, put):
     """A job that puts a FIFO or a device in place of its log blocks neither the daemon, nor the next one, nor `why`.
 
     Each of them reads the end of the log to find the cause of the failure.
@@ -124,7 +124,7 @@ def test_p8_a_job_that_puts_something_else_in_the_place_of_its_log_holds_up_nobo
     s.wait_state(4, "done")
 
 
-def test_p8_pipes_in_the_place_of_our_own_files_hold_up_nobody(scheduler):
+def test_p8_fifos_in_place_of_own_files_block_nothing(scheduler):
     """FIFOs in place of the scheduler's own files block neither the daemon nor the verbs.
 
     Any job can put them there, as it runs with the user's rights. Only the job whose environment file is one waits.
@@ -159,7 +159,7 @@ def test_p8_pipes_in_the_place_of_our_own_files_hold_up_nobody(scheduler):
     s.cli("status")
 
 
-def test_words_that_are_no_utf8(scheduler):
+def test_non_utf8_options_are_refused_and_arguments_passed(scheduler):
     """A word that is not UTF-8 is refused as a name to be stored, and passed unchanged as a job's argument."""
     s = scheduler(gpus=1)
     s.start()
@@ -176,7 +176,7 @@ def test_words_that_are_no_utf8(scheduler):
     assert Path(log).read_bytes() == b"b\xff\n"
 
 
-def test_a_folder_that_is_no_utf8(scheduler):
+def test_jobs_run_in_a_non_utf8_folder(scheduler):
     """Jobs run in a folder whose name is not UTF-8.
 
     `submit` refuses an option whose path in such a folder would have to be stored.
@@ -199,7 +199,7 @@ def test_a_folder_that_is_no_utf8(scheduler):
     assert "internal error" not in s.said() and os.listdir(folder) == [b"a.py"]
 
 
-def test_a_large_environment(scheduler):
+def test_jobs_get_an_environment_of_300_kb(scheduler):
     """Jobs run with an environment of 300 KB, which is too large for one packet to the supervisor."""
     s = scheduler(gpus=1)
     s.append(s.line("a"))
@@ -208,7 +208,7 @@ def test_a_large_environment(scheduler):
     assert s.starts("a") == 1
 
 
-def test_attempts_folder_removed(scheduler):
+def test_removed_record_and_log_folders_are_created_again(scheduler):
     """If the folders of attempt records and job logs are removed, they are created again, and the next job runs."""
     s = scheduler(gpus=1)
     s.append(s.line("a"))
@@ -222,7 +222,7 @@ def test_attempts_folder_removed(scheduler):
     assert s.job(2)["exit_code"] == 4
 
 
-def test_ended_but_not_reaped_is_not_lost(scheduler):
+def test_a_job_that_ended_under_a_stopped_supervisor_is_not_lost(scheduler):
     """The next daemon waits for the ending of a job that a stopped supervisor has not recorded yet."""
     s = scheduler(gpus=1)
     s.hold("a")
@@ -243,7 +243,7 @@ def test_ended_but_not_reaped_is_not_lost(scheduler):
     assert (job["outcome"], job["exit_code"]) == ("exit", 7)
 
 
-def test_a_child_that_hides_holds_a_gpu_until_it_ends(scheduler):
+def test_an_unmarked_leftover_process_holds_the_gpu(scheduler):
     """A process without any sign of its job keeps the GPU of each job that may have started it until it ends.
 
     It is not killed to free the GPU.
@@ -263,7 +263,7 @@ def test_a_child_that_hides_holds_a_gpu_until_it_ends(scheduler):
 
 
 @pytest.mark.parametrize("tail", [" ", "x" * 1_500_000], ids=["blank", "long"])
-def test_what_follows_an_open_line_makes_no_busy_loop(scheduler, tail):
+def test_text_after_an_unterminated_line_causes_no_busy_loop(scheduler, tail):
     """Text after a last line without newline that became a job causes no busy loop, and later lines are read."""
     s = scheduler(gpus=1)
     s.start()
@@ -299,7 +299,7 @@ def test_e12_a_broken_store_makes_no_busy_loop(scheduler):
     s.wait_ended(2)
 
 
-def test_a_chatty_job_does_not_hide_the_others(scheduler):
+def test_a_job_that_writes_fast_does_not_delay_messages(scheduler):
     """While a job writes at full speed, the end of another job is still shown, and then its own."""
     s = scheduler(gpus=2)
     script = s.folder / "loud"
@@ -312,7 +312,7 @@ def test_a_chatty_job_does_not_hide_the_others(scheduler):
     assert len(s.log(1)) == 60_000_000
 
 
-def test_job_killed_with_its_group_and_parent(scheduler):
+def test_jobs_that_kill_supervisor_or_group_have_exact_endings(scheduler):
     """The endings of a job that kills the supervisor and of a job that kills its own process group are exact."""
     s = scheduler(gpus=1)
     for name, text in (("parent", "kill -9 $PPID; exit 6"), ("group", "kill -9 0")):
@@ -359,7 +359,7 @@ def test_e12_a_store_that_is_deleted_for_good(scheduler):
     assert (s.job(1)["exit_code"], s.starts("a"), s.starts("b")) == (4, 1, 0)
 
 
-def test_e12_nothing_starts_on_a_store_that_is_gone_before_the_next_look_at_it(scheduler):
+def test_e12_a_removed_store_is_noticed_before_a_start(scheduler):
     """E12: With the default intervals, the next start of a job notices that the store was removed.
 
     That job does not start until the store is back.
@@ -376,7 +376,7 @@ def test_e12_nothing_starts_on_a_store_that_is_gone_before_the_next_look_at_it(s
     assert s.starts("a") == 1
 
 
-def test_e16_c38_a_folder_on_nfs_is_said_and_polled(scheduler):
+def test_e16_c38_on_nfs_start_warns_and_polls(scheduler):
     """E16, C38: Where every file system reports to be NFS, `start` warns and polls the files.
 
     Jobs, edits of the state file and a restart after kill -9 work.
@@ -448,7 +448,7 @@ def test_p5_an_old_supervisor_writes_no_ending_into_the_record_of_another_job(sc
     assert (s.job(1)["exit_code"], s.starts("b")) == (4, 1)
 
 
-def test_p7_what_ends_while_the_store_is_locked_leaves_its_orphans_known(scheduler):
+def test_p7_leftovers_of_a_job_that_ends_while_the_store_is_locked_hold_the_gpu(scheduler):
     """P7: An ending that cannot be recorded while the store is locked is recorded later.
 
     A leftover process of that job, even without a mark, still holds its GPU.

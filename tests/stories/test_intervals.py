@@ -63,7 +63,7 @@ def watches(pid: int) -> int:
     return found
 
 
-def test_s2_9_s3_10_s3_30_what_is_reported_waits_for_no_interval(scheduler):
+def test_s2_9_s3_10_s3_30_reported_changes_take_effect_immediately(scheduler):
     """S2.9, S3.10, S3.30: With intervals of ten minutes, all that the kernel reports takes effect immediately.
 
     Lines that were appended or renamed into place start, a job killed from outside has failed and its GPU is
@@ -107,7 +107,7 @@ def test_s2_9_s3_10_s3_30_what_is_reported_waits_for_no_interval(scheduler):
     assert s.job(2)["exit_code"] == 6 and s.starts("goes-on") == 1
 
 
-def test_s3_10_s3_30_what_is_not_reported_is_found_at_the_interval(scheduler):
+def test_s3_10_s3_30_unreported_changes_are_found_at_the_interval(scheduler):
     """S3.10, S3.30: Without inotify watches, changes of the files are found at the interval.
 
     The changes: appended lines, saves by rename, and edits of the state file.

@@ -107,7 +107,7 @@ def freezer() -> Iterator[Path]:
     group.rmdir()
 
 
-def test_b10_a_process_that_does_not_die(scheduler, freezer):
+def test_b10_a_process_that_survives_sigkill_keeps_its_gpu(scheduler, freezer):
     """B10: A process that does not die of SIGKILL is reported once and keeps its GPU; other jobs run."""
     s = scheduler(gpus=2, kill_grace="0.2")
     s.hold("stuck")
@@ -143,7 +143,7 @@ def few_processes() -> Iterator[Path]:
     group.rmdir()
 
 
-def test_b18_f11_no_process_can_be_made_for_a_while(scheduler, few_processes):
+def test_b18_f11_starts_are_retried_while_fork_fails(scheduler, few_processes):
     """B18, F11, P1: While no process can be created, a start is tried again with growing waits.
 
     After five tries the job has failed. A job whose start succeeds in time runs once.
@@ -174,7 +174,7 @@ def test_b18_f11_no_process_can_be_made_for_a_while(scheduler, few_processes):
     s.end_all()
 
 
-def test_b21_b22_what_a_job_does_with_its_output(scheduler):
+def test_b21_b22_closed_streams_and_oom_with_exit_code_0(scheduler):
     """B21: A job that closes stdout and stderr ends like any other.
 
     B22: Exit code 0 after GPU memory ran out is `done`, with a warning.
@@ -194,7 +194,7 @@ def test_b21_b22_what_a_job_does_with_its_output(scheduler):
     s.says("job 2 (oom) done: exit code 0, but its log shows an error: RuntimeError: CUDA out of memory")
 
 
-def test_b24_a_job_that_saves_its_work_has_the_whole_grace(scheduler):
+def test_b24_a_job_has_kill_grace_to_end_after_sigterm(scheduler):
     """B24: After SIGTERM a job has `kill_grace` to save its work, and its exit code is kept.
 
     After that time it gets SIGKILL.
@@ -231,7 +231,7 @@ def _open_file(pid: int, fd: str) -> str:
 
 
 @pytest.mark.long
-def test_b25_f08_f09_many_short_jobs_leave_nothing_behind(scheduler):
+def test_b25_f08_f09_many_short_jobs_leak_no_descriptors_or_memory(scheduler):
     """B25, F08, F09: After 300 short jobs (long form: 10,000) each has its own exit code.
 
     Daemon and supervisor have no more files open than before, and use less than 20 MB more memory.
@@ -257,7 +257,7 @@ def test_b25_f08_f09_many_short_jobs_leave_nothing_behind(scheduler):
     assert s.supervisor_pid() == supervisor
 
 
-def test_b26_a_job_that_takes_another_gpu_is_seen(machine):  # noqa: F811
+def test_b26_a_job_on_a_gpu_not_allocated_to_it_counts_as_foreign(machine):  # noqa: F811
     """B26: A job's process on a GPU that is not allocated to it counts as foreign there, and is named."""
     m = machine().cards("GPU-a", "GPU-b")
     m.add("strays", gpus="0")
@@ -271,7 +271,7 @@ def test_b26_a_job_that_takes_another_gpu_is_seen(machine):  # noqa: F811
     m.still_waits(2)
 
 
-def test_f07_adopting_more_jobs_than_there_are_descriptors(scheduler):
+def test_f07_more_jobs_than_descriptors_are_adopted(scheduler):
     """F07, P6: A scheduler that may open 32 files adopts 40 running jobs, and all their exit codes are recorded."""
     s = scheduler(gpus=1, cpu_slots=100)
     s.environ["GPUJOB_SET_HISTORY"] = "false"  # it would open files some seconds later
@@ -307,7 +307,7 @@ def test_f07_adopting_more_jobs_than_there_are_descriptors(scheduler):
     assert all(s.starts(key) == 1 for key in keys)
 
 
-def test_f10_files_may_not_grow(scheduler):
+def test_f10_a_file_size_limit_stops_starts(scheduler):
     """F10: A limit on file sizes makes `start` fail with one line.
 
     A limit set while the scheduler runs stops starts, and it continues when the limit is lifted.

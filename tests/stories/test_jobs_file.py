@@ -41,7 +41,7 @@ def test_editors_renames_rotation_and_truncation(scheduler):
     assert len(s.states()) == 8
 
 
-def test_a_last_line_without_newline_is_taken_when_it_has_stood(scheduler):
+def test_an_unterminated_last_line_becomes_a_job_after_a_while(scheduler):
     """S3.11, C01, C02: A last line without newline becomes a job when it has stood unchanged for a while.
 
     Text that is added to it later is reported and not run.
@@ -90,7 +90,7 @@ def test_a_changed_line_changes_the_waiting_job(scheduler):
     s.says("changed")
 
 
-def test_file_of_others_is_not_read_until_mended(scheduler):
+def test_a_jobs_file_that_others_may_write_is_not_read(scheduler):
     """C37: A jobs file that others may write is reported once and not read while the scheduler runs.
 
     It is read when its mode is corrected.
@@ -108,7 +108,7 @@ def test_file_of_others_is_not_read_until_mended(scheduler):
     s.says("all users may write to it", times=1)
 
 
-def test_polling_finds_lines_too(scheduler):
+def test_polling_finds_new_lines(scheduler):
     """C38: With `watch: poll` new lines are found without events of the kernel."""
     s = scheduler(gpus=1, watch="poll")
     s.start()
@@ -117,7 +117,7 @@ def test_polling_finds_lines_too(scheduler):
     s.says("polled")
 
 
-def test_no_jobs_file_at_all(scheduler):
+def test_an_empty_jobs_file_setting_watches_no_file(scheduler):
     """S3.44: With `--jobs-file ""` no file is watched, and `submit` works."""
     s = scheduler(gpus=1, jobs_file="")
     s.append(s.line("a"))

@@ -94,7 +94,7 @@ def test_s1_6_the_journal_holds_every_job_with_its_history(scheduler: Callable[.
     assert undocumented(found) == set()
 
 
-def test_s1_6_s1_7_s1_8_kill_9_in_between_costs_the_journal_nothing(scheduler: Callable[..., Scheduler]) -> None:
+def test_s1_6_s1_7_s1_8_the_journal_is_complete_after_kill_9(scheduler: Callable[..., Scheduler]) -> None:
     """S1.6 to S1.8: After kill -9 the journal has the true exit codes of jobs that ended in the meantime.
 
     Running jobs are adopted, no job runs twice, and the line of another program stays.
@@ -170,7 +170,7 @@ def test_s1_12_a_torn_last_line_is_repaired_or_set_aside(scheduler: Callable[...
 
 
 @pytest.mark.parametrize("what", ["folder", "fifo", "link"])
-def test_what_stands_in_its_place_holds_no_job_up(scheduler: Callable[..., Scheduler], what: str) -> None:
+def test_a_folder_fifo_or_link_in_place_of_the_journal(scheduler: Callable[..., Scheduler], what: str) -> None:
     """A folder, FIFO or link in place of the journal is reported once and shown by `status` while it lasts.
 
     Jobs run, and the journal is complete soon after the obstacle is gone.
@@ -195,7 +195,7 @@ def test_what_stands_in_its_place_holds_no_job_up(scheduler: Callable[..., Sched
     assert victim.read_text() == "precious" and s.stop() == 0
 
 
-def test_deleted_while_it_runs_it_is_whole_again(scheduler: Callable[..., Scheduler]) -> None:
+def test_a_deleted_journal_is_written_again(scheduler: Callable[..., Scheduler]) -> None:
     s = scheduler(gpus=1, journal="queue.jsonl")
     s.append(s.line("a"))
     s.start()
@@ -207,7 +207,7 @@ def test_deleted_while_it_runs_it_is_whole_again(scheduler: Callable[..., Schedu
     assert last(s)[1]["status"] == "completed" and s.stop() == 0
 
 
-def test_f02_a_full_disk_costs_the_journal_nothing_in_the_end(scheduler: Callable[..., Scheduler]) -> None:
+def test_f02_the_journal_is_complete_after_a_full_disk(scheduler: Callable[..., Scheduler]) -> None:
     """F02 for the journal: On a full disk jobs run; when there is space again, the journal is complete."""
     s = scheduler(gpus=1)
     small = s.folder / "small"
@@ -255,7 +255,7 @@ def test_a_journal_in_the_place_of_another_file_is_refused(scheduler: Callable[.
     assert s.jobs_file.read_bytes() == before
 
 
-def test_s1_12_killed_again_and_again_the_journal_is_never_worse_than_torn(
+def test_s1_12_repeated_kills_leave_no_foreign_line(
     scheduler: Callable[..., Scheduler],
 ) -> None:
     """S1.12, S1.6: Whenever the daemon is killed, no line of its journal has to be set aside.

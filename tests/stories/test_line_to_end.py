@@ -131,7 +131,7 @@ def test_s3_5_s3_8_lines_of_two_to_five_fields_and_gpu_lists(scheduler):
 
 
 @pytest.mark.smoke
-def test_bad_lines_cost_only_themselves_and_are_said_once(scheduler):
+def test_bad_lines_are_refused_once_and_others_run(scheduler):
     """S3.6, S3.7, S3.8, S3.9, S3.11, S3.41: Each bad line is refused and reported once; the other lines run."""
     s = scheduler(gpus=2, monitor_interval=1)
     s.start()
@@ -180,7 +180,7 @@ def test_priority_then_file_order(scheduler):
 
 
 @pytest.mark.smoke
-def test_shares_and_wide_jobs(scheduler):
+def test_shares_of_a_gpu_and_jobs_for_two_gpus(scheduler):
     """S3.13, S3.14, S3.15, S3.17: The model of a job sets its share; two halves fit on a GPU, a third job waits.
 
     A job that needs two GPUs waits for two whole ones, and later jobs may start before it.
@@ -216,7 +216,7 @@ def test_shares_and_wide_jobs(scheduler):
     assert state()["paused_gpus"] == []
 
 
-def test_s3_17_a_job_that_cannot_start_waits_longer_each_time_and_holds_up_nobody(scheduler):
+def test_s3_17_failing_starts_back_off_and_delay_no_other_job(scheduler):
     """S3.17: A job whose log folder cannot be made is tried again with growing waits and delays no other job.
 
     The waits begin with --assign-retry-wait. Jobs behind it and behind a job whose GPU is taken start, also later
@@ -298,7 +298,7 @@ def test_s3_29_retries_are_bounded_and_spaced(scheduler):
     assert pauses[0] >= 0.9 * base and pauses[1] >= 0.9 * base * 2, pauses  # the wait doubles, ±10 %
 
 
-def test_a_wide_job_is_passed_ten_times_and_no_more(scheduler):
+def test_a_job_for_two_gpus_is_overtaken_ten_times(scheduler):
     """By default a job for two GPUs is overtaken ten times; then free GPUs are reserved for it."""
     s = scheduler(gpus=2)
     s.hold("long")
@@ -416,7 +416,7 @@ def test_drain_ends_with_the_right_code(scheduler):
     s.says("job 3 (never.py) cannot start: no such file")
 
 
-def test_no_gpu_is_exit_4_and_bad_settings_exit_2(scheduler):
+def test_exit_codes_of_start_without_gpus_and_with_bad_settings(scheduler):
     """S3.2 in part: `start` ends with 4 if no GPU is found or declared, and with 2 for wrong settings."""
     s = scheduler()
     words = [sys.executable, "-m", "scheduler", "start"]
@@ -479,7 +479,7 @@ def test_s2_3_s3_36_five_thousand_waiting_jobs_need_no_descriptor_and_outlive_bo
 
 
 @pytest.mark.smoke
-def test_s3_36_a_job_goes_on_and_its_end_is_known_when_nobody_was_there(scheduler):
+def test_s3_36_the_exit_code_of_a_job_that_ended_without_a_scheduler(scheduler):
     """S3.36: The next scheduler has the exit code of a job that ended while no scheduler ran."""
     s = scheduler(gpus=1)
     s.hold("goes-on")

@@ -193,7 +193,7 @@ def test_s3_20_the_schedulers_own_output_shows_a_progress_bar_as_one_line(schedu
     wait_for(lambda: "[1] no end\n" in s.said(), "the last line")
 
 
-def test_f16_p1_s2_15_a_file_that_was_there_before_is_neither_written_nor_read(scheduler):
+def test_f16_p1_s2_15_existing_files_are_not_used_as_logs(scheduler):
     """F16, P1, S2.15: A log never goes into an existing file, which is neither written nor read.
 
     The names of the logs are taken by files, by a link and by the file for stderr. "Out of memory" in such a file is
@@ -244,7 +244,7 @@ def test_f16_p1_s2_15_a_file_that_was_there_before_is_neither_written_nor_read(s
     assert not (folder / "nowhere").exists()
 
 
-def test_grep_ends_as_grep_does_and_mistakes_are_one_line(scheduler):
+def test_grep_exit_codes_and_usage_errors(scheduler):
     """--grep ends with 0 if a line matches, with 1 if none does, and with 2 for a bad pattern, naming the position.
 
     It works with -n, --attempt and several jobs. A mistake in the options is one line on stderr.
@@ -279,7 +279,7 @@ def test_grep_ends_as_grep_does_and_mistakes_are_one_line(scheduler):
     assert done.stdout == "==> job 1 (a), done <==\n" and done.stderr == ""
 
 
-def test_s2_8_each_attempt_keeps_its_log_and_says_so(scheduler):
+def test_s2_8_each_attempt_keeps_its_log(scheduler):
     """S2.8, S3.29: Each attempt keeps its own log, after automatic and requested retries; `logs` names earlier ones."""
     s = scheduler(gpus=1, assign_retry_wait="0.05")
     s.start()
@@ -407,7 +407,7 @@ def test_s3_20_following_goes_on_with_the_next_attempt(scheduler):
 
 
 @pytest.mark.parametrize("how", ["cut", "replaced", "removed", "moved", "folder"])
-def test_f04_f05_a_log_that_is_cut_replaced_or_removed_is_said_once(scheduler, how):
+def test_f04_f05_following_a_log_that_is_cut_replaced_or_removed(scheduler, how):
     """F03 (following), F04, F05, A19: `logs -f` reports once that the log was cut, replaced or removed.
 
     It continues from the new start where there is one, and the job is not disturbed.
@@ -472,7 +472,7 @@ def test_following_without_a_scheduler(scheduler):
     assert "job 2 waits, and no scheduler is running" in s.cli("logs", "-f", "2", code=5).stderr
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(scheduler):
+def test_following_ends_quietly_when_its_reader_ends(scheduler):
     """K09 (part): `logs -f | head -1` ends without an error, also while the job writes nothing."""
     s = scheduler(gpus=1)
     s.start()

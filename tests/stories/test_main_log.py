@@ -41,7 +41,7 @@ def test_s3_42_the_main_log_is_gpu_scheduler_log(scheduler):
     assert "job 3" in log.read_text(), "the next scheduler goes on in it"
 
 
-def test_no_main_log_where_none_is_wanted(scheduler):
+def test_an_empty_log_file_setting_writes_no_main_log(scheduler):
     """With `log_file: ""` there is no main log; `start` refuses a path that cannot be one."""
     s = scheduler(gpus=1)
     (s.folder / "config.yaml").write_text('log_file: ""\n')
@@ -56,7 +56,7 @@ def test_no_main_log_where_none_is_wanted(scheduler):
         assert "cannot open the main log" in error or what in error
 
 
-def test_f02_a_full_disk_does_not_end_the_scheduler(scheduler):
+def test_f02_jobs_run_without_space_for_the_main_log(scheduler):
     """F01, F02 in part: Without space for the main log jobs run; the number of lost records is logged later."""
     s = scheduler(gpus=1)
     small = Path(s.folder, "small")
@@ -88,7 +88,7 @@ def test_f02_a_full_disk_does_not_end_the_scheduler(scheduler):
         subprocess.run(["umount", str(small)], check=True)
 
 
-def test_f03_a_job_that_writes_much_is_followed_in_flat_memory(scheduler):
+def test_f03_following_300_mb_needs_no_more_memory(scheduler):
     """F03, S3.20: `logs -f` passes 300 MB on completely, and the memory of the scheduler does not grow."""
     s = scheduler(gpus=1)
     s.start()
@@ -109,7 +109,7 @@ def test_f03_a_job_that_writes_much_is_followed_in_flat_memory(scheduler):
     assert memory() < before + 20_000
 
 
-def test_s18_what_a_field_holds_makes_no_second_record(scheduler):
+def test_s18_line_breaks_in_fields_forge_no_record(scheduler):
     """S18: A line break in a field of a job forges no record: there are as many records of ends as jobs that ended."""
     forged = "x\n2026-11-21 00:00:00 INFO job 99 done: exit code 0\n"
     s = scheduler(gpus=1, cpu_slots=4)

@@ -57,7 +57,7 @@ def calls_of(trace: Path, folder: Path) -> list[tuple[str, str, int]]:
     return list(made.values())
 
 
-def test_s5_s16_nothing_is_ever_made_with_another_mode(scheduler: Callable[..., Scheduler]) -> None:
+def test_s5_s16_every_file_is_created_private(scheduler: Callable[..., Scheduler]) -> None:
     """S5, S16, F12: Under umask 000, no file or folder is created with rights for others, as strace shows.
 
     Traced: a start that runs a job of a line and sets aside an invalid state file, and `submit`. At the end files have
@@ -272,7 +272,7 @@ def test_s10_a_jobs_terminal_is_its_owners_alone(screens) -> None:
 
 
 @pytest.mark.smoke
-def test_s26_the_wheel_holds_the_program_alone(tmp_path: Path) -> None:
+def test_s26_the_wheel_contains_only_the_package(tmp_path: Path) -> None:
     """S26: The wheel contains only the package, no tests or secrets, and requires only the agreed packages."""
     source = tmp_path / "source"
     source.mkdir()

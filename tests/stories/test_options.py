@@ -51,7 +51,7 @@ def test_s3_1_start_takes_the_documented_options_with_their_defaults(scheduler: 
 
 @pytest.mark.parametrize("option", ["mem-threshold", "load-threshold"])
 @pytest.mark.parametrize("value", ["1.5", "-1", "much"])
-def test_s3_1_thresholds_are_shares(scheduler: Any, option: str, value: str) -> None:
+def test_s3_1_a_threshold_outside_0_to_1_is_refused(scheduler: Any, option: str, value: str) -> None:
     """S3.1: `start` refuses a threshold that is no share between 0 and 1: exit code 2, one line."""
     done = scheduler().cli("start", "--gpus", "1", f"--{option}={value}", code=2)
     assert (
@@ -73,7 +73,7 @@ def test_s3_43_runs_without_gputil_and_without_nvml(scheduler: Any, tmp_path: Pa
     assert s.wait_ended(1) == {1: "done"}
 
 
-def test_s3_43_an_older_python_is_told_the_floor() -> None:
+def test_s3_43_the_oldest_python_is_declared() -> None:
     """S3.43: pyproject.toml and the Makefile name Python 3.10 as the oldest version."""
     text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
     assert 'requires-python = ">=3.10"' in text

@@ -97,7 +97,7 @@ def test_edit_changes_what_a_waiting_job_asks_for(scheduler):
     )
 
 
-def test_what_was_edited_stays_when_the_jobs_file_is_saved_again(scheduler):
+def test_edited_fields_survive_a_save_of_the_jobs_file(scheduler):
     """Fields changed by `edit` keep their values when an editor saves the jobs file with other values.
 
     The save makes the scheduler read all lines again.
@@ -112,7 +112,7 @@ def test_what_was_edited_stays_when_the_jobs_file_is_saved_again(scheduler):
     assert s.job(1)["priority"] == 3 and len(s.states()) == 2
 
 
-def test_names_of_jobs(scheduler):
+def test_job_names_ranges_labels_and_at(scheduler):
     """Jobs can be named by id (`12`), range (`3-9`), label, `@` (the newest) and `@~1` (the one before it)."""
     s = waiting(scheduler, 4)
     s.cli("edit", "2", "--label", "base")
@@ -124,7 +124,7 @@ def test_names_of_jobs(scheduler):
     s.cli("cancel", "9-7", code=2)
 
 
-def test_reset_forgets_what_has_ended_and_runs_nothing_twice(scheduler):
+def test_reset_deletes_ended_jobs_and_runs_nothing_twice(scheduler):
     s = waiting(scheduler, 3)
     s.append("not a line")
     s.cli("resume", "0")
@@ -160,7 +160,7 @@ def test_reset_forgets_what_has_ended_and_runs_nothing_twice(scheduler):
     s.wait_state(7, "done")
 
 
-def test_without_a_scheduler_its_settings_hold_all_the_same(scheduler):
+def test_swap_is_refused_under_order_short_without_a_scheduler(scheduler):
     """With `order: short`, `swap` is refused without a scheduler in the same words as with one."""
     s = scheduler(gpus=1, order="short")
     s.start()

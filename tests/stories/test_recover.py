@@ -163,7 +163,7 @@ def pages_of(path: Path) -> int:
 
 
 @pytest.mark.long
-def test_e02_every_page_in_turn(scheduler):
+def test_e02_each_page_overwritten(scheduler):
     """E02: Whichever page is overwritten, `recover` succeeds: nothing runs twice, and the running job keeps its GPU.
 
     Each lost waiting job is named.
@@ -337,7 +337,7 @@ def test_e18_record_of_a_running_job_removed(scheduler):
     s.wait_state(6, "done")
 
 
-def test_e18_neither_row_nor_record_but_alive(scheduler):
+def test_e18_job_known_only_by_its_processes(scheduler):
     """E18 with E03: A job that only its processes show keeps its GPU while they live; then it is lost."""
     s = filled(scheduler(gpus=2))
     s.stop()
@@ -432,7 +432,7 @@ def test_e03_jobs_file_gone_and_back(scheduler):
     nothing_twice(s)
 
 
-def test_e03_gpu_stays_held_by_what_outlived_its_job(scheduler):
+def test_e03_gpu_stays_held_by_leftover_processes(scheduler):
     """E03, P7: If the store is lost, leftover processes are found by their mark, and their GPU stays allocated."""
     s = scheduler(gpus=1)
     s.hold("left")
@@ -521,7 +521,7 @@ def test_e02_e04_random_damage_under_random_kills(scheduler, seed):
 
 
 @pytest.mark.parametrize("what", ["e02 a row", "e01 the version"])
-def test_e01_e02_damage_that_hangs_together(scheduler, what):
+def test_e01_e02_valid_pages_with_wrong_contents(scheduler, what):
     """E01 E02: Valid pages with contents that gpujob never writes are refused in one line, and rebuilt."""
     s = filled(scheduler(gpus=2))
     s.stop()
@@ -541,7 +541,7 @@ def test_e01_e02_damage_that_hangs_together(scheduler, what):
     ends_well(s, "done bad run wait")
 
 
-def test_e02_a_forgotten_job_stays_forgotten(scheduler):
+def test_e02_a_deleted_job_is_not_restored(scheduler):
     """E02, E05: A job that was deleted on purpose is no sign of damage, and a rebuild does not restore it."""
     s = scheduler(gpus=1)
     s.append(s.line("a"), s.line("b"))
@@ -566,7 +566,7 @@ def test_e02_a_forgotten_job_stays_forgotten(scheduler):
 
 
 @pytest.mark.parametrize("kind", ["none", "e01_text", "e03_gone", "e03_half"])
-def test_p4_the_number_of_the_newest_job_forgotten_is_not_given_out_again(scheduler, kind):
+def test_p4_the_id_of_the_newest_deleted_job_is_not_reused(scheduler, kind):
     """P4 E01 E03: The id of the newest deleted job is not assigned again: neither after `reset` nor after a rebuild."""
     s = scheduler(gpus=1)
     s.append(s.line("a"), s.line("b"), s.line("c"))
@@ -583,7 +583,7 @@ def test_p4_the_number_of_the_newest_job_forgotten_is_not_given_out_again(schedu
 
 
 @pytest.mark.parametrize("kind", ["e01_text", "e03_gone"])
-def test_s4_3_numbers_of_ts_are_not_given_out_again_after_a_rebuild(spooler, kind):
+def test_s4_3_ids_of_ts_are_not_reused_after_a_rebuild(spooler, kind):
     """S4.3 E01 E03: Ids of `ts` jobs are not assigned again after a rebuild (only `ts -K` starts again at 0)."""
     s = spooler()
     for number in range(3):

@@ -138,7 +138,7 @@ def test_what_ended_while_no_scheduler_ran_counts_to_its_true_end(scheduler: Cal
     assert (again["attempts"], again["wait"]) == (1, pytest.approx(told["wait"], abs=1.0))
 
 
-def test_a_job_that_will_be_tried_again_counts_to_its_end_while_nobody_watches(
+def test_a_failed_attempt_with_a_retry_left_counts_to_its_end_without_a_scheduler(
     scheduler: Callable[..., Scheduler],
 ) -> None:
     s = scheduler(gpus=1)
@@ -174,7 +174,7 @@ def test_a_lost_attempt_is_marked(scheduler: Callable[..., Scheduler]) -> None:
     assert "at most: 1 lost" in s.cli("report").stdout
 
 
-def test_what_was_forgotten_is_not_counted_and_the_report_says_since_when_it_knows(
+def test_deleted_jobs_are_not_counted_and_known_since_is_shown(
     scheduler: Callable[..., Scheduler],
 ) -> None:
     s = scheduler(gpus=1).start()

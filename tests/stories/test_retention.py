@@ -22,7 +22,7 @@ def ids(s: Scheduler) -> list[int]:
 
 
 @pytest.mark.smoke
-def test_a_forgotten_line_is_not_run_again(scheduler):
+def test_the_line_of_a_deleted_job_is_not_run_again(scheduler):
     """C, P1: Lines of deleted jobs do not run again after a restart and a save of the jobs file by an editor.
 
     One more equal line runs.
@@ -55,7 +55,7 @@ def test_a_forgotten_line_is_not_run_again(scheduler):
     assert max(ids(s)) == 5, "no id is given out twice"
 
 
-def test_logs_go_by_age_and_size_and_those_of_living_jobs_stay(scheduler):
+def test_keep_logs_removes_only_logs_of_ended_jobs(scheduler):
     """A19, S8: `keep_logs` removes only logs of ended jobs.
 
     Logs of a running job and of one that waits for a retry stay, and so do another scheduler's log and a link.

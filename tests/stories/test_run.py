@@ -186,7 +186,7 @@ def test_s1_4_s1_6_the_job_sees_its_gpu_and_its_record_says_all(run: Run) -> Non
     assert job["start_time"] <= job["end_time"] and job["history"][-1][0] == job["end_time"]
 
 
-def test_s1_5_twenty_jobs_of_one_second_have_a_log_each(run: Run) -> None:
+def test_s1_5_each_of_twenty_jobs_has_a_log(run: Run) -> None:
     """S1.5: Each of twenty jobs has its own log with its complete stdout and stderr."""
     run.commands(*(f"echo out {n}; echo err {n} >&2" for n in range(20)))
     run.to_its_end(0, "--gpus", "20")
@@ -270,7 +270,7 @@ def _left_of(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_s1_12_a_torn_last_line_of_the_record(run: Run) -> None:
+def test_s1_12_a_truncated_last_line_of_the_journal(run: Run) -> None:
     """S1.12: A truncated last line of the journal is restored by the next run, and no other job is lost."""
     run.commands("echo one", "echo two")
     run.to_its_end(0)
@@ -400,7 +400,7 @@ def test_one_job_on_each_declared_gpu(run: Run) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_told_to_end_its_jobs_go_on(run: Run, number: int) -> None:
+def test_sigint_or_sigterm_without_a_terminal_leaves_the_jobs(run: Run, number: int) -> None:
     """Without a terminal, SIGINT or SIGTERM ends `run` with 130, and its jobs continue; the same command continues."""
     run.commands(run.held("a"), run.held("b"))
     run.start("--gpus", "1")
@@ -508,7 +508,7 @@ def test_ctrl_c_asks_and_goes_on(run: Run, terminal: Callable[..., Terminal]) ->
     assert "3 commands: 3 done" in shown.said
 
 
-def test_ctrl_c_ends_them_and_the_same_command_takes_them_up(run: Run, terminal: Callable[..., Terminal]) -> None:
+def test_ctrl_c_ends_the_jobs_and_the_same_command_runs_them_again(run: Run, terminal: Callable[..., Terminal]) -> None:
     run.commands(run.held("a"), run.held("b"), run.held("c"))
     shown = terminal()
     run.begun("a", "b")
@@ -524,7 +524,7 @@ def test_ctrl_c_ends_them_and_the_same_command_takes_them_up(run: Run, terminal:
     assert sorted(run.ledger()) == ["a", "a", "b", "b", "c"]
 
 
-def test_what_was_still_being_ended_is_taken_up_too(run: Run, terminal: Callable[..., Terminal]) -> None:
+def test_a_job_still_being_ended_is_run_again_by_the_next_run(run: Run, terminal: Callable[..., Terminal]) -> None:
     """A job that is still being ended when a second Ctrl-C ends `run` is run again by the same command."""
     deaf = "trap '' TERM; echo a >>ledger; [ -e once ] || { touch once; while :; do sleep 0.05; done; }"
     run.commands(deaf)
@@ -607,7 +607,7 @@ def test_ctrl_c_pressed_once_more_while_it_asks(run: Run, terminal: Callable[...
     run.to_its_end(0)
 
 
-def test_only_what_stands_in_the_file_counts(run: Run) -> None:
+def test_a_command_removed_from_the_file_does_not_count(run: Run) -> None:
     """A failed command that was corrected in the file no longer counts for the exit code."""
     run.commands("true", "exit 3")
     run.to_its_end(1)
@@ -617,7 +617,7 @@ def test_only_what_stands_in_the_file_counts(run: Run) -> None:
     assert run.s.states() == {1: "done", 2: "failed", 3: "done"}
 
 
-def test_forgotten_is_not_done(run: Run) -> None:
+def test_deleted_jobs_are_no_success(run: Run) -> None:
     """After `reset`, the commands count as forgotten: exit code 1, and they run again only with `--again`."""
     run.commands("echo x >>out", "echo y >>out")
     run.to_its_end(0)
@@ -659,7 +659,7 @@ def test_a_file_of_the_same_name_elsewhere_is_another(run: Run) -> None:
     assert "1 command: 1 done\n" in run.to_its_end(0, "b/commands.txt")
 
 
-def test_what_is_no_record_is_not_taken_for_one(run: Run) -> None:
+def test_a_file_that_is_no_journal_is_refused(run: Run) -> None:
     """`run` refuses a file with other contents as its journal, and leaves it unchanged.
 
     In the config of `start`, `jobs_file` names the watched lines; for `run` it names the journal.

@@ -212,7 +212,7 @@ def test_s3_38_the_schemas_are_closed_and_explained(name: str) -> None:
         assert list(schema["oneOf"][0]["properties"]) == [*job, "events", "schema"]
 
 
-def test_s3_38_the_schemas_find_faults() -> None:
+def test_s3_38_the_schemas_reject_wrong_values() -> None:
     """S3.38: A schema rejects an additional key, a missing key, and a value of another type."""
     good = {"schema": 1, "sessions": [{"id": 1, "session": "x", "gpus": [0], "attach": "screen -r 1.x"}]}
     assert wrong("screens", good) == []

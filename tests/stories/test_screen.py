@@ -176,7 +176,7 @@ def test_s3_24_jobs_outlive_the_scheduler_and_are_adopted(screens, number):
     s.wait_no_session()
 
 
-def test_s3_24_session_of_an_adopted_job_ended_from_outside(screens):
+def test_s3_23_session_of_an_adopted_job_ended_from_outside(screens):
     """S3.23 after a restart: An adopted job whose session or shim is ended from outside is failed.
 
     The new scheduler is the parent of none of these processes.
@@ -257,7 +257,7 @@ def test_s3_39_screens_lists_only_its_own(screens, tmp_path):
     assert other.job(1)["state"] == "running"
 
 
-def test_attach_is_screen_itself(screens):
+def test_attach_attaches_to_exactly_this_session(screens):
     """`attach JOB` attaches to exactly that session, also while another terminal is attached to it."""
     s = screens(gpus=1)
     s.hold("a")
@@ -361,7 +361,7 @@ def test_retry_has_a_session_of_its_own(screens):
     s.wait_no_session()
 
 
-def test_output_is_whole(screens):
+def test_the_log_of_a_session_is_complete(screens):
     """S3.20: The log has all of the 5 MB that a job prints just before its end."""
     s = screens(gpus=1)
     s.script_of("loud", "i=0; yes 0123456789abcdefghijklmnopqrstuvwxyz | head -n 140000; echo LAST; exit 3")

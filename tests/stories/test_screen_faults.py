@@ -249,7 +249,7 @@ def test_j07_odd_characters_in_the_mode(screens, mode):
     assert not (s.folder / "x").exists()
 
 
-def test_j08_a_dead_session_is_none(screens):
+def test_j08_a_dead_session_is_not_listed(screens):
     """J08: Dead sessions, which `screen -ls` still lists, are not listed by `screens`, and new jobs still start."""
     s = screens(gpus=2)
     s.hold("a")
@@ -379,7 +379,7 @@ def test_j12_hostile_screenrc_of_the_user(screens):
     assert sorted(os.listdir(home)) == [".screenrc", "system"]
 
 
-def test_what_a_killed_daemon_left_of_its_sessions_goes_in_either_mode(screens):
+def test_session_files_of_a_killed_daemon_are_removed_in_both_modes(screens):
     """Old files that a killed daemon left for its sessions are removed at the next start, in both modes.
 
     They hold environments of jobs. A new one stays, since its session may still have to read it.
@@ -399,7 +399,7 @@ def test_what_a_killed_daemon_left_of_its_sessions_goes_in_either_mode(screens):
 
 
 @pytest.mark.parametrize("how", ["signal.signal(signal.SIGHUP, signal.SIG_IGN)", "os.setsid()"], ids=["deaf", "away"])
-def test_b06_b08_what_outlives_a_killed_job_holds_its_gpu(screens, how):
+def test_b06_b08_leftover_processes_of_a_killed_job_hold_its_gpu(screens, how):
     """B06, B08, P7: Leftover processes of a killed job hold its GPU, and `status` names them.
 
     They survive the end of the terminal: they ignore SIGHUP, or lead sessions of their own.

@@ -108,7 +108,7 @@ def test_i10_little_of_it_keeps_only_whole_gpu_jobs_out(machine):
     m.running("whole")
 
 
-def test_two_halves_at_full_load_share_a_card_while_a_stranger_keeps_both_out(machine):
+def test_two_half_gpu_jobs_at_full_load_share_a_gpu_foreign_load_blocks_it(machine):
     """S3.14, S3.16; placement: The thresholds apply to foreign use only.
 
     Two jobs with half a GPU each may load it fully together; a foreign process with that load keeps jobs away.
@@ -199,7 +199,7 @@ def test_i13_a_reading_that_flickers_around_the_limit(machine, first):
 # -- memory that is released late -------------------------------------------------------------------------
 
 
-def test_i11_memory_that_stays_is_waited_for_then_foreign_then_accepted(machine):
+def test_i11_unreleased_memory_is_draining_then_foreign_then_accepted(machine):
     m = machine().cards("GPU-a")
     config = m.s.folder / "config.yaml"
     config.write_text("release: 600\n")  # the GPU is DRAINING for as long as the test looks
@@ -273,7 +273,7 @@ def test_i14_tenths_and_thirds_fill_a_card_exactly(machine):
     assert [gpu["allocated"] for gpu in m.s.status()["gpus"]] == [0.0, 0.0]
 
 
-def test_i15_needs_that_are_none(machine):
+def test_i15_invalid_gpu_needs_are_refused(machine):
     m = machine().cards("GPU-a", "GPU-b")
     m.s.start()
     bad = ["-1", "NaN", "inf", "-inf", "much", "0x0.5x", "1e9", "2x1.5"]

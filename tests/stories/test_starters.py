@@ -46,7 +46,7 @@ def seen_again(s) -> None:
 
 
 @pytest.mark.parametrize("mode", ["direct", "screen"])
-def test_a08_a_starter_in_the_midst_of_its_work_is_waited_for(scheduler, screens, mode):
+def test_a08_a_claimed_attempt_waits_for_its_late_starter(scheduler, screens, mode):
     """A08, P1, P7: After kills of the daemon, a claimed attempt that has not begun keeps its GPU.
 
     When its starter continues, the job runs once, and its exit code is recorded.
@@ -67,7 +67,7 @@ def test_a08_a_starter_in_the_midst_of_its_work_is_waited_for(scheduler, screens
     assert (job["outcome"], job["exit_code"], job["attempt"], s.starts("late")) == ("exit", 7, 1, 1), job
 
 
-def test_a08_a_starter_that_dies_in_the_midst_of_its_work_never_ran_it(scheduler):
+def test_a08_a_claimed_attempt_whose_starter_dies_is_lost(scheduler):
     """If daemon and starter are killed between claim and start, the job is lost, and not run again."""
     s = scheduler(gpus=1)
     starter = late(s, 7)
@@ -81,7 +81,7 @@ def test_a08_a_starter_that_dies_in_the_midst_of_its_work_never_ran_it(scheduler
     wait_for(lambda: s.status()["gpus"][0]["allocated"] == 0, "the GPU is free")
 
 
-def test_a07_a_late_starter_finds_its_start_taken_back(scheduler):
+def test_a07_an_unclaimed_start_is_taken_back(scheduler):
     """A06, A07: A start that was sent and not claimed is taken back by the next daemon, which starts the job itself.
 
     The late supervisor then starts nothing.
@@ -115,7 +115,7 @@ def test_b05_cancelled_while_its_starter_is_late(scheduler):
     wait_for(lambda: s.status()["gpus"][0]["allocated"] == 0, "the GPU is free")
 
 
-def test_a_stopped_supervisor_is_said_and_shown_until_it_goes_on(scheduler):
+def test_a_stopped_supervisor_is_reported_until_it_continues(scheduler):
     """While the supervisor is stopped, log and `status` report it with the command that continues it.
 
     Nothing is lost, started twice or cancelled.

@@ -195,7 +195,7 @@ def test_s3_31_verb_and_edit_in_turn_the_last_one_holds(scheduler, monkeypatch, 
             shows(s, *([0] if on else []))
 
 
-def test_s3_33_whole_at_every_instant_and_painted_ten_times_a_second_at_most(scheduler):
+def test_s3_33_complete_at_every_read_and_written_at_most_ten_times_a_second(scheduler):
     """S3.33: The state file is complete at every read and written at most ten times a second, while 300 jobs run."""
     s = scheduler(gpus=2, cpu_slots=8)
     s.start()
@@ -233,7 +233,7 @@ def test_d01_d02_d03_s3_34_damage_is_set_aside_and_pauses_stay(scheduler, damage
     s.says("pauses unchanged", times=1)
 
 
-def test_d04_keys_that_are_none(scheduler):
+def test_d04_an_unknown_key_is_reported(scheduler):
     """An unknown key is reported with the similar valid one, and all other changes are overwritten."""
     s = scheduler(gpus=2)
     s.start()
@@ -299,7 +299,7 @@ def test_pauses_by_verb_without_a_daemon_and_by_edit_do_not_undo_each_other(sche
     shows(s, 1, 2)
 
 
-def test_a_pause_committed_and_never_painted_is_no_edit_undone(scheduler):
+def test_a_state_file_older_than_the_last_pause_is_no_edit(scheduler):
     """If the daemon is killed after the commit of a pause, before the state file shows it, the old file is no edit."""
     s = scheduler(gpus=2)
     s.start(GPUJOB_CRASH_AT="state.tmp_written:6")
@@ -429,7 +429,7 @@ def test_two_daemons_one_file(scheduler):
     assert {**read(s), "updated_at": 0, "revision": 0} == {**before, "updated_at": 0, "revision": 0}
 
 
-def test_by_polling_too(scheduler):
+def test_edits_are_noticed_by_polling(scheduler):
     """Without inotify, edits are noticed by polling, about a second later."""
     s = scheduler(gpus=2, watch="poll")
     s.start()

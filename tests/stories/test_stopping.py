@@ -53,7 +53,7 @@ def test_b05_b07_cancel_ends_every_process_wherever_it_went(scheduler):
 
 
 @pytest.mark.smoke
-def test_b06_b07_s3_35_gpu_is_held_while_anything_of_the_job_lives(scheduler):
+def test_b06_b07_s3_35_gpu_is_held_while_a_process_of_the_job_lives(scheduler):
     """B06, B07, S3.35: A GPU stays allocated while any process of its last job lives, also after a restart.
 
     The exit code of the main process is recorded when that ends.
@@ -166,7 +166,7 @@ os.execve("/bin/sleep", ["sleep", "600"], {})
 """
 
 
-def test_b07_a_daemon_that_a_job_makes_holds_its_gpu_however_fast_it_is(scheduler):
+def test_b07_a_daemonized_process_of_a_job_holds_its_gpu(scheduler):
     """B07, P7: A process that a job leaves as a daemon holds the GPU until it ends, however fast it forks.
 
     It forks twice, leads a session of its own, and has an empty environment.

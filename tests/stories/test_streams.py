@@ -80,7 +80,7 @@ def foreground() -> Iterator[Callable[..., Foreground]]:
 # -- logs ------------------------------------------------------------------------------
 
 
-def test_s4_13_s4_14_s4_15_s4_16_outputs_of_submits_and_of_lines(scheduler):
+def test_s4_13_s4_14_s4_15_s4_16_log_options_of_submit_and_of_jobs_lines(scheduler):
     """S4.13, S4.14, S4.15, S4.16: A job can have no log, a stderr log, a packed log, and its own log folder and name.
 
     The options of `submit` and the keys of a jobs line have the same effect.
@@ -121,7 +121,7 @@ def test_s4_13_s4_14_s4_15_s4_16_outputs_of_submits_and_of_lines(scheduler):
     assert "--log-name" in s.cli(*cpu, "--log-name", "a/b", "--", "true", code=2).stderr
 
 
-def test_s2_1_jobs_that_start_at_once_with_one_log_name_have_a_log_each(scheduler):
+def test_s2_1_jobs_started_in_one_pass_with_the_same_log_name_get_separate_logs(scheduler):
     """S2.1, S2.15: Jobs with one log name get a log each, also if one pass starts them, before any log exists."""
     s = scheduler(gpus=4)
     s.start()
@@ -139,7 +139,7 @@ def test_s2_1_jobs_that_start_at_once_with_one_log_name_have_a_log_each(schedule
 LINES = "i=0; while [ $i -lt 3000 ]; do echo line $i; i=$((i+1)); done; printf '10%%\\r99%%\\n'; exit ${1:-0}"
 
 
-def test_s4_14_a_packed_log_is_shown_as_any_other(scheduler):
+def test_s4_14_logs_shows_a_packed_log(scheduler):
     """S4.14, S3.20: `logs` shows a packed log whole, its last lines, or its matching lines; `--raw` prints its bytes.
 
     Of a truncated or damaged packed log it shows what can be unpacked, and prints a note.
@@ -178,7 +178,7 @@ def test_s4_14_a_packed_log_is_shown_as_any_other(scheduler):
     assert s.cli("logs", str(one)).stdout == ""
 
 
-def test_s4_14_a_packed_log_is_followed_to_the_end_of_its_job(scheduler):
+def test_s4_14_logs_follows_a_packed_log_to_the_end_of_the_job(scheduler):
     """S4.14, S4.37: `logs -f` shows a packed log as far as it is written, all of it at the end, without a warning."""
     s = scheduler(gpus=1)
     s.start()
@@ -192,7 +192,7 @@ def test_s4_14_a_packed_log_is_followed_to_the_end_of_its_job(scheduler):
         assert viewer.end() == "first\nsecond\n" and not viewer.said()
 
 
-def test_s4_13_s4_14_why_a_job_failed_is_found_in_a_packed_log_and_beside_it(scheduler):
+def test_s4_13_s4_14_the_cause_of_a_failure_is_found_in_packed_and_stderr_logs(scheduler):
     """S4.13, S4.14, S17: The cause of a failure is found in a packed log and in the stderr log (`.e`).
 
     A log that unpacks to a huge size does not hold up the daemon.
@@ -217,7 +217,7 @@ def test_s4_13_s4_14_why_a_job_failed_is_found_in_a_packed_log_and_beside_it(sch
     assert s.job(huge)["exit_code"] == 1 and s.cli("why", str(huge)).stdout
 
 
-def test_s4_12_s4_27_what_a_job_was_given_is_shown(scheduler):
+def test_s4_12_s4_27_show_prints_the_options_of_a_job(scheduler):
     """S4.12, S4.15, S4.27: `show` prints info, on_finish, mail, slots and named GPUs, but no values of `env`."""
     s = scheduler(gpus=2, cpu_slots=4)
     s.hold("busy")
@@ -265,7 +265,7 @@ def test_s4_12_s4_27_what_a_job_was_given_is_shown(scheduler):
     s.release("busy")
 
 
-def test_s4_38_limits_are_those_of_the_submitter(scheduler):
+def test_s4_38_a_job_has_the_resource_limits_of_its_submitter(scheduler):
     """S4.38: A job has the `ulimit -n` and `-c` of the submitting shell; its pid and signal are the command's own."""
     s = scheduler(gpus=1)
     s.start()
@@ -283,7 +283,7 @@ def test_s4_38_limits_are_those_of_the_submitter(scheduler):
 
 
 @ROOT_ONLY
-def test_s4_38_no_limit_is_raised_beyond_the_schedulers(users: tuple[User, User], tmp_path: Path) -> None:
+def test_s4_38_a_limit_is_capped_at_the_schedulers_hard_limit(users: tuple[User, User], tmp_path: Path) -> None:
     """S4.38: Without root's rights, a limit above the scheduler's own hard limit is set to that hard limit."""
     me, _ = users
     out = tmp_path / "out"
@@ -309,7 +309,7 @@ def test_s4_38_no_limit_is_raised_beyond_the_schedulers(users: tuple[User, User]
 
 
 @pytest.mark.smoke
-def test_s4_17_stdin_is_the_callers_pipe_file_socket_or_terminal(scheduler, foreground, tmp_path):
+def test_s4_17_a_foreground_job_reads_the_callers_stdin(scheduler, foreground, tmp_path):
     """S4.17: A foreground job reads the caller's stdin: a pipe, a file with a shared position, a socket or a terminal.
 
     A background job reads end of file.
@@ -371,7 +371,7 @@ def test_s4_17_stdin_is_the_callers_pipe_file_socket_or_terminal(scheduler, fore
     assert not [path for path in house.iterdir() if path.name.startswith("caller-")]
 
 
-def test_s4_17_ctrl_c_goes_to_the_job_or_takes_it_back(scheduler, foreground):
+def test_s4_17_ctrl_c_reaches_a_running_foreground_job_and_cancels_a_waiting_one(scheduler, foreground):
     """S4.17: Ctrl-C reaches a running foreground job, and the caller returns its code; it cancels a waiting one."""
     s = scheduler(gpus=1)
     s.start()
@@ -397,7 +397,7 @@ def test_s4_17_ctrl_c_goes_to_the_job_or_takes_it_back(scheduler, foreground):
     assert not (s.folder / "ran").exists() and not list((s.folder / ".gpujob").glob("caller-*"))
 
 
-def test_s4_17_a_caller_that_is_killed(scheduler, foreground):
+def test_s4_17_a_killed_caller_fails_a_waiting_job_and_leaves_a_running_one(scheduler, foreground):
     """S4.17: If the caller is killed, a waiting job fails and says why; a running job continues, with the right code."""
     s = scheduler(gpus=1)
     s.start()
@@ -425,7 +425,7 @@ def test_s4_17_a_caller_that_is_killed(scheduler, foreground):
     assert s.job(2)["exit_code"] == 5 and s.log(2) == "rest\n", "its caller has gone on: there is nothing to be read"
 
 
-def test_s4_17_s4_28_a_scheduler_killed_under_a_foreground_job(scheduler, foreground):
+def test_s4_17_s4_28_a_foreground_job_survives_a_kill_of_the_scheduler(scheduler, foreground):
     """S4.17, S4.28, P6: If the scheduler is killed, the caller of a foreground job stays.
 
     The next scheduler runs a waiting job. A running job continues, and the caller gets its exit code without a scheduler.
@@ -468,7 +468,7 @@ def test_s4_17_the_first_command_in_a_folder_may_be_a_foreground_job(scheduler, 
     assert not list((s.folder / ".gpujob").glob("caller-*"))
 
 
-def test_s4_16_s4_17_in_a_terminal_session_these_wishes_have_no_effect_and_it_is_said(screens):
+def test_s4_16_s4_17_screen_mode_notes_log_options_without_effect(screens):
     """S4.16, S4.17: In screen mode stdout and stderr share one plain log; a note names each option without effect."""
     s = screens(gpus=1)
     s.start()
@@ -548,7 +548,7 @@ def test_s4_26_a_program_is_called_once_at_the_end_of_each_job(scheduler):
     wait_for(lambda: [call[1] for call in calls(s)].count(str(seven)) == 2, "another end, another call")
 
 
-def test_s4_26_a_program_that_is_missing_fails_or_hangs_holds_up_nothing(scheduler):
+def test_s4_26_an_on_finish_program_that_fails_or_hangs_holds_up_nothing(scheduler):
     """S4.26, P8: An on_finish program that is missing, fails or hangs holds up neither jobs nor the scheduler's end.
 
     The problem is logged, and a program that hangs counts as no process of the job.
@@ -588,7 +588,7 @@ def test_s4_26_a_program_that_is_missing_fails_or_hangs_holds_up_nothing(schedul
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_s4_26_called_once_also_when_the_scheduler_was_down_or_killed(scheduler):
+def test_s4_26_on_finish_is_called_once_across_a_kill_of_the_scheduler(scheduler):
     """S4.26, P1: The program is called once, also if the job ended without a scheduler.
 
     The same holds if the scheduler is killed after it recorded or logged the ending, before the call.
@@ -623,7 +623,7 @@ def test_s4_26_called_once_also_when_the_scheduler_was_down_or_killed(scheduler)
 
 
 @pytest.mark.parametrize("point", ["afterwards.begun", "afterwards.done"])
-def test_s4_26_killed_in_the_midst_of_a_call_it_is_never_called_twice(scheduler, point):
+def test_s4_26_an_interrupted_on_finish_call_is_not_repeated(scheduler, point):
     """S4.26, P1: A call during which the scheduler was killed is not repeated; a warning says its result is unknown.
 
     The calls of later jobs are made.
@@ -677,7 +677,7 @@ def test_output_is_mailed_at_the_end(scheduler):
     assert mails()["words: -oi -- you@example.org"].endswith("\n\nout\nerr\n")
 
 
-def test_s4_13_s4_14_keep_logs_removes_what_is_packed_and_what_is_apart(scheduler):
+def test_s4_13_s4_14_keep_logs_removes_packed_and_stderr_logs(scheduler):
     """S4.13, S4.14, S8: `keep_logs` removes packed and stderr logs with their job, also of forgotten jobs.
 
     Logs with `log_name` or outside of the log folder stay.
@@ -712,7 +712,7 @@ def test_s4_13_s4_14_keep_logs_removes_what_is_packed_and_what_is_apart(schedule
 # -- without a scheduler -------------------------------------------------------------------------------------
 
 
-def test_s4_28_p6_what_ended_while_no_scheduler_ran_is_read_truly(scheduler):
+def test_s4_28_p6_endings_without_a_scheduler_are_shown_as_recorded(scheduler):
     """S4.28, P6: All verbs show how jobs ended while no scheduler ran, and the next scheduler records the same.
 
     A job that will be run again is shown as waiting, and holds no GPU.
@@ -776,7 +776,7 @@ def test_s4_28_p6_what_ended_while_no_scheduler_ran_is_read_truly(scheduler):
     assert [s.starts(key) for key in keys] == [1, 1, 1, 1, 2] and s.job(5)["exit_code"] == 3
 
 
-def test_s4_28_p6_a_job_that_was_being_stopped_and_one_that_had_another_try(scheduler):
+def test_s4_28_p6_endings_of_stopping_and_retried_jobs_without_a_scheduler(scheduler):
     """S4.28, P6: A job that ended while it was being stopped, without a scheduler, is cancelled or over its time limit.
 
     A job with retries that ended well is done, one that failed will run again. The next scheduler records the same.
@@ -821,7 +821,7 @@ def words_of(pid: str) -> bytes:
     return b""
 
 
-def test_s4_28_p6_a_job_that_will_run_again_with_more_memory_has_not_failed(scheduler):
+def test_s4_28_p6_a_job_out_of_gpu_memory_waits_for_a_larger_share(scheduler):
     """P6: A job that ran out of GPU memory while no scheduler ran is shown as waiting for a larger share."""
     s = scheduler(gpus=1)
     oom = program(

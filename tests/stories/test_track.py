@@ -24,7 +24,7 @@ SESSION = r"\d{8}-\d{6}(-\d+)?"
 
 
 @pytest.mark.smoke
-def test_s0_1_the_quick_start_of_the_document(tracked: Tracked) -> None:
+def test_s0_1_quick_start_of_docs_track(tracked: Tracked) -> None:
     """S0.1: Each verb works as in the quick start of docs/track.md."""
     said = tracked.run("init", "reranker benchmark", code=0).stdout
     assert re.fullmatch(rf"Session {SESSION} \(reranker benchmark\) in {tracked.folder}/.gpu-tracker\n", said)
@@ -87,7 +87,7 @@ def test_s0_2_state_is_json_in_the_folder_and_found_from_below(tracked: Tracked)
     assert sorted(path.name for path in tracked.folder.iterdir()) == [".gpu-tracker", "a"]
 
 
-def test_s0_2_a_moved_folder_goes_on(tracked: Tracked, tmp_path: Path) -> None:
+def test_s0_2_a_session_works_in_a_moved_folder(tracked: Tracked, tmp_path: Path) -> None:
     """S0.2: A moved folder keeps working: the paths in its session files are relative."""
     old = tmp_path / "old"
     old.mkdir()
@@ -156,7 +156,7 @@ def test_s0_5_run_all_stops_at_the_first_failure(tracked: Tracked) -> None:
     assert done.stderr == "gpujob: not run, since interrupted earlier: [2] (gpujob track retry or skip)\n"
 
 
-def test_s0_5_with_skip_errors_the_rest_goes_on(tracked: Tracked) -> None:
+def test_s0_5_skip_errors_skips_failed_commands(tracked: Tracked) -> None:
     """S0.5: With `--skip-errors`, a command that fails or is killed by a signal is skipped, and the rest runs."""
     tracked.begin("true", "echo no; exit 1", "true")
     assert tracked.lines("run-all", "--skip-errors") == [
@@ -212,7 +212,7 @@ def test_s0_6_output_is_shown_and_saved_while_the_command_runs(tracked: Tracked)
     assert tracked.command(1)["last_output"] == [*map(str, range(22, 41)), "over"]
 
 
-def test_s0_6_a_script_sees_no_terminal_and_yet_is_shown_at_once(tracked: Tracked) -> None:
+def test_s0_6_python_output_is_not_buffered(tracked: Tracked) -> None:
     """S0.6: The output of a Python script is shown immediately: Python does not buffer it."""
     tracked.begin()
     script = "import time, os\nprint('at once')\nwhile not os.path.exists('go.p'): time.sleep(.05)"
@@ -223,7 +223,7 @@ def test_s0_6_a_script_sees_no_terminal_and_yet_is_shown_at_once(tracked: Tracke
     assert one.wait(60) == 0
 
 
-def test_a_command_reads_what_we_could_read(tracked: Tracked) -> None:
+def test_a_command_reads_the_trackers_stdin(tracked: Tracked) -> None:
     """A command reads the tracker's stdin: a pipe to its end; with /dev/null there is nothing to read."""
     tracked.begin("cat")
     one = tracked.popen("run-all", stdin=subprocess.PIPE)
@@ -292,7 +292,7 @@ def test_s0_10_two_concurrent_run_alls(tracked: Tracked) -> None:
     assert tracked.statuses() == ["done"] * 8
 
 
-def test_s0_10_run_and_next_take_their_own_beside_a_run_all(tracked: Tracked) -> None:
+def test_s0_10_no_command_runs_twice_beside_a_run_all(tracked: Tracked) -> None:
     """S0.10: `run` and `next --run` beside a `run-all` run other commands; no command runs twice."""
     tracked.begin(gated("a"), *(f"echo {n} >> ledger" for n in range(2, 7)))
     first = tracked.popen("run-all")
@@ -305,7 +305,7 @@ def test_s0_10_run_and_next_take_their_own_beside_a_run_all(tracked: Tracked) ->
     assert tracked.statuses() == ["done"] * 7
 
 
-def test_s0_11_exit_codes_are_true(tracked: Tracked) -> None:
+def test_s0_11_exit_code_tells_whether_a_command_failed(tracked: Tracked) -> None:
     """S0.11: `run`, `next --run`, `retry` and `run-all` exit with 1 if a command failed, else with 0."""
     tracked.begin("exit 7", "exit 8", "true")
     tracked.run("next", "--run", code=1)
@@ -426,7 +426,7 @@ def test_a_damaged_session_is_not_deleted_while_the_pid_of_its_command_is_not_re
     tracked.run("delete", name, code=0)
 
 
-def test_a_session_of_somebody_else_above_is_not_taken(tracked: Tracked, tmp_path: Path) -> None:
+def test_a_session_of_another_user_is_ignored(tracked: Tracked, tmp_path: Path) -> None:
     """Another user's session in a folder above is ignored, since its commands would be run as this user."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to make a file of somebody else")
@@ -452,14 +452,14 @@ def test_a_session_of_somebody_else_above_is_not_taken(tracked: Tracked, tmp_pat
         (["status", "--session"], "--session needs a value; see gpujob track list"),
     ],
 )  # fmt: skip
-def test_wrong_words_are_one_line(tracked: Tracked, words: list[str], said: str) -> None:
+def test_usage_errors_are_one_line(tracked: Tracked, words: list[str], said: str) -> None:
     """A usage error gives exit code 2 and one line, and has no effect."""
     done = tracked.run(*words, code=2)
     assert (done.stdout, done.stderr.replace("\\u2026", "…")) == ("", f"gpujob: {said}\n")
     assert not list(tracked.folder.iterdir())
 
 
-def test_options_may_stand_behind_a_text_in_quotes(tracked: Tracked) -> None:
+def test_options_may_follow_a_quoted_command(tracked: Tracked) -> None:
     """Options may follow a command given as one quoted text; words after `--` belong to the command."""
     tracked.begin()
     tracked.run("run", "echo one two", "--keep", code=0)
@@ -482,7 +482,7 @@ def test_the_whole_log_of_a_command(tracked: Tracked) -> None:
     assert any("log: " in line for line in tracked.lines("status")), "also of a skipped one"
 
 
-def test_who_runs_another_beside_is_told(tracked: Tracked) -> None:
+def test_next_and_retry_report_a_command_that_still_runs(tracked: Tracked) -> None:
     """`next --run` and `retry` do not wait for a running command, and print that it still runs."""
     tracked.begin(gated("a"), "true")
     one = tracked.popen("run-all")
@@ -494,14 +494,14 @@ def test_who_runs_another_beside_is_told(tracked: Tracked) -> None:
     assert one.wait(60) == 0
 
 
-def test_what_to_do_after_a_failure_is_said(tracked: Tracked) -> None:
+def test_run_all_prints_what_to_do_after_a_failure(tracked: Tracked) -> None:
     tracked.begin("false", "true", "true")
     done = tracked.run("run-all", code=1)
     assert done.stdout.splitlines()[-1] == "Finished: 1 ran, 0 skipped, 1 failed"
     assert "stopped with 2 pending: gpujob track retry" in done.stderr
 
 
-def test_called_gpu_tracker_it_is_the_tracker(tracked: Tracked) -> None:
+def test_a_program_named_gpu_tracker_is_the_tracker(tracked: Tracked) -> None:
     """A program named `gpu-tracker` is `gpujob track`; it reports that sessions of the original are not read."""
     (tracked.folder / ".gpu-tracker").mkdir(mode=0o700)
     (tracked.folder / ".gpu-tracker" / "ses_20260101_101010_123.json").write_text("{}")

@@ -63,7 +63,7 @@ def test_s0_7_the_tracker_is_killed_and_the_command_goes_on(tracked: Tracked) ->
     assert ended["started_at"] <= running["started_at"] and ended["finished_at"] >= ended["started_at"]
 
 
-def test_s0_7_run_all_goes_on_where_a_killed_one_was(tracked: Tracked) -> None:
+def test_s0_7_run_all_adopts_the_command_of_a_killed_run_all(tracked: Tracked) -> None:
     """S0.7: `run-all` adopts the running command of a killed `run-all`, shows its new output, and counts its ending."""
     tracked.begin("true", gated("a"), "echo three")
     one = tracked.popen("run-all")
@@ -106,7 +106,7 @@ def test_s0_7_an_adopted_command_that_fails_stops_run_all_and_ctrl_c_ends_it(tra
     assert not tracked.marked()
 
 
-def test_s0_7_tracker_supervisor_and_command_are_killed(tracked: Tracked) -> None:
+def test_s0_7_a_command_killed_with_tracker_and_supervisor_is_interrupted(tracked: Tracked) -> None:
     """S0.7: A command killed with its tracker and supervisor is interrupted, with the reason; all verbs act on it."""
     tracked.begin(gated("a"), "echo two", "echo three")
     one = tracked.popen("run-all")
@@ -132,7 +132,7 @@ def test_s0_7_tracker_supervisor_and_command_are_killed(tracked: Tracked) -> Non
     assert tracked.statuses() == ["done"] * 3
 
 
-def test_s0_7_the_shell_is_killed_and_what_it_started_lives(tracked: Tracked) -> None:
+def test_s0_7_a_command_runs_while_a_process_of_it_lives(tracked: Tracked) -> None:
     """S0.7: A command counts as running while a process that it started lives, even if its shell was killed."""
     tracked.begin()
     one = tracked.popen("run", "(sleep 305; true) & echo $! > child; touch begun.a; wait")
@@ -152,7 +152,7 @@ def test_s0_7_the_shell_is_killed_and_what_it_started_lives(tracked: Tracked) ->
     assert tracked.command(1)["status"] == "interrupted"
 
 
-def test_s0_7_another_boot(tracked: Tracked) -> None:
+def test_s0_7_commands_of_another_boot_have_ended(tracked: Tracked) -> None:
     """S0.7: A command of another boot counts as ended, whatever process has its pid now; a recorded exit code stays."""
     tracked.begin("echo two")
     one = tracked.popen("run", gated("a"))
@@ -180,7 +180,7 @@ def test_s0_7_another_boot(tracked: Tracked) -> None:
     assert tracked.command(2)["exit_code"] == 0, "its record tells how it ended, in whatever boot"
 
 
-def test_s0_7_killed_between_claim_and_start(tracked: Tracked) -> None:
+def test_s0_7_a_claimed_command_that_never_started_is_pending_again(tracked: Tracked) -> None:
     """S0.7: If the tracker is killed between claim and start, the command is pending again, and runs once."""
     tracked.begin("echo ran >> ledger")
     one = tracked.popen("run-all", environ={"GPUJOB_CRASH_AT": "state.renamed"})
@@ -192,7 +192,7 @@ def test_s0_7_killed_between_claim_and_start(tracked: Tracked) -> None:
 
 
 @pytest.mark.parametrize("passes", [1, 2, 3])
-def test_s0_7_killed_at_each_write(tracked: Tracked, passes: int) -> None:
+def test_s0_7_tracker_killed_at_each_write_of_the_session_file(tracked: Tracked, passes: int) -> None:
     """S0.7: If the tracker is killed before any replacement of the session file, the command has run at most once.
 
     Its exit code is right. ``passes``: the replacement at the claim, at the start, or at the end.
@@ -253,7 +253,7 @@ def test_s0_8_signals_end_the_whole_tree(tracked: Tracked, number: signal.Signal
 
 
 @pytest.mark.parametrize("number, name", [(signal.SIGINT, "INT"), (signal.SIGTERM, "TERM"), (signal.SIGHUP, "HUP")])
-def test_s0_8_the_command_gets_that_very_signal(tracked: Tracked, number: signal.Signals, name: str) -> None:
+def test_s0_8_the_command_gets_the_trackers_signal(tracked: Tracked, number: signal.Signals, name: str) -> None:
     """S0.8: The command gets the tracker's signal and may clean up; it counts as interrupted whatever its exit code."""
     tracked.begin()
     text = f"trap 'echo tidied; exit 0' {name}; touch begun.t; while :; do sleep 0.05; done"
@@ -335,7 +335,7 @@ def test_s0_8_with_keep_a_closed_terminal_ends_nothing(tracked: Tracked) -> None
     assert (tracked.folder / "ledger").read_text() == "three\n"
 
 
-def test_s0_8_nobody_reads_our_output_any_more(tracked: Tracked) -> None:
+def test_s0_8_a_closed_stdout_is_a_lost_connection(tracked: Tracked) -> None:
     """S0.8: A stdout without a reader counts as a lost connection; with `--keep` the command continues."""
     text = "touch begun.{0}; while [ ! -e go.{0} ]; do echo line; sleep 0.05; done; exit 3"
     tracked.begin()
@@ -363,7 +363,7 @@ def test_s0_8_nohup_is_respected(tracked: Tracked) -> None:
     assert one.wait(60) == 0
 
 
-def test_s0_10_a_result_is_never_lost_to_a_change_by_others(tracked: Tracked) -> None:
+def test_s0_10_an_ending_is_recorded_over_a_wrong_lost_state(tracked: Tracked) -> None:
     """S0.10: The tracker records the ending even if the session file says in the meantime that the command is lost."""
     tracked.begin()
     one = tracked.popen("run", gated("a", 5))
@@ -378,7 +378,7 @@ def test_s0_10_a_result_is_never_lost_to_a_change_by_others(tracked: Tracked) ->
     assert (tracked.command(1)["status"], tracked.command(1)["exit_code"]) == ("interrupted", 5)
 
 
-def test_s0_7_a_disk_that_cannot_be_written_keeps_nobody_from_looking(tracked: Tracked) -> None:
+def test_s0_7_status_works_with_an_unwritable_session_file(tracked: Tracked) -> None:
     """S0.7: `status` shows the true state even if the session file cannot be written, and saves it once it can."""
     tracked.begin()
     one = tracked.popen("run", gated("a", 4))
@@ -394,7 +394,7 @@ def test_s0_7_a_disk_that_cannot_be_written_keeps_nobody_from_looking(tracked: T
     assert tracked.command(1)["exit_code"] == 4 and tracked.stored()["commands"][0]["state"] == "failed"
 
 
-def test_s0_7_a_corpse_that_nobody_reaps_is_not_running(tracked: Tracked) -> None:
+def test_s0_7_an_unreaped_zombie_is_not_running(tracked: Tracked) -> None:
     """S0.7: A zombie that process 1 does not reap counts as ended, with the exit code that the kernel keeps."""
     tracked.begin()
     # A subreaper that never reaps its children, like process 1 of such a container.
@@ -424,7 +424,7 @@ def test_s0_7_a_corpse_that_nobody_reaps_is_not_running(tracked: Tracked) -> Non
         host.wait()
 
 
-def test_s0_8_a_reader_that_takes_nothing_holds_up_neither_the_record_nor_the_end(tracked: Tracked) -> None:
+def test_s0_8_a_blocked_stdout_holds_up_neither_state_nor_signals(tracked: Tracked) -> None:
     """S0.6, S0.8: A reader that does not read the tracker's stdout holds up neither the recorded state nor signals."""
     tracked.begin()
     much = "head -c 400000 /dev/zero | tr '\\0' '\\n'; "
@@ -440,7 +440,7 @@ def test_s0_8_a_reader_that_takes_nothing_holds_up_neither_the_record_nor_the_en
     assert tracked.statuses() == ["done", "interrupted"] and not tracked.marked()
 
 
-def test_s0_7_an_ending_that_cannot_be_written_down_is_said_and_found_in_the_record(tracked: Tracked) -> None:
+def test_s0_7_an_ending_that_cannot_be_saved_is_read_from_the_record(tracked: Tracked) -> None:
     """S0.7: If the end of a command cannot be saved, the tracker prints one line and exits with 1.
 
     The next call reads the exit code from the attempt record.
@@ -459,7 +459,7 @@ def test_s0_7_an_ending_that_cannot_be_written_down_is_said_and_found_in_the_rec
     assert tracked.command(1)["exit_code"] == 6
 
 
-def test_s0_8_the_files_are_held_by_somebody_who_is_stopped(tracked: Tracked) -> None:
+def test_s0_8_a_held_session_lock_does_not_delay_signals(tracked: Tracked) -> None:
     """S0.8: A process that holds the lock of the sessions delays neither the signal nor the SIGKILL."""
     tracked.begin()
     one = tracked.popen("run", STUBBORN)
@@ -474,7 +474,7 @@ def test_s0_8_the_files_are_held_by_somebody_who_is_stopped(tracked: Tracked) ->
     assert tracked.command(1)["status"] == "interrupted"
 
 
-def test_s0_8_what_does_not_end_even_by_sigkill_is_running(tracked: Tracked) -> None:
+def test_s0_8_an_unkillable_command_is_shown_as_running(tracked: Tracked) -> None:
     """S0.8: A command that does not end even by SIGKILL is reported, left alone, and shown as running.
 
     The test sets the wait for SIGKILL to 0 s, and uses a command that ignores SIGINT.
@@ -502,7 +502,7 @@ def test_s0_8_what_does_not_end_even_by_sigkill_is_running(tracked: Tracked) -> 
     assert ended["exit_code"] == 2 and "interrupted by SIGINT" in tracked.run("status", code=0).stdout
 
 
-def test_s0_8_who_reads_us_ends_by_the_same_ctrl_c(tracked: Tracked) -> None:
+def test_s0_8_the_end_of_a_reader_is_no_second_ctrl_c(tracked: Tracked) -> None:
     """S0.8: In `track run … | tee log` the end of `tee` does not count as a second Ctrl-C; the command may clean up."""
     tracked.begin()
     text = "trap 'echo saving; sleep 0.5; touch saved; exit 5' INT; touch begun.r; while :; do sleep 0.05; done"

@@ -71,7 +71,7 @@ LOG_NAME = (
 )
 
 
-def test_s4_7_a_request_that_cannot_be_done_is_255_and_says_so(spooler: Callable[..., Spooler]) -> None:
+def test_s4_7_an_impossible_request_exits_with_255_and_one_line(spooler: Callable[..., Spooler]) -> None:
     """S4.7: A request about an unknown job or one in a wrong state has no effect: one error line, exit code 255."""
     s = spooler()
     s.add(*s.held("a"))
@@ -155,7 +155,7 @@ def test_s4_7_every_action_on_an_empty_server(spooler: Callable[..., Spooler]) -
 
 
 @pytest.mark.parametrize("value", ["0", "150", "-5", "x", ""])
-def test_s4_33_a_percentage_that_is_none_is_refused(spooler: Callable[..., Spooler], value: str) -> None:
+def test_s4_33_an_invalid_percentage_is_refused(spooler: Callable[..., Spooler], value: str) -> None:
     """S4.33, and bug 11 of the original: A percentage outside 1 to 100 is refused and changes nothing."""
     s = spooler()
     assert s.run(f"--set_gpu_free_perc={value}").returncode == 255
@@ -184,7 +184,7 @@ def test_s4_12_labels_commands_and_counts(spooler: Callable[..., Spooler]) -> No
     assert s.ts("--get_label") == "third"
 
 
-def test_s4_23_json_is_what_jq_reads(spooler: Callable[..., Spooler]) -> None:
+def test_s4_23_json_is_one_valid_line(spooler: Callable[..., Spooler]) -> None:
     """S4.23: The JSON is one line with an object per job, with null for unfinished jobs and codes above 127 (bug 6)."""
     s = spooler()
     s.add("sh", "-c", "sleep 0.7; exit 200")  # its time is taken only after its start
@@ -221,7 +221,7 @@ def test_s4_23_json_is_json_in_every_locale(spooler: Callable[..., Spooler]) -> 
         assert json.loads(asked.communicate(timeout=60)[0].decode(encoding))[0]["Command"].startswith("echo ünï 🎉 ")
 
 
-def test_s4_24_each_row_between_tabs_has_the_same_fields(spooler: Callable[..., Spooler]) -> None:
+def test_s4_24_all_rows_of_the_tab_format_have_the_same_fields(spooler: Callable[..., Spooler]) -> None:
     """S4.24: Each job is a line with the same number of fields; tabs, newlines and backslashes are escaped."""
     s = spooler()
     s.add("-L", "lab", "sh", "-c", "exit 2")
@@ -241,7 +241,7 @@ def test_s4_24_each_row_between_tabs_has_the_same_fields(spooler: Callable[..., 
     assert rows[3] == ["3", "skipped", "(no output)", "", "", "", "[0]&&", "", "true"]
 
 
-def test_s4_27_what_ts_env_says_is_in_the_details(spooler: Callable[..., Spooler]) -> None:
+def test_s4_27_details_of_a_job_include_the_output_of_ts_env(spooler: Callable[..., Spooler]) -> None:
     """S4.27: -i prints the output of TS_ENV at queueing, the ending, dependencies (bug 13), slots and times."""
     s = spooler()
     s.add("sh", "-c", "exit 7", TS_ENV="echo host $((1 + 1)); echo also >&2")
@@ -266,7 +266,7 @@ def test_s4_27_what_ts_env_says_is_in_the_details(spooler: Callable[..., Spooler
     assert s.ts("-i", "1").splitlines()[0] == "Exit status: killed by signal 15"
 
 
-def test_s4_38_a_job_has_folder_environment_umask_and_limits_of_who_queued_it(
+def test_s4_38_a_job_has_folder_environment_umask_and_limits_of_its_call(
     spooler: Callable[..., Spooler], tmp_path: Path
 ) -> None:
     """S4.38: A job has the folder, environment, umask and limits of the call that queued it, not the server's.

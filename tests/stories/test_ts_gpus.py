@@ -110,7 +110,7 @@ def graphics(spooler: Callable[..., Spooler], tmp_path: Path) -> Iterator[Callab
 
 
 @pytest.mark.smoke
-def test_s4_30_waits_for_so_many_gpus_with_free_memory_that_nobody_has(graphics: Callable[..., Graphics]) -> None:
+def test_s4_30_a_job_waits_for_free_gpus_with_enough_memory(graphics: Callable[..., Graphics]) -> None:
     """S4.30: -G waits, as `allocating`, for free GPUs with enough free memory; the job sees only its own."""
     g = graphics("abc")
     g.use("b", 32_000)
@@ -133,7 +133,7 @@ def test_s4_30_waits_for_so_many_gpus_with_free_memory_that_nobody_has(graphics:
         g.release(max(g.gates))
 
 
-def test_s4_31_s4_32_gpus_by_name_at_once_and_claimed_until_the_last_has_ended(
+def test_s4_31_s4_32_named_gpus_are_used_immediately_and_claimed(
     graphics: Callable[..., Graphics],
 ) -> None:
     """S4.31 S4.32 (bug 8): -g gets the named GPUs immediately; a GPU stays claimed until its last -g job has ended."""
@@ -255,7 +255,7 @@ def test_s4_35_without_gpus_jobs_without_gpus_run(graphics: Callable[..., Graphi
 @pytest.mark.parametrize(
     ("function", "code", "reason"), [("*", LOST, "gone"), ("nvmlDeviceGetMemoryInfo", UNKNOWN, "unhealthy")]
 )
-def test_s4_35_a_gpu_that_cannot_be_asked_holds_up_itself_alone(
+def test_s4_35_an_unreadable_gpu_blocks_only_jobs_that_need_it(
     graphics: Callable[..., Graphics], function: str, code: int, reason: str
 ) -> None:
     """S4.35 (bug 10): A GPU that cannot be read holds up only the jobs that need it, which wait with the reason."""
@@ -342,7 +342,7 @@ def test_s4_4_s4_23_the_list_and_the_details_speak_of_gpus(graphics: Callable[..
     assert g.s.ts("-l").splitlines()[-1].split()[:2] == [str(two), "finished"]
 
 
-def test_s4_34_what_names_no_gpu_limits_nothing(graphics: Callable[..., Graphics]) -> None:
+def test_s4_34_a_visible_devices_value_without_gpus_is_ignored(graphics: Callable[..., Graphics]) -> None:
     """S4.34: A TS_VISIBLE_DEVICES that names no GPU limits nothing, and the server starts with it."""
     g = graphics("ab", TS_VISIBLE_DEVICES="GPU-a")
     job = g.hold("-G", "2")

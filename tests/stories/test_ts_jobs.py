@@ -99,7 +99,7 @@ def test_s4_9_s4_11_dependencies(spooler: Callable[..., Spooler]) -> None:
     assert [number for number, state in states.items() if state == "skipped"] == [3, 4]
 
 
-def test_s4_10_parents_that_failed_were_removed_or_never_were(spooler: Callable[..., Spooler]) -> None:
+def test_s4_10_dependencies_on_failed_removed_and_unknown_jobs(spooler: Callable[..., Spooler]) -> None:
     """S4.10: A failed, removed or forgotten dependency skips a -W job, not a -D job; ids of no job yet are ignored."""
     s = spooler(TS_SLOTS="2")
     s.add("sh", "-c", "exit 1")
@@ -370,7 +370,7 @@ def test_s4_37_following_the_output(spooler: Callable[..., Spooler]) -> None:
     assert s.run("-c").returncode == 4
 
 
-def test_s4_37_an_output_that_is_named_is_there(spooler: Callable[..., Spooler]) -> None:
+def test_s4_37_a_started_job_has_a_pid_and_an_output_file(spooler: Callable[..., Spooler]) -> None:
     """S4.37: Once -o prints the path of a started job, the file exists; -p waits for the pid of a starting job."""
     s = spooler()
     for number in range(12):
@@ -382,7 +382,7 @@ def test_s4_37_an_output_that_is_named_is_there(spooler: Callable[..., Spooler])
         assert s.run("-c", str(number)).stdout == f"{number}\n"
 
 
-def test_s4_17_ctrl_c_while_the_number_cannot_be_printed(spooler: Callable[..., Spooler]) -> None:
+def test_s4_17_ctrl_c_reaches_the_job_while_its_id_cannot_be_printed(spooler: Callable[..., Spooler]) -> None:
     """S4.17: Ctrl-C goes to a queued -f job, also while the caller cannot print the job's id."""
     s = spooler()
     out, full = os.pipe()

@@ -305,7 +305,7 @@ def test_s4_18_s4_25_a_full_queue(spooler: Callable[..., Spooler]) -> None:
     assert s.add("-B", "true") == 2
 
 
-def test_s4_18_who_waits_for_room_when_the_server_is_ended(spooler: Callable[..., Spooler]) -> None:
+def test_s4_18_the_end_of_the_server_ends_calls_that_wait_for_room(spooler: Callable[..., Spooler]) -> None:
     """S4.18, S4.1: -K ends the calls that wait for room, with an error; they begin no other server."""
     s = spooler(TS_MAXCONN="7")
     s.add(*s.held("a"))
@@ -320,7 +320,9 @@ def test_s4_18_who_waits_for_room_when_the_server_is_ended(spooler: Callable[...
     assert not s.server.exists()
 
 
-def test_s4_6_s4_1_who_waits_for_a_job_when_the_server_is_ended(spooler: Callable[..., Spooler]) -> None:
+def test_s4_6_s4_1_clients_get_the_code_of_a_running_job_after_the_end_of_the_server(
+    spooler: Callable[..., Spooler],
+) -> None:
     """S4.6, S4.1: After -K, running jobs continue and their clients return their codes, not those of later jobs.
 
     Clients of queued jobs exit with 255. No client begins another server.
@@ -345,7 +347,7 @@ def test_s4_6_s4_1_who_waits_for_a_job_when_the_server_is_ended(spooler: Callabl
     assert s.run("-f", "sh", "-c", "ts -K; exit 11").returncode == 11
 
 
-def test_s4_6_who_waits_for_a_job_that_nobody_saw_end(spooler: Callable[..., Spooler]) -> None:
+def test_s4_6_waiting_for_a_job_without_a_recorded_end_returns_255(spooler: Callable[..., Spooler]) -> None:
     """S4.6: -w returns 255 if the job ends after -K and its supervisor was killed, so that no exit code is recorded."""
     s = spooler()
     s.add(*s.held("a", "exit 3"))
@@ -360,7 +362,7 @@ def test_s4_6_who_waits_for_a_job_that_nobody_saw_end(spooler: Callable[..., Spo
     assert waits.communicate(timeout=60) == ("", "") and waits.returncode == 255
 
 
-def test_s4_7_what_cannot_be_named_written_or_entered(spooler: Callable[..., Spooler]) -> None:
+def test_s4_7_errors_of_socket_name_folder_and_stdout(spooler: Callable[..., Spooler]) -> None:
     """S4.7: A socket name that is not UTF-8, a deleted working folder or a full stdout gives one line and 255."""
     s = spooler()
     asked = s.popen("true", environ={"TS_SOCKET": os.fsdecode(os.fsencode(s.folder) + b"/no \xff")})
@@ -498,7 +500,7 @@ def test_s4_28_a_killed_server_loses_nothing(spooler: Callable[..., Spooler]) ->
     assert s.ended(22) == 9
 
 
-def test_s4_28_the_saved_list_queues_all_anew(spooler: Callable[..., Spooler], tmp_path: Path) -> None:
+def test_s4_28_the_saved_list_queues_all_jobs_again(spooler: Callable[..., Spooler], tmp_path: Path) -> None:
     """S4.28: At SIGTERM, a server with TS_SAVELIST writes a script that queues its jobs at another server.
 
     Labels, dependencies, options and words are kept, and so is the queue of the first server.

@@ -140,7 +140,7 @@ def _owner(pid: int) -> int:
 
 
 @pytest.mark.parametrize("mode", [0o1777, 0o777], ids=["sticky", "open"])
-def test_s9_what_another_user_put_there_first_is_not_used(users: tuple[User, User], place: Path, mode: int) -> None:
+def test_s9_start_refuses_files_of_another_user(users: tuple[User, User], place: Path, mode: int) -> None:
     """S9, S8: `start` refuses a state folder, log folder or main log of another user, and leaves it unchanged."""
     me, other = users
     place.chmod(mode)
@@ -175,7 +175,7 @@ def test_s9_what_another_user_put_there_first_is_not_used(users: tuple[User, Use
             assert other.can(lambda p=path: p.rmdir() if p.is_dir() and not p.is_symlink() else p.unlink())
 
 
-def test_s9_nobody_obeys_a_state_file_that_another_put_there(
+def test_s9_a_state_file_of_another_user_is_not_obeyed(
     users: tuple[User, User], place: Path, daemon_of: Callable[..., Daemon]
 ) -> None:
     """S9, P9: A state file of another user in a sticky folder is not obeyed, at the start and later.
@@ -246,7 +246,7 @@ def test_h17_root_leaves_nothing_in_a_users_folder(users: tuple[User, User], pla
 
 
 @pytest.mark.parametrize("words", [(), ("--screen",)], ids=["direct", "screen"])
-def test_f12_a_umask_that_leaves_nothing_stops_no_job(
+def test_f12_jobs_run_under_umask_0777(
     users: tuple[User, User], place: Path, daemon_of: Callable[..., Daemon], words: tuple[str, ...]
 ) -> None:
     """F12: Under umask 0777 a user's jobs run, also after kill -9: the modes of all files are set explicitly."""

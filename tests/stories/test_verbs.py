@@ -123,7 +123,7 @@ def test_submit_without_a_daemon_waits_for_one(scheduler):
     s.cli("wait", "2")
 
 
-def test_submit_wait_ends_with_a_scheduler_that_ends_and_the_job_goes_on(scheduler):
+def test_submit_wait_exits_with_5_when_the_scheduler_ends(scheduler):
     """`submit --wait` exits with 5 when the scheduler ends; the job continues, and a later `wait` returns its code."""
     s = scheduler(gpus=1)
     s.start()
@@ -315,7 +315,7 @@ def test_large_paste_is_accepted_while_status_answers(scheduler):
     print(f"10,000 cancelled in {time.monotonic() - started:.1f} s")
 
 
-def test_who_waits_is_told_which_jobs_failed_and_why(scheduler):
+def test_wait_prints_which_jobs_failed_and_why(scheduler):
     s = scheduler(gpus=1)
     s.start()
     s.append(s.line("good"), s.line("bad", code=3))
@@ -342,7 +342,7 @@ class Watched(SchedulerClient):
         return super().alive()
 
 
-def test_p5_who_waits_counts_a_forgotten_job_by_what_was_seen(scheduler, capsys):
+def test_p5_wait_counts_a_job_deleted_by_reset_as_last_seen(scheduler, capsys):
     """P5: A job that `reset` deletes during a wait counts as last seen; if its end was not seen, that is an error."""
     s = scheduler(gpus=2)
     for key in "bc":
@@ -379,7 +379,7 @@ def test_p5_who_waits_counts_a_forgotten_job_by_what_was_seen(scheduler, capsys)
     assert "there is no job 3" in s.cli("wait", "3", code=6).stderr
 
 
-def test_a_verb_asked_while_a_scheduler_starts_is_carried_out(scheduler):
+def test_a_request_during_the_start_of_a_scheduler_is_carried_out(scheduler):
     """A request made while a scheduler starts is carried out, by the verb itself or by the scheduler."""
     s = scheduler(gpus=2)
     s.start()
@@ -400,7 +400,7 @@ def test_a_verb_asked_while_a_scheduler_starts_is_carried_out(scheduler):
         wait_for(started, "it has started")
 
 
-def test_a_save_that_was_none_is_shown_until_it_is_removed(scheduler):
+def test_status_names_an_invalid_state_file_that_was_set_aside(scheduler):
     """D01: `status` names the file to which an invalid state file was set aside, until that file is removed."""
     s = scheduler(gpus=2)
     s.start()

@@ -82,7 +82,7 @@ ENDINGS: list[tuple[Observation, str, int | None, int | None, str]] = [
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("observation, word, code, number, why", ENDINGS)
-def test_what_a_fact_makes_of_a_command(
+def test_the_effect_of_each_observation(
     observation: Observation, word: str, code: int | None, number: int | None, why: str, begun: bool
 ) -> None:
     """Each observation gives a command its status, exit code, signal and reason, before and after the run began."""

@@ -150,7 +150,7 @@ def test_k16_an_id_that_is_not_plain_digits_is_not_there(page: Page) -> None:
         assert page.post(f"/api/gpus/{text}/pause").status == 404, text
 
 
-def test_s2_4_a_waiting_job_is_taken_out_and_a_running_one_ended_with_all_its_processes(page: Page) -> None:
+def test_s2_4_cancel_removes_a_waiting_job_and_ends_all_processes_of_a_running_one(page: Page) -> None:
     """S2.4: A cancel ends a waiting job, or a running job with all its processes; ended and unknown jobs are errors."""
     script = "sleep 600 & echo $! > child; wait"
     running = made(page, ["sh", "-c", script], cpu=True, cwd=str(page.folder))
@@ -302,7 +302,7 @@ def test_s2_13_several_share_a_gpu_and_one_has_a_pair(page: Page) -> None:
     assert page.get(f"/api/jobs/{pair}/log").text == "0,1\n"
 
 
-def test_s2_14_short_jobs_go_by_a_long_one(page: Page) -> None:
+def test_s2_14_short_jobs_run_while_a_long_one_runs(page: Page) -> None:
     """S2.14: While a long job uses one GPU, short jobs run one after the other on the other GPU."""
     long = made(page, ledger(page, "long", held=True))
     page.scheduler.wait_state(long, "running")
@@ -380,7 +380,7 @@ def test_what_is_submitted_may_have_all_options(page: Page) -> None:
     assert page.get(f"/api/jobs/{here}/log").text == f"{page.folder}\n"  # the folder of the jobs file
 
 
-def test_the_page_s_own_variables_are_no_job_s_business(page: Page) -> None:
+def test_jobs_do_not_get_the_page_s_own_variables(page: Page) -> None:
     """A job gets the scheduler's GPUJOB_ variables, and none of those of the page's process."""
     number = made(page, ["sh", "-c", "env | grep ^GPUJOB_ | cut -d= -f1 | sort"], cpu=True)
     page.scheduler.wait_state(number, "done")
@@ -474,7 +474,7 @@ def test_s12_a_command_with_every_character_reaches_the_job_as_it_is(page: Page)
 
 
 @pytest.mark.smoke
-def test_a_preview_is_what_happens_then(page: Page) -> None:
+def test_a_preview_tells_what_submitting_then_does(page: Page) -> None:
     """A preview shows on which GPUs a job would start, or why it would wait or never start; it changes nothing."""
     rows = page.scheduler.rows("SELECT count(*), max(id) FROM jobs")
     version = page.scheduler.rows("SELECT count(*) FROM events")
@@ -539,7 +539,7 @@ def test_s2_10_without_a_scheduler_reading_goes_on_and_changes_are_made_here(pag
     assert page.get("/api/gpus").json()["gpus"][1]["paused"] is True
 
 
-def test_each_change_says_what_was_done(page: Page) -> None:
+def test_each_change_answers_with_its_result(page: Page) -> None:
     """A header of the answer to a change describes the change and its effects that a user may not expect."""
     page.post("/api/queue/pause")
     number, other = made(page, ["true"], priority=5), made(page, ["false"], priority=1)
@@ -567,7 +567,7 @@ def test_each_change_says_what_was_done(page: Page) -> None:
     assert said(page, "/api/queue/resume") == "the queue is resumed"
 
 
-def test_what_waits_for_the_next_scheduler_is_said(pages: Callable[[], Page]) -> None:
+def test_stored_requests_answer_that_they_wait_for_the_next_scheduler(pages: Callable[[], Page]) -> None:
     """Without a scheduler, cancelling a running job returns 200 and its old state; the message says when it is cancelled."""
     page = pages()
     page.scheduler.start()
@@ -585,7 +585,7 @@ def test_what_waits_for_the_next_scheduler_is_said(pages: Callable[[], Page]) ->
     page.scheduler.wait_state(number, "cancelled")
 
 
-def test_a_folder_that_was_removed_is_no_empty_scheduler(pages: Callable[[], Page]) -> None:
+def test_a_removed_folder_is_an_error(pages: Callable[[], Page]) -> None:
     """While the state folder is missing, every route is 503 with a reason; once it is back, the page works again."""
     page = pages()
     page.start()
@@ -617,7 +617,7 @@ def test_a_folder_that_was_removed_is_no_empty_scheduler(pages: Callable[[], Pag
     assert page.get("/api/jobs").json()["jobs"][0]["id"] == number
 
 
-def test_a_scheduler_that_does_not_answer_costs_an_answer_not_the_page(pages: Callable[[], Page]) -> None:
+def test_with_a_stopped_scheduler_only_changes_fail(pages: Callable[[], Page]) -> None:
     """While the scheduler is stopped (SIGSTOP), changes are 503 with a reason, and reading works."""
     page = pages()
     page.scheduler.start()
@@ -634,7 +634,7 @@ def test_a_scheduler_that_does_not_answer_costs_an_answer_not_the_page(pages: Ca
     page.scheduler.wait_state(number, "cancelled")
 
 
-def test_a_store_that_is_gone_is_said(pages: Callable[[], Page]) -> None:
+def test_a_missing_store_is_reported(pages: Callable[[], Page]) -> None:
     """While the store is damaged, reading is 503 with a reason; once the store is restored, reading works again."""
     page = pages()
     page.start()
@@ -660,7 +660,7 @@ def test_curves_are_given_in_base_units(page: Page) -> None:
         assert page.get(f"/api/history/gpus?{query}").status == 400, query
 
 
-def test_every_line_of_the_documents_works_as_it_stands(page: Page) -> None:
+def test_every_command_of_docs_api_md_works(page: Page) -> None:
     """Every call in docs/api.md works in bash exactly as written; no command line contains the token."""
     bash, curl = shutil.which("bash"), shutil.which("curl")
     if not bash or not curl:

@@ -162,7 +162,7 @@ PLACE = """() => {
 }"""
 
 
-def test_a_search_goes_from_place_to_place(lab: Lab) -> None:
+def test_search_moves_between_matches(lab: Lab) -> None:
     """A search shows its first hit while typing; keys and buttons lead to the other hits, and links to found lines."""
     job = int(lab.s.cli("submit", "--gpus", "0", "--", "seq", "-f", "line %05.0f", "3000").stdout)
     lab.s.wait_state(job, "done")
@@ -198,7 +198,7 @@ def test_a_search_goes_from_place_to_place(lab: Lab) -> None:
         expect(here).to_be_in_viewport()
 
 
-def test_a_search_that_is_typed_before_the_log_has_come(lab: Lab) -> None:
+def test_a_search_typed_before_the_log_is_loaded_works(lab: Lab) -> None:
     """A word typed before the log is loaded is searched once it is; until then the server's text stays visible."""
     job = int(lab.s.cli("submit", "--gpus", "0", "--", "seq", "-f", "line %05.0f", "300").stdout)
     lab.s.wait_state(job, "done")
@@ -348,7 +348,7 @@ def test_submitting_with_a_look_at_what_would_happen(lab: Lab) -> None:
         expect(tab.locator("#facts")).to_contain_text("from the page")
 
 
-def test_from_a_count_to_the_jobs_of_that_state(lab: Lab) -> None:
+def test_a_count_links_to_the_jobs_of_that_state(lab: Lab) -> None:
     """The count of failed jobs links to their list, which stays up to date."""
     jobs = [int(lab.s.cli("submit", "--gpus", "0", "--label", "bad", "--", "false").stdout) for _ in range(2)]
     for job in jobs:
@@ -404,7 +404,7 @@ def test_the_timeline_shows_it_and_zooms(lab: Lab) -> None:
     lab.s.wait_state(job, "done")
 
 
-def test_bars_of_moments_can_be_hit_and_a_pause_is_seen_behind_a_job(lab: Lab) -> None:
+def test_very_short_bars_can_be_clicked_and_pauses_are_visible(lab: Lab) -> None:
     moment = int(lab.s.cli("submit", "--gpus", "0.5", "--", "true").stdout)
     lab.s.wait_state(moment, "done")
     with lab.tab("/timeline?hours=24") as tab:
@@ -469,7 +469,7 @@ def press_to(tab: Tab, selector: str) -> None:
     raise AssertionError(f"{selector} is not reached by Tab")
 
 
-def test_a_look_leaves_alone_what_the_reader_does(lab: Lab) -> None:
+def test_an_update_of_the_page_keeps_elements_and_opened_details(lab: Lab) -> None:
     """An update of the page keeps its elements and an opened detail."""
     job = lab.talker("stays")
     lab.s.wait_state(job, "running")
@@ -546,7 +546,7 @@ UNNAMED = """() => {
 }"""
 
 
-def test_s19_nothing_that_people_write_becomes_a_part_of_the_page(lab: Lab) -> None:
+def test_s19_user_texts_are_never_parsed_as_html(lab: Lab) -> None:
     """S19: Hostile texts as script names, arguments, labels and log lines create no element and run no script."""
     lab.s.cli("queue", "pause")
     client = SchedulerClient(str(lab.folder / "gpu_scheduler_state.json"))
@@ -630,7 +630,7 @@ def test_without_scripts_every_page_is_read(lab: Lab) -> None:
     lab.let_end("plain")
 
 
-def test_a_scheduler_that_is_gone_is_told_and_one_that_is_back_too(lab: Lab) -> None:
+def test_the_page_shows_the_end_and_the_return_of_the_scheduler(lab: Lab) -> None:
     with lab.tab() as tab:
         expect(tab.locator("#live")).to_have_text("live")
         lab.s.stop()

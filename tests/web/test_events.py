@@ -43,7 +43,7 @@ def submit(page: Page, *words: str, **options: object) -> int:
 
 
 @pytest.mark.smoke
-def test_a_job_is_told_from_its_coming_to_its_end(page: Page, listen: Callable[..., Listening]) -> None:
+def test_each_change_of_a_job_is_an_event(page: Page, listen: Callable[..., Listening]) -> None:
     """Each change of a job is sent as `event: job` with the job's JSON on one line; the delay is printed."""
     one = listen()
     assert one.headers["content-type"].startswith("text/event-stream") and one.headers["cache-control"] == "no-store"
@@ -70,7 +70,7 @@ def test_what_jobs_do_that_start_and_end_between_two_looks(page: Page, listen: C
             )
 
 
-def test_how_things_stand_is_told_first(page: Page, listen: Callable[..., Listening]) -> None:
+def test_a_stream_begins_with_the_current_state(page: Page, listen: Callable[..., Listening]) -> None:
     """A stream begins with the current state, also for a client that reconnects with a Last-Event-ID."""
     one = listen()
     assert one.until("scheduler", lambda value: True, "the scheduler") == {"alive": True}
@@ -200,7 +200,7 @@ def test_streams_end_with_the_page_and_gone_clients_are_forgotten(
     assert "Traceback" not in page.said() and "ERROR" not in page.said(), page.said()
 
 
-def test_one_that_does_not_read_is_told_to_begin_anew() -> None:
+def test_a_stream_with_too_many_waiting_events_ends_with_again() -> None:
     """A stream with too many unsent events sends only the event `again`, and ends."""
     import asyncio
 
@@ -214,7 +214,7 @@ def test_one_that_does_not_read_is_told_to_begin_anew() -> None:
     assert asyncio.run(run()) == [("again", "{}"), None]
 
 
-def test_a_hundred_thousand_waiting_jobs_are_not_read_at_each_look(pages: Callable[[], Page]) -> None:
+def test_a_look_does_not_read_all_waiting_jobs(pages: Callable[[], Page]) -> None:
     """A look reads only changed rows; measured in steps of SQLite, not in seconds."""
     page = pages()
     client = SchedulerClient(str(page.folder / "gpu_scheduler_state.json"))
@@ -255,7 +255,7 @@ def _steps(watch: object) -> Callable[[], int]:
     return lambda: counted[0]
 
 
-def test_s15_nothing_secret_is_told(page: Page, listen: Callable[..., Listening]) -> None:
+def test_s15_events_contain_no_secrets(page: Page, listen: Callable[..., Listening]) -> None:
     """S15: Secrets in a command and in a label are masked in events."""
     one = listen()
     number = submit(page, "echo", "--token=s3cr3tValue9xQ", label="key=s3cr3tValue9xQ")
@@ -263,7 +263,7 @@ def test_s15_nothing_secret_is_told(page: Page, listen: Callable[..., Listening]
     assert "s3cr3tValue9xQ" not in json.dumps(one.events) and "***" in json.dumps(one.events)
 
 
-def test_a_stopped_client_holds_nobody_up(page: Page, listen: Callable[..., Listening]) -> None:
+def test_a_stopped_client_does_not_delay_others(page: Page, listen: Callable[..., Listening]) -> None:
     """S21: A client that reads nothing does not delay other streams."""
     with page.connect() as silent:
         silent.sendall(

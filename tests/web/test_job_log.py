@@ -57,7 +57,7 @@ def test_the_last_lines(page: Page) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_what_stands_before_comes_part_by_part(page: Page, packed: bool) -> None:
+def test_earlier_parts_are_returned_piece_by_piece(page: Page, packed: bool) -> None:
     """`before` returns earlier parts, which with the last lines form the whole log without repetition."""
     number, _ = ended(page, "seq 5000; printf 'no end'", **({"gzip": True} if packed else {}))
     answer = get(page, number, "?tail=1000")
@@ -143,7 +143,7 @@ def test_a_log_that_was_cut_begins_anew(page: Page) -> None:
         assert page.get(f"/api/jobs/{number}/log?attempt={attempt}").status in (400, 404)
 
 
-def test_words_are_found(page: Page) -> None:
+def test_find_returns_numbered_lines(page: Page) -> None:
     """`find` returns the last lines that contain a text, in any case, with their numbers; the text is no pattern."""
     number, _ = ended(page, "for n in $(seq 400); do echo line $n; done; echo 'Error: [a-z]+ .*'; echo end")
     assert get(page, number, "?find=error").text == "401:Error: [a-z]+ .*\n"
@@ -168,7 +168,7 @@ def test_k15_a_word_is_found_in_a_log_full_of_colours(page: Page) -> None:
     assert wait_for(whole, "a search within its time limit").text == "21:a needle here\n"
 
 
-def test_s17_progress_bars_are_one_line_and_nothing_plays_a_terminal(page: Page) -> None:
+def test_s17_progress_bars_are_one_line_and_control_characters_are_removed(page: Page) -> None:
     """S17: Carriage returns are folded; escape sequences and control characters are removed or made visible."""
     number, log = ended(page)
     bar = b"".join(b"\r%3d%%" % n for n in range(101)) + b"\n"
@@ -232,7 +232,7 @@ def test_packed_logs_are_unpacked_and_bombs_are_bounded(page: Page) -> None:
 
 
 @pytest.mark.parametrize("what", ["fifo", "folder", "gone", "device", "forbidden"])
-def test_k16_what_stands_in_the_place_of_a_log_holds_nobody_up(page: Page, what: str) -> None:
+def test_k16_a_pipe_or_link_in_place_of_a_log_does_not_block(page: Page, what: str) -> None:
     """K16, S20: If the log's path is missing or no plain file, the answer is 404 with a reason, and nothing blocks."""
     number, log = ended(page)
     log.unlink()

@@ -110,7 +110,7 @@ def test_k10_a_body_that_does_not_come_is_408(page: Page) -> None:
 
 
 @pytest.mark.waits
-def test_k10_a_connection_that_is_kept_alive_is_ended_when_it_says_nothing_more(page: Page) -> None:
+def test_k10_an_idle_keep_alive_connection_is_closed(page: Page) -> None:
     """K10: The server closes a keep-alive connection on which no further request arrives."""
     with page.connect() as kept:
         kept.sendall(head(page))
@@ -245,7 +245,7 @@ def test_k11_requests_behind_each_other_are_answered_in_turn(page: Page) -> None
     assert codes == [b"200", b"200", b"404", b"415", b"404", b"200"]
 
 
-def test_k11_half_a_request_is_told_so(page: Page) -> None:
+def test_k11_an_incomplete_request_is_400(page: Page) -> None:
     """K11: A request cut before its declared length is 400; a whole one is answered although its sender has ended."""
     for data in (
         head(page, "POST", "/api/jobs", "Content-Type: application/json\r\nContent-Length: 50\r\n") + b"{}",
@@ -350,7 +350,7 @@ def test_k10_it_ends_at_once_with_connections_open(pages: Callable[[], Page], nu
     assert "Traceback" not in page.said()
 
 
-def test_it_says_where_it_is_and_how_to_get_there(page: Page) -> None:
+def test_the_page_prints_its_address_token_file_and_tunnel_command(page: Page) -> None:
     """The page prints its address, the path of the token's file, and the command for an SSH tunnel."""
     # `Page.start` waits only for the first line.
     said = wait_for(lambda: (text := page.output.read_text()).count("\n") >= 3 and text, "all three lines")

@@ -194,7 +194,7 @@ def test_without_prometheus_client_it_says_what_to_install(
     assert caught.value.do == "pip install 'gpujob[web]'"
 
 
-def test_who_waits_for_what_is_counted_by_the_scheduler() -> None:
+def test_waiting_jobs_are_counted_by_reason() -> None:
     """The scheduler counts waiting jobs by reason code, such as held jobs and jobs without room on a GPU."""
     play = Play(Fleet([a_gpu()]))
     play.arrive(a_job(1), *(a_job(n, need="0.5" if n % 2 else "1") for n in range(2, 9)), a_job(9, held=True))
@@ -207,7 +207,7 @@ def test_who_waits_for_what_is_counted_by_the_scheduler() -> None:
 DASHBOARD = ROOT / "docs" / "grafana-dashboard.json"
 
 
-def test_the_dashboard_asks_only_for_what_there_is(client: SchedulerClient) -> None:
+def test_the_dashboard_uses_only_existing_metrics(client: SchedulerClient) -> None:
     """The queries of docs/grafana-dashboard.json use only existing metrics and labels."""
     board = json.loads(DASHBOARD.read_text("utf-8"))
     samples: dict[str, set[str]] = {}

@@ -152,7 +152,7 @@ def test_s2_the_matrix_of_methods_origins_and_kinds(page: Page) -> None:
 
 
 @pytest.mark.parametrize("mark", [None, "", "0", "2", "11", "true"])
-def test_s2_only_the_mark_itself_is_the_mark(page: Page, mark: str | None) -> None:
+def test_s2_only_the_exact_header_value_allows_a_change(page: Page, mark: str | None) -> None:
     """S2: With the cookie, a change needs the header X-Gpujob with the value 1."""
     headers = {**page.cookie(), **JSON, "X-Gpujob": mark}
     assert page.ask("POST", "/api/nothing", headers, b"{}").status == 403
@@ -311,7 +311,7 @@ def test_s2_signing_in_from_elsewhere_is_403(page: Page) -> None:
     [("/jobs/3", "/jobs/3"), ("/timeline", "/timeline"), ("//evil.test", "/"), ("https://evil.test", "/"), ("/\\evil.test", "/"),
      ("/jobs/3/../../x", "/"), ("/a\r\nSet-Cookie: x=y", "/"), ("/login", "/"), ("/jobs/３", "/"), ("", "/")],
 )  # fmt: skip
-def test_s3_after_signing_in_one_is_led_to_a_page_of_ours_alone(page: Page, path: str, place: str) -> None:
+def test_s3_signing_in_redirects_only_to_own_pages(page: Page, path: str, place: str) -> None:
     """S3: After signing in, `next` redirects only to pages of this server."""
     from urllib.parse import urlencode
 
@@ -338,7 +338,7 @@ def test_s4_signing_out_takes_the_cookie_away(page: Page) -> None:
 
 
 @pytest.mark.waits
-def test_s4_who_removes_the_token_turns_everybody_out(pages: Callable[[], Page]) -> None:
+def test_s4_removing_the_token_file_signs_everybody_out(pages: Callable[[], Page]) -> None:
     """S4: If the token file is removed, a new token is created; the old token, its cookies and streams end."""
     page = pages()
     page.scheduler.start()
@@ -421,7 +421,7 @@ def test_s5_the_token_is_private_from_its_first_moment(tmp_path: Path) -> None:
     assert stat.S_IMODE(status.st_mode) == 0o600 and status.st_nlink == 1
 
 
-def test_s5_many_that_start_at_once_have_one_token_and_nobody_reads_half_of_it(tmp_path: Path) -> None:
+def test_s5_pages_that_start_together_share_one_complete_token(tmp_path: Path) -> None:
     """S5: 40 processes that create the token and 40 that read it all get the same complete token."""
     folder = tmp_path / "here"
     folder.mkdir(mode=0o700)
@@ -608,7 +608,7 @@ def test_s19_errors_are_json_for_programs_and_pages_for_people(page: Page) -> No
 # -- S22, S23 ---------------------------------------------------------------------------------------------
 
 
-def test_s23_files_of_the_folder_do_not_steer_the_page(pages: Callable[[], Page]) -> None:
+def test_s23_modules_in_the_folder_are_not_imported(pages: Callable[[], Page]) -> None:
     """S23: Python files in the project's folder are not imported in place of libraries."""
     page = pages()
     for name in ("starlette", "uvicorn", "h11", "token", "calls", "ssl", "logging"):

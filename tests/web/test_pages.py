@@ -194,7 +194,7 @@ def test_every_page_renders_with_nothing_to_show(tmp_path: Path, path: str) -> N
 
 
 @pytest.mark.parametrize(("number", "state"), list(enumerate(STATES, 1)))
-def test_a_job_can_only_be_told_what_its_state_allows(shop: Shop, number: int, state: JobState) -> None:
+def test_only_actions_allowed_by_the_state_are_offered(shop: Shop, number: int, state: JobState) -> None:
     shop.put(*jobs_in_every_state(submitted_at=NOW - 4000))
     html = shop.get(f"/jobs/{number}")
     offered = set(re.findall(rf'data-post="/api/jobs/{number}/(\w+)"', html))
@@ -269,7 +269,7 @@ def test_both_sides_of_a_dependency_are_linked(shop: Shop) -> None:
     assert "(removed from the store)" in shop.get("/jobs/3")
 
 
-def test_it_waited_until_its_first_start(shop: Shop) -> None:
+def test_the_waiting_time_ends_at_the_first_start(shop: Shop) -> None:
     """The waiting time of a retried job ends at its first start."""
     job = a_job(1, "0.5", state=JobState.DONE, gpus=(0,), attempt=2, submitted_at=NOW - 4000, started_at=NOW - 100, finished_at=NOW - 50,
                 outcome=Outcome.EXIT, exit_code=0)  # fmt: skip
@@ -284,7 +284,7 @@ def test_it_waited_until_its_first_start(shop: Shop) -> None:
     assert "waited 3 min 04 s for its first start" in text
 
 
-def test_a_run_goes_on_where_it_is_told_twice(shop: Shop) -> None:
+def test_the_running_time_is_updated_in_both_places(shop: Shop) -> None:
     shop.put(*jobs_in_every_state(submitted_at=NOW - 4000))
     assert shop.get("/jobs/3").count(f'data-since="{NOW - 3600:.0f}"') == 2
     assert "data-since" not in shop.get("/jobs/5")
@@ -308,13 +308,13 @@ def test_commands_stand_as_a_shell_needs_them(shop: Shop) -> None:
     (JobState.RUNNING, "0", "No readings: it uses no GPU."), (JobState.CANCELLED, "0.5", "No readings: it never ran."),
     (JobState.DONE, "0.5", "No readings were kept."),
 ])  # fmt: skip
-def test_why_there_is_no_curve(shop: Shop, state: JobState, gpus: str, sentence: str) -> None:
+def test_a_job_page_says_why_there_is_no_curve(shop: Shop, state: JobState, gpus: str, sentence: str) -> None:
     more = {**STATES[state], **({"gpus": ()} if gpus == "0" else {})}
     shop.put(a_job(1, gpus, state=state, submitted_at=NOW - 4000, **more))
     assert sentence in Read(shop.get("/jobs/1")).text
 
 
-def test_a_job_that_could_not_start_is_not_waited_for(shop: Shop) -> None:
+def test_a_job_that_could_not_start_is_not_shown_as_pending(shop: Shop) -> None:
     shop.put(a_job(1, "0.5", state=JobState.FAILED, submitted_at=NOW - 9, finished_at=NOW - 8, outcome=Outcome.EXIT))
     text = Read(shop.get("/jobs/1")).text
     assert "It could not start." in text and "No readings: it could not start." in text and "yet" not in text
@@ -360,7 +360,7 @@ def test_pages_that_do_not_exist_and_questions_that_make_no_sense(shop: Shop) ->
             assert "Traceback" not in answer.text and "<h1>" in answer.text
 
 
-def test_files_are_given_out_by_name_alone(shop: Shop) -> None:
+def test_static_files_are_served_by_name(shop: Shop) -> None:
     for name, media in rendering.STATIC.items():
         answer = shop.client.get(f"/static/{name}")
         assert answer.status_code == 200 and answer.headers["content-type"] == media
@@ -457,7 +457,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_ink_can_be_read_on_its_ground(scheme: str) -> None:
+def test_every_color_has_enough_contrast(scheme: str) -> None:
     """WCAG AA: the contrast to the background is at least 4.5 for text, and 3 for controls and drawings."""
     css = rendering.static_file("style.css").decode()
     light, dark = css.split("@media (prefers-color-scheme: dark)", 1)

@@ -46,7 +46,7 @@ def links(pid: int) -> set[str]:
 
 
 @pytest.mark.smoke
-def test_start_web_shows_the_page_and_takes_it_along(pages: Callable[[], Page]) -> None:
+def test_start_web_starts_and_ends_the_page(pages: Callable[[], Page]) -> None:
     """`start --web` prints how to reach the page, and the page ends with the scheduler."""
     page = begin(pages())
     assert page.get("/api/status").json()["daemon"]["pid"] == page.scheduler.pid
@@ -144,7 +144,7 @@ def test_k13_without_its_libraries_the_scheduler_goes_on(pages: Callable[[], Pag
     page.scheduler.wait_ended(1)
 
 
-def test_s4_what_the_page_says_goes_to_the_log_and_is_bounded(pages: Callable[[], Page]) -> None:
+def test_s4_output_of_the_page_is_logged_and_limited(pages: Callable[[], Page]) -> None:
     """S4, K12: The scheduler logs only part of a page's endless output, and still runs jobs."""
     page = pages()
     loud = page.folder / "loud"
@@ -202,7 +202,7 @@ def test_b02_the_page_is_not_taken_for_a_job_when_the_supervisor_dies(pages: Cal
     assert page.get("/api/status").status == 200 and pid_of(page) == pid
 
 
-def test_detached_it_says_how_to_get_there(pages: Callable[[], Page]) -> None:
+def test_start_detach_prints_the_address(pages: Callable[[], Page]) -> None:
     """`start --detach --web` prints address, token file and tunnel, although the page has not started yet."""
     page = pages()
     page.port = fixed_port()

@@ -60,7 +60,7 @@ def test_no_bars_overlap_and_every_run_has_its_bars(found: list[Run]) -> None:
 
 
 @given(runs(60), st.integers(1, 20))
-def test_what_is_too_much_is_merged_and_counted(found: list[Run], most: int) -> None:
+def test_too_many_bars_are_merged_and_counted(found: list[Run], most: int) -> None:
     start, end = NOW - 600, NOW + 15000
     bands = layout(found, start, end, (), most)
     check(bands)
