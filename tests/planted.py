@@ -35,7 +35,7 @@ class Bug:
 
 
 MACHINE = "tests/core/test_machine.py::test_whatever_fails_the_promises_hold"
-POINT = "tests/stories/test_crash_points.py::test_a01_to_a17_killed_at_a_named_point"
+POINT = "tests/stories/test_crash_points.py::test_a01_to_a17_daemon_killed_at_each_crash_point"
 BUGS = (
     Bug(
         "skipped fence",
