@@ -155,7 +155,7 @@ def environment(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 
 
 def setting(name: str) -> Completion | None:
-    """Return the completion for the values of a setting; None if there is none: the shell then completes file names."""
+    """Return the completion for the values of a setting; None: the shell completes file names."""
     if name == "gpu_ids":
         return gpu_list
     return _words(*CHOICES[name]) if name in CHOICES else None

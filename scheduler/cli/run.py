@@ -149,7 +149,7 @@ def _look(client: SchedulerClient, settings: Settings, *, as_read: bool = False)
 
 
 def _all_again(client: SchedulerClient, settings: Settings, config: str | None) -> None:
-    """Requeue the ended jobs of the file, and have commands whose jobs were deleted read as new lines."""
+    """Requeue the ended jobs of the file. Commands whose jobs were deleted will be read again as new lines."""
     found = _look(client, settings)
     if found.forgotten or found.unread:
         read_anew(client.places, settings.config.commands_file, found.forgotten)

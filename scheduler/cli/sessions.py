@@ -20,14 +20,14 @@ from scheduler.views import render
 def _command(job: Job, folder: str) -> list[str]:
     """Return the command that attaches to a job's screen session. ``folder``: screen's socket folder, empty: default.
 
-    The session is named with its pid, since a name alone may be the beginning of another session's name.
+    The command names the session with its pid: a name alone may also be the beginning of another session's name.
     """
     prefix = ["env", f"SCREENDIR={folder}"] if folder and folder != os.environ.get("SCREENDIR", "") else []
     return [*prefix, "screen", "-r", job.session or ""]
 
 
 def _lives(job: Job) -> bool:
-    """Return whether the screen process of the job's session lives. A job that ignores the hang-up may outlive it."""
+    """Return whether the screen process of the job's session lives. A job that ignores SIGHUP may outlive screen."""
     number, _, name = (job.session or "").partition(".")
     if not number.isdigit():
         return True  # the session's pid is not known yet

@@ -213,7 +213,7 @@ def why(job: str, *, json: bool = False, state_file: str | None = None, config: 
 
 
 def _looked_at(client: SchedulerClient, number: int, until: float) -> tuple[Job, Reason | None]:
-    """Return a job and the reason why it waits; None if it does not wait.
+    """Return a job and the reason why it waits; the reason is None if the job does not wait.
 
     Until ``until`` (monotonic seconds), waits for the scheduler to consider a job that was only just added.
     """
@@ -225,7 +225,7 @@ def _looked_at(client: SchedulerClient, number: int, until: float) -> tuple[Job,
 
 
 def _telling(job: Job) -> str:
-    """Return the path of the job's stderr file, if it has one that is not empty, else of its log."""
+    """Return the path of the job's stderr file; if that is missing or empty, the path of the job's log."""
     errors = stderr_log(job)
     return errors if errors and os.path.exists(errors) and os.path.getsize(errors) else job.log
 

@@ -204,7 +204,7 @@ class SchedulerClient:
             return rows.gpus(connection)
 
     def managed(self) -> tuple[int, ...] | None:
-        """Return the ids of the managed GPUs; None if it manages none, as before its first start."""
+        """Return the ids of the managed GPUs; None if no GPU is managed, as before the scheduler's first start."""
         return tuple(gpu.index for gpu in self.gpus()) or None
 
     def remembered(self, key: str) -> str:
@@ -591,9 +591,9 @@ def _noted(connection: sqlite3.Connection, setting: str) -> Any:
 
 
 def _booking_memory(connection: sqlite3.Connection, gpus: list[Gpu], spec: JobSpec) -> JobSpec:
-    """Return the spec with the GPU memory to book, if jobs book memory (`min_free_mem_mb`) and this one names no share.
+    """Return the spec with the GPU memory to book if `min_free_mem_mb` is set and the spec names no share of a GPU.
 
-    `daemon/ingest.py` does so for the jobs of lines.
+    For jobs of watched files, `daemon/ingest.py` does this.
     """
     from scheduler.core.model_table import booking_memory
 

@@ -162,7 +162,7 @@ def _booked(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int, tu
 
 
 def reasons_of(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int, Reason]:
-    """Return id → reason of each waiting job: its own, else that of its placement class and its place in the class."""
+    """Return id → reason of each waiting job: its own, else from its placement class and its place there."""
     classes = rows.class_reasons(connection)
     before: dict[str, int] = {}
     reasons: dict[int, Reason] = {}
@@ -179,7 +179,7 @@ def reasons_of(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int,
 
 
 def reason_of(connection: sqlite3.Connection, job: Job) -> Reason:
-    """Return the reason of one waiting job, equal to that of `reasons_of`, without reading all waiting jobs."""
+    """Return the reason of one waiting job, as `reasons_of` does, but without reading all waiting jobs."""
     if job.reason_code:
         return Reason(job.reason_code, without_secrets(job.reason))
     reason = rows.class_reasons(connection).get(class_of(job).key) or NOT_YET
@@ -220,8 +220,8 @@ class News:
 class Watch:
     """Repeated queries of a store that return only changes. For use by one thread.
 
-    It returns all changes of the first waiting jobs in the queue (`store/change_feed.py: MOST_WAITING`), but of later
-    ones only that they were added, started or ended.
+    It returns every change of the first waiting jobs in the queue (`store/change_feed.py: MOST_WAITING`). Of later
+    jobs it returns only that they were added, started or ended.
     """
 
     def __init__(self, places: Places) -> None:
@@ -238,7 +238,7 @@ class Watch:
         self._changes.close()
 
     def look(self) -> News:
-        """Return the changes; in the first call GPUs, queue, and whether a scheduler runs. Raises SchedulerError."""
+        """Return the changes; the first call returns GPUs, queue, whether a scheduler runs. Raises SchedulerError."""
         news = News()
         now = time.monotonic()
         force = False

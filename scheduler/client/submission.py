@@ -109,14 +109,14 @@ def spec_of(given: Submission, named: Named = flag, shell: Shell = in_terminal) 
 def table_for(
     spec: JobSpec, client: SchedulerClient, config: str | None, warn: Callable[[str], None] = _not_said
 ) -> ModelTable:
-    """Return the model table; for a job that names its GPU need an empty one, without reading the file."""
+    """Return the model table; an empty table, without reading the file, for a job that names its GPU need."""
     return ModelTable() if spec.gpus else model_table_for(client, config, warn)
 
 
 def model_table_for(client: SchedulerClient, config: str | None, warn: Callable[[str], None] = _not_said) -> ModelTable:
     """Return the model table; if its file cannot be read, the last good table of the running scheduler.
 
-    ``warn`` gets a message in the second case. Without a good table it raises as `model_table` does.
+    ``warn`` gets a message in the second case. Without a good table, the error of `model_table` is raised.
     """
     path = client.remembered("llm_config") or settings_of(client, config).llm_config
     noted = client.remembered("model_table") if client.alive() else ""
@@ -132,10 +132,10 @@ def model_table_for(client: SchedulerClient, config: str | None, warn: Callable[
 
 
 def trusting(client: SchedulerClient, config: str | None, look: Callable[[bool], Read]) -> Read:
-    """Return the result of ``look``, which reads a file that no other user may be able to write.
+    """Return the result of ``look``, which reads a file and raises FileTrouble if other users can write the file.
 
-    The argument of ``look`` is whether users of the file's group may be able to write it. It is False at first; only if
-    that raises FileTrouble, the setting `trust_group` is read and ``look`` is called again with it.
+    The argument of ``look``: whether to accept a file that its group can write. The first call is ``look(False)``; if
+    it raises FileTrouble, ``look`` is called again with the setting `trust_group`.
     """
     try:
         return look(False)

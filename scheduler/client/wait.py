@@ -67,7 +67,7 @@ def wait_for(client: SchedulerClient, ids: tuple[int, ...] | None, limit: float 
 
 
 def _forgotten(client: SchedulerClient, jobs: Sequence[tuple[int, Job | None]]) -> NotFound:
-    """Return the error for deleted jobs. ``jobs``: id, and the job as it was last seen, None if never."""
+    """Return the error for deleted jobs. ``jobs``: (id, job as last seen; None if never seen)."""
     logs = [job.log for _, job in jobs if job is not None and job.log]
     several = len(jobs) > 1
     names = ", ".join(str(number) for number, _ in jobs[:MOST_NAMED])
@@ -79,7 +79,7 @@ def _forgotten(client: SchedulerClient, jobs: Sequence[tuple[int, Job | None]]) 
 
 
 def _say_why(client: SchedulerClient, waiting: Sequence[int]) -> None:
-    """Print the jobs that do not start until a user does something, and why."""
+    """Print which jobs cannot start until a user acts, and why."""
     for number in waiting[:20]:
         _, reason, _ = client.job(number)
         if reason is not None and reason.code in STUCK:

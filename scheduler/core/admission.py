@@ -1,10 +1,10 @@
 """Admission control: decides from the readings which GPUs may take a job now, and how much of their memory is free.
 
-The ledger (`core/placement.py: Fleet`) counts what this scheduler's own jobs have booked. Readings add what the ledger
-cannot know: foreign processes, jobs that use more than their share, GPUs that are gone or give no readings.
+The ledger (`core/placement.py: Fleet`) counts what this scheduler's own jobs have booked. Readings add the facts that
+the ledger lacks: foreign processes, jobs that use more than their share, GPUs that are gone or give no readings.
 The thresholds apply only to the memory and load that do not come from this scheduler's jobs; otherwise a job that fully
-uses its half of a GPU would lock out a job for the other half. From its placement on, each job counts with at least its
-share.
+uses its half of a GPU would lock out a job for the other half. A placed job counts with at least its share, even while
+the job uses less.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The reason why the readings of a GPU keep jobs away from it; an empty ``code`` stands for no reason."""
+    """The reason why the readings of a GPU keep jobs away from this GPU. Empty ``code``: there is no such reason."""
 
     code: str = ""  # stale, gone, unhealthy, foreign, over-share, releasing, no-room
     sentence: str = ""
@@ -77,7 +77,7 @@ NOTHING_FORBIDDEN = Verdict()
 
 @dataclass(slots=True)
 class GpuAdmission:
-    """The last reading of one GPU, and what is concluded from it. Memory is in MiB, times are monotonic seconds."""
+    """The last reading of one GPU, and conclusions from its readings. Memory is in MiB, times are monotonic seconds."""
 
     gpu: Gpu
     reading: GpuSnapshot | None = None
@@ -106,7 +106,7 @@ class GpuAdmission:
 
     @property
     def reserved_mib(self) -> int | None:
-        """Memory in use by neither jobs nor foreign processes (driver, display, accepted); None if not known."""
+        """MiB in use by driver, display and accepted processes; None if the memory in use is not reported."""
         told = self.reading
         if told is None or told.memory_used_mib is None:
             return None
@@ -114,13 +114,13 @@ class GpuAdmission:
 
     @property
     def reason(self) -> str:
-        """Sentence with the reason to give the GPU fewer jobs than the ledger has room for; empty if there is none."""
+        """Sentence: why the GPU gets fewer jobs than the ledger has room for; empty if there is no such reason."""
         if self.verdict.code:
             return self.verdict.sentence
         return self.whole.sentence if self.whole_blocked else self.why_overcommit.sentence
 
     def heard_of(self, admission: Admission) -> bool:
-        """Return whether anything is known about this GPU: it was read, or the last reading failed."""
+        """Return whether this GPU was ever read, or the last reading of all GPUs failed."""
         return self.read_at > -math.inf or bool(admission.trouble)
 
     @property
@@ -142,9 +142,10 @@ def _nobody(gpu: int) -> Sequence[Tenant]:
 
 @dataclass(slots=True)
 class Admission:
-    """The judged readings of all GPUs. For declared GPUs, which are never read, it is empty and forbids nothing.
+    """The judged readings of all GPUs. Declared GPUs are never read: their Admission is empty and forbids nothing.
 
-    ``cards``: by GPU index; ``tenants``: returns the attempts with an allocation on a GPU. Masks: one bit for each GPU.
+    ``cards``: state of each GPU, by index; ``tenants``: returns the attempts with an allocation on a GPU. In a mask,
+    bit ``i`` stands for GPU ``i``.
     """
 
     cards: dict[int, GpuAdmission] = field(default_factory=dict)
@@ -177,7 +178,7 @@ class Admission:
     # -- applying readings --------------------------------------------------------------------------------
 
     def take(self, readings: Readings, now: Now) -> None:
-        """Apply new readings, or their failure, and judge all GPUs again."""
+        """Apply new readings, or the failure to read the GPUs; then judge all GPUs again."""
         self.trouble = readings.problem
         self.took_s = max(0.0, now.mono - readings.at)
         if not readings.problem:
@@ -195,19 +196,19 @@ class Admission:
         self.judge(now)
 
     def fresh(self, gpus: Iterable[int], now: Now) -> bool:
-        """Return whether these GPUs were read within the last ``FRESH_S`` seconds, as placing a job requires."""
+        """Return whether these GPUs were read within the last ``FRESH_S`` seconds; placing a job requires this."""
         since = now.mono - FRESH_S - self.took_s
         return all(self.cards[gpu].read_at >= since for gpu in gpus if gpu in self.cards)
 
     @property
     def uncertain(self) -> bool:
-        """True while a GPU has a first sample above a threshold that the next sample has to confirm."""
+        """True while a GPU has a sample above a threshold but is not blocked yet: the next sample decides."""
         return any(card.above and not card.blocked for card in self.cards.values())
 
     def left(self, gpus: Iterable[int], now: Now) -> bool:
-        """Record that a job left these GPUs, so that they are read before they get another job.
+        """Record that a job left these GPUs, so that each GPU is read again before it gets another job.
 
-        Return whether any of them is read at all.
+        Return whether at least one of these GPUs is read at all: declared GPUs are not.
         """
         mine = [self.cards[gpu] for gpu in gpus if gpu in self.cards]
         for card in mine:
@@ -219,7 +220,7 @@ class Admission:
         return bool(mine)
 
     def accept(self, gpus: Iterable[int], now: Now) -> None:
-        """Accept the foreign memory and processes on these GPUs, as a user asked: they no longer keep jobs away."""
+        """Accept the foreign memory and processes on these GPUs, as a user requested: they no longer keep jobs away."""
         for gpu in gpus:
             card = self.cards.get(gpu)
             if card is not None:
@@ -282,10 +283,10 @@ class Admission:
     def _split(
         self, card: GpuAdmission, reading: GpuSnapshot, tenants: Sequence[Tenant], used: int, total: int, now: Now
     ) -> tuple[dict[str, float], list[GpuProcess]]:
-        """Return attempt → MiB in use, and the foreign processes.
+        """Return the MiB in use by each attempt (by attempt key), and the foreign processes.
 
-        Where the driver does not show the memory of an attempt (no process list, pids of another container, no
-        figures), the attempt counts with its share, or with the rest of the memory in use if that is less.
+        If the driver does not show the memory of an attempt (no process list, pids of another container, no figures),
+        the attempt counts with its share, but at most with the memory in use that no known process explains.
         """
         own: dict[str, float] = {}
         foreign: list[GpuProcess] = []
@@ -323,9 +324,9 @@ class Admission:
         return own, foreign
 
     def _settling(self, process: GpuProcess, tenants: Sequence[Tenant], now: Now) -> str:
-        """Return the attempt that an unknown process of our own user may belong to; empty if there is none.
+        """Return the key of the attempt that probably started this process of the scheduler's user; empty if none fits.
 
-        That is the latest attempt that started before the process and at most ``settle_s`` seconds ago.
+        This is the latest attempt that started before the process and at most ``settle_s`` seconds ago.
         """
         if not process.ours or not process.visible:
             return ""
@@ -395,7 +396,7 @@ class Admission:
         return max(0.0, reading.load - sum(process.load or 0.0 for process in others))
 
     def _releasing(self, card: GpuAdmission, reading: GpuSnapshot) -> bool:
-        """Return whether the job that left may still hold memory: there is more foreign memory than before it left."""
+        """Return whether an ended job may still hold memory: foreign memory has grown since that job left the GPU."""
         if (
             self.thresholds.by_memory
             or card.freed_at is None
@@ -405,7 +406,7 @@ class Admission:
         return card.foreign_mib - card.before_mib > self.thresholds.tolerance * (reading.memory_total_mib or 0)
 
     def _whole(self, card: GpuAdmission, foreign: Sequence[GpuProcess], total: int, first: bool) -> None:
-        """Block the GPU for jobs that need a whole GPU while foreign processes compute on it."""
+        """Block a GPU for jobs that need a whole GPU while foreign processes compute on this GPU."""
         working = [process for process in foreign if process.compute]
         memory = sum(process.memory_mib or 0 for process in working)
         if any(process.memory_mib is None for process in working) or memory > self.thresholds.tolerance * total:
@@ -492,8 +493,8 @@ class Admission:
     def free_mib(self, index: int) -> int:
         """Return the MiB of a GPU that are neither in use nor set aside for a job; 0 if unknown.
 
-        Until ``settle_s`` seconds after its start, a job's share or requested memory is set aside for it, as far as the
-        job does not use it yet. After that only the memory that it uses counts.
+        During the first ``settle_s`` seconds of a job, the unused rest of its share or requested memory is set aside.
+        Later only the memory that the job uses counts.
         """
         card = self.cards[index]
         reading = card.reading
@@ -506,7 +507,7 @@ class Admission:
         return max(0, int(free))
 
     def most_mib(self, index: int) -> int:
-        """Return the MiB that a job alone on a GPU can use: all memory less tolerance and baseline; 0 if unknown."""
+        """Return the MiB that a job alone on a GPU can use: total memory minus tolerance and baseline; 0 if unknown."""
         card = self.cards.get(index)
         if card is None or card.reading is None or not card.reading.memory_total_mib:
             return 0
@@ -516,7 +517,8 @@ class Admission:
     def has_room(self, index: int, parts: int, vram_mib: int) -> bool:
         """Return whether the GPU has enough memory left for the job; True if its memory is not known.
 
-        Each job on the GPU counts with its share, or with the memory in use if that is over `OUTGROWN` times its share.
+        A job on the GPU counts with its share; a job that uses more than `OUTGROWN` times its share counts with the
+        memory that it uses.
         """
         card = self.cards.get(index)
         if card is None or card.reading is None or not card.reading.memory_total_mib:
@@ -531,7 +533,7 @@ class Admission:
         return max(vram_mib, capacity * parts / WHOLE) <= room + self.thresholds.tolerance * capacity
 
     def forbids(self, index: int, parts: int, free: int, vram_mib: int = 0) -> Verdict:
-        """Return why the readings keep a job away from GPU ``index``; `NOTHING_FORBIDDEN` if they do not.
+        """Return why the readings keep a job away from GPU ``index``; `NOTHING_FORBIDDEN` if the job may start there.
 
         ``parts``: thousandths of the GPU that the job needs; ``free``: thousandths that are free in the ledger;
         ``vram_mib``: MiB that the job asked for (0: none).
@@ -563,7 +565,7 @@ class Admission:
 
 
 def _below(limit: float) -> float:
-    """Return the value that a sample must stay below to count as well below the threshold ``limit``."""
+    """Return the threshold ``limit`` minus the hysteresis: samples below this value help to unblock a GPU."""
     return limit - min(HYSTERESIS, limit / 2)
 
 
@@ -576,7 +578,7 @@ def _key(process: GpuProcess) -> tuple[int, float]:
 
 
 def _accepted_mib(card: GpuAdmission, reading: GpuSnapshot) -> int:
-    """Return the MiB of accepted processes that still run, and forget the accepted processes that have ended."""
+    """Return the MiB of the accepted processes that still run; remove ended processes from ``card.accepted``."""
     if card.accepted and reading.processes is not None:
         there = {_key(process): process.memory_mib or 0 for process in reading.processes}
         card.accepted = {key: mib for key, mib in card.accepted.items() if key in there}

@@ -1,4 +1,4 @@
-"""All settings: name, default, limits, meaning. Other defaults of `gpujob run`: `intake/settings.py: DISPATCHER`."""
+"""All settings: name, default, limits, meaning. `gpujob run` changes defaults: `intake/settings.py: DISPATCHER`."""
 
 from __future__ import annotations
 
@@ -193,8 +193,9 @@ def _option(
 ) -> Any:
     """Return the dataclass field of a setting.
 
-    ``read``: returns the typed value, or raises UsageError; ``metavar``: empty for two flags, such as ``--web`` and
-    ``--no-web``; ``reload``: a change needs no restart; ``section``: the heading above it in the example file.
+    ``read``: returns the typed value, or raises UsageError; ``metavar``: name of the value in help texts, empty for a
+    setting with two flags such as ``--web`` and ``--no-web``; ``reload``: a change needs no restart; ``section``: the
+    heading above this setting in the example file.
     """
     row = {"read": read, "help": meaning, "metavar": metavar, "reload": reload, "path": path, "section": section}
     return field(default=default, metadata=row)
@@ -353,7 +354,7 @@ def defaults() -> dict[str, Any]:
 
 
 def read_option(name: str, value: Any, where: str, *, named: bool = False) -> Any:
-    """Return the typed value of one setting. Raises UsageError with ``where``, the key, and a correct spelling.
+    """Return the typed value of one setting. Raises UsageError that names ``where``, the key and a correct spelling.
 
     ``named``: ``where`` already names the setting, so the message does not repeat the key.
     """

@@ -1,7 +1,7 @@
 """Counters that are never reset, for `/metrics`: endings, retries, waiting times and run times of jobs.
 
-They are computed from the events of a pass, and added to the store in the transaction that records the events. So a
-count is lost or doubled only together with the event that it counts.
+The daemon computes the increments from the events of a pass, and adds them to the store in the transaction that
+records these events. So the counters always agree with the recorded events.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def counted(events: Iterable[Event], jobs: Mapping[int, Job], began_before: Call
 
 
 def cumulative(bounds: Sequence[float], counts: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Return the buckets in the form of Prometheus: each label with the number of values up to its bound."""
+    """Return the buckets as Prometheus defines them: (label, number of values up to the bound), ascending."""
     total, out = 0.0, []
     for label in (*map(label_of, bounds), INF):
         total += counts.get(label, 0.0)

@@ -122,7 +122,7 @@ class _Decision(DecisionPass):
         self._finish(job, observation.leftovers)
 
     def _with_memory(self, job: Job, found: Failure | None) -> Failure | None:
-        """Return ``found`` with two sizes in MiB on one GPU: the memory that the job asked for, and its peak use."""
+        """Return ``found`` with the memory that the job asked for and its peak use, both in MiB on one GPU."""
         if found is None:
             return None
         fleet = self.state.fleet

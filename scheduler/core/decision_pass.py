@@ -41,7 +41,7 @@ class Plan:
     read_since: float | None = None  # a reading is needed that was begun at this time or later (monotonic seconds)
 
     def read_gpus(self, since: float) -> None:
-        """Request a reading of the GPUs that was begun at ``since`` (monotonic seconds) or later."""
+        """Request a reading of the GPUs that begins at ``since`` (monotonic seconds) or later."""
         self.read_since = since if self.read_since is None else max(self.read_since, since)
 
     @property
@@ -111,9 +111,9 @@ class DecisionPass:
         self._park(job, "missing", sentence)
 
     def _depends(self, job: Job) -> list[int] | None:
-        """Return the ids of the jobs that must end first, and park the job if there are any.
+        """Return the ids of the dependencies that have not ended; park the job if there are any.
 
-        None: the job was skipped, because a dependency that had to succeed failed or is not known.
+        Return None after skipping the job, because a dependency that had to succeed did not succeed or is not known.
         """
         waits_for = []
         for parent_id in dict.fromkeys((*job.spec.after_ok, *job.spec.after)):
@@ -143,7 +143,7 @@ class DecisionPass:
         self.after_end(job)
 
     def after_end(self, job: Job) -> None:
-        """Queue the jobs that depend on this ended job, or park them with the next reason, or skip them."""
+        """Look again at each job that depends on this ended job: queue it, park it with its next reason, or skip it."""
         for child_id in self.state.children.pop(job.id, ()):
             if self.state.parked.get(child_id) == "depends":
                 child = self.find(child_id)

@@ -24,10 +24,10 @@ def _unknown(job: Job) -> int:
 class Rules:
     """The rules for another attempt after a failed one.
 
-    ``starts``: number of failed starts, even for a passing cause, after which the job fails. ``retries``: whether the
-    job's own option ``retries`` applies. ``oom_retries``: number of attempts with more GPU memory that may follow.
-    ``by_memory``: jobs book MiB instead of a share (`core/model_table.py: booking_memory`); ``most_mib`` then returns
-    the most MiB that a job can get.
+    ``starts``: the job fails after this number of failed starts, even if the cause may pass. ``retries``: whether the
+    job's own option ``retries`` applies. ``oom_retries``: how many more attempts, each with more GPU memory, a job gets
+    that ran out of GPU memory. ``by_memory``: jobs book MiB instead of a share (`core/model_table.py: booking_memory`);
+    ``most_mib`` then returns the most MiB that a job can get.
     """
 
     starts: int = 0
@@ -42,7 +42,7 @@ NEVER_AGAIN = Rules(retries=False)
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """The meaning of an attempt's end: ``how`` is the move that the job makes, ``outcome`` is how the attempt ended.
+    """The meaning of an attempt's end. ``how``: the job's next change of state; ``outcome``: how the attempt ended.
 
     After Move.RETRY_SCHEDULED another attempt follows: ``cause`` is one of `core/counters.py: RETRIES`, ``why`` is the
     reason as a sentence. ``need`` or ``vram_mib`` is set if the next attempt asks for more GPU memory.
@@ -60,7 +60,7 @@ CANCELLED = Meaning(Move.STOPPED, Outcome.CANCELLED)
 
 
 def after_run(job: Job, rules: Rules) -> Meaning:
-    """Return the meaning for a command that ran; ``job`` has its exit code or signal and the cause found in its log."""
+    """Return the meaning for a command that ran; ``job`` holds exit code or signal, and the cause found in the log."""
     if _is_cancelled(job):
         return CANCELLED
     if job.state is JobState.STOPPING:
@@ -71,7 +71,7 @@ def after_run(job: Job, rules: Rules) -> Meaning:
 
 
 def after_loss(job: Job) -> Meaning:
-    """Return the meaning for an attempt that ended in an unknown way. The job is never run again automatically."""
+    """Return the meaning for an attempt whose outcome is unknown. Such a job is never run again automatically."""
     return CANCELLED if _is_cancelled(job) else Meaning(Move.FAILED, Outcome.LOST)
 
 
@@ -109,7 +109,7 @@ def _after_failure(job: Job, outcome: Outcome, rules: Rules) -> Meaning:
 
 
 def _with_more_memory(job: Job, outcome: Outcome, rules: Rules) -> Meaning:
-    """Return another attempt with twice the share or memory, at most a whole GPU; a failure if that is no more."""
+    """Return a retry with twice the share or memory, up to a whole GPU; a failure if the job had the maximum."""
     before = job.spec.vram_mib or 0
     if rules.by_memory and before and job.need.parts == BY_MEMORY:
         after = min(rules.most_mib(job), 2 * before)

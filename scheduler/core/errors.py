@@ -22,8 +22,8 @@ class SchedulerError(Exception):
     """An error that is shown to the user: a one-line message and the exit code of the command.
 
     ``what``: a whole sentence without a final full stop; ``where``: the file, line or job; ``do``: what would help.
-    ``exit_code``: see docs/json.md (1: error). ``code``: the kind of error, for the program itself, where one class
-    stands for several kinds.
+    ``exit_code``: see docs/json.md (1: error). ``code``: for the program itself, the kind of error if one class stands
+    for several kinds.
     """
 
     exit_code = 1
@@ -62,7 +62,7 @@ DECIDE_ANEW = "decide again"  # code of a pass that must be repeated because som
 
 
 class Mistakes(UsageError):
-    """Several mistakes found together. The one-line message is the first mistake and the number of the others."""
+    """Several mistakes found together. The one-line message is the first mistake and the number of further mistakes."""
 
     def __init__(self, errors: Sequence[SchedulerError]) -> None:
         first = errors[0]
@@ -77,9 +77,10 @@ class Mistakes(UsageError):
 
 
 def raise_all(errors: Sequence[SchedulerError]) -> None:
-    """Raise the only error, or all as `Mistakes`; nothing if there is none.
+    """Raise a single error unchanged, several errors as `Mistakes`; do nothing if ``errors`` is empty.
 
-    The first error that is no UsageError, such as a file that other users could write (exit code 1), is raised alone.
+    If some error is not a UsageError, such as a file that other users could write (exit code 1), raise only the first
+    such error.
     """
     for error in errors:
         if not isinstance(error, UsageError):
@@ -94,8 +95,8 @@ def raise_all(errors: Sequence[SchedulerError]) -> None:
 class Exposure:
     """The reason why other users could write a file or folder: ``code`` is OWNER, WRITERS or LINK.
 
-    ``said``: the reason as text; ``place``: that file, folder or link; ``owner``: its user id; ``mend``: what to do;
-    ``also``: an alternative, printed after ``mend``.
+    ``said``: the reason as text; ``place``: path of that file, folder or link; ``owner``: user id of its owner;
+    ``mend``: what to do; ``also``: an alternative, printed after ``mend``.
     """
 
     code: str
@@ -154,7 +155,7 @@ class InvalidMove(SchedulerError):
 
 
 class StoreTrouble(SchedulerError):
-    """The store could not be read or written; the daemon starts no job until it can be used again."""
+    """The store could not be read or written; the daemon starts no job until the store can be used again."""
 
 
 class Damaged(StoreTrouble):
@@ -200,7 +201,7 @@ def word(text: str) -> str:
 
 
 def said(value: Any) -> str:
-    """Return a wrong value as an error message shows it: shortened, whatever its type."""
+    """Return a wrong value of any type as shortened text for an error message."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**LONGEST_SHOWN:
         return f"a number of more than {LONGEST_SHOWN} digits"
     if isinstance(value, (list, tuple)):

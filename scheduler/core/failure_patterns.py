@@ -45,13 +45,13 @@ FAILURE_KINDS = tuple(kind for kind, _, _ in _SIGNS)
 
 
 def warning_in(tail: str, need: ResourceRequest) -> Failure | None:
-    """Return the warning for a job with exit code 0 whose log shows that it ran out of GPU memory; None without one."""
+    """Return the warning that a job with exit code 0 ran out of GPU memory; None if its log does not end that way."""
     found = failure_in(tail, need) if _SIGNS[0][1].search(tail) else None
     return found if found is not None and found.kind == OUT_OF_MEMORY else None
 
 
 def failure_in(tail: str, need: ResourceRequest) -> Failure | None:
-    """Return the last known cause in ``tail``, with a hint; None if there is none. ``need``: what the job asked for."""
+    """Return the last known cause of failure in ``tail``, with a hint, else None. ``need``: the need of the job."""
     for line in reversed(tail.splitlines()):
         for kind, sign, hint in _SIGNS:
             if sign.search(line):

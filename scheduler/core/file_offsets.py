@@ -12,11 +12,11 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class FileMark:
-    """The read position of a watched file: ``offset`` bytes, ``lines`` lines, ``crc`` (CRC-32) of these bytes.
+    """The read position in a watched file. ``offset``, ``lines``: bytes and lines read; ``crc``: CRC-32 of these bytes.
 
-    ``replaying``: the file was replaced and is read again from its start; a line is new only if the number of equal
-    lines has risen. ``open_line``: the last line was read without its newline. ``skipping``: the position is inside a
-    line that is too long.
+    ``replaying``: the file was replaced and is read again from its start; then a line is new only if the new file has
+    more lines equal to it than the old file had. ``open_line``: the last line was read without its newline.
+    ``skipping``: the position is inside a line that is too long.
     """
 
     path: str
@@ -41,12 +41,12 @@ class LineRead:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Lines of a watched file, and its read position after them: both are recorded in one transaction.
+    """Lines of a watched file, and the read position after these lines; one transaction records both.
 
     ``restart``: the file was replaced, so the counts of equal lines start at 0 before these lines. ``settled``: these
-    lines end a replay. ``more``: more lines can be read immediately. ``again``: for refused lines that are read again
-    because the GPUs have changed, these GPUs as text; else empty. ``left_out``: why the rest of the previous file is
-    not read; else empty.
+    lines end a replay. ``more``: more lines can be read immediately. ``again``: the current GPUs as text if refused
+    lines are read again because the GPUs have changed; else empty. ``left_out``: the reason if the rest of the previous
+    file is not read; else empty.
     """
 
     mark: FileMark

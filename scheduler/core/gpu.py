@@ -56,7 +56,7 @@ class ResourceRequest:
     - ``count`` different GPUs of one server, ``parts`` thousandths of each.
     - No GPU (``count`` 0): ``parts`` is the number of slots for jobs without GPUs; 0 stands for one slot.
     - ``count`` GPUs that the job itself names (``parts`` 0): the job starts there beside all other jobs and processes.
-      Nothing is booked on these GPUs, but while it runs, only jobs that name them too are placed there.
+      Nothing is booked on these GPUs. While the job runs, only jobs that name these GPUs too are placed there.
     """
 
     count: int
@@ -115,7 +115,7 @@ class ResourceRequest:
 
     @property
     def total(self) -> int:
-        """Thousandths of a GPU booked on all its GPUs together; 0 if nothing is booked."""
+        """Thousandths of a GPU that the request books on all GPUs together; 0 if it books nothing."""
         return self.count * self.parts
 
     def in_words(self) -> str:
@@ -133,7 +133,7 @@ class ResourceRequest:
 
 @functools.lru_cache(maxsize=1024)
 def rounding_note(text: str) -> str:
-    """Return the note that a need such as 1.5 was rounded up to whole GPUs; empty if it was not."""
+    """Return the note that a need such as 1.5 was rounded up to whole GPUs; empty if the need was not rounded."""
     if _is_plain(text):
         return ""
     from decimal import Decimal, InvalidOperation
@@ -162,7 +162,7 @@ GPU_STATES = ("AVAILABLE", "BUSY", "PAUSED", "STALE", "GONE", "UNHEALTHY", "FORE
 def gpu_state(*, paused: bool, admission: str, booked: bool) -> str:
     """Return the state of a GPU, one of `GPU_STATES`.
 
-    ``admission``: the state that its readings give it (`core/admission.py: GpuAdmission`), or empty.
+    ``admission``: the state according to the readings of the GPU (`core/admission.py: GpuAdmission.state`), or empty.
     """
     return "PAUSED" if paused else admission or ("BUSY" if booked else "AVAILABLE")
 
@@ -227,7 +227,7 @@ def ids_of(mask: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A managed GPU: its index, UUID, name, server, and memory in MiB (None: not known)."""
+    """A managed GPU: its index, UUID, name, server, and total memory in MiB (None: the size is not known)."""
 
     index: int
     uuid: str

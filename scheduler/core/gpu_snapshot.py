@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that the driver lists on a GPU, completed from /proc. None stands for a figure that is not known."""
+    """A process that the driver lists on a GPU, with details from /proc. None stands for a figure that is not known."""
 
     pid: int
     memory_mib: int | None = None

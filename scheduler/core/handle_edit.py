@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def edit(decision: DecisionPass, job: Job, changes: Mapping[str, Any], need: tuple[int, int] | None) -> str:
     """Change a waiting job's spec, queue the job again, and return the answer for the user.
 
-    ``changes``: fields of JobSpec; ``need``: the new request as (count, parts), None if it stays the same. Raises
-    SchedulerError, and changes nothing, if the edit is not possible.
+    ``changes``: field of JobSpec → new value; ``need``: the new request as (count, parts), None if the request stays
+    the same. Raises SchedulerError, and changes nothing, if the edit is not possible.
     """
     if job.state is not JobState.PENDING:
         hint = f"pause the queue, then: gpujob retry {job.id}" if job.state.ended else ""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def answer(decision: DecisionPass, observation: Asked) -> None:
-    """Carry out a request as far as possible, and add its answer to the plan; an edit of the state file has none."""
+    """Carry out a request as far as possible, and add its answer to the plan. A state file edit gets no answer."""
     request = observation.request
     if isinstance(request, StateEdited):
         _edited(decision, request)
@@ -61,7 +61,7 @@ def answer(decision: DecisionPass, observation: Asked) -> None:
 
 
 def _each(decision: DecisionPass, jobs: Iterable[int], act: Callable[[Job], str]) -> tuple[list[str], int]:
-    """Call ``act`` for each job; return one answer line for each, and the first exit code that is not 0."""
+    """Call ``act`` for each job; return one answer line for each job, and the first exit code that is not 0, else 0."""
     lines, code = [], 0
     for job_id in jobs:
         job = decision.find(job_id)
@@ -123,7 +123,7 @@ def _pause_queue(decision: DecisionPass, on: bool) -> str:
 
 
 def _edited(decision: DecisionPass, edit: StateEdited) -> None:
-    """Apply an edit of the state file: change the pauses that its writer changed after reading the file."""
+    """Apply an edit of the state file: change only the pauses that the user who saved the file meant to change."""
     state = decision.state
     fleet, book = state.fleet, state.pauses
     # A paused GPU that is no longer managed keeps its pause: it holds when the GPU is managed again.

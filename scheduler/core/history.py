@@ -1,7 +1,7 @@
 """Samples of GPUs and jobs for history curves: 10-second means are kept for a day, 5-minute means for 90 days.
 
-Times are seconds since 1970, memory is in MiB, loads and shares are 0 to 1. A value that was not measured is None and
-no part of a mean. A time without measurements (no scheduler, a sleeping machine) has no sample.
+Times are seconds since 1970, memory is in MiB, loads and shares are 0 to 1. A value that was not measured is None, and
+means leave it out. An interval without measurements (no scheduler, a sleeping machine) has no sample.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True)
 class JobSample:
-    """A sample of one attempt over an interval from ``at``: the sum of its memory and the mean load on its GPUs."""
+    """A sample of one attempt in the interval from ``at``: its memory (sum over its GPUs) and load (mean over them)."""
 
     at: float
     memory_mib: float | None
@@ -61,7 +61,7 @@ class JobSample:
 
 @dataclass(frozen=True, slots=True)
 class PauseSpan:
-    """The time in which a GPU (None: the whole queue) was paused. ``end`` None: it still is."""
+    """A period in which a GPU was paused (``gpu`` None: the whole queue). ``end`` None: the pause still lasts."""
 
     gpu: int | None
     start: float
@@ -73,8 +73,8 @@ class Batch:
     """The rows of one transaction: samples of an interval, changes of pauses, durations of passes.
 
     ``at``: time of writing. ``gpus``: rows of index, interval start, GPU_COLUMNS; ``jobs``: rows of job, attempt,
-    interval start, JOB_COLUMNS. ``pauses``: (time, everything that is paused from that time). ``ticks``: number of
-    passes since the scheduler's start, by bucket of their duration; ``tick_sum``: sum of their durations in seconds.
+    interval start, JOB_COLUMNS. ``pauses``: (time, GPUs and QUEUE that are paused from that time on). ``ticks``: number
+    of passes since the scheduler's start, by bucket of duration; ``tick_sum``: seconds that these passes took together.
     """
 
     at: float
@@ -104,7 +104,7 @@ class Mean:
                 self._most[column] = value if most is None or value > most else most
 
     def mean(self, column: int, digits: int) -> float | None:
-        """Return the mean of a column, rounded to ``digits``."""
+        """Return the mean of a column, rounded to ``digits`` decimal places; None for a column without a value."""
         number = self._numbers[column]
         return round(self._sums[column] / number, digits) if number else None
 
@@ -154,7 +154,7 @@ def gpu_values(card: GpuAdmission | None, booked: float, paused: bool) -> Values
 def job_values(key: str, cards: Iterable[GpuAdmission]) -> Values:
     """Return memory (MiB) and load of an attempt on these GPUs; None for a value that the driver does not give.
 
-    The share that admission assumes for an attempt without figures is not a measured value.
+    The share that admission assumes for an attempt without figures is not measured, so it is left out.
     """
     memory: float | None = None
     loads: list[float] = []
@@ -174,7 +174,7 @@ def job_values(key: str, cards: Iterable[GpuAdmission]) -> Values:
 
 
 class Ticks:
-    """Histogram of the durations of passes since the start of the scheduler. ``total``: their sum in seconds."""
+    """Histogram of the durations of passes since the scheduler's start. ``total``: sum of the durations in seconds."""
 
     __slots__ = ("counts", "total")
 
@@ -200,7 +200,7 @@ def bucket_of(at: float, step_s: float) -> float:
 class Question:
     """A query for samples: the rows from ``since`` to ``until``, averaged over ``step_s`` seconds.
 
-    ``short``: from the table of 10-second means.
+    ``short``: the query reads the table of 10-second means, else the table of 5-minute means.
     """
 
     since: float
@@ -210,9 +210,9 @@ class Question:
 
 
 def question(since: float, until: float, step_s: float, now: float) -> Question:
-    """Return the query for this time that gives at most ``MOST_POINTS`` samples, ``step_s`` seconds or more apart.
+    """Return the query from ``since`` to ``until`` for at most ``MOST_POINTS`` samples, at least ``step_s`` s apart.
 
-    The 10-second means are used if they reach back far enough and the step is below 5 minutes.
+    The query reads the 10-second means if these reach back to ``since`` and the step is below 5 minutes.
     """
     until = min(until, now + SHORT_S)
     since = max(since, now - KEEP_LONG_S)

@@ -109,7 +109,7 @@ class JobSpec:
 
     @property
     def shell_text(self) -> str | None:
-        """The line of a commands file as written; None for a job from elsewhere."""
+        """The line of a commands file as written; None for a job that comes from another source."""
         return self.arguments[2] if self.source == "commands" and self.arguments[:2] == ("sh", "-c") else None
 
     @property
@@ -169,7 +169,7 @@ _SPEC_DEFAULTS: dict[str, Any] = JobSpec.__init__.__kwdefaults__ or {}  # each f
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """The identity of a process: pid and start time (clock ticks since boot). It is valid within one boot."""
+    """The identity of a process within one boot: pid and start time (clock ticks since boot)."""
 
     pid: int
     ticks: int
@@ -177,7 +177,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A cause of failure found in a job's log (`core/failure_patterns.py`). Both sizes are memory of one GPU."""
+    """A cause of failure found in a job's log (`core/failure_patterns.py`). Sizes in MiB are memory of one GPU."""
 
     kind: str
     line: str = ""
@@ -227,7 +227,7 @@ class Job:
 
     @property
     def failure(self) -> Failure | None:
-        """The cause of failure found in its log; None if none was found, or if the job succeeded."""
+        """The cause of failure found in the job's log; None if the log shows no cause, or if the job succeeded."""
         return None if self.succeeded else self.log_finding
 
     @property
@@ -237,12 +237,12 @@ class Job:
 
     @property
     def turn(self) -> tuple[int, int]:
-        """Sort key of waiting jobs: jobs that were put first, then by priority and place."""
+        """Sort key of waiting jobs: jobs put first by a user, then all other jobs by priority and place."""
         return (self.priority if self.order >= 0 else FIRST, self.order)
 
     @property
     def session_name(self) -> str | None:
-        """Name of the terminal session without the pid before it; None without a session."""
+        """Name of the job's terminal session, without the leading pid; None if the job has no session."""
         if self.session is None:
             return None
         number, dot, name = self.session.partition(".")
@@ -250,7 +250,7 @@ class Job:
 
     @property
     def error_level(self) -> int:
-        """Exit code, also of a stopped job that exited on SIGTERM; -1 without one (signal, never started, lost)."""
+        """Exit code, also of a stopped job that exited on SIGTERM; -1 if there is none (signal, not started, lost)."""
         return self.exit_code if self.exit_code is not None else -1
 
     @property
@@ -267,7 +267,7 @@ EVENT_KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An entry in the event history of a job. ``kind``: one of `EVENT_KINDS`; ``detail``: figures of that kind."""
+    """An entry in the event history of a job. ``kind``: one of `EVENT_KINDS`; ``detail``: data of this kind."""
 
     job: int
     at: float
@@ -309,7 +309,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The allocation of an ended job that its leftover processes still hold. ``key``: the attempt."""
+    """The allocation that leftover processes of an ended job still hold. ``key``: the attempt, such as ``12.1``."""
 
     key: str
     job: int

@@ -57,8 +57,8 @@ class JobOption:
     """One option of a job.
 
     ``read`` turns the text into the value of ``field``, a field of JobSpec (raises UsageError, Refused). An option that
-    only sets another key has no ``field``: ``sets`` is that key and its text. ``key``: name on a line of the jobs file;
-    empty: not allowed there.
+    only sets another key has no ``field``: ``sets`` is (that key, text for that key). ``key``: name of the option on a
+    line of the jobs file; empty if the option is not allowed there.
     """
 
     name: str
@@ -332,7 +332,7 @@ def as_on_a_line(key: str) -> str:
 def read_line_keys(pairs: Collection[tuple[str, str]], named: Named = as_on_a_line) -> dict[str, Any]:
     """Return fields of JobSpec from the (key, text) pairs of a line. ``named``: returns a key's name in messages.
 
-    Raises UsageError for an unknown or repeated key, and what `JobOption.read` raises.
+    Raises UsageError for an unknown or repeated key, and the errors of `JobOption.read`.
     """
     values: dict[str, Any] = {}
     for key, text in pairs:
@@ -348,9 +348,9 @@ def read_line_keys(pairs: Collection[tuple[str, str]], named: Named = as_on_a_li
 
 
 def read_options(texts: Mapping[str, str], named: Named = flag) -> dict[str, Any]:
-    """Return fields of JobSpec from option name → text. An option with an empty text counts as not given.
+    """Return fields of JobSpec from options. An option with an empty text counts as not given.
 
-    ``named``: returns an option's name in messages. Raises UsageError, Refused.
+    ``texts``: option name → text. ``named``: returns an option's name in messages. Raises UsageError, Refused.
     """
     if texts.get("cpu") and texts.get("gpus"):
         raise UsageError(f"{named('cpu')} and {named('gpus')} exclude each other", do="leave one of them out")
@@ -365,7 +365,7 @@ def read_options(texts: Mapping[str, str], named: Named = flag) -> dict[str, Any
 
 
 def check_utf8(text: str, where: str) -> None:
-    """Raise UsageError for a text that the store cannot hold because it is not UTF-8. ``where``: for the message."""
+    """Raise UsageError for a text that the store cannot hold because it is not UTF-8. ``where``: place of the text."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -380,9 +380,9 @@ def _read_into(values: dict[str, Any], option: JobOption, text: str, called: str
 
 
 def changed_fields(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of JobSpec that `edit` changes, from option name → text; an empty text resets a field.
+    """Return the fields of JobSpec that `edit` changes, with their new values.
 
-    Raises UsageError, Refused.
+    ``texts``: option name → text; an empty text resets the field to its default. Raises UsageError, Refused.
     """
     defaults = JobSpec()
     given = read_options(texts)

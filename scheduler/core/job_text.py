@@ -87,7 +87,7 @@ def sentence(event: Event, job: Job) -> tuple[str, int]:
 
 
 def ending(detail: dict[str, object]) -> str:
-    """Return in words how an attempt ended. ``detail``: the details of the event that records its end."""
+    """Return in words how an attempt ended. ``detail``: the details of the event that recorded the end."""
     outcome = detail.get("outcome")
     how = (
         f"exit code {detail.get('exit_code')}"
@@ -110,7 +110,7 @@ def accepted(job: Job) -> str:
 
 
 def how_it_ended(job: Job) -> str:
-    """Return how a job ended, as a short text: ``exit 3``, ``signal 9``, ``lost``. Empty if it has not ended."""
+    """Return how a job ended, as a short text: ``exit 3``, ``signal 9``, ``lost``. Empty if the job has not ended."""
     if job.outcome is Outcome.EXIT:
         warning = f" ({job.log_finding.kind}?)" if job.succeeded and job.log_finding is not None else ""
         return f"exit {job.exit_code}{warning}"
@@ -122,6 +122,6 @@ def how_it_ended(job: Job) -> str:
 
 
 def state_text(job: Job) -> str:
-    """Return an ended job's state, with how it ended where that adds something: ``failed: exit 3``, ``cancelled``."""
+    """Return the state of an ended job, with the outcome if it adds something: ``failed: exit 3``, ``cancelled``."""
     how = how_it_ended(job)
     return job.state.value if how in ("", job.state.value) else f"{job.state.value}: {how}"

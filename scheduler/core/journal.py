@@ -55,8 +55,8 @@ def status_of(job: Job) -> str:
 def history_of(job: Job, moments: Iterable[tuple[float, str]]) -> list[list[str]]:
     """Return the changes of a job's status, oldest first, each as [time (ISO 8601, UTC), status].
 
-    ``moments``: time and kind of all events of the job, oldest first. The last attempt has the start and end time of
-    its process; earlier attempts have the times at which the daemon recorded their events.
+    ``moments``: time and kind of all events of the job, oldest first. The times of the last attempt are the start and
+    end of its process; the times of earlier attempts are those at which the daemon recorded the events.
     """
     found: list[tuple[float, str]] = [(job.submitted_at, PENDING)]
     for at, kind in moments:
@@ -107,7 +107,7 @@ def read_line(line: bytes) -> Any:
 
 
 def who_is(value: Any) -> Who | None:
-    """Return id and acceptance time of the job of a record, of any gpujob version; None if ``value`` is no record."""
+    """Return job id and acceptance time from a record of any gpujob version; None if ``value`` is no record."""
     if not isinstance(value, dict) or tuple(value)[:3] != KEYS[:3] or type(value["id"]) is not int or value["id"] < 0:
         return None
     match value.get("history"):
@@ -123,7 +123,10 @@ def torn_id(torn: bytes) -> int | None:
 
 
 def is_beginning(torn: bytes, job: Job | None) -> bool:
-    """Return whether ``torn`` is an incomplete record of ``job``. None: of any job, if it ends before the command."""
+    """Return whether ``torn`` is an incomplete record of ``job``.
+
+    ``job`` None: whether ``torn`` is an incomplete record of any job that was cut off before the command.
+    """
     if job is None:
         return len(torn) <= 40 and _SHORT.fullmatch(torn.decode("utf-8", "replace")) is not None
     start = json.dumps({"id": job.id, "command": _text(job.spec.written_text)})[:-1].encode("ascii") + b', "status": "'
@@ -133,7 +136,7 @@ def is_beginning(torn: bytes, job: Job | None) -> bool:
 
 
 def _text(text: str) -> str:
-    """Return ``text`` with bytes that are not UTF-8 escaped: many JSON readers reject the surrogates in their place."""
+    """Return ``text`` with surrogates (bytes that are not UTF-8) escaped, because many JSON readers reject them."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -50,8 +50,9 @@ class Found:
 class Streams:
     """The streams of a job besides its log.
 
-    ``errors``: separate file for stderr; empty: the log. ``gzip``: program that packs the log; empty: none.
-    ``caller``: pid, start time (clock ticks) and socket path of the process that gives the job its own descriptors.
+    ``errors``: separate file for stderr; empty: stderr goes to the log. ``gzip``: program that packs the log; empty:
+    the log is not packed. ``caller``: pid, start time (clock ticks) and socket path of the process that lends its own
+    descriptors to the job; None: no process does.
     """
 
     errors: str = ""
@@ -63,7 +64,8 @@ class Streams:
 class Launch:
     """Data with which a runner starts an attempt; ``key`` is the attempt's key, such as ``12.1``.
 
-    ``environment``: variables set over the base environment; None unsets one. ``log``: empty: output is discarded.
+    ``environment``: variable → value, applied to the base environment; None unsets the variable. ``log``: path of the
+    log; empty: the output is discarded.
     """
 
     key: str
@@ -136,10 +138,10 @@ def _streams(job: Job) -> Streams:
 
 
 def filled(words: Sequence[str], gpus: str, share: str) -> tuple[str, ...]:
-    """Return the words with ``{gpus}`` and ``{share}`` filled in. ``{{gpus}}`` and ``{{share}}`` lose a pair of braces.
+    """Return the words with ``{gpus}`` and ``{share}`` replaced by ``gpus`` and ``share``.
 
-    After a ``$`` they are shell variables and stay unchanged. The values hold only digits, commas and a point, so they
-    need no quoting.
+    ``{{gpus}}`` becomes ``{gpus}``, and ``{{share}}`` becomes ``{share}``. ``${gpus}`` and ``${share}`` are shell
+    variables and stay unchanged. The values hold only digits, commas and a point, so the values need no quoting.
     """
     values = {"gpus": gpus, "share": share}
     return tuple(
@@ -157,7 +159,7 @@ def script_words(spec: JobSpec, python: str, arguments: Sequence[str], gpus: int
 def with_cuda(arguments: Sequence[str], ids: str, *, add: bool = True) -> tuple[str, ...]:
     """Return ``arguments`` with ``ids`` as the value of each ``--cuda``. ``add``: add ``--cuda IDS`` if there is none.
 
-    A word after ``--cuda`` that begins with ``--`` is not its value. Words after a bare ``--`` stay unchanged.
+    A word that begins with ``--`` is never the value of ``--cuda``. Words after a bare ``--`` stay unchanged.
     """
     end = list(arguments).index("--") if "--" in arguments else len(arguments)
     out: list[str] = []

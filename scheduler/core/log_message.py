@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LogMessage:
-    """One sentence, and the job that it is about.
+    """One sentence, and the job that the sentence is about.
 
     ``level``: level of the standard library's logging; ``kind``: kind of message, often the kind of the job's event;
     ``name`` and ``log``: the job's short name and the path of its log.

@@ -28,9 +28,9 @@ def check_log_name(name: str) -> None:
 def log_name(job: Job, stamp: str, number: int = 1, letters: str = "") -> str:
     """Return the file name of a job's log: ``job_<id>_<stamp>.log``; attempts after the first add ``_a2``.
 
-    ``stamp``: local time as YYYYmmdd_HHMMSS. ``number``: 2, 3, … (added as ``_2``) if the names before are in use.
-    A job that names its log gets that name, ``run.log``; later attempts and numbers add to it: ``run_a2.log``. A `ts`
-    job gets ``<name>.<letters>``. The name of a packed log ends in ``.gz``; in screen mode no log is packed.
+    ``stamp``: local time as YYYYmmdd_HHMMSS. ``number``: 2, 3, … (added as ``_2``) if the names with lower numbers are
+    in use. A job that names its log gets that name, such as ``run.log``; later attempts get ``run_a2.log``. A `ts` job
+    gets ``<name>.<letters>``. The name of a packed log ends in ``.gz``; in screen mode no log is packed.
     """
     packed = ".gz" if job.spec.gzip and job.runner != "screen" else ""
     if job.spec.log_name and job.spec.source == "ts":
@@ -45,7 +45,7 @@ def log_name(job: Job, stamp: str, number: int = 1, letters: str = "") -> str:
 
 
 def is_packed(log: str) -> bool:
-    """Return whether a log is packed (gzip), by its name alone: the job's runner may differ from that of the log."""
+    """Return whether a log is packed (gzip), by its name: the job's runner may have changed since it was written."""
     return log.endswith(".gz")
 
 
@@ -55,7 +55,7 @@ def errors_of(log: str) -> str:
 
 
 def stderr_log(job: Job) -> str:
-    """Return the path of the job's separate stderr file; empty if it has none or has not begun."""
+    """Return the path of the job's separate stderr file; empty if the job has no such file or has not begun."""
     return errors_of(job.log) if job.spec.stderr_apart and job.log and job.runner != "screen" else ""
 
 

@@ -1,7 +1,7 @@
 """Patterns of passwords, tokens and keys, and of harmless texts that resemble them.
 
-`secrets.py` imports this module only when a text may hold a secret, because compiling the patterns takes time. It tries
-them only on texts that match `secrets._HINT`: add the beginning of each new pattern there.
+`secrets.py` imports this module only when a text may hold a secret, because compiling the patterns takes time. The
+patterns are tried only on texts that match `secrets._HINT`: add the beginning of each new pattern to `_HINT`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much GPU a job needs: by its own request, the model table, its GPU memory or the default, in this order."""
+"""The GPU need of a job: from its own request, the model table, its GPU memory or the default, in this order."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def words_of(spec: JobSpec) -> Sequence[str]:
 
 
 def booking_memory(spec: JobSpec, mib: int, *, read: bool) -> JobSpec:
-    """Return ``spec`` with ``mib`` MiB of GPU memory as its need, if it names no need itself.
+    """Return ``spec`` with a need of GPU memory: its own ``vram_mib``, else ``mib``. A given GPU need stays unchanged.
 
     For schedulers whose jobs book memory instead of a share (``mib`` > 0). ``read``: whether the GPUs are read; if not,
     memory cannot be booked, and the job gets a whole GPU.
@@ -132,7 +132,7 @@ def booking_memory(spec: JobSpec, mib: int, *, read: bool) -> JobSpec:
 def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tuple[ResourceRequest, tuple[str, ...]]:
     """Return the need of a job, and notes about it for the user (rounded up, unknown model).
 
-    ``gpus``: the managed GPUs. A job that gives only its memory (``vram``) needs that part of a GPU.
+    ``gpus``: the managed GPUs. A job that gives only its GPU memory (``vram``) needs the share that has this memory.
     Raises UsageError or Refused for a need that cannot be read or is impossible.
     """
     notes: list[str] = []
@@ -164,7 +164,7 @@ def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tup
 
 
 def _part_of_a_gpu(mib: int, allowed: Collection[int] | None, gpus: Collection[Gpu]) -> str:
-    """Return ``mib`` as a share of the smallest allowed GPU that has it; "1" if none has or a size is unknown."""
+    """Return ``mib`` as a share of the smallest allowed GPU that has enough; "1" if none has, or a size is unknown."""
     sizes = [gpu.memory_mib for gpu in gpus if allowed is None or gpu.index in allowed]
     large = [size for size in sizes if size is not None and size >= mib]
     if not large or None in sizes:

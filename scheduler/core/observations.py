@@ -1,4 +1,4 @@
-"""Observations: what `decide` is given in a pass, one class for each kind.
+"""Observations: the input of `decide` in a pass, one class for each kind.
 
 ``job`` is a job id, ``at`` is in seconds since 1970 (UTC) unless a class says otherwise.
 """
@@ -17,8 +17,8 @@ from scheduler.core.requests import Request
 class Now:
     """The current time. ``wall``: seconds since 1970, for records; ``mono``: monotonic seconds, for waiting.
 
-    ``since_boot``: seconds since boot, the clock of process start times; None: unknown. Like ``mono`` it never jumps,
-    but it also runs while the machine sleeps.
+    ``since_boot``: seconds since boot, the clock of process start times; None: unknown. This clock never jumps, like
+    ``mono``, but it also runs while the machine sleeps.
     """
 
     wall: float
@@ -75,7 +75,7 @@ class NeverRan:
 
 @dataclass(frozen=True, slots=True)
 class Unclaimed:
-    """The attempt never began and never will: its record was claimed so that no process can start it any more."""
+    """The attempt never began and never will: its attempt record is claimed, so that no process can start it."""
 
     job: int
     attempt: int
@@ -101,7 +101,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A waiting job lacks its script, environment or working folder; ``sentence`` says which."""
+    """A waiting job lacks its script, environment or working folder; ``sentence`` names the missing item."""
 
     job: int
     sentence: str
@@ -109,7 +109,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request of a user. Its answer belongs to row ``row`` of the table of requests."""
+    """A request of a user, from row ``row`` of the table of requests; the answer belongs to the same row."""
 
     row: int
     request: Request

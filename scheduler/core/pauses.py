@@ -1,4 +1,4 @@
-"""Reconciles pauses set by verbs with edits of the state file: no edit undoes a change that its writer had not seen."""
+"""Merges pauses set by commands with edits of the state file: no edit undoes a change that its author had not read."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ MOST_REMEMBERED = 200  # changes by verbs
 
 @dataclass(slots=True)
 class Pauses:
-    """The latest pause changes by version of the state file, to compare an edit with what its writer had read.
+    """The latest changes of pauses, each with a revision of the state file; needed to apply edits of this file.
 
-    Of several edits the last one counts. A pause or resume by a verb after the writer read the file stays, unless the
-    edit itself changes that GPU: a three-way merge, with the version that was read as its base.
-    ``changes``: (first revision that shows the change, GPU or QUEUE, value before it); ``edited``: GPU or QUEUE → first
-    revision that shows its last edit.
+    An edit is a three-way merge, based on the version of the file that its author had read. A pause or resume by a verb
+    (such as `gpujob pause`) after that version stays, unless the edit changes the same GPU. Of several edits the last
+    one counts. ``changes``, by verbs: (first revision that shows the change, GPU or QUEUE, value before the change);
+    ``edited``: GPU or QUEUE → first revision that shows its last edit.
     """
 
     revision: int = 0  # of the current version of the state file
@@ -23,19 +23,20 @@ class Pauses:
     edited: dict[int, int] = field(default_factory=dict)  # by edits
 
     def by_verb(self, what: int, before: bool) -> None:
-        """Record that a verb sets a pause. ``what``: a GPU's index or QUEUE; ``before``: whether it was paused."""
+        """Record a pause or resume by a verb. ``what``: GPU index or QUEUE; ``before``: whether ``what`` was paused."""
         self.changes.append((self.revision + 1, what, before))
         del self.changes[:-MOST_REMEMBERED]
 
     def by_edit(self, what: int) -> None:
-        """Record that an edit changed ``what``: earlier changes of it by verbs no longer count against later edits."""
+        """Record that an edit changed ``what``: earlier changes of ``what`` by verbs no longer affect later edits."""
         self.changes = [change for change in self.changes if change[1] != what]
         self.edited[what] = self.revision + 1
 
     def is_changed(self, what: int, now: bool, wanted: bool, read: int | None) -> bool:
-        """Return whether a user who saved ``wanted`` for ``what`` meant to change it. ``now``: its current value.
+        """Return whether the user who saved the value ``wanted`` for ``what`` meant to change the pause.
 
-        ``read``: the revision that the user had read. None if unknown: then every difference from ``now`` is meant.
+        ``now``: the current value; ``read``: the revision that the user had read. If ``read`` is None (unknown), every
+        difference from ``now`` counts as meant.
         """
         if read is not None and read <= self.revision:
             for revision, changed, before in self.changes:

@@ -1,11 +1,12 @@
 """The ledger: best-fit placement of resource requests on GPUs, or the reason why a request does not fit.
 
-Best fit: a share goes to the usable GPU with the smallest free share that holds it (ties: the server with the fewest
-entirely free GPUs, then the lowest id); a job for several GPUs goes to the server with the fewest entirely free GPUs
-that has enough. Sets of GPUs are bit masks, so a search costs the number of distinct free shares, not of GPUs.
+Best fit: a share goes to the usable GPU with the smallest sufficient free share (ties: the server with the fewest
+entirely free GPUs, then the lowest id). A job for several GPUs goes to the server with enough GPUs that has the fewest
+entirely free GPUs. Sets of GPUs are bit masks: the cost of a search grows with the number of distinct free shares, not
+with the number of GPUs.
 
-Besides bookings there are *claims* of jobs that named their GPUs (no other job is placed there while they run), and
-*reservations* for jobs that were overtaken too often (jobs behind them are not placed on the GPUs that they wait for).
+Besides bookings there are *claims* of jobs that named their GPUs (no other job is placed there while such a job runs),
+and *reservations* for jobs that were overtaken too often (jobs behind such a job are not placed on the reserved GPUs).
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from scheduler.core.placement_class import PlacementClass
 
 
 class Fleet:
-    """The ledger: all managed GPUs with their free shares, unpromised memory, pauses, claims and reservations.
+    """The ledger: all managed GPUs with their free shares, memory not yet booked, pauses, claims and reservations.
 
     ``free[i]``: free thousandths of GPU ``i``, 0 to 1000; ``take`` and ``give_back`` keep it in this range, or raise
     ValueError and change nothing. GPU ids may have gaps.
     """
 
     def __init__(self, gpus: Iterable[Gpu], cpu_slots: int = 1 << 30, retired: Iterable[int] = ()) -> None:
-        """``retired``: GPUs that are no longer managed but still have jobs; they are booked, never allocated again."""
+        """``retired``: GPUs that are no longer managed but still have jobs; these stay booked, and no job is added."""
         self.gpus: dict[int, Gpu] = {gpu.index: gpu for gpu in gpus}
         self.all_mask = mask_of(self.gpus)
         for index in retired:
@@ -72,7 +73,10 @@ class Fleet:
         return self._kept_from(None)
 
     def _kept_from(self, kind: PlacementClass | None) -> int:
-        """Return the mask of the GPUs kept from a job of ``kind``: its own reservation and later ones do not count."""
+        """Return the mask of the GPUs on which jobs of ``kind`` must not be placed: claimed and reserved GPUs.
+
+        Only reservations made before that of ``kind`` count; with ``kind`` None, all reservations count.
+        """
         kept = mask_of(self.claims)
         for _, mask in self._reserved_before(kind):
             kept |= mask
@@ -85,7 +89,7 @@ class Fleet:
             yield job, mask
 
     def resize(self, cpu_slots: int) -> None:
-        """Set the number of slots for jobs without GPUs. Running jobs keep theirs."""
+        """Set the number of slots for jobs without GPUs. Running jobs keep their slots."""
         self.cpu_free += cpu_slots - self.cpu_slots
         self.cpu_slots = cpu_slots
         self._ever.clear()
@@ -95,7 +99,7 @@ class Fleet:
         return self.all_mask if allowed is None else mask_of(allowed) & self.all_mask
 
     def find(self, kind: PlacementClass) -> tuple[int, ...] | None:
-        """Return the GPUs, ascending, on which a job of ``kind`` fits best; () if it needs none; None if none fits."""
+        """Return the best GPUs for a job of ``kind``, ascending; () if it needs no GPU; None if it does not fit."""
         need = kind.need
         if need.count == 0:
             return () if self.cpu_free >= need.slots and not self.slots_reserved else None
@@ -120,7 +124,7 @@ class Fleet:
         return self._find_share(need.parts, usable) if need.count == 1 else self._find_wide(need, usable)
 
     def _find_most_memory(self, usable: int) -> tuple[int, ...] | None:
-        """Return the GPU with the most free memory (ties: the lowest id), or None."""
+        """Return the usable GPU with the most free memory (ties: the lowest id); None if all are fully booked."""
         fitting = [i for i in ids_of(usable) if self.free[i] >= BY_MEMORY]
         return (max(fitting, key=lambda i: (self.admission.free_mib(i), -i)),) if fitting else None
 
@@ -173,7 +177,10 @@ class Fleet:
         return mask & ~mask_of(tight)
 
     def take(self, need: ResourceRequest, gpus: tuple[int, ...], vram_mib: int = 0) -> None:
-        """Book ``need`` on ``gpus``, ``vram_mib`` on each. Raises ValueError, and books nothing, if it does not fit."""
+        """Book ``need`` on ``gpus``, and ``vram_mib`` MiB on each GPU.
+
+        Raises ValueError, and books nothing, if ``need`` does not fit.
+        """
         if need.count == 0:
             self.cpu_free -= need.slots
             return
@@ -189,7 +196,7 @@ class Fleet:
                 self.memory_free[i] -= vram_mib
 
     def give_back(self, need: ResourceRequest, gpus: tuple[int, ...], vram_mib: int = 0) -> None:
-        """Undo ``take``. Raises ValueError, and frees nothing, if a GPU would be more than entirely free."""
+        """Undo ``take``. Raises ValueError, and frees nothing, if a GPU would have more than 1000 free thousandths."""
         if need.count == 0:
             self.cpu_free += need.slots
             return
@@ -226,9 +233,10 @@ class Fleet:
     # -- reservations -------------------------------------------------------------------------------------
 
     def reserve(self, job: int, kind: PlacementClass) -> None:
-        """Keep the GPUs nearest to holding ``job``, or the next free slots, from jobs behind it, until `open_to_all`.
+        """Reserve for ``job`` the GPUs that lack least for its need, or the next free slots, until `open_to_all`.
 
-        Paused GPUs and GPUs with a lasting problem do not count, and nothing is reserved for a job that needs them.
+        Jobs behind ``job`` are not placed there. Paused GPUs and GPUs with a lasting problem are never reserved; a job
+        that cannot do without such GPUs gets no reservation.
         """
         need = kind.need
         if need.count == 0:
@@ -362,7 +370,7 @@ class Fleet:
         return Reason("no-room", f"needs {need.slots} slots; {free} of {self.cpu_slots} {are} free")
 
     def _kept(self, kind: PlacementClass, usable: int) -> Reason | None:
-        """Return the reason of a job that waits only because GPUs with room are claimed or reserved, else None."""
+        """Return the reason if a job waits only because GPUs with room are claimed or reserved, else None."""
         need, kept = kind.need, self._kept_from(kind)
         fitting = mask_of(i for i in ids_of(usable) if self.free[i] >= need.parts)
         most = max((fitting & mask).bit_count() for mask in self._server_mask.values())
@@ -383,7 +391,7 @@ class Fleet:
         )
 
     def _forbidden(self, need: ResourceRequest, usable: int, vram_mib: int) -> Reason | None:
-        """Return the reason of a job that waits only because readings block GPUs with room in the ledger, else None."""
+        """Return the reason if a job waits only because readings block GPUs with room in the ledger, else None."""
         verdicts = {}
         room: dict[int, int] = {}
         for i in ids_of(usable):
@@ -411,9 +419,9 @@ class Fleet:
 
 
 def _lacks(gpus: list[tuple[bool, int, int]], need: ResourceRequest) -> tuple[int, int]:
-    """Return how far GPUs are from holding ``need``: the number of unsuitable ones, and the missing thousandths.
+    """Return what these GPUs lack for ``need``: the number of unsuitable GPUs, and the sum of missing thousandths.
 
-    ``gpus``: (unusable, free thousandths as a negative number, id) of each.
+    ``gpus``: (whether it is unusable, free thousandths as a negative number, id) of each GPU.
     """
     missing = sum(unusable or -free < need.parts for unusable, free, _ in gpus)
     return missing, sum(max(0, need.parts + free) for _, free, _ in gpus)

@@ -1,4 +1,4 @@
-"""Placement classes: groups of jobs that placement treats alike, and the reason why they wait."""
+"""Placement classes: groups of jobs that placement treats alike, and the reasons why jobs of a class wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler.core.job import Job, Reason
 
 @dataclass(frozen=True, slots=True)
 class PlacementClass:
-    """The jobs with the same need, allowed GPUs (None: any) and memory per GPU: if one fits, each of them does."""
+    """The jobs with the same need, allowed GPUs (None: any) and memory per GPU: if one job fits, each of them fits."""
 
     need: ResourceRequest
     allowed: tuple[int, ...] | None = None
@@ -18,7 +18,7 @@ class PlacementClass:
 
     @property
     def key(self) -> str:
-        """The class as text: its key in the store's table of reasons."""
+        """The class as text, which is the key of the class in the store's table of reasons."""
         allowed = "*" if self.allowed is None else gpu_ids_text(self.allowed)
         return f"{self.need.count}x{self.need.parts}/{allowed}/{self.vram_mib}"
 
@@ -29,7 +29,7 @@ def class_of(job: Job) -> PlacementClass:
 
 
 def reason_with_place(reason: Reason, before: int) -> Reason:
-    """Return why a job waits that has ``before`` jobs of its class before it. ``reason``: why the first one waits."""
+    """Return why a job waits behind ``before`` jobs of its class. ``reason``: why the first job of the class waits."""
     if before <= 0:
         return reason
     is_are = "is" if before == 1 else "are"

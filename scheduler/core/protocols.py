@@ -35,7 +35,7 @@ class Runner(Protocol):
         """Send SIGTERM (SIGKILL if ``hard``) to every process of the attempt, also in other sessions and groups."""
 
     def watch_leftovers(self, key: str, job: int, attempt: int, processes: Sequence[Process]) -> None:
-        """Report Gone(key) once neither ``processes`` nor any other process of the attempt lives."""
+        """Let ``look`` report Gone(key) after ``processes`` and all other processes of the attempt have ended."""
 
     def leave_alone(self, sessions: Set[int]) -> None:
         """Treat the processes of these sessions as belonging to no job, even if they become children of the daemon."""
@@ -44,10 +44,10 @@ class Runner(Protocol):
         """Return file descriptors that become readable when ``look`` has something to report."""
 
     def next_look(self) -> float | None:
-        """Return when to call ``look`` even without a readable descriptor (monotonic seconds), or None."""
+        """Return the time (monotonic seconds) to call ``look`` even if no descriptor is readable; None: never."""
 
     def trouble(self) -> str:
-        """Return a sentence: what holds up all starts and endings at present, and how to fix it. Empty: nothing."""
+        """Return a sentence on what blocks all starts and endings now, and on its fix; empty if nothing does."""
 
     def close(self) -> None:
         """Release all resources. Attempts continue to run."""
@@ -61,8 +61,8 @@ class Probe(Protocol):
     def first(self, slow: Callable[[], None] | None = None, meanwhile: Callable[[], None] | None = None) -> Readings:
         """Wait for the first reading, at the start of the daemon, and return it. Raises NoGpuData if it fails.
 
-        ``slow``: called once if the wait takes more than 2 s. ``meanwhile``: called several times a second while it
-        waits and once at the end; an exception that it raises ends the wait.
+        ``slow``: called once if the wait takes more than 2 s. ``meanwhile``: called several times a second during the
+        wait and once at the end; an exception from ``meanwhile`` ends the wait.
         """
 
     def ask(self) -> None:
@@ -78,7 +78,7 @@ class Probe(Protocol):
         """Return file descriptors that become readable when ``look`` has something to report."""
 
     def next_look(self) -> float | None:
-        """Return when to call ``look`` even without a readable descriptor (monotonic seconds), or None."""
+        """Return the time (monotonic seconds) to call ``look`` even if no descriptor is readable; None: never."""
 
     def close(self) -> None:
         """End the reader's processes and release all resources."""

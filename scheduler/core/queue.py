@@ -21,7 +21,7 @@ class Order:
     """The order of waiting jobs.
 
     ``rule``: ``fifo``, or ``short`` (jobs expected to be short first). ``aging_h``: hours of waiting that outweigh one
-    priority level; 0: none do.
+    priority level; 0: waiting does not change the order.
     """
 
     rule: str = "fifo"
@@ -98,11 +98,11 @@ class Queue:
         return True
 
     def key_of(self, job: int) -> Key:
-        """Return the sort key of a waiting job. Raises KeyError if it is not in the queue."""
+        """Return the sort key of a waiting job. Raises KeyError if the job is not in the queue."""
         return self._where[job][1]
 
     def overtake(self, job: int, by: Key) -> None:
-        """Count that a started job with the key ``by`` overtook ``job``: it took GPUs or slots that ``job`` waits for.
+        """Record that a job with the sort key ``by`` overtook ``job``: it took GPUs or slots that ``job`` waits for.
 
         The start counts for each job in the class of ``job`` whose key is smaller than ``by``.
         """
@@ -113,7 +113,7 @@ class Queue:
             line.overtaken[other] += self._where[other][1] < by
 
     def overtaken(self, job: int) -> int:
-        """Return how often a job was overtaken since it was queued, as first of its class or not. Raises KeyError."""
+        """Return how often a job was overtaken since it was queued. Raises KeyError if the job is not in the queue."""
         line, key, since = self._where[job]
         if job not in line.overtaken:
             line.overtaken[job] = sum(at > since and by > key for at, by in line.passes)
@@ -132,10 +132,10 @@ class Queue:
         return None
 
     def in_order(self) -> Generator[tuple[int, PlacementClass], bool, None]:
-        """Yield waiting jobs with their classes: each time the smallest key among the first jobs of all classes.
+        """Yield waiting jobs with their classes: each time the job with the smallest key among the classes' first jobs.
 
-        The caller answers with ``send(True)`` after it removed the job with ``drop``. Any other answer leaves the rest
-        of the class out of this pass: if its first job does not fit, none of its jobs does.
+        The caller answers with ``send(True)`` after removing the job with ``drop``. Any other answer leaves the rest of
+        the class out of this pass: if the first job of a class does not fit, no job of the class fits.
         """
         heads = []
         for line in list(self._lines.values()):

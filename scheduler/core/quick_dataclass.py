@@ -1,7 +1,8 @@
-"""A `dataclass` that imports fast, for commands called in loops: the standard library's costs each call 30 ms more.
+"""A `dataclass` that imports fast, for commands called in loops: importing the standard one costs each call 30 ms.
 
-It supports only what the modules of those commands use, with the same meaning. Type checkers see the standard
-`dataclass`, tests compare both, and `dataclasses.replace`, `fields`, `asdict` and the like accept these classes too.
+It supports only the features that the modules of those commands use, and they mean the same as in the standard library.
+Type checkers see the standard `dataclass`; tests compare both. The functions of `dataclasses`, such as `replace`,
+`fields` and `asdict`, accept these classes too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def field(*, default_factory: Callable[[], Any]) -> Any:
 
 
 class _Fields:
-    """`__dataclass_fields__`, made by the standard library at the first access: it is slow and rarely needed."""
+    """Descriptor of `__dataclass_fields__`. `dataclasses`, slow to import, creates the value at the first access."""
 
     def __init__(self, namespace: dict[str, Any], kw_only: bool) -> None:
         self.namespace, self.kw_only = namespace, kw_only
@@ -53,7 +54,7 @@ def dataclass(
     """Return a decorator like `dataclasses.dataclass`, always with slots, without ``InitVar`` and ``ClassVar``.
 
     The decorator raises TypeError for a class with bases or ``__post_init__``, and for a field without a default after
-    one with a default. Raises TypeError if ``slots`` is false.
+    a field with a default. Raises TypeError if ``slots`` is false.
     """
     if not slots:
         raise TypeError("a quick dataclass has slots")

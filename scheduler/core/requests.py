@@ -36,7 +36,7 @@ class Requeue:
     after: tuple[int, ...] = ()
 
     def seen(self) -> dict[int, int]:
-        """Job id → number of the attempt that the user saw end, for the first ``len(after)`` of the jobs."""
+        """Return job id → number of the attempt that the user saw end, for the jobs with a number in ``after``."""
         return dict(zip(self.jobs, self.after, strict=False))
 
 
@@ -57,7 +57,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class PauseQueue:
-    """Start no jobs at all (``on``), or start jobs again."""
+    """Pause the whole queue (``on``), so that no job starts, or resume the queue."""
 
     on: bool
 

@@ -1,4 +1,4 @@
-"""Limits on how many ended jobs, or how many bytes of their logs, are kept, and for how long."""
+"""Limits on the number and age of the ended jobs that are kept, and on the size and age of their logs."""
 
 from __future__ import annotations
 

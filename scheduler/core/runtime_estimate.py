@@ -1,4 +1,4 @@
-"""Estimates of run times, from the run times of similar jobs. They order the queue and never end a job."""
+"""Estimates of run times, from the run times of similar jobs. Estimates only order the queue; they never end a job."""
 
 from __future__ import annotations
 

@@ -23,12 +23,12 @@ LEAST_GRACE_S = 3.0  # from SIGTERM to SIGKILL after a restart: the first SIGTER
 
 
 def never_missing(job: Job) -> str:
-    """Return an empty text: no job lacks a file. For states without a disk."""
+    """Return an empty text: no job lacks a file. Default of ``missing``, for states that look at no disk."""
     return ""
 
 
 def no_blocker(identity: str) -> Job | None:
-    """Return None: no job blocks an equal one. For states without a store."""
+    """Return None: no job blocks an equal job. Default of ``blocker``, for states without a store."""
     return None
 
 
@@ -37,7 +37,7 @@ class SchedulerState:
     """The data that ``decide`` reads and changes: GPUs, jobs, queue, timers, settings.
 
     ``fetch``: job id → the Job as stored, or None. ``missing``: a sentence on what a job lacks on disk, or "".
-    ``blocker``: identity → an equal job that waits, runs or is done, or None. All three only read.
+    ``blocker``: identity → an equal job that waits, runs or is done, or None. These functions change nothing.
     """
 
     fleet: Fleet
@@ -65,7 +65,7 @@ class SchedulerState:
         self.fleet.admission.tenants = self.tenants
 
     def tenants(self, gpu: int) -> list[Tenant]:
-        """Return the attempts that have a share of ``gpu``, including those of which only leftover processes live."""
+        """Return the attempts with an allocation on ``gpu``, including ended attempts with leftover processes."""
         found = [
             Tenant(job.attempt_key, job.id, job.need.parts, job.spec.vram_mib or 0, job.started_at)
             for job in self.live.values()
@@ -79,7 +79,7 @@ class SchedulerState:
         return found
 
     def next_timer(self) -> float | None:
-        """Return when the next timer falls due or GPU reading becomes stale (monotonic seconds), or None."""
+        """Return the time (monotonic seconds) when the next timer is due or a GPU reading becomes stale, or None."""
         due = [self.timers[0][0]] if self.timers else []
         look = self.fleet.admission.next_look
         return min([*due, look], default=None) if look is not None else (due[0] if due else None)
@@ -118,7 +118,7 @@ class SchedulerState:
             self.at(now.mono + left, "kill", job)
 
     def hold(self, holding: Holding) -> None:
-        """Add GPUs that are held by leftover processes of a job, and book them."""
+        """Add an allocation that leftover processes of a job hold, and book its GPUs."""
         try:
             self.fleet.take(holding.need, holding.gpus, holding.vram_mib)
         except ValueError:

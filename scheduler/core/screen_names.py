@@ -18,7 +18,7 @@ def session_name(job: int, gpus: Sequence[int], arguments: Sequence[str]) -> str
 
 
 def mode_of(arguments: Sequence[str]) -> str:
-    """Return the value of ``--mode`` with only letters, digits, ``_`` and ``-``; ``unknown`` without one."""
+    """Return the value of ``--mode`` with only letters, digits, ``_`` and ``-``; ``unknown`` if there is no value."""
     for position, word in enumerate(arguments):
         value = ""
         if word == "--mode" and position + 1 < len(arguments):

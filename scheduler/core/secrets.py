@@ -1,4 +1,4 @@
-"""Masks passwords, tokens and keys in commands and texts; they are recognised by their names or their form."""
+"""Masks passwords, tokens and keys in commands and texts: values with a telling name, or of a known form."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _hidden(found: re.Match[str]) -> str:
 
 
 def words_without_secrets(words: Iterable[str]) -> tuple[str, ...]:
-    """Return the words of a command with each secret as ``***``, also after an option (``--token S``)."""
+    """Return the words of a command with each secret replaced by ``***``, also after an option (``--token S``)."""
     words = tuple(words)
     if not any(map(_HINT.search, words)):
         return words

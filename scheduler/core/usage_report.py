@@ -17,7 +17,7 @@ _MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class AttemptUse:
-    """Run time and GPUs of one attempt. ``lost``: its end is not known, and ``run_ms`` ends when that was noticed."""
+    """Run time and GPUs of one attempt. ``lost``: its end is not known; ``run_ms`` counts until this was noticed."""
 
     number: int
     started_ms: int  # since 1970
@@ -27,7 +27,7 @@ class AttemptUse:
     lost: bool = False
 
     def since(self, moment_ms: int) -> AttemptUse | None:
-        """Return the part of it after ``moment_ms`` (since 1970); None if it ended before."""
+        """Return the part of the attempt after ``moment_ms`` (since 1970); None if the attempt ended earlier."""
         end = self.started_ms + self.run_ms
         if end < moment_ms:
             return None
@@ -46,28 +46,28 @@ class Line:
 
     @property
     def run_ms(self) -> int:
-        """Run time of all its attempts within the period, in milliseconds."""
+        """Run time of all attempts of the job within the period, in milliseconds."""
         return sum(attempt.run_ms for attempt in self.attempts)
 
     @property
     def gpu_ms(self) -> int:
-        """GPU time of all its attempts within the period: thousandths of a GPU times milliseconds."""
+        """GPU time of all attempts of the job within the period: thousandths of a GPU times milliseconds."""
         return sum(attempt.run_ms * attempt.parts * len(attempt.gpus) for attempt in self.attempts)
 
     @property
     def lost(self) -> int:
-        """Number of its attempts whose end is not known."""
+        """Number of attempts of the job whose end is not known."""
         return sum(attempt.lost for attempt in self.attempts)
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        """The GPUs that its attempts used, ascending."""
+        """The GPUs that the attempts of the job used, ascending."""
         return tuple(sorted({gpu for attempt in self.attempts for gpu in attempt.gpus}))
 
 
 @dataclass(slots=True)
 class Total:
-    """Sums over some lines. ``started``: jobs that have started; ``lost``: attempts whose end is not known."""
+    """Sums over lines of the report. ``started``: jobs that have started; ``lost``: attempts whose end is not known."""
 
     jobs: int = 0
     states: dict[str, int] = field(default_factory=lambda: {state.value: 0 for state in JobState})
@@ -95,13 +95,13 @@ class Total:
 
     @property
     def mean_wait_ms(self) -> float | None:
-        """Mean wait of the jobs that have started, in milliseconds; None if there is none."""
+        """Mean wait of the jobs that have started, in milliseconds; None if no job has started."""
         return self.wait_ms / self.started if self.started else None
 
 
 @dataclass(slots=True)
 class GpuUse:
-    """Use of one GPU. Of two jobs that share it, ``run_ms`` counts both in full, ``gpu_ms`` each by its share."""
+    """Use of one GPU. If two jobs share it, ``run_ms`` counts both in full, ``gpu_ms`` counts each by its share."""
 
     gpu: int
     jobs: int = 0
@@ -115,7 +115,7 @@ class GpuUse:
 class Report:
     """Lines and sums of the period from ``start`` to ``end``, in seconds since 1970.
 
-    ``known_since``: jobs that ended earlier may be missing, because they were deleted. None: all jobs are known.
+    ``known_since``: jobs that ended before this time may be missing because they were deleted. None: no job is missing.
     """
 
     start: float
@@ -166,8 +166,8 @@ def report_of(
 ) -> Report:
     """Return the report over these jobs. ``stories``: each job with its events.
 
-    ``since``: start of the period; jobs that ended before are left out, and attempts count from then on. None: the
-    period starts with the first submission. ``gpus``: GPUs to list even if no job used them.
+    ``since``: start of the period; jobs that ended before it are left out, and of each attempt only the part after it
+    counts. None: the period starts with the first submission. ``gpus``: GPUs to list even if no job used them.
     """
     lines: list[Line] = []
     labels: dict[str, Total] = {}

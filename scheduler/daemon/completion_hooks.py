@@ -1,8 +1,9 @@
-"""Actions at the end of a job: a program is called (`on_finish`), the job's output is sent by mail (`mail`).
+"""Actions at the end of a job: run a program (`on_finish`), and send the job's output by mail (`mail`).
 
-The transaction that records the end of the job also records its actions. They are marked as begun before they run and
-removed afterwards, so they run once, also if no scheduler ran when the job ended. If the scheduler is killed between
-mark and removal, it is not known whether they ran: this is logged, and they do not run again.
+The transaction that records the end of the job also records the job's actions. The scheduler marks the actions as begun
+before it runs them, and deletes the record afterwards. So each action runs once, even if no scheduler ran when the job
+ended. If the scheduler is killed after the mark and before the deletion, it is not known whether the actions ran: the
+next scheduler logs this and does not run them again.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SENDMAIL = ("/usr/sbin", "/usr/lib", "/usr/bin")
 
 
 def wanted_of(changed: Iterable[Job]) -> list[int]:
-    """Return the ids of ended jobs that have actions, without skipped jobs and jobs that were never started."""
+    """Return the ids of the ended jobs that have actions. Leaves out skipped jobs and jobs that were never started."""
     return [
         job.id
         for job in changed
@@ -47,7 +48,7 @@ def wanted_of(changed: Iterable[Job]) -> list[int]:
 
 
 class CompletionHooks:
-    """Runs the actions after the pass that recorded them. ``environ``: for jobs without an environment of their own."""
+    """Runs the actions after the pass that recorded them. ``environ``: used for jobs without a stored environment."""
 
     def __init__(self, db: Database, places: Places, environ: Mapping[str, str], folder: str,
                  say: Callable[[str, int, Job], None]) -> None:  # fmt: skip
@@ -58,13 +59,13 @@ class CompletionHooks:
         self._events: list[Event] = []
 
     def sessions(self) -> set[int]:
-        """Return the POSIX sessions of running actions and of processes they left; they belong to no job."""
+        """Return the POSIX sessions of the actions' processes, which belong to no job."""
         if self._mine:
             self._mine &= {found.session for pid in own_children() if (found := seen(pid)) is not None}
         return set(self._mine)
 
     def step(self, _now: Now) -> None:
-        """Run the recorded actions, if there are any. Raises StoreTrouble, sqlite3.Error."""
+        """Run all recorded actions. Raises StoreTrouble, sqlite3.Error."""
         if self._done:  # the last step could not record them
             self._record()
         if not self.wanted:
@@ -92,7 +93,7 @@ class CompletionHooks:
             self._record()
 
     def _record(self) -> None:
-        """Record that the actions were started, and their warnings. Raises StoreTrouble; the next step tries again."""
+        """Record the start of the actions, and the warnings. Raises StoreTrouble; then the next step tries again."""
         with self.db.writing(sync=False) as connection:
             rows.strike_calls(connection, self._done)
             # A job that was forgotten in the meantime has no event history.
@@ -101,19 +102,19 @@ class CompletionHooks:
         self._events.clear()
 
     def due(self) -> float:
-        """Return 0 (due now) if actions may be recorded or have to be recorded as started, else ``NEVER``."""
+        """Return 0 (due now) if there may be actions to run or started actions to record, else ``NEVER``."""
         return 0.0 if self.wanted or self._done else NEVER
 
     def close(self) -> None:
         """Do nothing: the programs that were started continue."""
 
     def _warn(self, job: Job, text: str) -> None:
-        """Log a warning, and add it to the event history of the job, where its owner looks."""
+        """Log a warning, and add it to the event history of the job, where the job's owner sees it."""
         self.say(f"job {job.id} ({job.spec.shown_name}): {text}", 30, job)
         self._events.append(Event(job.id, time.time(), "afterwards", {"why": text}))
 
     def _jobs(self, numbers: Iterable[int]) -> list[Job]:
-        """Return the jobs with these ids, without those that were forgotten in the meantime."""
+        """Return the jobs with these ids, except for jobs that were deleted in the meantime."""
         found = (rows.get(self.db.connection, number) for number in numbers)
         return [job for job in found if job is not None]
 
@@ -180,7 +181,7 @@ class CompletionHooks:
 
 
 def command_text(job: Job) -> str:
-    """Return the command as shell text, a script with its interpreter. For jobs of `ts`: the words, unquoted."""
+    """Return the job's command as quoted shell text, with the interpreter of a script. Jobs of `ts`: not quoted."""
     spec = job.spec
     if spec.source == "ts":
         return " ".join(spec.arguments)

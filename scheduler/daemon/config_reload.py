@@ -24,7 +24,7 @@ SETTLE_S = 0.3  # a changed file is read once it has stayed unchanged for this l
 
 
 def note_of(settings: Settings) -> str:
-    """Return value and origin of each setting as JSON, which the store keeps for `config show`."""
+    """Return the value and origin of each setting as JSON. The store keeps this text for `config show`."""
     values = settings.config.policy_values()
     return json.dumps({key: [value, settings.origin[key]] for key, value in values.items()})
 
@@ -36,18 +36,18 @@ class Reloadable(Protocol):
     """Interface through which `ConfigReload` applies new settings; implemented by `loop.Daemon`."""
 
     def choose_gpus(self, config: Config) -> list[Gpu]:
-        """Record the GPUs that ``config`` names in the store and return them. Raises Refused, StoreTrouble."""
+        """Find the GPUs that ``config`` names, store them and return them. Raises Refused, StoreTrouble."""
 
     def use_settings(self, config: Config, gpus: list[Gpu] | None) -> None:
-        """Apply these settings and these managed GPUs (None: unchanged). Raises StoreTrouble."""
+        """Apply new settings and new managed GPUs (``gpus`` None: no change of the GPUs). Raises StoreTrouble."""
 
     def use_table(self, table: ModelTable, now: Now) -> None:
-        """Apply this model table: compute the needs of waiting jobs again. Raises StoreTrouble."""
+        """Apply a new model table: recompute the needs of waiting jobs. Raises StoreTrouble."""
 
 
 @dataclass(slots=True)
 class ConfigReload:
-    """Reloads the config and the model table, and remembers which problems with them were logged.
+    """Reloads the config and the model table, and logs each problem with these files once.
 
     ``load`` reads all settings again, so that flags and environment variables still take precedence over the file.
     """
@@ -70,14 +70,14 @@ class ConfigReload:
         self.noted = note_of(self.settings)
 
     def due(self) -> float:
-        """Return the monotonic time of the next read without an event; infinite if none is planned."""
+        """Return the monotonic time of the next planned read of a file; infinite if no read is planned."""
         return min(self.config_due, self.table_due)
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
 
     def look_at_all(self, now: Now) -> None:
-        """Have the next step read both files, whether or not a change was noticed."""
+        """Make the next step read both files, even if no change of them was noticed."""
         if self.settings.config_file and self.config_due == math.inf:
             self.config_due = now.mono
         if self.settings.config.llm_config and self.table_due == math.inf:
@@ -122,7 +122,7 @@ class ConfigReload:
             self.noted = note
 
     def _take(self, fresh: Settings) -> list[str]:
-        """Apply the settings that may change. Return log texts: each change, and the settings that need a restart."""
+        """Apply the settings that may change. Return texts to log: changes, and settings that need a restart."""
         old, new = self.settings.config, fresh.config
         values = {key: (getattr(old, key), getattr(new, key)) for key in OPTIONS}
         changed = {key for key, (before, after) in values.items() if before != after}

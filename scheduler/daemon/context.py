@@ -1,4 +1,4 @@
-"""Objects shared by all parts of a daemon: paths, settings in force, the store, the listener for messages."""
+"""Objects shared by all parts of a daemon: paths, current settings, the store, the listener for messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scheduler.store.paths import Places
 class Context:
     """The objects that all parts of a daemon share. A reload of the settings replaces ``config`` and ``table``.
 
-    ``changed``: paths of files that changed since the last pass. ``folder``: where the daemon was started.
+    ``changed``: paths of files that changed since the last pass. ``folder``: start folder of the daemon.
     ``listener`` receives every message and must not block.
     """
 

@@ -1,4 +1,4 @@
-"""Detects that none of the waiting jobs of a draining scheduler (`start --drain`) can start any more."""
+"""Detects when no waiting job of a draining scheduler (`start --drain`) can start any more."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ LASTING = frozenset({"gone", "unhealthy"})
 
 
 class Drain:
-    """Judges whether waiting jobs can still start. Asked between two passes, when all observations are applied."""
+    """Judges whether waiting jobs can still start. The loop asks between passes, when all observations are applied."""
 
     def __init__(self) -> None:
         self._hopeless_since: float | None = None
 
     def is_stuck(self, state: SchedulerState) -> bool:
-        """Return whether no job runs and no waiting job can start unless something changes from outside."""
+        """Return whether jobs wait, but no job runs and no waiting job can start without a change from outside."""
         if state.live or state.holdings or not state.waiting() or "backoff" in state.parked.values():
             return False
         codes = {reason.code for reason in state.class_reasons().values()}

@@ -11,7 +11,7 @@ from scheduler.runners.log_end import log_finding_of
 
 
 def with_causes(state: SchedulerState, observations: list[Observation]) -> list[Observation]:
-    """Return the observations with causes added: to endings from the job's log, to failed starts from the program."""
+    """Return the observations with causes added: found in the log for an ending, in the program for a failed start."""
     out: list[Observation] = []
     for observation in observations:
         if isinstance(observation, Ended):

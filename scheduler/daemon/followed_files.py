@@ -25,9 +25,9 @@ RETRIED_S = 30.0  # how long such tries go on; later ones come at the safety int
 
 @dataclass(slots=True)
 class FollowedFile:
-    """A watched file. ``due``: monotonic time of the next read without an event; 0: none.
+    """A watched file. ``due``: monotonic time of the next read that needs no event; 0: no such read.
 
-    ``failing_since``: monotonic time of the first disk error in a row; None: no error.
+    ``failing_since``: monotonic time of the first of the current disk errors; None: no error.
     """
 
     follower: Follower
@@ -59,7 +59,7 @@ class FollowedFiles:
         self._context.changed.add(path)
 
     def step(self, now: Now) -> None:
-        """Read lines of files that have changed, have more lines or are due into ``batches``. Raises sqlite3.Error."""
+        """Fill ``batches`` with lines of files that have changed, have more lines or are due. Raises sqlite3.Error."""
         self.batches = []
         for path, file in self.files.items():
             due = path in self._context.changed or (file.due != 0 and now.mono >= file.due)
@@ -73,23 +73,23 @@ class FollowedFiles:
                 self._failed(path, file, error, now)
 
     def look_at_all(self) -> None:
-        """Have the next step look at every file, and compare the lines already read if the file was changed since."""
+        """Make the next step look at every file. In a changed file, also compare the lines already read."""
         for path, file in self.files.items():
             file.follower.check_whole()
             self._context.changed.add(path)
 
     def read_refused_again(self) -> None:
-        """Have the next step read refused lines again: they may be valid for the current GPUs."""
+        """Make the next step read refused lines again, because they may be valid for the current GPUs."""
         self._judged.clear()
 
     def accept(self, batches: list[tuple[FollowedFile, Batch]]) -> None:
-        """Note that these batches are recorded: the next step continues behind them."""
+        """Note that these batches were recorded: the next step continues with the lines behind them."""
         for file, batch in batches:
             file.follower.accept(batch)
             self.more = self.more or batch.more
 
     def go_back(self, connection: sqlite3.Connection) -> None:
-        """Set the reading positions to those in the store. Raises sqlite3.Error."""
+        """Set the reading positions to the stored positions. Raises sqlite3.Error."""
         for file in self.files.values():
             file.follower.mark = kept.mark_of(connection, file.follower.path) or file.follower.mark
 
@@ -103,7 +103,7 @@ class FollowedFiles:
         return found
 
     def unread(self) -> list[str]:
-        """Return a sentence for each unreadable file whose jobs a drain leaves; not for missing files and /dev/null."""
+        """Return a sentence for each file that a drain could not read. Leaves out missing files and /dev/null."""
         return [text for text in self.troubles() if not text.endswith(NO_SUCH_FILE) and f" {os.devnull}: " not in text]
 
     @property
@@ -112,7 +112,7 @@ class FollowedFiles:
         return any(file.due for file in self.files.values())
 
     def due(self) -> float:
-        """Return the monotonic time of the next read without an event; ``NEVER`` if there is none."""
+        """Return the monotonic time of the next planned read of a file; ``NEVER`` if no read is planned."""
         return min((file.due for file in self.files.values() if file.due), default=NEVER)
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class FollowedFiles:
             file.follower.close()
 
     def _read_refused_again(self, path: str, file: FollowedFile) -> None:
-        """Read refused lines again, once, if the GPUs have changed since these lines were refused. Raises OSError."""
+        """Read the refused lines of a file again, once for each change of the GPUs. Raises OSError."""
         if path in self._judged:
             return
         connection, machine = self._context.db.connection, self._machine()

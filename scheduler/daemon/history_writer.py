@@ -1,4 +1,4 @@
-"""Writes the history for curves and `/metrics`: the loop only adds numbers, a thread writes them every ten seconds.
+"""Writes the history for curves and `/metrics`: the loop collects numbers, a thread writes them every ten seconds.
 
 Problems of the file (a full disk, a lock, a disk that hangs) do not affect the loop: numbers that the thread cannot
 write in time are dropped.
@@ -25,7 +25,9 @@ END_S = 1.0  # how long `close` waits for the last batch
 
 
 class HistoryWriter:
-    """The history of a running scheduler. A step takes about 2 µs, and about 10 µs more for each GPU with a new sample.
+    """Collects and writes the history of a running scheduler.
+
+    A step takes about 2 µs, and about 10 µs more for each GPU with a new sample.
 
     ``state`` returns the current state. ``say`` logs a text at a level; it is called in the loop's thread.
     """
@@ -64,7 +66,7 @@ class HistoryWriter:
             self._off(f"no history is kept any more: internal error of gpujob, please report it: {error!r}")
 
     def due(self) -> float:
-        """Return the monotonic time of the next sample; infinite when the history is off."""
+        """Return the monotonic time of the next sample; infinite if no history is kept."""
         return self._due
 
     def close(self) -> None:

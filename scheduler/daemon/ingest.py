@@ -1,4 +1,4 @@
-"""Turns new lines of watched files into jobs, repetitions or refused lines, in the transaction of a pass."""
+"""Turns each new line of a watched file into a job, a repetition of a job, or a refused line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class IngestResult:
 
 @dataclass(slots=True)
 class Tally:
-    """Identities of the lines of a batch, collected so that the store counts them in one step."""
+    """Identities of a batch's lines, collected so that the store updates all line counts in one step."""
 
     counted: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Records batches of lines of one file in the store. ``table`` and ``fleet`` are the current ones.
+    """Records batches of lines of one file in the store. ``table``, ``fleet``: current model table and ledger.
 
     ``memory_mib``: MiB of GPU memory that a job without a share books (`min_free_mem_mb`); 0: the model table applies.
     """
@@ -161,7 +161,7 @@ class Reader:
 
     @staticmethod
     def _blocker(connection: sqlite3.Connection, identity: str) -> Job:
-        """Return the job that blocks a new one of the same identity. Raises StoreTrouble if it is gone."""
+        """Return the job that prevents a new job with this identity. Raises StoreTrouble if there is no such job."""
         blocker = rows.blocker_of(connection, identity)
         if blocker is None:
             raise StoreTrouble(f"identity {identity} blocks itself", code=DECIDE_ANEW)
@@ -169,7 +169,7 @@ class Reader:
 
 
 def _with_edits(old: JobSpec, new: JobSpec) -> JobSpec:
-    """Return the spec of a changed line, except for the fields that a user changed with `gpujob edit`."""
+    """Return ``new`` (the spec of a changed line), but keep the fields of ``old`` that `gpujob edit` changed."""
     mine: dict[str, Any] = {name: getattr(old, name) for name in old.edited}
     return replace(new, **mine, edited=old.edited)
 
@@ -179,9 +179,9 @@ def refused_again(
 ) -> Batch | None:
     """Return a batch of the refused lines that are still in the file; None if the file cannot be read now.
 
-    Lines that `recover` named are left out: they may have run.
+    Leaves out lines that `recover` listed as undecided: they may have run.
 
-    ``machine``: the text (`machine_text`) of the GPUs for which they are read again. Raises OSError, sqlite3.Error.
+    ``machine``: describes the current GPUs (`machine_text`); stored with the batch. Raises OSError, sqlite3.Error.
     """
     found = kept.refused_in(connection, follower.path)
     refused = {number: line for number, line in found.items() if not line[1].startswith(kept.UNSURE)}
@@ -194,7 +194,7 @@ def refused_again(
 
 
 def machine_text(gpus: Iterable[Gpu], memory_mib: int = 0) -> str:
-    """Return the facts that decide whether a line can ever run, as a text: the GPUs, and the MiB that a job books."""
+    """Return the facts that decide which lines can ever run, as text: the GPUs, and the MiB that a job books."""
     books = [f"books:{memory_mib}"] if memory_mib else []
     return " ".join(books) + " ".join(f"{gpu.index}:{gpu.server}:{gpu.memory_mib or '-'}" for gpu in gpus) or "none"
 

@@ -1,4 +1,4 @@
-"""Ctrl-C in `gpujob run`: when the user is asked what to do, and what each answer does (texts: `cli/run.py`)."""
+"""Handles Ctrl-C in `gpujob run`: asks the user what to do, and acts on the answer (texts: `cli/run.py`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INTERRUPTED = "interrupted"  # key in `meta`: ids of jobs ended by Ctrl-C, which
 
 
 class Question(Protocol):
-    """Asks the user at the terminal what to do with running jobs. ``fd`` becomes readable with an answer."""
+    """Asks the user at the terminal what to do with running jobs. ``fd`` becomes readable when the user answers."""
 
     fd: int
 
@@ -29,7 +29,7 @@ class Question(Protocol):
         """Ask the user. ``jobs``: the number of running jobs."""
 
     def answer(self) -> str:
-        """Read ``fd`` when it is readable. Return LEAVE, END or GO_ON; empty if the user must answer again."""
+        """Read the answer from ``fd``. Return LEAVE, END or GO_ON; empty if the user must answer again."""
 
     def over(self) -> None:
         """Withdraw the question."""
@@ -43,7 +43,7 @@ class Interrupt:
         self.asked = False
 
     def on_ctrl_c(self, daemon: Daemon, epoll: select.epoll) -> bool:
-        """Ask the user, or return True to end the scheduler: no user to ask, no running job, or a second Ctrl-C."""
+        """Ask the user. Return True to end the scheduler instead: no user, no running job, or a second Ctrl-C."""
         if self.question is None or self.asked or daemon.closing or not daemon.state.live or not self.question.heard():
             self._over(epoll)
             return True
@@ -79,7 +79,7 @@ class Interrupt:
 
 
 def end_jobs(daemon: Daemon, context: Context) -> None:
-    """Start no more jobs, cancel the running ones, and record their ids for the next run."""
+    """Start no more jobs, cancel the running jobs, and record their ids so that the next `run` queues them again."""
     # A job that is already being ended must not be queued again by the next run.
     ids = tuple(job.id for job in daemon.state.live.values() if job.state is not JobState.STOPPING)
     try:

@@ -1,7 +1,7 @@
 """Writes the journal (setting `journal`): appends the jobs that a pass changed, and rewrites the file when needed.
 
-The journal is a copy made only from the store, after the commit. So no job waits for it, and if the file is damaged,
-the next rewrite repairs it.
+The journal is made only from the store, after a commit. So no job waits for the journal, and a rewrite repairs a
+damaged journal.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ AGAIN_S, LONGEST_AGAIN_S = 2.0, 60.0  # back-off after an error
 
 
 class JournalWriter:
-    """The journal of a running scheduler. An error is logged once, shown until it is over, and delays no job.
+    """Writes the journal of a running scheduler. An error is logged once, shown while it lasts, and delays no job.
 
-    ``say`` logs a text at a level. ``note`` is called when ``trouble`` has changed.
+    ``say`` logs a text at a level. ``note`` is called whenever ``trouble`` has changed.
     """
 
     def __init__(self, db: Database, path: str, say: Callable[[str, int], None], note: Callable[[], None]) -> None:
@@ -56,7 +56,7 @@ class JournalWriter:
         self._again = Backoff(AGAIN_S, LONGEST_AGAIN_S)
 
     def begin(self) -> None:
-        """Rewrite the journal at the start, with all jobs of the store."""
+        """Rewrite the journal when the daemon starts, with all jobs of the store."""
         self._run(BEGIN_S)
 
     def take(self, plan: Plan, gathered: IngestResult) -> None:
@@ -80,7 +80,7 @@ class JournalWriter:
             self._try(SLICE_S)
 
     def end(self) -> None:
-        """Rewrite the journal at the end, with one line per job, synced to disk."""
+        """Rewrite the journal when the daemon ends, with one line per job, and sync the file to disk."""
         self.note = lambda: None  # the daemon ends: problems are no longer recorded
         self._run(END_S)
         self._drop_work()
@@ -100,7 +100,7 @@ class JournalWriter:
         return bool(self._owed or self._whole or self._work is not None or self.file.grown)
 
     def _run(self, limit_s: float) -> None:
-        """Append all changed jobs, then rewrite the file if needed, for ``limit_s`` s at most. Stop at an error."""
+        """Append all changed jobs, then rewrite the file if needed (at most ``limit_s`` seconds). Stop at an error."""
         while self._owed and not (self._whole or self.trouble):
             self._try(0.0)  # first, because the rewrite may take too long
         if self._whole or self.file.appended:

@@ -126,7 +126,7 @@ class Daemon:
     # -- building the state -------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Build the state from the store; adopt or settle starting and running attempts. Raises StoreTrouble."""
+        """Build the state from the store; adopt running attempts and settle ended attempts. Raises StoreTrouble."""
         now = self.now()
         connection = self._context.db.connection
         try:
@@ -179,7 +179,7 @@ class Daemon:
     def _told_of(self, job: Job) -> list[Observation]:
         """Return the unrecorded observations of the job's attempt if one of them ends it, else an empty list.
 
-        The runner reports an ending only once, and nothing else names the leftover processes.
+        These observations must be kept: the runner reports an ending, with the leftover processes, only once.
         """
         told: list[Observation] = [
             observation
@@ -190,7 +190,7 @@ class Daemon:
         return told if any(not isinstance(observation, Started) for observation in told) else []
 
     def _show_state(self) -> None:
-        """Mark the state file to be rewritten and continue from its revision. The first call opens the file."""
+        """Mark the state file as out of date and update its GPU indexes. The first call opens the file."""
         numbers = {gpu.uuid: gpu.index for gpu in self.gpus.gpus}
         if not hasattr(self, "state_writer"):
             context = self._context
@@ -203,7 +203,7 @@ class Daemon:
         self.state.pauses.revision = self.state_writer.file.revision
 
     def fetch(self, job_id: int) -> Job | None:
-        """Return a job as the store has it, or None if there is no such job."""
+        """Return the recorded job with this id, or None if there is no such job."""
         return self._at_hand.get(job_id) or rows.get(self._context.db.connection, job_id)
 
     @staticmethod
@@ -445,7 +445,7 @@ class Daemon:
     # -- reloaded settings (`config_reload.Reloadable`) ---------------------------------------------------
 
     def choose_gpus(self, config: Config) -> list[Gpu]:
-        """Record the GPUs that ``config`` names in the store and return them. Raises Refused, StoreTrouble."""
+        """Find the GPUs that ``config`` names, store them and return them. Raises Refused, StoreTrouble."""
         gpus = managed_anew(config, self.gpus.gpus, self.gpus.shown, self._context.environ)
         self.gpus.save(gpus)
         return gpus
@@ -466,7 +466,7 @@ class Daemon:
             self.open()
 
     def use_table(self, table: ModelTable, now: Now) -> None:
-        """Apply this model table: compute the needs of waiting jobs again. Raises StoreTrouble."""
+        """Apply a new model table: recompute the needs of waiting jobs. Raises StoreTrouble."""
         context = self._context
         changed = needs_anew(self.gpus.gpus, table, rows.pending(context.db.connection))
         with context.db.writing() as connection:
@@ -487,7 +487,7 @@ class Daemon:
             self.paint(now)
 
     def paint(self, now: Now) -> None:
-        """Apply a new edit if there is one, then write the state file and the reasons to wait. Raises StoreTrouble."""
+        """Apply a new edit of the state file, if any; write the file and the reasons to wait. Raises StoreTrouble."""
         edit = self.state_writer.look(now, self._context.config.state_interval, heard=True)
         if edit is not None:
             self.turn([], [], now, sync=True, edit=edit)
@@ -523,7 +523,7 @@ class Daemon:
         return not (self._has_more or self.woken or self._lazy or self.state_writer.dirty)
 
     def timeout(self) -> float:
-        """Return the seconds until the next pass is due without an event; 0 if it is due now."""
+        """Return the seconds until the next pass is due, if no event comes earlier; 0 if a pass is due now."""
         now = time.monotonic()
         if self.outage.lasts:
             return max(0.0, self.outage.due() - now)
@@ -546,12 +546,12 @@ class Daemon:
         return not busy and not self.files.unsettled
 
     def stuck(self) -> bool:
-        """Return whether no job runs and no waiting job can start unless something changes from outside."""
+        """Return whether jobs wait, but no job runs and no waiting job can start without a change from outside."""
         busy = self._has_more or self.woken or self._lazy or self.files.unsettled
         return not busy and self._drain.is_stuck(self.state)
 
     def settle(self) -> None:
-        """Record the postponed observations and write the state file once more. Raises StoreTrouble."""
+        """Record the postponed observations and write the state file for the last time. Raises StoreTrouble."""
         self._lazy_due = 0.0
         self.tick()
         self.paint(self.now())
@@ -563,7 +563,7 @@ class Daemon:
         self.woken = True
 
     def wait(self, epoll: select.epoll, wakeup: int) -> None:
-        """Sleep until an event or the next due time. ``wakeup``: descriptor that a signal makes readable."""
+        """Sleep until an event or the next due time. ``wakeup``: file descriptor that becomes readable at a signal."""
         limit = min(self.timeout() + 0.001, 3600.0)
         if self.outage.lasts:
             select.select([wakeup], [], [], limit)  # the other descriptors stay readable until the state is rebuilt

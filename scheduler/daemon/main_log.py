@@ -19,12 +19,12 @@ NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL
 class MainLog:
     """The main log. It collects the records of a pass and writes them with one system call.
 
-    It replaces the standard library's rotating handler, which formats, stats and flushes for each record: 75 µs per
-    record, during which no job starts (docs/performance.md).
+    It replaces the standard library's rotating handler, which formats, stats and flushes for each record. This takes
+    75 µs per record, and no job can start in this time (docs/performance.md).
     """
 
     def __init__(self, path: str, most_bytes: int = 10 << 20, kept: int = 5) -> None:
-        """Open ``path``. Rotate it at ``most_bytes`` and keep ``kept`` old files. Raises OSError."""
+        """Open the log file ``path``, rotated at ``most_bytes`` with ``kept`` old files. Raises OSError."""
         self.path, self.most_bytes, self.kept = path, most_bytes, kept
         self._lines: list[str] = []
         self._fd = -1
@@ -46,11 +46,11 @@ class MainLog:
         self._fd, self._size, self._inode, self._torn = fd, status.st_size, status.st_ino, False
 
     def __call__(self, said: LogMessage) -> None:
-        """Keep a record for the next `flush`."""
+        """Collect a record, which the next `flush` writes."""
         self._lines.append(_record(said.text, said.level))
 
     def flush(self) -> None:
-        """Write the kept records. Raises OSError, for example on a full disk; the records are dropped then.
+        """Write the collected records. Raises OSError, for example on a full disk, and then drops the records.
 
         The next successful flush also writes how many records were dropped, and why.
         """
@@ -89,7 +89,7 @@ class MainLog:
         return there.st_ino == self._inode
 
     def _rotate(self) -> None:
-        """Rename the log files, under a lock: two schedulers that rotate the same log would overwrite a full file."""
+        """Rename the log files under a lock, so that two schedulers with the same log do not overwrite a full file."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -108,7 +108,7 @@ class MainLog:
         self._open()
 
     def close(self) -> None:
-        """Write the kept records and close the file."""
+        """Write the collected records and close the file."""
         with contextlib.suppress(OSError):
             self.flush()
         os.close(self._fd)

@@ -20,7 +20,7 @@ class ManagedGpus:
     """The managed GPUs with their GPU reader, their latest readings and their admission.
 
     ``shown``: all GPUs that the driver showed at the start, managed or not. ``monitor``: None for declared GPUs, which
-    are not read. ``first``: the readings of the start.
+    are not read. ``first``: the readings taken at the start.
     """
 
     def __init__(
@@ -32,18 +32,18 @@ class ManagedGpus:
         self.readings: Readings | None = None
 
     def step(self, now: Now) -> None:
-        """Set ``readings`` to new readings, or None. Request the next ones if they are due."""
+        """Set ``readings`` to the new readings, None if there are none. Request the next readings if they are due."""
         self.readings = self.monitor.look(now.mono, self._interval()) if self.monitor is not None else None
 
     def first_readings(self) -> Readings | None:
-        """Return the readings of the start with the owners of the processes; None on the next calls."""
+        """Return the readings taken at the start, with the owners of GPU processes. Later calls return None."""
         found, self._first = self._first, None
         return self.monitor.identified(found) if self.monitor is not None and found is not None else None
 
     def admission_now(self, now: Now) -> Admission | None:
         """Return the admission of the managed GPUs for a state that is being built; None for declared GPUs.
 
-        It is kept when the state is rebuilt. If the managed GPUs have changed, only its memory peaks are kept.
+        A rebuild of the state keeps the admission; a change of the managed GPUs keeps only its memory peaks.
         """
         if self.monitor is None:
             return None
@@ -61,7 +61,7 @@ class ManagedGpus:
             self.monitor.read(now.mono - FRESH_S)
 
     def read(self, since: float) -> None:
-        """Request a reading; one requested at ``since`` (monotonic) or later will do."""
+        """Request a reading, unless one that began at ``since`` (monotonic seconds) or later is under way."""
         if self.monitor is not None:
             self.monitor.read(since)
 
@@ -72,7 +72,7 @@ class ManagedGpus:
         self._flag = Flag(gpus)
 
     def bind_unread(self, readings: Readings) -> bool:
-        """Set UUID, name and memory of GPUs that were managed while the driver did not answer.
+        """Set UUID, name and memory of the GPUs for which these were unknown because the driver did not answer.
 
         Return whether a GPU has changed. Raises StoreTrouble, sqlite3.Error.
         """
@@ -95,7 +95,7 @@ class ManagedGpus:
         return True
 
     def save(self, gpus: Sequence[Gpu]) -> None:
-        """Record these GPUs and the needs of waiting jobs computed by them. Raises StoreTrouble, sqlite3.Error."""
+        """Store these GPUs, and the needs of waiting jobs on them. Raises StoreTrouble, sqlite3.Error."""
         db = self._context.db
         changed = needs_anew(gpus, self._context.table, rows.pending(db.connection))
         with db.writing() as connection:
@@ -103,15 +103,15 @@ class ManagedGpus:
             rows.save(connection, changed)
 
     def sessions(self) -> set[int]:
-        """Return the POSIX sessions of the processes that read the GPUs; they belong to no job."""
+        """Return the POSIX sessions of the processes that read the GPUs. These processes belong to no job."""
         return self.monitor.probe.sessions() if self.monitor is not None else set()
 
     def due(self) -> float:
-        """Return the monotonic time of the next step without an event; ``NEVER`` for declared GPUs."""
+        """Return the monotonic time of the next step if no event comes earlier; ``NEVER`` for declared GPUs."""
         return self.monitor.next_look(self._interval()) if self.monitor is not None else NEVER
 
     def close(self) -> None:
-        """End the GPU reader and withdraw the announcement to other schedulers."""
+        """End the GPU reader, and no longer announce the GPUs to other schedulers."""
         self._flag.close()
         if self.monitor is not None:
             self.monitor.probe.close()

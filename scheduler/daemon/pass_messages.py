@@ -23,7 +23,7 @@ class PassMessages:
         self.ended_badly = 0
 
     def adopted(self, jobs: Iterable[Job], wall: float) -> None:
-        """Log each of these jobs as adopted, once, if it was found running at a start."""
+        """Log that these jobs were found running at a start and adopted; each job once."""
         for job in jobs:
             if job.process is not None and job.state is JobState.RUNNING and job.id not in self._told_running:
                 detail = {"gpus": list(job.gpus), "pid": job.process.pid, "attempt": job.attempt}
@@ -32,7 +32,7 @@ class PassMessages:
                 self._told_running.add(job.id)
 
     def announce(self, plan: Plan, gathered: IngestResult, find: Callable[[int], Job | None]) -> None:
-        """Log the results of one pass. ``find`` returns a job that the pass has not changed, by its id."""
+        """Log the results of one pass. ``find`` returns a job by its id, for jobs that the pass has not changed."""
         if len(gathered.jobs) > MOST_NAMED:
             first, last = gathered.jobs[0], gathered.jobs[-1]
             self._context.say(f"{len(gathered.jobs)} jobs accepted: {first.id} to {last.id}", kind="accepted")

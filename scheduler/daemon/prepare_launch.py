@@ -1,4 +1,4 @@
-"""Prepares the start of placed jobs, before it is recorded: command, environment, log, resource limits."""
+"""Prepares the starts of placed jobs: command, environment, log, resource limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ITS_TERMINAL = "in a screen session the output of a job goes to its terminal and
 
 
 class LaunchPreparer:
-    """Prepares launches. ``limits``: resource → (soft, hard), the limits that jobs inherit from this process."""
+    """Prepares launches. ``limits``: the resource limits that jobs inherit from this process: (soft, hard) of each."""
 
     def __init__(
         self, context: Context, lookup: ProgramLookup, runner: str, limits: dict[int, tuple[int, int]]
@@ -37,10 +37,10 @@ class LaunchPreparer:
         self._context, self._lookup, self._runner, self._limits = context, lookup, runner, limits
 
     def prepare(self, plan: Plan, ordinals: Mapping[int, int], now: Now) -> list[tuple[Job, Launch]]:
-        """Return each job that the plan starts with its launch. Sets the job's log, command and session name.
+        """Return (job, launch) for each job that the plan starts. Sets the log, command and session name of the job.
 
-        ``ordinals``: GPU index → the driver's number, where they differ. Raises StoreTrouble (DECIDE_ANEW) if a job now
-        lacks something that it needs.
+        ``ordinals``: GPU index → number that the driver gives this GPU, where the two differ. Raises StoreTrouble
+        (DECIDE_ANEW) if a file that a job needs has disappeared.
         """
         launches = []
         config = self._context.config
@@ -72,7 +72,7 @@ class LaunchPreparer:
 
 
 def _say_streams(job: Job) -> None:
-    """Add a note if output options of the job have no effect: a terminal is one stream, and screen writes the log."""
+    """Add a note to the job if some of its output options have no effect in a screen session."""
     spec = job.spec
     wishes = {"output=none": spec.output == "none", "stderr=apart": spec.stderr_apart, "gzip=yes": spec.gzip,
               "--foreground": bool(spec.caller)}  # fmt: skip
@@ -83,7 +83,7 @@ def _say_streams(job: Job) -> None:
 
 
 def _within_limits(job: Job, launch: Launch, limits: dict[int, tuple[int, int]]) -> Launch:
-    """Return the launch with the submitter's resource limits, set by a wrapper command if they differ from ours."""
+    """Return the launch. If the submitter's resource limits differ from ours, a wrapper command sets them."""
     if not job.spec.limits or "/" not in launch.argv[0]:
         return launch
     theirs = {which: (soft, hard) for which, soft, hard in job.spec.limits}
@@ -102,7 +102,7 @@ def _within_limits(job: Job, launch: Launch, limits: dict[int, tuple[int, int]])
 
 
 def _free_log(job: Job, log_dir: str, stamp: str, taken: Collection[str]) -> str:
-    """Return the path of a log file that does not exist and is not in ``taken``; empty if no output is kept.
+    """Return a path for the job's log: not in ``taken``, and no such file exists. Empty if no output is kept.
 
     Other schedulers may use the same names. The file is created with O_EXCL: if two schedulers choose the same path,
     one start fails and is tried again with another path.

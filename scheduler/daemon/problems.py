@@ -1,4 +1,4 @@
-"""Problems that hold up the scheduler: logged when they begin and end, shown by `status` while they last."""
+"""Problems of the scheduler: logged when they begin and when they end, shown by `status` while they last."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Problems:
         self.sources: list[Callable[[], list[str]]] = []
 
     def look_at_runner(self) -> None:
-        """Check whether the runner still starts jobs and reports endings; a stopped supervisor (SIGSTOP) does not."""
+        """Check whether the runner starts jobs and reports endings: it does not while its supervisor is stopped."""
         before, self._of_runner = self._of_runner, self._runner.trouble()
         if self._of_runner == before:
             return
@@ -43,7 +43,7 @@ class Problems:
 
 
 def passing(error: Exception, state_dir: str) -> StoreTrouble | None:
-    """Return a StoreTrouble for a temporary error (full disk, no descriptors or memory left), None for any other.
+    """Return a StoreTrouble for a temporary error (full disk, too few descriptors or memory), None for other errors.
 
     After such an error nothing is known about the file or process in question, so the pass is tried again later.
     """

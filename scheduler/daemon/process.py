@@ -58,7 +58,7 @@ MOST_LISTED = 1000  # ended jobs in the saved list
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a daemon ended: its exit code and, after a drain, a sentence for each job or file that is left."""
+    """How a daemon ended: exit code and, after a drain, a sentence for each unfinished job or unread file."""
 
     code: int
     left: tuple[str, ...] = ()
@@ -292,7 +292,7 @@ class DaemonProcess:
                 log.close()
 
     def _runner(self, descriptors: int) -> DirectRunner | ScreenRunner:
-        """Return the runner that starts the jobs. Raises SchedulerError if it cannot; there is no fallback mode."""
+        """Return the runner that starts the jobs. Raises SchedulerError if this runner cannot work on this machine."""
         places, state_file = self.places, self.config.state_file
         if self.config.screen:
             short_id = hashlib.blake2b(os.fsencode(state_file), digest_size=2).hexdigest()
@@ -338,12 +338,12 @@ class DaemonProcess:
         return Ending(130 if self.stop_signal == signal.SIGINT else 0)
 
     def _end_by(self, number: int) -> None:
-        """Let signal ``number`` end the scheduler after this pass. SIGTERM replaces an earlier SIGINT."""
+        """Make signal ``number`` end the scheduler after this pass. SIGTERM replaces an earlier SIGINT."""
         if self.stop_signal != signal.SIGTERM:
             self.stop_signal = number
 
     def _last_words(self, daemon: Daemon) -> None:
-        """Record the postponed observations and write the state file a last time; log an error of the store."""
+        """Record the postponed observations and write the state file for the last time. Log an error of the store."""
         try:
             daemon.settle()
         except StoreTrouble as error:
@@ -369,7 +369,7 @@ class DaemonProcess:
         return tuple(left)
 
     def _again(self, folder: str) -> Callable[[], Settings]:
-        """Return a function that loads the settings again as `start` did in ``folder``."""
+        """Return a function that reloads the settings, with the flags and environment of the start in ``folder``."""
         settings = self.settings
         return lambda: load(
             self.flags, self.environ, settings.config_file or None, folder, dispatcher=settings.dispatcher

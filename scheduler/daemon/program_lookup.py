@@ -1,4 +1,4 @@
-"""Finds what a job runs with: script, environment, interpreter, program. Results are cached for one pass."""
+"""Finds the script, environment, interpreter and program of a job. Results are cached for one pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MISSING_A_ROUND = 200  # jobs
 
 
 class ProgramLookup:
-    """Finds what jobs run with, and looks again for files that waiting jobs lack."""
+    """Finds the programs of jobs, and looks again for files that waiting jobs lack."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -39,7 +39,7 @@ class ProgramLookup:
         self._environments.mode, self._environments.limit_s = config.conda_mode, config.activation_limit
 
     def found_for(self, job: Job) -> Found | Missing:
-        """Return what a job would run with, or what is missing."""
+        """Return the script, environment and interpreter that a job would use, or what is missing."""
         spec = job.spec
         key = (spec.script, spec.conda_env, spec.cwd, spec.env_file, "" if spec.is_script else spec.arguments[0])
         found = self._found.get(key)
@@ -53,11 +53,11 @@ class ProgramLookup:
         return found.sentence if isinstance(found, Missing) else ""
 
     def forget(self) -> None:
-        """Clear the results at the end of a pass: the next one looks at the disk again."""
+        """Clear the cached results at the end of a pass, so that the next pass looks at the disk again."""
         self._found.clear()
 
     def look_again(self, parked: Mapping[int, str], fetch: Callable[[int], Job | None], now: Now) -> list[Arrived]:
-        """Return the jobs whose missing script or environment is there now. ``parked``: job id → reason code."""
+        """Return the jobs whose missing script or environment exists now. ``parked``: job id → reason code."""
         self._found.clear()
         if now.mono < self._missing_due:
             return []
@@ -71,5 +71,5 @@ class ProgramLookup:
         return [Arrived(job) for job in jobs if not self.missing(job)]
 
     def due(self, parked: Mapping[int, str]) -> float:
-        """Return the monotonic time of the next round; infinite if no job lacks anything."""
+        """Return the monotonic time of the next search for missing files; infinite if no job lacks a file."""
         return self._missing_due if "missing" in parked.values() else float("inf")

@@ -11,9 +11,10 @@ from scheduler.core.secrets import without_secrets
 
 
 def script_of(jobs: Iterable[Job], ended: Iterable[Job], now: float) -> str:
-    """Return the script. ``jobs``: waiting and running jobs in queue order; ``ended``: named only in comments.
+    """Return the script. ``jobs``: waiting and running jobs in queue order; ``ended``: jobs listed only in comments.
 
-    Each line queues one job with `ts` in its folder and with its options, and keeps the new id for dependent jobs.
+    Each line queues one job with `ts`, in the job's folder and with its options, and saves the new job id in a shell
+    variable for jobs that depend on this job.
     """
     lines = [
         "#!/bin/sh",
@@ -33,7 +34,7 @@ def script_of(jobs: Iterable[Job], ended: Iterable[Job], now: float) -> str:
 
 
 def _dependencies_first(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs in the same order, but each behind the jobs that it depends on: a line needs their new ids."""
+    """Return the jobs in the same order, but each after its dependencies: a line needs the new ids of these jobs."""
     by_id = {job.id: job for job in jobs}
     placed: dict[int, Job] = {}
     for first in jobs:

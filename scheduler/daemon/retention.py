@@ -41,8 +41,8 @@ class Retention:
 
     ``settings`` returns the current config. ``quiet`` returns whether the daemon has nothing else to do.
 
-    A round begins at the start of the daemon, when the settings have changed, and then every hour, or more often if an
-    age limit is below ten hours (`_round_s`). An error ends the round and is logged; the next round removes the rest.
+    A round begins when the daemon starts, when the settings have changed, and once an hour, or more often if an age
+    limit is below ten hours (`_round_s`). An error ends the round and is logged; the next round removes the rest.
     """
 
     def __init__(
@@ -127,15 +127,15 @@ class Retention:
 
 
 def _round_s(config: Config) -> float:
-    """Return the seconds from one round to the next: a tenth of the shortest age limit, but 1 s to 1 h."""
+    """Return the seconds between two rounds: a tenth of the shortest age limit, at least 1 s and at most 1 h."""
     ages = [keep.age_s for keep in (keep_logs(config.keep_logs), keep_finished(config.keep_finished)) if keep.age_s]
     return min(LONGEST_ROUND_S, max(SHORTEST_ROUND_S, PART_OF_AGE * min(ages, default=math.inf)))
 
 
 class _Logs:
-    """Removes the logs of ended jobs in ``folder`` that are too old, and the oldest ones beyond the total size.
+    """Removes logs of ended jobs in ``folder``: too old logs, and the oldest logs beyond the limit on total size.
 
-    It removes only files whose paths are in this store: other schedulers and people may keep files in the same folder.
+    Only files whose paths are in this store are removed: the folder may hold files of other schedulers and of people.
     """
 
     def __init__(self, pruner: Retention, folder: str, keep: Keep) -> None:
@@ -145,7 +145,7 @@ class _Logs:
         self.fd = -1
 
     def remove(self) -> Iterator[None]:
-        """Check all logs and remove those that are due, in steps. Raises OSError."""
+        """Check all logs and remove the logs that are due, in steps. Raises OSError."""
         try:
             self.fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -187,7 +187,8 @@ class _Logs:
     def _goes(self, path: str, ended: float, number: int | None = None) -> bool:
         """Return whether a log is to be removed, and add its size to ``total``.
 
-        ``ended``: when its job ended, in seconds since 1970. ``number``: the job id that its name must have; None: any.
+        ``ended``: when the log's job ended, in seconds since 1970. ``number``: the job id that the name of the log must
+        contain; None: any id.
         """
         folder, name = os.path.split(path)
         named = _NAME.fullmatch(name)

@@ -1,4 +1,4 @@
-"""Lists the commands in the file of a `gpujob run`, and has lines of that file read again as new ones."""
+"""Lists the commands in the commands file of a `gpujob run`, and makes lines of that file count as new."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scheduler.store.paths import Places
 
 
 def commands_in(path: str, trust_group: bool) -> list[str]:
-    """Return the identity of each command in a commands file, in file order, each once. Raises SchedulerError."""
+    """Return the identities of a commands file's commands, in file order, without repeats. Raises SchedulerError."""
     looked = look_through(path, commands_file.parse, None, "", trust_group)
     if looked.trouble or looked.left_out:
         raise SchedulerError(looked.trouble or looked.left_out)
@@ -22,7 +22,7 @@ def commands_in(path: str, trust_group: bool) -> list[str]:
 
 
 def read_anew(places: Places, path: str, identities: Collection[str]) -> None:
-    """Make lines of these commands count as new, because their jobs were forgotten. Raises SchedulerError."""
+    """Make the lines of these commands count as new, because their jobs were deleted. Raises SchedulerError."""
     database = Database(places)
     try:
         with database.writing() as connection:

@@ -1,8 +1,8 @@
-"""The state file on disk: replaced as a whole by the daemon, and read again when somebody has edited it.
+"""The state file on disk: the daemon replaces the whole file, and reads it again when somebody has edited it.
 
-The daemon puts a new version in place by exchanging two file names, and then reads the replaced file once more, because
-an edit may have been saved in it after the daemon last looked. While a program has the replaced file open for writing,
-the daemon keeps reading that file: the program would save its edit into a file that no longer has a name.
+The daemon writes a new file and exchanges the names of the new and the old file. Then the daemon reads the old file
+once more, because somebody may have saved an edit in the old file since the last look. While a program has the old file
+open for writing, the daemon keeps reading it: otherwise an edit that this program saves would be lost.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KNOWN = frozenset({*WISHES, "revision", "gpu_status", "gpus", "jobs", "running",
 
 @dataclass(slots=True)
 class _Out:
-    """A file that a new version of the state file has replaced; a program may still be writing to it."""
+    """An old state file that a new version has replaced. A program may still be writing to this file."""
 
     fd: int
     known: bytes  # contents that were written by a daemon or already applied
@@ -44,7 +44,7 @@ class _Out:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """An edit that somebody saved: the request that follows from it, and the contents it was read from."""
+    """An edit that somebody saved in the state file: the request that it makes, and the contents of the file."""
 
     request: StateEdited
     at: float  # when it was saved, in seconds since 1970
@@ -72,7 +72,7 @@ class StateFile:
     _named: set[str] = field(default_factory=set)  # unknown keys that were reported
 
     def begin(self, *, was_there: bool) -> None:
-        """Continue from the file found at a start. ``was_there``: it existed before, so a missing one was deleted."""
+        """Continue from the existing file. ``was_there``: a daemon wrote it before, so a missing file was deleted."""
         with contextlib.suppress(OSError, NoStateFile):
             data, _ = self._read()
             self.revision = max(self.revision, self._wish(data).read or 0)
@@ -82,7 +82,7 @@ class StateFile:
             self._take_up(name)
 
     def _take_up(self, name: str) -> None:
-        """Watch a file that a killed daemon left while writing: it may hold an edit. Delete it if it is invalid."""
+        """Watch a file that a killed daemon left, because it may hold an edit. Delete the file if it is invalid."""
         with contextlib.suppress(OSError):
             fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
@@ -99,7 +99,7 @@ class StateFile:
     # -- noticing edits -----------------------------------------------------------------------------------
 
     def look(self, now: float) -> Edit | None:
-        """Return the oldest edit, or None; the same edit until `accept` is called. ``now``: monotonic time."""
+        """Return the oldest edit that was not passed to `accept` yet, or None. ``now``: monotonic time."""
         edit = self._look_at_outs(now)
         if edit is not None:
             return edit
@@ -136,7 +136,7 @@ class StateFile:
             self.known, self.missing_since = edit.data, None
 
     def overdue(self, now: float) -> bool:
-        """Return whether to set the contents aside, because they have been invalid for longer than a save takes."""
+        """Return whether the contents have been invalid for longer than a save takes and must be set aside."""
         if self.broken_since is None:
             return False
         waited = now - self.broken_since
@@ -149,7 +149,7 @@ class StateFile:
         return None
 
     def _missing(self, now: float) -> Edit | None:
-        """Return the edit for a deleted file; None during ``GONE_S``, while an editor may put a new file there."""
+        """Return the edit for a deleted file. None for ``GONE_S`` seconds, in which an editor may write a new file."""
         if self.known is None:
             return None
         if self.missing_since is None:
@@ -160,7 +160,7 @@ class StateFile:
         return Edit(StateEdited((), False), time.time(), None)
 
     def _look_at_outs(self, now: float) -> Edit | None:
-        """Return an edit found in a replaced file, or None. Close replaced files that nobody writes any more."""
+        """Return an edit found in a replaced file, or None. Close replaced files that no program writes any more."""
         for out in list(self._outs):
             try:
                 data = os.pread(out.fd, LARGEST + 1, 0)
@@ -208,7 +208,7 @@ class StateFile:
             return stream.read(LARGEST + 1), status
 
     def _written(self) -> bool:
-        """Return whether a program has the file at the path open for writing."""
+        """Return whether a program has the state file open for writing."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
@@ -221,7 +221,7 @@ class StateFile:
     # -- parsing ------------------------------------------------------------------------------------------
 
     def _wish(self, data: bytes) -> StateEdited:
-        """Return the request that follows from the contents of a saved file. Raises NoStateFile."""
+        """Return the request that the contents of a saved state file make. Raises NoStateFile."""
         if len(data) > LARGEST:
             raise NoStateFile(f"it is larger than {LARGEST >> 20} MiB")
         try:
@@ -245,7 +245,7 @@ class StateFile:
         return StateEdited(None if gpus is None else tuple(self._today(document, gpus)), paused, read)
 
     def _today(self, document: dict[str, Any], gpus: Iterable[int]) -> list[int]:
-        """Translate the GPU indexes of a saved file into current ones, by the UUIDs that the file lists beside them."""
+        """Translate the GPU indexes of a saved file into current indexes, by the UUIDs of the GPUs in that file."""
         cards = document.get("gpus")
         then: dict[int, object] = {}
         for card in cards if isinstance(cards, list) else ():
@@ -272,9 +272,9 @@ class StateFile:
     # -- writing ------------------------------------------------------------------------------------------
 
     def paint(self, document: dict[str, Any], now: float) -> bool:
-        """Write a new version of the state file; `look` will check the file that it replaced. Raises OSError.
+        """Write a new version of the state file. Later, `look` checks the replaced file for edits. Raises OSError.
 
-        Return False, without writing, if a save may be in progress or the file was just deleted: call `look` first.
+        Writes nothing and returns False if a save may be in progress or the file was just deleted: call `look` first.
         """
         if self.missing_since is not None or (self.broken_since is not None and not self.overdue(now)):
             return False
@@ -303,7 +303,7 @@ class StateFile:
         return True
 
     def _set_aside(self, data: bytes, why: str) -> None:
-        """Save invalid contents that somebody wrote in a new file beside the state file."""
+        """Copy invalid contents that somebody saved into a new file beside the state file."""
         try:
             name, fd = new_beside(self.path, "bad")
         except OSError as error:
@@ -320,13 +320,13 @@ class StateFile:
         self.said.append(f"{self.path}: not a valid state file ({why}); copy saved as {name}, pauses unchanged")
 
     def close(self) -> None:
-        """Close the replaced files that are still watched."""
+        """Close the replaced files that are still read."""
         for out in list(self._outs):
             self._drop(out)
 
 
 def _laid_out(document: dict[str, Any]) -> str:
-    """Format as JSON with one line for each key, GPU and job, so that people can edit a line by hand or with sed."""
+    """Format as JSON with one line for each key, GPU and job, so that people can edit lines by hand or with sed."""
     lines = []
     for key, value in document.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):

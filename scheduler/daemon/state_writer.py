@@ -1,4 +1,4 @@
-"""Writes the state file, and the reasons of waiting jobs, when the state has changed."""
+"""Writes the state file, and the reasons why jobs wait, when the state has changed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def picture(state: SchedulerState, counts: dict[str, int], now: float) -> dict[s
 
 @dataclass(slots=True)
 class StateWriter:
-    """Keeps the state file up to date: writes it immediately after a quiet period, else at most ten times a second."""
+    """Keeps the state file up to date. A change is written immediately, but at most ten times a second."""
 
     file: StateFile
     db: Database
@@ -87,7 +87,7 @@ class StateWriter:
     noted: bool = False  # the reasons were saved at least once
 
     def look(self, now: Now, interval: float, *, heard: bool) -> Edit | None:
-        """Return the next edit not applied yet, or None. Looks after an event (``heard``) and every ``interval`` s."""
+        """Return the next edit to apply, or None. Looks after an event (``heard``) and every ``interval`` seconds."""
         if not (heard or now.mono >= self.look_due):
             return None
         edit = self.file.look(now.mono)
@@ -100,18 +100,18 @@ class StateWriter:
         return edit
 
     def took(self, edit: Edit) -> None:
-        """Note that an edit is recorded: the file must be rewritten to show its result, and another edit may follow."""
+        """Note that the store has recorded an edit: the state file must be rewritten, and another edit may follow."""
         self.file.accept(edit)
         self.dirty, self.look_due = True, 0.0
 
     def due(self, *, busy: bool) -> float | None:
-        """Return the monotonic time of the next write; None if none is due. ``busy``: many new lines are being read."""
+        """Return the monotonic time of the next write, or None. ``busy``: the daemon reads many new lines."""
         if not self.dirty:
             return self.count_due if self.count_owed else None
         return max(self.not_before, self.painted_at + (BUSY_PAINT_S if busy else PAINT_S))
 
     def paint(self, state: SchedulerState, now: Now) -> None:
-        """Write the state file, and the reasons of waiting jobs into the store. Raises sqlite3.Error, StoreTrouble."""
+        """Write the state file, and store the reasons why jobs wait. Raises sqlite3.Error, StoreTrouble."""
         self.dirty, self.painted_at = False, now.mono
         reasons = state.class_reasons()
         blocked = self._blocked(state, reasons, now)
@@ -134,7 +134,7 @@ class StateWriter:
             self.say(f"{self.file.path} can be written again", 20, "state")
 
     def _blocked(self, state: SchedulerState, reasons: Mapping[str, Reason], now: Now) -> dict[str, int]:
-        """Return reason code → number of waiting jobs; the last count while a new one would cost too much time."""
+        """Return reason code → number of waiting jobs. The numbers may be old, since counting takes long."""
         self.count_owed = now.mono < self.count_due
         if self.count_owed:
             return self.told_blocked
@@ -152,7 +152,7 @@ class StateWriter:
 
 
 def open_state_file(path: str, db: Database, state: SchedulerState, numbers: dict[str, int]) -> StateFile:
-    """Open the state file at a start. An edit or deletion made while no scheduler ran still counts."""
+    """Open the state file when the daemon starts. Edits and a deletion made while no scheduler ran are applied."""
     file = StateFile(path, numbers=numbers)
     file.revision = max([state.pauses.revision, *(revision for revision, _, _ in state.pauses.changes)])
     file.begin(was_there=bool(rows.meta(db.connection, "painted")))

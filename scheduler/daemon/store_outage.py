@@ -1,4 +1,4 @@
-"""Handles store outages: while nothing can be recorded, nothing is decided; running jobs continue."""
+"""Handles store outages: while the store cannot be written, the daemon decides nothing; running jobs continue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REFUSED_AFTER = 3  # failed passes in a row after which open requests are refuse
 
 
 class StoreOutage:
-    """A store outage. It begins with a failed pass and ends with the next recorded one.
+    """A store outage. An outage begins with a failed pass and ends with the next recorded pass.
 
     ``retry`` opens the store again and rebuilds the state; if it raises, the outage continues.
     """
@@ -34,11 +34,11 @@ class StoreOutage:
 
     @property
     def refuses(self) -> bool:
-        """Whether ``REFUSED_AFTER`` passes in a row have failed, so that open requests are refused."""
+        """Whether at least ``REFUSED_AFTER`` passes in a row have failed. The daemon then refuses open requests."""
         return self._tries >= REFUSED_AFTER
 
     def begin(self, error: StoreTrouble) -> None:
-        """Note a failed pass and set the time of the next try, with a growing back-off. Log each error once."""
+        """Note a failed pass and schedule the next try with a growing back-off. Log each error once."""
         self._tries += 1
         anew = error.code == DECIDE_ANEW
         self._until = time.monotonic() + (ANEW_S if anew else min(LONGEST_BREAK_S, 2.0 ** (self._tries - 1)))
@@ -55,7 +55,7 @@ class StoreOutage:
             self._until = 0.0
 
     def over(self) -> None:
-        """End the outage after a recorded pass, and log that it is over."""
+        """End the outage after a recorded pass, and log that the outage is over."""
         self._tries = 0
         if self.error is not None:
             text = "the scheduler works again" if self.error.code == DEFECT else "the store can be used again"

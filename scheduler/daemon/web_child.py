@@ -1,4 +1,4 @@
-"""Runs the web page (`gpujob web`) as a child of the daemon and restarts it when it dies (setting `web`)."""
+"""Runs the web page (`gpujob web`) as a child process and restarts the process when it dies (setting `web`)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class WebChild:
         self._port_taken = False
 
     def sessions(self) -> set[int]:
-        """Return the POSIX session of the page, which belongs to no job; empty if the page does not run."""
+        """Return the POSIX session of the page's process, which belongs to no job; empty if there is no process."""
         return {self._pid} if self._pid else set()
 
     def due(self) -> float:
@@ -62,7 +62,7 @@ class WebChild:
         return self._due
 
     def step(self, _now: Now) -> None:
-        """Start the page when it is due, log its output, and notice its death."""
+        """Start the page's process when it is due, log the output, and notice when the process dies."""
         now = time.monotonic()
         if not self._pid:
             if now >= self._due:
@@ -77,7 +77,7 @@ class WebChild:
             self._listen(now)
 
     def close(self) -> None:
-        """Close the pipes; the page then ends, as it does when the daemon is killed."""
+        """Close the pipes. The page's process then ends, as it does when the daemon is killed."""
         self._forget()
 
     def _start(self, now: float) -> None:
@@ -131,7 +131,7 @@ class WebChild:
         self._tell(text, 30 if bad else 20)
 
     def _died(self, now: float) -> None:
-        """Schedule a restart after the page died. The back-off starts over if the page had lived long."""
+        """Schedule a restart after the page's process died. If the process had lived long, the back-off starts over."""
         if self._rest:
             self._hear(self._rest)
         lived = now - self._begun

@@ -21,7 +21,7 @@ STA_UNSYNC = 0x40  # flag of adjtimex(2): not synchronised
 
 @dataclass(frozen=True, slots=True)
 class ClockSeen:
-    """State of the machine's clock. ``synchronised`` None: not known."""
+    """State of the machine's clock. ``synchronised``: None if it is not known whether the clock is synchronised."""
 
     year: int
     synchronised: bool | None

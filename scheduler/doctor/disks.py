@@ -148,7 +148,7 @@ def check_log_folder(exam: Examination) -> list[Finding]:
 
 
 def _move(exam: Examination) -> str:
-    """Return the next command to move the scheduler to a local disk; empty if there is none.
+    """Return the next command for moving the scheduler to a local disk; empty if there is no such command.
 
     Each run of `gpujob doctor` proposes one step: end the running scheduler; start it to settle the jobs that ran; move
     the files; or, if there are none yet, start the scheduler on the local disk.

@@ -82,9 +82,9 @@ class Examination:
         self.driver = Driver(environ)
 
     def whose(self) -> int:
-        """Return the user id of the owner of the scheduler, also of one that does not exist yet.
+        """Return the user id of the scheduler's owner; before the first start, of the user who may start it here.
 
-        The owner of most of its files counts, because a single file may have the wrong owner.
+        The owner of most of the scheduler's files counts, because a single file may have the wrong owner.
         """
         above = os.path.dirname(self.places.state_dir)
         tops = (self.places.state_dir, self.places.state_file, self.places.store, self.places.attempts)
@@ -106,7 +106,7 @@ class Examination:
 
     @property
     def others(self) -> bool:
-        """Whether the scheduler is another user's. Root must not create files there; other users may change nothing."""
+        """Whether another user owns the scheduler. Root must not create files there; other users may change nothing."""
         return self.owner != self.who.uid
 
     @property

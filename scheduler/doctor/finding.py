@@ -26,7 +26,7 @@ class Mark(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One result of a check: what it saw, what is wrong with it, and the command that fixes it (``mend``)."""
+    """One result of a check: what the check saw, what is wrong, and the command that fixes the problem (``mend``)."""
 
     check: str
     mark: Mark
@@ -58,7 +58,7 @@ def good(check: str, seen: str) -> Finding:
 
 
 def not_told(check: str, what: str, why: str = "") -> Finding:
-    """Return a finding that something could not be determined, which never counts as good."""
+    """Return a finding marked UNKNOWN: something could not be determined."""
     return Finding(check, Mark.UNKNOWN, f"unknown: {what}", why)
 
 
@@ -70,7 +70,7 @@ def worst(findings: Iterable[Finding]) -> Mark:
 
 
 def many(names: Sequence[str], number: int) -> str:
-    """Return the first name and how many more there are, as text. ``number``: how many there are in all."""
+    """Return a text such as ``NAME and 3 more``, with the first name. ``number``: the number of all names."""
     return names[0] if number == 1 else f"{names[0]} and {number - 1} more"
 
 

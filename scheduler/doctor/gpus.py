@@ -101,7 +101,7 @@ def judge_gputil(seen: DriverSeen) -> Finding:
 def judge_gpus(readings: Sequence[GpuSnapshot], dead: Set[int] | None, who: Who) -> list[Finding]:
     """Return the findings on the GPUs; all GPUs without a problem share one.
 
-    ``dead``: pids that the driver reports although no such process exists; None: not known.
+    ``dead``: pids that the driver reports although no such process exists; None in a container, which hides processes.
     """
     found = [(reading, _gpu(reading, dead, who)) for reading in readings]
     fine = [reading for reading, finding in found if finding is None]
@@ -133,7 +133,7 @@ def _gpu(reading: GpuSnapshot, dead: Set[int] | None, who: Who) -> Finding | Non
 
 
 def ghost(reading: GpuSnapshot, dead: Set[int] | None, check: str, reset: str) -> Finding | None:
-    """Return a finding if no living process owns memory in use, apart from that of driver and display; else None."""
+    """Return a finding if memory in use belongs to no living process (driver and display excepted); else None."""
     used, total = reading.memory_used_mib, reading.memory_total_mib
     if used is None or not total:
         return not_told(check, "how much of its memory is in use")
@@ -164,7 +164,7 @@ def ghost(reading: GpuSnapshot, dead: Set[int] | None, check: str, reset: str) -
 
 
 def dead(pids: Set[int]) -> set[int] | None:
-    """Return those pids of the driver that do not exist here; None in a container, where the driver's pids differ."""
+    """Return the pids reported by the driver that do not exist; None in a container, where the driver's pids differ."""
     try:
         if os.readlink("/proc/self/ns/pid") != WHOLE_MACHINE:
             return None

@@ -97,7 +97,7 @@ def check_leftovers(exam: Examination) -> list[Finding]:
 
 
 def _processes(exam: Examination) -> list[Leftover]:
-    """Return the leftover processes. Looks twice, 0.2 s apart, so that a process that is just ending does not count."""
+    """Return the leftover processes. Looks twice, 0.2 s apart, to leave out processes that are just ending."""
     known = {(job.id, job.attempt) for job in exam.dir_seen.in_hand or ()}
     left = {
         process: key

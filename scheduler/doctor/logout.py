@@ -96,7 +96,7 @@ def judge(seen: LoginSeen, who: Who) -> Finding:
 
 
 def _of_service(seen: LoginSeen, who: Who, what: str) -> Finding | None:
-    """Return the finding on the service of the process; None if the jobs survive the end of that service."""
+    """Return the finding on the systemd service of the process; None if jobs survive when that service is stopped."""
     unit = seen.unit
     if not seen.kill_mode:
         return not_told("logout", f"the KillMode of {unit}", f"unless it is process, a stop of {unit} ends all jobs")

@@ -137,7 +137,7 @@ def _walked(exam: Examination, owner: int, out: FilesSeen) -> FilesSeen:
 def _ours(exam: Examination, tops: Sequence[str], untold: list[str]) -> Iterator[str]:
     """Yield the paths of state file, main logs, state folder with its contents, and job logs.
 
-    Adds the folders that cannot be read to ``untold``.
+    Folders that cannot be read are added to ``untold``.
     """
     for path in (
         exam.places.state_file,

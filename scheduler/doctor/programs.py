@@ -19,7 +19,7 @@ MOST_SAID = 4096  # bytes of output that are used
 
 
 class Asked:
-    """An external program that was started, and whose output is awaited up to a time limit."""
+    """A running external program; `answer` waits for its output up to a time limit."""
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -79,10 +79,10 @@ class Programs:
                 asked.close()
 
     def imports(self) -> tuple[str | None, str | None]:
-        """Return the import errors of pynvml and GPUtil; empty: none, None: not known.
+        """Return the import errors of pynvml and GPUtil; empty: no error; None: no result of the import.
 
-        They are known only if nvidia-smi is installed: the import of GPUtil takes a third of a second and is of no use
-        without it.
+        The imports are tried only if nvidia-smi is installed: importing GPUtil takes a third of a second and is useless
+        without nvidia-smi.
         """
         answer = self._imports.answer(self.until) if self._imports is not None else None
         try:

@@ -1,1 +1,1 @@
-"""Finds conda and virtual environments, interpreters and programs, and determines how a job enters them."""
+"""Finds conda and virtual environments, interpreters and programs, and how a job enters an environment."""

@@ -1,16 +1,16 @@
 """Activates a conda environment, then executes the job's command in the same process, with the same pid.
 
 Run as ``python -I -S activate.py WORD…``; imports only the standard library, like `supervisor.py`. The environment
-variable GPUJOB_ACTIVATION, which the command does not get, holds a JSON object:
+variable GPUJOB_ACTIVATION, which is removed before the command runs, holds a JSON object:
 
     name, prefix   name and folder of the environment
     conda_sh       file with conda's shell function; "": source the scripts in PREFIX/etc/conda/activate.d instead
     settings       {variable: value, or null to unset it}: variables to set if ``conda_sh`` is empty
     limit          seconds that activation may take
 
-Activation runs in a child shell in its own process group; its output goes to the job's log. The shell returns its
-environment through a pipe. If CONDA_PREFIX in it is the prefix, the command is executed with that environment.
-Otherwise one line in the log gives the reason, and the exit code is 1.
+Activation runs in a child shell in its own process group; the output of the shell goes to the job's log. The shell
+returns its environment through a pipe. If CONDA_PREFIX in this environment is the prefix, the command is executed with
+the environment. Otherwise one line in the log gives the reason, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -38,11 +38,14 @@ WITH_SCRIPTS = 'for gpujob_script in "$@"; do . "$gpujob_script"; done; exec env
 
 
 class NotActivated(Exception):
-    """The environment could not be activated; the text is the reason."""
+    """Error: the environment could not be activated. The text is the reason."""
 
 
 def first_environment() -> dict[bytes, bytes]:
-    """Return the environment that this process was started with: Python adds a variable to os.environ in a C locale."""
+    """Return the environment that this process was started with.
+
+    It is read from /proc, because Python adds a variable to os.environ in a C locale.
+    """
     with open("/proc/self/environ", "rb") as stream:
         return parsed(stream.read())
 
@@ -54,7 +57,7 @@ def parsed(data: bytes) -> dict[bytes, bytes]:
 
 
 def shell_words(told: dict[str, Any]) -> list[str]:
-    """Return the command line of the shell that activates. Raises NotActivated if there is no shell."""
+    """Return the command line of the shell that activates the environment. Raises NotActivated if no shell exists."""
     shell = next((path for path in ("/bin/bash", "/usr/bin/bash", "/bin/sh") if os.access(path, os.X_OK)), "")
     if not shell:
         raise NotActivated("neither bash nor sh was found")
@@ -71,7 +74,7 @@ def shell_words(told: dict[str, Any]) -> list[str]:
 
 
 def activated(told: dict[str, Any], before: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """Activate the environment and return the variables for the command. Raises NotActivated, OSError."""
+    """Activate the environment and return the variables for the command. Raises NotActivated or OSError."""
     inside = {name: value for name, value in before.items() if name not in OF_THE_SHELL[-2:]}
     if not told["conda_sh"]:
         for name, value in told["settings"].items():
@@ -137,7 +140,7 @@ def output_of(words: list[str], environment: dict[bytes, bytes], limit: float) -
 
 
 def taken(fd: int, data: bytearray) -> bool:
-    """Append the bytes that can be read to ``data``. Return False at the end of the pipe."""
+    """Read from the pipe what is available and append it to ``data``. Return False at the end of the pipe."""
     while True:
         try:
             piece = os.read(fd, 1 << 16)
@@ -149,7 +152,7 @@ def taken(fd: int, data: bytearray) -> bool:
 
 
 def kill(pid: int) -> None:
-    """Kill the shell with its process group, and reap the shell."""
+    """Kill the shell and its process group, and reap the shell."""
     with contextlib.suppress(ProcessLookupError):  # no process of the group is left
         os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)

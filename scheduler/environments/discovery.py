@@ -1,4 +1,4 @@
-"""Finds environments of conda, mamba and venv by the files that these create, without running their programs."""
+"""Finds environments of conda, mamba and venv by their files, without running conda, mamba or Python."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _NO_VARIABLES: Mapping[str, str | None] = {}
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A requirement for the start of a job that is missing, as a sentence for its owner."""
+    """Something that a job needs to start and that does not exist, described in a sentence for the job's owner."""
 
     sentence: str
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A complete environment: its folder, its name in conda, and whether it is a venv (``virtual``)."""
+    """A complete environment: its folder, its name as conda shows it, and whether it is a venv (``virtual``)."""
 
     path: str
     name: str
@@ -43,18 +43,18 @@ class Prefix:
 
     @property
     def python(self) -> str:
-        """Path of its Python interpreter, which need not exist."""
+        """Path of the environment's Python interpreter. The file need not exist."""
         return os.path.join(self.path, "bin", "python")
 
 
 class Remembered:
-    """Cache of values read from files and folders, each valid until its file changes."""
+    """Cache of values read from files and folders. A value is valid until its file or folder changes."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[tuple[int, ...], Any]] = {}
 
     def of(self, path: str, read: Callable[[str], Value], absent: Value) -> Value:
-        """Return ``read(path)``, from the cache if the file is unchanged; ``absent`` if there is no such file."""
+        """Return ``read(path)``, from the cache if the file is unchanged; ``absent`` if the file does not exist."""
         try:
             status = os.stat(path)
         except OSError:
@@ -77,7 +77,7 @@ class Remembered:
 class Prefixes:
     """Finds environments by name or folder.
 
-    ``environ``: variables of the daemon; the variables of a job, which the methods are given, come before them.
+    ``environ``: variables of the daemon. The methods also get the variables of a job, which take precedence.
     """
 
     def __init__(self, environ: Mapping[str, str], files: Remembered) -> None:
@@ -85,7 +85,10 @@ class Prefixes:
         self.files = files
 
     def find(self, name: str, environ: Mapping[str, str]) -> Prefix | Missing:
-        """Return the environment with this name or folder for a job with these variables, or what is missing."""
+        """Return the environment that a job names, or what is missing.
+
+        ``name``: name or folder of the environment; ``environ``: variables of the job.
+        """
         if "/" in name:
             if not os.path.isdir(name):
                 return Missing(
@@ -101,7 +104,10 @@ class Prefixes:
         )
 
     def _named(self, name: str, environ: Mapping[str, str]) -> Iterator[str]:
-        """Yield folders with this name in conda's order. The first counts, even if incomplete, as for conda."""
+        """Yield the folders of environments with this name, in the order in which conda searches.
+
+        The first folder counts, even if its environment is incomplete, because conda chooses it too.
+        """
         if name == "base":
             for root in self.roots(environ):
                 if os.path.isdir(os.path.join(root, "conda-meta")):
@@ -116,7 +122,7 @@ class Prefixes:
                     yield known
 
     def names(self, environ: Mapping[str, str]) -> list[str]:
-        """Return the names of all complete environments that can be found by name."""
+        """Return the names of all complete environments that `find` finds by name."""
         found = ["base"]
         for folder in self._folders(environ):
             found += self.files.of(folder, _names, _NOTHING)
@@ -128,19 +134,19 @@ class Prefixes:
 
     @staticmethod
     def _name_of(prefix: str) -> str:
-        """Return conda's name for the environment in a folder."""
+        """Return the name that conda shows for the environment in a folder."""
         if os.path.isfile(os.path.join(prefix, "bin", "conda")):
             return "base"
         folder, name = os.path.split(prefix)
         return name if os.path.basename(folder) == "envs" else prefix
 
     def _values(self, variable: str, environ: Mapping[str, str]) -> list[str]:
-        """Return the different non-empty values of a variable: the job's, then the daemon's."""
+        """Return the non-empty values of a variable without duplicates: the job's value, then the daemon's."""
         both = (environ.get(variable, ""), self.environ.get(variable, ""))
         return [value for value in dict.fromkeys(both) if value]
 
     def roots(self, environ: Mapping[str, str]) -> Iterator[str]:
-        """Yield the folders in which conda or mamba may be installed, the likeliest first. Only existing folders."""
+        """Yield the existing folders in which conda or mamba may be installed, the likeliest first."""
         seen = set()
         for root in self._places(environ):
             if root not in seen:
@@ -190,7 +196,7 @@ class Prefixes:
             yield os.path.join(root, "envs")
 
     def activation_of(self, prefix: Prefix, environ: Mapping[str, str]) -> str:
-        """Return the path of `conda.sh` for this environment; empty if there is none, as with micromamba."""
+        """Return the path of `conda.sh` for this environment; empty if no such file exists, as with micromamba."""
         own = os.path.dirname(os.path.dirname(prefix.path))
         for root in (prefix.path, own, *self.roots(environ)):
             path = os.path.join(root, "etc", "profile.d", "conda.sh")
@@ -199,7 +205,10 @@ class Prefixes:
         return ""
 
     def runner_of(self, prefix: Prefix, environ: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the words before a command that run it by conda, mamba or micromamba; empty if none is found."""
+        """Return the words to put before a command so that conda, mamba or micromamba runs it in this environment.
+
+        The result is empty if none of the three programs is found.
+        """
         for tool in TOOLS:
             for path in self._tools(tool, environ):
                 if os.path.isfile(path) and os.access(path, os.X_OK):
@@ -216,7 +225,7 @@ class Prefixes:
         yield from self._in_path(tool, environ)
 
     def variables_of(self, prefix: Prefix) -> dict[str, str | None]:
-        """Return the variables that conda stores for an environment; the value None unsets a variable."""
+        """Return the variables that conda stores for an environment. A variable with the value None is to be unset."""
         found: dict[str, str | None] = {}
         folder = os.path.join(prefix.path, "etc", "conda", "env_vars.d")  # of packages, in the order of file names
         for name in self.files.of(folder, _names, _NOTHING):
@@ -226,7 +235,10 @@ class Prefixes:
         return found
 
     def settings_of(self, prefix: Prefix, path: str) -> dict[str, str | None]:
-        """Return the variables an environment sets (None: unsets), without its scripts. ``path``: PATH outside it."""
+        """Return the variables that an environment sets, apart from those that its scripts set.
+
+        A variable with the value None is to be unset. ``path``: PATH before the environment is entered.
+        """
         inside = os.path.join(prefix.path, "bin") + os.pathsep + path
         if prefix.virtual:
             return {"PATH": inside, "VIRTUAL_ENV": prefix.path, "PYTHONHOME": None}
@@ -241,13 +253,16 @@ class Prefixes:
         }
 
     def has_scripts(self, prefix: Prefix) -> bool:
-        """Return whether the environment has shell scripts that must be sourced to activate it."""
+        """Return whether activation has to source shell scripts of the environment."""
         folder = os.path.join(prefix.path, "etc", "conda", "activate.d")
         return any(name.endswith(".sh") for name in self.files.of(folder, _names, _NOTHING))
 
 
 def program_in(path: str, *names: str) -> str:
-    """Return the first executable file with one of these names in a PATH, else empty. Earlier names come first."""
+    """Return the path of an executable file in ``path``, a PATH; empty if there is none.
+
+    ``names``: acceptable names. The first name found in any folder wins.
+    """
     for name in names:
         for folder in path.split(os.pathsep):
             program = os.path.join(folder, name)
@@ -257,7 +272,7 @@ def program_in(path: str, *names: str) -> str:
 
 
 def _checked(prefix: str, name: str) -> Prefix | Missing:
-    """Return the environment in this folder if it is complete, else what is wrong with it."""
+    """Return the environment in this folder if it is complete, else what is missing."""
     virtual = os.path.isfile(os.path.join(prefix, "pyvenv.cfg"))
     if not virtual and not os.path.isfile(os.path.join(prefix, "conda-meta", "history")):
         return Missing(
@@ -275,7 +290,7 @@ def _checked(prefix: str, name: str) -> Prefix | Missing:
 
 
 def _expanded(folder: str, environ: Mapping[str, str], home: str) -> str:
-    """Return ``folder`` with ``~`` and ``$NAME`` expanded as conda does, with the variables of the job."""
+    """Return ``folder`` with ``~`` and ``$NAME`` expanded like conda does, from the variables of the job."""
     if folder == "~" or folder.startswith("~/"):
         folder = home + folder[1:]
     return re.sub(
@@ -286,7 +301,10 @@ def _expanded(folder: str, environ: Mapping[str, str], home: str) -> str:
 
 
 def _roots_in(folder: str) -> tuple[str, ...]:
-    """Return the usual installation folders that exist in ``folder``. Lists it once instead of checking each."""
+    """Return the usual installation folders of conda and mamba that exist in ``folder``.
+
+    ``folder`` is listed once, which is cheaper than checking each name.
+    """
     there = set(_names(folder))
     return tuple(os.path.join(folder, name) for name in _ROOTS if name in there)
 
@@ -307,7 +325,7 @@ def _lines(path: str) -> tuple[str, ...]:
 
 
 def _envs_dirs(path: str) -> tuple[str, ...]:
-    """Return ``envs_dirs`` of a .condarc; empty for an invalid file, about which conda itself complains."""
+    """Return ``envs_dirs`` of a .condarc. An invalid file gives an empty result: conda itself reports the error."""
     import yaml
 
     try:

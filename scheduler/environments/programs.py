@@ -1,4 +1,4 @@
-"""Finds versions of interpreters, and reasons why a script, folder or program cannot be used, without running any."""
+"""Finds the versions of interpreters, and why a script, folder or program cannot be used. It runs no program."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ AGAIN = "the job waits until"
 
 
 def described(program: str, files: Remembered) -> str:
-    """Return an interpreter with its version, as far as files show it: ``/opt/x/bin/python (3.11.7)``."""
+    """Return the path of an interpreter with its version: ``/opt/x/bin/python (3.11.7)``.
+
+    The version is left out if no file shows it.
+    """
     version = files.of(program, lambda path: version_of(path, files), "")  # the cache notices a new target of a link
     return f"{program} ({version})" if version else program
 
 
 def version_of(program: str, files: Remembered) -> str:
-    """Return the version of a Python interpreter, empty if unknown. Of a link, its present target counts."""
+    """Return the version of a Python interpreter; empty if unknown. A link is followed to its current target."""
     real = os.path.realpath(program)
     named = _FILE.search(real)
     short = named[1] if named else ""
@@ -62,7 +65,7 @@ def _meta_version(folder: str) -> str:
 
 
 def script_trouble(script: str) -> str:
-    """Return why a script cannot be run now, as a reason to wait; empty if it is a plain file."""
+    """Return why a script cannot be run now, as a reason to wait; empty if the script is a plain file."""
     try:
         mode = os.stat(script).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -75,7 +78,7 @@ def script_trouble(script: str) -> str:
 
 
 def folder_trouble(folder: str) -> str:
-    """Return why a folder cannot be a job's working folder now, as a reason to wait; empty if it can."""
+    """Return why a folder cannot be a job's working folder now, as a reason to wait; empty if the folder is usable."""
     try:
         mode = os.stat(folder).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -90,7 +93,7 @@ def folder_trouble(folder: str) -> str:
 
 
 def why_not_started(program: str) -> str:
-    """Return why the kernel refused to execute a program, for the user to fix it; empty if no cause is found."""
+    """Return why the kernel refused to execute a program and how the user can fix that; empty if no cause is found."""
     if "/" not in program:
         return f"program {said(program)} not found in PATH"
     try:

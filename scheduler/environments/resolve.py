@@ -1,4 +1,4 @@
-"""Finds what a job runs with (script, interpreter, program, environment, folder) without running any of it."""
+"""Finds the script, interpreter, program, environment and folder of a job, without running any program."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ LARGEST = 8 << 20  # bytes of a stored environment: the kernel accepts 6 MiB at 
 
 
 class Environments:
-    """Finds what jobs run with. ``environ``: the daemon's variables at its start; ``python``: the setting `python`.
+    """Finds the programs and environments with which jobs run.
 
-    ``launcher``: the words that start `environments/activate.py`. ``mode`` (setting `conda_mode`) and ``limit_s``
-    (setting `activation_limit`, in seconds) may be changed at any time.
+    ``environ``: the daemon's variables at its start; ``python``: the setting `python`; ``launcher``: the words that
+    start `environments/activate.py`. ``mode`` (setting `conda_mode`) and ``limit_s`` (setting `activation_limit`, in
+    seconds) may be changed at any time.
     """
 
     def __init__(self, environ: Mapping[str, str], python: str = "", launcher: Sequence[str] = ()) -> None:
@@ -37,7 +38,10 @@ class Environments:
         self._prefixes = Prefixes({**environ, "HOME": self.home}, self._files)
 
     def find(self, job: Job) -> Found | Missing:
-        """Return what a job would run with, or what is missing. Checks the disk at each call."""
+        """Return the program, environment and variables with which a job would run, or what is missing.
+
+        The disk is checked at each call.
+        """
         spec = job.spec
         trouble = folder_trouble(spec.cwd) if spec.cwd else ""
         if not trouble and spec.is_script:
@@ -54,7 +58,7 @@ class Environments:
         return way if isinstance(way, Missing) else self._found(job, prefix, *way, environ)
 
     def _own(self, job: Job) -> Mapping[str, str]:
-        """Return the variables that a job starts with: its submitter's, else the daemon's."""
+        """Return the variables that a job starts with: the stored variables of its submitter, else the daemon's."""
         if not job.spec.env_file:
             return self.environ
         return self._files.of(job.spec.env_file, stored_environment, None) or self.environ
@@ -62,7 +66,10 @@ class Environments:
     def _way(
         self, prefix: Prefix, environ: Mapping[str, str]
     ) -> tuple[tuple[str, ...], Mapping[str, str | None]] | Missing:
-        """Return the words before the command and the variables by which a job enters an environment, by ``mode``."""
+        """Return how a job enters an environment, or what is missing for that.
+
+        The result holds the words to put before the command and the variables to set, chosen by ``mode``.
+        """
         settings = self._prefixes.settings_of(prefix, environ.get("PATH") or os.defpath)
         activate = self.mode == "activate" or (self.mode == "auto" and self._prefixes.has_scripts(prefix))
         if prefix.virtual or (self.mode != "run" and not activate):
@@ -113,7 +120,10 @@ class Environments:
         return Found(program, prefix=folder, environment=settings, wrapper=wrapper, interpreter=interpreter)
 
     def _command(self, job: Job, wrapper: tuple[str, ...], path: str) -> str:
-        """Return the path of a command's program by the job's PATH; its name if not found, so that the start fails."""
+        """Return the path of a command's program, searched in ``path``, the job's PATH.
+
+        If the program is not found, its name is returned, with which the start fails.
+        """
         word = job.spec.arguments[0]
         if "/" in word:
             return word if os.path.isabs(word) else os.path.join(job.spec.cwd or os.getcwd(), word)
@@ -122,7 +132,10 @@ class Environments:
         return program_in(path, word) or word
 
     def _python(self) -> str:
-        """Return the interpreter of scripts without an environment, empty if none is found. Searched at each call."""
+        """Return the interpreter for scripts that name no environment; empty if none is found.
+
+        The interpreter is searched at each call.
+        """
         path = self.environ.get("PATH", os.defpath)
         if self.python:
             named = os.path.expanduser(self.python)
@@ -131,7 +144,7 @@ class Environments:
 
 
 def names_devices(script: str) -> bool:
-    """Return whether a script's text contains CUDA_VISIBLE_DEVICES, by which ``cuda_ids: auto`` chooses the mode."""
+    """Return whether a script's text contains CUDA_VISIBLE_DEVICES. With ``cuda_ids: auto``, this chooses the mode."""
     try:
         return b"CUDA_VISIBLE_DEVICES" in read_plain(script, 1 << 20)
     except OSError:
@@ -139,7 +152,7 @@ def names_devices(script: str) -> bool:
 
 
 def stored_environment(env_file: str) -> dict[str, str] | None:
-    """Return the variables in a stored environment file, None if it cannot be read."""
+    """Return the variables in a stored environment file; None if the file cannot be read."""
     try:
         items = read_plain(env_file, LARGEST).split(b"\0")
     except OSError:

@@ -1,4 +1,4 @@
-"""Declared GPUs: named by the settings, booked in the ledger, never read."""
+"""Declared GPUs: GPUs that the settings name and that the daemon books in the ledger but never reads."""
 
 from __future__ import annotations
 
@@ -8,5 +8,8 @@ from scheduler.core.gpu import Gpu
 
 
 def declared(ids: Iterable[int]) -> list[Gpu]:
-    """Return declared GPUs with these ids. The UUID ``declared:N`` is GPU N for every scheduler of this machine."""
+    """Return declared GPUs with these ids.
+
+    GPU N gets the UUID ``declared:N``. So all schedulers of this machine use the same UUID for the same declared GPU.
+    """
     return [Gpu(n, f"declared:{n}", "declared") for n in ids]

@@ -1,4 +1,4 @@
-"""The GPUs of a daemon: which of them it manages, when they are read, and who owns the processes on them."""
+"""The GPUs of a daemon: which GPUs it manages, when it reads them, and which job owns each process on them."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ LONGEST_BACKOFF_S = 30.0
 
 @dataclass(slots=True)
 class Managed:
-    """The GPUs to manage, and their GPU reader ``probe`` (None: they are declared, and allocated without readings).
+    """The GPUs to manage, and the GPU reader for them.
 
-    ``notes``: messages for the user; ``first``: the first reading.
+    ``probe``: the GPU reader, None if the GPUs are declared or there are none; ``notes``: messages for the user;
+    ``first``: the first reading, None if there is none.
     """
 
     gpus: list[Gpu]
@@ -49,13 +50,13 @@ def managed_gpus(
     say: Callable[[str], None] = lambda text: None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Managed:
-    """Return the GPUs to manage according to the settings and the driver.
+    """Return the GPUs to manage according to the settings and the driver. Raises NoGpuData or Refused.
 
-    ``stored``: the GPUs that the last daemon managed here. ``meanwhile``: called several times a second while waiting
-    for the driver; an exception from it ends the wait.
+    ``stored``: the GPUs that the previous daemon of this scheduler managed. ``say``: called with a message for the user
+    if the driver is slow. ``meanwhile``: called several times a second while waiting for the driver; an exception that
+    it raises ends the wait.
 
-    A driver that is installed but does not answer does not count as missing: the GPUs are managed, and get no job until
-    the driver answers. Raises NoGpuData, Refused.
+    If a driver is installed but does not answer, the GPUs are managed, and no job gets a GPU until the driver answers.
     """
     wanted = _wanted(config)
     if wanted == ():
@@ -95,7 +96,7 @@ def managed_gpus(
 
 
 def _wanted(config: Config) -> tuple[int, ...] | None:
-    """Return the ids of the GPUs that the settings name; None: all that the driver shows."""
+    """Return the ids of the GPUs that the settings name; None if the settings name no GPUs."""
     if config.gpu_ids is not None:
         return config.gpu_ids
     return None if config.gpus is None else tuple(range(config.gpus))
@@ -104,8 +105,8 @@ def _wanted(config: Config) -> tuple[int, ...] | None:
 def managed_anew(config: Config, now: Sequence[Gpu], shown: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     """Return the GPUs to manage after the settings changed while the daemon runs.
 
-    ``now``: the GPUs that it manages; ``shown``: all GPUs that the driver showed at its start. Raises Refused if a
-    restart is needed, or if a GPU that the settings name does not exist.
+    ``now``: the GPUs that the daemon manages; ``shown``: all GPUs that the driver showed when the daemon started.
+    Raises Refused if the change needs a restart, or if the settings name a GPU that does not exist.
     """
     wanted = _wanted(config)
     known = {gpu.index: gpu for gpu in shown}
@@ -122,10 +123,11 @@ def managed_anew(config: Config, now: Sequence[Gpu], shown: Sequence[Gpu], envir
 
 
 def _numbered(first: Readings, stored: Sequence[Gpu], notes: list[str]) -> dict[int, Gpu]:
-    """Return the GPUs by index, which is the driver's number for them. Adds a message to ``notes`` for vanished GPUs.
+    """Return the GPUs by index, normally the driver's number of the GPU.
 
-    If a GPU of the last start has vanished, each GPU keeps the index of that start, by which jobs and pauses know it.
-    The vanished GPU stays in the result: admission reports it as gone.
+    If a GPU of the last start has vanished, every other GPU of that start keeps its previous index, by which jobs and
+    pauses refer to it. The vanished GPU stays in the result, where admission reports it as gone; ``notes`` gets a
+    message.
     """
     before = {gpu.uuid: gpu for gpu in stored if not gpu.uuid.startswith((DECLARED, UNREAD))}
     by_ordinal = {gpu.index: gpu for gpu in before.values()}
@@ -158,9 +160,10 @@ def _numbered(first: Readings, stored: Sequence[Gpu], notes: list[str]) -> dict[
 
 
 def _without_answer(probe: Probe, wanted: tuple[int, ...] | None, stored: Sequence[Gpu], error: NoGpuData) -> Managed:
-    """Return the GPUs to manage when the first reading failed. They are declared only if there is no driver at all.
+    """Return the GPUs to manage when the first reading failed.
 
-    Raises NoGpuData if it is not known which GPUs there are.
+    The GPUs are declared only if no driver is installed. Raises NoGpuData if neither the settings nor the previous
+    daemon show which GPUs there are.
     """
     real = {gpu.index: gpu for gpu in stored if not gpu.uuid.startswith((DECLARED, UNREAD))}
     if probe.absent and not real:
@@ -180,7 +183,10 @@ def _without_answer(probe: Probe, wanted: tuple[int, ...] | None, stored: Sequen
 
 
 def _visible(text: str | None, found: Mapping[int, Gpu], notes: list[str]) -> tuple[int, ...]:
-    """Return the ids of all GPUs, or of those in ``text``, the daemon's own CUDA_VISIBLE_DEVICES (None: not set)."""
+    """Return the ids of the GPUs that ``text`` lists; of all GPUs if it is None or lists no GPU of this machine.
+
+    ``text``: CUDA_VISIBLE_DEVICES in the daemon's own environment, None if not set.
+    """
     everything = tuple(sorted(found))
     if text is None:
         return everything
@@ -201,16 +207,16 @@ def _visible(text: str | None, found: Mapping[int, Gpu], notes: list[str]) -> tu
 
 
 def moved_gpus(before: Iterable[Gpu], after: Iterable[Gpu]) -> dict[int, int]:
-    """Return old index → new index of the GPUs (by UUID) whose index has changed."""
+    """Return old index → new index of each GPU whose index has changed. GPUs are matched by UUID."""
     new = {gpu.uuid: gpu.index for gpu in after}
     return {gpu.index: new[gpu.uuid] for gpu in before if gpu.uuid in new and new[gpu.uuid] != gpu.index}
 
 
 class GpuMonitor:
-    """Reads the GPUs at intervals and finds the owner of each process on them. Never blocks.
+    """Reads the GPUs at intervals and finds the owner of each process on them. Its methods never block.
 
-    ``state_file``: a process with this path in GPUJOB_STATE_FILE belongs to a job of this scheduler; ``jobs``: returns
-    the jobs that are starting, running or stopping.
+    ``state_file``: its path in a process's GPUJOB_STATE_FILE shows that the process belongs to a job of this scheduler;
+    ``jobs``: function that returns the starting, running and stopping jobs.
     """
 
     def __init__(self, probe: Probe, state_file: str, jobs: Callable[[], Iterable[Job]]) -> None:
@@ -228,7 +234,10 @@ class GpuMonitor:
         self._me = os.getuid()
 
     def read(self, since: float) -> None:
-        """Request a reading, unless one is under way that was begun at ``since`` (monotonic seconds) or later."""
+        """Request a reading that begins at ``since`` (monotonic seconds) or later.
+
+        If an older reading is under way, the requested reading begins after it.
+        """
         if not self._under_way:
             self._under_way, self._asked_at = True, time.monotonic()
             self.probe.ask()
@@ -236,7 +245,11 @@ class GpuMonitor:
             self._once_more = True  # the reading under way may be too old
 
     def look(self, now_mono: float, interval_s: float) -> Readings | None:
-        """Return a finished reading, or its failure; None if there is none. Begin the next reading when it is due."""
+        """Return a finished reading, or the failure of a reading; None if neither is there yet.
+
+        If the next reading is due, it is begun. ``now_mono``: monotonic seconds; ``interval_s``: seconds between two
+        readings.
+        """
         found = self.probe.look()
         if found is not None:
             self._under_way = False
@@ -251,16 +264,19 @@ class GpuMonitor:
         return found
 
     def identified(self, readings: Readings) -> Readings:
-        """Return the readings with each process completed from /proc: user, owning attempt, start time."""
+        """Return the readings with user, owning attempt and start time of each process added from /proc."""
         return replace(readings, gpus=tuple(map(self._identified, readings.gpus)))
 
     def next_look(self, interval_s: float) -> float:
-        """Return the time at which to call `look` again (monotonic seconds)."""
+        """Return when to call `look` again (monotonic seconds)."""
         due = self.probe.next_look()
         return self._due(interval_s) if due is None else due
 
     def _due(self, interval_s: float) -> float:
-        """Return when to read again (monotonic seconds); back off after failures: each try starts two processes."""
+        """Return when to read the GPUs again (monotonic seconds).
+
+        After failures the wait grows, because each try starts two processes.
+        """
         if self._failures:
             interval_s = max(interval_s, min(LONGEST_BACKOFF_S, interval_s * 2 ** (self._failures - 1)))
         return self._read_at + interval_s
@@ -294,7 +310,10 @@ class GpuMonitor:
         return replace(known, memory_mib=process.memory_mib, compute=process.compute, load=process.load)
 
     def _owner(self, pid: int, leaders: Mapping[int, str]) -> str:
-        """Return the attempt that a process belongs to by its environment, session or ancestors; empty if none."""
+        """Return the key of the attempt that a process belongs to; empty if it belongs to no attempt.
+
+        The owner is found by the environment or session of the process or of its ancestors.
+        """
         for _ in range(MOST_PARENTS):
             if pid in leaders:
                 return leaders[pid]
@@ -325,9 +344,9 @@ def _user(uid: int) -> str:
 
 
 class Flag:
-    """Announces this scheduler to other schedulers of this machine, by the name of an abstract Unix socket.
+    """Name of an abstract Unix socket that announces this scheduler to other schedulers of this machine.
 
-    The name contains user id, pid and GPUs; every user can read it in /proc/net/unix. Nobody listens on the socket.
+    The name contains user id, pid and GPUs; every user can read it in /proc/net/unix. No process listens on the socket.
     """
 
     def __init__(self, gpus: Iterable[Gpu]) -> None:
@@ -351,7 +370,10 @@ def _belongs(pid: int, uid: int) -> bool:
 
 
 def schedulers_here() -> list[tuple[str, int, str]]:
-    """Return pid (as text), uid and GPUs of each other scheduler of this machine that manages GPUs, of any user."""
+    """Return pid (as text), user id and GPUs of each other scheduler on this machine that manages GPUs.
+
+    Schedulers of all users are included.
+    """
     try:
         with open("/proc/net/unix", encoding="utf-8", errors="replace") as stream:
             names = [line.rstrip("\n").partition("@gpujob/")[2] for line in stream if "@gpujob/" in line]
@@ -371,7 +393,7 @@ def schedulers_here() -> list[tuple[str, int, str]]:
 
 
 def other_schedulers() -> list[str]:
-    """Return a warning for each other scheduler on this machine, of any user."""
+    """Return a warning for each other scheduler on this machine that manages GPUs, whichever user runs it."""
     return [
         f"another scheduler runs on this machine: pid {pid} of user {_user(uid)}, GPUs {ids}; the two do not know "
         "each other's bookings, so give each scheduler its own GPUs (--gpu-ids)"

@@ -1,4 +1,4 @@
-"""GPU reader for NVIDIA GPUs: asks NVML, else nvidia-smi, in a separate process, so that it never blocks the daemon."""
+"""GPU reader for NVIDIA GPUs: asks NVML, or else nvidia-smi, in a separate process, and so never blocks the daemon."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WAYS = {"nvml": "NVML", "smi": "nvidia-smi"}
 
 @dataclass(slots=True)
 class _Reader:
-    """A reader process. ``way``: nvml or smi; ``into``, ``out``: pipes to its stdin and from its stdout."""
+    """A reader process. ``way``: nvml or smi; ``into``: pipe to its stdin; ``out``: pipe from its stdout."""
 
     way: str
     pid: int
@@ -53,8 +53,8 @@ class _Reader:
 class NvidiaProbe:
     """GPU reader for all GPUs that the driver shows; implements `core/protocols.py: Probe`.
 
-    A reader process that does not answer in time is killed. If it does not die, because it hangs in the driver, no
-    other is started until it is dead: at most one hangs at any time.
+    A reader process that does not answer in time is killed. If the process hangs in the driver and does not die, no
+    other reader process is started until it is dead. So at most one reader process hangs at any time.
     """
 
     def __init__(self, environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> None:
@@ -83,7 +83,7 @@ class NvidiaProbe:
     # -- asking -------------------------------------------------------------------------------------------
 
     def ask(self) -> None:
-        """Begin a reading of the GPUs, unless one is under way."""
+        """Begin a reading of the GPUs, unless a reading is under way."""
         if self._asked_at is not None:
             return
         now = time.monotonic()
@@ -97,7 +97,10 @@ class NvidiaProbe:
         self._next_way(now)
 
     def _next_way(self, now: float) -> None:
-        """Ask NVML or nvidia-smi, whichever is left to try for this reading, after the killed process is dead."""
+        """Ask the next of NVML and nvidia-smi that was not yet asked for this reading.
+
+        If a killed reader process may still die, wait for its death first.
+        """
         while True:
             current = self._reader
             if current is not None and (current.way not in self._ways[:1] or _ended(current.pidfd)):
@@ -138,7 +141,7 @@ class NvidiaProbe:
             return
 
     def _dying(self, now: float) -> bool:
-        """Return whether a killed process still lives and does not count as stuck yet."""
+        """Return whether a killed reader process still exists and does not count as stuck yet."""
         return bool(self._stuck) and now < self._stuck_at
 
     def _spawn(self, way: str) -> _Reader:
@@ -173,7 +176,7 @@ class NvidiaProbe:
         return made
 
     def _end(self, gone: _Reader) -> None:
-        """Kill a reader process with its process group, and close its pipes; `_bury` reaps it when it is dead."""
+        """Kill a reader process and its process group, and close its pipes. `_bury` reaps it when it is dead."""
         self._epoll.unregister(gone.out)
         os.close(gone.into)
         os.close(gone.out)
@@ -201,15 +204,18 @@ class NvidiaProbe:
         return [self._epoll.fileno()]
 
     def next_look(self) -> float | None:
-        """Return when to call `look` even without a readable descriptor (monotonic seconds); None: no reading runs."""
+        """Return when to call `look` even if no descriptor is readable (monotonic seconds); None if no reading runs."""
         return self._due if self._asked_at is not None else None
 
     def sessions(self) -> set[int]:
-        """Return the sessions of the reader processes: the processes in them belong to no job."""
+        """Return the sessions of the reader processes. Processes in these sessions belong to no job."""
         return self._hidden
 
     def look(self) -> Readings | None:
-        """Return the requested reading once it is finished, or has failed by NVML and nvidia-smi; None before that."""
+        """Return the result of the requested reading; None while the reading runs or if none was requested.
+
+        The result is a failure if neither NVML nor nvidia-smi answered.
+        """
         if self._asked_at is None:
             if self._reader is not None and _ended(self._reader.pidfd):
                 self._end(self._reader)  # else its closed pipe would wake up the daemon again and again
@@ -253,7 +259,10 @@ class NvidiaProbe:
         return self.deadline_s if current.answered or self._answered else max(self.deadline_s, FIRST_DEADLINE_S)
 
     def _hear(self, current: _Reader) -> dict[str, Any] | None:
-        """Return the answer; None while it is incomplete. A process that ended gives an answer with ``trouble``."""
+        """Return the answer of a reader process; None while the answer is incomplete.
+
+        If the process ended without an answer or the answer is unreadable, ``trouble`` in the result gives the reason.
+        """
         while True:
             try:
                 data = os.read(current.out, 1 << 16)
@@ -283,7 +292,10 @@ class NvidiaProbe:
     # -- at the start -------------------------------------------------------------------------------------
 
     def first(self, slow: Callable[[], None] | None = None, meanwhile: Callable[[], None] | None = None) -> Readings:
-        """Wait for the first reading and return it. Raises NoGpuData with the failures of NVML and nvidia-smi."""
+        """Wait for the first reading and return it. Raises NoGpuData with the errors of NVML and nvidia-smi.
+
+        ``slow``: called once if the driver is slow; ``meanwhile``: called several times a second during the wait.
+        """
         self.ask()
         tell_at = time.monotonic() + SLOW_S
         told = False
@@ -320,7 +332,10 @@ class NvidiaProbe:
 
 
 def _started_by(token: str) -> bool:
-    """Return whether a process that a reader started still lives: nvidia-smi may hang in the driver, unkillable."""
+    """Return whether a process still lives that the reader process with this ``token`` started.
+
+    A process of nvidia-smi may hang in the driver, where it cannot be killed.
+    """
     mark = f"{READER}={token}".encode()
     for name in os.listdir("/proc"):
         if name.isdigit():

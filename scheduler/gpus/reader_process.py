@@ -1,16 +1,16 @@
 """The reader process: reads the GPUs by NVML, or by nvidia-smi through GPUtil. It may be killed at any time.
 
 Run as ``python reader_process.py nvml|smi`` (or ``imports``, which only checks the Python modules for both). For each
-line on stdin it writes one line of JSON to stdout::
+line on stdin the process writes one line of JSON to stdout::
 
     {"gpus": [{"ordinal", "uuid", "name", "total", "used", "reserved", "load", "temperature", "power", "energy",
                "processes", "lost", "problem", "errors"}], "driver": "550.54"}
     {"trouble": "why the driver cannot be asked", "absent": true if there is no driver, "package": "missing package"}
 
-Memory is in MiB, load in percent, power in watts, energy in joules since the driver was loaded; null stands for a
-figure that the driver does not give. ``processes`` is null or a list of [pid, MiB, computes, percent]. ``errors`` names
-uncorrected memory errors and fatal XIDs. After trouble the process ends, because only a new process can load a library
-that was replaced. This file imports no other module of gpujob.
+Memory is in MiB, load in percent, power in watts, energy in joules since the driver was loaded; null means that the
+driver does not give the value. ``processes`` is null or a list of [pid, MiB, computes, percent]. ``errors`` names
+uncorrected memory errors and fatal XIDs. After it has written a line with ``trouble``, the process ends, because only a
+new process can load a library that was replaced. This file imports no other module of gpujob.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ FATAL_XIDS = {48: "double-bit memory error", 63: "memory page to retire", 64: "m
 
 
 class Trouble(Exception):
-    """The driver cannot be asked. ``absent``: there is no driver. ``package``: Python package that failed to import."""
+    """Error: the driver cannot be asked. ``absent``: no driver is installed; ``package``: missing Python package."""
 
     def __init__(self, text, absent=False, package=""):
         super().__init__(text)
@@ -37,7 +37,7 @@ class Trouble(Exception):
 
 
 class Nvml:
-    """Reads the GPUs by NVML, NVIDIA's management library. A GPU whose queries fail does not hide the others."""
+    """Reads the GPUs by NVML, NVIDIA's management library. If one GPU cannot be read, all other GPUs are still read."""
 
     def __init__(self):
         if not _library():  # checked before nvidia-ml-py is imported, which takes longer than starting Python
@@ -118,7 +118,7 @@ class Nvml:
     def _memory(self, handle):
         """Return total, used and reserved memory in MiB.
 
-        Reserved is the memory that the driver keeps for itself; None if the driver counts it as used.
+        Reserved memory is memory that the driver keeps for itself; it is None if the driver includes it in used memory.
         """
         n = self.n
         try:
@@ -178,7 +178,7 @@ class Nvml:
         return None
 
     def _loads(self, handle, uuid):
-        """Return pid → load in percent since the last call, for the processes whose load the driver samples."""
+        """Return pid → load in percent since the last call. Only processes that the driver sampled are included."""
         try:
             samples = self.n.nvmlDeviceGetProcessUtilization(handle, self.last_seen.get(uuid, 0))
         except self.failures:
@@ -217,7 +217,7 @@ class Nvml:
 
 
 class Smi:
-    """Reads the GPUs by nvidia-smi through GPUtil: without processes; if one GPU is broken, none can be read."""
+    """Reads the GPUs by nvidia-smi through GPUtil, without processes. If one GPU is broken, no GPU can be read."""
 
     def __init__(self):
         try:
@@ -251,7 +251,7 @@ def _smi_gpu(gpu):
 
 
 def _library():
-    """Return whether the library of NVML can be loaded."""
+    """Return whether the NVML library can be loaded."""
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
         return True
@@ -260,7 +260,7 @@ def _library():
 
 
 def _number(value):
-    """Return ``value``, or None for NaN, which GPUtil gives for [N/A]."""
+    """Return ``value``; None if it is NaN, which GPUtil returns for [N/A]."""
     return None if value is None or value != value else value
 
 
@@ -290,7 +290,7 @@ def _text(value):
 
 
 def imports():
-    """Print why the modules for NVML and nvidia-smi cannot be imported: {"pynvml": "", "GPUtil": "GPUtil cannot …"}."""
+    """Print for each Python module why it cannot be imported, as JSON: {"pynvml": "", "GPUtil": "GPUtil cannot …"}."""
     found = {}
     for name in ("pynvml", "GPUtil"):
         try:

@@ -11,7 +11,7 @@ from scheduler.intake.jobs_file import Door, Parsed
 
 
 def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
-    """Return a job that runs the line with `sh -c`; None for an empty line or a comment. Raises UsageError."""
+    """Return a job that runs ``line`` with `sh -c`; None for an empty line or a comment. Raises UsageError."""
     text = line.strip()
     if not text or text.startswith("#"):
         return None

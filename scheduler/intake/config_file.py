@@ -1,4 +1,4 @@
-"""Reads config files: YAML that no other user can write, as the text and the line of each key's value."""
+"""Reads config files: YAML files that no other user can write. Returns the text and the line number of each value."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ _SCALARS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "flo
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Value of a key as written in the file: a text, a list of texts, or None for an empty value or null."""
+    """Value of a key as written in the file: a text, a list of texts, or None for null or a missing value."""
 
     value: str | list[str] | None
     line: int
 
 
 def read_entries(path: str, trust_group: bool = False) -> tuple[dict[str, Entry], list[SchedulerError]]:
-    """Read a config file; return its entries by key, and the mistakes found in it.
+    """Read a config file; return its entries by key, and the mistakes found in the file.
 
-    ``trust_group``: accept a file and folders that their group may write; the key of that name in the file counts only
-    for its folders. Raises UsageError if the file cannot be read or is no config, FileTrouble if others could write it.
+    ``trust_group``: accept a file and folders that their group may write. The key `trust_group` in the file applies
+    only to the folders. Raises UsageError if the file cannot be read or is no config file, FileTrouble if other users
+    could write the file.
     """
     try:
         data, places = _private(path, trust_group), places_of(path)
@@ -112,7 +113,7 @@ def _entries(text: str, path: str) -> tuple[dict[str, Entry], list[SchedulerErro
 
 
 def _tree(text: str, path: str) -> Any:
-    """Return the YAML document as nodes; no value is constructed, whatever its tag. Raises UsageError."""
+    """Return the YAML document as nodes. Nodes are not converted to Python values. Raises UsageError."""
     import yaml
 
     try:
@@ -143,7 +144,10 @@ def _tree(text: str, path: str) -> Any:
 
 
 def _value(name: str, node: yaml.Node, where: str) -> str | list[str] | None:
-    """Return the text of a value. Its YAML type (010 is 8, 3.10 is 3.1) matters only for null and text settings."""
+    """Return the text of a value as written, so that 010 does not become 8, nor 3.10 become 3.1.
+
+    The YAML type of the value matters only for null, and for booleans in settings that are texts. Raises UsageError.
+    """
     import yaml
 
     if isinstance(node, yaml.ScalarNode):

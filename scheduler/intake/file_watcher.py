@@ -1,4 +1,4 @@
-"""Detects which watched files have changed, by inotify or by polling; does not read them."""
+"""Detects which watched files have changed, by inotify or by polling. It does not read the files."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ POLL_S = 1.0
 
 
 class InotifyWatcher:
-    """Watcher that uses inotify, also for files that an editor replaces by a new version. Raises OSError.
+    """Watcher that uses inotify. It also detects that an editor replaced a file by a new version. Raises OSError.
 
-    The file itself is watched for writes; its folder (and the folder of a link to it) only for names that appear or
-    disappear, so that writes to other files in the folder cause no events. It uses inotify directly, not watchdog:
-    0.04 against 0.36 ms from a write to its detection, and no extra thread (docs/performance.md).
+    A file itself is watched for writes. Its folder, and the folder of a link to the file, are watched only for names
+    that appear or disappear, so that writes to other files in the folder cause no events. The class uses inotify
+    without watchdog, because it then detects a write after 0.04 instead of 0.36 ms and needs no extra thread
+    (docs/performance.md).
     """
 
     def __init__(self) -> None:
@@ -39,12 +40,15 @@ class InotifyWatcher:
         self._paths: list[str] = []
 
     def watch(self, paths: Iterable[str]) -> None:
-        """Watch these files, in place of those watched before."""
+        """Watch these files instead of the files of the last call."""
         self._paths = list(dict.fromkeys(paths))
         self.rearm()
 
     def rearm(self) -> None:
-        """Watch the files that are at the paths now (after a rename, a new folder, or at the slow interval)."""
+        """Renew the watches, so that they apply to the files and folders that are at the paths now.
+
+        Needed after a rename or a new folder; also called at the slow interval.
+        """
         wanted: dict[str, tuple[int, set[str]]] = {}
         for path in self._paths:
             real = os.path.realpath(path)
@@ -110,7 +114,7 @@ class InotifyWatcher:
 
 
 class PollingWatcher:
-    """Watcher that polls each second with watchdog, for network folders or where no inotify instance is free."""
+    """Watcher that polls every second with watchdog, for network folders or if no inotify instance is free."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if hasattr(os, "eventfd") else -1
@@ -123,7 +127,7 @@ class PollingWatcher:
         self._observer: object | None = None
 
     def watch(self, paths: Iterable[str]) -> None:
-        """Watch these files, in place of those watched before."""
+        """Watch these files instead of the files of the last call."""
         from watchdog.events import FileSystemEvent, FileSystemEventHandler
         from watchdog.observers.polling import PollingObserver
 
@@ -156,7 +160,7 @@ class PollingWatcher:
             return  # full: the descriptor is readable already
 
     def rearm(self) -> None:
-        """Do nothing: polling goes by names, so it needs no renewal."""
+        """Do nothing: polling watches names, so its watches need no renewal."""
 
     def changed(self) -> set[str]:
         """Return the watched paths that have changed since the last call."""
@@ -191,7 +195,7 @@ def file_system_of(path: str) -> FileSystem | None:
 
 
 def is_network_folder(path: str) -> bool:
-    """Return whether inotify misses writes that other machines make in the folder (NFS, SMB, FUSE, Lustre…)."""
+    """Return whether other machines may write in the folder without an inotify event here (NFS, SMB, FUSE, Lustre…)."""
     found = file_system_of(path)
     return found is not None and found.shared
 

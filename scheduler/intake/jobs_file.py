@@ -1,4 +1,4 @@
-"""Format of the jobs file: parses a line into a JobSpec, or refuses it with the corrected spelling; writes lines."""
+"""Format of the jobs file: parses lines into JobSpecs and writes lines. An error shows the corrected spelling."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ class Parsed:
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """The scheduler's folders and GPUs, as the parser needs them.
+    """Folders and GPUs of the scheduler that the parser needs.
 
-    ``folder``: base of relative paths; ``home``: home folder for ``~/``; ``managed``: ids of the managed GPUs.
+    ``folder``: folder where relative paths start; ``home``: home folder for ``~/``; ``managed``: ids of the managed
+    GPUs.
     """
 
     folder: str
@@ -49,8 +50,8 @@ class Door:
 def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
     """Parse one line (without its newline); return None for an empty line or a comment.
 
-    ``origin``: file and line number (`jobs.txt:7`), kept in the job. Raises UsageError or Refused, whose ``do`` is the
-    corrected spelling.
+    ``origin``: file and line number (`jobs.txt:7`), stored in the job. Raises UsageError or Refused; ``do`` of the
+    error is the corrected spelling.
     """
     text = line.strip(" \t\r\n")
     if not text or text.startswith("#"):
@@ -165,7 +166,7 @@ def _split(text: str) -> tuple[list[_Field], _Field | None, list[tuple[str, str]
 
 
 def _take_field(text: str, position: int, options_follow: bool) -> tuple[_Field, int]:
-    """Return the field at ``position`` and where it ends (at a comma, an option, or the end of the line)."""
+    """Return the field at ``position``, and the position of its end: a comma, an option, or the end of the line."""
     start = position
     while position < len(text) and text[position] in " \t":
         position += 1
@@ -193,7 +194,10 @@ def _take_field(text: str, position: int, options_follow: bool) -> tuple[_Field,
 
 
 def _take_csv_quoted(text: str, position: int, options_follow: bool) -> tuple[_Field, int] | None:
-    """Return a field quoted as in CSV (``""`` is a quote) and its end; None if only part of the field is quoted."""
+    """Return a field quoted as in CSV, and the position of its end; None if only part of the field is quoted.
+
+    Within the quotes, ``""`` stands for one quote.
+    """
     out: list[str] = []
     position += 1
     while True:
@@ -216,7 +220,7 @@ def _take_csv_quoted(text: str, position: int, options_follow: bool) -> tuple[_F
 
 
 def _take_options(text: str, position: int, options: list[tuple[str, str]], *, stop_at_comma: bool) -> int:
-    """Append the ``;key=value`` pairs from ``position`` on to ``options``; return where they end."""
+    """Append the ``;key=value`` pairs from ``position`` on to ``options``; return the position after the last pair."""
     while position < len(text):
         ahead = _OPTION_AHEAD.match(text, position)
         if not ahead:
@@ -285,7 +289,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _literals(words: Collection[str]) -> list[str]:
-    """Return a note, if needed, about the first word that a shell would expand: no shell runs here."""
+    """Return a note about the first word that a shell would expand; empty without such a word. No shell runs here."""
     if not _LITERAL.search(" ".join(words)):
         return []
     for word in words:
@@ -303,7 +307,7 @@ def _quoted_spelling(fields: list[_Field], rest: _Field | None) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return ``text`` quoted, where needed, so that it is read back unchanged as a field of a line."""
+    """Return ``text`` with quotes where they are needed to read it back unchanged as a field of a line."""
     if text and not re.search(r'[",;\\]', text) and text == text.strip():
         return text
     return '"' + text.replace('"', '""') + '"' if text else ""
@@ -331,7 +335,7 @@ def _check_width(spec: JobSpec) -> None:
 def write_line(
     script: str, *, priority: int = 0, conda: str = "", arguments: str = "", gpus: str = "", options: str = ""
 ) -> str:
-    """Return a line (without newline) that `parse` reads as these values, quoted where needed. Raises UsageError."""
+    """Return a line (without newline) that `parse` reads as these values. Raises UsageError."""
     for name, text in (("script", script), ("environment", conda), ("arguments", arguments), ("GPU list", gpus)):
         if "\n" in text or "\r" in text or "\0" in text:
             raise UsageError(f"the {name} holds a line break or NUL byte", do="a job is one line")

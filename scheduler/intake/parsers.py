@@ -1,4 +1,4 @@
-"""Table of the parsers of watched files, by the setting that names the file."""
+"""Parsers of watched files, by the key of the setting that names the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the settings from flags, environment and config file, each with its origin, and the model table."""
+"""Reads the model table, and the settings from command line, environment and config file, each with its origin."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Settings:
     """Settings of one scheduler: its config, and the origin of each value by key.
 
     An origin is `command line`, the name of an environment variable, `FILE:LINE`, `default`, or a short explanation.
-    ``config_file``: path of the config file, empty without one.
+    ``config_file``: path of the config file; empty if none was read.
     """
 
     config: Config
@@ -45,9 +45,10 @@ class Settings:
 
 
 class _Gathering:
-    """Collector of settings: the value of each key from its strongest source so far, and all mistakes found.
+    """Collector of settings: holds the value of each key from its strongest source so far, and all mistakes found.
 
-    ``level``: rank of that source: 0 default, 1 config file, 2 variable, 3 GPUJOB_STATE_FILE, 4 command line.
+    ``level``: rank of that source for each key: 0 default, 1 config file, 2 variable, 3 GPUJOB_STATE_FILE, 4 command
+    line.
     """
 
     def __init__(self, here: str) -> None:
@@ -57,7 +58,10 @@ class _Gathering:
         self.errors: list[SchedulerError] = []
 
     def take(self, key: str, value: Any, level: int, origin: str, folder: str, *, where: str, named: bool) -> None:
-        """Set one value; a relative path starts at ``folder``. A mistake is kept in ``errors``, naming ``where``."""
+        """Set one value, or append the mistake in it to ``errors``.
+
+        ``folder``: folder where a relative path starts; ``where``: place of the value, named in the error.
+        """
         try:
             typed = read_option(key, value, where, named=named)
         except UsageError as error:
@@ -68,7 +72,7 @@ class _Gathering:
         self.values[key], self.origin[key], self.level[key] = typed, origin, level
 
     def config(self, path: str) -> None:
-        """Apply a config file to the keys that no stronger source has set; `key:` without a value means the default."""
+        """Apply a config file to the keys that no stronger source has set. A key without a value keeps its default."""
         told = self.values["trust_group"] if self.level["trust_group"] else False
         try:
             entries, errors = read_entries(path, bool(told))
@@ -94,7 +98,7 @@ class _Gathering:
             self.errors.append(error)
 
     def variables(self, environ: Mapping[str, str]) -> None:
-        """Apply the variables GPUJOB_SET_… and GPUJOB_STATE_FILE; an unknown GPUJOB_SET_… is a mistake."""
+        """Apply the environment variables GPUJOB_SET_… and GPUJOB_STATE_FILE. An unknown GPUJOB_SET_… is a mistake."""
         known = {PREFIX + key.upper(): key for key in OPTIONS}
         for variable, text in sorted(environ.items()):
             if variable in known:
@@ -114,7 +118,7 @@ class _Gathering:
             self.take(key, value, 4, FLAG, self.here, where=_flag(key), named=True)
 
     def dispatch(self) -> None:
-        """Apply the rules of `gpujob run`: ``jobs_file`` names the journal, and some keys have other defaults."""
+        """Apply the rules of `gpujob run`: ``jobs_file`` is the journal's path, and some keys have other defaults."""
         said = self.level["jobs_file"] > 0
         if said or not self.level["journal"]:
             self.values["journal"], self.origin["journal"] = self.values["jobs_file"], self.origin["jobs_file"]
@@ -125,7 +129,10 @@ class _Gathering:
                 self.values[key], self.origin[key] = value, f"{DEFAULT} of run"
 
     def settle_gpus(self) -> None:
-        """If `gpus` and `gpu_ids` differ, drop the value of the weaker source; in equal sources that is a mistake."""
+        """If `gpus` and `gpu_ids` contradict each other, drop the value from the weaker source.
+
+        If both come from equally strong sources, the contradiction is a mistake.
+        """
         ids, number = self.values["gpu_ids"], self.values["gpus"]
         if ids is None or number is None or len(ids) == number:
             return
@@ -154,13 +161,14 @@ def load(
     *,
     dispatcher: bool = False,
 ) -> Settings:
-    """Return the settings; a flag overrules a variable, a variable the config file, the config file the default.
+    """Return the settings. Sources in order of precedence: command line, variables, config file, defaults.
 
-    ``dispatcher``: apply the rules of `gpujob run`: its own defaults, and ``jobs_file`` names its journal.
+    ``flags``: options that were given on the command line. ``dispatcher``: apply the rules of `gpujob run`: it has its
+    own defaults, and ``jobs_file`` names its journal.
 
-    ``flags``: only those given on the command line. Relative paths of flags and variables start at ``folder`` (None:
-    the current folder), those of the config file at its folder, defaults at the state file's folder. Raises
-    UsageError, Mistakes if there are several, FileTrouble if other users could write the config file.
+    Relative paths start at ``folder`` (None: the current folder) if a flag or variable gives them, at the folder of the
+    config file if this file gives them, and at the folder of the state file if they are defaults. Raises UsageError,
+    Mistakes if there are several, FileTrouble if other users could write the config file.
     """
     here = folder or os.getcwd()
     found = _Gathering(here)
@@ -193,7 +201,7 @@ def _settled(found: _Gathering, path: str, dispatcher: bool = False) -> Settings
 
 
 def without_config(flags: Mapping[str, Any], folder: str | None = None) -> Settings:
-    """Return the settings of flags and defaults alone, for commands that must work when the config is unreadable."""
+    """Return the settings from flags and defaults alone, for commands that must work with an unreadable config file."""
     found = _Gathering(folder or os.getcwd())
     found.flags(flags)
     return _settled(found, "")
@@ -202,9 +210,10 @@ def without_config(flags: Mapping[str, Any], folder: str | None = None) -> Setti
 def state_file_said(
     environ: Mapping[str, str], config_file: str | None, folder: str
 ) -> tuple[str, SchedulerError | None]:
-    """Return the state file that environment or config name (empty: none), and the error in the settings, or None.
+    """Return the path of the state file that environment or config file name, and the error in the settings.
 
-    Other mistakes in the settings do not hide the state file. Raises UsageError if it is unknown which one is meant.
+    The path is empty if neither names a state file; the error is None if the settings have none. Mistakes in other
+    settings do not hide the state file. Raises UsageError if the path of the state file cannot be determined.
     """
     try:
         settings = load({}, environ, config_file, folder)
@@ -239,7 +248,7 @@ def state_file_said(
 
 
 def _names_a_state_file(path: str) -> bool:
-    """Return whether a config file that is not valid YAML seems to name a state file, which is then unknown."""
+    """Return whether a config file that is not valid YAML seems to set `state_file`, so that its value is unknown."""
     try:
         return re.search(rb"(?m)^\W*state_file\W*:", read_private(path, LARGEST_TABLE)) is not None
     except (OSError, SchedulerError):
@@ -247,7 +256,10 @@ def _names_a_state_file(path: str) -> bool:
 
 
 def find_config(environ: Mapping[str, str], named: str | None, folder: str) -> str:
-    """Return the config file: ``named``, $GPUJOB_CONFIG, ./config.yaml, the user's, or empty. Raises UsageError."""
+    """Return the path of the config file; empty if there is none. Raises UsageError.
+
+    It is ``named`` or, without that, $GPUJOB_CONFIG, ./config.yaml, or the user's config file.
+    """
     variable = environ.get("GPUJOB_CONFIG")
     if named or variable:
         path = _absolute(named or variable or "", folder)
@@ -263,7 +275,7 @@ def find_config(environ: Mapping[str, str], named: str | None, folder: str) -> s
 
 
 def check_no_folder(state_file: str, where: str) -> None:
-    """Raise UsageError if the state file is a folder. ``where``: origin of the setting."""
+    """Raise UsageError if the path of the state file names a folder. ``where``: origin of the setting."""
     if os.path.isdir(state_file):
         named = os.path.join(state_file, "gpu_scheduler_state.json")
         raise UsageError(f"state_file: {state_file} is a folder", where=where, do=f"name the file in it: {named}")
@@ -282,10 +294,10 @@ def _absolute(path: str, folder: str) -> str:
 
 
 def model_table(path: str, trust_group: bool = False, *, needed: bool = False) -> ModelTable:
-    """Return the model table at ``path``; if there is no file, an empty one, by which every model needs a whole GPU.
+    """Return the model table at ``path``; without a file, an empty table: every model then needs a whole GPU.
 
-    ``needed``: a missing file is an error. Raises UsageError with file, line and column if it is not JSON of the right
-    shape (Mistakes if there are several), FileTrouble if other users could write it.
+    ``needed``: a missing file is an error. Raises UsageError with file, line and column if the file is not JSON of the
+    right shape (Mistakes if there are several), FileTrouble if other users could write the file.
     """
     if not path:
         return ModelTable()

@@ -35,13 +35,13 @@ NO_SUCH_FILE = "no such file; it is read when it appears"
 
 
 def read_plain(path: str, most: int) -> bytes:
-    """Return at most ``most`` bytes of a plain file. Raises OSError, also for a FIFO or device; never blocks."""
+    """Return at most ``most`` bytes of a plain file. Raises OSError, also for a FIFO or device, instead of blocking."""
     with open(path, "rb", opener=plain_or_link) as stream:
         return stream.read(most) or b""
 
 
 def read_private(path: str, most: int, trust_group: bool = False) -> bytes:
-    """Return at most ``most`` bytes of a plain file that no other user could write; its folders are not checked.
+    """Return at most ``most`` bytes of a plain file that no other user could write. Does not check the file's folders.
 
     Raises OSError, or FileTrouble if other users could write the file.
     """
@@ -66,10 +66,11 @@ def not_read(exposed: Exposure, path: str) -> FileTrouble:
 
 
 def who_else_may_write(status: os.stat_result, path: str, trust_group: bool = False, fd: int = -1) -> Exposure | None:
-    """Return why other users (besides root) could write a file or folder, and how to fix that; None if none could.
+    """Return why users besides this user and root could write a file or folder; None if no other user could.
 
-    ``fd``: the open file, if any; its access list is then checked, else that of ``path``. The permission bits show an
-    access list as rights of the group.
+    The result also says how to fix that. ``fd``: descriptor of the open file, -1 without one. The access list is read
+    from ``fd`` or, without it, from ``path``, but only if the group may write: the group's permission bits limit all
+    entries of an access list.
     """
     me, owner = os.getuid(), status.st_uid
     if owner not in (me, 0):
@@ -115,13 +116,13 @@ def check_private(path: str, status: os.stat_result, trust_group: bool = False) 
 
 
 def check_owner(path: str, status: os.stat_result) -> None:
-    """Raise FileTrouble if the open file with this status belongs neither to this user nor to root."""
+    """Raise FileTrouble if neither this user nor root owns the open file. ``status``: stat of the file."""
     if status.st_uid not in (os.getuid(), 0):
         raise FileTrouble(f"not written: it belongs to user {status.st_uid}", where=path)
 
 
 def places_of(path: str) -> tuple[str, ...]:
-    """Return ``path``, made absolute, and the target of each link on the way to the file."""
+    """Return ``path``, made absolute, and the target of each link that leads from it to the file."""
     places = [os.path.abspath(path)]
     while os.path.islink(places[-1]) and len(places) <= MOST_LINKS:
         folder = os.path.realpath(os.path.dirname(places[-1]))
@@ -130,7 +131,10 @@ def places_of(path: str) -> tuple[str, ...]:
 
 
 def check_places(path: str, places: Sequence[str], trust_group: bool) -> None:
-    """Raise FileTrouble if another user could replace the file or a link at one of these places. Raises OSError."""
+    """Raise FileTrouble if another user could replace the file or link at one of ``places``. Raises OSError.
+
+    ``path``: file that the error names.
+    """
     for place in places:
         folder = os.path.dirname(place)
         exposed = who_else_may_write(os.stat(folder), folder, trust_group)
@@ -147,10 +151,10 @@ def _cannot_be_read(error: OSError, where: str) -> FileTrouble | OSError:
 
 
 class Follower:
-    """Reader of one watched file. ``mark`` is how far the file was read and recorded.
+    """Reader of one watched file. ``mark``: the position up to which the file was read and recorded.
 
-    `look` returns the next Batch; the caller records it and then calls `accept`. Without `accept`, `look` returns the
-    same lines again. ``trust_group``: accept a file that its group may write.
+    `look` returns the next Batch; the caller records the batch and then calls `accept`. Until `accept` is called,
+    `look` returns the same lines again. ``trust_group``: accept a file that its group may write.
     """
 
     def __init__(self, path: str, mark: FileMark | None = None, trust_group: bool = False) -> None:
@@ -176,15 +180,15 @@ class Follower:
             self._fd, self._exposed = -1, False
 
     def accept(self, batch: Batch) -> None:
-        """Continue after ``batch``, which the caller has recorded."""
+        """Continue after ``batch``. The caller must have recorded the batch."""
         self.mark = batch.mark
 
     def look(self, now: float) -> Batch | None:
-        """Return the next lines, or None if there are none yet; ``look_again_at`` is then the time of the next look.
+        """Return the next lines; None if no line is ready. ``now``: monotonic seconds.
 
-        Times are monotonic seconds. If ``look_again_at`` is None, look again when the file changes. Raises FileTrouble
-        if the file is missing, unreadable, no plain file, or writable for other users; OSError for an error that may
-        pass (of the disk, or no descriptor is left).
+        ``look_again_at`` is then the time of the next look (monotonic seconds), or None to look again when the file
+        changes. Raises FileTrouble if the file is missing, unreadable, no plain file, or writable for other users.
+        Raises OSError for an error that may pass (a disk error, or no free descriptor).
         """
         self.look_again_at = None
         try:
@@ -216,7 +220,10 @@ class Follower:
         return self._look_at(held, now)
 
     def _open(self, fresh: os.stat_result) -> None:
-        """Open the file at the path, or the previous file if it was renamed in the same folder and has unread lines."""
+        """Open the file at the path.
+
+        If the previous file was renamed within its folder and still has unread lines, open that file instead.
+        """
         self._places = places_of(self.path)
         if self.mark.inode and (fresh.st_dev, fresh.st_ino) != (self.mark.device, self.mark.inode):
             renamed = self._renamed()
@@ -248,7 +255,8 @@ class Follower:
     def _rest_of_old(self, now: float) -> Batch | None:
         """Return the unread lines of a file that was renamed or deleted while it was open; None if there are none.
 
-        If other users could write it, the batch has no lines, and its mark drops the file for good. Raises FileTrouble.
+        If other users could write the old file, the batch has no lines, and its mark makes the follower skip that file
+        for good. Raises FileTrouble.
         """
         if self._fd < 0:
             return None
@@ -269,10 +277,11 @@ class Follower:
         return replace(batch, more=True) if batch.mark != mark else None  # the new file is next
 
     def _left_out(self, held: os.stat_result) -> str:
-        """Return why the unread lines of an old file are not used (other users could write it); empty if they are used.
+        """Return why the unread lines of an old file are ignored; empty if they are used.
 
-        The file must have been private at the last look, too: a mode corrected after the move proves nothing, since the
-        owner may have moved the file because of such lines.
+        They are ignored if other users could write the file, now or at the last look. A mode that was corrected after
+        the file was moved proves nothing, because the owner may have moved the file just because of lines that another
+        user wrote.
         """
         name = os.readlink(f"/proc/self/fd/{self._fd}") if held.st_nlink else ""
         exposed = who_else_may_write(held, name or self.path, self.trust_group, self._fd)
@@ -320,7 +329,7 @@ class Follower:
         return batch
 
     def _only_grows(self, held: os.stat_result, now: float, settles: float) -> bool:
-        """Return whether the file has only grown, its old bytes unchanged, for APPENDED_S seconds."""
+        """Return whether the file has only grown, without a change of its old bytes, for APPENDED_S seconds."""
         if self._grows is not None:
             size, crc, since = self._grows
             if now < since + APPENDED_S:
@@ -344,7 +353,7 @@ class Follower:
         return replace(batch, restart=True, more=True)
 
     def _prefix_stands(self, held: os.stat_result, whole: bool = False) -> bool:
-        """Return whether the part already read is unchanged. ``whole``: compare all of it, not only the end."""
+        """Return whether the part already read is unchanged. ``whole``: compare all of that part, not only its end."""
         mark = self.mark
         if not mark.offset:
             return True
@@ -361,7 +370,7 @@ class Follower:
         return os.pread(self._fd, len(self._tail), mark.offset - len(self._tail)) == self._tail
 
     def check_whole(self) -> None:
-        """Make the next look compare the whole part already read, if the file was written since the last comparison."""
+        """Make the next look compare all that was read before, if the file was written since that was last done."""
         try:
             unchanged = self._fd < 0 or os.fstat(self._fd).st_ctime_ns == self._whole_ctime
         except OSError:
@@ -370,9 +379,10 @@ class Follower:
             self._checked_ctime = self._tail_for = -1
 
     def lines_again(self, numbers: Collection[int]) -> list[LineRead] | None:
-        """Return lines that were read before, by their numbers; None if no file is open or other users could write it.
+        """Return lines that were read before, by their line numbers.
 
-        The list is empty if the file was replaced or rewritten: all of it is then read again. Raises OSError.
+        The result is None if no file is open or other users could write the file. The list is empty if the file was
+        replaced or rewritten, since the whole file is then read again. Raises OSError.
         """
         if self._fd < 0:
             return None
@@ -408,7 +418,10 @@ class Follower:
             start += len(piece)
 
     def _take(self, mark: FileMark, size: int, last: bool) -> Batch:
-        """Return the lines after ``mark``; ``last``: text after the last newline is a line too. Raises FileTrouble."""
+        """Return the lines after ``mark``. Raises FileTrouble.
+
+        ``last``: text after the last newline counts as a line.
+        """
         data = os.pread(self._fd, CHUNK, mark.offset)
         if mark.offset == 0 and data[:2] in UTF_16 and (b"\0" in data or len(data) == 2):
             raise FileTrouble("not read: UTF-16 instead of UTF-8; save it as UTF-8", where=self.path)

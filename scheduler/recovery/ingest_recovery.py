@@ -1,6 +1,7 @@
-"""Restores how far a watched file was read.
+"""Restores the reading positions of watched files.
 
-If the reading position is lost, all lines count as read, and lines without a known job are reported to the user.
+If the reading position of a file is lost, all lines count as read, and lines without a known job are reported to the
+user.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ LONG_AFTER_S = 10 * (OPEN_LINE_S + SETTLE_S)  # longer than each waiting time of
 
 
 def note_watched(places: Places, files: dict[str, str]) -> None:
-    """Save path and kind of the watched files outside the store, so that they are known if the store is damaged."""
+    """Save paths and kinds of the watched files outside the store, so that `recover` knows them if it is damaged."""
     if files != watched_before(places):
         replace_file(places.watched, json.dumps(files).encode())
 
 
 def watched_before(places: Places) -> dict[str, str]:
-    """Return path → kind (name of the setting) of the files that the last daemon watched; empty if not known."""
+    """Return path → kind (name of the setting) of the files that the last daemon watched; empty if none is known."""
     try:
         with open(places.watched, encoding="utf-8", opener=plain) as stream:
             found = json.load(stream)
@@ -44,7 +45,7 @@ def watched_before(places: Places) -> dict[str, str]:
 
 @dataclass(slots=True)
 class Looked:
-    """The contents of a watched file: the position of its end, its lines, and why it could not be read."""
+    """The contents of a watched file: reading position at the end, lines, and the reason if it could not be read."""
 
     mark: FileMark | None = None
     lines: list[tuple[LineRead, str, str]] = field(default_factory=list)  # line, identity (empty: no job), problem
@@ -95,10 +96,10 @@ def settle_file(
     connection: sqlite3.Connection, path: str, looked: Looked, known: Set[str], trusted: bool, now: float,
     say: Callable[[str], None], *, all_known: bool = False,
 ) -> int:  # fmt: skip
-    """Record how far the file counts as read. Return the number of lines that the user has to decide about.
+    """Record which lines of the file count as read. Return the number of lines that the user has to decide about.
 
     ``known``: identities of the known jobs. ``trusted``: the stored reading positions are complete and up to date, so
-    lines behind them are new. ``all_known``: no job was lost; a missing one was forgotten on purpose.
+    lines behind them are new. ``all_known``: no job was lost, so a missing job was deleted on purpose.
     """
     before = {row[0] for row in connection.execute("SELECT identity FROM line_counts WHERE path=?", (path,))}
     if not trusted:

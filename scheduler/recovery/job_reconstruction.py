@@ -1,6 +1,6 @@
 """Reconstructs the jobs of a damaged store from its rows, the attempt records, living processes and logs.
 
-Nothing is guessed: a job that may have run and left no recorded ending is `lost`, and only a job that has certainly not
+Nothing is guessed: a job that may have run, but has no recorded ending, is `lost`. Only a job that certainly has not
 run keeps waiting.
 """
 
@@ -37,7 +37,7 @@ _LOG = re.compile(r"job_(\d{1,18})_\d{8}_\d{6}(?:_a(\d{1,9}))?(?:_\d{1,9})?\.log
 
 @dataclass(slots=True)
 class Rebuilt:
-    """The reconstructed jobs, and how they were found. Lists hold job ids."""
+    """The reconstructed jobs, and lists of job ids by the way in which the jobs were found."""
 
     jobs: dict[int, Job] = field(default_factory=dict)
     from_records: list[int] = field(default_factory=list)
@@ -51,16 +51,16 @@ class Rebuilt:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """Living processes. ``marked``: those of this scheduler's jobs by (job, attempt); ``sessions``: all by session."""
+    """Living processes. ``marked``: processes of our jobs by (job, attempt); ``sessions``: all processes by session."""
 
     marked: Mapping[tuple[int, int], Sequence[Process]]
     sessions: Mapping[int, Sequence[Seen]]
 
     def of(self, job: Job, leader: Process | None) -> tuple[Process, ...]:
-        """Return the processes of the job's last attempt: marked ones, and those in the POSIX session of its leader.
+        """Return the processes of the job's last attempt: marked processes, and all in the POSIX session of ``leader``.
 
-        The kernel may reuse a session id after the leader's end. So the session counts only if a process in it is
-        older than the end of the job: in a reused session all processes are younger.
+        The kernel may reuse the id of a session for a new session. So the session counts only if one of its processes
+        is older than the end of the job: in a new session all processes are younger.
         """
         found = set(self.marked.get((job.id, job.attempt), ()))
         if leader is not None:
@@ -91,7 +91,7 @@ def alive(state_file: str) -> Alive:
 
 
 def logs_in(folders: Iterable[str], places: Places) -> dict[tuple[int, int], str]:
-    """Return (job, attempt) → log path, by file name, without logs of another scheduler in the same folder."""
+    """Return (job, attempt) → log path, from the file names. Leaves out logs of other schedulers in the same folder."""
     others: dict[int, int] = {}
     beside = os.path.dirname(places.state_dir)
     for name in os.listdir(beside):
@@ -119,7 +119,7 @@ def put_together(
     now: float,
     last: int = 0,
 ) -> Rebuilt:
-    """Reconstruct all jobs of which a row, record, process or log is left.
+    """Reconstruct all jobs that have left a row, an attempt record, a process or a log.
 
     ``left``: rows of the jobs table; ``whole``: no row is missing. ``held``: GPUs held by leftover processes, according
     to the store. ``last``: the highest id ever assigned, according to the store. ``now``: seconds since 1970.
@@ -165,7 +165,7 @@ def put_together(
 
 
 def _take_records(out: Rebuilt, places: Places, whole: bool, last: int) -> None:
-    """Add attempts that have a record, but no row or only the row of an older attempt."""
+    """Add jobs with an attempt record for which the store has no row, or only the row of an older attempt."""
     sure = whole and not out.stale
     for number, attempt in sorted(integrity.newest_attempts(places).items()):
         job = out.jobs.get(number)
@@ -205,7 +205,7 @@ def _of_record(number: int, attempt: int, path: str) -> Job | None:
 
 
 def _take_processes(out: Rebuilt, living: Alive) -> None:
-    """Add living attempts without row and record; their GPUs come from the environment of a process."""
+    """Add jobs that run without a row or a record. The GPUs of a job come from the environment of a process."""
     for (number, attempt), processes in sorted(living.marked.items()):
         job = out.jobs.get(number)
         if job is not None and job.attempt >= attempt:
@@ -222,7 +222,7 @@ def _take_processes(out: Rebuilt, living: Alive) -> None:
 
 
 def _booked(process: Process) -> tuple[tuple[int, ...], ResourceRequest]:
-    """Return GPUs and need of an attempt from the environment of a process; no GPUs if that cannot be read."""
+    """Return GPUs and need of an attempt from the environment of a process; no GPUs if the values are invalid."""
     said = {name: os.fsdecode(value) for name, _, value in (e.partition(b"=") for e in environment_of(process.pid))}
     try:
         gpus = parse_gpu_ids(said.get(b"GPUJOB_GPUS", "")) or ()
@@ -233,7 +233,7 @@ def _booked(process: Process) -> tuple[tuple[int, ...], ResourceRequest]:
 
 
 def _settle(out: Rebuilt, job: Job, places: Places, logs: Mapping[tuple[int, int], str], now: float) -> None:
-    """End a job whose attempt has ended, by the table of `core/recovery.py`; leave other jobs to the next start."""
+    """End a job whose attempt has ended, by the table of `core/recovery.py`. The next start settles all other jobs."""
     there = look(os.path.join(places.attempts, job.attempt_key), job, places.state_file)
     found, verdict = there.record, there.verdict(job.state)
     if there.process is not None:
@@ -274,7 +274,7 @@ def _end(job: Job, means: Meaning, at: float) -> None:
 
 
 def _lose(out: Rebuilt, job: Job, why: str, now: float) -> None:
-    """End a job as lost: it ran or may have run, nothing shows how it ended, and it is not run again."""
+    """End a job as lost: the job may have run, nothing shows how it ended, and it is not run again."""
     if job.state is JobState.PENDING:
         move(job, Move.PLACED, now)
     job.notes = (*job.notes, f"lost: {why}")
@@ -285,7 +285,7 @@ def _lose(out: Rebuilt, job: Job, why: str, now: float) -> None:
 
 
 def _hold(out: Rebuilt, living: Alive, held: Sequence[Holding]) -> None:
-    """Add the GPUs on which processes of ended attempts still live to ``out.holdings``."""
+    """Add to ``out.holdings`` the GPUs that living processes of ended attempts may use."""
     keys = {holding.key for holding in held}
     here = boot_id()
     found = {(job.id, job.attempt): living.of(job, job.process) for job in out.jobs.values()
@@ -302,7 +302,7 @@ def _hold(out: Rebuilt, living: Alive, held: Sequence[Holding]) -> None:
 
 
 def _one_for_each_line(out: Rebuilt, now: float) -> None:
-    """Let only the newest of jobs with equal lines wait, run or have succeeded: older ones had ended."""
+    """Of several jobs with equal lines, let only the newest count for repetitions; an older waiting job is lost."""
     taken: set[str] = set()
     for number in sorted(out.jobs, reverse=True):
         job = out.jobs[number]

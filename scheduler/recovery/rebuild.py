@@ -1,8 +1,8 @@
 """`gpujob recover`: sets a damaged store aside unchanged, and builds a new one from the data that can be read.
 
-The new store is built beside the old one. Then a note is written that the two are being exchanged, and then they are
-exchanged. If `recover` is killed, the next `recover` either starts from the beginning or finishes the exchange; until
-then no command uses the store.
+`recover` builds the new store beside the old store, writes a note that it is exchanging the two stores, and exchanges
+them. If `recover` is killed before the note, the next `recover` starts from the beginning. If `recover` is killed after
+the note, no command uses the store until the next `recover` has finished the exchange.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ REFUSED = "the store was rebuilt before this request was carried out; make it ag
 
 @dataclass(slots=True)
 class Report:
-    """The output lines of `recover` and its exit code. ``healthy``: there was nothing to rebuild."""
+    """The output lines and the exit code of `recover`. ``healthy``: there was nothing to rebuild."""
 
     lines: list[str] = field(default_factory=list)
     code: int = 0
@@ -61,7 +61,7 @@ class Report:
 
 
 def recover(places: Places, config: Config, home: str, environ_home: str, *, dry: bool = False) -> Report:
-    """Rebuild the store if it is damaged, or older than other files show. Raises SchedulerError.
+    """Rebuild the store if it is damaged, or if other files show that it is out of date. Raises SchedulerError.
 
     ``home``: the machine and folder of the rebuilt store (`store_identity.home_of`). ``environ_home``: the folder that
     `~` in a jobs file stands for. ``dry``: change nothing, only report.
@@ -110,7 +110,7 @@ def _nobody_writes(places: Places) -> Iterator[None]:
 
 
 def what_is_wrong(places: Places) -> Damaged | None:
-    """Return what is wrong with the store; None if it can be used. Raises StoreTrouble if a newer gpujob wrote it."""
+    """Return the error of a damaged or outdated store, else None. Raises StoreTrouble if a newer gpujob wrote it."""
     try:
         check_sound(places, pages="integrity_check", records=True)
         if not os.path.exists(places.store):
@@ -182,7 +182,7 @@ def _salvage(places: Places) -> Salvaged:
 
 
 def _exchange(places: Places, bad: str, report: Report) -> Report:
-    """Rename the old store to ``bad`` and put the new one in its place. Skip steps that a killed `recover` has done."""
+    """Rename the old store to ``bad`` and put the new store in its place. Skip steps that are already done."""
     if os.path.exists(places.new_store):
         for ending in COMPANIONS:
             if os.path.exists(places.store + ending):
@@ -274,7 +274,7 @@ def _holdings(connection: sqlite3.Connection, left: Salvaged) -> list[Holding]:
 
 
 def _pauses_as_painted(connection: sqlite3.Connection, state_file: str, report: Report) -> None:
-    """Restore the pauses from the state file: they must be in force before the next start places jobs."""
+    """Restore the pauses from the state file, because the next start must not place jobs on paused GPUs."""
     try:
         with open(state_file, encoding="utf-8", opener=plain) as stream:
             shown = json.load(stream)
@@ -290,7 +290,7 @@ def _pauses_as_painted(connection: sqlite3.Connection, state_file: str, report: 
 
 
 def _refuse_requests(connection: sqlite3.Connection) -> int:
-    """Refuse open requests, which may have been carried out; keep Cancel and Hold. Return the number refused."""
+    """Refuse open requests, except Cancel and Hold: they may have been carried out. Return the number refused."""
     waiting = rows.asked(connection)
     refused = [Answer(row, 1, (REFUSED,)) for _, row, request in waiting if not isinstance(request, (Cancel, Hold))]
     rows.answer(connection, refused)

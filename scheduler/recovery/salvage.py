@@ -1,7 +1,7 @@
 """Reads the readable rows of a damaged store from a copy, table by table and row by row.
 
-Rows below a damaged inner page of the database cannot be read. Jobs among them that have started are reconstructed from
-their attempt records; the ids of those that only waited are reported.
+Rows below a damaged inner page of the database cannot be read. If such a row is a job that has started, the job is
+reconstructed from the attempt record. If the job only waited, `recover` reports the job's id.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_LOOKED_UP = 5_000_000
 
 @dataclass(slots=True)
 class Salvaged:
-    """Readable rows by table. ``trouble``: what is wrong with each table that could not be read completely."""
+    """Readable rows by table. ``trouble``: the error for each table that could not be read completely."""
 
     rows: dict[str, list[Row]] = field(default_factory=dict)
     trouble: dict[str, str] = field(default_factory=dict)
@@ -46,7 +46,7 @@ def copy_store(store: str, copy: str) -> None:
 
 
 def read_what_is_left(copy: str, top: int) -> Salvaged:
-    """Return all readable rows of a copy of the store, and change the copy. ``top``: the highest id it may have."""
+    """Return all readable rows of a copy of the store. Changes the copy. ``top``: the highest possible job id."""
     fresh = f"{copy}.fresh"
     model = sqlite3.connect(fresh, isolation_level=None)
     try:
@@ -72,7 +72,7 @@ def read_what_is_left(copy: str, top: int) -> Salvaged:
 
 
 def _key_of(model: sqlite3.Connection, name: str) -> tuple[tuple[str, ...], bool]:
-    """Return the columns of the primary key, and whether the table has row ids (not WITHOUT ROWID)."""
+    """Return the columns of the table's primary key, and whether the table has row ids (not WITHOUT ROWID)."""
     columns = model.execute(f"PRAGMA table_info({name})").fetchall()
     key = tuple(c[1] for c in sorted(columns, key=lambda c: c[5]) if c[5])
     return key, "WITHOUT ROWID" not in model.execute("SELECT sql FROM sqlite_master WHERE name=?", (name,)).fetchone()[
@@ -81,10 +81,11 @@ def _key_of(model: sqlite3.Connection, name: str) -> tuple[tuple[str, ...], bool
 
 
 def _open(copy: str, fresh: str, wanted: set[str]) -> tuple[sqlite3.Connection, str]:
-    """Open the copy. Return the connection, and the damage found (empty: none).
+    """Open the copy. Return the connection and a description of the damage (empty: no damage).
 
-    If the first page is damaged, try the header and the first page of a new store, then the first page of each older
-    version. This finds the tables of the first migration: every store began with it, so they start at the same pages.
+    If the first page is damaged, replace its header, then the whole page, with that of a new store; then try the first
+    page of each older version. With such a page SQLite finds at least the tables of the first migration: these tables
+    start at the same pages in every store.
     """
     first = sqlite3.connect(":memory:")
     migrate(first, 0, 1)
@@ -115,7 +116,7 @@ def _open(copy: str, fresh: str, wanted: set[str]) -> tuple[sqlite3.Connection, 
 
 
 def _head(path: str, version: int = 0) -> bytes:
-    """Return the first page of the store at ``path``; with ``version``, of a temporary store of that version there."""
+    """Return the first page of the store at ``path``. With ``version``, first create a store of that version."""
     if version:
         connection = sqlite3.connect(path, isolation_level=None)
         migrate(connection, 0, version)
@@ -147,7 +148,7 @@ def _until_error(connection: sqlite3.Connection, query: str, *values: Any) -> tu
 def _read_table(
     connection: sqlite3.Connection, name: str, key: tuple[str, ...], by_row: bool, top: int, left: Salvaged
 ) -> None:
-    """Add the rows of a table to ``left``: from both ends up to the damage, and each row id in between."""
+    """Add the rows of a table to ``left``: read from both ends up to the damage, and by single row ids in between."""
     rows, problem = _until_error(connection, f"SELECT * FROM {name} NOT INDEXED ORDER BY {', '.join(key)}")
     if problem:
         left.trouble[name] = problem
@@ -165,7 +166,7 @@ def _read_table(
 
 
 def _fill_events(connection: sqlite3.Connection, left: Salvaged) -> None:
-    """Add the events between two damaged places, read job by job."""
+    """Add events that lie between two damaged places. They are read job by job."""
     if "events" in left.trouble:
         known = {(row["job"], row["n"]) for row in left.rows["events"]}
         for job in left.rows["jobs"]:

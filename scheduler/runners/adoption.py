@@ -1,4 +1,4 @@
-"""Settles attempts found after a crash: whether they run, ended or are lost, by their records and processes."""
+"""Settles attempts found after a crash: decides from records and processes whether they run, ended or are lost."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ GONE = (errno.ECONNREFUSED, errno.ENOENT, errno.ESRCH, errno.ECONNRESET)
 
 
 def start_trouble(job: int, attempt: int, number: int, at: float, stage: str = "") -> NeverRan:
-    """Return the observation for a start that failed with errno ``number`` (0: none) at a stage.
+    """Return the observation for a start that failed with errno ``number`` (0: there is no errno).
 
-    ``stage``: one of `attempt_record.STAGES`, or "session" in screen mode. ``at``: seconds since 1970 (UTC).
+    ``stage``: step of the start that failed, one of `attempt_record.STAGES`, or "session" in screen mode; empty if
+    unknown. ``at``: seconds since 1970 (UTC).
     """
     where = {
         "log": "its log cannot be opened",
@@ -73,7 +74,10 @@ def start_trouble(job: int, attempt: int, number: int, at: float, stage: str = "
 
 
 def not_started(job: int, attempt: int, found: attempt_record.AttemptRecord, now: float) -> NeverRan | Unclaimed:
-    """Return the observation for a record with the ending "never": Unclaimed if it was given up, else NeverRan."""
+    """Return the observation for a record with the ending "never".
+
+    The observation is Unclaimed if the attempt was given up before its start, NeverRan if its start failed.
+    """
     if not found.code:
         return Unclaimed(job, attempt)
     stage = attempt_record.STAGES[min(found.code // attempt_record.A_STAGE, len(attempt_record.STAGES) - 1)]
@@ -89,12 +93,13 @@ def ending(job: int, attempt: int, how: str, code: int, at: float, left: Sequenc
 def read_ending(
     path: str, process: Process | None, state_file: str, *, terminal: bool, impatient: bool = False
 ) -> attempt_record.AttemptRecord:
-    """Read the record at ``path``; if nothing can complete it any more, take a zombie's ending from the kernel.
+    """Read the record at ``path``. If no process can add the missing ending, take the ending from the leader's zombie.
 
-    A supervisor or shim records the ending before it reaps the leader (``process``). If it was killed, the leader's
-    zombie gets another parent. Where process 1 reaps nothing (many containers) the zombie stays, with its exit code.
-    ``terminal``: the job ran in a screen session, which ended with its shim. ``impatient``: do not wait for a
-    supervisor or shim that lives, as it may be stopped. Raises OSError like `attempt_record.read`.
+    A supervisor or shim records the ending before it reaps the leader (``process``). If the supervisor or shim was
+    killed, the kernel gives the leader a new parent. If that parent reaps nothing (process 1 of many containers), the
+    leader stays a zombie, from which its exit code can be read. ``terminal``: the job ran in a screen session, which
+    ended with its shim. ``impatient``: do not wait for a living supervisor or shim, since that process may be stopped.
+    Raises OSError like `attempt_record.read`.
     """
     there = seen_as(process) if process is not None else None
     found = attempt_record.read(path)  # read after `seen_as`: a parent that was dead then has recorded all it could
@@ -111,9 +116,10 @@ def read_ending(
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """State of an attempt found after a crash: its record, its leader (None: unknown), its living processes.
+    """State of an attempt found after a crash: its record, its leader, and which of its processes live.
 
-    ``same_boot``: the machine was not rebooted since its start; ``others``: living processes of it found in /proc.
+    ``process``: the leader, None if it is unknown; ``same_boot``: no reboot since the attempt started; ``others``: live
+    processes of the attempt that were found in /proc.
     """
 
     record: attempt_record.AttemptRecord
@@ -123,12 +129,15 @@ class Look:
     others: tuple[Process, ...] = ()
 
     def verdict(self, state: JobState) -> Verdict:
-        """Return what to do with the attempt of a job in this state, by `core.recovery.TABLE`."""
+        """Look up in `core.recovery.TABLE` what to do with the attempt; ``state``: state of the job in the store."""
         return TABLE[state, self.record.kind, self.same_boot, self.living]
 
 
 def look(path: str, job: Job, state_file: str, names: tuple[str, str, str] = JOB_NAMES) -> Look:
-    """Inspect the last attempt of ``job``. ``path``: its record; ``names``: variables of its mark. Raises OSError."""
+    """Inspect the last attempt of ``job``. Raises OSError.
+
+    ``path``: path of the attempt record; ``names``: environment variables of the attempt's mark.
+    """
     mark = Mark(job.id, job.attempt, state_file, names)
     while True:
         found = attempt_record.read(path)
@@ -154,9 +163,10 @@ def look(path: str, job: Job, state_file: str, names: tuple[str, str, str] = JOB
 
 
 def _leader_among(others: Sequence[Process], job: Job) -> Process | None:
-    """Return the command of an attempt whose starter was killed before it recorded the pid; None if uncertain.
+    """Return the leader of an attempt whose starter was killed before it recorded the pid; None if uncertain.
 
-    The command leads its session (in screen mode: its process group), and its parent is no process of the attempt.
+    The starter is the supervisor or shim. The leader is the only process in ``others`` that leads its session (in
+    screen mode: its process group) and whose parent is no process of the attempt.
     """
     number_of = os.getpgid if job.runner == "screen" else os.getsid
     pids = {process.pid for process in others}
@@ -169,9 +179,9 @@ def settle(
 ) -> tuple[Verdict, list[Observation], Process | None]:
     """Settle the attempt of ``job``, which the store shows as STARTING, RUNNING or STOPPING.
 
-    Return the verdict of the table, the observations that follow from it, and the leader (None: unknown), which the
-    caller watches if the attempt still runs. An unclaimed attempt is claimed here, so that nothing can start it any
-    more. ``now``: seconds since 1970 (UTC). Raises OSError.
+    Return the verdict of `core.recovery.TABLE`, the observations that follow from the verdict, and the leader (None:
+    unknown). If the attempt still runs, the caller watches the leader. An unclaimed attempt is claimed here, so that no
+    supervisor or shim can start it any more. ``now``: seconds since 1970 (UTC). Raises OSError.
     """
     while True:
         seen_ = look(path, job, state_file, names)

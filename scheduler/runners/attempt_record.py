@@ -92,7 +92,11 @@ def end_line(how: str, code: int, at_ns: int) -> bytes:
 
 
 def ending_words(exited: bool, number: int, hangup: bool = False) -> tuple[str, int]:
-    """Return ``how`` and ``code`` of an END field. ``number``: exit code or signal; ``hangup``: terminal closed."""
+    """Return ``how`` and ``code`` of an END field.
+
+    ``exited``: the job exited by itself; False: a signal ended it. ``number``: exit code or signal. ``hangup``: the
+    terminal was closed before the job ended.
+    """
     if hangup:
         return "hangup", number if exited else BY_SIGNAL + number
     return "exit" if exited else "signal", number
@@ -111,9 +115,10 @@ def meaning(how: str, code: int) -> tuple[int | None, int | None, str]:
 
 
 def read(path: str) -> AttemptRecord:
-    """Read the record at ``path``. Its kind is Record.NONE if there is no file, Record.BROKEN if it is unreadable.
+    """Read the record at ``path``.
 
-    A file that is still too short is Record.CLAIMED. Raises OSError if no descriptor or memory is left to read it with.
+    The kind is Record.NONE if there is no file, Record.BROKEN if the file is unreadable, Record.CLAIMED if the record
+    is incomplete. Raises OSError if the process has no free descriptor or memory.
     """
     try:
         with open(path, "rb", opener=plain) as stream:
@@ -152,9 +157,10 @@ def spec_of(path: str) -> dict[str, Any]:
 
 
 def give_up(path: str, job: Job, boot: str, at_ns: int) -> bool:
-    """Claim an attempt and record that it never ran, so that nothing can start it; False if it was claimed before.
+    """Claim an attempt and record that it never ran, so that no process can start it.
 
-    Raises OSError if the record cannot be written; the attempt then stays unclaimed.
+    Return False if the attempt was already claimed. Raises OSError if the record cannot be written; the attempt then
+    stays unclaimed.
     """
     try:
         fd = new_private(path, make_folder=True)  # the folder may have been removed
@@ -184,7 +190,10 @@ def write_end(path: str, how: str, code: int, at_ns: int, *, sync: bool) -> None
 
 
 def write_pid(path: str, process: Process, boot: str, at_ns: int, supervisor: int) -> None:
-    """Write the PID field in place. ``supervisor``: pid of the job's parent, 0 if it is dead. Raises OSError."""
+    """Write the PID field in place. Raises OSError.
+
+    ``supervisor``: pid of the job's parent, 0 if the parent is dead.
+    """
     fd = plain(path, os.O_WRONLY)
     try:
         line = f"pid {process.pid} ticks {process.ticks} at {at_ns} supervisor {supervisor} boot {boot}".encode()

@@ -1,4 +1,4 @@
-"""Runner of direct mode: all jobs are children of one supervisor; if it dies, the jobs become the daemon's children."""
+"""Runner of direct mode: all jobs are children of one supervisor. If it dies, the jobs become the daemon's children."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class DirectRunner(LocalRunner):
     # -- the supervisor ---------------------------------------------------------------------------------------
 
     def _spawn_supervisor(self) -> None:
-        """Start a supervisor and put the jobs' base environment first in the queue of its packets. Raises OSError."""
+        """Start a supervisor; the first packet in its queue holds the base environment of the jobs. Raises OSError."""
         environment = self._packet([("env", self.environ)])
         argv = [
             sys.executable,
@@ -117,7 +117,7 @@ class DirectRunner(LocalRunner):
         self._outbox.insert(0, environment)
 
     def _again(self) -> None:
-        """Start a supervisor in place of a dead one, unless the back-off still lasts; queued starts wait for it."""
+        """Start a supervisor in place of a dead one, unless the back-off still lasts. Queued starts wait until then."""
         if time.monotonic() < self._supervisor_due:
             return
         try:
@@ -190,7 +190,10 @@ class DirectRunner(LocalRunner):
         return self._as_file(data) if len(data) > 2 * MOST_PACKED else data  # a very long command or environment
 
     def _as_file(self, data: bytes) -> bytes:
-        """Write a packet to a file, which the supervisor removes; return a packet with its path. Raises OSError."""
+        """Write a packet to a file and return a short packet that names the file. Raises OSError.
+
+        The supervisor removes the file after it has read it.
+        """
         path = os.path.join(os.path.dirname(self.attempts), f"packet-{os.getpid()}-{time.monotonic_ns()}")
         fd = new_private(path)
         try:
@@ -220,7 +223,7 @@ class DirectRunner(LocalRunner):
     # -- looking ------------------------------------------------------------------------------------------
 
     def next_look(self) -> float | None:
-        """Return when (monotonic seconds) `look` is due even without a readable descriptor; None if it is not."""
+        """Return when to call `look` even if no descriptor is readable (monotonic seconds); None if not needed."""
         due = self._due()
         if self._socket is None:
             due.append(self._supervisor_due)
@@ -249,7 +252,7 @@ class DirectRunner(LocalRunner):
         return (*self._sent.values(), *self._running.values(), *self._adopted.values())
 
     def _receive(self) -> bool:
-        """Read all packets of the supervisor; return True if it is dead."""
+        """Read all packets from the supervisor; return True if the supervisor is dead."""
         if self._socket is None:
             return False
         resets = 0
@@ -349,8 +352,8 @@ class DirectRunner(LocalRunner):
     ) -> None:
         """Settle an attempt that was sent to the dead supervisor and never answered.
 
-        ``unknown``: pids of the daemon's children that belong to no known attempt; ``nameless``: those of them that are
-        in no attempt record.
+        ``unknown``: pids of the daemon's children that belong to no known attempt; ``nameless``: the pids in
+        ``unknown`` that no attempt record names.
         """
         found = attempt_record.read(attempt.path)
         if found.kind is Record.NONE:
@@ -385,8 +388,8 @@ class DirectRunner(LocalRunner):
     def _child_of_claim(self, attempt: WatchedAttempt, nameless: set[int]) -> Process | None:
         """Return the leader of a claimed attempt whose record has no pid: the newest session leader in ``nameless``.
 
-        The mark of the attempt is not required: a zombie has no readable environment.
-        Processes with the mark of another attempt are left out: orphans of jobs that created a session.
+        The leader need not carry the mark of the attempt: the environment of a zombie cannot be read. Processes with
+        the mark of another attempt are skipped: they are orphans of jobs that created a session.
         """
         newest: Process | None = None
         for pid in nameless:
@@ -402,7 +405,7 @@ class DirectRunner(LocalRunner):
         return newest
 
     def stop(self, job: Job, hard: bool, soft: int = signal.SIGTERM) -> None:
-        """Give up the attempt if it is not claimed yet; otherwise signal its processes (see `LocalRunner.stop`)."""
+        """Signal the processes of the attempt (see `LocalRunner.stop`); give up an attempt that is not claimed yet."""
         attempt = self._sent.get(job.attempt_key)
         if attempt is not None:
             with contextlib.suppress(OSError):  # a full disk: the job is stopped as soon as it has started
@@ -413,9 +416,9 @@ class DirectRunner(LocalRunner):
         super().stop(job, hard, soft)
 
     def trouble(self) -> str:
-        """Return why no job can start (no supervisor, or a stopped one) and what to do; empty if nothing is wrong.
+        """Return why no job can start (no supervisor, or a stopped one) and what to do; empty if jobs can start.
 
-        A stopped supervisor is not continued automatically: somebody sent the SIGSTOP on purpose.
+        A stopped supervisor is not continued automatically, because a SIGSTOP is sent on purpose.
         """
         if self._socket is not None and time.monotonic() - self._supervisor_since > SHORT_LIFE_S:
             self._no_supervisor = ""
@@ -435,7 +438,7 @@ class DirectRunner(LocalRunner):
 
 
 def _bare(attempt: WatchedAttempt) -> Job:
-    """Return a job with only its id and attempt number: enough for the record of an attempt that is given up."""
+    """Return a job with only its id and attempt number, which suffice for the record of an attempt that is given up."""
     from scheduler.core.gpu import ResourceRequest
     from scheduler.core.job import JobSpec
 

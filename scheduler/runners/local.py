@@ -46,9 +46,10 @@ HELPERS = (b"GPUJOB_SESSION=", b"GPUJOB_READER=", b"GPUJOB_SUPERVISOR=", b"GPUJO
 
 @dataclass(slots=True)
 class WatchedAttempt:
-    """An attempt that the runner watches. ``path``: of its record; ``process``: its leader, None while unknown.
+    """An attempt that the runner watches.
 
-    ``ours``: started by this daemon, so that its orphans become the daemon's children.
+    ``path``: path of the attempt record; ``process``: the leader, None while it is unknown; ``ours``: this daemon
+    started the attempt, so that orphans of the attempt become the daemon's children.
     """
 
     job: int
@@ -66,9 +67,10 @@ class WatchedAttempt:
 
 @dataclass(slots=True)
 class _Zombie:
-    """An attempt that is checked repeatedly: its leader has ended without a recorded ending, or has no pidfd.
+    """An attempt that is checked repeatedly, because its leader ended without a recorded ending or has no pidfd.
 
-    ``since``, ``due``: monotonic seconds; ``wait``: seconds to the next look.
+    ``since``: start of the checks and ``due``: the next check (both monotonic seconds); ``wait``: seconds between two
+    checks.
     """
 
     attempt: WatchedAttempt
@@ -79,9 +81,9 @@ class _Zombie:
 
 @dataclass(slots=True)
 class _Claim:
-    """An adopted attempt that may be starting just now: no pid is recorded, and its supervisor or shim lives.
+    """An adopted attempt that may just be starting: its record has no pid, and its supervisor or shim lives.
 
-    ``due``: monotonic seconds of the next look; ``wait``: seconds to it.
+    ``due``: time of the next check (monotonic seconds); ``wait``: seconds between two checks.
     """
 
     job: Job
@@ -96,7 +98,7 @@ def _session_leader(process: Process) -> Process | None:
 
 
 def _leads(attempt: WatchedAttempt, orphan: Seen) -> bool:
-    """Return whether a process belongs to the session of an attempt."""
+    """Return whether ``orphan`` is in the session of ``attempt`` and started no earlier than the session's leader."""
     leader = attempt.session or attempt.process
     return leader is not None and orphan.session == leader.pid and orphan.ticks >= leader.ticks
 
@@ -156,11 +158,11 @@ class LocalRunner:
         return ()
 
     def _in_hand(self) -> Iterable[WatchedAttempt]:
-        """Return the attempts whose ending is not reported yet, except those in `_zombies` and `_claims`."""
+        """Return the attempts whose ending is not reported yet, without the attempts in `_zombies` and `_claims`."""
         return self._adopted.values()
 
     def leave_alone(self, sessions: Set[int]) -> None:
-        """Set the sessions whose processes belong to no job, though they may become the daemon's children."""
+        """Set the sessions whose processes belong to no job, even if these processes become children of the daemon."""
         self._strangers = sessions
 
     def _take_facts(self) -> list[Observation]:
@@ -170,9 +172,9 @@ class LocalRunner:
     # -- looking ------------------------------------------------------------------------------------------
 
     def _watch(self, attempt: WatchedAttempt) -> None:
-        """Watch for the end of the leader through a pidfd or, without one, by repeated checks in `look`.
+        """Watch for the end of the leader through a pidfd or, if no pidfd can be opened, by repeated checks in `look`.
 
-        An attempt whose leader has ended already is settled from its record in the next `look`.
+        If the leader has already ended, the next `look` settles the attempt from its record.
         """
         if attempt.process is not None:
             attempt.session = _session_leader(attempt.process)
@@ -208,10 +210,10 @@ class LocalRunner:
     def _left_behind(self, attempt: WatchedAttempt) -> tuple[Process, ...]:
         """Return the leftover processes of an attempt whose leader has ended.
 
-        Each of them is, or descends from, an orphan, and the kernel makes the orphans of this daemon's jobs children of
-        the daemon. So nothing is left if no child of the daemon can belong to the attempt; only otherwise all of /proc
-        is searched. An orphan without a sign of its job (another session, no mark) counts for all jobs that may have
-        started it. For an attempt of an earlier daemon, /proc is always searched.
+        Each leftover process is an orphan or the descendant of an orphan. The kernel makes the orphans of this daemon's
+        jobs children of the daemon. So the attempt has no leftover process if no child of the daemon can belong to it;
+        otherwise all of /proc is searched. An orphan without a sign of its job (another session, no mark) counts for
+        all jobs that may have started it. For an attempt of an earlier daemon, /proc is always searched.
         """
         if not attempt.ours:
             return tuple(members(self._mark(attempt), attempt.process))
@@ -227,8 +229,9 @@ class LocalRunner:
     def _orphans_of(self, attempt: WatchedAttempt) -> list[Process]:
         """Return live children of the daemon that may belong to the attempt and are no leftovers of other attempts.
 
-        If a child dies after the list of children was read, its own children become the daemon's and are missing from
-        the list. The dead child stays a zombie until it is reaped: a list that shows no new zombie is complete.
+        If a child dies after the list of children was read, the children of that child become the daemon's children,
+        but are missing from the list. The dead child stays a zombie until it is reaped. So a list without a new zombie
+        is complete.
         """
         # Once its screen process has ended, an exiting shim is the daemon's child, and its environment is unreadable.
         self._shims = {shim for shim in self._shims if lives(shim)}
@@ -276,7 +279,10 @@ class LocalRunner:
         return own
 
     def _ended_children(self) -> Iterator[tuple[int, bool, int]]:
-        """Yield (pid, whether it exited, exit code or signal) of each ended child; reap it when the caller continues."""
+        """Yield (pid, whether it exited, exit code or signal) of each ended child.
+
+        The child is reaped when the caller asks for the next one, so the caller can still read its zombie.
+        """
         while True:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -289,7 +295,10 @@ class LocalRunner:
                 os.waitpid(found.si_pid, os.WNOHANG)
 
     def _orphan_ended(self, pid: int, exited: bool, code: int) -> None:
-        """Settle the watched attempt whose leader is the ended child ``pid``, if any: its supervisor has died."""
+        """Settle the watched attempt whose leader is the ended child ``pid``; do nothing if there is no such attempt.
+
+        A leader becomes a child of the daemon when its supervisor or shim dies.
+        """
         for fd, attempt in self._adopted.items():
             if attempt.process is not None and attempt.process.pid == pid:
                 self._epoll.unregister(fd)
@@ -308,7 +317,7 @@ class LocalRunner:
             self._end_of_child(attempt, exited, code)
 
     def _end_of_child(self, attempt: WatchedAttempt, exited: bool, code: int) -> None:
-        """Record and report the ending of a leader in place of its dead supervisor, before the leader is reaped."""
+        """Record and report the ending of a leader whose supervisor or shim is dead. The leader is not reaped yet."""
         at = time.time_ns()
         how, code = attempt_record.ending_words(exited, code, hangup=self.terminal)
         with contextlib.suppress(OSError):  # the store keeps the exit code with this observation
@@ -325,7 +334,7 @@ class LocalRunner:
             self._facts.append(Lost(attempt.job, attempt.attempt, why_lost(found.kind, True), now, left))
 
     def _look_at_zombies(self) -> None:
-        """Settle leaders that have ended; keep those whose ending a supervisor or shim still has to record."""
+        """Settle the attempts in `_zombies` whose ending is recorded or lost; check the rest again later."""
         now = time.monotonic()
         waiting = []
         for zombie in self._zombies:
@@ -353,10 +362,10 @@ class LocalRunner:
     # -- after a restart ----------------------------------------------------------------------------------
 
     def adopt(self, job: Job) -> list[Observation]:
-        """Adopt or settle an attempt found in the store: return its observations, and watch it if it still runs.
+        """Adopt or settle an attempt found in the store. Return the observations; watch the attempt if it still runs.
 
-        An attempt that this runner handles already stays unchanged. While its starter may still be starting it, the
-        list is empty, and `look` returns the observations later. Raises OSError.
+        An attempt that this runner already handles stays unchanged. While a supervisor or shim may just be starting the
+        attempt, the list is empty, and `look` returns the observations later. Raises OSError.
         """
         key = job.attempt_key
         for attempt in self._in_hand():
@@ -411,7 +420,7 @@ class LocalRunner:
         signal_all(Mark(job.id, job.attempt, self.state_file, self.names), job.process, known, hard, soft)
 
     def watch_leftovers(self, key: str, job: int, attempt: int, processes: Sequence[Process]) -> None:
-        """Watch leftover processes; `look` reports Gone(key) when no process of the attempt lives any more."""
+        """Watch leftover processes; `look` reports Gone(key) when the attempt has no live process any more."""
         mark = Mark(job, attempt, self.state_file, self.names)
         self._held[key] = mark
         watched = {process for held, _, process in self._leftovers.values() if held == key}
@@ -450,7 +459,10 @@ class LocalRunner:
             self._facts.append(Gone(key))
 
     def trouble(self) -> str:
-        """Return an empty text: each attempt has its own shim, so no single failure stops all of them."""
+        """Return an empty text: each attempt has its own shim, so no single failure stops all attempts.
+
+        `DirectRunner`, whose attempts share one supervisor, overrides this method.
+        """
         return ""
 
     def close(self) -> None:

@@ -12,7 +12,10 @@ MOST_UNPACKED = 8 << 20  # bytes; a packed log that unpacks to more is not read,
 
 
 def log_finding_of(job: Job, exit_code: int | None) -> Failure | None:
-    """Return the known cause of failure in the log, or None; after exit code 0, only that GPU memory ran out."""
+    """Return the known cause of failure found in the log, or None.
+
+    After exit code 0, the log is searched only for signs that GPU memory ran out.
+    """
     if not job.log:
         return None
     look = warning_in if exit_code == 0 else failure_in

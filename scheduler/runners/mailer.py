@@ -1,7 +1,7 @@
 """Program that mails a job's log: ``python -I -S mailer.py SENDMAIL TO SUBJECT LOG PACKED``.
 
-Its exit code is sendmail's. An empty LOG sends a mail without text; a non-empty PACKED means that the log is gzip.
-It imports only the standard library, so it can continue after the scheduler has ended.
+The exit code of the program is sendmail's. If LOG is empty, the mail has no text; if PACKED is not empty, the log is
+packed with gzip. The program imports only the standard library, so it can continue after the scheduler has ended.
 """
 
 import os
@@ -10,7 +10,7 @@ import sys
 
 
 def header(text):
-    """Return ``text`` as the value of a mail header: on one line, so that it cannot add a header."""
+    """Return ``text`` as the value of a mail header, on one line so that the text cannot add another header."""
     line = " ".join(text.split())
     return line if line.isascii() else "=?utf-8?B?" + encoded(line) + "?="
 

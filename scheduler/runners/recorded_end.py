@@ -18,10 +18,10 @@ ENDED_ALONE = "the job ended while no scheduler was running"
 
 
 def as_recorded(job: Job, attempts: str, rules: Rules) -> tuple[Job, Event | None]:
-    """Return the job as the next start of the scheduler will change it; ``job`` itself if its record has no ending.
+    """Return ``job`` with the ending from its attempt record, as the scheduler will apply it when it starts next.
 
-    ``attempts``: folder of the attempt records. If the scheduler will run the job again, the second value is the event
-    that it will record then, else None.
+    The job is returned unchanged if its record has no ending. The second value is the event that the scheduler will
+    record if it will run the job again, else None. ``attempts``: folder of the attempt records.
     """
     try:
         told = attempt_record.read(os.path.join(attempts, job.attempt_key))

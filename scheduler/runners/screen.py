@@ -1,7 +1,8 @@
 """Runner of screen mode: each attempt runs in its own GNU screen session, under a shim that writes the attempt record.
 
-The daemon starts ``screen -D -m``. This process stays the daemon's child, so its pid, with which the session's name
-begins, is known immediately. Only the attempt record shows whether the job started; screen's exit code does not.
+The daemon starts ``screen -D -m``. The screen process stays a child of the daemon, so the daemon knows immediately its
+pid, with which the name of the session begins. Only the attempt record shows whether the job started; the exit code of
+screen does not.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ deflog off
 class _Session:
     """A started session whose job has not been seen running yet.
 
-    ``server``: pid of its screen process; ``until``: when to give the start up; ``due``: when to look again (both
-    monotonic seconds); ``wait``: seconds between two looks.
+    ``server``: pid of the session's screen process; ``until``: time at which the start is given up; ``due``: time of
+    the next check (both monotonic seconds); ``wait``: seconds between two checks.
     """
 
     job: Job
@@ -150,7 +151,7 @@ class ScreenRunner(LocalRunner):
         self._crash_passes = int(count) if count else None  # crash only the n-th shim; None: every shim
 
     def _socket_folder(self) -> str:
-        """Return this user's socket folder as `screen -ls` prints it. Raises SchedulerError with screen's output."""
+        """Return this user's socket folder, as `screen -ls` prints it. Raises SchedulerError with screen's output."""
         try:
             done = subprocess.run(
                 [self.screen, "-ls"], capture_output=True, env=self._server_environ, timeout=LIST_LIMIT_S,
@@ -169,7 +170,7 @@ class ScreenRunner(LocalRunner):
         return found.group(1)
 
     def _longest_name(self) -> int:
-        """Return how many bytes a session's name may have, so that the path of its socket is not too long."""
+        """Return how many bytes the name of a session may have: the path of its socket has a limited length."""
         return SOCKET_PATH - len(os.fsencode(self.sockets)) - len("/4194304.") - len("_12ab_a99")
 
     def _write_screenrc(self) -> None:
@@ -238,7 +239,10 @@ class ScreenRunner(LocalRunner):
         """Do nothing: `start` starts each session immediately."""
 
     def _make_log(self, log: str) -> None:
-        """Create the log: screen would make it readable for others, or append to an existing file. Raises OSError."""
+        """Create the log. Raises OSError.
+
+        Screen itself would make the log readable for other users, or append to an existing file.
+        """
         os.close(new_private(log, os.O_WRONLY | os.O_APPEND, make_folder=True))
 
     def _taken(self) -> set[str]:
@@ -290,7 +294,7 @@ class ScreenRunner(LocalRunner):
     # -- looking ------------------------------------------------------------------------------------------
 
     def next_look(self) -> float | None:
-        """Return when (monotonic seconds) `look` is due even without a readable descriptor; None if it is not."""
+        """Return when to call `look` even if no descriptor is readable (monotonic seconds); None if not needed."""
         due = [*self._due(), *(session.due for session in self._sessions.values())]
         if self._endings:
             due.append(time.monotonic() + LOOK_AGAIN_S)
@@ -328,7 +332,10 @@ class ScreenRunner(LocalRunner):
                 self._sessions[key].due = 0.0
 
     def _meet(self, pid: int) -> None:
-        """Report the start of the session's job that is ``pid``, if any: a job that ended after its shim was killed."""
+        """Report the start of the job whose leader is the ended child ``pid``, if a session has such a job.
+
+        The shim of this job was killed before the daemon saw the job running.
+        """
         for key, session in list(self._sessions.items()):
             with contextlib.suppress(OSError):  # an unreadable record shows no pid
                 found = attempt_record.read(session.attempt.path)
@@ -349,7 +356,7 @@ class ScreenRunner(LocalRunner):
                 self._forget(key)
 
     def _look_at(self, session: _Session, now: float) -> bool:
-        """Report whether the session's job started; return False if that is not known yet."""
+        """Check whether the session's job started, and report the result; return False if there is no result yet."""
         attempt = session.attempt
         found = attempt_record.read(attempt.path)
         if found.kind is Record.NEVER_RAN:
@@ -392,7 +399,10 @@ class ScreenRunner(LocalRunner):
         return observations
 
     def _ended(self, attempt: WatchedAttempt, how: str, code: int, at: float) -> None:
-        """Report an ending once the log is complete: the session may still be writing the job's last output."""
+        """Report the ending of an attempt once its log is complete, or after LOG_PATIENCE_S seconds.
+
+        When the job ends, its session may still be writing the job's last output to the log.
+        """
         server = self._server_of.pop(attempt.key, None)
         if server is None or not lives(server):
             super()._ended(attempt, how, code, at)
@@ -407,7 +417,7 @@ class ScreenRunner(LocalRunner):
                 super()._ended(one.attempt, one.how, one.code, one.at)
 
     def _give_up(self, session: _Session, why: str) -> bool:
-        """Give up the attempt and report that it did not start; return False if its shim has claimed it."""
+        """Give up the attempt and report that it did not start; return False if the shim has claimed the attempt."""
         attempt = session.attempt
         if not attempt_record.give_up(attempt.path, session.job, self.boot, time.time_ns()):
             return False
@@ -438,7 +448,10 @@ class ScreenRunner(LocalRunner):
 
 
 def tidy(folder: str, attempts: str) -> None:
-    """Remove files that a killed daemon left: those older than a minute, and screen's output for claimed attempts."""
+    """Remove files that a killed daemon left in ``folder``.
+
+    Files older than a minute are removed; files with screen's output also if their attempt is claimed.
+    """
     for entry in os.scandir(folder):
         key, _, ending = entry.name.rpartition(".")
         if ending in ("launch", "said"):
@@ -462,7 +475,7 @@ def _server_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _term() -> str:
-    """Return the terminal type of the windows: with 256 colours if this machine has its description."""
+    """Return the terminal type of the windows: screen-256color if this machine describes that type, else screen."""
     known = any(os.path.exists(os.path.join(folder, "s", "screen-256color")) for folder in _TERMINFO)
     return "screen-256color" if known else "screen"
 

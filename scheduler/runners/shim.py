@@ -3,8 +3,8 @@
 Screen runs it as ``python -I -S shim.py``. GPUJOB_LAUNCH names a private file that holds a marshalled dict:
 ``record`` (path of the attempt record), ``data`` (the record's first bytes), ``boot`` (boot id), ``argv``, ``cwd``,
 ``umask``, ``base`` (environment), ``env_file``, ``changes`` (name → value, or None to remove it), ``files`` (soft limit
-on open files), ``crash`` (crash point for tests). Of the package it imports only `supervisor.py`, at its start, so an
-upgrade of the package does not disturb a running shim.
+on open files), ``crash`` (crash point for tests). The only module of the package that the shim imports is
+`supervisor.py`, when the shim starts. So an upgrade of the package does not disturb a running shim.
 """
 
 import errno
@@ -47,7 +47,7 @@ class Shim:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def run(self):
-        """Run the job to its end. Return the exit code of this process, which nothing uses."""
+        """Run the job to its end. Return the exit code of the shim, which no program uses."""
         # The shim ends after its job, not when a user types Ctrl-C or closes the terminal.
         for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE, *KEYBOARD_STOPS):
             signal.signal(number, signal.SIG_IGN)
@@ -85,7 +85,7 @@ class Shim:
     def claim(self, path):
         """Claim the attempt by creating its record.
 
-        Raises FileExistsError if it is claimed already, OSError if the record cannot be written.
+        Raises FileExistsError if the attempt is claimed already, OSError if the record cannot be written.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
@@ -116,7 +116,7 @@ class Shim:
                     return  # no process of the group is left
 
     def start(self):
-        """Start the job as the foreground process group of the terminal. Return its pid; 0 if that failed."""
+        """Start the job as the foreground process group of the terminal. Return its pid, or 0 if the start failed."""
         stage = "environment"
         try:
             environment = supervisor.environment(self.launch["base"], self.launch["env_file"], self.launch["changes"])
@@ -151,9 +151,9 @@ class Shim:
     def leave_a_line(self):
         """Resize the window to 23 lines before the job prints anything.
 
-        A terminal of 24 lines shows 23 lines of the window and screen's status line. Screen would cut a window of 24
-        lines at the top, where the job's first line is. Screen resizes a detached window only at an escape sequence in
-        its output; this method removes the sequence from the log.
+        A terminal of 24 lines shows 23 lines of the window and screen's status line. Of a window with 24 lines, screen
+        would hide the top line, which is the job's first. Screen resizes a detached window only if an escape sequence
+        in the output asks for it; this method removes that sequence from the log.
         """
         log = os.path.join(os.environ.get("GPUJOB_LOG_DIR", ""), os.environ.get("GPUJOB_LOG", ""))
         try:
@@ -207,7 +207,10 @@ class Shim:
         return pid
 
     def wait(self, pid, text):
-        """Wait for the job's end; write it into the record whose PID field is ``text``, then reap the job."""
+        """Wait for the end of the job, record the ending, and reap the job.
+
+        The ending is written only into the record whose PID field is ``text``.
+        """
         while True:
             found = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
             if found.si_code not in (os.CLD_STOPPED, os.CLD_TRAPPED):

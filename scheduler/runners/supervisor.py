@@ -58,7 +58,7 @@ def ticks(pid):
 
 
 def plain(path, flags):
-    """Open a plain file; copy of `system/safe_open.py: plain`. Does not block if a job has put a FIFO there."""
+    """Open a plain file (copy of `plain` in `system/safe_open.py`). A FIFO that a job put there cannot block it."""
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o600)
     if os.fstat(fd).st_mode & 0o170000 != 0o100000:
         os.close(fd)
@@ -67,7 +67,10 @@ def plain(path, flags):
 
 
 def open_own(path, text):
-    """Open the record at ``path``; return -1 if it is gone, or another attempt's (its PID field is not ``text``)."""
+    """Open the record at ``path``. Return -1 if the file is gone or its PID field is not ``text``.
+
+    A different PID field shows that the file is the record of another attempt.
+    """
     try:
         fd = plain(path, os.O_RDWR)
     except OSError:
@@ -83,7 +86,10 @@ def open_own(path, text):
 
 
 def environment(base, env_file, changes):
-    """Return the contents of ``env_file``, or ``base`` without one, with ``changes`` applied (None removes a name)."""
+    """Return a job's environment: the variables of ``env_file``, or ``base`` without a file, changed by ``changes``.
+
+    The value None in ``changes`` removes a variable.
+    """
     made = base
     if env_file:
         with open(env_file, "rb", opener=plain) as stream:
@@ -167,7 +173,10 @@ class Supervisor:
                 self.fd = -1
 
     def receive(self):
-        """Handle all packets received. A dead daemon shows as end of file, or first as ECONNRESET with packets left."""
+        """Handle all packets received so far, and notice the death of the daemon.
+
+        A dead daemon shows as end of file, or first as ECONNRESET while packets are left to read.
+        """
         resets = 0
         while True:
             try:
@@ -205,7 +214,10 @@ class Supervisor:
                     self.handle(marshal.loads(data))
 
     def begin(self, start, given, trouble):
-        """Start a job. ``given``: descriptors of its caller, by number 0-2; ``trouble``: errno if they are missing."""
+        """Start a job. ``given``: number (0-2) → descriptor from the caller, which runs the job in the foreground.
+
+        ``trouble``: errno if these descriptors did not arrive, else 0.
+        """
         try:
             self.start(*start[:9], *start[9], given, trouble)
         finally:
@@ -344,7 +356,10 @@ class Supervisor:
         self.poll.register(one.fileno(), select.POLLIN)
 
     def told_by_caller(self, fd):
-        """Receive the caller's descriptors and start the job. The data is one byte for each: its number (0-2)."""
+        """Receive the caller's descriptors and start the job.
+
+        Each byte of the data is the number (0-2) of one descriptor.
+        """
         import _socket
 
         one, start, _ = self.asked[fd]
@@ -372,14 +387,14 @@ class Supervisor:
         self.asked.pop(fd)[0].close()
 
     def give_up_asking(self):
-        """Fail the attempts whose caller, perhaps a stopped process, has not answered in time."""
+        """Fail the attempts whose caller has not answered in time, perhaps because it is stopped."""
         for fd, (_, start, until) in list(self.asked.items()):
             if time.monotonic() >= until:
                 self.forget_asked(fd)
                 self.begin(start, {}, 110)
 
     def pack(self, gzip, log_fd):
-        """Start gzip, which packs into the log. Return its pid and the descriptor to write to. Raises OSError."""
+        """Start gzip, which writes the packed log. Return its pid and the descriptor of its input. Raises OSError."""
         out, into = os.pipe()
         try:
             packer = os.posix_spawn(
@@ -402,7 +417,7 @@ class Supervisor:
         return packer, into
 
     def let_go(self):
-        """Queue the end messages of jobs whose packed log is complete or whose time limit has passed."""
+        """Queue the end messages of jobs with a packed log, once the log is complete or its time limit has passed."""
         for pid, (message, until) in list(self.held.items()):
             if pid not in self.packers.values() or time.monotonic() >= until:
                 self.out.append(message)
@@ -423,7 +438,7 @@ class Supervisor:
             self.out.append(("note", "", "end not written"))
 
     def reap(self):
-        """Record each ending before the process is reaped, so that a crash in between does not lose it."""
+        """Reap ended processes. The ending of a job is recorded first, so that a crash in between does not lose it."""
         while True:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -1,6 +1,6 @@
 """Finds the jobs that changed in the store since the last look, without reading all jobs again.
 
-The cost of a look depends on the jobs that run or changed, not on the number of jobs that wait or have ended.
+The cost of a look grows with the number of running and changed jobs, not with the number of waiting or ended jobs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Raw = tuple[Any, ...]  # a row for `store/job_columns.py: job_of`
 
 
 class Changes:
-    """Finds changed jobs over a read-only connection that stays open. An object is used by one thread.
+    """Finds changed jobs over a read-only connection that stays open. Only one thread may use an object.
 
     Its methods raise StoreTrouble and sqlite3.Error.
     """
@@ -46,7 +46,7 @@ class Changes:
         self._first_due = 0.0
 
     def close(self) -> None:
-        """Close the connection. The rows already returned stay known: unchanged jobs are not returned again."""
+        """Close the connection. After it is reopened, `jobs` still returns only jobs that have changed."""
         if self._connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.close()
@@ -54,7 +54,7 @@ class Changes:
 
     @contextlib.contextmanager
     def moment(self, force: bool = False) -> Iterator[sqlite3.Connection | None]:
-        """Yield a connection in a read transaction, or None if nothing changed since the last one or there is no store.
+        """Yield a connection in a read transaction; None if there is no store or nothing changed since the last call.
 
         ``force``: yield the connection even if nothing changed.
         """
@@ -77,7 +77,7 @@ class Changes:
     def _open(self) -> sqlite3.Connection | None:
         """Return the connection, None if there is no store.
 
-        It is reopened if the files were replaced: the last process to close the store deletes its log.
+        Opens the store again if its files were replaced: the last process that closes the store deletes the log.
         """
         there = _files(self.places.store)
         if self._connection is not None and there == self._file:
@@ -120,9 +120,9 @@ class Changes:
         return changed if begun else []
 
     def _look_at_first(self, connection: sqlite3.Connection, found: dict[int, Raw]) -> None:
-        """Update ``first``, the first waiting jobs.
+        """Update ``first``, the first waiting jobs of the queue.
 
-        A long queue is not sorted at each look: at the other looks only the jobs in ``first`` are read again.
+        Sorting a long queue takes long, so most calls only read the jobs in ``first`` again.
         """
         now = time.monotonic()
         if now >= self._first_due:
@@ -138,7 +138,7 @@ class Changes:
 
 
 def _files(store: str) -> tuple[int, ...]:
-    """Return device and inode of the store and of its log, zeros for a missing file."""
+    """Return device and inode of the store and of its write-ahead log; zeros for a missing file."""
     found: list[int] = []
     for path in (store, f"{store}-wal"):
         try:

@@ -10,7 +10,7 @@ from scheduler.core.job import Event, Job
 
 
 def count(connection: sqlite3.Connection, events: Iterable[Event], jobs: Mapping[int, Job]) -> None:
-    """Add these events to the counters. Call it in the transaction that writes the events, before they are written."""
+    """Count these events. Call this function in the transaction that writes the events, before it writes them."""
 
     def began_before(job: int) -> bool:
         kinds = "SELECT 1 FROM events WHERE job=? AND kind IN ('started', 'done', 'failed') LIMIT 1"
@@ -25,7 +25,7 @@ def count(connection: sqlite3.Connection, events: Iterable[Event], jobs: Mapping
 
 
 def tallies(connection: sqlite3.Connection) -> dict[str, dict[str, float]]:
-    """Return all counters: name → label → number. Empty for a store of an older version, which has no counters."""
+    """Return all counters: name → label → number. Empty for a store of an older version without counters."""
     try:
         rows = connection.execute("SELECT name, label, n FROM tallies").fetchall()
     except sqlite3.OperationalError:

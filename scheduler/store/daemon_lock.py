@@ -1,4 +1,4 @@
-"""The lock that a daemon holds while it lives, the file that describes it, and the register of live schedulers."""
+"""The lock that a running daemon holds, the file that describes the daemon, and the register of live schedulers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Elsewhere(SchedulerError):
 
 
 def no_locks(path: str, why: str) -> SchedulerError:
-    """Return the error for a file system without locks: two daemons could run there, or writers damage the store."""
+    """Return the error for a file system without locks, where two daemons could run or two writers damage the store."""
     return SchedulerError(
         f"cannot lock the file: its file system has no locks ({why})",
         where=path,
@@ -49,9 +49,9 @@ def no_locks(path: str, why: str) -> SchedulerError:
 
 
 class DaemonLock:
-    """Lock on a state folder, held by its daemon or by a command in the daemon's place.
+    """Lock on a state folder. The folder's daemon holds the lock, or a command while no daemon runs.
 
-    The kernel releases it when the process ends, however that happens.
+    The kernel releases the lock when the process ends, even if the process is killed.
     """
 
     def __init__(self, places: Places) -> None:
@@ -65,7 +65,7 @@ class DaemonLock:
     def take(self, info: dict[str, Any], wait_s: float = 1.0) -> None:
         """Take the lock and write ``info`` to `daemon.json`. Waits for at most ``wait_s`` seconds.
 
-        Raises Taken, which names the pid of the holder, and SchedulerError where the file system has no locks.
+        Raises Taken (with the pid of the holder), and SchedulerError if the file system has no locks.
         """
         from filelock import Timeout
 
@@ -91,21 +91,21 @@ class DaemonLock:
         replace_file(self.places.daemon_info, json.dumps(info).encode(), sync=False)
 
     def _check_that_locks_are_kept(self) -> None:
-        """Raise SchedulerError where the file system has no locks: `filelock` would rely on the file's existence."""
+        """Raise SchedulerError if the file system has no locks: `filelock` would only check that the file exists."""
         path = self.places.daemon_lock
         with contextlib.suppress(FileExistsError):
             os.close(new_private(path))
         daemon_alive(self.places)
 
     def _check_it_holds(self) -> None:
-        """Raise SchedulerError if the lock just taken does not show as held: it would not stop a second daemon."""
+        """Raise SchedulerError if the lock just taken appears free, because then a second daemon could take it, too."""
         if not daemon_alive(self.places):
             raise no_locks(self.places.daemon_lock, "two processes could hold the same lock")
 
     def _tidy(self) -> None:
         """Remove temporary files and sockets of processes that were killed.
 
-        A start message is removed once it is ``OLD_S`` seconds old, since its supervisor may still have to read it.
+        Start messages younger than ``OLD_S`` seconds stay, because a supervisor may still have to read them.
         """
         for entry in os.scandir(self.places.state_dir):
             found = next(filter(None, (re.fullmatch(kind, entry.name) for kind in (_ASIDE, _PACKET, _CALLER))), None)
@@ -132,7 +132,7 @@ class DaemonLock:
 
 
 def holder(places: Places) -> dict[str, Any]:
-    """Return the contents of `daemon.json`, which the daemon writes at its start; empty if it cannot be read."""
+    """Return the contents of `daemon.json`, which a starting daemon writes; empty if this file cannot be read."""
     try:
         with open(places.daemon_info, encoding="utf-8", opener=plain) as stream:
             data = json.load(stream)
@@ -153,7 +153,7 @@ def _held(fd: int, how: int) -> bool:
 def daemon_alive(places: Places) -> bool:
     """Return whether a daemon (or a command in its place) holds the lock now.
 
-    The kernel releases the lock when its holder ends. Raises SchedulerError where the file system has no locks.
+    The kernel releases the lock when the holder ends. Raises SchedulerError if the file system has no locks.
     """
     for path, flags in ((places.daemon_lock, os.O_RDWR), (places.state_dir, os.O_RDONLY | os.O_DIRECTORY)):
         try:
@@ -174,10 +174,10 @@ def daemon_alive(places: Places) -> bool:
 
 
 def check_here(places: Places) -> None:
-    """Raise Elsewhere if the daemon runs on another machine, which shares the folder.
+    """Raise Elsewhere if the daemon runs on another machine that shares the folder.
 
-    SQLite's index of the write-ahead log is memory shared by processes of one machine: from here the store could not
-    be read correctly, and a write could damage it.
+    Only processes of one machine share SQLite's index of the write-ahead log. So a process of this machine could not
+    read the store correctly, and could damage it by a write.
     """
     told = holder(places)
     if told.get("boot") in (None, boot_id()):
@@ -201,7 +201,7 @@ def check_here(places: Places) -> None:
 
 
 def register_folder(environ: dict[str, str]) -> str:
-    """Return the folder with one file for each live scheduler of this user; empty if the user owns no suitable folder.
+    """Return the folder with a file for each live scheduler of this user; empty if the user owns no suitable folder.
 
     Under sudo ``environ`` may name folders of the calling user, where root must not create files.
     """
@@ -226,7 +226,7 @@ def _is_ours(folder: str) -> bool:
 
 
 def register(environ: dict[str, str], state_file: str) -> str:
-    """Write this scheduler's file into the register. Return its path, empty if it could not be written."""
+    """Write this scheduler's file into the register. Return the path of the file, empty if the write failed."""
     folder = register_folder(environ)
     if not folder:
         return ""
@@ -246,7 +246,7 @@ def register(environ: dict[str, str], state_file: str) -> str:
 
 
 def check_no_other(environ: dict[str, str], places: Places) -> None:
-    """Raise Taken if a daemon of this state file lives whose state folder, with its locks, was removed or moved."""
+    """Raise Taken if a daemon of this state file still runs although its state folder with the lock is gone."""
     folder = register_folder(environ)
     try:
         names = os.listdir(folder) if _is_ours(folder) else []
@@ -274,7 +274,7 @@ def check_no_other(environ: dict[str, str], places: Places) -> None:
 
 
 def registered(environ: dict[str, str]) -> list[str]:
-    """Return the state files of this user's live schedulers, as far as they are registered."""
+    """Return the state files of this user's live schedulers that are in the register."""
     folder = register_folder(environ)
     found: list[str] = []
     if not _is_ours(folder):  # another user's register could name a scheduler of that user

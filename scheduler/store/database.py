@@ -1,4 +1,4 @@
-"""The connection to the store: opened safely, migrated to the current version, written by one process at a time."""
+"""The connection to the store: opens and migrates the store, and lets one process write at a time."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class NothingYet(StoreTrouble):
 class Database:
     """A connection to the store. All changes are made in ``writing``.
 
-    ``checkpoints``: whether commits may copy the write-ahead log back into the store; True for the daemon only, so that
-    a command never waits for it. ``lock_wait_s``: seconds to wait for the store's lock.
+    ``checkpoints``: whether commits may copy the write-ahead log back into the store; True only for the daemon, so that
+    no command has to wait for the copying. ``lock_wait_s``: seconds to wait for the store's lock.
     """
 
     def __init__(self, places: Places, *, checkpoints: bool = False, lock_wait_s: float = 10.0) -> None:
@@ -81,7 +81,7 @@ class Database:
         return sqlite3.connect(self.places.store, isolation_level=None, timeout=5.0, cached_statements=256)
 
     def renew(self) -> None:
-        """Open the store again after a failed write or sync: check it, copy the log into it, and begin a new log.
+        """Reopen the store after a failed write or sync: check the store, copy the log into it, begin a new log.
 
         The kernel reports a failed sync once and then treats the pages as written, so the next sync would succeed
         without the lost data. Copying the log writes and syncs its data again. Raises StoreTrouble, Damaged.
@@ -121,7 +121,7 @@ class Database:
             self._grow_log()
 
     def _grow_log(self) -> None:
-        """Extend the write-ahead log to its full size in advance. SQLite ignores what is behind the last frame.
+        """Extend the write-ahead log to its full size in advance. SQLite ignores the bytes behind the last frame.
 
         A commit that makes the file grow costs the file system one more journal entry (0.17 instead of 0.10 ms).
         """
@@ -152,8 +152,8 @@ class Database:
     def _keep_copy(self, path: str) -> None:
         """Copy the store, log included, to ``path``.
 
-        The file is not opened here for that: closing it would release the locks that SQLite holds on it in this process
-        (fcntl(2)), and the next process to close the store would then delete the log while it is in use.
+        SQLite makes the copy. If this method opened and closed the store file itself, the kernel would release SQLite's
+        locks on that file (fcntl(2)), and another process could delete the log while the log is in use.
         """
         aside = f"{path}.new"
         with contextlib.suppress(FileNotFoundError):
@@ -187,7 +187,7 @@ class Database:
     def writing(self, *, sync: bool = True) -> Iterator[sqlite3.Connection]:
         """Run one transaction under the store's lock: it is committed whole or not at all.
 
-        ``sync`` False: the commit survives a crash of this process, but a power loss only after the next synced commit.
+        ``sync`` False: the commit survives a crash of this process, but a power loss before the next sync may undo it.
         Raises Damaged, and StoreTrouble if the lock is busy, the disk is full or fails, or the store was replaced.
         """
         with self._locked():
@@ -232,7 +232,7 @@ class Database:
     def wake_daemon(self) -> None:
         """Wake the daemon: write one byte into the wakeup file, after the commit.
 
-        A failed write (the file is empty and the disk full) is ignored: the daemon finds the committed data later.
+        A failed write (full disk) is ignored: the daemon then finds the committed data later.
         """
         with contextlib.suppress(OSError):
             os.pwrite(self._wakeup_fd, b"!", 0)
@@ -250,14 +250,14 @@ class Database:
 
 
 def _making_was_cut_off(places: Places) -> bool:
-    """Return whether the creation of the store was interrupted: a complete store has no rollback journal."""
+    """Return whether the creation of the store was interrupted. Only such a store has a rollback journal."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.getsize(f"{places.store}-journal") > 0 and os.path.getsize(places.store) > 0
     return False
 
 
 def _finish_making(places: Places) -> None:
-    """Let SQLite roll back an interrupted creation of the store, which a read-only connection cannot do."""
+    """Let SQLite roll back an interrupted creation of the store. A read-only connection cannot do this."""
     if not _making_was_cut_off(places):
         return
     try:
@@ -273,9 +273,9 @@ def _finish_making(places: Places) -> None:
 def check_sound(places: Places, *, pages: str = "", records: bool = False, still: bool = False) -> None:
     """Raise Damaged if the store cannot be trusted, StoreTrouble if a newer gpujob wrote it. Writes nothing.
 
-    The connection is read-only, since closing a writable one would copy the log back, or remove a damaged log.
-    ``pages``: the pragma that checks the pages (`quick_check`, `integrity_check`), empty for no such check;
-    ``records``: compare the attempt records; ``still``: see `read_only`.
+    Uses a read-only connection, since closing a writable connection would copy the log back or remove a damaged log.
+    ``pages``: the pragma that checks the pages (`quick_check`, `integrity_check`), empty for no check of the pages;
+    ``records``: also compare the store with the attempt records; ``still``: see `read_only`.
     """
     integrity.check_begun(places)
     if not os.path.exists(places.store) or not os.path.getsize(places.store):
@@ -317,7 +317,7 @@ def _version(connection: sqlite3.Connection, places: Places) -> int:
 def read_only(path: str, still: bool = False) -> sqlite3.Connection:
     """Return a connection that cannot change the store.
 
-    ``still``: the store has no log, and no process changes it now; then SQLite creates no empty log and index for it.
+    ``still``: the store has no log and no process changes the store now, so SQLite need not create a log and an index.
     """
     if os.path.exists(path) and os.statvfs(path).f_flag & os.ST_RDONLY and not os.path.exists(f"{path}-wal"):
         still = True  # a read-only disk: no process can change the store or create files beside it
@@ -328,9 +328,9 @@ def read_only(path: str, still: bool = False) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def held_still(places: Places) -> Iterator[bool]:
-    """Yield True if the store can be read without creating files beside it: there is neither a daemon nor a log.
+    """Yield True if the store has no daemon, writer or log, and can be read without creating files beside it.
 
-    Writers wait until the context ends.
+    In this case writers wait until the context ends.
     """
     if os.path.exists(f"{places.store}-wal") or daemon_alive(places):
         yield False
@@ -347,7 +347,7 @@ def held_still(places: Places) -> Iterator[bool]:
 
 
 def open_for_reading(places: Places, still: bool = False) -> sqlite3.Connection:
-    """Return a read-only connection, for which no writer has to wait. Raises StoreTrouble, NothingYet, Elsewhere."""
+    """Return a read-only connection, which delays no writer. Raises StoreTrouble, NothingYet, Elsewhere."""
     check_here(places)
     integrity.check_begun(places)
     try:
@@ -393,7 +393,7 @@ def open_for_reading(places: Places, still: bool = False) -> sqlite3.Connection:
 
 
 def nothing_yet() -> sqlite3.Connection:
-    """Return an empty store in memory, to read from where no store exists yet."""
+    """Return an empty store in memory, for readers if no store exists yet."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     migrate(connection, 0)
     return connection

@@ -29,11 +29,11 @@ _PAGE = 200
 def forget_finished(
     connection: sqlite3.Connection, *, keep: int | None = None, before: float | None = None, most: int | None = None
 ) -> int:
-    """Delete ended jobs and their events: those beyond the ``keep`` that ended last, and those older than ``before``.
+    """Delete ended jobs with their events: all but the last ``keep`` ended jobs, and all that ended before ``before``.
 
-    ``before``: seconds since 1970, compared with the end of a job. Without either limit all ended jobs and the refused
-    lines are deleted. ``most``: limit on the number of deleted jobs; jobs that ended first are deleted first. Returns
-    the number of deleted jobs.
+    ``before``: seconds since 1970. Without ``keep`` and ``before``, all ended jobs and the refused lines are deleted.
+    ``most``: limit on the number of deleted jobs; the jobs that ended first are deleted first. Returns the number of
+    deleted jobs.
 
     Jobs stay if their leftover processes hold GPUs, or if an unfinished job names them in ``after`` or ``after_ok``.
     Ids are not reused. The line counts of watched files stay, so a line that was run is not run again.
@@ -45,7 +45,7 @@ def forget_finished(
 
 
 def last_to_go(connection: sqlite3.Connection, keep: int | None, before: float | None) -> tuple[float, int]:
-    """Return (end, id) up to which jobs are deleted, by the limits of `forget_finished`. Reads only indexes."""
+    """Return (end, id) of the last job that `forget_finished` deletes with these limits. Reads only indexes."""
     bound = (-math.inf if before is None else before, 0)
     if keep is not None:
         # A STOPPING job has an end time, too, once its main process has ended.
@@ -60,7 +60,7 @@ def last_to_go(connection: sqlite3.Connection, keep: int | None, before: float |
 
 
 def forget_until(connection: sqlite3.Connection, bound: tuple[float, int], most: int | None = None) -> int:
-    """Delete the jobs that ended up to ``bound`` (end, id), in the order of their ends, and ``most`` at most.
+    """Delete at most ``most`` jobs that ended up to ``bound`` (end, id), first ended jobs first.
 
     Leaves out the jobs that `forget_finished` keeps. Returns the number of deleted jobs.
     """
@@ -118,7 +118,7 @@ def _parents(connection: sqlite3.Connection) -> set[int]:
 def _forget(connection: sqlite3.Connection, number: int) -> float:
     """Delete a job and its event history. Return its end (seconds since 1970), minus infinity if it has none.
 
-    Its logs are noted in the table `old_logs`, so that `keep_logs` still applies to them.
+    The paths of the job's logs are kept in the table `old_logs`, so that `keep_logs` still applies to these files.
     """
     job = rows.get(connection, number)
     if job is None:
@@ -137,7 +137,7 @@ def _forget(connection: sqlite3.Connection, number: int) -> float:
 def ended_with_logs(
     connection: sqlite3.Connection, before: tuple[float, int], most: int
 ) -> list[tuple[float, int, list[str]]]:
-    """Return the last ``most`` jobs that ended before ``before`` (end, id), last first: (end, id, all its log files).
+    """Return (end, id, paths of all logs) of the last ``most`` jobs before ``before`` (end, id), last first.
 
     Leaves out jobs with leftover processes on GPUs.
     """
@@ -156,26 +156,26 @@ def ended_with_logs(
 
 
 def _files(job: Job, logs: Iterable[str]) -> list[str]:
-    """Return the files of these logs: each log, and its file for stderr if the job has one."""
+    """Return the paths of these logs and, if stderr has a separate file, of the stderr files."""
     return [path for log in logs for path in ((log, errors_of(log)) if job.spec.stderr_apart else (log,))]
 
 
 def old_logs(connection: sqlite3.Connection, before: tuple[float, str], most: int) -> list[tuple[float, str]]:
-    """Return the ``most`` newest logs of deleted jobs that are older than ``before``: (end of the job, path)."""
+    """Return (end of the job, path) of the last ``most`` logs of deleted jobs before ``before``, latest first."""
     return connection.execute(
         "SELECT at, path FROM old_logs WHERE (at, path) < (?, ?) ORDER BY at DESC, path DESC LIMIT ?", (*before, most)
     ).fetchall()
 
 
 def drop_old_logs(connection: sqlite3.Connection, gone: Sequence[tuple[float, str]]) -> None:
-    """Delete the notes about these logs of deleted jobs, because the files no longer exist."""
+    """Delete these rows (end of the job, path) about logs of deleted jobs, because the files no longer exist."""
     connection.executemany("DELETE FROM old_logs WHERE at=? AND path=?", gone)
 
 
 def sweep_environments(db: Database, places: Places) -> Iterator[None]:
     """Remove the stored environments that no job uses any more, a few at each step.
 
-    Files are removed under the store's lock. A submission checks its own environment under that lock.
+    Files are removed under the store's lock. A submission holds the same lock when it checks its environment file.
     """
     asked = rows.meta(db.connection, UNSWEPT)
     if not asked:

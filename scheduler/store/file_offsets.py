@@ -11,7 +11,7 @@ TEXT_KEPT = 500
 
 
 def mark_of(connection: sqlite3.Connection, path: str) -> FileMark | None:
-    """Return how far a file was read, or None if it was never read."""
+    """Return the reading position of a file, or None if the file was never read."""
     row = connection.execute(
         "SELECT device, inode, place, lines, crc, replaying, open_line, skipping FROM files WHERE path=?", (path,)
     ).fetchone()
@@ -21,7 +21,7 @@ def mark_of(connection: sqlite3.Connection, path: str) -> FileMark | None:
 
 
 def save_mark(connection: sqlite3.Connection, mark: FileMark) -> None:
-    """Store how far a file was read."""
+    """Store the reading position of a file."""
     connection.execute(
         "INSERT INTO files (path, device, inode, place, lines, crc, replaying, open_line, skipping)"
         " VALUES (?,?,?,?,?,?,?,?,?) ON CONFLICT (path) DO UPDATE SET device=excluded.device, inode=excluded.inode,"
@@ -41,7 +41,7 @@ def start_recount(connection: sqlite3.Connection, path: str) -> None:
 
 
 def end_recount(connection: sqlite3.Connection, path: str) -> None:
-    """End the recount of a replaced file, read to its end: delete counts of lines that it no longer has."""
+    """End the recount of a replaced file after its last line: delete counts of lines that the file no longer has."""
     connection.execute("DELETE FROM line_counts WHERE path=? AND n=0", (path,))
     connection.execute(
         "UPDATE line_counts SET before=0, repeated=min(repeated, n-1) WHERE path=? AND (before<>0 OR repeated>=n)",
@@ -50,7 +50,7 @@ def end_recount(connection: sqlite3.Connection, path: str) -> None:
 
 
 def count_line(connection: sqlite3.Connection, path: str, identity: str) -> tuple[int, int]:
-    """Count one more line with this identity. Return its count, and its count before the file was replaced, or 0."""
+    """Count one more line with this identity. Return the new count, and the count before a replacement of the file."""
     row = connection.execute(
         "INSERT INTO line_counts (path, identity, n) VALUES (?,?,1)"
         " ON CONFLICT (path, identity) DO UPDATE SET n=n+1 RETURNING n, before",
@@ -72,7 +72,7 @@ def uncount(connection: sqlite3.Connection, path: str, identities: Iterable[str]
 
 
 def duplicates(connection: sqlite3.Connection) -> int:
-    """Return the number of lines in all files that were not run because they repeat a job."""
+    """Return the number of lines, in all files, that were not run because each repeats a job."""
     return int(connection.execute("SELECT coalesce(sum(repeated), 0) FROM line_counts WHERE repeated>0").fetchone()[0])
 
 
@@ -93,7 +93,7 @@ def count_repeated(connection: sqlite3.Connection, path: str, identities: Sequen
 
 
 def refuse(connection: sqlite3.Connection, refusal: Refusal) -> None:
-    """Store a refused line with its reason; of its text the first ``TEXT_KEPT`` characters."""
+    """Store a refused line with its reason and the first ``TEXT_KEPT`` characters of the line."""
     connection.execute(
         "INSERT OR REPLACE INTO refused VALUES (?,?,?,?,?)",
         (refusal.path, refusal.number, refusal.text[:TEXT_KEPT], refusal.reason, refusal.at),
@@ -105,7 +105,7 @@ UNSURE = "it is not known whether this line ran"
 
 
 def forget_refused(connection: sqlite3.Connection, path: str, numbers: Iterable[int]) -> None:
-    """Delete the refusals of these line numbers, because the lines are read again."""
+    """Delete the refused lines with these numbers, because the lines are read again."""
     connection.executemany("DELETE FROM refused WHERE path=? AND number=?", [(path, number) for number in numbers])
 
 

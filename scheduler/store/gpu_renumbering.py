@@ -1,4 +1,4 @@
-"""Updates stored GPU numbers after the driver renumbered the GPUs: pauses and GPU lists follow the card."""
+"""Updates stored GPU numbers after the driver renumbered the GPUs, so that they mean the same cards."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The history file `.gpujob/history.db`: written by one thread of the daemon, read for curves and metrics.
 
-Nothing depends on the file: its writes are not synced, and a missing, damaged or otherwise unusable file is replaced
-with a new one.
+No job and no decision depends on the file. So writes are not synced, and a missing, damaged or unusable file is
+replaced by a new file.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ PRAGMA user_version={VERSION};
 
 
 class HistoryFile:
-    """The history file as its only writer uses it. All methods must be called from one thread."""
+    """The history file, opened for its only writer. All methods must be called from one thread."""
 
     def __init__(self, path: str, most_rows: int = MOST_ROWS) -> None:
         self.path, self.most_rows = path, most_rows
@@ -76,7 +76,7 @@ class HistoryFile:
         self._rolled: float | None = None
 
     def write(self, batch: Batch) -> None:
-        """Add a batch. Raises OSError or sqlite3.Error; then nothing of the batch was written.
+        """Add a batch, whole or not at all. Raises OSError or sqlite3.Error if the batch was not written.
 
         A damaged file is set aside, and the batch is written to a new one.
         """
@@ -135,7 +135,7 @@ class HistoryFile:
         return connection
 
     def _make(self) -> bool:
-        """Create an empty file with mode 0600 unless there is a file. Return True if it was created. Raises OSError."""
+        """Create an empty history file (mode 0600) if there is none. Return whether it was created. Raises OSError."""
         try:
             os.close(new_private(self.path))
         except FileExistsError:
@@ -329,7 +329,7 @@ def pauses(path: str, since: float, until: float) -> list[PauseSpan]:
 def ticks(path: str) -> tuple[dict[str, float], float] | None:
     """Return the number of passes by bucket of their duration, and the sum of the durations in seconds.
 
-    The numbers are not cumulative. None if they are not known.
+    The numbers are not cumulative. Returns None if there is no readable history.
     """
     with contextlib.suppress(*_UNKNOWN), _reading(path) as connection:
         found = dict(connection.execute("SELECT name, n FROM figures").fetchall())

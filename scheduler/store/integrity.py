@@ -1,4 +1,4 @@
-"""Checks that the store is not missing, empty or an old copy, by attempt records and the highest assigned id."""
+"""Checks with attempt records and the highest assigned id that the store is not missing, empty or an old copy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RECORD = r"(\d{1,18})\.(\d{1,18})"
 
 
 def high(places: Places) -> int:
-    """Return the highest assigned job id from the file beside the store; 0 if that cannot be read."""
+    """Return the highest assigned job id from the file beside the store; 0 if this file cannot be read."""
     try:
         with open(places.high, "rb", opener=plain) as stream:
             return int(stream.read(32) or b"0")
@@ -30,13 +30,13 @@ def high(places: Places) -> int:
 
 
 def note_high(fd: int, job: int) -> None:
-    """Write the highest assigned job id into its file, in place. A failed write is ignored: only a check is lost."""
+    """Write the highest assigned job id into the open file ``fd``. A failed write is ignored."""
     with contextlib.suppress(OSError):
         os.pwrite(fd, b"%020d\n" % job, 0)
 
 
 def newest_attempts(places: Places) -> dict[int, int]:
-    """Return job id → number of its newest attempt, by the names of the attempt records."""
+    """Return job id → number of the newest attempt of the job, from the names of the attempt records."""
     newest: dict[int, int] = {}
     with contextlib.suppress(FileNotFoundError), os.scandir(places.attempts) as entries:
         for entry in entries:
@@ -48,7 +48,7 @@ def newest_attempts(places: Places) -> dict[int, int]:
 
 
 def evidence(places: Places) -> str:
-    """Return the evidence that jobs existed before, as the end of a sentence; empty for a new state folder."""
+    """Return evidence that jobs existed before, as a clause for a message; empty for a new state folder."""
     if newest_attempts(places):
         return "there are attempt records beside it"
     given = high(places)
@@ -80,7 +80,7 @@ def check_not_older(connection: sqlite3.Connection, places: Places, given: int, 
     """Raise Damaged if the store lacks a known id or attempt: it is an old copy, or its write-ahead log was lost.
 
     ``given``: the result of `high`, read before the store; ``records``: compare the attempt records too. An up-to-date
-    store has them all, since every id and attempt is committed before it is written elsewhere.
+    store has all ids and attempts, since each is committed before it is written elsewhere.
     """
     sentence = _older(connection, places, given, records)
     if sentence:
@@ -88,7 +88,7 @@ def check_not_older(connection: sqlite3.Connection, places: Places, given: int, 
 
 
 def _older(connection: sqlite3.Connection, places: Places, given: int, records: bool) -> str:
-    """Return the first id or attempt that the store lacks, as a sentence; empty if it lacks none."""
+    """Return the first id or attempt that the store lacks, as a sentence; empty if nothing is missing."""
     last = connection.execute(LAST_ID).fetchone()[0]
     if given > max(0, last):  # ``given`` is 0 without a note, while ``last`` may be -1
         return f"job id {given} was assigned, but the last one in the store is {last}"
@@ -103,8 +103,8 @@ def _older(connection: sqlite3.Connection, places: Places, given: int, records: 
 def _begun(connection: sqlite3.Connection, places: Places, last: int) -> Iterator[tuple[int, int]]:
     """Yield (job, attempt) of each attempt record that the store may lack.
 
-    Leaves out first attempts of jobs that have started according to the store: for a million jobs, a query each would
-    take too long.
+    Leaves out the first attempts of jobs that have started according to the store: the store has these attempts, and a
+    query for each of a million jobs would take too long.
     """
     try:
         names = os.listdir(places.attempts)

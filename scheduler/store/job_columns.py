@@ -1,6 +1,6 @@
-"""The columns of the table `jobs`: the SQL type of each, and how its value is made from a Job and read back.
+"""The columns of the table `jobs`: SQL type, and the conversions of the value from and to a Job.
 
-`store/jobs.py` reads and writes whole jobs by this list, and `store/migrations.py` adds later columns from it.
+`store/jobs.py` uses this list to read and write jobs, and `store/migrations.py` uses it to add columns.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ LATER = "later"  # by each `jobs.save`; a new job has the SQL default, which equ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column. ``write``: the attribute of Job with its value (`need.count`), or a function that makes it from a Job.
+    """A column. ``write``: the attribute of Job with the value (`need.count`), or a function that makes it from a Job.
 
-    ``field``: the field of Job that is read from the column, empty for a column that only queries and ``second`` use.
-    ``read``: converts the value for the field, None if it needs no conversion; ``second``: name of another column whose
-    value ``read`` takes as its second argument. ``since``: the version of the store that introduced the column.
+    ``field``: the field of Job that is filled from the column; empty if only queries or a ``second`` use the column.
+    ``read``: function that converts the value for the field, None: no conversion; ``second``: name of another column,
+    whose value is the second argument of ``read``. ``since``: the version of the store that introduced the column.
     """
 
     name: str
@@ -54,12 +54,12 @@ def _plain(name: str, sql: str, *, when: str = STATE, since: int = 1) -> Column:
 
 
 def ids_text(gpus: Sequence[int]) -> str:
-    """Return GPU ids joined by commas, in the given order, which matters to CUDA."""
+    """Return GPU ids joined by commas. The given order is kept, because CUDA numbers the GPUs in this order."""
     return ",".join(map(str, gpus))
 
 
 def ids_of(text: str) -> tuple[int, ...]:
-    """Return the GPU ids in a text of `ids_text`."""
+    """Parse a text that `ids_text` returned into GPU ids."""
     return tuple(int(piece) for piece in text.split(",")) if text else ()
 
 

@@ -53,7 +53,7 @@ def save(connection: sqlite3.Connection, jobs: Iterable[Job]) -> None:
 
 
 def restore(connection: sqlite3.Connection, jobs: Iterable[Job]) -> None:
-    """Insert complete jobs under the ids that they have, for `gpujob recover`. These ids must be free."""
+    """Insert complete jobs with their present ids, for `gpujob recover`. No row may have one of these ids."""
     connection.executemany(_RESTORE, map(WHOLE.row, jobs))
 
 
@@ -93,7 +93,7 @@ def with_events(connection: sqlite3.Connection, jobs: Iterable[Job]) -> Iterator
 
 
 def first_submitted(connection: sqlite3.Connection) -> float | None:
-    """Return when the job with the lowest id was submitted (seconds since 1970); None if there are no jobs."""
+    """Return the submission time of the job with the lowest id (seconds since 1970); None if there are no jobs."""
     row = connection.execute("SELECT submitted_at FROM jobs ORDER BY id LIMIT 1").fetchone()
     return float(row[0]) if row else None
 
@@ -110,7 +110,7 @@ def page(connection: sqlite3.Connection, after: int, most: int) -> list[Job]:
 
 
 def accepted_at(connection: sqlite3.Connection, job: int) -> float | None:
-    """Return when a job was submitted (seconds since 1970), or None if there is no such job."""
+    """Return the submission time of a job (seconds since 1970), or None if there is no such job."""
     row = connection.execute("SELECT submitted_at FROM jobs WHERE id=?", (job,)).fetchone()
     return float(row[0]) if row else None
 
@@ -127,9 +127,9 @@ def blocker_of(connection: sqlite3.Connection, identity: str) -> Job | None:
 
 
 def live(connection: sqlite3.Connection) -> list[Job]:
-    """Return all jobs that have not ended, by id: waiting ones, and those that are STARTING, RUNNING or STOPPING.
+    """Return all jobs that have not ended, by id: waiting, STARTING, RUNNING and STOPPING jobs.
 
-    The end time does not tell: a STOPPING job has one once its main process has ended, and keeps its GPUs.
+    A STOPPING job counts as not ended even if it has an end time: its leftover processes may still use the GPUs.
     """
     return sorted((*in_hand(connection), *pending(connection)), key=lambda job: job.id)
 
@@ -154,17 +154,17 @@ def new_pending(connection: sqlite3.Connection, after: int) -> Iterator[Job]:
 
 
 def last_id(connection: sqlite3.Connection) -> int:
-    """Return the highest assigned id; before the first job 0, or -1 if ids start at 0."""
+    """Return the highest assigned id. If there was no job yet: 0, or -1 if ids start at 0."""
     return int(connection.execute(LAST_ID).fetchone()[0])
 
 
 def keep_last_id(connection: sqlite3.Connection, last: int) -> None:
-    """Have the next job get an id above ``last``, even if the jobs up to ``last`` are deleted."""
+    """Make the next job get an id above ``last``, even if the jobs up to ``last`` are deleted."""
     set_meta(connection, "last_id", str(last))
 
 
 def number_from_zero(connection: sqlite3.Connection) -> None:
-    """Have the first job get the id 0. Does nothing if an id was assigned before."""
+    """Make the first job get the id 0. Does nothing if an id was assigned before."""
     if not meta(connection, "last_id") and last_id(connection) == 0:
         keep_last_id(connection, -1)
 
@@ -175,7 +175,7 @@ def unfinished(connection: sqlite3.Connection) -> int:
 
 
 def id_back(connection: sqlite3.Connection, steps: int) -> int | None:
-    """Return the id of the job ``steps`` before the newest one (0: the newest itself), or None if there is none."""
+    """Return the id of the job ``steps`` before the newest job (0: the newest job), or None if there is no such job."""
     row = connection.execute("SELECT id FROM jobs ORDER BY id DESC LIMIT 1 OFFSET ?", (steps,)).fetchone()
     return int(row[0]) if row else None
 
@@ -243,12 +243,12 @@ def raw_of(connection: sqlite3.Connection, jobs: Sequence[int]) -> list[tuple[An
 
 
 def ended_last(connection: sqlite3.Connection) -> float:
-    """Return the latest end of any job (seconds since 1970), 0 if none has ended."""
+    """Return the latest end of any job (seconds since 1970), 0 if no job has ended."""
     return float(connection.execute("SELECT max(finished_at) FROM jobs").fetchone()[0] or 0.0)
 
 
 def select(connection: sqlite3.Connection, states: Sequence[str] = (), most: int | None = None) -> Iterator[Job]:
-    """Yield all jobs, or those in ``states``, by id. ``most``: only the newest of them."""
+    """Yield the jobs in ``states`` (empty: all jobs), by id. ``most``: only the newest ``most`` of these jobs."""
     where = f" WHERE state IN ({','.join('?' * len(states))})" if states else ""
     if states and _LIVE.issuperset(states):
         where += " AND finished_at IS NULL"  # for the index on finished_at: a million jobs may have ended
@@ -268,9 +268,9 @@ def ended_since(connection: sqlite3.Connection, at: float) -> Iterator[Job]:
 
 
 def known_since(connection: sqlite3.Connection) -> float | None:
-    """Return since when no job is missing (seconds since 1970): jobs that ended earlier may have been deleted.
+    """Return the time (seconds since 1970) after which no job is missing; jobs that ended earlier may be deleted.
 
-    None if no job is missing, or if there are no jobs to tell by.
+    None if no job is missing, or if this is not known because there are no jobs.
     """
     told = meta(connection, FORGOTTEN_UNTIL)
     if told:
@@ -301,7 +301,7 @@ def newest_labelled(
 
 
 def labels(connection: sqlite3.Connection, states: Sequence[str], most: int) -> dict[str, list[int]]:
-    """Return label → ids of the jobs with it in these states, newest first. Reads at most ``most`` jobs."""
+    """Return label → ids of the jobs with this label in these states, newest first. Reads at most ``most`` jobs."""
     rows = connection.execute(
         f"SELECT id, spec FROM jobs WHERE spec LIKE '%\"label\"%' AND state IN ({','.join('?' * len(states))})"
         " ORDER BY id DESC LIMIT ?",
@@ -374,7 +374,7 @@ def answer(connection: sqlite3.Connection, answers: Iterable[Answer]) -> None:
 
 
 def answer_of(connection: sqlite3.Connection, row: int) -> Answer | None:
-    """Return the answer to a request, or None if it has none yet."""
+    """Return the answer to a request, or None if the request is unanswered."""
     from scheduler.core.requests import Answer
 
     found = answered(connection, row)
@@ -382,7 +382,7 @@ def answer_of(connection: sqlite3.Connection, row: int) -> Answer | None:
 
 
 def answered(connection: sqlite3.Connection, row: int) -> tuple[int, tuple[str, ...]] | None:
-    """Return exit code and lines of the answer to a request, or None if it has none yet."""
+    """Return exit code and lines of the answer to a request, or None if the request is unanswered."""
     found = connection.execute("SELECT code, lines FROM requests WHERE id=? AND code IS NOT NULL", (row,)).fetchone()
     return (found[0], tuple(json.loads(found[1]))) if found else None
 
@@ -395,7 +395,7 @@ def paused_gpus(connection: sqlite3.Connection) -> tuple[int, ...]:
 def save_pauses(
     connection: sqlite3.Connection, gpus: Iterable[int], queue_paused: bool, changes: list[tuple[int, int, bool]]
 ) -> None:
-    """Replace the stored pauses, and the changes that verbs made to them (`core/pauses.py: Pauses`)."""
+    """Replace the stored pauses, and the stored changes of pauses by commands (`core/pauses.py: Pauses`)."""
     connection.execute("DELETE FROM pauses")
     connection.executemany("INSERT INTO pauses VALUES (?)", [(gpu,) for gpu in gpus])
     set_meta(connection, "queue_paused", "1" if queue_paused else "")
@@ -412,13 +412,13 @@ def pause_changes(connection: sqlite3.Connection) -> list[tuple[int, int, bool]]
 
 
 def lowest_place(connection: sqlite3.Connection) -> int:
-    """Return the lowest place of the unfinished jobs that were moved to the front of the queue, 0 if there are none."""
+    """Return the lowest place of the unfinished jobs that were moved to the front of the queue, 0 if no job was."""
     found = connection.execute("SELECT min(place) FROM jobs WHERE finished_at IS NULL AND place < 0").fetchone()[0]
     return int(found or 0)
 
 
 def meta(connection: sqlite3.Connection, key: str) -> str:
-    """Return the text stored under ``key``, empty if there is none."""
+    """Return the text stored under ``key``, empty if no text is stored."""
     row = connection.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
     return str(row[0]) if row else ""
 
@@ -437,7 +437,7 @@ def gpus(connection: sqlite3.Connection) -> list[Gpu]:
 
 
 def save_gpus(connection: sqlite3.Connection, found: Iterable[Gpu]) -> None:
-    """Replace the stored GPUs by those that are managed now."""
+    """Replace the stored GPUs with the GPUs that are managed now."""
     connection.execute("DELETE FROM gpus")
     connection.executemany(
         "INSERT INTO gpus VALUES (?,?,?,?,?)", [(g.index, g.uuid, g.name, g.server, g.memory_mib) for g in found]
@@ -464,7 +464,7 @@ def holdings(connection: sqlite3.Connection) -> list[tuple[Holding, str]]:
 
 
 def save_holdings(connection: sqlite3.Connection, held: Iterable[Holding], freed: Iterable[str], boot: str) -> None:
-    """Store the new holdings ``held`` with the boot id ``boot``; delete those whose keys are in ``freed``."""
+    """Store the new holdings ``held`` with the boot id ``boot``; delete the holdings with a key in ``freed``."""
     connection.executemany(
         "INSERT OR REPLACE INTO holdings VALUES (?,?,?,?,?,?,?,?)",
         [
@@ -484,7 +484,7 @@ def note_calls(connection: sqlite3.Connection, jobs: Iterable[int]) -> None:
 
 
 def calls(connection: sqlite3.Connection) -> list[tuple[int, float | None]]:
-    """Return the jobs with unfinished completion hooks, each with their start (seconds since 1970) or None."""
+    """Return (job id, start of the hooks in seconds since 1970 or None) of jobs with unfinished completion hooks."""
     return connection.execute("SELECT job, begun FROM calls ORDER BY job").fetchall()
 
 
@@ -494,12 +494,12 @@ def begin_call(connection: sqlite3.Connection, job: int, now: float) -> None:
 
 
 def strike_calls(connection: sqlite3.Connection, jobs: Iterable[int]) -> None:
-    """Delete the records about completion hooks of these jobs: the hooks were run, or are given up."""
+    """Delete the records about completion hooks of these jobs, because the hooks were run or are not run again."""
     connection.executemany("DELETE FROM calls WHERE job=?", [(job,) for job in jobs])
 
 
 def class_reasons(connection: sqlite3.Connection) -> dict[str, Reason]:
-    """Return why the jobs of each placement class wait, by the key of the class, as last stored by the daemon."""
+    """Return key of the placement class → reason why jobs of this class wait, as last stored by the daemon."""
     return {r[0]: Reason(r[1], r[2]) for r in connection.execute("SELECT class, code, sentence FROM reasons")}
 
 

@@ -1,4 +1,4 @@
-"""The journal file: lines are appended to it, and now and then it is rewritten with one line per job."""
+"""The journal file: lines are appended, and sometimes the whole file is rewritten with one line per job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Span = tuple[int, int]  # part of the file: offset and length in bytes
 
 
 def holds_records(path: str) -> bool:
-    """Return whether a file may be a journal: missing, unreadable, empty, or with a record-like line near its start."""
+    """Return whether a file may be a journal: missing, unreadable, empty, or a line near its start is like a record."""
     try:
         with open(path, "rb", opener=plain) as stream:
             beginning = stream.read(SLACK)
@@ -42,7 +42,7 @@ def holds_records(path: str) -> bool:
 
 @dataclass(slots=True)
 class _Found:
-    """The lines of the old file: those to keep, and those that are damaged."""
+    """The lines of the old file: lines to keep, and damaged lines."""
 
     kept: dict[object, Span] = field(default_factory=dict)  # of a job that the store does not have: only its last line
     damaged: list[Span] = field(default_factory=list)
@@ -53,8 +53,8 @@ class _Found:
 class JournalFile:
     """The journal file of one scheduler. Lines of other programs are kept; lines that are not JSON are set aside.
 
-    ``is_ours``: returns whether the store has a job, so that its line is made from the store; ``is_torn``: returns
-    whether bytes that are not JSON are the beginning of a line that this scheduler did not finish.
+    ``is_ours``: returns whether the store has a job, so that the line of the job is made from the store; ``is_torn``:
+    returns whether bytes that are not JSON are the beginning of a line that this scheduler wrote only in part.
     """
 
     def __init__(self, path: str, is_ours: Callable[[Who], bool], is_torn: Callable[[bytes], bool]) -> None:
@@ -65,14 +65,14 @@ class JournalFile:
 
     @property
     def grown(self) -> bool:
-        """Whether most of the file consists of lines that later lines replace."""
+        """Whether most of the file consists of outdated lines, which later lines replace."""
         return self._fd >= 0 and self._size > 2 * self._compact + SLACK
 
     def append(self, data: bytes, first: int = 0) -> bool:
-        """Append whole lines with one write. Return False if the file was removed, replaced or cut: rewrite it then.
+        """Append whole lines with one write. Return False if the file was removed, replaced or cut: call `write_anew`.
 
-        ``first``: the bytes of ``data`` that are lines of jobs without a line so far. Raises OSError; the part that was
-        written is then removed again, unless another program has appended behind it.
+        ``first``: number of bytes of ``data`` that belong to jobs without a line so far. Raises OSError. An incomplete
+        write is removed again, unless another program has appended behind it.
         """
         if self._fd < 0:
             return False
@@ -95,10 +95,10 @@ class JournalFile:
         return True
 
     def write_anew(self, pages: Iterable[bytes], last: Callable[[], bytes] = bytes) -> Generator[None, None, None]:
-        """Rewrite the file in steps: kept lines of the old file, then ``pages``; the last step replaces the old file.
+        """Write a new file in steps: kept lines of the old file, then ``pages``. The last step replaces the old file.
 
         Lines can be appended to the old file until the last step. ``last`` returns the lines of jobs that changed after
-        their page was made. Raises OSError; if the old file was not replaced yet, it stays.
+        their page was made. Raises OSError; the old file then stays if it was not replaced yet.
         """
         old = self._open_old()
         folder, name = os.path.split(self.path)
@@ -146,7 +146,7 @@ class JournalFile:
     # -- the old file -------------------------------------------------------------------------------------
 
     def _open_old(self) -> int:
-        """Return a descriptor of the existing file, -1 if there is none. Raises OSError if it must not be replaced."""
+        """Return a descriptor of the old file, -1 if there is no file. Raises OSError if it must not be replaced."""
         try:
             fd = plain(self.path, os.O_RDONLY)
         except FileNotFoundError:
@@ -217,7 +217,7 @@ class JournalFile:
     # -- the new file -------------------------------------------------------------------------------------
 
     def _end(self, old: int, new: int, found: _Found) -> None:
-        """Finish the new file: copy lines added to the old one in the meantime, sync it, set damaged lines aside.
+        """Finish the new file: copy lines that were added to the old file, sync the new file, set damaged lines aside.
 
         Raises OSError, also if another program replaced the old file.
         """
@@ -265,7 +265,7 @@ class JournalFile:
 
 
 def _copy(old: int, spans: Iterable[Span], new: int) -> Iterator[None]:
-    """Copy these spans, each ending in a newline, in steps of about ``PIECE`` bytes."""
+    """Copy these parts of the old file, each ending in a newline, in steps of about ``PIECE`` bytes."""
     pieces: list[bytes] = []
     size = 0
     for start, length in spans:

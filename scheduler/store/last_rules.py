@@ -1,4 +1,4 @@
-"""The retry rules of the last daemon, from the settings that it stored."""
+"""The retry rules of the last daemon, from the settings that this daemon stored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scheduler.store import jobs as rows
 
 
 def last_rules(connection: sqlite3.Connection) -> Rules:
-    """Return the last daemon's rules for retries, for jobs that ended while no daemon ran."""
+    """Return the last daemon's retry rules. They apply to jobs that ended while no daemon ran."""
     settings = {key: value for key, (value, _) in json.loads(rows.meta(connection, "settings") or "{}").items()}
     tolerance = settings.get("whole_gpu_tolerance", 0.0)
     gpus = rows.gpus(connection)

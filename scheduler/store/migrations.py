@@ -1,9 +1,9 @@
-"""The schema of the store as numbered steps, each from one version to the next.
+"""The schema of the store as numbered steps. Each step leads from one version to the next version.
 
-A step is never changed, not even its SQL comments: `recovery/salvage.py` replaces a damaged first page of a store with
-that of a new store, which must have been made by the same steps.
+A step is never changed, not even in its SQL comments: `recovery/salvage.py` replaces a damaged first page of a store
+with the first page of a new store. This works only if the same steps created both stores.
 
-The columns of the table `jobs` are those of `store/job_columns.py`: a test compares the first step with them, and each
+`store/job_columns.py` lists the columns of the table `jobs`. A test compares the first step with this list, and each
 later column is added with the step of its version.
 """
 

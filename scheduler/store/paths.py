@@ -52,7 +52,7 @@ class Places:
 
     @property
     def high(self) -> str:
-        """File with the highest assigned job id. A store whose last id is lower is an old copy."""
+        """File with the highest assigned job id. A store with a lower last id is an old copy."""
         return os.path.join(self.state_dir, "high")
 
     @property
@@ -62,12 +62,12 @@ class Places:
 
     @property
     def new_store(self) -> str:
-        """The rebuilt store, before it replaces the damaged one."""
+        """The rebuilt store, before it replaces the damaged store."""
         return os.path.join(self.state_dir, "store.db.new")
 
     @property
     def recovering(self) -> str:
-        """File that exists while `gpujob recover` replaces the damaged store with the rebuilt one."""
+        """File that exists while `gpujob recover` replaces the damaged store with the rebuilt store."""
         return os.path.join(self.state_dir, "recovering.json")
 
     @property
@@ -119,10 +119,10 @@ class Places:
                                  do="name a state file of yours with --state-file")  # fmt: skip
 
     def make(self) -> None:
-        """Create the state folder and its subfolders, readable for their owner only.
+        """Create the state folder and its subfolders, which only the owner may read.
 
-        Raises SchedulerError if a folder is a link, a file or another user's, if the folder above does not exist, or
-        if root would create them in a user's folder.
+        Raises SchedulerError if a folder is a link, a file or belongs to another user, if the parent folder does not
+        exist, or if root would create the folders in a folder of a user.
         """
         above = os.path.dirname(self.state_dir)
         if not os.path.isdir(above):  # not created: the path is more likely mistyped
@@ -137,7 +137,7 @@ class Places:
 
 
 def name_of(uid: int) -> str:
-    """Return the name of a user, or the user id as text if it has no name."""
+    """Return the name of a user, or the user id as text if the user has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -145,7 +145,7 @@ def name_of(uid: int) -> str:
 
 
 def check_not_for_another(folder: str) -> None:
-    """Raise SchedulerError if root is about to create files in a user's folder: that user could not use them.
+    """Raise SchedulerError if root would create files in a folder of a user, who could not use these files.
 
     Sticky folders that everybody may write, such as /tmp, are allowed.
     """

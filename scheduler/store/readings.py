@@ -19,10 +19,10 @@ _COLUMNS = (
 class LastReading:
     """The last reading of a GPU: memory in MiB, load 0 to 1, None for values that the driver did not report.
 
-    ``at``: when the row was written (seconds since 1970); ``read_at``: when the GPU last answered, which is long before
-    ``at`` if it is silent. ``own_mib``: memory of this scheduler's jobs; ``foreign_mib``: memory of foreign processes;
-    ``reserved_mib``: all other memory in use: the driver's, a display's, and foreign memory that a user accepted
-    (`resume --force`).
+    ``at``: when the row was written (seconds since 1970); ``read_at``: when the GPU last answered, which may be long
+    before ``at``. ``own_mib``: memory of this scheduler's jobs; ``foreign_mib``: memory of foreign processes;
+    ``reserved_mib``: all other memory in use: memory of the driver, memory of a display, and foreign memory that a user
+    accepted (`resume --force`).
     """
 
     at: float
@@ -62,10 +62,10 @@ def _row(card: GpuAdmission, now: Now) -> tuple[object, ...]:
 
 
 def forget_readings(connection: sqlite3.Connection) -> None:
-    """Delete all readings: a new daemon has none yet, and may manage other GPUs."""
+    """Delete all readings when a daemon starts, because it may manage other GPUs."""
     connection.execute("DELETE FROM readings")
 
 
 def readings(connection: sqlite3.Connection) -> dict[int, LastReading]:
-    """Return GPU index → its last reading. Values that a store of an older version does not have are None."""
+    """Return GPU index → last reading of this GPU. Values that a store of an older version lacks are None."""
     return {row[0]: LastReading(*row[1:]) for row in connection.execute("SELECT * FROM readings")}

@@ -1,4 +1,4 @@
-"""Builds the scheduler's state from the store: for the daemon, the dry run, and requests without a daemon."""
+"""Builds the scheduler's state from the store, for the daemon, for dry runs, and for requests without a daemon."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_state(
     missing: Callable[[Job], str] = never_missing,
     may_start: bool = True,
 ) -> SchedulerState:
-    """Return the state without its jobs: GPUs, pauses, front of the queue, estimates of run times.
+    """Return the scheduler's state without the jobs: GPUs, pauses, front of the queue, estimates of run times.
 
     ``fetch``: returns a job by its id, by default from the store; ``missing``: returns what a job lacks on disk;
     ``may_start``: False where no daemon runs. A GPU that is no longer managed stays in the ledger while jobs or
@@ -65,8 +65,8 @@ def book_in_hand(
 ) -> tuple[list[Job], list[Holding], list[str]]:
     """Book the GPUs of starting, running and stopping jobs and of leftover processes. Raises sqlite3.Error.
 
-    Returns these jobs, the holdings of this boot (``boot``: its id), and the keys of the holdings of earlier boots,
-    whose processes are gone.
+    Returns these jobs, the holdings of the current boot (``boot``: id of this boot), and the keys of holdings of
+    earlier boots, whose processes no longer exist.
     """
     in_hand, held, stale = list(rows.in_hand(connection)), [], []
     for holding, its_boot in rows.holdings(connection):

@@ -1,4 +1,4 @@
-"""Machine and folder that a store belongs to, by which a copied or moved state folder is recognised."""
+"""Identifies the machine and folder of a store, to detect a copied or moved state folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler.store.paths import DEFAULT_STEM, Places
 
 
 def this_machine() -> str:
-    """Return the id of this machine, else its host name: a copied state folder contains neither."""
+    """Return the id of this machine, or its host name if it has no id. A state folder contains neither."""
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         try:
             with open(path, encoding="ascii") as stream:
@@ -26,7 +26,7 @@ def this_machine() -> str:
 
 
 def home_of(places: Places) -> str:
-    """Return ``MACHINE:DEVICE:INODE:PATH`` of the state folder: where its store belongs.
+    """Return ``MACHINE:DEVICE:INODE:PATH`` of the state folder, which identifies the home of the store.
 
     A copy has another device or inode; a moved folder has another path, and watched files are known by their paths.
     """
@@ -35,18 +35,18 @@ def home_of(places: Places) -> str:
 
 
 def belongs(made: str, here: str) -> bool:
-    """Return whether a store made at ``made`` belongs ``here`` (see `home_of`; stores of old versions have no path)."""
+    """Return whether ``here`` is the recorded place ``made`` of a store (see `home_of`; old versions: no path)."""
     return not made or made == here or here.startswith(made + ":")
 
 
 def moved_from(made: str, here: str) -> str:
-    """Return the folder that contained the state folder before it was moved; empty if it was not moved."""
+    """Return the parent folder of the state folder before a move; empty if the state folder was not moved."""
     old, new = made.split(":", 3), here.split(":", 3)
     return os.path.dirname(old[3]) if len(old) == 4 and old[:3] == new[:3] and old[3] != new[3] else ""
 
 
 def check_original(made: str, here: str) -> None:
-    """Raise SchedulerError if this is a copy and a scheduler runs on its original: both would adopt the same jobs."""
+    """Raise SchedulerError if ``here`` is a copy and a scheduler runs on the original with the same jobs."""
     old = made.split(":", 3)
     if len(old) < 4 or old[0] != this_machine() or belongs(made, here) or moved_from(made, here):
         return
@@ -68,7 +68,7 @@ def check_original(made: str, here: str) -> None:
 def check_home(db: Database, places: Places) -> None:
     """Raise SchedulerError if the store was made on another machine or in another folder.
 
-    Its running jobs may belong to a scheduler there. Otherwise store the current folder and host name.
+    A scheduler there may own the store's running jobs. Without an error, the current folder and host name are stored.
     """
     here, made = home_of(places), rows.meta(db.connection, "home")
     host = rows.meta(db.connection, "host")

@@ -1,4 +1,4 @@
-"""Writes files completely or not at all, readable by their owner only. For reading: `scheduler/system/safe_open.py`."""
+"""Writes files completely or not at all, readable only for their owner. To read files, see `system/safe_open.py`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _KEEP_SIZE = 1
 
 
 def replace_file(path: str, data: bytes, *, sync: bool = True) -> None:
-    """Write ``data`` to a temporary file (0600), sync it, and rename it to ``path``. A link there is not followed.
+    """Write ``data`` to a temporary file (0600), sync the file, and rename it to ``path``. Raises OSError.
 
-    ``sync`` False: nothing is synced. Raises OSError; the old file then stays, unless only syncing the folder failed.
+    A link at ``path`` is replaced, not followed. After an error the old file stays, unless only syncing the folder
+    failed. ``sync``: False to sync neither the file nor its folder.
     """
     aside = _write_aside(path, data, sync)
     try:
@@ -37,7 +38,7 @@ def replace_file(path: str, data: bytes, *, sync: bool = True) -> None:
 
 
 def left_aside(path: str) -> list[str]:
-    """Return the temporary files that killed writers of ``path`` left beside it."""
+    """Return the temporary files that writers of ``path`` left beside it when they were killed."""
     folder, name = os.path.split(path)
     start = f".{name}.new-"
     with contextlib.suppress(OSError):
@@ -71,10 +72,11 @@ def _write_aside(path: str, data: bytes, sync: bool) -> str:
 
 
 def swap_file(path: str, data: bytes, there: bool, *, sync: bool = False) -> int:
-    """Put a new file at ``path`` and return a descriptor of the old one, so that no content is overwritten unread.
+    """Put a new file at ``path`` and return a descriptor of the old file, so that the caller can read what it replaced.
 
-    ``there``: whether a file is expected at ``path``; if not, -1 is returned. ``sync``: sync the file, not its folder.
-    Raises FileNotFoundError or FileExistsError if ``there`` is wrong, and other OSErrors; the old file then stays.
+    ``there``: whether the caller expects a file at ``path``; if not, the result is -1. ``sync``: sync the new file, but
+    not its folder. Raises FileNotFoundError or FileExistsError if the expectation is wrong, and other OSErrors; the old
+    file then stays.
     """
     aside = _write_aside(path, data, sync)
     out = -1
@@ -101,7 +103,10 @@ def swap_file(path: str, data: bytes, there: bool, *, sync: bool = False) -> int
 
 
 def _open_file(path: str, shown: str) -> int:
-    """Return a descriptor of the plain file at ``path``. Raises OSError; for other files it names ``shown``."""
+    """Return a descriptor of the plain file at ``path``. Raises OSError.
+
+    If the file is not plain, the error names ``shown`` as the file.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -110,7 +115,7 @@ def _open_file(path: str, shown: str) -> int:
 
 
 def _replace_plainly(aside: str, path: str, there: bool) -> int:
-    """Do the work of `swap_file` by link or rename, on file systems that cannot exchange two names (NFS and others)."""
+    """Do the work of `swap_file` by link or rename, where the file system cannot exchange two names (as NFS)."""
     if not there:
         os.link(aside, path, follow_symlinks=False)
         return -1
@@ -170,12 +175,13 @@ def sync_folder(folder: str) -> None:
 
 
 def append_line(path: str, line: str, check: Callable[[os.stat_result], None] = lambda status: None) -> None:
-    """Append one line with a single write, and sync it. A last line without a newline gets one first. Raises OSError.
+    """Append one line with a single write, and sync the file. Raises OSError.
 
-    On a full disk nothing is written, since half a line might be read as another job. So space is reserved first; if
-    other processes use it up in the meantime, the part that was written becomes a comment. ``check`` gets the stat of
-    the opened file and raises if the file must not be written. Links are resolved before the file is opened, so that a
-    link put there afterwards is not followed.
+    If the last line has no newline, a newline is written first. On a full disk nothing is written, because half a line
+    might be read as another job: disk space is reserved before the write. If other processes use up the reserved space
+    in the meantime, the part that was written becomes a comment. ``check`` gets the stat of the opened file and raises
+    an exception if the file must not be written. Links are resolved before the file is opened, so that a link created
+    afterwards is not followed.
     """
     path = os.path.realpath(path)
     new = not os.path.lexists(path)
@@ -203,9 +209,9 @@ def append_line(path: str, line: str, check: Callable[[os.stat_result], None] = 
 
 
 def _comment_out(fd: int, part: bytes) -> None:
-    """Turn ``part``, the incomplete line that was just appended, into a comment of the same length.
+    """Turn ``part``, the incomplete line that was just appended, into a comment of the same length. Raises OSError.
 
-    It is not truncated, since another process may have appended lines after it. Raises OSError.
+    The file is not truncated, since another process may have appended lines after ``part``.
     """
     start = os.lseek(fd, 0, os.SEEK_CUR) - len(part)  # an append leaves the position after the bytes it wrote
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_APPEND)  # else pwrite appends, too
@@ -216,7 +222,7 @@ def _comment_out(fd: int, part: bytes) -> None:
 
 
 def _reserve(fd: int, start: int, length: int) -> None:
-    """Reserve ``length`` bytes of disk space at ``start``, if the file system can. Raises OSError if it is full."""
+    """Reserve ``length`` bytes of disk space at ``start``, if the file system can. Raises OSError on a full disk."""
     import ctypes
 
     call = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)

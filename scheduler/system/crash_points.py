@@ -1,7 +1,8 @@
-"""Crash points: named places where a test has the program kill itself, to show that nothing is lost.
+"""Crash points: named places where tests make the program kill itself, to show that a crash loses nothing.
 
-``GPUJOB_CRASH_AT=name[:n[:stop]]``: each process is killed when it passes the place for the n-th time. ``stop``: a
-supervisor or shim waits there for SIGCONT instead. Each name has its test (`tests/stories/test_crash_points.py`).
+``GPUJOB_CRASH_AT=name[:n[:stop]]``: each process kills itself when it reaches the place ``name`` for the n-th time.
+With ``stop``, a supervisor or shim waits there for SIGCONT instead. `tests/stories/test_crash_points.py` tests each
+name.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _left = int(_count or 1) if _wanted else 0
 
 
 def crash_point(name: str) -> None:
-    """Kill this process with SIGKILL, without any cleanup, if GPUJOB_CRASH_AT names this place."""
+    """Kill this process with SIGKILL, without any cleanup, at the n-th call with the name in GPUJOB_CRASH_AT."""
     global _left
     if name == _wanted:
         _left -= 1

@@ -1,4 +1,4 @@
-"""Kinds of file systems by their statfs(2) number: shared between machines, in memory, without file modes."""
+"""Properties of file systems by statfs(2) number: shared between machines, kept in memory, or without file modes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LOCAL = {
 
 
 def file_system(number: int) -> FileSystem:
-    """Return the kind of file system with this statfs number. An unknown one counts as local, with ``known`` False."""
+    """Return the kind of file system with this statfs number. An unknown kind counts as local, with ``known`` False."""
     number &= 0xFFFFFFFF
     if number in _SHARED:
         return FileSystem(_SHARED[number], shared=True)

@@ -1,4 +1,7 @@
-"""File locks of the kernel (flock). A lock is released when the file's last descriptor is closed, also by a crash."""
+"""File locks of the kernel (flock).
+
+The kernel releases a lock when the last descriptor of the locked file is closed, also after a crash.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ _TAKEN = frozenset({errno.EWOULDBLOCK, errno.EACCES, errno.EINTR})
 
 
 def try_lock(fd: int, how: int = fcntl.LOCK_EX) -> bool:
-    """Lock a file. Return False if it is locked already. Raises OSError where locks are not supported."""
+    """Lock a file; return False if the file is locked already. Raises OSError where locks are not supported."""
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
     except OSError as error:
@@ -22,7 +25,7 @@ def try_lock(fd: int, how: int = fcntl.LOCK_EX) -> bool:
 
 
 def lock_within(fd: int, wait_s: float, poll_s: float = POLL_S) -> bool:
-    """Wait up to ``wait_s`` seconds to lock a file; return whether it was locked. Raises OSError as `try_lock` does."""
+    """Wait up to ``wait_s`` seconds to lock a file; return whether it was locked. Raises OSError like `try_lock`."""
     until = time.monotonic() + wait_s
     while not try_lock(fd):
         if time.monotonic() >= until:

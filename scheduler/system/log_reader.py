@@ -1,4 +1,4 @@
-"""Readers of job logs, which may be packed, truncated, replaced by another file or a FIFO, or larger than memory.
+"""Readers of job logs. A log may be packed, truncated, replaced by another file or a FIFO, or larger than memory.
 
 `LogReader` reads forwards and follows a growing log; `LogWindow` reads at any position up to the current end.
 """
@@ -19,9 +19,10 @@ LONGEST_LINE_SHOWN = 64 << 10  # bytes at the end of a line that is too long to 
 
 
 class LogReader:
-    """An open log that is read forwards. ``unpack``: unpack a packed log; ``ours``: do not follow a link.
+    """An open log that is read forwards. Raises OSError if ``path`` cannot be opened as a plain file.
 
-    ``at``: bytes of the file that were read. Raises OSError if ``path`` cannot be opened as a plain file.
+    ``unpack``: unpack the log if it is packed; ``ours``: do not follow a link; ``at``: number of bytes of the file that
+    were read.
     """
 
     def __init__(self, path: str, *, unpack: bool = True, ours: bool = False) -> None:
@@ -37,12 +38,12 @@ class LogReader:
         self.close()
 
     def open(self) -> None:
-        """Open the file again if it was closed. The position stays. Raises OSError."""
+        """Open the file again after `close`, at the same position. Raises OSError."""
         if self._fd < 0:
             self._fd = self._opener(self.path, os.O_RDONLY)
 
     def close(self) -> None:
-        """Close the descriptor. The position stays."""
+        """Close the descriptor. The position in the log stays."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -59,11 +60,11 @@ class LogReader:
 
     @property
     def size(self) -> int:
-        """Bytes in the file at present."""
+        """Current size of the file in bytes."""
         return os.fstat(self._fd).st_size
 
     def new(self, until: int | None = None) -> Iterator[bytes]:
-        """Yield in pieces what was not read yet, up to byte ``until`` of the file or, without it, to the end."""
+        """Yield the unread part of the log in pieces, up to byte ``until`` of the file (None: up to its end)."""
         while True:
             room = CHUNK if until is None else min(CHUNK, until - self.at)
             data = os.pread(self._fd, room, self.at) if room > 0 else b""
@@ -76,11 +77,11 @@ class LogReader:
                 yield from self._unpacker.feed(data)
 
     def is_cut(self) -> bool:
-        """Return whether the file was truncated: it is shorter than the part that was read."""
+        """Return whether the file was truncated, that is, became shorter than the part that was read."""
         return self.size < self.at
 
     def is_replaced(self) -> bool:
-        """Return whether another file is at the path now. Raises OSError if there is none."""
+        """Return whether the path now names another file. Raises OSError if the path names no file."""
         there, held = os.stat(self.path), os.fstat(self._fd)
         return (there.st_dev, there.st_ino) != (held.st_dev, held.st_ino)
 
@@ -90,7 +91,7 @@ class LogReader:
         self._unpacker = Unpacker() if self._unpacker is not None else None
 
     def trouble(self) -> str:
-        """Return why a packed log cannot be shown whole, judged by the part that was read; empty if it can."""
+        """Return why a packed log cannot be shown completely, judged by the part that was read; empty if it can."""
         if self._unpacker is None:
             return ""
         if self._unpacker.damaged:
@@ -101,9 +102,11 @@ class LogReader:
         )  # fmt: skip
 
     def to_last_lines(self, most: int, step_back: int = STEP_BACK) -> bool:
-        """Go to the start of the last ``most`` lines. Return True if that is within a line too long to be read whole.
+        """Go to the start of the last ``most`` lines.
 
-        Only for a log that is not unpacked. It searches from the end: the cost does not depend on the log's size.
+        If the search finds no line start within ``step_back`` bytes, it stops inside that long line and returns True.
+        Only for a log that is not unpacked. The search begins at the end, so its cost does not depend on the log's
+        size.
         """
         end = position = newest = self.size
         found = 0
@@ -127,10 +130,10 @@ class LogReader:
 
 
 class LogWindow:
-    """A log up to its end when it was opened, readable at any position. Raises OSError.
+    """A log up to the end that it had when it was opened, readable at any position. Raises OSError.
 
-    ``keep``: bytes at the end of a packed log to keep in memory. ``size``: bytes of the log, unpacked. ``cut``: it is
-    packed and longer than ``most_unpacked`` bytes; the rest cannot be read.
+    ``keep``: bytes at the end of a packed log to keep in memory; ``size``: length of the log in bytes, unpacked;
+    ``cut``: the log is packed and its unpacked length reaches ``most_unpacked`` bytes, so the rest cannot be read.
     """
 
     def __init__(self, path: str, *, keep: int, most_unpacked: int = MOST_UNPACKED, ours: bool = False) -> None:
@@ -176,7 +179,7 @@ class LogWindow:
             yield from unpacker.feed(data)
 
     def read(self, at: int, most: int) -> bytes:
-        """Return up to ``most`` bytes from position ``at`` on, none after ``size``. Raises OSError."""
+        """Return up to ``most`` bytes from position ``at`` on; the log ends at ``size``. Raises OSError."""
         most = max(0, min(most, self.size - at))
         found = bytearray()
         if not self._packed:
@@ -195,7 +198,10 @@ class LogWindow:
         return bytes(found[:most])
 
     def last_lines(self, most: int, within: int) -> tuple[int, bool]:
-        """Return where the last ``most`` lines start, up to ``within`` bytes back, and if that is within a line."""
+        """Return the start of the last ``most`` lines, and whether that position is inside a line.
+
+        At most the last ``within`` bytes of the log are searched.
+        """
         if not most:
             return self.size, False
         first = max(0, self.size - within)

@@ -14,7 +14,7 @@ PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 def own_command(verb: str, options: Mapping[str, object] | None = None) -> list[str]:
     """Return the command line that runs a verb of this program. A bool option becomes ``--name`` or ``--no-name``.
 
-    It names the program's file, because `python -m scheduler` would search the working folder first.
+    The command line names the program's file, because `python -m scheduler` would search the working folder first.
     """
     words = [sys.executable, PROGRAM, verb]
     for name, value in (options or {}).items():
@@ -30,8 +30,8 @@ def start_own(
 ) -> int:
     """Start this command in a new session, with /dev/null as its input, and return its pid. Raises OSError.
 
-    ``files``: descriptor in the new process → our descriptor that is duplicated to it; others are inherited as usual.
-    ``folder``: its working folder; empty: ours.
+    ``files``: descriptor number in the new process → descriptor of this process to duplicate; all other descriptors are
+    inherited as usual. ``folder``: working folder of the new process; empty: the folder of this process.
     """
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)

@@ -1,4 +1,4 @@
-"""Unpacks packed (gzip) logs piece by piece and in bounded memory, also incomplete and damaged logs."""
+"""Unpacks packed (gzip) logs piece by piece and in bounded memory. The logs may be incomplete or damaged."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _MAGIC = b"\x1f\x8b"
 
 
 class Unpacker:
-    """Unpacker of a log whose bytes are fed to it piece by piece.
+    """Unpacker of a log. The caller feeds the bytes of the log piece by piece.
 
-    Data that is not packed is passed through: the log of a job that could not be started may hold only the reason.
+    Data that is not packed is passed through: if a job could not be started, its log may hold only the reason as text.
     """
 
     def __init__(self) -> None:
@@ -24,11 +24,11 @@ class Unpacker:
 
     @property
     def has_end(self) -> bool:
-        """Whether the data that was fed is complete: its last gzip stream has ended, or it is not packed."""
+        """Whether the data fed so far is complete: the last gzip stream has ended, or the data is not packed."""
         return self._plain is not False or self._machine.eof
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield what these bytes unpack to, in pieces; nothing after damage."""
+        """Yield the unpacked contents of ``data`` in pieces; yield nothing after damage."""
         if self._plain is None:
             self._head += data
             if len(self._head) < len(_MAGIC):

@@ -1,4 +1,4 @@
-"""Creates files that only their owner can read, whatever the umask."""
+"""Creates files that only their owner can read, independently of the umask."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 def new_private(path: str, flags: int = os.O_WRONLY, *, make_folder: bool = False) -> int:
     """Create a file with mode 0600 and return its descriptor. ``make_folder``: create a missing folder too (0700).
 
-    Raises FileExistsError if there is a file or link already, and other OSErrors.
+    Raises FileExistsError if the path names a file or link already, and other OSErrors.
     """
     flags |= os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
@@ -31,7 +31,7 @@ def new_private(path: str, flags: int = os.O_WRONLY, *, make_folder: bool = Fals
 def new_beside(path: str, kind: str) -> tuple[str, int]:
     """Create a private file ``PATH.KIND-YYYYmmdd-HHMMSS`` and return its name and descriptor. Raises OSError.
 
-    If that file exists, ``-2``, ``-3``, … is added to the name.
+    If a file of that name exists, ``-2``, ``-3``, … is added to the name.
     """
     first = f"{path}.{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     number = 1

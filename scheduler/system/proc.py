@@ -1,6 +1,7 @@
-"""Raw values of processes from /proc. It imports nothing, so that commands that have to be fast can use it.
+"""Reads values of processes from /proc, without interpreting them.
 
-`system/processes.py` interprets the values. `supervisor.py` imports nothing of the program and has its own functions.
+The module imports nothing, so that commands that have to be fast can use it. `system/processes.py` interprets the
+values. `supervisor.py` imports nothing of the program and has its own functions.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ _boot: list[str] = []  # the id, once it was read
 
 
 def boot_id() -> str:
-    """Return the kernel's id of this boot, which no other boot of any machine has. Raises OSError."""
+    """Return the kernel's id of the current boot, which is unique among all boots of all machines. Raises OSError."""
     if not _boot:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
             _boot.append(stream.read().strip())
@@ -17,14 +18,17 @@ def boot_id() -> str:
 
 
 def stat_fields(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat from the state on, so that the start time has index 19. Raises OSError."""
+    """Return the fields of /proc/PID/stat from the state on; the start time has index 19. Raises OSError."""
     with open(f"/proc/{pid}/stat", "rb") as stream:
         # The name before them is in parentheses, and may itself contain parentheses and blanks.
         return stream.read().rpartition(b")")[2].split()
 
 
 def command_words(pid: int, most: int = -1) -> list[bytes]:
-    """Return the words of a command line; of a zombie one empty word. ``most``: bytes to read. Raises OSError."""
+    """Return the words of a process's command line. A zombie has one empty word. Raises OSError.
+
+    ``most``: maximum number of bytes to read; -1: no maximum.
+    """
     with open(f"/proc/{pid}/cmdline", "rb") as stream:
         return stream.read(most).removesuffix(b"\0").split(b"\0")
 
@@ -36,9 +40,9 @@ def environment_entries(pid: int) -> list[bytes]:
 
 
 def ticks_of(pid: int) -> int:
-    """Return the start time of a live process in clock ticks since boot; 0 if there is none, or only a zombie.
+    """Return the start time of a live process in clock ticks since boot; 0 if the pid is free or belongs to a zombie.
 
-    A pid alone may be reused by another process; pid and start time together identify a process.
+    The kernel may reuse a pid; pid and start time together identify a process.
     """
     try:
         fields = stat_fields(pid)

@@ -1,4 +1,4 @@
-"""Identity of processes, the processes of an attempt, and signals that never reach a process with a reused pid."""
+"""Identifies processes, finds the processes of an attempt, and signals them. A signal never reaches a reused pid."""
 
 from __future__ import annotations
 
@@ -35,18 +35,21 @@ class Seen:
 
     @property
     def alive(self) -> bool:
-        """False for a zombie, which neither runs nor holds memory."""
+        """Whether the process lives. A zombie does not: it neither runs nor holds memory."""
         return self.state not in "ZX"
 
 
 def _unless_short(error: OSError) -> None:
-    """Raise ``error`` again if it is in `SHORT_OF`: then it is unknown whether the process exists."""
+    """Raise ``error`` again if it is in `SHORT_OF`, since it then does not show whether the process exists."""
     if error.errno in SHORT_OF:
         raise error
 
 
 def seen(pid: int) -> Seen | None:
-    """Return the process that has this pid now, or None. Raises OSError if it cannot be looked at (`SHORT_OF`)."""
+    """Return the process that has this pid now; None if no process has it.
+
+    Raises OSError if /proc cannot be read for lack of descriptors or memory (`SHORT_OF`).
+    """
     try:
         fields = stat_fields(pid)
     except OSError as error:
@@ -56,21 +59,25 @@ def seen(pid: int) -> Seen | None:
 
 
 def seen_as(process: Process) -> Seen | None:
-    """Return this process or its zombie; None if its pid is free or reused. Raises OSError as `seen` does."""
+    """Return the current state of this process, which may be a zombie; None if its pid is free or reused.
+
+    Raises OSError as `seen` does.
+    """
     found = seen(process.pid)
     return found if found is not None and found.ticks == process.ticks else None
 
 
 def stands(process: Process) -> bool:
-    """Return whether this process still exists, if only as a zombie that was not reaped."""
+    """Return whether this process still exists, alive or as a zombie."""
     return seen_as(process) is not None
 
 
 def zombie_status(process: Process) -> int | None:
-    """Return the wait status of a zombie, from field 52 of /proc/PID/stat; None if it is no zombie or not readable.
+    """Return the wait status of a zombie; None if the process is no zombie or the status cannot be read.
 
-    For a process that we may not trace (another user's, a setuid program such as `sudo`) the kernel shows 0 there, as
-    for exit code 0. The link /proc/PID/ns/pid can be read under the same condition.
+    The status is field 52 of /proc/PID/stat. For a process that we may not trace (another user's, or a setuid program
+    such as `sudo`) the kernel shows 0 in this field, which would mean exit code 0. So the link /proc/PID/ns/pid is read
+    as a check: reading it needs the same permission, and fails without it. Raises OSError as `seen` does.
     """
     try:
         fields = stat_fields(process.pid)
@@ -84,15 +91,16 @@ def zombie_status(process: Process) -> int | None:
 
 
 def lives(process: Process) -> bool:
-    """Return whether this process still runs: a zombie or another process with its pid does not count."""
+    """Return whether this process still runs. A zombie, or another process with the same pid, does not count."""
     found = seen_as(process)
     return found is not None and found.alive
 
 
 def open_pidfd(process: Process) -> int:
-    """Return a descriptor that becomes readable when this process ends; -1 if it is gone already. Raises OSError.
+    """Return a descriptor that becomes readable when this process ends; -1 if the process is already gone.
 
-    The start time is compared after the descriptor was opened, so that a reused pid is never taken for the process.
+    The start time is compared after the descriptor was opened, so that a process with a reused pid is never mistaken
+    for this process. Raises OSError.
     """
     try:
         fd = os.pidfd_open(process.pid)
@@ -128,7 +136,10 @@ def send(process: Process, number: int) -> bool:
 
 
 def become_subreaper() -> None:
-    """Make orphans below this process its children, so that no process of a job escapes. Raises OSError."""
+    """Make this process the parent of all orphans among its descendants, so that no process of a job escapes.
+
+    Raises OSError.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         code = ctypes.get_errno()
@@ -136,7 +147,7 @@ def become_subreaper() -> None:
 
 
 def own_children() -> list[int]:
-    """Return the pids of our own children. It costs one read, however many processes the machine has."""
+    """Return the pids of this process's children. The cost does not grow with the number of all processes."""
     me = os.getpid()
     try:
         with open(f"/proc/{me}/task/{me}/children", encoding="ascii") as stream:
@@ -157,7 +168,8 @@ JOB_NAMES = ("GPUJOB_ID", "GPUJOB_ATTEMPT", "GPUJOB_STATE_FILE")  # the variable
 class Mark:
     """The mark of an attempt: variables in the environment of all its processes, unless a process removed them.
 
-    ``names``: of the variables. Commands of `track` use other names, since they may run within a job (`track/plan.py`).
+    ``names``: names of the three variables (job, attempt, state file). Commands of `track` use other names than jobs,
+    since these commands may run within a job (`track/plan.py`).
     """
 
     job: int
@@ -166,7 +178,7 @@ class Mark:
     names: tuple[str, str, str] = JOB_NAMES
 
     def is_of_another(self, entries: Collection[bytes]) -> bool:
-        """Return whether an environment carries the mark of another attempt of the same scheduler."""
+        """Return whether the environment ``entries`` carry the mark of another attempt of the same scheduler."""
         job, attempt, state_file = self.lines()
         if state_file not in entries or {job, attempt} <= set(entries):
             return False
@@ -180,10 +192,11 @@ class Mark:
 
 
 def environment_of(pid: int) -> list[bytes]:
-    """Return the environment entries of a process of our own user; empty if it is gone or a zombie, or has none.
+    """Return the environment entries of a process of our own user; empty if the process is gone, a zombie, or has none.
 
-    Waits for a process that is in an exec, for at most EXEC_LIMIT_S: its environment is empty until the kernel has set
-    up the new one, and `posix_spawn` and `subprocess.Popen` return before that.
+    If the process is in an exec, wait until the exec completes, for at most EXEC_LIMIT_S. During an exec the
+    environment is empty until the kernel has set up the new one, and `posix_spawn` and `subprocess.Popen` return before
+    that.
     """
     try:
         entries = environment_entries(pid)
@@ -194,9 +207,10 @@ def environment_of(pid: int) -> list[bytes]:
 
 
 def _exec_completes(pid: int) -> bool:
-    """Wait until a process is not in an exec, at most EXEC_LIMIT_S; return whether it has an environment then.
+    """Wait until a process is not in an exec, at most EXEC_LIMIT_S; return whether it then has an environment.
 
-    The start address of the environment is 0 during an exec, also in a kernel thread or zombie, which has no memory.
+    The start address of the environment in /proc/PID/stat is 0 during an exec. For a kernel thread or zombie, which
+    have no memory, the address is always 0.
     """
     until = time.monotonic() + EXEC_LIMIT_S
     while True:
@@ -208,15 +222,18 @@ def _exec_completes(pid: int) -> bool:
 
 
 def is_supervisor(pid: int, state_file: str) -> bool:
-    """Return whether ``pid`` is this process, a supervisor or a shim of the scheduler: it may yet record an ending."""
+    """Return whether ``pid`` is this process, or a supervisor or shim of the scheduler.
+
+    Such a process may still record the ending of a job that is its child.
+    """
     return pid == os.getpid() or SUPERVISOR_MARK + os.fsencode(state_file) in environment_of(pid)
 
 
 def starter_lives(key: str, state_file: str) -> bool:
-    """Return whether a process lives that has the order to start the attempt ``key`` and may just be starting it.
+    """Return whether a live process has the order to start the attempt ``key`` and may be starting it now.
 
-    That is the attempt's shim, a supervisor of a previous daemon that still has its socket (it closes the socket after
-    it has read all orders), or a process that one of them has just forked.
+    Such a process is the attempt's shim, or a supervisor of a previous daemon that still has its socket, or a process
+    that a shim or supervisor has just forked. A supervisor closes its socket after it has read all orders.
     """
     ours = SUPERVISOR_MARK + os.fsencode(state_file)
     handed = b"/" + os.fsencode(key) + b".launch"
@@ -260,7 +277,10 @@ def _has_socket(pid: int) -> bool:
 
 
 def session_of(leader: Process) -> str:
-    """Return PID.NAME of the screen session in which ``leader``'s parent, its shim, was started; empty if unknown."""
+    """Return PID.NAME of the screen session of a job; empty if unknown.
+
+    ``leader``: the job's main process. The session is read from the environment of the leader's parent, the shim.
+    """
     found = seen_as(leader)
     if found is None:
         return ""
@@ -281,11 +301,12 @@ def carries(pid: int, mark: Mark) -> bool:
 
 
 def members(mark: Mark, leader: Process | None, known: Iterable[Process] = (), *, sure: bool = False) -> list[Process]:
-    """Return all live processes of an attempt. ``leader``: its main process; ``known``: other processes of it.
+    """Return all live processes of an attempt. ``leader``: its main process; ``known``: other processes of the attempt.
 
-    The result also has the processes in the leader's session and group, all descendants, and processes with the mark.
-    Session and group have the leader's pid as number, which may be reused once the leader is gone. From then on the
-    number counts only if no process has it as its pid and, if ``sure`` (for signals), the process has the mark.
+    The result also contains the processes in the leader's session and process group, all descendants, and all processes
+    with the mark. The number of that session and group is the leader's pid, which may be reused once the leader is
+    gone. So, without the leader, processes in this session or group count only if no process has the number as its pid.
+    If ``sure`` (for signals), each of these processes must also have the mark.
     """
     table: dict[int, Seen] = {}
     for pid in _all_pids():
@@ -324,8 +345,8 @@ def signal_all(
 ) -> list[Process]:
     """Send SIGTERM or ``soft``, or SIGKILL if ``hard``, to every process of an attempt; return the processes found.
 
-    SIGKILL is repeated until the search finds no new process, so that a child forked in between does not escape.
-    SIGTERM is sent once, and followed by SIGCONT: a stopped process could not act on it otherwise.
+    SIGKILL is repeated until the search finds no new process, so that a child forked in the meantime does not escape.
+    SIGTERM is sent once, followed by SIGCONT, because a stopped process cannot react to SIGTERM.
     """
     told: set[Process] = set()
     known = tuple(known)
@@ -344,7 +365,7 @@ def signal_all(
 
 
 def reap(pid: int) -> None:
-    """Reap a child that has ended, so that it does not stay a zombie."""
+    """Reap the child ``pid`` if it has ended, so that it does not stay a zombie."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
 

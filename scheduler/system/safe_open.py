@@ -1,6 +1,6 @@
-"""Opens only plain files, so that a FIFO, device or link that a job put in a file's place cannot block the scheduler.
+"""Opens only plain files. A FIFO, device or link that a job put in a file's place cannot block the scheduler.
 
-For use as ``open(path, opener=plain)``. `supervisor.py` imports nothing of the program and has a function of its own.
+For use as ``open(path, opener=plain)``. `supervisor.py`, which imports nothing of the program, has a copy of `plain`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ def plain(path: str, flags: int) -> int:
 
 
 def plain_or_link(path: str, flags: int) -> int:
-    """Open a plain file, or a link to one, and return its descriptor; for users' files. Raises OSError.
+    """Open a plain file, or a link to a plain file, and return its descriptor; for users' files. Raises OSError.
 
-    Neither opening nor reading blocks: some files of /proc count as plain, but would block.
+    Neither opening nor reading blocks. This matters for files of /proc that count as plain, but whose reads may block.
     """
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o600)
     if not stat.S_ISREG(os.fstat(fd).st_mode):

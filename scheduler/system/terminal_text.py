@@ -1,4 +1,4 @@
-"""Text for terminals: it fits their character set and cannot control them."""
+"""Converts text for terminals, so that the text fits their character set and cannot control them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TURNING = "[\u202a-\u202e\u2066-\u2069]"  # change the direction of text
 
 
 def _plainly(error: UnicodeError) -> tuple[str, int]:
-    """Error handler for codecs: typographic characters get an ASCII form, all other characters are escaped."""
+    """Error handler for codecs: replaces typographic characters by an ASCII form and escapes all other characters."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     found = error.object[error.start : error.end]
@@ -37,7 +37,7 @@ def charset() -> str:
 
 @functools.cache
 def _ctype() -> str:
-    """Return LC_CTYPE as the user set it: in a C locale Python itself sets it to a UTF-8 locale."""
+    """Return LC_CTYPE as the user set it. In a C locale Python itself changes LC_CTYPE to a UTF-8 locale."""
     found = os.environ.get("LC_CTYPE", "")
     if found not in ("C.UTF-8", "C.utf8", "UTF-8"):
         return found
@@ -50,13 +50,13 @@ def _ctype() -> str:
 
 
 def prepare(stream: object) -> None:
-    """Make an output stream accept any text: characters that it cannot encode are replaced, and raise no error."""
+    """Make an output stream accept any text: characters that it cannot encode are replaced and cause no error."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(encoding="ascii" if charset() == "ascii" else None, errors="gpujob")
 
 
 def shown(text: str) -> str:
-    """Return the text as it is written in this locale, with replacements for characters that it lacks."""
+    """Return ``text`` with replacements for the characters that the encoding of the output lacks."""
     if text.isascii():
         return text
     code = charset()
@@ -64,7 +64,11 @@ def shown(text: str) -> str:
 
 
 def safe(text: object) -> str:
-    """Return ``text`` for a terminal: control, line-break and direction characters escaped, in its character set."""
+    """Return ``text`` as it can be printed safely on a terminal.
+
+    Control characters, line breaks and characters that change the text direction are escaped. Characters that the
+    encoding of the output lacks are replaced.
+    """
     plain = str(text)
     if plain.isascii() and plain.isprintable():
         return plain
@@ -72,5 +76,5 @@ def safe(text: object) -> str:
 
 
 def upright(text: str) -> str:
-    """Return ``text`` with the characters that change its direction escaped."""
+    """Return ``text`` with all characters that change the text direction escaped."""
     return text if text.isascii() else re.sub(_TURNING, lambda found: f"\\u{ord(found.group()):04x}", text)

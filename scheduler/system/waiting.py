@@ -1,4 +1,4 @@
-"""Polls for a condition that no event announces, up to a time limit."""
+"""Waits for a condition that no event announces, by checking it repeatedly up to a time limit."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 
 def wait_until(met: Callable[[], bool], limit_s: float, every_s: float = 0.005) -> bool:
-    """Call ``met`` every ``every_s`` seconds until it holds, for up to ``limit_s`` seconds; return whether it holds.
+    """Call ``met`` every ``every_s`` seconds until it returns True or ``limit_s`` seconds have passed.
 
-    It is called at least once, and once more when the time is over.
+    Return whether ``met`` returned True. It is called at least once, and a last time after the limit.
     """
     until = time.monotonic() + limit_s
     while not met():

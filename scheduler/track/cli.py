@@ -79,7 +79,7 @@ def add(tracker: Tracker, typed: Typed) -> int:
 
 
 def run_one(tracker: Tracker, typed: Typed) -> int:
-    """Add a command and run it, in one step, so that no other tracker can claim it in between."""
+    """Add a command and run it in one step, so that no other tracker can claim the command in between."""
     folder = os.getcwd()
     with Work(tracker, typed) as work:
         return work.one(lambda session: tracker.planned(session, typed.text, folder))
@@ -211,8 +211,8 @@ class Work:
 def _in_background() -> bool:
     """Return whether stdin is a terminal on which this process is in the background.
 
-    The kernel stops a background process that reads its terminal. It would not stop the command, so the command then
-    gets no stdin.
+    The kernel stops a background process that reads its terminal, but it would not stop the command. So the command
+    gets no stdin then.
     """
     try:
         return os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
@@ -326,7 +326,7 @@ def _counts(session: Session) -> str:
 
 
 def log(tracker: Tracker, typed: Typed) -> int:
-    """Print the log of a command's last attempt; without a number, that of the command that started last.
+    """Print the log of a command's last attempt; without a number, the log of the command that started last.
 
     Raises NotFound if there is none, SchedulerError if it cannot be read.
     """

@@ -242,7 +242,7 @@ def _in_hand_again(job: Job) -> None:
 def _settle(command: Command, ending: Meaning, at: float, why: str = "", skip: bool = False) -> None:
     """Move a command to its final state. ``why``: reason of a failure; a stopped command keeps the reason for the stop.
 
-    ``skip``: skip the command if it failed.
+    ``skip``: mark a failed command as skipped.
     """
     why = {Move.STOPPED: command.job.stop_why, Move.SUCCEEDED: ""}.get(ending.how, why)
     move(command.job, ending.how, at)

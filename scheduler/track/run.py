@@ -87,7 +87,7 @@ class Signals:
         self.caught.append(number)
 
     def hang_up(self) -> None:
-        """Treat a stdout without a reader like a SIGHUP. Called by the thread whose write failed."""
+        """Treat a failed write to stdout like a SIGHUP. Called by the thread whose write failed."""
         if not self.caught:  # else a signal has asked for the end already
             self.caught.append(signal.SIGHUP)
             self.wake()
@@ -151,7 +151,7 @@ class Foreground:
     """Runs commands of a session in the foreground. ``keep``: see `Signals`.
 
     ``show``: called with the output of commands; ``begun``: called with each command that is started or adopted;
-    ``gives``: called with the log folder, returns what gives stdin to the commands, or None.
+    ``gives``: called with the log folder, returns the `Gives` that gives stdin to the commands, or None.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class Foreground:
         plan.claim(command, self.me, attempt, time.time())
 
     def claim_again(self, number: int, observation: Observation) -> Command:
-        """Claim a new attempt of a command whose supervisor was killed before it began (``observation``)."""
+        """Claim a new attempt of a command; ``observation``: the supervisor was killed before the command began."""
         with self.tracker.files.changing(self.tracker.name) as session:
             command = session.command(number)
             plan.take(command, observation)
@@ -374,7 +374,7 @@ class _Run:
     # -- signals and stopping -----------------------------------------------------------------------------
 
     def _act_on_signals(self) -> None:
-        """Pass the first signal to the command, later send SIGTERM and SIGKILL; send SIGKILL now at a second Ctrl-C."""
+        """Pass the first signal to the command, later send SIGTERM and SIGKILL; a second Ctrl-C sends SIGKILL."""
         now = time.monotonic()
         if len(self.signals.caught) > self.heard:
             first, more = self.heard == 0, self.signals.caught[self.heard :]
@@ -396,7 +396,7 @@ class _Run:
                 self.steps = [(now + AGAIN_S, True)]  # for processes forked in the meantime
 
     def _give_up(self) -> None:
-        """Raise SchedulerError if the command does not end even by SIGKILL; `status` then shows it as running."""
+        """Raise SchedulerError if the command survives SIGKILL; `status` then shows the command as running."""
         if self.ending is None and self.heard and time.monotonic() - self.stopped_at > UNKILLABLE_S:
             which = f" (pid {self.job.process.pid})" if self.job.process is not None else ""
             what = f"cannot end command {self.job.id}{which}: it survives SIGKILL"

@@ -1,4 +1,4 @@
-"""A tracked session, in which commands of killed trackers get their true states before anybody uses them."""
+"""A tracked session; whenever it is read, the commands of killed trackers get their true states first."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Tracker:
         return os.path.join(self.log_folder, command.job.attempt_key)
 
     def last_output(self, command: Command) -> str:
-        """Return the last lines of the command's log, or those saved before if the log cannot be read."""
+        """Return the last lines of the command's log, or the lines saved before if the log cannot be read."""
         try:
             return "\n".join(self.tail(self.log(command), LINES_KEPT)) if command.job.log else ""
         except OSError:
@@ -108,7 +108,7 @@ class Tracker:
         return replace(observation, at=self.last_sign(command), why=why)
 
     def last_sign(self, command: Command) -> float:
-        """Return when the command last wrote output, in seconds since 1970 (UTC): its end, if none is recorded."""
+        """Return when the command last wrote output (seconds since 1970): its end if no end is recorded."""
         started = command.job.started_at or time.time()
         try:
             return max(started, min(os.stat(self.log(command)).st_mtime, time.time()))

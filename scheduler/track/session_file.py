@@ -242,7 +242,7 @@ class Turn:
         self.fd = _private(path)
 
     def come(self) -> bool:
-        """Take the lock if it is free and write this process's pid into it; return whether this process has it."""
+        """Take the lock if it is free, and write this process's pid to the file; return whether the lock was taken."""
         if not try_lock(self.fd):
             return False
         os.ftruncate(self.fd, 0)

@@ -72,24 +72,24 @@ def command_of(job: Job) -> str:
 
 
 def parents_of(job: Job) -> str:
-    """Return the job's dependencies as in ``[0,1]&& ``; empty if it has none."""
+    """Return the job's dependencies in the form ``[0,1]&& ``; empty if there are none."""
     parents = dict.fromkeys((*job.spec.after, *job.spec.after_ok))
     return f"[{','.join(map(str, parents))}]&& " if parents else ""
 
 
 def shortened(text: str, most: int) -> str:
-    """Return ``text``; if longer than ``most``, its first ``most`` - 5 characters and ``...``, as in the original."""
+    """Return ``text``; if it is longer than ``most``, its first ``most`` - 5 characters and ``...``."""
     return text if len(text) <= most else f"{text[: most - 5]}..."
 
 
 def header(busy: int, slots: int, gpus: bool) -> str:
-    """Return the first line of the list. It contains no state word. ``busy``: number of slots in use."""
+    """Return the first line of the list. It contains none of the state words. ``busy``: number of slots in use."""
     between = "GPUs  " if gpus else ""
     return f"{'ID':<4} {'State':<10} {'Output':<20} {'E-Level':<8} {'Time':<6} {between}Command [run={busy}/{slots}]"
 
 
 def row(job: Job, gpus: bool, width: int) -> str:
-    """Return a job's line of the list. ``width``: columns of the terminal, 0 if there is none."""
+    """Return the line of a job in the list. ``width``: columns of the terminal, 0 if stdout is no terminal."""
     count = f"{job.need.count:<5} " if gpus else ""
     line = f"{job.id:<4} {state_of(job):<10} {shortened(safe(output_of(job)), 20):<20} {level_of(job):<8} {time_text(seconds_of(job)):<6} {count}"
     label = f"[{safe(shortened(without_secrets(job.spec.label), MOST_LABEL))}]" if job.spec.label else ""

@@ -19,7 +19,7 @@ EVERY_S = 0.05
 def follow(spooler: Spooler, job: Job, most: int | None) -> int:
     """Print the bytes of a job's output until the job ends, and return the job's exit code. Raises RequestError.
 
-    ``most``: how many of the lines already there to print, counted from the end; None: all.
+    ``most``: number of existing lines to print, counted from the end of the output; None: all lines.
     """
     try:
         reader = LogReader(job.log)

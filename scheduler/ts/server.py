@@ -1,4 +1,4 @@
-"""The server of a `ts` call: one for each TS_SOCKET, started by the first call, and replaced by another after -K.
+"""The server of a `ts` call: one for each TS_SOCKET, started by the first call. A call after -K starts another.
 
 All files of one TS_SOCKET are in one private folder: beside the socket's path if nobody else can write there, else
 below `$XDG_STATE_HOME/gpujob/ts`. In it, each generation of the server (``life`` in the code: the time from a first
@@ -61,7 +61,7 @@ def folder_of(environ: Mapping[str, str]) -> str:
 
 
 def _is_ours(folder: str, not_allowed: int) -> bool:
-    """Return whether ``folder`` is a folder of this user without any of the permission bits ``not_allowed``."""
+    """Return whether ``folder`` is a folder that this user owns and has none of the permission bits ``not_allowed``."""
     try:
         status = os.lstat(folder)
     except OSError:
@@ -125,9 +125,9 @@ class Server:
         return self.exists() and daemon_alive(self.places)
 
     def in_office(self) -> int:
-        """Return the pid of the running daemon; 0 if none runs or it has not recorded its pid yet.
+        """Return the pid of the running daemon; 0 if no daemon runs or the daemon's pid is not recorded yet.
 
-        Its file may still name a previous daemon, so pid, start time and boot id are compared with the live process.
+        The recorded pid may be that of a previous daemon, so start time and boot id are compared with the process.
         """
         told = holder(self.places) if daemon_alive(self.places) else {}
         return int(told["pid"]) if _is_running(told) else 0
@@ -180,7 +180,7 @@ class Server:
                     shutil.rmtree(home)
 
     def _new_life(self, number: int) -> None:
-        """Create a generation with the settings of this environment; its number goes into `current` at the end."""
+        """Create generation ``number`` with the settings of this environment; finally write its number to `current`."""
         self.life = number
         make_private_folder(self.home)
         slots = _number(self.environ, "TS_SLOTS", 1)
@@ -236,7 +236,7 @@ class Server:
         return os.path.join(self.home, "started")
 
     def _starting(self) -> bool:
-        """Return whether the daemon process that was started last lives, ready or not."""
+        """Return whether the daemon that was started last still lives; it need not be ready."""
         return bool(self._started_pid())
 
     def _may_come(self) -> bool:
@@ -244,7 +244,7 @@ class Server:
         return self._starting() or daemon_alive(self.places)
 
     def _started_pid(self) -> int:
-        """Return the pid of the daemon that was started last, 0 if it does not live any more."""
+        """Return the pid of the daemon that was started last; 0 if that process has ended."""
         with contextlib.suppress(OSError, ValueError), open(self._started, opener=plain) as stream:
             pid, ticks = map(int, stream.read(60).split())
             return pid if ticks > 0 and ticks_of(pid) == ticks else 0
@@ -268,7 +268,7 @@ class Server:
         return os.path.join(self.home, "config.yaml")
 
     def settings(self) -> dict[str, str]:
-        """Return the settings of this generation as texts, as its config file has them (`core/config.py: written`)."""
+        """Return the settings in the config file of this generation: name → value, both as text."""
         found = {}
         with open(self._config, encoding="utf-8", opener=plain) as stream:
             for line in stream:
@@ -290,7 +290,7 @@ class Server:
         )  # the line `...` means that the file is complete: the daemon reads it immediately
 
     def _typed(self, name: str, simple: Callable[[str], Any]) -> Any:
-        """Return the value of a setting, which a user may have written in any form that the scheduler reads."""
+        """Return the value of a setting; ``simple`` parses the form that `ts` writes, `read_option` any other."""
         text = self.settings().get(name, "").strip("\"'")
         try:
             return simple(text)
@@ -342,7 +342,8 @@ class Server:
     def change_environment(self, name: str, value: str | None) -> None:
         """Set a variable of the server's environment, or remove it (``value`` None).
 
-        TS_VISIBLE_DEVICES is read at a start, so changing it restarts the daemon. Its jobs continue.
+        The daemon reads TS_VISIBLE_DEVICES only when it starts, so a change of this variable restarts the daemon. Jobs
+        continue.
         """
         with self._locked():
             environ = self.server_environment()
@@ -358,9 +359,9 @@ class Server:
     # -- ending -------------------------------------------------------------------------------------------
 
     def _stop(self, number: int) -> None:
-        """End the daemon by signal ``number`` and wait until it has ended; its jobs continue. Raises SchedulerError.
+        """End the daemon with signal ``number`` and wait until it has ended. Jobs continue. Raises SchedulerError.
 
-        A daemon that is still starting is killed, since it has done nothing yet.
+        A daemon that is still starting gets SIGKILL: it has done nothing yet.
         """
         end = time.monotonic() + READY_S
         while self._may_come():
@@ -377,7 +378,7 @@ class Server:
                 raise SchedulerError(f"cannot end the server: pid {pid or about_to_begin} still runs", where=self.home)
 
     def retire(self) -> None:
-        """Carry out -K: end the daemon, cancel all waiting jobs, and let the next call begin another generation."""
+        """Carry out -K: end the daemon, cancel all waiting jobs, and end the generation."""
         if not self.exists():
             return
         with self._locked():
@@ -399,7 +400,7 @@ class Server:
 
 
 def _is_running(told: Mapping[str, Any]) -> bool:
-    """Return whether the process that recorded ``told`` about itself (pid, start time, boot id) still runs."""
+    """Return whether a process still runs. ``told``: its pid, start time and boot id, as the process recorded them."""
     try:
         ticks = ticks_of(int(told["pid"]))
         return ticks > 0 and ticks == told.get("ticks") and told.get("boot") == boot_id()
@@ -408,7 +409,7 @@ def _is_running(told: Mapping[str, Any]) -> bool:
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
-    """Return the whole number in variable ``name``; ``default`` if it is none or below 1, as in the original."""
+    """Return the number in variable ``name``; ``default`` unless it is a whole number of 1 or more."""
     text = environ.get(name, "").strip()
     return int(text) if text.isascii() and text.isdigit() and 0 < int(text) < 10**9 else default
 

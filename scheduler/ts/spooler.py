@@ -1,4 +1,4 @@
-"""One call of `ts`: its server, the jobs in the list, and errors in the original's words."""
+"""One call of `ts`: the server that it uses, the jobs in the list, and errors in the original's words."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class RequestError(Exception):
 
 
 class NoSuchJob(RequestError):
-    """The named job is not in the list; or no job was named, and there is none to choose."""
+    """The named job is not in the list; or no job was named, and the list has no suitable job."""
 
 
 def give_up_stdout() -> None:
-    """Redirect stdout to /dev/null after a failed write; else the interpreter repeats the write at its end."""
+    """Redirect stdout to /dev/null after a failed write; else the interpreter repeats it on exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
@@ -70,18 +70,18 @@ class Spooler:
         return next((job for job in (*live, *ended) if job.id == number), None)
 
     def added_last(self, value: str | None, none: str, unknown: str) -> Job:
-        """Return the job with the id ``value``; for None the last in the queue, else the one that ended last.
+        """Return job ``value``; for None the last unfinished job, or the job that ended last if all jobs have ended.
 
-        Raises NoSuchJob with the text ``none`` if ``value`` is None, else with ``unknown`` (a format for the id);
-        RequestError if ``value`` is no number.
+        If there is no such job, raises NoSuchJob with the text ``none`` if ``value`` is None, else with ``unknown`` (a
+        format for the id). Raises RequestError if ``value`` is no number.
         """
         return self._chosen(value, none, unknown, lambda live, ended: (live or ended)[-1])
 
     def run_last(self, value: str | None, none: str, unknown: str) -> Job:
-        """Return the job with the id ``value``; for None the first running one, else the one that ended last.
+        """Return job ``value``; for None the first running job, else the last ended job.
 
-        Raises NoSuchJob with the text ``NO_JOBS`` if the list is empty, with ``none`` if jobs wait and none has run,
-        with ``unknown`` (a format for the id) if the job is not in the list; RequestError if ``value`` is no number.
+        Raises NoSuchJob with the text ``NO_JOBS`` if the list is empty, ``none`` if all jobs wait, ``unknown`` (a
+        format for the id) if the job is not in the list. Raises RequestError if ``value`` is no number.
         """
 
         def pick(live: list[Job], ended: list[Job]) -> Job:
@@ -117,7 +117,7 @@ class Spooler:
             pause = min(LONGEST_WAIT_S, pause * 1.3)
 
     def under_way(self, number: int) -> Job | None:
-        """Return the job as it is now; None if it was removed or its end will never be known. Raises SchedulerError.
+        """Return the current state of a job; None if it was removed or its end stays unknown. Raises SchedulerError.
 
         Starts the daemon again if it was killed. After -K the daemon is not started again: running jobs continue, and
         their attempt records show how they ended.
@@ -132,7 +132,7 @@ class Spooler:
     def _settled(self, number: int) -> Job | None:
         """Return the job once its end is recorded; None if it was removed, or after `RECORDED_S` seconds.
 
-        For a job of a server that -K ended: its process is gone, and its supervisor may still be recording the end.
+        For use after -K: the job's process has ended, and the supervisor may still be recording the end.
         """
         end = time.monotonic() + RECORDED_S
         while time.monotonic() < end:
@@ -175,7 +175,7 @@ def number_of(value: str) -> int:
 
 
 def code_of(job: Job) -> int:
-    """Return the exit code of -w, -f, -c and -t: the job's own, 255 if it has none."""
+    """Return the exit code of -w, -f, -c and -t: the job's exit code, 255 if it has none."""
     return job.exit_code if job.exit_code is not None else ERROR
 
 

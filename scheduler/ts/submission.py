@@ -35,7 +35,7 @@ ENDED = "The server was ended (-K) before the job was in its queue."
 
 
 def queue(spooler: Spooler, typed: Typed) -> int:
-    """Queue the command and return the exit code: 0; with -f the job's own; 2 if the queue is full and -B is given.
+    """Queue the command and return the exit code: 0; with -f that of the job; 2 if the queue is full and -B is given.
 
     The code is 255 if the job's id cannot be printed. Raises Mistake, RequestError, SchedulerError.
     """
@@ -159,7 +159,7 @@ def _here() -> str:
 
 
 def _gpus(options: dict[str, str]) -> tuple[str, tuple[int, ...]]:
-    """Return the number of GPUs (-G, as text) and the ids of named GPUs (-g); one is empty. Raises RequestError."""
+    """Return the number of GPUs as text (-G) and the ids of named GPUs (-g); one is empty. Raises RequestError."""
     if "g" in options:
         try:
             named = parse_gpu_ids(options["g"])

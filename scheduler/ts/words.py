@@ -1,4 +1,4 @@
-"""Parser of the `ts` command line, like `getopt_long`: options, then from the first other word the command."""
+"""Parser of the `ts` command line, like `getopt_long`: options first; the next word begins the command."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Mistake(Exception):
 class Typed:
     """A parsed command line.
 
-    ``action``: letter or name of the action, ``add`` if a command is given, ``l`` if nothing is; ``value``: its value,
-    None if it has none; ``options``: options of a new job by letter; ``command``: words of its command.
+    ``action``: letter or name of the action, ``add`` for a new job, ``l`` for an empty command line; ``value``: value
+    of the action or None; ``options``: options of a new job by letter; ``command``: words of its command.
     """
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ def painted(word: str) -> str:
 
 
 def cells(text: str) -> int:
-    """Return the number of columns of a text on a terminal; for emoji sequences it may be too high, never too low."""
+    """Return the number of terminal columns of a text. For emoji sequences it may be too high, never too low."""
     return len(text) if text.isascii() else sum(map(_cells, text))
 
 

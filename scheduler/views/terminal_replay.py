@@ -65,7 +65,7 @@ def clipped(text: str, most: int) -> str:
 
 
 def _in_force(text: str) -> str:
-    """Return the colour sequences that are still in force at the end of a text, the last `MOST_COLOURS` of them."""
+    """Return the colour sequences still in effect at the end of a text, the last `MOST_COLOURS` at most."""
     found: list[str] = _SGR.findall(text)
     for number in range(len(found) - 1, -1, -1):
         if found[number] in ("\x1b[m", RESET):
@@ -78,7 +78,7 @@ def _in_force(text: str) -> str:
 
 
 def _from_column(text: str, column: int) -> str:
-    """Return the part of a text from a column on, in its colours; half of a wide character becomes a blank."""
+    """Return the part of a text from a column on, with its colours. Half of a wide character becomes a blank."""
     if "\x1b" not in text and not _ODD.search(text):
         return text[column:]
     at, colours, position = 0, "", 0

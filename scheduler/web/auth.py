@@ -73,7 +73,7 @@ def _read(path: str) -> str:
 
 
 class Key:
-    """The token and the cookies derived from it: checks both, and issues and revokes cookies.
+    """The token and the cookies derived from it: checks tokens and cookies, issues and revokes cookies.
 
     A cookie is signed with a key made from token and port. It stays valid when `gpujob web` restarts on the same port.
     """
@@ -106,7 +106,7 @@ class Key:
         return ours and value not in self._revoked and int(found[1]) > (time.time() if now is None else now)
 
     def revoke(self, value: str) -> None:
-        """Reject this cookie until this process ends. Remembers the last `MOST_REVOKED` cookies that were valid."""
+        """Revoke a valid cookie until this process ends; only the last `MOST_REVOKED` of them are remembered."""
         if self.is_cookie(value):
             self._revoked[value] = None
             if len(self._revoked) > MOST_REVOKED:

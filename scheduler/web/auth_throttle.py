@@ -14,7 +14,7 @@ EVERY_S = 10.0
 
 
 class Guesses:
-    """A counter of wrong tokens that delays their answers and logs their number. ``tell``: logs a sentence."""
+    """Counts wrong tokens, delays the answers to them, and logs their number. ``tell``: logs a sentence."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -25,7 +25,7 @@ class Guesses:
         self._timer: asyncio.TimerHandle | None = None
 
     async def wrong(self) -> None:
-        """Count a wrong token, and return when its request may be answered, after `LONGEST_S` seconds at most.
+        """Count a wrong token; return when the request may be answered, after `LONGEST_S` seconds at most.
 
         At most `MOST_WAITING` requests are delayed at the same time, so that the delays use few resources.
         """
@@ -44,7 +44,7 @@ class Guesses:
             self._waiting -= 1
 
     def say(self) -> None:
-        """Log the number of wrong tokens since the last message, if there are any; repeat after `EVERY_S` seconds."""
+        """Log the number of wrong tokens since the last message, if any; run again after `EVERY_S` seconds."""
         self._timer = None
         if self._untold:
             times = "a wrong token was" if self._untold == 1 else f"{self._untold} wrong tokens were"

@@ -55,7 +55,7 @@ def _text(key: str, value: Any) -> str:
 
 
 def _ids(key: str, value: Any) -> str:
-    """Return a list of whole numbers as text, joined by commas; a text or a number as in `_text`. Raises UsageError."""
+    """Return GPU or job ids as text: a list joined by commas, a text or number as `_text` does. Raises UsageError."""
     if not isinstance(value, list):
         return _text(key, value)
     if any(not isinstance(one, int) or isinstance(one, bool) or one < 0 for one in value):
@@ -82,7 +82,7 @@ def _path(key: str, value: Any) -> str:
 
 
 def _clean(key: str, text: str) -> str:
-    """Return the text unchanged. Raises UsageError if it holds a NUL character or cannot be encoded as UTF-8."""
+    """Return the text unchanged. Raises UsageError for a NUL character or a text that cannot be encoded as UTF-8."""
     if "\0" in text:
         raise UsageError("must not contain a NUL character", where=key)
     try:
@@ -125,7 +125,7 @@ def _shell(text: str) -> str:
 
 
 def check_keys(body: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raise UsageError, which names the key, if the body has a key that is not in ``known``."""
+    """Raise UsageError if the body has a key that is not in ``known``; the error names the key."""
     names = list(known)
     for key in body:
         if key not in names:
@@ -134,7 +134,7 @@ def check_keys(body: Mapping[str, Any], known: Iterable[str]) -> None:
 
 
 def submission_of(ask: Ask) -> Submission:
-    """Return the submission that the body of the request describes. Raises UsageError, which names the wrong key."""
+    """Return the submission that the body of the request describes. Raises UsageError for a wrong key or value."""
     body = ask.body()
     check_keys(body, SUBMITTED["properties"])
     command = body.get("command")
@@ -171,7 +171,7 @@ def submit(ask: Ask) -> Response:
 
 
 def would(ask: Ask) -> Response:
-    """Answer what would happen to this job if it were submitted now. Nothing is changed."""
+    """Answer with a preview: what would happen to this job if it were submitted now. Changes nothing."""
     source = ask.source
     spec, environment = spec_of(submission_of(ask), str, _shell)  # a wrong value is an error, not the answer "never"
     try:
@@ -222,7 +222,7 @@ def _doubt(spec: JobSpec, environment: Mapping[str, str]) -> str:
 
 
 def _carry_out(ask: Ask, request: Request) -> str:
-    """Have a request carried out, and return a sentence about the result. Raises NotFound, Conflict, UsageError.
+    """Carry out a request and return a sentence about the result. Raises NotFound, Conflict, UsageError.
 
     The exit code ``LATER`` counts as success: no daemon runs, and the next one carries out the request.
     """
@@ -238,7 +238,7 @@ def _carry_out(ask: Ask, request: Request) -> str:
 
 
 def _done(value: Mapping[str, Any], said: str) -> Response:
-    """Return an answer with the new state as its body and the sentence about what was done in the header `SAID`."""
+    """Return an answer: the new state in the body, the sentence about what was done in the header `SAID`."""
     return as_json(value, headers={SAID: quote(without_secrets(said)[:LONGEST_SAID])})
 
 
@@ -263,7 +263,7 @@ def _on_job(
 ) -> Callable[[Ask], Response]:
     """Return the function of a route that makes a request about one job.
 
-    ``possible``: whether the job's state allows the request; ``what``: the action as the error names it ("put job {} first").
+    ``possible``: returns whether the job's state allows the request. ``what``: the action for the error message.
     """
     what = what or f"{verb} job {{}}"
 
@@ -282,7 +282,7 @@ def _on_job(
 
 
 def _also(ask: Ask, verb: str, job: Job) -> list[str]:
-    """Return further sentences about a retried job: which dependencies to retry first, or that it is still held."""
+    """Return further sentences about a retried job: which dependencies to retry, or that the job is still held."""
     if verb != "retry":
         return []
     if job.state is JobState.SKIPPED:
@@ -317,7 +317,7 @@ def priority(ask: Ask) -> Response:
 
 
 def _place_of(ask: Ask, job: Job) -> str:
-    """Return a note on the jobs that were put first, whose place no priority changes; empty if there are none."""
+    """Return a note for a job whose priority was changed: jobs put first stay ahead of it; empty if there are none."""
     if job.state is not JobState.PENDING:
         return ""
     if job.order < 0:

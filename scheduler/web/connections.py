@@ -41,9 +41,10 @@ class Connections:
         self._all.pop(one, None)
 
     def make_room(self, newcomer: Connection) -> bool:
-        """Return whether a new connection may stay: False if too many are open and all the others are being served.
+        """Return whether a new connection may stay open.
 
-        Above `MOST_OPEN`, the least recently active connection that is not being served is aborted.
+        If more than `MOST_OPEN` connections are open, aborts the least recently active one that is not being served;
+        returns False if all the others are being served.
         """
         if len(self._all) <= MOST_OPEN:
             return True
@@ -54,7 +55,7 @@ class Connections:
 
 
 class _Polite:
-    """The transport that uvicorn gets: the real one, except that `close` calls `Connection.close_politely`."""
+    """A wrapper of the transport for uvicorn: `close` calls `Connection.close_politely`, the rest is passed through."""
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
         self._transport, self._connection = transport, connection
@@ -70,7 +71,7 @@ class _Polite:
 
 
 class Connection(H11Protocol):
-    """One HTTP connection. An error in it closes only this connection. ``among``: all connections of the server."""
+    """One HTTP connection. An error in it leaves other connections open. ``among``: all connections of the server."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class Connection(H11Protocol):
     def close_politely(self) -> None:
         """Close the connection when the rest of the answer is sent, or after `FLUSH_S` seconds.
 
-        If more of the request may arrive, it is read and dropped for up to `LINGER_S` seconds.
+        If more bytes of the request may arrive, they are read and discarded for up to `LINGER_S` seconds.
         """
         if self.closing:
             return
@@ -157,9 +158,10 @@ class Connection(H11Protocol):
             self._have_head()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Handle a client that has finished sending. Half a request is answered with an error.
+        """Handle the end of the client's data. An incomplete request is answered with an error.
 
-        Returns True, which keeps the connection open, if the answer to a whole request has not begun; never with TLS.
+        Returns True, which keeps the connection open, if a complete request still waits for its answer (only without
+        TLS).
         """
         if self.closing:
             return None

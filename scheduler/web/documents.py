@@ -1,4 +1,4 @@
-"""Typed forms of JSON that only the HTTP API returns; forms that commands print are in `views/documents.py`."""
+"""Types of the JSON that only the HTTP API returns. For JSON of commands see `views/documents.py`."""
 
 from __future__ import annotations
 

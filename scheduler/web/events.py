@@ -36,7 +36,7 @@ Told = tuple[str, str]  # name of the event, its data as one line of JSON
 
 
 class _Listener:
-    """The queue of events that one stream has to send. Any thread may add events; one event loop reads them."""
+    """The queue of events for one stream. Any thread may add events; one event loop reads them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -132,7 +132,7 @@ class Hub:
             self._listeners.discard(listener)
 
     def _watch(self, begun: threading.Event) -> None:
-        """Send changes to all streams until none is left. Sets ``begun`` after the first look at the store."""
+        """Send changes to all streams until no stream is left. Sets ``begun`` after the first read of the store."""
         watch = self.client.changes()
         trouble = ""
         try:
@@ -191,7 +191,7 @@ def _events_of(news: News) -> list[Told]:
 
 
 class _Events(EventSourceResponse):
-    """A response that streams events and always removes its stream from the hub at the end."""
+    """A response that streams events; when it ends, also by an error, its stream is removed from the hub."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub, self._listener = hub, hub.join()

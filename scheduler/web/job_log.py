@@ -109,7 +109,7 @@ def log(ask: Ask) -> Response:
 
 
 def _part(log: LogWindow, start: int | None, lines: int, before: int | None = None) -> Part:
-    """Return the log from byte ``start`` on, or the last lines of it; ``before``: the last lines before this byte."""
+    """Return the log from byte ``start`` on; for None its last ``lines`` lines, or those before byte ``before``."""
     size = log.size
     if before is not None:
         log.size = min(size, before)
@@ -149,7 +149,7 @@ def _half_character(data: bytes) -> int:
 
 
 def _found(log: LogWindow, word: str, most: int) -> Part:
-    """Return the last ``most`` lines that contain a word, ignoring case, each with its number. Raises NotNow.
+    """Return the last ``most`` lines that contain a word, ignoring case, with line numbers. Raises NotNow.
 
     Lines are numbered from the end (``-1`` is the last) if the beginning of the log was not read. The search goes
     backwards in blocks of whole lines (or of a part of a very long line); a block without the word costs little.

@@ -57,7 +57,7 @@ $wrong<form method="post" action="/login">
 
 
 def page_of(path: str) -> str:
-    """Return ``path`` if a browser may be sent there after signing in, else ``/``."""
+    """Return the path to redirect to after signing in: ``path`` if that is allowed, else ``/``."""
     return path if _PAGE.fullmatch(path) and path != "/login" and path != "/logout" else "/"
 
 

@@ -1,4 +1,4 @@
-"""Metrics of a scheduler in Prometheus' text format, read from its files alone, even if the daemon or a GPU hangs.
+"""Metrics of a scheduler in Prometheus' text format, read only from its files: they work if the daemon or a GPU hangs.
 
 Labels are states, outcomes, reason codes, GPUs, parts of memory and the version of gpujob, never a job, script, command
 or user. See docs/metrics.md.
@@ -109,7 +109,7 @@ class _Figures:
         yield _gauge("gpujob_queue_blocked", "Waiting jobs by the reason why they wait.", ("reason",), blocked)
 
     def _gpus(self) -> Iterator[Metric]:
-        """Yield the metrics of the GPUs, without samples if no daemon runs: its last readings may be old."""
+        """Yield the metrics of the GPUs; without samples if no daemon runs, since the stored readings may be old."""
         gpus = self.view.gpus if self.view.alive else ()
         who = {gpu.gpu.index: (str(gpu.gpu.index), gpu.gpu.uuid) for gpu in gpus}
 
@@ -147,7 +147,7 @@ class _Figures:
 
 
 def _parts(gpu: GpuView) -> list[tuple[str, int]]:
-    """Return the parts of a GPU's memory in MiB, which add up to its size; empty if they are unknown."""
+    """Return the parts of a GPU's memory in MiB; they add up to the GPU's memory. Empty if they are unknown."""
     read = gpu.reading
     if read is None or read.foreign_mib is None or read.reserved_mib is None or not read.memory_total_mib:
         return []
@@ -181,7 +181,7 @@ def _labelled_counter(
 
 
 def _counter(name: str, text: str, label: str, known: Sequence[str], tallied: Mapping[str, float]) -> Metric:
-    """Return a counter with a sample for every known label, also at 0: else `rate` would miss the first increase."""
+    """Return a counter with a sample for every known label, also zeros: else `rate` misses the first increase."""
     names = (*known, *sorted(tallied.keys() - set(known)))
     return _labelled_counter(name, text, (label,), [((one,), tallied.get(one, 0.0)) for one in names])
 

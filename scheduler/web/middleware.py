@@ -70,7 +70,7 @@ class Entrance:
 
 
 class Refusal(Exception):
-    """A request did not pass the gate. ``code`` and ``text``: the answer; ``close``: the connection is closed after it.
+    """A request did not pass the gate. ``code`` and ``text``: the answer; ``close``: close the connection afterwards.
 
     ``login``: browsers get the sign-in form with the error ``wrong``; after signing in they go to ``place`` (default:
     the requested path).
@@ -113,7 +113,7 @@ class _Asked:
         return found[0].partition(";")[0].strip().lower() if len(found) == 1 else ""
 
     def wants_page(self) -> bool:
-        """Return whether to answer with an HTML page: the client accepts HTML, and the path is not one for programs."""
+        """Return whether to answer with an HTML page: the client accepts HTML, and the path is not an API path."""
         programs = self.path.startswith("/api/") or self.path == "/metrics"
         return not programs and "text/html" in self.one(b"accept").lower()
 
@@ -237,7 +237,7 @@ class Gate:
         )
 
     async def _check_token(self, asked: _Asked) -> bool:
-        """Return True if a cookie authenticates the request, False if the token does. Raises Refusal without either."""
+        """Return True if a cookie authenticates the request, False if the token does. Else raises Refusal."""
         said = asked.all(b"authorization")
         if said:
             scheme, _, token = said[0].strip().partition(" ")
@@ -261,7 +261,7 @@ class Gate:
         return _cookies(asked.all(b"cookie"), self.entrance.key.cookie_name)
 
     def _check_origin(self, asked: _Asked) -> None:
-        """Raise Refusal for a change that a page of another origin requests. Programs send no `Origin`, and pass."""
+        """Raise Refusal if a page of another origin requests a change. Programs send no `Origin`: no error."""
         said = asked.all(b"origin")
         if not said:
             return
@@ -363,7 +363,7 @@ async def _body(asked: _Asked, receive: Receive, most: int) -> bytes:
 
 
 def _told(scope: Scope, receive: Receive) -> Callable[[], Awaitable[Message]]:
-    """Return a ``receive`` for the application that first returns the body that the gate has read."""
+    """Return the ``receive`` of the application: it first returns the body, which the gate has already read."""
     if BODY not in scope:
         return receive
     left = [scope[BODY]]

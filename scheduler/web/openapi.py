@@ -71,7 +71,7 @@ def described(form: Any) -> dict[str, Any]:
 
 
 def _here(value: Any) -> Any:
-    """Return the schema with every reference replaced by one to the schema of a job in the document."""
+    """Return the schema with every reference replaced by a reference to the job schema of the OpenAPI document."""
     if isinstance(value, dict):
         return ref("job") if "$ref" in value else {key: _here(inner) for key, inner in value.items()}
     return [_here(inner) for inner in value] if isinstance(value, list) else value

@@ -288,7 +288,7 @@ def _drawn(
     names: Mapping[int, str],
     pauses: Iterable[tuple[int | None, float, float]],
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return the bands with their positions (x in per cent of the width, y in pixels), and the height of all bands."""
+    """Return the bands with positions (x in per cent of the width, y in pixels), and their total height in pixels."""
 
     def x(at: float) -> float:
         return 100 * (at - start) / (edge - start)

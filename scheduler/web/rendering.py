@@ -75,7 +75,7 @@ def zone() -> str:
 
 
 def since(start: float | None, now: float) -> Markup | str:
-    """Return the time since ``start`` as HTML; `live.js` keeps it running. A dash for None."""
+    """Return the time since ``start`` as HTML, which `live.js` keeps up to date; a dash for None."""
     if start is None:
         return "–"
     return Markup('<span data-since="{:.0f}">{}</span>').format(start, span_text(now - start))
@@ -131,7 +131,7 @@ def static_file(name: str) -> bytes:
 
 @functools.cache
 def static_address(name: str) -> str:
-    """Return the address of a static file, with a hash of its content: browsers fetch it again after a change."""
+    """Return the URL of a static file. It contains a hash of the content, so browsers fetch a changed file again."""
     return f"/static/{name}?v={hashlib.sha256(static_file(name)).hexdigest()[:12]}"
 
 

@@ -60,9 +60,9 @@ class Call:
     answered with 404.
     ``does``: returns the answer. It runs in a thread and may block; `STATUS` turns its SchedulerError into an answer.
     ``about``: summary. ``answers``: status → (meaning, JSON Schema of the body, or None if the body is not JSON).
-    ``body``: JSON Schema of the request's body. ``media``: media type of a successful answer that is not JSON.
+    ``body``: JSON Schema of the request's body. ``media``: media type of a successful answer if it is not JSON.
     ``headers``: further headers of a successful answer → their meaning.
-    ``page``: whether it is an HTML page: then its errors are pages too, and it is not in the OpenAPI document.
+    ``page``: whether the route answers with an HTML page: then errors are pages too, and OpenAPI omits the route.
     """
 
     method: str

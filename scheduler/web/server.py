@@ -51,8 +51,8 @@ PR_SET_PDEATHSIG = 1
 class Way:
     """The address and options under which the page is served.
 
-    ``cert`` and ``key``: PEM files for TLS, empty without TLS. ``names``: further accepted values of `Host`, as a proxy
-    forwards them. ``until``: descriptor of a pipe that the daemon holds open while it lives, or -1 without a daemon.
+    ``cert`` and ``key``: PEM files for TLS, empty without TLS. ``names``: further accepted values of `Host`, for a
+    proxy. ``until``: descriptor of a pipe that the daemon holds open while it lives, or -1 without a daemon.
     """
 
     host: str = LOOPBACK
@@ -133,7 +133,7 @@ def serve(state_file: str, way: Way, *, config: str | None = None) -> int:
 
 
 class _TokenFile:
-    """A watcher of the token file. Removing the file or writing another token to it signs out all users."""
+    """A watcher of the token file. Removing the file or changing the token in it signs out all users."""
 
     def __init__(self, places: Places, token: str, key: Key, log: _Log, hub: Hub) -> None:
         self._places, self._token, self._key, self._log, self._hub = places, token, key, log, hub
@@ -269,7 +269,7 @@ class PortTaken(SchedulerError):
 
 
 def _listen(way: Way) -> socket.socket:
-    """Return a listening socket. Raises PortTaken, which names the process or user on the port; SchedulerError."""
+    """Return a listening socket. Raises SchedulerError; PortTaken names the process or user that has the port."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             way.host, way.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

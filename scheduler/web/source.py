@@ -53,8 +53,8 @@ class Source:
     def status(self) -> bytes:
         """Return the JSON of `gpujob status --json`. Raises SchedulerError if the store cannot be read.
 
-        The JSON is cached for `FRESH_S` seconds, or for as long as it took to make if that is longer: making it takes
-        seconds with 100,000 waiting jobs, and may use only half of the time.
+        The JSON is cached for `FRESH_S` seconds, or for the time that it took to make if that is longer. With 100,000
+        waiting jobs that takes seconds; the cache limits it to half of the time.
         """
         with self._status_lock:
             if self._status is None or time.monotonic() >= self._status_until:
@@ -81,7 +81,7 @@ class Source:
         return answer
 
     def changed(self) -> None:
-        """Drop the cached overview and status, because something was changed."""
+        """Drop the cached overview and status after a change."""
         self._changes += 1
         with self._lock:
             self._seen = None

@@ -28,7 +28,7 @@ def paths(points: Points, start: float, end: float, top: float, gap_s: float) ->
 
 
 def gap_of(points: Points) -> float:
-    """Return the largest gap in seconds over which readings are joined: three times their smallest distance."""
+    """Return the longest gap (seconds) across which the curve is drawn: three times the shortest gap in ``points``."""
     return 3 * min((later[0] - earlier[0] for earlier, later in pairwise(points)), default=60.0)
 
 

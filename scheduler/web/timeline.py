@@ -22,8 +22,8 @@ THINNEST = 60  # thousandths of a GPU: the least height of a bar, so that small 
 class Run:
     """An attempt of a job, as it is drawn. Times are seconds since 1970.
 
-    ``parts``: its height, in thousandths of a GPU; ``attempts``: number of attempts of the job; ``lost``: the end of
-    this attempt is not known.
+    ``parts``: height of the bar in thousandths of a GPU; ``attempts``: number of attempts of the job; ``lost``: the end
+    of this attempt is not known.
     """
 
     job: int
@@ -39,9 +39,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A run in one band. ``pieces``: (from, to) in the band's height, 0 to 1; several pieces if no single gap was high
-    enough.
-    """
+    """A run in one band. ``pieces``: vertical parts of the bar (from, to; 0 to 1); several if no gap was enough."""
 
     run: Run
     start: float
@@ -73,7 +71,7 @@ def layout(runs: Iterable[Run], start: float, end: float, gpus: Iterable[int], m
 
     Every run between ``start`` and ``end`` (seconds since 1970) has a bar in the band of each of its GPUs, or is
     counted in ``merged`` of the band. Bars of a band do not overlap, and their heights at any time add up to at most 1.
-    ``most``: largest number of bars; the longest runs get one.
+    ``most``: largest number of bars; the longest runs get bars.
     """
     seen = [run for run in runs if run.start < end and run.end >= start]
     bands: dict[int | None, list[Run]] = {gpu: [] for gpu in sorted(gpus)}
@@ -126,7 +124,7 @@ def _merged(runs: Sequence[Run], start: float, end: float) -> Iterator[Merged]:
 def _stacked(runs: Sequence[Run], start: float, end: float, least: int, cpu: bool) -> tuple[list[Bar], int]:
     """Return the bars of a band, and the highest number of runs at the same time.
 
-    ``least``: the least height of the band; ``cpu``: it is the band without a GPU, where all bars have the same height.
+    ``least``: minimum height of the band. ``cpu``: this is the band without a GPU, where all bars have equal height.
     """
     ordered = sorted(runs, key=lambda run: (run.start, run.job, run.attempt))
     touch = max(TOUCH_S, (end - start) / MOST_BARS)
@@ -177,7 +175,7 @@ def _gaps(active: Iterable[int], taken: dict[int, list[tuple[int, int]]], room: 
 
 
 def _fit(gaps: Sequence[tuple[int, int]], height: int) -> list[tuple[int, int]]:
-    """Return the pieces (from, to) for a bar of this height: in the first gap that is high enough, else in several."""
+    """Return the pieces (from, to) of a bar: in the first gap that is high enough, else in several gaps."""
     for low, high in gaps:
         if high - low >= height:
             return [(low, low + height)]

@@ -58,7 +58,7 @@ def acts(job: Job, skipped: Sequence[int] = ()) -> list[Act]:
 
 
 def _then(skipped: Sequence[int]) -> str:
-    """Return the end of the question before a cancel, about the jobs that will be skipped; empty if there are none."""
+    """Return the sentence about jobs that a cancel will cause to be skipped; empty if there are no such jobs."""
     if not skipped:
         return ""
     if len(skipped) == 1:
@@ -69,7 +69,7 @@ def _then(skipped: Sequence[int]) -> str:
 
 
 def in_need(view: Overview) -> dict[int, list[int]]:
-    """Return, by job, the ids of the waiting jobs in the overview that are skipped if it fails, also indirectly."""
+    """Return job id → ids of the waiting jobs that would be skipped, directly or indirectly, if that job failed."""
     needed: dict[int, set[int]] = {}
     for job in view.jobs:
         if job.state is JobState.PENDING:
@@ -89,7 +89,7 @@ def in_need(view: Overview) -> dict[int, list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A job in a table. ``name``: its command; ``how``: how it ended; ``gpus``, ``need``, ``allowed``: as text."""
+    """A job in a table. ``name``: the command; ``how``: how the job ended; ``gpus``, ``need``, ``allowed``: as text."""
 
     job: Job
     name: str
@@ -109,7 +109,7 @@ def row(job: Job, reason: Reason | None = None, skipped: Sequence[int] = ()) -> 
 
 
 def command_words(job: Job) -> str:
-    """Return the job's command on one line, without the label that is shown beside it."""
+    """Return the job's command on one line, without the label, which the page shows separately."""
     label = without_secrets(job.spec.label)
     text = job.spec.shown_words(LONGEST_NAME + len(label)).removeprefix(f"{label}: " if label else "")
     return text.replace("\n", "⏎")
@@ -127,7 +127,7 @@ def need_words(job: Job) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GpuRow:
-    """A card of a GPU. ``memory``: MiB of each of `MEMORY_PARTS`, None if not read; ``notes``: on the GPU's state."""
+    """A card of a GPU. ``memory``: MiB by name in `MEMORY_PARTS`, None without a reading; ``notes``: texts."""
 
     view: GpuView
     memory: Mapping[str, float] | None
@@ -195,7 +195,7 @@ def story(job: Job, events: Iterable[Event]) -> list[tuple[float, str]]:
 
 
 def why_no_readings(job: Job, runs: int, declared: frozenset[int]) -> str:
-    """Return why a job has no curves. ``runs``: number of its attempts; ``declared``: GPUs without readings."""
+    """Return why a job has no curves. ``runs``: number of the job's attempts; ``declared``: GPUs without readings."""
     if not job.need.count:
         return "No readings: it uses no GPU."
     blind = [gpu for gpu in job.gpus if gpu in declared]
@@ -219,7 +219,7 @@ def never_ran(job: Job) -> str:
 
 
 def without_scripts(job: Job) -> list[str]:
-    """Return the commands that do the same as the job's buttons, for browsers without scripts."""
+    """Return the shell commands that are equivalent to the job's buttons, for browsers without scripts."""
     return [f"gpujob {act.verb} {job.id}" for act in acts(job)]
 
 
