@@ -381,7 +381,9 @@ def test_k08_fifty_concurrent_requests_have_one_effect(scheduler, verb):
     (last,) = s.rows("SELECT coalesce(max(id), 0) FROM requests")[0]
     ran = run_all(s, [words] * 50, at_once=True)
     # Fifty commands compete for the processors: a few may give up waiting. Their requests are answered all the same.
-    late = [one for one in ran if one.code == 5 and one.err.count("\n") == 1 and "has not answered within" in one.err]
+    late = [
+        one for one in ran if one.code == 5 and one.err.count("\n") == 1 and "no answer from the scheduler" in one.err
+    ]
     assert all((one.code, one.err, one.out.count("\n")) == (0, "", 1) for one in ran if one not in late), ran
     stored = "SELECT lines FROM requests WHERE id>? AND code=0"
     wait_for(lambda: len(s.rows(stored, last)) == 50, "all are answered")

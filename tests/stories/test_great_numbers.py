@@ -84,7 +84,7 @@ def test_e17_many_finished_jobs(scheduler):
     keep = number * 9 // 10
     began = time.monotonic()
     (s.folder / "config.yaml").write_text(f"keep_finished: {keep}\n")
-    wait_for(lambda: f"forgot {number + 50 - keep} ended jobs" in s.said(), "the rest is forgotten", 1500)
+    wait_for(lambda: f"removed {number + 50 - keep} ended jobs" in s.said(), "the rest is forgotten", 1500)
     took[f"forgetting {number + 50 - keep}"] = time.monotonic() - began
     assert s.rows("SELECT count(*), max(id) FROM jobs") == [(keep, number + 50)]
     assert s.rows("SELECT sum(n) FROM counts") == [(keep,)]
