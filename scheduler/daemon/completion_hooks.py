@@ -29,8 +29,8 @@ from scheduler.system.crash_points import crash_point
 from scheduler.system.processes import own_children, seen
 from scheduler.system.safe_open import plain
 
-LARGEST_SAID = 1 << 20  # bytes of `.gpujob/on_finish.log`, their output; a larger file is emptied
-MARKS = ("GPUJOB_ID", "GPUJOB_ATTEMPT")  # not passed on: the program is no process of a job that submitted this one
+LARGEST_SAID = 1 << 20  # bytes of `.gpujob/on_finish.log`, the actions' output; a larger file is emptied
+MARKS = ("GPUJOB_ID", "GPUJOB_ATTEMPT")  # not passed on: they may be from a job that submitted this job
 KILLED = "the scheduler was killed while it ran on_finish or mail at the end of the job: whether they ran is not known"
 SENDMAIL = ("/usr/sbin", "/usr/lib", "/usr/bin")
 
@@ -55,7 +55,7 @@ class CompletionHooks:
         self.db, self.places, self.environ, self.folder, self.say = db, places, environ, folder, say
         self.wanted = True  # actions may be recorded; a previous daemon may have left some
         self._mine: set[int] = set()
-        self._done: list[int] = []  # jobs whose actions were started; not recorded yet
+        self._done: list[int] = []  # jobs whose actions were started; `_record` has still to delete their rows
         self._events: list[Event] = []
 
     def sessions(self) -> set[int]:
@@ -66,7 +66,7 @@ class CompletionHooks:
 
     def step(self, _now: Now) -> None:
         """Run all recorded actions. Raises StoreTrouble, sqlite3.Error."""
-        if self._done:  # the last step could not record them
+        if self._done:  # the last step could not delete their rows
             self._record()
         if not self.wanted:
             return
@@ -93,7 +93,7 @@ class CompletionHooks:
             self._record()
 
     def _record(self) -> None:
-        """Record the start of the actions, and the warnings. Raises StoreTrouble; then the next step tries again."""
+        """Delete the records of started actions and store the warnings. After StoreTrouble the next step retries."""
         with self.db.writing(sync=False) as connection:
             rows.strike_calls(connection, self._done)
             # A job that was forgotten in the meantime has no event history.
@@ -102,7 +102,7 @@ class CompletionHooks:
         self._events.clear()
 
     def due(self) -> float:
-        """Return 0 (due now) if there may be actions to run or started actions to record, else ``NEVER``."""
+        """Return 0 (due now) if there may be actions to run or records of actions to delete, else ``NEVER``."""
         return 0.0 if self.wanted or self._done else NEVER
 
     def close(self) -> None:

@@ -77,7 +77,7 @@ class ConfigReload:
         """Do nothing: there is nothing to release."""
 
     def look_at_all(self, now: Now) -> None:
-        """Make the next step read both files, even if no change of them was noticed."""
+        """Make the next step read both files, even if no change was noticed."""
         if self.settings.config_file and self.config_due == math.inf:
             self.config_due = now.mono
         if self.settings.config.llm_config and self.table_due == math.inf:
@@ -87,7 +87,7 @@ class ConfigReload:
         """Read the files that have changed and are completely written. Raises StoreTrouble."""
         config_file, table_file = self.settings.config_file, self.settings.config.llm_config
         if config_file and config_file in self.context.changed:
-            # Half of a config is valid YAML, too: wait until it no longer changes, unless it has an end marker.
+            # Half of a config may be valid YAML, too: wait until the file stops changing, unless it has an end marker.
             self.config_due = now.mono + (0.0 if _says_its_end(config_file) else SETTLE_S)
         if table_file in self.context.changed:
             self.table_due = now.mono  # half of a table is invalid JSON

@@ -19,8 +19,8 @@ from scheduler.intake.tail import NO_SUCH_FILE, Follower
 from scheduler.store import file_offsets as kept
 from scheduler.store import jobs as rows
 
-RETRY_S = 1.0  # between two tries of a file with disk errors
-RETRIED_S = 30.0  # how long such tries go on; later ones come at the safety interval
+RETRY_S = 1.0  # between two tries to read a file with disk errors
+RETRIED_S = 30.0  # how long these tries are repeated; later tries are made at the safety interval
 
 
 @dataclass(slots=True)
@@ -40,8 +40,8 @@ class FollowedFile:
 class FollowedFiles:
     """All watched files.
 
-    ``machine`` returns the text that decides whether a line can ever run (`ingest.machine_text`). ``noted`` is called
-    when a problem with a file begins or ends.
+    ``machine`` returns the facts that decide which lines can ever run, as text (`ingest.machine_text`). ``noted`` is
+    called when a problem with a file begins or ends.
     """
 
     def __init__(self, context: Context, machine: Callable[[], str], noted: Callable[[], None]) -> None:
@@ -83,7 +83,7 @@ class FollowedFiles:
         self._judged.clear()
 
     def accept(self, batches: list[tuple[FollowedFile, Batch]]) -> None:
-        """Note that these batches were recorded: the next step continues with the lines behind them."""
+        """Note that these batches were recorded: the next step continues with the lines after them."""
         for file, batch in batches:
             file.follower.accept(batch)
             self.more = self.more or batch.more

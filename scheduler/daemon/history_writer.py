@@ -62,7 +62,7 @@ class HistoryWriter:
             return
         try:
             self._look(self._state(), now, time.monotonic() - now.mono)
-        except Exception as error:  # noqa: BLE001  curves are no reason to hold up jobs
+        except Exception as error:  # noqa: BLE001  an error of the curves must not delay jobs
             self._off(f"no history is kept any more: internal error of gpujob, please report it: {error!r}")
 
     def due(self) -> float:
@@ -148,7 +148,7 @@ class HistoryWriter:
     def _run(self) -> None:
         try:
             self._write_all()
-        except Exception as error:  # noqa: BLE001  said by the loop; a thread that dies says it to nobody
+        except Exception as error:  # noqa: BLE001  logged by the loop; the thread itself cannot log
             self._told.append((f"no history is kept any more, a defect of gpujob, please report it: {error!r}", 30))
 
     def _write_all(self) -> None:

@@ -77,7 +77,7 @@ class Reader:
                 self._line(connection, path, line, replaying, now, out, tally, again=bool(batch.again))
             except (StoreTrouble, sqlite3.Error):
                 raise
-            except Exception as error:  # noqa: BLE001  whatever is wrong with a line costs only that line
+            except Exception as error:  # noqa: BLE001  an error in one line must not stop the others
                 self._refuse(connection, path, line, error, now, out)
         kept.count_lines(connection, path, tally.counted)
         kept.count_repeated(connection, path, tally.repeated)

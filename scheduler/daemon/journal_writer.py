@@ -50,7 +50,7 @@ class JournalWriter:
         self._owed: set[int] = set()  # ids of changed jobs, not appended yet
         self._new: set[int] = set()  # those of ``_owed`` that have no line yet
         self._work: Generator[None, None, None] | None = None
-        self._position = -1  # a rewrite under way has written the jobs up to this id
+        self._position = -1  # the current rewrite has written the jobs up to this id; -1: none
         self._late: set[int] = set()  # those jobs that have changed since they were written
         self._not_before = 0.0
         self._again = Backoff(AGAIN_S, LONGEST_AGAIN_S)

@@ -67,7 +67,7 @@ from scheduler.store.scheduler_state import book_in_hand, cpu_slots_of, read_sta
 from scheduler.system.crash_points import crash_point
 from scheduler.system.proc import boot_id
 
-LAZY_S = 0.03  # how long a new pid may wait to be stored: the attempt record has it already
+LAZY_S = 0.03  # how long a new pid may wait to be stored: the attempt record already has the pid
 MOST_KEPT = 2000  # waiting jobs kept in memory
 REPORT_IT = "internal error of gpujob, please report it"
 
@@ -177,7 +177,7 @@ class Daemon:
         crash_point("adopt.committed")
 
     def _told_of(self, job: Job) -> list[Observation]:
-        """Return the unrecorded observations of the job's attempt if one of them ends it, else an empty list.
+        """Return the unrecorded observations of the job's attempt if one of them ends the attempt, else an empty list.
 
         These observations must be kept: the runner reports an ending, with the leftover processes, only once.
         """
@@ -568,7 +568,7 @@ class Daemon:
         if self.outage.lasts:
             select.select([wakeup], [], [], limit)  # the other descriptors stay readable until the state is rebuilt
         elif limit > 0.001:
-            # epoll waits for whole milliseconds: without rounding up, the last one would be a busy loop.
+            # epoll waits for whole milliseconds: without rounding up, the last millisecond would be a busy loop.
             epoll.poll(limit)
 
     def close(self) -> None:

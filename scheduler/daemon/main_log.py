@@ -19,8 +19,8 @@ NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL
 class MainLog:
     """The main log. It collects the records of a pass and writes them with one system call.
 
-    It replaces the standard library's rotating handler, which formats, stats and flushes for each record. This takes
-    75 µs per record, and no job can start in this time (docs/performance.md).
+    It replaces the standard library's rotating handler, which formats, stats and flushes for each record. That handler
+    takes 75 µs per record, and no job can start in this time (docs/performance.md).
     """
 
     def __init__(self, path: str, most_bytes: int = 10 << 20, kept: int = 5) -> None:
@@ -93,11 +93,11 @@ class MainLog:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return  # another scheduler is rotating it; the records are written into the file that it renames
+            return  # another scheduler is rotating the log; the records go into the file that it renames
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
-        if not self._in_place():  # another scheduler has rotated it in the meantime
+        if not self._in_place():  # another scheduler has rotated the log in the meantime
             self._open()
             return
         for number in range(self.kept - 1, 0, -1):

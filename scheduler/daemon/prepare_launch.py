@@ -102,7 +102,7 @@ def _within_limits(job: Job, launch: Launch, limits: dict[int, tuple[int, int]])
 
 
 def _free_log(job: Job, log_dir: str, stamp: str, taken: Collection[str]) -> str:
-    """Return a path for the job's log: not in ``taken``, and no such file exists. Empty if no output is kept.
+    """Return a path for the job's log that is not in ``taken`` and names no existing file; empty if no output is kept.
 
     Other schedulers may use the same names. The file is created with O_EXCL: if two schedulers choose the same path,
     one start fails and is tried again with another path.

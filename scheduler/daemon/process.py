@@ -58,7 +58,7 @@ MOST_LISTED = 1000  # ended jobs in the saved list
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a daemon ended: exit code and, after a drain, a sentence for each unfinished job or unread file."""
+    """The result of a daemon: exit code and, after a drain, a sentence for each unfinished job or unread file."""
 
     code: int
     left: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ def shared_note(places: Places) -> str:
 
 
 class _Stopped(Exception):
-    """SIGTERM arrived before the loop began."""
+    """Raised if SIGTERM arrives before the loop begins."""
 
 
 class DaemonProcess:
@@ -99,7 +99,7 @@ class DaemonProcess:
 
         Raises SchedulerError when it cannot start, and KeyboardInterrupt on Ctrl-C during the start.
         """
-        # A handler that raises could do so inside a __del__ method, where Python ignores it: the signal would be lost.
+        # A handler must not raise: Python ignores exceptions inside __del__ methods, so the signal could be lost.
         early = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, lambda number, _frame: self.caught.append(number)) for number in early}
         try:
@@ -112,7 +112,7 @@ class DaemonProcess:
         except OSError as error:
             if error.filename or not error.errno:
                 raise
-            # An error of writing to an open file names no file.
+            # The error of a write to an open file names no file.
             raise OSError(error.errno, error.strerror, self.places.state_dir) from error
         finally:
             for number, handler in before.items():
@@ -369,7 +369,7 @@ class DaemonProcess:
         return tuple(left)
 
     def _again(self, folder: str) -> Callable[[], Settings]:
-        """Return a function that reloads the settings, with the flags and environment of the start in ``folder``."""
+        """Return a function that loads the settings again. ``folder``: folder where relative paths in flags start."""
         settings = self.settings
         return lambda: load(
             self.flags, self.environ, settings.config_file or None, folder, dispatcher=settings.dispatcher

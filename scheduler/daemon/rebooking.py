@@ -12,7 +12,7 @@ from scheduler.core.model_table import ModelTable, booking_memory, need_of
 
 
 def rebooked(config: Config, gpus: Sequence[Gpu], table: ModelTable, waiting: Iterable[Job]) -> list[Job]:
-    """Recompute the needs of waiting jobs of a commands file from the settings. Return the changed jobs."""
+    """Recompute from the settings the needs of waiting jobs of a commands file. Return the changed jobs."""
     found = []
     for job in waiting:
         if job.spec.source != "commands" or job.attempt or job.spec.edited:
@@ -26,7 +26,7 @@ def rebooked(config: Config, gpus: Sequence[Gpu], table: ModelTable, waiting: It
 
 
 def needs_anew(gpus: Sequence[Gpu], table: ModelTable, waiting: Iterable[Job]) -> list[Job]:
-    """Recompute the needs of waiting jobs without ``gpus=`` from model table and GPUs. Return the changed jobs."""
+    """Recompute from model table and GPUs the needs of waiting jobs without ``gpus=``. Return the changed jobs."""
     found = []
     for job in waiting:
         if job.spec.gpus or job.oom_retries:

@@ -27,7 +27,7 @@ from scheduler.store.paths import Places
 from scheduler.system.crash_points import crash_point
 
 LONGEST_ROUND_S, SHORTEST_ROUND_S = 3600.0, 1.0
-PART_OF_AGE = 0.1  # of an age limit, between two rounds: what may stay ten minutes is removed within eleven
+PART_OF_AGE = 0.1  # part of the age limit between two rounds: with a limit of 10 minutes, removed within 11 minutes
 SLICE_S = 0.005
 BETWEEN_S = 0.02  # between two slices: leaves four fifths of the time to the loop
 BUSY_S = 1.0  # between two slices while the loop is never idle
@@ -133,7 +133,7 @@ def _round_s(config: Config) -> float:
 
 
 class _Logs:
-    """Removes logs of ended jobs in ``folder``: too old logs, and the oldest logs beyond the limit on total size.
+    """Removes logs of ended jobs in ``folder``: logs that are too old, and the oldest logs beyond the size limit.
 
     Only files whose paths are in this store are removed: the folder may hold files of other schedulers and of people.
     """

@@ -23,7 +23,7 @@ from scheduler.system.atomic_files import has_writer, left_aside, swap_file, wri
 from scheduler.system.private_files import new_beside
 
 LARGEST = 1 << 20
-HALF_SAVED_S = 1.0  # how long invalid contents may be a save in progress
+HALF_SAVED_S = 1.0  # how long invalid contents count as a save in progress
 OPEN_S = 10.0  # how long to wait for a program that keeps the file open
 GONE_S = 0.5  # how long the file may be missing while an editor replaces it
 OUT_S = 0.25  # how long a replaced file is watched for a late edit
@@ -53,7 +53,7 @@ class Edit:
 
 
 class NoStateFile(ValueError):
-    """The contents are not a valid state file; the text of the exception is the reason."""
+    """Raised if contents are not a valid state file; the text of the exception is the reason."""
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ class StateFile:
         self.missing_since = None
         if status.st_uid not in (os.getuid(), 0):
             self._say_trouble(f"{self.path} belongs to user {status.st_uid}: ignored and overwritten")
-            self.known = self.broken_since = None  # so that deleting it is no edit either
+            self.known = self.broken_since = None  # so that a deletion of this file is no edit either
             return None
         self._trouble = ""
         if data == self.known:

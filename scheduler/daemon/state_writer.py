@@ -87,7 +87,7 @@ class StateWriter:
     noted: bool = False  # the reasons were saved at least once
 
     def look(self, now: Now, interval: float, *, heard: bool) -> Edit | None:
-        """Return the next edit to apply, or None. Looks after an event (``heard``) and every ``interval`` seconds."""
+        """Return the next edit to apply, or None. Reads the file at an event (``heard``) and every ``interval`` s."""
         if not (heard or now.mono >= self.look_due):
             return None
         edit = self.file.look(now.mono)

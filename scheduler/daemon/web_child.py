@@ -18,7 +18,7 @@ PORT_TAKEN = "!port "  # begins the page's last line if its port is in use
 FIRST_BREAK_S, LONGEST_BREAK_S, LONGEST_FOR_A_PORT_S = 1.0, 600.0, 30.0
 LONG_LIFE_S = 60.0  # a page that lived this long is restarted without a longer back-off
 PIECE = 4096
-EVERY_S, MOST_LINES, MOST_BYTES = 10.0, 16, 1 << 16  # a period in seconds; most lines and bytes of output in it
+EVERY_S, MOST_LINES, MOST_BYTES = 10.0, 16, 1 << 16  # period in seconds; most lines and bytes of output in a period
 LONGEST_LINE = 500
 
 
@@ -43,7 +43,7 @@ class WebChild:
         self._environ = {**kept, LIFE: str(LIFE_FD), "PYTHONUNBUFFERED": "1"}
         self._epoll, self._tell = epoll, tell
         self._pid = 0
-        self._life = self._said = -1  # our ends of two pipes: one is closed when we end, one carries its output
+        self._life = self._said = -1  # our ends of two pipes: one is closed when we end, one carries the page's output
         self._rest = b""
         self._begun = self._due = 0.0
         self._break = Backoff(FIRST_BREAK_S, LONGEST_BREAK_S)

@@ -47,7 +47,7 @@ class InotifyWatcher:
     def rearm(self) -> None:
         """Renew the watches, so that they apply to the files and folders that are at the paths now.
 
-        Needed after a rename or a new folder; also called at the slow interval.
+        Needed after a rename or when a folder was created; the daemon also calls it at each safety interval.
         """
         wanted: dict[str, tuple[int, set[str]]] = {}
         for path in self._paths:

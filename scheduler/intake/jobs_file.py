@@ -98,7 +98,7 @@ def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
     try:
         _check_managed(allowed, door.managed)
     except Refused as error:
-        if notes and rest is not None:  # rather an argument with commas than GPUs that do not exist
+        if notes and rest is not None:  # more likely an argument with commas than a list of missing GPUs
             raise Refused(
                 error.what, do=f"{error.do}; or, if it is an argument: {_quoted_spelling(fields, rest)}"
             ) from None
@@ -307,7 +307,7 @@ def _quoted_spelling(fields: list[_Field], rest: _Field | None) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return ``text`` with quotes where they are needed to read it back unchanged as a field of a line."""
+    """Return ``text`` as a field of a line, in quotes if `parse` would otherwise not read it back unchanged."""
     if text and not re.search(r'[",;\\]', text) and text == text.strip():
         return text
     return '"' + text.replace('"', '""') + '"' if text else ""

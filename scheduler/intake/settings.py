@@ -20,7 +20,7 @@ PREFIX = "GPUJOB_SET_"
 FLAG = "command line"
 DEFAULT = "default"
 LARGEST_TABLE = 4 << 20
-# Defaults that differ for `gpujob run`: those of the dispatcher script that it replaces.
+# Defaults that differ in `gpujob run`: they are those of the dispatcher script that this command replaces.
 DISPATCHER = {
     "commands_file": "commands.txt",
     "journal": "jobs.jsonl",
@@ -258,7 +258,8 @@ def _names_a_state_file(path: str) -> bool:
 def find_config(environ: Mapping[str, str], named: str | None, folder: str) -> str:
     """Return the path of the config file; empty if there is none. Raises UsageError.
 
-    It is ``named`` or, without that, $GPUJOB_CONFIG, ./config.yaml, or the user's config file.
+    The file is the first of: ``named``, $GPUJOB_CONFIG, ./config.yaml, the user's config file. A missing file that
+    ``named`` or $GPUJOB_CONFIG names is an error.
     """
     variable = environ.get("GPUJOB_CONFIG")
     if named or variable:

@@ -28,8 +28,8 @@ CLOCK_TICK_NS = 50_000_000  # two writes within one tick of the kernel's clock g
 TRUSTED = " (or set trust_group: true)"
 MOST_LINKS = 40  # as many as the kernel follows in a path
 SETTLE_S = 1.0  # a file that shrank or was replaced is read when unchanged for this long
-APPENDED_S = 2.0  # or when it only grew for this long, as a program may append without a break
-# Errors that a person has to fix; all others may pass.
+APPENDED_S = 2.0  # such a file is also read when it only grew for this long: a program may append without a break
+# Errors that a person has to fix; all other errors may be temporary.
 LASTING = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
 NO_SUCH_FILE = "no such file; it is read when it appears"
 
@@ -167,7 +167,7 @@ class Follower:
         self._seen: tuple[int, int] = (0, 0)  # size, mtime_ns at the last look
         self._changed_at = float("-inf")  # monotonic seconds
         self._unsettled = False
-        self._grows: tuple[int, int, float] | None = None  # while unsettled: size, CRC and time since when it only grew
+        self._grows: tuple[int, int, float] | None = None  # while unsettled: size, CRC and time of an earlier look
         self._checked_ctime = self._whole_ctime = -1
         self._tail = b""
         self._tail_for = -1
@@ -186,9 +186,9 @@ class Follower:
     def look(self, now: float) -> Batch | None:
         """Return the next lines; None if no line is ready. ``now``: monotonic seconds.
 
-        ``look_again_at`` is then the time of the next look (monotonic seconds), or None to look again when the file
-        changes. Raises FileTrouble if the file is missing, unreadable, no plain file, or writable for other users.
-        Raises OSError for an error that may pass (a disk error, or no free descriptor).
+        After the call, ``look_again_at`` is the time of the next look (monotonic seconds), or None to look again when
+        the file changes. Raises FileTrouble if the file is missing, unreadable, no plain file, or writable for other
+        users. Raises OSError for an error that may be temporary (a disk error, or no free descriptor).
         """
         self.look_again_at = None
         try:
@@ -274,14 +274,14 @@ class Follower:
             batch = self._take(mark, held.st_size, last=True)
         except FileTrouble:
             return None  # a UTF-16 file, of which nothing is read
-        return replace(batch, more=True) if batch.mark != mark else None  # the new file is next
+        return replace(batch, more=True) if batch.mark != mark else None  # the next look reads the new file
 
     def _left_out(self, held: os.stat_result) -> str:
         """Return why the unread lines of an old file are ignored; empty if they are used.
 
         They are ignored if other users could write the file, now or at the last look. A mode that was corrected after
-        the file was moved proves nothing, because the owner may have moved the file just because of lines that another
-        user wrote.
+        the file was moved proves nothing: the owner may have moved the file because another user had written lines into
+        it.
         """
         name = os.readlink(f"/proc/self/fd/{self._fd}") if held.st_nlink else ""
         exposed = who_else_may_write(held, name or self.path, self.trust_group, self._fd)
@@ -317,14 +317,15 @@ class Follower:
                 return Batch(mark) if mark != self.mark else None
             if now >= settles:
                 return Batch(replace(mark, replaying=False), settled=True)
-            self.look_again_at = settles  # it may be incomplete: lines still missing must not count as new later
+            # The file may be incomplete: lines that are still missing must not count as new later.
+            self.look_again_at = settles
             return None
         stood = now - self._changed_at >= OPEN_LINE_S
         batch = self._take(mark, held.st_size, last=stood)
         if batch.mark.offset < held.st_size and not (batch.more or stood):
             self.look_again_at = self._changed_at + OPEN_LINE_S
         if batch.mark == mark:
-            # The unread rest is blank: the replaced file is read to its end.
+            # The unread rest is blank: the replaced file has been read to its end.
             return Batch(replace(mark, replaying=False), settled=True) if mark.replaying and stood else None
         return batch
 
@@ -370,7 +371,7 @@ class Follower:
         return os.pread(self._fd, len(self._tail), mark.offset - len(self._tail)) == self._tail
 
     def check_whole(self) -> None:
-        """Make the next look compare all that was read before, if the file was written since that was last done."""
+        """Make the next look compare the whole part already read, if the file was written since the last such look."""
         try:
             unchanged = self._fd < 0 or os.fstat(self._fd).st_ctime_ns == self._whole_ctime
         except OSError:
@@ -388,7 +389,7 @@ class Follower:
             return None
         held, mark = os.fstat(self._fd), self.mark
         if who_else_may_write(held, self.path, self.trust_group, self._fd):
-            return None  # a text can be made to have the same CRC
+            return None  # another user can write a text with the same CRC
         if (held.st_dev, held.st_ino) != (mark.device, mark.inode) or held.st_size < mark.offset:
             return []
         if not self._prefix_stands(held, whole=True):
@@ -404,7 +405,7 @@ class Follower:
             if number >= last:
                 return found
             if len(rest) > LONGEST_LINE:
-                rest = rest[: LONGEST_LINE + 1]  # too long to be a job: only where it ends matters
+                rest = rest[: LONGEST_LINE + 1]  # too long to be a job: only the end of the line matters
         if rest and number + 1 in numbers and len(rest) <= LONGEST_LINE:
             found.append(_decoded(rest, number + 1, first=number == 0))
         return found

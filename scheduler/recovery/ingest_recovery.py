@@ -28,7 +28,7 @@ LONG_AFTER_S = 10 * (OPEN_LINE_S + SETTLE_S)  # longer than each waiting time of
 
 
 def note_watched(places: Places, files: dict[str, str]) -> None:
-    """Save paths and kinds of the watched files outside the store, so that `recover` knows them if it is damaged."""
+    """Save paths and kinds of the watched files outside the store, for `recover` after damage to the store."""
     if files != watched_before(places):
         replace_file(places.watched, json.dumps(files).encode())
 
@@ -87,7 +87,7 @@ def _identity(line: LineRead, parse: Parser, door: Door, path: str) -> tuple[str
         parsed = parse(line.text, door, f"{os.path.basename(path)}:{line.number}")
     except SchedulerError as error:
         return "", str(error)
-    except Exception as error:  # noqa: BLE001  whatever is wrong with a line costs only that line
+    except Exception as error:  # noqa: BLE001  an error in one line must not stop the others
         return "", f"internal error of gpujob, please report it: {error!r}"
     return (identity_of(parsed.spec) if parsed is not None else ""), ""
 
@@ -99,7 +99,7 @@ def settle_file(
     """Record which lines of the file count as read. Return the number of lines that the user has to decide about.
 
     ``known``: identities of the known jobs. ``trusted``: the stored reading positions are complete and up to date, so
-    lines behind them are new. ``all_known``: no job was lost, so a missing job was deleted on purpose.
+    lines after these positions are new. ``all_known``: no job was lost, so a missing job was deleted on purpose.
     """
     before = {row[0] for row in connection.execute("SELECT identity FROM line_counts WHERE path=?", (path,))}
     if not trusted:

@@ -205,7 +205,7 @@ def _of_record(number: int, attempt: int, path: str) -> Job | None:
 
 
 def _take_processes(out: Rebuilt, living: Alive) -> None:
-    """Add jobs that run without a row or a record. The GPUs of a job come from the environment of a process."""
+    """Add jobs whose running attempt has no row and no record. Their GPUs come from the environment of a process."""
     for (number, attempt), processes in sorted(living.marked.items()):
         job = out.jobs.get(number)
         if job is not None and job.attempt >= attempt:
@@ -302,7 +302,7 @@ def _hold(out: Rebuilt, living: Alive, held: Sequence[Holding]) -> None:
 
 
 def _one_for_each_line(out: Rebuilt, now: float) -> None:
-    """Of several jobs with equal lines, let only the newest count for repetitions; an older waiting job is lost."""
+    """Let only the newest of several jobs with the same line block repetitions; end older waiting jobs as lost."""
     taken: set[str] = set()
     for number in sorted(out.jobs, reverse=True):
         job = out.jobs[number]

@@ -40,7 +40,7 @@ from scheduler.system.private_files import new_private
 from scheduler.system.proc import boot_id
 from scheduler.system.safe_open import plain
 
-# Damage of these tables is no loss: a start writes them again, `recover` restores them, or they are only statistics.
+# Damage of these tables is no loss: the daemon writes them again, `recover` restores them, or they are statistics.
 PASSING = frozenset(
     {"sqlite_master", "counts", "reasons", "readings", "gpus", "meta", "files", "line_counts", "refused", "tallies"}
 )
@@ -290,7 +290,10 @@ def _pauses_as_painted(connection: sqlite3.Connection, state_file: str, report: 
 
 
 def _refuse_requests(connection: sqlite3.Connection) -> int:
-    """Refuse open requests, except Cancel and Hold: they may have been carried out. Return the number refused."""
+    """Refuse the open requests, because they may have been carried out already. Return how many were refused.
+
+    Requests that only keep jobs from running (Cancel, Hold) stay open.
+    """
     waiting = rows.asked(connection)
     refused = [Answer(row, 1, (REFUSED,)) for _, row, request in waiting if not isinstance(request, (Cancel, Hold))]
     rows.answer(connection, refused)

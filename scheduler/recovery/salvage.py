@@ -67,7 +67,7 @@ def read_what_is_left(copy: str, top: int) -> Salvaged:
             _read_table(connection, name, key, by_row, top if name == "jobs" else 0, left)
         _fill_events(connection, left)
     finally:
-        connection.close()  # also copies the intact part of the log into the copy
+        connection.close()  # also copies the intact part of the write-ahead log into the copy
     return left
 
 
@@ -100,7 +100,7 @@ def _open(copy: str, fresh: str, wanted: set[str]) -> tuple[sqlite3.Connection, 
                 stream.write(head)
         elif not os.path.getsize(copy):
             damage = "the file is empty"
-            continue  # SQLite would delete the log of an empty file
+            continue  # SQLite would delete the write-ahead log of an empty file
         connection = sqlite3.connect(copy, isolation_level=None)
         try:
             connection.row_factory = sqlite3.Row

@@ -26,7 +26,7 @@ from scheduler.system.processes import (
     zombie_status,
 )
 
-# Errors of a start that may pass without a fix; all others last (not executable, bad interpreter…).
+# Errors of a start that may be temporary; all other errors are permanent (not executable, bad interpreter…).
 PASSING = frozenset(
     {
         errno.EAGAIN,
@@ -129,7 +129,7 @@ class Look:
     others: tuple[Process, ...] = ()
 
     def verdict(self, state: JobState) -> Verdict:
-        """Look up in `core.recovery.TABLE` what to do with the attempt; ``state``: state of the job in the store."""
+        """Return what to do with the attempt, from `core.recovery.TABLE`; ``state``: state of the job in the store."""
         return TABLE[state, self.record.kind, self.same_boot, self.living]
 
 
@@ -146,7 +146,7 @@ def look(path: str, job: Job, state_file: str, names: tuple[str, str, str] = JOB
             return Look(found, process, False, Found.NOTHING)
         found = read_ending(path, process, state_file, terminal=job.runner == "screen")
         if process is None and found.process is not None:
-            continue  # it was started between the two reads of its record
+            continue  # the attempt was started between the two reads of its record
         if process is not None and (stands(process) if found.kind is not Record.ENDED else lives(process)):
             # A zombie counts, too: its supervisor is about to record the ending.
             return Look(found, process, True, Found.LEADER)
@@ -191,7 +191,7 @@ def settle(
         if attempt_record.give_up(path, job, boot_id(), int(now * 1e9)):
             crash_point("fence.taken")
             break
-        # Its starter has just claimed it: inspect it again.
+        # Its starter has just claimed the attempt: inspect the attempt again.
     found, process = seen_.record, seen_.process
     started = found.started_at if found.started_at is not None else now
     observations: list[Observation] = []

@@ -59,7 +59,7 @@ class AttemptRecord:
 
 
 def blank(job: Job, boot: str) -> bytes:
-    """Return the bytes of a new record: PID and END fields blank, the SPEC field of ``job``."""
+    """Return the bytes of a new record, with blank PID and END fields and the SPEC field of ``job``."""
     spec = {
         "id": job.id,
         "attempt": job.attempt,
@@ -108,7 +108,7 @@ def meaning(how: str, code: int) -> tuple[int | None, int | None, str]:
     if how == "hangup":
         note = "its screen session was closed while the job ran"
         how, code = ("exit", code) if code < BY_SIGNAL else ("signal", code - BY_SIGNAL)
-        if (how, code) == ("exit", 0):  # it handled the SIGHUP and ended with 0: still not a success
+        if (how, code) == ("exit", 0):  # the job handled the SIGHUP and ended with 0, which is no success
             note += "; the command then ended with exit code 0, which is not counted as success"
             how, code = "signal", int(signal.SIGHUP)
     return (code, None, note) if how == "exit" else (None, code, note)

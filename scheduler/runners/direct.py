@@ -117,7 +117,10 @@ class DirectRunner(LocalRunner):
         self._outbox.insert(0, environment)
 
     def _again(self) -> None:
-        """Start a supervisor in place of a dead one, unless the back-off still lasts. Queued starts wait until then."""
+        """Start a supervisor in place of a dead one, unless the back-off still lasts.
+
+        Queued starts wait until a supervisor runs.
+        """
         if time.monotonic() < self._supervisor_due:
             return
         try:
@@ -261,7 +264,7 @@ class DirectRunner(LocalRunner):
                 data = self._socket.recv(PACKET)
             except BlockingIOError:
                 return False
-            except OSError:  # ECONNRESET: it died before it read all our packets; its last ones may still come
+            except OSError:  # ECONNRESET: it died before it read all our packets; its last packets may still arrive
                 resets += 1
                 if resets > 3:
                     return True
@@ -292,7 +295,7 @@ class DirectRunner(LocalRunner):
                 number = int(str(message[3]))
                 self._facts.append(start_trouble(attempt.job, attempt.attempt, number, time.time(), str(message[2])))
         elif kind == "taken":
-            self._sent.pop(key, None)  # claimed before, for example by `stop`, which reported it then
+            self._sent.pop(key, None)  # claimed before, for example by `stop`, which has already reported it
 
     def _reap(self) -> None:
         """Reap children of the daemon that ended: orphans of jobs, and leaders inherited from a dead supervisor."""
@@ -350,7 +353,7 @@ class DirectRunner(LocalRunner):
     def _settle_sent(
         self, key: str, attempt: WatchedAttempt, unknown: set[int], nameless: set[int], now: float
     ) -> None:
-        """Settle an attempt that was sent to the dead supervisor and never answered.
+        """Settle an attempt that was sent to the dead supervisor, which did not answer.
 
         ``unknown``: pids of the daemon's children that belong to no known attempt; ``nameless``: the pids in
         ``unknown`` that no attempt record names.

@@ -242,7 +242,8 @@ class LocalRunner:
         while True:
             orphans, dead = [], set()
             for pid in own_children():
-                if pid in servants or (pid in held and not carries(pid, mark)):  # this attempt's mark proves more
+                # A child that is a leftover of another attempt still counts if it carries this attempt's mark.
+                if pid in servants or (pid in held and not carries(pid, mark)):
                     continue
                 found = seen(pid)
                 if found is None or not found.alive:
@@ -320,8 +321,9 @@ class LocalRunner:
         """Record and report the ending of a leader whose supervisor or shim is dead. The leader is not reaped yet."""
         at = time.time_ns()
         how, code = attempt_record.ending_words(exited, code, hangup=self.terminal)
-        with contextlib.suppress(OSError):  # the store keeps the exit code with this observation
-            if attempt_record.read(attempt.path).process in (None, attempt.process):  # else it is another attempt's
+        with contextlib.suppress(OSError):  # the store gets the exit code from this observation
+            # A record with another process is the record of another attempt.
+            if attempt_record.read(attempt.path).process in (None, attempt.process):
                 attempt_record.write_end(attempt.path, how, code, at, sync=False)
         self._ended(attempt, how, code, at / 1e9)
 
@@ -388,7 +390,7 @@ class LocalRunner:
         settled = any(not isinstance(observation, Started) for observation in observations)
         if not settled and process is not None:
             self._watch(WatchedAttempt(job.id, job.attempt, path, process))
-        if job.runner == "screen":  # a killed daemon may not have stored it: read the session from the shim
+        if job.runner == "screen":  # a killed daemon may not have stored the session's name: read it from the shim
             return [
                 replace(observation, session=session_of(observation.process) or None)
                 if isinstance(observation, Started)

@@ -18,10 +18,10 @@ ENDED_ALONE = "the job ended while no scheduler was running"
 
 
 def as_recorded(job: Job, attempts: str, rules: Rules) -> tuple[Job, Event | None]:
-    """Return ``job`` with the ending from its attempt record, as the scheduler will apply it when it starts next.
+    """Return ``job`` with the ending from its attempt record, as the next scheduler to start will apply this ending.
 
     The job is returned unchanged if its record has no ending. The second value is the event that the scheduler will
-    record if it will run the job again, else None. ``attempts``: folder of the attempt records.
+    record if the job is run again, else None. ``attempts``: folder of the attempt records.
     """
     try:
         told = attempt_record.read(os.path.join(attempts, job.attempt_key))

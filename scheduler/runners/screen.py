@@ -1,8 +1,8 @@
 """Runner of screen mode: each attempt runs in its own GNU screen session, under a shim that writes the attempt record.
 
-The daemon starts ``screen -D -m``. The screen process stays a child of the daemon, so the daemon knows immediately its
-pid, with which the name of the session begins. Only the attempt record shows whether the job started; the exit code of
-screen does not.
+The daemon starts ``screen -D -m``. The screen process stays a child of the daemon. So the daemon immediately knows its
+pid, and the full name of the session begins with this pid. Only the attempt record shows whether the job started; the
+exit code of screen does not.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ deflog off
 
 @dataclass(slots=True)
 class _Session:
-    """A started session whose job has not been seen running yet.
+    """A started session. The daemon has not seen its job running yet.
 
     ``server``: pid of the session's screen process; ``until``: time at which the start is given up; ``due``: time of
     the next check (both monotonic seconds); ``wait``: seconds between two checks.
@@ -413,7 +413,7 @@ class ScreenRunner(LocalRunner):
     def _look_at_endings(self) -> None:
         for one in tuple(self._endings):
             if not lives(one.server) or time.monotonic() >= one.until:
-                self._endings.remove(one)  # only this one: `_in_hand` needs the rest to tell whose orphans there are
+                self._endings.remove(one)  # only this one: `_in_hand` needs the rest to assign orphans to attempts
                 super()._ended(one.attempt, one.how, one.code, one.at)
 
     def _give_up(self, session: _Session, why: str) -> bool:

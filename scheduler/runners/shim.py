@@ -137,7 +137,7 @@ class Shim:
             return 0
 
     def no_traps(self):
-        """Disable Ctrl-S and Ctrl-Z, which would halt the job if typed by mistake, and the expansion of tabs."""
+        """Disable the expansion of tabs, and Ctrl-S and Ctrl-Z, which would halt the job if typed by mistake."""
         try:
             settings = termios.tcgetattr(0)
             settings[0] &= ~termios.IXON
@@ -151,9 +151,9 @@ class Shim:
     def leave_a_line(self):
         """Resize the window to 23 lines before the job prints anything.
 
-        A terminal of 24 lines shows 23 lines of the window and screen's status line. Of a window with 24 lines, screen
-        would hide the top line, which is the job's first. Screen resizes a detached window only if an escape sequence
-        in the output asks for it; this method removes that sequence from the log.
+        A terminal of 24 lines shows 23 lines of the window and screen's status line. If the window had 24 lines, screen
+        would hide its top line, which is the job's first line. Screen resizes a detached window only if an escape
+        sequence in the output requests this; the method removes this sequence from the log.
         """
         log = os.path.join(os.environ.get("GPUJOB_LOG_DIR", ""), os.environ.get("GPUJOB_LOG", ""))
         try:

@@ -58,7 +58,7 @@ def ticks(pid):
 
 
 def plain(path, flags):
-    """Open a plain file (copy of `plain` in `system/safe_open.py`). A FIFO that a job put there cannot block it."""
+    """Open a plain file (copy of `plain` in `system/safe_open.py`). A FIFO at the path cannot block the caller."""
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o600)
     if os.fstat(fd).st_mode & 0o170000 != 0o100000:
         os.close(fd)
@@ -272,7 +272,7 @@ class Supervisor:
             stage = "environment"
             made = environment(self.base, env_file, changes)
             stage = "folder"
-            os.chdir(cwd)  # even if it is the current folder: that may have been removed and created again
+            os.chdir(cwd)  # even if this is the current folder, which may have been removed and created again
             stage = "program"
             os.umask(self.umask if umask is None else umask)
             pid = os.posix_spawn(
@@ -454,7 +454,7 @@ class Supervisor:
                 code = found.si_status
                 at = time.time_ns()
                 self.crash_point("supervisor.before_record")
-                fd = open_own(path, text)  # -1: it was removed; a living daemon still gets the message
+                fd = open_own(path, text)  # -1: the record was removed; a living daemon still gets the message
                 if fd >= 0:
                     self.write_end(fd, how, code)
                     os.close(fd)

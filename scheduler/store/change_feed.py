@@ -39,7 +39,7 @@ class Changes:
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, ...] = ()
         self._version = -1
-        self._again = False  # the last look left something to the next one
+        self._again = False  # the next look is needed even if nothing changes
         self._seen: dict[int, Raw] = {}  # last known rows of jobs that run, wait first, or ended recently
         self._last_id: int | None = None
         self._ended_at = 0.0

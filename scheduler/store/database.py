@@ -19,7 +19,7 @@ from scheduler.system.crash_points import crash_point
 from scheduler.system.locks import lock_within, try_lock, unlock
 from scheduler.system.safe_open import plain
 
-NO_VERSION = 1000  # a version from here on is damage, not a newer gpujob
+NO_VERSION = 1000  # this version or a higher one is a sign of damage, not of a newer gpujob
 LOG_PAGES = 1000  # pages that the write-ahead log is extended to at the start; 4 MB
 # Pages in the log before a checkpoint. More than the default of 1000, because 10,000 lines added together write most
 # index pages many times.
@@ -33,7 +33,7 @@ _SIGNS_OF_DAMAGE = (
 
 
 class NothingYet(StoreTrouble):
-    """The store has no tables yet: its creation has not begun, or was interrupted."""
+    """Raised if the store has no tables yet: its creation has not begun, or was interrupted."""
 
 
 class Database:
@@ -54,7 +54,7 @@ class Database:
         self._lock_fd = _open_private(places.store_lock)
         self._wakeup_fd = _open_private(places.wakeup)
         if not os.fstat(self._wakeup_fd).st_size:
-            self.wake_daemon()  # already now: a byte in the file can be overwritten even if the disk is full later
+            self.wake_daemon()  # now, because an existing byte can be overwritten even if the disk is full later
         self._high_fd = _open_private(places.high)
         if not os.path.exists(places.store):
             os.close(_open_private(places.store))
@@ -75,7 +75,7 @@ class Database:
             raise
         self._synced = True
         self._inode = os.stat(places.store).st_ino
-        self.suspect = False  # a write or sync failed, so part of the log may not be on the disk: `renew`
+        self.suspect = False  # a write or sync failed, so part of the log may not be on the disk: call `renew`
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self.places.store, isolation_level=None, timeout=5.0, cached_statements=256)
@@ -121,7 +121,7 @@ class Database:
             self._grow_log()
 
     def _grow_log(self) -> None:
-        """Extend the write-ahead log to its full size in advance. SQLite ignores the bytes behind the last frame.
+        """Extend the write-ahead log to its full size in advance. SQLite ignores the bytes after the last frame.
 
         A commit that makes the file grow costs the file system one more journal entry (0.17 instead of 0.10 ms).
         """

@@ -18,7 +18,7 @@ from scheduler.store.migrations import ENDING
 from scheduler.store.paths import Places
 from scheduler.system.crash_points import crash_point
 
-UNSWEPT = "unswept"  # key in `meta`: the last deleted job with an environment, until unused ones are removed
+UNSWEPT = "unswept"  # key in `meta`: last deleted job with a stored environment; empty after the next sweep
 _ENVIRONMENT = re.compile(r'"env_file": "[^"]*?([0-9a-f]{32})"')
 _ENDED = "finished_at IS NOT NULL AND state IN ({})".format(", ".join(f"'{state.value}'" for state in ENDED))
 _SCANNED = 400
@@ -60,7 +60,7 @@ def last_to_go(connection: sqlite3.Connection, keep: int | None, before: float |
 
 
 def forget_until(connection: sqlite3.Connection, bound: tuple[float, int], most: int | None = None) -> int:
-    """Delete at most ``most`` jobs that ended up to ``bound`` (end, id), first ended jobs first.
+    """Delete at most ``most`` jobs that ended at or before ``bound`` (end, id), beginning with the earliest end.
 
     Leaves out the jobs that `forget_finished` keeps. Returns the number of deleted jobs.
     """
@@ -137,9 +137,9 @@ def _forget(connection: sqlite3.Connection, number: int) -> float:
 def ended_with_logs(
     connection: sqlite3.Connection, before: tuple[float, int], most: int
 ) -> list[tuple[float, int, list[str]]]:
-    """Return (end, id, paths of all logs) of the last ``most`` jobs before ``before`` (end, id), last first.
+    """Return (end, id, paths of all logs) of the ``most`` jobs that ended last before ``before``, latest first.
 
-    Leaves out jobs with leftover processes on GPUs.
+    ``before``: end and id of a job. Leaves out jobs with leftover processes on GPUs.
     """
     page = connection.execute(
         f"SELECT finished_at, id FROM jobs WHERE {_ENDED} AND (finished_at, id) < (?, ?)"
@@ -161,7 +161,7 @@ def _files(job: Job, logs: Iterable[str]) -> list[str]:
 
 
 def old_logs(connection: sqlite3.Connection, before: tuple[float, str], most: int) -> list[tuple[float, str]]:
-    """Return (end of the job, path) of the last ``most`` logs of deleted jobs before ``before``, latest first."""
+    """Return (end of the job, path) of ``most`` logs of deleted jobs, latest first, beginning before ``before``."""
     return connection.execute(
         "SELECT at, path FROM old_logs WHERE (at, path) < (?, ?) ORDER BY at DESC, path DESC LIMIT ?", (*before, most)
     ).fetchall()
@@ -195,7 +195,7 @@ def sweep_environments(db: Database, places: Places) -> Iterator[None]:
                     os.unlink(os.path.join(places.environments, unused.pop()))
         yield
     with db.writing(sync=False) as connection:
-        if rows.meta(connection, UNSWEPT) == asked:  # else more jobs were deleted in between: the next sweep goes on
+        if rows.meta(connection, UNSWEPT) == asked:  # else more jobs were deleted in between: the next sweep continues
             rows.set_meta(connection, UNSWEPT, "")
 
 

@@ -100,7 +100,7 @@ def refuse(connection: sqlite3.Connection, refusal: Refusal) -> None:
     )
 
 
-# First words of the reason of lines that `recover` names: the user decides about them, so they are not read again.
+# Beginning of the reason of lines that `recover` reports. The user decides about these lines; they are not read again.
 UNSURE = "it is not known whether this line ran"
 
 

@@ -78,7 +78,7 @@ class HistoryFile:
     def write(self, batch: Batch) -> None:
         """Add a batch, whole or not at all. Raises OSError or sqlite3.Error if the batch was not written.
 
-        A damaged file is set aside, and the batch is written to a new one.
+        A damaged file is set aside, and the batch is written to a new file.
         """
         try:
             self._write(batch)
@@ -208,7 +208,7 @@ class HistoryFile:
             many("INSERT OR REPLACE INTO figures VALUES (?,?)", figures)
 
     def _roll(self, connection: sqlite3.Connection, now: float) -> None:
-        """Every five minutes: average completed spans into the long tables, and delete old and surplus rows."""
+        """Average completed spans into the long tables, and delete old and surplus rows, once every five minutes."""
         end = bucket_of(now, LONG_S)
         if self._rolled == end:
             return

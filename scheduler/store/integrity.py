@@ -1,4 +1,4 @@
-"""Checks with attempt records and the highest assigned id that the store is not missing, empty or an old copy."""
+"""Detects a missing, empty or outdated store, by comparison with attempt records and the highest assigned id."""
 
 from __future__ import annotations
 

@@ -30,7 +30,10 @@ Span = tuple[int, int]  # part of the file: offset and length in bytes
 
 
 def holds_records(path: str) -> bool:
-    """Return whether a file may be a journal: missing, unreadable, empty, or a line near its start is like a record."""
+    """Return whether the file at ``path`` may be a journal.
+
+    A missing, unreadable or empty file may be a journal, and a file with a line near its start that begins with ``{``.
+    """
     try:
         with open(path, "rb", opener=plain) as stream:
             beginning = stream.read(SLACK)
@@ -44,7 +47,7 @@ def holds_records(path: str) -> bool:
 class _Found:
     """The lines of the old file: lines to keep, and damaged lines."""
 
-    kept: dict[object, Span] = field(default_factory=dict)  # of a job that the store does not have: only its last line
+    kept: dict[object, Span] = field(default_factory=dict)  # for a job that is not in the store, only its last line
     damaged: list[Span] = field(default_factory=list)
     repaired: int = 0
     end: int = 0
@@ -72,7 +75,7 @@ class JournalFile:
         """Append whole lines with one write. Return False if the file was removed, replaced or cut: call `write_anew`.
 
         ``first``: number of bytes of ``data`` that belong to jobs without a line so far. Raises OSError. An incomplete
-        write is removed again, unless another program has appended behind it.
+        write is removed again, unless another program has appended lines after it.
         """
         if self._fd < 0:
             return False

@@ -13,7 +13,7 @@ from scheduler.store.paths import DEFAULT_STEM, Places
 
 
 def this_machine() -> str:
-    """Return the id of this machine, or its host name if it has no id. A state folder contains neither."""
+    """Return the id of this machine, or its host name if it has no id. Both come from outside the state folder."""
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         try:
             with open(path, encoding="ascii") as stream:
@@ -35,7 +35,10 @@ def home_of(places: Places) -> str:
 
 
 def belongs(made: str, here: str) -> bool:
-    """Return whether ``here`` is the recorded place ``made`` of a store (see `home_of`; old versions: no path)."""
+    """Return whether ``here`` is the place ``made`` that a store has recorded, or no place is recorded.
+
+    See `home_of` for the form of a place. Old versions recorded no path.
+    """
     return not made or made == here or here.startswith(made + ":")
 
 

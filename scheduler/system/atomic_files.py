@@ -38,7 +38,7 @@ def replace_file(path: str, data: bytes, *, sync: bool = True) -> None:
 
 
 def left_aside(path: str) -> list[str]:
-    """Return the temporary files that writers of ``path`` left beside it when they were killed."""
+    """Return the paths of the temporary files that killed writers of ``path`` left in its folder."""
     folder, name = os.path.split(path)
     start = f".{name}.new-"
     with contextlib.suppress(OSError):
@@ -72,7 +72,7 @@ def _write_aside(path: str, data: bytes, sync: bool) -> str:
 
 
 def swap_file(path: str, data: bytes, there: bool, *, sync: bool = False) -> int:
-    """Put a new file at ``path`` and return a descriptor of the old file, so that the caller can read what it replaced.
+    """Put a new file at ``path`` and return a descriptor of the old file, so that the caller can read the old contents.
 
     ``there``: whether the caller expects a file at ``path``; if not, the result is -1. ``sync``: sync the new file, but
     not its folder. Raises FileNotFoundError or FileExistsError if the expectation is wrong, and other OSErrors; the old
@@ -93,7 +93,7 @@ def swap_file(path: str, data: bytes, there: bool, *, sync: bool = False) -> int
                 try:
                     out = _open_file(aside, path)
                 except OSError:
-                    _renameat2()(aside, path, _EXCHANGE)  # put back what cannot be opened as a plain file
+                    _renameat2()(aside, path, _EXCHANGE)  # put the old file back: it is not plain or not readable
                     raise
         crash_point("state.renamed")
     finally:
@@ -130,7 +130,7 @@ def _replace_plainly(aside: str, path: str, there: bool) -> int:
 
 @functools.cache
 def _renameat2() -> Callable[[str, str, int], None]:
-    import ctypes  # imported here: it is slow, and rarely needed
+    import ctypes  # imported here: the import is slow, and rarely needed
 
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 
@@ -150,7 +150,8 @@ def has_writer(fd: int) -> bool:
     The kernel grants a read lease only on a file that no process has open for writing (fcntl(2), F_SETLEASE).
     """
     try:
-        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGCHLD)  # for a broken lease: SIGIO, the default, kills us
+        # The signal for a broken lease. The default, SIGIO, would kill this process.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGCHLD)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except OSError:
         return True
@@ -177,11 +178,11 @@ def sync_folder(folder: str) -> None:
 def append_line(path: str, line: str, check: Callable[[os.stat_result], None] = lambda status: None) -> None:
     """Append one line with a single write, and sync the file. Raises OSError.
 
-    If the last line has no newline, a newline is written first. On a full disk nothing is written, because half a line
-    might be read as another job: disk space is reserved before the write. If other processes use up the reserved space
-    in the meantime, the part that was written becomes a comment. ``check`` gets the stat of the opened file and raises
-    an exception if the file must not be written. Links are resolved before the file is opened, so that a link created
-    afterwards is not followed.
+    If the last line has no newline, a newline is written first. Disk space is reserved before the write, so that
+    nothing is written on a full disk: half a line might be read as another job. If other processes use up the reserved
+    space in the meantime, the part that was written becomes a comment. ``check`` gets the stat of the opened file and
+    raises an exception if the file must not be written. Links are resolved before the file is opened, so that a link
+    created afterwards is not followed.
     """
     path = os.path.realpath(path)
     new = not os.path.lexists(path)
@@ -214,7 +215,8 @@ def _comment_out(fd: int, part: bytes) -> None:
     The file is not truncated, since another process may have appended lines after ``part``.
     """
     start = os.lseek(fd, 0, os.SEEK_CUR) - len(part)  # an append leaves the position after the bytes it wrote
-    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_APPEND)  # else pwrite appends, too
+    # With O_APPEND, pwrite would append too.
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_APPEND)
     if part.startswith(b"\n"):
         start, part = start + 1, part[1:]
     comment = b"#" + part[1:-1] + b"\n"

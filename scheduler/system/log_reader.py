@@ -14,8 +14,8 @@ from scheduler.system.safe_open import plain, plain_or_link
 
 CHUNK = 1 << 18
 STEP_BACK = 8 << 20  # bytes that the search for the last lines goes back within one line
-MOST_UNPACKED = 256 << 20  # bytes unpacked of a packed log, always from its start: takes a second
-LONGEST_LINE_SHOWN = 64 << 10  # bytes at the end of a line that is too long to find its start
+MOST_UNPACKED = 256 << 20  # most bytes to unpack of a packed log, always from its start; takes about a second
+LONGEST_LINE_SHOWN = 64 << 10  # bytes shown of the end of a line whose start is too far back
 
 
 class LogReader:
@@ -102,11 +102,10 @@ class LogReader:
         )  # fmt: skip
 
     def to_last_lines(self, most: int, step_back: int = STEP_BACK) -> bool:
-        """Go to the start of the last ``most`` lines.
+        """Go to the start of the last ``most`` lines. Return whether the new position is inside a line.
 
-        If the search finds no line start within ``step_back`` bytes, it stops inside that long line and returns True.
-        Only for a log that is not unpacked. The search begins at the end, so its cost does not depend on the log's
-        size.
+        The search stops inside a line if this line has no start within ``step_back`` bytes. It begins at the end of the
+        log, so its cost does not depend on the log's size. Only for a log that is not unpacked.
         """
         end = position = newest = self.size
         found = 0
@@ -130,7 +129,7 @@ class LogReader:
 
 
 class LogWindow:
-    """A log up to the end that it had when it was opened, readable at any position. Raises OSError.
+    """A log that can be read at any position up to the end that it had when it was opened. Raises OSError.
 
     ``keep``: bytes at the end of a packed log to keep in memory; ``size``: length of the log in bytes, unpacked;
     ``cut``: the log is packed and its unpacked length reaches ``most_unpacked`` bytes, so the rest cannot be read.
@@ -139,7 +138,7 @@ class LogWindow:
     def __init__(self, path: str, *, keep: int, most_unpacked: int = MOST_UNPACKED, ours: bool = False) -> None:
         self._fd = (plain if ours else plain_or_link)(path, os.O_RDONLY)
         try:
-            # Fixed once: otherwise a job that writes faster than we read would keep us reading for ever.
+            # The end is fixed: otherwise the reading would never finish if a job writes faster than we read.
             self._file_size = os.fstat(self._fd).st_size
             self._packed, self.cut, self.size = is_packed(path), False, self._file_size
             self._end = bytearray()

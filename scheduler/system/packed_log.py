@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator
 
 AT_ONCE = 1 << 20  # unpacked bytes in one piece: a few packed bytes may unpack to a gigabyte
-STEP = 512  # packed bytes in one step: what a step holds before damage is lost
+STEP = 512  # packed bytes in one step; intact data before damage in the same step is lost
 _MAGIC = b"\x1f\x8b"
 
 
@@ -18,7 +18,7 @@ class Unpacker:
 
     def __init__(self) -> None:
         self._head = b""
-        self._plain: bool | None = None  # None: not known before two bytes were fed
+        self._plain: bool | None = None  # None: unknown until two bytes have been fed
         self._machine = _machine()
         self.damaged = False  # the rest of the log cannot be unpacked
 

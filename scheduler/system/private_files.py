@@ -20,7 +20,7 @@ def new_private(path: str, flags: int = os.O_WRONLY, *, make_folder: bool = Fals
         os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
         fd = os.open(path, flags, 0o600)
     try:
-        os.fchmod(fd, 0o600)  # with a umask of 0777 even we could not read it
+        os.fchmod(fd, 0o600)  # a umask of 0777 would remove the permissions of the owner too
     except OSError:
         os.close(fd)
         os.unlink(path)

@@ -6,7 +6,7 @@ values. `supervisor.py` imports nothing of the program and has its own functions
 
 from __future__ import annotations
 
-_boot: list[str] = []  # the id, once it was read
+_boot: list[str] = []  # holds the id after the first read
 
 
 def boot_id() -> str:

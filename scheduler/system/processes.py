@@ -17,7 +17,7 @@ from scheduler.system.proc import command_words, environment_entries, stat_field
 
 PR_SET_CHILD_SUBREAPER = 36
 MOST_SWEEPS = 8
-EXEC_LIMIT_S = 0.2
+EXEC_LIMIT_S = 2.0  # an exec takes milliseconds; on a busy machine it waits for a processor
 SUPERVISOR_MARK = b"GPUJOB_SUPERVISOR="  # variable of supervisors and shims; its value is the state file's path
 SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # our own shortage; says nothing about the process
 
@@ -214,9 +214,10 @@ def _exec_completes(pid: int) -> bool:
     """
     until = time.monotonic() + EXEC_LIMIT_S
     while True:
+        last = time.monotonic() > until  # before the look: this process may itself have waited long for a processor
         fields = stat_fields(pid)
         memory, begin, end = (int(fields[index]) for index in (20, 47, 48))
-        if begin or not memory or time.monotonic() > until:
+        if begin or not memory or last:
             return begin < end
         time.sleep(0.0002)
 
@@ -232,7 +233,7 @@ def is_supervisor(pid: int, state_file: str) -> bool:
 def starter_lives(key: str, state_file: str) -> bool:
     """Return whether a live process has the order to start the attempt ``key`` and may be starting it now.
 
-    Such a process is the attempt's shim, or a supervisor of a previous daemon that still has its socket, or a process
+    Such a process is the attempt's shim, a supervisor of a previous daemon whose socket is still open, or a process
     that a shim or supervisor has just forked. A supervisor closes its socket after it has read all orders.
     """
     ours = SUPERVISOR_MARK + os.fsencode(state_file)

@@ -1,6 +1,6 @@
 """Opens only plain files. A FIFO, device or link that a job put in a file's place cannot block the scheduler.
 
-For use as ``open(path, opener=plain)``. `supervisor.py`, which imports nothing of the program, has a copy of `plain`.
+Usage: ``open(path, opener=plain)``. `supervisor.py`, which imports nothing of the program, has a copy of `plain`.
 """
 
 from __future__ import annotations

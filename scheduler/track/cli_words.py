@@ -40,7 +40,7 @@ Exit codes: 0 done, 1 a command failed, or an error, 2 usage error, 6 no such se
 """
 
 _FLAGS = {"--skip-errors": "skip_errors", "--run": "run", "--keep": "keep", "--json": "json"}
-# verb → its options, and what follows: "": nothing, text: a command, name or id: of a session, number: of a command
+# verb → its options, and its argument: "": none, text: a command, name or id: of a session, number: of a command
 VERBS: dict[str, tuple[tuple[str, ...], str]] = {
     "init": ((), "name"),
     "add": (("--session",), "text"),
@@ -106,7 +106,7 @@ def read(words: Sequence[str]) -> Typed:
 
 
 def _options(typed: Typed, rest: list[str], options: Sequence[str]) -> bool:
-    """Move the options at the start of ``rest`` to ``typed``; return True if one asks for help. Raises UsageError."""
+    """Move the options at the start of ``rest`` to ``typed``; return whether one asks for help. Raises UsageError."""
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
         name, equals, value = rest.pop(0).partition("=")
         if name in HELP_WORDS:
@@ -130,7 +130,7 @@ def _options(typed: Typed, rest: list[str], options: Sequence[str]) -> bool:
 def _command(typed: Typed, rest: list[str], options: Sequence[str]) -> None:
     """Store the command in ``typed``: a single text unchanged, several words quoted and joined. Raises UsageError.
 
-    Options of `track` may follow a text in quotes.
+    Options of `track` may follow a command that is a single text in quotes.
     """
     plainly = rest[:1] == ["--"]
     if plainly:

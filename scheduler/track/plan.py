@@ -49,7 +49,7 @@ class Command:
     """A command of a session.
 
     ``job``: its state; ``job.spec.cwd`` is relative to the session's root folder, ``job.log`` to its log folder.
-    ``last_output``: last lines of its log; ``tracker``: the tracker that has claimed it, None if none has.
+    ``last_output``: last lines of its log; ``tracker``: the tracker that has claimed the command, or None.
     """
 
     job: Job
@@ -173,14 +173,14 @@ def claim(command: Command, tracker: TrackerProcess, attempt: int, now: float) -
 
 
 def stop_asked(command: Command, why: str, now: float) -> None:
-    """Record that a running command is being stopped. It then counts as interrupted, whatever its exit code."""
+    """Record that a running command is being stopped. Whatever its exit code, the command then ends as interrupted."""
     if command.job.state in (JobState.STARTING, JobState.RUNNING):
         move(command.job, Move.STOP_ASKED, now)
         command.job.stop_why, command.job.stop_at = why, now
 
 
 def take(command: Command, observation: Observation, *, skip_errors: bool = False) -> None:
-    """Apply an observation to a command: one from the runner, or one of an attempt found after a crash.
+    """Apply to a command an observation of the runner, or an observation of an attempt found after a crash.
 
     Observations of other attempts are ignored. ``skip_errors``: skip the command if it fails without being stopped.
     """
@@ -229,7 +229,7 @@ def is_of(observation: Observation, job: Job) -> TypeGuard[Started | Ended | Nev
 def _in_hand_again(job: Job) -> None:
     """Move a pending or ended job back to STARTING, since an observation of its attempt has arrived.
 
-    A tracker that cannot see the job's processes (in another container) may have recorded it as lost.
+    A tracker that cannot see the job's processes (in another container) may have recorded the job as lost.
     """
     started, process = job.started_at, job.process
     if job.state in ENDED:
@@ -367,7 +367,7 @@ _ANY: Any = object()  # stands for no default: the key is required
 
 
 class _Reader:
-    """Reads typed values from a mapping. ``what``: name of the mapping in errors. The methods raise UsageError."""
+    """Reader of typed values from a mapping. ``what``: name of the mapping in errors. The methods raise UsageError."""
 
     def __init__(self, values: object, what: str) -> None:
         if not isinstance(values, Mapping):

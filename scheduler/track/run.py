@@ -27,16 +27,16 @@ from scheduler.track.plan import Command, Session, TrackerProcess
 from scheduler.track.session import Tracker, left_alone
 
 FLUSH_S = 5.0  # seconds after which a command's new output is saved in the session file
-EVERY_S = 0.05  # seconds between two looks at its log
+EVERY_S = 0.05  # seconds between two looks at a command's log
 CHUNK = 1 << 16
-MOST_BEHIND = 1 << 20  # bytes that are still shown if an interrupted command's output lags behind
+MOST_BEHIND = 1 << 20  # bytes of an interrupted command's output to show if more is not shown yet
 ONCE_S = 0.2  # a SIGINT within this time after the first signal comes from the same Ctrl-C
 SOFT_S, HARD_S = 2.0, 3.5  # seconds after a signal: SIGTERM, SIGKILL to the remaining processes
 AGAIN_S = 0.1
 SHORT_WAIT_S = 0.3  # seconds to wait for the session's lock while a command has to be watched
-UNKILLABLE_S = 10.0  # a process that SIGKILL has not ended by then is left to the kernel
+UNKILLABLE_S = 10.0  # after this time the tracker no longer waits for a process that survives SIGKILL
 MOST_STARTS = 3
-GONE = (errno.EPIPE, errno.EIO)  # errors of writing where the reader or the terminal is gone
+GONE = (errno.EPIPE, errno.EIO)  # errors of a write if the reader or the terminal is gone
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 Show = Callable[[bytes], None]
@@ -88,7 +88,7 @@ class Signals:
 
     def hang_up(self) -> None:
         """Treat a failed write to stdout like a SIGHUP. Called by the thread whose write failed."""
-        if not self.caught:  # else a signal has asked for the end already
+        if not self.caught:  # otherwise a signal has already asked the tracker to end
             self.caught.append(signal.SIGHUP)
             self.wake()
 
@@ -116,7 +116,7 @@ class Follower(threading.Thread):
 
     def run(self) -> None:
         """Show the log until `finish` was called and all of it is shown."""
-        with contextlib.suppress(OSError):  # no log, an unreadable one, or no reader of our output
+        with contextlib.suppress(OSError):  # no log, an unreadable log, or no reader of our output
             with LogReader(self.path, unpack=False, ours=True) as log:
                 log.at = self.at
                 while True:
@@ -211,7 +211,7 @@ class Foreground:
     def adopt(self, number: int, *, skip_errors: bool = False) -> Command | None:
         """Adopt a command whose tracker was killed, watch it to its end, and return it with its new state.
 
-        None if it has ended in the meantime or another tracker has it. Raises SchedulerError, OSError.
+        Return None if the command has ended in the meantime or another tracker has it. Raises SchedulerError, OSError.
         """
         with self.tracker.files.changing(self.tracker.name) as session:
             command = session.command(number)
@@ -223,7 +223,7 @@ class Foreground:
         return _Run(self, self.runner, command, skip_errors).until_ended(None, max(0, shown))
 
     def _claim(self, pick: Pick) -> Command | None:
-        """Claim the command that ``pick`` chooses, under the lock, so that no two trackers claim the same one."""
+        """Claim the command that ``pick`` chooses, under the lock, so that no two trackers claim the same command."""
         with self.tracker.files.changing(self.tracker.name) as session:
             self.tracker.settle(session)
             command = pick(session)
@@ -238,7 +238,7 @@ class Foreground:
         plan.claim(command, self.me, attempt, time.time())
 
     def claim_again(self, number: int, observation: Observation) -> Command:
-        """Claim a new attempt of a command; ``observation``: the supervisor was killed before the command began."""
+        """Claim a new attempt of a command. ``observation``: reports that the last attempt never began."""
         with self.tracker.files.changing(self.tracker.name) as session:
             command = session.command(number)
             plan.take(command, observation)
@@ -250,7 +250,7 @@ class Foreground:
         values = (str(job.id), str(job.attempt), self.tracker.files.path(self.tracker.name))
         environment: dict[str, str | None] = dict(zip(plan.MARK_NAMES, values, strict=True))
         if "PYTHONUNBUFFERED" not in os.environ:
-            environment["PYTHONUNBUFFERED"] = "1"  # else a script's output comes in blocks, as it has no terminal
+            environment["PYTHONUNBUFFERED"] = "1"  # without a terminal, Python would write its output in blocks
         words = ("/bin/sh", "-c", command.text)
         caller = None
         if self._giver is not None:
@@ -269,7 +269,7 @@ class _Run:
         self.at, self.runner, self.command, self.skip_errors = at, runner, command, skip_errors
         self.tracker, self.signals = at.tracker, at.signals
         self.follower: Follower | None = None
-        self.ending: Observation | None = None  # to be recorded when no process of the command is waited for
+        self.ending: Observation | None = None  # recorded once no process of the command has to be waited for
         self.waits_for_rest = False
         self.starts = 0
         self.heard = 0  # number of signals handled
@@ -284,8 +284,9 @@ class _Run:
     def until_ended(self, start: Callable[[Command], None] | None, shown: int = 0) -> Command:
         """Start or adopt the command, watch it until its end is recorded, and return it.
 
-        ``start``: function that starts it, None to adopt it; ``shown``: bytes of its log that were shown before. Raises
-        SchedulerError, OSError. The attempt record still gets the end then, and the next `track` call reads it there.
+        ``start``: function that starts the command, None to adopt it; ``shown``: bytes of its log that were shown
+        before. Raises SchedulerError, OSError. After an error the end is still written to the attempt record, where the
+        next `track` call reads it.
         """
         self.start = start
         if start is not None:

@@ -1,4 +1,4 @@
-"""A tracked session; whenever it is read, the commands of killed trackers get their true states first."""
+"""A tracked session. Each read of the session first corrects the states of commands whose tracker was killed."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ class Tracker:
         job, now = command.job, time.time()
         verdict, observations, _ = settle(self.record(command), job, self.files.path(self.name), now, MARK_NAMES)
         something_lives = verdict in (Verdict.WATCH_LOST, Verdict.FINISH_HOLDING)
-        if not something_lives or self.is_written_down(command):  # else it stays running, so that nobody restarts it
+        # Otherwise the command counts as running, so that nobody starts it again.
+        if not something_lives or self.is_written_down(command):
             for observation in observations:
                 take(command, self.dated(command, observation))
         command.last_output = self.last_output(command)
@@ -108,7 +109,10 @@ class Tracker:
         return replace(observation, at=self.last_sign(command), why=why)
 
     def last_sign(self, command: Command) -> float:
-        """Return when the command last wrote output (seconds since 1970): its end if no end is recorded."""
+        """Return the time of the command's last output, or of its start without output, in seconds since 1970.
+
+        This time counts as the end of a command whose end is not recorded.
+        """
         started = command.job.started_at or time.time()
         try:
             return max(started, min(os.stat(self.log(command)).st_mtime, time.time()))
@@ -123,7 +127,7 @@ class Tracker:
             return self.planned(session, text, folder)
 
     def planned(self, session: Session, text: str, folder: str) -> Command:
-        """Append a command to ``session``, which the caller is changing, and return it. Raises UsageError."""
+        """Append a command to ``session``, which the caller has locked and saves, and return it. Raises UsageError."""
         return added(session, text, os.path.relpath(folder, self.files.root), time.time())
 
     def skip(self) -> list[Command]:

@@ -26,7 +26,7 @@ LOOK_AGAIN_S = 0.005
 
 
 class NoSession(SchedulerError):
-    """There is no session in this folder or a folder above."""
+    """Raised if neither a folder nor the folders above it have a session."""
 
     def __init__(self, folder: str) -> None:
         do = "begin one: gpujob track init NAME"
@@ -39,11 +39,11 @@ def _names_in(folder: str) -> list[str]:
     try:
         return os.listdir(folder)
     except OSError:
-        return []  # a missing folder is what the error is about
+        return []  # the error to raise reports that there is no session
 
 
 class SessionDamaged(SchedulerError):
-    """The file of a session cannot be read. It is left unchanged."""
+    """Raised if the file of a session cannot be read. The file is left unchanged."""
 
     def __init__(self, path: str, why: str) -> None:
         name = os.path.basename(path).removesuffix(ENDING)
@@ -57,7 +57,8 @@ class SessionDamaged(SchedulerError):
 def find_root(folder: str) -> str:
     """Return the nearest folder with sessions, from ``folder`` upwards. Raises NoSession.
 
-    Only sessions of this user count, since their commands are run; root may also use those in ``folder`` itself.
+    Only sessions of this user count, since their commands are run; root may also use other users' sessions in
+    ``folder`` itself.
     """
     at = folder
     while not _trusted(os.path.join(at, FOLDER), here=at == folder):
@@ -105,7 +106,7 @@ class SessionFiles:
         return names[-1]
 
     def read(self, name: str) -> Session:
-        """Return a session as its file has it. Raises NotFound, SessionDamaged."""
+        """Return a session with the states stored in its file. Raises NotFound, SessionDamaged."""
         path = self.path(name)
         try:
             if not is_session_id(name):

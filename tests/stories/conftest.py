@@ -54,7 +54,7 @@ def spooler(tmp_path: Path) -> Iterator[Callable[..., Spooler]]:
 def tracked(tmp_path: Path) -> Iterator[Tracked]:
     """Return a folder for `gpujob track`; end all processes started there afterwards."""
     one = Tracked(tmp_path)
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup makes the tests ignore it, which trackers inherit
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores SIGHUP, and trackers inherit that
     yield one
     signal.signal(signal.SIGHUP, before)
     one.end_all()
@@ -62,7 +62,7 @@ def tracked(tmp_path: Path) -> Iterator[Tracked]:
 
 @pytest.fixture
 def screens(tmp_path: Path) -> Iterator[Callable[..., ScreenScheduler]]:
-    """Return a function that creates schedulers in screen mode with a socket folder of their own; end all sessions."""
+    """Return a function that creates screen-mode schedulers in a common socket folder; end all sessions afterwards."""
     made: list[ScreenScheduler] = []
     with socket_folder() as sockets:
 

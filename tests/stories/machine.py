@@ -1,4 +1,4 @@
-"""A real scheduler with simulated GPUs: a stand-in for the driver and for nvidia-smi, and foreign processes."""
+"""A real scheduler with simulated GPUs: a fake driver, a fake nvidia-smi, and foreign processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INTERVAL_S = 0.25
 
 
 class Machine:
-    """A scheduler with the driver and the nvidia-smi that it reads. The GPUs are ``GPU-a``, ``GPU-b``, …"""
+    """A scheduler with the fake driver and the fake nvidia-smi that it reads. The GPUs are ``GPU-a``, ``GPU-b``, …"""
 
     def __init__(self, make: Callable[..., Scheduler], folder: Path, gpus: int | None, **settings: Any) -> None:
         self.driver = FakeDriver(folder / "driver")
@@ -111,7 +111,7 @@ class Machine:
         return found
 
     def still_waits(self, job: int, readings: int = 5) -> None:
-        """Check that the job still waits and never ran after ``readings`` further readings."""
+        """Assert that the job still waits, and has never run, after ``readings`` further readings."""
         self.readings(readings)
         assert self.s.states()[job] == "pending" and self.s.job(job)["attempt"] == 0, self.s.said()
 
@@ -132,7 +132,7 @@ class Machine:
 
 @pytest.fixture
 def machine(scheduler: Callable[..., Scheduler], tmp_path: Path) -> Iterator[Callable[..., Machine]]:
-    """Return a function that creates machines whose scheduler is not started yet. ``gpus``: its --gpus, if any."""
+    """Return a function that creates machines whose scheduler is not started yet. ``gpus``: value of --gpus."""
     made: list[Machine] = []
 
     def make(gpus: int | None = None, folder: Path | None = None, **settings: Any) -> Machine:

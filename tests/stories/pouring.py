@@ -1,4 +1,4 @@
-"""Appends lines to the jobs file of a real scheduler, and shows which ran and which were refused."""
+"""A helper that appends lines to the jobs file of a real scheduler and shows which lines ran or were refused."""
 
 from __future__ import annotations
 

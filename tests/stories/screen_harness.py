@@ -106,7 +106,10 @@ class ScreenScheduler(Scheduler):
         return name
 
     def judge(self, codes: dict[int, int]) -> None:
-        """P1, P2: Check that no attempt was started twice, and that done jobs wrote their end and have exit code 0."""
+        """P1, P2: Assert that no attempt was started twice and that done jobs wrote their end and have exit code 0.
+
+        ``codes``: job id → exit code with which the job's command ends.
+        """
         attempts = [(entry[1], entry[5], entry[7]) for entry in self.ledger() if entry[0] == "start"]
         assert len(attempts) == len(set(attempts)), self.ledger()
         ended = {int(entry[7]) for entry in self.ledger() if entry[0] == "end"}

@@ -18,7 +18,7 @@ __all__ = ["machine"]
 
 @pytest.mark.parametrize("given", [None, 3])
 def test_a_start_without_one_gpu_keeps_gpu_numbers_and_allocations(machine, given):
-    """A start without one of the GPUs adopts all jobs; numbers, allocations, pauses, allowed lists stay unchanged."""
+    """A start while one GPU is missing adopts all jobs and keeps GPU numbers, allocations, pauses and allowed GPUs."""
     m = machine(gpus=given).cards("GPU-a", "GPU-b", "GPU-c")
     m.s.start()
     for i in range(3):
@@ -79,10 +79,10 @@ def drained(m) -> int:
 
 
 def test_a_drain_waits_out_a_back_off_and_runs_the_retry(machine):
-    m = machine(assign_retry_wait="1.5", gpu_interval=20).cards("GPU-a")  # the last reading is too old by then
+    m = machine(assign_retry_wait="1.5", gpu_interval=20).cards("GPU-a")  # at the retry the last reading is too old
     (m.s.folder / "fails.py").write_text("raise SystemExit(3)")
     m.s.append(f"0,{m.s.folder}/fails.py,,,;retries=1")
-    m.s.start("--drain", ready=False)  # `start` fails if the drain has ended before it looks
+    m.s.start("--drain", ready=False)  # ready=True fails if the drain ends very early
     assert drained(m) == 1
     assert m.s.rows("SELECT state, attempt, exit_code FROM jobs") == [("failed", 2, 3)], m.s.said()
     assert "no job is left to run" in m.s.said() and "cannot start" not in m.s.said()
@@ -147,7 +147,7 @@ def test_a_job_that_uses_an_unallocated_gpu_is_reported(machine):
 
 
 def test_jobs_with_only_vram_share_a_gpu_by_memory(machine):
-    """Jobs that name only memory share a GPU by it; an out-of-memory failure shows requested and used memory."""
+    """Jobs that request only memory share a GPU by memory; an out-of-memory failure shows requested and used memory."""
     m = machine(oom_retries=0).cards("GPU-a")
     program = m.s.folder / "oom.sh"
     program.write_text(
@@ -221,7 +221,10 @@ def test_broken_nvml_packages_do_not_count_as_no_driver(machine):
 
 
 def test_a_start_waits_for_the_driver_of_the_last_start(machine):
-    """A start waits for a driver that the last start has read, also with --gpus; --gpu-interval 0 does without it."""
+    """If the last start read a driver, no job starts until the driver answers, even with --gpus N.
+
+    With --gpu-interval 0 in addition, jobs start without the driver.
+    """
     m = machine(gpus=1).cards("GPU-a")
     m.use("GPU-a", m.foreign_process(), 79_000, load=99, total_load=99)
     m.add("a")
@@ -290,7 +293,7 @@ def test_thresholds_accept_percent(machine):
 
 
 def test_a_hanging_nvidia_smi_holds_no_gpu(machine):
-    """A hanging nvidia-smi that left its process group holds no GPU for an ended job, and no second one is started."""
+    """A hanging nvidia-smi that left its process group holds no GPU of an ended job; no other nvidia-smi starts."""
     m = machine().only_smi("GPU-a", "GPU-b")
     hold = m.s.folder / "stray"
     program = m.smi.program_folder / "nvidia-smi"

@@ -9,7 +9,7 @@ from tests.stories.harness import wait_for
 
 @pytest.mark.parametrize("how", ["well", "badly", "runs on"])
 def test_a_retry_without_daemon_runs_again_only_a_failed_job(scheduler, how):
-    """A retry of a job that ran when the scheduler was killed: the next start runs it again only if it failed."""
+    """After kill -9, a `retry` of a job that was running takes effect at the next start, and only if the job failed."""
     s = scheduler(gpus=1)
     s.start()
     s.hold("a")
@@ -24,7 +24,7 @@ def test_a_retry_without_daemon_runs_again_only_a_failed_job(scheduler, how):
     )
     if how != "runs on":
         s.release("a")
-        # Not the ledger: the job writes its last line before it exits, and a retry of an adopted live job does nothing.
+        # The ledger would not do: the job writes its last line before it exits, and a retry of a live job does nothing.
         wait_for(lambda: s.job(1)["state"] in ("done", "failed"), "its end in its record")
     s.start()
     if how == "well":
@@ -77,7 +77,10 @@ def test_a_retry_of_a_recorded_done_job_runs_it_again(scheduler):
 
 @pytest.fixture
 def ended_meanwhile(scheduler):
-    """Return a killed scheduler: jobs 1 to 4 ended with 3 and have a retry left, 5 ended with 0, 6 with 3; 7 waits."""
+    """Return a killed scheduler with seven jobs.
+
+    Jobs 1 to 4 ended with exit code 3 and have a retry left; job 5 ended with 0, job 6 with 3; job 7 waits.
+    """
     s = scheduler(gpus=6, assign_retry_wait="0.05")
     keys = "abcdef"
     for key in keys:
@@ -98,7 +101,7 @@ def ended_meanwhile(scheduler):
 
 
 def test_requests_for_a_job_with_a_retry_due_are_done_at_the_start(ended_meanwhile):
-    """A job whose record shows a retry due can be held, edited, put first or cancelled; the next start does it."""
+    """A job that waits for its retry can be held, edited, put first or cancelled; the next start carries this out."""
     s = ended_meanwhile
     assert "job 1 is already pending" in s.cli("retry", "1").stdout
     for words, done in (

@@ -32,7 +32,7 @@ while [ -e "$1" ]; do sleep 0.05; done
 
 @pytest.mark.parametrize("how", ["cancelled", "ended"])
 def test_a_job_whose_screen_process_was_killed_is_no_leftover_of_another_job(screens, how):
-    """A job whose screen process was killed becomes an orphan; job 1 must neither stop it nor wait for it."""
+    """When a screen process is killed, its job continues; another job's end neither stops that job nor waits for it."""
     s = screens(gpus=2, kill_grace="2")
     place = s.folder / "x.py"
     place.write_text(DEAF_TO_HANGUP)
@@ -60,7 +60,7 @@ def test_a_job_whose_screen_process_was_killed_is_no_leftover_of_another_job(scr
 
 
 def beside(s: ScreenScheduler, job_id: int, mark: Path) -> int:
-    """Start a program from a second window of a job's session, which then closes; return the program's pid."""
+    """Start a program in a second window of a job's session, wait until the window closes; return the program's pid."""
     mark.touch()
     program = s.folder / "beside.sh"
     program.write_text(BESIDE)
@@ -79,7 +79,7 @@ def _parent(pid: int) -> int:
 
 @pytest.mark.parametrize("whose", ["its own session's job", "another job"])
 def test_a_users_program_from_a_second_window_belongs_to_no_job(screens, whose):
-    """A user's program from a second window of a session holds no GPU, delays no ending, and is not ended."""
+    """A program that a user starts in a second window of a session holds no GPU, delays no job and is not killed."""
     s = screens(gpus=2, kill_grace="1")
     s.start()
     for gpu, key in enumerate("yx"):

@@ -1,4 +1,4 @@
-"""Changes of the whole jobs file, on a real scheduler: each complete line becomes one job or one refused line."""
+"""Changes to the whole jobs file of a real scheduler: each complete line becomes one job or one refused line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pouring(scheduler) -> Pouring:
 
 @pytest.fixture
 def of_nobody(scheduler) -> Iterator[Pouring]:
-    """Return a scheduler, not started, that runs as nobody in a folder of that user; its jobs file has one line."""
+    """Return a scheduler, not started yet, of user `nobody` in that user's folder; its jobs file has one line."""
     with tempfile.TemporaryDirectory(prefix="gpujob-nobody-") as name:
         shutil.copytree(ROOT / "scheduler", f"{name}/code/scheduler")
         p = Pouring(scheduler(gpus=1, folder=Path(name), monitor_interval=1))
@@ -47,7 +47,7 @@ def of_nobody(scheduler) -> Iterator[Pouring]:
         for place in (name, *Path(name).rglob("*")):
             shutil.chown(place, "nobody")
         again = "import os, sys; os.execv(sys.executable, [sys.executable, '-m', 'scheduler', '--version'])"
-        for python in (sys.executable, "/usr/bin/python3"):  # ours may be in a home folder that is closed to others
+        for python in (sys.executable, "/usr/bin/python3"):  # the first may be in a private home folder
             drop = ["setpriv", "--reuid=nobody", "--clear-groups", python]
             able = subprocess.run([*drop, "-c", again], cwd=name, env=p.s.environ, capture_output=True, text=True)
             if able.returncode == 0:
@@ -86,7 +86,7 @@ def test_c01_half_a_line_becomes_no_job(pouring):
     waited = max(waited, time.monotonic() - began)
     pouring.rest()
     assert {"a", "b"} <= set(pouring.noted()) and len(pouring.noted()) == 3
-    if waited < OPEN_LINE_S:  # a line without newline that one scheduler sees for longer is complete
+    if waited < OPEN_LINE_S:  # after this time a line without newline counts as complete
         assert "half-and-half" in pouring.noted() and pouring.refused() == {}
 
 
@@ -117,7 +117,7 @@ def test_c02_a_last_line_of_blanks_counts_as_unread(pouring):
 
 
 def test_c03_a_deleted_file_is_logged_once_and_a_new_one_read(pouring):
-    """C03: Jobs of a deleted file do not run again for equal lines of a new one; its unread line still runs."""
+    """C03: A deleted file is logged once and its unread line still runs; equal lines of a new file do not run again."""
     s = pouring.s
     missing = "no such file; it is read when it appears"
     wait_for(lambda: s.said().count(missing) == 1, "none was there at the start")
@@ -166,7 +166,10 @@ def test_c05_a_truncated_and_refilled_file_keeps_waiting_jobs(pouring):
 
 
 def test_c06_a_file_refilled_beyond_its_old_size_is_read_again(pouring):
-    """C06: A file refilled beyond its old size, while the scheduler is stopped or none runs, is read from its start."""
+    """C06: A file that was emptied and refilled beyond its old size is read from its start.
+
+    The file changes while the scheduler is stopped (SIGSTOP) or has ended, so no scheduler sees it empty.
+    """
     s = pouring.s
     pouring.pour(pouring.good("a"))
     pouring.rest()
@@ -183,7 +186,8 @@ def test_c06_a_file_refilled_beyond_its_old_size_is_read_again(pouring):
     assert sorted(pouring.noted()) == sorted(["a", *(f"b{n}" for n in range(5)), *(f"c{n}" for n in range(9))])
 
 
-# "in place": a builtin writes. While a shell starts a program, the file is empty; after 1 s that counts as its contents.
+# "in place" writes with a shell builtin: while a shell starts a program, the file would be empty, and after 1 s an
+# empty file counts as the new contents.
 SAVES = {
     "sed": "sed -i '$a 0,note,,new;gpus=0' jobs.txt",
     "mv": "cp jobs.txt x; echo '0,note,,new;gpus=0' >> x; mv x jobs.txt",
@@ -196,7 +200,7 @@ SAVES = {
 
 @pytest.mark.parametrize("how", SAVES)
 def test_c07_a_save_by_an_editor_runs_only_what_is_new(pouring, how):
-    """C07: After a save, unchanged, refused and failed lines make no second job; numbers of refused lines follow."""
+    """C07: After a save, unchanged, refused and failed lines make no second job; refused lines get new line numbers."""
     s = pouring.s
     pouring.script("fails", "#!/bin/sh\necho fails >> noted\nexit 2\n")
     pouring.pour(pouring.good("a"), "bad line", "0,fails,,;gpus=0", pouring.good("b"))
@@ -227,7 +231,7 @@ def test_c08_jobs_of_edited_and_removed_lines_stay(pouring):
 
 
 def test_c09_c10_windows_line_ends_and_a_byte_order_mark(pouring):
-    """C09, C10: Windows line ends and a byte order mark are no part of a job."""
+    """C09, C10: Windows line ends and a byte order mark do not become part of a job."""
     append(pouring.s.jobs_file, b"\xef\xbb\xbf0,note,,a;gpus=0\r\n\r\n# x\r\n0,note,,b;gpus=0\r\n0,words,,last\r\n")
     states = pouring.rest()
     assert sorted(pouring.noted()) == ["a", "b"] and pouring.refused() == {}
@@ -254,7 +258,7 @@ def test_c11_a_utf16_file_is_refused_and_read_as_utf8_later(pouring, encoding):
 
 
 def test_c16_a_submitted_job_without_wakeup_runs(scheduler):
-    """C16, P4: A job committed without a wakeup still runs, even if lines with higher ids are read first."""
+    """C16, P4: A submitted job still runs if its wakeup reaches the daemon only after jobs with higher ids have run."""
     s = scheduler(gpus=1, monitor_interval=600)
     s.start()
     database = Database(Places(str(s.folder / "gpu_scheduler_state.json")))
@@ -345,7 +349,7 @@ def test_c19_lines_of_twenty_concurrent_writers_are_all_read(pouring):
 
 
 def test_c20_long_lines_of_concurrent_writers(pouring):
-    """C20: 20 KB lines of concurrent `gpujob add` never mix; each complete line of shells is a job or refused."""
+    """C20: 20 KB lines of concurrent `gpujob add` never mix; each line of the shells becomes a job or is refused."""
     s = pouring.s
     s.cli("queue", "pause")
     shell = "for n in 1 2 3 4 5 6 7 8 9 10; do printf '0,note,,%s-%s-%020000d;gpus=0\\n' $0 $n 0 >> jobs.txt; done"
@@ -378,7 +382,7 @@ ODD = {
 
 @pytest.mark.parametrize("what", ODD)
 def test_c35_a_jobs_file_that_is_no_plain_file_is_reported(scheduler, what):
-    """C35: A jobs file that is no plain file is reported and never blocks; a plain file in its place is read."""
+    """C35: A jobs file that is not a regular file is reported and blocks nothing; a regular file is then read."""
     p = Pouring(scheduler(gpus=1, monitor_interval=1))
     s = p.s
     ODD[what](s.jobs_file)
@@ -421,7 +425,7 @@ def remove(path: Path) -> None:
 
 @as_root
 def test_c36_a_file_that_becomes_unreadable_is_reported_once(of_nobody):
-    """C36: A file that becomes unreadable (no root) is reported once, and read when it is readable again."""
+    """C36: A file that the user can no longer read is reported once, and read when it is readable again."""
     p, s = of_nobody, of_nobody.s
     s.start()
     s.wait_ended(1)
@@ -527,7 +531,7 @@ def test_c39_a_rewrite_with_equal_size_and_time_is_noticed(pouring):
 
 
 def test_c40_lines_appended_without_daemon_are_read_once(pouring):
-    """C40: Lines appended while no scheduler runs are read once by the next, after a kill and after a clean end."""
+    """C40: Lines appended while no scheduler runs are read once by the next scheduler, after a kill or a clean end."""
     s = pouring.s
     for number, end in enumerate((s.kill, s.stop)):
         end()
@@ -541,7 +545,7 @@ def test_c40_lines_appended_without_daemon_are_read_once(pouring):
 
 @as_root
 def test_b14_a_working_folder_that_may_not_be_entered_is_waited_for(of_nobody):
-    """B14: Jobs wait while the user cannot enter their folder or one above it, and run when it is open; others run."""
+    """B14: A job waits until the user may enter its working folder and all folders above; other jobs run meanwhile."""
     p, s = of_nobody, of_nobody.s
     (s.folder / "note").write_text('#!/bin/sh\necho "$1" >> "${0%/*}/noted"\n')
     closed = s.folder / "closed"

@@ -1,4 +1,4 @@
-"""Bad lines among good ones, on a real scheduler: each is refused alone, logged once, with the correct form."""
+"""Bad lines among good lines: a real scheduler refuses only the bad line and logs it once, with the correct form."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def peak_kb(pid: int) -> int:
 
 
 def test_c12_a_nul_byte_refuses_one_line(pouring):
-    """C12: A NUL byte makes only its own line refused."""
+    """C12: A line with a NUL byte is refused; the other lines run."""
     pouring.judge(
         [
             (b"0,note,,a\0b", "NUL byte"),
@@ -41,13 +41,13 @@ def test_c12_a_nul_byte_refuses_one_line(pouring):
 
 
 def test_c13_invalid_utf8_refuses_one_line(pouring):
-    """C13: Invalid UTF-8 makes only its own line refused; the reason names the wrong byte."""
+    """C13: A line with invalid UTF-8 is refused, and the reason names the wrong byte; the other lines run."""
     pouring.judge(
         [
             (b"\xff\xfe", "not UTF-8 at byte 1"),
             (b"0,note,,caf\xe9", "not UTF-8 at byte 12"),
             (b"0,note,,\xed\xa0\x80", "not UTF-8"),  # half of a surrogate pair
-            (b"0,note,,\xc0\xaf", "not UTF-8"),  # a slash in two bytes
+            (b"0,note,,\xc0\xaf", "not UTF-8"),  # a slash encoded in two bytes
         ]
     )
     shown = pouring.s.cli("status").stdout
@@ -81,7 +81,7 @@ def test_c14_control_characters_are_stored_and_shown_escaped(pouring):
 
 
 def test_c15_a_ten_megabyte_line_is_refused_with_little_memory(pouring):
-    """C15: A line of 10 MB makes only itself refused and costs little memory."""
+    """C15: A line of 10 MB is refused and needs little memory; the other lines run."""
     pouring.judge([("0,note,,first-mistake,x", "not a GPU list")])
     before = peak_kb(pouring.s.pid)
     pouring.judge(
@@ -95,7 +95,7 @@ def test_c15_a_ten_megabyte_line_is_refused_with_little_memory(pouring):
 
 
 def test_c15_many_long_refused_lines_are_not_kept_in_memory(pouring):
-    """C15, C20: Of refused lines the scheduler keeps the reasons in memory, not the text."""
+    """C15, C20: The scheduler keeps the reasons of refused lines in memory, but not their text."""
     pouring.judge([("0,note,,first-mistake,x", "not a GPU list")])
     before = peak_kb(pouring.s.pid)
     for number in range(10):
@@ -106,7 +106,7 @@ def test_c15_many_long_refused_lines_are_not_kept_in_memory(pouring):
 
 
 def test_c21_an_unbalanced_quote_swallows_no_following_line(pouring):
-    """C21: An unbalanced quote makes only its own line refused."""
+    """C21: A line with an unbalanced quote is refused; the following lines run."""
     pouring.judge(
         [
             ('0,note,,"--p 1,', "a double quote is not closed"),
@@ -145,7 +145,7 @@ def test_c22_the_spelling_that_is_shown_can_be_pasted_and_runs(pouring):
 
 
 def test_c23_the_rest_of_the_line_is_the_gpu_list(scheduler):
-    """C23: The last field is a GPU list with commas; a number before it is an argument, which is logged once."""
+    """C23: The last field may be a GPU list with commas; a number before it is an argument, which is logged once."""
     p = Pouring(scheduler(gpus=8))
     p.s.start()
     p.pour("0,words,,--a b,4,5,6,7", "0,words,,--n 2,4,5-7", "0,words,,--batch_size 1,4,5,6,7")
@@ -340,13 +340,13 @@ def test_c30_where_the_model_is_looked_for(scheduler):
 
 
 def test_c31_a_broken_model_table_leaves_the_last_good_one_in_force(scheduler):
-    """C31: A broken model table is logged once each time, with line and column; the last valid one stays in force."""
+    """C31: Each broken model table is logged once, with line and column; the last valid table stays in force."""
     p = Pouring(scheduler(gpus=1, monitor_interval=1))
     s, path = p.s, p.s.folder / "llm_config.json"
     good = json.dumps({"default_requirement": 1.0, "models": {"m": 0.5}})
 
     def save(text: str) -> None:
-        # `write_text` alone would empty the table first: one more broken table, which may be reported.
+        # `write_text` alone would first empty the table; the empty table is broken, too, and might be reported.
         aside = path.with_name("aside")
         aside.write_text(text)
         aside.replace(path)
@@ -434,7 +434,7 @@ def test_c33_option_look_alikes_are_no_options(pouring):
 
 
 def test_c34_paths_are_relative_to_the_jobs_file(pouring):
-    """C34: Paths are relative to the folder of the jobs file; a leading ~/ is expanded, nothing else."""
+    """C34: Paths are relative to the folder of the jobs file; only a leading ~/ is expanded."""
     s = pouring.s
     home = Path(s.environ["HOME"])
     inner = s.folder / "a folder"

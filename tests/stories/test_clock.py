@@ -1,4 +1,4 @@
-"""The wall clock is set, the machine sleeps, the scheduler is stopped for a while, the time zone changes."""
+"""A real scheduler while the wall clock is set, the machine sleeps, the daemon is stopped, or the time zone changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DATE = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d\d\dZ")
 
 
 class Clock:
-    """The wall clock that a scheduler, its commands and its jobs see; the monotonic clock stays true."""
+    """The wall clock that a scheduler, its commands and its jobs see; the monotonic clock is not changed."""
 
     def __init__(self, s: Scheduler) -> None:
         self.file = s.folder / "clock"
@@ -40,7 +40,7 @@ class Clock:
 @pytest.mark.parametrize("shift", [-3600, YEARS], ids=["hour back", "years ahead"])
 @pytest.mark.waits
 def test_g01_setting_the_clock_changes_no_duration(scheduler, shift):
-    """G01, P6: Setting the clock changes no time limit, grace or retry pause; a restart after it ends no job."""
+    """G01, P6: Setting the clock changes no time limit, grace or retry pause; a later restart ends no job."""
     s = scheduler(gpus=2, cpu_slots=8, kill_grace="2", assign_retry_wait="3")
     clock = Clock(s)
     s.hold("long")
@@ -56,7 +56,7 @@ def test_g01_setting_the_clock_changes_no_duration(scheduler, shift):
     s.append(s.line("short", code=4, more=";retries=1"))
     wait_for(lambda: s.rows("SELECT 1 FROM jobs WHERE id=4 AND runs_failed>0"), "its retry is due in 3 s")
     clock.set(shift)
-    asked = time.monotonic()  # before the command, whose own end takes time
+    asked = time.monotonic()  # read before the command, which itself takes time
     s.cli("cancel", "2")
     s.append(s.line("after"))
     s.wait_state(2, "cancelled")
@@ -78,7 +78,7 @@ def test_g01_setting_the_clock_changes_no_duration(scheduler, shift):
 
 
 def test_g02_times_are_utc_at_dst_end_and_2038(scheduler):
-    """G02: Times are UTC and durations true at the end of summer time in Berlin and at 2^31 seconds."""
+    """G02: Times are UTC and durations correct at the end of summer time in Berlin and at 2^31 seconds."""
     s = scheduler(gpus=1, cpu_slots=4)
     clock = Clock(s)
     for moment, stamp in ((1792889999, "2026-10-25T0[01]:"), (2**31 - 2, "2038-01-19T03:14")):
@@ -93,7 +93,7 @@ def test_g02_times_are_utc_at_dst_end_and_2038(scheduler):
 
 
 def test_g03_after_a_sleep_of_eight_hours_no_job_times_out(scheduler):
-    """G03: After all processes were stopped while the clock advanced by 8 h, no job times out, nothing runs twice."""
+    """G03: If all processes are stopped while the clock advances by 8 h, no job times out and no job runs twice."""
     s = scheduler(gpus=2, cpu_slots=4)
     clock = Clock(s)
     for key in ("a", "b"):
@@ -133,7 +133,10 @@ entry()
 
 
 def test_g04_a_stopped_scheduler_does_stored_requests_once_continued(scheduler):
-    """G04: While the scheduler is stopped, reading works and changes report it; afterwards it does each once."""
+    """G04: While the scheduler is stopped (SIGSTOP), verbs that read and `submit` work; other requests exit with 5.
+
+    When the scheduler continues, it carries out each stored request once.
+    """
     s = scheduler(gpus=1, cpu_slots=4, monitor_interval="0.1", state_interval="0.1")
     s.command = [sys.executable, "-c", COUNTS]
     looks = s.folder / "looks"

@@ -114,7 +114,7 @@ def test_a_changed_threshold_changes_what_starts(machine):
 
 
 def test_s2_6_gpus_are_added_and_taken_away_while_it_runs(scheduler):
-    """S2.6: GPUs can be added and removed at run time; a job on a removed GPU continues, no other starts there."""
+    """S2.6: GPUs can be added and removed at run time; a job on a removed GPU continues, no new job starts there."""
     s = scheduler(None)
     config = s.folder / "config.yaml"
     config.write_text("gpus: 1\n")
@@ -222,7 +222,7 @@ def test_a_start_applies_a_changed_model_table_to_waiting_jobs(scheduler):
 
 @pytest.mark.smoke
 def test_c31_a_changed_model_table_changes_what_starts_and_a_broken_one_changes_nothing(scheduler):
-    """C31, S3.13: A changed table applies to waiting jobs; a broken, removed or exposed one changes nothing."""
+    """C31, S3.13: A changed table applies to waiting jobs; a broken, removed or unsafe table changes nothing."""
     s = scheduler(gpus=1)
     table = s.folder / "llm_config.json"
     table.write_text('{"models": {"small": 1.0}}')
@@ -254,7 +254,7 @@ def test_c31_a_changed_model_table_changes_what_starts_and_a_broken_one_changes_
 
 
 def test_config_changes_and_mistakes_are_logged_once(scheduler):
-    """P3, C37: Each change of the config is logged once; a broken, removed or exposed config changes no setting."""
+    """P3, C37: Each change of the config is logged once; a broken, removed or unsafe config changes no setting."""
     s = scheduler(gpus=1, monitor_interval=0.2)
     config = s.folder / "config.yaml"
     config.write_text("kill_grace: 3\nmonitor_interval: 9\n")

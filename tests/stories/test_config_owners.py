@@ -16,7 +16,7 @@ pytestmark = ROOT_ONLY
 
 
 def start(me: User, folder: Path, *words: str, **environ: str) -> str:
-    """Return the one line of a `start` that fails: with a refused file or, if all are accepted, with its main log."""
+    """Return the error line of a `start` that fails: on a refused file or, if all are accepted, on its main log."""
     code, said = me.gpujob(folder, *START, *words, **environ)
     assert (code, said.count("\n")) == (1, 1), said
     return said
@@ -50,7 +50,7 @@ def test_c37_s13_files_that_another_could_write_are_refused(users: tuple[User, U
 def test_s13_folders_and_links_that_others_could_change_are_refused(
     users: tuple[User, User], place: Path, name: str
 ) -> None:
-    """S13, C37: Nor may another user own or write the folder of the file, the folder of a link to it, or the link."""
+    """S13, C37: A file is refused if others own or may write its folder, a link to the file, or the link's folder."""
     me, other = users
     inside = place / "in"
     inside.mkdir()
@@ -90,7 +90,7 @@ def test_s13_folders_and_links_that_others_could_change_are_refused(
 
 
 def test_s13_trust_group_in_a_group_writable_config_is_ignored(users: tuple[User, User], place: Path) -> None:
-    """S13: `trust_group: true` does not count in a config that the group may write; a flag or variable must set it."""
+    """S13: `trust_group: true` in a config that the group may write has no effect; a flag or variable must set it."""
     me, other = users
     path = write(place / "config.yaml", me, 0o664, me.groups[0])
 
@@ -108,7 +108,7 @@ def test_s13_trust_group_in_a_group_writable_config_is_ignored(users: tuple[User
 
 
 def test_s13_an_access_list_counts_as_a_group(users: tuple[User, User], place: Path) -> None:
-    """S13: A file that another user may write by its access list is refused."""
+    """S13: A file whose access list lets another user write to it is refused."""
     me, other = users
     path = write(place / "config.yaml", me)
     entries = [(1, 6, -1), (2, 6, other.uid), (4, 4, -1), (16, 6, -1), (32, 4, -1)]
@@ -136,7 +136,7 @@ def test_a_config_that_may_not_be_read_is_one_error(users: tuple[User, User], pl
 
 @pytest.mark.parametrize("cleaned", ["moved", "mended after the move", "edited", "moved while nobody looks"])
 def test_p9_s13_c37_a_line_of_another_user_never_runs(scheduler, cleaned: str) -> None:
-    """A line that another user appended to an exposed file never runs, however the owner cleans the file up."""
+    """P9, S13, C37: A line that another user appended to an unsafe jobs file never runs, even after a repair."""
     with tempfile.TemporaryDirectory(prefix="gj-owners-", dir="/tmp") as name:
         folder = Path(name)
         folder.chmod(0o755)

@@ -1,7 +1,9 @@
-"""Kills at every named crash point, in three ways: there; there and again in the next life; at the third passage.
+"""Kills of processes at every named crash point, in three ways.
 
-`make test` tests each point in one of the ways (neighbours differ), `make test-long` in the other two. A crash point in
-the source without a test here fails `test_a21_every_crash_point_has_a_story`.
+``once``: a process is killed when it first passes the point; ``again``: the next process is killed as well; ``third``:
+a process is killed when it passes the point for the third time. `make test` tests each point in one way, and successive
+points in different ways; `make test-long` tests the other two ways. A crash point in the source without a test here
+fails `test_a21_every_crash_point_has_a_story`.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ each_way = pytest.mark.parametrize("way", [WAYS[0], *(pytest.param(way, marks=py
 
 
 def crossed(points: Sequence[str]) -> pytest.MarkDecorator:
-    """Parametrize a test with each point in each way; one way of each point is not ``long``."""
+    """Parametrize a test with each point in each way; one way of each point is not marked ``long``."""
     return pytest.mark.parametrize(
         ("point", "way"),
         [
@@ -82,21 +84,21 @@ def test_a21_every_crash_point_has_a_story() -> None:
 
 
 class Lives:
-    """The lives of one daemon; each but the last ends at its crash point."""
+    """Successive daemons ("lives") of one scheduler; each except the last is killed at its crash point."""
 
     def __init__(self, s: Scheduler, *points: str) -> None:
         self.s, self.points, self.deaths = s, list(points), 0
         self.next()
 
     def next(self) -> None:
-        """Begin the next life. A life with a crash point may end before it is ready."""
+        """Start the next daemon. A daemon with a crash point may be killed before it is ready."""
         if self.points:
             self.s.start(ready=False, GPUJOB_CRASH_AT=self.points.pop(0))
         else:
             self.s.start()
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Wait for ``condition``; begin the next life each time the daemon has died."""
+        """Wait for ``condition``; start the next daemon each time a daemon was killed."""
 
         def found() -> object:
             code = self.s.process.poll()
@@ -114,7 +116,7 @@ def spelled(point: str, way: str) -> str:
 
 
 def second(point: str) -> str:
-    """Return the crash point of the life after ``point``: one that each start passes, so it dies while it recovers."""
+    """Return a crash point that each start passes, at which the daemon after the one killed at ``point`` is killed."""
     return AT_EACH_START[sum(point.encode()) % len(AT_EACH_START)]
 
 
@@ -123,9 +125,10 @@ DEAFS, FLAKY = ("deaf1", "deaf2", "deaf3"), ("flaky1", "flaky2")
 
 
 def steps(s: Scheduler, known: int) -> Iterator[tuple[Callable[[], object], str]]:
-    """Add and cancel jobs so that each point is passed three times or more; yield what to wait for in between.
+    """Add and cancel jobs so that each point is passed three times or more; yield conditions to wait for in between.
 
-    A lost job may never have run; `judge` checks whether jobs may be lost.
+    Each condition has a description. A failed job also meets a condition, since a lost job may never have run; `judge`
+    checks whether jobs may be lost.
     """
     names = list(PLAIN)
     s.append(*(s.line(key, PLAIN[key], 0.02) for key in names[known:5]))
@@ -144,7 +147,7 @@ def steps(s: Scheduler, known: int) -> Iterator[tuple[Callable[[], object], str]
 
 
 def judge(s: Scheduler, *, lost: bool = False) -> None:
-    """Compare the store with what the jobs themselves have recorded. ``lost``: jobs may be lost."""
+    """Assert that the store matches the ledger that the jobs wrote. ``lost``: jobs may be lost."""
     started = Counter((entry[1], entry[5]) for entry in s.ledger() if entry[0] == "start")
     assert set(started.values()) <= {1}, started
     rows = s.rows("SELECT spec, state, outcome, exit_code, notes FROM jobs ORDER BY id")
@@ -178,7 +181,7 @@ def sound(s: Scheduler) -> None:
 
     def left() -> list[str]:
         found = [str(p) for p in s.folder.rglob("*") if re.search(r"\.new(-\d+)?$|\.tmp$|^packet-", p.name)]
-        # The file of a live pid may be in use; or the kernel has reused the pid of the killed process.
+        # A file with the pid of a live process may be in use, or the kernel has reused the pid of a killed process.
         return [name for name in found if not ((pid := re.search(r"\.new-(\d+)$", name)) and alive(int(pid[1])))]
 
     # A new version of the state file that was not put in place may hold an edit: the first pass after a start deletes it.
@@ -193,7 +196,7 @@ def busy(scheduler: Callable[..., Scheduler], gpus: int = 5) -> Scheduler:
 
 @crossed([*DAEMON, *ADOPTING, *FENCE])
 def test_a01_to_a17_daemon_killed_at_each_crash_point(scheduler, point, way):
-    """A01–A17, P1–P7: After a kill at any point each line is one job, attempts run once, exit codes are true."""
+    """A01–A17, P1–P7: After a kill at any point each line is one job, each attempt runs once, exit codes are true."""
     s = busy(scheduler)
     first = list(PLAIN)[:3]
     known = 0
@@ -202,14 +205,14 @@ def test_a01_to_a17_daemon_killed_at_each_crash_point(scheduler, point, way):
         s.append(*(s.line(key, PLAIN[key]) for key in first))
         for key in first:
             s.hold(key)
-        if point in FENCE:  # three starts that were recorded, and never sent
+        if point in FENCE:  # three starts that were recorded but never sent
             s.start(GPUJOB_CRASH_AT="start.committed", ready=False)
             assert s.process.wait(30) == -signal.SIGKILL
         else:
             s.start()
             wait_for(lambda: all(map(s.starts, first)), "they run")
             s.kill()
-    each_start = point in ("adopt.committed", "fence.requeued") and way == "third"  # passed once in a life
+    each_start = point in ("adopt.committed", "fence.requeued") and way == "third"  # passed once per start
     points = [point] * 3 if each_start else [spelled(point, way)] + ([second(point)] if way == "again" else [])
     lives = Lives(s, *points)
     for condition, what in steps(s, known):
@@ -222,7 +225,10 @@ def test_a01_to_a17_daemon_killed_at_each_crash_point(scheduler, point, way):
 
 @crossed(SUPERVISOR)
 def test_b02_supervisor_killed_at_a_named_point(scheduler, point, way):
-    """A07, A08, B02: With the supervisor killed (again: the daemon too) attempts run once, exit codes are true."""
+    """A07, A08, B02: After kills of the supervisor (``again``: also of the daemon) no attempt runs twice.
+
+    The exit codes of all jobs that are not lost are true.
+    """
     s = busy(scheduler)
     s.start(GPUJOB_CRASH_AT=spelled(point, way))
     deaths, supervisor = 0, s.supervisor_pid()
@@ -249,9 +255,9 @@ def test_b02_supervisor_killed_at_a_named_point(scheduler, point, way):
 
 @crossed(SHIM)
 def test_j10_shim_killed_at_a_named_point(screens, point, way):
-    """J10, P1: With shims killed, attempts start at most once, no failure is shown as done, GPUs are freed.
+    """J10, P1: If shims are killed, each attempt starts at most once, no failure is shown as done, GPUs are freed.
 
-    Once: every shim is killed; again: the daemon too, at the first start; third: only the third shim.
+    ``once``: every shim is killed; ``again``: also the daemon, after the first start; ``third``: only the third shim.
     """
     s = screens(gpus=2, max_assign_attempts=2, assign_retry_wait="0.1")
     codes = {1: 0, 2: 0, 3: 5, 4: 7}
@@ -303,7 +309,7 @@ def test_j10_daemon_killed_after_creating_a_session(screens, way):
 
 @crossed(RECOVER)
 def test_e02_recover_killed_and_run_again(scheduler, point, way):
-    """After a kill of `recover` at any point no command uses the store; the next `recover` loses nothing."""
+    """E02: After a kill of `recover` no command uses the store until `recover` runs again; that run loses nothing."""
     s = filled(scheduler(gpus=2))
     s.kill()
     path = store_of(s)
@@ -311,11 +317,11 @@ def test_e02_recover_killed_and_run_again(scheduler, point, way):
     log = Path(f"{path}-wal")
     overwrite(log, 0, bytes(32))
     damaged, damaged_log = path.read_bytes(), log.read_bytes()
-    # "third": at the second of the files set aside; points that are passed once are tested in three runs in a row.
+    # "third": kill at the second file that is set aside; a point that is passed only once is tested in three runs.
     wanted = {"once": [point], "again": [point, "recover.placed"], "third": [point] * 3}[way]
     if (point, way) == ("recover.aside", "third"):
         wanted = ["recover.aside:2"]
-    elif (point, way) == ("recover.noted", "third"):  # not passed again while the note exists
+    elif (point, way) == ("recover.noted", "third"):  # `recover` passes it only if no note exists
         wanted = ["recover.noted", "recover.aside", "recover.placed"]
     for name in wanted:
         s.environ["GPUJOB_CRASH_AT"] = name
@@ -336,7 +342,10 @@ def test_e02_recover_killed_and_run_again(scheduler, point, way):
 
 @pytest.mark.parametrize("way", ["old", "new"])
 def test_a18_killed_while_the_store_is_migrated(scheduler, way):
-    """A18: After a kill the store is valid in the old or the new version; a copy of the old is kept; no job is lost."""
+    """A18: A kill during a migration leaves a valid store of the old version; the next start completes the migration.
+
+    A copy of the old store is kept, and no job is lost.
+    """
     s = scheduler(gpus=1)
     store = s.folder / ".gpujob" / "store.db"
     store.parent.mkdir(mode=0o700)
@@ -369,7 +378,7 @@ def test_a18_killed_while_the_store_is_migrated(scheduler, way):
 
 @each_way
 def test_a04_add_killed_before_it_answers(scheduler, way):
-    """A04, P4: After `add` is killed its line is complete; the same command again makes no second job."""
+    """A04, P4: A killed `add` leaves a complete line; the same command again creates no second job."""
     s = scheduler(gpus=1)
     s.start()
     words = ("add", str(s.script), "--args", f"{s.folder} a 0 0")
@@ -390,7 +399,7 @@ def test_a04_add_killed_before_it_answers(scheduler, way):
 
 @crossed(["store.before_commit", "store.committed"])
 def test_a04_submit_and_cancel_killed_before_they_answer(scheduler, point, way):
-    """A04, P4: `submit` and `cancel` killed at the commit take effect if committed, else not; also without a daemon."""
+    """A04, P4: A killed `submit` or `cancel` takes effect if and only if it committed, with or without a daemon."""
     s = scheduler(gpus=1)
     if way != "again":
         s.start()
@@ -448,7 +457,7 @@ def test_a20_started_and_killed_again_and_again(scheduler):
 
 @each_way
 def test_a03_killed_in_the_midst_of_a_thousand_lines(scheduler, way):
-    """A03, P2: Killed between two batches of lines, at the start or later, the scheduler runs each line once."""
+    """A03, P2: If the daemon is killed between two batches of lines, at the start or later, each line runs once."""
     s = scheduler(gpus=1)
     p = Pouring(s)
     lines = [p.good(n) for n in range(1000)]
@@ -467,19 +476,19 @@ def test_a03_killed_in_the_midst_of_a_thousand_lines(scheduler, way):
 
 
 def test_a04_a_verb_whose_daemon_is_killed_before_it_answers(scheduler):
-    """A04, P3, P4: If the daemon dies before it answers, the verb exits with 5; the next daemon does it once."""
+    """A04, P3, P4: If the daemon dies before it answers, the verb exits with 5; the next daemon carries it out."""
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a"))
     s.start()
     s.wait_state(1, "running")
-    s.freeze()  # the requests are stored, and it does not read them
+    s.freeze()  # the requests are stored, but the daemon does not read them
     words = {"cwd": s.folder, "env": s.environ, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     asked = [subprocess.Popen([*s.command, *verb], **words) for verb in (("cancel", "1"), ("queue", "pause"))]
     wait_for(lambda: s.rows("SELECT count(*) FROM requests WHERE code IS NULL") == [(2,)], "they have asked")
     s.kill()
     ((first,),) = s.rows("SELECT min(made_at) FROM requests")
-    # A verb waits 5 s. The first one may be at the end of that time when the second one has asked.
+    # A verb waits 5 s: the first verb may give up before the daemon is killed, if the second verb was slow to ask.
     may_be_late = time.time() - first > 2
     for one in asked:
         out, error = one.communicate(timeout=30)

@@ -1,4 +1,4 @@
-"""Kills of daemon, supervisor and jobs: nothing runs twice, no job is lost without notice, no ending is invented."""
+"""Kills of daemon, supervisor and jobs: no job runs twice or is lost without notice, and recorded endings are true."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_daemon_inherits_jobs_of_a_dead_supervisor(scheduler):
 
 
 def test_b02_after_daemon_and_supervisor_died_the_ending_is_lost(scheduler):
-    """B02: A direct job without daemon and supervisor keeps its GPU until it ends; its ending is then lost.
+    """B02: A job whose daemon and supervisor were killed keeps its GPU until it ends; its ending is then `lost`.
 
     Where PID 1 reaps no orphans (some containers), the exit code of the zombie is read from the kernel instead.
     """
@@ -157,7 +157,7 @@ def test_h02_a_reused_pid_is_not_adopted(scheduler):
 
 @pytest.mark.parametrize("point", SUPERVISOR)
 def test_supervisor_killed_at_a_named_point_daemon_lives(scheduler, point):
-    """While the daemon lives, every exit code is recorded, wherever its supervisors die."""
+    """While the daemon lives, every job that ran has its exit code, at whatever crash point the supervisors die."""
     s = scheduler(gpus=1, assign_retry_wait="0.05")
     s.append(*(s.line(f"k{n}", code=n) for n in range(4)))
     s.start("--drain", GPUJOB_CRASH_AT=point, ready=False)
@@ -177,7 +177,7 @@ def test_supervisor_killed_at_a_named_point_daemon_lives(scheduler, point):
 
 @pytest.mark.smoke
 def test_second_daemon_is_refused_and_stale_locks_do_not_block(scheduler):
-    """S3.37, H04, H06: A second daemon is refused with the pid of the first; after kill -9 the next simply starts."""
+    """S3.37, H04, H06: A second daemon is refused with the pid of the first; after kill -9 the next one starts."""
     s = scheduler(gpus=1)
     s.start()
     first = s.pid

@@ -55,7 +55,7 @@ class Disk:
 def disk(tmp_path: Path) -> Iterator[Callable[..., Disk]]:
     """Return a function that mounts a small tmpfs with the given mount options.
 
-    Where mounting is not allowed the test is skipped, in CI it fails. All are unmounted at the end.
+    Where mounting is not allowed, the test is skipped; in CI it fails. All disks are unmounted at the end.
     """
     made: list[Disk] = []
 
@@ -88,10 +88,10 @@ def on_disk(scheduler: Callable[..., Scheduler], place: Path, **settings: object
 
 
 def test_e08_f01_a_full_store_starts_no_unrecorded_job(scheduler, disk):
-    """E08, F01: While the disk of the store is full, no job starts whose start is not recorded.
+    """E08, F01: While the disk of the store is full, no job starts without a record of its start.
 
-    Jobs that run keep their true exit codes, also if they end without a scheduler. With free space again, each line
-    becomes one job.
+    Running jobs keep their true exit codes, even if they end while no scheduler runs. When space is free again, each
+    line becomes one job.
     """
     small = disk("size=12m")
     s = on_disk(scheduler, small.path)
@@ -140,7 +140,7 @@ def test_e08_a_full_store_recovers_without_a_restart(scheduler, disk):
     s.append(*(s.line(f"n{n}", more="x" * 2000) for n in range(1500)))
     wait_for(lambda: "cannot use the store" in s.said(), "it is said")
     assert "Traceback" not in s.said() and s.said().count("cannot use the store") <= 2
-    told = s.cli("submit", "--cpu", "--", "true", code=None)  # it is small: there may be enough space for it
+    told = s.cli("submit", "--cpu", "--", "true", code=None)  # a small request may still have enough space
     assert (told.returncode, told.stderr.count("\n")) in ((0, 0), (1, 1)), told
     filler.unlink()
     small.remount("size=200m")
@@ -155,7 +155,7 @@ def test_e08_a_full_store_recovers_without_a_restart(scheduler, disk):
 def test_e08_start_names_the_record_it_has_no_space_for(scheduler, disk):
     """E08, P3: Without space for the record of an attempt that never started, `start` fails and names the record.
 
-    The last daemon was killed before it sent the start. With free space again, the job runs once.
+    The last daemon was killed before it sent the start. When space is free again, the job runs once.
     """
     s = scheduler(gpus=1)
     s.append(s.line("a", 3))
@@ -182,9 +182,9 @@ def test_e08_start_names_the_record_it_has_no_space_for(scheduler, disk):
 
 
 def test_e08_a_long_command_without_space_for_its_file_is_retried(scheduler, disk):
-    """E08: A very long command goes to the supervisor in a file; without space for it the start is tried again later.
+    """E08: A very long command is passed to the supervisor in a file; without space for the file, the start is retried.
 
-    Then the job runs once, its GPUs are free again, and no such file is left.
+    When space is free again, the job runs once, its GPUs become free, and no such file is left.
     """
     small = disk("size=12m")
     s = on_disk(scheduler, small.path, assign_retry_wait="0.3", max_assign_attempts=20)
@@ -197,8 +197,8 @@ def test_e08_a_long_command_without_space_for_its_file_is_retried(scheduler, dis
     wait_for(lambda: "its attempt record cannot be written: No space left on device" in s.said(), "it is said")
     filler.unlink()
     s.wait_ended(1)
-    # The events are checked, not the state at the first failure: the next try may have begun by then, and the store may
-    # have no space to record its end.
+    # Check the events, not the state at the first failure: the next try may have begun since, and the store may have no
+    # space to record the end of that try.
     fell = [
         json.loads(detail)["why"]
         for (detail,) in s.rows("SELECT detail FROM events WHERE job=1 AND kind='retry_scheduled'")
@@ -224,7 +224,7 @@ def test_e19_no_job_starts_without_free_inodes(scheduler, disk):
         os.kill(s.pid, signal.SIGCONT)
         return False
 
-    # Else the inode of a replaced state file could become the record of the next job.
+    # Otherwise the inode of a replaced state file could become free and be used for the next attempt record.
     wait_for(holds_no_inode_for_a_while, "the daemon has no old or new version of the state file")
     taken = small.take_inodes()
     os.kill(s.pid, signal.SIGCONT)
@@ -263,7 +263,7 @@ def test_f13_start_fails_on_a_read_only_disk(scheduler, disk):
 
 
 def test_e11_running_jobs_survive_a_disk_that_turns_read_only(scheduler, tmp_path):
-    """E11: On an ext4 file system that turned read-only no job starts, and running jobs continue.
+    """E11: When an ext4 file system turns read-only, no job starts, and running jobs continue.
 
     The next start shows their true exit codes, or `lost` where the ending could not be recorded.
     """
@@ -284,7 +284,7 @@ def test_e11_running_jobs_survive_a_disk_that_turns_read_only(scheduler, tmp_pat
         s.append(s.line("a", code=11))
         s.start()
         s.wait_state(1, "running")
-        os.sync()  # losing data that was not synced yet is another row of the fault list (H20)
+        os.sync()  # loss of data that was not synced yet is another fault (H20)
         subprocess.run(["mount", "-o", "remount,abort", str(place)], capture_output=True)
         s.append(s.line("b"))
         wait_for(lambda: "cannot use the store" in s.said(), "it is said")

@@ -61,7 +61,7 @@ def ill(scheduler: Callable[..., Scheduler]) -> Scheduler:
 def doctor(s: Scheduler, *words: str, code: int | None = None) -> Findings:
     """Run `doctor --json` and return its findings by check.
 
-    Asserts that the exit code is 1 if a finding is `bad`, else 0, and that it is ``code`` unless that is None.
+    Asserts that the exit code is 1 if a finding is `bad`, else 0, and that it equals ``code`` unless ``code`` is None.
     """
     done = s.cli("doctor", "--json", *words, code=None)
     assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
@@ -100,7 +100,7 @@ def trace(folder: Path) -> dict[str, tuple[int, int, int]]:
 
 @pytest.mark.smoke
 def test_doctor_without_a_scheduler_writes_nothing(ill: Scheduler) -> None:
-    """Without state folder, driver and jobs file each check still has a finding, and `doctor` writes nothing."""
+    """Without state folder, driver and jobs file, each check still has a finding, and `doctor` writes nothing."""
     before = trace(ill.folder)
     found = doctor(ill)
     assert trace(ill.folder) == before
@@ -280,7 +280,7 @@ def test_doctor_finds_foreign_files_and_as_another_user_says_unknown(ill: Schedu
         "import os, sys, json, ctypes, importlib\n"
         "for n in ('doctor.checks', 'cli.doctor'): importlib.import_module('scheduler.' + n)\n"
         "os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)\n"
-        "ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)\n"  # dumpable, so that it may read its own files in /proc
+        "ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)\n"  # PR_SET_DUMPABLE: the process may read its own files in /proc
         "from scheduler.cli.doctor import doctor\n"
         f"sys.exit(doctor(json=True, state_file={str(ill.folder / 'gpu_scheduler_state.json')!r}))"
     )
@@ -303,7 +303,7 @@ def test_doctor_finds_foreign_files_and_as_another_user_says_unknown(ill: Schedu
 def test_h17_proposals_to_root_use_sudo_as_the_owner(ill: Scheduler) -> None:
     """H17: Commands proposed to root for another user's scheduler run as that user.
 
-    The files of that user are no finding.
+    Files that belong to that user are no finding.
     """
     lists = ill.folder.with_name(f"{ill.folder.name}-run")  # root's register of schedulers, which root must own
     lists.mkdir(0o700)
@@ -376,7 +376,7 @@ def test_doctor_proposes_recover_for_a_damaged_or_copied_store(ill: Scheduler) -
 
 
 def test_doctor_names_config_mistakes_and_runs_all_checks(ill: Scheduler) -> None:
-    """Each mistake in the config is a finding with its line; the other checks run all the same."""
+    """Each mistake in the config is a finding with its line; all other checks still run."""
     config = ill.folder / "config.yaml"
     config.write_text("mem_threshold: 8\ngpuz: 2\n")
     config.chmod(0o600)
@@ -442,7 +442,7 @@ def test_h11_doctor_warns_of_kill_user_processes(ill: Scheduler) -> None:
 
 
 def test_doctor_kills_programs_that_hang(machine: Callable[..., Machine]) -> None:
-    """A screen, login manager or driver that never answers costs only its own finding, and is killed."""
+    """A screen, login manager or driver that never answers affects only its own finding, and is killed."""
     m = machine(gpus=None).cards("GPU-a")
     for name in ("screen", "loginctl"):
         program(m.s, name, "echo $$ >>hangs; exec sleep 1000")
@@ -507,7 +507,7 @@ def test_doctor_without_nvml_or_with_an_old_library(machine: Callable[..., Machi
 def test_p3_doctor_works_without_threads_or_processes(
     users: tuple[User, User], place: Path, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P3: With a `ulimit -u` that allows no thread and no program each check has a finding; the limit is named."""
+    """P3: If `ulimit -u` allows no thread and no program, each check still has a finding, and one names the limit."""
     monkeypatch.setattr(check_runner, "IN_TURN_S", 60.0)  # no check may be interrupted: `doctor` is a fork of this test
     code, said = users[0].limited(place, [(resource.RLIMIT_NPROC, (most, 4))], "doctor", "--json")
     assert code == 1, said
@@ -522,7 +522,7 @@ def test_p3_doctor_works_without_threads_or_processes(
 
 
 def test_p3_a_hanging_check_without_a_thread_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P3: A hanging check is interrupted after a time limit where no thread can be started, and the next check runs."""
+    """P3: If no thread can be started, a hanging check is interrupted after a time limit, and the next check runs."""
 
     def no_thread(_self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -589,7 +589,7 @@ int statfs(const char *path, struct statfs *buf) {
 
 @pytest.fixture(scope="module")
 def statfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a library to be preloaded that reports the file system type in STATFS_TYPE."""
+    """Return a library for LD_PRELOAD whose statfs() reports the file system type given in STATFS_TYPE."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         text = "no C compiler; as root run: apt-get install -y gcc libc6-dev"

@@ -1,4 +1,4 @@
-"""Every `sh` block of README.md and docs/ is run as it stands; every other `gpujob …` that they show can be parsed."""
+"""README.md and docs/: every `sh` block works as printed, and every other `gpujob …` has a known verb and options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
 
-# Scripts that the pages mention: they take any arguments and work for a moment.
+# Scripts that the pages mention; they accept any arguments and end quickly.
 SCRIPTS = {
     "train.py": "import sys, time\nprint('GPU', *sys.argv[1:])\ntime.sleep(0.2)\n",
     "eval.py": "print('evaluated')\n",
@@ -34,7 +34,7 @@ SCRIPTS = {
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """The fenced blocks of this language."""
+    """Return the texts of the fenced blocks of this language."""
     return [text for found, text in BLOCK.findall(page.read_text()) if found == language]
 
 
@@ -51,7 +51,7 @@ def _end_scheduler(folder: Path, environ: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sh")], ids=lambda page: page.stem)
 def test_the_commands_of_a_page_work_in_order(tmp_path: Path, page: Path, scheduler: Callable[..., Scheduler]) -> None:
-    """All `sh` blocks of the page, in one shell that ends at the first command that fails."""
+    """All `sh` blocks of a page succeed, in their order, in one shell that ends at the first command that fails."""
     home = tmp_path / "home"
     (home / "bin").mkdir(parents=True)
     folder = tmp_path / "work"
@@ -85,7 +85,7 @@ def test_the_commands_of_a_page_work_in_order(tmp_path: Path, page: Path, schedu
 
 
 def _shown_commands(page: Path) -> list[str]:
-    """Every `gpujob …` in code spans, and in blocks that are not run, without prompt, comment and placeholders' dots."""
+    """Return every `gpujob …` in code spans and in blocks that are not run, without prompts and comments."""
     text = page.read_text()
     spans = re.findall(r"`(gpujob [^`\n]+)`", BLOCK.sub("", text))
     lines = [
@@ -101,7 +101,10 @@ def _verbs() -> Any:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_command_that_a_page_shows_has_a_verb_and_options_that_exist(page: Path) -> None:
-    """`ts`, `track` and `run` have words of their own, which their own pages' tests look at."""
+    """Each `gpujob` command that a page shows has a verb and options that exist.
+
+    The options of `ts` and `track` are not checked here, because these verbs parse their words themselves.
+    """
     group = _verbs()
     for shown in _shown_commands(page):
         words = shlex.split(re.sub(r"[|<>;&].*", "", shown))[1:]
@@ -124,7 +127,10 @@ def test_every_command_that_a_page_shows_has_a_verb_and_options_that_exist(page:
 
 
 def test_pages_are_short_and_have_one_title() -> None:
-    """At most 200 lines a page (the tables that the program writes are not counted), one first heading."""
+    """Each page has at most 200 lines and exactly one title.
+
+    Tables written by `make tables` do not count. The pages acceptance, architecture and CHANGELOG are not checked.
+    """
     for page in PAGES:
         if page.stem in ("acceptance", "architecture", "CHANGELOG"):
             continue
@@ -137,7 +143,7 @@ def test_pages_are_short_and_have_one_title() -> None:
 
 
 def test_anchors_lead_to_headings() -> None:
-    """`page.md#some-heading`: the page has a heading that GitHub gives this anchor."""
+    """Each link with an anchor (`page.md#some-heading`) leads to a heading to which GitHub gives this anchor."""
 
     def anchors(path: Path) -> set[str]:
         heads = re.findall(r"^#+ (.+)$", BLOCK.sub("", path.read_text()), re.M)

@@ -49,7 +49,7 @@ def make(scheduler):
 
 
 def shown(s, job_id):
-    """Wait for the job's end, which must be `done`, and return what show.py printed in it."""
+    """Wait for the job's end, which must be `done`, and return what show.py printed into its log."""
     assert s.wait_state(job_id, "done", "failed") == "done", s.log(job_id)
     return json.loads(s.log(job_id).splitlines()[-1])
 
@@ -65,7 +65,7 @@ def why_missing(s, job_id, text):
 def test_s3_26_environments_by_name_and_folder_are_active_in_the_job(make):
     """S3.26: A job runs in its conda environment, given by name, by folder or in envs_dirs, or in its venv.
 
-    It gets the variables that conda keeps for the environment; a job without an environment gets none of them.
+    It gets the variables that conda stores for the environment; a job without an environment gets none of them.
     """
     s = make(gpus=2)
     named = conda_prefix(s.home / "miniconda3" / "envs" / "torch")
@@ -112,7 +112,7 @@ def test_s3_40_add_with_conda_writes_a_line_that_runs_in_that_environment(make):
 def test_s3_26_activation_scripts_are_sourced(make):
     """S3.26: Scripts in activate.d are sourced, by conda's own function if there is one.
 
-    The job's process has the pid that is recorded, and activation cannot change the job's marks and GPUs.
+    The recorded pid is that of the job's process, and activation cannot change the job's GPUJOB_ID and GPUs.
     """
     s = make(gpus=2)
     micro = conda_prefix(s.home / "micromamba" / "envs" / "micro")
@@ -173,7 +173,7 @@ def test_s3_26_scheduler_killed_while_a_job_is_being_activated(make):
 
 
 def test_s3_26_submit_and_add_take_environments(make):
-    """S3.26: `submit` and `add` take an environment by name, or by a folder relative to the current one."""
+    """S3.26: `submit` and `add` take an environment by name, or by a folder relative to the current folder."""
     s = make()
     conda_prefix(s.home / "miniconda3" / "envs" / "e")
     executable(s.home / "miniconda3" / "envs" / "e" / "bin" / "tool", "#!/bin/sh\necho tool of $CONDA_PREFIX\n")
@@ -192,9 +192,9 @@ def test_s3_26_submit_and_add_take_environments(make):
 
 
 def test_s3_26_conda_mode_may_be_changed_while_it_runs(make):
-    """S3.26: A changed `conda_mode` counts for the next start.
+    """S3.26: A `conda_mode` that is changed while the scheduler runs applies to later starts of jobs.
 
-    `run` has conda run the command, `activate` sources the scripts of the environment, `direct` sources nothing.
+    `run` starts the command with `conda run`, `activate` sources the scripts of the environment, `direct` sources none.
     """
     s = make()
     root = s.home / "miniconda3"
@@ -230,7 +230,7 @@ def test_s3_26_conda_mode_may_be_changed_while_it_runs(make):
 def test_b15_a_job_waits_for_its_environment(make):
     """B15: A job waits while its environment is missing, incomplete, without python, or with a broken python.
 
-    The reason names the problem. The job starts when the environment is whole.
+    The reason names the problem. The job starts when the environment is complete.
     """
     s = make(gpus=4)
     half, bare, stale = s.folder / "half", s.folder / "bare", venv_prefix(s.folder / "stale")
@@ -269,7 +269,7 @@ def test_b15_no_conda_to_run_it(make):
 def test_b15_activation_that_hangs_or_fails_fails_the_job(make):
     """B15: A job fails if its activation hangs, fails or sets another prefix; its command does not run, other jobs do.
 
-    Log, `show` and `why` have the cause, and processes that the activation started are ended.
+    Log, `show` and `why` name the cause, and processes that the activation started are ended.
     """
     s = make(gpus=3, activation_limit=15)
     slow = conda_prefix(s.home / "micromamba" / "envs" / "slow")
@@ -298,7 +298,7 @@ def test_b15_activation_that_hangs_or_fails_fails_the_job(make):
 
 
 def test_b15_conda_run_that_fails_or_hangs(make):
-    """B15, conda_mode run: A `conda run` that fails fails the job; one that hangs is ended by the job's time limit."""
+    """B15, conda_mode run: If `conda run` fails, the job fails; if it hangs, the job's time limit ends it."""
     s = make(gpus=2, conda_mode="run", kill_grace=1)
     root = s.home / "miniconda3"
     conda_prefix(root / "envs" / "e")
@@ -315,9 +315,9 @@ def test_b15_conda_run_that_fails_or_hangs(make):
 
 
 def test_b14_a_job_waits_for_its_working_folder(make):
-    """B14: A job waits while its working folder is missing or a file.
+    """B14: A job waits while its working folder is missing or is a file.
 
-    A folder that was removed and created again works.
+    A job also runs in a folder that was removed and created again after an earlier job.
     """
     s = make(gpus=2)
     (s.folder / "pwd.py").write_text("import os; print(os.getcwd(), sorted(os.listdir('.')))\n")
@@ -339,7 +339,7 @@ def test_b14_a_job_waits_for_its_working_folder(make):
     shutil.rmtree(work)
     work.mkdir()
     (work / "new").touch()
-    s.append("0,pwd.py,,again;cwd=work")  # the previous job's folder, created again
+    s.append("0,pwd.py,,again;cwd=work")  # the folder of job 1, created again
     s.wait_state(5, "done")
     assert s.log(5) == f"{work} ['new']\n"
     gone = s.folder / "gone"
@@ -413,7 +413,7 @@ def test_b12_a_job_waits_for_its_script(make):
 def test_b13_a_program_that_cannot_be_executed_has_a_cause_and_no_exit_code(make):
     """B13: A program that cannot be executed fails its job in the first attempt, without an exit code.
 
-    The cause is named: not executable, a missing interpreter, a first line that ends in CRLF, no first line.
+    The cause is named: not executable, a missing interpreter, a first line that ends in CRLF, no `#!` line.
     """
     s = make(gpus=2)
     cases = {

@@ -1,4 +1,4 @@
-"""No name, argument, label, GPU or log can send control sequences to the terminal of the user who looks at it."""
+"""Names, arguments, labels, and job logs cannot send control sequences to the user's terminal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLAYS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e
 def test_s17_no_escape_sequence_reaches_the_terminal(scheduler: Callable[..., Scheduler]) -> None:
     """S17, C14: No verb sends one of 60 control sequences to the terminal.
 
-    They are in script names, arguments, labels, folders, GPU names and job logs.
+    The sequences are in script names, arguments, labels, folders, GPU names and job logs.
     """
     assert len(CORPUS) == 60
     s = scheduler(gpus=1, cpu_slots=4, log_dir="logs \x1b[31m")

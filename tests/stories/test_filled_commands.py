@@ -62,7 +62,7 @@ def test_placeholders_of_a_retry_have_the_new_gpu(scheduler: Callable[..., Sched
 
 
 def test_nothing_is_replaced_in_ts_jobs(spooler: Callable[..., Spooler]) -> None:
-    """`ts` runs commands unchanged, like the program that it replaces."""
+    """`ts`, like the original `ts`, does not replace `{gpus}` in commands."""
     s = spooler()
     s.add("sh", "-c", "echo '{gpus} {{share}}'")
     assert s.ended(0) == 0

@@ -1,4 +1,4 @@
-"""Detection, readings and states of GPUs, and which of them keep jobs away: a real scheduler with a fake driver."""
+"""Detection, readings and states of GPUs, and states in which a GPU gets no job: a real scheduler, a fake driver."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _state(pid: int) -> str:
 
 @pytest.mark.waits
 def test_i02_a_driver_that_hangs_from_the_first_call_on(machine):
-    """`start` waits a limited time for a hanging driver; the GPUs get no job until it answers."""
+    """I02: `start` waits a limited time for a hanging driver; the GPUs get no job until the driver answers."""
     m = machine(gpus=1).cards("GPU-a")
     m.driver.hang("nvmlInitWithFlags")
     m.add("a")
@@ -400,7 +400,7 @@ def test_start_warns_of_another_users_scheduler(machine, tmp_path):
 
 
 def test_readings_of_the_previous_daemon_are_not_shown(machine):
-    """After a restart without an answer of the driver, `status` shows no reading of the previous daemon."""
+    """If the driver does not answer after a restart, `status` shows no reading of the previous daemon."""
     m = machine(gpus=1).cards("GPU-a")
     m.s.start()
     m.readings(1)
@@ -414,7 +414,7 @@ def test_readings_of_the_previous_daemon_are_not_shown(machine):
 
 
 def test_s2_6_gpus_of_the_driver_are_added_and_taken_away_while_it_runs(machine):
-    """S2.6: A changed config adds and removes GPUs while it runs; a GPU that the driver does not show is refused."""
+    """S2.6: A changed config adds and removes GPUs at run time; a GPU that the driver does not show is refused."""
     m = machine().cards("GPU-a", "GPU-b")
     config = m.s.folder / "config.yaml"
     config.write_text("gpu_ids: 0\n")

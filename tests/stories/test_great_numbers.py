@@ -48,7 +48,7 @@ def multiply(s: Scheduler, number: int) -> None:
 def test_e17_many_finished_jobs(scheduler):
     """E17: With 5,000 ended jobs (long form: a million) the scheduler starts, lists jobs and runs new ones.
 
-    `keep_finished` then deletes the oldest. The times are printed.
+    `keep_finished` then deletes the oldest jobs. The test prints the times.
     """
     number = 1_000_000 if LONG else 5_000
     s = scheduler(gpus=1)

@@ -177,7 +177,7 @@ def test_a_damaged_history_is_replaced_and_jobs_run(
     def damage() -> None:
         if what == "noise":
             path.write_bytes(os.urandom(50_000))
-            path.with_name("history.db-wal").unlink(missing_ok=True)  # SQLite would repair the file with it
+            path.with_name("history.db-wal").unlink(missing_ok=True)  # SQLite would repair the file from it
         elif what == "another version":
             with contextlib.closing(sqlite3.connect(path)) as other:
                 other.execute("PRAGMA user_version=7")
@@ -186,7 +186,7 @@ def test_a_damaged_history_is_replaced_and_jobs_run(
             if what == "a link":
                 path.symlink_to(tmp_path / "victim")
 
-    # The end of a scheduler waits one second at most for its history: after a slower write the scheduler runs again.
+    # At its end a scheduler waits at most one second for its history; without a sample, `wait_for` runs another one.
     def first_samples() -> list[GpuSample]:
         s.start()
         s.stop()  # at its end it writes the samples that it has

@@ -102,9 +102,9 @@ def test_non_plain_state_file_and_model_table_are_reported(scheduler):
 
 @pytest.mark.parametrize("put", ["mkfifo $f", "ln -s /dev/zero $f"], ids=["pipe", "device"])
 def test_p8_a_fifo_or_device_in_place_of_a_log_blocks_nothing(scheduler, put):
-    """A job that puts a FIFO or a device in place of its log blocks neither the daemon, nor the next one, nor `why`.
+    """A job that puts a FIFO or a device in place of its log blocks neither the daemon, nor the next daemon, nor `why`.
 
-    Each of them reads the end of the log to find the cause of the failure.
+    All of these read the end of the log to find the cause of the failure.
     """
     s = scheduler(gpus=1).start()
     made = "for f in gpu_scheduler_logs/job_${GPUJOB_ID}_*; do rm $f; " + put + "; done"
@@ -127,7 +127,7 @@ def test_p8_a_fifo_or_device_in_place_of_a_log_blocks_nothing(scheduler, put):
 def test_p8_fifos_in_place_of_own_files_block_nothing(scheduler):
     """FIFOs in place of the scheduler's own files block neither the daemon nor the verbs.
 
-    Any job can put them there, as it runs with the user's rights. Only the job whose environment file is one waits.
+    Any job can put them there, as it runs with the user's rights. Only the job whose environment file is a FIFO waits.
     """
     s = scheduler(gpus=1).start()
     s.hold("a")
@@ -160,7 +160,7 @@ def test_p8_fifos_in_place_of_own_files_block_nothing(scheduler):
 
 
 def test_non_utf8_options_are_refused_and_arguments_passed(scheduler):
-    """A word that is not UTF-8 is refused as a name to be stored, and passed unchanged as a job's argument."""
+    """`submit` refuses an option that is not UTF-8, and passes such an argument unchanged to the job."""
     s = scheduler(gpus=1)
     s.start()
     words = [os.fsencode(w) for w in (sys.executable, "-m", "scheduler", "submit")]
@@ -236,7 +236,7 @@ def test_a_job_that_ended_under_a_stopped_supervisor_is_not_lost(scheduler):
     s.release("a")
     wait_for(lambda: not alive(pid), "the job's end")
     s.start()
-    time.sleep(0.3)  # time for a premature verdict, which the assertions below would show
+    time.sleep(0.3)  # time for a premature decision, which the assertions below would detect
     os.kill(supervisor, signal.SIGCONT)
     s.wait_ended(1)
     job = s.job(1)
@@ -244,9 +244,9 @@ def test_a_job_that_ended_under_a_stopped_supervisor_is_not_lost(scheduler):
 
 
 def test_an_unmarked_leftover_process_holds_the_gpu(scheduler):
-    """A process without any sign of its job keeps the GPU of each job that may have started it until it ends.
+    """A process that no mark ties to a job keeps, until it ends, the GPU of each job that may have started it.
 
-    It is not killed to free the GPU.
+    The scheduler does not kill it to free the GPU.
     """
     s = scheduler(gpus=1)
     script = s.folder / "hide"
@@ -264,7 +264,7 @@ def test_an_unmarked_leftover_process_holds_the_gpu(scheduler):
 
 @pytest.mark.parametrize("tail", [" ", "x" * 1_500_000], ids=["blank", "long"])
 def test_text_after_an_unterminated_line_causes_no_busy_loop(scheduler, tail):
-    """Text after a last line without newline that became a job causes no busy loop, and later lines are read."""
+    """Text appended to a last line that already became a job causes no busy loop, and later lines are read."""
     s = scheduler(gpus=1)
     s.start()
     with s.jobs_file.open("a") as stream:
@@ -272,7 +272,7 @@ def test_text_after_an_unterminated_line_causes_no_busy_loop(scheduler, tail):
     s.wait_ended(1)
     with s.jobs_file.open("a") as stream:
         stream.write(tail)
-    time.sleep(2.5)  # longer than a line without newline must stand to count
+    time.sleep(2.5)  # longer than the time after which a line without newline is read
     before = ticks_of(s.pid)
     time.sleep(1.0)
     assert ticks_of(s.pid) - before < 30
@@ -300,7 +300,7 @@ def test_e12_a_broken_store_makes_no_busy_loop(scheduler):
 
 
 def test_a_job_that_writes_fast_does_not_delay_messages(scheduler):
-    """While a job writes at full speed, the end of another job is still shown, and then its own."""
+    """While a job writes at full speed, `start` still shows the end of another job, and then that of the fast job."""
     s = scheduler(gpus=2)
     script = s.folder / "loud"
     script.write_text("#!/bin/sh\nyes 'a line of some length to be written' | head -c 60000000\n")
@@ -313,7 +313,7 @@ def test_a_job_that_writes_fast_does_not_delay_messages(scheduler):
 
 
 def test_jobs_that_kill_supervisor_or_group_have_exact_endings(scheduler):
-    """The endings of a job that kills the supervisor and of a job that kills its own process group are exact."""
+    """The ending of a job that kills the supervisor or its own process group is recorded exactly."""
     s = scheduler(gpus=1)
     for name, text in (("parent", "kill -9 $PPID; exit 6"), ("group", "kill -9 0")):
         path = s.folder / name
@@ -377,7 +377,7 @@ def test_e12_a_removed_store_is_noticed_before_a_start(scheduler):
 
 
 def test_e16_c38_on_nfs_start_warns_and_polls(scheduler):
-    """E16, C38: Where every file system reports to be NFS, `start` warns and polls the files.
+    """E16, C38: If every file system is reported as NFS, `start` warns and polls the files.
 
     Jobs, edits of the state file and a restart after kill -9 work.
     """

@@ -1,4 +1,4 @@
-"""--monitor-interval and --state-interval: reported changes take effect immediately, others at the interval."""
+"""--monitor-interval, --state-interval: changes that the kernel reports take effect at once, others at the interval."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.stories.harness import INTERPRETER, REPLACED, Scheduler, alive, open_
 
 NEVER_S = 600.0  # longer than any test runs
 AT_ONCE_S = 20.0  # limit for a busy machine; an immediate reaction takes 0.1 s
-# Prefix of a command that runs it without inotify watches: a user namespace has its own limit on them.
+# Before a command: runs the command without inotify watches, because a user namespace has its own limit on watches.
 DEAF = ["unshare", "-U", "--map-root-user", "sh", "-c", 'echo 0 >/proc/sys/user/max_inotify_watches && exec "$@"', "sh"]
 
 
 def edit_pauses(s: Scheduler, *gpus: int) -> None:
     """Save the state file with these GPUs in `paused_gpus`, while the scheduler has no new version to write.
 
-    Before it writes one, it looks for edits in any case.
+    Before each write the scheduler looks for edits anyway, so an edit at that time would test nothing.
     """
     path = s.folder / "gpu_scheduler_state.json"
 
@@ -39,7 +39,7 @@ def edit_pauses(s: Scheduler, *gpus: int) -> None:
 
 
 def save_as_editors_do(s: Scheduler, line: str) -> None:
-    """Write the jobs file with one more line under another name, and rename that to the jobs file."""
+    """Write a copy of the jobs file with one more line, and rename the copy to the jobs file."""
     aside = s.folder / "jobs.new"
     aside.write_text(s.jobs_file.read_text() + line + "\n")
     os.replace(aside, s.jobs_file)
@@ -66,8 +66,8 @@ def watches(pid: int) -> int:
 def test_s2_9_s3_10_s3_30_reported_changes_take_effect_immediately(scheduler):
     """S2.9, S3.10, S3.30: With intervals of ten minutes, all that the kernel reports takes effect immediately.
 
-    Lines that were appended or renamed into place start, a job killed from outside has failed and its GPU is
-    allocated again, and pauses by verb and by edit count.
+    Appended lines, and lines of a file renamed into place, start jobs; a job killed from outside fails, and its GPU is
+    allocated again; pauses by a verb and by an edit of the state file take effect.
     """
     s = scheduler(gpus=2, monitor_interval=NEVER_S, state_interval=NEVER_S, gpu_interval=NEVER_S)
     s.start()

@@ -95,7 +95,7 @@ def test_b09_zombies_hold_nothing(scheduler):
 
 @pytest.fixture
 def freezer() -> Iterator[Path]:
-    """Return a cgroup that can be frozen: then its processes do not die of SIGKILL, like those stuck in the kernel."""
+    """Return a cgroup that can be frozen: SIGKILL does not end frozen processes, like those stuck in the kernel."""
     group = Path(f"/sys/fs/cgroup/freezer/gpujob-test-{os.getpid()}")
     try:
         group.mkdir()
@@ -195,7 +195,7 @@ def test_b21_b22_closed_streams_and_oom_with_exit_code_0(scheduler):
 
 
 def test_b24_a_job_has_kill_grace_to_end_after_sigterm(scheduler):
-    """B24: After SIGTERM a job has `kill_grace` to save its work, and its exit code is kept.
+    """B24: After SIGTERM a job has `kill_grace` seconds to save its work, and its exit code is kept.
 
     After that time it gets SIGKILL.
     """
@@ -232,7 +232,7 @@ def _open_file(pid: int, fd: str) -> str:
 
 @pytest.mark.long
 def test_b25_f08_f09_many_short_jobs_leak_no_descriptors_or_memory(scheduler):
-    """B25, F08, F09: After 300 short jobs (long form: 10,000) each has its own exit code.
+    """B25, F08, F09: After 300 short jobs (long form: 10,000) each job has its own exit code.
 
     Daemon and supervisor have no more files open than before, and use less than 20 MB more memory.
     """
@@ -274,7 +274,7 @@ def test_b26_a_job_on_a_gpu_not_allocated_to_it_counts_as_foreign(machine):  # n
 def test_f07_more_jobs_than_descriptors_are_adopted(scheduler):
     """F07, P6: A scheduler that may open 32 files adopts 40 running jobs, and all their exit codes are recorded."""
     s = scheduler(gpus=1, cpu_slots=100)
-    s.environ["GPUJOB_SET_HISTORY"] = "false"  # it would open files some seconds later
+    s.environ["GPUJOB_SET_HISTORY"] = "false"  # the history would open files later
     s.start()
     keys = [f"k{n}" for n in range(40)]
     for key in keys:
@@ -310,7 +310,7 @@ def test_f07_more_jobs_than_descriptors_are_adopted(scheduler):
 def test_f10_a_file_size_limit_stops_starts(scheduler):
     """F10: A limit on file sizes makes `start` fail with one line.
 
-    A limit set while the scheduler runs stops starts, and it continues when the limit is lifted.
+    A limit set while the scheduler runs stops starts; the scheduler starts jobs again when the limit is lifted.
     """
     s = scheduler(gpus=1)
     done = subprocess.run(

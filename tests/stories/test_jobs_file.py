@@ -109,7 +109,7 @@ def test_a_jobs_file_that_others_may_write_is_not_read(scheduler):
 
 
 def test_polling_finds_new_lines(scheduler):
-    """C38: With `watch: poll` new lines are found without events of the kernel."""
+    """C38: With `watch: poll` new lines are found without kernel events."""
     s = scheduler(gpus=1, watch="poll")
     s.start()
     s.append(s.line("a"))
@@ -145,7 +145,7 @@ def test_f12_s16_files_are_private_whatever_the_umask(scheduler):
                 for name in files:
                     assert os.stat(os.path.join(folder, name)).st_mode & 0o077 == 0, name
 
-    s.freeze()  # else its history thread may remove a file that was just listed
+    s.freeze()  # otherwise its history thread may remove a file that was just listed
     all_private()
     os.kill(s.pid, signal.SIGCONT)
     assert s.stop() == 0

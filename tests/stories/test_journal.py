@@ -1,4 +1,4 @@
-"""The journal of a real scheduler: kill -9, restarts, damage, something else in its place, a full disk."""
+"""The journal of a real scheduler: kill -9, restarts, damage, a folder, FIFO or link in its place, a full disk."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def last_of_ours(s: Scheduler) -> dict[int, dict[str, Any]]:
 
 
 def test_s1_12_a_torn_last_line_is_repaired_or_set_aside(scheduler: Callable[..., Scheduler]) -> None:
-    """S1.12: A torn line of the scheduler's own is repaired; one of another program is set aside.
+    """S1.12: An incomplete last line of the scheduler is repaired; one of another program is set aside.
 
     Both are reported once, and no job is lost.
     """
@@ -154,7 +154,7 @@ def test_s1_12_a_torn_last_line_is_repaired_or_set_aside(scheduler: Callable[...
     for cut in (len(whole) - 1, len(whole) - 20, whole.index(b"\n") + 2, whole.index(b"\n"), 3):
         journal.write_bytes(whole[:cut])
         s.start()
-        # What is not repaired within BEGIN_S before the message of the start is repaired in later passes.
+        # Lines that are not repaired within BEGIN_S before the start message are repaired in later passes.
         wait_for(lambda: journal.read_bytes() == whole, "the journal is whole")
         assert s.stop() == 0
     assert not list(s.folder.glob("*.torn-*"))
@@ -241,7 +241,7 @@ def test_f02_the_journal_is_complete_after_a_full_disk(scheduler: Callable[..., 
 
 
 def test_a_journal_in_the_place_of_another_file_is_refused(scheduler: Callable[..., Scheduler]) -> None:
-    """`start` refuses a journal that is another file of the scheduler, with exit code 2 and one line.
+    """`start` refuses a journal whose path is that of another file of the scheduler, with exit code 2 and one line.
 
     Nothing is written to that file.
     """

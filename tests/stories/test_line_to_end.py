@@ -111,7 +111,7 @@ def test_s3_5_s3_8_lines_of_two_to_five_fields_and_gpu_lists(scheduler):
     assert [Path(shown[number][2]).parents[1] == environment for number in range(1, 5)] == [False, True, False, False]
     jobs = json.loads(s.cli("jobs", "--json").stdout)["jobs"]
     assert [job["priority"] for job in jobs[:4]] == [0, 0, 1, 2]
-    # Each list job takes as many GPUs as its list names, so those it got are the list.
+    # Each job with a list needs as many GPUs as its list names, so it must get exactly these.
     lists = {shown[number][0][0]: shown[number][1] for number in range(5, 10)}
     assert shown[4][1] == "5"
     assert lists == {"one": "2", "two": "0,2", "range": "0,1,2,3", "mixed": "0,1,5", "quoted": "0,1,5"}
@@ -181,9 +181,9 @@ def test_priority_then_file_order(scheduler):
 
 @pytest.mark.smoke
 def test_shares_of_a_gpu_and_jobs_for_two_gpus(scheduler):
-    """S3.13, S3.14, S3.15, S3.17: The model of a job sets its share; two halves fit on a GPU, a third job waits.
+    """S3.13, S3.14, S3.15, S3.17: The model of a job sets its share; two half-GPU jobs fit on a GPU, a third waits.
 
-    A job that needs two GPUs waits for two whole ones, and later jobs may start before it.
+    A job that needs two GPUs waits for two whole GPUs, and later jobs may start before it.
     """
     s = scheduler(gpus=2)
     (s.folder / "llm_config.json").write_text('{"default_requirement": 1.0, "models": {"half": 0.5, "wide": 1.5}}')
@@ -219,8 +219,8 @@ def test_shares_of_a_gpu_and_jobs_for_two_gpus(scheduler):
 def test_s3_17_failing_starts_back_off_and_delay_no_other_job(scheduler):
     """S3.17: A job whose log folder cannot be made is tried again with growing waits and delays no other job.
 
-    The waits begin with --assign-retry-wait. Jobs behind it and behind a job whose GPU is taken start, also later
-    ones. In the end both jobs run once.
+    The first wait is --assign-retry-wait. Jobs queued behind that job, and behind a job whose GPU is taken, start, even
+    if they come later. In the end each of these two jobs runs once.
     """
     base = 0.1
     s = scheduler(gpus=2, assign_retry_wait=str(base), max_assign_attempts=1000)
@@ -256,7 +256,7 @@ def test_s3_17_failing_starts_back_off_and_delay_no_other_job(scheduler):
 def test_same_line_runs_once_and_again_after_a_failure(scheduler):
     """S3.27, S3.28, S3.29: A line with the same words in the same order as an earlier line does not run again.
 
-    After a failure, one more such line runs it again; after a success none does.
+    After a failure, one more such line runs the job again; after a success, no such line does.
     """
     s = scheduler(gpus=2)
     s.append(s.line("one"), s.line("one"), s.line("one", priority=7, gpus="1"))
@@ -437,8 +437,8 @@ def test_exit_codes_of_start_without_gpus_and_with_bad_settings(scheduler):
 def test_s2_3_s3_36_five_thousand_waiting_jobs_need_no_descriptor_and_outlive_both_signals(scheduler):
     """S2.3, S3.36: 5,000 waiting jobs need no open file and survive SIGINT and SIGTERM unchanged.
 
-    The signals end the scheduler within 10 s, with 130 and 0. At the next start the pause is kept, and the job that
-    ran continues.
+    The signals end the scheduler within 10 s, with exit codes 130 and 0. At the next start the pause is kept, and the
+    running job continues.
     """
     s = scheduler(gpus=2)
     s.start()
@@ -480,7 +480,7 @@ def test_s2_3_s3_36_five_thousand_waiting_jobs_need_no_descriptor_and_outlive_bo
 
 @pytest.mark.smoke
 def test_s3_36_the_exit_code_of_a_job_that_ended_without_a_scheduler(scheduler):
-    """S3.36: The next scheduler has the exit code of a job that ended while no scheduler ran."""
+    """S3.36: The next scheduler shows the exit code of a job that ended while no scheduler ran."""
     s = scheduler(gpus=1)
     s.hold("goes-on")
     s.append(s.line("goes-on", code=5))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 
 import pytest
 
 from scheduler.core.job import Process
+from scheduler.system import proc, processes
 from scheduler.system.processes import environment_of, seen, zombie_status
 from tests.stories.harness import wait_for
 
@@ -63,6 +65,30 @@ def test_a08_the_environment_of_a_process_in_an_exec_is_read() -> None:
         finally:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+
+
+def test_a08_a_reader_that_got_no_processor_for_long_looks_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A08: An exec that completed while the reading process itself did not run is seen as completed."""
+    pid = os.posix_spawn("/bin/sleep", ["sleep", "600"], {"MARK": "1"}, setsid=True)
+    looks: list[bytes] = []
+
+    def interrupted(number: int) -> list[bytes]:
+        fields = proc.stat_fields(number)
+        if not looks:
+            fields[47] = fields[48] = b"0"  # as during an exec
+            time.sleep(2 * processes.EXEC_LIMIT_S)
+        looks.append(fields[47])
+        return fields
+
+    try:
+        wait_for(lambda: environment_of(pid), "the environment")
+        monkeypatch.setattr(processes, "EXEC_LIMIT_S", 0.01)
+        monkeypatch.setattr(processes, "stat_fields", interrupted)
+        assert processes._exec_completes(pid)
+        assert len(looks) == 2
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def test_a_process_without_an_environment_has_none() -> None:
