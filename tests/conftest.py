@@ -20,6 +20,8 @@ from hypothesis import HealthCheck
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+os.environ["GPUJOB_WARM"] = "0"  # a warm process would outlive the test that started it; `tests/warm` tests it
+
 # `python` in a job is the tested interpreter, not a script of pyenv, which starts ten shells for each job.
 os.environ["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH") or os.defpath))
 

@@ -35,7 +35,7 @@ CHANGES = Bug(
         ("scheduler/system/crash_points.py", "def crash_point(name: str)", DELAY + "def crash_point(name: str)"),
         ("scheduler/system/crash_points.py", "    global _left\n", "    global _left\n    delay(0.03)\n"),
         ("scheduler/daemon/loop.py", "import crash_point\n", "import crash_point, delay\n"),
-        ("scheduler/daemon/loop.py", "        self._leave_helpers_alone()\n        self._heard", "        delay(0.05)\n        self._leave_helpers_alone()\n        self._heard"),
+        ("scheduler/daemon/loop.py", "        self._exclude_helpers()\n        self._heard", "        delay(0.05)\n        self._exclude_helpers()\n        self._heard"),
         ("scheduler/daemon/loop.py", "        with contextlib.suppress(OSError):  # on a full disk", "        delay(0.04)\n        with contextlib.suppress(OSError):  # on a full disk"),
         ("scheduler/daemon/state_writer.py", "        self.dirty, self.painted_at = False, now.mono\n",
          "        from scheduler.system.crash_points import delay\n\n        delay(0.1)\n        self.dirty, self.painted_at = False, now.mono\n"),

@@ -37,7 +37,7 @@ NEW_INTERPRETER_VARIABLES = frozenset({"PYTHONHOME", "TZ", "LD_PRELOAD"})
 SERVER_VARIABLES = ("PYTHON", "LC_", "LANG")
 MODULES = (
     "scheduler.doctor.checks", "scheduler.daemon.process", "scheduler.client.offline", "scheduler.cli.app", "scheduler.cli.config",
-    "scheduler.cli.doctor", "scheduler.cli.logs", "scheduler.cli.run", "scheduler.cli.serve", "scheduler.entrypoint",
+    "scheduler.cli.doctor", "scheduler.cli.logs", "scheduler.cli.run", "scheduler.cli.serve", "scheduler.command_line",
     "scheduler.track.cli", "scheduler.ts.actions", "scheduler.ts.submission",
 )  # fmt: skip
 WEB_MODULES = ("scheduler.web.server", "scheduler.web.command")
@@ -126,7 +126,7 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     os.environ.update(request["environ"])
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         setattr(sys, name, _opened(fd, getattr(sys, name)))
-    from scheduler import entrypoint
+    from scheduler import command_line
     from scheduler.system import crash_points
 
     if "GPUJOB_CRASH_AT" in os.environ:
@@ -136,10 +136,10 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
         import faulthandler
 
         faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)  # prints the stacks of a scheduler that hangs
-    sys.argv = [entrypoint.__file__ or "", *words]
+    sys.argv = [command_line.__file__ or "", *words]
     code: int = 1
     try:
-        code = entrypoint.main(words)
+        code = command_line.main(words)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except KeyboardInterrupt:

@@ -15,7 +15,7 @@ from scheduler.cli.app import app
 from scheduler.core.config import OPTIONS, read_option
 from scheduler.core.model_table import table_from
 from scheduler.intake.config_file import read_entries
-from scheduler.intake.jobs_file import Door, parse
+from scheduler.intake.jobs_file import LineContext, parse
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -63,8 +63,8 @@ def test_every_verb_stands_in_the_readme_and_the_formats() -> None:
 
 
 def test_the_example_files_are_read() -> None:
-    door = Door(str(ROOT), managed=(0, 1))
-    jobs = [parse(line, door) for line in (ROOT / "jobs.example.txt").read_text().splitlines()]
+    line_context = LineContext(str(ROOT), managed=(0, 1))
+    jobs = [parse(line, line_context) for line in (ROOT / "jobs.example.txt").read_text().splitlines()]
     specs = [job.spec for job in jobs if job]
     assert len(specs) == 6
     assert all(Path(spec.script).is_file() and not spec.conda_env for spec in specs)
@@ -75,7 +75,7 @@ def test_readme_examples_are_read() -> None:
     text = (ROOT / "README.md").read_text()
     block = re.search(r"```csv\n(# priority.*?)```", text, re.S)
     assert block
-    jobs = [parse(line, Door("/data", managed=range(8))) for line in block.group(1).splitlines()]
+    jobs = [parse(line, LineContext("/data", managed=range(8))) for line in block.group(1).splitlines()]
     assert [job is not None for job in jobs] == [False, True, True, True, True]
     config = re.search(r"```yaml\n(.*?)```", text, re.S)
     assert config

@@ -13,7 +13,7 @@ from typing import Any
 from scheduler.client.client import SchedulerClient
 from scheduler.client.locate import settings_for, state_file_for
 from scheduler.client.submission import Submission, model_table_for, spec_of, table_for, trusting
-from scheduler.client.submit_context import limits_here, said_by
+from scheduler.client.submit_context import limits_here, output_of_shell
 from scheduler.core.errors import Refused, SchedulerError, UsageError
 from scheduler.core.gpu import parse_gpu_ids
 from scheduler.core.job_options import LINE_KEYS, read_line_keys, read_options
@@ -21,10 +21,11 @@ from scheduler.core.model_table import need_of
 from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import PlacementClass
 from scheduler.gpus.declared import declared
-from scheduler.intake.jobs_file import Door, parse, write_line
+from scheduler.intake.jobs_file import LineContext, parse, write_line
 from scheduler.intake.tail import check_owner, check_places, check_private, places_of
 from scheduler.store.paths import check_not_for_another
 from scheduler.system.atomic_files import append_line
+from scheduler.system.forked_command import need_own_process
 from scheduler.system.terminal_text import safe
 
 
@@ -78,7 +79,7 @@ def add(
     except UnicodeEncodeError:
         raise UsageError("cannot write the line: it is not UTF-8", do="rename the file") from None
     managed = client.managed()
-    parsed = parse(line, Door(folder, os.path.expanduser("~"), managed))
+    parsed = parse(line, LineContext(folder, os.path.expanduser("~"), managed))
     if parsed is None:
         raise UsageError("cannot write the line: it would be empty or a comment", do="give another script name")
     meant = {"allowed": parse_gpu_ids(gpus), **values}
@@ -153,13 +154,15 @@ def submit(
         raise UsageError("the command is missing", do="write gpujob submit -- COMMAND…")
     if not command[0]:
         raise UsageError("the name of the program is empty", do="write gpujob submit -- COMMAND…")
+    if wait:
+        need_own_process()
     found = state_file_for(state_file, config)
     client = SchedulerClient(found)
     mask = os.umask(0)
     os.umask(mask)
     texts = {name: ("yes" if value else "") if isinstance(value, bool) else value for name, value in options.items()}
     if info_command and not texts.get("info"):
-        texts["info"] = said_by(info_command)
+        texts["info"] = output_of_shell(info_command)
     given = Submission(
         command=command, folder=os.getcwd(), environ=os.environ, options=texts, env=env, umask=mask, limits=limits_here()
     )  # fmt: skip

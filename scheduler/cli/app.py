@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -11,9 +12,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from scheduler import __version__
-from scheduler.cli import add as adding
-from scheduler.cli import completions, control, sessions, show
-from scheduler.cli import logs as logs_of
+from scheduler.cli import completions
 from scheduler.cli.verbs import Verbs
 from scheduler.core.config import OPTIONS
 from scheduler.core.errors import UsageError, did_you_mean, flag
@@ -87,6 +86,8 @@ def main_options(
     ] = False,
 ) -> None:
     """Run jobs on the GPUs of this server: each line appended to the jobs file is a job."""
+    from scheduler.cli import show
+
     Common.state_file, Common.config = state_file, config
     if ctx.invoked_subcommand is None:
         raise typer.Exit(show.status(json=json, state_file=state_file, config=config))
@@ -231,6 +232,8 @@ def add(
     **columns: Any,
 ) -> None:
     """Append one line to the jobs file and print it."""
+    from scheduler.cli import add as adding
+
     code = adding.add(
         script, args=args, gpus=gpus, pairs=tuple(pairs or ()), output_file=output_file, **_which(state_file, config), **columns
     )  # fmt: skip
@@ -254,6 +257,8 @@ def submit(
     **options: Any,
 ) -> None:
     """Queue a command with the current folder and environment, and print the job's id."""
+    from scheduler.cli import add as adding
+
     options["env"] = tuple(options["env"] or ())
     code = adding.submit(
         command, info_command=info_command, foreground=foreground, wait=wait, **_which(state_file, config), **options
@@ -290,6 +295,8 @@ def status(
     config: ConfigFile = None,
 ) -> None:
     """Show GPUs, running jobs, waiting jobs with their reasons, the last ended jobs, and refused lines."""
+    from scheduler.cli import show
+
     seconds = (every or "2") if watch else None
     raise typer.Exit(show.status(json=json, watch=seconds, **_which(state_file, config)))
 
@@ -305,12 +312,16 @@ def jobs(
     config: ConfigFile = None,
 ) -> None:
     """List all jobs."""
+    from scheduler.cli import show
+
     raise typer.Exit(show.jobs(state=state, last=last, json=json, **_which(state_file, config)))
 
 
 @app.command("show")
 def show_job(jobs: Jobs, json: Json = False, state_file: StateFile = None, config: ConfigFile = None) -> None:
     """Show all facts about jobs and their event histories."""
+    from scheduler.cli import show
+
     raise typer.Exit(show.show(jobs, json=json, **_which(state_file, config)))
 
 
@@ -334,6 +345,8 @@ def report(
 @app.command("why")
 def why(job: OneJob, json: Json = False, state_file: StateFile = None, config: ConfigFile = None) -> None:
     """Show why a job waits or how it ended."""
+    from scheduler.cli import show
+
     raise typer.Exit(show.why(job, json=json, **_which(state_file, config)))
 
 
@@ -358,6 +371,8 @@ def logs(
     config: ConfigFile = None,
 ) -> None:
     """Show the output of a job as a terminal would: of a progress bar only the last state."""
+    from scheduler.cli import logs as logs_of
+
     which = _which(state_file, config)
     code = logs_of.logs(job, follow=follow, lines=lines, raw=raw, grep=grep, attempt=attempt, **which)
     raise typer.Exit(code)
@@ -366,36 +381,48 @@ def logs(
 @app.command("cancel")
 def cancel(jobs: LiveJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
     """Cancel jobs: waiting ones immediately, running ones with all their processes."""
+    from scheduler.cli import control
+
     raise typer.Exit(control.cancel(jobs, **_which(state_file, config)))
 
 
 @app.command("retry")
 def retry(jobs: EndedJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
     """Run ended jobs again: same id, new attempt, new log."""
+    from scheduler.cli import control
+
     raise typer.Exit(control.retry(jobs, **_which(state_file, config)))
 
 
 @app.command("hold")
 def hold(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
     """Keep waiting jobs from starting until they are released."""
+    from scheduler.cli import control
+
     raise typer.Exit(control.hold(jobs, **_which(state_file, config)))
 
 
 @app.command("release")
 def release(jobs: HeldJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
     """Release held jobs, so that they can start."""
+    from scheduler.cli import control
+
     raise typer.Exit(control.release(jobs, **_which(state_file, config)))
 
 
 @app.command("first")
 def first(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
     """Move waiting jobs to the front of the queue, in this order, whatever their priority."""
+    from scheduler.cli import control
+
     raise typer.Exit(control.first(jobs, **_which(state_file, config)))
 
 
 @app.command("swap")
 def swap(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
     """Exchange the places of two waiting jobs."""
+    from scheduler.cli import control
+
     raise typer.Exit(control.swap(jobs, **_which(state_file, config)))
 
 
@@ -403,6 +430,8 @@ def swap(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = N
 @_with(*(_job_option(option, edit=True) for option in EDITABLE.values()))
 def edit(jobs: PendingJobs, *, state_file: StateFile = None, config: ConfigFile = None, **options: Any) -> None:
     """Change waiting jobs; an empty value restores an option's default (--time '')."""
+    from scheduler.cli import control
+
     raise typer.Exit(control.edit(jobs, _given(options), **_which(state_file, config)))
 
 
@@ -417,12 +446,16 @@ def wait(
     config: ConfigFile = None,
 ) -> None:
     """Wait until jobs have ended; exit with the job's own exit code, for several with 1 if any failed."""
+    from scheduler.cli import control
+
     raise typer.Exit(control.wait(jobs or [], timeout=timeout, **_which(state_file, config)))
 
 
 @app.command("pause")
 def pause(gpus: Gpus, state_file: StateFile = None, config: ConfigFile = None) -> None:
     """Pause GPUs: they get no new jobs, and running jobs continue."""
+    from scheduler.cli import control
+
     raise typer.Exit(control.pause(gpus, **_which(state_file, config)))
 
 
@@ -436,6 +469,8 @@ def resume(
     config: ConfigFile = None,
 ) -> None:
     """Resume paused GPUs."""
+    from scheduler.cli import control
+
     raise typer.Exit(control.resume(gpus, force=force, **_which(state_file, config)))
 
 
@@ -446,18 +481,24 @@ def queue(
     config: ConfigFile = None,
 ) -> None:
     """Pause or resume the whole queue."""
+    from scheduler.cli import control
+
     raise typer.Exit(control.queue(what, **_which(state_file, config)))
 
 
 @app.command("screens")
 def screens(json: Json = False, state_file: StateFile = None, config: ConfigFile = None) -> None:
     """List the screen sessions of running jobs, each with the command that attaches to it."""
+    from scheduler.cli import sessions
+
     raise typer.Exit(sessions.screens(json=json, **_which(state_file, config)))
 
 
 @app.command("attach")
 def attach(job: SessionJob, state_file: StateFile = None, config: ConfigFile = None) -> None:
     """Attach this terminal to a job's screen session (Ctrl-a d leaves it running)."""
+    from scheduler.cli import sessions
+
     raise typer.Exit(sessions.attach(job, **_which(state_file, config)))
 
 
@@ -504,6 +545,8 @@ def reset(
     config: ConfigFile = None,
 ) -> None:
     """Forget ended jobs and refused lines; all other jobs and all logs stay."""
+    from scheduler.cli import control
+
     raise typer.Exit(control.reset(yes=yes, **_which(state_file, config)))
 
 
@@ -514,6 +557,8 @@ def recover(
     config: ConfigFile = None,
 ) -> None:
     """Rebuild a damaged store from what can be read; or accept a copied state folder as the one in use."""
+    from scheduler.cli import control
+
     raise typer.Exit(control.recover(dry_run=dry_run, **_which(state_file, config)))
 
 
@@ -602,11 +647,19 @@ def run(words: list[str], interfaces: Mapping[str, Callable[..., int]] = Mapping
     return code if isinstance(code, int) else 0
 
 
+@functools.cache
+def all_verbs() -> Any:
+    """Return the Click command with all verbs, built once."""
+    return typer.main.get_command(app)
+
+
 def _declared(words: list[str]) -> Any:
     """Return the Click command for ``words``, with all verbs or only the one that ``words`` begin with.
 
     Building all verbs takes longer than most verbs run. `help` gets all of them, since it describes other verbs.
     """
+    if all_verbs.cache_info().currsize:
+        return all_verbs()
     one = [command for command in app.registered_commands if words and command.name == words[0] != "help"]
     meant = copy.copy(app)
     if one:

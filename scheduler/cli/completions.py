@@ -71,7 +71,7 @@ def _words(*words: str) -> Completion:
 # -- jobs -------------------------------------------------------------------------------------------------
 
 
-def _told(job: Job) -> str:
+def _summary(job: Job) -> str:
     return f"{job.state.value} {job.spec.shown_words()}"
 
 
@@ -81,7 +81,7 @@ def _jobs(states: Iterable[JobState]) -> Completion:
     def find(client: SchedulerClient, incomplete: str) -> Found:
         jobs, labels = client.newest(states, incomplete, MOST)
         for job in jobs:
-            yield str(job.id), _told(job)
+            yield str(job.id), _summary(job)
         for label, ids in labels.items():
             if label == without_secrets(label):
                 yield label, f"job {gpu_ids_text(ids)}"
@@ -102,7 +102,7 @@ def _list_of(complete: Completion) -> Completion:
 
 @_quietly
 def _ids(client: SchedulerClient, incomplete: str) -> Found:
-    return ((str(job.id), _told(job)) for job in client.newest(JobState, incomplete, MOST)[0])
+    return ((str(job.id), _summary(job)) for job in client.newest(JobState, incomplete, MOST)[0])
 
 
 any_job = _jobs(JobState)
@@ -111,10 +111,10 @@ pending_job = _jobs([JobState.PENDING])
 ended_job = _jobs(ENDED)
 held_job = _quietly(
     lambda client, incomplete: (
-        (str(job.id), _told(job)) for job in client.newest([JobState.PENDING], incomplete, 1000)[0] if job.held
+        (str(job.id), _summary(job)) for job in client.newest([JobState.PENDING], incomplete, 1000)[0] if job.held
     )
 )
-session_job = _quietly(lambda client, incomplete: ((str(job.id), _told(job)) for job in client.sessions()))
+session_job = _quietly(lambda client, incomplete: ((str(job.id), _summary(job)) for job in client.sessions()))
 job_list = _list_of(_ids)
 state_list = _list_of(_words(*(state.value for state in JobState)))
 

@@ -31,6 +31,7 @@ from scheduler.core.requests import (
 )
 from scheduler.core.secrets import without_secrets
 from scheduler.core.units import seconds_of
+from scheduler.system.forked_command import need_own_process
 from scheduler.system.terminal_text import safe
 
 
@@ -178,6 +179,7 @@ def reset(*, yes: bool = False, state_file: str | None = None, config: str | Non
     """Delete ended jobs and refused lines from the store; logs stay. Asks first on a terminal, unless ``yes``."""
     client = SchedulerClient(state_file_for(state_file, config))
     if not yes and sys.stdin.isatty() and sys.stdout.isatty():
+        need_own_process()
         counts = client.overview(0).counts
         ended = sum(counts[state.value] for state in ENDED)
         if input(f"forget {ended} ended job{'s' * (ended != 1)}? their logs stay (y/n) ").strip().lower() not in (
@@ -226,6 +228,6 @@ def recover(*, dry_run: bool = False, state_file: str | None = None, config: str
         print(safe(without_secrets(line)))  # secrets are masked; the file that the report names has the full lines
     if not dry_run:
         if report.healthy:
-            client.settle_here(home)
+            client.settle_at_home(home)
         print(f"{safe(client.places.state_dir)} now belongs to this machine and path; the next start settles its jobs")
     return report.code

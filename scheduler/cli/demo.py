@@ -17,6 +17,7 @@ from scheduler.core.errors import NoGpuData, SchedulerError
 from scheduler.core.job import Job
 from scheduler.core.job_text import how_it_ended
 from scheduler.gpus.nvidia import NvidiaProbe
+from scheduler.system.forked_command import need_own_process
 from scheduler.system.own_process import own_command, start_own
 from scheduler.system.waiting import wait_until
 from scheduler.views import render
@@ -32,6 +33,7 @@ WIDTH = 60
 
 def demo(*, keep: bool = False) -> int:
     """Run the example jobs and return 0 if all ended as expected, else 1. ``keep``: do not delete the folder."""
+    need_own_process()
     folder = tempfile.mkdtemp(prefix="gpujob-demo-")
     try:
         return _run(folder)

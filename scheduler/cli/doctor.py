@@ -10,6 +10,7 @@ from scheduler.core.config import defaults
 from scheduler.core.errors import Mistakes, SchedulerError
 from scheduler.doctor.finding import Finding, Mark, worst
 from scheduler.intake.settings import Settings, without_config
+from scheduler.system.forked_command import need_own_process
 from scheduler.views import render, terminal
 
 WIDTH = 14  # columns for the name of a check
@@ -17,6 +18,7 @@ WIDTH = 14  # columns for the name of a check
 
 def doctor(*, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
     """Print all findings, as text or JSON; return 1 if one of them is bad, else 0."""
+    need_own_process()  # what it examines belongs to the user's process
     from scheduler.core.errors import word
     from scheduler.doctor.checks import findings
     from scheduler.doctor.examination import Examination

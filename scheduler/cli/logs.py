@@ -17,6 +17,7 @@ from scheduler.client.locate import state_file_for
 from scheduler.core.errors import NoDaemon, NotFound, SchedulerError, UsageError
 from scheduler.core.job import Event, Job, JobState, Process
 from scheduler.core.log_names import is_packed, logs_of
+from scheduler.system.forked_command import need_own_process
 from scheduler.system.log_reader import LogReader
 from scheduler.system.proc import ticks_of
 from scheduler.system.terminal_text import upright
@@ -67,6 +68,7 @@ def logs(
         found, reason, events = client.job(numbers[0])
         path = _log(found, events, wanted, printer)
         if follow and (wanted is None or wanted == found.attempt):
+            need_own_process()
             _Following(client, found, printer, once=wanted is not None).run(most)
         elif not path:
             why = f"it is {found.state.value}" + (f" ({reason.code}: {reason.sentence})" if reason else "")

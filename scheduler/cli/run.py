@@ -19,9 +19,10 @@ from scheduler.core.job_text import state_text
 from scheduler.core.requests import Requeue
 from scheduler.daemon.interrupt import END, GO_ON, INTERRUPTED, LEAVE
 from scheduler.daemon.process import DaemonProcess
-from scheduler.daemon.run_resume import commands_in, read_anew
+from scheduler.daemon.run_resume import commands_in, read_as_new
 from scheduler.intake.settings import Settings, find_config
 from scheduler.store.daemon_lock import Taken
+from scheduler.system.forked_command import need_own_process
 from scheduler.system.terminal_text import safe
 from scheduler.views.live_output import Stream
 from scheduler.views.render import counts_text
@@ -49,17 +50,18 @@ def run(
     settings by name, with the defaults and meanings of `gpujob run` (`intake/settings.py: DISPATCHER`). Raises
     SchedulerError, such as Taken if a scheduler runs already.
     """
+    need_own_process()
     flags: dict[str, Any] = {**said, **({"commands_file": file} if file else {})}
     if state_file:
         flags["state_file"] = state_file
     settings = settings_for(flags, config or None, dispatcher=True)
     _check_file(settings.config.commands_file, named=settings.origin["commands_file"])
     client = SchedulerClient(settings.config.state_file)
-    _check_alone(client)
+    _check_no_scheduler(client)
     config = find_config(os.environ, config, os.getcwd()) or None
     if again:
-        _all_again(client, settings, config)
-    _take_up(client, settings, config)
+        _requeue_all(client, settings, config)
+    _requeue_stopped(client, settings, config)
     before = _look(client, settings)
     shown = _Shown(client) if sys.stdout.isatty() else None
     try:
@@ -75,18 +77,18 @@ def run(
                     daemon.question = _Question(shown)
             ending = daemon.run(drain=True)
             # Jobs that were still being ended when the previous run stopped have ended in this one: run them as well.
-            if daemon.stop_signal or not _take_up(client, settings, config):
+            if daemon.stop_signal or not _requeue_stopped(client, settings, config):
                 break
     except Taken:
-        _check_alone(client)
+        _check_no_scheduler(client)
         raise
     finally:
         stream.close()
         if shown is not None:
             shown.stop()
     for line in ending.left:
-        _say(line, sys.stderr)
-    return _last_word(client, settings, before, stopped=bool(daemon.stop_signal))
+        _print_line(line, sys.stderr)
+    return _report_results(client, settings, before, stopped=bool(daemon.stop_signal))
 
 
 def _check_file(path: str, named: str) -> None:
@@ -101,7 +103,7 @@ def _check_file(path: str, named: str) -> None:
         )
 
 
-def _check_alone(client: SchedulerClient) -> None:
+def _check_no_scheduler(client: SchedulerClient) -> None:
     """Raise Taken, with advice what to do, if a scheduler with this state file runs already."""
     view = client.overview(0)
     if view.alive and view.pid is not None:
@@ -148,17 +150,17 @@ def _look(client: SchedulerClient, settings: Settings, *, as_read: bool = False)
     )
 
 
-def _all_again(client: SchedulerClient, settings: Settings, config: str | None) -> None:
+def _requeue_all(client: SchedulerClient, settings: Settings, config: str | None) -> None:
     """Requeue the ended jobs of the file. Commands whose jobs were deleted will be read again as new lines."""
     found = _look(client, settings)
     if found.forgotten or found.unread:
-        read_anew(client.places, settings.config.commands_file, found.forgotten)
+        read_as_new(client.places, settings.config.commands_file, found.forgotten)
     ids = tuple(job.id for job in found.jobs if job.state.ended)
     if ids:
         do(client, Requeue(ids), config)
 
 
-def _take_up(client: SchedulerClient, settings: Settings, config: str | None) -> bool:
+def _requeue_stopped(client: SchedulerClient, settings: Settings, config: str | None) -> bool:
     """Requeue the jobs that a user ended after Ctrl-C and that are still in the file; return whether there are any."""
     noted = client.remembered(INTERRUPTED)
     if not noted:
@@ -173,7 +175,7 @@ def _take_up(client: SchedulerClient, settings: Settings, config: str | None) ->
     return bool(ended)
 
 
-def _last_word(client: SchedulerClient, settings: Settings, before: _Commands, stopped: bool) -> int:
+def _report_results(client: SchedulerClient, settings: Settings, before: _Commands, stopped: bool) -> int:
     """Print how the file's commands ended, and return the exit code of the run.
 
     ``before``: the commands as they were before the run; ``stopped``: a signal ended the run.
@@ -183,7 +185,7 @@ def _last_word(client: SchedulerClient, settings: Settings, before: _Commands, s
     try:
         found = _look(client, settings)
     except SchedulerError as error:  # the file is gone or unreadable: report the commands read so far
-        _say(f"{error}", sys.stderr)
+        _print_line(f"{error}", sys.stderr)
         unreadable = True
         found = _look(client, settings, as_read=True)
     refused = [line for line in client.overview(0).refused if line.path == path]
@@ -195,33 +197,33 @@ def _last_word(client: SchedulerClient, settings: Settings, before: _Commands, s
             counts[state] = number
     bad = [job for job in found.jobs if job.state.ended and not job.succeeded]
     for job in bad[:MOST_NAMED]:
-        _say(f"job {job.id} ({job.spec.shown_words()}) {state_text(job)}; log {job.log or 'none'}")
+        _print_line(f"job {job.id} ({job.spec.shown_words()}) {state_text(job)}; log {job.log or 'none'}")
     if len(bad) > MOST_NAMED:
-        _say(f"… and {len(bad) - MOST_NAMED} more: gpujob status")
+        _print_line(f"… and {len(bad) - MOST_NAMED} more: gpujob status")
     over = {job.id for job in before.jobs if job.state.ended}
     over &= {job.id for job in found.jobs if job.state.ended}
     ran_before = f" ({len(over)} of them ended in earlier runs)" if over else ""
     all_told = sum(counts.values())
-    _say(f"{name}: {all_told} command{'s' * (all_told != 1)}: {counts_text(counts)}{ran_before}")
+    _print_line(f"{name}: {all_told} command{'s' * (all_told != 1)}: {counts_text(counts)}{ran_before}")
     if refused:
-        _say(f"{name}: {len(refused)} line{'s' * (len(refused) > 1)} refused: gpujob status")
+        _print_line(f"{name}: {len(refused)} line{'s' * (len(refused) > 1)} refused: gpujob status")
     if stopped:
-        _say("stopped before all commands had ended; run the same command again to continue", sys.stderr)
+        _print_line("stopped before all commands had ended; run the same command again to continue", sys.stderr)
         return STOPPED
     if found.forgotten:
         which = "1 command was" if len(found.forgotten) == 1 else f"{len(found.forgotten)} commands were"
-        _say(
+        _print_line(
             f"{which} run before and forgotten (reset, keep_finished), and not run again; to run the whole file again: gpujob run --again",
             sys.stderr,
         )
     if bad:
         ids = " ".join(str(job.id) for job in bad[:MOST_NAMED])
-        _say(f"to run the failed jobs again: gpujob retry {ids}, then the same command", sys.stderr)
+        _print_line(f"to run the failed jobs again: gpujob retry {ids}, then the same command", sys.stderr)
     left = [job for job in found.jobs if not job.state.ended]
     return 1 if bad or refused or left or found.forgotten or found.unread or unreadable else 0
 
 
-def _say(text: str, stream: TextIO | None = None) -> None:
+def _print_line(text: str, stream: TextIO | None = None) -> None:
     """Print a line. If the stream is broken, redirect it to /dev/null, so that the exit code stays true."""
     out = stream or sys.stdout
     try:

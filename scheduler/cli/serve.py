@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from typing import Any
 
@@ -11,6 +12,7 @@ from scheduler.core.config import Config
 from scheduler.core.errors import SchedulerError, word
 from scheduler.daemon.process import DaemonProcess
 from scheduler.intake.settings import find_config
+from scheduler.system.forked_command import need_own_process
 from scheduler.system.own_process import own_command, start_own
 from scheduler.system.terminal_text import safe
 from scheduler.views.live_output import Stream
@@ -31,6 +33,7 @@ def start(
     ``detach``: run it in the background and return when it is ready. ``said``: settings by name. Raises
     SchedulerError.
     """
+    need_own_process(stays=not detach)
     flags: dict[str, Any] = {**said, "state_file": state_file} if state_file else dict(said)
     config = config or None
     settings = settings_for(flags, config)
@@ -41,7 +44,7 @@ def start(
     if ready_fd >= 0:
         os.set_inheritable(ready_fd, False)  # a copy in the supervisor would keep `start --detach` waiting
     try:
-        stream = Stream(follow=ready_fd < 0)
+        stream = Stream(follow=ready_fd < 0 and not _is_null(1))
     except RuntimeError as error:  # no thread could be started: the user's limit on processes
         raise SchedulerError(str(error), do="allow this user more processes (ulimit -u)") from None
     daemon = DaemonProcess(settings, flags, stream, environ)
@@ -54,6 +57,12 @@ def start(
     for line in ending.left:
         print(safe(f"gpujob: {line}"), file=sys.stderr)
     return ending.code
+
+
+def _is_null(fd: int) -> bool:
+    """Return whether the descriptor is /dev/null: nobody looks at what is printed there."""
+    found = os.fstat(fd)
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == os.stat(os.devnull).st_rdev
 
 
 def _say_ready(fd: int, stream: Stream) -> None:
@@ -70,7 +79,7 @@ def _say_ready(fd: int, stream: Stream) -> None:
     os.close(fd)
 
 
-def _tell_page(meant: Config) -> None:
+def _print_page_address(meant: Config) -> None:
     """Print the address of the web page and where its token is. Only the main log reports a port that is in use."""
     from scheduler.store.paths import Places
     from scheduler.views.ssh_tunnel import LOOPBACK, tunnel
@@ -100,7 +109,7 @@ def _detached(flags: dict[str, Any], config: str | None, drain: bool, meant: Con
     if told == b"ready":
         print(f"the scheduler runs in the background; to end it (jobs continue): kill {pid}")
         if meant.web:
-            _tell_page(meant)
+            _print_page_address(meant)
         return 0
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)

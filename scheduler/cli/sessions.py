@@ -13,6 +13,7 @@ from scheduler.client.locate import state_file_for
 from scheduler.core.errors import SchedulerError, UsageError
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Job
+from scheduler.system.forked_command import need_own_process
 from scheduler.system.proc import command_words
 from scheduler.views import render
 
@@ -94,6 +95,7 @@ def attach(job: str, *, state_file: str | None = None, config: str | None = None
         raise SchedulerError(
             "cannot attach: stdin or stdout is not a terminal", do=f"run in a terminal: {shlex.join(words)}"
         )
+    need_own_process()
     program = shutil.which("screen")
     if program is None:
         raise SchedulerError("GNU Screen command not found", do="install it: sudo apt-get install screen")

@@ -17,13 +17,15 @@ from scheduler.core.job_text import how_it_ended, state_text
 from scheduler.core.log_names import stderr_log
 from scheduler.core.secrets import masked, without_secrets
 from scheduler.core.units import maybe_utc, seconds_of, utc
+from scheduler.system.forked_command import need_own_process
 from scheduler.views import render, terminal
 
 LOOK_S = 0.5
 MOST_LINES = 5  # of the log of a job that did not succeed
+ALSO_CALLED = {"waiting": JobState.PENDING.value}  # a word of `status` for a state → the state
 
 
-def _desk(state_file: str | None, config: str | None) -> SchedulerClient:
+def _client(state_file: str | None, config: str | None) -> SchedulerClient:
     client = SchedulerClient(state_file_for(state_file, config))
     if not client.alive():
         print("gpujob: no scheduler is running", file=sys.stderr)
@@ -37,7 +39,7 @@ def status(
 
     ``watch``: repeat it after this duration (empty: 2 seconds) until Ctrl-C; None: print it once.
     """
-    client = _desk(state_file, config)
+    client = _client(state_file, config)
     if watch is not None:
         return _watch(client, seconds_of(watch) if watch else 2.0)
     if json:
@@ -55,6 +57,7 @@ def _status_lines(client: SchedulerClient) -> list[str]:
 
 def _watch(client: SchedulerClient, every: float) -> int:
     """Show the status every ``every`` seconds until Ctrl-C: in place on a terminal, else one block below the other."""
+    need_own_process()
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -90,7 +93,7 @@ def jobs(
     ``state``: only jobs in these states (comma-separated); ``last``: only the newest jobs, at most this number.
     """
     known = [s.value for s in JobState]
-    states = [word for word in state.split(",") if word]
+    states = [ALSO_CALLED.get(word, word) for word in state.split(",") if word]
     unknown = [word for word in states if word not in known]
     if unknown:
         raise UsageError(
@@ -100,7 +103,7 @@ def jobs(
         )
     if last and not (last.isascii() and last.isdigit() and len(last) < 16):
         raise UsageError(f"{last[:40]!r} is not a whole number", where="-n", do="write -n 20")
-    found, reasons = _desk(state_file, config).jobs(states, int(last) if last else None)
+    found, reasons = _client(state_file, config).jobs(states, int(last) if last else None)
     if json:
         render.print_json({"schema": SCHEMA, "jobs": [render.job_json(job, reasons.get(job.id)) for job in found]})
         return 0
@@ -126,7 +129,7 @@ def show(jobs: Sequence[str], *, json: bool = False, state_file: str | None = No
 
     As JSON: one object for a single job, else one object with a list of jobs. Raises NotFound.
     """
-    client = _desk(state_file, config)
+    client = _client(state_file, config)
     found = [client.job(number) for number in client.select(jobs)]
     if json:
         values = [
@@ -186,7 +189,7 @@ _WHY = "id state reason_code reason outcome exit_code signal failure notes log".
 
 def why(job: str, *, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
     """Print why jobs wait or how they ended, with the last lines of the log of jobs that did not succeed."""
-    client = _desk(state_file, config)
+    client = _client(state_file, config)
     until = time.monotonic() + LOOK_S
     all_found = [_looked_at(client, number, until) for number in client.select([job])]
     if json:

@@ -9,6 +9,8 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from scheduler.core.errors import NoDaemon, NotAsked, NotFound, Refused, SchedulerError, UsageError, did_you_mean
 from scheduler.core.gpu import Gpu, ResourceRequest
@@ -22,20 +24,12 @@ from scheduler.store.paths import Places, digest
 from scheduler.system.atomic_files import sync_folder
 from scheduler.system.private_files import new_private
 
-# Commands are called in loops, so this module must import quickly: a module that only some verbs need is imported in
-# the function that uses it, and `typing` is not imported at all.
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dataclasses import replace
-    from typing import Any
-
     from scheduler.client.overview import Overview, Watch
     from scheduler.core.history import GpuSample, JobSample, PauseSpan
     from scheduler.core.model_table import ModelTable
     from scheduler.core.requests import Answer, Request
     from scheduler.core.usage_report import Report
-else:
-    from scheduler.core.quick_dataclass import replace
 
 ANSWER_S = 5.0  # seconds to wait for the daemon's answer
 BEGUN_S = 2.0  # seconds to wait for a job that is STARTING
@@ -384,7 +378,7 @@ class SchedulerClient:
                     named = rows.labelled(connection, word)
                     if not named:
                         raise NotFound(
-                            f"there is no job {word}{_near_label(connection, word)}",
+                            f"there is no job {word}{_similar_label(connection, word)}",
                             do="name an id, a range such as 3-9, a label, @ for the last, @~1 for the one before",
                         )
                     chosen += [job.id for job in named]
@@ -405,7 +399,7 @@ class SchedulerClient:
         with self._reading() as connection:
             named = rows.labelled(connection, label) if label else []
             if label and not named:
-                near = _near_label(connection, label)
+                near = _similar_label(connection, label)
                 raise NotFound(
                     f"there is no job with the label {label}{near}", where=self.places.state_file, do="see gpujob jobs"
                 )
@@ -540,7 +534,7 @@ class SchedulerClient:
                 return job
             time.sleep(0.005)
 
-    def settle_here(self, home: str) -> None:
+    def settle_at_home(self, home: str) -> None:
         """Record ``home`` (machine and folder) as the place of the store. Raises SchedulerError if a scheduler runs."""
         if self.alive():
             raise SchedulerError(
@@ -556,7 +550,7 @@ class SchedulerClient:
             database.close()
 
 
-def _near_label(connection: sqlite3.Connection, word: str) -> str:
+def _similar_label(connection: sqlite3.Connection, word: str) -> str:
     labels = rows.labels(connection, STATES, MOST_LABELS)
     return did_you_mean(word, (label for label in labels if label == without_secrets(label)))
 

@@ -30,7 +30,7 @@ from scheduler.store import jobs as rows
 from scheduler.store.database import NothingYet, open_for_reading, trouble
 from scheduler.store.paths import Places
 from scheduler.store.readings import LastReading, readings
-from scheduler.store.scheduler_state import book_in_hand, read_state
+from scheduler.store.scheduler_state import book_active, read_state
 from scheduler.system.proc import boot_id
 
 MOST_WAITING = 5000  # waiting jobs that are considered, from the front of the queue
@@ -139,7 +139,7 @@ def _decided(
 def _state(connection: sqlite3.Connection, config: Config, gpus: list[Gpu], now: Now, alive: bool) -> SchedulerState:
     """Return the scheduler's state as the store has it: bookings, and the last GPU readings if a daemon runs."""
     state = read_state(connection, config, gpus, may_start=alive)
-    book_in_hand(connection, state, boot_id(), now)
+    book_active(connection, state, boot_id(), now)
     state.timers.clear()  # a dry run carries out no timers
     read = readings(connection) if alive else {}
     if read:

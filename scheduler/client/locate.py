@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scheduler.core.errors import SchedulerError, UsageError
-from scheduler.intake.settings import Settings, check_no_folder, load, state_file_said, without_config
+from scheduler.intake.settings import Settings, check_no_folder, load, named_state_file, without_config
 from scheduler.store.daemon_lock import registered
 from scheduler.store.paths import Places
 from scheduler.system.terminal_text import safe
@@ -51,7 +51,7 @@ def state_file_for(state_file: str | None, config_file: str | None = None) -> st
             check_no_folder(path, where)
             return path
     here = os.getcwd()
-    named, trouble = state_file_said(os.environ, config_file, here)
+    named, trouble = named_state_file(os.environ, config_file, here)
     found = named or _unnamed(here)
     if trouble is not None:
         _say(trouble, "" if named else f", with the scheduler {found}")

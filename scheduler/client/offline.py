@@ -20,7 +20,7 @@ from scheduler.store.daemon_lock import DaemonLock
 from scheduler.store.database import Database
 from scheduler.store.last_rules import last_rules
 from scheduler.store.paths import Places
-from scheduler.store.scheduler_state import book_in_hand, read_state
+from scheduler.store.scheduler_state import book_active, read_state
 from scheduler.system.proc import boot_id
 
 
@@ -77,7 +77,7 @@ def _carry_out(database: Database, config: Config, request: Request) -> Answer:
     if edit is not None:
         painter.took(edit)
     if plan.pauses_changed:
-        book_in_hand(connection, state, boot_id(), now)
+        book_active(connection, state, boot_id(), now)
         painter.paint(state, now)
     file.close()
     answer = plan.answers[0]

@@ -278,13 +278,13 @@ class Watch:
             waits = job.state is JobState.PENDING
             news.jobs.append((job, (reasons.get(number) or own) if waits else None))
         gpus = _gpu_views(connection, bool(self._alive), [job for job in in_hand if job.state in HOLDING])
-        if _told(gpus) != _told(self._gpus) or self._queue is None:
+        if _reported_values(gpus) != _reported_values(self._gpus) or self._queue is None:
             news.gpus = self._gpus = gpus
         queue = (bool(rows.meta(connection, "queue_paused")), counts)
         if queue != self._queue:
             news.queue = self._queue = queue
 
 
-def _told(gpus: Iterable[GpuView]) -> list[tuple[object, ...]]:
+def _reported_values(gpus: Iterable[GpuView]) -> list[tuple[object, ...]]:
     """Return the values whose change is reported for a GPU; memory, load and temperature are not among them."""
     return [(one.gpu.uuid, one.state, one.paused, one.allocated, one.jobs) for one in gpus]

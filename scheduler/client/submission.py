@@ -6,6 +6,8 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from scheduler.client.client import SchedulerClient
 from scheduler.client.locate import settings_if_readable
@@ -26,21 +28,13 @@ from scheduler.core.model_table import ModelTable, table_from
 from scheduler.environments.discovery import program_in
 from scheduler.intake.settings import model_table
 
-# In place of `typing.TYPE_CHECKING`: the import of `typing` would slow commands called in loops (`client/client.py`).
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from dataclasses import dataclass
-    from typing import TypeVar
-
-    Read = TypeVar("Read")
-else:
-    from scheduler.core.quick_dataclass import dataclass
+Read = TypeVar("Read")
 
 Shell = Callable[[str], str]  # shell text → the command that submits it
 _SHELL = frozenset(" \t\n;|&<>()$`\"'*?")
 
 
-def _not_said(text: str) -> None:
+def _print_nothing(text: str) -> None:
     """Print nothing, because the scheduler reports the same problem."""
 
 
@@ -107,13 +101,15 @@ def spec_of(given: Submission, named: Named = flag, shell: Shell = in_terminal) 
 
 
 def table_for(
-    spec: JobSpec, client: SchedulerClient, config: str | None, warn: Callable[[str], None] = _not_said
+    spec: JobSpec, client: SchedulerClient, config: str | None, warn: Callable[[str], None] = _print_nothing
 ) -> ModelTable:
     """Return the model table; an empty table, without reading the file, for a job that names its GPU need."""
     return ModelTable() if spec.gpus else model_table_for(client, config, warn)
 
 
-def model_table_for(client: SchedulerClient, config: str | None, warn: Callable[[str], None] = _not_said) -> ModelTable:
+def model_table_for(
+    client: SchedulerClient, config: str | None, warn: Callable[[str], None] = _print_nothing
+) -> ModelTable:
     """Return the model table; if its file cannot be read, the last good table of the running scheduler.
 
     ``warn`` gets a message in the second case. Without a good table, the error of `model_table` is raised.

@@ -16,7 +16,7 @@ def limits_here() -> tuple[tuple[int, int, int], ...]:
     return tuple(limit for limit in found if limit[1:] != (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
-def said_by(command: str) -> str:
+def output_of_shell(command: str) -> str:
     """Return the first 64 KiB that a shell command prints. Raises SchedulerError if /bin/sh cannot be run."""
     import subprocess  # slow to import, and few submissions need it
 

@@ -119,7 +119,7 @@ class GpuAdmission:
             return self.verdict.sentence
         return self.whole.sentence if self.whole_blocked else self.why_overcommit.sentence
 
-    def heard_of(self, admission: Admission) -> bool:
+    def is_known(self, admission: Admission) -> bool:
         """Return whether this GPU was ever read, or the last reading of all GPUs failed."""
         return self.read_at > -math.inf or bool(admission.trouble)
 
@@ -465,7 +465,7 @@ class Admission:
                 )
             grown = card.foreign_mib - card.before_mib
             if self._releasing(card, reading):
-                who = _who(card.foreign_processes)
+                who = _largest_process(card.foreign_processes)
                 return Verdict(
                     "releasing", f"GPU {index}: {mib_text(grown)} are not yet released after the end of a job{who}"
                 )
@@ -486,7 +486,8 @@ class Admission:
             busy = f"{100 * (reading.load or 0):.0f} % busy"
             limit = f"limit {100 * self.thresholds.load:g} %{again}"
             return Verdict(
-                "foreign", f"GPU {index} is {busy} with foreign processes{_who(card.foreign_processes)}; {limit}"
+                "foreign",
+                f"GPU {index} is {busy} with foreign processes{_largest_process(card.foreign_processes)}; {limit}",
             )
         return NOTHING_FORBIDDEN
 
@@ -591,10 +592,10 @@ def _promised(tenant: Tenant, capacity: float) -> float:
 
 
 def _in_use(index: int, mib: float, processes: Sequence[GpuProcess]) -> str:
-    return f"GPU {index} has {mib_text(int(mib))} in use by foreign processes{_who(processes)}"
+    return f"GPU {index} has {mib_text(int(mib))} in use by foreign processes{_largest_process(processes)}"
 
 
-def _who(processes: Sequence[GpuProcess]) -> str:
+def _largest_process(processes: Sequence[GpuProcess]) -> str:
     """Return the pid and user (or job) of the process with the most memory, in parentheses; empty without processes."""
     if not processes:
         return ""

@@ -70,7 +70,7 @@ class _Decision(DecisionPass):
         elif isinstance(observation, Lost):
             self._lost(observation)
         elif isinstance(observation, Gone):
-            self._gone(observation.key)
+            self._processes_gone(observation.key)
         elif isinstance(observation, Missing):
             job = self.find(observation.job)
             if job is not None and job.state is JobState.PENDING:
@@ -223,7 +223,7 @@ class _Decision(DecisionPass):
             pids = [p.pid for p in leftovers]
             self.plan.events.append(Event(job.id, self.now.wall, "leftovers", {"pids": pids, "gpus": list(job.gpus)}))
 
-    def _gone(self, key: str) -> None:
+    def _processes_gone(self, key: str) -> None:
         self.state.fleet.admission.peaks.pop(key, None)  # leftover processes were measured as well
         holding = self.state.holdings.pop(key, None)
         if holding is not None:

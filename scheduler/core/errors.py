@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-
-# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from dataclasses import dataclass
-    from typing import Any
-else:
-    from scheduler.core.quick_dataclass import dataclass
+from dataclasses import dataclass
+from typing import Any
 
 LONGEST_GUESSED = 200
 LONGEST_SHOWN = 40

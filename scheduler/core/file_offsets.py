@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from dataclasses import dataclass
-else:
-    from scheduler.core.quick_dataclass import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)

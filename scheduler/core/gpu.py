@@ -5,15 +5,9 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from scheduler.core.errors import BACKWARDS, Refused, UsageError
-
-# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from dataclasses import dataclass
-else:
-    from scheduler.core.quick_dataclass import dataclass
 
 WHOLE = 1000  # one GPU in thousandths
 BY_MEMORY = 1  # thousandths that a job books if it books memory: so few that the memory is what limits such jobs

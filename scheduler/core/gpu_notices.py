@@ -24,7 +24,7 @@ def judge_gpus(decision: DecisionPass) -> None:
         before, after = state.told.get(index), card.verdict
         what = "trouble" if after.code == "stale" and admission.trouble else after.code
         passing = what == "releasing" or (what == "foreign" and not card.blocked)
-        if passing or (before or "") == what or not card.heard_of(admission):
+        if passing or (before or "") == what or not card.is_known(admission):
             continue
         state.told[index] = what
         if what == "trouble":

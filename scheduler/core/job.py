@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import enum
 import shlex
+from dataclasses import dataclass, field
+from typing import Any
 
 from scheduler.core.gpu import ResourceRequest
 from scheduler.core.secrets import without_secrets, words_without_secrets
 from scheduler.core.shell_quoting import quoted
-
-# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from dataclasses import dataclass, field
-    from typing import Any
-else:
-    from scheduler.core.quick_dataclass import dataclass, field
 
 FIRST = -(1 << 62)  # sorts before every priority: for jobs that were put first
 TICKS_A_SECOND = 100  # unit of start times in /proc (USER_HZ), the same on every Linux

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from scheduler.core.errors import Refused, SchedulerError, UsageError, flag, nearest
 from scheduler.core.gpu import ResourceRequest, gpu_ids_text, parse_gpu_ids
@@ -17,14 +19,6 @@ from scheduler.core.job import JobSpec
 from scheduler.core.launch import CUDA_MODES, LAUNCHERS
 from scheduler.core.log_names import check_log_name, is_packed
 from scheduler.core.units import mib_of, seconds_of
-
-# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from dataclasses import dataclass
-    from typing import Any
-else:
-    from scheduler.core.quick_dataclass import dataclass
 
 PRIORITIES = range(-(10**9), 10**9 + 1)
 LONGEST_LABEL = 200

@@ -106,7 +106,7 @@ def read_line(line: bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def who_is(value: Any) -> Who | None:
+def identity_of_record(value: Any) -> Who | None:
     """Return job id and acceptance time from a record of any gpujob version; None if ``value`` is no record."""
     if not isinstance(value, dict) or tuple(value)[:3] != KEYS[:3] or type(value["id"]) is not int or value["id"] < 0:
         return None

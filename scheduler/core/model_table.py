@@ -5,18 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from scheduler.core.errors import SchedulerError, UsageError, nearest, raise_all, said
 from scheduler.core.gpu import BY_MEMORY, HIGHEST_GPU_ID, WHOLE, Gpu, ResourceRequest, decimal_text, rounding_note
 from scheduler.core.job import JobSpec
-
-# In place of `typing.TYPE_CHECKING`: commands called in loops must not import `typing` (`scheduler/client/client.py`).
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from dataclasses import dataclass, field, replace
-    from typing import Any
-else:
-    from scheduler.core.quick_dataclass import dataclass, field, replace
 
 KEYS = ("default_requirement", "models")
 LONGEST_NEED = 100  # characters of a need

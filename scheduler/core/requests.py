@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
 
 from scheduler.core.errors import UsageError
-
-# In place of `typing.TYPE_CHECKING`: commands called in loops must not import `typing` (`scheduler/client/client.py`).
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from dataclasses import dataclass
-else:
-    from scheduler.core.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

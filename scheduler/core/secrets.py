@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-
-# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 HIDDEN = "***"
 # A text without any of these words holds no secret: it is returned unchanged.

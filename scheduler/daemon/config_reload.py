@@ -88,7 +88,7 @@ class ConfigReload:
         config_file, table_file = self.settings.config_file, self.settings.config.llm_config
         if config_file and config_file in self.context.changed:
             # Half of a config may be valid YAML, too: wait until the file stops changing, unless it has an end marker.
-            self.config_due = now.mono + (0.0 if _says_its_end(config_file) else SETTLE_S)
+            self.config_due = now.mono + (0.0 if _has_end_marker(config_file) else SETTLE_S)
         if table_file in self.context.changed:
             self.table_due = now.mono  # half of a table is invalid JSON
         if now.mono >= self.config_due:
@@ -178,7 +178,7 @@ class ConfigReload:
         self.table_trouble = ""
 
 
-def _says_its_end(path: str) -> bool:
+def _has_end_marker(path: str) -> bool:
     """Return whether a YAML file ends with the document end marker ``...``."""
     try:
         return tail_of(path, 5) == b"\n...\n"
@@ -193,7 +193,7 @@ def _still_written_s(path: str, now: Now) -> float:
     except OSError:
         return 0.0
     # The age is slightly negative if the file was changed after this pass began.
-    return SETTLE_S - max(age, 0.0) if -SETTLE_S < age < SETTLE_S and not _says_its_end(path) else 0.0
+    return SETTLE_S - max(age, 0.0) if -SETTLE_S < age < SETTLE_S and not _has_end_marker(path) else 0.0
 
 
 def _may_change(key: str, before: Any, after: Any) -> bool:

@@ -12,7 +12,7 @@ from scheduler.core.errors import FileTrouble
 from scheduler.core.file_offsets import Batch
 from scheduler.core.observations import Now
 from scheduler.daemon.context import Context
-from scheduler.daemon.ingest import JUDGED_FOR, refused_again
+from scheduler.daemon.ingest import JUDGED_FOR, refused_lines
 from scheduler.daemon.parts import NEVER
 from scheduler.intake.parsers import Parser
 from scheduler.intake.tail import NO_SUCH_FILE, Follower
@@ -128,7 +128,7 @@ class FollowedFiles:
         if rows.meta(connection, JUDGED_FOR + path) == machine:
             self._judged.add(path)
             return
-        batch = refused_again(connection, file.follower, machine, self.known_refusals)
+        batch = refused_lines(connection, file.follower, machine, self.known_refusals)
         if batch is not None:  # else the next step tries again
             self.batches.append((file, batch))
 

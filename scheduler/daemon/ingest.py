@@ -17,7 +17,7 @@ from scheduler.core.job import Event, Job, JobSpec, JobState
 from scheduler.core.model_table import ModelTable, booking_memory, need_of
 from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import PlacementClass
-from scheduler.intake.jobs_file import Door
+from scheduler.intake.jobs_file import LineContext
 from scheduler.intake.parsers import Parser
 from scheduler.intake.tail import Follower
 from scheduler.store import file_offsets as kept
@@ -56,7 +56,7 @@ class Reader:
     """
 
     parse: Parser
-    door: Door
+    line_context: LineContext
     table: ModelTable
     fleet: Fleet
     known_refusals: set[tuple[str, str]]  # (hash of the line, reason) already logged
@@ -115,7 +115,7 @@ class Reader:
     ) -> None:
         if line.problem:
             raise UsageError(line.problem)
-        parsed = self.parse(line.text, self.door, f"{os.path.basename(path)}:{line.number}")
+        parsed = self.parse(line.text, self.line_context, f"{os.path.basename(path)}:{line.number}")
         if parsed is None:
             return
         spec = booking_memory(parsed.spec, self.memory_mib, read=bool(self.fleet.admission.cards))
@@ -174,7 +174,7 @@ def _with_edits(old: JobSpec, new: JobSpec) -> JobSpec:
     return replace(new, **mine, edited=old.edited)
 
 
-def refused_again(
+def refused_lines(
     connection: sqlite3.Connection, follower: Follower, machine: str, known_refusals: set[tuple[str, str]]
 ) -> Batch | None:
     """Return a batch of the refused lines that are still in the file; None if the file cannot be read now.
@@ -185,7 +185,7 @@ def refused_again(
     """
     found = kept.refused_in(connection, follower.path)
     refused = {number: line for number, line in found.items() if not line[1].startswith(kept.UNSURE)}
-    lines = follower.lines_again(refused)
+    lines = follower.old_lines(refused)
     if lines is None:
         return None
     standing = [line for line in lines if line.text[: kept.TEXT_KEPT] == refused[line.number][0]]
@@ -196,7 +196,7 @@ def refused_again(
 def machine_text(gpus: Iterable[Gpu], memory_mib: int = 0) -> str:
     """Return the facts that decide which lines can ever run, as text: the GPUs, and the MiB that a job books."""
     books = [f"books:{memory_mib}"] if memory_mib else []
-    return " ".join(books) + " ".join(f"{gpu.index}:{gpu.server}:{gpu.memory_mib or '-'}" for gpu in gpus) or "none"
+    return " ".join([*books, *(f"{gpu.index}:{gpu.server}:{gpu.memory_mib or '-'}" for gpu in gpus)]) or "none"
 
 
 def _hash(text: str) -> str:

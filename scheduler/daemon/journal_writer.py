@@ -143,7 +143,7 @@ class JournalWriter:
                 return
             self._position = -1
             self._late.clear()
-            self._work = self.file.write_anew(self._pages(), lambda: self._lines_of(sorted(self._late)))
+            self._work = self.file.write_new_file(self._pages(), lambda: self._lines_of(sorted(self._late)))
         for _ in self._work:
             if time.monotonic() >= until:
                 return

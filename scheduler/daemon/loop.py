@@ -51,19 +51,19 @@ from scheduler.daemon.pass_messages import PassMessages
 from scheduler.daemon.prepare_launch import LaunchPreparer
 from scheduler.daemon.problems import Problems, passing
 from scheduler.daemon.program_lookup import ProgramLookup
-from scheduler.daemon.rebooking import needs_anew
+from scheduler.daemon.rebooking import changed_needs
 from scheduler.daemon.retention import Retention
 from scheduler.daemon.state_file import Edit
 from scheduler.daemon.state_writer import StateWriter, open_state_file
 from scheduler.daemon.store_outage import StoreOutage
-from scheduler.gpus.monitor import managed_anew
+from scheduler.gpus.monitor import managed_after_change
 from scheduler.intake import jobs_file
 from scheduler.intake.file_watcher import InotifyWatcher, PollingWatcher
 from scheduler.store import counters
 from scheduler.store import jobs as rows
 from scheduler.store.database import trouble
 from scheduler.store.readings import save_readings
-from scheduler.store.scheduler_state import book_in_hand, cpu_slots_of, read_state
+from scheduler.store.scheduler_state import book_active, cpu_slots_of, read_state
 from scheduler.system.crash_points import crash_point
 from scheduler.system.proc import boot_id
 
@@ -148,12 +148,12 @@ class Daemon:
         self._show_state()
         observations: list[Observation] = []
         this_boot = boot_id()
-        in_hand, held, stale = book_in_hand(connection, state, this_boot, now)
+        in_hand, held, stale = book_active(connection, state, this_boot, now)
         first = self.gpus.first_readings()
         if first is not None:
             observations.append(first)
         for job in in_hand:
-            observations += self._told_of(job) or with_causes(state, self.runner.adopt(job))
+            observations += self._unrecorded_end(job) or with_causes(state, self.runner.adopt(job))
             crash_point("adopt.found")
         for holding in held:
             _, _, attempt = holding.key.partition(".")
@@ -176,7 +176,7 @@ class Daemon:
         self.messages.adopted(self.state.live.values(), now.wall)
         crash_point("adopt.committed")
 
-    def _told_of(self, job: Job) -> list[Observation]:
+    def _unrecorded_end(self, job: Job) -> list[Observation]:
         """Return the unrecorded observations of the job's attempt if one of them ends the attempt, else an empty list.
 
         These observations must be kept: the runner reports an ending, with the leftover processes, only once.
@@ -220,7 +220,7 @@ class Daemon:
             return
         try:
             self.outage.step(now)
-            self._tick(now)
+            self._observe(now)
             self.outage.over()
             for part in self.parts:
                 part.step(now)
@@ -237,8 +237,8 @@ class Daemon:
         for part in self.last:
             part.step(now)
 
-    def _tick(self, now: Now) -> None:
-        self._leave_helpers_alone()
+    def _observe(self, now: Now) -> None:
+        self._exclude_helpers()
         self._heard += with_causes(self.state, self.runner.look())
         self._look_at_files(now)
         batches = self.files.batches
@@ -416,7 +416,7 @@ class Daemon:
     def _read_gpus(self, now: Now) -> list[Observation]:
         """Return new GPU readings as one observation, or an empty list. Raises StoreTrouble, sqlite3.Error."""
         self.gpus.step(now)
-        self._leave_helpers_alone()
+        self._exclude_helpers()
         readings = self.gpus.readings
         if readings is None:
             return []
@@ -424,7 +424,7 @@ class Daemon:
             self.open()  # the GPUs have UUIDs now: rebuild the state with them
         return [readings]
 
-    def _leave_helpers_alone(self) -> None:
+    def _exclude_helpers(self) -> None:
         """Make the runner ignore our helper processes (GPU reader, hooks, web page), which belong to no job."""
         self.runner.leave_alone({session for sessions_of in self.helpers for session in sessions_of()})
 
@@ -433,9 +433,9 @@ class Daemon:
 
     def _reader(self, file: FollowedFile) -> Reader:
         managed = ids_of(self.state.fleet.all_mask)
-        door = jobs_file.Door(os.path.dirname(file.follower.path), self._lookup.home, managed)
+        line_context = jobs_file.LineContext(os.path.dirname(file.follower.path), self._lookup.home, managed)
         memory, known = self._context.config.min_free_mem_mb, self.files.known_refusals
-        return Reader(file.parse, door, self._context.table, self.state.fleet, known, memory)
+        return Reader(file.parse, line_context, self._context.table, self.state.fleet, known, memory)
 
     def _edit(self, now: Now) -> Edit | None:
         config = self._context.config
@@ -446,7 +446,7 @@ class Daemon:
 
     def choose_gpus(self, config: Config) -> list[Gpu]:
         """Find the GPUs that ``config`` names, store them and return them. Raises Refused, StoreTrouble."""
-        gpus = managed_anew(config, self.gpus.gpus, self.gpus.shown, self._context.environ)
+        gpus = managed_after_change(config, self.gpus.gpus, self.gpus.shown, self._context.environ)
         self.gpus.save(gpus)
         return gpus
 
@@ -468,7 +468,7 @@ class Daemon:
     def use_table(self, table: ModelTable, now: Now) -> None:
         """Apply a new model table: recompute the needs of waiting jobs. Raises StoreTrouble."""
         context = self._context
-        changed = needs_anew(self.gpus.gpus, table, rows.pending(context.db.connection))
+        changed = changed_needs(self.gpus.gpus, table, rows.pending(context.db.connection))
         with context.db.writing() as connection:
             rows.set_meta(connection, "model_table", table.as_json())
             rows.save(connection, changed)

@@ -11,7 +11,7 @@ from scheduler.core.observations import Now, Readings
 from scheduler.core.policy import thresholds_of
 from scheduler.daemon.context import Context
 from scheduler.daemon.parts import NEVER
-from scheduler.daemon.rebooking import needs_anew
+from scheduler.daemon.rebooking import changed_needs
 from scheduler.gpus.monitor import UNREAD, Flag, GpuMonitor
 from scheduler.store import jobs as rows
 
@@ -97,7 +97,7 @@ class ManagedGpus:
     def save(self, gpus: Sequence[Gpu]) -> None:
         """Store these GPUs, and the needs of waiting jobs on them. Raises StoreTrouble, sqlite3.Error."""
         db = self._context.db
-        changed = needs_anew(gpus, self._context.table, rows.pending(db.connection))
+        changed = changed_needs(gpus, self._context.table, rows.pending(db.connection))
         with db.writing() as connection:
             rows.save_gpus(connection, gpus)
             rows.save(connection, changed)

@@ -32,7 +32,7 @@ from scheduler.daemon.main_log import MainLog
 from scheduler.daemon.managed_gpus import ManagedGpus
 from scheduler.daemon.problems import passing
 from scheduler.daemon.queue_export import script_of
-from scheduler.daemon.rebooking import needs_anew, rebooked
+from scheduler.daemon.rebooking import changed_needs, rebooked
 from scheduler.daemon.web_child import WebChild
 from scheduler.gpus.monitor import GpuMonitor, Managed, managed_gpus, moved_gpus, other_schedulers
 from scheduler.intake.file_watcher import file_system_of, watcher
@@ -161,7 +161,7 @@ class DaemonProcess:
                     for job in rebooked(config, managed.gpus, table, rows.pending(connection)):
                         rows.respec(connection, job)
                         rows.save(connection, [job])
-                    rows.save(connection, needs_anew(managed.gpus, table, rows.pending(connection)))
+                    rows.save(connection, changed_needs(managed.gpus, table, rows.pending(connection)))
                     forget_readings(connection)
                     rows.set_meta(connection, "jobs_file", config.jobs_file)
                     rows.set_meta(connection, "llm_config", config.llm_config)
@@ -214,7 +214,7 @@ class DaemonProcess:
         monitor = GpuMonitor(managed.probe, config.state_file, live_jobs) if managed.probe is not None else None
         gpus = ManagedGpus(context, managed.gpus, managed.shown, monitor, managed.first)
         daemon = Daemon(context, runner, watching, gpus, {**own_limits(), resource.RLIMIT_NOFILE: (soft, hard)})
-        again = self._again(folder)
+        again = self._settings_loader(folder)
         daemon.reload = ConfigReload(context, daemon, self.settings, again, os.path.exists(config.llm_config))
         if log is not None:
             daemon.flush_log = log.flush
@@ -317,7 +317,7 @@ class DaemonProcess:
                 self._end_by(signal.SIGINT)
             if drain and not daemon.outage.lasts and not self.stop_signal and not self.caught:
                 if daemon.idle():
-                    self._last_words(daemon)
+                    self._record_last(daemon)
                     if not daemon.idle():
                         continue
                     unread = tuple(daemon.files.unread())
@@ -325,10 +325,10 @@ class DaemonProcess:
                         context.say("no job is left to run")
                     return Ending(1 if unread or daemon.messages.ended_badly else 0, unread)
                 if daemon.stuck():
-                    self._last_words(daemon)
+                    self._record_last(daemon)
                     if daemon.stuck():  # the last pass may have started a job
                         return Ending(1, self._left(daemon, context))
-        self._last_words(daemon)
+        self._record_last(daemon)
         if self.stop_signal == signal.SIGTERM and self.config.save_list:
             self._save_list(context)
         left = len(daemon.state.live)
@@ -342,7 +342,7 @@ class DaemonProcess:
         if self.stop_signal != signal.SIGTERM:
             self.stop_signal = number
 
-    def _last_words(self, daemon: Daemon) -> None:
+    def _record_last(self, daemon: Daemon) -> None:
         """Record the postponed observations and write the state file for the last time. Log an error of the store."""
         try:
             daemon.settle()
@@ -368,7 +368,7 @@ class DaemonProcess:
             left.append(f"job {job.id} ({job.spec.shown_name}) cannot start: {why}")
         return tuple(left)
 
-    def _again(self, folder: str) -> Callable[[], Settings]:
+    def _settings_loader(self, folder: str) -> Callable[[], Settings]:
         """Return a function that loads the settings again. ``folder``: folder where relative paths in flags start."""
         settings = self.settings
         return lambda: load(

@@ -25,7 +25,7 @@ def rebooked(config: Config, gpus: Sequence[Gpu], table: ModelTable, waiting: It
     return found
 
 
-def needs_anew(gpus: Sequence[Gpu], table: ModelTable, waiting: Iterable[Job]) -> list[Job]:
+def changed_needs(gpus: Sequence[Gpu], table: ModelTable, waiting: Iterable[Job]) -> list[Job]:
     """Recompute from model table and GPUs the needs of waiting jobs without ``gpus=``. Return the changed jobs."""
     found = []
     for job in waiting:

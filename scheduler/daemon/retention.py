@@ -162,7 +162,7 @@ class _Logs:
         before = (math.inf, 0)
         # Chosen and removed in one step: between two steps a user may retry a job.
         while page := ended_with_logs(self.pruner.db.connection, before, LOGS_A_STEP):
-            chosen = [log for at, number, logs in page for log in logs if self._goes(log, at, number)]
+            chosen = [log for at, number, logs in page for log in logs if self._is_due(log, at, number)]
             self._unlink(chosen)
             before = page[-1][:2]
             yield
@@ -170,7 +170,7 @@ class _Logs:
     def _of_forgotten_jobs(self) -> Iterator[None]:
         before = (math.inf, "")
         while page := old_logs(self.pruner.db.connection, before, LOGS_A_STEP):
-            self._unlink([log for at, log in page if self._goes(log, at)])
+            self._unlink([log for at, log in page if self._is_due(log, at)])
             gone = [(at, log) for at, log in page if os.path.dirname(log) == self.folder and not self._there(log)]
             if gone:
                 with self.pruner.db.writing(sync=False) as connection:
@@ -184,7 +184,7 @@ class _Logs:
         except FileNotFoundError:
             return None
 
-    def _goes(self, path: str, ended: float, number: int | None = None) -> bool:
+    def _is_due(self, path: str, ended: float, number: int | None = None) -> bool:
         """Return whether a log is to be removed, and add its size to ``total``.
 
         ``ended``: when the log's job ended, in seconds since 1970. ``number``: the job id that the name of the log must

@@ -21,7 +21,7 @@ def commands_in(path: str, trust_group: bool) -> list[str]:
     return list(dict.fromkeys(identity for _, identity, _ in looked.lines if identity))
 
 
-def read_anew(places: Places, path: str, identities: Collection[str]) -> None:
+def read_as_new(places: Places, path: str, identities: Collection[str]) -> None:
     """Make the lines of these commands count as new, because their jobs were deleted. Raises SchedulerError."""
     database = Database(places)
     try:

@@ -19,7 +19,7 @@ from typing import Any
 
 from scheduler.core.errors import nearest
 from scheduler.core.requests import StateEdited
-from scheduler.system.atomic_files import has_writer, left_aside, swap_file, write_all
+from scheduler.system.atomic_files import has_writer, leftover_temporaries, swap_file, write_all
 from scheduler.system.private_files import new_beside
 
 LARGEST = 1 << 20
@@ -75,13 +75,13 @@ class StateFile:
         """Continue from the existing file. ``was_there``: a daemon wrote it before, so a missing file was deleted."""
         with contextlib.suppress(OSError, NoStateFile):
             data, _ = self._read()
-            self.revision = max(self.revision, self._wish(data).read or 0)
+            self.revision = max(self.revision, self._requested(data).read or 0)
         if was_there and not os.path.lexists(self.path):
             self.known, self.missing_since = b"", -GONE_S
-        for name in left_aside(self.path):
-            self._take_up(name)
+        for name in leftover_temporaries(self.path):
+            self._adopt_leftover(name)
 
-    def _take_up(self, name: str) -> None:
+    def _adopt_leftover(self, name: str) -> None:
         """Watch a file that a killed daemon left, because it may hold an edit. Delete the file if it is invalid."""
         with contextlib.suppress(OSError):
             fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -89,7 +89,7 @@ class StateFile:
                 status = os.fstat(fd)
                 if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.getuid(), 0):
                     raise NoStateFile
-                self._wish(os.pread(fd, LARGEST + 1, 0))
+                self._requested(os.pread(fd, LARGEST + 1, 0))
             except NoStateFile:  # written only in part
                 os.close(fd)
                 os.unlink(name)  # fails, without harm, for another user's file in a sticky folder
@@ -120,7 +120,7 @@ class StateFile:
             self.broken_since = None
             return None
         try:
-            edit = Edit(self._wish(data), max(status.st_mtime, status.st_ctime), data)
+            edit = Edit(self._requested(data), max(status.st_mtime, status.st_ctime), data)
         except NoStateFile:
             if self.broken_since is None:
                 self.broken_since = now
@@ -171,11 +171,11 @@ class StateFile:
                 continue
             if data != out.known:
                 try:
-                    wish = self._wish(data)
+                    wish = self._requested(data)
                 except NoStateFile as error:
                     age = now - out.since
                     if age >= OPEN_S or (age >= HALF_SAVED_S and not has_writer(out.fd)):
-                        self._set_aside(data, str(error))
+                        self._copy_invalid(data, str(error))
                         self._drop(out)
                     continue
                 return Edit(wish, os.fstat(out.fd).st_mtime, data, out)
@@ -220,7 +220,7 @@ class StateFile:
 
     # -- parsing ------------------------------------------------------------------------------------------
 
-    def _wish(self, data: bytes) -> StateEdited:
+    def _requested(self, data: bytes) -> StateEdited:
         """Return the request that the contents of a saved state file make. Raises NoStateFile."""
         if len(data) > LARGEST:
             raise NoStateFile(f"it is larger than {LARGEST >> 20} MiB")
@@ -302,7 +302,7 @@ class StateFile:
         self.revision += 1
         return True
 
-    def _set_aside(self, data: bytes, why: str) -> None:
+    def _copy_invalid(self, data: bytes, why: str) -> None:
         """Copy invalid contents that somebody saved into a new file beside the state file."""
         try:
             name, fd = new_beside(self.path, "bad")

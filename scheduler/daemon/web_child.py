@@ -114,12 +114,12 @@ class WebChild:
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._rest = self._rest[:PIECE]
         for line in lines:
-            self._hear(line)
+            self._read_line(line)
         if self._bytes > MOST_BYTES:  # too much output: read no more until the next period
             self._epoll.modify(self._said, 0)
             self._deaf = True
 
-    def _hear(self, line: bytes) -> None:
+    def _read_line(self, line: bytes) -> None:
         text = line.decode("utf-8", "replace").strip()[:LONGEST_LINE].removeprefix("gpujob: ")
         self._port_taken = text.startswith(PORT_TAKEN)
         bad = text.startswith((PORT_TAKEN, "! ", "web: "))
@@ -133,7 +133,7 @@ class WebChild:
     def _died(self, now: float) -> None:
         """Schedule a restart after the page's process died. If the process had lived long, the back-off starts over."""
         if self._rest:
-            self._hear(self._rest)
+            self._read_line(self._rest)
         lived = now - self._begun
         self._forget()
         if lived >= LONG_LIFE_S:

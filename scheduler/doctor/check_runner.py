@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from scheduler.doctor.finding import Finding, Mark, not_told
+from scheduler.doctor.finding import Finding, Mark, not_determined
 
 IN_TURN_S = 2.0  # seconds for a check that runs without a thread
 
@@ -52,7 +52,7 @@ class Running:
             self._found = self._look()
         except Exception as error:  # noqa: BLE001  what goes wrong with one check is no reason to lose the others
             said = str(error) or type(error).__name__
-            self._found = [not_told(self.check, self._what, " ".join(said.split()))]
+            self._found = [not_determined(self.check, self._what, " ".join(said.split()))]
 
     @property
     def ended(self) -> bool:
@@ -72,7 +72,7 @@ class Running:
         """Return the findings; one marked UNKNOWN if the check has not ended by ``until`` (monotonic seconds)."""
         self.wait(until)
         return (
-            [not_told(self.check, self._what, "no answer within the time limit")]
+            [not_determined(self.check, self._what, "no answer within the time limit")]
             if self._found is None
             else self._found
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from scheduler.core.units import span_text
 from scheduler.doctor.examination import Examination
-from scheduler.doctor.finding import Finding, Mark, Who, good, not_told
+from scheduler.doctor.finding import DoctorUser, Finding, Mark, good, not_determined
 
 BACK_S = 60.0  # a file dated further in the future shows that the clock went back
 FIRST_YEAR = 2024  # an earlier year shows that the clock was never set
@@ -30,7 +30,7 @@ class ClockSeen:
     timedated: bool = True  # timedatectl can turn synchronisation on
 
 
-def judge(seen: ClockSeen, who: Who) -> Finding:
+def judge(seen: ClockSeen, who: DoctorUser) -> Finding:
     """Return the finding on the clock. Time limits and back-off do not depend on it: they use the monotonic clock."""
     mend = who.root("timedatectl set-ntp true") if seen.timedated else who.install("chrony")
     if seen.year < FIRST_YEAR:
@@ -40,7 +40,7 @@ def judge(seen: ClockSeen, who: Who) -> Finding:
         wrong = f"the clock went back: {seen.newest} was written {span_text(seen.ahead_s)} in the future"
         return Finding("clock", Mark.WARN, "set back", wrong, mend)
     if seen.synchronised is None:
-        return not_told("clock", "whether it is synchronised")
+        return not_determined("clock", "whether it is synchronised")
     if not seen.synchronised:
         wrong = "nothing synchronises the clock: times of jobs and logs may be wrong, and jump when somebody sets it"
         return Finding("clock", Mark.WARN, "not synchronised", wrong, mend)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from scheduler.core.errors import SchedulerError, word
 from scheduler.core.units import mib_text
 from scheduler.doctor.examination import Examination
-from scheduler.doctor.finding import Finding, Mark, Who, good, name_of, not_told, owner_of
+from scheduler.doctor.finding import DoctorUser, Finding, Mark, good, name_of, not_determined, owner_of
 from scheduler.doctor.inputs import judged_file
 from scheduler.intake.file_watcher import file_system_of
 from scheduler.intake.tail import check_places
@@ -37,7 +37,7 @@ class FolderSeen:
     move: str = ""  # next command to move the scheduler's files to a local disk
 
 
-def judge(seen: FolderSeen, who: Who) -> Finding:
+def judge(seen: FolderSeen, who: DoctorUser) -> Finding:
     """Return the finding on a folder: whether it can be written, keeps its files, keeps them private, and has space."""
     system = seen.system
     free = [] if seen.free_mib is None else [f"{mib_text(seen.free_mib)} free"]
@@ -64,7 +64,7 @@ def judge(seen: FolderSeen, who: Who) -> Finding:
         look = f"{who.root('du')} -x --inodes {word(seen.mount)} | sort -n | tail -n 20"
         return bad(f"only {seen.free_inodes} inodes are left; remove files where this command shows most of them", look)
     if system is None or not system.known:
-        return not_told(seen.check, f"what file system {seen.path} is on", "" if system is None else system.name)
+        return not_determined(seen.check, f"what file system {seen.path} is on", "" if system is None else system.name)
     if not system.modes:
         return bad(f"{system.name} keeps no owners and modes: everybody can read and change the files", seen.move)
     if system.shared:

@@ -15,7 +15,7 @@ from scheduler.core.errors import SchedulerError, word
 from scheduler.core.gpu import Gpu, gpu_ids_text
 from scheduler.core.job import Holding, Job
 from scheduler.doctor.driver import Driver
-from scheduler.doctor.finding import Who, name_of, status_of
+from scheduler.doctor.finding import DoctorUser, name_of, status_of
 from scheduler.doctor.programs import Programs, installer
 from scheduler.gpus.monitor import DECLARED
 from scheduler.store.paths import Places, check_not_for_another
@@ -72,7 +72,7 @@ class Examination:
     ) -> None:
         self.places, self.config, self.config_file, self.errors = Places(state_file), config, config_file, errors
         self.environ, self.suffix = environ, suffix
-        self.who = Who(os.getuid(), name_of(os.getuid()), installer())
+        self.who = DoctorUser(os.getuid(), name_of(os.getuid()), installer())
         self.owner = self.who.uid  # until `check_store` has found out
         self.again = f"gpujob doctor{suffix}"
         self.said_gpus = config.gpus is not None or config.gpu_ids is not None

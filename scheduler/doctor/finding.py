@@ -36,7 +36,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
+class DoctorUser:
     """The user who runs `gpujob doctor`, and to whom it proposes commands."""
 
     uid: int
@@ -57,7 +57,7 @@ def good(check: str, seen: str) -> Finding:
     return Finding(check, Mark.OK, seen)
 
 
-def not_told(check: str, what: str, why: str = "") -> Finding:
+def not_determined(check: str, what: str, why: str = "") -> Finding:
     """Return a finding marked UNKNOWN: something could not be determined."""
     return Finding(check, Mark.UNKNOWN, f"unknown: {what}", why)
 

@@ -15,7 +15,7 @@ from scheduler.core.gpu_snapshot import GpuSnapshot
 from scheduler.core.observations import Readings
 from scheduler.core.units import mib_text
 from scheduler.doctor.examination import Examination
-from scheduler.doctor.finding import Finding, Mark, Who, good, not_told, worst
+from scheduler.doctor.finding import DoctorUser, Finding, Mark, good, not_determined, worst
 from scheduler.gpus.monitor import DECLARED
 
 DRIVER_S = 6.0  # seconds for the first readings
@@ -43,7 +43,7 @@ class DriverSeen:
     package: str = ""  # the package for NVML, if it cannot be imported
 
 
-def judge_driver(seen: DriverSeen, who: Who) -> Finding:
+def judge_driver(seen: DriverSeen, who: DoctorUser) -> Finding:
     """Return the finding on NVML: whether the GPUs can be read."""
     if seen.unread:
         return good("NVML", "not read (gpu_interval: 0): the scheduler allocates GPUs without readings")
@@ -59,16 +59,16 @@ def judge_driver(seen: DriverSeen, who: Who) -> Finding:
         mend = _pip(seen, "nvidia-ml-py") if seen.imports[0] else who.install("libnvidia-ml1")
         return Finding("NVML", Mark.WARN, seen.imports[0] or "does not answer", wrong, mend)
     if seen.unasked:  # because of a limit on processes: the driver may be fine
-        return not_told("NVML", "whether it answers", seen.problem)
+        return not_determined("NVML", "whether it answers", seen.problem)
     if seen.absent:
         if seen.declared:
             return good("NVML", "no NVIDIA driver; the GPUs are declared, and allocated without readings")
         wrong = "start finds no GPU and ends with exit code 4, unless --gpus declares some"
         return Finding("NVML", Mark.WARN, "no NVIDIA driver here", wrong, seen.start and f"{seen.start} --gpus 1")
-    return Finding("NVML", Mark.BAD, "the driver does not answer", seen.problem, _mend(seen, who))
+    return Finding("NVML", Mark.BAD, "the driver does not answer", seen.problem, _repair(seen, who))
 
 
-def _mend(seen: DriverSeen, who: Who) -> str:
+def _repair(seen: DriverSeen, who: DoctorUser) -> str:
     said = seen.problem.lower()
     if "version mismatch" in said:
         return who.root(RELOAD)
@@ -91,14 +91,14 @@ def judge_gputil(seen: DriverSeen) -> Finding:
     if not seen.smi:
         return good("GPUtil", "not needed: there is no nvidia-smi for it to read")
     if trouble is None:
-        return not_told("GPUtil", "whether it can be imported")
+        return not_determined("GPUtil", "whether it can be imported")
     if not trouble:
         return good("GPUtil", "can be imported; reads nvidia-smi if NVML does not answer")
     wrong = "cannot read nvidia-smi if NVML does not answer"
     return Finding("GPUtil", Mark.WARN, trouble, wrong, _pip(seen, "gputil setuptools"))  # GPUtil needs distutils
 
 
-def judge_gpus(readings: Sequence[GpuSnapshot], dead: Set[int] | None, who: Who) -> list[Finding]:
+def judge_gpus(readings: Sequence[GpuSnapshot], dead: Set[int] | None, who: DoctorUser) -> list[Finding]:
     """Return the findings on the GPUs; all GPUs without a problem share one.
 
     ``dead``: pids that the driver reports although no such process exists; None in a container, which hides processes.
@@ -118,7 +118,7 @@ def judge_gpus(readings: Sequence[GpuSnapshot], dead: Set[int] | None, who: Who)
     return out
 
 
-def _gpu(reading: GpuSnapshot, dead: Set[int] | None, who: Who) -> Finding | None:
+def _gpu(reading: GpuSnapshot, dead: Set[int] | None, who: DoctorUser) -> Finding | None:
     """Return the finding on one GPU; None if nothing is wrong with it."""
     number = reading.ordinal
     check, reset = f"GPU {number}", who.root(f"nvidia-smi --gpu-reset -i {number}")
@@ -136,20 +136,20 @@ def ghost(reading: GpuSnapshot, dead: Set[int] | None, check: str, reset: str) -
     """Return a finding if memory in use belongs to no living process (driver and display excepted); else None."""
     used, total = reading.memory_used_mib, reading.memory_total_mib
     if used is None or not total:
-        return not_told(check, "how much of its memory is in use")
+        return not_determined(check, "how much of its memory is in use")
     spare = min(total // 4, max(LEAST_BASELINE_MIB, int(MOST_BASELINE * total)))
     told = f"{mib_text(used)} of {mib_text(total)} in use"
     if used <= spare:
         return None
     if reading.processes is None:
-        return not_told(check, f"which processes use its memory ({told})", "the driver shows no processes for it")
+        return not_determined(check, f"which processes use its memory ({told})", "the driver shows no processes for it")
     gone = [process.pid for process in reading.processes if dead is not None and process.pid in dead]
     if gone:
         names = ", ".join(map(str, gone))
         wrong = f"the driver still counts memory of ended processes: pid {names}"
         return Finding(check, Mark.BAD, told, wrong, reset)
     if any(process.memory_mib is None for process in reading.processes):
-        return not_told(
+        return not_determined(
             check,
             f"which processes use its memory ({told})",
             "the driver does not show how much memory each process uses",
@@ -159,7 +159,7 @@ def ghost(reading: GpuSnapshot, dead: Set[int] | None, check: str, reset: str) -
         return None
     if dead is None:
         why = "processes outside of this container are not shown"
-        return not_told(check, f"which processes use {mib_text(rest)} of its memory ({told})", why)
+        return not_determined(check, f"which processes use {mib_text(rest)} of its memory ({told})", why)
     return Finding(check, Mark.BAD, told, f"no process owns {mib_text(rest)} of it", reset)
 
 

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 
 from scheduler.doctor.examination import Examination
-from scheduler.doctor.finding import Finding, Mark, Who, good, not_told
+from scheduler.doctor.finding import DoctorUser, Finding, Mark, good, not_determined
 from scheduler.doctor.programs import number_in
 
 SPARE = 0.9  # part of a limit; a user who has more in use may reach the limit at the next start
@@ -29,7 +29,7 @@ class InotifySeen:
     setting: str = "auto"  # the setting `watch`
 
 
-def judge(seen: InotifySeen, who: Who) -> Finding:
+def judge(seen: InotifySeen, who: DoctorUser) -> Finding:
     """Return the finding on inotify: whether instances and watches are left."""
     if seen.setting == "poll":
         return good("inotify", "not used (watch: poll)")
@@ -53,7 +53,7 @@ def judge(seen: InotifySeen, who: Who) -> Finding:
         return Finding("inotify", Mark.WARN, told, wrong, _raise("watches", seen.watches, seen.space_watches, who))
     most = _least(seen.instances, seen.space_instances)
     if most is None or seen.used is None:
-        return not_told("inotify", "how many inotify instances are left", "an instance was available just now")
+        return not_determined("inotify", "how many inotify instances are left", "an instance was available just now")
     if seen.used >= SPARE * most:
         wrong = f"nearly all instances of this user are in use; when none is left, {then}"
         return Finding(
@@ -66,7 +66,7 @@ def _least(one: int | None, other: int | None) -> int | None:
     return min((number for number in (one, other) if number is not None), default=None)
 
 
-def _raise(what: str, machine: int | None, space: int | None, who: Who) -> str:
+def _raise(what: str, machine: int | None, space: int | None, who: DoctorUser) -> str:
     """Return the command that raises the lower of the two limits, which differ only in containers."""
     name = f"fs.inotify.max_user_{what}"
     if space is not None and (machine is None or space < machine):

@@ -10,7 +10,7 @@ from functools import partial
 
 from scheduler.core.errors import DENIED, LINK, NO_PLAIN_FILE, OWNER, UNSEEN, WRITERS, FileTrouble, SchedulerError, word
 from scheduler.doctor.examination import Examination
-from scheduler.doctor.finding import Finding, Mark, Who, good, status_of
+from scheduler.doctor.finding import DoctorUser, Finding, Mark, good, status_of
 from scheduler.intake.settings import model_table
 from scheduler.intake.tail import cannot_be_read, check_places, check_private, places_of
 
@@ -21,7 +21,7 @@ def judge(
     check: str,
     path: str,
     error: SchedulerError | None,
-    who: Who,
+    who: DoctorUser,
     there: bool,
     *,
     device: bool = False,

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 
 from scheduler.core.errors import word
 from scheduler.doctor.examination import Examination
-from scheduler.doctor.finding import MOST_NAMED, Finding, Mark, Who, good, many, name_of, not_told, status_of
+from scheduler.doctor.finding import (
+    MOST_NAMED,
+    DoctorUser,
+    Finding,
+    Mark,
+    good,
+    many,
+    name_of,
+    not_determined,
+    status_of,
+)
 from scheduler.recovery.job_reconstruction import alive as living
 from scheduler.system.proc import boot_id, command_words
 from scheduler.system.processes import lives, seen
@@ -44,7 +54,7 @@ class LeftSeen:
     sudo: str = ""  # prefix for commands that only the owner may run
 
 
-def judge(seen: LeftSeen, who: Who) -> list[Finding]:
+def judge(seen: LeftSeen, who: DoctorUser) -> list[Finding]:
     """Return the findings on leftover processes and files."""
     found = []
     if seen.processes:
@@ -75,7 +85,7 @@ def judge(seen: LeftSeen, who: Who) -> list[Finding]:
             )
         )
     if seen.untold:
-        found.append(not_told("leftovers", seen.untold))
+        found.append(not_determined("leftovers", seen.untold))
     return found or [good("leftovers", "none")]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from scheduler.core.errors import word
 from scheduler.doctor.examination import Examination
-from scheduler.doctor.finding import Finding, Mark, Who, good, not_told
+from scheduler.doctor.finding import DoctorUser, Finding, Mark, good, not_determined
 from scheduler.doctor.programs import Asked, Programs, assignments, text_of, yes_or_no
 
 
@@ -54,7 +54,7 @@ class LoginSeen:
     start: str = ""  # command that starts the scheduler
 
 
-def judge(seen: LoginSeen, who: Who) -> Finding:
+def judge(seen: LoginSeen, who: DoctorUser) -> Finding:
     """Return the finding on whether the scheduler and its jobs outlive the login from which they were started."""
     if seen.place is Place.HIDDEN and not seen.manager:
         return good("logout", "no systemd-logind here: a logout ends no processes")
@@ -65,7 +65,7 @@ def judge(seen: LoginSeen, who: Who) -> Finding:
             return found
     if seen.place is Place.MANAGER:
         if seen.lingers is None:
-            return not_told(
+            return not_determined(
                 "logout", f"whether lingering is enabled for {who.name}", f"without it {what} ends with the last login"
             )
         if seen.lingers:
@@ -75,7 +75,7 @@ def judge(seen: LoginSeen, who: Who) -> Finding:
     if seen.place is Place.SERVICE:
         return good("logout", f"{what} is part of {seen.unit}, not of a login")
     if seen.kills is None:
-        return not_told("logout", "whether logging out ends processes (KillUserProcesses of systemd-logind)")
+        return not_determined("logout", "whether logging out ends processes (KillUserProcesses of systemd-logind)")
     if not seen.kills:
         return good("logout", "KillUserProcesses=no: processes outlive their login")
     if who.name in seen.exclude or (seen.only and who.name not in seen.only):
@@ -95,11 +95,13 @@ def judge(seen: LoginSeen, who: Who) -> Finding:
     return Finding("logout", mark, "KillUserProcesses=yes", wrong, mend)
 
 
-def _of_service(seen: LoginSeen, who: Who, what: str) -> Finding | None:
+def _of_service(seen: LoginSeen, who: DoctorUser, what: str) -> Finding | None:
     """Return the finding on the systemd service of the process; None if jobs survive when that service is stopped."""
     unit = seen.unit
     if not seen.kill_mode:
-        return not_told("logout", f"the KillMode of {unit}", f"unless it is process, a stop of {unit} ends all jobs")
+        return not_determined(
+            "logout", f"the KillMode of {unit}", f"unless it is process, a stop of {unit} ends all jobs"
+        )
     if seen.kill_mode in ("process", "none"):
         return None
     mine = seen.place is Place.MANAGER

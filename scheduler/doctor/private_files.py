@@ -10,7 +10,17 @@ from dataclasses import dataclass, replace
 
 from scheduler.core.errors import word
 from scheduler.doctor.examination import Examination
-from scheduler.doctor.finding import MOST_NAMED, Finding, Mark, Who, good, many, name_of, not_told, status_of
+from scheduler.doctor.finding import (
+    MOST_NAMED,
+    DoctorUser,
+    Finding,
+    Mark,
+    good,
+    many,
+    name_of,
+    not_determined,
+    status_of,
+)
 
 MOST_FILES = 100_000
 _JOB_LOG = re.compile(r"job_\d+_.*\.log", re.DOTALL)
@@ -34,7 +44,7 @@ class FilesSeen:
     recover: str = ""  # command that adopts a moved state folder
 
 
-def judge(seen: FilesSeen, who: Who) -> list[Finding]:
+def judge(seen: FilesSeen, who: DoctorUser) -> list[Finding]:
     """Return the findings on owners and modes of the scheduler's own files."""
     found = []
     if seen.link:
@@ -70,11 +80,11 @@ def judge(seen: FilesSeen, who: Who) -> list[Finding]:
             mend = who.root(mend)
         found.append(Finding("files", Mark.BAD, many(names, len(names)), wrong, mend))
     if seen.untold:
-        found.append(not_told("files", f"what is in {seen.untold}"))
+        found.append(not_determined("files", f"what is in {seen.untold}"))
     if not found and seen.whole:
         return [good("files", f"{seen.number} files examined, all private" if seen.number else "none yet")]
     if not found:
-        found.append(not_told("files", f"whether all files are private (the first {seen.number} are)"))
+        found.append(not_determined("files", f"whether all files are private (the first {seen.number} are)"))
     return found
 
 

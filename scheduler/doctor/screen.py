@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from scheduler.core.errors import word
 from scheduler.doctor.examination import Examination
-from scheduler.doctor.finding import Finding, Mark, Who, good, not_told
+from scheduler.doctor.finding import DoctorUser, Finding, Mark, good, not_determined
 from scheduler.doctor.programs import Programs
 
 SAFE_SCREEN = (5, 0, 1)  # older setuid versions let users take over sessions of others, or become root
@@ -33,7 +33,7 @@ def screen_version(said: str) -> tuple[int, ...]:
     return tuple(int(part or 0) for part in found.groups()) if found else ()
 
 
-def judge(seen: ScreenSeen, who: Who) -> Finding:
+def judge(seen: ScreenSeen, who: DoctorUser) -> Finding:
     """Return the finding on screen: whether it is installed, and safe on a machine with several users."""
     if not seen.path:
         if not seen.wanted:
@@ -48,7 +48,7 @@ def judge(seen: ScreenSeen, who: Who) -> Finding:
         return (
             good("screen", f"{told}, not setuid ({where})")
             if version
-            else not_told("screen", f"the version of {where}")
+            else not_determined("screen", f"the version of {where}")
         )
     mend = who.root(f"chmod u-s {word(seen.real or seen.path)}")
     if not version:

@@ -13,7 +13,7 @@ from scheduler.core.config import OPTIONS
 from scheduler.core.errors import Damaged, SchedulerError, StoreTrouble, word
 from scheduler.core.gpu import HIGHEST_GPU_ID, gpu_ids_text, parse_gpu_ids
 from scheduler.doctor.examination import Examination, StoreSeen
-from scheduler.doctor.finding import Finding, Mark, good, name_of, not_told, owner_of
+from scheduler.doctor.finding import Finding, Mark, good, name_of, not_determined, owner_of
 from scheduler.gpus.monitor import schedulers_here
 from scheduler.store import jobs as rows
 from scheduler.store.daemon_lock import Elsewhere, daemon_alive, holder
@@ -30,7 +30,7 @@ def judge_store(seen: StoreSeen) -> Finding:
             "store", f"intact, {seen.jobs} job{plural}" if seen.there else "none yet; the first start creates it"
         )
     if seen.kind in ("denied", "late"):
-        return not_told("store", "whether it is intact", seen.trouble)
+        return not_determined("store", "whether it is intact", seen.trouble)
     mend = {
         "damaged": seen.recover,
         "moved": seen.recover,
@@ -71,7 +71,7 @@ def judge_scheduler(seen: SchedulerSeen) -> list[Finding]:
     kill = f"{seen.sudo}kill"
     jobs = f"{seen.running} job{'s run' if seen.running != 1 else ' runs'}"
     if seen.hidden:
-        found.append(not_told("scheduler", f"whether one runs here: the folder belongs to {seen.hidden}"))
+        found.append(not_determined("scheduler", f"whether one runs here: the folder belongs to {seen.hidden}"))
     elif seen.alive and seen.stopped:
         wrong = "it is stopped (SIGSTOP, Ctrl-Z): it starts no jobs and answers no requests"
         found.append(Finding("scheduler", Mark.BAD, f"pid {seen.pid}", wrong, f"{kill} -CONT {seen.pid}"))

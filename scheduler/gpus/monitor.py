@@ -102,7 +102,9 @@ def _wanted(config: Config) -> tuple[int, ...] | None:
     return None if config.gpus is None else tuple(range(config.gpus))
 
 
-def managed_anew(config: Config, now: Sequence[Gpu], shown: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
+def managed_after_change(
+    config: Config, now: Sequence[Gpu], shown: Sequence[Gpu], environ: Mapping[str, str]
+) -> list[Gpu]:
     """Return the GPUs to manage after the settings changed while the daemon runs.
 
     ``now``: the GPUs that the daemon manages; ``shown``: all GPUs that the driver showed when the daemon started.

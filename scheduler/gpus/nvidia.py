@@ -226,11 +226,11 @@ class NvidiaProbe:
         if current is None and now < self._due:
             return None  # the killed process is not dead yet
         if current is not None:
-            answer = self._hear(current)
+            answer = self._receive(current)
             if answer is None and now < self._due:
                 return None
             if answer is not None and "gpus" in answer:
-                return self._heard(current, answer)
+                return self._received(current, answer)
             if answer is None:
                 waited = now - self._due + self._limit(current)
                 self._failed.append((current.way, f"no answer within {waited:.0f} s", False))
@@ -258,7 +258,7 @@ class NvidiaProbe:
     def _limit(self, current: _Reader) -> float:
         return self.deadline_s if current.answered or self._answered else max(self.deadline_s, FIRST_DEADLINE_S)
 
-    def _hear(self, current: _Reader) -> dict[str, Any] | None:
+    def _receive(self, current: _Reader) -> dict[str, Any] | None:
         """Return the answer of a reader process; None while the answer is incomplete.
 
         If the process ended without an answer or the answer is unreadable, ``trouble`` in the result gives the reason.
@@ -281,7 +281,7 @@ class NvidiaProbe:
             if len(current.text) > LONGEST_ANSWER:
                 return {"trouble": "answer too long"}
 
-    def _heard(self, current: _Reader, answer: dict[str, Any]) -> Readings:
+    def _received(self, current: _Reader, answer: dict[str, Any]) -> Readings:
         asked, self._asked_at = self._asked_at or 0.0, None
         current.answered, self.way = True, current.way
         self.absent, self._answered = False, True

@@ -72,7 +72,7 @@ class Nvml:
         if not count:
             raise Trouble("the driver shows no GPU", absent=True)
         gpus = [self._gpu(ordinal) for ordinal in range(count)]
-        self._hear_events(gpus)
+        self._receive_events(gpus)
         return {"gpus": gpus, "driver": self._or_none(lambda: _text(n.nvmlSystemGetDriverVersion()))}
 
     def _or_none(self, ask):
@@ -200,7 +200,7 @@ class Nvml:
                 self.events = n.nvmlEventSetCreate()
             n.nvmlDeviceRegisterEvents(handle, n.nvmlEventTypeXidCriticalError, self.events)
 
-    def _hear_events(self, gpus):
+    def _receive_events(self, gpus):
         n = self.n
         for _ in range(64):
             if self.events is None:

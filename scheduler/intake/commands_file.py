@@ -7,10 +7,10 @@ import os
 from scheduler.core.command_limits import LONGEST_WORD
 from scheduler.core.errors import UsageError
 from scheduler.core.job import JobSpec
-from scheduler.intake.jobs_file import Door, Parsed
+from scheduler.intake.jobs_file import LineContext, Parsed
 
 
-def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
+def parse(line: str, line_context: LineContext, origin: str = "") -> Parsed | None:
     """Return a job that runs ``line`` with `sh -c`; None for an empty line or a comment. Raises UsageError."""
     text = line.strip()
     if not text or text.startswith("#"):

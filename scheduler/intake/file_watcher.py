@@ -36,6 +36,7 @@ class InotifyWatcher:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
         self._files: dict[str, set[str]] = {}  # watched path → paths to report
+        self._names: dict[str, dict[str, set[str]]] = {}  # watched folder → name in it → paths to report
         self._of: dict[int, str] = {}
         self._paths: list[str] = []
 
@@ -50,11 +51,14 @@ class InotifyWatcher:
         Needed after a rename or when a folder was created; the daemon also calls it at each safety interval.
         """
         wanted: dict[str, tuple[int, set[str]]] = {}
+        self._names = {}
         for path in self._paths:
             real = os.path.realpath(path)
             for place in {path, real}:
-                _, names = wanted.setdefault(os.path.dirname(place) or "/", (_OF_FOLDER, set()))
-                names.add(path)
+                folder, name = os.path.split(place)
+                _, reports = wanted.setdefault(folder or "/", (_OF_FOLDER, set()))
+                reports.add(path)
+                self._names.setdefault(folder or "/", {}).setdefault(name, set()).add(path)
             if os.path.exists(real):
                 wanted.setdefault(real, (_OF_FILE, set()))[1].add(path)
         current: dict[str, int] = {}
@@ -94,11 +98,7 @@ class InotifyWatcher:
                     continue
                 reports = self._files.get(place, set())
                 if name:
-                    hit = {
-                        p
-                        for p in reports
-                        if os.path.basename(p) == name or os.path.basename(os.path.realpath(p)) == name
-                    }
+                    hit = self._names.get(place, {}).get(name, set())
                     found |= hit
                     renew = renew or bool(hit)
                 else:

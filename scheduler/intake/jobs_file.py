@@ -35,7 +35,7 @@ class Parsed:
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class LineContext:
     """Folders and GPUs of the scheduler that the parser needs.
 
     ``folder``: folder where relative paths start; ``home``: home folder for ``~/``; ``managed``: ids of the managed
@@ -47,7 +47,7 @@ class Door:
     managed: Collection[int] | None = None  # None: unknown, every id is accepted
 
 
-def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
+def parse(line: str, line_context: LineContext, origin: str = "") -> Parsed | None:
     """Parse one line (without its newline); return None for an empty line or a comment.
 
     ``origin``: file and line number (`jobs.txt:7`), stored in the job. Raises UsageError or Refused; ``do`` of the
@@ -73,7 +73,7 @@ def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
             right = ",".join([*head, "", "", ""][:4]) + tail
             raise UsageError(f"options such as {tail} belong after the fourth field", do=f"write {right}")
     priority = _priority(fields[0].text)
-    script = _script(fields[1].text, door)
+    script = _script(fields[1].text, line_context)
     env = fields[2].text if len(fields) > 2 else ""
     arguments_field = fields[3] if len(fields) > 3 else _Field("")
     notes: list[str] = []
@@ -88,7 +88,7 @@ def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
         right = f"write 2, 0,2 or 0-3; or, if it belongs to the arguments, quote them: {quoted}"
         if len(quoted) > LONGEST_SHOWN:  # a shortened spelling would be wrong
             right = "write 2, 0,2 or 0-3; or, if it belongs to the arguments, put double quotes around all of them"
-        raise UsageError(f"the fifth field is not a GPU list ({error.what})", do=right) from None
+        raise UsageError(f"the fifth field is wrong: {error.what}", do=right) from None
     if rest is not None and _BARE_LIST.fullmatch(rest.text) and re.search(r"(^|\s)\d+$", arguments_field.text):
         if not arguments_field.quoted:
             notes.append(
@@ -96,7 +96,7 @@ def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
                 f"{gpu_ids_text(allowed or ())}; quote the arguments if the list belongs to them"
             )
     try:
-        _check_managed(allowed, door.managed)
+        _check_managed(allowed, line_context.managed)
     except Refused as error:
         if notes and rest is not None:  # more likely an argument with commas than a list of missing GPUs
             raise Refused(
@@ -109,10 +109,10 @@ def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
     values["allowed"] = allowed_gpus(values)
     for name in PATH_FIELDS.intersection(values):
         if values[name]:
-            values[name] = _path(values[name], door)
-    _check_managed(values.get("on"), door.managed)
+            values[name] = _path(values[name], line_context)
+    _check_managed(values.get("on"), line_context.managed)
     if env:
-        env = _environment_name(env, door)
+        env = _environment_name(env, line_context)
     spec = JobSpec(script=script, arguments=words, conda_env=env, origin=origin, **values)
     _check_width(spec)
     check_launch(spec)
@@ -252,24 +252,24 @@ def _priority(text: str) -> int:
         raise UsageError(error.what, do=error.do or f"write {FORMAT}") from None
 
 
-def _script(text: str, door: Door) -> str:
+def _script(text: str, line_context: LineContext) -> str:
     if not text:
         raise UsageError("the script is missing", do=f"write {FORMAT}")
     if text.startswith("-"):
         raise UsageError(f"the script {text!r} looks like an option", do=f"write ./{text} if that is its name")
-    return _path(text, door)
+    return _path(text, line_context)
 
 
-def _path(text: str, door: Door) -> str:
+def _path(text: str, line_context: LineContext) -> str:
     if text == "~" or text.startswith("~/"):
-        text = os.path.join(door.home or os.path.expanduser("~"), text[2:])
-    return os.path.normpath(os.path.join(door.folder, text))
+        text = os.path.join(line_context.home or os.path.expanduser("~"), text[2:])
+    return os.path.normpath(os.path.join(line_context.folder, text))
 
 
-def _environment_name(text: str, door: Door) -> str:
+def _environment_name(text: str, line_context: LineContext) -> str:
     if text.startswith("-") or any(char in text for char in "\n\r"):
         raise UsageError(f"{text!r} cannot be the name of an environment", do="write its name or its folder")
-    return _path(text, door) if "/" in text else text
+    return _path(text, line_context) if "/" in text else text
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -207,7 +207,7 @@ def without_config(flags: Mapping[str, Any], folder: str | None = None) -> Setti
     return _settled(found, "")
 
 
-def state_file_said(
+def named_state_file(
     environ: Mapping[str, str], config_file: str | None, folder: str
 ) -> tuple[str, SchedulerError | None]:
     """Return the path of the state file that environment or config file name, and the error in the settings.

@@ -46,7 +46,7 @@ def read_private(path: str, most: int, trust_group: bool = False) -> bytes:
     Raises OSError, or FileTrouble if other users could write the file.
     """
     with open(path, "rb", opener=plain_or_link) as stream:
-        exposed = who_else_may_write(os.fstat(stream.fileno()), path, trust_group, stream.fileno())
+        exposed = other_writers(os.fstat(stream.fileno()), path, trust_group, stream.fileno())
         if exposed:
             raise not_read(exposed, path)
         return stream.read(most) or b""
@@ -65,7 +65,7 @@ def not_read(exposed: Exposure, path: str) -> FileTrouble:
     return FileTrouble(f"not read: {exposed}", where=path, exposure=exposed)
 
 
-def who_else_may_write(status: os.stat_result, path: str, trust_group: bool = False, fd: int = -1) -> Exposure | None:
+def other_writers(status: os.stat_result, path: str, trust_group: bool = False, fd: int = -1) -> Exposure | None:
     """Return why users besides this user and root could write a file or folder; None if no other user could.
 
     The result also says how to fix that. ``fd``: descriptor of the open file, -1 without one. The access list is read
@@ -109,7 +109,7 @@ def _group_has_others(gid: int, me: int) -> bool:
 
 def check_private(path: str, status: os.stat_result, trust_group: bool = False) -> None:
     """Raise FileTrouble if another user could write or replace the file at ``path``. Raises OSError."""
-    exposed = who_else_may_write(status, path, trust_group)
+    exposed = other_writers(status, path, trust_group)
     if exposed:
         raise not_read(exposed, path)
     check_places(path, places_of(path), trust_group)
@@ -137,7 +137,7 @@ def check_places(path: str, places: Sequence[str], trust_group: bool) -> None:
     """
     for place in places:
         folder = os.path.dirname(place)
-        exposed = who_else_may_write(os.stat(folder), folder, trust_group)
+        exposed = other_writers(os.stat(folder), folder, trust_group)
         if exposed:
             raise not_read(replace(exposed, said=f"its folder is not safe: {exposed.said}"), path)
     for link in places[:-1]:
@@ -212,7 +212,7 @@ class Follower:
             self.close()
             self._open(fresh)
             held = os.fstat(self._fd)
-        exposed = who_else_may_write(held, self.path, self.trust_group, self._fd)
+        exposed = other_writers(held, self.path, self.trust_group, self._fd)
         self._exposed = exposed is not None
         if exposed:
             raise not_read(exposed, self.path)
@@ -268,7 +268,7 @@ class Follower:
         if left_out:
             return Batch(replace(mark, device=0, inode=0), more=True, left_out=left_out)
         check_places(self.path, (self.path,), self.trust_group)
-        if not self._prefix_stands(held, whole=True):
+        if not self._prefix_unchanged(held, whole=True):
             return None
         try:
             batch = self._take(mark, held.st_size, last=True)
@@ -284,7 +284,7 @@ class Follower:
         it.
         """
         name = os.readlink(f"/proc/self/fd/{self._fd}") if held.st_nlink else ""
-        exposed = who_else_may_write(held, name or self.path, self.trust_group, self._fd)
+        exposed = other_writers(held, name or self.path, self.trust_group, self._fd)
         if not (exposed or self._exposed):
             return ""
         if not name:
@@ -302,14 +302,14 @@ class Follower:
         same = (held.st_dev, held.st_ino) == (mark.device, mark.inode)
         if mark.inode == 0 and not mark.offset:
             mark = replace(mark, device=held.st_dev, inode=held.st_ino)
-        elif not (same and held.st_size >= mark.offset and self._prefix_stands(held)):
+        elif not (same and held.st_size >= mark.offset and self._prefix_unchanged(held)):
             self._unsettled = True
         settles = self._changed_at + SETTLE_S
         if self._unsettled:
             if now < settles and not self._only_grows(held, now, settles):
                 return None
             self._unsettled, self._grows = False, None
-            if not (same and held.st_size >= mark.offset and self._prefix_stands(held, whole=True)):
+            if not (same and held.st_size >= mark.offset and self._prefix_unchanged(held, whole=True)):
                 self._tail_for = -1
                 return self._replay(held)
         if held.st_size == mark.offset:
@@ -353,7 +353,7 @@ class Follower:
         batch = self._take(mark, held.st_size, last=False)
         return replace(batch, restart=True, more=True)
 
-    def _prefix_stands(self, held: os.stat_result, whole: bool = False) -> bool:
+    def _prefix_unchanged(self, held: os.stat_result, whole: bool = False) -> bool:
         """Return whether the part already read is unchanged. ``whole``: compare all of that part, not only its end."""
         mark = self.mark
         if not mark.offset:
@@ -379,7 +379,7 @@ class Follower:
         if not unchanged:
             self._checked_ctime = self._tail_for = -1
 
-    def lines_again(self, numbers: Collection[int]) -> list[LineRead] | None:
+    def old_lines(self, numbers: Collection[int]) -> list[LineRead] | None:
         """Return lines that were read before, by their line numbers.
 
         The result is None if no file is open or other users could write the file. The list is empty if the file was
@@ -388,11 +388,11 @@ class Follower:
         if self._fd < 0:
             return None
         held, mark = os.fstat(self._fd), self.mark
-        if who_else_may_write(held, self.path, self.trust_group, self._fd):
+        if other_writers(held, self.path, self.trust_group, self._fd):
             return None  # another user can write a text with the same CRC
         if (held.st_dev, held.st_ino) != (mark.device, mark.inode) or held.st_size < mark.offset:
             return []
-        if not self._prefix_stands(held, whole=True):
+        if not self._prefix_unchanged(held, whole=True):
             return []
         found, last, rest = [], max(numbers, default=0), b""
         number = 0

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from scheduler.core.errors import SchedulerError
 from scheduler.core.file_offsets import FileMark, LineRead, Refusal
 from scheduler.core.identity import identity_of
-from scheduler.intake.jobs_file import Door
+from scheduler.intake.jobs_file import LineContext
 from scheduler.intake.parsers import Parser
 from scheduler.intake.tail import OPEN_LINE_S, SETTLE_S, Follower
 from scheduler.store import file_offsets as kept
@@ -59,7 +59,7 @@ def look_through(path: str, parse: Parser, managed: tuple[int, ...] | None, home
     ``managed``: the indexes of the managed GPUs; None: any index is valid. ``home``: the folder that `~` stands for.
     """
     out, follower, now = Looked(), Follower(path, None, trust_group), 0.0
-    door = Door(os.path.dirname(path), home, managed)
+    line_context = LineContext(os.path.dirname(path), home, managed)
     try:
         while True:
             batch = follower.look(now)
@@ -70,7 +70,7 @@ def look_through(path: str, parse: Parser, managed: tuple[int, ...] | None, home
                 continue
             out.left_out = out.left_out or batch.left_out
             for line in batch.lines:
-                out.lines.append((line, *_identity(line, parse, door, path)))
+                out.lines.append((line, *_identity(line, parse, line_context, path)))
             follower.accept(batch)
     except (SchedulerError, OSError) as error:
         out.trouble = str(error)
@@ -80,11 +80,11 @@ def look_through(path: str, parse: Parser, managed: tuple[int, ...] | None, home
     return out
 
 
-def _identity(line: LineRead, parse: Parser, door: Door, path: str) -> tuple[str, str]:
+def _identity(line: LineRead, parse: Parser, line_context: LineContext, path: str) -> tuple[str, str]:
     if line.problem:
         return "", line.problem
     try:
-        parsed = parse(line.text, door, f"{os.path.basename(path)}:{line.number}")
+        parsed = parse(line.text, line_context, f"{os.path.basename(path)}:{line.number}")
     except SchedulerError as error:
         return "", str(error)
     except Exception as error:  # noqa: BLE001  an error in one line must not stop the others

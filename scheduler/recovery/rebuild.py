@@ -84,8 +84,8 @@ def recover(places: Places, config: Config, home: str, environ_home: str, *, dry
     try:
         with _nobody_writes(places):
             if os.path.exists(places.recovering):
-                return _go_on(places, dry)
-            problem = what_is_wrong(places)
+                return _finish_exchange(places, dry)
+            problem = damage_of(places)
             if problem is None:
                 return Report(["the store is intact and up to date: nothing to rebuild"], healthy=True)
             return _rebuild(places, config, home, environ_home, problem, dry)
@@ -109,7 +109,7 @@ def _nobody_writes(places: Places) -> Iterator[None]:
         os.close(fd)
 
 
-def what_is_wrong(places: Places) -> Damaged | None:
+def damage_of(places: Places) -> Damaged | None:
     """Return the error of a damaged or outdated store, else None. Raises StoreTrouble if a newer gpujob wrote it."""
     try:
         check_sound(places, pages="integrity_check", records=True)
@@ -197,7 +197,7 @@ def _exchange(places: Places, bad: str, report: Report) -> Report:
     return report
 
 
-def _go_on(places: Places, dry: bool) -> Report:
+def _finish_exchange(places: Places, dry: bool) -> Report:
     """Finish an interrupted exchange and return its report. ``dry``: only report."""
     with open(places.recovering, encoding="utf-8", opener=plain) as stream:
         note = json.load(stream)
@@ -233,7 +233,7 @@ def _fill(
     rows.save_holdings(connection, out.holdings, [], boot_id())
     rows.set_meta(connection, "home", home)
     if out.stale or {"pauses", "meta"} & set(left.trouble):
-        _pauses_as_painted(connection, config.state_file, report)
+        _restore_pauses(connection, config.state_file, report)
     refused = _refuse_requests(connection)
     trusted = not out.stale and not {"files", "line_counts"} & set(left.trouble)
     _say_jobs(out, left, report)
@@ -273,7 +273,7 @@ def _holdings(connection: sqlite3.Connection, left: Salvaged) -> list[Holding]:
         return []
 
 
-def _pauses_as_painted(connection: sqlite3.Connection, state_file: str, report: Report) -> None:
+def _restore_pauses(connection: sqlite3.Connection, state_file: str, report: Report) -> None:
     """Restore the pauses from the state file, because the next start must not place jobs on paused GPUs."""
     try:
         with open(state_file, encoding="utf-8", opener=plain) as stream:

@@ -116,7 +116,7 @@ class DirectRunner(LocalRunner):
         self._epoll.register(ours.fileno(), select.EPOLLIN)
         self._outbox.insert(0, environment)
 
-    def _again(self) -> None:
+    def _restart_supervisor(self) -> None:
         """Start a supervisor in place of a dead one, unless the back-off still lasts.
 
         Queued starts wait until a supervisor runs.
@@ -242,7 +242,7 @@ class DirectRunner(LocalRunner):
         if dead:
             self._supervisor_died()
         if self._socket is None:
-            self._again()
+            self._restart_supervisor()
         self._look_at_claims()
         self._look_at_zombies()
         self._send()
@@ -251,7 +251,7 @@ class DirectRunner(LocalRunner):
     def _servants(self) -> Iterable[int]:
         return (self._supervisor, *self._inherited)
 
-    def _in_hand(self) -> Iterable[WatchedAttempt]:
+    def _unreported(self) -> Iterable[WatchedAttempt]:
         return (*self._sent.values(), *self._running.values(), *self._adopted.values())
 
     def _receive(self) -> bool:
@@ -272,9 +272,9 @@ class DirectRunner(LocalRunner):
             if not data:
                 return True
             for message in marshal.loads(data):
-                self._heard(message)
+                self._messages(message)
 
-    def _heard(self, message: tuple[Any, ...]) -> None:
+    def _messages(self, message: tuple[Any, ...]) -> None:
         kind, key = str(message[0]), str(message[1])
         if kind == "up":
             attempt = self._sent.pop(key, None)
@@ -347,7 +347,7 @@ class DirectRunner(LocalRunner):
         else:
             self._break.reset()
             self._supervisor_due = 0.0
-        self._again()
+        self._restart_supervisor()
         self._reap()
 
     def _settle_sent(

@@ -157,7 +157,7 @@ class LocalRunner:
         """Return the pids of the daemon's children that belong to no job."""
         return ()
 
-    def _in_hand(self) -> Iterable[WatchedAttempt]:
+    def _unreported(self) -> Iterable[WatchedAttempt]:
         """Return the attempts whose ending is not reported yet, without the attempts in `_zombies` and `_claims`."""
         return self._adopted.values()
 
@@ -268,7 +268,7 @@ class LocalRunner:
         if any(held != f"{attempt.job}.{attempt.attempt}" and p.pid == orphan.pid and carries(orphan.pid, m)
                for held, m, p in self._leftovers.values()):  # fmt: skip
             return False
-        in_hand = (*self._in_hand(), *(zombie.attempt for zombie in self._zombies))
+        in_hand = (*self._unreported(), *(zombie.attempt for zombie in self._zombies))
         others = [other for other in in_hand if other is not attempt]
         for other in others:
             if _leads(other, orphan) or carries(orphan.pid, self._mark(other)):
@@ -370,7 +370,7 @@ class LocalRunner:
         attempt, the list is empty, and `look` returns the observations later. Raises OSError.
         """
         key = job.attempt_key
-        for attempt in self._in_hand():
+        for attempt in self._unreported():
             if attempt.key == key:
                 if attempt.process is not None:
                     return [Started(job.id, job.attempt, attempt.process, job.started_at or time.time())]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from scheduler.core.failure_patterns import failure_in, warning_in
 from scheduler.core.job import Failure, Job
 from scheduler.core.log_names import errors_of
@@ -25,6 +27,8 @@ def log_finding_of(job: Job, exit_code: int | None) -> Failure | None:
 def _end_of(job: Job) -> str:
     try:
         path = errors_of(job.log) if job.spec.stderr_apart else job.log
+        if not os.stat(path, follow_symlinks=False).st_size:
+            return ""  # most jobs that end within milliseconds print nothing
         with LogWindow(path, keep=TAIL_BYTES, most_unpacked=MOST_UNPACKED, ours=True) as log:
             end = b"" if log.cut else log.read(max(0, log.size - TAIL_BYTES), TAIL_BYTES)
         return end.decode("utf-8", "replace")

@@ -313,7 +313,7 @@ class ScreenRunner(LocalRunner):
     def _servants(self) -> Iterable[int]:
         return self._servers
 
-    def _in_hand(self) -> Iterable[WatchedAttempt]:
+    def _unreported(self) -> Iterable[WatchedAttempt]:
         return (
             *(session.attempt for session in self._sessions.values()),
             *self._adopted.values(),
@@ -413,7 +413,7 @@ class ScreenRunner(LocalRunner):
     def _look_at_endings(self) -> None:
         for one in tuple(self._endings):
             if not lives(one.server) or time.monotonic() >= one.until:
-                self._endings.remove(one)  # only this one: `_in_hand` needs the rest to assign orphans to attempts
+                self._endings.remove(one)  # only this one: `_unreported` needs the rest to assign orphans to attempts
                 super()._ended(one.attempt, one.how, one.code, one.at)
 
     def _give_up(self, session: _Session, why: str) -> bool:

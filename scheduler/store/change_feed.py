@@ -104,7 +104,7 @@ class Changes:
         new = rows.raw_new(connection, self._last_id, MOST_AT_ONCE)
         self._again = len(new) == MOST_AT_ONCE
         found.update((row[0], row) for row in new)
-        in_hand = rows.raw_in_hand(connection)
+        in_hand = rows.active_rows(connection)
         found.update((row[0], row) for row in in_hand)
         self._look_at_first(connection, found)
         found.update((row[0], row) for row in self.first)

@@ -10,6 +10,7 @@ import os
 import re
 import stat
 import time
+from typing import Any
 
 from scheduler.core.errors import SchedulerError
 from scheduler.store.paths import Places
@@ -18,25 +19,20 @@ from scheduler.system.private_files import new_private
 from scheduler.system.proc import boot_id
 from scheduler.system.safe_open import plain
 
-# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 OLD_S = 60.0
 _ASIDE = r"\..+\.new-(\d+)"  # temporary file of `system/atomic_files.py: replace_file`; the number is the pid
 _PACKET = r"packet-(\d+)-\d+"  # start message from `runners/direct.py` to its supervisor
 _CALLER = r"caller-(\d+)-[0-9a-f]+"  # socket of `client/foreground_caller.py`
-TAKING_S = 1.0  # within this time after it got the lock a daemon writes `daemon.json`
+TAKING_S = 1.0  # a daemon writes `daemon.json` within this time after it has taken the lock
 _HELD = (errno.EAGAIN, errno.EACCES)  # errors of flock if another process has the lock
 
 
 class Taken(SchedulerError):
-    """A scheduler with this state file runs already."""
+    """Raised if a scheduler with this state file runs already."""
 
 
 class Elsewhere(SchedulerError):
-    """The daemon of this state file runs on another machine that shares the folder."""
+    """Raised if the daemon of this state file runs on another machine that shares the folder."""
 
 
 def no_locks(path: str, why: str) -> SchedulerError:
@@ -76,7 +72,7 @@ class DaemonLock:
         except Timeout:
             raise self._taken() from None
         self._house = os.open(self.places.state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        while _held(self._house, fcntl.LOCK_EX):  # perhaps only briefly, by `daemon_alive` in another process
+        while _held(self._house, fcntl.LOCK_EX):  # perhaps only briefly locked by `daemon_alive` in another process
             if time.monotonic() > until:
                 self.leave()
                 raise self._taken()
@@ -91,7 +87,7 @@ class DaemonLock:
         replace_file(self.places.daemon_info, json.dumps(info).encode(), sync=False)
 
     def _check_that_locks_are_kept(self) -> None:
-        """Raise SchedulerError if the file system has no locks: `filelock` would only check that the file exists."""
+        """Raise SchedulerError if the file system has no locks: there, `filelock` only checks whether a file exists."""
         path = self.places.daemon_lock
         with contextlib.suppress(FileExistsError):
             os.close(new_private(path))
@@ -183,7 +179,7 @@ def check_here(places: Places) -> None:
     if told.get("boot") in (None, boot_id()):
         return
     until = time.monotonic() + TAKING_S
-    while daemon_alive(places):  # after a reboot perhaps by a local daemon that has not written `daemon.json` yet
+    while daemon_alive(places):  # after a reboot, perhaps a local daemon that has not replaced `daemon.json` yet
         told = holder(places)
         if told.get("boot") in (None, boot_id()):
             return
@@ -241,7 +237,7 @@ def register(environ: dict[str, str], state_file: str) -> str:
         path = os.path.join(folder, f"{os.getpid()}.json")
         replace_file(path, json.dumps({"state_file": state_file, "pid": os.getpid()}).encode(), sync=False)
     except OSError:
-        return ""  # only commands without --state-file do not find this scheduler
+        return ""  # the only effect: commands without --state-file do not find this scheduler
     return path
 
 

@@ -86,7 +86,7 @@ class HistoryFile:
             self.close()
             if not isinstance(trouble(error, self.path), Damaged):
                 raise
-            self._set_aside("damaged", " ".join(str(error).split()))
+            self._rename_unusable("damaged", " ".join(str(error).split()))
             self._write(batch)
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class HistoryFile:
             version = run("PRAGMA user_version").fetchone()[0]
             if version not in (0, VERSION):
                 connection.close()
-                self._set_aside(f"v{version}", f"unknown version {version}")
+                self._rename_unusable(f"v{version}", f"unknown version {version}")
                 return self._open()
             run("PRAGMA journal_mode=WAL")
             run("PRAGMA synchronous=OFF")
@@ -158,7 +158,7 @@ class HistoryFile:
             return False
         return (status.st_dev, status.st_ino) == self._inode
 
-    def _set_aside(self, ending: str, why: str) -> None:
+    def _rename_unusable(self, ending: str, why: str) -> None:
         """Rename an unusable file to `history.db.ENDING`, replacing an earlier file of that name. Raises OSError."""
         os.replace(self.path, f"{self.path}.{ending}")
         for companion in _COMPANIONS:

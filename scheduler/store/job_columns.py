@@ -8,19 +8,13 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter, itemgetter
+from typing import Any
 
 from scheduler.core.errors import Damaged, SchedulerError
 from scheduler.core.gpu import ResourceRequest, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import HOLDING, Failure, Job, JobSpec, JobState, Outcome, Process
-
-# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from dataclasses import dataclass
-    from typing import Any
-else:
-    from scheduler.core.quick_dataclass import dataclass
 
 # Values of `Column.when`: when a column is written.
 ONCE = "once"  # when the job is inserted
@@ -161,7 +155,7 @@ COLUMNS: tuple[Column, ...] = (
 
 
 class Writer:
-    """Makes rows of some columns. One `attrgetter` reads all values that are attributes of Job."""
+    """Maker of rows with some columns of a job. One `attrgetter` reads all values that are attributes of Job."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         direct = [column for column in columns if isinstance(column.write, str)]

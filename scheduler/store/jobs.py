@@ -6,6 +6,8 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 from scheduler.core.errors import UsageError
 from scheduler.core.gpu import Gpu, ResourceRequest, gpu_ids_text
@@ -13,14 +15,16 @@ from scheduler.core.job import ENDED, FIRST, Event, Holding, Job, JobSpec, JobSt
 from scheduler.store.integrity import LAST_ID
 from scheduler.store.job_columns import CHANGED, NEW, OF_SPEC, SELECT, WHOLE, ids_of, ids_text, job_of
 
-# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from scheduler.core.requests import Answer, Request
 
-_UPDATE = f"UPDATE jobs SET {', '.join(f'{name}=?' for name in CHANGED.names)} WHERE id=?"
+# Columns with an index, which rarely change. SQLite rewrites the index of each column that an UPDATE names, even if the
+# value stays the same.
+_INDEXED = ("blocking", "finished_at")
+_UPDATE = f"UPDATE jobs SET {', '.join(f'{name}=?' for name in CHANGED.names if name not in _INDEXED)} WHERE id=?"
+_UPDATE_INDEXED = [f"UPDATE jobs SET {name}=?1 WHERE id=?2 AND {name} IS NOT ?1" for name in _INDEXED]
+_WITHOUT_INDEX = itemgetter(*[place for place, name in enumerate(CHANGED.names) if name not in _INDEXED])
+_AT_INDEXED = [CHANGED.names.index(name) for name in _INDEXED]
 _RESPEC = f"UPDATE jobs SET {', '.join(f'{name}=?' for name in OF_SPEC.names)} WHERE id=?"
 _RESTORE = f"INSERT INTO jobs ({', '.join(WHOLE.names)}) VALUES ({','.join('?' * len(WHOLE.names))})"
 _INSERT = f"INSERT INTO jobs (id, {', '.join(NEW.names)}) VALUES (1+({LAST_ID}), {','.join('?' * len(NEW.names))})"
@@ -49,7 +53,10 @@ def insert(
 
 def save(connection: sqlite3.Connection, jobs: Iterable[Job]) -> None:
     """Update these jobs, except for their spec (see `respec`) and the columns that never change."""
-    connection.executemany(_UPDATE, [(*CHANGED.row(job), job.id) for job in jobs])
+    found = [(CHANGED.row(job), job.id) for job in jobs]
+    connection.executemany(_UPDATE, [(*_WITHOUT_INDEX(row), number) for row, number in found])
+    for update, place in zip(_UPDATE_INDEXED, _AT_INDEXED, strict=True):
+        connection.executemany(update, [(row[place], number) for row, number in found])
 
 
 def restore(connection: sqlite3.Connection, jobs: Iterable[Job]) -> None:
@@ -136,7 +143,7 @@ def live(connection: sqlite3.Connection) -> list[Job]:
 
 def in_hand(connection: sqlite3.Connection) -> Iterator[Job]:
     """Yield the jobs that are STARTING, RUNNING or STOPPING, by id."""
-    return map(job_of, raw_in_hand(connection))
+    return map(job_of, active_rows(connection))
 
 
 def pending(connection: sqlite3.Connection, after: int = -1) -> Iterator[Job]:
@@ -195,7 +202,10 @@ def first_pending(connection: sqlite3.Connection, most: int) -> list[Job]:
 
 
 def waiting_before(connection: sqlite3.Connection, job: Job) -> int:
-    """Return how many jobs of the same placement class (`core/placement_class.py`) wait for room ahead of this job."""
+    """Return how many jobs of the same placement class (`core/placement_class.py`) are ahead of this job in the queue.
+
+    Only jobs that wait for room on GPUs or CPU slots count.
+    """
     allowed = gpu_ids_text(job.allowed) if job.need.count and job.allowed is not None else None
     found = connection.execute(
         "SELECT count(*) FROM jobs WHERE finished_at IS NULL AND state='pending' AND reason_code=''"
@@ -218,7 +228,7 @@ def raw_first_pending(connection: sqlite3.Connection, most: int) -> list[tuple[A
     ).fetchall()
 
 
-def raw_in_hand(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
+def active_rows(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
     """Return the rows of the jobs that `in_hand` yields."""
     return connection.execute(f"{SELECT} WHERE state IN ({_IN_HAND}) ORDER BY id").fetchall()
 
@@ -268,9 +278,10 @@ def ended_since(connection: sqlite3.Connection, at: float) -> Iterator[Job]:
 
 
 def known_since(connection: sqlite3.Connection) -> float | None:
-    """Return the time (seconds since 1970) after which no job is missing; jobs that ended earlier may be deleted.
+    """Return the time (seconds since 1970) after which no job is missing.
 
-    None if no job is missing, or if this is not known because there are no jobs.
+    Jobs that ended earlier may have been deleted. The result is None if no job is missing, or if this is not known
+    because there are no jobs.
     """
     told = meta(connection, FORGOTTEN_UNTIL)
     if told:

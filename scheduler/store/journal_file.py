@@ -8,8 +8,8 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from scheduler.core.journal import Who, read_line, who_is
-from scheduler.system.atomic_files import left_aside, sync_folder, write_all
+from scheduler.core.journal import Who, identity_of_record, read_line
+from scheduler.system.atomic_files import leftover_temporaries, sync_folder, write_all
 from scheduler.system.locks import try_lock
 from scheduler.system.private_files import new_beside, new_private
 from scheduler.system.safe_open import plain
@@ -72,7 +72,7 @@ class JournalFile:
         return self._fd >= 0 and self._size > 2 * self._compact + SLACK
 
     def append(self, data: bytes, first: int = 0) -> bool:
-        """Append whole lines with one write. Return False if the file was removed, replaced or cut: call `write_anew`.
+        """Append whole lines with one write. Return False if the file was removed, replaced or cut: call `write_new_file`.
 
         ``first``: number of bytes of ``data`` that belong to jobs without a line so far. Raises OSError. An incomplete
         write is removed again, unless another program has appended lines after it.
@@ -97,7 +97,7 @@ class JournalFile:
         self._compact += first
         return True
 
-    def write_anew(self, pages: Iterable[bytes], last: Callable[[], bytes] = bytes) -> Generator[None, None, None]:
+    def write_new_file(self, pages: Iterable[bytes], last: Callable[[], bytes] = bytes) -> Generator[None, None, None]:
         """Write a new file in steps: kept lines of the old file, then ``pages``. The last step replaces the old file.
 
         Lines can be appended to the old file until the last step. ``last`` returns the lines of jobs that changed after
@@ -108,7 +108,7 @@ class JournalFile:
         aside = os.path.join(folder, f".{name}.new-{os.getpid()}")
         new = -1
         try:
-            for left in left_aside(self.path):
+            for left in leftover_temporaries(self.path):
                 os.unlink(left)
             new = new_private(aside, os.O_RDWR | os.O_APPEND)
             self._lock(new)  # before the rename makes it visible
@@ -210,7 +210,7 @@ class JournalFile:
             else:
                 found.damaged.append(span)
             return
-        job = who_is(value)
+        job = identity_of_record(value)
         if job is None:
             found.kept[span] = span
         elif not self.is_ours(job):
@@ -239,14 +239,14 @@ class JournalFile:
             raise OSError(errno.EBUSY, "another file was put in its place while it was rewritten", self.path)
         os.fsync(new)
         if found.damaged:
-            aside = self._set_aside(old, found.damaged)
+            aside = self._copy_damaged(old, found.damaged)
             number = len(found.damaged)
             lines = f"{number} lines are not JSON and were" if number > 1 else "1 line is not JSON and was"
             self.told.append((f"{self.path}: {lines} moved to {aside}", 30))
         if found.repaired:
             self.told.append((f"{self.path}: an incomplete line was written again", 20))
 
-    def _set_aside(self, old: int, spans: list[Span]) -> str:
+    def _copy_damaged(self, old: int, spans: list[Span]) -> str:
         """Copy damaged lines into a new file beside the journal and return its path."""
         name, fd = new_beside(self.path, "torn")
         try:

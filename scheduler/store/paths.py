@@ -6,16 +6,10 @@ import contextlib
 import os
 import pwd
 import stat
+from dataclasses import dataclass
 
 from scheduler.core.errors import SchedulerError
 from scheduler.system.atomic_files import sync_folder
-
-# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from dataclasses import dataclass
-else:
-    from scheduler.core.quick_dataclass import dataclass
 
 DEFAULT_STEM = "gpu_scheduler_state"
 

@@ -60,7 +60,7 @@ def read_state(
     return state
 
 
-def book_in_hand(
+def book_active(
     connection: sqlite3.Connection, state: SchedulerState, boot: str, now: Now
 ) -> tuple[list[Job], list[Holding], list[str]]:
     """Book the GPUs of starting, running and stopping jobs and of leftover processes. Raises sqlite3.Error.

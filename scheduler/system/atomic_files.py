@@ -24,7 +24,7 @@ def replace_file(path: str, data: bytes, *, sync: bool = True) -> None:
     A link at ``path`` is replaced, not followed. After an error the old file stays, unless only syncing the folder
     failed. ``sync``: False to sync neither the file nor its folder.
     """
-    aside = _write_aside(path, data, sync)
+    aside = _write_temporary(path, data, sync)
     try:
         crash_point("state.tmp_written")
         os.rename(aside, path)
@@ -37,7 +37,7 @@ def replace_file(path: str, data: bytes, *, sync: bool = True) -> None:
         sync_folder(os.path.dirname(path))
 
 
-def left_aside(path: str) -> list[str]:
+def leftover_temporaries(path: str) -> list[str]:
     """Return the paths of the temporary files that killed writers of ``path`` left in its folder."""
     folder, name = os.path.split(path)
     start = f".{name}.new-"
@@ -50,7 +50,7 @@ def left_aside(path: str) -> list[str]:
     return []
 
 
-def _write_aside(path: str, data: bytes, sync: bool) -> str:
+def _write_temporary(path: str, data: bytes, sync: bool) -> str:
     folder, name = os.path.split(path)
     aside = os.path.join(folder, f".{name}.new-{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
@@ -78,7 +78,7 @@ def swap_file(path: str, data: bytes, there: bool, *, sync: bool = False) -> int
     not its folder. Raises FileNotFoundError or FileExistsError if the expectation is wrong, and other OSErrors; the old
     file then stays.
     """
-    aside = _write_aside(path, data, sync)
+    aside = _write_temporary(path, data, sync)
     out = -1
     try:
         crash_point("state.tmp_written")

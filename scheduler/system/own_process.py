@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from scheduler.core.errors import flag
+from scheduler.system.forked_command import need_own_process
 
 PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "__main__.py")
 
@@ -33,6 +34,7 @@ def start_own(
     ``files``: descriptor number in the new process → descriptor of this process to duplicate; all other descriptors are
     inherited as usual. ``folder``: working folder of the new process; empty: the folder of this process.
     """
+    need_own_process(stays=False)
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
     ]  # fmt: skip

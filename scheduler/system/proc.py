@@ -1,10 +1,14 @@
 """Reads values of processes from /proc, without interpreting them.
 
-The module imports nothing, so that commands that have to be fast can use it. `system/processes.py` interprets the
+`system/processes.py` interprets the
 values. `supervisor.py` imports nothing of the program and has its own functions.
 """
 
 from __future__ import annotations
+
+import os
+
+PIECE = 1 << 16  # bytes read at a time; most files of /proc are shorter
 
 _boot: list[str] = []  # holds the id after the first read
 
@@ -17,11 +21,23 @@ def boot_id() -> str:
     return _boot[0]
 
 
+def whole(path: str) -> bytes:
+    """Return the contents of a file of /proc. Raises OSError. `open` would make three more system calls."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = piece = os.read(fd, PIECE)
+        while piece:
+            piece = os.read(fd, PIECE)
+            data += piece
+        return data
+    finally:
+        os.close(fd)
+
+
 def stat_fields(pid: int) -> list[bytes]:
     """Return the fields of /proc/PID/stat from the state on; the start time has index 19. Raises OSError."""
-    with open(f"/proc/{pid}/stat", "rb") as stream:
-        # The name before them is in parentheses, and may itself contain parentheses and blanks.
-        return stream.read().rpartition(b")")[2].split()
+    # The name before them is in parentheses, and may itself contain parentheses and blanks.
+    return whole(f"/proc/{pid}/stat").rpartition(b")")[2].split()
 
 
 def command_words(pid: int, most: int = -1) -> list[bytes]:
@@ -35,8 +51,7 @@ def command_words(pid: int, most: int = -1) -> list[bytes]:
 
 def environment_entries(pid: int) -> list[bytes]:
     """Return the environment with which a process was started, as NAME=VALUE entries. Raises OSError."""
-    with open(f"/proc/{pid}/environ", "rb") as stream:
-        return [entry for entry in stream.read().split(b"\0") if entry]
+    return [entry for entry in whole(f"/proc/{pid}/environ").split(b"\0") if entry]
 
 
 def ticks_of(pid: int) -> int:

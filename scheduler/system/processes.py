@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from scheduler.core.job import Process
-from scheduler.system.proc import command_words, environment_entries, stat_fields
+from scheduler.system.proc import command_words, environment_entries, stat_fields, whole
 
 PR_SET_CHILD_SUBREAPER = 36
 MOST_SWEEPS = 8
@@ -150,8 +150,7 @@ def own_children() -> list[int]:
     """Return the pids of this process's children. The cost does not grow with the number of all processes."""
     me = os.getpid()
     try:
-        with open(f"/proc/{me}/task/{me}/children", encoding="ascii") as stream:
-            return [int(word) for word in stream.read().split()]
+        return [int(word) for word in whole(f"/proc/{me}/task/{me}/children").split()]
     except OSError as error:  # a kernel without CONFIG_PROC_CHILDREN
         _unless_short(error)
         return [pid for pid in _all_pids() if (found := seen(pid)) is not None and found.parent == me]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from scheduler.core.errors import NotFound, SchedulerError, UsageError
 from scheduler.core.secrets import without_secrets
 from scheduler.core.units import span_text
+from scheduler.system.forked_command import need_own_process
 from scheduler.system.log_reader import LogReader
 from scheduler.system.terminal_text import charset, safe
 from scheduler.track.cli_words import HELP, Typed, read
@@ -28,7 +29,7 @@ from scheduler.track.plan import (
     report,
 )
 from scheduler.track.run import GONE, Foreground, Gives
-from scheduler.track.session import Tracker, left_alone
+from scheduler.track.session import Tracker, is_abandoned
 from scheduler.views import terminal
 from scheduler.views.log_glance import last_lines
 
@@ -110,8 +111,8 @@ def run_all(tracker: Tracker, typed: Typed) -> int:
                 print(f"gpujob: run-all with pid {turn.whose()} is running; waiting for its end", file=sys.stderr)
             said = True
             time.sleep(WAIT_S)
-            if work.at.told_to_end:
-                return BY_SIGNAL + work.at.told_to_end
+            if work.at.ending_signal:
+                return BY_SIGNAL + work.at.ending_signal
         return work.all()
 
 
@@ -119,10 +120,11 @@ class Work:
     """Runs commands in the foreground: shows their output unchanged, and prints a line about the result of each."""
 
     def __init__(self, tracker: Tracker, typed: Typed) -> None:
+        need_own_process()
         self.tracker, self.typed = tracker, typed
         self.out = Out()
         self.at = Foreground(tracker, keep=typed.keep, show=self.out.raw, begun=self._begun, gives=self._gives)
-        self.out.told_to_end = lambda: self.at.told_to_end
+        self.out.ending_signal = lambda: self.at.ending_signal
 
     def __enter__(self) -> Work:
         self.at.__enter__()
@@ -154,12 +156,12 @@ class Work:
             self.out.aside(f"[{command.id}] {command.job.reason}")
 
     def _code(self, failed: bool) -> int:
-        number = self.at.told_to_end
+        number = self.at.ending_signal
         return BY_SIGNAL + number if number else int(failed)
 
     def one(self, pick: Callable[[Session], Command | None], none: str = "") -> int:
-        """Run the command that ``pick`` chooses and return the exit code. ``none``: text to print if there is none."""
-        self._tell_others()
+        """Run the command that ``pick`` chooses and return the exit code. ``none``: text to print without a command."""
+        self._note_running()
         command = self.at.run(pick)
         if command is None:
             self.out.line(none)
@@ -167,21 +169,21 @@ class Work:
         self._ended(command)
         return self._code(command.status != DONE)
 
-    def _tell_others(self) -> None:
+    def _note_running(self) -> None:
         """Print a note for each command that still runs: it may use the GPU that the next command needs."""
         for command in self.tracker.session().having(RUNNING):
             who = f"pid {command.job.process.pid}" if command.job.process is not None else "starting"
             self.out.aside(f"[{command.id}] still runs ({who}); only run-all waits for its end")
 
     def all(self) -> int:
-        """Watch commands of killed trackers to their ends, then run all pending ones; return the exit code.
+        """Watch commands of killed trackers to their ends, then run all pending commands; return the exit code.
 
         Stops after the first command that ends as interrupted.
         """
         skip, tally = self.typed.skip_errors, Tally()
-        left = [command.id for command in self.tracker.session().commands if left_alone(command)]
+        left = [command.id for command in self.tracker.session().commands if is_abandoned(command)]
         before = [command.id for command in self.tracker.session().having(INTERRUPTED)]
-        while not self.at.told_to_end:
+        while not self.at.ending_signal:
             if left:
                 command = self.at.adopt(left.pop(0), skip_errors=skip)
                 if command is None:
@@ -194,15 +196,15 @@ class Work:
             tally.count(command)
             if command.status == INTERRUPTED:
                 break
-        if not tally.ran and not self.at.told_to_end:
+        if not tally.ran and not self.at.ending_signal:
             self.out.line("No pending commands.")
         self.out.line(tally.told)
-        if tally.failed and not self.at.told_to_end:
+        if tally.failed and not self.at.ending_signal:
             wait = len(self.tracker.session().having(PENDING))
             self.out.aside(
                 f"stopped with {wait} pending: gpujob track retry runs the failed command again, skip skips it, run-all continues"
             )
-        if before and not self.at.told_to_end:
+        if before and not self.at.ending_signal:
             which = ", ".join(f"[{number}]" for number in before)
             self.out.aside(f"not run, since interrupted earlier: {which} (gpujob track retry or skip)")
         return self._code(tally.failed > 0)
@@ -211,8 +213,8 @@ class Work:
 def _in_background() -> bool:
     """Return whether stdin is a terminal on which this process is in the background.
 
-    The kernel stops a background process that reads its terminal, but it would not stop the command. So the command
-    gets no stdin then.
+    The kernel stops a background process that reads its terminal, but the kernel would not stop the command. So in the
+    background the command gets no stdin.
     """
     try:
         return os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
@@ -229,7 +231,7 @@ class Out:
     def __init__(self) -> None:
         self.gone = False
         self.gone_too: Callable[[], object] = bool  # called when stdout has no reader any more
-        self.told_to_end: Callable[[], int] = int
+        self.ending_signal: Callable[[], int] = int
         self._fresh = True
 
     def raw(self, data: bytes) -> None:
@@ -249,8 +251,8 @@ class Out:
             raise
 
     def line(self, text: str) -> None:
-        """Print a line of the tracker, on a new line even if a command's output ended in the middle of one."""
-        if self.told_to_end() and not select.select((), (1,), (), LAST_WORD_S)[1]:
+        """Print a line of the tracker, on a new line even if a command's output ended inside a line."""
+        if self.ending_signal() and not select.select((), (1,), (), LAST_WORD_S)[1]:
             self.gone = True  # stdout is blocked, and a signal asked us to end
         whole = f"{'' if self._fresh else chr(10)}{text}\n"
         try:
@@ -301,7 +303,7 @@ def _lines(tracker: Tracker, command: Command, number: int, told: int) -> list[s
     beside = " " * (number + 3)
     if command.status == RUNNING:
         who = f"pid {command.job.process.pid}" if command.job.process is not None else "starting"
-        if left_alone(command):
+        if is_abandoned(command):
             who += "; its tracker was killed, and it continues"
         lines.append(f"{beside}{who}")
     elif command.status in (INTERRUPTED, SKIPPED) and command.job.attempt:
@@ -328,7 +330,7 @@ def _counts(session: Session) -> str:
 def log(tracker: Tracker, typed: Typed) -> int:
     """Print the log of a command's last attempt; without a number, the log of the command that started last.
 
-    Raises NotFound if there is none, SchedulerError if it cannot be read.
+    Raises NotFound if there is no log, SchedulerError if the log cannot be read.
     """
     session = tracker.session()
     if typed.id:
@@ -369,7 +371,7 @@ def skip(tracker: Tracker, _: Typed) -> int:
 
 
 def list_all(tracker: Tracker, _: Typed) -> int:
-    """Print all sessions of the folder. Unreadable ones are reported on stderr, and the exit code is then 1."""
+    """Print all sessions of the folder. If a session is unreadable, report it on stderr and return exit code 1."""
     names = tracker.files.names()
     damaged: list[SchedulerError] = []
     for name in names:

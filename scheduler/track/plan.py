@@ -187,7 +187,7 @@ def take(command: Command, observation: Observation, *, skip_errors: bool = Fals
     job = command.job
     if not is_of(observation, job):
         return
-    _in_hand_again(job)
+    _restart(job)
     if isinstance(observation, Started):
         job.process, job.started_at = observation.process, observation.at
         if job.state is JobState.STARTING:
@@ -226,7 +226,7 @@ def is_of(observation: Observation, job: Job) -> TypeGuard[Started | Ended | Nev
     return (observation.job, observation.attempt) == (job.id, job.attempt)
 
 
-def _in_hand_again(job: Job) -> None:
+def _restart(job: Job) -> None:
     """Move a pending or ended job back to STARTING, since an observation of its attempt has arrived.
 
     A tracker that cannot see the job's processes (in another container) may have recorded the job as lost.

@@ -24,7 +24,7 @@ from scheduler.system.proc import boot_id
 from scheduler.system.processes import Mark, members, seen
 from scheduler.track import plan
 from scheduler.track.plan import Command, Session, TrackerProcess
-from scheduler.track.session import Tracker, left_alone
+from scheduler.track.session import Tracker, is_abandoned
 
 FLUSH_S = 5.0  # seconds after which a command's new output is saved in the session file
 EVERY_S = 0.05  # seconds between two looks at a command's log
@@ -178,7 +178,7 @@ class Foreground:
         self.signals.__exit__()
 
     @property
-    def told_to_end(self) -> int:
+    def ending_signal(self) -> int:
         """Number of the signal that asked the tracker to end; 0 if none did."""
         return self.signals.caught[0] if self.signals.caught else 0
 
@@ -215,7 +215,7 @@ class Foreground:
         """
         with self.tracker.files.changing(self.tracker.name) as session:
             command = session.command(number)
-            if not left_alone(command):
+            if not is_abandoned(command):
                 return None
             command.tracker = self.me
             shown = _size(self.tracker.log(command))  # bytes shown by the previous tracker
@@ -237,7 +237,7 @@ class Foreground:
             attempt += 1  # files of this attempt exist: the session file is an old copy
         plan.claim(command, self.me, attempt, time.time())
 
-    def claim_again(self, number: int, observation: Observation) -> Command:
+    def claim_new_attempt(self, number: int, observation: Observation) -> Command:
         """Claim a new attempt of a command. ``observation``: reports that the last attempt never began."""
         with self.tracker.files.changing(self.tracker.name) as session:
             command = session.command(number)
@@ -342,7 +342,7 @@ class _Run:
             and self.starts < MOST_STARTS
         ):
             self.starts += 1
-            self.command = self.at.claim_again(self.command.id, observation)
+            self.command = self.at.claim_new_attempt(self.command.id, observation)
             self.start(self.command)
         else:
             self.ending = observation

@@ -64,7 +64,7 @@ class Tracker:
     def session(self) -> Session:
         """Read the session and settle the commands of killed trackers. Raises SchedulerError."""
         session = self.files.read(self.name)
-        if not any(map(left_alone, session.commands)):
+        if not any(map(is_abandoned, session.commands)):
             return session
         try:
             with self.files.changing(self.name) as session:
@@ -76,7 +76,7 @@ class Tracker:
 
     def settle(self, session: Session) -> None:
         """Give each command of a killed tracker the state that follows from its attempt record and processes."""
-        for command in filter(left_alone, session.commands):
+        for command in filter(is_abandoned, session.commands):
             self._settle(command)
 
     def _settle(self, command: Command) -> None:
@@ -174,7 +174,7 @@ class Tracker:
         )
 
 
-def left_alone(command: Command) -> bool:
+def is_abandoned(command: Command) -> bool:
     """Return whether the tracker that claimed the command has ended without recording the command's end."""
     return command.in_hand and not supervised(command)
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from scheduler.core.errors import NotFound, SchedulerError, UsageError
-from scheduler.system.atomic_files import left_aside, replace_file
+from scheduler.system.atomic_files import leftover_temporaries, replace_file
 from scheduler.system.locks import try_lock
 from scheduler.system.safe_open import plain
 from scheduler.track.plan import Session, age, is_session_id, next_id, session_of, stored
@@ -157,7 +157,7 @@ class SessionFiles:
 
     def _write(self, session: Session, now: float) -> None:
         path = self.path(session.id)
-        for one in left_aside(path):  # left by killed writers; we have the lock
+        for one in leftover_temporaries(path):  # left by killed writers; we have the lock
             os.unlink(one)
         replace_file(path, self._text(session, now))
 
@@ -192,7 +192,7 @@ class SessionFiles:
             raise NotFound(f"there is no session {name[:40]}", do="see gpujob track list")
         with self._locked():
             check()
-            for path in (*left_aside(self.path(name)), self.path(name)):
+            for path in (*leftover_temporaries(self.path(name)), self.path(name)):
                 os.unlink(path)
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(self.folder(name))
@@ -211,7 +211,7 @@ class SessionFiles:
             except FileNotFoundError:
                 raise NoSession(self.root) from None
             try:
-                if try_lock(fd) and _stands(fd, path):
+                if try_lock(fd) and _exists(fd, path):
                     yield
                     return
             finally:
@@ -262,7 +262,7 @@ def _private(path: str) -> int:
     return fd
 
 
-def _stands(fd: int, path: str) -> bool:
+def _exists(fd: int, path: str) -> bool:
     try:
         there = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import TYPE_CHECKING
 
 from scheduler.core.errors import SchedulerError
 from scheduler.core.job import Job, JobState
@@ -14,8 +15,6 @@ from scheduler.ts import job_list
 from scheduler.ts.spooler import NO_JOBS, RequestError, number_of
 from scheduler.ts.words import Mistake
 
-# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from scheduler.ts.spooler import Spooler
 

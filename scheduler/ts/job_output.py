@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from scheduler.core.job import Job
+from scheduler.system.forked_command import need_own_process
 from scheduler.system.log_reader import LogReader
 from scheduler.ts.spooler import ERROR, RequestError, code_of
 
@@ -21,6 +22,8 @@ def follow(spooler: Spooler, job: Job, most: int | None) -> int:
 
     ``most``: number of existing lines to print, counted from the end of the output; None: all lines.
     """
+    if not job.state.ended:
+        need_own_process()
     try:
         reader = LogReader(job.log)
     except OSError as error:
@@ -31,7 +34,7 @@ def follow(spooler: Spooler, job: Job, most: int | None) -> int:
             log.to_last_lines(most, sys.maxsize)
         kept = b""
         while True:
-            now = spooler.under_way(job.id)
+            now = spooler.current_state(job.id)
             over = now is None or now.state.ended
             if log.is_cut():
                 log.restart()

@@ -16,6 +16,7 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from scheduler.client.client import SchedulerClient
 from scheduler.core.errors import SchedulerError, UsageError
@@ -26,11 +27,6 @@ from scheduler.system.own_process import own_command, start_own
 from scheduler.system.proc import boot_id, ticks_of
 from scheduler.system.safe_open import plain
 from scheduler.system.waiting import wait_until
-
-# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 STATE_FILE = "gpu_scheduler_state.json"
 READY_S = 20.0
@@ -239,7 +235,7 @@ class Server:
         """Return whether the daemon that was started last still lives; it need not be ready."""
         return bool(self._started_pid())
 
-    def _may_come(self) -> bool:
+    def _runs_or_starts(self) -> bool:
         """Return whether a daemon runs or is starting."""
         return self._starting() or daemon_alive(self.places)
 
@@ -252,7 +248,7 @@ class Server:
 
     def ready(self) -> None:
         """Wait until the daemon runs. Raises SchedulerError, with the daemon's last message, if it does not start."""
-        wait_until(lambda: bool(self.in_office()) or not self._may_come(), READY_S)
+        wait_until(lambda: bool(self.in_office()) or not self._runs_or_starts(), READY_S)
         if self.in_office():
             return
         with open(os.path.join(self.home, "start.err"), encoding="utf-8", errors="replace", opener=plain) as stream:
@@ -364,7 +360,7 @@ class Server:
         A daemon that is still starting gets SIGKILL: it has done nothing yet.
         """
         end = time.monotonic() + READY_S
-        while self._may_come():
+        while self._runs_or_starts():
             pid = self.in_office()
             about_to_begin = 0 if pid or daemon_alive(self.places) else self._started_pid()
             with contextlib.suppress(ProcessLookupError):
@@ -373,7 +369,7 @@ class Server:
                 elif about_to_begin:
                     os.kill(about_to_begin, signal.SIGKILL)
             until = min(end, time.monotonic() + (5.0 if pid or about_to_begin else 0.005))
-            wait_until(lambda: not self._may_come(), until - time.monotonic())
+            wait_until(lambda: not self._runs_or_starts(), until - time.monotonic())
             if time.monotonic() >= end:
                 raise SchedulerError(f"cannot end the server: pid {pid or about_to_begin} still runs", where=self.home)
 

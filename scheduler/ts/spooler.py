@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from scheduler.client.client import SchedulerClient
 from scheduler.core.job import Job, JobState
+from scheduler.system.forked_command import need_own_process
 from scheduler.system.proc import ticks_of
 from scheduler.ts.server import Server, temporary
 
@@ -108,15 +109,16 @@ class Spooler:
         """Wait until a job has ended and return its exit code; 255 if it was removed in the meantime."""
         pause = FIRST_WAIT_S
         while True:
-            job = self.under_way(number)
+            job = self.current_state(number)
             if job is None:
                 return ERROR
             if job.state.ended:
                 return code_of(job)
+            need_own_process()
             time.sleep(pause)
             pause = min(LONGEST_WAIT_S, pause * 1.3)
 
-    def under_way(self, number: int) -> Job | None:
+    def current_state(self, number: int) -> Job | None:
         """Return the current state of a job; None if it was removed or its end stays unknown. Raises SchedulerError.
 
         Starts the daemon again if it was killed. After -K the daemon is not started again: running jobs continue, and

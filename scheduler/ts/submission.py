@@ -6,28 +6,25 @@ import contextlib
 import os
 import sys
 import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from scheduler.client.client import QueueFull, SchedulerClient
-from scheduler.client.submit_context import limits_here, said_by
+from scheduler.client.submit_context import limits_here, output_of_shell
 from scheduler.core.errors import Refused, SchedulerError
 from scheduler.core.gpu import parse_gpu_ids
 from scheduler.core.job import Job, JobSpec
 from scheduler.core.model_table import ModelTable
+from scheduler.system.forked_command import need_own_process
 from scheduler.system.waiting import wait_until
 from scheduler.ts.server import READY_S
 from scheduler.ts.spooler import ERROR, FULL, RequestError, give_up_stdout, number_of, user_name
 from scheduler.ts.words import Mistake
 
-# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dataclasses import replace
-
     from scheduler.client.foreground_caller import Caller
     from scheduler.ts.spooler import Spooler
     from scheduler.ts.words import Typed
-else:
-    from scheduler.core.quick_dataclass import replace
 
 ROOM_S = 0.1
 MOST_LABEL = 200
@@ -96,6 +93,7 @@ def _submit(
                 return None
             if caller is not None:
                 caller.let_ctrl_c()
+            need_own_process()
             time.sleep(ROOM_S)
             if not spooler.server.go_on():
                 raise RequestError(ENDED) from None
@@ -147,7 +145,7 @@ def _spec(spooler: Spooler, typed: Typed) -> JobSpec:
         gzip="z" in options and "n" not in options,
         on_finish=environ.get("TS_ONFINISH", ""),
         mail_to=(environ.get("TS_MAILTO") or user_name()) if "m" in options else "",
-        info=said_by(environ["TS_ENV"]) if environ.get("TS_ENV") else "",
+        info=output_of_shell(environ["TS_ENV"]) if environ.get("TS_ENV") else "",
     )
 
 

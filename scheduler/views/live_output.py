@@ -9,6 +9,7 @@ import queue
 import resource
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -79,6 +80,8 @@ class Stream:
             except queue.Empty:
                 self._print_logs()
                 continue
+            if said is not None and not self._closed:
+                time.sleep(EVERY_S)  # gather: this thread must not take the interpreter from the daemon for each job
             while True:
                 if said is None:
                     self._ending = True

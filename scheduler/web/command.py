@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from scheduler.client.locate import state_file_for
 from scheduler.core.errors import SchedulerError, UsageError
 from scheduler.daemon.web_child import LIFE, PORT_TAKEN
+from scheduler.system.forked_command import need_own_process
 
 
 def web(
@@ -27,6 +28,7 @@ def web(
     Raises UsageError for a wrong option, SchedulerError if a library is missing or the port is taken. If the daemon has
     started this process and the port is taken, prints the error for the daemon and returns 1 instead.
     """
+    need_own_process()
     if not port.isascii() or not port.isdigit() or len(port) > 5:
         raise UsageError(
             f"must be a port, not {port[:40]!r}",

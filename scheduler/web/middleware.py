@@ -83,7 +83,7 @@ class Refusal(Exception):
         self.code, self.text, self.login, self.wrong, self.place, self.close = code, text, login, wrong, place, close
 
 
-class _Gone(Exception):
+class _Disconnected(Exception):
     """The client has disconnected before its request was complete."""
 
 
@@ -166,10 +166,10 @@ class Gate:
         try:
             try:
                 if await self._judge(asked, scope, receive, answer):
-                    await self.app(scope, _told(scope, receive), answer)
+                    await self.app(scope, _replayed(scope, receive), answer)
             except Refusal as refusal:
                 await self._refuse(refusal, asked, answer, nonce)
-        except _Gone:
+        except _Disconnected:
             return
         except Exception as error:  # a defect: the details go to the log, not to the client
             self._note(error, asked)
@@ -183,7 +183,7 @@ class Gate:
     # -- the checks, in their order -------------------------------------------------------------------
 
     async def _judge(self, asked: _Asked, scope: Scope, receive: Receive, answer: _Answer) -> bool:
-        """Return True if the application has to answer, False if this method has answered. Raises Refusal, _Gone."""
+        """Return True if the application has to answer, False if this method has answered. Raises Refusal, _Disconnected."""
         if asked.all(b"transfer-encoding") and asked.all(b"content-length"):
             raise Refusal(
                 400, "both Content-Length and Transfer-Encoding: the end of the request is ambiguous", close=True
@@ -337,7 +337,7 @@ def _cookies(headers: Sequence[str], name: str) -> list[str]:
 
 
 async def _body(asked: _Asked, receive: Receive, most: int) -> bytes:
-    """Return the whole body. Raises Refusal if it exceeds ``most`` bytes or takes too long; _Gone on a disconnect."""
+    """Return the whole body. Raises Refusal if it exceeds ``most`` bytes or takes too long; _Disconnected on a disconnect."""
     length = asked.one(b"content-length")
     too_much = Refusal(413, f"the body exceeds {most >> 10} KiB")
     if length.isdigit() and int(length) > most:
@@ -348,7 +348,7 @@ async def _body(asked: _Asked, receive: Receive, most: int) -> bytes:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise _Gone
+                raise _Disconnected
             body.extend(message.get("body", b""))
             if len(body) > most:
                 raise too_much
@@ -362,7 +362,7 @@ async def _body(asked: _Asked, receive: Receive, most: int) -> bytes:
     return bytes(body)
 
 
-def _told(scope: Scope, receive: Receive) -> Callable[[], Awaitable[Message]]:
+def _replayed(scope: Scope, receive: Receive) -> Callable[[], Awaitable[Message]]:
     """Return the ``receive`` of the application: it first returns the body, which the gate has already read."""
     if BODY not in scope:
         return receive

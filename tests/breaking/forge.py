@@ -17,11 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.environ import clean
+
 ROOT = Path(__file__).resolve().parents[2]
 
 _SERVER = """
 import ctypes, json, os, signal, sys, traceback
-from scheduler import entrypoint
+from scheduler import command_line
 import scheduler.client.offline, scheduler.recovery.rebuild, scheduler.cli.app, scheduler.cli.serve
 import scheduler.cli.control
 
@@ -46,14 +48,14 @@ def run(words, folder, environ, out, held, boot):
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environ)
-    sys.argv = [entrypoint.__file__, *words]
+    sys.argv = [command_line.__file__, *words]
     code = 1
     if held:
         os.kill(os.getpid(), signal.SIGSTOP)
     try:
         if boot:
             other_boot(boot)
-        code = entrypoint.main(words)
+        code = command_line.main(words)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
@@ -116,7 +118,7 @@ class Forge:
     """The forking server. It ends with `close` or with this process. ``under``: a command to put before its own."""
 
     def __init__(self, under: Sequence[str] = ()) -> None:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("GPUJOB_")}
+        environ = clean()
         environ["PYTHONPATH"] = str(ROOT)
         self.process = subprocess.Popen(
             [*under, sys.executable, "-c", _SERVER], env=environ, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,

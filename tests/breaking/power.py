@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.breaking.forge import ROOT, until
+from tests.environ import clean
 
 JOB = """#!/bin/sh
 echo "start $2 $GPUJOB_ATTEMPT $GPUJOB_GPUS" >> "$1/ledger"
@@ -66,7 +67,7 @@ class Machine:
         boot.write_text(f"{uuid.uuid4()}\n")
         for name in "ended", "off":
             (self.folder / name).unlink(missing_ok=True)
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("GPUJOB_")}
+        environ = clean()
         environ.update(PYTHONPATH=str(ROOT), XDG_RUNTIME_DIR=str(self.folder), GPUJOB_SET_HISTORY="false")
         start = [
             sys.executable,

@@ -25,7 +25,7 @@ daemon = subprocess.Popen(start)
 record = f"{folder}/.gpujob/attempts/1.1"
 while not (os.path.exists(record) and (found := re.search(r"pid (\\d+) ticks (\\d+)", open(record, errors="replace").read()))):
     time.sleep(0.01)
-while not os.path.exists(f"{folder}/ledger"):
+while not (os.path.exists(f"{folder}/ledger") and "start a" in open(f"{folder}/ledger").read()):
     time.sleep(0.01)
 assert os.getpid() == 1
 os.kill(-1, signal.SIGKILL)  # all at once: one after the other, a shell could still fork

@@ -17,6 +17,7 @@ import pytest
 from scheduler.cli import completions
 from scheduler.core.config import read_option
 from scheduler.core.errors import UsageError
+from tests.environ import clean
 from tests.stories.harness import ROOT, Scheduler, wait_for
 
 TRAP = "\\$(touch trapped)`touch trapped`'\";touch trapped;[/red]*"
@@ -236,12 +237,12 @@ def test_k09_show_completion_names_the_command(house: Scheduler, shell: str) -> 
 def ask(folder: Path, line: str, **environ: str) -> subprocess.CompletedProcess[str]:
     words = line.split(" ")
     values = {"_GPUJOB_COMPLETE": "complete_bash", "COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("GPUJOB_")}
-    clean.update(PYTHONPATH=str(ROOT), XDG_RUNTIME_DIR=str(folder), HOME=str(folder), **values)
+    environ = clean()
+    environ.update(PYTHONPATH=str(ROOT), XDG_RUNTIME_DIR=str(folder), HOME=str(folder), **values)
     return subprocess.run(
         [sys.executable, "-m", "scheduler"],
         cwd=folder,
-        env={**clean, **environ},
+        env=environ,
         capture_output=True,
         text=True,
         timeout=60,

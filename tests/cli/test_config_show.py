@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import yaml
 
 from scheduler.core.config import OPTIONS, RELOADABLE, read_option
 from tests import fork_server
+from tests.environ import clean
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,7 +19,7 @@ class Asked:
     """A command that was run in ``folder``: exit code, stdout and stderr."""
 
     def __init__(self, folder: Path, *words: str, **environ: str) -> None:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("GPUJOB_")}
+        kept = clean()
         kept |= {
             "PYTHONPATH": str(ROOT),
             "XDG_RUNTIME_DIR": str(folder),

@@ -18,7 +18,7 @@ from scheduler.core.job_options import (
     read_line_keys,
     read_options,
 )
-from scheduler.intake.jobs_file import Door, parse
+from scheduler.intake.jobs_file import LineContext, parse
 from scheduler.web.commands import SUBMITTED
 from scheduler.web.pages import FORM_OPTIONS
 
@@ -51,7 +51,7 @@ def test_an_option_of_submit_stands_on_the_command_line_and_in_the_api_with_the_
 
 @pytest.mark.parametrize("option", LINE_KEYS.values(), ids=lambda option: option.key)
 def test_a_key_of_a_line_gives_the_value_that_the_option_gives(option: JobOption) -> None:
-    parsed = parse(f"0,/a.py,,;{option.key}={option.example}", Door("/jobs"))
+    parsed = parse(f"0,/a.py,,;{option.key}={option.example}", LineContext("/jobs"))
     assert parsed is not None
     assert getattr(parsed.spec, option.field) != getattr(JobSpec(), option.field)
     values = read_line_keys([(option.key, option.example.strip('"'))])

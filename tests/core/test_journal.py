@@ -12,13 +12,13 @@ from scheduler.core.job import Job, JobState, Outcome, Process
 from scheduler.core.journal import (
     KEYS,
     STATUS_AFTER,
+    identity_of_record,
     is_beginning,
     line_of,
     read_line,
     record_of,
     status_of,
     torn_id,
-    who_is,
 )
 from tests.builders import T0, a_job
 from tests.stories.secret_shapes import SECRET, SHAPES
@@ -162,7 +162,7 @@ def test_s1_6_any_job_is_one_line_that_reads_back(job: Job, moments: Moments) ->
     record = record_of(job, moments)
     line = line_of(record)
     assert line.isascii() and line.count(b"\n") == 1 and line.endswith(b"\n")
-    assert read_line(line) == record and who_is(read_line(line)) == (job.id, record["history"][0][0])
+    assert read_line(line) == record and identity_of_record(read_line(line)) == (job.id, record["history"][0][0])
     json.dumps(record, ensure_ascii=False).encode()  # must not fail: no lone surrogates
     assert record["history"][-1][1] == record["status"]
     assert all(before[1] != after[1] for before, after in zip(record["history"], record["history"][1:], strict=False))
@@ -201,13 +201,13 @@ def test_s1_12_what_others_wrote_is_not_taken_for_a_torn_line() -> None:
               *({**dict.fromkeys(KEYS, 1), "history": history} for history in ([], [[]], [1], [[1, "pending"]], "x"))]
 )  # fmt: skip
 def test_s1_6_other_values_are_no_records_of_ours(value: object) -> None:
-    assert who_is(value) is None
+    assert identity_of_record(value) is None
 
 
 def test_s1_6_records_of_other_versions_are_ours() -> None:
     """Records of other versions are recognized; otherwise an upgrade would write a second line for each job."""
     for keys in ((*KEYS, "more"), (*KEYS[:3], "history"), KEYS):
-        assert who_is({**dict.fromkeys(keys, 7), "history": [["2026", "pending"]]}) == (7, "2026")
+        assert identity_of_record({**dict.fromkeys(keys, 7), "history": [["2026", "pending"]]}) == (7, "2026")
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b"NaN", b"\xff", b"[" * 100_000, b'{"a": Infinity}', b"\0\0"])

@@ -64,6 +64,6 @@ def test_a_full_disk_is_not_reported_as_a_bug(
     def fail(_daemon: Daemon, _now: object) -> None:
         raise error
 
-    monkeypatch.setattr(Daemon, "_tick", fail)
+    monkeypatch.setattr(Daemon, "_observe", fail)
     daemon.tick()
     assert len(told) == 1 and said in told[0] and daemon.outage.lasts

@@ -26,7 +26,7 @@ from scheduler.doctor import clock, disks, gpus, inotify, inputs, leftovers, log
 from scheduler.doctor.clock import ClockSeen
 from scheduler.doctor.disks import FolderSeen
 from scheduler.doctor.examination import StoreSeen
-from scheduler.doctor.finding import Finding, Mark, Who, worst
+from scheduler.doctor.finding import DoctorUser, Finding, Mark, worst
 from scheduler.doctor.gpus import DriverSeen
 from scheduler.doctor.inotify import InotifySeen
 from scheduler.doctor.leftovers import Leftover, LeftSeen
@@ -37,7 +37,7 @@ from scheduler.doctor.store import SchedulerSeen
 from scheduler.intake.tail import cannot_be_read
 from scheduler.system.filesystems import file_system
 
-EVE, ROOT = Who(1000, "eve", "apt-get"), Who(0, "root", "dnf")
+EVE, ROOT = DoctorUser(1000, "eve", "apt-get"), DoctorUser(0, "root", "dnf")
 OK, WARN, BAD, UNKNOWN = Mark.OK, Mark.WARN, Mark.BAD, Mark.UNKNOWN
 
 
@@ -94,9 +94,9 @@ def test_s10_a_setuid_screen_before_5_0_1_is_bad(version: str, setuid: bool, mar
 @pytest.mark.parametrize(
     "who, wanted, mark, mend",
     [(EVE, False, OK, ""), (EVE, True, BAD, "sudo apt-get install -y screen"), (ROOT, True, BAD, "dnf install -y screen"),
-     (Who(5, "x"), True, BAD, "")],
+     (DoctorUser(5, "x"), True, BAD, "")],
 )  # fmt: skip
-def test_s10_no_screen_is_wrong_only_where_it_is_wanted(who: Who, wanted: bool, mark: Mark, mend: str) -> None:
+def test_s10_no_screen_is_wrong_only_where_it_is_wanted(who: DoctorUser, wanted: bool, mark: Mark, mend: str) -> None:
     found = screen.judge(ScreenSeen(wanted=wanted), who)
     whole(found)
     assert (found.mark, found.mend) == (mark, mend)
@@ -138,7 +138,7 @@ LOGOUTS = [
 
 
 @pytest.mark.parametrize("seen, who, mark, mend", LOGOUTS)
-def test_h11_what_a_logout_ends(seen: LoginSeen, who: Who, mark: Mark, mend: str) -> None:
+def test_h11_what_a_logout_ends(seen: LoginSeen, who: DoctorUser, mark: Mark, mend: str) -> None:
     """H11: Doctor reports whether a logout ends the scheduler.
 
     KillUserProcesses=yes ends the processes of a session even with lingering; the user manager ends without lingering.
@@ -171,7 +171,7 @@ def test_h12_the_command_names_the_unit_as_systemd_spells_it(place: Place, tmp_p
     """H12: The proposed command keeps the backslash of a unit name in which systemd escapes a dash as ``\\x2d``."""
     unit = r"my\x2djobs.service"
     seen = replace(IN_SESSION, place=place, unit=unit, kill_mode="control-group", daemon=True, lingers=True)
-    mend = logout.judge(seen, Who(0, "root")).mend.replace("/etc/", f"{tmp_path}/")
+    mend = logout.judge(seen, DoctorUser(0, "root")).mend.replace("/etc/", f"{tmp_path}/")
     (tmp_path / "systemctl").write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/asked\n')
     (tmp_path / "systemctl").chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
@@ -403,7 +403,7 @@ def test_files_that_are_not_private_are_named_with_one_command_each() -> None:
     assert found[1].seen == "/h/x and 1 more"
     many = private_files.judge(FilesSeen(("/h h", "/l"), "eve", 99, open=tuple(f"/h h/{n}" for n in range(21))), EVE)
     assert many[0].mend == "find '/h h' /l -xdev ! -type l -perm /077 -exec chmod go-rwx {} +"
-    others = private_files.judge(FilesSeen(("/h",), "adam", 9, open=("/h/x",)), Who(0, "root"))
+    others = private_files.judge(FilesSeen(("/h",), "adam", 9, open=("/h/x",)), DoctorUser(0, "root"))
     assert others[0].mend == "chmod go-rwx /h/x", "root needs no sudo"
     (odd,) = private_files.judge(FilesSeen(owner="root", no_file="/dev/null"), ROOT)
     assert odd.mark is BAD and odd.mend == "" and "--state-file" in odd.wrong, "a device is nothing of ours to change"

@@ -19,26 +19,26 @@ from scheduler.intake import commands_file
 from scheduler.intake.jobs_file import (
     FORMAT,
     LONGEST_LINE,
-    Door,
+    LineContext,
     Parsed,
     parse,
     quoted,
     write_line,
 )
 
-DOOR = Door("/jobs", "/home/u")
-FOUR = Door("/jobs", "/home/u", range(4))
+DOOR = LineContext("/jobs", "/home/u")
+FOUR = LineContext("/jobs", "/home/u", range(4))
 
 
-def spec_of(line: str, door: Door = DOOR) -> JobSpec:
-    parsed = parse(line, door)
+def spec_of(line: str, line_context: LineContext = DOOR) -> JobSpec:
+    parsed = parse(line, line_context)
     assert parsed is not None, f"{line!r} was taken for a comment"
     return parsed.spec
 
 
-def error_of(line: str, door: Door = DOOR) -> SchedulerError:
+def error_of(line: str, line_context: LineContext = DOOR) -> SchedulerError:
     with pytest.raises((UsageError, Refused)) as caught:
-        parse(line, door)
+        parse(line, line_context)
     error = caught.value
     assert error.what, "an error says what happened"
     assert error.do, f"an error says what would be right: {error.what}"
@@ -247,7 +247,7 @@ def test_an_id_that_is_not_managed_is_refused_naming_those_that_are(text: str) -
 
 def test_without_any_managed_gpu_every_list_is_refused() -> None:
     """S3.8: If no GPU is managed, every GPU list is refused."""
-    assert "none" in error_of("0,/a.py,,x,0", Door("/jobs", managed=())).do
+    assert "none" in error_of("0,/a.py,,x,0", LineContext("/jobs", managed=())).do
 
 
 @given(st.sets(st.integers(0, 4095), min_size=1, max_size=60))

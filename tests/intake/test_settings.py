@@ -15,7 +15,7 @@ from scheduler.core.config import OPTIONS, PATHS, defaults, read_option, written
 from scheduler.core.errors import Mistakes, SchedulerError, UsageError
 from scheduler.core.model_table import ModelTable
 from scheduler.intake.config_file import read_entries
-from scheduler.intake.settings import PREFIX, Settings, find_config, load, model_table, state_file_said
+from scheduler.intake.settings import PREFIX, Settings, find_config, load, model_table, named_state_file
 from tests.builders import examples
 
 OTHER = 65534  # nobody
@@ -595,7 +595,7 @@ def test_the_stronger_of_gpus_and_gpu_ids_counts(tmp_path: Path) -> None:
 def test_a_command_finds_its_scheduler_beside_mistakes(tmp_path: Path, text: str, found: str) -> None:
     """P3: A command finds the state file in a config that has other mistakes, and these are returned too."""
     (tmp_path / "config.yaml").write_text(text)
-    said, trouble = state_file_said({"HOME": "/h"}, None, str(tmp_path))
+    said, trouble = named_state_file({"HOME": "/h"}, None, str(tmp_path))
     assert said == found.replace("HERE", str(tmp_path))
     assert (trouble is None) == (text in ("state_file: s.json\n", "aging: 1\n"))
 
@@ -605,12 +605,12 @@ def test_where_a_mistake_hides_which_scheduler_is_meant_none_is_taken(tmp_path: 
     for text in ("state_file: [1]\n", "a: [\nstate_file: s.json\n", "state_file: ''\n"):
         (tmp_path / "config.yaml").write_text(text)
         with pytest.raises(UsageError):
-            state_file_said({"HOME": "/h"}, None, str(tmp_path))
-    assert state_file_said({"HOME": "/h", f"{PREFIX}STATE_FILE": "/s.json"}, None, str(tmp_path))[0] == "/s.json"
+            named_state_file({"HOME": "/h"}, None, str(tmp_path))
+    assert named_state_file({"HOME": "/h", f"{PREFIX}STATE_FILE": "/s.json"}, None, str(tmp_path))[0] == "/s.json"
     with pytest.raises(UsageError):
-        state_file_said({"HOME": "/h"}, "nosuch.yaml", str(tmp_path))
+        named_state_file({"HOME": "/h"}, "nosuch.yaml", str(tmp_path))
     (tmp_path / "config.yaml").write_text("aging: 1\n")
-    said, trouble = state_file_said({"HOME": "/h", "GPUJOB_CONFIG": "/nosuch.yaml"}, None, str(tmp_path))
+    said, trouble = named_state_file({"HOME": "/h", "GPUJOB_CONFIG": "/nosuch.yaml"}, None, str(tmp_path))
     assert said == "" and "no such config file; correct or unset GPUJOB_CONFIG" in str(trouble)
 
 

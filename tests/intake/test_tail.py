@@ -268,17 +268,17 @@ def test_what_only_begins_like_utf16_costs_its_line_alone(jobs: Path, reading: R
 
 
 def test_lines_are_given_again_by_their_numbers(jobs: Path, reading: Reading) -> None:
-    """C27: `lines_again` returns lines by number, only as far as they were read and the file is unchanged."""
+    """C27: `old_lines` returns lines by number, only as far as they were read and the file is unchanged."""
     append(jobs, "a\nb\r\n" + "x" * (LONGEST_LINE + 10) + "\nd\n")
-    assert reading.follower.lines_again([1]) is None
+    assert reading.follower.old_lines([1]) is None
     reading.all()
     append(jobs, "e\n")
-    assert [(line.number, line.text) for line in reading.follower.lines_again([2, 3, 4, 5]) or []] == [
+    assert [(line.number, line.text) for line in reading.follower.old_lines([2, 3, 4, 5]) or []] == [
         (2, "b"),
         (4, "d"),
     ]
     jobs.write_text(jobs.read_text().replace("d", "D"))
-    assert reading.follower.lines_again([1, 2]) == []
+    assert reading.follower.old_lines([1, 2]) == []
 
 
 def test_a_newline_after_a_taken_last_line_changes_nothing(jobs: Path, reading: Reading) -> None:

@@ -22,7 +22,7 @@ from scheduler.core.job import Job, JobSpec
 from scheduler.core.recovery import Record
 from scheduler.runners import attempt_record
 from scheduler.runners import supervisor as supervisor_file
-from scheduler.system.proc import boot_id
+from scheduler.system.proc import boot_id, ticks_of
 
 LIMIT_S = 30.0
 Streams = tuple[str, str, tuple[int, int, str] | None]  # path of the stderr log, path of gzip, and the caller
@@ -229,3 +229,20 @@ def test_checksum_is_the_same_on_both_sides() -> None:
     for text in (b"", b"exit 0 at 1", b"signal 9 at 123456789"):
         assert supervisor_file.checksum(text) == attempt_record.checksum(text)
     assert (supervisor_file.PID_AT, supervisor_file.END_AT) == (attempt_record.PID_AT, attempt_record.END_AT)
+
+
+def test_the_recorded_start_time_is_that_of_the_process(daemon: FakeDaemon, tmp_path: Path) -> None:
+    """The start time in a record is the one in /proc, whether the supervisor read it there or from the clock."""
+    numbers = range(1, 151)
+    daemon.send(*(daemon.start(n, "/bin/sleep", "600") for n in numbers))
+    found: dict[int, int] = {}
+    while len(found) < len(numbers):
+        for message in marshal.loads(daemon.socket.recv(1 << 20)):
+            assert message[0] == "up"
+            found[message[2]] = message[3]
+    try:
+        assert {pid: ticks_of(pid) for pid in found} == found
+    finally:
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+        daemon.ends(len(numbers))

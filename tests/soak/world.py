@@ -19,6 +19,7 @@ from pathlib import Path
 from scheduler.core.job import Process
 from scheduler.system.processes import environment_of, seen, send
 from tests import fork_server
+from tests.environ import clean
 from tests.gpus.stub import FakeDriver
 from tests.screens import end_marked, marked
 from tests.soak.history import GARBLED, Kill, Life, now
@@ -81,7 +82,7 @@ class World:
                 self.driver.gpu(f"GPU-{n}", total=80_000, used=500, load=0)
         # With PYTHONDONTWRITEBYTECODE each of hundreds of daemons would compile the program again.
         drop = ("CUDA_VISIBLE_DEVICES", "STY", "SYSSCREENRC", "PYTHONDONTWRITEBYTECODE")
-        self.environ = {k: v for k, v in os.environ.items() if not k.startswith("GPUJOB_") and k not in drop}
+        self.environ = clean(*drop)
         self.environ |= {
             **self.driver.environ(), "PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(self.base / "run"),
             "SCREENDIR": str(self.sockets), "PYTHONUNBUFFERED": "1",

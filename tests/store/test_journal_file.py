@@ -34,8 +34,8 @@ class Store:
             str(path), lambda who: who[0] < 10 and who[1] == "now", lambda torn: record(3).startswith(torn)
         )
 
-    def write_anew(self) -> None:
-        for _ in self.file.write_anew(self.lines[job] for job in sorted(self.lines)):
+    def write_new_file(self) -> None:
+        for _ in self.file.write_new_file(self.lines[job] for job in sorted(self.lines)):
             continue
 
     def bad(self) -> list[Path]:
@@ -55,7 +55,7 @@ def test_s1_6_it_is_private_and_one_line_a_job(store: Store) -> None:
     """S1.6: Lines are appended; a rewrite leaves one line for each job, in a private file at any umask."""
     old = os.umask(0o777)
     try:
-        store.write_anew()
+        store.write_new_file()
     finally:
         os.umask(old)
     assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
@@ -64,7 +64,7 @@ def test_s1_6_it_is_private_and_one_line_a_job(store: Store) -> None:
     assert store.file.appended and not store.file.grown
     assert store.path.read_bytes() == record(1) + record(3, "running") + record(3, "completed") + record(4)
     store.lines |= {3: record(3, "completed"), 4: record(4)}
-    store.write_anew()
+    store.write_new_file()
     assert store.path.read_bytes() == record(1) + record(3, "completed") + record(4)
 
 
@@ -74,11 +74,11 @@ def test_s1_6_lines_of_others_stay_at_the_beginning(store: Store) -> None:
     store.path.write_bytes(
         record(1, "failed") + foreign + b"\n \n" + record(77) + record(88) + record(77, "completed") + record(3)
     )
-    store.write_anew()
+    store.write_new_file()
     expected = foreign + record(88) + record(77, "completed")
     assert store.path.read_bytes() == expected + record(1) + record(3, "running")
     assert not store.bad() and not store.file.told
-    store.write_anew()
+    store.write_new_file()
     assert store.path.read_bytes() == expected + record(1) + record(3, "running")
 
 
@@ -86,7 +86,7 @@ def test_lines_of_an_earlier_scheduler_with_the_same_ids_stay(store: Store) -> N
     """A rewrite keeps lines of an earlier scheduler's jobs, which have the same ids but other acceptance times."""
     store.path.write_bytes(record(1, "failed", accepted="then") + record(1, "running") + record(3, accepted="before"))
     for _ in range(2):
-        store.write_anew()
+        store.write_new_file()
         before = record(1, "failed", accepted="then") + record(3, accepted="before")
         assert store.path.read_bytes() == before + record(1) + record(3, "running")
 
@@ -95,7 +95,7 @@ def test_s1_12_a_torn_line_of_ours_is_written_anew(store: Store) -> None:
     """S1.12: A torn line that the scheduler wrote is rewritten, and the lines of other jobs are kept."""
     for cut in range(1, len(record(3)) - 1):
         store.path.write_bytes(record(1) + b'{"mine": 1}\n' + record(3)[:cut])
-        store.write_anew()
+        store.write_new_file()
         assert store.path.read_bytes() == b'{"mine": 1}\n' + record(1) + record(3, "running")
     assert not store.bad() and store.file.told[0] == (f"{store.path}: an incomplete line was written again", 20)
 
@@ -105,7 +105,7 @@ def test_s1_12_a_torn_line_of_ours_is_written_anew(store: Store) -> None:
 def test_s1_12_a_torn_line_that_is_not_ours_is_set_aside(store: Store, torn: bytes, end: bytes) -> None:
     """S1.12: A torn line that the scheduler did not write is moved to a private file, and reported."""
     store.path.write_bytes(b'{"mine": 1}\n' + record(1) + torn + end)
-    store.write_anew()
+    store.write_new_file()
     assert store.path.read_bytes() == b'{"mine": 1}\n' + record(1) + record(3, "running")
     (bad,) = store.bad()
     assert bad.read_bytes() == torn + b"\n" and stat.S_IMODE(bad.stat().st_mode) == 0o600
@@ -116,7 +116,7 @@ def test_s1_12_damage_in_the_middle_is_set_aside_too(store: Store) -> None:
     """S1.12: Each rewrite moves its damaged lines to one new file, also twice in the same second."""
     for _ in range(2):
         store.path.write_bytes(b"one\n" + record(1) + b"two\n" + record(99) + record(3)[:30] + b"\n" + record(3))
-        store.write_anew()
+        store.write_new_file()
         assert store.path.read_bytes() == record(99) + record(1) + record(3, "running")
     assert [bad.read_bytes() for bad in store.bad()] == [b"one\ntwo\n"] * 2
 
@@ -124,10 +124,10 @@ def test_s1_12_damage_in_the_middle_is_set_aside_too(store: Store) -> None:
 def test_a_whole_last_line_without_its_end_is_kept(store: Store) -> None:
     """A complete last line without a newline is kept: some editors remove the last newline."""
     store.path.write_bytes(record(1) + b'{"mine": 1}')
-    store.write_anew()
+    store.write_new_file()
     assert store.path.read_bytes() == b'{"mine": 1}\n' + record(1) + record(3, "running")
     store.path.write_bytes(store.path.read_bytes().rstrip(b"\n"))
-    store.write_anew()
+    store.write_new_file()
     assert store.path.read_bytes() == b'{"mine": 1}\n' + record(1) + record(3, "running")
     assert not store.bad() and not store.file.told
 
@@ -137,7 +137,7 @@ def test_an_overlong_line_is_set_aside_in_pieces(store: Store, monkeypatch: pyte
     monkeypatch.setattr(journal_file, "LONGEST", 1000)
     monkeypatch.setattr(journal_file, "PIECE", 700)
     store.path.write_bytes(b'["' + b"x" * 4000 + b'"]\n' + b"[1]\n")
-    store.write_anew()
+    store.write_new_file()
     assert store.path.read_bytes() == b"[1]\n" + record(1) + record(3, "running")
     assert store.bad()[0].read_bytes() == b'["' + b"x" * 4000 + b'"]\n'
 
@@ -145,7 +145,7 @@ def test_an_overlong_line_is_set_aside_in_pieces(store: Store, monkeypatch: pyte
 def test_a_removed_cut_or_replaced_journal_is_rewritten(store: Store) -> None:
     """An append to a file that was removed, cut or replaced writes nothing and returns False."""
     assert not store.file.append(record(4))
-    store.write_anew()
+    store.write_new_file()
 
     def replaced() -> None:
         store.path.rename(store.path.with_name("moved"))
@@ -156,14 +156,14 @@ def test_a_removed_cut_or_replaced_journal_is_rewritten(store: Store) -> None:
         before = store.path.read_bytes() if store.path.exists() else b""
         assert not store.file.append(record(4))
         assert (store.path.read_bytes() if store.path.exists() else b"") == before
-        store.write_anew()
+        store.write_new_file()
         assert store.path.read_bytes().endswith(record(1) + record(3, "running"))
         assert store.file.append(b"")
 
 
 def test_an_open_last_line_of_others_is_closed_first(store: Store) -> None:
     """An append first ends an unfinished line of another program with a newline."""
-    store.write_anew()
+    store.write_new_file()
     with store.path.open("ab") as stream:
         stream.write(b'{"half": ')
     assert store.file.append(record(4))
@@ -173,7 +173,7 @@ def test_an_open_last_line_of_others_is_closed_first(store: Store) -> None:
 def test_what_comes_while_it_is_written_anew_is_not_lost(store: Store) -> None:
     """Lines that other programs append during a rewrite are kept; lines of known jobs come from the store."""
     store.path.write_bytes(b'{"mine": 1}\n' + record(1))
-    steps = store.file.write_anew(iter([record(1), record(3)]))
+    steps = store.file.write_new_file(iter([record(1), record(3)]))
     next(steps)
     assert store.path.read_bytes() == b'{"mine": 1}\n' + record(1), "the old one stays until then"
     with store.path.open("ab") as stream:
@@ -186,7 +186,7 @@ def test_what_comes_while_it_is_written_anew_is_not_lost(store: Store) -> None:
 
 def test_a_file_put_there_meanwhile_is_not_overwritten(store: Store) -> None:
     for was_there in (False, True):
-        steps = store.file.write_anew(iter([record(1)]))
+        steps = store.file.write_new_file(iter([record(1)]))
         next(steps)
         if was_there:
             store.path.unlink()
@@ -198,9 +198,9 @@ def test_a_file_put_there_meanwhile_is_not_overwritten(store: Store) -> None:
 
 
 def test_given_up_half_way_it_leaves_nothing_aside(store: Store) -> None:
-    store.write_anew()
+    store.write_new_file()
     before = store.path.read_bytes()
-    steps: Any = store.file.write_anew(iter([record(5)]))
+    steps: Any = store.file.write_new_file(iter([record(5)]))
     next(steps)
     steps.close()
     assert store.path.read_bytes() == before and store.file.append(b"")
@@ -208,7 +208,7 @@ def test_given_up_half_way_it_leaves_nothing_aside(store: Store) -> None:
 
 def test_what_a_killed_one_left_aside_is_removed(store: Store) -> None:
     (store.path.parent / ".queue.jsonl.new-1").write_text("half")
-    store.write_anew()
+    store.write_new_file()
     assert os.listdir(store.path.parent) == ["queue.jsonl"]
 
 
@@ -238,12 +238,12 @@ def test_a_link_or_folder_in_its_place_is_not_followed_or_replaced(store: Store,
         pytest.skip("needs root")
     in_the_way(store.path, what)
     with pytest.raises(OSError, match=said) as caught:
-        store.write_anew()
+        store.write_new_file()
     assert caught.value.filename == str(store.path)
     assert not store.file.append(record(4))
     kind = stat.S_IFMT(store.path.lstat().st_mode)
     (store.path.rmdir if what == "folder" else store.path.unlink)()
-    store.write_anew()
+    store.write_new_file()
     store.path.unlink()
     if what != "another's":
         (store.path.parent / "victim").unlink(missing_ok=True)
@@ -256,12 +256,12 @@ def test_a_link_or_folder_in_its_place_is_not_followed_or_replaced(store: Store,
 
 def test_of_two_schedulers_one_keeps_its_journal_there(store: Store) -> None:
     """A second scheduler cannot write the same journal until the first scheduler has closed it."""
-    store.write_anew()
+    store.write_new_file()
     other = Store(store.path)
     with pytest.raises(OSError, match="another scheduler"):
-        other.write_anew()
+        other.write_new_file()
     store.file.close()
-    other.write_anew()
+    other.write_new_file()
     other.file.close()
     with store.path.open("rb") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -270,7 +270,7 @@ def test_of_two_schedulers_one_keeps_its_journal_there(store: Store) -> None:
 def test_no_folder_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     store = Store(tmp_path / "no" / "queue.jsonl")
     with pytest.raises(FileNotFoundError) as caught:
-        store.write_anew()
+        store.write_new_file()
     assert caught.value.filename == str(store.path)
 
 
@@ -296,10 +296,10 @@ def test_a_full_disk_takes_no_half_line(small: Path) -> None:
     """P4: On a full disk neither an append nor a rewrite changes the file; with room again an append succeeds."""
     store = Store(small / "queue.jsonl")
     store.lines = {1: record(1)}
-    store.write_anew()
+    store.write_new_file()
     filler = fill(small)
     long = record(4, command="y" * 9000)
-    attempts: list[Callable[[], object]] = [lambda: store.file.append(long), store.write_anew]
+    attempts: list[Callable[[], object]] = [lambda: store.file.append(long), store.write_new_file]
     for attempt in attempts:
         with pytest.raises(OSError) as caught:
             attempt()
@@ -319,10 +319,10 @@ def test_a_full_disk_sets_nothing_aside_by_halves(small: Path) -> None:
     filler = fill(small)
     for _ in range(3):
         with pytest.raises(OSError, match="No space left"):
-            store.write_anew()
+            store.write_new_file()
         assert sorted(os.listdir(small)) == ["filler", "queue.jsonl"]
     filler.unlink()
-    store.write_anew()
+    store.write_new_file()
     assert len(store.bad()) == 1 and store.bad()[0].read_bytes() == b"bad " * 1500 + b"\n"
     assert json.loads(store.path.read_bytes())["id"] == 1
     store.file.close()

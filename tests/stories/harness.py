@@ -1,4 +1,4 @@
-"""A real scheduler in a temporary folder: start, query, kill it; and jobs that record their runs in a ledger file."""
+"""Start, query and kill a real scheduler in a temporary folder; its jobs record their runs in a ledger file."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import fork_server
+from tests.environ import clean
 from tests.screens import end_marked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +66,7 @@ def wait_for(condition: Callable[[], Any], what: str, limit: float = PATIENCE_S)
 
 
 def alive(pid: int) -> bool:
-    """Return whether a process with this pid exists and is no zombie."""
+    """Return whether a process with this pid exists and is not a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -73,11 +74,11 @@ def alive(pid: int) -> bool:
     return text[text.rindex(")") + 2] not in "ZX"
 
 
-REPLACED = "_state.json.new-"  # in the name of a replaced version of the state file that is still open
+REPLACED = "_state.json.new-"  # part of the name of an old version of the state file that is still open
 
 
 def open_names(pid: int) -> list[str]:
-    """Return the names of the open files of a process: paths, and sockets and pipes without their numbers."""
+    """Return the names of the open files of a process: paths, or words such as `socket` without the inode number."""
     found = []
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -111,7 +112,7 @@ def stopped(pid: int) -> bool:
 
 
 def freeze(pid: int, store_lock: Path) -> None:
-    """Stop a daemon (SIGSTOP) while it does not hold the lock of the store, which would block all commands."""
+    """Stop a daemon (SIGSTOP) while it does not hold the store lock: a stopped holder would block all commands."""
 
     def frozen() -> bool:
         os.kill(pid, signal.SIGSTOP)
@@ -131,18 +132,18 @@ class Scheduler:
     """A scheduler in ``folder``. ``settings``: options of `start`."""
 
     def __init__(self, folder: Path, gpus: int | None = 2, **settings: Any) -> None:
-        """``gpus``: number of declared GPUs; None: the scheduler detects them."""
+        """Prepare the folder; do not start the daemon. ``gpus``: number of declared GPUs, or None to detect them."""
         self.folder, self.gpus, self.settings = folder, gpus, settings
         self.process: fork_server.ForkedProcess | subprocess.Popen[bytes] | None = None
         self.jobs_file = folder / "jobs.txt"
         self.script = folder / "job.py"
         self.script.write_text(LEDGER_JOB)
         self.output = folder / "daemon.out"
-        self.environ = {k: v for k, v in os.environ.items() if not k.startswith("GPUJOB_")}
+        self.environ = clean()
         self.environ.update(PYTHONPATH=str(ROOT), XDG_RUNTIME_DIR=str(folder / "run"), PYTHONUNBUFFERED="1")
         (folder / "run").mkdir(exist_ok=True, mode=0o700)
         self.supervisors: set[int] = set()
-        self.command = INTERPRETER  # with another command, each daemon is a new interpreter and no fork
+        self.command = INTERPRETER  # with another command, `start` runs a new interpreter instead of a fork
 
     # -- the daemon -----------------------------------------------------------------------------------
 
@@ -182,7 +183,10 @@ class Scheduler:
         return self.output.read_text(errors="replace") if self.output.exists() else ""
 
     def says(self, text: str, times: int | None = None) -> None:
-        """Wait until the output has ``text``; with ``times``, exactly that often. Output comes after the commit."""
+        """Wait until the output contains ``text``, and assert that it does so exactly ``times`` times, if given.
+
+        The wait is necessary because the daemon prints a message after the commit.
+        """
         wait_for(lambda: self.said().count(text) >= (times or 1), f"{text!r} in\n{self.said()[-3000:]}")
         assert times is None or self.said().count(text) == times, self.said()
 
@@ -216,7 +220,7 @@ class Scheduler:
         freeze(self.pid, self.folder / ".gpujob" / "store.lock")
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Send the daemon a signal (SIGTERM) and return its exit code. Fails if it does not end within 20 s."""
+        """Send the daemon a signal (default: SIGTERM) and return its exit code. Raises AssertionError after 20 s."""
         assert self.process is not None
         self.process.send_signal(number)
         try:
@@ -228,7 +232,7 @@ class Scheduler:
             raise AssertionError(f"not within 20 s: the end of the scheduler\n{self.said()[-6000:]}") from None
 
     def end_all(self) -> None:
-        """Kill the daemon and all processes of its jobs, which have its state file in their environment."""
+        """Kill the daemon and all processes of its jobs, which are found by the state file in their environment."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -250,7 +254,7 @@ class Scheduler:
         return value
 
     def rows(self, query: str, *values: Any) -> list[Any]:
-        """Return the rows of a query on the store; none without a store or on an OperationalError (no such table)."""
+        """Return the rows of a query on the store; [] without a store or after an OperationalError (no such table)."""
         path = self.folder / ".gpujob" / "store.db"
         if not path.exists():
             return []

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from scheduler import entrypoint
+from scheduler import command_line
 from scheduler.runners import supervisor as supervisor_file
 from scheduler.web import server  # noqa: F401  a user without rights to this Python's folder cannot load it any more
 from tests.stories.harness import alive, wait_for
@@ -93,7 +93,7 @@ class User:
                 sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
                 for which, limit in limits:
                     resource.setrlimit(which, limit)
-                code = entrypoint.main(list(words))
+                code = command_line.main(list(words))
                 sys.stdout.flush()
                 sys.stderr.flush()
                 return code
@@ -105,14 +105,14 @@ class User:
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Load all modules before a child changes its user: interpreter and checkout may be readable for root alone."""
+    """Load all modules before a child changes its user: perhaps only root may read interpreter and checkout."""
     folder = tmp_path_factory.mktemp("loaded")
     for name, text in FILES.items():
         (folder / name).write_text(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for words in (START, ("start", "--gpus=x"), ("config", "check"), ("status",)):
-            entrypoint.main(list(words))
+            command_line.main(list(words))
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def write(path: Path, user: User, mode: int = 0o644, group: int = -1) -> Path:
 
 
 class Daemon:
-    """A scheduler run by a user, as a fork: interpreter and checkout may be readable for root alone."""
+    """A scheduler that runs as a user. It is a fork: perhaps only root may read interpreter and checkout."""
 
     def __init__(self, user: User, folder: Path, *words: str, **environ: str) -> None:
         self.user, self.folder = user, folder
@@ -193,7 +193,7 @@ class Daemon:
                 sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 sys.executable, supervisor_file.__file__ = python, str(public / "supervisor.py")
-                code = entrypoint.main(["start", "--gpus", "1", *words])
+                code = command_line.main(["start", "--gpus", "1", *words])
                 sys.stdout.flush()
                 sys.stderr.flush()
             except BaseException:
@@ -218,7 +218,7 @@ class Daemon:
         """Kill the scheduler and all other processes of its user."""
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
-        # Until none is left: one may be forked meanwhile, and the user cannot be deleted while one exists.
+        # Repeated until no process is left: a process may fork meanwhile, and a user with processes cannot be deleted.
         wait_for(lambda: not self._kill_the_rest(), f"the end of all processes of {self.user.name}")
         self.out.close()
         shutil.rmtree(self.public)

@@ -16,6 +16,7 @@ from scheduler.core.job import JobState
 from scheduler.ts.job_list import state_of
 from scheduler.ts.server import Server
 from tests import fork_server
+from tests.environ import clean
 from tests.stories.harness import ROOT, alive, wait_for
 
 PROGRAM = f"""#!{sys.executable}
@@ -40,7 +41,7 @@ class Spooler:
         for name in ("ts", "tsp"):
             with contextlib.suppress(FileExistsError):
                 (self.bin / name).symlink_to("gpujob")
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("GPUJOB_", "TS_", "CUDA_"))}
+        kept = clean("TS_", "CUDA_")
         self.environ = {
             **kept,
             "PYTHONPATH": str(ROOT),
@@ -76,7 +77,7 @@ class Spooler:
         return done
 
     def ts(self, *words: str, code: int = 0, **environ: str) -> str:
-        """Return the output of `ts WORDS` without its last newline. Checks the exit code, and for 0 an empty stderr."""
+        """Return the output of `ts WORDS` without its last newline. Asserts the exit code; 0 needs an empty stderr."""
         done = self.run(*words, **environ)
         assert done.returncode == code, f"ts {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert code or not done.stderr, done.stderr
@@ -143,11 +144,11 @@ class Spooler:
 
     @property
     def server(self) -> Server:
-        """The server of the current TS_SOCKET."""
+        """Return the server of the current TS_SOCKET."""
         return Server(self.environ)
 
     def pid(self) -> int:
-        """Return the pid of its scheduler; wait until it runs."""
+        """Return the pid of the server's scheduler; wait until the scheduler runs."""
         found = int(
             wait_for(
                 lambda: self.server.exists() and self.server.in_office(),
@@ -158,7 +159,7 @@ class Spooler:
         return found
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal to its scheduler and wait until it has ended."""
+        """Send a signal to the server's scheduler and wait until the scheduler has ended."""
         pid = self.pid()
         os.kill(pid, number)
         # A zombie is not enough: while only its first thread has ended, others may still hold the lock.

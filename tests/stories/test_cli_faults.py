@@ -1,4 +1,4 @@
-"""The command line with bad words, dead schedulers, closed pipes, poor terminals: one line, documented exit codes."""
+"""Commands with bad words, dead schedulers, closed pipes or poor terminals: short errors, documented exit codes."""
 
 from __future__ import annotations
 
@@ -200,10 +200,10 @@ def takes_any_text(option: JobOption) -> bool:
 
 
 def test_bad_values_for_every_option(two_jobs):
-    """K: Every option of a number, size, time or choice refuses bad values with exit code 2, 3 or 6."""
+    """K: Every option that takes a number, size, time or choice refuses bad values with exit code 2, 3 or 6."""
     s = two_jobs.s
     odd = ["nonsense", "-5", "1" + "0" * 400, "nan", "\u0663", "x\ny"]
-    # Not tested: options that accept any text; a host name would be looked up, and the web page would start.
+    # Not tested: options that accept any text, and --host, which would be looked up and would start the web page.
     free = {
         "host",
         "names",
@@ -253,7 +253,7 @@ def refuses(name: str, value: str) -> bool:
 
 
 def test_k01_exit_codes_without_a_scheduler(scheduler):
-    """K01: Without a scheduler (none yet, or killed) reading works; changing works or exits with 5."""
+    """K01: Without a scheduler (never started or killed), verbs that read work; others work or exit with 5 or 6."""
     s = scheduler(gpus=1)
     for ran in run_all(s, [["status"], ["jobs"], ["screens"], ["wait"]]):
         assert ran.code == 0 and ran.err.count("\n") <= 1, ran
@@ -282,7 +282,7 @@ def test_k01_exit_codes_without_a_scheduler(scheduler):
 
 
 def test_k01_a_state_file_in_a_folder_that_is_not_there(scheduler):
-    """K01: With a state file in a missing folder, reading shows nothing; changing fails and creates no folder."""
+    """K01: With a state file in a missing folder, verbs that read show nothing; others fail and create no folder."""
     s = scheduler(gpus=1)
     before = ["--state-file", "no/such/folder/state.json"]
     for ran in run_all(s, [[*before, *words] for words in (["status"], ["jobs"], ["screens"], ["wait"])]):
@@ -336,7 +336,7 @@ def test_k07_a_store_of_a_newer_version(scheduler):
 
 
 def test_k07_a_request_that_only_another_version_knows(scheduler):
-    """K07: An unknown or invalid request is refused alone; other requests are carried out."""
+    """K07: An unknown or invalid request is refused; other requests are carried out."""
     p = Pouring(scheduler(gpus=1))
     s = p.s
     s.start()
@@ -364,7 +364,7 @@ def test_k07_a_request_that_only_another_version_knows(scheduler):
 
 @pytest.mark.parametrize("verb", ["cancel", "retry", "pause", "queue"])
 def test_k08_fifty_concurrent_requests_have_one_effect(scheduler, verb):
-    """K08: Fifty concurrent equal requests have one effect; all are answered, the others with "already"."""
+    """K08: Fifty equal concurrent requests have one effect; all are answered, 49 cancels or retries with "already"."""
     p = Pouring(scheduler(gpus=2))
     s = p.s
     p.script("fails", "#!/bin/sh\necho fails >> noted\nexit 2\n")
@@ -416,7 +416,7 @@ def test_k08_fifty_concurrent_requests_have_one_effect(scheduler, verb):
     [["wait", "1"], ["logs", "-f", "1"], ["status", "--watch"], ["submit", "--cpu", "--wait", "--", "sleep", "60"]],
 )
 def test_k09_ctrl_c_exits_with_130(scheduler, words):
-    """K09: Ctrl-C gives exit code 130 without an error; the job continues, and `submit --wait` prints that."""
+    """K09: Ctrl-C gives exit code 130 and no error message; the job continues, and `submit --wait` prints that."""
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a"))
@@ -536,7 +536,7 @@ def test_k09_output_in_ascii_locales(scheduler):
 
 @pytest.mark.parametrize("words", [*READING, ["show", "nosuch"], ["status", "--help"]], ids=" ".join)
 def test_k09_output_on_a_terminal_of_20_columns(two_jobs, words):
-    """K09: On a terminal of 20 columns no command prints a traceback, and tables fit the width."""
+    """K09: On a terminal of 20 columns no command prints a traceback, and the table of `jobs` fits the width."""
     s = two_jobs.s
     code, text = on_terminal(s, words, 20)
     assert code == (6 if "nosuch" in words else 0) and "Traceback" not in text
@@ -573,7 +573,10 @@ def on_terminal(s: Scheduler, words: list[str], columns: int) -> tuple[int, str]
 
 
 def test_k09_an_output_that_is_closed_or_full(two_jobs):
-    """K09: Closed stdout acts as /dev/null; a full disk gives one line and code 1; stderr changes no exit code."""
+    """K09: Closed stdout acts as /dev/null; stdout on a full disk gives one error line and code 1.
+
+    A closed or full stderr changes no exit code.
+    """
     s = two_jobs.s
     quiet = [
         ["status"],
@@ -629,7 +632,7 @@ def test_k09_an_output_that_is_closed_or_full(two_jobs):
 
 
 def test_k09_a_scheduler_started_without_any_stream(scheduler):
-    """K09: With all three streams closed, no file of the scheduler takes their place; jobs get their own streams."""
+    """K09: With stdin, stdout and stderr closed, `start` runs jobs, and none of its output gets into a job's log."""
     s = scheduler(gpus=1)
     s.append(s.line("a"))
     command = f"{sys.executable} -m scheduler start --gpus 1 --drain <&- >&- 2>&-"
@@ -642,7 +645,7 @@ def test_k09_a_scheduler_started_without_any_stream(scheduler):
 MANY = """
 import os, sys, time
 import scheduler.cli.add, scheduler.cli.show, scheduler.cli.control, filelock, sqlite3
-from scheduler import entrypoint
+from scheduler import command_line
 began, pids = time.monotonic(), {}
 for number in range(int(sys.argv[1])):
     words = (["submit", "--cpu", "--", "true"], ["status", "--json"], ["pause", "0"], ["why", "1"])[number % 4]
@@ -652,7 +655,7 @@ for number in range(int(sys.argv[1])):
             os.dup2(out.fileno(), 1), os.dup2(out.fileno(), 2)
         code = 99
         try:
-            code = entrypoint.main(words)
+            code = command_line.main(words)
             sys.stdout.flush(), sys.stderr.flush()
         finally:
             os._exit(code)

@@ -29,7 +29,7 @@ from tests.stories.test_hostile import ticks_of
 AT_ONCE = """
 import os, sys
 import scheduler.daemon.process, scheduler.cli.app, scheduler.cli.serve, scheduler.store.deletion, filelock
-from scheduler import entrypoint
+from scheduler import command_line
 pids = []
 for number in range(int(sys.argv[1])):
     pid = os.fork()
@@ -38,7 +38,7 @@ for number in range(int(sys.argv[1])):
             os.dup2(out.fileno(), 1), os.dup2(out.fileno(), 2)
         code = 99
         try:
-            code = entrypoint.main(["start", "--gpus", "1", "--gpu-interval", "0"])
+            code = command_line.main(["start", "--gpus", "1", "--gpu-interval", "0"])
             sys.stdout.flush(), sys.stderr.flush()
         finally:
             os._exit(code)
@@ -56,7 +56,7 @@ print("then", os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 
 
 def test_h04_of_fifty_concurrent_starts_one_succeeds(scheduler):
-    """H04: Of fifty concurrent starts one succeeds; each other exits with 1 and one line that names its pid."""
+    """H04: Of fifty concurrent starts one succeeds; every other exits with 1 and one line with the winner's pid."""
     s = scheduler(gpus=1)
     process = subprocess.Popen(
         [sys.executable, "-c", AT_ONCE, "50"], cwd=s.folder, env=s.environ, text=True,
@@ -73,7 +73,7 @@ def test_h04_of_fifty_concurrent_starts_one_succeeds(scheduler):
     assert list(codes.values()) == [1] * 49
     for number in codes:
         said = (s.folder / f"out-{number}").read_text()
-        # The winner may have got the lock, and in the second that the others wait not have written its pid yet.
+        # The winner may hold the lock but not write its pid within the second for which the others wait.
         assert said.count("\n") == 1 and re.search(rf"is already running \(pid ({winner}|unknown)\)", said), said
     assert f"is already running (pid {winner})" in s.cli("start", "--gpus", "1", code=1).stderr
     assert s.status()["daemon"]["pid"] == winner
@@ -84,7 +84,7 @@ def test_h04_of_fifty_concurrent_starts_one_succeeds(scheduler):
 
 
 def test_h05_removed_lock_files_allow_no_second_daemon(scheduler):
-    """H05: If its lock files are removed, a second start is still refused, and commands still find the first."""
+    """H05: If a daemon's lock files are removed, a second start is still refused and commands still find the daemon."""
     s = scheduler(gpus=1)
     s.start()
     for name in ("daemon.lock", "store.lock", "daemon.json"):
@@ -102,7 +102,10 @@ def test_h05_removed_lock_files_allow_no_second_daemon(scheduler):
 
 
 def test_h06_files_of_a_killed_daemon_do_not_block_a_start(scheduler):
-    """H06: Locks, daemon.json with a reused pid, the register and half a state file do not block the next start."""
+    """H06: Files of a killed daemon do not block the next start.
+
+    The files: locks, a daemon.json with a reused pid, the register of schedulers, and half a state file.
+    """
     s = scheduler(gpus=1)
     s.start()
     s.kill()
@@ -131,7 +134,10 @@ def test_h07_two_schedulers_of_one_machine_warn_of_each_other(scheduler, tmp_pat
 
 
 def test_h09_a_folder_that_another_machine_made_is_refused(scheduler):
-    """H09: A state folder of another machine (by /etc/machine-id) is refused with its name, and not changed."""
+    """H09: A state folder from another machine (by /etc/machine-id) is refused with that machine's name.
+
+    The start changes nothing in that folder's attempt records.
+    """
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a"))
@@ -196,11 +202,11 @@ def test_h10_h13_repeated_stop_signals_give_the_documented_code(scheduler, numbe
     assert "internal error" not in said and (number == signal.SIGINT or "Traceback" not in said), said[-3000:]
 
 
-# A scheduler that gets SIGTERM in `Interrupt.look`, which checks for the answer to its question.
+# A scheduler that gets SIGTERM in `Interrupt.look`, which checks whether the user has answered a question after Ctrl-C.
 STOPPED_MEANWHILE = """
 import os, signal, sys
 from scheduler.daemon.interrupt import Interrupt
-from scheduler import entrypoint
+from scheduler import command_line
 
 def look(self, daemon, epoll):
     Interrupt.look = as_it_was
@@ -208,12 +214,12 @@ def look(self, daemon, epoll):
     return as_it_was(self, daemon, epoll)
 
 as_it_was, Interrupt.look = Interrupt.look, look
-sys.exit(entrypoint.main(sys.argv[1:]))
+sys.exit(command_line.main(sys.argv[1:]))
 """
 
 
 def test_h10_sigterm_during_interrupt_look_counts(scheduler):
-    """H10: SIGTERM counts also while the scheduler checks whether something else ends it."""
+    """H10: SIGTERM also ends the scheduler while it checks whether the user has answered a question after Ctrl-C."""
     s = scheduler(gpus=1)
     s.command = [sys.executable, "-c", STOPPED_MEANWHILE]
     s.start(ready=False)
@@ -224,7 +230,7 @@ def test_h10_sigterm_during_interrupt_look_counts(scheduler):
 STOPPED_WHILE_STARTING = """
 import os, signal, sys
 from scheduler.daemon import process
-from scheduler import entrypoint
+from scheduler import command_line
 
 class Dropped:
     def __del__(self):
@@ -235,13 +241,13 @@ def check(db, places):
     return as_it_was(db, places)
 
 as_it_was, process.check_home = process.check_home, check
-sys.exit(entrypoint.main(sys.argv[1:]))
+sys.exit(command_line.main(sys.argv[1:]))
 """
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_h10_a_stop_signal_in_del_at_the_start_counts(scheduler, number, code):
-    """H10: A stop during the start counts also in a __del__ method, in which Python ignores exceptions."""
+    """H10: A stop signal also ends the start if it arrives in a __del__ method, in which Python ignores exceptions."""
     s = scheduler(gpus=1)
     s.command = [sys.executable, "-c", STOPPED_WHILE_STARTING]
     s.start(ready=False, STOP_WITH=str(int(number)))
@@ -276,7 +282,7 @@ def test_h11_the_terminal_it_was_started_from_is_closed(scheduler):
 
 
 def test_h12_the_systemd_unit_stops_only_the_main_process(scheduler):
-    """H12: The shipped systemd unit stops only the main process, needs no root, and restarts no failed start."""
+    """H12: The shipped systemd unit stops only the main process, needs no root, and does not repeat a failed start."""
     unit = configparser.RawConfigParser(strict=False)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read(ROOT / "docs" / "gpujob.service")
@@ -316,7 +322,7 @@ def test_h14_killed_again_and_again_at_random(scheduler):
 
 
 def test_h15_an_upgrade_takes_over_the_jobs_of_the_old_one(scheduler):
-    """H15: A start upgrades a store of version 1: it keeps pause and waiting job, and adopts the running job."""
+    """H15: A start upgrades a store of version 1: it keeps pauses and waiting jobs, and adopts running jobs."""
     s = scheduler(gpus=2)
     s.hold("a")
     s.append(s.line("a", code=5), s.line("b", gpus="1"))
@@ -436,7 +442,7 @@ def _show(s: Scheduler, job: int) -> dict[str, object]:
 
 
 def test_s23_modules_of_the_folder_are_not_imported(scheduler):
-    """S23, H18: The daemon imports no module from its folder, and the supervisor none from PYTHONPATH either.
+    """S23, H18: The daemon imports no module from its working folder; the supervisor also ignores PYTHONPATH.
 
     The daemon itself respects PYTHONPATH, which users set on purpose.
     """
@@ -516,7 +522,7 @@ entry()
 
 
 def broken(s: Scheduler, target: str, times: int, after: int = 0) -> Scheduler:
-    """Make the scheduler call ``target`` ``after`` times with success, then ``times`` times with a RuntimeError."""
+    """Let the function ``target`` succeed ``after`` times and then raise RuntimeError ``times`` times; return ``s``."""
     s.command = [sys.executable, "-c", BROKEN.format(target=target, times=times, after=after)]
     return s
 
@@ -527,7 +533,10 @@ def broken(s: Scheduler, target: str, times: int, after: int = 0) -> Scheduler:
 )
 @pytest.mark.waits
 def test_h19_an_error_inside_is_said_once_and_that_part_goes_on(scheduler, target):
-    """H19: An unexpected error in deciding, runner, file reading, state file or output is logged; all continues."""
+    """H19: An unexpected error in a part of the scheduler is logged, and the scheduler and its jobs continue.
+
+    The parts: decisions, runner, reading of files, state file, output.
+    """
     s = broken(scheduler(gpus=1), target, 3, after=2 if target == "loop.decide" else 0)
     s.append(s.line("a"), s.line("b", code=4))
     s.start(ready=False)
@@ -564,7 +573,7 @@ def test_h19_a_lasting_error_is_logged_once_and_uses_little_cpu(scheduler):
 
 
 def test_h19_an_error_outside_the_passes_ends_the_daemon(scheduler):
-    """H19: An error outside the passes ends the scheduler with 1 and is logged; the next start adopts the jobs."""
+    """H19: An error outside the passes ends the scheduler with code 1 and is logged; the next start adopts the jobs."""
     s = broken(scheduler(gpus=1), "loop.Daemon.wait", 1)
     s.hold("a")
     s.append(s.line("a", code=3))

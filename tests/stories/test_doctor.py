@@ -26,7 +26,7 @@ import pytest
 import scheduler.cli.doctor  # noqa: F401  loaded before the user is changed
 from scheduler.client.client import SchedulerClient
 from scheduler.doctor import check_runner, logout, screen
-from scheduler.doctor.finding import Finding, Who, good
+from scheduler.doctor.finding import DoctorUser, Finding, good
 from scheduler.doctor.programs import Programs
 from tests.stories.harness import ROOT, Scheduler, alive, wait_for
 from tests.stories.machine import IDLE, TOTAL, Machine, machine
@@ -411,7 +411,7 @@ def test_s10_doctor_warns_of_a_setuid_screen_before_5_0_1(ill: Scheduler) -> Non
         link.symlink_to(real)
         real.chmod(0o755 | setuid * stat.S_ISUID)
         programs = Programs(ill.environ, "root", 30)
-        found = screen.judge(screen.look(programs, True), Who(0, "root"))
+        found = screen.judge(screen.look(programs, True), DoctorUser(0, "root"))
         programs.close()
         assert found.mark.value == mark, found
     ill_one = doctor(ill, code=1)["screen"][0]

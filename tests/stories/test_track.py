@@ -236,7 +236,7 @@ def test_a_command_reads_the_trackers_stdin(tracked: Tracked) -> None:
 def test_a_command_inside_a_job_keeps_the_jobs_marks(tracked: Tracked) -> None:
     """A tracked command keeps the GPUJOB_ variables of the job in which the tracker runs, and gets none elsewhere."""
     tracked.begin()
-    text = "env | grep ^GPUJOB_ | sort"
+    text = "env | grep ^GPUJOB_ | grep -v ^GPUJOB_WARM= | sort"
     job = {"GPUJOB_ID": "12", "GPUJOB_ATTEMPT": "3", "GPUJOB_STATE_FILE": "/x/state.json"}
     tracked.run("run", text, code=0, **job)
     own = ["GPUJOB_TRACK_ATTEMPT=1", "GPUJOB_TRACK_ID=1", f"GPUJOB_TRACK_SESSION={tracked.files[0]}"]
@@ -338,7 +338,7 @@ def test_s0_12_retry_and_next(tracked: Tracked) -> None:
 
 def test_s0_13_the_standard_library_is_enough(tracked: Tracked) -> None:
     """S0.13: Every verb and the help work with the standard library alone."""
-    start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from scheduler.entrypoint import main; sys.exit(main(sys.argv[1:]))"
+    start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from scheduler.command_line import main; sys.exit(main(sys.argv[1:]))"
     words = [
         "init a session", "add true", "run-all", "run 'exit 3'", "retry", "next", "next --run", "status", "status --json",
         "remaining", "skip", "list", "add 'a b' --session 20200101-000000", "--help", "nonsense",

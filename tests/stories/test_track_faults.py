@@ -482,7 +482,7 @@ def test_s0_8_an_unkillable_command_is_shown_as_running(tracked: Tracked) -> Non
     tracked.begin()
     impatient = (
         "import sys; from scheduler.track import run as foreground; foreground.UNKILLABLE_S = 0.0; "
-        "from scheduler.entrypoint import main; sys.exit(main(sys.argv[1:]))"
+        "from scheduler.command_line import main; sys.exit(main(sys.argv[1:]))"
     )
     text = "trap '' INT; touch begun.i; while [ ! -e go.i ]; do sleep 0.05; done; exit 2"
     one = subprocess.Popen(

@@ -251,34 +251,6 @@ def test_s4_2_calls_return_while_jobs_run_and_the_server_is_busy(spooler: Callab
     assert s.ended(4) == 0
 
 
-HEAVY = frozenset(
-    "typer click rich yaml watchdog filelock psutil pynvml asyncio logging subprocess ctypes decimal typing multiprocessing"
-    " argparse hashlib tempfile shutil socket threading email urllib http glob scheduler.daemon"
-    " dataclasses inspect scheduler.client.overview scheduler.core.requests".split()
-)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [("true",), ("-l",), ("-s", "0"), ("-i", "0"), ("-q",), ("-o", "0"), ("-U", "1-2"), ("-r", "1")],
-    ids=" ".join,
-)
-def test_s4_2_a_call_that_does_not_wait_imports_little(spooler: Callable[..., Spooler], words: tuple[str, ...]) -> None:
-    """S4.2: A call that does not wait imports no slow module: imports take most of its time (docs/performance.md)."""
-    s = spooler()
-    s.add("true")
-    assert s.ended(0) == 0
-    s.add(*s.held("a"))
-    s.ts("-n", "true")
-    s.ts("-n", "true")
-    done = s.popen(*words, environ={"PYTHONPROFILEIMPORTTIME": "1"})
-    said = done.communicate(timeout=60)[1]
-    imported = {line.rpartition("|")[2].strip() for line in said.splitlines()}
-    assert "scheduler.ts.main" in imported, said
-    assert not {name for name in imported for heavy in HEAVY if name == heavy or name.startswith(f"{heavy}.")}
-    s.release("a")
-
-
 def test_s4_18_s4_25_a_full_queue(spooler: Callable[..., Spooler]) -> None:
     """S4.18, S4.25: With TS_MAXCONN=7, room for one job, -B exits with 2, and other calls wait for room.
 

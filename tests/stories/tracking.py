@@ -14,6 +14,7 @@ from typing import Any
 from scheduler.system.locks import try_lock
 from scheduler.track.plan import age
 from tests import fork_server
+from tests.environ import clean
 from tests.stories.harness import ROOT, stopped, wait_for
 
 # A command that creates begun.KEY, runs until go.KEY exists, and ends with an exit code.
@@ -30,7 +31,7 @@ class Tracked:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("GPUJOB_")}
+        kept = clean()
         self.environ = {**kept, "PYTHONPATH": str(ROOT), "HOME": str(folder)}
         self.trackers: list[subprocess.Popen[str]] = []
 

@@ -404,7 +404,7 @@ def test_s21_tls_and_a_handshake_that_stops_half_way(pages: Callable[[], Page], 
 
 def test_s1_without_its_libraries_one_line_says_what_to_install(tmp_path: Path) -> None:
     """P3: Without its libraries, `gpujob web` prints one line with the install command and creates no files."""
-    program = "import sys; sys.modules['uvicorn'] = None\nfrom scheduler.entrypoint import main\nsys.exit(main(['web', '--port', '0']))"
+    program = "import sys; sys.modules['uvicorn'] = None\nfrom scheduler.command_line import main\nsys.exit(main(['web', '--port', '0']))"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "XDG_RUNTIME_DIR": str(tmp_path)},

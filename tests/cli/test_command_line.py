@@ -1,8 +1,7 @@
-"""The entry point: the fast parser reads each command line as the Typer application does; errors and exit codes."""
+"""The command line: help, errors and exit codes of all verbs."""
 
 from __future__ import annotations
 
-import inspect
 import os
 import shlex
 import shutil
@@ -13,47 +12,25 @@ from typing import Any
 
 import pytest
 import typer
-from hypothesis import example, given
-from hypothesis import strategies as st
 
-from scheduler import entrypoint
-from scheduler.cli import add as adding
-from scheduler.cli import control, serve, show
+from scheduler import command_line
 from scheduler.cli.app import app
-from scheduler.core.config import OPTIONS
-from scheduler.core.job_options import JOB_OPTIONS
 from tests import fork_server
+from tests.environ import clean
 
 ROOT = str(Path(__file__).parents[2])
 GROUP: Any = typer.main.get_command(app)
 COMMANDS: dict[str, Any] = GROUP.commands
-FUNCTIONS = {
-    "add": adding.add, "submit": adding.submit, "status": show.status, "jobs": show.jobs, "why": show.why,
-    "hold": control.hold, "release": control.release, "first": control.first, "swap": control.swap,
-    "cancel": control.cancel, "retry": control.retry, "pause": control.pause, "resume": control.resume, "wait": control.wait,
-    "start": serve.start,
-}  # fmt: skip
 
 
-def options_of(command: Any) -> dict[str, tuple[str, str]]:
-    """Return the options that a Typer command declares, in the form of `entrypoint.HOT`."""
-    found = {}
-    for param in command.params:
-        if param.param_type_name == "option":
-            kind = entrypoint.FLAG if param.is_flag else entrypoint.MANY if param.multiple else entrypoint.ONE
-            for name in param.opts:
-                found[name] = (param.name, kind)
-            for name in param.secondary_opts:
-                found[name] = (param.name, entrypoint.OFF)
-    return found
-
-
-def arguments_of(command: Any) -> list[Any]:
-    return [param for param in command.params if param.param_type_name == "argument"]
+def options_of(command: Any) -> list[str]:
+    """Return the flags of all options that a Typer command declares."""
+    options = [param for param in command.params if param.param_type_name == "option"]
+    return [flag for param in options for flag in (*param.opts, *param.secondary_opts)]
 
 
 def environment(folder: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("GPUJOB", "XDG"))}
+    kept = clean("XDG")
     return {
         **kept,
         "PYTHONPATH": ROOT,
@@ -67,70 +44,7 @@ def gpujob(folder: Path, *words: str | bytes, **more: str) -> subprocess.Complet
     return fork_server.run(list(map(os.fsdecode, words)), folder, {**environment(folder), **more}, "", 60)
 
 
-# -- the two declarations ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("verb", entrypoint.HOT)
-def test_the_quick_door_knows_the_declared_options_with_their_kinds(verb: str) -> None:
-    """Contract 6: The fast parser has the options that Typer declares, except `status --watch`.
-
-    `status --watch` is left out because scripts do not call it in loops.
-    """
-    declared = options_of(COMMANDS[verb])
-    quick = entrypoint.options_of(verb)
-    left_out = {"--watch"} if verb == "status" else set()
-    assert quick == {name: option for name, option in declared.items() if name not in left_out}
-
-
-@pytest.mark.parametrize("verb", entrypoint.HOT)
-def test_the_quick_door_takes_as_many_words_as_are_declared(verb: str) -> None:
-    """Contract 6: The fast parser accepts as many words besides the options as Typer declares."""
-    takes = entrypoint.HOT[verb][1]
-    arguments = arguments_of(COMMANDS[verb])
-    if takes == "none":
-        assert all(not argument.required for argument in arguments)
-        return
-    (argument,) = arguments
-    assert (argument.nargs, argument.required) == {
-        "one": (1, True), "some": (-1, True), "rest": (-1, True), "any": (-1, False)
-    }[takes]  # fmt: skip
-    assert COMMANDS[verb].context_settings.get("allow_interspersed_args", True) is (takes != "rest")
-
-
-@pytest.mark.parametrize("verb", entrypoint.HOT)
-def test_the_quick_doors_values_are_parameters_of_the_verbs_function(verb: str) -> None:
-    """Each option of the fast parser sets a parameter of the verb's function, a setting, or an option of a job."""
-    function = FUNCTIONS[verb]
-    assert entrypoint._hot(verb) is function
-    known = inspect.signature(function).parameters
-    for target, kind in entrypoint.options_of(verb).values():
-        if target not in known and verb in ("start", "submit"):  # a setting, an option of a job
-            assert target in (OPTIONS if verb == "start" else JOB_OPTIONS)
-            continue
-        assert target in known
-        default = known[target].default
-        assert {
-            entrypoint.FLAG: default is False,
-            entrypoint.MANY: default == (),
-            entrypoint.ONE: default in ("", None, "0"),
-        }[kind]
-
-
-@pytest.mark.parametrize("verb", entrypoint.HOT)
-def test_the_quick_doors_defaults_are_the_declared_ones(verb: str) -> None:
-    """Contract 6: An option that is not given has the same default in the fast parser and in Typer."""
-    known = inspect.signature(FUNCTIONS[verb]).parameters
-    for param in COMMANDS[verb].params:
-        if param.param_type_name == "option" and param.name in known and param.name not in ("watch",):
-            assert known[param.name].default == (
-                param.default or ({"env": (), "pairs": ()}.get(param.name, param.default))
-            ), param.name
-
-
-def test_the_common_options_stand_before_the_verb_as_well() -> None:
-    """S3.1: The common options can be given before the verb."""
-    declared = options_of(GROUP)
-    assert {name: declared[name] for name in entrypoint.COMMON} == entrypoint.COMMON
+# -- the declaration ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
@@ -150,137 +64,6 @@ def test_every_command_and_every_option_has_help(verb: str) -> None:
 def test_start_takes_the_options_of_its_documents(name: str) -> None:
     """S3.1: `start` has the documented options."""
     assert name in options_of(COMMANDS["start"])
-
-
-# -- the same reading -------------------------------------------------------------------------------------
-
-
-def declared_reading(words: list[str]) -> tuple[str, list[str], dict[str, Any]]:
-    """Parse a command line with Typer: return verb, words, and the options that differ from their defaults."""
-    outer = GROUP.make_context("gpujob", list(words))
-    verb, command, rest = GROUP.resolve_command(
-        outer, outer.args if _protected(outer) is None else [*_protected(outer), *outer.args]
-    )
-    inner = command.make_context(verb, list(rest), parent=outer)
-    said: list[str] = []
-    for argument in arguments_of(command):
-        value = inner.params[argument.name]
-        said += (
-            list(value)
-            if isinstance(value, (list, tuple))
-            else [value]
-            if value not in (None, "") or (argument.nargs == 1 and argument.required)
-            else []
-        )
-    values: dict[str, Any] = {}
-    for param in command.params:
-        if param.param_type_name == "option":
-            value = inner.params[param.name]
-            if (value not in (None, False, "", [], ()) or (param.name == "screen" and value is False)) and not (
-                param.name == "priority" and value == "0"
-            ):
-                values[param.name] = tuple(value) if isinstance(value, (list, tuple)) else value
-    for name in ("state_file", "config"):
-        value = values.get(name) or outer.params[name]
-        if value:
-            values[name] = value
-    return verb, said, values
-
-
-def _protected(context: Any) -> list[str] | None:
-    found = getattr(context, "_protected_args", None)
-    return found if found else None
-
-
-def said(values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in values.items()
-        if (value not in ("", False, ()) or (name, value) == ("screen", False)) and (name, value) != ("priority", "0")
-    }
-
-
-CASES = [
-    "add a.py",
-    "add a.py --gpus 0,1 --args=--x",
-    "add --args --layers a.py",
-    "--state-file s add a.py --priority -5",
-    "add a.py --state-file s --config c",
-    "add -- -a.py",
-    "add -",
-    "submit echo hi",
-    "submit -- echo hi",
-    "submit --gpus 0.5 --env A=1 --env B=2 --cpu -- echo --gpus 1",
-    "submit echo --gpus 1 -- x",
-    "submit -- -- x",
-    "submit --label= --wait echo",
-    "submit --priority -1 sleep 1",
-    "--config c submit --time 4h --after-ok 1,2 x",
-    "status",
-    "status --json",
-    "--state-file=s status --json --state-file=t",
-    "jobs --state pending,running --json",
-    "jobs --state a --state b",
-    "why 3",
-    "why -- -3",
-    "cancel 1 2 --state-file s 3",
-    "cancel @",
-    "retry 3-9",
-    "pause 0-3 5",
-    "resume 1",
-    "resume 1 --force --state-file s",
-    "resume --force 0-2",
-    "wait",
-    "wait 1 2 --timeout 5m",
-    "wait --timeout=1 -- 3",
-    "start",
-    "--state-file s start --gpus 2 --drain --no-screen",
-    "start --screen --no-screen --keep-logs=90d --config c --detach",
-    "start --no-screen --screen --gpus=1 --gpus=2 --state-file=",
-]
-
-
-@pytest.mark.parametrize("line", CASES)
-def test_the_quick_door_reads_what_the_declared_one_reads(line: str) -> None:
-    """Contract 6: The fast parser and Typer read these command lines equally."""
-    words = line.split()
-    quick = entrypoint.parse(words)
-    assert quick is not None
-    verb, rest, values = quick
-    assert (verb, rest, said(values)) == declared_reading(words)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "", "--help", "status --help", "start x", "start --screen=1", "start --help", "show 3", "logs 3", "demo", "--version", "stauts", "status --jsonn",
-        "status --json=1", "status 5", "status --watch", "add", "add a b", "submit", "submit --", "cancel", "why 1 2", "pause -1",
-        "submit --gpus", "jobs --state", "-- status", "queue pause", "-x status", "add -x a.py",
-    ],
-)  # fmt: skip
-def test_help_mistakes_and_other_verbs_go_to_the_declared_door(line: str) -> None:
-    """P3: The fast parser leaves help, mistakes and all other verbs to Typer, so that errors have one form."""
-    assert entrypoint.parse(line.split()) is None
-
-
-TOKENS = st.sampled_from(
-    [*entrypoint.HOT, "--screen", "--no-screen", "--drain", "--settle", "--", "-", "-1", "x", "1", "", "a.py", "--state-file", "--state-file=s", "--config", "--json", "--json=1",
-     "--gpus", "--gpus=1", "--env", "--env=A=1", "--wait", "--cpu", "--state", "--timeout", "--args", "--args=-x", "--priority",
-     "--help", "--nope", "-h", "--watch"]
-)  # fmt: skip
-
-
-@given(words=st.lists(TOKENS, max_size=7), verb=st.sampled_from(list(entrypoint.HOT)))
-@example(words=["--state-file", "--", "x"], verb="add")
-@example(words=["--env", "--env", "--", "x"], verb="submit")
-def test_whatever_the_quick_door_takes_the_declared_one_reads_alike(words: list[str], verb: str) -> None:
-    """Contract 6: The fast parser accepts no command line that Typer refuses or reads differently."""
-    line = [verb, *words]
-    quick = entrypoint.parse(line)
-    if quick is None:
-        return
-    name, rest, values = quick
-    assert (name, rest, said(values)) == declared_reading(line)
 
 
 # -- exit codes and one line ------------------------------------------------------------------------------
@@ -309,7 +92,7 @@ def test_a_mistake_is_one_line_on_stderr_and_its_exit_code(
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    got = entrypoint.main(line.split())
+    got = command_line.main(line.split())
     out, err = capfd.readouterr()
     errors = [part for part in err.splitlines() if part != "gpujob: no scheduler is running"]
     assert (got, out) == (code, "")
@@ -360,7 +143,7 @@ def test_an_output_that_is_closed_early_is_no_error(tmp_path: Path) -> None:
 
 def test_an_interrupt_ends_with_130_and_says_nothing(tmp_path: Path) -> None:
     """Contract 6: An interrupted command exits with 130 and prints nothing."""
-    code = "import sys, scheduler.entrypoint as f\ndef stop(words): raise KeyboardInterrupt\nf._run = stop\nsys.exit(f.main(['status']))"
+    code = "import sys, scheduler.command_line as f\ndef stop(words): raise KeyboardInterrupt\nf._run = stop\nsys.exit(f.main(['status']))"
     ran = subprocess.run(
         [sys.executable, "-c", code], env=environment(tmp_path), capture_output=True, text=True, timeout=60
     )
@@ -422,27 +205,12 @@ def test_words_that_are_no_utf8_are_shown_somehow(tmp_path: Path, verb: str) -> 
     assert ("cannot write the line: it is not UTF-8" in ran.stderr) is (verb == "add")
 
 
-@pytest.mark.parametrize(
-    ("line", "values"),
-    [
-        ("", {}),
-        ("--json", {"json": True}),
-        ("--state-file x --config=y", {"state_file": "x", "config": "y"}),
-        ("--json --state-file x", {"json": True, "state_file": "x"}),
-    ],
-)
-def test_without_a_verb_it_is_the_status(tmp_path: Path, line: str, values: dict[str, Any]) -> None:
+@pytest.mark.parametrize("line", ["", "--json", "--state-file x.json", "--json --state-file x.json"])
+def test_without_a_verb_it_is_the_status(tmp_path: Path, line: str) -> None:
     """S3.38: `gpujob` without a verb is `gpujob status`, also with common options and --json."""
-    assert entrypoint.bare(line.split()) == ("status", [], values)
-    if "config" not in values:
-        quick, told = gpujob(tmp_path, *line.split()), gpujob(tmp_path, "status", *line.split())
-        assert (quick.returncode, quick.stdout, quick.stderr) == (0, told.stdout, told.stderr)
-
-
-@pytest.mark.parametrize("line", ["status", "--help", "--state-file", "--json=1", "--nope", "--", "x", "--json x"])
-def test_anything_else_is_not_the_bare_status(line: str) -> None:
-    """P3: A command line with a verb, a mistake or --help is not read as `status` without a verb."""
-    assert entrypoint.bare(line.split()) is None
+    words = line.split()
+    short, long = gpujob(tmp_path, *words), gpujob(tmp_path, "status", *words)
+    assert (short.returncode, short.stdout, short.stderr) == (0, long.stdout, long.stderr)
 
 
 @pytest.mark.parametrize(
@@ -473,6 +241,13 @@ def test_help_and_version_are_verbs_too(tmp_path: Path) -> None:
     assert gpujob(tmp_path, "help").stdout == gpujob(tmp_path, "--help").stdout
     assert gpujob(tmp_path, "help", "cancel").stdout == gpujob(tmp_path, "cancel", "--help").stdout
     assert gpujob(tmp_path, "version").stdout == gpujob(tmp_path, "--version").stdout
+
+
+def test_waiting_is_another_word_for_pending(tmp_path: Path) -> None:
+    """P3: `jobs --state waiting` lists the jobs that `status` shows as waiting."""
+    gpujob(tmp_path, "submit", "--", "true")
+    waiting, pending = (gpujob(tmp_path, "jobs", "--state", word).stdout for word in ("waiting", "pending"))
+    assert waiting == pending and "true" in waiting
 
 
 @pytest.mark.parametrize(
@@ -525,15 +300,15 @@ def test_p3_in_a_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.Mon
         "status", "jobs", "submit -- true", away, "add x.py", "start --gpus 1", "doctor", "config show", "recover",
         "logs 1", "wait", "cancel 1", "pause 0", "reset", "screens",
     ):  # fmt: skip
-        assert entrypoint.main(line.split()) == 1, line
+        assert command_line.main(line.split()) == 1, line
         said = capsys.readouterr()
         assert said.out == "" and said.err.endswith(
             f"the current folder was removed: {here}; cd to another folder\n"
         ), line
         assert said.err.count("\n") == 1, said.err
     here.mkdir()
-    assert entrypoint.main(["status"]) == 1 and "cd into the new folder of this name" in capsys.readouterr().err
-    assert entrypoint.main(["status", "--state-file", f"{tmp_path}/s.json"]) == 0, "which needs no folder"
+    assert command_line.main(["status"]) == 1 and "cd into the new folder of this name" in capsys.readouterr().err
+    assert command_line.main(["status", "--state-file", f"{tmp_path}/s.json"]) == 0, "which needs no folder"
 
 
 @pytest.fixture
@@ -570,8 +345,8 @@ def from_copy(copied: Path, folder: Path, *words: str) -> subprocess.CompletedPr
 def test_e11_no_descriptor_is_left_to_load_the_program_with(tmp_path: Path, verb: str) -> None:
     """P3: Without a free file descriptor to load modules, a command prints one line and no traceback."""
     program = (
-        "import resource, sys; from scheduler import entrypoint; import scheduler.core.errors, scheduler.system.terminal_text;"
-        " resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)); sys.exit(entrypoint.main([sys.argv[1], *sys.argv[2:]]))"
+        "import resource, sys; from scheduler import command_line; import scheduler.core.errors, scheduler.system.terminal_text;"
+        " resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)); sys.exit(command_line.main([sys.argv[1], *sys.argv[2:]]))"
     )
     words = [verb, *({"show": ["1"], "add": ["x.py"]}.get(verb, []))]
     done = subprocess.run(

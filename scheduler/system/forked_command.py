@@ -1,0 +1,31 @@
+"""Lets a command that runs as a fork of the warm process ask for a process of its own."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class NeedsOwnProcess(BaseException):
+    """Raised if the command must run again, from its beginning, in the process that the user started."""
+
+
+class ForkedCommand:
+    """Facts about the command that this process runs.
+
+    ``here``: this process is a fork of the warm process. ``stays``: the command has called `need_own_process`.
+    """
+
+    here: ClassVar[bool] = False
+    stays: ClassVar[bool] = False
+
+
+def need_own_process(*, stays: bool = True) -> None:
+    """Raise NeedsOwnProcess in a fork of the warm process; return in the process that the user started.
+
+    A fork has no terminal of its own, and ends together with the warm process. So a command calls this function
+    before it asks a question, waits for a long time, replaces itself with another program, or starts a process that
+    outlives it. The command must not have printed anything before, and must give the same result when it runs again.
+    """
+    ForkedCommand.stays = ForkedCommand.stays or stays
+    if ForkedCommand.here:
+        raise NeedsOwnProcess

@@ -1,0 +1,90 @@
+"""Gives a fork of the warm process the limits, priority and signal settings of the process that asked for a command."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+
+# Lines of /proc/PID/status that must be the same for both processes, since a process cannot take them from another.
+COMPARED = frozenset(
+    (b"Uid", b"Gid", b"Groups", b"CapInh", b"CapPrm", b"CapEff", b"CapBnd", b"CapAmb", b"NoNewPrivs", b"Seccomp", b"Mems_allowed")
+)  # fmt: skip
+NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
+LIMITS = tuple(sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}))
+SETTABLE_SIGNALS = tuple(sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}))
+
+
+class DifferentWorldError(Exception):
+    """This process cannot take over the caller's world: rights, namespaces, root folder or limits differ."""
+
+
+def take_over(pid: int) -> None:
+    """Take over umask, limits, nice value, CPUs, and ignored and blocked signals of the process ``pid``.
+
+    Raises DifferentWorldError, or OSError if the process is gone.
+    """
+    theirs, ours = _status(pid), _status(os.getpid())
+    for name in COMPARED:
+        if theirs.get(name) != ours.get(name):
+            raise DifferentWorldError(name.decode())
+    for link in (*(f"ns/{namespace}" for namespace in NAMESPACES), "root"):
+        if _file_identity(f"/proc/{pid}/{link}") != _file_identity(f"/proc/self/{link}"):
+            raise DifferentWorldError(link)
+    os.umask(int(theirs[b"Umask"], 8))
+    try:
+        _take_over_limits(pid)
+    except (PermissionError, ValueError) as error:
+        raise DifferentWorldError(str(error)) from None
+    _take_over_signals(
+        *(int(world[name], 16) for world, name in ((theirs, b"SigIgn"), (ours, b"SigIgn"), (theirs, b"SigBlk")))
+    )
+
+
+def _status(pid: int) -> dict[bytes, bytes]:
+    with open(f"/proc/{pid}/status", "rb") as stream:
+        return dict(line.split(b":", 1) for line in stream.read().splitlines())
+
+
+def _file_identity(path: str) -> tuple[int, int] | None:
+    """Return device and inode; None for a namespace that this kernel lacks."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _take_over_limits(pid: int) -> None:
+    """Take over resource limits, nice value, CPUs and the order of the kernel's memory killer.
+
+    Raises PermissionError or ValueError if the caller's limits are higher than this process may set.
+    """
+    for kind in LIMITS:
+        limits = resource.prlimit(pid, kind)
+        if limits != resource.getrlimit(kind):
+            resource.setrlimit(kind, limits)
+    nice = os.getpriority(os.PRIO_PROCESS, pid)
+    if nice != os.getpriority(os.PRIO_PROCESS, 0):
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+    if os.sched_getscheduler(pid) != os.sched_getscheduler(0):
+        raise ValueError("another scheduling policy")
+    cpus = os.sched_getaffinity(pid)
+    if cpus != os.sched_getaffinity(0):
+        os.sched_setaffinity(0, cpus)
+    with contextlib.ExitStack() as stack:
+        theirs = stack.enter_context(open(f"/proc/{pid}/oom_score_adj", "rb", buffering=0)).read()
+        if theirs != stack.enter_context(open("/proc/self/oom_score_adj", "rb", buffering=0)).read():
+            stack.enter_context(open("/proc/self/oom_score_adj", "wb", buffering=0)).write(theirs)
+
+
+def _take_over_signals(ignored: int, ignored_here: int, blocked: int) -> None:
+    """Set each signal as a new interpreter with these masks would. Bit N-1 of a mask stands for signal N."""
+    for number in SETTABLE_SIGNALS:
+        if (ignored ^ ignored_here) >> (number - 1) & 1:
+            signal.signal(number, signal.SIG_IGN if ignored >> (number - 1) & 1 else signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if not ignored >> (signal.SIGINT - 1) & 1:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [n for n in SETTABLE_SIGNALS if blocked >> (n - 1) & 1])

@@ -1,0 +1,14 @@
+"""The environment of commands that tests start."""
+
+from __future__ import annotations
+
+import os
+
+
+def clean(*drop: str) -> dict[str, str]:
+    """Return this process's environment without variables of gpujob, and without those that begin with ``drop``.
+
+    The warm process is switched off: it would outlive the test. `tests/warm` tests it.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("GPUJOB_", *drop))}
+    return {**kept, "GPUJOB_WARM": "0"}

@@ -1,0 +1,105 @@
+"""A caller's folder and environment, with a warm process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.warm import client
+from tests.environ import clean
+from tests.stories.harness import ROOT, alive, wait_for
+
+# Writes what it sees of the world into the file that its argument names. It runs as the --info-command of `submit`, so
+# it is a child of the command. Signals 32 and 33 are left out: posix_spawn of glibc makes its children ignore these.
+PROBE = """\
+import json, os, resource, sys
+def words(pid):
+    return open(f"/proc/{pid}/cmdline").read().split("\\0")
+mask = os.umask(0)
+status = dict(line.split(":\\t", 1) for line in open("/proc/self/status").read().splitlines())
+world = {
+    "umask": mask, "folder": os.getcwd(), "nice": os.getpriority(os.PRIO_PROCESS, 0), "cpus": sorted(os.sched_getaffinity(0)),
+    "limits": {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")},
+    "environ": {k: v for k, v in os.environ.items() if k != "GPUJOB_WARM"}, "ignored": int(status["SigIgn"], 16) & ~(3 << 31), "blocked": status["SigBlk"],
+    "files": sorted(os.listdir("/proc/self/fd"))[:-1], "adjusted": open("/proc/self/oom_score_adj").read(),
+}
+json.dump({"forked": "warm-process" in words(os.getppid()), "world": world}, open(sys.argv[1], "w"))
+"""
+
+
+class Caller:
+    """A user in a folder, whose commands use the warm process of a runtime folder."""
+
+    def __init__(self, folder: Path, runtime: Path) -> None:
+        self.folder, self.runtime = folder, runtime
+        self.environ = {
+            **clean("XDG", "PYTHON"),
+            "PYTHONPATH": str(ROOT),
+            "HOME": str(folder),
+            "XDG_RUNTIME_DIR": str(runtime),
+        }
+        del self.environ["GPUJOB_WARM"]
+        self.command = [sys.executable, "-m", "scheduler"]
+        (folder / "probe.py").write_text(PROBE)
+        self.probe = f"exec {sys.executable} {folder}/probe.py {folder}/WORLD"
+
+    def begin(self, *words: str, **more: Any) -> subprocess.Popen[bytes]:
+        """Start a command. ``more``: arguments of Popen in place of the usual ones."""
+        usual: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen([*self.command, *words], **{**usual, "cwd": self.folder, "env": self.environ, **more})
+
+    def run(self, *words: str, **more: Any) -> subprocess.CompletedProcess[bytes]:
+        """Run a command to its end."""
+        given = more.pop("input", None)
+        process = self.begin(*words, **({"stdin": subprocess.PIPE} if given is not None else {}), **more)
+        out, errors = process.communicate(given, timeout=60)
+        return subprocess.CompletedProcess(words, process.returncode, out, errors)
+
+    def ordinary(self, *words: str, **more: Any) -> subprocess.CompletedProcess[bytes]:
+        """Run a command without the warm process."""
+        environ = more.pop("env", self.environ)
+        return self.run(*words, env={**environ, "GPUJOB_WARM": "0"}, **more)
+
+    def servers(self) -> list[int]:
+        """Return the pids of the warm processes that listen in the runtime folder."""
+        found = []
+        for path in (self.runtime / "gpujob").glob("warm-*"):
+            with contextlib.suppress(OSError):
+                made = client.connect(str(path))
+                if made is not None:
+                    found.append(client.peer_of(made)[0])
+                    made.close()
+        return found
+
+    def warm(self) -> int:
+        """Run a command, wait until the warm process that it started listens, and return the pid of that process."""
+        self.run("--version")
+        (pid,) = wait_for(self.servers, "a warm process")
+        return int(pid)
+
+    def end(self) -> None:
+        """End the warm processes."""
+        for pid in self.servers():
+            os.kill(pid, signal.SIGKILL)
+            wait_for(lambda pid=pid: not alive(pid), "the end of the warm process")
+
+
+@pytest.fixture
+def caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Caller]:
+    """Return a caller in ``tmp_path``. Its runtime folder has a short name, since a socket's path must be short."""
+    runtime = Path(tempfile.mkdtemp(prefix="gjw", dir="/tmp"))
+    monkeypatch.delenv("GPUJOB_WARM", raising=False)
+    found = Caller(tmp_path, runtime)
+    yield found
+    found.end()
+    shutil.rmtree(runtime)

@@ -1,0 +1,378 @@
+"""Commands that run in forks of the warm process: the same results, the caller's world, signals, and doubtful cases."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.warm import client
+from tests.stories.harness import alive, stopped, wait_for
+from tests.warm.conftest import Caller
+
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+STAYS = "while [ ! -e go ]; do sleep 0.01; done; echo ended"  # an --info-command that ends when the file `go` exists
+
+
+def forked(caller: Caller, **more: Any) -> bool:
+    """Return whether a command of this caller now runs in a fork of the warm process."""
+    return bool(seen(caller, **more)["forked"])
+
+
+def seen(caller: Caller, **more: Any) -> dict[str, Any]:
+    """Return what the probe saw as the child of a `submit`."""
+    ran = caller.run("submit", "--info-command", caller.probe, "--", "true", **more)
+    assert ran.returncode == 0, ran
+    found: dict[str, Any] = json.loads((caller.folder / "WORLD").read_text())
+    return found
+
+
+# -- the same results ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.smoke
+def test_the_first_command_starts_the_warm_process_and_the_next_one_uses_it(caller: Caller) -> None:
+    caller.warm()
+    assert forked(caller)
+    assert not forked(caller, env={**caller.environ, "GPUJOB_WARM": "0"})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status"], ["jobs", "--json"], ["why", "1"], ["why", "99"], ["show", "1", "--json"], ["--help"], ["start", "--help"], ["config", "show"], ["config", "check"],
+        ["stauts"], ["submit"], ["logs", "1"], ["report", "--csv"], ["ts", "-h"], ["track", "status"], ["screens"], ["wait", "99"], ["attach", "1"],
+        ["start", "--gpus", "x"], ["web", "--port", "x"], ["--version"], [],
+    ],
+)  # fmt: skip
+def test_a_forked_command_prints_and_returns_what_an_ordinary_one_does(caller: Caller, words: list[str]) -> None:
+    caller.run("submit", "--label", "first", "--", "true")
+    wait_for(caller.servers, "a warm process")
+    one, other = caller.run(*words), caller.ordinary(*words)
+    assert (one.returncode, one.stdout, one.stderr) == (other.returncode, other.stdout, other.stderr)
+
+
+def test_completions_come_from_the_warm_process_too(caller: Caller) -> None:
+    caller.warm()
+    environ = {**caller.environ, "_GPUJOB_COMPLETE": "complete_bash", "COMP_WORDS": "gpujob\nsta", "COMP_CWORD": "1"}
+    assert caller.run(env=environ).stdout == caller.ordinary(env=environ).stdout != b""
+
+
+@pytest.mark.parametrize("words", [["status"], ["submit", "--", "true"], ["ts", "-l"], ["--help"]])
+def test_s4_2_a_command_imports_only_the_client(caller: Caller, words: list[str]) -> None:
+    """S4.2: A command that does not wait imports two modules of the program and none that takes milliseconds."""
+    caller.environ["PYTHONPROFILEIMPORTTIME"] = "1"
+    caller.run("submit", "--", "true")
+    caller.run("ts", "true")
+    wait_for(caller.servers, "a warm process")
+    imported = [line.rpartition("|")[2].strip() for line in caller.run(*words).stderr.decode().splitlines()]
+    last = imported.index("scheduler.entrypoint")
+    assert [name for name in imported[:last] if "scheduler" in name] == [
+        "scheduler",
+        "scheduler.warm",
+        "scheduler.warm.client",
+    ]
+    assert not {"re", "enum", "typing", "socket", "signal"} & set(imported[:last])
+    assert not [name for name in imported[last + 1 :] if name.startswith("scheduler.")], "imported by the fork"
+
+
+# -- the caller's world -------------------------------------------------------------------------------------
+
+
+def _low_limits() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, 300))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _one_cpu() -> None:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
+def _signals() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+
+
+WORLDS: dict[str, Callable[[], object]] = {
+    "unchanged": lambda: None,
+    "umask": lambda: os.umask(0o027),
+    "limits": _low_limits,
+    "nice": lambda: os.nice(5),
+    "cpus": _one_cpu,
+    "signals": _signals,
+    "folder": lambda: os.chdir("other"),
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_forked_command_has_the_callers_world(caller: Caller, world: str) -> None:
+    """Umask, limits, nice value, CPUs, signals, folder, environment and descriptors are those of the caller."""
+    caller.warm()
+    (caller.folder / "other").mkdir()
+    environ = {**caller.environ, "SECRET": "an\udcffy\nthing", "EMPTY": "", "TZ": "Asia/Tokyo"}
+    here = {"env": environ, "preexec_fn": WORLDS[world]}
+    one = seen(caller, **here)
+    other = seen(caller, **{**here, "env": {**environ, "GPUJOB_WARM": "0"}})
+    assert (one["forked"], other["forked"]) == (True, False)
+    assert one["world"] == other["world"]
+
+
+def test_times_are_shown_in_the_callers_zone(caller: Caller) -> None:
+    caller.run("submit", "--", "true")
+    caller.warm()
+    for zone in ("Asia/Tokyo", "America/New_York"):
+        environ = {**caller.environ, "TZ": zone}
+        assert caller.run("show", "1", env=environ).stdout == caller.ordinary("show", "1", env=environ).stdout
+
+
+def test_the_warm_process_keeps_neither_descriptors_nor_variables_of_its_first_caller(caller: Caller) -> None:
+    """A lock that the first caller inherited is free when that caller has ended; its secrets are not kept."""
+    lock = caller.folder / "lock"
+    with lock.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        os.set_inheritable(stream.fileno(), True)
+        caller.run("--version", pass_fds=[stream.fileno()], env={**caller.environ, "SECRET": "secret"})
+        (pid,) = wait_for(caller.servers, "a warm process")
+    with lock.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert b"SECRET" not in Path(f"/proc/{pid}/environ").read_bytes()
+
+
+@pytest.mark.parametrize("change", [{"LC_ALL": "C"}, {"PYTHONUTF8": "1"}, {"LD_BIND_NOW": "1"}])
+def test_variables_that_are_read_only_once_get_a_warm_process_of_their_own(
+    caller: Caller, change: dict[str, str]
+) -> None:
+    caller.warm()
+    environ = {**caller.environ, **change}
+    assert not forked(caller, env=environ)
+    wait_for(lambda: len(caller.servers()) == 2, "a second warm process")
+    assert forked(caller, env=environ) and forked(caller)
+
+
+# -- signals and ends ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def staying(caller: Caller) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a forked `submit` and yield it when its --info-command runs, which ends when the file `go` exists."""
+    ignored = [number for number in ENDING if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:  # the tests run under nohup or in the background, and commands would inherit this
+        signal.signal(number, signal.SIG_DFL)
+    caller.warm()
+    with (caller.folder / "errors").open("wb") as errors:
+        process = caller.begin(
+            "submit", "--info-command", f"echo $PPID > began; {STAYS}", "--", "true",
+            stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True,
+        )  # fmt: skip
+    began = caller.folder / "began"
+    wait_for(lambda: began.exists() and began.read_text(), "the info command")
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+    yield process
+    (caller.folder / "go").touch()
+    process.wait(60)
+
+
+def errors_of(caller: Caller) -> str:
+    """Return what the command of `staying` has printed on stderr."""
+    return (caller.folder / "errors").read_text()
+
+
+def command_of(caller: Caller) -> int:
+    """Return the pid of the process that runs the command of `staying`."""
+    return int((caller.folder / "began").read_text())
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_a_signal_ends_the_command_and_its_caller(
+    caller: Caller, staying: subprocess.Popen[bytes], number: signal.Signals
+) -> None:
+    pid = command_of(caller)
+    assert pid != staying.pid
+    staying.send_signal(number)
+    assert staying.wait(60) == -number
+    assert not alive(pid)
+
+
+def test_ctrl_c_ends_the_command_with_130(caller: Caller, staying: subprocess.Popen[bytes]) -> None:
+    os.killpg(staying.pid, signal.SIGINT)
+    assert staying.wait(60) == 130
+    assert errors_of(caller) == ""
+
+
+def test_a_killed_caller_leaves_no_command_behind(caller: Caller, staying: subprocess.Popen[bytes]) -> None:
+    pid = command_of(caller)
+    staying.kill()
+    wait_for(lambda: not alive(pid), "the end of the command")
+    assert forked(caller)
+
+
+def test_ctrl_z_stops_the_command_and_fg_continues_it(caller: Caller, staying: subprocess.Popen[bytes]) -> None:
+    pid = command_of(caller)
+    staying.send_signal(signal.SIGTSTP)
+    wait_for(lambda: stopped(staying.pid) and stopped(pid), "both stopped")
+    staying.send_signal(signal.SIGCONT)
+    wait_for(lambda: not stopped(staying.pid) and not stopped(pid), "both continue")
+    (caller.folder / "go").touch()
+    assert staying.wait(60) == 0
+
+
+def test_a_command_whose_process_was_killed_ends_its_caller_with_the_same_signal(
+    caller: Caller, staying: subprocess.Popen[bytes]
+) -> None:
+    os.kill(command_of(caller), signal.SIGKILL)
+    assert staying.wait(60) == -signal.SIGKILL
+
+
+def test_a_killed_warm_process_is_told_and_the_next_command_runs(
+    caller: Caller, staying: subprocess.Popen[bytes]
+) -> None:
+    """The command ends with its warm process; nobody knows how far it came, so the caller says so."""
+    (server,) = caller.servers()
+    pid = command_of(caller)
+    os.kill(server, signal.SIGKILL)
+    assert staying.wait(60) == 1
+    assert (
+        errors_of(caller)
+        == "gpujob: the process of this command was killed; look at gpujob status before you repeat it\n"
+    )
+    wait_for(lambda: not alive(pid), "the end of the command")
+    assert caller.run("status").returncode == 0
+    wait_for(caller.servers, "another warm process")
+    assert forked(caller)
+
+
+def test_a_reader_that_has_gone_is_no_error(caller: Caller) -> None:
+    caller.warm()
+    read, write = os.pipe()
+    os.close(read)
+    ran = caller.run("--help", stdout=write)
+    os.close(write)
+    assert (ran.returncode, ran.stderr) == (0, b"")
+
+
+# -- doubtful cases -----------------------------------------------------------------------------------------
+
+
+def test_a_warm_process_that_does_not_answer_is_not_waited_for(caller: Caller) -> None:
+    server = caller.warm()
+    os.kill(server, signal.SIGSTOP)
+    wait_for(lambda: stopped(server), "a stop")
+    assert not forked(caller)
+    os.kill(server, signal.SIGCONT)
+    wait_for(lambda: forked(caller), "forked again")
+
+
+def test_a_changed_program_gets_a_new_warm_process(caller: Caller) -> None:
+    """A command never runs the old program after a file of it has changed."""
+    root = Path(
+        shutil.copytree(Path(caller.environ["PYTHONPATH"], "scheduler"), caller.folder / "lib" / "scheduler")
+    ).parent
+    caller.environ["PYTHONPATH"] = str(root)
+    before = caller.warm()
+    init = root / "scheduler" / "__init__.py"
+    init.write_text(init.read_text().replace("__version__ = ", "__version__ = 'new' + "))
+    assert b"new" in caller.run("--version").stdout
+    wait_for(lambda: caller.servers() and caller.servers() != [before], "a new warm process")
+    assert b"new" in caller.run("--version").stdout
+    wait_for(lambda: not alive(before), "the end of the old one")
+
+
+def test_a_folder_that_others_can_enter_is_not_used(caller: Caller) -> None:
+    caller.warm()
+    (caller.runtime / "gpujob").chmod(0o755)
+    assert not forked(caller)
+    (caller.runtime / "gpujob").chmod(0o700)
+    assert forked(caller)
+
+
+def test_a_socket_that_speaks_another_language_is_not_waited_for(caller: Caller) -> None:
+    """A process that takes the request and answers nonsense, or nothing, only costs the 50 ms of the answer."""
+    os.kill(caller.warm(), signal.SIGKILL)
+    (path,) = [path for path in (caller.runtime / "gpujob").iterdir() if path.suffix == ""]
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        process = caller.begin("--version")
+        asked, _ = listener.accept()
+        asked.sendall(b"?????")
+        out, _ = process.communicate(timeout=60)
+        asked.close()
+    assert process.returncode == 0 and out.startswith(b"gpujob ")
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xff\xff\xff", b"\0\0\0\1x", b"\0\0\0\4abcd", b"GET / HTTP/1.1\r\n\r\n"])
+def test_the_warm_process_survives_callers_that_send_nonsense(caller: Caller, data: bytes) -> None:
+    server = caller.warm()
+    (path,) = [path for path in (caller.runtime / "gpujob").iterdir() if path.suffix == ""]
+    made = client.connect(str(path))
+    assert made is not None
+    made.sendall(data)
+    made.close()
+    wait_for(lambda: forked(caller), "a forked command")
+    assert caller.servers() == [server]
+
+
+def test_a_word_that_names_a_descriptor_takes_the_ordinary_way(caller: Caller) -> None:
+    """`gpujob --config <(…)`: a forked process does not have the descriptor."""
+    caller.warm()
+    (caller.folder / "other.yaml").write_text("nonsense: 1\n")
+    with (caller.folder / "other.yaml").open() as stream:
+        fd = stream.fileno()
+        ran = caller.run("--config", f"/dev/fd/{fd}", "config", "check", pass_fds=[fd])
+    assert b"nonsense" in ran.stderr + ran.stdout and ran.returncode == 2
+
+
+def test_an_idle_warm_process_ends_and_removes_its_socket(caller: Caller) -> None:
+    caller.warm()
+    caller.end()
+    program = (
+        "import sys; from scheduler.warm import server; from scheduler import command_line;"
+        " server.IDLE_S = server.LOOK_S = 0.2; sys.argv = ['gpujob', 'warm-process']; command_line.run_process()"
+    )
+    environ = {
+        name: value
+        for name, value in caller.environ.items()
+        if name.startswith(("PYTHON", "LC_", "LANG", "XDG", "PATH"))
+    }
+    process = subprocess.Popen([sys.executable, "-c", program], env=environ, cwd="/")
+    assert process.wait(60) == 0
+    assert not [path for path in (caller.runtime / "gpujob").iterdir() if path.suffix == ""]
+
+
+def test_a_warm_process_whose_socket_was_removed_ends_at_its_next_look(caller: Caller) -> None:
+    """When the user's last session ends, the system removes the runtime folder."""
+    caller.warm()
+    caller.end()
+    program = (
+        "import sys; from scheduler.warm import server; from scheduler import command_line;"
+        " server.LOOK_S = 0.1; sys.argv = ['gpujob', 'warm-process']; command_line.run_process()"
+    )
+    environ = {
+        name: value
+        for name, value in caller.environ.items()
+        if name.startswith(("PYTHON", "LC_", "LANG", "XDG", "PATH"))
+    }
+    process = subprocess.Popen([sys.executable, "-c", program], env=environ, cwd="/")
+    wait_for(caller.servers, "it listens")
+    shutil.rmtree(caller.runtime / "gpujob")
+    assert process.wait(60) == 0
+
+
+def test_a_job_starts_no_warm_process(caller: Caller) -> None:
+    """A process that outlives the job would count as left over, and keep the GPU of the job from other jobs."""
+    caller.run("--version", env={**caller.environ, "GPUJOB_ID": "1"})
+    assert caller.servers() == [] and not (caller.runtime / "gpujob").exists()
