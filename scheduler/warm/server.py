@@ -98,10 +98,7 @@ def serve(main: Main, prepare: Callable[[], None]) -> int:
         listener.bind(fresh)
         listener.listen(64)
         os.rename(fresh, path)
-        try:
-            _Server(main, own, path, listener, installed).run()
-        finally:
-            os.close(lock)
+        _Server(main, own, path, listener, installed, lock).run()
     return 0
 
 
@@ -127,9 +124,16 @@ class _Server:
     """The loop of the warm process. It accepts requests until it is `closed`, and stays until its commands have ended."""
 
     def __init__(
-        self, main: Main, own: bytes, path: str, listener: socket.socket, installed: dict[str, tuple[int, int, int]]
+        self,
+        main: Main,
+        own: bytes,
+        path: str,
+        listener: socket.socket,
+        installed: dict[str, tuple[int, int, int]],
+        lock: int,
     ) -> None:
         self.main, self.own, self.path, self.listener, self.installed = main, own, path, listener, installed
+        self.lock = lock
         self.socket_file = _stamp(path)[0]
         self.commands: dict[int, Command] = {}  # by the descriptor of the caller's connection
         self.used = time.monotonic()
@@ -164,6 +168,7 @@ class _Server:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
         self.listener.close()
+        os.close(self.lock)  # another warm process may start, even if a command of this one still runs
 
     def _accept(self) -> None:
         """Accept one request and fork its command."""
@@ -176,10 +181,12 @@ class _Server:
         try:
             caller.settimeout(REQUEST_LIMIT_S)
             pid, user = client.peer_of(caller)
+            if user != os.getuid():
+                raise ValueError("another user")
             request, channel = _receive(caller)
             own, words, environment = marshal.loads(request)
-            if user != os.getuid() or own != self.own:
-                raise ValueError("another user, interpreter or program")
+            if own != self.own:
+                raise ValueError("another interpreter or program")
             if any(_stamp(path) != stamp for path, stamp in self.installed.items()):
                 self._close()
                 raise ValueError("the program changed")

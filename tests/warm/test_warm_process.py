@@ -275,18 +275,27 @@ def test_a_warm_process_that_does_not_answer_is_not_waited_for(caller: Caller) -
     wait_for(lambda: forked(caller), "forked again")
 
 
-def test_a_changed_program_gets_a_new_warm_process(caller: Caller) -> None:
-    """A command never runs the old program after a file of it has changed."""
-    root = Path(
-        shutil.copytree(Path(caller.environ["PYTHONPATH"], "scheduler"), caller.folder / "lib" / "scheduler")
-    ).parent
-    caller.environ["PYTHONPATH"] = str(root)
-    before = caller.warm()
-    init = root / "scheduler" / "__init__.py"
+@pytest.fixture
+def copied(caller: Caller) -> Path:
+    """Let the caller use a copy of the program; return the folder of the package."""
+    found = shutil.copytree(Path(caller.environ["PYTHONPATH"], "scheduler"), caller.folder / "lib" / "scheduler")
+    caller.environ["PYTHONPATH"] = str(found.parent)
+    return found
+
+
+def test_a_changed_program_gets_a_new_warm_process(
+    copied: Path, caller: Caller, staying: subprocess.Popen[bytes]
+) -> None:
+    """A command never runs the old program after a file of it has changed. Commands that run already continue."""
+    (before,) = caller.servers()
+    init = copied / "__init__.py"
     init.write_text(init.read_text().replace("__version__ = ", "__version__ = 'new' + "))
     assert b"new" in caller.run("--version").stdout
     wait_for(lambda: caller.servers() and caller.servers() != [before], "a new warm process")
     assert b"new" in caller.run("--version").stdout
+    assert alive(before) and staying.poll() is None
+    (caller.folder / "go").touch()
+    assert staying.wait(60) == 0
     wait_for(lambda: not alive(before), "the end of the old one")
 
 
