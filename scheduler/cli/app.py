@@ -86,10 +86,10 @@ def main_options(
     ] = False,
 ) -> None:
     """Run jobs on the GPUs of this server: each line appended to the jobs file is a job."""
-    from scheduler.cli import show
-
     Common.state_file, Common.config = state_file, config
     if ctx.invoked_subcommand is None:
+        from scheduler.cli import show
+
         raise typer.Exit(show.status(json=json, state_file=state_file, config=config))
     if json:
         raise UsageError("--json belongs after the verb", do=f"write gpujob {ctx.invoked_subcommand} --json")

@@ -162,13 +162,13 @@ def give_up(path: str, job: Job, boot: str, at_ns: int) -> bool:
     Return False if the attempt was already claimed. Raises OSError if the record cannot be written; the attempt then
     stays unclaimed.
     """
+    data = blank(job, boot)  # before the claim: a claim without contents counts as an attempt that may have run
+    data = data[:END_AT] + end_line("never", 0, at_ns) + data[SPEC_AT:]
     try:
         fd = new_private(path, make_folder=True)  # the folder may have been removed
     except FileExistsError:
         return False
     with contextlib.closing(os.fdopen(fd, "wb", buffering=0)) as stream:
-        data = blank(job, boot)
-        data = data[:END_AT] + end_line("never", 0, at_ns) + data[SPEC_AT:]
         try:
             if stream.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
