@@ -33,6 +33,7 @@ HEAD = b"gpujob record 1\n"
 PID_AT, PID_SIZE = 16, 160
 END_AT, END_SIZE = 176, 96
 SPEC_AT = 272
+DRAFT = ".draft"  # added to the path of a record that is not complete yet
 STAGES = ("program", "record", "log", "environment", "folder", "caller", "gzip")
 A_STAGE = 1000
 BY_SIGNAL = 1000
@@ -162,12 +163,33 @@ def give_up(path: str, job: Job, boot: str, at_ns: int) -> bool:
     Return False if the attempt was already claimed. Raises OSError if the record cannot be written; the attempt then
     stays unclaimed.
     """
-    data = blank(job, boot)  # before the claim: a claim without contents counts as an attempt that may have run
+    data = blank(job, boot)
     data = data[:END_AT] + end_line("never", 0, at_ns) + data[SPEC_AT:]
+    # The file gets its name when it is complete: if this process dies before, the attempt stays unclaimed. A claim
+    # without contents would count as an attempt that may have run.
+    draft = path + DRAFT
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(draft)  # of a daemon that died here
+    _write_new(draft, data)
     try:
-        fd = new_private(path, make_folder=True)  # the folder may have been removed
+        os.link(draft, path)
     except FileExistsError:
         return False
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            raise
+        try:  # a file system without hard links
+            _write_new(path, data)
+        except FileExistsError:
+            return False
+    finally:
+        os.unlink(draft)
+    return True
+
+
+def _write_new(path: str, data: bytes) -> None:
+    """Create the private file ``path``, and its folder if that is missing. Raises OSError; no file is then left."""
+    fd = new_private(path, make_folder=True)  # the folder may have been removed
     with contextlib.closing(os.fdopen(fd, "wb", buffering=0)) as stream:
         try:
             if stream.write(data) != len(data):
@@ -175,7 +197,6 @@ def give_up(path: str, job: Job, boot: str, at_ns: int) -> bool:
         except OSError as error:
             os.unlink(path)
             raise OSError(error.errno, error.strerror, path) from error
-    return True
 
 
 def write_end(path: str, how: str, code: int, at_ns: int, *, sync: bool) -> None:
