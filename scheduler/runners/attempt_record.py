@@ -168,23 +168,29 @@ def give_up(path: str, job: Job, boot: str, at_ns: int) -> bool:
     # The file gets its name when it is complete: if this process dies before, the attempt stays unclaimed. A claim
     # without contents would count as an attempt that may have run.
     draft = path + DRAFT
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(draft)  # of a daemon that died here
-    _write_new(draft, data)
     try:
-        os.link(draft, path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)  # of a daemon that died here
+        _write_new(draft, data)
+        try:
+            _name(draft, path, data)
+        finally:
+            os.unlink(draft)
     except FileExistsError:
         return False
     except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+    return True
+
+
+def _name(draft: str, path: str, data: bytes) -> None:
+    """Give the file ``draft``, which contains ``data``, the name ``path`` too. Raises FileExistsError and OSError."""
+    try:
+        os.link(draft, path)
+    except OSError as error:
         if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
             raise
-        try:  # a file system without hard links
-            _write_new(path, data)
-        except FileExistsError:
-            return False
-    finally:
-        os.unlink(draft)
-    return True
+        _write_new(path, data)  # a file system without hard links
 
 
 def _write_new(path: str, data: bytes) -> None:
@@ -194,9 +200,9 @@ def _write_new(path: str, data: bytes) -> None:
         try:
             if stream.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
+        except OSError:
             os.unlink(path)
-            raise OSError(error.errno, error.strerror, path) from error
+            raise
 
 
 def write_end(path: str, how: str, code: int, at_ns: int, *, sync: bool) -> None:
