@@ -208,15 +208,17 @@ def environment_of(pid: int) -> list[bytes]:
 def _exec_completes(pid: int) -> bool:
     """Wait until a process is not in an exec, at most EXEC_LIMIT_S; return whether it then has an environment.
 
-    The start address of the environment in /proc/PID/stat is 0 during an exec. For a kernel thread or zombie, which
-    have no memory, the address is always 0.
+    During an exec the kernel sets, in this order: the start of the environment, its end, the end of the program's code.
+    Until the second step, start and end are equal, as for a process without an environment. Therefore only the end of
+    the code in /proc/PID/stat shows that the environment is complete. A kernel thread or zombie, which has no memory,
+    is in no exec.
     """
     until = time.monotonic() + EXEC_LIMIT_S
     while True:
         last = time.monotonic() > until  # before the look: this process may itself have waited long for a processor
         fields = stat_fields(pid)
-        memory, begin, end = (int(fields[index]) for index in (20, 47, 48))
-        if begin or not memory or last:
+        memory, code_end, begin, end = (int(fields[index]) for index in (20, 24, 47, 48))
+        if code_end or not memory or last:
             return begin < end
         time.sleep(0.0002)
 
