@@ -22,7 +22,7 @@ from scheduler.warm.forked import run_command
 
 IDLE_S = 600.0
 LOOK_S = 60.0  # between looks at whether the socket still exists
-REQUEST_LIMIT_S = 0.5  # for a request to arrive as a whole
+REQUEST_LIMIT_S = 2.0  # for a request to arrive as a whole; on a busy machine the caller waits for a processor
 MOST_REQUEST = 8 << 20  # bytes; the kernel limits words and environment of a process to less by default
 
 Main = Callable[[], int]  # runs the command line in sys.argv and returns its exit code

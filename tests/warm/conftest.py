@@ -1,4 +1,4 @@
-"""A caller's folder and environment, with a warm process of its own."""
+"""Fixtures for tests of the warm process: a caller with a folder, an environment and a warm process of its own."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from scheduler.warm import client
 from tests.environ import clean
 from tests.stories.harness import ROOT, alive, wait_for
 
-# Writes what it sees of the world into the file that its argument names. It runs as the --info-command of `submit`, so
-# it is a child of the command. Signals 32 and 33 are left out: posix_spawn of glibc makes its children ignore these.
+# A script that writes the properties of its process (limits, signals, environment, …) to the file that its argument
+# names. It runs as the --info-command of `submit`, so it is a child of the command. Signals 32 and 33 are left out:
+# posix_spawn of glibc makes its children ignore them.
 PROBE = """\
 import json, os, resource, sys
 def words(pid):
@@ -37,8 +38,21 @@ json.dump({"forked": "warm-process" in words(os.getppid()), "world": world}, ope
 """
 
 
+# Runs the command, but waits a minute for the warm process. The usual limit is short, and on a busy machine the command
+# would sometimes run without the warm process.
+PATIENT = """\
+from scheduler.entrypoint import entry
+from scheduler.warm import client
+client.ANSWER_LIMIT_S = 60
+entry()
+"""
+
+
 class Caller:
-    """A user in a folder, whose commands use the warm process of a runtime folder."""
+    """A user in a folder, whose commands use the warm process of a runtime folder.
+
+    ``command``: command line that waits for the warm process; ``plain``: command line of users, which hardly waits.
+    """
 
     def __init__(self, folder: Path, runtime: Path) -> None:
         self.folder, self.runtime = folder, runtime
@@ -49,24 +63,27 @@ class Caller:
             "XDG_RUNTIME_DIR": str(runtime),
         }
         del self.environ["GPUJOB_WARM"]
-        self.command = [sys.executable, "-m", "scheduler"]
+        self.plain = [sys.executable, "-m", "scheduler"]
+        (folder / "patient").mkdir()
+        (folder / "patient" / "gpujob").write_text(PATIENT)
+        self.command = [sys.executable, str(folder / "patient" / "gpujob")]
         (folder / "probe.py").write_text(PROBE)
         self.probe = f"exec {sys.executable} {folder}/probe.py {folder}/WORLD"
 
     def begin(self, *words: str, **more: Any) -> subprocess.Popen[bytes]:
-        """Start a command. ``more``: arguments of Popen in place of the usual ones."""
+        """Start a command and return its process. ``more``: arguments of Popen, which replace the usual ones."""
         usual: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen([*self.command, *words], **{**usual, "cwd": self.folder, "env": self.environ, **more})
 
     def run(self, *words: str, **more: Any) -> subprocess.CompletedProcess[bytes]:
-        """Run a command to its end."""
+        """Run a command until it ends, and return its result."""
         given = more.pop("input", None)
         process = self.begin(*words, **({"stdin": subprocess.PIPE} if given is not None else {}), **more)
         out, errors = process.communicate(given, timeout=60)
         return subprocess.CompletedProcess(words, process.returncode, out, errors)
 
     def ordinary(self, *words: str, **more: Any) -> subprocess.CompletedProcess[bytes]:
-        """Run a command without the warm process."""
+        """Run a command without the warm process, and return its result."""
         environ = more.pop("env", self.environ)
         return self.run(*words, env={**environ, "GPUJOB_WARM": "0"}, **more)
 
@@ -88,7 +105,7 @@ class Caller:
         return int(pid)
 
     def end(self) -> None:
-        """End the warm processes."""
+        """Kill the warm processes with SIGKILL, and wait until they have ended."""
         for pid in self.servers():
             os.kill(pid, signal.SIGKILL)
             wait_for(lambda pid=pid: not alive(pid), "the end of the warm process")

@@ -1,4 +1,4 @@
-"""Commands that run in forks of the warm process: the same results, the caller's world, signals, and doubtful cases."""
+"""Tests of commands that run in forks of the warm process: results, inherited properties, signals, and failures."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ STAYS = "while [ ! -e go ]; do sleep 0.01; done; echo ended"  # an --info-comman
 
 
 def forked(caller: Caller, **more: Any) -> bool:
-    """Return whether a command of this caller now runs in a fork of the warm process."""
+    """Run a command of this caller, and return whether it ran in a fork of the warm process."""
     return bool(seen(caller, **more)["forked"])
 
 
 def seen(caller: Caller, **more: Any) -> dict[str, Any]:
-    """Return what the probe saw as the child of a `submit`."""
+    """Run a `submit` with the probe as its child, and return the properties that the probe wrote."""
     ran = caller.run("submit", "--info-command", caller.probe, "--", "true", **more)
     assert ran.returncode == 0, ran
     found: dict[str, Any] = json.loads((caller.folder / "WORLD").read_text())
@@ -71,7 +71,7 @@ def test_completions_come_from_the_warm_process_too(caller: Caller) -> None:
 
 @pytest.mark.parametrize("words", [["status"], ["submit", "--", "true"], ["ts", "-l"], ["--help"]])
 def test_s4_2_a_command_imports_only_the_client(caller: Caller, words: list[str]) -> None:
-    """S4.2: A command that does not wait imports two modules of the program and none that takes milliseconds."""
+    """S4.2: A command that a fork runs imports only the client itself, and no module that takes milliseconds."""
     caller.environ["PYTHONPROFILEIMPORTTIME"] = "1"
     caller.run("submit", "--", "true")
     caller.run("ts", "true")
@@ -118,7 +118,7 @@ WORLDS: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_forked_command_has_the_callers_world(caller: Caller, world: str) -> None:
-    """Umask, limits, nice value, CPUs, signals, folder, environment and descriptors are those of the caller."""
+    """A fork has the caller's umask, limits, nice value, CPUs, signals, folder, environment and descriptors."""
     caller.warm()
     (caller.folder / "other").mkdir()
     environ = {**caller.environ, "SECRET": "an\udcffy\nthing", "EMPTY": "", "TZ": "Asia/Tokyo"}
@@ -138,7 +138,7 @@ def test_times_are_shown_in_the_callers_zone(caller: Caller) -> None:
 
 
 def test_the_warm_process_keeps_neither_descriptors_nor_variables_of_its_first_caller(caller: Caller) -> None:
-    """A lock that the first caller inherited is free when that caller has ended; its secrets are not kept."""
+    """The warm process keeps no lock that its first caller inherited, and no secret of that caller's environment."""
     lock = caller.folder / "lock"
     with lock.open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
@@ -166,9 +166,9 @@ def test_variables_that_are_read_only_once_get_a_warm_process_of_their_own(
 
 @pytest.fixture
 def staying(caller: Caller) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a forked `submit` and yield it when its --info-command runs, which ends when the file `go` exists."""
+    """Yield a forked `submit` whose --info-command is running, and ends only when the file `go` exists."""
     ignored = [number for number in ENDING if signal.getsignal(number) is signal.SIG_IGN]
-    for number in ignored:  # the tests run under nohup or in the background, and commands would inherit this
+    for number in ignored:  # set if the tests run under nohup or in the background; the command would inherit it
         signal.signal(number, signal.SIG_DFL)
     caller.warm()
     with (caller.folder / "errors").open("wb") as errors:
@@ -239,7 +239,7 @@ def test_a_command_whose_process_was_killed_ends_its_caller_with_the_same_signal
 def test_a_killed_warm_process_is_told_and_the_next_command_runs(
     caller: Caller, staying: subprocess.Popen[bytes]
 ) -> None:
-    """The command ends with its warm process; nobody knows how far it came, so the caller says so."""
+    """If the warm process is killed, its command ends with an error that advises to look at `gpujob status`."""
     (server,) = caller.servers()
     pid = command_of(caller)
     os.kill(server, signal.SIGKILL)
@@ -270,7 +270,9 @@ def test_a_warm_process_that_does_not_answer_is_not_waited_for(caller: Caller) -
     server = caller.warm()
     os.kill(server, signal.SIGSTOP)
     wait_for(lambda: stopped(server), "a stop")
+    patient, caller.command = caller.command, caller.plain
     assert not forked(caller)
+    caller.command = patient
     os.kill(server, signal.SIGCONT)
     wait_for(lambda: forked(caller), "forked again")
 
@@ -286,7 +288,7 @@ def copied(caller: Caller) -> Path:
 def test_a_changed_program_gets_a_new_warm_process(
     copied: Path, caller: Caller, staying: subprocess.Popen[bytes]
 ) -> None:
-    """A command never runs the old program after a file of it has changed. Commands that run already continue."""
+    """After a file of the program has changed, new commands run the new program; running commands continue."""
     (before,) = caller.servers()
     init = copied / "__init__.py"
     init.write_text(init.read_text().replace("__version__ = ", "__version__ = 'new' + "))
@@ -308,8 +310,9 @@ def test_a_folder_that_others_can_enter_is_not_used(caller: Caller) -> None:
 
 
 def test_a_socket_that_speaks_another_language_is_not_waited_for(caller: Caller) -> None:
-    """A process that takes the request and answers nonsense, or nothing, only costs the 50 ms of the answer."""
+    """If another process answers the request with invalid data, the command runs without the warm process."""
     os.kill(caller.warm(), signal.SIGKILL)
+    caller.command = caller.plain
     (path,) = [path for path in (caller.runtime / "gpujob").iterdir() if path.suffix == ""]
     path.unlink()
     with socket.socket(socket.AF_UNIX) as listener:
@@ -336,7 +339,7 @@ def test_the_warm_process_survives_callers_that_send_nonsense(caller: Caller, da
 
 
 def test_a_word_that_names_a_descriptor_takes_the_ordinary_way(caller: Caller) -> None:
-    """`gpujob --config <(…)`: a forked process does not have the descriptor."""
+    """A command with an argument such as ``<(…)`` runs without a fork, which would not have the descriptor."""
     caller.warm()
     (caller.folder / "other.yaml").write_text("nonsense: 1\n")
     with (caller.folder / "other.yaml").open() as stream:
@@ -363,7 +366,7 @@ def test_an_idle_warm_process_ends_and_removes_its_socket(caller: Caller) -> Non
 
 
 def test_a_warm_process_whose_socket_was_removed_ends_at_its_next_look(caller: Caller) -> None:
-    """When the user's last session ends, the system removes the runtime folder."""
+    """The warm process ends if its runtime folder is removed, as the system does after the user's last session."""
     caller.warm()
     caller.end()
     program = (
@@ -382,6 +385,6 @@ def test_a_warm_process_whose_socket_was_removed_ends_at_its_next_look(caller: C
 
 
 def test_a_job_starts_no_warm_process(caller: Caller) -> None:
-    """A process that outlives the job would count as left over, and keep the GPU of the job from other jobs."""
+    """A command in a job starts no warm process, which would outlive the job and keep the GPU allocated."""
     caller.run("--version", env={**caller.environ, "GPUJOB_ID": "1"})
     assert caller.servers() == [] and not (caller.runtime / "gpujob").exists()
