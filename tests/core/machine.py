@@ -1,4 +1,4 @@
-"""Simulated machine around the real `decide`: clock, GPUs, disk, supervisors, jobs. Each can fail at any time.
+"""A simulated machine for tests of the real `decide`: clock, GPUs, disk, supervisors and jobs, which can fail.
 
 `decide`, the recovery table and the scheduler state are the real ones. The loop and the runners are modelled here in
 a few lines. The machine counts starts, ends and bookings independently, so that `check` does not rely on the ledger.
@@ -62,16 +62,16 @@ class Disk:
     answered: set[int] = field(default_factory=set)
     paused: tuple[int, ...] = ()
     queue_paused: bool = False
-    changes: list[Any] = field(default_factory=list)  # of pauses, made by commands
+    changes: list[Any] = field(default_factory=list)  # changes of pauses that commands made
     holdings: dict[str, tuple[Holding, int]] = field(default_factory=dict)
     records: dict[str, Rec] = field(default_factory=dict)
 
 
 @dataclass
 class Supervisor:
-    """A supervisor.
+    """A simulated supervisor process.
 
-    ``inbox``: attempts to start, in order; ``claimed``: the attempt being started; ``alone``: its daemon has died.
+    ``inbox``: attempts to start, in order; ``claimed``: the attempt that it is starting; ``alone``: its daemon died.
     """
 
     inbox: list[str] = field(default_factory=list)
@@ -87,8 +87,8 @@ class Supervisor:
 class Proc:
     """A live process of an attempt.
 
-    ``supervisor``: the supervisor that started it and sees its end; None if another process does, or none.
-    ``child_of_daemon``: the daemon is its parent; ``deaf``: it ignores SIGTERM.
+    ``supervisor``: the supervisor that started the process and sees its end; None if no supervisor sees its end.
+    ``child_of_daemon``: the daemon is the parent of the process; ``deaf``: the process ignores SIGTERM.
     """
 
     process: Process
@@ -100,11 +100,11 @@ class Proc:
 
 
 class Crash(Exception):
-    """Raised where the daemon is killed."""
+    """Raised at the point where the daemon is killed."""
 
 
 class Machine:
-    """The whole machine. Methods make events happen; `check` verifies the guarantees after each event."""
+    """The simulated machine. Its methods make events happen; `check` verifies the guarantees after each event."""
 
     def __init__(self, gpus: int, policy: Policy) -> None:
         self.gpus = [a_gpu(index, memory_mib=TOTAL) for index in range(gpus)]
@@ -119,13 +119,13 @@ class Machine:
         self.state: SchedulerState | None = None
         self.supervisor = Supervisor()
         self.observations: list[Observation] = []
-        self.claims: list[int] = []  # jobs whose starter may be starting them just now
+        self.claims: list[int] = []  # ids of jobs that another supervisor may be starting now
         self.fresh: dict[int, Job] = {}
-        # Counts of the machine itself, independent of the scheduler's ledger.
+        # The machine counts these itself, independently of the scheduler's ledger.
         self.starts: Counter[str] = Counter()
         self.ended: dict[str, tuple[int | None, int | None]] = {}
         self.booked: dict[str, tuple[tuple[int, ...], int]] = {}
-        self.unseen: set[str] = set()  # attempts whose end possibly no process could see
+        self.unseen: set[str] = set()  # attempts whose end possibly no process saw
         self.requeued: Counter[int] = Counter()
         self.acknowledged: set[int] = set()
 
@@ -150,7 +150,7 @@ class Machine:
             self._guard(self._load, crash)
 
     def turn(self, crash: str = "") -> None:
-        """Run one pass of the daemon; ``crash``: the point at which the daemon is killed."""
+        """Run one pass of the daemon; ``crash``: the point at which the daemon is killed, or empty."""
         if self.state is not None:
             observations, self.observations = self.observations, []
             for job_id in list(self.claims):
@@ -188,7 +188,7 @@ class Machine:
             if job.attempt_key not in (
                 *self.supervisor.inbox,
                 self.supervisor.claimed,
-            ):  # else the supervisor reports them later
+            ):  # otherwise the supervisor reports the attempt later
                 observations += self._settle(job)
         observations += [Gone(key) for key in state.holdings if not self._alive(key)]
         pending = [replace(row) for row in self.disk.rows.values() if row.state is JobState.PENDING]
@@ -365,7 +365,7 @@ class Machine:
         self.supervisors.append(self.supervisor)
 
     def ends(self, pid: int, code: int | None, number: int | None = None) -> None:
-        """End a process. The parent of a leader records its exit code; a leader without a parent is lost."""
+        """End a process. The parent of a leader records its exit code; without a parent the attempt is lost."""
         proc = self.procs.pop(pid)
         if proc.leader:
             self.ended[proc.key] = code, number

@@ -86,7 +86,7 @@ class SlowFleet:
 
 @dataclass
 class SlowScheduler:
-    """The waiting jobs with their sort keys; one pass offers each of them in order."""
+    """The waiting jobs with their sort keys, and the running jobs; a pass tries to start each waiting job in order."""
 
     fleet: SlowFleet
     waiting: dict[int, tuple[tuple[float, float], PlacementClass]] = field(default_factory=dict)

@@ -78,7 +78,7 @@ class Bench:
         return self.card.verdict
 
     def forbids(self, need: str = "0.5", free: int | None = None) -> str:
-        """Return the code with which a job of this need is kept away from GPU 0; empty if it is not."""
+        """Return the code of the reason why GPU 0 takes no job of this need; empty if GPU 0 takes one."""
         promised = sum(tenant.parts for tenant in self.on)
         return self.admission.forbids(
             0, ResourceRequest.parse(need).parts, 1000 - promised if free is None else free
@@ -214,7 +214,7 @@ def test_two_half_tenants_at_full_load_and_memory_do_not_block_each_other(bench:
         (1_000, 85, 0, "foreign"),
         (63_000, 0, 0, ""),  # 79 %
         (1_000, 79, 0, ""),
-        (1_000, 85, 10, "foreign"),  # with a job of this scheduler beside it
+        (1_000, 85, 10, "foreign"),  # a job of this scheduler runs on the GPU too
         (1_000, 79, 95, ""),  # the GPU is 95 % busy, but not with the foreign process
     ],
 )
@@ -245,7 +245,7 @@ def test_a_foreign_process_that_only_draws_does_not_make_our_load_foreign(bench:
 
 
 def test_an_idle_foreign_process_does_not_make_our_load_foreign(bench: Bench) -> None:
-    """Beside an idle foreign process the load of own jobs is not foreign: the driver reports a load only if busy."""
+    """Own jobs' load is not foreign beside an idle foreign process, for which the driver reports no load."""
     bench.on = [a_tenant()]
     there = a_process(4711, 500), a_process(11, 10_000, owner="1.1", load=0.95)
     for _ in range(3):
@@ -279,7 +279,7 @@ def test_a_card_that_is_full_when_first_seen_teaches_no_baseline() -> None:
 
 
 def test_memory_that_others_use_leaves_less_to_give(bench: Bench) -> None:
-    """Below the threshold the GPU is not blocked, but jobs get only the memory that foreign processes leave free."""
+    """Foreign use below the threshold does not block a GPU, but jobs get only the memory that it leaves free."""
     assert bench.read(DRIVER + 48_000, a_process(mib=48_000)) == NOTHING_FORBIDDEN
     assert bench.forbids("0.5") == "foreign" and bench.forbids("0.3") == ""
     assert bench.admission.tight_mask == 1 and bench.usable()
@@ -295,7 +295,7 @@ def test_memory_that_others_use_leaves_less_to_give(bench: Bench) -> None:
         (a_process(mib=1_500), ""),
         (a_process(mib=1_700), "foreign"),
         (a_process(mib=None), "foreign"),
-        (a_process(mib=3_000, compute=False), "foreign"),  # the memory of a display cannot be promised to a job either
+        (a_process(mib=3_000, compute=False), "foreign"),  # the memory of a display server is not free either
         (a_process(mib=1_500, compute=False), ""),
     ],
 )
@@ -361,7 +361,7 @@ def test_a_job_that_has_not_taken_its_memory_yet_counts_by_booking(bench: Bench)
     [
         ({}, True),
         ({"ours": False}, False),
-        ({"started_at": T0 - 10}, False),  # it started before the job
+        ({"started_at": T0 - 10}, False),  # the process started before the job
         ({"visible": False}, False),
     ],
 )
@@ -392,7 +392,7 @@ def test_of_two_fresh_jobs_the_younger_gets_the_unknown_process(bench: Bench) ->
 
 
 def test_without_a_process_list_our_jobs_count_with_what_they_were_promised(bench: Bench) -> None:
-    """Without a process list (nvidia-smi read by GPUtil) each job counts with its share of the memory."""
+    """Without a process list (GPUtil reads nvidia-smi), each job counts with its share of the memory."""
     bench.on = [a_tenant(1, 500)]
     bench.read(DRIVER + 38_000, processes=None, load=95)
     assert bench.card.foreign_mib == 0 and bench.card.own_mib > 37_000
@@ -445,7 +445,7 @@ def test_after_an_end_a_gpu_is_read_before_it_is_given_out(bench: Bench) -> None
 
 
 def test_a_reading_that_was_asked_for_before_the_end_tells_nothing_of_what_is_left(bench: Bench) -> None:
-    """A reading requested before a job ended does not release its GPU: it still lists the job's process."""
+    """A reading that was requested before a job ended does not free the GPU: it still lists the job's process."""
     bench.on = [a_tenant(1, 1000)]
     process = a_process(11, 70_000, owner="1.1")
     bench.read(DRIVER + 70_000, process)
@@ -461,7 +461,7 @@ def test_a_reading_that_was_asked_for_before_the_end_tells_nothing_of_what_is_le
 
 
 def test_memory_that_stays_after_an_end_is_waited_for_and_then_is_foreign(bench: Bench) -> None:
-    """I11: Memory still in use after the end of a job is waited for, and counts as foreign after ``release_s``."""
+    """I11: After a job's end, its GPU waits for the release of memory; after ``release_s`` it counts as foreign."""
     bench.on = [a_tenant(1, 1000)]
     process = a_process(11, 70_000, owner="1.1")
     bench.read(DRIVER + 70_000, process)
@@ -493,7 +493,7 @@ def test_memory_that_is_released_in_time_was_never_foreign(bench: Bench) -> None
 
 
 def test_memory_of_two_ended_jobs_is_waited_for(bench: Bench) -> None:
-    """I11: When two jobs end one after the other, the memory of both is waited for."""
+    """I11: When two jobs end one after the other, the GPU waits until the memory of both is released."""
     bench.on = [a_tenant(1), a_tenant(2)]
     one, other = a_process(11, 38_000, owner="1.1"), a_process(12, 38_000, owner="2.1")
     bench.read(DRIVER + 76_000, one, other)

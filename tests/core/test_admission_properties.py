@@ -57,7 +57,7 @@ READING = st.builds(
 
 @dataclass(frozen=True)
 class Told:
-    """An event on the GPUs: ``what`` happens ``seconds`` after the event before."""
+    """An event on the GPUs: ``what`` happens ``seconds`` after the previous event."""
 
     what: str
     seconds: float = 1.0
@@ -212,7 +212,7 @@ def test_find_never_gives_what_is_forbidden_and_why_not_names_a_rule_that_fails(
 
 
 class BothRead(Both):
-    """The real scheduler and the slow one, both with GPUs that are read."""
+    """The real scheduler and the slow scheduler; both judge readings of the GPUs."""
 
     def __init__(self, servers: list[int], memory_mib: int | None) -> None:
         super().__init__(servers, memory_mib)
@@ -223,7 +223,7 @@ class BothRead(Both):
         choose = self.twin.start_all
 
         def start_all(*more: Any) -> list[tuple[int, tuple[int, ...]]]:
-            """Let the slow scheduler judge the readings by its own jobs; the real state already has the new starts."""
+            """Let the slow scheduler judge the readings by its own jobs; the real state already contains the starts."""
             admission = state.fleet.admission
             admission.tenants, real = self.tenants, admission.tenants
             try:
@@ -246,7 +246,7 @@ class BothRead(Both):
         super().turn(observations)
 
     def say(self, pick: int = 0) -> Readings:
-        """Return readings of all GPUs; ``pick`` chooses which GPUs have which problem (0: none has one)."""
+        """Return readings of all GPUs; ``pick`` chooses which GPUs have which problem (0: no GPU has a problem)."""
         told = []
         for gpu in self.gpus:
             reading = GpuSnapshot(gpu.uuid, gpu.index, "", TOTAL, 0, 0.0, processes=())
@@ -293,7 +293,7 @@ READS = st.lists(st.one_of(st.none(), READ), min_size=20, max_size=20)
 def test_with_readings_too_what_starts_is_what_scanning_all_gpus_would_choose(
     servers: list[int], memory_mib: int | None, turns: list[list[Step]], reads: list[Step | None]
 ) -> None:
-    """S3.16: With readings too, the real scheduler starts the same jobs on the same GPUs as the slow one."""
+    """S3.16: Also with readings, the real scheduler starts the same jobs on the same GPUs as the slow one."""
     both = BothRead(servers, memory_mib)
     for turn, read in zip(turns, reads, strict=False):
         both.turn(both.facts_of([*turn, *([read] if read else [])]))
@@ -339,7 +339,7 @@ def test_readings_around_the_limit_start_no_job_twice_and_lose_none(events: list
 
 
 def test_a_gpu_that_vanishes_is_noted_in_its_job_and_said_once() -> None:
-    """I06: A GPU that disappears is noted in the job that runs on it, and reported once."""
+    """I06: If a GPU disappears, the job that runs on it gets a note, and users get one message."""
     play = Play(Fleet(some_gpus(2), SLOTS))
     state = play.scheduler
     state.fleet.admission = Admission.of(state.fleet.gpus.values(), state.policy.thresholds, play.now)
@@ -360,7 +360,7 @@ def test_a_gpu_that_vanishes_is_noted_in_its_job_and_said_once() -> None:
     play.tell(play.ended(1))
     assert play.reason(2) == "gone" and read(1) == []
     assert read(0, 1) == ["GPU 0 can get jobs again"] and play.state(2) is JobState.STARTING
-    # A failure to read all GPUs is one message.
+    # If no GPU can be read, users get one message for all GPUs.
     trouble = play.tell(Readings(play.mono, problem="no answer within 5 s"), after=5.0)
     assert [text for text, _ in trouble.notices] == [
         "GPU 0,1 cannot be read: no answer within 5 s; no new job starts there, running jobs continue"

@@ -51,7 +51,7 @@ def test_g01_time_limit_and_grace_go_by_it_too(jump: float) -> None:
 
 @JUMPS
 def test_g01_a_daemon_that_starts_after_a_jump_ends_nobody_early(jump: float) -> None:
-    """G01, P6: After a restart the running time of a job is taken from its process start time, not the wall clock."""
+    """G01, P6: After a restart, a job's run time is computed from the start of its process, not from the wall clock."""
     job = a_job(1, time_limit_s=60.0, state=S.RUNNING, gpus=(0,), attempt=1, started_at=T0, process=Process(9, 500_00))
     state = SchedulerState(Fleet(some_gpus(1)), {1: job}.get, Policy())
     state.adopt(job, Now(T0 + jump, M0, since_boot=540.0))  # the job began 500 s after boot
@@ -61,7 +61,7 @@ def test_g01_a_daemon_that_starts_after_a_jump_ends_nobody_early(jump: float) ->
 
 @JUMPS
 def test_g01_a_world_built_anew_after_a_jump_waits_no_longer_than_the_longest_wait(jump: float) -> None:
-    """G01: After a restart a due time in the store delays a job at most by the longest wait, whatever the clock did."""
+    """G01: After a restart, a due time from the store delays a job by at most the longest wait, for any clock jump."""
     job = a_job(1, attempt=1, not_before=T0 + 5.0)
     play = a_world(1)
     play.wall += jump

@@ -1,4 +1,4 @@
-"""Tests of the settings: each has a default and a type, and a wrong value is refused with the name of its key."""
+"""Tests of the settings: each has a default and a type, and the error for a wrong value names its key."""
 
 from __future__ import annotations
 
@@ -223,5 +223,5 @@ def test_paths_and_reloadable_settings_are_settings() -> None:
 
 @pytest.mark.parametrize("text", ["5\x1f", "\x1c5", " 5 "])
 def test_a_number_may_have_any_blank_around_it(text: str) -> None:
-    """`float` rejects some control characters that `strip` and patterns treat as white space; settings accept them."""
+    """A number may have any white space around it, including control characters that `float` alone rejects."""
     assert read_option("kill_grace", text, "x") == 5.0 and priority_of(text) == 5

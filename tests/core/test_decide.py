@@ -1,4 +1,4 @@
-"""Tests of single passes: what arrives, starts and ends, and what the plan records about it."""
+"""Tests of single passes: jobs arrive, start and end, and the plan records these events."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_most_urgent_starts_first_and_equal_ones_in_file_order() -> None:
 
 
 def test_a_job_that_does_not_fit_is_passed_by_those_that_do() -> None:
-    """S3.17: A later job that fits overtakes a wide job that does not; the wide job starts when there is room."""
+    """S3.17: A later job that fits overtakes a wide job that does not fit; the wide job starts when there is room."""
     play = a_world(2)
     play.run(a_job(1))
     play.arrive(a_job(2, "2", priority=0), a_job(3, "0.5", priority=9))
@@ -452,7 +452,7 @@ def test_a_world_without_timers_sleeps_as_long_as_nothing_happens() -> None:
 
 
 def test_i19_a_wide_job_among_narrow_ones_waits_no_longer_than_they_come() -> None:
-    """I19: A wide job is overtaken by every narrow job that fits, and starts when no narrow job takes the free GPUs."""
+    """I19: Each narrow job that fits overtakes a wide job, which starts when no narrow job takes the free GPUs."""
     play = a_world(2)
     play.run(a_job(1))
     play.tell(after=1.0)

@@ -1,4 +1,4 @@
-"""Tests of dependencies: a job waits for others to end or to succeed, and is skipped when they do not succeed."""
+"""Tests of dependencies: a job waits until others end or succeed; if one must succeed and fails, the job is skipped."""
 
 from __future__ import annotations
 

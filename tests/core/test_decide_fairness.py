@@ -21,7 +21,7 @@ def started(plan: Plan) -> list[int]:
 
 
 def full(k: int, wide: Job, *servers: int, cpu_slots: int = 1 << 30, first: Job | None = None) -> Play:
-    """Return a Play in which job 1 runs and ``wide`` (job 2) waits for its GPUs; ``k``: limit of overtakes."""
+    """Return a Play in which job 1 runs and job 2 (``wide``) waits for room; ``k``: limit of overtakes."""
     play = a_world(*(servers or (2,)), cpu_slots=cpu_slots, max_overtakes=k)
     play.run(first or a_job(1))
     assert started(play.arrive(wide)) == []
@@ -29,7 +29,7 @@ def full(k: int, wide: Job, *servers: int, cpu_slots: int = 1 << 30, first: Job 
 
 
 def stream(play: Play, count: int, first: int = 10, **wish: object) -> list[int]:
-    """Add ``count`` later jobs one by one; after each, end the jobs before it except job 1. Return the started ids."""
+    """Add ``count`` jobs one by one; after each, end the jobs that ran before it, except job 1. Return started ids."""
     before = len(play.started)
     need = str(wish.pop("need", "1"))
     for number in range(first, first + count):
@@ -59,7 +59,7 @@ def test_s4_36_without_a_limit_it_may_be_overtaken_without_end() -> None:
 
 
 def test_s4_36_of_many_that_start_at_once_no_more_pass_than_may() -> None:
-    """S4.36: Also when many jobs could start in one pass, no more than the limit overtake."""
+    """S4.36: Even if many jobs could start in one pass, no more jobs overtake than the limit allows."""
     play = full(3, a_job(2, "6"), 6)
     assert started(play.arrive(*(a_job(n) for n in range(3, 12)))) == [3, 4, 5]
     assert started(play.tell(*(play.ended(n) for n in (1, 3, 4)))) == []
@@ -67,7 +67,7 @@ def test_s4_36_of_many_that_start_at_once_no_more_pass_than_may() -> None:
 
 
 def test_s4_36_half_a_gpu_can_be_waited_for_as_well() -> None:
-    """S4.36: The limit protects a job that waits for a share of a GPU too."""
+    """S4.36: The limit also protects a job that waits for a share of a GPU."""
     play = full(2, a_job(2, "0.7"), 1, first=a_job(1, "0.5"))
     assert stream(play, 9, need="0.5") == [10, 11]
     assert started(play.tell(play.ended(1))) == [2]
@@ -100,7 +100,7 @@ def test_s4_36_who_takes_other_gpus_overtakes_nobody() -> None:
 
 
 def test_s4_36_a_more_urgent_job_does_not_count_as_overtaking() -> None:
-    """S4.36: A more urgent job overtakes nobody, even if it came later."""
+    """S4.36: A more urgent job that arrives later does not count as overtaking."""
     play = full(1, a_job(2, "2"))
     assert len(stream(play, 9, priority=-1)) == 9
     assert play.scheduler.queue.overtaken(2) == 0
@@ -128,7 +128,7 @@ def test_s4_36_a_pause_of_what_it_waits_for_keeps_nothing_from_the_others() -> N
 
 
 def test_s4_36_fewer_slots_than_it_needs_hold_up_nobody_else() -> None:
-    """S4.36 S4.19: No slot is reserved for a job that needs more slots than there are after `-S` was lowered."""
+    """S4.36 S4.19: No slot is reserved for a job that needs more slots than exist after `-S` was lowered."""
     play = full(1, a_job(2, "0", slots=3), cpu_slots=3, first=a_job(1, "0"))
     assert stream(play, 3, need="0") == [10]
     play.scheduler.fleet.resize(2)
@@ -143,7 +143,7 @@ def test_s4_36_who_waits_behind_another_of_its_kind_is_overtaken_with_it() -> No
     """S4.36: Two equal waiting jobs both count as overtaken, so the limit still holds if the first is cancelled."""
     play = full(1, a_job(2, "2"))
     play.arrive(a_job(3, "2"))
-    assert stream(play, 3) == [10]  # past both waiting jobs
+    assert stream(play, 3) == [10]  # job 10 overtakes both waiting jobs
     play.ask(Cancel((2,)))
     assert play.started[-1] == 10 and play.reason(11) == "reserved"
     assert "job 3" in play.scheduler.class_reasons()[class_of(play.job(11)).key].sentence
@@ -182,7 +182,7 @@ def test_s4_36_whoever_waits_starts_in_the_end_however_many_come_later(
     wide = a_job(last, need)
     assume(not play.scheduler.fleet.can_ever_hold(class_of(wide)))
     play.arrive(wide)
-    # A wide job of shares leaves a part of each GPU free; jobs that use it do not overtake.
+    # A wide job of shares leaves a part of each GPU free; jobs that use that part do not overtake.
     of_all = len(servers) == 1 and wide.need.count == servers[0] and wide.need.parts == WHOLE
     rounds = 0
     while play.state(wide.id) is S.PENDING:

@@ -202,7 +202,7 @@ HISTORY = (SERVERS, st.sampled_from([None, 24_000]), st.lists(TURN, max_size=20)
 def test_what_starts_and_where_is_what_sorting_all_jobs_and_scanning_all_gpus_would_choose(
     servers: list[int], memory_mib: int | None, turns: list[list[Step]]
 ) -> None:
-    """S3.12 S3.14 S3.15 S3.17: The same jobs start on the same GPUs as by sorting all jobs and scanning all GPUs."""
+    """S3.12 S3.14 S3.15 S3.17: The real scheduler starts the same jobs on the same GPUs as the slow scheduler."""
     both = Both(servers, memory_mib)
     for turn in turns:
         both.turn(both.facts_of(turn))
@@ -242,7 +242,7 @@ def test_no_job_that_fits_waits_behind_one_of_lower_priority_and_a_paused_gpu_ge
         plan = play.tell(*observations, after=1.0)
         paused = set(ids_of(play.scheduler.fleet.paused_mask))
         assert not any(paused & set(job.gpus) for job in plan.starts)
-        # Undo the starts of this pass and repeat them one by one: no more urgent job may fit then.
+        # Repeat the starts of this pass one by one; before each start, no more urgent job may fit.
         slow = SlowFleet(gpus, SLOTS, paused)
         begun = {job.id for job in plan.starts}
         for job in play.scheduler.live.values():
@@ -272,7 +272,7 @@ WILD = st.tuples(
 
 
 def a_fact(play: Play, what: str, number: int, need: str) -> Observation | None:
-    """Return an observation about job (or GPU) ``number``, even an implausible one; None if there is none to make."""
+    """Return an observation about job (or GPU) ``number``, even an implausible one; None if none is possible."""
     if what == "arrive":
         parents = (number - 1,) if number % 3 == 0 else ()
         limit = 20.0 if number % 2 else None

@@ -130,7 +130,7 @@ def test_an_edit_that_could_never_run_changes_nothing() -> None:
 
 @pytest.mark.parametrize("changes", [{"allowed": [0]}, {"gpus": "0.5"}, {"allowed": None}, {"gpus": "", "label": "x"}])
 def test_the_gpus_of_a_job_that_named_them_cannot_be_edited(changes: dict[str, object]) -> None:
-    """S4.31: The GPUs of a job that names them cannot be edited; its label and priority can."""
+    """S4.31: The GPUs of a job that names them cannot be edited; its label and priority can be edited."""
     play = a_world(2)
     play.ask(PauseQueue(True))
     play.arrive(a_job(1, on=(0, 1)))

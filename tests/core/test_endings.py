@@ -80,7 +80,7 @@ def test_a_job_that_books_memory_books_twice_as_much_at_most_all_there_is() -> N
 
 
 def test_a_share_of_a_thousandth_is_a_share_where_jobs_book_shares() -> None:
-    """A need of 0.001 is a share, also if the job names a size in MiB, unless the scheduler's jobs book memory."""
+    """If jobs book shares, a need of 0.001 is a share, even if the job also requests memory in MiB."""
     assert after_run(ran(1, need="0.001", vram_mib=10, log_finding=OOM), DAEMON).need == ResourceRequest(1, 2)
 
 

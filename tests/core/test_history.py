@@ -46,7 +46,7 @@ def test_a_mean_is_of_what_was_measured_and_lies_below_the_most(
         told = [sample[column] for sample in samples if sample[column] is not None]
         found, most = mean.mean(column, 6), mean.most(column)
         if not told:
-            assert found is None and most is None  # not 0
+            assert found is None and most is None  # None, not 0
         else:
             assert found == pytest.approx(sum(told) / len(told), abs=1e-5) and most == max(told)
             assert min(told) - 1e-5 <= found <= most + 1e-5
@@ -84,7 +84,7 @@ def test_a_reading_is_split_into_ours_others_and_reserved() -> None:
 
 
 def test_a_silent_gpu_is_not_measured() -> None:
-    """A GPU that is not read has no measured values; the last reading would look like a GPU that does not change."""
+    """A GPU that is not read has no measured values; repeating the last reading would show a constant load."""
     admission = read(a_reading())
     card = admission.cards[0]
     assert gpu_values(card, 0.0, False)[0] == 5000

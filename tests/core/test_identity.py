@@ -62,7 +62,7 @@ def test_equal_identities_are_equal_wishes(one: tuple[Any, ...], other: tuple[An
 
 @given(st.lists(WORD, min_size=2, max_size=6), st.data())
 def test_fields_never_run_together(words: list[str], data: st.DataObject) -> None:
-    """S3.27: Moving characters from one argument to the next changes the identity."""
+    """S3.27: Joining two arguments, or the script and the environment, changes the identity."""
     at = data.draw(st.integers(0, len(words) - 1))
     joined = [*words[:at], "".join(words[at : at + 2]), *words[at + 2 :]]
     assert (identity("/s", "", tuple(words)) == identity("/s", "", tuple(joined))) == (words == joined)

@@ -83,7 +83,7 @@ def test_s1_6_a_job_that_was_only_placed_has_nothing_to_show() -> None:
 
 
 def test_s1_6_history_goes_through_retries_and_new_runs() -> None:
-    """The history takes start and end of the last attempt from its process, of earlier attempts from the events."""
+    """The history takes the times of the last attempt from the job's row, and those of earlier attempts from events."""
     moments: Moments = [
         (T0 + 1, "held"), (T0 + 2, "released"), (T0 + 3, "started"), (T0 + 4, "retry_scheduled"), (T0 + 5, "unclaimed"),
         (T0 + 6, "started"), (T0 + 7, "stopping"), (T0 + 7, "leftovers"), (T0 + 8, "cancelled"), (T0 + 9, "requeued"),
@@ -163,14 +163,14 @@ def test_s1_6_any_job_is_one_line_that_reads_back(job: Job, moments: Moments) ->
     line = line_of(record)
     assert line.isascii() and line.count(b"\n") == 1 and line.endswith(b"\n")
     assert read_line(line) == record and identity_of_record(read_line(line)) == (job.id, record["history"][0][0])
-    json.dumps(record, ensure_ascii=False).encode()  # must not fail: no lone surrogates
+    json.dumps(record, ensure_ascii=False).encode()  # raises an error if the record has a lone surrogate
     assert record["history"][-1][1] == record["status"]
     assert all(before[1] != after[1] for before, after in zip(record["history"], record["history"][1:], strict=False))
 
 
 @given(jobs(), st.data())
 def test_s1_12_any_torn_line_is_known_as_its_jobs(job: Job, data: st.DataObject) -> None:
-    """S1.12: A line cut off anywhere is not JSON, but is recognized as the start of this job's or of any line."""
+    """S1.12: A line that is cut off is not JSON, but is recognized as the start of this job's record, or of any."""
     line = line_of(record_of(job, []))
     torn = line[: data.draw(st.integers(1, len(line) - 2))]
     with pytest.raises(ValueError):
@@ -179,12 +179,12 @@ def test_s1_12_any_torn_line_is_known_as_its_jobs(job: Job, data: st.DataObject)
     assert number in (None, job.id)
     if number is None:
         assert is_beginning(torn, None)
-    elif b"{" not in torn[len(b'{"id": ') :]:  # otherwise another program may have written behind the torn part
+    elif b"{" not in torn[len(b'{"id": ') :]:  # otherwise another program may have written after the torn part
         assert is_beginning(torn, job)
 
 
 def test_s1_12_what_others_wrote_is_not_taken_for_a_torn_line() -> None:
-    """S1.12: Text that gpujob did not write is not recognized as a torn line, which would be deleted."""
+    """S1.12: Text that gpujob did not write is not recognized as a torn line, because torn lines are deleted."""
     job = a_job(3)
     line = line_of(record_of(job, []))
     for torn in (b"note to self", b"", b'{"id": "x', b'{"job": 3, "c', b"\0" * 50, b'{"id": 3, "commander": 1'):

@@ -107,7 +107,7 @@ def test_a_job_is_told_who_it_is() -> None:
 
 
 def test_torchrun_starts_one_process_a_gpu_and_is_given_no_cuda() -> None:
-    """torchrun gets no `--cuda`: its processes choose their GPU by LOCAL_RANK. A `--cuda` of the user is replaced."""
+    """torchrun gets no additional `--cuda`, as its processes use LOCAL_RANK; an existing `--cuda` gets the GPUs."""
     start = ("/usr/bin/python", "-m", "torch.distributed.run", "--standalone")
     launch = launched(launch="torchrun", arguments=("--lr", "1"))
     assert launch.argv == (*start, "--nproc_per_node=2", "/data/train.py", "--lr", "1")
@@ -187,12 +187,12 @@ def test_each_attempt_has_a_log_of_its_own(attempt: int, name: str) -> None:
     ],
 )
 def test_a_job_may_name_its_log_itself(changes: dict[str, Any], name: str) -> None:
-    """S2.1 S4.14 S4.15: A log name that a job gives is used, with random letters for `ts` and .gz if compressed."""
+    """S2.1 S4.14 S4.15: A job can name its log; `ts` jobs add random letters, and compression adds .gz."""
     assert log_name(a_job(12, **changes), "S", letters="abc123") == name
 
 
 def test_a_name_that_is_taken_is_not_written_to() -> None:
-    """S2.15: If the log file exists, the next name to try has a number."""
+    """S2.15: If the log file exists, a number is added to the name."""
     assert log_name(a_job(12, log_name="my.log"), "S", 2) == "my_2.log"
     assert log_name(a_job(12, log_name="my.log", attempt=2), "S", 3) == "my_a2_3.log"
 
@@ -209,13 +209,13 @@ def test_a_name_that_is_taken_is_not_written_to() -> None:
     ],
 )
 def test_where_a_job_reads_and_writes(changes: dict[str, Any], streams: Streams) -> None:
-    """S4.13 S4.14 S4.17: Output is compressed, split or sent to a caller as requested; without a log it is neither."""
+    """S4.13 S4.14 S4.17: A job gets a packed log, a separate stderr file or its caller's descriptors if requested."""
     job = a_job(12, **{"log": "/logs/12.log", **changes})
     assert launch_of(job, PYTHON, mode="physical", state_file="/s", cwd="/").streams == streams
 
 
 def test_variables_of_a_job_are_laid_below_those_of_the_environment_and_ours() -> None:
-    """Contract 3: `;env=A=1` sets a variable, except those that the scheduler sets for GPUs, job and environment."""
+    """Contract 3: `;env=A=1` sets a variable, unless the scheduler sets it for the GPUs, job or environment."""
     given = ("A=1", "B=x=y", "C=", "CUDA_VISIBLE_DEVICES=7", "GPUJOB_ID=0", "CONDA_PREFIX=/mine", "VIRTUAL_ENV=/mine")
     found = Found("/opt/e/bin/python", environment={"CONDA_PREFIX": "/opt/e", "VIRTUAL_ENV": None})
     environment = launched(found=found, variables=given).environment
@@ -254,7 +254,7 @@ def test_gpus_that_a_job_named_are_shown_to_it_and_no_share_is_promised() -> Non
 
 
 def test_i06_cuda_goes_by_the_numbers_of_the_driver_our_marks_by_ours() -> None:
-    """CUDA ids are the driver's numbers: without GPU 0 in its list, GPU 2 is number 1. GPUJOB_GPUS keeps 2."""
+    """I06: `--cuda` and CUDA_VISIBLE_DEVICES hold the driver's numbers; GPUJOB_GPUS holds the scheduler's ids."""
     job = a_job(1, "2", gpus="", attempt=1)
     job.gpus = (1, 2)
     launch = launch_of(job, PYTHON, mode="physical", state_file="/s.json", cwd="/", ordinals={1: 0, 2: 1})

@@ -1,4 +1,4 @@
-"""S3.35, S3.36, P1–P8 without I/O: random histories of faults on the simulated machine (see machine.py)."""
+"""Tests of S3.35, S3.36 and P1–P8 without I/O: random histories of faults on the simulated machine (machine.py)."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class Faults(RuleBasedStateMachine):
     @precondition(lambda self: self.some(leader=True))
     @rule(pick=PICK, code=CODES)
     def a_job_ends_before_its_orphan(self, pick: int, code: int) -> None:
-        """A new job wants its GPUs in the meantime."""
+        """End a job that leaves a process behind, and start a new job before that process ends."""
         pid = self.chosen(pick, leader=True)
         self.m.orphan(pid)
         self.m.ends(pid, code)
@@ -194,7 +194,7 @@ class Faults(RuleBasedStateMachine):
 
 
 def test_whatever_fails_the_promises_hold() -> None:
-    """Runs 200 histories of 50 steps; GPUJOB_EXAMPLES=5000 runs more."""
+    """The guarantees hold in 200 random histories of up to 50 events; GPUJOB_EXAMPLES sets another number."""
     examples = int(os.environ.get("GPUJOB_EXAMPLES", "200"))
     run_state_machine_as_test(
         Faults,
@@ -206,7 +206,7 @@ def test_whatever_fails_the_promises_hold() -> None:
 
 
 def test_the_machine_sees_jobs_run_and_end() -> None:
-    """The simulated machine works at all; otherwise the random histories would prove nothing."""
+    """On the simulated machine, jobs run and end; otherwise the random histories would prove nothing."""
     m = Machine(1, Policy())
     m.lines += [("1", 0, 0)] * 2
     m.start()

@@ -44,7 +44,7 @@ def test_s1_11_what_was_just_promised_counts_until_its_use_shows(bench: Bench) -
     """S1.11: Booked memory counts from placement until the job has settled; after that the memory in use counts."""
     bench.read(1_000)
     assert free(bench) == TOTAL - 1_000
-    bench.on = [a_tenant(1, BY_MEMORY, MINIMUM, started_at=None)]  # placed, not started
+    bench.on = [a_tenant(1, BY_MEMORY, MINIMUM, started_at=None)]  # placed, but not started
     assert free(bench) == TOTAL - 1_000 - MINIMUM
     bench.on = [a_tenant(1, BY_MEMORY, MINIMUM, started_at=bench.wall)]
     ours = a_process(10, 500, owner="1.1")
@@ -150,7 +150,7 @@ def test_s1_2_the_gpu_with_the_most_free_memory(
 
 
 def test_s1_11_one_after_another_each_counts_what_the_others_were_promised() -> None:
-    """S1.11: Each placement counts the memory that jobs placed before it in the same pass have booked."""
+    """S1.11: Each placement counts the memory that earlier placements of the same pass have booked."""
     tenants: dict[int, list[Tenant]] = {0: [], 1: []}
     fleet = a_fleet(TOTAL - 20_000, TOTAL - 14_000, tenants=tenants)
     chosen = []

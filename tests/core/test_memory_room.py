@@ -1,4 +1,4 @@
-"""Tests of requested GPU memory against booked and used memory, and of allocations that do not fit the ledger."""
+"""Tests of requested GPU memory beside memory that is booked or in use, and of allocations beyond the ledger."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def fits(bench: Bench, need: str, vram_mib: int = 0) -> bool:
         (500, 0, 40_000, "0.5", 60_000, False),
         (500, 0, 40_000, "0.5", 39_000, True),
         (500, 0, 40_000, "0.5", 0, True),
-        # a job does not use its half yet: it counts with its half all the same
+        # a job does not use its half yet: the job still counts with its half
         (500, 0, 0, "0.5", 60_000, False),
         (500, 0, 0, "0.5", 40_000, True),
-        # a job with a tenth has requested 60 GB: other jobs get the rest at most, whatever it uses now
+        # a job with a tenth has requested 60 GB: others get at most the rest, even if the job uses less
         (100, 60_000, 60_000, "0.9", 0, False),
         (100, 60_000, 100, "0.9", 0, False),
         (100, 60_000, 60_000, "0.2", 0, True),
@@ -101,7 +101,7 @@ def test_a_process_of_ours_on_a_gpu_it_was_not_given_is_named_with_its_job(bench
 
 @pytest.mark.parametrize("limit", [0.01, 0.05, 0.1, 0.8])
 def test_any_limit_can_be_got_below_again(limit: float) -> None:
-    """A GPU is free again below any threshold, also one smaller than the usual hysteresis of 5 %."""
+    """A blocked GPU becomes free again, even if the threshold is smaller than the usual hysteresis of 5 %."""
     made = Bench(load=limit, memory=max(limit, 0.1))
     assert made.read(load=90).code == "foreign"
     for _ in range(3):
@@ -161,7 +161,7 @@ def test_leftovers_of_such_a_job_give_nothing_back_twice() -> None:
 
 
 def test_leftovers_that_may_be_anothers_do_not_keep_a_job_in_stopping() -> None:
-    """Leftover processes that may be another job's keep the GPU allocated, but the cancelled job has ended."""
+    """Leftover processes keep a cancelled job's GPU allocated; they delay its end only if they surely belong to it."""
     left = (Process(99, 9),)
     for unsure, after in ((left, S.CANCELLED), ((), S.STOPPING)):
         play: Play = a_world(1)

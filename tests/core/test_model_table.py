@@ -95,7 +95,7 @@ def test_gpus_by_name_and_slots_are_needs_of_their_own(
 
 
 def test_slots_count_where_the_table_says_no_gpu() -> None:
-    """S4.19: Slots count for a job whose need in the table is no GPU."""
+    """S4.19: If the table gives a job no GPU, the slots that the job requests count."""
     assert need_of(a_spec(slots=4), ModelTable("0")) == (ResourceRequest(0, 4), ())
 
 

@@ -81,14 +81,14 @@ def test_s3_31_a_resume_that_an_edit_had_not_seen_stays_too() -> None:
 
 
 def test_s3_31_a_pause_that_confirms_an_edit_stays_though_an_older_copy_is_saved() -> None:
-    """S3.31: A pause by command of a GPU that an edit had paused survives the save of a copy older than both."""
+    """S3.31: If an edit and then a command pause a GPU, saving a copy older than both leaves the GPU paused."""
     state = a_world()
     ask(state, StateEdited((1,), False, 0))
     ask(state, Pause((1,)))
     ask(state, StateEdited((0,), False, 0))
     assert paused(state) == (0, 1)
     state.pauses.revision = 1
-    ask(state, StateEdited((0,), False, 1))  # the author has seen the pause and may undo it
+    ask(state, StateEdited((0,), False, 1))  # the writer has seen the pause and may undo it
     assert paused(state) == (0,)
 
 
@@ -128,10 +128,10 @@ STEP = st.one_of(
 
 @given(st.lists(STEP, max_size=60))
 def test_only_whom_a_writer_toggled_or_an_earlier_edit_named_changes(steps: list[tuple[str, int, int]]) -> None:
-    """S3.31, D05: Three writers read the file, change one GPU each and save it, with commands in between.
+    """S3.31, D05: A save changes no GPU that a command changed last, except the one that the writer changed.
 
-    A save changes at most the writer's own GPU and GPUs that an edit, not a command, changed after the writer read the
-    file. Afterwards the writer's own GPU is as saved.
+    Three writers read the file, change one GPU each and save the file, with commands in between. A save changes at most
+    the writer's own GPU, and GPUs that an edit (not a command) changed after the writer read the file.
     """
     state = a_world()
     picture: tuple[tuple[int, ...], int] = ((), 0)

@@ -188,7 +188,7 @@ def by_name(*gpus: int) -> PlacementClass:
 def test_a_job_without_gpus_takes_its_slots(
     slots: int, used: int, wanted: int, fits: bool, code: str, sentence: str
 ) -> None:
-    """S4.19: A job without GPUs is placed if enough slots are free, and the reason names the slots otherwise."""
+    """S4.19: A job without GPUs is placed if enough slots are free, and otherwise the reason names the slots."""
     fleet = a_fleet(1, slots=slots)
     for _ in range(used):
         fleet.take(of_slots(1).need, ())
@@ -293,7 +293,7 @@ def test_nobody_else_is_put_on_a_claimed_gpu_until_the_last_claim_has_ended() ->
 
 
 def test_a_claim_on_several_gpus_is_told_of_all_that_matter() -> None:
-    """S4.32: The reason to wait names every claimed GPU that prevents the placement, and none without effect."""
+    """S4.32: The reason to wait names each claimed GPU that prevents the placement, and no other claimed GPU."""
     fleet = a_fleet(3)
     fleet.take(ResourceRequest(2, 0), (0, 2))
     assert fleet.why_not(a_kind("2")).sentence == "GPU 0,2 are in use by a job that named them"
@@ -319,7 +319,7 @@ def test_a_claim_on_several_gpus_is_told_of_all_that_matter() -> None:
         ((2,), {0: 0}, (), (0,), a_kind("2"), (0, 1)),
         # on the server that lacks the fewest thousandths
         ((2, 2), {0: 0, 1: 0, 2: 500, 3: 500}, (), (), a_kind("2"), (2, 3)),
-        ((2, 2), {0: 0, 2: 400, 3: 400}, (), (), a_kind("2"), (0, 1)),  # a free GPU counts more than two halves
+        ((2, 2), {0: 0, 2: 400, 3: 400}, (), (), a_kind("2"), (0, 1)),  # server 0 lacks 1000, server 1 lacks 1200
         ((1, 3), {1: 0, 2: 0, 3: 0}, (), (), a_kind("2"), (1, 2)),
         ((4,), {0: 200, 1: 300, 2: 100}, (3,), (), a_kind("2x0.4"), (0, 1)),
         # nothing is reserved for a request that cannot be placed
@@ -386,7 +386,7 @@ def test_slots_are_kept_for_the_first_that_was_overtaken_too_often() -> None:
 
 
 def test_no_slot_is_kept_for_what_there_are_too_few_slots_for() -> None:
-    """S4.36: No slot is reserved for a job that needs more slots than there are after `-S` was lowered."""
+    """S4.36: No slot is reserved for a job that needs more slots than exist after `-S` was lowered."""
     fleet = a_fleet(1, slots=4)
     fleet.resize(2)
     fleet.reserve(5, of_slots(3))
@@ -569,7 +569,7 @@ NEEDS = ("0", "0.001", "0.1", "0.25", "0.3334", "0.5", "0.75", "1", "2", "4", "8
 
 @st.composite
 def machines(draw: st.DrawFn) -> list[tuple[int, int | None]]:
-    """Return (server, MiB of memory) of each GPU; the ids of a server need not be consecutive."""
+    """Return (server, MiB of memory) of each GPU; the GPUs of a server need not have consecutive ids."""
     servers = draw(st.lists(st.integers(0, 3), min_size=1, max_size=12))
     known = draw(st.booleans())
     return [(server, draw(st.sampled_from([16_000, 24_000])) if known else None) for server in servers]

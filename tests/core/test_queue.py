@@ -15,7 +15,7 @@ KINDS = (HALF, WHOLE_GPU, WIDE, a_kind("0.5", (0,)))
 
 
 def all_in_order(queue: Queue) -> list[int]:
-    """Return all jobs in the order in which they are offered when each of them fits."""
+    """Return all jobs in the order in which the queue offers them if each job fits."""
     out = []
     turns = queue.in_order()
     offer = next(turns, None)
@@ -147,12 +147,12 @@ def test_how_often_a_job_was_overtaken_is_counted_since_it_took_its_place() -> N
 
 
 def test_who_overtakes_the_first_of_a_class_overtakes_those_behind_it_too() -> None:
-    """S4.36: An overtake counts for all jobs of the class ahead of the overtaking job, but not for later arrivals."""
+    """S4.36: An overtake counts for all waiting jobs of the class that are ahead of the overtaking job."""
     queue = Queue()
     for job in (1, 2, 5):
         queue.push(job, WIDE, (0, job))
     queue.overtake(1, (0, 4))
-    queue.push(3, WIDE, (0, 3))  # added after the overtake
+    queue.push(3, WIDE, (0, 3))  # added after the overtake, which does not count for it
     assert [queue.overtaken(job) for job in (1, 2, 3, 5)] == [1, 1, 0, 0]
     queue.drop(1)
     queue.overtake(2, (0, 9))

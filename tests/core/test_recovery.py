@@ -9,7 +9,8 @@ import pytest
 from scheduler.core.job import JobState
 from scheduler.core.recovery import HOLDING_STATES, TABLE, Found, Record, Verdict
 
-# Each line: state, record, the verdicts for nothing, starter, leader, others found in the same boot, then in another.
+# Each line: state, record, four verdicts for the same boot, four for another boot.
+# The four verdicts are for: no process found, a starter, a leader, other processes.
 EXPECTED = """
 starting none      requeue requeue adopt watch_lost                          lost lost lost lost
 starting claimed   lost wait adopt watch_lost                                lost lost lost lost

@@ -64,7 +64,7 @@ def test_a_taken_name_is_not_used_again(attempt, taken):
     ("taken", "name"),
     [
         ((), "n"),
-        (("nn", "n_"), "n"),  # longer or shorter names that start alike do not count
+        (("nn", "n_"), "n"),  # other names that begin with "n" do not count
         (("n",), "n_abcd"),
         (("n", "n_abcd"), "n_abcd_a3"),
         (("n", "n_abcd", "n_abcd_a3"), "n_abcd_2"),

@@ -48,7 +48,7 @@ def test_s15_a_number_may_be_a_password_but_hardly_a_token() -> None:
 
 
 def test_s15_hiding_takes_linear_time_and_keeps_the_number_of_words() -> None:
-    """S15: Hiding takes linear time, also for 131 KB that look like a secret's start, and keeps the number of words."""
+    """S15: Hiding takes linear time, also for 131 KB like a secret's start, and keeps the number of words."""
     began = time.process_time()
     for piece in (
         "a",
@@ -65,7 +65,7 @@ def test_s15_hiding_takes_linear_time_and_keeps_the_number_of_words() -> None:
         "=",
     ):
         words_without_secrets([(piece * 140_000)[:131_071]])
-    assert time.process_time() - began < 20  # quadratic would be minutes
+    assert time.process_time() - began < 20  # quadratic time would be minutes
     dice = random.Random(7)
     letters = string.ascii_letters[:6] + "=:-_.'\"@/ \n\\" + "é"
     for _ in range(500):

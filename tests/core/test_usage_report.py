@@ -50,7 +50,7 @@ WAITS = {"state": JobState.PENDING, "start": None, "end": None, "gpus": ()}
     [
         (job(**WAITS), [], []),
         (job(), [], [(1, 10, 60, False)]),
-        (job(), [started(11), over(72, "done")], [(1, 10, 60, False)]),  # the job's own times count
+        (job(), [started(11), over(72, "done")], [(1, 10, 60, False)]),  # the job's row decides, not the events
         (job(JobState.RUNNING, end=None), [started(10)], [(1, 10, 990, False)]),
         (job(JobState.STOPPING, end=50), [started(10)], [(1, 10, 40, False)]),  # its main process has ended
         (job(JobState.RUNNING, end=30), [started(10)], [(1, 10, 20, False)]),  # ended while no scheduler ran

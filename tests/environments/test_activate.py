@@ -1,4 +1,4 @@
-"""The activation launcher: it runs the command in the activated environment, or reports why it cannot."""
+"""Tests of the activation launcher: it runs the command in the activated environment, or reports why it cannot."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_activation_cannot_change_which_gpus_and_which_job_it_is(bench: Bench, w
 
 
 def test_nothing_of_the_shell_or_of_python_is_added(bench: Bench) -> None:
-    """The command's environment has no variable that only the launcher's Python (LC_CTYPE) or shell (SHLVL) set."""
+    """The command gets no variable that only the launcher's Python (LC_CTYPE) or shell (SHLVL) has set."""
     (bench.folder / "rc").write_text("export FROM_BASH_ENV=1\n")
     bench.environ.update(LC_ALL="C", SHLVL="4", BASH_ENV=str(bench.folder / "rc"), PWD="/somewhere")
     activation(bench.prefix, "cd /\nexport NEW=1\n")
@@ -177,15 +177,15 @@ def test_pid_exit_code_and_signal_are_the_commands(bench: Bench) -> None:
 
 
 def test_descriptors_and_signals_are_as_they_were(bench: Bench) -> None:
-    """B20: The command has only descriptors 0, 1 and 2, and ignores the signals that it ignores without activation."""
-    activation(bench.prefix, "sleep 1000 >/dev/null 2>&1 &\necho $! >> background\n")  # it keeps the pipe open
+    """B20: The command has only descriptors 0, 1 and 2, and ignores the same signals as without activation."""
+    activation(bench.prefix, "sleep 1000 >/dev/null 2>&1 &\necho $! >> background\n")  # keeps a pipe open
     text = "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd'))[:-1])"
     assert bench.run(BASE_PYTHON, "-c", text).stdout == "[0, 1, 2]\n"
     done = bench.run("/bin/grep", "SigIgn", "/proc/self/status")
     without = subprocess.run(["/bin/grep", "SigIgn", "/proc/self/status"], capture_output=True, text=True, check=True)
     plain = [
         int(text.split()[1], 16) & 0x7FFFFFFF for text in (done.stdout, without.stdout)
-    ]  # the C library reserves 32 and 33
+    ]  # without signals 32 and 33, which the C library reserves
     assert plain[0] == plain[1], "as it is without activation (whatever the tests themselves were given)"
     for background in map(int, (bench.folder / "background").read_text().split()):
         assert alive(background), "what activation started on purpose goes on"
@@ -202,7 +202,7 @@ def test_a_command_is_found_in_the_path_that_activation_made(bench: Bench) -> No
 
 
 def test_a_script_that_ends_the_shell(bench: Bench) -> None:
-    """B15: If a script ends the shell, the command does not run, and the error has the exit code or the signal."""
+    """B15: If a script ends the shell, the command does not run, and the error names the exit code or the signal."""
     activation(bench.prefix, "echo this tool has no licence\nexit 3\n")
     text = bench.refused()
     assert "this tool has no licence" in text and "activation ended with code 3" in text

@@ -1,4 +1,4 @@
-"""Environments found by name or folder, the reasons why one cannot be used, and how a job enters one."""
+"""Tests of environments: search by name or folder, reasons why one cannot be used, and how a job enters one."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_the_first_of_a_name_counts_as_for_conda_even_half_made(bench: Bench) ->
 
 
 def test_each_way_of_not_being_there_has_its_own_sentence(bench: Bench) -> None:
-    """B15: An environment that is missing, incomplete or without python gives its own reason, with the remedy."""
+    """B15: A missing environment, an incomplete one and one without python each give their own reason and remedy."""
     path = bench.home / "envs" / "e"
     assert "create it (conda create -n nosuch)" in bench.missing("nosuch")
     assert f"no environment {path}: there is no such folder; create it" in bench.missing(str(path))

@@ -1,4 +1,4 @@
-"""The version of a program, and the reason why it cannot be started, both found without running it."""
+"""Tests of two facts that are found without running a program: its version, and why it cannot be started."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_nothing_is_made_up(tmp_path: Path) -> None:
 
 
 def test_why_a_script_is_waited_for(tmp_path: Path) -> None:
-    """B12: A script that is missing or no regular file gives the reason why the job waits."""
+    """B12: If a script is missing or is no regular file, the reason to wait says so."""
     path = tmp_path / "a.py"
     assert script_trouble(str(path)) == f"no such file {path}; the job waits until it exists"
     path.symlink_to(tmp_path / "gone")
@@ -105,7 +105,7 @@ def test_why_a_script_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_why_a_folder_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B14: A working folder that is missing, a file, or not accessible gives the reason why the job waits."""
+    """B14: If a working folder is missing, is a file or is not accessible, the reason to wait says so."""
     path = tmp_path / "work"
     assert folder_trouble(str(path)) == f"no such working folder {path}; the job waits until it exists"
     path.touch()

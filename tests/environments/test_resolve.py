@@ -1,4 +1,4 @@
-"""Interpreters, environments and programs of jobs, found on disk without running conda."""
+"""Tests of the search for interpreters, environments and programs of jobs on disk, without running conda."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_virtual_environment_is_accepted(tmp_path: Path, home: Path, script: s
 def test_a_folder_that_is_not_there_or_half_made_is_said_and_looked_for_again(
     tmp_path: Path, home: Path, script: str
 ) -> None:
-    """Contract 3: A job whose environment folder is missing or incomplete waits until it is complete."""
+    """Contract 3: A job whose environment folder is missing or incomplete waits until the folder is complete."""
     prefix = tmp_path / "e"
     environments, wanted = Environments({"HOME": str(home)}), job(script=script, conda_env=str(prefix))
     assert f"no environment {prefix}: there is no such folder" in missing(environments, wanted)
@@ -201,7 +201,7 @@ def test_a_leading_tilde_in_the_python_setting_is_the_home_folder(
 
 
 def test_a_command_is_found_by_the_path_it_will_have(tmp_path: Path, home: Path) -> None:
-    """S4: A command is searched in the PATH that the job will have: the submitter's, or that of its environment."""
+    """S4: A command is searched for in the PATH that the job will have: the submitter's, or that of its environment."""
     tool = executable(tmp_path / "bin" / "tool")
     environments = Environments({"HOME": str(home), "PATH": "/nowhere"})
     stored = tmp_path / "env"

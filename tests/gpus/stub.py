@@ -129,7 +129,7 @@ class _Described:
         self._write()
 
     def order(self, uuids: Iterable[str]) -> None:
-        """Give the GPUs new indices, in the order of ``uuids``. Raises ValueError unless it names each GPU once."""
+        """Give the GPUs new indices in the order of ``uuids``. Raise ValueError unless ``uuids`` has each GPU once."""
         uuids = list(uuids)
         if sorted(uuids) != sorted(self._gpus):
             raise ValueError(f"not an order of {sorted(self._gpus)}: {uuids}")
@@ -162,7 +162,7 @@ class _Described:
         aside = self.file.with_name(f".{self.file.name}.aside")
         aside.write_text("".join(f"{line}\n" for line in self._lines()), "utf-8")
         # File times have a granularity of milliseconds, and inode numbers are reused: without a new time for each edit,
-        # a reader could mistake the file after two quick edits for the old one.
+        # a reader could mistake the file after two quick edits for the file before them.
         self._last_ns = max(self._last_ns + 1, time.time_ns())
         os.utime(aside, ns=(self._last_ns, self._last_ns))
         aside.replace(self.file)
@@ -215,7 +215,7 @@ class FakeDriver(_Described):
         self._rule("hang", function, uuid)
 
     def clear_errors(self) -> None:
-        """Remove all errors and hangs. Calls that already hang still never return."""
+        """Remove all errors and hangs. Calls that already hang never return."""
         self._errors = []
         self._write()
 

@@ -1,4 +1,4 @@
-"""Tests of `GpuMonitor`: GPU indices across restarts, reading intervals, and names of other schedulers."""
+"""Tests of `GpuMonitor`: GPU indices after restarts, reading intervals, and names of other schedulers."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_a_forged_name_is_not_believed_nor_printed(named: list[socket.socket]) -
         named.append(socket.socket(socket.AF_UNIX))
         try:
             named[-1].bind(f"\0{name}")
-        except OSError as error:  # bound by another run of the tests, which serves as well
+        except OSError as error:  # another run of the tests has bound this name: the effect is the same
             assert error.errno == errno.EADDRINUSE
     told = other_schedulers()
     assert [text for text in told if "GPUs 0,2-3;" in text], told

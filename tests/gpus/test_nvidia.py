@@ -96,7 +96,7 @@ def one(probe: NvidiaProbe) -> GpuSnapshot:
 
 
 def reader_asked(probe: NvidiaProbe) -> nvidia._Reader:
-    """Wait until a reader process was asked (only after a killed one is dead), and return that process."""
+    """Wait until a reader process is asked, which happens only when a killed one is dead; return that process."""
     wait_for(lambda: probe._reader is not None or probe.look() is not None, "a reader")
     assert probe._reader is not None
     return probe._reader
@@ -375,7 +375,7 @@ def test_a_fresh_reader_gets_more_time(driver: FakeDriver, probe: Make) -> None:
 def test_no_second_reader_beside_one_that_cannot_be_ended(
     hasty: None, driver: FakeDriver, smi: FakeSmi, probe: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I03: While a reader process cannot be killed (here: a kill without effect), no other reader is started."""
+    """I03: While a killed reader process has not ended, no other reader process is started."""
     driver.gpu("GPU-1")
     smi.gpu("GPU-1")
     driver.hang("nvmlDeviceGetCount_v2")

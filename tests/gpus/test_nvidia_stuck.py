@@ -41,7 +41,7 @@ __all__ = ["driver", "hasty", "probe", "smi"]
 def test_nvml_that_hangs_is_asked_seldom_while_nvidia_smi_serves(
     hasty: None, driver: FakeDriver, smi: FakeSmi, probe: Make
 ) -> None:
-    """While nvidia-smi answers, a hanging NVML is tried less and less often: each try takes the whole time limit."""
+    """While nvidia-smi answers, a hanging NVML is tried less and less often, as each try takes the full time limit."""
     driver.gpu("GPU-1")
     smi.gpu("GPU-1")
     driver.hang("nvmlInitWithFlags")
@@ -166,7 +166,7 @@ def test_packages_that_cannot_be_imported_do_not_make_a_driver_absent(
         ).returncode
         if found == 0:
             pytest.skip("a machine with NVIDIA's library")
-    # If there is no driver either, that is the reported cause, and no package is imported.
+    # Without a driver, the error names the missing driver, and no package is imported.
     with pytest.raises(NoGpuData, match="Library Not Found" if absent else "cannot be imported: broken"):
         made.first()
     assert made.absent is absent

@@ -184,7 +184,7 @@ def watches_of(kernel: InotifyWatcher) -> int:
 
 
 def test_renaming_over_many_times_keeps_working_and_leaves_no_watches(kernel: InotifyWatcher, jobs: Path) -> None:
-    """C07: 200 saves by an editor that replaces the file leave one watch on it and one on its folder."""
+    """C07: After 200 saves by an editor that replaces the file, one watch on the file and one on its folder remain."""
     kernel.watch([str(jobs)])
     for number in range(200):
         aside = jobs.with_suffix(".tmp")
@@ -258,7 +258,7 @@ def test_more_events_than_the_kernel_keeps_report_everything(kernel: InotifyWatc
     if most > 100_000:
         pytest.skip("the queue here is too long to be filled")
     with open(jobs, "ab", buffering=0) as stream, open(other, "ab", buffering=0) as second:
-        for _ in range(most // 2 + 100):  # alternating, because equal events in a row are kept as one
+        for _ in range(most // 2 + 100):  # both files in turn, because the kernel merges equal events in a row
             stream.write(b"x")
             second.write(b"x")
     assert drain(kernel, 0.05) == {str(jobs), str(other)}

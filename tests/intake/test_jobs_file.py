@@ -323,7 +323,7 @@ def test_an_unbalanced_quote_costs_its_line_and_shows_how_to_write_a_literal_one
     ],
 )
 def test_arguments_with_an_unquoted_comma_are_refused_and_the_spelling_shown_reads_back(line: str, right: str) -> None:
-    """S3.6, S3.7, C22: Arguments with an unquoted comma are refused; the corrected line shown is parsed as meant."""
+    """S3.6, S3.7, C22: Arguments with an unquoted comma are refused; the line in the error is parsed as meant."""
     error = error_of(line)
     assert right in error.do
     words = spec_of(right).arguments
@@ -336,7 +336,7 @@ def test_arguments_with_an_unquoted_comma_are_refused_and_the_spelling_shown_rea
 @example("--x 1;after=2,3")
 @example("a\\,1")
 def test_no_line_ever_runs_with_an_argument_dropped_or_a_gpu_list_misread(arguments: str) -> None:
-    """S3.7: Each letter of an accepted line is in the parsed arguments, the GPU list or an option."""
+    """S3.7: No letter of an accepted line is lost: it is in the parsed arguments, the GPU list or an option."""
     line = f"0,/a.py,,{arguments}"
     try:
         parsed = parse(line, DOOR)

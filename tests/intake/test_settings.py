@@ -18,7 +18,7 @@ from scheduler.intake.config_file import read_entries
 from scheduler.intake.settings import PREFIX, Settings, find_config, load, model_table, named_state_file
 from tests.builders import examples
 
-OTHER = 65534  # nobody
+OTHER = 65534  # the user nobody
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="chown needs root")
 
 
@@ -124,9 +124,9 @@ def test_a_leading_tilde_is_the_home_folder(tmp_path: Path) -> None:
 
 
 def test_the_config_is_named_or_here_or_the_users(tmp_path: Path) -> None:
-    """Contract 2: The config file is that of --config, GPUJOB_CONFIG, ./config.yaml or the user's, in this order.
+    """Contract 2: The config file is the first one of --config, GPUJOB_CONFIG, ./config.yaml and the user's config.
 
-    The user's is $XDG_CONFIG_HOME/gpujob/config.yaml, or ~/.config/gpujob/config.yaml without that variable.
+    The user's config is $XDG_CONFIG_HOME/gpujob/config.yaml, or ~/.config/gpujob/config.yaml if that is not set.
     """
     places = {name: tmp_path / name for name in ("flag", "variable", "here", "xdg/gpujob", "home/.config/gpujob")}
     for place in places.values():
@@ -197,7 +197,7 @@ def test_a_bad_value_names_its_place_and_key(tmp_path: Path, key: str, text: str
         error = error_of(tmp_path, **values)
         assert error.exit_code == 2
         assert place in error.where
-        assert (f"{key}: " in error.what) == (place == "config.yaml")  # the option is named once
+        assert (f"{key}: " in error.what) == (place == "config.yaml")  # `where` already names an option or variable
         (tmp_path / "config.yaml").unlink(missing_ok=True)
 
 
@@ -213,7 +213,7 @@ def test_yaml_values_of_a_wrong_kind_are_one_error(tmp_path: Path, key: str, tex
     if (key, text) == ("trust_group", "true"):
         assert given_by(tmp_path, config="trust_group: true\n").config.trust_group is True
     elif key == "log_dir" and text in (".inf", "-.inf", ".nan", "2024-01-01"):
-        assert given_by(tmp_path, config=f"{key}: {text}\n").config.log_dir  # valid as the name of a folder
+        assert given_by(tmp_path, config=f"{key}: {text}\n").config.log_dir  # the text is valid as the name of a folder
     else:
         assert error_of(tmp_path, config=f"{key}: {text}\n").exit_code == 2
 
@@ -495,9 +495,9 @@ def test_the_origin_is_the_line(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_value_is_the_text_that_stands_there(tmp_path: Path, text: str, key: str, value: Any) -> None:
-    """Contract 2: A value is its text as written, not as YAML converts it; no value or null is the default.
+    """Contract 2: A value is its text as written, not as YAML converts it; an empty value or null gives the default.
 
-    YAML would convert for example 010, 3.10 and yes.
+    For example, YAML would convert 010, 3.10 and yes.
     """
     expected = value.replace("HERE", str(tmp_path)) if isinstance(value, str) else value
     assert getattr(given_by(tmp_path, config=f"{text}\n").config, key) == expected
@@ -593,7 +593,7 @@ def test_the_stronger_of_gpus_and_gpu_ids_counts(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_command_finds_its_scheduler_beside_mistakes(tmp_path: Path, text: str, found: str) -> None:
-    """P3: A command finds the state file in a config that has other mistakes, and these are returned too."""
+    """P3: A command finds the state file in a config that has other mistakes; the mistakes are returned too."""
     (tmp_path / "config.yaml").write_text(text)
     said, trouble = named_state_file({"HOME": "/h"}, None, str(tmp_path))
     assert said == found.replace("HERE", str(tmp_path))
@@ -601,7 +601,7 @@ def test_a_command_finds_its_scheduler_beside_mistakes(tmp_path: Path, text: str
 
 
 def test_where_a_mistake_hides_which_scheduler_is_meant_none_is_taken(tmp_path: Path) -> None:
-    """P3: A mistake that hides the state file raises UsageError, so that no wrong scheduler is used."""
+    """P3: A mistake that leaves the state file unknown raises UsageError, so that no wrong scheduler is used."""
     for text in ("state_file: [1]\n", "a: [\nstate_file: s.json\n", "state_file: ''\n"):
         (tmp_path / "config.yaml").write_text(text)
         with pytest.raises(UsageError):
@@ -656,7 +656,7 @@ def test_c31_all_mistakes_of_a_model_table_are_named(tmp_path: Path) -> None:
 
 
 def test_c31_a_model_table_that_was_there_is_not_taken_for_none(tmp_path: Path) -> None:
-    """C31: A model table that is required, or is a dangling link, raises UsageError if it does not exist."""
+    """C31: If a required model table does not exist, or the table is a dangling link, reading it raises UsageError."""
     with pytest.raises(UsageError, match="no such model table"):
         model_table(str(tmp_path / "m.json"), needed=True)
     (tmp_path / "m.json").symlink_to("nowhere")

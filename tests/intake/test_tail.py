@@ -28,12 +28,12 @@ from scheduler.intake.tail import (
 )
 from tests.builders import examples
 
-OTHER = 65534  # nobody
+OTHER = 65534  # the user nobody
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="chown needs root")
 
 
 class Reading:
-    """A Follower with a simulated clock; collects the lines, restarts and settled batches that it returned."""
+    """A Follower with a simulated clock, and its lines and numbers of restart batches and settled batches so far."""
 
     def __init__(self, path: Path | str, mark: FileMark | None = None) -> None:
         self.path = str(path)
@@ -85,7 +85,7 @@ class Reading:
         return str(caught.value)
 
     def again(self) -> Reading:
-        """Return a reading that continues from the mark alone, as after a restart of the daemon."""
+        """Return a new Reading that has only the mark of this one, as after a restart of the daemon."""
         self.follower.close()
         return Reading(self.path, self.follower.mark)
 
@@ -231,7 +231,7 @@ def test_a_last_line_without_newline_is_taken_when_it_has_stood_two_seconds(jobs
 
 
 def test_a_last_line_without_newline_behind_others_is_looked_at_again_in_time(jobs: Path, reading: Reading) -> None:
-    """C02: The look that returns the lines before an incomplete one sets the time of the next look."""
+    """C02: The look that returns the lines before an incomplete last line sets the time of the next look."""
     append(jobs, "a\nb")
     assert reading.look() is not None
     assert reading.follower.look_again_at == reading.now + OPEN_LINE_S
@@ -268,7 +268,7 @@ def test_what_only_begins_like_utf16_costs_its_line_alone(jobs: Path, reading: R
 
 
 def test_lines_are_given_again_by_their_numbers(jobs: Path, reading: Reading) -> None:
-    """C27: `old_lines` returns lines by number, only as far as they were read and the file is unchanged."""
+    """C27: `old_lines` returns lines by number, if they have been read and the file is unchanged."""
     append(jobs, "a\nb\r\n" + "x" * (LONGEST_LINE + 10) + "\nd\n")
     assert reading.follower.old_lines([1]) is None
     reading.all()
@@ -942,7 +942,7 @@ def test_a_group_writable_file_is_read_unless_its_group_has_others(jobs: Path) -
 
 @pytest.mark.parametrize(("mode", "fine"), [(0o777, False), (0o1777, True), (0o755, True), (0o702, False)])
 def test_a_folder_in_which_others_could_replace_the_file_is_refused(tmp_path: Path, mode: int, fine: bool) -> None:
-    """C37, P9: A file is not read if other users may write to its folder, unless that is sticky like /tmp."""
+    """C37, P9: A file is not read if other users may write to its folder, unless the folder is sticky, like /tmp."""
     folder = tmp_path / "open"
     folder.mkdir()
     jobs = folder / "jobs.txt"
@@ -993,7 +993,7 @@ def test_twenty_writers_at_once_lose_nothing(jobs: Path, reading: Reading) -> No
 
 CHUNKS = st.lists(
     st.one_of(
-        # At least one character: an incomplete last line is read if the file is unchanged for too long.
+        # At least one character: an empty chunk would leave the file unchanged, and an incomplete line would be read.
         st.text(st.sampled_from("ab,\n\n\r é#"), min_size=1, max_size=12),
         st.sampled_from(["\n", "x" * 5000, "line\n" * 300, "\r\n", "\n\n\n"]),
     ),

@@ -1,4 +1,4 @@
-"""Tests of the lock that allows one daemon for each state file, and of the register in which commands find it."""
+"""Tests of the lock that allows one daemon for each state file, and of the register in which commands find daemons."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_waiting_daemon_gets_the_released_lock(places: Places, daemon: subproc
 
 
 def test_checking_for_a_daemon_leaves_no_descriptor_or_lock(places: Places, daemon: subprocess.Popen[str]) -> None:
-    """A thousand checks whether a daemon is alive leave no descriptor open, and do not take its lock."""
+    """A thousand checks whether a daemon is alive all find it alive, and leave no descriptor open."""
     before = len(os.listdir("/proc/self/fd"))
     assert all(daemon_alive(places) for _ in range(1000))
     assert len(os.listdir("/proc/self/fd")) <= before  # garbage collection may close other descriptors

@@ -24,7 +24,7 @@ from scheduler.store.migrations import VERSION
 from scheduler.store.paths import Places, make_private_folder, name_of
 
 ROOT = str(Path(__file__).parents[2])
-OTHER = 65534  # nobody
+OTHER = 65534  # the user nobody
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="chown needs root")
 
 
@@ -303,7 +303,7 @@ def test_what_is_committed_is_there_for_others_at_once(places: Places, database:
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_commit_survives_the_death_of_its_process(places: Places, sync: bool) -> None:
-    """P4: A commit survives a SIGKILL of its process right afterwards; an open transaction does not."""
+    """P4: A commit survives if its process is killed immediately afterwards; an open transaction is undone."""
     code = """
 import os, signal, sys
 from scheduler.store.database import Database
@@ -366,14 +366,14 @@ def test_e07_checkpoints_and_readers_beside_two_writers_lose_nothing(places: Pla
     """E07: Checkpoints of a third connection and readers beside two writers lose no job."""
     Database(places, checkpoints=True).close()
     other = sqlite3.connect(places.store, isolation_level=None, timeout=5)
-    other.execute("SELECT count(*) FROM jobs").fetchone()  # opens the log, so that the last writer does not remove it
+    other.execute("SELECT count(*) FROM jobs").fetchone()  # opens the write-ahead log, so that no writer removes it
     writers = [python(_INSERT, places.state_file, who) for who in ("a", "b")]
     for writer in writers:
         assert writer.stdin is not None and writer.stdout is not None and writer.stdout.readline() == "ready\n"
         writer.stdin.write("go\n")
         writer.stdin.flush()
     seen, copied, running = 0, 0, True
-    while running:  # the last pass comes after the writers' end
+    while running:  # the last pass runs after the writers have ended
         running = any(writer.poll() is None for writer in writers)
         copied += other.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[2] > 0
         reader = open_for_reading(places)

@@ -97,7 +97,7 @@ def test_without_limits_all_ended_jobs_and_refused_lines_are_deleted(database: D
 def test_the_oldest_go_first_and_no_more_than_allowed(
     database: Database, jobs: list[tuple[JobState, int]], keep: int | None, before: int | None, most: int | None
 ) -> None:
-    """The jobs that ended first are deleted, at most ``most`` of them. A simple model computes which."""
+    """The jobs that ended first are deleted, at most ``most`` of them. A simple model computes the expected jobs."""
     with database.writing() as connection:
         connection.execute("DELETE FROM jobs")
         connection.execute("DELETE FROM meta WHERE key='last_id'")

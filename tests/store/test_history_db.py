@@ -64,7 +64,7 @@ def test_five_minute_rows_keep_means_and_maxima(path: str) -> None:
     start = bucket_of(NOW, LONG_S) - 40 * LONG_S
     rows = []
     for n in range(1200):
-        if not 400 <= n < 700:  # no scheduler ran
+        if not 400 <= n < 700:  # a gap, in which no scheduler ran
             told = n % 7 != 0
             rows.append(
                 gpu(start + n * SHORT_S, dice.randrange(80_000) if told else None, dice.random() if n % 3 else None)
@@ -114,7 +114,7 @@ def test_the_number_of_rows_is_limited(path: str) -> None:
         at = start + n * SHORT_S
         file.write(Batch(at + SHORT_S, jobs=tuple(job(at, number=20 * n + one) for one in range(20))))
     file.close()
-    assert rows_in(path, "job_short") <= 500 + 20 * LONG_S / SHORT_S  # checked every five minutes
+    assert rows_in(path, "job_short") <= 500 + 20 * LONG_S / SHORT_S  # the limit is checked every five minutes
     assert rows_in(path, "job_long") <= 500 + 20 * LONG_S / SHORT_S
     assert history_db.job_history(path, 20 * 119) and not history_db.job_history(path, 0)
 
@@ -167,7 +167,7 @@ def test_pass_counts_continue_over_restarts(path: str) -> None:
 
 def test_a_clock_that_is_set_back_loses_nothing_that_is_true_now(path: str) -> None:
     file = HistoryFile(path)
-    fill(file, [gpu(NOW + 3 * KEEP_SHORT_S + n * SHORT_S, 1.0) for n in range(90)])  # written with a wrong clock
+    fill(file, [gpu(NOW + 3 * KEEP_SHORT_S + n * SHORT_S, 1.0) for n in range(90)])  # rows with future times
     fill(file, [gpu(NOW + n * SHORT_S, 2.0) for n in range(90)])
     file.close()
     found = history_db.gpu_history(path, NOW - 3600, NOW + 3600, LONG_S, NOW + 1000)[0]

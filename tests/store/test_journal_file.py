@@ -25,7 +25,7 @@ def record(job: int, status: str = "pending", **changes: Any) -> bytes:
 
 
 class Store:
-    """A journal of a store with jobs 1 to 9, accepted "now". ``lines``: id → line that a rewrite writes."""
+    """A journal, and the store of its jobs 1 to 9, which were accepted at "now". ``lines``: id → line in a rewrite."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -69,7 +69,7 @@ def test_s1_6_it_is_private_and_one_line_a_job(store: Store) -> None:
 
 
 def test_s1_6_lines_of_others_stay_at_the_beginning(store: Store) -> None:
-    """S1.6: A rewrite keeps lines of other programs in front, and the last line of each job not in the store."""
+    """S1.6: A rewrite first keeps the lines of other programs, then the last line of each job not in the store."""
     foreign = b'{"note": "mine"}\n[1, 2]\n{"id": 3}\n"text"\n'
     store.path.write_bytes(
         record(1, "failed") + foreign + b"\n \n" + record(77) + record(88) + record(77, "completed") + record(3)
@@ -113,7 +113,7 @@ def test_s1_12_a_torn_line_that_is_not_ours_is_set_aside(store: Store, torn: byt
 
 
 def test_s1_12_damage_in_the_middle_is_set_aside_too(store: Store) -> None:
-    """S1.12: Each rewrite moves its damaged lines to one new file, also twice in the same second."""
+    """S1.12: Each rewrite moves the damaged lines to one new file, also if two rewrites run in the same second."""
     for _ in range(2):
         store.path.write_bytes(b"one\n" + record(1) + b"two\n" + record(99) + record(3)[:30] + b"\n" + record(3))
         store.write_new_file()
@@ -293,7 +293,7 @@ def fill(folder: Path) -> Path:
 
 
 def test_a_full_disk_takes_no_half_line(small: Path) -> None:
-    """P4: On a full disk neither an append nor a rewrite changes the file; with room again an append succeeds."""
+    """P4: On a full disk neither an append nor a rewrite changes the file; once there is room, an append succeeds."""
     store = Store(small / "queue.jsonl")
     store.lines = {1: record(1)}
     store.write_new_file()
@@ -312,7 +312,7 @@ def test_a_full_disk_takes_no_half_line(small: Path) -> None:
 
 
 def test_a_full_disk_sets_nothing_aside_by_halves(small: Path) -> None:
-    """P4: On a full disk damaged lines stay in the journal; with room again they are moved aside once."""
+    """P4: On a full disk damaged lines stay in the journal; once there is room, they are moved aside once."""
     store = Store(small / "queue.jsonl")
     store.path.write_bytes(b"bad " * 1500 + b"\n")
     store.lines = {1: record(1)}

@@ -208,7 +208,7 @@ def test_ids_are_never_given_twice(database: Database) -> None:
     with database.writing() as connection:
         for _ in range(3):
             rows.insert(connection, JobSpec(arguments=("x",)), WHOLE, "", (), 1.0)
-        connection.execute("DELETE FROM jobs WHERE id<3")  # the newest row is never deleted
+        connection.execute("DELETE FROM jobs WHERE id<3")  # the newest row stays; the tests of `forget` delete it
         again = rows.insert(connection, JobSpec(arguments=("x",)), WHOLE, "", (), 1.0)
     assert again.id == 4 == rows.last_id(database.connection)
 
@@ -361,7 +361,7 @@ def test_how_far_a_file_was_read_is_read_back(database: Database, mark: FileMark
 
 
 def test_equal_lines_are_counted_anew_when_the_file_was_replaced(database: Database) -> None:
-    """C07, C17, contract 3: Equal lines of a replaced file are counted again; a line is new above the old count."""
+    """C07, C17, contract 3: Equal lines of a replaced file are counted again; those beyond the old count are new."""
     with database.writing() as connection:
         assert [kept.count_line(connection, "f", "a") for _ in range(3)] == [(1, 0), (2, 0), (3, 0)]
         assert kept.count_line(connection, "f", "b") == (1, 0)
@@ -472,7 +472,7 @@ def test_no_number_is_ever_given_out_twice(database: Database, zero: bool, steps
 
 
 def test_completion_hooks_are_stored_started_and_removed(database: Database) -> None:
-    """S4.26: The call of a job's completion hook is noted, begun and removed, so that a restart does not repeat it."""
+    """S4.26: A call of a job's completion hook is stored, started and removed; a restart does not repeat it."""
     with database.writing() as connection:
         rows.note_calls(connection, [7, 3])
         assert rows.calls(connection) == [(3, None), (7, None)]

@@ -1,4 +1,4 @@
-"""Tracked commands: the words for their states, the effects of observations, and the JSON form of a session."""
+"""Tests of tracked commands: words for their states, effects of observations, and the JSON form of a session."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ ENDINGS: list[tuple[Observation, str, int | None, int | None, str]] = [
     (Lost(1, 1, "killed", T0 + 5), "interrupted", None, None, "killed"),
     (Unclaimed(1, 1), "pending", None, None, ""),
     (Started(1, 1, PROCESS, T0 + 3), "running", None, None, ""),
-    (Ended(1, 2, 0, None, T0 + 5), "running", None, None, ""),  # of another attempt
+    (Ended(1, 2, 0, None, T0 + 5), "running", None, None, ""),  # the end of another attempt
     (Gone("1.1"), "running", None, None, ""),
 ]
 
@@ -85,7 +85,7 @@ ENDINGS: list[tuple[Observation, str, int | None, int | None, str]] = [
 def test_the_effect_of_each_observation(
     observation: Observation, word: str, code: int | None, number: int | None, why: str, begun: bool
 ) -> None:
-    """Each observation gives a command its status, exit code, signal and reason, before and after the run began."""
+    """Each observation gives a command its status, exit code, signal and reason, whether the run has begun or not."""
     command = running() if begun else claimed()
     take(command, observation)
     job = command.job
@@ -119,7 +119,7 @@ def test_s0_8_stopped_before_it_began() -> None:
 
 
 def test_s0_10_who_has_it_in_hand_knows_better_than_who_took_it_for_lost() -> None:
-    """S0.10: The result of an attempt replaces the loss of that attempt; a result of an earlier attempt is ignored."""
+    """S0.10: The late result of a lost attempt replaces the loss; the result of an earlier attempt is ignored."""
     command = running()
     take(command, Lost(1, 1, "not to be seen from there", T0 + 3))
     take(command, Ended(1, 1, 0, None, T0 + 5))
@@ -138,7 +138,7 @@ def test_s0_10_what_is_in_hand_is_taken_by_nobody_else() -> None:
 
 
 def test_s0_12_what_is_next() -> None:
-    """S0.12: The first command of a status is returned; a new claim clears the results of the last attempt."""
+    """S0.12: `first` returns the first command of a status; a new claim clears the results of the last attempt."""
     session = a_session("a", "b", "c")
     claim(session.commands[0], ME, 1, T0)
     take(session.commands[0], Ended(1, 1, 3, None, T0 + 5))
@@ -176,7 +176,7 @@ def test_s0_5_the_last_line_counts_every_command_that_was_run() -> None:
 
 
 def test_s0_3_the_report_and_the_file() -> None:
-    """S0.3: The file has the report and the tracker's own fields; reading and writing it changes nothing."""
+    """S0.3: The file has the fields of the report and the tracker's own; reading and writing it changes nothing."""
     session = a_session("a", "b")
     session.commands[0] = running()
     stop_asked(session.commands[0], "interrupted by SIGINT", T0 + 3)
@@ -245,7 +245,7 @@ def test_s0_14_what_is_wrong_with_a_file_is_said(values: object, said: str) -> N
 
 
 def test_ids_of_sessions() -> None:
-    """The newest session has the last id, also if several were created in one second or the clock was set back."""
+    """A new session's id sorts last, also if several are created in one second or the clock was set back."""
     assert next_id("20261122-091500", []) == "20261122-091500"
     assert next_id("20261122-091500", ["20261122-091500"]) == "20261122-091500-2"
     assert (

@@ -1,4 +1,4 @@
-"""The files of tracked sessions: changed under a lock, replaced as a whole, private, found from folders below."""
+"""Tests of session files: changed under a lock, replaced as a whole, private, and found from subfolders."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_s0_9_a_reader_has_one_whole_file_whatever_is_written_meanwhile(files: S
 def test_s0_9_a_lock_that_is_held_is_waited_for_and_named_in_the_end(
     files: SessionFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S0.9: A lock that stays held raises an error that names another gpujob track; a free lock is taken again."""
+    """S0.9: If another process keeps the lock, a change fails with an error that says so; a released lock is taken."""
     name = files.create("n", T0).id
     monkeypatch.setattr(sessions, "LOCK_WAIT_S", 0.05)
     fd = os.open(os.path.join(files.sessions_dir, "lock"), os.O_RDWR)
@@ -104,13 +104,13 @@ def test_s0_9_a_removed_lock_locks_nobody_out_and_lets_nobody_in(files: SessionF
     path = os.path.join(files.sessions_dir, "lock")
     with files.changing(name):
         os.unlink(path)
-        with files.changing(name) as session:  # it locks a new file and does not wait
+        with files.changing(name) as session:  # `changing` locks a new file and does not wait
             added(session, "x", ".", T0)
         assert os.path.exists(path)
 
 
 def test_names_and_ids(files: SessionFiles) -> None:
-    """Only files named like a session count as sessions; the id of a folder that still exists is not used again."""
+    """Only files with a session's name count as sessions; a new session takes no id whose folder still exists."""
     first = files.create("a", T0).id
     second = files.create("b", T0).id
     assert second == f"{first}-2" and files.names() == [first, second] and files.newest() == second
@@ -162,7 +162,7 @@ def test_a_full_disk_leaves_the_old_file(files: SessionFiles, monkeypatch: pytes
 
 
 def test_what_killed_trackers_left_is_removed(files: SessionFiles) -> None:
-    """A change removes temporary files of killed trackers; `make_folder` removes their sockets and keeps live ones."""
+    """A change removes temporary files of killed trackers; `make_folder` removes their sockets, but not live ones."""
     name = files.create("n", T0).id
     half = Path(files.sessions_dir, f".{name}.json.new-99")
     half.touch()

@@ -33,7 +33,7 @@ from tests.stories.harness import Scheduler, wait_for
 GOLDEN = Path(__file__).parent / "golden"
 WRITE = os.environ.get("GPUJOB_GOLDEN") == "write"
 THEN = 1767323045  # 2026-01-02T03:04:05Z
-AGO_S = 7290  # 2 h 01 min, and half a minute to spare
+AGO_S = 7290  # 2 h 01 min 30 s: the printed minutes stay equal for 30 s
 VERBS = {
     "status": ["status"],
     "jobs": ["jobs"],
@@ -103,7 +103,7 @@ class House:
 
 @pytest.fixture(scope="module")
 def house() -> Iterator[House]:
-    """A folder with GPU 1 paused and eight jobs: 1 and 3 done, 2 failed, 4 running, 8 cancelled, 5 to 7 waiting.
+    """Return a folder with GPU 1 paused and eight jobs: 1 and 3 done, 2 failed, 4 running, 8 cancelled, 5 to 7 waiting.
 
     Job 5 waits for a free GPU, job 6 for a dependency, job 7 for its script.
     """

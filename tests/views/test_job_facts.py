@@ -1,4 +1,4 @@
-"""The facts of a job that `show` and the web page show."""
+"""Tests of the facts of a job that `show` and the web page show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_secret_of_several_lines_is_shown_nowhere() -> None:
 
 
 def test_of_a_line_of_a_commands_file_the_command_is_what_was_run() -> None:
-    """A job of a commands file shows the command that was run; if `{gpus}` was replaced, also the written command."""
+    """A job of a commands file shows the command that was run, and also the written one if `{gpus}` was replaced."""
     spec = JobSpec(source="commands", arguments=("sh", "-c", "python t.py --gpu {gpus}"))
     job = Job(1, spec, ResourceRequest(1, 1000), state=JobState.RUNNING, argv=("sh", "-c", "python t.py --gpu 1"))
     told = {fact.name: fact.text for fact in job_facts(job)}

@@ -1,4 +1,4 @@
-"""JSON Schemas generated from typed dictionaries."""
+"""Tests of the JSON Schemas that are generated from typed dictionaries."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def test_what_json_has_not_is_no_form() -> None:
 
 
 def written(pattern: str, *folders: str) -> set[str]:
-    """Return the texts of the pattern's groups at all its places in these folders of the program."""
+    """Return the texts that the pattern's groups match in the source files of these folders of the program."""
     texts = [path.read_text() for folder in folders for path in (ROOT / "scheduler" / folder).rglob("*.py")]
     return {found for text in texts for found in re.findall(pattern, text)}
 
 
 def test_the_choices_of_the_documents_are_all_that_the_program_writes() -> None:
-    """The published choices are all words that the program writes: a validating reader would refuse other words."""
+    """Each word that the program writes is a published choice; a validating reader would refuse other words."""
     kinds = written(r"changed\(\s*job,\s*\"(\w+)\"", "core") | written(
         r"\bEvent\([^\"()]*(?:\(\))?[^\"()]*\"(\w+)\"", "core", "runners"
     )

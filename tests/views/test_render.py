@@ -1,4 +1,4 @@
-"""Texts, tables and JSON that the program prints, and the durations and sizes that it reads."""
+"""Tests of the texts, tables and JSON that the program prints, and of the durations and sizes that it reads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEYS = (
 
 @pytest.fixture(autouse=True, scope="module")
 def in_utf8() -> Iterator[None]:
-    """Set a UTF-8 locale: the output depends on the locale."""
+    """Set a UTF-8 locale, since the output depends on the locale."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LC_ALL", "C.UTF-8")
         yield
@@ -150,7 +150,7 @@ def test_a_waiting_job_in_json() -> None:
 
 
 def test_a_running_job_in_json_shows_what_is_run() -> None:
-    """Contract 6: `command` of a running job has the options that the scheduler added; its old end is not shown."""
+    """Contract 6: `command` of a running job has the options that the scheduler added; an earlier end is not shown."""
     value = render.job_json(
         a_job(
             state=JobState.RUNNING,

@@ -1,4 +1,4 @@
-"""Text widths, cuts and folds by the columns that characters take, and the characters that a locale can show."""
+"""Tests of text widths, cuts and folds in terminal columns, and of the characters that a locale can show."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_k09_wide_and_combining_characters_are_counted_as_terminals_do(text: str
 @example("训练", 1)
 @example("训练", 3)
 def test_k09_a_cut_text_fits(text: str, most: int) -> None:
-    """K09: A text that fits stays unchanged; a longer one is cut to the width and has "…" where text is missing."""
+    """K09: A text that fits stays unchanged; a longer one is cut to the width, with "…" for the missing text."""
     for made in (terminal.cut(text, most), terminal.shortened(text, most)):
         assert cell_len(made) <= most
         assert made == text or cell_len(text) > most
@@ -71,7 +71,7 @@ def test_k09_a_long_word_is_folded_in_good_time() -> None:
         ({"LC_ALL": "C.UTF-8", "LANG": "C"}, "utf-8"),
         ({"LC_CTYPE": "C.UTF-8", "LANG": "C"}, "utf-8"),  # set by the user, not by Python
         ({"LANG": "C.UTF-8"}, "utf-8"),
-        ({}, "utf-8"),  # no variable set: a container, cron
+        ({}, "utf-8"),  # no variable is set, as in a container or in a cron job
         ({"LANG": "C.UTF-8", "PYTHONIOENCODING": "latin-1"}, "iso8859-1"),
     ],
 )
