@@ -105,7 +105,9 @@ class Caller:
         return int(pid)
 
     def end(self) -> None:
-        """Kill the warm processes with SIGKILL, and wait until they have ended."""
+        """End the server of `ts`, if a command started it, and the warm processes."""
+        if (self.folder / ".local" / "state" / "gpujob" / "ts").exists():
+            assert self.ordinary("ts", "-K").returncode == 0
         for pid in self.servers():
             os.kill(pid, signal.SIGKILL)
             wait_for(lambda pid=pid: not alive(pid), "the end of the warm process")
