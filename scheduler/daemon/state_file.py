@@ -89,7 +89,9 @@ class StateFile:
                 status = os.fstat(fd)
                 if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.getuid(), 0):
                     raise NoStateFile
-                self._requested(os.pread(fd, LARGEST + 1, 0))
+                # A version that the killed daemon wrote and did not put in place: later requests are newer than it.
+                read = self._requested(os.pread(fd, LARGEST + 1, 0)).read or 0
+                self.revision = max(self.revision, read)
             except NoStateFile:  # written only in part
                 os.close(fd)
                 os.unlink(name)  # fails, without harm, for another user's file in a sticky folder

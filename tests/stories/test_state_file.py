@@ -19,9 +19,13 @@ import pytest
 from scheduler.client import send_request
 from scheduler.client.client import SchedulerClient
 from scheduler.client.send_request import revision_of, until_shown
-from scheduler.core.errors import NoDaemon
+from scheduler.core.errors import NoDaemon, NotAsked
 from scheduler.core.requests import Pause, Resume
-from tests.stories.harness import PATIENCE_S, Scheduler, wait_for
+from scheduler.store.database import Database
+from scheduler.store.jobs import ask
+from scheduler.store.paths import Places
+from scheduler.system.atomic_files import leftover_temporaries
+from tests.stories.harness import PATIENCE_S, ROOT, Scheduler, wait_for
 
 HOW = ("in place", "rename", "truncate", "jq")
 
@@ -31,7 +35,7 @@ def path(s: Scheduler) -> Path:
 
 
 def read(s: Scheduler) -> dict[str, Any]:
-    """Return the contents of the state file, which is complete at any moment."""
+    """Return the contents of the state file. They are complete at any moment."""
     found: dict[str, Any] = json.loads(path(s).read_text())
     return found
 
@@ -39,7 +43,8 @@ def read(s: Scheduler) -> dict[str, Any]:
 def edit(s: Scheduler, how: str = "in place", **changes: Any) -> None:
     """Read the state file, change it and save it.
 
-    ``how``: in place; by rename of another file; truncate (two writes with a flush between); by another program (jq).
+    ``how``: "in place"; "truncate": in two writes with a flush between them; "jq": another program writes a new file,
+    which is moved to this place; any other word: a rename of a new file.
     """
     document = {**read(s), **changes}
     other = s.folder / f"edit-{threading.get_ident()}"
@@ -107,9 +112,9 @@ def test_d09_s3_32_edits_by_any_program_are_obeyed(scheduler, how):
 
 
 def test_s3_31_a_thousand_pauses_and_resumes_against_a_busy_daemon(scheduler):
-    """S3.31, D05, D11: Of pauses and resumes by verbs and by edits at the same time, the last one for each GPU counts.
+    """S3.31, D05, D11: If verbs and edits pause and resume GPUs at the same time, the last change of each GPU counts.
 
-    Two threads use verbs, one saves edits, and jobs run all the time.
+    Two threads use verbs, one thread saves edits, and jobs run all the time.
     """
     s = scheduler(gpus=4, cpu_slots=4)
     s.start()
@@ -137,7 +142,7 @@ def test_s3_31_a_thousand_pauses_and_resumes_against_a_busy_daemon(scheduler):
         for how, two, three in steps:
             document = read(s)
             wanted = set(document["paused_gpus"]) - {2, 3} | {gpu for gpu, on in ((2, two), (3, three)) if on}
-            edit(s, how, **{**document, "paused_gpus": sorted(wanted)})  # GPUs and revision are of one read
+            edit(s, how, **{**document, "paused_gpus": sorted(wanted)})  # revision and GPUs: from one read
             last[2], last[3] = two, three
 
     def guarded(what: Any, *arguments: Any) -> threading.Thread:
@@ -173,9 +178,9 @@ def test_s3_31_a_thousand_pauses_and_resumes_against_a_busy_daemon(scheduler):
 
 @pytest.mark.parametrize("seed", [0, 7])
 def test_s3_31_verb_and_edit_in_turn_the_last_one_holds(scheduler, monkeypatch, seed):
-    """Of verbs and edits in turn, the last one counts.
+    """If verbs and edits change a pause one after the other, the last change counts.
 
-    This also holds if a verb repeats an edit and a later edit takes that back.
+    This also holds if a verb repeats the change of an edit and a later edit undoes it.
     """
     monkeypatch.setattr(send_request, "SHOWN_S", PATIENCE_S)
     s = scheduler(gpus=1)
@@ -188,7 +193,7 @@ def test_s3_31_verb_and_edit_in_turn_the_last_one_holds(scheduler, monkeypatch, 
             request = Pause((0,)) if on else Resume((0,))
             before = revision_of(str(path(s)))
             assert client.ask(request, 30).code == 0
-            until_shown(str(path(s)), request, before)  # as `gpujob pause` does
+            until_shown(str(path(s)), request, before)  # as `gpujob pause` waits
         else:
             edit(s, rng.choice(HOW[:3]), paused_gpus=[0] if on else [])
         if number % 10 == 9:
@@ -219,7 +224,7 @@ def test_s3_33_complete_at_every_read_and_written_at_most_ten_times_a_second(sch
 
 @pytest.mark.parametrize("damage", ["", '{"paused_gpus": [1', '{"paused_gpus": [1],}', "\0" * 64, '{"paused_gpus": 1}'])
 def test_d01_d02_d03_s3_34_damage_is_set_aside_and_pauses_stay(scheduler, damage):
-    """S3.34: Invalid contents are set aside unchanged and reported once; the pauses stay in force."""
+    """S3.34: Invalid contents are saved unchanged in another file and reported once; the pauses stay in force."""
     s = scheduler(gpus=2)
     s.start()
     wait_for(path(s).exists, "state file")
@@ -234,7 +239,7 @@ def test_d01_d02_d03_s3_34_damage_is_set_aside_and_pauses_stay(scheduler, damage
 
 
 def test_d04_an_unknown_key_is_reported(scheduler):
-    """An unknown key is reported with the similar valid one, and all other changes are overwritten."""
+    """An unknown key is reported with the similar valid key; changes of keys that cannot be edited are overwritten."""
     s = scheduler(gpus=2)
     s.start()
     wait_for(path(s).exists, "state file")
@@ -247,7 +252,7 @@ def test_d04_an_unknown_key_is_reported(scheduler):
 def test_d06_s3_42_deleting_it_resets_pauses_and_nothing_else(scheduler):
     """S3.42: If the state file is deleted, the pauses are reset, the file is written again, and jobs stay unchanged.
 
-    The main log, which has its default name, reports it.
+    The main log with its default name reports it.
     """
     s = scheduler(gpus=2)
     s.start()
@@ -300,31 +305,62 @@ def test_pauses_by_verb_without_a_daemon_and_by_edit_do_not_undo_each_other(sche
 
 
 def test_a_state_file_older_than_the_last_pause_is_no_edit(scheduler):
-    """If the daemon is killed after the commit of a pause, before the state file shows it, the old file is no edit."""
+    """If the daemon is killed before the state file shows a committed pause, the old file does not count as an edit."""
     s = scheduler(gpus=2)
     s.start(GPUJOB_CRASH_AT="state.tmp_written:6")
     wait_for(path(s).exists, "state file")
     before = path(s).read_bytes()
     client = SchedulerClient(str(path(s)))
+    wanted: list[int] = []
     for number in range(20):
         request = Resume((1,)) if number % 2 else Pause((0, 1))
         shown = revision_of(str(path(s)))
         try:
             client.ask(request, 30)
-        except NoDaemon:
+        except NotAsked:
+            break
+        except NoDaemon:  # the daemon was killed before its answer; the next one carries out the request
+            wanted = [0] if isinstance(request, Resume) else [0, 1]
             break
         until_shown(str(path(s)), request, shown)
     assert wait_for(lambda: s.process.poll(), "killed at the point") == -signal.SIGKILL
-    wanted = paused(s)
+    wanted = wanted or paused(s)
     assert wanted
     path(s).write_bytes(before)  # an older version of the state file
     s.start()
     shows(s, *wanted)
 
 
+def test_a_version_that_a_killed_daemon_did_not_put_in_place_undoes_no_request(scheduler):
+    """A daemon is killed after it wrote a new state file aside; the next one first carries out a stored `resume`.
+
+    The file aside shows the GPU as paused, and is no edit that was made after the `resume`.
+    """
+    s = scheduler(gpus=2)
+    s.start()
+    s.cli("pause", "0,1")
+    shows(s, 0, 1)
+    s.stop()
+    document = read(s)
+    document["revision"] += 1
+    database = Database(Places(str(path(s))))
+    with database.writing() as connection:
+        ask(connection, Resume((1,)), time.time())  # while the daemon still wrote the version with the pause
+    database.close()
+    code = "import sys; from scheduler.system.atomic_files import _write_temporary as write; write(*sys.argv[1:2], sys.argv[2].encode(), False)"
+    subprocess.run([sys.executable, "-c", code, str(path(s)), json.dumps(document)], check=True, cwd=ROOT)
+    assert leftover_temporaries(str(path(s)))
+    s.start()
+    wait_for(lambda: "GPU 1 resumed" in s.said(), "the stored request")
+    s.append(s.line("a"))
+    s.wait_ended(1)
+    wait_for(lambda: not leftover_temporaries(str(path(s))), "the file aside was read and deleted")
+    shows(s, 0)
+
+
 @pytest.mark.parametrize("how", ["full", "read-only"])
 def test_d07_a_folder_that_cannot_be_written_for_a_while(scheduler, tmp_path, how):
-    """If the state file cannot be written, jobs continue, and the file is updated once it can be.
+    """If the state file cannot be written, jobs continue, and the file is updated when it can be written again.
 
     Root may write everywhere, so the test fills a file system or mounts it read-only.
     """
@@ -351,7 +387,7 @@ def test_d07_a_folder_that_cannot_be_written_for_a_while(scheduler, tmp_path, ho
         file = inner / "state.json"
         wait_for(file.exists, "state file")
         if how == "read-only":
-            words = ["mount", "-o", "remount,ro", str(inner)]  # fails while the state file is being written
+            words = ["mount", "-o", "remount,ro", str(inner)]  # the remount fails while the file is being written
             wait_for(lambda: subprocess.run(words, capture_output=True).returncode == 0, "it is read-only")
         else:
             fill = os.open(inner / "fill", os.O_WRONLY | os.O_CREAT)

@@ -19,7 +19,7 @@ from tests.stories.harness import ROOT, wait_for
 
 @pytest.mark.smoke
 def test_add_writes_a_line_that_the_scheduler_runs(scheduler):
-    """S3.6, S3.40, S3.41: `add` appends a line that the scheduler runs, and refuses what no line can express."""
+    """S3.6, S3.40, S3.41: `add` appends a line that the scheduler runs, and refuses values that a line cannot contain."""
     s = scheduler(gpus=2)
     s.start()
     done = s.cli("add", "job.py", "--args", f"{s.folder} added 0 0 --layers 1,2", "--gpus", "0,1", "--priority", "-3")
@@ -47,7 +47,7 @@ def test_add_writes_a_line_that_the_scheduler_runs(scheduler):
 
 @pytest.mark.smoke
 def test_submit_keeps_folder_environment_and_words(scheduler):
-    """`submit` runs a command unchanged and prints the job's id; `--wait` returns its code; equal jobs are separate."""
+    """`submit` runs a command unchanged and prints its id; `--wait` returns its code; equal commands are two jobs."""
     s = scheduler(gpus=1)
     s.start()
     inner = s.folder / "a folder"
@@ -82,9 +82,9 @@ def test_submit_keeps_folder_environment_and_words(scheduler):
 
 
 def test_s2_2_the_gpu_choice_reaches_a_command_by_its_environment_alone(scheduler):
-    """S2.2: The choice of GPUs (0, 1, both, none) changes neither words, folder nor stdin of a command.
+    """S2.2: The choice of GPUs (0, 1, both, none) changes neither arguments, folder nor stdin of a command.
 
-    Its environment differs from the submitter's only in the documented variables.
+    The command's environment differs from the submitter's only in the documented variables.
     """
     s = scheduler(gpus=2)
     s.start()
@@ -111,12 +111,12 @@ def test_s2_2_the_gpu_choice_reaches_a_command_by_its_environment_alone(schedule
 
 
 def test_submit_without_a_daemon_waits_for_one(scheduler):
-    """`submit` works without a scheduler and says so; the job runs when one starts."""
+    """`submit` works without a scheduler and prints that none runs; the job runs when a scheduler starts."""
     s = scheduler(gpus=1)
     done = s.cli("submit", "--cpu", "--", "true")
     assert done.stdout == "1\n" and "no scheduler is running" in done.stderr
     s.cli("wait", "1", code=5)
-    done = s.cli("submit", "--cpu", "--wait", "--", "true", code=5)  # it stays queued, and the command ends
+    done = s.cli("submit", "--cpu", "--wait", "--", "true", code=5)  # the job stays queued, and the command ends
     assert done.stdout == "2\n" and "gpujob start" in done.stderr
     s.start()
     s.cli("wait", "1")
@@ -143,7 +143,7 @@ def test_submit_wait_exits_with_5_when_the_scheduler_ends(scheduler):
 
 @pytest.mark.smoke
 def test_dependencies(scheduler):
-    """`after` starts a job whatever the result of the other; `after_ok` only after success, else it is skipped."""
+    """A job with `after` runs after any end of the other job; with `after_ok` it is skipped unless that job is done."""
     s = scheduler(gpus=2)
     s.hold("a")
     s.append(s.line("a", code=1))
@@ -294,7 +294,7 @@ def test_errors_are_one_line(scheduler):
 
 
 def test_large_paste_is_accepted_while_status_answers(scheduler):
-    """10,000 lines appended together become a job each, and `status` answers in the meantime."""
+    """10,000 lines that are appended together become 10,000 jobs, and `status` answers in the meantime."""
     s = scheduler(gpus=1)
     s.hold("block")
     s.append(s.line("block"))
@@ -332,7 +332,7 @@ def test_wait_prints_which_jobs_failed_and_why(scheduler):
 
 
 class Watched(SchedulerClient):
-    """A client that calls the functions in ``once``, one each time it checks whether a scheduler runs."""
+    """A client that calls one of the functions in ``once`` before each check whether a scheduler runs."""
 
     once: list[Callable[[], None]]
 
@@ -343,7 +343,7 @@ class Watched(SchedulerClient):
 
 
 def test_p5_wait_counts_a_job_deleted_by_reset_as_last_seen(scheduler, capsys):
-    """P5: A job that `reset` deletes during a wait counts as last seen; if its end was not seen, that is an error."""
+    """P5: If `reset` deletes a job during `wait`, its last seen state counts; if its end was not seen, NotFound is raised."""
     s = scheduler(gpus=2)
     for key in "bc":
         s.hold(key)
@@ -386,7 +386,7 @@ def test_a_request_during_the_start_of_a_scheduler_is_carried_out(scheduler):
 
     def started() -> bool:
         if s.process.poll() is not None:  # the verb held the daemon's lock for longer than a start waits for it
-            assert "runs already" in s.said().rstrip().splitlines()[-1], s.said()
+            assert "is already running" in s.said().rstrip().splitlines()[-1], s.said()
             s.start(ready=False)
         return s.status()["daemon"]["alive"]
 
@@ -401,7 +401,7 @@ def test_a_request_during_the_start_of_a_scheduler_is_carried_out(scheduler):
 
 
 def test_status_names_an_invalid_state_file_that_was_set_aside(scheduler):
-    """D01: `status` names the file to which an invalid state file was set aside, until that file is removed."""
+    """D01: `status` names the file with the copy of an invalid state file, until that copy is removed."""
     s = scheduler(gpus=2)
     s.start()
     path = s.folder / "gpu_scheduler_state.json"
