@@ -1,1 +1,1 @@
-"""Measurements of the scheduler, compared with the fastest the machine can do: `python -m benchmarks`."""
+"""Measurements of the scheduler, compared with the highest speed of the machine: `python -m benchmarks`."""

@@ -25,7 +25,10 @@ NEEDS = (ONE, ONE, ONE, ResourceRequest(2, WHOLE), ResourceRequest(4, WHOLE), ON
 
 
 def job_of(number: int, gpus: int) -> Job:
-    """Return the waiting job with this number: 1, 2 or 4 whole GPUs, ten priorities, one in six tied to one GPU."""
+    """Return the waiting job with this number.
+
+    The jobs request 1, 2 or 4 whole GPUs and have ten priorities; one job in six may run on one GPU only.
+    """
     need = NEEDS[number % len(NEEDS)]
     allowed = (number % gpus,) if number % len(NEEDS) == 5 else None
     spec = JobSpec(script="/work/train.py", arguments=("--seed", str(number)), priority=number % 10, allowed=allowed)

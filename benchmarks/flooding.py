@@ -14,7 +14,7 @@ import sys
 import time
 
 STEP_S = 0.02
-LAST_S = 10.0  # at most this long for the answers still missing after the sending
+LAST_S = 10.0  # the longest wait for missing answers after the last request
 
 
 async def _read(

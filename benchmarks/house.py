@@ -97,7 +97,7 @@ def end(process: subprocess.Popen[bytes], patience_s: float = 15.0) -> None:
 class House:
     """A scheduler in a temporary folder (a context manager).
 
-    The folder is not removed with it: after the removal of many files ext4 creates new files more slowly, which would
+    The folder is not removed at exit: after the removal of many files ext4 creates new files more slowly, which would
     distort the next case.
     """
 
@@ -134,7 +134,7 @@ class House:
     ) -> None:
         if self.daemon is not None:
             end(self.daemon)
-        if self._supervisor_fd >= 0:  # it ends automatically after its last job
+        if self._supervisor_fd >= 0:  # the supervisor ends after its last job
             if not select.select([self._supervisor_fd], [], [], 10.0)[0]:
                 signal.pidfd_send_signal(self._supervisor_fd, signal.SIGKILL)
             os.close(self._supervisor_fd)

@@ -42,7 +42,7 @@ class _Asking(threading.Thread):
 
 
 def paste(plan: Plan) -> Report:
-    """Measure how fast lines appended by one write to a paused queue are accepted, and `status` calls during that."""
+    """Measure how fast a paused queue accepts many lines of one write, and how long `status` takes meanwhile."""
     count = plan.count(10_000)
     with House(plan.folder, gpus=2) as house, house.reading() as store:
         house.command("queue", "pause")
@@ -81,7 +81,7 @@ def idle(plan: Plan) -> Report:
     """Measure the processor time, wake-ups and memory of an idle daemon and its supervisor."""
     span = max(3.0, 20.0 * plan.scale)
     with House(plan.folder, gpus=2) as house:
-        append(house.jobs_file, f"0,{TRUE},,once\n")  # after a job, parts that are set up on first use count too
+        append(house.jobs_file, f"0,{TRUE},,once\n")  # so that parts that the first job sets up are measured too
         house.wait_ended(1)
         house.wait_quiet()
         progress(f"idle: {span:g} s")

@@ -65,7 +65,7 @@ def _bare(plan: Plan, house: House, word: str) -> float:
 
 
 def readings(plan: Plan) -> Report:
-    """Measure one reading of eight simulated GPUs, and an idle daemon and a job start with and without readings."""
+    """Measure one reading of eight simulated GPUs; then, with and without readings, an idle daemon and job starts."""
     folder = Path(plan.folder, "driver")
     folder.mkdir(exist_ok=True)
     driver = FakeDriver(folder)

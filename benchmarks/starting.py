@@ -14,7 +14,7 @@ BLOCK = 10
 
 
 def start(plan: Plan) -> Report:
-    """Measure the time from an appended line to the first instruction of its job, with idle daemon and C floor.
+    """Measure the time from an appended line to the first instruction of its job, for an idle daemon and the C floor.
 
     Blocks of BLOCK starts alternate between the two, so that a change of the machine's load affects both.
     """
@@ -48,7 +48,7 @@ def start(plan: Plan) -> Report:
 
 
 def _one_start(plan: Plan, house: House, file: str, word: str, kind: str, pids: tuple[int, ...]) -> float:
-    """Return the milliseconds from the append to the job's first instruction, after ``pids`` are quiet again."""
+    """Append a line; return the milliseconds to its job's first instruction, once ``pids`` are quiet again."""
     path = house.path(f"{kind}.ledger")
     before = os.path.getsize(path) if os.path.exists(path) else 0
     at = append(file, plan.programs.lines([f"{path} {word}"]))

@@ -132,7 +132,7 @@ def _flood(page: _Page, seconds: float) -> Iterator[dict[str, object]]:
 
 
 def web(plan: Plan) -> Report:
-    """Measure the time from a line to its job's first instruction, without a page and with an idle or a loaded page."""
+    """Measure the time from a line to its job's first instruction, without a page, with an idle and with a busy page."""
     count = plan.count(60)
     seconds = max(3.0, FLOOD_S * plan.scale)
     found: dict[str, list[float]] = {}

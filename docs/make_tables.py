@@ -1,6 +1,6 @@
 """Writes the generated parts of the documents (tables, JSON Schemas, config.example.yaml): `make tables`.
 
-The tables are those of verbs, options, settings and reasons. With --check it only prints the files that differ.
+The tables list verbs, options, settings and reasons. With --check it only prints the files that differ.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Bench:
         self.leaders: list[Any] = []
 
     def make(self) -> Any:
-        """Return a new runner on the folder."""
+        """Return a new runner that uses the folder of this bench."""
         raise NotImplementedError
 
     def job(self, number: int, *argv: str, attempt: int = 1, **more: Any) -> tuple[Job, Launch]:
@@ -72,7 +72,7 @@ class Bench:
         self.observations += found
 
     def until(self, kind: type, job: int = 0) -> Any:
-        """Look until there is an observation of this type (and of this job, if not 0); return it."""
+        """Call `look` until there is an observation of this type (and of this job, if not 0); return the observation."""
         end = time.monotonic() + LIMIT_S
         while time.monotonic() < end:
             for observation in self.observations:
@@ -82,7 +82,7 @@ class Bench:
         raise AssertionError(f"no {kind.__name__} of job {job}: {self.observations}")
 
     def wait(self, condition: Callable[[], Any], what: str) -> Any:
-        """Look until ``condition`` is true; return its result."""
+        """Call `look` until ``condition`` is true; return its result."""
         end = time.monotonic() + LIMIT_S
         while not (found := condition()):
             assert time.monotonic() < end, f"not seen: {what}: {self.observations}"
@@ -108,19 +108,19 @@ class Bench:
         return str(self.folder / "attempts" / f"{number}.{attempt}")
 
     def orphan(self, runner: Any) -> None:
-        """Close this runner, as if its daemon had died, as far as one process can simulate that."""
+        """Close this runner. As far as one process can simulate it, the effect is that of a killed daemon."""
         runner.close()
 
     def close(self) -> None:
         """Kill the process groups of all jobs that still run."""
         for process in self.leaders:
             if lives(process):
-                with contextlib.suppress(ProcessLookupError):  # a supervisor may reap it just now
+                with contextlib.suppress(ProcessLookupError):  # a supervisor may reap it before this call
                     os.killpg(process.pid, signal.SIGKILL)
 
 
 class DirectBench(Bench):
-    """A test setup whose jobs are children of a supervisor, without screen."""
+    """A bench whose jobs are children of a supervisor, without screen."""
 
     name = "direct"
 
@@ -131,13 +131,13 @@ class DirectBench(Bench):
             dict(os.environ),
             str(self.folder / "supervisor.err"),
         )
-        # Other children of the test process, such as a browser, are no jobs.
+        # Other children of the test process, such as a browser, are not jobs.
         others = (seen(pid) for pid in own_children() if pid != runner.supervisor_pid)
         runner.leave_alone({found.session for found in others if found is not None and found.session == found.pid})
         return runner
 
     def orphan(self, runner: Any) -> None:
-        runner.close()  # its supervisor still writes the endings
+        runner.close()  # its supervisor continues to record how jobs end
 
     def close(self) -> None:
         super().close()

@@ -38,7 +38,7 @@ def a_spec(**changes: Any) -> JobSpec:
 def a_job(id: int = 1, need: str = "1", **changes: Any) -> Job:
     """Return a waiting job. ``changes``: fields of JobSpec and of Job; ``allowed`` and ``priority`` are set in both.
 
-    ``on`` and ``slots`` give its resource request one of the two other forms.
+    With ``on``, the job requests these GPUs by name. With ``need="0"``, it requests ``slots`` CPU slots.
     """
     if changes.get("on"):
         changes.setdefault("allowed", changes["on"])
@@ -62,7 +62,7 @@ def a_gpu(index: int = 0, **changes: Any) -> Gpu:
 
 
 def some_gpus(*servers: int, memory_mib: int | None = None) -> list[Gpu]:
-    """Return GPUs 0, 1, … by the number of GPUs of each server: ``some_gpus(8, 4)`` is two servers."""
+    """Return the GPUs of some servers. ``servers``: number of GPUs of each; ``some_gpus(8, 4)`` is two servers."""
     gpus: list[Gpu] = []
     for server, count in enumerate(servers):
         gpus += [a_gpu(len(gpus) + i, server=server, memory_mib=memory_mib) for i in range(count)]
@@ -77,8 +77,8 @@ def a_kind(need: str = "1", allowed: Iterable[int] | None = None, vram_mib: int 
 class Play:
     """A scheduler state and a simulated store. Each `tell` is one pass.
 
-    As in the daemon, rows are read as copies with what the earlier passes have recorded, without the changes of the
-    current pass; only jobs that arrive in the current pass are returned as the same objects.
+    As in the daemon, a row that is read gives a copy of the job as earlier passes have recorded it, without changes of
+    the current pass. Only for a job that arrives in the current pass, it gives the same object.
 
     ``rows``: id → job in the store; ``started``: ids of started jobs; ``journal``: (job, kind) of all events.
     """
@@ -166,13 +166,13 @@ class Play:
 def a_world(
     *servers: int, cpu_slots: int = 1 << 30, missing: Callable[[Job], str] | None = None, **policy: Any
 ) -> Play:
-    """Return a state with these servers (one with one GPU by default). ``policy``: fields of Policy."""
+    """Return a Play with these servers (default: one server with one GPU). ``policy``: fields of Policy."""
     more = {"missing": missing} if missing else {}
     return Play(Fleet(some_gpus(*(servers or (1,))), cpu_slots), policy=Policy(**policy), **more)
 
 
 def check_ledger(state: SchedulerState) -> None:
-    """Assert that the ledger matches the jobs: a GPU's free part is 1000 thousandths less those that jobs hold.
+    """Assert that the ledger matches the jobs: the free part of a GPU is 1000 minus the thousandths that jobs hold.
 
     Attempts that could not be booked do not count. The claimed GPUs are those of jobs that named their GPUs.
     """

@@ -50,7 +50,7 @@ STORY_FOLDERS = ("tests/stories/", "tests/web/", "tests/breaking/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the stories, and let tests that wait long start early: at the end no other test would run beside them."""
+    """Mark the stories, and start tests that wait long so early that other tests can run at the same time."""
     for item in items:
         if hypothesis.is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker("long_form")
@@ -68,10 +68,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _state_of_this_process() -> Iterator[None]:
-    """Undo or report a test's changes to this process: the reaper of orphans, the umask.
+    """Undo a test's changes of this process (subreaper, umask), and fail if the test changed the umask.
 
-    A runner makes its process the reaper of orphans. If that stayed, orphans of later tests would become its children,
-    and zombies that nobody reaps.
+    A runner makes its process a subreaper, which becomes the parent of orphans. If this setting stayed, orphans of later
+    tests would become children of this process, and then zombies that nobody reaps.
     """
     before = os.umask(0o022)
     os.umask(before)

@@ -1,4 +1,4 @@
-"""The stories against a copy of the program with random delays, to find tests and code that depend on timing.
+"""Runs the stories with a copy of the program that has random delays, to find tests and code that depend on timing.
 
 ``make delays`` (``python -m tests.delays [PYTEST ARGUMENT…]``), about 12 minutes. A delay of some 10 to 100 ms is put at
 every crash point, before each pass of the daemon, before its log is written and before the state file is written, and

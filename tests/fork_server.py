@@ -1,7 +1,7 @@
 """Starts `gpujob` commands and schedulers as forks of one process that has imported the program.
 
 The imports of a new interpreter take a quarter of a second, and the suite starts thousands of commands and hundreds of
-schedulers. A fork has the words, folder, environment and standard streams that a new interpreter would have; its parent
+schedulers. A fork has the arguments, folder, environment and standard streams that a new interpreter would have; its parent
 process is the server. Commands with another locale are forked from a server that was started with that locale. `demo`,
 `attach` and commands with a preloaded library, a time zone or another PYTHONPATH get new interpreters. Earlier
 commands do not influence later ones.
@@ -73,7 +73,7 @@ def serve(listener_fd: int) -> None:
             request, files = received
             if request["words"][:1] == ["web"]:
                 for name in WEB_MODULES:
-                    importlib.import_module(name)  # in the server, so that later pages have them too
+                    importlib.import_module(name)  # in the server, so that later forks have them too
                 gc.freeze()
             child = os.fork()
             if not child:
@@ -154,7 +154,7 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
 def _die_of_ctrl_c() -> None:
     """Die by SIGINT, as an interpreter does when nothing catches KeyboardInterrupt."""
     while True:
-        with contextlib.suppress(KeyboardInterrupt):  # another SIGINT, before the default action was set
+        with contextlib.suppress(KeyboardInterrupt):  # a SIGINT may arrive before the default action is set
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -162,7 +162,7 @@ def _die_of_ctrl_c() -> None:
 def _opened(fd: int, old: io.TextIOWrapper) -> io.TextIOWrapper:
     """Return a standard stream for this descriptor as an interpreter opens it; ``old``: the server's stream."""
     unbuffered = bool(fd and os.environ.get("PYTHONUNBUFFERED"))
-    raw = open(fd, "wb" if fd else "rb", 0 if unbuffered else -1, closefd=False)  # noqa: SIM115  for good
+    raw = open(fd, "wb" if fd else "rb", 0 if unbuffered else -1, closefd=False)  # noqa: SIM115  it stays open
     by_line = fd == 2 or raw.isatty()
     newline = "\n" if fd else None
     return io.TextIOWrapper(
@@ -197,30 +197,30 @@ class ForkedProcess:
         return line
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; return its exit code, or minus its signal. Raises subprocess.TimeoutExpired."""
+        """Wait for the end of the process; return its exit code, or minus its signal. Raises subprocess.TimeoutExpired."""
         if self.returncode is None:
             self.returncode = int(self._line(3600.0 if timeout is None else timeout))
             self._connection.close()
         return self.returncode
 
     def poll(self) -> int | None:
-        """Return its exit code, or minus its signal; None while it runs."""
+        """Return the exit code of the process, or minus its signal; None while it runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(0.0)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal; does nothing if it has ended."""
+        """Send the process a signal, unless it has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Send it SIGKILL."""
+        """Send the process SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """Send it SIGTERM."""
+        """Send the process SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
 

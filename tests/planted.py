@@ -25,7 +25,7 @@ LIMIT_S = 900
 class Bug:
     """A bug that can be planted.
 
-    ``changes``: (file, text that occurs once in it, its replacement); ``tests``: the tests of which one must fail.
+    ``changes``: (file, text that occurs once in it, its replacement). ``tests``: at least one of these must fail.
     """
 
     name: str

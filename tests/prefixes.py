@@ -1,4 +1,4 @@
-"""Imitations of conda environments and venvs that are created quickly, and of conda itself in a few lines of shell."""
+"""Builders of imitated conda environments and venvs, and an imitation of conda itself in a few lines of shell."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BASE_PYTHON = os.path.realpath(sys.executable)
 VERSION = ".".join(map(str, sys.version_info[:3]))
 SHORT = ".".join(map(str, sys.version_info[:2]))
 
-# The part of `conda activate` that a job can notice.
+# Imitates the effects of `conda activate` that a job can observe.
 CONDA_SH = """\
 conda() {
     [ "$1" = activate ] || return 2
@@ -19,7 +19,7 @@ conda() {
     return 0
 }
 """
-# `conda run [--no-capture-output] -p PREFIX WORD…`
+# Imitates `conda run [--no-capture-output] -p PREFIX WORD…`.
 CONDA_RUN = """\
 #!/bin/sh
 echo "$0 $*" >> "${0%/*}/called"
@@ -34,7 +34,7 @@ exec "$@"
 
 
 def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
-    """Write an executable file and return its path. It appears by rename, so that nobody sees it without its mode."""
+    """Write an executable file and return its path. The file is complete and executable from its first moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.new")
     aside.write_text(text)

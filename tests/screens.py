@@ -1,4 +1,4 @@
-"""Helpers for GNU Screen: a socket folder for each test, a terminal, and the end of all sessions."""
+"""Helpers for GNU Screen: a socket folder for each test, a terminal, and functions that find and end sessions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMIT_S = 60.0
 
 
 def need_screen() -> str:
-    """Return the path of screen; without one skip the test, in CI fail it."""
+    """Return the path of screen. If there is no screen, skip the test, or fail it in CI."""
     found = shutil.which("screen")
     if found is None:
         if os.environ.get("CI") == "true":
@@ -60,7 +60,7 @@ def marked(*marks: str) -> list[Process]:
 
 
 def end_marked(*marks: str) -> None:
-    """Kill these processes (servers, shims, jobs) by pid and start time, until none is left."""
+    """Kill the processes that `marked` returns (servers, shims, jobs) by pid and start time, until none is left."""
     end = time.monotonic() + LIMIT_S
     while found := marked(*marks):
         for process in found:
@@ -112,7 +112,7 @@ def foreign_session(environ: Mapping[str, str], name: str, *argv: str) -> int:
 
 
 class Terminal:
-    """A terminal with a command in it. ``text``: what it has shown; ``code``: the command's exit code, None before."""
+    """A terminal with a command in it. ``text``: what it has shown; ``code``: its exit code, None while it runs."""
 
     def __init__(self, argv: Iterable[str], environ: Mapping[str, str], rows: int = 24, columns: int = 80) -> None:
         argv = list(argv)
@@ -151,7 +151,7 @@ class Terminal:
             self.read()
 
     def read(self) -> None:
-        """Add the output that is available to ``text``."""
+        """Append the available output to ``text``; wait at most 20 ms for output."""
         if not select.select([self.fd], [], [], 0.02)[0]:
             return
         with contextlib.suppress(OSError):  # the other side is closed

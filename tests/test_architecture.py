@@ -29,7 +29,7 @@ class Package:
 
 BASE = ("core", "system")
 HANDS = (*BASE, "intake", "environments", "gpus", "store", "runners")  # each handles one part of the outside world
-# From bottom to top: a package may import only packages above it in this list, and of these only those that it names.
+# From bottom to top: a package may import only packages that are listed before it, and only those that its row names.
 PACKAGES: dict[str, Package] = {
     "core": Package("what needs no clock, disk, process, network or chance: jobs, states, placement, decisions"),
     "system": Package("thin helpers over the operating system", ("core",)),

@@ -135,7 +135,7 @@ def test_links_have_targets() -> None:
 def test_the_files_and_names_of_the_program_that_documents_and_docstrings_name_exist() -> None:
     """Documents and docstrings name only files and names of the program that exist (`core/states.py: TABLE`).
 
-    `NAME.py` and users' own scripts are left out.
+    `NAME.py` and the names of users' own scripts are not checked.
     """
     theirs = {"NAME.py", "train.py", "eval.py", "job.py", "x.py", "scheduler.py", "queue.py"}
     files = [path for folder in ("scheduler", "tests", "benchmarks", "docs") for path in (ROOT / folder).rglob("*.py")]

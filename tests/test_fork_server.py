@@ -1,4 +1,4 @@
-"""The fork server of the tests (fork_server.py)."""
+"""Tests of the fork server (fork_server.py)."""
 
 from __future__ import annotations
 

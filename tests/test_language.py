@@ -1,4 +1,4 @@
-"""Language: messages, docstrings and documents use no riddles, no private words, and one form for errors.
+"""Checks of the language: messages, docstrings and documents use clear words, and all errors have one form.
 
 The patterns find the forms that most often need a second reading. They do not replace a reader.
 """
@@ -44,14 +44,14 @@ def functions_and_classes(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def unclear(text: str) -> str:
-    """Return the first private or unclear word of a text; empty if it has none."""
+    """Return the first private or unclear word of a text, or an empty text."""
     text = re.sub(r"\{[^{}]*\}|`+[^`]*`+", "", text)  # identifiers and JSON keys
     found = PRIVATE_WORDS.search(text) or UNCLEAR_WORDS.search(text)
     return found.group() if found else ""
 
 
 def riddle(docstring: str) -> str:
-    """Return the first line of a docstring that does not name its subject; empty if it does."""
+    """Return the first line of a docstring if this line does not name its subject; otherwise an empty text."""
     first = docstring.split("\n", 1)[0]
     return first if RIDDLE.match(first) else ""
 
@@ -76,7 +76,7 @@ def bad_form(error: str) -> str:
     ],
 )
 def test_a_docstring_without_a_subject_is_found(text: str, found: str) -> None:
-    """The check itself: a first line that begins with a relative word is found."""
+    """`riddle` finds a first line that begins with a relative word."""
     assert riddle(text) == found
 
 
@@ -91,7 +91,7 @@ def test_a_docstring_without_a_subject_is_found(text: str, found: str) -> None:
     ],
 )
 def test_an_error_in_another_form_is_found(text: str, found: str) -> None:
-    """The check itself: each departure from the form is found."""
+    """`bad_form` finds each kind of error that does not have the required form."""
     assert bad_form(text) == found
 
 
@@ -100,7 +100,7 @@ def test_an_error_in_another_form_is_found(text: str, found: str) -> None:
     [("its line has no say in them", "has no say"), ("the job goes on", "goes on"), ("it continues", "")],
 )
 def test_a_private_word_is_found(text: str, found: str) -> None:
-    """The check itself: private and unclear words are found."""
+    """`unclear` finds private and unclear words."""
     assert unclear(text) == found
 
 

@@ -1,4 +1,4 @@
-"""Fixtures of the fault tests: a fork server, and whether this machine allows tracing and namespaces."""
+"""Fixtures of the fault tests: a fork server, and skips where tracing or namespaces are not allowed."""
 
 from __future__ import annotations
 

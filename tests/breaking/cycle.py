@@ -1,4 +1,4 @@
-"""A cycle that runs three small jobs from submit to end, and a judge that checks the promises from outside."""
+"""A test cycle that runs three small jobs from submission to end, and a judge that checks the program's promises."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.breaking.forge import Forge, Forked, until
 
 STATE_FILE = "gpu_scheduler_state.json"
-# Key of a job → its exit code. a and b are lines of the jobs file, c is submitted.
+# Key of a job → its exit code. a and b are lines of the jobs file; `gpujob submit` adds c.
 CODES = {"a": 0, "b": 3, "c": 0}
 JOB = """#!/bin/sh
 echo "start $2 $$ $GPUJOB_ATTEMPT" >> "$1/ledger"
@@ -80,7 +80,7 @@ class Cycle:
         return self.made[-1]
 
     def submit(self, key: str, *, held: bool = False) -> Forked:
-        """Start `gpujob submit` of a job; does not wait for its end."""
+        """Start `gpujob submit` for a job; return the process without waiting for its end."""
         output = self.folder / f"submit-{len(self.made)}.out"
         words = [
             "submit",
@@ -134,7 +134,7 @@ class Cycle:
             connection.close()
 
     def ledger(self) -> list[list[str]]:
-        """Return the lines of the jobs: (start, key, pid, attempt) and (end, key, code)."""
+        """Return the lines that the jobs have written: (start, key, pid, attempt) and (end, key, code)."""
         path = self.folder / "ledger"
         return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -153,7 +153,7 @@ class Cycle:
         until(lambda: not self.processes(), "all processes end")
 
     def judge(self, *, may_be_lost: frozenset[str] = frozenset(), never_ran: str = "") -> Verdict:
-        """Compare ledger, acknowledged ids, files and store; return the verdict.
+        """Compare the ledger, the acknowledged ids, the files and the store; return the verdict.
 
         ``may_be_lost``: keys of jobs that may have the outcome lost. ``never_ran``: the outcome that is allowed for a
         job that has not written its first line.

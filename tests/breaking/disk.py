@@ -1,7 +1,8 @@
 """The states that a disk may have after a power cut, from the recorded operations of a folder.
 
-By the strictest reading of POSIX, data is durable after a sync of its file, and a name after a sync of its folder. Any
-part of the other operations may have reached the disk, in any order, and writes may be torn at 512 bytes.
+By the strictest reading of POSIX, data is durable only after a sync of its file, and a name only after a sync of its
+folder. Any part of the unsynced operations may have reached the disk, in any order. A write may be torn at multiples
+of 512 bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ _OPENED = re.compile(r"<((?:\\.|[^>\\])*)>")
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A change of a file's data (``name`` empty), or of a name in a folder (``child``: its inode; None: removed)."""
+    """A change of the data of a file, or of a name in a folder.
+
+    ``name``: the changed name; empty for a change of data. ``child``: the name's new inode; None: the name is removed.
+    """
 
     inode: int  # the inode of the file or folder
     name: str = ""

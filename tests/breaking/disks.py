@@ -1,6 +1,6 @@
 """Replays the states that a disk may have after a power cut. `python -m tests.breaking.disks` (make disks).
 
-One cycle is recorded: jobs that succeed and fail, one that is retried, one cancelled while it runs, one while it waits.
+One cycle is recorded. Its jobs succeed, fail, are retried, are cancelled while running or are cancelled while waiting.
 Then the files of each state are written into the same folder, and a daemon with another boot id continues from them.
 """
 
@@ -51,7 +51,7 @@ class Story:
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     acknowledged: dict[str, int] = field(default_factory=dict)
     cancelled: set[str] = field(default_factory=set)
-    cut: int = 0  # lines missing in the jobs file: 3: the last one; 4: all; else none
+    cut: int = 0  # which lines the jobs file misses: 3: the last one; 4: all; else none
 
     def hear(self, told: str, words: tuple[str, ...]) -> None:
         """Add one line. ``told``: the word for the file that it was written to."""
@@ -68,7 +68,7 @@ class Story:
 class Disks:
     """A recorded cycle, and its folder, in which disk states are replayed.
 
-    ``aside``: path of the state folder while a replayed state has none; ``ours``: all forked daemons and commands;
+    ``aside``: place of the state folder while a replayed state has none; ``ours``: the forked daemons and commands;
     ``lines``: contents of the jobs file.
     """
 
@@ -218,7 +218,7 @@ class Disks:
     def _spoil_lines(self, before: Story, state: State) -> None:
         """Remove the last line of the jobs file in a fifth of the states, and all its lines in another fifth.
 
-        The user writes the file, without a sync.
+        The user writes this file without a sync, so a power cut may lose lines.
         """
         path = self.folder / "jobs.txt"
         lines = self.lines

@@ -115,7 +115,7 @@ class Forked:
 
 
 class Forge:
-    """The forking server. It ends with `close` or with this process. ``under``: a command to put before its own."""
+    """The forking server. It ends with `close` or with this process. ``under``: words to put before its command."""
 
     def __init__(self, under: Sequence[str] = ()) -> None:
         environ = clean()
@@ -135,7 +135,11 @@ class Forge:
         held: bool = False,
         boot: str = "",
     ) -> Forked:
-        """Fork `gpujob WORDS…`. ``held``: it stops itself until SIGCONT. ``boot``: file with its boot id, or empty."""
+        """Fork `gpujob WORDS…` and return the process.
+
+        ``held``: the process stops itself until it gets SIGCONT. ``boot``: a file with the boot id that the process
+        sees; empty: the process sees the machine's boot id.
+        """
         assert self.process.stdin is not None and self.process.stdout is not None
         Path(f"{output}.code").unlink(missing_ok=True)
         wanted = [list(words), str(folder), dict(environ), str(output), held, boot]

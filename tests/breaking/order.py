@@ -66,7 +66,10 @@ def unsynced_words(log: Path, files: Sequence[str]) -> tuple[list[str], int]:
 
 
 def syncs_after_failure(log: Path) -> list[str]:
-    """Return an error for each start sent after a failed sync of the log and before a sync of the store itself."""
+    """Return an error for each start that was sent after a failed sync, before the store was synced again.
+
+    The failed sync is a sync of the store's log. The later sync must be a sync of the file of the store itself.
+    """
     wrong, suspect = [], False
     for call in calls(log):
         name = Path(call.fd_path).name
@@ -82,7 +85,7 @@ def syncs_after_failure(log: Path) -> list[str]:
 def _starts(packet: bytes) -> int:
     """Return the number of starts in a packet to the supervisor; 0 for other data.
 
-    The packet must be unpacked for that: marshal replaces repetitions of a word by references.
+    Starts are counted in the unpacked packet, because marshal replaces a repeated word by a reference.
     """
     try:
         messages = marshal.loads(packet)

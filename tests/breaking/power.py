@@ -30,7 +30,7 @@ sleep "$4"
 echo "end $2 $GPUJOB_ATTEMPT $3" >> "$1/ledger"
 exit "$3"
 """
-# PID 1 of the machine: mounts the boot id, runs the daemon, and lives until the machine is off.
+# PID 1 of the machine: mounts the boot id, runs the daemon, and waits for the file `off`.
 MACHINE = """
 mount --bind "$1" /proc/sys/kernel/random/boot_id
 test -z "$2" || echo "$2" > /proc/sys/kernel/ns_last_pid
@@ -62,7 +62,7 @@ class Machine:
         script.chmod(0o700)
 
     def on(self, *words: str, last_pid: int = 0) -> None:
-        """Boot with a new boot id, and start a daemon. ``last_pid``: if not 0, pids on the machine begin after it."""
+        """Boot with a new boot id, and start a daemon. ``last_pid``: if not 0, new pids begin after this number."""
         boot = self.folder / "boot"
         boot.write_text(f"{uuid.uuid4()}\n")
         for name in "ended", "off":
@@ -182,7 +182,7 @@ def storm(machine: Machine, cuts: int, dice: random.Random) -> tuple[list[str], 
             machine.line(f"j{number}.{n}", code, round(dice.uniform(0, 0.8), 2), retries)
         noted = len(machine.ledger())
         machine.on()
-        if dice.random() < 0.7:  # at a random time after the boot, few jobs would run
+        if dice.random() < 0.7:  # a cut at a purely random time would rarely hit a running job
             until(
                 lambda n=noted: len(machine.ledger()) > n or (machine.folder / "ended").exists(), "a job starts or ends"
             )
@@ -200,7 +200,7 @@ def storm(machine: Machine, cuts: int, dice: random.Random) -> tuple[list[str], 
 
 
 def main() -> int:
-    """Run the long form; return 1 if a promise was broken."""
+    """Run the long form of the power cuts; return 1 if a promise was broken, else 0."""
     parser = argparse.ArgumentParser(prog="python -m tests.breaking.power", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cuts", type=int, default=CUTS)
     parser.add_argument("--seed", type=int, default=SEED)

@@ -3,8 +3,8 @@
 `python -m tests.breaking.sweep` (make sweep). The sweep covers the calls that write, sync, rename, remove, open or
 start something, each at its first, second, … N-th execution.
 
-strace counts calls for ``when=N`` by traced process, also with -f: each process has its own N. So daemon, supervisor
-and submit are swept separately, without -f; -f is on only for the exec of the jobs, in new children of the supervisor.
+For ``when=N`` strace counts the calls of each traced process separately, also with -f. So daemon, supervisor and submit
+are swept separately, without -f. Only the exec of the jobs needs -f: it happens in new children of the supervisor.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "pidfd_open": FULL,
 }
 TARGETS = ("daemon", "supervisor", "exec", "submit")
-# (target, whether the fault kills) → the outcome of the jobs, none of which runs: the exec of each has the fault.
+# (target, whether the fault kills) → the outcome of all jobs; the fault hits the exec of each job, so no job runs.
 NEVER_RAN = {("exec", True): "signal", ("exec", False): "could_not_start"}
 LIMIT_S = 60.0
 MARGIN = 2  # a cycle may have a few calls more than the counted one
@@ -94,8 +94,8 @@ class Point:
 class Result:
     """The result of a point.
 
-    ``hit``: whether the fault was injected. ``how``: how the daemon, or the submit with the fault, ended: killed, or
-    its exit code.
+    ``hit``: whether the fault was injected. ``how``: the end of the daemon (for the target submit: the end of
+    `gpujob submit`): ``killed`` or its exit code.
     """
 
     point: Point
@@ -107,7 +107,7 @@ class Result:
 
 
 def one_cycle(cycle: Cycle, target: str, words: Sequence[str]) -> tuple[Path, str]:
-    """Run a cycle with strace on ``target``. Return strace's log, and how the daemon, or a traced submit, ended.
+    """Run a cycle with strace on ``target``; return the path of strace's log, and `Result.how`.
 
     ``words``: options of strace.
     """

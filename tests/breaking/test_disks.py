@@ -42,8 +42,8 @@ def test_e15_a_scheduler_recovers_from_every_possible_disk_state(disks: Disks) -
 def test_e15_replaying_the_recording_gives_the_files(disks: Disks) -> None:
     """E15: The recorded operations reproduce exactly the files of the folder.
 
-    Only SQLite's index of its log is written through a memory mapping, which strace does not show. It is invalid after
-    a crash anyway.
+    Only SQLite's index of its log is written through a memory mapping, which strace does not show. After a crash
+    this index is invalid anyway.
     """
     assert disks.recording.shared <= {"store.db-shm"}
     files = {name: data for name, data in disks.recording.tree(disks.recording.ops).items() if data is not None}
@@ -58,7 +58,7 @@ def test_e15_a_missing_fsync_is_detected(disks: Disks) -> None:
     kept = list(recording.synced)
     moment = next(m for m in recording.moments if m.words[:2] == ("start", "d"))
     wal = {op.inode for op in recording.ops if not op.name and len(op.data) == 4096}
-    # From the start of b on: on a busy machine the end of b may be recorded after the start of d.
+    # The range begins at the start of b, because on a busy machine the end of b may be recorded after the start of d.
     first = next(m.done for m in recording.moments if m.words[:2] == ("start", "b"))
     try:
         for n in range(first, moment.done):
@@ -71,7 +71,7 @@ def test_e15_a_missing_fsync_is_detected(disks: Disks) -> None:
 
 
 def test_e15_an_emptied_state_file_is_rewritten(disks: Disks) -> None:
-    """E15: The daemon does not read an empty state file, which a power cut may leave, as an edit; it rewrites it."""
+    """E15: The daemon rewrites an empty state file, which a power cut may leave; it does not take it for an edit."""
     moment = disks.recording.moments[-1]
     disks.replay(disk.State(moment, frozenset(), kind="all"))
     path = disks.folder / STATE_FILE

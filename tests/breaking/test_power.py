@@ -45,7 +45,7 @@ code = daemon.wait()
 print("reused", stranger.pid == int(found[1]), "alive", stranger.poll() is None, "code", code, flush=True)
 """
 
-# In another boot: writes pid and start time of a foreign process into the attempt record of the interrupted job.
+# Runs in another boot: writes pid and start time of a foreign process into the interrupted job's attempt record.
 _SAME_NUMBERS = """
 import subprocess, sys
 from scheduler.core.job import Process
@@ -86,7 +86,7 @@ def machine(other_boots: None, tmp_path: Path) -> Machine:
 
 
 def test_h01_no_job_runs_twice_after_power_cuts(machine: Machine) -> None:
-    """H01, P1: After power cuts, interrupted jobs are lost, waiting jobs run, and only retries start a job twice."""
+    """H01, P1: After power cuts, interrupted jobs are lost and waiting jobs run; a job starts again only as a retry."""
     broken, how = storm(machine, CUTS, random.Random(SEED))
     assert not broken, (SEED, broken, how)
     assert how["exit"] + how["lost"] == len(machine.codes)

@@ -15,7 +15,7 @@ from tests.breaking.forge import Forge, until
 from tests.breaking.sweep import LIMIT_S, Point, Verdict, hold, strike
 from tests.breaking.tracing import recorded
 
-# Points that have revealed a defect, or one of each kind: see docs/reliability.md.
+# Points that have revealed a defect, and one point of each kind of fault: see docs/reliability.md.
 POINTS = [
     "daemon:write:SIGKILL:1",
     "daemon:write:SIGKILL:3",
@@ -49,7 +49,7 @@ def traced_forge(tracing: None, tmp_path: Path) -> Iterator[Forge]:
 def test_a21_e09_e10_no_job_is_lost_or_run_twice_with_a_fault_at_this_call(
     tracing: None, forge: Forge, tmp_path: Path, name: str
 ) -> None:
-    """A21, E09, E10: The promises hold if the process is killed at this call, or if the call fails."""
+    """A21, E09, E10: The program's promises hold if a process is killed at a system call, or if the call fails."""
     target, call, fault, number = name.split(":")
     result = strike(forge, tmp_path / "cycle", Point(target, call, fault, number))
     assert not result.verdict.broken, (result.point, result.how)
@@ -119,7 +119,7 @@ def test_a06_order_of_system_calls_a_start_follows_its_sync(traced_forge: Forge,
     assert (wrong, told) == ([], 1)
 
 
-@pytest.mark.parametrize("number", [6, 7])  # the pass that reads the lines; the pass that starts them
+@pytest.mark.parametrize("number", [6, 7])  # 6: the pass that reads the lines; 7: the pass that starts the jobs
 def test_e09_after_a_failed_sync_no_job_starts_before_the_next_successful_sync(
     tracing: None, forge: Forge, tmp_path: Path, number: int
 ) -> None:

@@ -1,4 +1,4 @@
-"""Attaches strace to processes, to record or to fail system calls, and reads its logs."""
+"""Functions that attach strace to processes, to record system calls or make them fail, and that read its logs."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def attach(pid: int, log: Path, words: Iterable[str]) -> Tracer:
 
 
 def recorded(log: Path, trace: str) -> list[str]:
-    """Return the strace command line to put before a command. It records calls with their data, of children too.
+    """Return a strace command line to put before a command: it records calls and data, also of child processes.
 
     ``trace``: the names of the calls, with commas.
     """

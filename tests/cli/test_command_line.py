@@ -1,4 +1,4 @@
-"""The command line: help, errors and exit codes of all verbs."""
+"""Tests of the command line: help, errors and exit codes of all verbs."""
 
 from __future__ import annotations
 

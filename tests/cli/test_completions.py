@@ -1,4 +1,4 @@
-"""Shell completion: the words that bash, zsh and fish offer after TAB, requested through the real shells."""
+"""Tests of shell completion: the words that bash, zsh and fish offer after TAB, requested through the real shells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`config show` and `config check`, run as commands."""
+"""Tests of `config show` and `config check`, run as commands."""
 
 from __future__ import annotations
 

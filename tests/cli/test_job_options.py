@@ -1,4 +1,4 @@
-"""The options of a job (JOB_OPTIONS): each has the same meaning on the command line, in a jobs file and in the API."""
+"""Tests of job options (JOB_OPTIONS): each has one meaning on the command line, in a jobs file and in the API."""
 
 from __future__ import annotations
 

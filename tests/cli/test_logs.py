@@ -1,4 +1,4 @@
-"""Log bytes folded into lines as a terminal shows them, compared with a simple model of a terminal's line."""
+"""Tests of the folding of log bytes into lines as a terminal shows them, against a simple model of a terminal."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def folded(data: bytes, colours: bool = False, longest: int = 1 << 20) -> list[s
     ],
 )
 def test_s3_20_a_line_is_what_a_terminal_ends_up_showing(data: bytes, lines: list[str]) -> None:
-    """S3.20, S16, S17: Carriage returns overwrite text; escapes and control bytes are removed; invalid bytes show."""
+    """S3.20, S16, S17: Carriage returns overwrite text; escapes and control bytes are removed.
+
+    Invalid bytes become U+FFFD.
+    """
     assert folded(data) == lines
     assert all(not re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", line) for line in lines)
 
@@ -84,7 +87,7 @@ def test_colours_that_are_never_taken_back_do_not_pile_up() -> None:
 
 
 def terminal_line(data: bytes) -> list[str]:
-    """Return the lines that a simple terminal shows: one cell for each column, a cursor, and erasing.
+    """Return the lines that the model shows: a terminal with one cell for each column, a cursor, and erasing.
 
     A cell that is None is the right half of a wide character.
     """
@@ -158,7 +161,7 @@ def test_s3_20_folding_is_what_a_naive_terminal_shows_however_the_bytes_are_cut(
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=6))
 def test_s17_no_bytes_can_play_a_terminal(data: bytes, cuts: list[int]) -> None:
-    """S17: No bytes of a job leave control characters in a line, and the cuts of the bytes do not change the lines."""
+    """S17: No bytes of a job put control characters into a line; how the bytes are split does not change the lines."""
     wanted = folded(data)
     edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     folder = Folder()

@@ -1,4 +1,4 @@
-"""SchedulerClient: a store that a new daemon is just creating; the reason why a job waits, for one job and for all."""
+"""Tests of SchedulerClient: a store that a daemon is just creating, and the reasons why jobs wait."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.builders import examples
 
 
 def test_a_store_that_is_being_made_is_empty_and_one_that_nobody_makes_is_trouble(tmp_path: Path) -> None:
-    """An unfinished store counts as empty while a daemon holds the lock, and raises NothingYet without a daemon.
+    """An unfinished store counts as empty while a daemon holds the lock; without a daemon NothingYet is raised.
 
     `demo` and other commands can read the store right after a start.
     """
@@ -55,7 +55,7 @@ def test_a_store_that_is_being_made_is_empty_and_one_that_nobody_makes_is_troubl
     )
 )
 def test_the_reason_of_one_is_its_reason_among_all(tmp_path_factory: pytest.TempPathFactory, wishes: list[Any]) -> None:
-    """`reason_of` one job and `reasons_of` all jobs give the same reason with the same number of jobs before it."""
+    """For each job, `reason_of` and `reasons_of` give the same reason, with the same number of jobs before it."""
     database = Database(Places(str(tmp_path_factory.mktemp("reasons") / "state.json")))
     try:
         with database.writing() as connection:

@@ -1,4 +1,4 @@
-"""Previews of submissions: on a quiet scheduler a preview predicts what the submission then does."""
+"""Tests of previews: on a quiet scheduler a preview predicts what happens to the job after its submission."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_what_is_previewed_is_what_happens(quiet: Scheduler, wishes: list[JobSpe
 def test_dependencies_pauses_folders_and_environments(quiet: Scheduler) -> None:
     """A preview reports each reason that a single job can have.
 
-    A failed dependency of `after_ok` means never; an unknown dependency raises NotFound.
+    With a failed job in `after_ok` the preview is ``never``; with an unknown job it raises NotFound.
     """
     s = quiet
     failed, running = submitted(s, spec("false")), submitted(s, spec("sleep", "600", gpus="0.5"))

@@ -149,7 +149,7 @@ def test_stop_signals_all_processes_of_the_job(bench: Bench) -> None:
 
 
 def test_leftovers_are_named_and_their_end_is_told(bench: Bench) -> None:
-    # They leave the session before the job ends: the end of the terminal would end the processes in its foreground.
+    # Both processes leave the session before the job ends: the end of the terminal ends its foreground processes.
     # The shells create the files themselves: a `touch` could outlive the job and count as another leftover process.
     script = (
         "(setsid sh -c ': > 1; exec sleep 600' &); (env -i $(command -v setsid) sh -c ': > 2; exec sleep 601' &);"

@@ -51,7 +51,7 @@ class Clock:
 
 
 def test_one_sample_a_bucket_and_gaps_stay_gaps(tmp_path: Path, state: SchedulerState) -> None:
-    """The history has one sample for each interval; a suspended machine and a clock that is set leave gaps."""
+    """The history has one sample for each interval; a suspended machine or a changed clock leaves gaps."""
     loop = Clock(tmp_path / "history.db", state)
     loop.kept.begin()
     for after in (0, 1, 1, 8, 10, 10):
@@ -100,7 +100,7 @@ def test_close_reports_a_failed_write(tmp_path: Path, state: SchedulerState) -> 
 def test_without_a_thread_there_is_no_history(
     tmp_path: Path, state: SchedulerState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the thread cannot be started, that is logged once, and the scheduler continues without a history."""
+    """If the thread cannot be started, the error is logged once, and the scheduler continues without a history."""
 
     def refused(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

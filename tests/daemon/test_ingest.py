@@ -1,4 +1,4 @@
-"""The facts that decide whether refused lines are read again."""
+"""Tests of the facts about the machine that decide whether refused lines are read again."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ def gpu(index: int) -> Gpu:
 
 
 def test_two_machines_never_have_the_same_text() -> None:
-    """600 MiB booked on GPU 11 differ from 6001 MiB booked on GPU 1."""
+    """GPU 11 with 600 MiB booked by a job and GPU 1 with 6001 MiB booked by a job give different texts."""
     assert machine_text([gpu(11)], 600) != machine_text([gpu(1)], 6001)
     assert machine_text([]) == "none"

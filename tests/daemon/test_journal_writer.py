@@ -234,7 +234,7 @@ def test_after_a_failed_pass_the_journal_is_rewritten(keeping: Keeping) -> None:
 
 
 def test_an_error_is_logged_once_and_retried(keeping: Keeping) -> None:
-    """An error is logged once and shown while it lasts; writes are retried ever later, and no change is lost."""
+    """An error is logged once and shown while it lasts; writes are retried at growing intervals; no change is lost."""
     keeping.path.mkdir()
     one, two = keeping.submit("a", "b")
     before = time.monotonic()

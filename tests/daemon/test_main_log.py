@@ -143,7 +143,10 @@ def test_records_lost_on_a_full_disk_are_counted(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("what", ["fifo", "folder", "link"])
 def test_a_path_that_is_no_regular_file_is_refused_at_once(tmp_path: Path, what: str) -> None:
-    """S8: A FIFO, folder or link at the log's path is an error at the start; later only records are lost."""
+    """S8: A FIFO, folder or link at the log's path is an error at the start.
+
+    If it replaces the log of a running scheduler, log records are lost, and their number is logged.
+    """
     path = tmp_path / "log"
     log = MainLog(str(path))
     path.unlink()

@@ -106,7 +106,10 @@ def test_by_size_the_oldest_first_with_all_attempts(bench: Bench) -> None:
 
 
 def test_f16_logs_in_the_fallback_folder_are_deleted_too(bench: Bench) -> None:
-    """F16: A log named `…_2.log`, because its first name was taken, is removed at its age; `recover` finds its job."""
+    """F16: An old log is removed even if its name ends with `_2.log`, because the first name was taken.
+
+    `recover` finds the job of such a log.
+    """
     ended = bench.job(31, attempts=2)
     for name in ("", "_a2"):
         old = bench.folder / f"job_{ended.id}_20200101_000000{name}.log"
@@ -153,7 +156,10 @@ def test_s8_files_of_others_are_not_deleted(bench: Bench, tmp_path: Path) -> Non
 
 
 def test_s8_a_link_in_the_place_of_the_folder_is_not_followed(bench: Bench, tmp_path: Path) -> None:
-    """S8: A link in place of the log folder is reported once and not followed; rounds after its removal work again."""
+    """S8: A link in place of the log folder is reported once and not followed.
+
+    When the folder is back, rounds work again.
+    """
     job = bench.job(99)
     other = tmp_path / "moved"
     bench.folder.rename(other)

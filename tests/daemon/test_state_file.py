@@ -48,7 +48,7 @@ def save(file: StateFile, **changes: Any) -> None:
 
 
 def test_pauses_follow_the_gpus_after_renumbering(tmp_path: Path) -> None:
-    """I07: A paused index means the GPU whose UUID the file lists for it, also if that GPU has another index now."""
+    """I07: A paused index means the GPU whose UUID the file lists for it, even if the GPU's index has changed."""
     path = tmp_path / "state.json"
     for gpus, meant in (([0], (1,)), ([1], (0,)), ([0, 5], (1, 5))):
         path.write_text(json.dumps({"paused_gpus": gpus, "gpus": CARDS}))
@@ -96,7 +96,7 @@ def test_d05_an_edit_that_was_overwritten_is_still_read(painted: StateFile) -> N
 
 
 def test_d05_a_program_that_has_the_replaced_file_open_is_waited_for(painted: StateFile) -> None:
-    """D05: An edit that a program writes into the replaced file, which it still has open, is read."""
+    """D05: An edit is read even if a program writes it into the replaced file, which the program still has open."""
     document = json.dumps({**read(painted), "paused_gpus": [1]})
     with open(painted.path, "w") as stream:
         assert painted.paint(a_picture(), 1.0), "an empty file, seen for the first time by the exchange"
@@ -137,7 +137,7 @@ def test_a_writer_that_never_closes_is_not_waited_for_for_ever(painted: StateFil
 
 @pytest.mark.parametrize("mode", ["exchange", "rename"])
 def test_d05_a_thousand_saves_between_pictures(painted: StateFile, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """D05: All of a thousand edits are read, also if the file system cannot exchange two names."""
+    """D05: Each of a thousand edits is read, even if the file system cannot exchange two names."""
     if mode == "rename":
 
         def refuse(*_: object) -> None:

@@ -384,7 +384,7 @@ def test_the_store(seen: StoreSeen, mark: Mark, mend: str) -> None:
      (SchedulerSeen(False, running=None, others=("pid 9 of root GPU 0",), hidden="root", apart="START"), [UNKNOWN], "")],
 )  # fmt: skip
 def test_g04_who_works_on_it(seen: SchedulerSeen, marks: list[Mark], mend: str) -> None:
-    """G04: Doctor reports a stopped scheduler, with the command that continues it, and others on the same GPUs."""
+    """G04: Doctor reports a stopped scheduler, with the command that continues it, and others that use its GPUs."""
     found = store.judge_scheduler(seen)
     for one in found:
         whole(one)
@@ -454,7 +454,8 @@ def test_c37_files_that_people_write(error: SchedulerError | None, mark: Mark, m
 def test_h17_files_of_another_user_are_never_taken_from_him() -> None:
     """H17: Doctor, run by root, proposes no chown of the files of another user's scheduler.
 
-    A file of the scheduler's owner is unknown, with the command that checks it as that user; a third user's is bad.
+    The mark of a file of the scheduler's owner is unknown, with the command that checks the file as this user; the mark
+    of a file of a third user is bad.
     """
     mine = exposed("/a/j", Exposure(OWNER, "it belongs to user 7", "/a/j", 7, "chown it to yourself: /a/j"))
     found = inputs.judge("jobs file", "/a/j", mine, ROOT, True, owner=7, again="sudo -u adam AGAIN")

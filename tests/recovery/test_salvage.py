@@ -170,7 +170,7 @@ def test_e03_everything_from_the_log_of_an_emptied_store(places: Places, tmp_pat
 
 
 def test_e05_ids_are_noted_beside_the_store(places: Places) -> None:
-    """E05: The file with the highest job id never exceeds the store, so that an old copy of the store is refused."""
+    """E05: The file of the highest job id counts only committed jobs; a store that ends at a lower id is refused."""
     from scheduler.core.errors import Damaged
     from scheduler.store import integrity
 

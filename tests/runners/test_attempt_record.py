@@ -22,7 +22,7 @@ def give_up(path: Path) -> bool:
 
 
 def test_p1_a_daemon_that_dies_during_the_claim_leaves_the_attempt_unclaimed(tmp_path: Path) -> None:
-    """P1: A record has its name only when it is complete, so a dead daemon cannot leave an empty claim."""
+    """P1: A record gets its name only when it is complete, so a daemon that dies leaves no empty claim."""
     path = tmp_path / JOB.attempt_key
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""Tests of `as_recorded`: while no scheduler runs, a job is shown in the state that the next one will give it."""
+"""Tests of `as_recorded`: while no scheduler runs, a job is shown in the state that the next scheduler gives it."""
 
 from __future__ import annotations
 

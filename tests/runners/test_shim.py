@@ -284,7 +284,7 @@ def test_the_end_of_its_session_is_no_success(
 
 
 def test_a_shim_that_exits_is_no_process_that_its_job_left(bench: ScreenBench) -> None:
-    """An exiting shim is not counted as a leftover process, though it is the daemon's child without an environment."""
+    """An exiting shim is no leftover process of a job, although it is a child of the daemon and has no environment."""
     shim = subprocess.Popen(["/bin/sleep", "600"], env={}, start_new_session=True)  # without a job's marks
     leader = subprocess.Popen(["/bin/sleep", "600"], env={})
     try:
@@ -351,7 +351,7 @@ def test_shim_killed_the_runner_learns_the_code_itself(
 
 
 def test_shim_killed_and_its_job_over_before_the_runner_saw_it_begin(bench: ScreenBench) -> None:
-    """The runner reads the exit code also if shim and job end before it has seen the job start."""
+    """The runner reads the exit code even if shim and job end before the runner has seen the job start."""
     bench.start(1, "/bin/sh", "-c", "trap '' HUP; touch up; while [ ! -e go ]; do sleep 0.02; done; exit 9")
 
     def leader() -> Any:
@@ -369,7 +369,7 @@ def test_shim_killed_and_its_job_over_before_the_runner_saw_it_begin(bench: Scre
 
 
 def test_hangup_is_told_once_and_to_the_whole_group(bench: ScreenBench) -> None:
-    """The end of a session sends one SIGHUP to the job and to its child processes."""
+    """The end of a session sends one SIGHUP to the job and one to each of its child processes."""
     program = "trap 'echo child >> told; exit' HUP; echo on; while :; do sleep 0.05; done"
     started = run(
         bench, 1, "/bin/sh", "-c",
@@ -472,7 +472,7 @@ def test_umask_is_the_runners_or_the_jobs_own(bench: ScreenBench, umask: int) ->
 
 
 def test_environment_is_the_base_the_changes_and_the_terminal(tmp_path: Path) -> None:
-    """A job's environment is the base, the job's changes, and the variables of its own terminal session."""
+    """A job's environment is the base environment, the job's changes, and the variables of its terminal session."""
     foreign = {"STY": "1.other", "WINDOW": "7", "TERMCAP": "junk", "LINES": "9", "COLUMNS": "9", "TERM": "vt52"}
     with screen_bench(tmp_path, **foreign, MINE="a=b\nc", GPUJOB_CRASH_AT="") as bench:
         started = run(bench, 1, *python("import os; print(ascii(dict(os.environ)))"), environment={"OWN": "1"})

@@ -160,7 +160,7 @@ def ticks_of(pid: int) -> int:
 
 
 class Caller:
-    """This process as the caller of a foreground job; it passes the descriptors ``fd0``, ``fd1``, ``fd2``."""
+    """The test process as the caller of a foreground job; it passes the descriptors ``fd0``, ``fd1``, ``fd2``."""
 
     def __init__(self, folder: Path, **given: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -182,7 +182,7 @@ class Caller:
             except OSError:
                 return  # the socket was closed
             self.asked += 1
-            with asking, contextlib.suppress(OSError):  # the supervisor expected another process, and closed it
+            with asking, contextlib.suppress(OSError):  # the supervisor closed it, since it expected another process
                 self.give(asking)
 
     def give(self, asking: socket.socket) -> None:
@@ -397,7 +397,7 @@ def bench(tmp_path: Path) -> Iterator[DirectBench]:
 
 
 def test_s4_14_b02_a_supervisor_killed_with_a_packer_alive(bench: DirectBench) -> None:
-    """S4.14, B02: The gzip of a dead supervisor is neither taken for a job nor for a leftover process."""
+    """S4.14, B02: The gzip of a dead supervisor is mistaken neither for a job nor for a leftover process."""
     hold, other = bench.folder / "hold", bench.folder / "other"
     hold.touch()
     other.touch()

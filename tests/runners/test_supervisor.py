@@ -95,7 +95,7 @@ def wait_ended(path: Path) -> attempt_record.AttemptRecord:
 def test_starts_sent_by_a_dead_daemon_are_carried_out(daemon: FakeDaemon, tmp_path: Path) -> None:
     """The supervisor carries out all start requests of a dead daemon.
 
-    After unread answers, it reads ECONNRESET before the end of file.
+    If the daemon has not read all answers, the supervisor reads ECONNRESET before the end of file.
     """
     hold = tmp_path / "hold"
     hold.touch()
@@ -232,7 +232,7 @@ def test_checksum_is_the_same_on_both_sides() -> None:
 
 
 def test_the_recorded_start_time_is_that_of_the_process(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """The start time in a record is the one in /proc, whether the supervisor read it there or from the clock."""
+    """The start time in a record equals the one in /proc, even if the supervisor took it from the clock."""
     numbers = range(1, 151)
     daemon.send(*(daemon.start(n, "/bin/sleep", "600") for n in numbers))
     found: dict[int, int] = {}

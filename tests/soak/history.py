@@ -11,7 +11,7 @@ from typing import Any
 
 WAYS = ("echo", "add", "submit")
 SIGNALS = (9, 15, 11, 6, 10)
-GARBLED = 97  # exit code of a job whose words did not arrive completely
+GARBLED = 97  # exit code of a job whose arguments did not arrive completely
 
 
 def now() -> float:
@@ -22,7 +22,7 @@ def now() -> float:
 
 @dataclass
 class Wish:
-    """A requested job. Its ``key`` is one of its words, and identifies it.
+    """A requested job. ``key`` identifies the job and is one of its arguments.
 
     ``way``: how it is requested (`WAYS`); ``seconds``: how long it runs; ``code``, ``signal``: how it ends; ``said``:
     ``ok`` or the error of the request.
@@ -105,7 +105,7 @@ class History:
 
     seed: int = 0
     wishes: list[Wish] = field(default_factory=list)
-    ledger: list[list[str]] = field(default_factory=list)  # what key id attempt pid parent gpus share at
+    ledger: list[list[str]] = field(default_factory=list)  # a line: what key id attempt pid parent gpus share at
     lives: list[Life] = field(default_factory=list)
     kills: list[Kill] = field(default_factory=list)
     cancels: list[Cancel] = field(default_factory=list)
@@ -118,7 +118,7 @@ class History:
 
     @staticmethod
     def load(path: Path) -> History:
-        """Read a history that was saved."""
+        """Return the history that `save` has written to a file."""
         data: dict[str, Any] = json.loads(path.read_text())
         kinds = {"wishes": Wish, "lives": Life, "kills": Kill, "cancels": Cancel, "rows": Row}
         made = {name: [kinds[name](**one) for one in data[name]] for name in kinds}
@@ -126,7 +126,7 @@ class History:
 
 
 def wish(n: int, dice: random.Random) -> Wish:
-    """Return the n-th requested job: ``n`` determines how it ends, ``dice`` the rest."""
+    """Return the n-th requested job: ``n`` determines how it ends, ``dice`` determines its other properties."""
     roll = dice.randrange(100)
     kind = "loud" if roll < 1 else "orphan" if roll < 3 else "deaf" if roll < 5 else "plain"
     number = SIGNALS[n // 10 % len(SIGNALS)] if n % 10 == 7 else None

@@ -156,7 +156,7 @@ class _Court:
         return {1, *(life.pid for life in self.history.lives if life.number == kill.life)}
 
     def over(self, wish: Wish, kill: Kill) -> float:
-        """Return a time by which the job had ended, in seconds since boot; a daemon alive then knew the exit code."""
+        """Return a time (seconds since boot) by which the job had ended; a daemon alive then knew the exit code."""
         if wish.key in self.ended:
             return self.ended[wish.key]
         began = float(self.began[wish.key][0][8]) if self.began[wish.key] else kill.at
@@ -174,8 +174,8 @@ def key_of(words: list[str]) -> str:
 def gpu_overload(ledger: list[list[str]]) -> Iterator[str]:
     """Yield each GPU and time at which the jobs' shares exceed 1000 thousandths. The ledger is in order of time.
 
-    A job has its share from its first line to its last, or to the end of its orphan. A job without a last line (it was
-    killed or cancelled) counts only at its first line.
+    A job holds its share from its first line to its last line, or to the last line of its orphan process. A killed or
+    cancelled job, which has no last line, counts only at its first line.
     """
     ends = Counter(entry[1] for entry in ledger if entry[0] in ("end", "gone"))
     open_: dict[str, int] = {}

@@ -20,7 +20,7 @@ MEDDLING = (
     "state", "state", "gpu", "queue", "cancel", "cancel", "cancel", "editor", "editor", "disk", "broken", "logs",
 )  # fmt: skip
 LARGE = 1 << 16
-LEAST_FREE = 0.5  # of the disk: below this share, large job logs are removed
+LEAST_FREE = 0.5  # free share of the disk; below it, large job logs are removed
 
 
 class Meddler:
@@ -112,22 +112,22 @@ class Meddler:
     # -- jobs -----------------------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """Cancel a job that runs by the ledger, or one that was submitted recently."""
+        """Cancel a job that runs according to the ledger, or a recently submitted job."""
         ids = [int(entry[2]) for entry in self.world.running()]
         if not ids or self.dice.random() < 0.3:
             ids = [one.id for one in self.given.wishes[-30:] if one.id]
         if ids:
             job, at = self.dice.choice(ids), now()
-            self.cancels.append(Cancel(job, at, -1))  # before the verb, which returns late
+            self.cancels.append(Cancel(job, at, -1))  # recorded before the verb, which returns late
             self.cancels[-1].code = self.verb("cancel", str(job))
 
     def cancel_cut_lines(self) -> None:
-        """Cancel the jobs of lines that a full disk cut off in the script's name: they would wait for it forever."""
+        """Cancel jobs whose line a full disk cut off in the script's name: they would wait for the script forever."""
         for (job,) in self.world.rows("SELECT id FROM jobs WHERE finished_at IS NULL AND reason_code='missing'"):
             self.cancels.append(Cancel(job, now(), self.verb("cancel", str(job))))
 
     def editor(self) -> None:
-        """Touch the jobs file, or save it in one of the ways of editors."""
+        """Touch the jobs file, or save it in one of the ways that editors use."""
         path = self.world.jobs_file
         how = self.dice.choice(("touch", "sed", "rename", "in place", "backup"))
         with self.pens.all():
@@ -171,14 +171,14 @@ class Meddler:
         self.filler.unlink()
 
     def logs(self) -> None:
-        """Remove large job logs, as a user may: those of thousands of jobs would fill any disk."""
+        """Remove large job logs, as a user may: the logs of thousands of jobs would fill any disk."""
         for path in (self.world.disk / "gpu_scheduler_logs").iterdir():
             with contextlib.suppress(FileNotFoundError):  # the scheduler has removed it
                 if path.stat().st_size > LARGE:
                     path.unlink()
 
     def hang(self) -> None:
-        """Make the GPU driver hang for a while; calls that are made then never return."""
+        """Make the GPU driver hang for a while; driver calls made during this time never return."""
         self.world.driver.hang("*")
         self.over.wait(self.dice.uniform(0.5, 2))
         self.world.driver.clear_errors()

@@ -185,13 +185,13 @@ def gathered(place: World, given: Given, meddler: Meddler, seed: int) -> History
 
 
 def _at_of(log: str, shift: float) -> float:
-    """Return when the last attempt began, by the name of its log, on the ledger's clock; 0 without an attempt."""
+    """Return when the last attempt began, in seconds since boot, from the name of its log; 0 without an attempt."""
     found = re.search(r"_(\d{8}_\d{6})(?:_a\d+)?\.log$", log)
     return calendar.timegm(time.strptime(found[1], "%Y%m%d_%H%M%S")) + shift if found else 0.0
 
 
 def badly_said(place: World, given: Given) -> list[str]:
-    """Return the error messages of verbs and starts that have several lines, a traceback, or no file on the disk."""
+    """Return error messages of verbs and starts that have several lines or a traceback, or name no file on the disk."""
     said = [one for one in given.errors if not one.startswith("echo")]
     said += place.refused_starts
     return [f"badly said: {one}" for one in said if "Traceback" in one or "\n" in one.strip() or "/disk/" not in one]
@@ -219,7 +219,7 @@ def at_the_end(place: World, at_rest: tuple[int, int]) -> list[str]:
 
 
 def kept_files(place: World) -> list[str]:
-    """Return the errors of the scheduler's files: leftovers, modes. Raises Damaged for a damaged store."""
+    """Return an error for each leftover file and each wrong file mode. Raises Damaged for a damaged store."""
     wrong = []
     house = place.disk / ".gpujob"
     names = {path.name for path in house.iterdir()} - HOUSE

@@ -1,4 +1,4 @@
-"""Tests of the judge of the soak: it finds each error in a history with one falsification."""
+"""Tests of the judge of the soak: it finds the error in each falsified history."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_jobs_whose_end_nobody_can_know_may_be_lost() -> None:
 
 
 def test_a_job_whose_shim_was_killed_while_starting_it_may_be_lost() -> None:
-    """J10: The judge accepts a lost job if its shim was killed before it recorded the start, and no other lost job."""
+    """J10: If a shim was killed before it recorded the start, the judge accepts only the job of this shim as lost."""
     history = good()
     history.ledger = [entry for entry in history.ledger if entry[1] != "k0"]
     row = lose(history)

@@ -86,7 +86,7 @@ class World:
         self.environ |= {
             **self.driver.environ(), "PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(self.base / "run"),
             "SCREENDIR": str(self.sockets), "PYTHONUNBUFFERED": "1",
-            "TZ": "UTC0",  # names of logs contain the local time, which the change from summer time repeats
+            "TZ": "UTC0",  # names of logs contain the local time, and one hour occurs twice when summer time ends
         }  # fmt: skip
         self.environ["PATH"] = f"{self.base}/bin:{self.environ['PATH']}"  # hides this machine's nvidia-smi
         (self.base / "bin").mkdir()
@@ -176,7 +176,7 @@ class World:
         for pid in pids:
             one = seen(pid)
             kind = servant(pid)
-            if one is not None and one.alive and kind and not servant(one.parent):  # else a job before its exec
+            if one is not None and one.alive and kind and not servant(one.parent):  # otherwise a job before its exec
                 found[Process(pid, one.ticks)] = kind
         return list(found.items())
 
@@ -211,7 +211,7 @@ class World:
     # -- asking ---------------------------------------------------------------------------------------
 
     def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a verb in a forked interpreter."""
+        """Run `gpujob WORDS…` in a forked interpreter; return the finished process."""
         return fork_server.run(words, self.disk, self.environ, "", 120)
 
     def rows(self, query: str) -> list[tuple]:
@@ -233,7 +233,7 @@ class World:
         return marked(f"GPUJOB_STATE_FILE={self.state_file}", f"GPUJOB_LAUNCH={self.disk}/")
 
     def end(self, keep: bool) -> None:
-        """End all processes and remove the folder; ``keep``: keep it, with a copy of the disk."""
+        """End all processes and remove the folder; with ``keep``, keep the folder and copy the disk into it."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -265,7 +265,7 @@ def children(pid: int) -> list[int]:
 
 
 def servant(pid: int) -> str:
-    """Return ``supervisor`` or ``shim`` by the command line of a process; empty for other processes."""
+    """Return the kind of a process by its command line: ``supervisor``, ``shim``, or empty for other processes."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

@@ -19,18 +19,18 @@ WRITERS = 6
 LEAST_LIFE_S = 2.0
 NOBODY_S = 5.0
 MARGIN = 0.15
-LOOKS = 400  # at the ledger, 2 ms apart
+LOOKS = 400  # the most looks at the ledger in one wait, 2 ms apart
 
 
 @dataclass
 class Given:
     """The data that the writers share: the requested jobs, the results of the requests, and how long they took.
 
-    ``jobs``: the number to be acknowledged; ``open``: requests without a result; ``seconds``: durations of verbs.
+    ``jobs``: number of jobs to be acknowledged; ``open``: requests without a result; ``seconds``: durations of verbs.
     """
 
     jobs: int
-    share: float = 0.0  # share of the jobs that may be requested so far: the requests last as long as the kills
+    share: float = 0.0  # share of the jobs that may be requested so far; it grows with the kills
     closed: bool = False
     wishes: list[Wish] = field(default_factory=list)
     acknowledged: int = 0
@@ -68,7 +68,10 @@ class Given:
 
 
 class Pens:
-    """Locks on the jobs file, one for each writer. To replace the file, take all: no line goes into the old file."""
+    """Locks on the jobs file, one for each writer.
+
+    The meddler takes all locks before it replaces the file, so that no writer appends to the replaced file.
+    """
 
     def __init__(self) -> None:
         self.free = threading.Semaphore(WRITERS)
@@ -105,7 +108,7 @@ class Writer:
         self.dice = random.Random(seed)
 
     def run(self) -> None:
-        """Request jobs until the soak has enough."""
+        """Request jobs until enough are acknowledged."""
         due = time.monotonic()
         while not self.given.done:
             due += self.dice.uniform(0, 2 * self.pause)
@@ -190,7 +193,7 @@ class Killer:
         return self.dice.choice(("direct", "direct", "direct", "screen", "screen")) if self.world.screens else "direct"
 
     def await_a_line(self) -> None:
-        """Wait until a job writes a line, about a second at most, and then for up to 5 ms."""
+        """Wait up to about a second until a job writes a line, and then up to 5 ms more."""
         before = self.world.ledger.stat().st_size
         for _ in range(LOOKS):
             if self.world.ledger.stat().st_size != before:
@@ -209,7 +212,7 @@ class Killer:
         self.next()
 
     def again(self) -> None:
-        """Kill the daemon, and the next one while it recovers."""
+        """Kill the daemon, start the next one, and kill that one while it recovers."""
         self.world.kill_daemon()
         self.world.start(self.mode(), ready=False)
         time.sleep(self.dice.uniform(0.05, 0.9))
@@ -242,7 +245,7 @@ class Killer:
         end = time.monotonic() + NOBODY_S
         while not (found := self.world.servants()):
             time.sleep(0.005)
-            if time.monotonic() > end:  # no session has a job; in direct mode there is always a supervisor
+            if time.monotonic() > end:  # no process to kill; in direct mode there is always a supervisor
                 self.world.stop()
                 self.world.start("direct")
         return self.dice.choice(found)

@@ -107,7 +107,7 @@ def none_more_open(before: dict[int, Counter[str]]) -> None:
 
 
 def stopped(pid: int) -> bool:
-    """Return whether a process is stopped: SIGSTOP takes effect some time after it was sent."""
+    """Return whether a process is stopped. SIGSTOP takes effect some time after it was sent."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
@@ -175,7 +175,7 @@ class Scheduler:
         return self
 
     def in_office(self) -> None:
-        """Note the pid of the supervisor after a start."""
+        """Add the pid of the supervisor to ``supervisors``; `start` calls this method."""
         self.supervisors.add(self.supervisor_pid())
 
     def said(self) -> str:
@@ -183,9 +183,9 @@ class Scheduler:
         return self.output.read_text(errors="replace") if self.output.exists() else ""
 
     def says(self, text: str, times: int | None = None) -> None:
-        """Wait until the output contains ``text``, and assert that it does so exactly ``times`` times, if given.
+        """Wait until the output contains ``text``. With ``times``, assert that it contains it exactly so often.
 
-        The wait is necessary because the daemon prints a message after the commit.
+        The wait is necessary because the daemon prints a message only after it has committed the change.
         """
         wait_for(lambda: self.said().count(text) >= (times or 1), f"{text!r} in\n{self.said()[-3000:]}")
         assert times is None or self.said().count(text) == times, self.said()
@@ -232,7 +232,7 @@ class Scheduler:
             raise AssertionError(f"not within 20 s: the end of the scheduler\n{self.said()[-6000:]}") from None
 
     def end_all(self) -> None:
-        """Kill the daemon and all processes of its jobs, which are found by the state file in their environment."""
+        """Kill the daemon and all processes of its jobs, found by the name of the state file in their environment."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -271,7 +271,7 @@ class Scheduler:
     def job(self, job_id: int) -> dict[str, Any]:
         """Return a job as `show --json` prints it. Waits up to ``LOOK_S`` s until the daemon has considered the job."""
         running = self.process is not None and self.process.poll() is None
-        end = time.monotonic() + (LOOK_S if running else BRIEF_S)  # without a daemon nobody considers the job
+        end = time.monotonic() + (LOOK_S if running else BRIEF_S)  # without a daemon the reason stays "new"
         while True:
             found = self.cli("show", str(job_id), "--json", code=None)
             value: dict[str, Any] = json.loads(found.stdout) if found.returncode == 0 else {"reason_code": "new"}
@@ -312,7 +312,7 @@ class Scheduler:
     def line(
         self, key: str, code: object = 0, seconds: float = 0.0, *, priority: int = 0, more: str = "", gpus: str = ""
     ) -> str:
-        """Return a line that runs the ledger job for ``seconds``. ``code``: its exit code, or "s6" for signal 6."""
+        """Return a jobs line that runs the ledger job for ``seconds``. ``code``: its exit code, or "s6" for signal 6."""
         return f"{priority},{self.script},,{self.folder} {key} {code} {seconds} {more},{gpus}"
 
     def append(self, *lines: str) -> None:
@@ -329,7 +329,7 @@ class Scheduler:
         (self.folder / f"hold-{key}").unlink(missing_ok=True)
 
     def ledger(self) -> list[list[str]]:
-        """Return the lines that jobs wrote: start or end, key, pid, GPUs, share, attempt, monotonic time, job id."""
+        """Return the ledger lines as words: start or end, key, pid, GPUs, share, attempt, monotonic time, job id."""
         path = self.folder / "ledger"
         whole = path.read_text().rpartition("\n")[0] if path.exists() else ""  # a line may be written only in part
         return [line.split() for line in whole.splitlines()]

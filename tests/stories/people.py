@@ -20,13 +20,13 @@ import pytest
 
 from scheduler import command_line
 from scheduler.runners import supervisor as supervisor_file
-from scheduler.web import server  # noqa: F401  a user without rights to this Python's folder cannot load it any more
+from scheduler.web import server  # noqa: F401  loaded now: a child with another user may be unable to load it
 from tests.stories.harness import alive, wait_for
 
 ROOT_ONLY = pytest.mark.skipif(
     os.getuid() != 0 and not os.environ.get("CI"), reason="users are made by root (in CI: always)"
 )
-TAKEN = "cannot open the main log"  # error of `start` here once it has accepted all files
+TAKEN = "cannot open the main log"  # error of START after `start` has accepted all other files
 START = ("start", "--gpus", "1", "--log-file", "/no such folder/log")
 FILES = {
     "config.yaml": "cuda_ids: local\n",
@@ -43,7 +43,7 @@ class User:
     groups: tuple[int, ...] = ()
 
     def do(self, act: Callable[[], Any]) -> int:
-        """Run ``act`` as this user in a child process; return its exit code."""
+        """Run ``act`` as this user in a child process; return the exit code: the result of ``act``, 0 for None."""
         sys.stdout.flush()
         child = os.fork()
         if child:
@@ -61,7 +61,7 @@ class User:
             os._exit(code)
 
     def can(self, act: Callable[[], Any]) -> bool:
-        """Return whether this user may do ``act``: it raises no OSError."""
+        """Return whether ``act`` raises no OSError when this user runs it."""
 
         def tried() -> int:
             try:
@@ -105,7 +105,7 @@ class User:
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Load all modules before a child changes its user: perhaps only root may read interpreter and checkout."""
+    """Load all modules before a child changes its user: only root may be able to read Python and the checkout."""
     folder = tmp_path_factory.mktemp("loaded")
     for name, text in FILES.items():
         (folder / name).write_text(text)
@@ -117,7 +117,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="module")
 def users(loaded: None) -> Iterator[tuple[User, User]]:
-    """Return two new users that are both in a third group; delete them afterwards."""
+    """Return two new users that share an additional group; delete the users and the group afterwards."""
     names = [f"gj{os.getpid() % 100_000}{letter}" for letter in "abg"]
     made = []
     try:
@@ -136,7 +136,7 @@ def users(loaded: None) -> Iterator[tuple[User, User]]:
 
 @pytest.fixture
 def place(users: tuple[User, User]) -> Iterator[Path]:
-    """Return a folder of the first user that everybody may read."""
+    """Return a folder that belongs to the first user and that everybody may read."""
     me, _ = users
     folder = Path(tempfile.mkdtemp(prefix="gj-owners-", dir="/tmp"))
     os.chown(folder, me.uid, me.gid)
@@ -158,7 +158,7 @@ def write(path: Path, user: User, mode: int = 0o644, group: int = -1) -> Path:
 
 
 class Daemon:
-    """A scheduler that runs as a user. It is a fork: perhaps only root may read interpreter and checkout."""
+    """A scheduler that runs as a user, in a fork: the user may be unable to read Python and the checkout."""
 
     def __init__(self, user: User, folder: Path, *words: str, **environ: str) -> None:
         self.user, self.folder = user, folder

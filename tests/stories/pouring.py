@@ -71,7 +71,10 @@ class Pouring:
         return {line["line"]: line["reason"] for line in self.s.status()["refused"]}
 
     def judge(self, bad: Sequence[tuple[str | bytes, str]]) -> None:
-        """Append each bad line between two good lines: it must be refused once, and each good line must run once."""
+        """Append each bad line between two good lines: it must be refused once, and each good line must run once.
+
+        ``bad``: pairs of a line and a text in the reason for its refusal.
+        """
         first = len(self.s.jobs_file.read_bytes().splitlines()) if self.s.jobs_file.exists() else 0
         before = self.noted()
         lines: list[str | bytes] = [self.good(f"good-{first}")]

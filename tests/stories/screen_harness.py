@@ -1,4 +1,4 @@
-"""A real scheduler in screen mode, with its sessions and terminals to open them."""
+"""A real scheduler in screen mode, with its screen sessions, and terminals in which commands run."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class ScreenScheduler(Scheduler):
         return name
 
     def judge(self, codes: dict[int, int]) -> None:
-        """P1, P2: Assert that no attempt was started twice and that done jobs wrote their end and have exit code 0.
+        """P1, P2: Assert that no attempt was started twice, and that the recorded state and exit code of each job are true.
 
         ``codes``: job id → exit code with which the job's command ends.
         """

@@ -77,7 +77,10 @@ class Spooler:
         return done
 
     def ts(self, *words: str, code: int = 0, **environ: str) -> str:
-        """Return the output of `ts WORDS` without its last newline. Asserts the exit code; 0 needs an empty stderr."""
+        """Return the output of `ts WORDS` without its last newline.
+
+        Asserts that the exit code is ``code`` and, if this is 0, that stderr is empty.
+        """
         done = self.run(*words, **environ)
         assert done.returncode == code, f"ts {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert code or not done.stderr, done.stderr
@@ -123,7 +126,7 @@ class Spooler:
     def wait_state(self, number: int, *states: str) -> None:
         """Wait until the job is in one of these states, named as `ts` does.
 
-        A job that is being started does not count: `ts` shows it as running, but it has no start time and process yet.
+        A job that is being started does not count: `ts` shows it as running, but it has no start time and no process.
         """
 
         def found() -> bool:
@@ -162,7 +165,7 @@ class Spooler:
         """Send a signal to the server's scheduler and wait until the scheduler has ended."""
         pid = self.pid()
         os.kill(pid, number)
-        # A zombie is not enough: while only its first thread has ended, others may still hold the lock.
+        # `alive` is false as soon as the first thread has ended; other threads may still hold the lock.
         wait_for(lambda: not alive(pid) and not self.server.alive(), "the server is gone")
 
     def end_all(self) -> None:

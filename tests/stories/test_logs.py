@@ -24,7 +24,7 @@ import pytest
 from tests import fork_server
 from tests.stories.harness import LONG, Scheduler, wait_for
 
-# Writes each line that it reads from a FIFO, with \r, \n and \x1b in it unescaped as Python does; ends on "exit CODE".
+# Reads lines from a FIFO and writes each, with \r, \n and \x1b decoded as in a Python string; "exit CODE" ends it.
 ECHO = """\
 import os, sys
 out = os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND) if len(sys.argv) > 2 else 1
@@ -194,10 +194,10 @@ def test_s3_20_the_schedulers_own_output_shows_a_progress_bar_as_one_line(schedu
 
 
 def test_f16_p1_s2_15_existing_files_are_not_used_as_logs(scheduler):
-    """F16, P1, S2.15: A log never goes into an existing file, which is neither written nor read.
+    """F16, P1, S2.15: If the name of a log is in use, the log gets another name; the existing file stays unchanged.
 
-    The names of the logs are taken by files, by a link and by the file for stderr. "Out of memory" in such a file is
-    no reason to run the job again.
+    A regular file, a link or a file with the name of the stderr log has that name. The scheduler does not read the
+    existing file: "out of memory" in it is no reason to run the job again.
     """
     s = scheduler(gpus=1)
     folder = s.folder / "gpu_scheduler_logs"
@@ -245,7 +245,7 @@ def test_f16_p1_s2_15_existing_files_are_not_used_as_logs(scheduler):
 
 
 def test_grep_exit_codes_and_usage_errors(scheduler):
-    """--grep ends with 0 if a line matches, with 1 if none does, and with 2 for a bad pattern, naming the position.
+    """--grep exits with 0 if a line matches, with 1 if none does, and with 2 and the position for a bad pattern.
 
     It works with -n, --attempt and several jobs. A mistake in the options is one line on stderr.
     """
@@ -299,7 +299,7 @@ def test_s2_8_each_attempt_keeps_its_log(scheduler):
 
 
 def test_s17_on_a_terminal_only_colours_pass_and_raw_is_refused(scheduler):
-    """S16, S17: On a terminal only the colours of a hostile log are printed unchanged, and --raw is refused.
+    """S16, S17: On a terminal, of all control codes in a log only those for colours are printed; --raw is refused.
 
     --grep highlights matches unless NO_COLOR is set.
     """
@@ -322,7 +322,7 @@ def test_s17_on_a_terminal_only_colours_pass_and_raw_is_refused(scheduler):
 
 
 def test_s3_20_following_on_a_terminal_redraws_the_line_in_its_place(scheduler):
-    """S3.20: On a terminal, `logs -f` draws the unfinished line in place, cut to the width of the terminal.
+    """S3.20: On a terminal, `logs -f` draws an unfinished line in its place again, cut to the terminal's width.
 
     Ctrl-C ends it with 130.
     """
@@ -352,7 +352,7 @@ def test_s3_20_following_on_a_terminal_redraws_the_line_in_its_place(scheduler):
 
 @pytest.mark.smoke
 def test_s3_20_following_through_a_pipe_prints_whole_lines(scheduler):
-    """S3.20: Through a pipe, `logs -f` prints lines when they are complete, and the last one at the job's end.
+    """S3.20: Through a pipe, `logs -f` prints only complete lines, and at the job's end also an unfinished last line.
 
     It works with -n and --grep; for a waiting job it prints the reason once.
     """
@@ -410,7 +410,7 @@ def test_s3_20_following_goes_on_with_the_next_attempt(scheduler):
 def test_f04_f05_following_a_log_that_is_cut_replaced_or_removed(scheduler, how):
     """F03 (following), F04, F05, A19: `logs -f` reports once that the log was cut, replaced or removed.
 
-    It continues from the new start where there is one, and the job is not disturbed.
+    It continues at the start of a truncated or new file, and the job is not disturbed.
     """
     s = scheduler(gpus=1)
     s.start()
@@ -453,7 +453,7 @@ def test_f04_f05_following_a_log_that_is_cut_replaced_or_removed(scheduler, how)
 
 
 def test_following_without_a_scheduler(scheduler):
-    """Without a scheduler `logs -f` follows a running job to its end; for a waiting job it ends with 5."""
+    """Without a scheduler `logs -f` follows a running job to its end; for a waiting job it exits with 5."""
     s = scheduler(gpus=1, cpu_slots=1)
     s.start()
     talker = Talker(s)
@@ -491,7 +491,8 @@ def test_following_ends_quietly_when_its_reader_ends(scheduler):
 def test_k15_logs_of_many_gigabytes_in_flat_memory(scheduler):
     """K15, S3.20: With 300 MB of address space `logs` prints logs of any size.
 
-    The logs: 10 GB with a hole, random bytes, a line of 32 MB (long form: 256), a progress bar of 40 MB (400).
+    The logs: 10 GB, nearly all of it a hole; a progress bar of 40 MB (long form: 400); a line of 32 MB (long form: 256);
+    and random bytes.
     """
     s = scheduler(gpus=1)
     s.start()

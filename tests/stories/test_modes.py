@@ -1,4 +1,4 @@
-"""Files of a scheduler are private from their creation and never written through links; so is the terminal of a job."""
+"""Private files: created private and never written through links; private terminals, no sockets on the network."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CALL = re.compile(
 
 
 def calls_of(trace: Path, folder: Path) -> list[tuple[str, str, int]]:
-    """Return path, system call and permission bits at creation of everything made under ``folder``, from strace."""
+    """Return (path, system call, permission bits at creation) of each file and folder created in ``folder``."""
     umasks: dict[str, int] = {}
     made: dict[str, tuple[str, str, int]] = {}
     # One file per process: in a single file, strace splits calls that overlap into two lines.
@@ -60,8 +60,8 @@ def calls_of(trace: Path, folder: Path) -> list[tuple[str, str, int]]:
 def test_s5_s16_every_file_is_created_private(scheduler: Callable[..., Scheduler]) -> None:
     """S5, S16, F12: Under umask 000, no file or folder is created with rights for others, as strace shows.
 
-    Traced: a start that runs a job of a line and sets aside an invalid state file, and `submit`. At the end files have
-    mode 600 and folders 700.
+    strace watches `submit` and a scheduler that runs a job of the jobs file and renames an invalid state file. At the
+    end, files have mode 600 and folders mode 700.
     """
     if shutil.which("strace") is None:
         if os.environ.get("CI") == "true":
@@ -125,7 +125,7 @@ def test_s5_s16_every_file_is_created_private(scheduler: Callable[..., Scheduler
 
 
 def _try_to_open(folder: str, got: str) -> None:
-    """Try to open all that appears under ``folder``, without end; write what could be opened to ``got``/opened."""
+    """Try to open each file under ``folder``, in an endless loop; add the paths of opened ones to ``got``/opened."""
     while True:
         for top, folders, names in os.walk(folder):
             for name in [*folders, *names]:
@@ -146,9 +146,9 @@ def _try_to_open(folder: str, got: str) -> None:
 def test_s5_another_user_opens_nothing_while_it_starts(
     users: tuple[User, User], place: Path, daemon_of: Callable[..., Daemon]
 ) -> None:
-    """S5: Under umask 000 a scheduler is started three times and runs jobs; another user can never open one of its files.
+    """S5: While a scheduler with umask 000 starts and runs jobs, another user can at no time open one of its files.
 
-    A process of user b tries to open every name that appears, in a loop.
+    The scheduler is started three times. A process of the other user tries to open every name in a loop.
     """
     me, other = users
     got = place.parent / f"{place.name}-got"
@@ -185,7 +185,7 @@ def test_s5_another_user_opens_nothing_while_it_starts(
 
 
 def _swap(path: str, victim: str, stop: object) -> None:
-    """Put a link to ``victim``, a plain file and nothing at ``path``, in turn, until ``stop`` is set."""
+    """Replace ``path`` by a link to ``victim``, then by a file, then remove it; repeat until ``stop`` is set."""
     link, plain = f"{path}.l", f"{path}.p"
     while not stop.is_set():  # type: ignore[attr-defined]
         try:
@@ -201,9 +201,10 @@ def _swap(path: str, victim: str, stop: object) -> None:
 
 @pytest.mark.parametrize("what", ["picture", "info", "main log", "job log", "add"])
 def test_s8_a_link_that_is_swapped_in_is_never_written_through(tmp_path: Path, what: str) -> None:
-    """S8: A file is never written through a link that another process puts in its place; the target keeps every byte.
+    """S8: If another process replaces a file by a link during a write, the target of the link is not changed.
 
-    At least 2000 writes of each kind, and until more than 50 succeeded: the other process may not run for a while.
+    The test makes at least 2000 writes of each kind and continues until more than 50 of them have succeeded, since the
+    other process may not run for a while. `add` may append whole lines to the target.
     """
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious\n")
@@ -232,7 +233,7 @@ def test_s8_a_link_that_is_swapped_in_is_never_written_through(tmp_path: Path, w
                     log.close()
                 elif what == "job log":
                     with contextlib.suppress(FileNotFoundError):
-                        os.unlink(path)  # `open_log` takes an existing file for that of another scheduler
+                        os.unlink(path)  # `open_log` refuses an existing file: it may belong to another scheduler
                     os.close(Supervisor.open_log(None, path))  # type: ignore[arg-type,func-returns-value]
                 else:
                     append_line(str(folder / "sub" / ".." / "name") if round_ % 2 else path, "ours", _mine)
@@ -252,7 +253,7 @@ def _mine(status: os.stat_result) -> None:
 
 
 def test_s10_a_jobs_terminal_is_its_owners_alone(screens) -> None:
-    """S10: Only its owner can write to the terminal of a job (`write`, `wall`); the session has no multi-user mode."""
+    """S10: Only the owner can write to the terminal of a job (`write`, `wall`); the session has no multi-user mode."""
     s = screens()
     script = s.folder / "look.sh"
     script.write_text(
@@ -322,13 +323,13 @@ def test_s26_the_wheel_contains_only_the_package(tmp_path: Path) -> None:
 
 @pytest.mark.smoke
 def test_s1_nothing_listens(scheduler: Callable[..., Scheduler]) -> None:
-    """S1: Without a web page, scheduler and supervisor have no network socket, and none that accepts connections."""
+    """S1: Without a web page, scheduler and supervisor have only Unix sockets, and none accepts connections."""
     s = scheduler(gpus=1)
     s.start()
     mine = set()
     for pid in (s.pid, s.supervisor_pid()):
         for fd in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # the process has closed it since
+            with contextlib.suppress(FileNotFoundError):  # the process has closed it in the meantime
                 if (name := os.readlink(fd)).startswith("socket:["):
                     mine.add(name[8:-1])
     local = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]

@@ -1,4 +1,4 @@
-"""Options and defaults of `start`, and the Python version and GPU libraries that it runs with."""
+"""Options and defaults of `start`, and the Python version and GPU libraries that it needs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_s3_1_start_takes_the_documented_options_with_their_defaults(scheduler: 
 @pytest.mark.parametrize("option", ["mem-threshold", "load-threshold"])
 @pytest.mark.parametrize("value", ["1.5", "-1", "much"])
 def test_s3_1_a_threshold_outside_0_to_1_is_refused(scheduler: Any, option: str, value: str) -> None:
-    """S3.1: `start` refuses a threshold that is no share between 0 and 1: exit code 2, one line."""
+    """S3.1: `start` refuses a threshold outside 0 to 1 with exit code 2 and one line."""
     done = scheduler().cli("start", "--gpus", "1", f"--{option}={value}", code=2)
     assert (
         done.stderr.startswith(f"gpujob: --{option}: must be a share between 0 and 1, not {value};")

@@ -39,7 +39,7 @@ PAYLOADS = list(dict.fromkeys([
     "a b", " a", "a ", "\ta", "a\x01b", "\x1b[2J", "\x7f", "a\x0bb", "x" * 5000, "\u2028", "=cmd|' /C calc'!A0", "a'b\"c`d$e\\f",
 ]))  # fmt: skip
 
-# The number of words comes first, so that `saw` can leave out a file that is still being written.
+# The file contains the number of words, so that `saw` can leave out a file that is still being written.
 SEES = """#!/bin/sh
 printf '%s\\0' "$GPUJOB_ID" "$#" "$@" > "{folder}/saw-$GPUJOB_ID"
 """
@@ -55,7 +55,7 @@ def s(scheduler: Callable[..., Scheduler]) -> Scheduler:
 
 
 def saw(s: Scheduler) -> dict[int, list[bytes]]:
-    """Return job id → words that the job got, for jobs that have written all of their words."""
+    """Return job id → arguments that the job got, for jobs that have written all of their arguments."""
     found = {}
     for path in s.folder.glob("saw-*"):
         number, _, rest = path.read_bytes().partition(b"\0")
@@ -73,7 +73,7 @@ def no_mark(s: Scheduler) -> None:
 
 
 def test_s12_two_hundred_payloads_in_every_field_of_lines_and_submits(s: Scheduler) -> None:
-    """S12, S7: No payload in any field of a line or a submission is executed, and jobs get its exact bytes.
+    """S12, S7: No payload in a field of a jobs line or a submission is executed; jobs get the exact bytes as arguments.
 
     Fields: arguments, label, variable, working folder, conda environment, script.
     """
@@ -119,7 +119,7 @@ def test_s12_two_hundred_payloads_in_every_field_of_lines_and_submits(s: Schedul
 
 
 def test_s12_payloads_in_names_of_jobs_states_files_and_options_of_commands(s: Scheduler) -> None:
-    """S12, S6, S11: Verbs answer or refuse a payload as job, state, GPU or option value, and change no job."""
+    """S12, S6, S11: A payload as job, state, GPU or option value is answered or refused, and changes no job."""
     s.start()
     s.cli("submit", "--cpu", "--wait", "--label", "one", "--", "true")
     before = s.rows("SELECT id, state, spec FROM jobs")
@@ -142,7 +142,7 @@ def test_s12_payloads_in_names_of_jobs_states_files_and_options_of_commands(s: S
 
 
 def test_s27_add_writes_one_line_or_none(s: Scheduler) -> None:
-    """S27, S12: `add` appends one line or none: a line break in a field adds no second job, and words stay exact."""
+    """S27, S12: `add` appends one line or none: a line break in a field adds no second job; payloads stay unchanged."""
     evil = s.folder / "evil.py"
     evil.write_text(f"open({str(s.folder / MARK)!r}, 'w')\n")
     s.start()
@@ -186,7 +186,7 @@ def test_s27_add_writes_one_line_or_none(s: Scheduler) -> None:
 
 
 def test_s12_payloads_in_files_that_people_edit(s: Scheduler) -> None:
-    """S12: Payloads in state file, config and model table are refused or read as text, and the scheduler continues."""
+    """S12: Payloads in state file, config or model table are refused or read as text, and the scheduler continues."""
     s.start()
     state = s.folder / "gpu_scheduler_state.json"
     wait_for(state.exists, "the state file")

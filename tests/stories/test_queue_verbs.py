@@ -161,7 +161,7 @@ def test_reset_deletes_ended_jobs_and_runs_nothing_twice(scheduler):
 
 
 def test_swap_is_refused_under_order_short_without_a_scheduler(scheduler):
-    """With `order: short`, `swap` is refused without a scheduler in the same words as with one."""
+    """With `order: short`, `swap` is refused; the message is the same with and without a scheduler."""
     s = scheduler(gpus=1, order="short")
     s.start()
     s.cli("queue", "pause")

@@ -1,4 +1,4 @@
-"""A damaged, truncated, missing or old store is refused unchanged, and rebuilt so that nothing runs twice."""
+"""Damaged, truncated, missing and old stores: `start` refuses them; after `recover` no job runs twice."""
 
 from __future__ import annotations
 
@@ -64,9 +64,10 @@ def nothing_twice(s) -> None:
 
 
 def all_goes_on(s, waiting: bool = True) -> None:
-    """Check after a rebuild and a start: job 3 runs on its GPU, the pauses hold, jobs 1 and 2 have their exit codes.
+    """Check after a rebuild and a start that the jobs and pauses of `filled` have not changed.
 
-    ``waiting``: also check that jobs 4, 5 and 6 wait, and that 4 is held.
+    Job 3 runs on its GPU, GPU 1 is paused, and jobs 1 and 2 have their exit codes. With ``waiting``, jobs 4, 5 and 6
+    wait, and only job 4 is held.
     """
     status = s.status()
     assert [gpu["allocated"] for gpu in status["gpus"]] == [1.0, 0.0], status["gpus"]
@@ -166,7 +167,7 @@ def pages_of(path: Path) -> int:
 def test_e02_each_page_overwritten(scheduler):
     """E02: Whichever page is overwritten, `recover` succeeds: nothing runs twice, and the running job keeps its GPU.
 
-    Each lost waiting job is named.
+    `recover` names each waiting job that is lost.
     """
     s = filled(scheduler(gpus=2), FILLERS)
     s.stop()
@@ -187,7 +188,7 @@ def test_e02_each_page_overwritten(scheduler):
             states = s.states()
             named = done.stdout.count("it is not known whether this line ran")
             waiting = [n for n in range(4, 7 + FILLERS) if states.get(n) == "pending"]
-            # A damaged page costs only its own rows. `recover` names their lines; of a submitted job, the id.
+            # Only the rows in the damaged page are lost. `recover` prints their lines, or the id of a submitted job.
             missing = 3 + FILLERS - len(waiting)
             submitted = states.get(6) == "pending" or "no trace found of: job" in done.stdout
             assert submitted and missing <= named + 1, (page, done.stdout, states)
@@ -196,7 +197,7 @@ def test_e02_each_page_overwritten(scheduler):
         finally:
             s.stop()
     path.write_bytes(whole)
-    free = s.rows("PRAGMA freelist_count")[0][0]  # damage to a free page is no damage
+    free = s.rows("PRAGMA freelist_count")[0][0]  # a damaged free page loses no data
     assert len(sound) <= free, sound
     s.start()
     ends_well(s, "done bad run")
@@ -204,9 +205,9 @@ def test_e02_each_page_overwritten(scheduler):
 
 @pytest.mark.parametrize("quarter", [1, 2, 3])
 def test_e03_cut_at_each_quarter(scheduler, quarter):
-    """E03: Of a truncated store, the rows before the cut are kept; nothing runs twice.
+    """E03: From a truncated store, `recover` keeps the rows before the cut; nothing runs twice.
 
-    Other jobs come from attempt records and the jobs file.
+    It restores other jobs from attempt records and the jobs file.
     """
     s = filled(scheduler(gpus=2), FILLERS)
     s.stop()
@@ -221,9 +222,9 @@ def test_e03_cut_at_each_quarter(scheduler, quarter):
 
 
 def test_e04_log_removed_after_a_crash(scheduler):
-    """E04: If the write-ahead log is lost, records show which jobs ran; the lines of unknown jobs are named.
+    """E04: If the write-ahead log is lost, `recover` finds in attempt records which jobs ran, and names other lines.
 
-    Such a line does not run unless it is appended again.
+    A line that it names runs only if it is appended again.
     """
     s = filled(scheduler(gpus=2))
     s.kill()  # the write-ahead log is not copied back into the store
@@ -240,7 +241,7 @@ def test_e04_log_removed_after_a_crash(scheduler):
 
 
 def test_e04_damaged_log(scheduler):
-    """E04: A write-ahead log with a damaged header is not used: the store is refused, then rebuilt from the records."""
+    """E04: If the header of the write-ahead log is damaged, `start` refuses the store; `recover` rebuilds it."""
     s = filled(scheduler(gpus=2))
     s.kill()  # the write-ahead log is not copied back into the store
     path = store_of(s)
@@ -274,9 +275,9 @@ def test_e03_cut_to_nothing_beside_its_log_loses_nothing(scheduler):
 
 @pytest.mark.parametrize("records", ["records stay", "records removed"])
 def test_e05_old_copy_put_back(scheduler, records):
-    """E05: If an old copy of the store is put back, the records show what ended since; nothing runs twice.
+    """E05: If an old copy of the store is put back, attempt records show which jobs have ended since; nothing runs twice.
 
-    Without the records, jobs that ran since are lost, and lines of unknown jobs are named.
+    Without the records, these jobs are lost, and `recover` names the lines that the old copy does not contain.
     """
     s = scheduler(gpus=1)
     s.append(s.line("a", code=4))
@@ -318,9 +319,9 @@ def test_e05_old_copy_put_back(scheduler, records):
 
 
 def test_e18_record_of_a_running_job_removed(scheduler):
-    """E18: A running job without attempt record is adopted by pid and start time.
+    """E18: A running job whose attempt record is missing is adopted by its pid and start time.
 
-    If it then ends while no daemon runs, it is lost, and not run again.
+    If it then ends while no daemon runs, its outcome is lost, and it does not run again.
     """
     s = filled(scheduler(gpus=2))
     s.kill()
@@ -338,7 +339,7 @@ def test_e18_record_of_a_running_job_removed(scheduler):
 
 
 def test_e18_job_known_only_by_its_processes(scheduler):
-    """E18 with E03: A job that only its processes show keeps its GPU while they live; then it is lost."""
+    """E18 with E03: Without store and attempt record, a job keeps its GPU while its processes live; then it is lost."""
     s = filled(scheduler(gpus=2))
     s.stop()
     (s.folder / ".gpujob" / "attempts" / "3.1").unlink()
@@ -355,7 +356,7 @@ def test_e18_job_known_only_by_its_processes(scheduler):
 
 
 def test_e04_log_cut_anywhere(scheduler):
-    """E04: Wherever the write-ahead log is cut, ids and records show that the store is too old; nothing runs twice."""
+    """E04: Wherever the write-ahead log is cut, `start` refuses the store, and after `recover` nothing runs twice."""
     s = filled(scheduler(gpus=2))
     s.cli("submit", "--allowed", "0", "--", "true")  # every cut loses this id at least; .gpujob/high still has it
     s.kill()
@@ -379,7 +380,7 @@ def test_e04_log_cut_anywhere(scheduler):
 
 
 def test_e03_jobs_file_named_by_a_flag(scheduler):
-    """E03: `recover` knows without the store which jobs file was watched, so that no line in it counts as new."""
+    """E03: Without the store, `recover` still finds the jobs file given by a flag; no line in it counts as new."""
     s = scheduler(gpus=1, jobs_file="other.txt")
     s.jobs_file = s.folder / "other.txt"
     s.append(s.line("a"), s.line("b", code=1))
@@ -398,7 +399,7 @@ def test_e03_jobs_file_named_by_a_flag(scheduler):
 
 
 def test_e03_line_of_a_failed_job_may_be_run_again(scheduler):
-    """E03: After a rebuild, an equal line runs a failed job again, and does not run a job that succeeded."""
+    """E03: After a rebuild, a repeated line runs again if its job has failed, and does not run if its job is done."""
     s = scheduler(gpus=1)
     s.append(s.line("good"), s.line("bad", code=1))
     s.start()
@@ -427,7 +428,7 @@ def test_e03_jobs_file_gone_and_back(scheduler):
     s.start()
     back = s.folder / "back"
     back.write_text(text + s.line("c") + "\n")
-    back.rename(s.jobs_file)  # in one step: lines that follow later would count as new
+    back.rename(s.jobs_file)  # in one step: lines that are appended later would count as new
     wait_for(lambda: s.starts("c"), "the new line")
     nothing_twice(s)
 
@@ -476,7 +477,7 @@ def test_e01_screen_job_is_adopted_with_its_session(screens):
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(20 if LONG else 3))
 def test_e02_e04_random_damage_under_random_kills(scheduler, seed):
-    """E01 to E05 mixed: After kill -9 and any damage, `recover` leads to no second run and no overbooked GPU."""
+    """E01 to E05 mixed: After kill -9, random damage and `recover`, no job runs twice and no GPU is overbooked."""
     dice = random.Random(seed)
     s = scheduler(gpus=2)
     path = store_of(s)
@@ -522,7 +523,7 @@ def test_e02_e04_random_damage_under_random_kills(scheduler, seed):
 
 @pytest.mark.parametrize("what", ["e02 a row", "e01 the version"])
 def test_e01_e02_valid_pages_with_wrong_contents(scheduler, what):
-    """E01 E02: Valid pages with contents that gpujob never writes are refused in one line, and rebuilt."""
+    """E01 E02: A store whose pages are valid but whose contents are wrong is refused with one line, and rebuilt."""
     s = filled(scheduler(gpus=2))
     s.stop()
     path = store_of(s)
@@ -542,7 +543,7 @@ def test_e01_e02_valid_pages_with_wrong_contents(scheduler, what):
 
 
 def test_e02_a_deleted_job_is_not_restored(scheduler):
-    """E02, E05: A job that was deleted on purpose is no sign of damage, and a rebuild does not restore it."""
+    """E02, E05: After a job was deleted on purpose, the store is accepted, and a rebuild does not restore the job."""
     s = scheduler(gpus=1)
     s.append(s.line("a"), s.line("b"))
     s.start()
@@ -555,7 +556,7 @@ def test_e02_a_deleted_job_is_not_restored(scheduler):
     connection.close()
     s.start()
     s.stop()
-    overwrite(store_of(s), 5 * PAGE, random.Random(5).randbytes(PAGE))  # the events
+    overwrite(store_of(s), 5 * PAGE, random.Random(5).randbytes(PAGE))  # damages the table of events
     refuses(s)
     assert "lines need your decision" not in recovers(s, 1)
     s.append(s.line("c"))

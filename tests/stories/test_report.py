@@ -1,4 +1,4 @@
-"""`gpujob report` with a real scheduler: times, sums, formats and filters; also of lost and deleted jobs."""
+"""`gpujob report` with a real scheduler: times, sums, formats and filters, and lost and deleted jobs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rows_of(s: Scheduler, *words: str) -> list[list[str]]:
 
 
 def test_jobs_are_added_up_by_label_by_gpu_and_over_all(scheduler: Callable[..., Scheduler]) -> None:
-    """Times are those of the store, GPU time follows the allocated shares; a report without a scheduler is equal."""
+    """Times are those of the store, GPU time follows the allocated shares; the report needs no running scheduler."""
     s = scheduler(gpus=2, assign_retry_wait=0.1).start()
     s.cli("submit", "--gpus", "0.5", "--allowed", "0", "--label", "a", "--wait", "--", "sleep", "0.2")
     s.cli("submit", "--gpus", "2", "--label", "a", "--retries", "1", "--wait", "--", "sh", "-c", "exit 3", code=3)
@@ -114,9 +114,9 @@ def test_csv_has_the_same_fields_in_each_row_and_no_formula_and_no_secret(schedu
 
 
 def test_what_ended_while_no_scheduler_ran_counts_to_its_true_end(scheduler: Callable[..., Scheduler]) -> None:
-    """A job that ended while no scheduler ran counts up to its real end.
+    """The run time of a job that ended while no scheduler ran is counted up to its real end.
 
-    This holds before the next start, after it, and after a retry.
+    The report is the same before the next start, after it, and after `retry`.
     """
     s = scheduler(gpus=1)
     s.hold("run")
@@ -154,7 +154,7 @@ def test_a_failed_attempt_with_a_retry_left_counts_to_its_end_without_a_schedule
 
 
 def test_a_lost_attempt_is_marked(scheduler: Callable[..., Scheduler]) -> None:
-    """An attempt that ran when the machine was rebooted is marked as lost: nobody knows when it ended."""
+    """An attempt that was running at a reboot is marked as lost, because the time of its end is unknown."""
     s = scheduler(gpus=1)
     s.hold("run")
     s.append(s.line("run"))

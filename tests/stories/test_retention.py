@@ -1,4 +1,4 @@
-"""Old jobs and logs are deleted while the scheduler runs, and nothing runs twice because of that."""
+"""The scheduler deletes old jobs and logs while it runs; no line runs twice because its job was deleted."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def ids(s: Scheduler) -> list[int]:
 
 @pytest.mark.smoke
 def test_the_line_of_a_deleted_job_is_not_run_again(scheduler):
-    """C, P1: Lines of deleted jobs do not run again after a restart and a save of the jobs file by an editor.
+    """C, P1: Lines of deleted jobs do not run again after a restart or when an editor saves the jobs file.
 
-    One more equal line runs.
+    If an equal line is appended, it runs.
     """
     s = scheduler(gpus=1)
     keep(s)
@@ -58,7 +58,7 @@ def test_the_line_of_a_deleted_job_is_not_run_again(scheduler):
 def test_keep_logs_removes_only_logs_of_ended_jobs(scheduler):
     """A19, S8: `keep_logs` removes only logs of ended jobs.
 
-    Logs of a running job and of one that waits for a retry stay, and so do another scheduler's log and a link.
+    It keeps the logs of a running job, of a job that waits for a retry, and of another scheduler, and keeps a link.
     """
     s = scheduler(gpus=2, assign_retry_wait="600")
     keep(s)
@@ -93,7 +93,7 @@ def test_keep_logs_removes_only_logs_of_ended_jobs(scheduler):
 def test_a19_killed_while_pruning_nothing_is_lost_and_it_goes_on(scheduler, point, at):
     """A19: If the daemon is killed while it deletes old jobs, the next one continues; no other job is lost.
 
-    A running job and its log stay, and so does a dependency of a waiting job.
+    A running job and its log stay. A job on which a waiting job depends stays too.
     """
     s = scheduler(gpus=2)
     s.hold("run")
@@ -133,7 +133,7 @@ def test_a19_killed_while_pruning_nothing_is_lost_and_it_goes_on(scheduler, poin
 
 
 def test_wrong_settings_are_named(scheduler):
-    """Invalid `keep_logs` or `keep_finished`: `start` ends with 2, a running scheduler keeps the last valid ones."""
+    """With an invalid `keep_logs`, `start` exits with 2; a running scheduler keeps the last valid `keep_finished`."""
     s = scheduler(gpus=1)
     for value in ("30", "0G", "soon"):
         error = s.cli("start", "--gpus", "1", "--keep-logs", value, code=2).stderr

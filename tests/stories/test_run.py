@@ -1,4 +1,4 @@
-"""`gpujob run`, which runs a file of commands to its end in the foreground: a test for each of its statements."""
+"""`gpujob run`, which runs a file of commands to its end in the foreground: a test for each documented statement."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["machine"]
 
 
 class Run:
-    """`gpujob run` in the folder of a scheduler, on two declared GPUs unless the words name others."""
+    """`gpujob run` in the folder of a scheduler. `start` declares two GPUs unless its words name others."""
 
     def __init__(self, s: Scheduler) -> None:
         self.s = s
@@ -57,7 +57,7 @@ class Run:
         return self.detected(*words, **environ)
 
     def detected(self, *words: str, **environ: str) -> Run:
-        """Start it on the GPUs that the driver shows."""
+        """Start `gpujob run` on the GPUs that the driver shows."""
         environ = {**self.s.environ, **environ}
         self.output = self.s.folder / f"run-{time.monotonic_ns()}.out"
         with self.output.open("wb") as out:
@@ -71,7 +71,7 @@ class Run:
         return self
 
     def ended(self, code: int) -> str:
-        """Wait for its end, check the exit code, and return its output."""
+        """Wait until `gpujob run` has ended, check its exit code, and return its output."""
         assert self.process is not None
         self.process.wait(PATIENCE_S)
         said = self.output.read_text(errors="replace")
@@ -212,7 +212,7 @@ def test_s1_9_the_same_command_twice_is_run_once_and_that_is_said(run: Run) -> N
 def test_s1_7_s1_8_after_a_crash_the_same_command_goes_on(run: Run) -> None:
     """S1.7, S1.8: After kill -9, the same command continues where it stopped, and nothing runs twice.
 
-    A job that still runs is adopted, one that ended in the meantime has its true exit code, a waiting one is started.
+    A job that still runs is adopted, a job that ended in the meantime has its true exit code, and a waiting job starts.
     """
     run.commands("echo done >>ledger", run.held("a"), run.held("b", "exit 7"), run.held("c"))
     run.start("--gpus", "2")
@@ -237,7 +237,7 @@ def test_s1_7_s1_8_after_a_crash_the_same_command_goes_on(run: Run) -> None:
 
 
 def test_s1_7_what_cannot_be_known_is_not_guessed(run: Run) -> None:
-    """S1.7: If `run`, supervisor and job are killed together, the job is lost, without an exit code."""
+    """S1.7: If `run`, the supervisor and the job are killed together, the job is recorded as lost, without exit code."""
     run.commands(run.held("a"))
     run.start()
     run.begun("a")
@@ -252,7 +252,7 @@ def test_s1_7_what_cannot_be_known_is_not_guessed(run: Run) -> None:
     for number in (run.process.pid, supervisor, pid):
         os.kill(number, signal.SIGKILL)
     run.process.wait()
-    # Until the job is reaped, the kernel still has its exit code; the job may have become a child of this process.
+    # The kernel keeps the exit code of the job until the job is reaped. The job may have become a child of this process.
     wait_for(lambda: not _left_of(pid) and not alive(supervisor), "both to be gone")
     said = run.to_its_end(1)
     assert (
@@ -264,7 +264,7 @@ def test_s1_7_what_cannot_be_known_is_not_guessed(run: Run) -> None:
 
 
 def _left_of(pid: int) -> bool:
-    """Return whether a process or its zombie is still there; reap it if it is our child."""
+    """Return whether a process or its zombie still exists; first reap it if it is a zombie child of this process."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
     return Path(f"/proc/{pid}").exists()
@@ -291,7 +291,7 @@ def test_s1_12_a_truncated_last_line_of_the_journal(run: Run) -> None:
 def test_s1_2_s1_10_by_free_memory(machine: Callable[..., Machine]) -> None:
     """S1.2, S1.10: A job gets the GPU with the most free memory, and waits while no GPU has the minimum free.
 
-    `status` needs no GPU library for what it shows.
+    `status` shows the same text without a GPU library.
     """
     m = machine(None).cards("GPU-a", "GPU-b")
     others = m.foreign_process()
@@ -339,7 +339,7 @@ def test_s1_2_all_gpus_full_of_others_is_waited_for(machine: Callable[..., Machi
 
 
 def test_a_lower_minimum_counts_for_what_was_refused_or_waits(machine: Callable[..., Machine]) -> None:
-    """A command that no GPU can hold is refused; with a lower `--min-free-mem-mb` the next `run` runs it."""
+    """A command that was refused, or had to wait, runs in the next `run` with a lower `--min-free-mem-mb`."""
     m = machine(None).cards("GPU-a")
     run = Run(m.s).commands("echo x >>out")
     said = run.detected("--min-free-mem-mb", "90000", "--poll-interval", "0.25").ended(1)
@@ -356,9 +356,9 @@ def test_a_lower_minimum_counts_for_what_was_refused_or_waits(machine: Callable[
 
 
 def test_s1_11_memory_promised_to_starting_jobs_counts(machine: Callable[..., Machine]) -> None:
-    """S1.11: Memory promised to jobs that have just started counts as used, though the driver does not show it yet.
+    """S1.11: Memory reserved for jobs that have just started counts as used, though the driver does not show it yet.
 
-    Two of four jobs fit. After `settle`, the memory that they really use counts, and the others are started.
+    Two of four jobs fit. After the time `settle`, only the memory that they really use counts, and the others start.
     """
     m = machine(None).cards("GPU-a")
     run = Run(m.s).commands(*(run_held(key) for key in "abcd"))
@@ -386,7 +386,7 @@ def run_held(key: str) -> str:
 
 
 def test_one_job_on_each_declared_gpu(run: Run) -> None:
-    """A declared GPU runs one job at a time: its memory is not read, so it cannot be booked."""
+    """A declared GPU runs one job at a time: its memory is unknown, so it cannot be shared by memory."""
     run.commands(*(run.held(key) for key in "abc"))
     run.start("--gpus", "2")
     run.begun("a", "b")
@@ -401,7 +401,7 @@ def test_one_job_on_each_declared_gpu(run: Run) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_sigint_or_sigterm_without_a_terminal_leaves_the_jobs(run: Run, number: int) -> None:
-    """Without a terminal, SIGINT or SIGTERM ends `run` with 130, and its jobs continue; the same command continues."""
+    """Without a terminal, SIGINT or SIGTERM ends `run` with 130; its jobs continue, and the next `run` adopts them."""
     run.commands(run.held("a"), run.held("b"))
     run.start("--gpus", "1")
     run.begun("a")
@@ -418,7 +418,7 @@ def test_sigint_or_sigterm_without_a_terminal_leaves_the_jobs(run: Run, number: 
 
 
 class Terminal:
-    """`gpujob run` on a pseudo-terminal of its own."""
+    """A `gpujob run` in its own pseudo-terminal."""
 
     def __init__(self, run: Run, *words: str) -> None:
         self.run = run
@@ -433,7 +433,7 @@ class Terminal:
         self.said = ""
 
     def until(self, text: str) -> None:
-        """Read its output until ``text`` appears in it."""
+        """Read the output of `gpujob run` until it contains ``text``."""
 
         def look() -> bool:
             while select.select([self.fd], [], [], 0)[0]:
@@ -450,16 +450,16 @@ class Terminal:
         os.write(self.fd, text.encode())
 
     def code(self) -> int:
-        """Wait for its end, and return its exit code."""
+        """Wait until `gpujob run` has ended, and return its exit code."""
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             if select.select([self.fd], [], [], 0.05)[0]:
-                with contextlib.suppress(OSError):  # the other end is closed: the process is about to end
+                with contextlib.suppress(OSError):  # EIO: `gpujob run` has closed the terminal, and will end
                     self.said += os.read(self.fd, 65536).decode(errors="replace")
             found, status = os.waitpid(self.pid, os.WNOHANG)
             if found:
                 self.pid = 0
-                with contextlib.suppress(OSError):  # EIO: all is read, also what it wrote after the last look
+                with contextlib.suppress(OSError):  # EIO: the output is read to its end
                     while select.select([self.fd], [], [], 0)[0]:
                         self.said += os.read(self.fd, 65536).decode(errors="replace")
                 return os.waitstatus_to_exitcode(status)
@@ -497,7 +497,7 @@ def test_ctrl_c_asks_and_goes_on(run: Run, terminal: Callable[..., Terminal]) ->
     shown.until("l, e or c: ")
     shown.said = ""
     run.go("a")
-    run.begun("c")  # jobs are started while the question is open
+    run.begun("c")  # jobs start while `run` waits for the answer
     shown.until("job 3")
     wait_for(lambda: shown.until("l, e or c: ") or True, "asked again below what was said")
     shown.type("c\n")
@@ -525,7 +525,7 @@ def test_ctrl_c_ends_the_jobs_and_the_same_command_runs_them_again(run: Run, ter
 
 
 def test_a_job_still_being_ended_is_run_again_by_the_next_run(run: Run, terminal: Callable[..., Terminal]) -> None:
-    """A job that is still being ended when a second Ctrl-C ends `run` is run again by the same command."""
+    """If a second Ctrl-C ends `run` while a job is still being ended, the next `run` runs that job again."""
     deaf = "trap '' TERM; echo a >>ledger; [ -e once ] || { touch once; while :; do sleep 0.05; done; }"
     run.commands(deaf)
     shown = terminal("--kill-grace", "600")
@@ -572,7 +572,7 @@ def test_ctrl_c_leaves_them_running(run: Run, terminal: Callable[..., Terminal],
     shown.until("2 jobs are running")
     shown.type(how)
     assert shown.code() == 130
-    assert set(run.s.states().values()) <= {"starting", "running"}  # `run` may end before it records that they run
+    assert set(run.s.states().values()) <= {"starting", "running"}  # `run` may end before it records that the jobs run
     run.go("a")
     run.go("b")
     run.to_its_end(0)
@@ -608,7 +608,7 @@ def test_ctrl_c_pressed_once_more_while_it_asks(run: Run, terminal: Callable[...
 
 
 def test_a_command_removed_from_the_file_does_not_count(run: Run) -> None:
-    """A failed command that was corrected in the file no longer counts for the exit code."""
+    """The exit code of `run` depends only on commands that are in the file, not on a failed one removed from it."""
     run.commands("true", "exit 3")
     run.to_its_end(1)
     run.commands("true", "exit 0")
@@ -618,7 +618,7 @@ def test_a_command_removed_from_the_file_does_not_count(run: Run) -> None:
 
 
 def test_deleted_jobs_are_no_success(run: Run) -> None:
-    """After `reset`, the commands count as forgotten: exit code 1, and they run again only with `--again`."""
+    """After `reset`, the ended commands count as forgotten: `run` exits with 1, and runs them only with `--again`."""
     run.commands("echo x >>out", "echo y >>out")
     run.to_its_end(0)
     run.s.cli("reset")
@@ -634,7 +634,7 @@ def test_deleted_jobs_are_no_success(run: Run) -> None:
 
 @pytest.mark.parametrize("how", ["utf-16", "gone", "others may write"])
 def test_a_file_that_cannot_be_read_is_no_success(run: Run, how: str) -> None:
-    """If the commands file cannot be read, the exit code is 1, since its contents are not known."""
+    """If the commands file cannot be read at the start or at the end, `run` exits with 1."""
     if how == "utf-16":
         run.file.write_text("true\n", "utf-16")
         assert "commands.txt" in run.to_its_end(1)
@@ -662,7 +662,7 @@ def test_a_file_of_the_same_name_elsewhere_is_another(run: Run) -> None:
 def test_a_file_that_is_no_journal_is_refused(run: Run) -> None:
     """`run` refuses a file with other contents as its journal, and leaves it unchanged.
 
-    In the config of `start`, `jobs_file` names the watched lines; for `run` it names the journal.
+    The mistake is likely: in the config, `jobs_file` names the watched file for `start`, but the journal for `run`.
     """
     lines = "# my queue\n0,train.py,torch,--epochs 3,0\n"
     run.s.jobs_file.write_text(lines)

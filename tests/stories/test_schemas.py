@@ -29,7 +29,7 @@ def registry() -> Registry[Any]:
 
 
 def wrong(name: str, value: object) -> list[str]:
-    """Return what the schema does not allow in ``value``, as "path: message"."""
+    """Return the violations of the schema in ``value``, each as "path: message"."""
     found = Draft202012Validator({"$ref": f"{name}.schema.json"}, registry=registry()).iter_errors(value)
     return [f"{'/'.join(map(str, error.absolute_path))}: {error.message[:300]}" for error in found]
 
@@ -192,7 +192,7 @@ def test_s3_38_json_before_the_first_start_is_as_published(scheduler: Callable[.
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_s3_38_the_schemas_are_closed_and_explained(name: str) -> None:
-    """S3.38: No schema allows unknown keys, each key has a description, and a job of `show` has all keys of a job."""
+    """S3.38: No schema allows unknown keys, and each key has a description; `show` has all keys of the job schema."""
     schema = SCHEMAS[name]
     Draft202012Validator.check_schema(schema)
 

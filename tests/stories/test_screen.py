@@ -1,4 +1,4 @@
-"""Screen mode: each job has its own screen session, which users attach to and which outlives the scheduler."""
+"""Screen mode: each job runs in its own screen session. Users can attach to it, and it outlives the scheduler."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def test_s3_21_session_name_attach_and_a_terminal_with_colours(plain_screens):
 
 
 def test_j09_what_a_job_has_printed_is_seen_from_a_terminal_of_24_lines(plain_screens):
-    """J09: A line printed before a user attaches is visible on a terminal of 24 lines, and is all that the log has.
+    """J09: A line that a job printed before a user attaches is visible on a terminal of 24 lines.
 
-    Screen's status line must not push it out.
+    Screen's status line does not scroll it away. The log contains only what the job printed.
     """
     s = plain_screens
     s.script_of("work", "echo the only line; while [ -e hold-work ]; do sleep 0.05; done; exit 0")
@@ -82,7 +82,7 @@ def test_j09_what_a_job_has_printed_is_seen_from_a_terminal_of_24_lines(plain_sc
     [("--mode eval", "eval"), ("--mode=a/b:c", "a_b_c"), ("--epochs 3", "unknown"), (f"--mode {'x' * 200}", "x" * 20)],
 )
 def test_s3_22_mode_made_safe(screens, words, mode):
-    """S3.22: The mode in a session name has at most 20 characters, all safe; without `--mode` it is `unknown`."""
+    """S3.22: The mode in a session name is at most 20 safe characters long; without `--mode` it is `unknown`."""
     s = screens(gpus=1)
     s.script_of("work", "echo $STY; exit 0")
     s.append(f"0,work,,{words}")
@@ -111,9 +111,10 @@ def test_s3_23_exit_codes_are_exact(screens):
 @pytest.mark.parametrize("how", ["quit", "kill", "server", "shim"])
 @pytest.mark.parametrize("trap", ["exit 0", ""], ids=["caught", "ignored"])
 def test_s3_23_session_ended_from_outside_is_failed(screens, how, trap):
-    """S3.23, P5: A job whose session is ended from outside is failed, even if it then exits with 0.
+    """S3.23, P5: If a user ends the session of a job, the job is failed, even if it then exits with 0.
 
-    Ways: `quit`, its window closed, its screen process or shim killed. A job that ignores SIGHUP runs on, with its GPU.
+    The session ends by screen's `quit` or `kill`, or because its screen process or shim is killed. A job that ignores
+    SIGHUP continues and keeps its GPU; it is failed when it ends.
     """
     s = screens(gpus=1)
     s.script_of("work", f"trap '{trap}' HUP; echo set; while [ ! -e go ]; do sleep 0.05; done; exit 0")
@@ -142,9 +143,9 @@ def test_s3_23_session_ended_from_outside_is_failed(screens, how, trap):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 @pytest.mark.smoke
 def test_s3_24_jobs_outlive_the_scheduler_and_are_adopted(screens, number):
-    """S3.24: Jobs outlive the scheduler; the next one adopts them, with their GPUs and exit codes.
+    """S3.24: Jobs outlive the scheduler; the next scheduler adopts them, with their GPUs and exit codes.
 
-    Nothing is started twice.
+    No job is started twice.
     """
     s = screens(gpus=2)
     s.hold("a")
@@ -177,9 +178,9 @@ def test_s3_24_jobs_outlive_the_scheduler_and_are_adopted(screens, number):
 
 
 def test_s3_23_session_of_an_adopted_job_ended_from_outside(screens):
-    """S3.23 after a restart: An adopted job whose session or shim is ended from outside is failed.
+    """S3.23 after a restart: If the session or shim of an adopted job is ended by a user, the job is failed.
 
-    The new scheduler is the parent of none of these processes.
+    The new scheduler is not the parent of any of these processes.
     """
     s = screens(gpus=2)
     s.hold("a")
@@ -274,7 +275,7 @@ def test_attach_attaches_to_exactly_this_session(screens):
 
 
 def test_attach_says_what_is_wrong(screens):
-    """`attach` reports why it cannot attach: no terminal, no session yet, an ended job, an unknown one, several."""
+    """`attach` reports why it cannot attach: no terminal, no session yet, an ended job, an unknown job, several jobs."""
     s = screens(gpus=1)
     s.hold("a")
     s.append(s.line("a"), s.line("b"))
@@ -307,7 +308,7 @@ def test_attach_to_a_job_without_a_session(scheduler):
 def test_a_window_opened_beside_is_not_in_the_log(screens):
     """Output of a window that a user opens in a session is not in the log of the job.
 
-    The window keeps the session after the end of the job, which is recorded nevertheless.
+    The window keeps the session open after the end of the job. The end of the job is still recorded.
     """
     s = screens(gpus=1)
     s.script_of("work", "echo mine; while [ -e hold-work ]; do sleep 0.05; done; echo after; exit 5")
@@ -323,7 +324,7 @@ def test_a_window_opened_beside_is_not_in_the_log(screens):
     assert s.job(1)["exit_code"] == 5
     s.wait_log(1, "after")
     assert s.log(1) == "mine\nafter\n"
-    assert len(s.sessions()) == 1  # the user's window keeps it
+    assert len(s.sessions()) == 1  # the user's window keeps it open
 
 
 def test_detached_with_screen(screens):
@@ -362,7 +363,7 @@ def test_retry_has_a_session_of_its_own(screens):
 
 
 def test_the_log_of_a_session_is_complete(screens):
-    """S3.20: The log has all of the 5 MB that a job prints just before its end."""
+    """S3.20: The log contains all of the 5 MB that a job prints just before its end."""
     s = screens(gpus=1)
     s.script_of("loud", "i=0; yes 0123456789abcdefghijklmnopqrstuvwxyz | head -n 140000; echo LAST; exit 3")
     s.append("0,loud")

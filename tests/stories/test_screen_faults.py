@@ -32,7 +32,7 @@ def refused(s, **environ: str) -> str:
 
 
 def test_j01_screen_is_missing_or_goes_missing(screens):
-    """J01: Without screen, `start` is refused.
+    """J01: Without screen, `start --screen` is refused.
 
     If screen disappears later, a job waits until it is back, and then runs once.
     """
@@ -69,7 +69,7 @@ def test_j02_socket_folder_unusable_at_the_start(screens, tmp_path):
 
 
 def test_j02_socket_folder_unusable_while_running(screens):
-    """J02: If the socket folder becomes unusable, a job waits with screen's reason, and runs once when it is fixed."""
+    """J02: If the socket folder becomes unusable, a job waits with screen's reason. It runs once the folder is usable again."""
     s = screens(gpus=1, assign_retry_wait="0.2", max_assign_attempts=1000)
     s.start()
     os.chmod(s.sockets, 0o755)
@@ -83,7 +83,7 @@ def test_j02_socket_folder_unusable_while_running(screens):
 
 
 def test_j02_socket_folder_removed_while_running(screens):
-    """J02: If the socket folder is removed, running jobs continue; new ones wait until it is back."""
+    """J02: If a file replaces the socket folder, running jobs continue; new jobs wait until the folder is back."""
     s = screens(gpus=2, assign_retry_wait="0.2", max_assign_attempts=1000)
     s.hold("a")
     s.append(s.line("a", code=5))
@@ -92,7 +92,7 @@ def test_j02_socket_folder_removed_while_running(screens):
     away = s.sockets.with_name(s.sockets.name + "x")
     away.touch()
     exchange = lambda: _renameat2()(str(away), str(s.sockets), _EXCHANGE)  # noqa: E731
-    exchange()  # folder and file in one step: screen would create a missing folder, but cannot replace a file
+    exchange()  # in one step: screen would create a folder that is missing, but it cannot replace a file
     try:
         s.append(s.line("b", code=6))
         wait_for(lambda: 2 in s.states() and "screen" in (s.job(2)["reason"] or ""), "screen's reason")
@@ -107,7 +107,7 @@ def test_j02_socket_folder_removed_while_running(screens):
 
 
 def test_j03_session_quit_leftovers_hold_the_gpu(screens):
-    """J03: A job whose session is ended by `quit` is failed, and its leftover processes hold the GPU.
+    """J03: A job whose session is ended by `quit` is failed, and its leftover processes keep its GPU allocated.
 
     This also holds after a restart of the scheduler.
     """
@@ -172,7 +172,7 @@ def test_j04_server_killed(screens):
 
 
 def test_j05_a_screen_that_returns_0_and_starts_nothing(screens):
-    """J05: A screen that exits with 0 and creates no session is no start; the job ends as could_not_start."""
+    """J05: If screen exits with 0 but creates no session, the job does not run, and its outcome is could_not_start."""
     s = screens(gpus=1, max_assign_attempts=2, assign_retry_wait="0.1")
     bin_ = s.folder / "bin"
     bin_.mkdir()
@@ -189,7 +189,7 @@ def test_j05_a_screen_that_returns_0_and_starts_nothing(screens):
 
 
 def test_j06_name_taken_by_another(screens):
-    """J06: If its session name is in use, a job gets one with the short id appended; the other session is untouched."""
+    """J06: If a session name is in use, the job gets the name with four more characters; the other session continues."""
     s = screens(gpus=1)
     other = foreign_session(s.environ, "gpujob_0_unknown_1", "sleep", "600")
     foreign_session(s.environ, "gpujob_0_unknown_1_", "sleep", "601")
@@ -211,9 +211,9 @@ def test_j06_name_taken_by_another(screens):
 
 
 def test_j06_name_that_begins_like_another(screens):
-    """J06: Ctrl-C in the session of job 1, and a cancel of job 2, do not reach other jobs.
+    """J06: Ctrl-C in the session of job 1 and `cancel` of job 2 have no effect on other jobs.
 
-    The session names of jobs 10 to 12 begin like that of job 1.
+    The session names of jobs 10 to 12 begin with the session name of job 1.
     """
     s = screens(gpus=1, cpu_slots=20)
     s.script_of("work", "echo set; while [ ! -e go ]; do sleep 0.1; done")
@@ -250,7 +250,7 @@ def test_j07_odd_characters_in_the_mode(screens, mode):
 
 
 def test_j08_a_dead_session_is_not_listed(screens):
-    """J08: Dead sessions, which `screen -ls` still lists, are not listed by `screens`, and new jobs still start."""
+    """J08: `screens` does not list the sessions that `screen -ls` calls dead, and new jobs still start."""
     s = screens(gpus=2)
     s.hold("a")
     s.script_of("work", "trap '' HUP; echo set; while [ ! -e go ]; do sleep 0.05; done; exit 0")
@@ -270,7 +270,7 @@ def test_j08_a_dead_session_is_not_listed(screens):
     seat.shows("session")
     (s.folder / "go").touch()
     s.wait_ended(2)
-    s.append(s.line("c", gpus="0"))  # dead sessions do not hinder it
+    s.append(s.line("c", gpus="0"))  # a job starts beside dead sessions
     s.wait_state(3, "done")
 
 
@@ -325,7 +325,7 @@ def test_j09_detach_resize_close_and_ctrl_c(screens):
 def test_j11_a_log_full_of_escape_codes(screens):
     """J11: The log is exactly what the job printed; `logs` passes no escape codes to the terminal except colours.
 
-    The data has no code that asks the terminal for an answer: the log would have the answer too, as in any terminal.
+    The data contains no code that asks the terminal for an answer, since that answer would also be in the log.
     """
     s = screens(gpus=1)
     data = b"\x1b]0;title\x07\x1b[31mred\x1b[0m\x1b[2J\xc2\x9b2J\xe2\x82\xac\ttab\x00\x0e\x0f\x1bc\x1b_apc\x1b\\end\n"
@@ -382,7 +382,7 @@ def test_j12_hostile_screenrc_of_the_user(screens):
 def test_session_files_of_a_killed_daemon_are_removed_in_both_modes(screens):
     """Old files that a killed daemon left for its sessions are removed at the next start, in both modes.
 
-    They hold environments of jobs. A new one stays, since its session may still have to read it.
+    The files contain environments of jobs. A recent file stays, since its session may still have to read it.
     """
     s = screens(gpus=1)
     folder = s.folder / ".gpujob" / "sessions"
@@ -402,7 +402,7 @@ def test_session_files_of_a_killed_daemon_are_removed_in_both_modes(screens):
 def test_b06_b08_leftover_processes_of_a_killed_job_hold_its_gpu(screens, how):
     """B06, B08, P7: Leftover processes of a killed job hold its GPU, and `status` names them.
 
-    They survive the end of the terminal: they ignore SIGHUP, or lead sessions of their own.
+    They survive the end of the terminal: they ignore SIGHUP, or each is the leader of its own session.
     """
     s = screens(gpus=1)
     loader = f"import os, signal, time\n{how}\nopen(f'up-{{os.getpid()}}', 'w').close()\ntime.sleep(600)\n"

@@ -26,7 +26,7 @@ def test_any_folder_will_do(screens, tmp_path, folder):
 
 
 def test_folders_removed(screens):
-    """Folders of the scheduler that were removed are created again, and the next job runs."""
+    """If folders of a running scheduler are removed, it creates them again, and the next job runs."""
     s = screens(gpus=1, assign_retry_wait="0.2")
     s.append(s.line("a"))
     s.start()
@@ -42,7 +42,7 @@ def test_folders_removed(screens):
 
 
 def test_a_large_and_an_odd_environment(screens):
-    """A job gets 300 KB of environment and values that are not UTF-8; HOME, locale and a known TERM are not needed."""
+    """A job gets an environment of 300 KB with values that are not UTF-8, without HOME, locale or a known TERM."""
     s = screens(gpus=1)
     s.script_of("work", 'echo ${#A} ${#B} "$LANG" "$HOME"; printf %s "$ODD" | od -An -tx1; echo ä')
     s.append("0,work")
@@ -56,7 +56,7 @@ def test_a_large_and_an_odd_environment(screens):
 
 
 def test_s12_two_hundred_payloads_reach_a_job_in_a_session_as_they_are(screens):
-    """S12, S11: A job in a session gets all words byte by byte: neither a shell nor screen expands them."""
+    """S12, S11: A job in a session gets the exact bytes of its arguments: neither a shell nor screen expands them."""
     s = screens(gpus=1, cpu_slots=4)
     script = s.folder / "sees.sh"
     script.write_text(SEES.format(folder=s.folder))

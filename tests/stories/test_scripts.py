@@ -12,9 +12,9 @@ from tests.prefixes import executable, site_packages, venv_prefix
 from tests.stories.harness import wait_for
 
 WORDS = '#!/bin/sh\nprintf "<%s>" "$0" "$@"; echo " $CUDA_VISIBLE_DEVICES"\n'
-# Prints a hash of all words, separated by NUL bytes, and their number.
+# Prints a hash of its arguments, joined by NUL bytes, and their number.
 HASH = "import hashlib, os, sys; print(hashlib.sha256(b'\\0'.join(map(os.fsencode, sys.argv[1:]))).hexdigest(), len(sys.argv) - 1)\n"
-# Stand-in for torchrun that a script cannot tell from the real one.
+# Imitation of torchrun: it passes the same options and variables to a script as the real one.
 FAKE_TORCH = """\
 import os, subprocess, sys
 assert __name__ == "__main__" and sys.argv[1] == "--standalone", sys.argv
@@ -38,9 +38,9 @@ def digest(words):
 
 
 def test_any_executable_file_runs_itself(scheduler):
-    """S3: Any executable file of a line is run itself, with its words unchanged and without `--cuda`.
+    """S3: An executable file in a jobs line is run directly, with unchanged arguments and without `--cuda`.
 
-    Paths are relative to the jobs file; names may have blanks, quotes, commas, semicolons and other alphabets.
+    Paths are relative to the jobs file. File names may contain blanks, quotes, commas, semicolons and other alphabets.
     """
     s = scheduler(gpus=2)
     names = ["run.sh", "sub/run", "with space.sh", "größe-模型.sh", "it's.sh", 'say "hi".sh', "a,b.sh", "semi;colon.sh"]
@@ -71,9 +71,9 @@ def test_any_executable_file_runs_itself(scheduler):
 
 
 def test_b17_long_arguments_arrive_whole(scheduler):
-    """S3, B17: 100 KB of arguments arrive complete, by a line and by `submit`.
+    """S3, B17: A job gets 100 KB of arguments complete, from a jobs line and from `submit`.
 
-    A line with a word that is too long for the kernel is refused.
+    A jobs line with an argument that is too long for the kernel is refused.
     """
     s = scheduler(gpus=2)
     (s.folder / "hash.py").write_text(HASH)
@@ -96,9 +96,9 @@ def test_b17_long_arguments_arrive_whole(scheduler):
 
 
 def test_b17_what_the_kernel_would_refuse_is_refused_by_the_verbs(scheduler, monkeypatch):
-    """B17: `add` and `submit` refuse words, variables and commands that are too long for the kernel.
+    """B17: `add` and `submit` refuse arguments, variables and commands that are too long for the kernel.
 
-    They are called as functions, since no shell could pass on such words.
+    The test calls them as functions, since no process can be started with such arguments.
     """
     from scheduler.cli.add import add, submit
     from scheduler.core.errors import SchedulerError
@@ -126,15 +126,15 @@ def test_b17_what_the_kernel_would_refuse_is_refused_by_the_verbs(scheduler, mon
 
 
 def ranks(s, job_id):
-    """Return rank → the variables and words that this process of a torchrun job printed."""
+    """Return rank → variables and arguments that the process with this rank printed, for a torchrun job."""
     seen = [json.loads(line) for line in s.log(job_id).splitlines() if line.startswith("{")]
     return {one.pop("RANK"): one for one in seen}
 
 
 def test_torchrun_starts_one_process_a_gpu(scheduler):
-    """`;launch=torchrun` runs the torch of the environment with one process per GPU (one without GPUs).
+    """`;launch=torchrun` runs the torch of the environment with one process per GPU (one process without GPUs).
 
-    An existing `--cuda` is replaced, none is added.
+    The value of an existing `--cuda` is replaced; a missing `--cuda` is not added.
     """
     s = scheduler(gpus=2)
     venv = venv_prefix(s.folder / "venv")
@@ -181,9 +181,9 @@ def test_torchrun_starts_one_process_a_gpu(scheduler):
 
 
 def test_submit_launch_python_runs_a_script_as_a_line_would(scheduler):
-    """`submit --launch python -- SCRIPT` runs a script like a line: with an interpreter and `--cuda`.
+    """`submit --launch python -- SCRIPT` runs a script as a jobs line does: with an interpreter and `--cuda`.
 
-    It runs in the current folder of `submit`.
+    The script runs in the current folder of `submit`.
     """
     s = scheduler(gpus=1)
     (s.folder / "words.py").write_text("import os, sys; print(os.getcwd(), sys.argv[1:])\n")

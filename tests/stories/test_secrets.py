@@ -11,9 +11,10 @@ from tests.stories.secret_shapes import SECRET, SHAPES
 
 
 def test_s15_no_secret_is_shown_anywhere(scheduler):
-    """S15: No output, log or readable file has a secret of a line, submission, commands file, label or environment.
+    """S15: Secrets of lines, submissions, commands files, labels and environments are in no output or readable file.
 
-    All forms of `secret_shapes.py`. The jobs get every word unchanged.
+    The secrets have all forms of `secret_shapes.py`. Output and logs of jobs are not checked: they are not masked. The
+    jobs get their arguments unchanged.
     """
     s = scheduler(gpus=1, cpu_slots=8, commands_file="commands.txt")
     script = s.folder / "keep.sh"
@@ -24,7 +25,7 @@ def test_s15_no_secret_is_shown_anywhere(scheduler):
     s.append(*(f'0,keep.sh,,"{" ".join(words)}";gpus=0' for words in plain.values()))
     s.append(f"0,gone.py,,--token={SECRET},0", f"x,a.py,,--token={SECRET}", f'0,a.py,,"--token={SECRET}')
     s.append(f"0,$HOME.py,,--password={SECRET} $X,0")
-    s.append(f"0,token={SECRET}.sh,,x,0", f"0,keep.sh,PASSWORD={SECRET},x,0")  # no such script, environment
+    s.append(f"0,token={SECRET}.sh,,x,0", f"0,keep.sh,PASSWORD={SECRET},x,0")  # script, environment do not exist
     s.environ["WANDB_KEY"] = f"{SECRET}env"
     s.start()
     wait_for(lambda: 1 in s.states(), "job 1 is the first line: no submission comes before it")
@@ -55,15 +56,15 @@ def test_s15_no_secret_is_shown_anywhere(scheduler):
     for words in (["cancel", f"token={SECRET[:-1]}"], ["logs", everything], ["doctor"], ["recover", "--dry-run"]):
         done = s.cli(*words, code=None)
         text = "".join(line for line in done.stdout.splitlines(True) if words[0] != "logs" or line.startswith("==>"))
-        assert SECRET not in text + done.stderr, (words, text, done.stderr)  # output of jobs is not masked
+        assert SECRET not in text + done.stderr, (words, text, done.stderr)  # without job output
     words = json.loads(s.cli("show", "1", "--json").stdout)["arguments"]
     assert words == ["--token=***"]
-    said = "".join(line for line in s.said().splitlines(True) if not line.startswith("["))  # no output of jobs
+    said = "".join(line for line in s.said().splitlines(True) if not line.startswith("["))  # without job output
     assert SECRET not in said, said[max(0, said.find(SECRET) - 300) :][:400]
     again = "SELECT 1 FROM jobs WHERE id=1 AND attempt=2 AND state='failed'"
     wait_for(lambda: s.rows(again), "the end of the second attempt, which writes got-1 again")
     s.stop()
-    may = {"store.db", "store.db-wal", "jobs.txt", "commands.txt"}  # they must hold the commands to run
+    may = {"store.db", "store.db-wal", "jobs.txt", "commands.txt"}  # they must contain the commands
     for path in filter(Path.is_file, s.folder.rglob("*")):
         own = path.name.startswith(("got-", "job_")) or path.name == "daemon.out"
         if path.name not in may and path.parent.name not in ("env", "attempts") and not own:
@@ -71,5 +72,5 @@ def test_s15_no_secret_is_shown_anywhere(scheduler):
         if path.is_relative_to(s.folder / ".gpujob") or path.name.startswith("gpu_scheduler"):
             assert os.stat(path).st_mode & 0o777 == 0o600, path
     got = {tuple(path.read_bytes().decode().split("\0")[:-2]) for path in s.folder.glob("got-*")}
-    assert got == set(SHAPES.values())  # every word is unchanged
+    assert got == set(SHAPES.values())  # every argument is unchanged
     assert (s.folder / "got-1").read_bytes().endswith(f"\0{SECRET}env\0".encode())

@@ -1,4 +1,4 @@
-"""GPU readings and what jobs get: shares beside foreign processes, fluctuating readings, memory released late."""
+"""How GPU readings decide where jobs run: foreign processes, fluctuating readings, memory that is released late."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_i12_a_fresh_job_counts_with_its_share_before_it_takes_memory(machine):
 @pytest.mark.parametrize("first", [81, 79])
 def test_i13_a_reading_that_flickers_around_the_limit(machine, first):
     """Readings that fluctuate around a threshold change nothing: a blocked GPU stays blocked, a free GPU stays free."""
-    m = machine(gpu_interval=1.5).cards("GPU-a")  # no value may be read twice in a row, even on a busy machine
+    m = machine(gpu_interval=1.5).cards("GPU-a")  # each value is set before the next reading
     foreign_process = m.foreign_process()
     m.use("GPU-a", foreign_process, first * TOTAL // 100)
     m.s.start()
@@ -202,7 +202,7 @@ def test_i13_a_reading_that_flickers_around_the_limit(machine, first):
 def test_i11_unreleased_memory_is_draining_then_foreign_then_accepted(machine):
     m = machine().cards("GPU-a")
     config = m.s.folder / "config.yaml"
-    config.write_text("release: 600\n")  # the GPU is DRAINING for as long as the test looks
+    config.write_text("release: 600\n")  # the GPU stays DRAINING during the test
     m.s.start()
     m.add("one")
     pid = m.running("one")

@@ -15,7 +15,7 @@ LOOKS = 3
 
 
 def late(s, code: int) -> int:
-    """Start a scheduler with one job whose starter stops after its claim; return the pid of the starter.
+    """Start a scheduler with one job whose starter stops after it has claimed the attempt; return the starter's pid.
 
     The starter is the supervisor or, in screen mode, the shim.
     """
@@ -38,7 +38,7 @@ def late(s, code: int) -> int:
 
 
 def seen_again(s) -> None:
-    """Wait until the daemon has run several passes: it has started some jobs that need no GPU."""
+    """Wait until the daemon has run several passes, in each of which it starts a job that needs no GPU."""
     for _ in range(LOOKS):
         key = f"look{len(s.states())}"
         s.append(s.line(key) + ";gpus=0")
@@ -68,7 +68,7 @@ def test_a08_a_claimed_attempt_waits_for_its_late_starter(scheduler, screens, mo
 
 
 def test_a08_a_claimed_attempt_whose_starter_dies_is_lost(scheduler):
-    """If daemon and starter are killed between claim and start, the job is lost, and not run again."""
+    """If daemon and starter are killed between claim and start, the job is lost and does not run again."""
     s = scheduler(gpus=1)
     starter = late(s, 7)
     s.kill()
@@ -82,9 +82,9 @@ def test_a08_a_claimed_attempt_whose_starter_dies_is_lost(scheduler):
 
 
 def test_a07_an_unclaimed_start_is_taken_back(scheduler):
-    """A06, A07: A start that was sent and not claimed is taken back by the next daemon, which starts the job itself.
+    """A06, A07: If a start was sent but not claimed, the next daemon withdraws it and starts the job itself.
 
-    The late supervisor then starts nothing.
+    The late supervisor then does not start the job.
     """
     s = scheduler(gpus=1)
     s.start()
@@ -102,7 +102,7 @@ def test_a07_an_unclaimed_start_is_taken_back(scheduler):
 
 
 def test_b05_cancelled_while_its_starter_is_late(scheduler):
-    """A14, B05: A cancel of a job whose starter is late ends the job when it begins after all."""
+    """A14, B05: If a job is cancelled while its starter is late, it ends as soon as the starter continues."""
     s = scheduler(gpus=1, kill_grace="0.2")
     s.hold("late")
     starter = late(s, 7)
@@ -118,7 +118,7 @@ def test_b05_cancelled_while_its_starter_is_late(scheduler):
 def test_a_stopped_supervisor_is_reported_until_it_continues(scheduler):
     """While the supervisor is stopped, log and `status` report it with the command that continues it.
 
-    Nothing is lost, started twice or cancelled.
+    No job is lost, started twice or cancelled.
     """
     s = scheduler(gpus=2, monitor_interval="0.1")
     s.hold("a")

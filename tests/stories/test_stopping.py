@@ -36,7 +36,8 @@ def pids(s, *names: str) -> list[int]:
 def test_b05_b07_cancel_ends_every_process_wherever_it_went(scheduler):
     """B05, B07: `cancel` ends all processes of a job.
 
-    They are a plain child, one that ignores SIGTERM, one in another session, and one without the mark of the job.
+    The processes are a plain child, a child that ignores SIGTERM, a child in another session, and a child without the
+    mark of the job.
     """
     s = scheduler(gpus=1, kill_grace="0.5")
     (s.folder / "tree.py").write_text(TREE)
@@ -56,7 +57,7 @@ def test_b05_b07_cancel_ends_every_process_wherever_it_went(scheduler):
 def test_b06_b07_s3_35_gpu_is_held_while_a_process_of_the_job_lives(scheduler):
     """B06, B07, S3.35: A GPU stays allocated while any process of its last job lives, also after a restart.
 
-    The exit code of the main process is recorded when that ends.
+    The exit code of the main process is recorded as soon as the main process ends.
     """
     s = scheduler(gpus=1)
     (s.folder / "tree.py").write_text(TREE)
@@ -65,7 +66,7 @@ def test_b06_b07_s3_35_gpu_is_held_while_a_process_of_the_job_lives(scheduler):
     s.wait_state(1, "failed")
     assert s.job(1)["exit_code"] == 4
     tree = pids(s, "plain", "deaf", "away", "bare")
-    s.cli("submit", "--cpu", "--wait", "--", "true")  # a pass in which the next job must not start
+    s.cli("submit", "--cpu", "--wait", "--", "true")  # after this the daemon has run a pass
     assert s.states()[2] == "pending" and "in use by leftover processes" in s.cli("status").stdout
     for pid in tree[:-1]:
         os.kill(pid, signal.SIGKILL)
@@ -82,7 +83,7 @@ def test_b06_b07_s3_35_gpu_is_held_while_a_process_of_the_job_lives(scheduler):
 
 @pytest.mark.smoke
 def test_time_limit_ends_a_job(scheduler):
-    """`;time=`: SIGTERM at the limit, SIGKILL after the grace period; the outcome is time_limit."""
+    """With `;time=`, a job gets SIGTERM at the limit and SIGKILL after the grace period; its outcome is time_limit."""
     s = scheduler(gpus=1, kill_grace="0.3")
     s.hold("slow")
     s.append(s.line("slow") + ";time=2s")
@@ -90,11 +91,11 @@ def test_time_limit_ends_a_job(scheduler):
     s.wait_ended(1)
     job = s.job(1)
     assert (job["state"], job["outcome"]) == ("failed", "time_limit")
-    assert job["attempt"] == 1 and s.starts("slow") <= 1  # on a busy machine its interpreter starts too late to write
+    assert job["attempt"] == 1 and s.starts("slow") <= 1  # on a busy machine it may end before it writes
 
 
 def test_b11_stopped_job_can_be_cancelled(scheduler):
-    """B11: `cancel` continues a stopped job (SIGSTOP), so that it can act on SIGTERM."""
+    """B11: `cancel` continues a job stopped by SIGSTOP, so that the job can act on SIGTERM."""
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a"))
@@ -129,7 +130,7 @@ def test_a14_a15_cancel_goes_on_after_the_daemon_was_killed(scheduler):
 def test_jobs_cancelled_and_retried_without_a_daemon(scheduler):
     """Contract 3: Without a daemon, waiting jobs are cancelled and retried immediately.
 
-    A running job is cancelled at the next start (exit code 5).
+    A running job is cancelled at the next start of the daemon; `cancel` exits with 5.
     """
     s = scheduler(gpus=1)
     s.hold("a")
@@ -169,7 +170,7 @@ os.execve("/bin/sleep", ["sleep", "600"], {})
 def test_b07_a_daemonized_process_of_a_job_holds_its_gpu(scheduler):
     """B07, P7: A process that a job leaves as a daemon holds the GPU until it ends, however fast it forks.
 
-    It forks twice, leads a session of its own, and has an empty environment.
+    The process forks twice, leads its own session, and has an empty environment.
     """
     delays = ("0", "0.001", "0.003", "0.01", "0.03", "0.1", "0.3", "0")
     s = scheduler(gpus=len(delays) + 1)
@@ -189,7 +190,7 @@ def test_b07_a_daemonized_process_of_a_job_holds_its_gpu(scheduler):
         wait_for(lambda look=look: s.starts(f"look{look}"), "a job on the GPU that nobody holds")
     assert [s.starts(f"next{n}") for n in range(free)] == [0] * free, "a GPU was given out beside what its job left"
     assert [gpu["allocated"] for gpu in s.status()["gpus"]][:free] == [1.0] * free
-    for pid in pids:  # each may belong to any of these jobs: all GPUs are held until the last one has ended
+    for pid in pids:  # each process may belong to any of the jobs: all GPUs are held until all processes have ended
         os.kill(pid, signal.SIGKILL)
     for number in range(free):
         wait_for(lambda number=number: s.starts(f"next{number}"), "its GPU is free again")

@@ -25,7 +25,7 @@ from tests.stories.people import ROOT_ONLY, User
 from tests.stories.test_logs import Talker, viewing
 
 TALK = "#!/bin/sh\necho out; echo err >&2; exit ${1:-0}\n"
-# Writes its line at once: several calls may run at the same time.
+# Writes its line in a single write, since several calls may run at the same time.
 NOTIFY = '#!/bin/sh\nprintf "%s\\n" "$(printf "%s|" "$#" "$@" "$MINE")" >> "$CALLS"; echo notified\n'
 
 
@@ -56,7 +56,7 @@ class Foreground:
         )
 
     def ended(self) -> tuple[int, str, str]:
-        """Wait for its end, and return exit code, stdout and stderr."""
+        """Wait until the command has ended, and return its exit code, stdout and stderr."""
         out, error = self.process.communicate(timeout=60)
         assert b"Traceback" not in (error or b""), error
         return self.process.returncode, (out or b"").decode(), (error or b"").decode()
@@ -64,7 +64,7 @@ class Foreground:
 
 @pytest.fixture
 def foreground() -> Iterator[Callable[..., Foreground]]:
-    """Return a function that starts foreground submissions; kill those that are left at the end."""
+    """Return a function that starts foreground submissions; kill the commands that still run at the end of the test."""
     made: list[Foreground] = []
 
     def make(s: Scheduler, *words: str, **how: Any) -> Foreground:
@@ -81,7 +81,7 @@ def foreground() -> Iterator[Callable[..., Foreground]]:
 
 
 def test_s4_13_s4_14_s4_15_s4_16_log_options_of_submit_and_of_jobs_lines(scheduler):
-    """S4.13, S4.14, S4.15, S4.16: A job can have no log, a stderr log, a packed log, and its own log folder and name.
+    """S4.13, S4.14, S4.15, S4.16: A job can have no log, a stderr log, a packed (gzip) log, and its own log folder and name.
 
     The options of `submit` and the keys of a jobs line have the same effect.
     """
@@ -122,7 +122,7 @@ def test_s4_13_s4_14_s4_15_s4_16_log_options_of_submit_and_of_jobs_lines(schedul
 
 
 def test_s2_1_jobs_started_in_one_pass_with_the_same_log_name_get_separate_logs(scheduler):
-    """S2.1, S2.15: Jobs with one log name get a log each, also if one pass starts them, before any log exists."""
+    """S2.1, S2.15: Jobs with the same log name get separate logs, even if one pass starts all of them."""
     s = scheduler(gpus=4)
     s.start()
     s.cli("queue", "pause")
@@ -179,7 +179,7 @@ def test_s4_14_logs_shows_a_packed_log(scheduler):
 
 
 def test_s4_14_logs_follows_a_packed_log_to_the_end_of_the_job(scheduler):
-    """S4.14, S4.37: `logs -f` shows a packed log as far as it is written, all of it at the end, without a warning."""
+    """S4.14, S4.37: `logs -f` prints a packed log while it grows, all of it by the job's end, and no warning."""
     s = scheduler(gpus=1)
     s.start()
     talker = Talker(s, "--gzip")
@@ -195,7 +195,7 @@ def test_s4_14_logs_follows_a_packed_log_to_the_end_of_the_job(scheduler):
 def test_s4_13_s4_14_the_cause_of_a_failure_is_found_in_packed_and_stderr_logs(scheduler):
     """S4.13, S4.14, S17: The cause of a failure is found in a packed log and in the stderr log (`.e`).
 
-    A log that unpacks to a huge size does not hold up the daemon.
+    A packed log with huge contents does not delay the daemon.
     """
     s = scheduler(gpus=1)
     s.start()
@@ -266,7 +266,7 @@ def test_s4_12_s4_27_show_prints_the_options_of_a_job(scheduler):
 
 
 def test_s4_38_a_job_has_the_resource_limits_of_its_submitter(scheduler):
-    """S4.38: A job has the `ulimit -n` and `-c` of the submitting shell; its pid and signal are the command's own."""
+    """S4.38: A job has the `ulimit -n` and `-c` of the submitting shell; its recorded pid and signal are its command's."""
     s = scheduler(gpus=1)
     s.start()
     words = " ".join(map(shlex.quote, [*s.command, "submit", "--cpu", "--"]))
@@ -310,9 +310,9 @@ def test_s4_38_a_limit_is_capped_at_the_schedulers_hard_limit(users: tuple[User,
 
 @pytest.mark.smoke
 def test_s4_17_a_foreground_job_reads_the_callers_stdin(scheduler, foreground, tmp_path):
-    """S4.17: A foreground job reads the caller's stdin: a pipe, a file with a shared position, a socket or a terminal.
+    """S4.17: A foreground job reads the caller's stdin: a pipe, a file, a socket or a terminal.
 
-    A background job reads end of file.
+    Job and caller share the position in a file. The stdin of a background job is empty.
     """
     s = scheduler(gpus=1)
     s.start()
@@ -372,7 +372,7 @@ def test_s4_17_a_foreground_job_reads_the_callers_stdin(scheduler, foreground, t
 
 
 def test_s4_17_ctrl_c_reaches_a_running_foreground_job_and_cancels_a_waiting_one(scheduler, foreground):
-    """S4.17: Ctrl-C reaches a running foreground job, and the caller returns its code; it cancels a waiting one."""
+    """S4.17: Ctrl-C ends a running foreground job, whose exit code the caller returns, and cancels a waiting job."""
     s = scheduler(gpus=1)
     s.start()
     text = "trap 'echo caught; exit 9' INT; echo ready; while :; do sleep 0.05; done"
@@ -398,7 +398,7 @@ def test_s4_17_ctrl_c_reaches_a_running_foreground_job_and_cancels_a_waiting_one
 
 
 def test_s4_17_a_killed_caller_fails_a_waiting_job_and_leaves_a_running_one(scheduler, foreground):
-    """S4.17: If the caller is killed, a waiting job fails and says why; a running job continues, with the right code."""
+    """S4.17: If the caller is killed, a waiting job fails with the reason; a running job continues to its own end."""
     s = scheduler(gpus=1)
     s.start()
     s.cli("queue", "pause")
@@ -426,7 +426,7 @@ def test_s4_17_a_killed_caller_fails_a_waiting_job_and_leaves_a_running_one(sche
 
 
 def test_s4_17_s4_28_a_foreground_job_survives_a_kill_of_the_scheduler(scheduler, foreground):
-    """S4.17, S4.28, P6: If the scheduler is killed, the caller of a foreground job stays.
+    """S4.17, S4.28, P6: If the scheduler is killed, the caller of a foreground job continues to wait.
 
     The next scheduler runs a waiting job. A running job continues, and the caller gets its exit code without a scheduler.
     """
@@ -501,7 +501,7 @@ def notifying(scheduler: Callable[..., Scheduler], **settings: Any) -> Scheduler
 def test_s4_26_a_program_is_called_once_at_the_end_of_each_job(scheduler):
     """S4.26: The on_finish program is called once per job, with id, error level, log and command.
 
-    It is found by path and in PATH, also for a jobs line. It is not called for a job that never started.
+    It is found by its path or in PATH; a jobs line can name it, too. It is not called for a job that never started.
     """
     s = notifying(scheduler, assign_retry_wait="0.05")
     talk = program(s, "talk.sh", TALK)
@@ -549,9 +549,9 @@ def test_s4_26_a_program_is_called_once_at_the_end_of_each_job(scheduler):
 
 
 def test_s4_26_an_on_finish_program_that_fails_or_hangs_holds_up_nothing(scheduler):
-    """S4.26, P8: An on_finish program that is missing, fails or hangs holds up neither jobs nor the scheduler's end.
+    """S4.26, P8: An on_finish program that is missing, fails or hangs delays neither jobs nor the scheduler's end.
 
-    The problem is logged, and a program that hangs counts as no process of the job.
+    The problem is logged. A program that hangs does not count as a process of the job.
     """
     s = notifying(scheduler)
     hang = program(s, "hang.sh", "#!/bin/sh\necho $$ > hangs; (trap '' TERM; exec sleep 600) & wait\n")
@@ -589,7 +589,7 @@ def test_s4_26_an_on_finish_program_that_fails_or_hangs_holds_up_nothing(schedul
 
 
 def test_s4_26_on_finish_is_called_once_across_a_kill_of_the_scheduler(scheduler):
-    """S4.26, P1: The program is called once, also if the job ended without a scheduler.
+    """S4.26, P1: The on_finish program is called once, also if the job ended while no scheduler ran.
 
     The same holds if the scheduler is killed after it recorded or logged the ending, before the call.
     """
@@ -624,9 +624,9 @@ def test_s4_26_on_finish_is_called_once_across_a_kill_of_the_scheduler(scheduler
 
 @pytest.mark.parametrize("point", ["afterwards.begun", "afterwards.done"])
 def test_s4_26_an_interrupted_on_finish_call_is_not_repeated(scheduler, point):
-    """S4.26, P1: A call during which the scheduler was killed is not repeated; a warning says its result is unknown.
+    """S4.26, P1: If the scheduler is killed during an on_finish call, the call is not repeated, and a warning is logged.
 
-    The calls of later jobs are made.
+    The warning says that it is not known whether the program ran. The programs of later jobs are called.
     """
     s = notifying(scheduler)
     notify = str(s.folder / "notify.sh")
@@ -650,7 +650,7 @@ SENDMAIL = '#!/bin/sh\n{ echo "words: $*"; cat; } > "$MAILS/$$.part"; mv "$MAILS
 
 
 def test_output_is_mailed_at_the_end(scheduler):
-    """S4 (-m): The output is mailed by the sendmail in PATH, packed logs unpacked; a label cannot add header lines."""
+    """S4 (-m): The output is mailed by the sendmail in PATH; packed logs are unpacked, and the subject is encoded."""
     s = scheduler(gpus=1)
     (s.folder / "bin").mkdir()
     (s.folder / "mails").mkdir()
@@ -678,9 +678,9 @@ def test_output_is_mailed_at_the_end(scheduler):
 
 
 def test_s4_13_s4_14_keep_logs_removes_packed_and_stderr_logs(scheduler):
-    """S4.13, S4.14, S8: `keep_logs` removes packed and stderr logs with their job, also of forgotten jobs.
+    """S4.13, S4.14, S8: `keep_logs` removes packed logs and stderr logs, also those of deleted jobs.
 
-    Logs with `log_name` or outside of the log folder stay.
+    Logs with their own `log_name`, or outside of the log folder, stay.
     """
     s = scheduler(gpus=1)
     (s.folder / "config.yaml").write_text("{}\n")
@@ -777,9 +777,10 @@ def test_s4_28_p6_endings_without_a_scheduler_are_shown_as_recorded(scheduler):
 
 
 def test_s4_28_p6_endings_of_stopping_and_retried_jobs_without_a_scheduler(scheduler):
-    """S4.28, P6: A job that ended while it was being stopped, without a scheduler, is cancelled or over its time limit.
+    """S4.28, P6: Without a scheduler, a job that ends while it is being stopped is shown as cancelled or time_limit.
 
-    A job with retries that ended well is done, one that failed will run again. The next scheduler records the same.
+    A job with retries that succeeded is shown as done. A job with retries that was stopped at its time limit is shown
+    as waiting, and the next scheduler runs it again.
     """
     s = scheduler(gpus=4, kill_grace="600", assign_retry_wait="0.05")
     deaf = program(
@@ -805,7 +806,7 @@ def test_s4_28_p6_endings_of_stopping_and_retried_jobs_without_a_scheduler(sched
     wait_for(
         lambda: not [p for p in os.listdir("/proc") if p.isdigit() and str(deaf).encode() in words_of(p)], "all ended"
     )
-    # Its supervisor may still have to record its end.
+    # The supervisor of job 4 may still have to record the end of the job.
     wait_for(
         lambda: (job := s.job(4)) and (job["state"], job["reason_code"]) == ("pending", "backoff"),
         "it will be run again",

@@ -67,7 +67,7 @@ def test_s0_1_quick_start_of_docs_track(tracked: Tracked) -> None:
 
 
 def test_s0_2_state_is_json_in_the_folder_and_found_from_below(tracked: Tracked) -> None:
-    """S0.2: Sessions are private files in .gpu-tracker, found from subfolders; commands run where they were added."""
+    """S0.2: Sessions are private files in .gpu-tracker, found from subfolders; a command runs in the folder of its `add`."""
     done = tracked.run("status")
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"gpujob: no session here .*; begin one: gpujob track init NAME\n", done.stderr)
@@ -88,7 +88,7 @@ def test_s0_2_state_is_json_in_the_folder_and_found_from_below(tracked: Tracked)
 
 
 def test_s0_2_a_session_works_in_a_moved_folder(tracked: Tracked, tmp_path: Path) -> None:
-    """S0.2: A moved folder keeps working: the paths in its session files are relative."""
+    """S0.2: A session still works after its folder was moved, because the paths in its file are relative."""
     old = tmp_path / "old"
     old.mkdir()
     tracked.folder = old
@@ -146,7 +146,7 @@ def test_s0_4_the_five_statuses_and_their_symbols(tracked: Tracked) -> None:
 
 @pytest.mark.smoke
 def test_s0_5_run_all_stops_at_the_first_failure(tracked: Tracked) -> None:
-    """S0.5: `run-all` stops after the first command that fails; the next `run-all` continues behind it."""
+    """S0.5: `run-all` stops after the first command that fails; the next `run-all` continues with the command after it."""
     tracked.begin("echo 1", "exit 9", "echo 3")
     lines = tracked.lines("run-all", code=1)
     assert lines[-2:] == ["✗ [2] interrupted (exit=9)", "Finished: 2 ran, 0 skipped, 1 failed"]
@@ -190,7 +190,7 @@ def test_s0_6_the_last_twenty_lines_are_kept(tracked: Tracked) -> None:
 
 @pytest.mark.waits
 def test_s0_6_output_is_shown_and_saved_while_the_command_runs(tracked: Tracked) -> None:
-    """S0.6: Output is shown immediately, and saved in the session file every 5 s (the limit here is 10 s)."""
+    """S0.6: Output is shown immediately, and saved in the session file every 5 s (the test allows 10 s)."""
     tracked.begin()
     text = "echo one; while [ ! -e go.1 ]; do sleep 0.05; done; seq 2 40; while [ ! -e go.2 ]; do sleep 0.05; done; echo over"
     one = tracked.popen("run", text)
@@ -224,7 +224,7 @@ def test_s0_6_python_output_is_not_buffered(tracked: Tracked) -> None:
 
 
 def test_a_command_reads_the_trackers_stdin(tracked: Tracked) -> None:
-    """A command reads the tracker's stdin: a pipe to its end; with /dev/null there is nothing to read."""
+    """A command reads the tracker's stdin: a pipe to its end, or /dev/null, which is empty."""
     tracked.begin("cat")
     one = tracked.popen("run-all", stdin=subprocess.PIPE)
     out, _ = one.communicate("one\ntwo\n", timeout=60)
@@ -234,7 +234,7 @@ def test_a_command_reads_the_trackers_stdin(tracked: Tracked) -> None:
 
 
 def test_a_command_inside_a_job_keeps_the_jobs_marks(tracked: Tracked) -> None:
-    """A tracked command keeps the GPUJOB_ variables of the job in which the tracker runs, and gets none elsewhere."""
+    """A tracked command gets the GPUJOB_ variables of the job in which the tracker runs; outside of a job, only its own."""
     tracked.begin()
     text = "env | grep ^GPUJOB_ | grep -v ^GPUJOB_WARM= | sort"
     job = {"GPUJOB_ID": "12", "GPUJOB_ATTEMPT": "3", "GPUJOB_STATE_FILE": "/x/state.json"}
@@ -276,7 +276,7 @@ def test_s0_9_fifty_concurrent_adds(tracked: Tracked) -> None:
 
 
 def test_s0_10_two_concurrent_run_alls(tracked: Tracked) -> None:
-    """S0.10: Of two concurrent `run-all` calls the second waits for the first, and says so; each command runs once."""
+    """S0.10: Of two concurrent `run-all` calls, the second prints that it waits for the first; each command runs once."""
     tracked.begin(gated("a"), *(f"echo {n} >> ledger" for n in range(2, 9)))
     first = tracked.popen("run-all")
     tracked.exists("begun.a")
@@ -293,7 +293,7 @@ def test_s0_10_two_concurrent_run_alls(tracked: Tracked) -> None:
 
 
 def test_s0_10_no_command_runs_twice_beside_a_run_all(tracked: Tracked) -> None:
-    """S0.10: `run` and `next --run` beside a `run-all` run other commands; no command runs twice."""
+    """S0.10: While a `run-all` runs, `run` and `next --run` run other commands; no command runs twice."""
     tracked.begin(gated("a"), *(f"echo {n} >> ledger" for n in range(2, 7)))
     first = tracked.popen("run-all")
     tracked.exists("begun.a")
@@ -357,7 +357,7 @@ def test_s0_13_the_standard_library_is_enough(tracked: Tracked) -> None:
     "text", ["", "{", "[]", "null", '{"name": "a"}', '{"name": "a", "commands": [{"id": "x", "cmd": "y"}]}', "\xff\xfe"]
 )
 def test_s0_14_a_corrupt_session_costs_only_itself(tracked: Tracked, text: str) -> None:
-    """S0.14: A corrupt session gives one line with its path and the fix; other sessions, `list` and `init` work."""
+    """S0.14: A corrupt session file causes one line with its path and the fix; other sessions, `list` and `init` work."""
     whole = tracked.begin("echo fine", name="whole").files[0]
     broken = tracked.begin("echo lost", name="broken").files[-1]
     broken.write_bytes(text.encode("latin-1"))
@@ -385,7 +385,7 @@ def test_s0_14_a_corrupt_session_costs_only_itself(tracked: Tracked, text: str) 
 
 
 def test_a_session_that_runs_is_not_deleted(tracked: Tracked) -> None:
-    """`delete` refuses while a command runs; if the session file is corrupt, the attempt records show that."""
+    """`delete` refuses while a command runs; if the session file is corrupt, it reads this from the attempt records."""
     tracked.begin()
     name = tracked.files[0].stem
     one = tracked.popen("run", gated("a"))
@@ -411,7 +411,7 @@ def test_a_damaged_session_is_not_deleted_while_the_pid_of_its_command_is_not_re
     one = tracked.popen("run", gated("a"), environ={"GPUJOB_CRASH_AT": "supervisor.spawned:1:stop"})
     tracked.exists("begun.a")
     (supervisor,) = tracked.supervisors()
-    wait_for(lambda: stopped(supervisor), "the supervisor stops")  # only then SIGCONT continues it
+    wait_for(lambda: stopped(supervisor), "the supervisor stops")  # an earlier SIGCONT has no effect
     whole = tracked.files[0].read_bytes()
     tracked.files[0].write_text("{")
     refused = tracked.run("delete", name, code=1)
@@ -502,7 +502,7 @@ def test_run_all_prints_what_to_do_after_a_failure(tracked: Tracked) -> None:
 
 
 def test_a_program_named_gpu_tracker_is_the_tracker(tracked: Tracked) -> None:
-    """A program named `gpu-tracker` is `gpujob track`; it reports that sessions of the original are not read."""
+    """A program named `gpu-tracker` works as `gpujob track`; it reports that it does not read sessions of the original."""
     (tracked.folder / ".gpu-tracker").mkdir(mode=0o700)
     (tracked.folder / ".gpu-tracker" / "ses_20260101_101010_123.json").write_text("{}")
     assert "sessions of gpu-tracker in .gpu-tracker are not read" in tracked.run("status", code=1).stderr

@@ -17,7 +17,7 @@ import pytest
 from tests.stories.harness import alive, wait_for
 from tests.stories.tracking import Tracked, gated
 
-# Ignores all signals that can be ignored, and starts processes in other sessions, with and without the marks.
+# Ignores INT, TERM, HUP and QUIT, and starts processes in its session, in another one, and in one without the marks.
 STUBBORN = (
     "trap '' INT TERM HUP QUIT; (setsid sleep 301 & echo $! > far); (env -i setsid sleep 302 & echo $! > bare); "
     "sleep 303 & echo $! > near; touch begun.s; while :; do sleep 304; done"
@@ -30,7 +30,7 @@ def pids(folder: Path) -> list[int]:
 
 
 def end(found: list[int]) -> None:
-    """Send SIGKILL to these pids; those that are gone are ignored."""
+    """Send SIGKILL to these pids; ignore pids of processes that have ended."""
     for pid in found:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -44,7 +44,7 @@ def killed(one: subprocess.Popen[str]) -> None:
 
 @pytest.mark.smoke
 def test_s0_7_the_tracker_is_killed_and_the_command_goes_on(tracked: Tracked) -> None:
-    """S0.7: If the tracker is killed, the command is shown as running while it lives, then with its code and output."""
+    """S0.7: If the tracker is killed, the command is shown as running until it ends, then with its exit code and output."""
     tracked.begin()
     one = tracked.popen("run", gated("a", 7))
     tracked.exists("begun.a")
@@ -59,12 +59,12 @@ def test_s0_7_the_tracker_is_killed_and_the_command_goes_on(tracked: Tracked) ->
     tracked.go("a")
     ended = tracked.wait_status(1, "interrupted")
     assert (ended["exit_code"], ended["last_output"]) == (7, ["begun a", "over"])
-    # The start time in the record counts; before the supervisor has written it, the time of the first check does.
+    # The start time comes from the record; until the supervisor has written it, it is the time of the first check.
     assert ended["started_at"] <= running["started_at"] and ended["finished_at"] >= ended["started_at"]
 
 
 def test_s0_7_run_all_adopts_the_command_of_a_killed_run_all(tracked: Tracked) -> None:
-    """S0.7: `run-all` adopts the running command of a killed `run-all`, shows its new output, and counts its ending."""
+    """S0.7: `run-all` adopts the running command of a killed `run-all`, prints its new output, and counts its result."""
     tracked.begin("true", gated("a"), "echo three")
     one = tracked.popen("run-all")
     tracked.exists("begun.a")
@@ -107,7 +107,7 @@ def test_s0_7_an_adopted_command_that_fails_stops_run_all_and_ctrl_c_ends_it(tra
 
 
 def test_s0_7_a_command_killed_with_tracker_and_supervisor_is_interrupted(tracked: Tracked) -> None:
-    """S0.7: A command killed with its tracker and supervisor is interrupted, with the reason; all verbs act on it."""
+    """S0.7: A command that is killed with its tracker and supervisor is shown as interrupted; all verbs accept it."""
     tracked.begin(gated("a"), "echo two", "echo three")
     one = tracked.popen("run-all")
     tracked.exists("begun.a")
@@ -153,12 +153,12 @@ def test_s0_7_a_command_runs_while_a_process_of_it_lives(tracked: Tracked) -> No
 
 
 def test_s0_7_commands_of_another_boot_have_ended(tracked: Tracked) -> None:
-    """S0.7: A command of another boot counts as ended, whatever process has its pid now; a recorded exit code stays."""
+    """S0.7: A command started before a reboot counts as ended, even if its pid exists; a recorded exit code is kept."""
     tracked.begin("echo two")
     one = tracked.popen("run", gated("a"))
     tracked.exists("begun.a")
     tracked.pid_of(2)
-    tracked.freeze(one)  # it must not replace the files that are changed here
+    tracked.freeze(one)  # the tracker must not replace the changed files
     path, boot = tracked.files[0], Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     other = "0" * 8 + boot[8:]
     record = path.with_suffix("") / "2.1"
@@ -193,9 +193,9 @@ def test_s0_7_a_claimed_command_that_never_started_is_pending_again(tracked: Tra
 
 @pytest.mark.parametrize("passes", [1, 2, 3])
 def test_s0_7_tracker_killed_at_each_write_of_the_session_file(tracked: Tracked, passes: int) -> None:
-    """S0.7: If the tracker is killed before any replacement of the session file, the command has run at most once.
+    """S0.7: If the tracker is killed while it writes the session file, the command runs at most once.
 
-    Its exit code is right. ``passes``: the replacement at the claim, at the start, or at the end.
+    Its exit code is right. ``passes``: 1 for the write at the claim, 2 for that at the start, 3 for that at the end.
     """
     tracked.begin("echo ran >> ledger; exit 6")
     one = tracked.popen("run-all", environ={"GPUJOB_CRASH_AT": f"state.tmp_written:{passes}"})
@@ -214,7 +214,7 @@ def test_s0_7_tracker_killed_at_each_write_of_the_session_file(tracked: Tracked,
     "point, code", [("supervisor.spawned", 6), ("supervisor.before_record", 6), ("supervisor.before_claim", None)]
 )
 def test_s0_7_the_supervisor_is_killed_under_the_tracker(tracked: Tracked, point: str, code: int | None) -> None:
-    """S0.7: If its supervisor is killed, the tracker reads the exit code itself, or reports that nothing started."""
+    """S0.7: If its supervisor is killed, the tracker reads the exit code itself, or reports that the command never started."""
     tracked.begin()
     done = tracked.popen("run", "echo ran >> ledger; exit 6", environ={"GPUJOB_CRASH_AT": point})
     assert done.wait(60) == 1
@@ -231,7 +231,7 @@ def test_s0_7_the_supervisor_is_killed_under_the_tracker(tracked: Tracked, point
 def test_s0_8_signals_end_the_whole_tree(tracked: Tracked, number: signal.Signals) -> None:
     """S0.8: The command gets the tracker's signal immediately; processes that ignore it are killed within 5 s.
 
-    The limit here is 10 s. The command is recorded as interrupted, and the rest does not run.
+    The test allows 10 s. The command is recorded as interrupted, and the later commands do not run.
     """
     tracked.begin("true", STUBBORN, "touch never")
     one = tracked.popen("run-all")
@@ -319,7 +319,7 @@ def test_s0_8_a_closed_terminal_ends_the_tree(tracked: Tracked) -> None:
 
 
 def test_s0_8_with_keep_a_closed_terminal_ends_nothing(tracked: Tracked) -> None:
-    """S0.8: With `--keep`, the command and the rest of the run continue after the terminal was closed."""
+    """S0.8: With `--keep`, the running command and the later commands of `run-all` continue after the terminal was closed."""
     tracked.begin(gated("a"), "seq 1 3000", "echo three >> ledger")
     terminal = Terminal(tracked, "run-all", "--keep")
     tracked.exists("begun.a")
@@ -364,7 +364,7 @@ def test_s0_8_nohup_is_respected(tracked: Tracked) -> None:
 
 
 def test_s0_10_an_ending_is_recorded_over_a_wrong_lost_state(tracked: Tracked) -> None:
-    """S0.10: The tracker records the ending even if the session file says in the meantime that the command is lost."""
+    """S0.10: The tracker records the end of a command even if the session file already says that the command is lost."""
     tracked.begin()
     one = tracked.popen("run", gated("a", 5))
     tracked.exists("begun.a")
@@ -379,7 +379,7 @@ def test_s0_10_an_ending_is_recorded_over_a_wrong_lost_state(tracked: Tracked) -
 
 
 def test_s0_7_status_works_with_an_unwritable_session_file(tracked: Tracked) -> None:
-    """S0.7: `status` shows the true state even if the session file cannot be written, and saves it once it can."""
+    """S0.7: `status` shows the true state even if the session file cannot be written, and saves it later."""
     tracked.begin()
     one = tracked.popen("run", gated("a", 4))
     tracked.exists("begun.a")
@@ -388,7 +388,7 @@ def test_s0_7_status_works_with_an_unwritable_session_file(tracked: Tracked) -> 
     tracked.go("a")
     wait_for(lambda: not tracked.supervisors(), "it has ended")
     aside = tracked.files[0].parent / f".{tracked.files[0].name}.new-1"
-    aside.mkdir()  # in place of a temporary file: the tracker cannot unlink it, so it cannot write
+    aside.mkdir()  # has the name of the temporary file: the tracker cannot write
     assert tracked.command(1)["exit_code"] == 4 and tracked.stored()["commands"][0]["state"] == "running"
     aside.rmdir()
     assert tracked.command(1)["exit_code"] == 4 and tracked.stored()["commands"][0]["state"] == "failed"
@@ -397,7 +397,7 @@ def test_s0_7_status_works_with_an_unwritable_session_file(tracked: Tracked) -> 
 def test_s0_7_an_unreaped_zombie_is_not_running(tracked: Tracked) -> None:
     """S0.7: A zombie that process 1 does not reap counts as ended, with the exit code that the kernel keeps."""
     tracked.begin()
-    # A subreaper that never reaps its children, like process 1 of such a container.
+    # A subreaper that never reaps its children, like process 1 of some containers.
     parent = (
         "import ctypes, os, subprocess, sys, time\n"
         "ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n"
@@ -425,7 +425,7 @@ def test_s0_7_an_unreaped_zombie_is_not_running(tracked: Tracked) -> None:
 
 
 def test_s0_8_a_blocked_stdout_holds_up_neither_state_nor_signals(tracked: Tracked) -> None:
-    """S0.6, S0.8: A reader that does not read the tracker's stdout holds up neither the recorded state nor signals."""
+    """S0.6, S0.8: If nobody reads the tracker's stdout, the tracker still records the state and handles signals."""
     tracked.begin()
     much = "head -c 400000 /dev/zero | tr '\\0' '\\n'; "
     one = tracked.popen("run", much + "echo end")
@@ -460,7 +460,7 @@ def test_s0_7_an_ending_that_cannot_be_saved_is_read_from_the_record(tracked: Tr
 
 
 def test_s0_8_a_held_session_lock_does_not_delay_signals(tracked: Tracked) -> None:
-    """S0.8: A process that holds the lock of the sessions delays neither the signal nor the SIGKILL."""
+    """S0.8: While another process holds the lock of the sessions, the command still gets the signal and SIGKILL."""
     tracked.begin()
     one = tracked.popen("run", STUBBORN)
     tracked.exists("begun.s")
@@ -475,9 +475,9 @@ def test_s0_8_a_held_session_lock_does_not_delay_signals(tracked: Tracked) -> No
 
 
 def test_s0_8_an_unkillable_command_is_shown_as_running(tracked: Tracked) -> None:
-    """S0.8: A command that does not end even by SIGKILL is reported, left alone, and shown as running.
+    """S0.8: If SIGKILL does not end a command, the tracker reports this and ends; the command is shown as running.
 
-    The test sets the wait for SIGKILL to 0 s, and uses a command that ignores SIGINT.
+    The test simulates this: the command ignores SIGINT, and the tracker stops waiting after 0 s.
     """
     tracked.begin()
     impatient = (

@@ -1,4 +1,4 @@
-"""`ts`: queueing, the list and its other formats, states, errors."""
+"""`ts`: queueing, the list and its other formats, states and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADER = "ID   State      Output               E-Level  Time   Command [run={}/{
 
 
 def test_s4_3_queueing_prints_the_id_alone_from_zero_on(spooler: Callable[..., Spooler]) -> None:
-    """S4.3: Queueing prints the id on one line, with -n nothing; ids begin at 0 after -K, and -C does not free ids."""
+    """S4.3: Queueing prints only the id, with -n nothing; ids begin at 0 after -K, and -C does not free ids."""
     s = spooler()
     assert s.ts("true") == "0" and s.ts("true") == "1"
     assert s.ts("-n", "true") == ""
@@ -72,7 +72,7 @@ LOG_NAME = (
 
 
 def test_s4_7_an_impossible_request_exits_with_255_and_one_line(spooler: Callable[..., Spooler]) -> None:
-    """S4.7: A request about an unknown job or one in a wrong state has no effect: one error line, exit code 255."""
+    """S4.7: A request for an unknown job, or for a job in a wrong state, only prints one error line and exits with 255."""
     s = spooler()
     s.add(*s.held("a"))
     s.wait_state(0, "running")
@@ -185,9 +185,12 @@ def test_s4_12_labels_commands_and_counts(spooler: Callable[..., Spooler]) -> No
 
 
 def test_s4_23_json_is_one_valid_line(spooler: Callable[..., Spooler]) -> None:
-    """S4.23: The JSON is one line with an object per job, with null for unfinished jobs and codes above 127 (bug 6)."""
+    """S4.23: The JSON is one line with an object per job; unfinished jobs have null, codes above 127 stay.
+
+    In the original, this output was wrong (bug 6).
+    """
     s = spooler()
-    s.add("sh", "-c", "sleep 0.7; exit 200")  # its time is taken only after its start
+    s.add("sh", "-c", "sleep 0.7; exit 200")  # run time counts from the recorded start
     assert s.ended(0) == 200
     s.add("sleep", "1000")
     s.wait_state(1, "running")
@@ -213,7 +216,7 @@ def test_s4_23_json_is_one_valid_line(spooler: Callable[..., Spooler]) -> None:
 
 
 def test_s4_23_json_is_json_in_every_locale(spooler: Callable[..., Spooler]) -> None:
-    """S4.23: Characters that the encoding of stdout lacks are escaped as in JSON."""
+    """S4.23: Characters that the encoding of stdout cannot represent are written as JSON escapes."""
     s = spooler()
     s.ts("-n", "echo", "ünï", "🎉", "\n")
     for encoding in ("ascii", "latin-1", "utf-8"):
@@ -242,7 +245,7 @@ def test_s4_24_all_rows_of_the_tab_format_have_the_same_fields(spooler: Callable
 
 
 def test_s4_27_details_of_a_job_include_the_output_of_ts_env(spooler: Callable[..., Spooler]) -> None:
-    """S4.27: -i prints the output of TS_ENV at queueing, the ending, dependencies (bug 13), slots and times."""
+    """S4.27: -i prints the output of TS_ENV from the time of queueing, the ending, dependencies (bug 13), slots and times."""
     s = spooler()
     s.add("sh", "-c", "exit 7", TS_ENV="echo host $((1 + 1)); echo also >&2")
     assert s.ended(0) == 7
@@ -285,5 +288,5 @@ def test_s4_38_a_job_has_folder_environment_umask_and_limits_of_its_call(
     assert s.ended(1) == 0
     lines = s.output(1).splitlines()
     assert lines[:5] == [str(there), "at submit time", "0027", "321", "-1 1"]
-    assert lines[5].strip() == lines[6]  # it leads a session
+    assert lines[5].strip() == lines[6]  # the job is a session leader
     assert Path(s.ts("-o", "1")).stat().st_mode & 0o777 == 0o600

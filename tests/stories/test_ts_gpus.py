@@ -22,7 +22,7 @@ LOST, UNKNOWN, MISMATCH = 15, 999, 18
 
 
 class Graphics:
-    """A `ts` server on a machine with these empty GPUs (``GPU-a`` is number 0, …), and jobs that run until released."""
+    """A `ts` server with simulated GPUs, and jobs that run until `release`. ``cards``: "ab" means GPU-a (0), GPU-b (1)."""
 
     def __init__(self, make: Callable[..., Spooler], folder: Path, cards: str, **environ: str) -> None:
         self.driver, smi = FakeDriver(folder / "driver"), FakeSmi(folder / "smi")
@@ -38,9 +38,9 @@ class Graphics:
         self.gates: dict[int, Path] = {}
 
     def use(self, card: str, mib: int) -> None:
-        """Let this much memory of a GPU be in use, by no listed process; wait until a running server has seen it.
+        """Set the used memory of a GPU, without a process that uses it; wait until a running server has read the value.
 
-        ``mib``: MiB above those of an empty card.
+        ``mib``: MiB in addition to those of an empty card.
         """
         self.driver.gpu(f"GPU-{card}", used=IDLE + mib)
 
@@ -52,7 +52,7 @@ class Graphics:
             wait_for(seen, f"{mib} MiB on {card} to be seen")
 
     def hold(self, *options: str, code: int = 0) -> int:
-        """Queue a job that prints which GPUs it sees and runs until it is released; return its id."""
+        """Queue a job that prints which GPUs it sees and runs until `release`; return its id."""
         gate = self.s.folder / f"gate{len(self.gates)}"
         gate.touch()
         number = self.s.add(*options, "sh", "-c", RUNS, str(gate), str(code))
@@ -73,7 +73,7 @@ class Graphics:
         return text
 
     def waits(self, job: int, code: str, text: str = "") -> None:
-        """Wait until the job waits for this reason (or one of ``a|b``), and check that `-s` prints `allocating`."""
+        """Wait until the job has this reason code (``a|b``: a or b), and check that `-s` prints `allocating`."""
         seen: dict[str, Any] = {}
 
         def so() -> bool:
@@ -111,7 +111,7 @@ def graphics(spooler: Callable[..., Spooler], tmp_path: Path) -> Iterator[Callab
 
 @pytest.mark.smoke
 def test_s4_30_a_job_waits_for_free_gpus_with_enough_memory(graphics: Callable[..., Graphics]) -> None:
-    """S4.30: -G waits, as `allocating`, for free GPUs with enough free memory; the job sees only its own."""
+    """S4.30: A -G job is `allocating` until GPUs with enough free memory are free; it sees only its own GPUs."""
     g = graphics("abc")
     g.use("b", 32_000)
     one, two = g.hold("-G", "1"), g.hold("-G", "1")
@@ -136,7 +136,7 @@ def test_s4_30_a_job_waits_for_free_gpus_with_enough_memory(graphics: Callable[.
 def test_s4_31_s4_32_named_gpus_are_used_immediately_and_claimed(
     graphics: Callable[..., Graphics],
 ) -> None:
-    """S4.31 S4.32 (bug 8): -g gets the named GPUs immediately; a GPU stays claimed until its last -g job has ended."""
+    """S4.31 S4.32 (bug 8): A -g job gets its GPUs immediately; a GPU stays claimed until its last -g job has ended."""
     g = graphics("ab")
     g.use("a", 70_000)
     named, also = g.hold("-g", "0"), g.hold("-g", "0,1")
@@ -152,7 +152,7 @@ def test_s4_31_s4_32_named_gpus_are_used_immediately_and_claimed(
     g.release(named, third)
     g.waits(waits, "claimed", "GPU 0,1 are in use by a job that named them")
     assert g.s.ts("-g").splitlines()[1:] == [f"{also:<4} 0 1"]
-    g.s.kill()  # only the server: the next one knows the claims of running jobs
+    g.s.kill()  # the next server must know the claims of running jobs
     g.waits(waits, "claimed")
     assert g.s.states()[also] == "running"
     g.release(also)
@@ -167,7 +167,7 @@ def test_s4_31_s4_32_named_gpus_are_used_immediately_and_claimed(
 
 
 def test_s4_33_how_much_memory_must_be_free(graphics: Callable[..., Graphics]) -> None:
-    """S4.33 (bug 11): -G needs 90 % free memory by default; a new percentage (1 to 100) counts for waiting jobs."""
+    """S4.33 (bug 11): -G needs 90 % free memory by default; a new percentage (1 to 100) applies to waiting jobs."""
     g = graphics("a")
     assert g.s.ts("--get_gpu_free_perc") == "90"
     for text in ("0", "101", "150", "-5", "ten", "", "9.5"):
@@ -229,7 +229,7 @@ def test_s4_34_which_of_declared_gpus_may_be_used(spooler: Callable[..., Spooler
 
 
 def test_s4_7_the_very_first_list_has_a_column_of_gpus(graphics: Callable[..., Graphics]) -> None:
-    """S4.7: The first call waits until the server that it starts knows its GPUs: its list has the GPUs column."""
+    """S4.7: The first call waits until the server that it starts knows its GPUs, so that its list has the GPUs column."""
     g = graphics("ab")
     assert g.s.ts().splitlines()[0] == "ID   State      Output               E-Level  Time   GPUs  Command [run=0/1]"
 
@@ -258,7 +258,7 @@ def test_s4_35_without_gpus_jobs_without_gpus_run(graphics: Callable[..., Graphi
 def test_s4_35_an_unreadable_gpu_blocks_only_jobs_that_need_it(
     graphics: Callable[..., Graphics], function: str, code: int, reason: str
 ) -> None:
-    """S4.35 (bug 10): A GPU that cannot be read holds up only the jobs that need it, which wait with the reason."""
+    """S4.35 (bug 10): A GPU that cannot be read delays only the jobs that need it; they wait with the reason."""
     g = graphics("ab")
     g.driver.error(function, code, "GPU-a")
     if function != "*":
@@ -311,7 +311,7 @@ def test_s4_30_what_can_never_run_is_refused_at_once_with_the_reason(graphics: C
 
 
 def test_s4_4_s4_23_the_list_and_the_details_speak_of_gpus(graphics: Callable[..., Graphics]) -> None:
-    """S4.4 S4.23 S4.24: The list and its formats have a column of GPUs; -i prints the requested and assigned ones."""
+    """S4.4 S4.23 S4.24: The list and its formats have a column of GPUs; -i prints the requested and the assigned GPUs."""
     g = graphics("ab")
     two = g.hold("-G", "2", "-L", "wide")
     g.sees(two)

@@ -25,7 +25,7 @@ ASLEEP = (
 
 
 def asleep(process: subprocess.Popen[str]) -> None:
-    """Wait until this client sleeps: it has looked at its job, and waits for the next look."""
+    """Wait until this client sleeps, as it does between two checks of its job."""
     path = Path(f"/proc/{process.pid}/syscall")
     wait_for(lambda: path.read_text().split()[0] in ASLEEP, "a client that waits")
 
@@ -42,7 +42,7 @@ def test_s4_6_waiting_gives_the_code_of_the_job(spooler: Callable[..., Spooler])
     assert s.ended(2) == 255
     s.add("-W", "0", "true")
     assert s.ended(3) == 255
-    for command in ("no-such-program", "/nowhere/x", "echo a; echo b"):  # run without a shell
+    for command in ("no-such-program", "/nowhere/x", "echo a; echo b"):  # no shell: the text is one file name
         number = s.add(command)
         assert s.ended(number) == 255
         assert [(job["State"], job["E-Level"]) for job in s.jobs() if job["ID"] == number] == [("finished", -1)]
@@ -76,7 +76,10 @@ def test_s4_8_without_an_id_the_last_in_the_queue_is_waited_for(spooler: Callabl
 
 @pytest.mark.smoke
 def test_s4_9_s4_11_dependencies(spooler: Callable[..., Spooler]) -> None:
-    """S4.9, S4.11: -D and -d wait for the end of jobs, -W for success; else the job and its -W jobs are skipped."""
+    """S4.9, S4.11: -D and -d wait for the end of jobs, -W for their success; otherwise a -W job is skipped.
+
+    A -W job that depends on a skipped job is skipped, too.
+    """
     s = spooler(TS_SLOTS="3")
     s.add(*s.held("a"))
     s.add("sh", "-c", "exit 1")
@@ -100,7 +103,10 @@ def test_s4_9_s4_11_dependencies(spooler: Callable[..., Spooler]) -> None:
 
 
 def test_s4_10_dependencies_on_failed_removed_and_unknown_jobs(spooler: Callable[..., Spooler]) -> None:
-    """S4.10: A failed, removed or forgotten dependency skips a -W job, not a -D job; ids of no job yet are ignored."""
+    """S4.10: If a dependency failed or was removed or forgotten, a -W job is skipped and a -D job runs.
+
+    Ids that no job has had yet are ignored.
+    """
     s = spooler(TS_SLOTS="2")
     s.add("sh", "-c", "exit 1")
     s.add(*s.held("a"))
@@ -125,7 +131,10 @@ def test_s4_10_dependencies_on_failed_removed_and_unknown_jobs(spooler: Callable
 
 
 def test_s4_13_s4_14_s4_15_where_the_output_goes(spooler: Callable[..., Spooler]) -> None:
-    """S4.13, S4.14, S4.15: -E splits off stderr, -z packs, -O and --set_logdir name the file; its folder is created."""
+    """S4.13, S4.14, S4.15: -E separates stderr, -z packs the output, -O and --set_logdir set the name and the folder.
+
+    A missing folder is created.
+    """
     s = spooler()
     both = ("sh", "-c", "echo out; echo err >&2")
     assert s.ended(s.add(*both)) == 0
@@ -178,7 +187,7 @@ def test_s4_16_without_output(spooler: Callable[..., Spooler]) -> None:
 
 
 def test_s4_17_stdin_and_a_client_that_is_killed(spooler: Callable[..., Spooler]) -> None:
-    """S4.17: -f passes the caller's stdin, other jobs read end of file; killing the caller ends no job (bug 5)."""
+    """S4.17: A -f job reads the caller's stdin, other jobs an empty stdin; a kill of the caller ends no job (bug 5)."""
     s = spooler()
     done = s.run("-f", "sh", "-c", "cat; exit 4", stdin="of the caller\n")
     assert (done.returncode, done.stdout) == (4, "0\n")
@@ -199,7 +208,7 @@ def test_s4_17_stdin_and_a_client_that_is_killed(spooler: Callable[..., Spooler]
 
 
 def test_s4_19_never_more_than_the_slots(spooler: Callable[..., Spooler]) -> None:
-    """S4.19: Jobs never use more than the slots; a wide job lets narrow ones overtake; a too wide one is refused."""
+    """S4.19: Jobs never use more than the slots; narrow jobs overtake a wide one; a job that is too wide is refused."""
     s = spooler()
     s.ts("-S", "3")
     assert s.ts("-S") == "3"
@@ -218,7 +227,7 @@ def test_s4_19_never_more_than_the_slots(spooler: Callable[..., Spooler]) -> Non
     s.wait_state(narrow, "running")
     s.wait_state(later, "running")
     assert s.states()[wide] == "queued" and s.ts().splitlines()[0].endswith("[run=2/2]")
-    s.ts("-S", "1")  # running jobs go on
+    s.ts("-S", "1")  # running jobs continue
     assert s.states()[narrow] == s.states()[later] == "running" and s.ts().splitlines()[0].endswith("[run=2/1]")
     s.ts("-S", "2")
     s.release("a")
@@ -235,7 +244,7 @@ def test_s4_19_never_more_than_the_slots(spooler: Callable[..., Spooler]) -> Non
 
 
 def test_s4_20_killing_jobs(spooler: Callable[..., Spooler]) -> None:
-    """S4.20: -k sends SIGTERM to all processes of a job, -T to those of all running jobs; their error level is -1."""
+    """S4.20: -k sends SIGTERM to all processes of a job, -T to those of all running jobs; such jobs have error level -1."""
     s = spooler(TS_SLOTS="3")
     for number in range(3):
         s.add("sh", "-c", f"sleep 1000 & echo $! >>children; wait; : {number}")
@@ -261,7 +270,7 @@ def test_s4_20_killing_jobs(spooler: Callable[..., Spooler]) -> None:
 
 
 def test_s4_21_order_removal_and_clearing(spooler: Callable[..., Spooler]) -> None:
-    """S4.21: -u moves a waiting job to the front, -U exchanges two, -r removes one, -C forgets the finished ones.
+    """S4.21: -u moves a waiting job to the front, -U exchanges two jobs, -r removes a job, -C forgets finished jobs.
 
     -u of a running job is an error without effect (bug 1: it ended the original's server).
     """
@@ -300,7 +309,7 @@ def test_s4_21_order_removal_and_clearing(spooler: Callable[..., Spooler]) -> No
 
 
 def test_s4_22_a_removed_job_is_waited_for_no_longer(spooler: Callable[..., Spooler]) -> None:
-    """S4.22: -r of a job ends the -w and -f that wait for it (255), and skips its -W jobs (bug 3: they hung)."""
+    """S4.22: -r of a job ends the -w and -f calls that wait for it, with 255, and skips its -W jobs (bug 3: they hung)."""
     s = spooler()
     s.add(*s.held("a"))
     s.wait_state(0, "running")
@@ -348,7 +357,7 @@ def test_s4_26_a_program_is_called_at_each_end(spooler: Callable[..., Spooler]) 
 
 
 def test_s4_37_following_the_output(spooler: Callable[..., Spooler]) -> None:
-    """S4.37: -t prints the last ten lines, -c all; both then follow the output, and return the job's exit code."""
+    """S4.37: -t prints the last ten lines, -c all lines; both then follow the output, and return the job's exit code."""
     s = spooler()
     s.add("sh", "-c", f"seq 30; {s.held('a')[2]} echo after; exit 4")
     s.wait_state(0, "running")
@@ -383,7 +392,7 @@ def test_s4_37_a_started_job_has_a_pid_and_an_output_file(spooler: Callable[...,
 
 
 def test_s4_17_ctrl_c_reaches_the_job_while_its_id_cannot_be_printed(spooler: Callable[..., Spooler]) -> None:
-    """S4.17: Ctrl-C goes to a queued -f job, also while the caller cannot print the job's id."""
+    """S4.17: Ctrl-C reaches a running -f job, even while the caller cannot print the job's id."""
     s = spooler()
     out, full = os.pipe()
     os.set_blocking(full, False)
@@ -403,7 +412,7 @@ def test_s4_17_ctrl_c_reaches_the_job_while_its_id_cannot_be_printed(spooler: Ca
 
 
 def test_s4_17_ctrl_c_in_front_of_a_job_goes_to_the_job(spooler: Callable[..., Spooler]) -> None:
-    """S4.17: Ctrl-C of the caller of -f goes to the job, whose exit code the caller returns."""
+    """S4.17: `ts -f` passes Ctrl-C on to its job, and returns the exit code of the job."""
     s = spooler()
     caller = s.popen("-f", "sh", "-c", "trap 'exit 33' INT; touch ready; while :; do sleep 0.05; done")
     wait_for((s.folder / "ready").exists, "the job runs")

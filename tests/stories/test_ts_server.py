@@ -1,4 +1,4 @@
-"""The `ts` server: a long script of calls, settings, death of the server, saved list."""
+"""The `ts` server: a script with many calls, settings, the end of a server, and the saved list."""
 
 from __future__ import annotations
 
@@ -230,7 +230,10 @@ def test_s4_1_a_script_of_many_calls(spooler: Callable[..., Spooler], tmp_path: 
 
 
 def test_s4_2_calls_return_while_jobs_run_and_the_server_is_busy(spooler: Callable[..., Spooler]) -> None:
-    """S4.2: No call waits for a job, and calls that queue or look do not wait for the server, which is stopped here."""
+    """S4.2: No call waits for a job, and calls that queue a job or print something do not wait for the server.
+
+    The test stops the server with SIGSTOP.
+    """
     s = spooler()
     s.add(*s.held("a"))
     s.wait_state(0, "running")
@@ -252,9 +255,9 @@ def test_s4_2_calls_return_while_jobs_run_and_the_server_is_busy(spooler: Callab
 
 
 def test_s4_18_s4_25_a_full_queue(spooler: Callable[..., Spooler]) -> None:
-    """S4.18, S4.25: With TS_MAXCONN=7, room for one job, -B exits with 2, and other calls wait for room.
+    """S4.18, S4.25: If the queue is full (with TS_MAXCONN=7 after one job), -B exits with 2, and other calls wait.
 
-    A waiting client that is killed leaves nothing behind (bug 4).
+    A waiting client that is killed queues no job (bug 4).
     """
     s = spooler(TS_MAXCONN="7")
     s.add(*s.held("a"))
@@ -278,7 +281,7 @@ def test_s4_18_s4_25_a_full_queue(spooler: Callable[..., Spooler]) -> None:
 
 
 def test_s4_18_the_end_of_the_server_ends_calls_that_wait_for_room(spooler: Callable[..., Spooler]) -> None:
-    """S4.18, S4.1: -K ends the calls that wait for room, with an error; they begin no other server."""
+    """S4.18, S4.1: -K ends the calls that wait for room, with an error; they start no new server."""
     s = spooler(TS_MAXCONN="7")
     s.add(*s.held("a"))
     s.wait_state(0, "running")
@@ -295,9 +298,9 @@ def test_s4_18_the_end_of_the_server_ends_calls_that_wait_for_room(spooler: Call
 def test_s4_6_s4_1_clients_get_the_code_of_a_running_job_after_the_end_of_the_server(
     spooler: Callable[..., Spooler],
 ) -> None:
-    """S4.6, S4.1: After -K, running jobs continue and their clients return their codes, not those of later jobs.
+    """S4.6, S4.1: After -K, running jobs continue, and their clients return the codes of these jobs, not of later ones.
 
-    Clients of queued jobs exit with 255. No client begins another server.
+    Clients of queued jobs exit with 255. No client starts a new server.
     """
     s = spooler()
     stays = s.popen("-f", *s.held("a", "echo out; exit 3"))
@@ -320,7 +323,7 @@ def test_s4_6_s4_1_clients_get_the_code_of_a_running_job_after_the_end_of_the_se
 
 
 def test_s4_6_waiting_for_a_job_without_a_recorded_end_returns_255(spooler: Callable[..., Spooler]) -> None:
-    """S4.6: -w returns 255 if the job ends after -K and its supervisor was killed, so that no exit code is recorded."""
+    """S4.6: -w returns 255 if, after -K, the supervisor is killed before the job ends, so that no exit code is recorded."""
     s = spooler()
     s.add(*s.held("a", "exit 3"))
     s.wait_state(0, "running")
@@ -335,7 +338,10 @@ def test_s4_6_waiting_for_a_job_without_a_recorded_end_returns_255(spooler: Call
 
 
 def test_s4_7_errors_of_socket_name_folder_and_stdout(spooler: Callable[..., Spooler]) -> None:
-    """S4.7: A socket name that is not UTF-8, a deleted working folder or a full stdout gives one line and 255."""
+    """S4.7: A socket name that is not UTF-8, a deleted working folder or a full stdout causes one line on stderr.
+
+    The exit code is 255; `ts -f` with a full stdout returns the exit code of its job.
+    """
     s = spooler()
     asked = s.popen("true", environ={"TS_SOCKET": os.fsdecode(os.fsencode(s.folder) + b"/no \xff")})
     out, err = asked.communicate(timeout=60)
@@ -373,7 +379,7 @@ def _sleeps(pid: int) -> bool:
 
 
 def test_settings_that_a_user_wrote_in_another_form_are_read(spooler: Callable[..., Spooler]) -> None:
-    """docs/ts.md: a user may change the server's config; every form that the scheduler reads is read by `ts`, too."""
+    """If a user changes the server's config, `ts` reads all forms of a value that the scheduler reads (docs/ts.md)."""
     s = spooler()
     assert s.ended(s.add("true")) == 0
     config = Path(s.server.state_file).parent / "config.yaml"
@@ -393,7 +399,7 @@ def test_settings_that_a_user_wrote_in_another_form_are_read(spooler: Callable[.
 
 
 def test_s4_25_variables_of_the_server(spooler: Callable[..., Spooler], tmp_path: Path) -> None:
-    """S4.25: TS_SOCKET selects the server; TS_SLOTS and TS_MAXFINISHED count at its start; TMPDIR holds the output."""
+    """S4.25: TS_SOCKET selects the server; TS_SLOTS and TS_MAXFINISHED take effect at its start; TMPDIR is for output."""
     one = spooler(tmp_path / "one", TS_SLOTS="3", TS_MAXFINISHED="2")
     other = spooler(tmp_path / "two")
     assert (one.ts("-S"), other.ts("-S")) == ("3", "1")
@@ -415,7 +421,7 @@ def test_s4_25_variables_of_the_server(spooler: Callable[..., Spooler], tmp_path
 
 
 def test_s4_25_where_a_server_lives_nobody_else_can_write(spooler: Callable[..., Spooler], tmp_path: Path) -> None:
-    """S4.25: The server's files are private, beside the socket if only this user can write there, else in the home."""
+    """S4.25: The server's files are private. They are beside the socket, or in the home if others can write there."""
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -439,7 +445,7 @@ def test_s4_25_where_a_server_lives_nobody_else_can_write(spooler: Callable[...,
 def test_s4_28_a_killed_server_loses_nothing(spooler: Callable[..., Spooler]) -> None:
     """S4.28: If the server is killed, the running job continues, and the queued jobs run in their order afterwards.
 
-    Exit codes are right, and clients continue waiting (bug 2: the original lost all of it).
+    Exit codes are right, and clients continue to wait. (Bug 2: in the original, all of this was lost.)
     """
     s = spooler()
     s.add(*s.held("a", "echo whole; exit 7"))
@@ -467,7 +473,7 @@ def test_s4_28_a_killed_server_loses_nothing(spooler: Callable[..., Spooler]) ->
     s.wait_state(22, "running")
     before = s.pid()
     s.kill()
-    assert s.states()[22] == "running" and s.pid() != before  # that call has started another server
+    assert s.states()[22] == "running" and s.pid() != before  # `states` has started another server
     s.release("b")
     assert s.ended(22) == 9
 
@@ -475,7 +481,7 @@ def test_s4_28_a_killed_server_loses_nothing(spooler: Callable[..., Spooler]) ->
 def test_s4_28_the_saved_list_queues_all_jobs_again(spooler: Callable[..., Spooler], tmp_path: Path) -> None:
     """S4.28: At SIGTERM, a server with TS_SAVELIST writes a script that queues its jobs at another server.
 
-    Labels, dependencies, options and words are kept, and so is the queue of the first server.
+    The script keeps labels, dependencies, options and arguments. The first server keeps its queue, too.
     """
     saved = tmp_path / "saved.sh"
     s = spooler(tmp_path / "one", TS_SAVELIST=str(saved))
@@ -503,7 +509,7 @@ def test_s4_28_the_saved_list_queues_all_jobs_again(spooler: Callable[..., Spool
     assert saved.stat().st_mode & 0o077 == 0
     assert "# 0 done echo 'has ended'" in saved.read_text().splitlines()
 
-    other.add(*other.held("a"))  # keeps the slot busy, and shifts the ids
+    other.add(*other.held("a"))  # uses the slot, and id 0
     other.wait_state(0, "running")
     done = subprocess.run(
         ["sh", "-eu", str(saved)], env=other.environ, cwd="/", capture_output=True, text=True, timeout=120, check=False
@@ -518,7 +524,7 @@ def test_s4_28_the_saved_list_queues_all_jobs_again(spooler: Callable[..., Spool
     assert parents == {"4": "[3]&&", "5": "[3,4]&&", "6": "[5]&&"}
     assert "\n" not in other.ts("-F", "3")
     other.release("a")
-    s.release("a")  # job 1 of the first server and its copy: both run in the first folder
+    s.release("a")  # ends job 1 of the first server, and its copy, which runs in the same folder
     assert [other.ended(number) for number in range(1, 7)] == [0] * 6
     ran = [json.loads(line) for line in s.said_in("ran")]
     assert [str(s.folder), *words] in ran
@@ -533,7 +539,7 @@ def test_s4_28_the_saved_list_queues_all_jobs_again(spooler: Callable[..., Spool
 def test_s4_28_the_saved_list_knows_commands_that_look_like_options(
     spooler: Callable[..., Spooler], tmp_path: Path
 ) -> None:
-    """S4.28: The saved list writes a command that begins with a dash behind `--`."""
+    """S4.28: In the saved list, `--` stands before a command that begins with a dash."""
     saved = tmp_path / "saved.sh"
     s = spooler(TS_SAVELIST=str(saved))
     s.add(*s.held("a"))
@@ -544,7 +550,7 @@ def test_s4_28_the_saved_list_knows_commands_that_look_like_options(
 
 
 def test_s4_28_s4_1_after_the_end_of_a_server_its_job_goes_on(spooler: Callable[..., Spooler]) -> None:
-    """S4.28, S4.1: -K waits for the server's end; ids begin at 0 again; a running job continues to its recorded end."""
+    """S4.28, S4.1: -K waits for the server's end; ids begin at 0 again; a running job continues, and its end is recorded."""
     s = spooler()
     s.add(*s.held("a", "echo over; exit 6"))
     s.wait_state(0, "running")
@@ -604,7 +610,7 @@ def test_s4_1_the_end_of_a_server_that_is_about_to_begin(spooler: Callable[..., 
 
 
 def test_s4_28_a_server_that_was_killed_is_not_taken_for_the_next_one(spooler: Callable[..., Spooler]) -> None:
-    """S4.28: `daemon.json` of a killed server does not count while the next server has the lock and no file yet."""
+    """S4.28: While a new server has the lock but no `daemon.json` yet, that of a killed server does not count."""
     s = spooler()
     assert s.ended(s.add("true")) == 0
     killed = s.pid()

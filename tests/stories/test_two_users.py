@@ -1,4 +1,4 @@
-"""Two real users: another user can read, change, start, stop and signal nothing of a scheduler."""
+"""Two real users: a user cannot read, change, start, stop or signal the scheduler of another user."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ HOLD = '#!/bin/sh\necho secret > out.txt\nwhile [ ! -e "$0.go" ]; do sleep 0.05;
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Return owner, mode and contents of every file, except the files that a daemon changes without requests."""
+    """Return owner, mode and contents of every file, except the files that a daemon changes by itself."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.name.startswith(("history.db", "store.db-")):
@@ -89,7 +89,7 @@ def test_s7_p9_another_user_reads_changes_and_signals_nothing(
     belongs(place / "jobs.txt", me)
     mine = daemon_of(me, place, API_KEY="of mine").ready()
     wait_for(lambda: (place / "out.txt").exists() and (place / "out.txt").read_text(), f"the job runs\n{mine.said()}")
-    # The supervisor records the pid of the job after it has started it: from then on the files stay as they are.
+    # The supervisor records the pid of the job after the start of the job. After that, the files do not change.
     wait_for(lambda: "1 running" in me.gpujob(place, "status")[1], "the job is recorded as running")
     assert owned(me, "/tmp", "/var/tmp", "/dev/shm") == shared, "files in folders that all share"
     pids = [p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if _owner(p) == me.uid]
@@ -121,7 +121,7 @@ def test_s7_p9_another_user_reads_changes_and_signals_nothing(
         assert not other.can(lambda p=path: p.rename(place / "theirs")) and not other.can(lambda p=path: p.chmod(0o777))
     for name in ("jobs.txt", ".gpujob/wakeup", "config.yaml"):
         assert not other.can(lambda n=name: (place / n).open("a"))
-    with open("/proc/net/unix", encoding="utf-8") as stream:  # the socket name by which schedulers find each other
+    with open("/proc/net/unix", encoding="utf-8") as stream:  # socket name by which schedulers find each other
         flag = next(line.split("@")[1].strip() for line in stream if f"@gpujob/{me.uid}/{mine.pid}/" in line)
     assert not other.can(lambda: socket.socket(socket.AF_UNIX).connect(f"\0{flag}"))
     after = snapshot(place)
@@ -178,9 +178,9 @@ def test_s9_start_refuses_files_of_another_user(users: tuple[User, User], place:
 def test_s9_a_state_file_of_another_user_is_not_obeyed(
     users: tuple[User, User], place: Path, daemon_of: Callable[..., Daemon]
 ) -> None:
-    """S9, P9: A state file of another user in a sticky folder is not obeyed, at the start and later.
+    """S9, P9: A state file of another user in a sticky folder is ignored, at the start and later.
 
-    A temporary file of that user, like one left by a killed daemon, is not obeyed either.
+    A file of that user with the name of a temporary file of the daemon is ignored, too.
     """
     me, other = users
     os.chown(place, 0, 0)  # like /tmp: no user can move files of another user
@@ -196,7 +196,7 @@ def test_s9_a_state_file_of_another_user_is_not_obeyed(
     assert other.can(state.unlink)
     code, said = me.gpujob(place, "pause", "0")
     assert code == 0, said
-    # The daemon may first write a file of its own without the pause.
+    # The daemon may first write the state file without the pause.
     wait_for(
         lambda: state.exists() and state.stat().st_uid == me.uid and '"paused_gpus": [0]' in state.read_text(),
         f"ours is painted\n{mine.said()}",
@@ -205,9 +205,9 @@ def test_s9_a_state_file_of_another_user_is_not_obeyed(
 
 
 def test_h17_root_leaves_nothing_in_a_users_folder(users: tuple[User, User], place: Path) -> None:
-    """H17, S8: root is refused in a user's folder, with the way out (`sudo -u`), and leaves no file there.
+    """H17, S8: In a user's folder, commands of root that change something are refused with the advice `sudo -u`.
 
-    That includes the user's runtime folder and home, which the environment names under sudo.
+    root leaves no file there, nor in the user's runtime folder and home, which the environment names under sudo.
     """
     me, _ = users
     (place / "home").mkdir()
@@ -256,7 +256,7 @@ def test_f12_jobs_run_under_umask_0777(
         assert me.gpujob(place, "submit", "--cpu", "--", "/bin/true")[0] == 0  # creates the state folder
         for number in range(2):
             mine = daemon_of(me, place, "--assign-retry-wait", "0.2", *words).ready()
-            for more in ("x", "x" * 120_000):  # a long start message reaches the supervisor in a file
+            for more in ("x", "x" * 120_000):  # the supervisor gets a long start message in a file
                 code, said = me.gpujob(place, "submit", "--cpu", "--wait", "--", "/bin/true", more, f"{number}")
                 assert code == 0, (said, mine.said())
             os.kill(mine.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""`gpujob track` as users call it, in a folder of its own; all its processes are ended afterwards."""
+"""`gpujob track` as users call it: a folder with its sessions, and methods to read them and end all processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GATED = "echo begun {key}; touch begun.{key}; while [ ! -e go.{key} ]; do sleep 
 
 
 def gated(key: str, code: int = 0) -> str:
-    """Return a command that runs until `Tracked.go` of this key and exits with ``code``."""
+    """Return a command that runs until `Tracked.go` is called with this key, and exits with ``code``."""
     return GATED.format(key=key, code=code)
 
 
@@ -93,10 +93,10 @@ class Tracked:
             one = next((one for one in self.json()["commands"] if one["id"] == number), None)
             return one if one is not None and one["status"] == word else None
 
-        return dict(wait_for(look, f"command {number} {word}"))  # as seen then: it may go on immediately
+        return dict(wait_for(look, f"command {number} {word}"))  # not read again: its status may already have changed
 
     def pid_of(self, number: int) -> int:
-        """Return the pid of a command; wait until the session file has it."""
+        """Return the pid of a command; wait until the session file contains it."""
 
         def look() -> int:
             found = next((one for one in self.stored()["commands"] if one["id"] == number), {})
@@ -114,7 +114,7 @@ class Tracked:
 
     @property
     def files(self) -> list[Path]:
-        """The session files, oldest first."""
+        """Return the session files, oldest first."""
         return sorted((self.folder / ".gpu-tracker").glob("*.json"), key=lambda path: age(path.stem))
 
     def stored(self) -> dict[str, Any]:

@@ -166,7 +166,7 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
 def test_a_full_disk_takes_no_half_line(tmp_path: Path) -> None:
-    """P4: On a full disk no part of a line is written, since it would be a job with missing arguments."""
+    """P4: On a full disk no part of a line is written, since a part would be read as a job with missing arguments."""
     options = "size=16k,mode=0700"
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(tmp_path)], capture_output=True)
     if made.returncode:

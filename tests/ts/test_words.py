@@ -1,4 +1,4 @@
-"""The command line of `ts`, read as getopt reads it."""
+"""Tests of the parser of the `ts` command line, which follows getopt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from scheduler.ts.words import Mistake, read
     ],
 )
 def test_s4_3_options_of_a_new_job_are_read_as_getopt_does(words: str, options: dict[str, str], command: str) -> None:
-    """S4.3: Letters may be joined, values may follow directly or as the next word; the command stays unchanged."""
+    """S4.3: Option letters may be joined, a value may follow directly or as the next word; the command is unchanged."""
     typed = read(words.split())
     assert (typed.action, typed.options, " ".join(typed.command)) == ("add", options, command)
 
@@ -61,7 +61,10 @@ def test_s4_3_options_of_a_new_job_are_read_as_getopt_does(words: str, options: 
     ],
 )
 def test_s4_4_actions_are_read_with_and_without_a_value(words: str, action: str, value: str | None) -> None:
-    """S4.4: Actions have short or long names and optional values; no word means -l; of several, the last one counts."""
+    """S4.4: Actions have short or long names and optional values.
+
+    Of several actions, the last one counts. Without an action, `-l` is the action.
+    """
     typed = read(words.split())
     assert (typed.action, typed.value, typed.command) == (action, value, [])
 

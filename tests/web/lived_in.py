@@ -1,4 +1,4 @@
-"""A scheduler in the middle of a day, for screenshots: many kinds of jobs on four fake GPUs.
+"""A scheduler with the jobs of half a working day, for screenshots: many kinds of jobs on four fake GPUs.
 
 It also has a foreign process and pauses. The jobs are real processes that run for seconds; `Lived.older` then stretches
 their recorded times to hours.

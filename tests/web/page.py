@@ -42,7 +42,7 @@ class Answer:
 
 
 class Page:
-    """`gpujob web` on a free port. ``scheduler``: the scheduler of its folder, which need not run."""
+    """A `gpujob web` process on a free port. ``scheduler``: the scheduler of the same folder; it need not run."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler

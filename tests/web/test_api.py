@@ -53,7 +53,7 @@ def made(page: Page, command: list[str], **options: Any) -> int:
 
 
 def acted(page: Page, number: int, verb: str, status: int = 200, body: Any = None) -> Any:
-    """Request a change of a job. Return the job's state in the answer; if ``status`` is not 200, the error."""
+    """Request a change of a job; return the job's state from the answer, or the error if ``status`` is not 200."""
     answer = page.post(f"/api/jobs/{number}/{verb}", body)
     assert answer.status == status, answer.text
     found = answer.json()
@@ -330,7 +330,7 @@ def test_s2_3_waiting_jobs_hold_no_open_file(page: Page) -> None:
 
 
 def test_hold_and_release(page: Page) -> None:
-    """A held job starts only once it is released; both requests may be repeated, and fail for an ended job."""
+    """A held job starts only after its release; hold and release may be repeated, and are 409 for an ended job."""
     page.post("/api/queue/pause")
     number = made(page, ["true"])
     for verb in ("hold", "hold", "release", "release", "hold"):
@@ -344,7 +344,7 @@ def test_hold_and_release(page: Page) -> None:
 
 
 def test_a_job_that_runs_cannot_be_run_again_held_or_put_first(page: Page) -> None:
-    """A retry, hold, release or first of a running job is 409 with a reason, and changes nothing."""
+    """A request to retry, hold, release or put first a running job is 409 with a reason, and changes nothing."""
     number = made(page, ledger(page, "busy", held=True))
     page.scheduler.wait_state(number, "running")
     for verb in ("retry", "hold", "release", "first"):
@@ -381,7 +381,7 @@ def test_what_is_submitted_may_have_all_options(page: Page) -> None:
 
 
 def test_jobs_do_not_get_the_page_s_own_variables(page: Page) -> None:
-    """A job gets the scheduler's GPUJOB_ variables, and none of those of the page's process."""
+    """A job gets the scheduler's GPUJOB_ variables, and no GPUJOB_ variable of the page's process."""
     number = made(page, ["sh", "-c", "env | grep ^GPUJOB_ | cut -d= -f1 | sort"], cpu=True)
     page.scheduler.wait_state(number, "done")
     names = page.get(f"/api/jobs/{number}/log").text.split()
@@ -540,7 +540,7 @@ def test_s2_10_without_a_scheduler_reading_goes_on_and_changes_are_made_here(pag
 
 
 def test_each_change_answers_with_its_result(page: Page) -> None:
-    """A header of the answer to a change describes the change and its effects that a user may not expect."""
+    """A header of the answer to a change describes the change and its unexpected effects."""
     page.post("/api/queue/pause")
     number, other = made(page, ["true"], priority=5), made(page, ["false"], priority=1)
     at = f"/api/jobs/{number}"

@@ -79,7 +79,7 @@ def test_signing_in_by_the_form(lab: Lab) -> None:
 
 @pytest.mark.smoke
 def test_a_job_appears_by_itself_after_echo(lab: Lab) -> None:
-    """A line added to the jobs file appears without a reload; the delay is printed (its target is 2 s)."""
+    """A job added to the jobs file appears on the page without a reload; the test prints the delay (target: 2 s)."""
     with lab.tab() as tab:
         expect(tab.locator("#live")).to_have_text("live")
         number = (lab.s.rows("SELECT max(id) FROM jobs")[0][0] or 0) + 1
@@ -199,7 +199,7 @@ def test_search_moves_between_matches(lab: Lab) -> None:
 
 
 def test_a_search_typed_before_the_log_is_loaded_works(lab: Lab) -> None:
-    """A word typed before the log is loaded is searched once it is; until then the server's text stays visible."""
+    """A word typed before the log is loaded is searched after loading; until then the server's text stays visible."""
     job = int(lab.s.cli("submit", "--gpus", "0", "--", "seq", "-f", "line %05.0f", "300").stdout)
     lab.s.wait_state(job, "done")
     with lab.context() as context:
@@ -489,7 +489,10 @@ def test_an_update_of_the_page_keeps_elements_and_opened_details(lab: Lab) -> No
 
 
 def test_every_page_at_both_widths_and_in_both_schemes(lab: Lab) -> None:
-    """Every page fits both widths, and its elements have names and are large enough; takes screenshots."""
+    """Every page fits a narrow and a wide window, in the light and the dark scheme; the test saves screenshots.
+
+    All elements have names, and links and buttons are large enough.
+    """
     job = lab.talker("pictures", gpus="0.5", label="pictures")
     lab.s.wait_state(job, "running")
     with lab.context() as context:

@@ -114,7 +114,7 @@ def test_reasons_pauses_attempts_and_changes_are_told(page: Page, listen: Callab
 def test_a_scheduler_that_dies_and_comes_again_is_told(
     pages: Callable[[], Page], listen: Callable[..., Listening]
 ) -> None:
-    """The scheduler's end and start are sent, and the end of jobs in between; a missing store ends no stream."""
+    """A stream reports the scheduler's end and start, and job ends in between; a missing store ends no stream."""
     page = pages()
     page.start()
     one = listen(page)
@@ -145,7 +145,7 @@ def test_a_scheduler_that_dies_and_comes_again_is_told(
 def test_after_a_store_that_could_not_be_read_the_page_says_that_the_scheduler_runs(
     pages: Callable[[], Page], listen: Callable[..., Listening]
 ) -> None:
-    """A failed look at the store is sent as trouble; the next good look sends again that the scheduler runs."""
+    """A failed read of the store is sent as `trouble`; the next successful read sends again that the scheduler runs."""
     page = pages()
     page.start()
     page.scheduler.start()
@@ -162,7 +162,7 @@ def test_after_a_store_that_could_not_be_read_the_page_says_that_the_scheduler_r
 def test_another_process_that_writes_without_a_scheduler_is_seen(
     pages: Callable[[], Page], listen: Callable[..., Listening]
 ) -> None:
-    """Changes by commands are sent, although each command is the last to close the store and so deletes its WAL."""
+    """Changes by commands are sent, although each command, as the last user of the store, deletes the store's WAL."""
     page = pages()
     page.start()
     submit(page, "true")
@@ -215,7 +215,7 @@ def test_a_stream_with_too_many_waiting_events_ends_with_again() -> None:
 
 
 def test_a_look_does_not_read_all_waiting_jobs(pages: Callable[[], Page]) -> None:
-    """A look reads only changed rows; measured in steps of SQLite, not in seconds."""
+    """A look at the store reads only changed rows; the cost is measured in SQLite steps, not in seconds."""
     page = pages()
     client = SchedulerClient(str(page.folder / "gpu_scheduler_state.json"))
     database = Database(client.places)

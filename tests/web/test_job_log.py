@@ -40,7 +40,7 @@ def at(answer: Answer, name: str) -> int:
 
 
 def test_the_last_lines(page: Page) -> None:
-    """`tail` returns the last lines (200 by default), also an unfinished one; a waiting job has an empty log."""
+    """`tail` returns the last lines (200 by default), also an unfinished line; a waiting job has an empty log."""
     number, log = ended(page, "seq 1000; printf 'no end'")
     assert get(page, number).text == "".join(f"{n}\n" for n in range(802, 1001)) + "no end"
     assert get(page, number, "?tail=3").text == "999\n1000\nno end"
@@ -110,7 +110,7 @@ def test_a_log_is_followed_byte_by_byte(page: Page) -> None:
 
 
 def test_a_log_longer_than_an_answer_is_followed_in_parts(page: Page) -> None:
-    """An answer has about 1 MiB at most; it cuts neither lines nor, within a very long line, characters."""
+    """An answer has about 1 MiB at most; it ends after a line, or between two characters of a very long line."""
     number, log = ended(page)
     lines = "".join(f"{n} {'x' * 90}\n" for n in range(30_000))
     log.write_text(lines + "☃" * 400_000)
@@ -144,7 +144,10 @@ def test_a_log_that_was_cut_begins_anew(page: Page) -> None:
 
 
 def test_find_returns_numbered_lines(page: Page) -> None:
-    """`find` returns the last lines that contain a text, in any case, with their numbers; the text is no pattern."""
+    """`find` returns the last lines that contain a text, with their numbers.
+
+    Upper and lower case are equal, and the text is not read as a pattern.
+    """
     number, _ = ended(page, "for n in $(seq 400); do echo line $n; done; echo 'Error: [a-z]+ .*'; echo end")
     assert get(page, number, "?find=error").text == "401:Error: [a-z]+ .*\n"
     assert get(page, number, "?find=LINE%2039&tail=2").text == "398:line 398\n399:line 399\n"

@@ -1,4 +1,4 @@
-"""Tests with hostile and broken clients of the page: slow, malformed, too many, guessing; also port, TLS and end."""
+"""Tests of the page with slow, broken, too many and guessing clients; also of its port, TLS and end."""
 
 from __future__ import annotations
 
@@ -246,7 +246,10 @@ def test_k11_requests_behind_each_other_are_answered_in_turn(page: Page) -> None
 
 
 def test_k11_an_incomplete_request_is_400(page: Page) -> None:
-    """K11: A request cut before its declared length is 400; a whole one is answered although its sender has ended."""
+    """K11: A request that is cut before its declared length is 400.
+
+    A complete request is answered even if its sender has closed its sending side.
+    """
     for data in (
         head(page, "POST", "/api/jobs", "Content-Type: application/json\r\nContent-Length: 50\r\n") + b"{}",
         b"GET / HT",
@@ -337,7 +340,7 @@ def test_k14_ten_thousand_guesses(page: Page) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_k10_it_ends_at_once_with_connections_open(pages: Callable[[], Page], number: int, code: int) -> None:
-    """K10: Idle connections, half requests and open streams do not delay the end of the page."""
+    """K10: Idle connections, incomplete requests and open streams do not delay the end of the page."""
     page = pages().start()
     with page.connect() as idle, page.connect() as half, page.connect() as body, page.connect() as stream:
         stream.sendall(head(page, path="/api/events"))

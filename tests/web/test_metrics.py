@@ -166,7 +166,7 @@ def test_s22_no_name_argument_or_path_is_told(client: SchedulerClient) -> None:
 
 
 def test_k18_ten_thousand_jobs_with_odd_names_make_no_series(client: SchedulerClient) -> None:
-    """K18: The number of series is independent of the jobs, and the output can be parsed whatever their names."""
+    """K18: The number of series does not depend on the jobs, and the output can be parsed with any job names."""
     before = sum(len(family.samples) for family in families(client).values())
     database = Database(client.places)
     with database.writing() as connection:

@@ -247,7 +247,7 @@ def test_s4_the_form_is_exchanged_for_a_cookie_that_is_not_the_token(page: Page)
 
 
 def test_s4_a_cookie_that_was_changed_or_has_run_out_lets_nobody_in(page: Page) -> None:
-    """S4: A changed or expired cookie is 401, as is one of another port."""
+    """S4: A changed or expired cookie is 401, and so is the cookie of another port."""
     key = Key(page.token, page.port)
     good = key.cookie()
     version, end, nonce, seal = good.split(".")
@@ -339,7 +339,10 @@ def test_s4_signing_out_takes_the_cookie_away(page: Page) -> None:
 
 @pytest.mark.waits
 def test_s4_removing_the_token_file_signs_everybody_out(pages: Callable[[], Page]) -> None:
-    """S4: If the token file is removed, a new token is created; the old token, its cookies and streams end."""
+    """S4: If the token file is removed, a new token is created, and the old token and its cookies are 401.
+
+    The event streams of the old token end.
+    """
     page = pages()
     page.scheduler.start()
     page.start()
@@ -567,7 +570,7 @@ def test_s6_names_are_looked_up_in_a_table_and_nowhere_else(page: Page) -> None:
      "/static//etc/passwd", "/static/%2fetc%2fpasswd", "/api/jobs/%31", "http://127.0.0.1/api/status", "*"],
 )  # fmt: skip
 def test_k16_s20_path_tricks_are_404(page: Page, path: str) -> None:
-    """K16, S20: Another spelling of a path of the table of routes is 404."""
+    """K16, S20: A path that is not written exactly as in the table of routes is 404."""
     answer = page.get(path)
     assert answer.status == 404, answer
     assert "root:" not in answer.text

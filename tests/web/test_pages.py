@@ -73,7 +73,7 @@ class Client:
         self.app = make_app(self.source)
 
     def get(self, path: str) -> Answer:
-        """Send one GET request and return the answer; the cached overview is read again first."""
+        """Send one GET request and return the answer; mark the cached overview as outdated first."""
         self.source.changed()
         bare, _, query = path.partition("?")
         scope = {
@@ -118,7 +118,7 @@ class Shop:
             rows.save_class_reasons(connection, reasons or {})
 
     def get(self, path: str, code: int = 200) -> str:
-        """Return the HTML of a page after checking its status code; nothing is taken from the cached overview."""
+        """Return the HTML of a page; assert its status code. The page never uses the cached overview."""
         answer = self.client.get(path)
         assert answer.status_code == code, answer.text[:2000]
         return answer.text
@@ -183,7 +183,7 @@ def test_every_page_renders_with_jobs_in_every_state(shop: Shop, path: str) -> N
 
 @pytest.mark.parametrize("path", PAGES)
 def test_every_page_renders_with_nothing_to_show(tmp_path: Path, path: str) -> None:
-    """In a folder where no scheduler has run, every page renders; the first one shows the commands to start with."""
+    """In a folder where no scheduler has run, every page renders; the first page shows the commands to start with."""
     client = Client(SchedulerClient(str(tmp_path / "gpu_scheduler_state.json")))
     answer = client.get(path)
     assert answer.status_code == 200
@@ -291,7 +291,7 @@ def test_the_running_time_is_updated_in_both_places(shop: Shop) -> None:
 
 
 def test_commands_stand_as_a_shell_needs_them(shop: Shop) -> None:
-    """Commands are quoted for a shell: pasted into one, they give the same words."""
+    """Commands are quoted for a shell: a command that is pasted into a shell gives the same words."""
     words = ("sh", "-c", "echo 'a  b'; ls | wc")
     shop.put(a_job(1, arguments=words, script="", label="mine"))
     shown = "sh -c \"echo 'a  b'; ls | wc\""

@@ -76,7 +76,10 @@ def test_the_page_ends_when_the_scheduler_is_killed(pages: Callable[[], Page]) -
 
 
 def test_k13_the_port_is_taken_the_scheduler_goes_on_without(pages: Callable[[], Page]) -> None:
-    """K13: A port in use is reported once, with its process; jobs run, and the page starts when the port is free."""
+    """K13: A port in use is reported once, with the process that uses it, and jobs run.
+
+    The page starts when the port is free.
+    """
     page = pages()
     with socket.socket() as taken:
         port = fixed_port()
@@ -111,7 +114,10 @@ def test_k10_a_page_that_dies_is_started_again(pages: Callable[[], Page], number
 
 @pytest.mark.parametrize("end", ["SIGTERM", "SIGKILL"])
 def test_k12_a_stopped_page_changes_nothing(pages: Callable[[], Page], end: str) -> None:
-    """K10, K12: A stopped page (SIGSTOP) delays neither jobs nor verbs nor the scheduler's end, and ends with it."""
+    """K10, K12: A stopped page (SIGSTOP) delays neither jobs nor verbs nor the end of the scheduler.
+
+    The page ends after the scheduler has ended.
+    """
     page = begin(pages())
     pid = pid_of(page)
     os.kill(pid, signal.SIGSTOP)

@@ -80,7 +80,10 @@ def test_two_halves_lie_above_each_other() -> None:
 
 
 def test_one_after_the_other_fill_the_band_though_their_times_overlap_a_moment() -> None:
-    """Two runs of a whole GPU fill the band also if the end of the first is recorded after the second starts."""
+    """Two runs of a whole GPU both fill the band.
+
+    The recorded end of the first run may be later than the start of the second run.
+    """
     first = Run(1, 1, NOW, NOW + 100.4, (0,), 1000, "done")
     second = Run(2, 1, NOW + 100, NOW + 200, (0,), 1000, "running")
     (band,) = layout([first, second], NOW, NOW + 200, [0])
