@@ -113,12 +113,28 @@ class Caller:
             wait_for(lambda pid=pid: not alive(pid), "the end of the warm process")
 
 
+@contextlib.contextmanager
+def _caller_in(folder: Path) -> Iterator[Caller]:
+    """Yield a caller in a folder. Its runtime folder has a short name, since a socket's path must be short."""
+    found = Caller(folder, Path(tempfile.mkdtemp(prefix="gjw", dir="/tmp")))
+    try:
+        yield found
+    finally:
+        found.end()
+        shutil.rmtree(found.runtime)
+
+
 @pytest.fixture
-def caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Caller]:
-    """Return a caller in ``tmp_path``. Its runtime folder has a short name, since a socket's path must be short."""
-    runtime = Path(tempfile.mkdtemp(prefix="gjw", dir="/tmp"))
-    monkeypatch.delenv("GPUJOB_WARM", raising=False)
-    found = Caller(tmp_path, runtime)
-    yield found
-    found.end()
-    shutil.rmtree(runtime)
+def caller(tmp_path: Path) -> Iterator[Caller]:
+    """Return a caller in ``tmp_path``."""
+    with _caller_in(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
+    """Return a caller with one job and a warm process, for tests that only read or submit."""
+    with _caller_in(tmp_path_factory.mktemp("shared")) as found:
+        found.run("submit", "--label", "first", "--", "true")
+        found.warm()
+        yield found

@@ -56,35 +56,32 @@ def test_the_first_command_starts_the_warm_process_and_the_next_one_uses_it(call
         ["start", "--gpus", "x"], ["web", "--port", "x"], ["--version"], [],
     ],
 )  # fmt: skip
-def test_a_forked_command_prints_and_returns_what_an_ordinary_one_does(caller: Caller, words: list[str]) -> None:
-    caller.run("submit", "--label", "first", "--", "true")
-    wait_for(caller.servers, "a warm process")
-    one, other = caller.run(*words), caller.ordinary(*words)
+def test_a_forked_command_prints_and_returns_what_an_ordinary_one_does(shared: Caller, words: list[str]) -> None:
+    one, other = shared.run(*words), shared.ordinary(*words)
     assert (one.returncode, one.stdout, one.stderr) == (other.returncode, other.stdout, other.stderr)
 
 
-def test_completions_come_from_the_warm_process_too(caller: Caller) -> None:
-    caller.warm()
-    environ = {**caller.environ, "_GPUJOB_COMPLETE": "complete_bash", "COMP_WORDS": "gpujob\nsta", "COMP_CWORD": "1"}
-    assert caller.run(env=environ).stdout == caller.ordinary(env=environ).stdout != b""
+def test_completions_come_from_the_warm_process_too(shared: Caller) -> None:
+    environ = {**shared.environ, "_GPUJOB_COMPLETE": "complete_bash", "COMP_WORDS": "gpujob\nsta", "COMP_CWORD": "1"}
+    assert shared.run(env=environ).stdout == shared.ordinary(env=environ).stdout != b""
 
 
-@pytest.mark.parametrize("words", [["status"], ["submit", "--", "true"], ["ts", "-l"], ["--help"]])
-def test_s4_2_a_command_imports_only_the_client(caller: Caller, words: list[str]) -> None:
+def test_s4_2_a_command_imports_only_the_client(caller: Caller) -> None:
     """S4.2: A command that a fork runs imports only the client itself, and no module that takes milliseconds."""
     caller.environ["PYTHONPROFILEIMPORTTIME"] = "1"
     caller.run("submit", "--", "true")
     caller.run("ts", "true")
     wait_for(caller.servers, "a warm process")
-    imported = [line.rpartition("|")[2].strip() for line in caller.run(*words).stderr.decode().splitlines()]
-    last = imported.index("scheduler.entrypoint")
-    assert [name for name in imported[:last] if "scheduler" in name] == [
-        "scheduler",
-        "scheduler.warm",
-        "scheduler.warm.client",
-    ]
-    assert not {"re", "enum", "typing", "socket", "signal"} & set(imported[:last])
-    assert not [name for name in imported[last + 1 :] if name.startswith("scheduler.")], "imported by the fork"
+    for words in (["status"], ["submit", "--", "true"], ["ts", "-l"], ["--help"]):
+        imported = [line.rpartition("|")[2].strip() for line in caller.run(*words).stderr.decode().splitlines()]
+        last = imported.index("scheduler.entrypoint")
+        assert [name for name in imported[:last] if "scheduler" in name] == [
+            "scheduler",
+            "scheduler.warm",
+            "scheduler.warm.client",
+        ]
+        assert not {"re", "enum", "typing", "socket", "signal"} & set(imported[:last])
+        assert not [name for name in imported[last + 1 :] if name.startswith("scheduler.")], f"imported by {words}"
 
 
 # -- the caller's world -------------------------------------------------------------------------------------
@@ -117,24 +114,21 @@ WORLDS: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_forked_command_has_the_callers_world(caller: Caller, world: str) -> None:
+def test_a_forked_command_has_the_callers_world(shared: Caller, world: str) -> None:
     """A fork has the caller's umask, limits, nice value, CPUs, signals, folder, environment and descriptors."""
-    caller.warm()
-    (caller.folder / "other").mkdir()
-    environ = {**caller.environ, "SECRET": "an\udcffy\nthing", "EMPTY": "", "TZ": "Asia/Tokyo"}
+    (shared.folder / "other").mkdir(exist_ok=True)
+    environ = {**shared.environ, "SECRET": "an\udcffy\nthing", "EMPTY": "", "TZ": "Asia/Tokyo"}
     here = {"env": environ, "preexec_fn": WORLDS[world]}
-    one = seen(caller, **here)
-    other = seen(caller, **{**here, "env": {**environ, "GPUJOB_WARM": "0"}})
+    one = seen(shared, **here)
+    other = seen(shared, **{**here, "env": {**environ, "GPUJOB_WARM": "0"}})
     assert (one["forked"], other["forked"]) == (True, False)
     assert one["world"] == other["world"]
 
 
-def test_times_are_shown_in_the_callers_zone(caller: Caller) -> None:
-    caller.run("submit", "--", "true")
-    caller.warm()
+def test_times_are_shown_in_the_callers_zone(shared: Caller) -> None:
     for zone in ("Asia/Tokyo", "America/New_York"):
-        environ = {**caller.environ, "TZ": zone}
-        assert caller.run("show", "1", env=environ).stdout == caller.ordinary("show", "1", env=environ).stdout
+        environ = {**shared.environ, "TZ": zone}
+        assert shared.run("show", "1", env=environ).stdout == shared.ordinary("show", "1", env=environ).stdout
 
 
 def test_the_warm_process_keeps_neither_descriptors_nor_variables_of_its_first_caller(caller: Caller) -> None:
