@@ -7,6 +7,7 @@ not marked ``story``; `make test-long` runs those marked ``long``, and those mar
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -19,6 +20,9 @@ from hypothesis import HealthCheck
 # If this variable is set, each of thousands of interpreters compiles the whole program again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# Each worker collects thousands of tests, which stay: the garbage collector need not visit them again and again.
+gc.disable()
 
 os.environ["GPUJOB_WARM"] = "0"  # a warm process would outlive the test that started it; `tests/warm` tests it
 
@@ -64,6 +68,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     last = len(items) * (workers - 1) // workers
     items[:] = [*others[:last], *waits, *others[last:]]
+
+
+def pytest_collection_finish() -> None:
+    """Enable the garbage collector for what the tests create."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
