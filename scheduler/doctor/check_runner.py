@@ -50,7 +50,7 @@ class Running:
     def _run(self) -> None:
         try:
             self._found = self._look()
-        except Exception as error:  # noqa: BLE001  what goes wrong with one check is no reason to lose the others
+        except Exception as error:  # noqa: BLE001  an error in one check must not stop the others
             said = str(error) or type(error).__name__
             self._found = [not_determined(self.check, self._what, " ".join(said.split()))]
 
@@ -81,8 +81,8 @@ class Running:
 def crowded(processes: tuple[int, int], memory: tuple[int, int]) -> Finding:
     """Return the finding that no thread could be started.
 
-    ``processes``, ``memory``: soft and hard limit on the processes of this user, and on the memory of a process in
-    bytes; -1: no limit.
+    ``processes``, ``memory``: (soft limit, hard limit) on the number of this user's processes, and on the bytes of
+    memory of a process; -1: no limit.
     """
     limits = [f"{processes[0]} processes and threads at most (ulimit -u)"] if processes[0] >= 0 else []
     limits += [f"{memory[0] >> 10} KiB of memory at most (ulimit -v)"] if memory[0] >= 0 else []

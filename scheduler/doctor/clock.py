@@ -26,12 +26,12 @@ class ClockSeen:
     year: int
     synchronised: bool | None
     newest: str = ""  # the file of the scheduler that was written last
-    ahead_s: float = 0.0  # how far in the future that was, in seconds
+    ahead_s: float = 0.0  # how far its time of change lies in the future, in seconds
     timedated: bool = True  # timedatectl can turn synchronisation on
 
 
 def judge(seen: ClockSeen, who: DoctorUser) -> Finding:
-    """Return the finding on the clock. Time limits and back-off do not depend on it: they use the monotonic clock."""
+    """Return the finding on the clock. Time limits and back-off are not affected: they use the monotonic clock."""
     mend = who.root("timedatectl set-ntp true") if seen.timedated else who.install("chrony")
     if seen.year < FIRST_YEAR:
         wrong = "times and log names are wrong, and logs look old to keep_logs once the clock is right"
@@ -49,7 +49,7 @@ def judge(seen: ClockSeen, who: DoctorUser) -> Finding:
 
 def clock_synchronised() -> bool | None:
     """Return whether the kernel considers its clock synchronised, as timedatectl shows; None if that is not known."""
-    buffer = ctypes.create_string_buffer(512)  # struct timex; its field modes is 0: only read
+    buffer = ctypes.create_string_buffer(512)  # struct timex; field `modes` is 0, so nothing is changed
     try:
         state = ctypes.CDLL(None).adjtimex(buffer)
     except AttributeError:

@@ -31,7 +31,7 @@ class FolderSeen:
     free_inodes: int | None = None  # None: this file system has no fixed number of them
     read_only: bool = False
     mount: str = "/"  # where the file system is mounted
-    owner: str = ""  # name of the owner, if it is another user
+    owner: str = ""  # name of the folder's owner, if that is another user
     again: str = ""  # command that repeats this examination
     writable: bool = True
     move: str = ""  # next command to move the scheduler's files to a local disk
@@ -134,7 +134,7 @@ def check_state_folder(exam: Examination) -> list[Finding]:
 
 
 def check_log_folder(exam: Examination) -> list[Finding]:
-    """Check the disk of the log folder, if it is not that of the state folder."""
+    """Check the disk of the log folder, unless it is the disk of the state folder."""
     path, state = exam.config.log_dir, os.path.dirname(exam.places.state_dir)
     while not os.path.lexists(path) and path != "/":
         path = os.path.dirname(path)  # `start` creates it
@@ -154,7 +154,7 @@ def _move(exam: Examination) -> str:
     the files; or, if there are none yet, start the scheduler on the local disk.
     """
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", exam.who.name)
-    there = f"/var/tmp/gpujob-{name}"  # noqa: S108  made by the command with mkdir, which fails where one stands
+    there = f"/var/tmp/gpujob-{name}"  # noqa: S108  the proposed mkdir fails if this folder exists
     state = os.path.join(there, os.path.basename(exam.places.state_file))
     if exam.dir_seen.alive:
         return f"{exam.sudo}gpujob wait{exam.suffix}; {exam.sudo}kill {exam.dir_seen.pid}"

@@ -49,7 +49,7 @@ class Driver:
             select.select(self._probe.descriptors(), [], [], min(0.1, max(0.0, until - time.monotonic())))
 
     def close(self) -> None:
-        """Kill the reader process, also if it hangs."""
+        """Kill the reader process, even if it hangs."""
         with self._lock:
             self._closed = True
             self._probe.close()

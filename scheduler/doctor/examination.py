@@ -30,11 +30,11 @@ class StoreSeen:
 
     there: bool = False
     jobs: int = 0
-    trouble: str = ""  # what is wrong with it; empty: nothing
+    trouble: str = ""  # what is wrong with the store; empty: nothing
     kind: str = ""  # kind of trouble: damaged, moved, newer, outdated, elsewhere, denied, late
     start: str = ""  # command that starts the scheduler, which migrates an older store
     recover: str = ""  # command that rebuilds the store, or adopts a copied one
-    host: str = ""  # the machine on which its scheduler runs, if it is another one
+    host: str = ""  # the machine on which its scheduler runs, if that is another machine
     again: str = ""  # command that repeats this examination
     python: str = "python3"  # interpreter that runs gpujob
 
@@ -46,7 +46,7 @@ class StateDirSeen:
     alive: bool = False
     hidden: bool = False  # this user may not read the state folder
     pid: int | None = None
-    running: dict[str, tuple[Any, str]] = field(default_factory=dict)  # setting of the running scheduler: value, origin
+    running: dict[str, tuple[Any, str]] = field(default_factory=dict)  # setting in force → (value, origin)
     jobs: int = 0
     in_hand: list[Job] | None = None  # jobs that are starting, running or stopping; None: not known
     holdings: list[tuple[Holding, str]] = field(default_factory=list)
@@ -57,8 +57,8 @@ class StateDirSeen:
 class Examination:
     """One run of `gpujob doctor`: the input of all checks, and the results that later checks use.
 
-    ``errors``: mistakes in the settings; with any, ``config`` holds only defaults. ``suffix``: the options with which a
-    proposed command means this scheduler.
+    ``errors``: mistakes in the settings; if there are any, ``config`` holds only defaults. ``suffix``: options with
+    which a proposed command addresses this scheduler.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Examination:
         self.places, self.config, self.config_file, self.errors = Places(state_file), config, config_file, errors
         self.environ, self.suffix = environ, suffix
         self.who = DoctorUser(os.getuid(), name_of(os.getuid()), installer())
-        self.owner = self.who.uid  # until `check_store` has found out
+        self.owner = self.who.uid  # until `check_store` finds the scheduler's owner
         self.again = f"gpujob doctor{suffix}"
         self.said_gpus = config.gpus is not None or config.gpu_ids is not None
         self.dir_seen = StateDirSeen()
@@ -106,7 +106,7 @@ class Examination:
 
     @property
     def others(self) -> bool:
-        """Whether another user owns the scheduler. Root must not create files there; other users may change nothing."""
+        """Whether another user owns the scheduler. Then root must create no files there; others can change nothing."""
         return self.owner != self.who.uid
 
     @property
@@ -140,7 +140,7 @@ class Examination:
 
     @property
     def start(self) -> str:
-        """The command that starts the scheduler, with the GPUs that only an earlier command line has declared."""
+        """The command that starts the scheduler. It repeats the GPUs that only an earlier command line declared."""
         ids = sorted(gpu.index for gpu in self.dir_seen.gpus)
         if (
             not self.apart

@@ -44,7 +44,7 @@ class DoctorUser:
     installer: str = ""  # the package manager of this machine, a key of INSTALLERS; empty: unknown
 
     def root(self, command: str) -> str:
-        """Return the command as this user runs it as root: unchanged for root, else with sudo."""
+        """Return the command in the form that runs as root: unchanged if this user is root, else with sudo."""
         return command if self.uid == 0 else f"sudo {command}"
 
     def install(self, package: str) -> str:
@@ -75,7 +75,7 @@ def many(names: Sequence[str], number: int) -> str:
 
 
 def status_of(path: str) -> os.stat_result | None:
-    """Return the status of a path without following a link; None if there is none or it may not be read."""
+    """Return the status of a path without following a link; None if it does not exist or may not be read."""
     try:
         return os.lstat(path)
     except OSError:
@@ -83,7 +83,7 @@ def status_of(path: str) -> os.stat_result | None:
 
 
 def owner_of(path: str) -> str:
-    """Return the owner's name of a path, or of the nearest folder above it that may be examined; empty if unknown."""
+    """Return the name of the owner of a path, or of the nearest folder above that can be examined; empty if unknown."""
     while True:
         try:
             return name_of(os.stat(path).st_uid)

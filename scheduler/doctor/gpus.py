@@ -28,8 +28,8 @@ RELOAD = "sh -c 'modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia && modp
 class DriverSeen:
     """The answer of the GPU driver, and the data for advice on it."""
 
-    way: str = ""  # by which the driver answered: nvml, smi; empty: by none
-    problem: str = ""  # the error of each way, if none succeeded
+    way: str = ""  # how the driver answered: nvml, smi; empty: it did not
+    problem: str = ""  # the errors of nvml and smi, if both failed
     absent: bool = False  # no driver is installed
     late_s: float = 0.0  # seconds that passed without an answer; 0: it answered
     gpus: int = 0  # number of GPUs in the readings
@@ -99,7 +99,7 @@ def judge_gputil(seen: DriverSeen) -> Finding:
 
 
 def judge_gpus(readings: Sequence[GpuSnapshot], dead: Set[int] | None, who: DoctorUser) -> list[Finding]:
-    """Return the findings on the GPUs; all GPUs without a problem share one.
+    """Return the findings on the GPUs; all GPUs without a problem share one finding.
 
     ``dead``: pids that the driver reports although no such process exists; None in a container, which hides processes.
     """
@@ -164,7 +164,7 @@ def ghost(reading: GpuSnapshot, dead: Set[int] | None, check: str, reset: str) -
 
 
 def dead(pids: Set[int]) -> set[int] | None:
-    """Return the pids reported by the driver that do not exist; None in a container, where the driver's pids differ."""
+    """Return the pids of the driver that no process has; None in a container, where processes have other pids."""
     try:
         if os.readlink("/proc/self/ns/pid") != WHOLE_MACHINE:
             return None
@@ -177,12 +177,12 @@ def dead(pids: Set[int]) -> set[int] | None:
         except ProcessLookupError:
             gone.add(pid)
         except PermissionError:
-            continue  # it lives, as another user's process
+            continue  # the process exists and belongs to another user
     return gone
 
 
 def check_gpus(exam: Examination) -> list[Finding]:
-    """Check that the GPUs can be read, and each GPU."""
+    """Check whether the GPUs can be read, and check each GPU."""
     config, driver, programs, until = exam.config, exam.driver, exam.programs, exam.until
     unread = not config.gpu_interval
     readings = None if unread else driver.readings(min(until, driver.asked_at + DRIVER_S))

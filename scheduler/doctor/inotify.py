@@ -11,7 +11,7 @@ from scheduler.doctor.examination import Examination
 from scheduler.doctor.finding import DoctorUser, Finding, Mark, good, not_determined
 from scheduler.doctor.programs import number_in
 
-SPARE = 0.9  # part of a limit; a user who has more in use may reach the limit at the next start
+SPARE = 0.9  # share of a limit; a user who has more in use may reach the limit at the next start
 INSTANCES, WATCHES = 1024, 524288  # lowest limits that a proposed command sets
 IN_DELETE_SELF = 0x400
 
@@ -104,7 +104,7 @@ def _inotify_used() -> int | None:
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
-        with contextlib.suppress(OSError):  # it ended in the meantime, or may not be examined
+        with contextlib.suppress(OSError):  # the process has ended, or may not be examined
             if os.stat(f"/proc/{name}").st_uid == me:
                 for fd in os.listdir(f"/proc/{name}/fd"):
                     with contextlib.suppress(OSError):

@@ -30,9 +30,9 @@ def judge(
 ) -> Finding:
     """Return the finding on a config, jobs file, commands file or model table.
 
-    ``error``: why the scheduler does not read it, or None. ``there``: whether it exists. ``device``: whether it is a
-    device, so that no command may move it. ``owner``: user id of the scheduler's owner, None if the same user runs
-    `gpujob doctor`; ``again``: the command with which that owner repeats the check.
+    ``error``: why the scheduler does not read the file, or None. ``there``: whether the file exists. ``device``:
+    whether it is a device, which no proposed command may move. ``owner``: user id of the scheduler's owner, None if
+    the owner runs `gpujob doctor`; ``again``: the command with which the owner repeats the check.
     """
     if error is None:
         return good(check, path if there else f"{path}, does not exist yet")

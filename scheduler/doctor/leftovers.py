@@ -27,10 +27,10 @@ from scheduler.recovery.job_reconstruction import alive as living
 from scheduler.system.proc import boot_id, command_words
 from scheduler.system.processes import lives, seen
 
-OLD_S = 120.0  # seconds after which nobody will read a file any more
+OLD_S = 120.0  # age in seconds from which no process needs a file any more
 ATTEMPT = re.compile(r"\d{1,18}\.\d{1,18}")
 _ASIDE = re.compile(r"\.(.+)\.new-(\d{1,10})", re.DOTALL)
-_PACKET = re.compile(r"(packet)-(\d{1,10})-\d+")  # from a daemon with this pid to its supervisor
+_PACKET = re.compile(r"(packet)-(\d{1,10})-\d+")  # file from the daemon with this pid to a supervisor
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class LeftSeen:
     """Leftover processes and files."""
 
     processes: tuple[Leftover, ...] = ()
-    held: bool = False  # a scheduler runs, which does not allocate their GPUs
+    held: bool = False  # a scheduler runs; it gives the GPUs of these processes to no job
     files: tuple[str, ...] = ()
     untold: str = ""  # what could not be determined
     sudo: str = ""  # prefix for commands that only the owner may run
@@ -140,7 +140,7 @@ def _files_left(exam: Examination) -> Iterator[str]:
                     path = os.path.join(place, entry)
                     status = status_of(path)
                     plain = status is not None and stat.S_ISREG(status.st_mode)
-                    if plain and (aside.re is _ASIDE or _old(path)):  # a supervisor may yet read a new packet
+                    if plain and (aside.re is _ASIDE or _old(path)):  # a new packet may still be read
                         yield path
     with contextlib.suppress(OSError):
         for entry in os.listdir(places.attempts):

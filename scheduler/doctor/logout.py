@@ -25,7 +25,7 @@ class Place(enum.Enum):
 
 
 def place_of(cgroups: str) -> tuple[Place, str]:
-    """Return the place, and the service unit (empty if none), that the text of /proc/PID/cgroup shows."""
+    """Return a process's place and service unit (empty if none) according to the text of /proc/PID/cgroup."""
     paths = dict(line.split(":", 2)[1:] for line in cgroups.splitlines() if line.count(":") >= 2)
     path = max((paths.get("name=systemd", ""), paths.get("", "")), key=len)
     parts = [part for part in path.split("/") if part]

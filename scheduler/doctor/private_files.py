@@ -32,7 +32,7 @@ class FilesSeen:
 
     folders: tuple[str, ...] = ()  # state folder and log folder, if they exist
     owner: str = ""  # name of the user who should own them
-    number: int = 0  # of files and folders that were examined
+    number: int = 0  # number of files and folders that were examined
     foreign: tuple[str, ...] = ()  # paths that belong to another user
     open: tuple[str, ...] = ()  # paths that other users may read or write
     locked: tuple[str, ...] = ()  # paths that the owner may not read and write

@@ -1,4 +1,4 @@
-"""Runs external programs in parallel, so that together they take as long as the slowest; parses their output."""
+"""Runs external programs in parallel, so that all together take only as long as the slowest; parses their output."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def judge_scheduler(seen: SchedulerSeen) -> list[Finding]:
         found.append(Finding("scheduler", Mark.WARN, "none runs", wrong, seen.start))
     else:
         found.append(good("scheduler", "none runs here"))
-    if seen.others and not seen.hidden:  # if hidden, the other may be the scheduler of this folder
+    if seen.others and not seen.hidden:  # if hidden, one of them may be this folder's scheduler
         told = f"other schedulers with the same GPUs: {'; '.join(seen.others[:3])}{'; …' * (len(seen.others) > 3)}"
         wrong = "schedulers do not see the bookings of other schedulers: give each its own GPUs (--gpu-ids)"
         if not seen.free:

@@ -9,8 +9,8 @@ variable GPUJOB_ACTIVATION, which is removed before the command runs, holds a JS
     limit          seconds that activation may take
 
 Activation runs in a child shell in its own process group; the output of the shell goes to the job's log. The shell
-returns its environment through a pipe. If CONDA_PREFIX in this environment is the prefix, the command is executed with
-the environment. Otherwise one line in the log gives the reason, and the exit code is 1.
+returns its environment through a pipe. If CONDA_PREFIX in that environment is the prefix, the command is executed with
+that environment. Otherwise one line in the log gives the reason, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STEP_S = 0.05
 RESET = (signal.SIGPIPE, signal.SIGXFSZ)  # signals that Python ignores; the command must not inherit that
 # Activation cannot change these variables, nor those of the job (GPUJOB_*).
 OURS = (b"CUDA_VISIBLE_DEVICES", b"CUDA_DEVICE_ORDER")
-# Variables of the shell, not of the environment. With BASH_ENV or ENV it would source other files first.
+# Variables of the shell, not of the environment. BASH_ENV and ENV would make the shell source other files first.
 OF_THE_SHELL = (b"_", b"SHLVL", b"PWD", b"OLDPWD", b"BASH_ENV", b"ENV")
 # Constant texts, so nothing has to be quoted: all that varies is passed as $1, $2…
 WITH_CONDA = '. "$1" && conda activate "$2" && exec env -0 >&3'
@@ -140,7 +140,7 @@ def output_of(words: list[str], environment: dict[bytes, bytes], limit: float) -
 
 
 def taken(fd: int, data: bytearray) -> bool:
-    """Read from the pipe what is available and append it to ``data``. Return False at the end of the pipe."""
+    """Read the available bytes from the pipe and append them to ``data``. Return False at the end of the pipe."""
     while True:
         try:
             piece = os.read(fd, 1 << 16)

@@ -28,7 +28,7 @@ _NO_VARIABLES: Mapping[str, str | None] = {}
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Something that a job needs to start and that does not exist, described in a sentence for the job's owner."""
+    """A thing that a job needs and that does not exist. ``sentence``: its description for the job's owner."""
 
     sentence: str
 
@@ -66,7 +66,7 @@ class Remembered:
             found: Value = kept[1]
             return found
         value = read(path)
-        # Two writes within a tick of the kernel's clock leave the same times, so a file that new is not cached.
+        # Two writes within a tick of the kernel's clock leave the same times, so a file just changed is not cached.
         if time.time_ns() - status.st_ctime_ns > CLOCK_TICK_NS:
             if len(self._kept) >= MOST_KEPT:
                 self._kept.clear()
@@ -281,7 +281,7 @@ def _checked(prefix: str, name: str) -> Prefix | Missing:
         )
     found = Prefix(prefix, name, virtual)
     if os.path.islink(found.python) and not os.path.exists(found.python):
-        # Also for jobs that are not Python scripts: `python` would be taken from a later folder of PATH.
+        # Other jobs than Python scripts wait, too: otherwise they would run the `python` of a later folder of PATH.
         return Missing(
             f"environment {prefix} has no python: its bin/python is a link to {os.path.realpath(found.python)}, which does not exist; "
             "restore that file or create the environment again; the job waits until it exists"

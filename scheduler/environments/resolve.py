@@ -83,7 +83,7 @@ class Environments:
                 "settings": settings,
                 "limit": self.limit_s,
             }
-            # In a variable, not on the command line: every user can read that, and the settings may hold a secret.
+            # Not on the command line, which every user can read: the settings may hold a secret.
             return self.launcher, {**plain, ACTIVATION: json.dumps(told)}
         words = self._prefixes.runner_of(prefix, environ)
         if not words:
@@ -122,7 +122,7 @@ class Environments:
     def _command(self, job: Job, wrapper: tuple[str, ...], path: str) -> str:
         """Return the path of a command's program, searched in ``path``, the job's PATH.
 
-        If the program is not found, its name is returned, with which the start fails.
+        If the program is not found, its name is returned, and the start fails.
         """
         word = job.spec.arguments[0]
         if "/" in word:

@@ -247,7 +247,7 @@ class GpuMonitor:
             self._once_more = True  # the reading under way may be too old
 
     def look(self, now_mono: float, interval_s: float) -> Readings | None:
-        """Return a finished reading, or the failure of a reading; None if neither is there yet.
+        """Return a finished or failed reading; None if there is no new one.
 
         If the next reading is due, it is begun. ``now_mono``: monotonic seconds; ``interval_s``: seconds between two
         readings.
@@ -346,7 +346,7 @@ def _user(uid: int) -> str:
 
 
 class Flag:
-    """Name of an abstract Unix socket that announces this scheduler to other schedulers of this machine.
+    """An abstract Unix socket whose name announces this scheduler to other schedulers of this machine.
 
     The name contains user id, pid and GPUs; every user can read it in /proc/net/unix. No process listens on the socket.
     """

@@ -23,7 +23,7 @@ from scheduler.system.proc import environment_entries
 DEADLINE_S = 5.0  # limit for one answer; then the reader process is killed (age limit of readings: core/admission.py)
 FIRST_DEADLINE_S = 15.0  # limit for the first answer: a driver that no process uses takes seconds to wake up
 PATIENCE_S = (
-    3.0  # after which a killed process that still lives counts as stuck in the driver; a busy machine may be slow
+    3.0  # time after which a killed process that still exists counts as stuck in the driver; a busy machine may be slow
 )
 LOOK_AGAIN_S = 0.05  # first wait between two looks at a killed process; doubles, as a look may search all processes
 MEANWHILE_S = 0.2  # time between two calls of ``meanwhile`` in `NvidiaProbe.first`
@@ -97,7 +97,7 @@ class NvidiaProbe:
         self._next_way(now)
 
     def _next_way(self, now: float) -> None:
-        """Ask the next of NVML and nvidia-smi that was not yet asked for this reading.
+        """Ask NVML or nvidia-smi: the next one that was not yet asked for this reading.
 
         If a killed reader process may still die, wait for its death first.
         """
@@ -182,7 +182,7 @@ class NvidiaProbe:
         os.close(gone.out)
         if not _ended(gone.pidfd):
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(gone.pid, signal.SIGKILL)  # it leads its group; not reaped yet, so the id is still its own
+                os.killpg(gone.pid, signal.SIGKILL)  # it leads its group; unreaped, so no other group has this id
         self._stuck.append(gone)
         self._stuck_at, self._again_s = time.monotonic() + PATIENCE_S, LOOK_AGAIN_S
         if self._reader is gone:
@@ -218,7 +218,7 @@ class NvidiaProbe:
         """
         if self._asked_at is None:
             if self._reader is not None and _ended(self._reader.pidfd):
-                self._end(self._reader)  # else its closed pipe would wake up the daemon again and again
+                self._end(self._reader)  # otherwise its closed pipe would wake up the daemon again and again
                 self._bury()
             return None
         now = time.monotonic()
@@ -251,7 +251,7 @@ class NvidiaProbe:
         asked, self._asked_at = self._asked_at, None
         self.way = ""
         self.absent = all(absent for _, _, absent in self._failed)
-        # If only one of the two is absent, only the failure of the other one is reported.
+        # If only NVML or only nvidia-smi is absent, only the failure of the other one is reported.
         told = [f for f in self._failed if not f[2]] or self._failed
         return Readings(asked, problem="; ".join(f"{WAYS[way]}: {text}" for way, text, _ in told))
 
@@ -332,7 +332,7 @@ class NvidiaProbe:
 
 
 def _started_by(token: str) -> bool:
-    """Return whether a process still lives that the reader process with this ``token`` started.
+    """Return whether a process that was started by the reader process with this ``token`` still exists.
 
     A process of nvidia-smi may hang in the driver, where it cannot be killed.
     """

@@ -229,7 +229,7 @@ class Smi:
     def read(self):
         try:
             found = self.ask()
-        except Exception as error:  # noqa: BLE001  GPUtil takes whatever nvidia-smi says for numbers
+        except Exception as error:  # noqa: BLE001  GPUtil reads any text of nvidia-smi as numbers
             import re
 
             said = re.search(r"with base 10: ['\"](.*)['\"]", str(error), re.DOTALL)
@@ -290,13 +290,13 @@ def _text(value):
 
 
 def imports():
-    """Print for each Python module why it cannot be imported, as JSON: {"pynvml": "", "GPUtil": "GPUtil cannot …"}."""
+    """Print the import errors of the Python modules as JSON: {"pynvml": "", "GPUtil": "GPUtil cannot …"}."""
     found = {}
     for name in ("pynvml", "GPUtil"):
         try:
             importlib.import_module(name)
             found[name] = ""
-        except Exception as error:  # noqa: BLE001  a module that is broken in whatever way cannot be used
+        except Exception as error:  # noqa: BLE001  a broken module may raise any exception
             found[name] = f"{name} cannot be imported: {' '.join(str(error).split())[:200]}"
     print(json.dumps(found))
     return 0

@@ -32,7 +32,7 @@ NAMES = {
 
 
 class Actions:
-    """The actions of `ts`. Each method takes the option's value (None: not given), prints, and returns the exit code.
+    """The actions of `ts`. Each method takes the option's value (None: not given) and returns the exit code.
 
     The methods raise Mistake, RequestError and SchedulerError.
     """
@@ -125,7 +125,7 @@ class Actions:
         return 0
 
     def _run(self, value: str | None) -> Job:
-        """Return the job of `Spooler.run_last`, after a short wait for the pid and output file of a starting job."""
+        """Return the job of `Spooler.run_last`. Waits a short time for the pid and output file of a starting job."""
         job = self.spooler.run_last(value, "The last job has not finished or is not running.", NOT_RUN)
         return (self.spooler.client.begun(job.id) or job) if job.state is JobState.STARTING else job
 
@@ -171,12 +171,12 @@ class Actions:
         return 0
 
     def remove(self, value: str | None) -> int:
-        """Cancel and remove a waiting job, or remove a finished job from the list. Raises RequestError if it runs."""
+        """Cancel and remove a waiting job, or remove a finished job. Raises RequestError if the job runs."""
         job = self._added(value, "removed")
         if job.state is JobState.PENDING:
             self.spooler.ask("cancel", job.id)
             now = self.spooler.client.known([job.id]).get(job.id)
-            if now is not None and not now.state.ended:  # started just before the cancel, now being ended
+            if now is not None and not now.state.ended:  # it started just before the cancel, and is now being ended
                 return 0
         elif not job.state.ended:
             raise RequestError(f"The job {job.id} cannot be removed: it is running (-k ends it).")
@@ -189,7 +189,7 @@ class Actions:
         if job.state is JobState.PENDING:
             raise RequestError(f"The job {job.id} cannot be killed: it is not running.")
         if job.state.ended:
-            return 0  # it has ended already, which is what the user asked for
+            return 0  # the job has already ended, as the user wants
         self.spooler.ask("cancel", job.id)
         return 0
 
@@ -225,7 +225,7 @@ class Actions:
     # -- the server ---------------------------------------------------------------------------------------
 
     def slots(self, value: str | None) -> int:
-        """Set the number of slots for jobs without GPUs, or print it."""
+        """Set the number of slots for jobs without GPUs; print the number if ``value`` is None."""
         if value is None:
             print(self.server.slots())
             return 0
@@ -269,7 +269,7 @@ class Actions:
         return 0
 
     def set_logdir(self, value: str | None) -> int:
-        """Set the folder for the output files of new jobs. Raises RequestError if it is not writable."""
+        """Set the folder for the output files of new jobs. Raises RequestError if the folder is not writable."""
         if not value:
             raise RequestError("--set_logdir takes a folder.")
         path = os.path.abspath(os.path.expanduser(value))

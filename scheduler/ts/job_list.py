@@ -25,7 +25,7 @@ def state_of(job: Job) -> str:
 
 
 def output_of(job: Job) -> str:
-    """Return the job's output file for people, or a placeholder such as ``(file)``."""
+    """Return the path of the job's output file as the list shows it, or a placeholder such as ``(file)``."""
     if job.spec.output == "none":
         return "stdout"
     if job.state is JobState.PENDING:
@@ -36,7 +36,7 @@ def output_of(job: Job) -> str:
 
 
 def file_of(job: Job) -> str:
-    """Return the job's output file for programs; empty if there is none."""
+    """Return the path of the job's output file for the JSON form; empty if there is none."""
     return "" if job.spec.output == "none" or job.state is JobState.PENDING else job.log
 
 
@@ -83,7 +83,10 @@ def shortened(text: str, most: int) -> str:
 
 
 def header(busy: int, slots: int, gpus: bool) -> str:
-    """Return the first line of the list. It contains none of the state words. ``busy``: number of slots in use."""
+    """Return the header of the list. ``busy``: number of slots in use.
+
+    The header contains no state such as ``running``, so a text search for a state finds only jobs.
+    """
     between = "GPUs  " if gpus else ""
     return f"{'ID':<4} {'State':<10} {'Output':<20} {'E-Level':<8} {'Time':<6} {between}Command [run={busy}/{slots}]"
 
@@ -114,7 +117,7 @@ def as_json(jobs: Sequence[Job], gpus: bool) -> str:
     import json
 
     objects = []
-    in_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"  # else all other characters are escaped
+    in_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"  # else: non-ASCII is escaped
     for job in jobs:
         ended = job.state.ended and job.state is not JobState.SKIPPED
         seconds = seconds_of(job)
@@ -135,7 +138,7 @@ _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 def as_tabs(jobs: Sequence[Job], gpus: bool) -> list[str]:
-    """Return a tab-separated line for each job, with the fields that the original prints of a finished job.
+    """Return a tab-separated line for each job, with the fields that the original prints for a finished job.
 
     The fields are id, state, output, error level, time, its unit, number of GPUs (only with ``gpus``), dependencies,
     label and command. Nothing is shortened; a field without a value is empty.

@@ -1,4 +1,4 @@
-"""Actions -t and -c of `ts`: print what a job has written, and what it writes until it ends."""
+"""Actions -t and -c of `ts`: print the existing output of a job, then its new output until the job ends."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def socket_of(environ: Mapping[str, str]) -> str:
 
 def temporary(environ: Mapping[str, str]) -> str:
     """Return the folder for temporary files: TMPDIR, else /tmp."""
-    return os.path.abspath(environ.get("TMPDIR") or "/tmp")  # noqa: S108  only new names of random letters are made there
+    return os.path.abspath(environ.get("TMPDIR") or "/tmp")  # noqa: S108  files in this folder get new, random names
 
 
 def folder_of(environ: Mapping[str, str]) -> str:
@@ -57,7 +57,7 @@ def folder_of(environ: Mapping[str, str]) -> str:
 
 
 def _is_ours(folder: str, not_allowed: int) -> bool:
-    """Return whether ``folder`` is a folder that this user owns and has none of the permission bits ``not_allowed``."""
+    """Return whether ``folder`` is a folder of this user and has none of the permission bits ``not_allowed``."""
     try:
         status = os.lstat(folder)
     except OSError:
@@ -195,7 +195,8 @@ class Server:
         if saved:
             settings["save_list"] = os.path.abspath(saved)
         self._write_settings(_as_text(settings))
-        # A call inside a gpujob job has that job's mark; with it, the daemon would count as part of the job.
+        # A call inside a gpujob job has that job's GPUJOB_ variables. With these variables, the daemon would count as
+        # a process of the job.
         kept = {k: v for k, v in self.environ.items() if not k.startswith("GPUJOB_") or k.startswith("GPUJOB_SET_")}
         self._write_environment(kept)
         SchedulerClient(self.state_file).number_from_zero()
@@ -220,7 +221,7 @@ class Server:
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:
             os.set_blocking(said, True)
-            # It works in its own folder, so that it does not keep the caller's folder in use.
+            # The daemon's working directory is its own folder, so that the caller's folder is not kept in use.
             pid = start_own(own_command("start", options), environ, files={1: nothing, 2: said}, folder=self.home)
         finally:
             os.close(said)
@@ -232,7 +233,7 @@ class Server:
         return os.path.join(self.home, "started")
 
     def _starting(self) -> bool:
-        """Return whether the daemon that was started last still lives; it need not be ready."""
+        """Return whether the daemon that was started last still runs; it need not be ready."""
         return bool(self._started_pid())
 
     def _runs_or_starts(self) -> bool:
@@ -286,7 +287,7 @@ class Server:
         )  # the line `...` means that the file is complete: the daemon reads it immediately
 
     def _typed(self, name: str, simple: Callable[[str], Any]) -> Any:
-        """Return the value of a setting; ``simple`` parses the form that `ts` writes, `read_option` any other."""
+        """Return the value of a setting; ``simple`` parses the form that `ts` writes, `read_option` other forms."""
         text = self.settings().get(name, "").strip("\"'")
         try:
             return simple(text)
@@ -295,7 +296,7 @@ class Server:
 
             try:
                 return read_option(name, text, self._config) if text else OPTIONS[name].default
-            except UsageError:  # the scheduler reports it and keeps the setting in force
+            except UsageError:  # the scheduler reports the error and keeps the setting in force
                 return OPTIONS[name].default
 
     def slots(self) -> int:
@@ -312,7 +313,7 @@ class Server:
         return keep_finished(value).most
 
     def most_jobs(self) -> int | None:
-        """Return how many jobs may wait and run, from TS_MAXCONN of the server's environment; None: any number."""
+        """Return how many unfinished jobs are allowed, from TS_MAXCONN of the server's environment; None: no limit."""
         connections = _number(self.server_environment(), "TS_MAXCONN", 0)
         return max(1, connections - AFTER_CONN) if connections else None
 
@@ -349,7 +350,7 @@ class Server:
             self._write_environment(environ)
             if name == "TS_VISIBLE_DEVICES":
                 self._stop(signal.SIGINT)
-                SchedulerClient(self.state_file).note("settings", "")  # until the new daemon has recorded its GPUs
+                SchedulerClient(self.state_file).note("settings", "")  # empty until the new daemon writes it
                 self._start()
 
     # -- ending -------------------------------------------------------------------------------------------
@@ -383,7 +384,7 @@ class Server:
                 return
             self._stop(signal.SIGINT)
             replace_file(os.path.join(self.folder, "current"), b"0\n", sync=True)
-            self._cancel_waiting()  # last: a call that has queued a job checks `was_ended` after that
+            self._cancel_waiting()  # last, because a call checks `was_ended` after it has queued its job
 
     def _cancel_waiting(self) -> None:
         from scheduler.client.send_request import do

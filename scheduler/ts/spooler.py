@@ -31,7 +31,7 @@ class NoSuchJob(RequestError):
 
 
 def give_up_stdout() -> None:
-    """Redirect stdout to /dev/null after a failed write; else the interpreter repeats it on exit."""
+    """Redirect stdout to /dev/null after a failed write, so that the interpreter does not repeat the write on exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
@@ -79,7 +79,7 @@ class Spooler:
         return self._chosen(value, none, unknown, lambda live, ended: (live or ended)[-1])
 
     def run_last(self, value: str | None, none: str, unknown: str) -> Job:
-        """Return job ``value``; for None the first running job, else the last ended job.
+        """Return job ``value``; for None the first running job, or, if no job runs, the job that ended last.
 
         Raises NoSuchJob with the text ``NO_JOBS`` if the list is empty, ``none`` if all jobs wait, ``unknown`` (a
         format for the id) if the job is not in the list. Raises RequestError if ``value`` is no number.
@@ -124,7 +124,7 @@ class Spooler:
         Starts the daemon again if it was killed. After -K the daemon is not started again: running jobs continue, and
         their attempt records show how they ended.
         """
-        goes_on = self.server.go_on()  # called first: if it returns False, -K has cancelled the waiting jobs
+        goes_on = self.server.go_on()  # before the job is read: after False, -K has cancelled the waiting jobs
         job = self.client.known([number]).get(number)
         if goes_on or job is None or job.state.ended:
             return job

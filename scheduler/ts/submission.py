@@ -32,14 +32,14 @@ ENDED = "The server was ended (-K) before the job was in its queue."
 
 
 def queue(spooler: Spooler, typed: Typed) -> int:
-    """Queue the command and return the exit code: 0; with -f that of the job; 2 if the queue is full and -B is given.
+    """Queue the command and return the exit code: 0; with -f the job's code; 2 if the queue is full and -B is given.
 
     The code is 255 if the job's id cannot be printed. Raises Mistake, RequestError, SchedulerError.
     """
     options = typed.options
     spec = _spec(spooler, typed)
     client = spooler.client
-    if spec.on or spec.gpus != "0" or spec.slots > 1:  # only a started daemon knows whether it can ever run
+    if spec.on or spec.gpus != "0" or spec.slots > 1:  # only a started daemon knows whether the job can ever run
         spooler.server.ready()
         _until_noted(client)
     caller: Caller | None = None

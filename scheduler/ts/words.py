@@ -1,4 +1,4 @@
-"""Parser of the `ts` command line, like `getopt_long`: options first; the next word begins the command."""
+"""Parser of the `ts` command line, like `getopt_long`: options come first; the first other word begins the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts about a job for `show` and the web page. Times are left out, because the two write them differently."""
+"""Facts about a job for `show` and the web page. Times are left out: `show` and the page write them differently."""
 
 from __future__ import annotations
 

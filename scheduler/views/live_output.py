@@ -20,7 +20,7 @@ from scheduler.views.terminal_replay import Folder
 
 EVERY_S = 0.05  # seconds between two reads of the logs
 MOST_BYTES = 1 << 18  # bytes that are read from a log at a time
-MOST_BEHIND = 1 << 22  # unread bytes of a log above which it is read from near its end
+MOST_BEHIND = 1 << 22  # if a log has more unread bytes, only its end is printed
 LONGEST_LINE = 1 << 16  # characters
 
 
@@ -56,7 +56,7 @@ class Stream:
             self._said.put(said)
 
     def close(self, wait_s: float = 3.0) -> None:
-        """Print what is still queued and the rest of the logs; wait for that at most ``wait_s`` seconds."""
+        """Print the queued messages and the rest of the logs; wait at most ``wait_s`` seconds until that is done."""
         self._closed = True
         self._said.put(None)
         self._thread.join(wait_s)
@@ -66,7 +66,7 @@ class Stream:
             try:
                 self._print_all()
                 return
-            except Exception as error:  # noqa: BLE001  a defect of ours: what follows is to be shown all the same
+            except Exception as error:  # noqa: BLE001  a defect in gpujob must not stop the output
                 self._logs.clear()
                 self._write(
                     safe(f"gpujob: ! internal error of gpujob, please report it: {error!r} while showing output\n")
@@ -81,7 +81,7 @@ class Stream:
                 self._print_logs()
                 continue
             if said is not None and not self._closed:
-                time.sleep(EVERY_S)  # gather: this thread must not take the interpreter from the daemon for each job
+                time.sleep(EVERY_S)  # collect, so that this thread seldom takes the interpreter from the daemon
             while True:
                 if said is None:
                     self._ending = True
@@ -117,8 +117,8 @@ class Stream:
     def _print_log(self, log: _Log, last: bool) -> None:
         """Print the new part of a log.
 
-        A call prints at most `MOST_BYTES`, the ``last`` one `MOST_BEHIND`. If more than `MOST_BEHIND` is unread, it
-        skips all but the end.
+        A call prints at most `MOST_BYTES` bytes; with ``last``, at most `MOST_BEHIND` bytes. If more than `MOST_BEHIND`
+        bytes are unread, all but the last `MOST_BYTES` are skipped.
         """
         try:
             reader = self._opened(log)
@@ -137,7 +137,7 @@ class Stream:
                 reader.close()  # thousands of jobs must not use up the descriptors; the next call opens it again
                 self._open -= 1
         except OSError:
-            return  # it does not exist (yet, or any more), which `gpujob logs` reports
+            return  # there is no log yet, or it was removed; `gpujob logs` reports that
 
     def _opened(self, log: _Log) -> LogReader:
         """Return the open reader of a log. Raises OSError."""

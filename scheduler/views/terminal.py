@@ -31,7 +31,7 @@ def width() -> int | None:
 
 
 def colours() -> bool:
-    """Return whether to print colours: if stdout is a terminal that has them (TERM), and NO_COLOR is not set."""
+    """Return whether to print colours: stdout is a terminal with colours (TERM), and NO_COLOR is not set."""
     able = os.environ.get("TERM", "dumb") not in ("dumb", "") and not os.environ.get("NO_COLOR")
     return able and sys.stdout.isatty()
 
@@ -64,7 +64,7 @@ def cut(text: str, most: int | None) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return the text in at most ``most`` columns, with … in its middle: similar names often differ at the end."""
+    """Return the text in at most ``most`` columns, with … in the middle, because names often differ at the end."""
     dots = shown(ELLIPSIS)
     room = most - len(dots)
     if cells(text) <= most or room < 2:
@@ -113,7 +113,7 @@ def _folded(text: str, indent: int, most: int) -> list[str]:
         if not fresh and used + 1 + size > most:
             lines.append(line.rstrip())
             line, used, fresh = " " * indent, indent, True
-        if used + size > most:  # a word longer than a line, which has a line for itself
+        if used + size > most:  # a word longer than a line is divided
             *whole, word = _pieces(word, max(1, most - max(used, indent)))
             for piece in whole:
                 lines.append(line + piece)

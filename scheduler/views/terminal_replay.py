@@ -1,4 +1,4 @@
-"""Turns a job's output into the lines that a terminal would finally show, without sequences that control it."""
+"""Turns a job's output into the lines that a terminal would finally show, without control sequences."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from functools import lru_cache
 
 LONGEST = 1 << 20  # characters of a line that are kept
 RESET = "\x1b[0m"
-MOST_COLOURS = 16  # kept in force: a job that never resets colours must not make each line longer
+MOST_COLOURS = 16  # kept in force; without a limit, lines of a job that never resets colours would grow
 
-_SILENT = bytes([*range(7), 8, 11, 12, *range(14, 27), *range(28, 32), 127])  # controls but BEL, tab, line ends, ESC
+_SILENT = bytes([*range(7), 8, 11, 12, *range(14, 27), *range(28, 32), 127])  # controls except BEL, tab, line ends, ESC
 _SGR = re.compile(r"\x1b\[[0-9;:]*m")
 _HALF_SGR = re.compile(r"\x1b[^m]*\Z")
 _CSI = r"(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,8}"
 _STRING = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n\r]{0,4096}"
-# A complete escape sequence. Of one that never ends, only the first character matches, so that no text is lost.
+# A complete escape sequence. If a sequence never ends, only its first character matches, so that no text is lost.
 _ESCAPE = re.compile(rf"{_CSI}[@-~]|{_STRING}(?:\x07|\x1b\\|\x9c)|\x1b[ -/]{{0,4}}[0-OQ-WYZ\\`-~]|[\x07\x1b\x80-\x9f]")
 _UNFINISHED = re.compile(rf"(?:{_CSI}|{_STRING}\x1b?|\x1b[ -/]{{0,4}})\Z")
 _LONGEST_ESCAPE = 4200
@@ -24,7 +24,7 @@ _C1 = re.compile("[\x80-\x9f]")
 _ERASE_REST, _ERASE_LINE, _ERASE_BEFORE = "\x1c", "\x1d", "\x1e"  # unused in cleaned text: marks for erasing
 _ERASERS = {"": _ERASE_REST, "0": _ERASE_REST, "1": _ERASE_BEFORE, "2": _ERASE_LINE}
 _ERASING = re.compile("([\x1c-\x1e])")
-# A character that may not take exactly one column. The excluded ranges do, among them the characters of progress bars.
+# A character that may not take exactly one column. All characters in the excluded ranges take one column.
 _ODD = re.compile("[^\x00-\x7e\xa0-\xac\xae-\u02ff\u2010-\u2027\u2030-\u205e\u2190-\u2319\u2500-\u25fc\ufffd]")
 
 
@@ -99,9 +99,10 @@ class Folder:
     """Turns output into lines. The result does not depend on how the output is divided into calls of `feed`.
 
     A carriage return goes back to the start of the line, and the text after it overwrites the text there; sequences
-    that erase in the line are obeyed. Other control characters except tabs are removed; bytes that are not UTF-8 become
-    U+FFFD. ``colours``: keep colour sequences; each line then begins with the colours in force and ends with a reset.
-    ``longest``: characters that are kept of a line, which bounds the memory; a longer line gets a mark.
+    that erase a part of the line take effect. Other control characters except tabs are removed; bytes that are not
+    UTF-8 become U+FFFD. ``colours``: keep colour sequences; each line then begins with the colours in
+    force and ends with a reset. ``longest``: characters that are kept of a line, which bounds the memory; a longer line
+    gets a mark.
     """
 
     def __init__(self, colours: bool = False, longest: int = LONGEST) -> None:
@@ -111,7 +112,7 @@ class Folder:
         self._held = ""  # the beginning of an incomplete escape sequence
         self._erases = False
         self._over = ""  # text since the start of the line or its last carriage return
-        self._under = ""  # earlier text of the line, of which the part right of ``_over`` shows
+        self._under = ""  # earlier text of the line; its part to the right of ``_over`` is visible
         self._over_lost = self._under_lost = 0
         # ``_entered``: the line began before the first byte; ``_entered_over``: a carriage return led to its start.
         self._entered = self._entered_over = False
@@ -214,7 +215,7 @@ class Folder:
             self._over += text
 
     def _forget_entered(self) -> None:
-        """Drop the earlier text of a line whose beginning was not seen: it stood at an unknown place further right."""
+        """Drop the earlier text of a line whose beginning was not seen: the column of that text is unknown."""
         if self._entered_over:
             self._under, self._under_lost = "", 0
             self._entered = self._entered_over = False

@@ -21,7 +21,7 @@ from scheduler.web.events import Hub
 from scheduler.web.routes import Ask, Call, number, status_of
 from scheduler.web.source import Source
 
-# Most requests of each kind that run at the same time. With separate limits a slow kind does not delay another kind.
+# Highest number of requests of each kind that run at the same time. A slow kind does not delay the other kinds.
 AT_ONCE = {"page": 8, "change": 16, "reading": 24}
 
 
@@ -74,7 +74,7 @@ async def _in_thread(ask: Ask, kind: str, does: Callable[..., Response], *words:
 def _answer(call: Call, ask: Ask) -> Response:
     """Call the route's function and return its answer. Raises SchedulerError.
 
-    The state folder must still exist: without it, the scheduler would be shown as a new one without jobs.
+    First checks that the state folder still exists: without the check, the page would show a scheduler without jobs.
     """
     if not call.path.startswith("/static/"):
         ask.source.check_there()

@@ -106,7 +106,7 @@ class Key:
         return ours and value not in self._revoked and int(found[1]) > (time.time() if now is None else now)
 
     def revoke(self, value: str) -> None:
-        """Revoke a valid cookie until this process ends; only the last `MOST_REVOKED` of them are remembered."""
+        """Revoke a valid cookie until this process ends, or until `MOST_REVOKED` further cookies are revoked."""
         if self.is_cookie(value):
             self._revoked[value] = None
             if len(self._revoked) > MOST_REVOKED:

@@ -55,7 +55,7 @@ def _text(key: str, value: Any) -> str:
 
 
 def _ids(key: str, value: Any) -> str:
-    """Return GPU or job ids as text: a list joined by commas, a text or number as `_text` does. Raises UsageError."""
+    """Return GPU or job ids as text: a list is joined by commas, any other value goes to `_text`. Raises UsageError."""
     if not isinstance(value, list):
         return _text(key, value)
     if any(not isinstance(one, int) or isinstance(one, bool) or one < 0 for one in value):
@@ -275,7 +275,7 @@ def _on_job(
         said = _carry_out(ask, request(job))
         job = ask.source.client.states([job.id])[0]
         if verb == "cancel" and job.state.ended and job.outcome is not Outcome.CANCELLED:
-            raise Conflict(said)  # it ended before the request to cancel it was carried out
+            raise Conflict(said)  # the job ended before it could be cancelled
         return _acted(job, "; ".join([said, *_also(ask, verb, job)]))
 
     return does
@@ -317,7 +317,10 @@ def priority(ask: Ask) -> Response:
 
 
 def _place_of(ask: Ask, job: Job) -> str:
-    """Return a note for a job whose priority was changed: jobs put first stay ahead of it; empty if there are none."""
+    """Return a note for a job whose priority was changed; empty if neither this job nor another one was put first.
+
+    A job that was put first starts before all other jobs, at any priority.
+    """
     if job.state is not JobState.PENDING:
         return ""
     if job.order < 0:

@@ -123,7 +123,7 @@ class Connection(H11Protocol):
         self._real.abort()
 
     def close_politely(self) -> None:
-        """Close the connection when the rest of the answer is sent, or after `FLUSH_S` seconds.
+        """Close the connection once the rest of the answer is sent, at the latest after `FLUSH_S` seconds.
 
         If more bytes of the request may arrive, they are read and discarded for up to `LINGER_S` seconds.
         """

@@ -91,7 +91,7 @@ class Story(TypedDict):
     attempts: list[StoryAttempt]
 
 
-# The keys of a point are those of the tables in `history.py` that it is made with.
+# A point has the keys of the table in `history.py` from which it is made: `OF_GPU` or `OF_JOB`.
 GpuPoint = TypedDict("GpuPoint", {"at": float, **dict.fromkeys(OF_GPU, Optional[float]), "paused": bool})  # type: ignore[misc]
 JobPoint = TypedDict("JobPoint", {"at": float, **dict.fromkeys(OF_JOB, Optional[float])})  # type: ignore[misc]
 PauseSpan = TypedDict("PauseSpan", {"gpu": Optional[int], "from": float, "to": Optional[float]})

@@ -139,7 +139,7 @@ class Hub:
             while True:
                 try:
                     news = watch.look()
-                    if trouble and news.alive is None:  # unchanged, but the last event said that nothing is known
+                    if trouble and news.alive is None:  # unchanged, but the last event was an error
                         news.alive = self.client.alive()
                     told, trouble = _events_of(news), ""
                 except (SchedulerError, OSError) as error:
@@ -191,7 +191,7 @@ def _events_of(news: News) -> list[Told]:
 
 
 class _Events(EventSourceResponse):
-    """A response that streams events; when it ends, also by an error, its stream is removed from the hub."""
+    """A response that streams events. When the response ends, even by an error, its stream is removed from the hub."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub, self._listener = hub, hub.join()
@@ -218,7 +218,7 @@ def _ping() -> ServerSentEvent:
 
 
 async def _stream(listener: _Listener) -> AsyncIterator[ServerSentEvent]:
-    numbers = itertools.count(1)  # not used to resume: a browser that reconnects gets the current state first
+    numbers = itertools.count(1)  # event ids; not used to resume: a new stream begins with the current state
     yield ServerSentEvent(comment="gpujob", retry=AGAIN_MS, sep="\n")
     while (told := await listener.next()) is not None:
         event, data = told

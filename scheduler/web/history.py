@@ -13,7 +13,7 @@ from scheduler.core.errors import UsageError
 from scheduler.web.routes import Ask, as_json
 
 SPAN_S = 3600
-POINTS = 360  # rough maximum for a curve if the request has no step
+POINTS = 360  # approximate maximum for a curve if the request has no step
 LONGEST_S = 90 * 86_400
 MIB = 1 << 20
 # Key in the JSON → (field of the sample, factor to base units).

@@ -24,7 +24,7 @@ from scheduler.web.routes import Ask, NotNow
 DEFAULT_LINES, MOST_LINES = 200, 10_000
 MOST_BYTES = 1 << 20  # of the log in one answer
 LONGEST_LINE = 256 << 10
-SEARCHED = 64 << 20  # bytes at the end of a log that are searched; less of a packed log
+SEARCHED = 64 << 20  # bytes at the end of a log that are searched; SEARCHED_PACKED in a packed log
 SEARCHED_PACKED = 8 << 20
 LONGEST_WORD = 200
 MOST_PLACES = 200  # positions of found lines (the last ones) in the header, which must stay short
@@ -109,7 +109,7 @@ def log(ask: Ask) -> Response:
 
 
 def _part(log: LogWindow, start: int | None, lines: int, before: int | None = None) -> Part:
-    """Return the log from byte ``start`` on; for None its last ``lines`` lines, or those before byte ``before``."""
+    """Return the log from byte ``start`` on; for None the last ``lines`` lines (before byte ``before``, if given)."""
     size = log.size
     if before is not None:
         log.size = min(size, before)
@@ -163,7 +163,7 @@ def _found(log: LogWindow, word: str, most: int) -> Part:
 
 
 def _without_escapes(data: bytes) -> str:
-    """Return the text case-folded and without escape sequences: a first check that is much faster than `Folder`."""
+    """Return the text case-folded and without escape sequences, for a check that is much faster than `Folder`."""
     return (_ESCAPES.sub(b"", data) if b"\x1b" in data else data).decode("utf-8", "replace").casefold()
 
 

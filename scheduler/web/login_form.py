@@ -6,7 +6,7 @@ import html
 import re
 from string import Template
 
-# Paths that a browser may be sent to after signing in: our own pages, and no path that it could read as another host.
+# Paths to which a browser may be redirected after signing in: only our pages, no path that names another host.
 _PAGE = re.compile(r"/|/[a-z]{1,20}(/[0-9]{1,15})?", re.ASCII)
 _STYLE = """\
 :root{color-scheme:light dark}
@@ -62,7 +62,7 @@ def page_of(path: str) -> str:
 
 
 def login_page(token_file: str, nonce: str, next_page: str = "/", wrong: str = "") -> bytes:
-    """Return the sign-in page. ``token_file``: its path, quoted for a shell; ``wrong``: the error of the last try."""
+    """Return the sign-in page. ``token_file``: path, quoted for a shell; ``wrong``: error of the last try."""
     said = f'<p class="wrong" id="wrong" role="alert">{html.escape(wrong)}</p>\n' if wrong else ""
     inner = _FORM.substitute(
         file=html.escape(token_file),

@@ -1,7 +1,8 @@
-"""Metrics of a scheduler in Prometheus' text format, read only from its files: they work if the daemon or a GPU hangs.
+"""Metrics of a scheduler in Prometheus' text format.
 
-Labels are states, outcomes, reason codes, GPUs, parts of memory and the version of gpujob, never a job, script, command
-or user. See docs/metrics.md.
+The values come only from the scheduler's files, so the metrics work even if the daemon or a GPU hangs. Labels are
+states, outcomes, reason codes, GPUs, parts of memory and the version of gpujob, never a job, script, command or user.
+See docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def _labelled_counter(
 
 
 def _counter(name: str, text: str, label: str, known: Sequence[str], tallied: Mapping[str, float]) -> Metric:
-    """Return a counter with a sample for every known label, also zeros: else `rate` misses the first increase."""
+    """Return a counter with a sample for every known label; without samples of 0, `rate` misses the first increase."""
     names = (*known, *sorted(tallied.keys() - set(known)))
     return _labelled_counter(name, text, (label,), [((one,), tallied.get(one, 0.0)) for one in names])
 

@@ -28,13 +28,13 @@ BODY_S = 10.0
 STATIC_S = 3600
 FORM = "application/x-www-form-urlencoded"
 SAFE = frozenset({"GET", "HEAD"})
-# The characters that our routes use. Any other path is refused, also one that is percent-encoded.
+# The characters in the paths of our routes. A path with any other character, such as %, is refused.
 _PATH = re.compile(r"/(?!/)[A-Za-z0-9._~/-]*", re.ASCII)
 _OURS = frozenset({b"server", b"date", b"cache-control"})
 
 
 def headers_of(nonce: str, cache: str = "no-store") -> list[tuple[bytes, bytes]]:
-    """Return the headers of every answer. ``nonce``: for inline scripts and styles; empty: the answer is not a page."""
+    """Return the headers of every answer. ``nonce``: allows inline scripts and styles; empty: it is no page."""
     policy = (
         f"default-src 'self'; script-src 'self' 'nonce-{nonce}'; style-src 'self' 'nonce-{nonce}'; img-src 'self' data:; "
         "object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -261,14 +261,14 @@ class Gate:
         return _cookies(asked.all(b"cookie"), self.entrance.key.cookie_name)
 
     def _check_origin(self, asked: _Asked) -> None:
-        """Raise Refusal if a page of another origin requests a change. Programs send no `Origin`: no error."""
+        """Raise Refusal if a page of another origin requests a change. Programs send no `Origin` and pass."""
         said = asked.all(b"origin")
         if not said:
             return
         schemes = {asked.scheme, "https" if self.entrance.secure else asked.scheme}
         if len(said) == 1 and said[0].lower() in {f"{scheme}://{asked.one(b'host').lower()}" for scheme in schemes}:
             return
-        # By the referrer policy of our pages, their forms have the Origin "null"; no script can set Sec-Fetch-Site.
+        # Our referrer policy makes browsers send forms with the Origin "null". No script can set Sec-Fetch-Site.
         if said == ["null"] and asked.path in ("/login", "/logout") and asked.all(b"sec-fetch-site") == ["same-origin"]:
             return
         raise Refusal(403, "the change was requested by a page of another origin (Origin header)")
@@ -363,7 +363,7 @@ async def _body(asked: _Asked, receive: Receive, most: int) -> bytes:
 
 
 def _replayed(scope: Scope, receive: Receive) -> Callable[[], Awaitable[Message]]:
-    """Return the ``receive`` of the application: it first returns the body, which the gate has already read."""
+    """Return the application's ``receive``. Its first call returns the body, which the gate has already read."""
     if BODY not in scope:
         return receive
     left = [scope[BODY]]

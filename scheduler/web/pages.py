@@ -34,7 +34,7 @@ LEAST_H, MOST_H = 1 / 60, 24 * 366.0
 HEAT_RANGES = (("24 h", 24), ("7 d", 168), ("30 d", 720))
 MEASURES = {"load": "load", "booked": "allocated share", "memory": "memory in use"}
 SPANS = (("today", "24 h", DAY_S), ("week", "7 d", 7 * DAY_S), ("month", "30 d", 30 * DAY_S), ("all", "all", None))
-CURVE_S = 30.0  # between two points of the curves of the last hour
+CURVE_S = 30.0  # time between two points of the curves of the last hour
 BAND_PX, HEAD_PX, STRIP_PX, GAP_PX, AXIS_PX, LANE_PX, MOST_LANES_PX, PAUSE_PX = 46, 17, 7, 8, 22, 15, 180, 7
 # Fields of the submit form; the working folder, a field of full width, comes last.
 FORM_OPTIONS = sorted((option for option in SUBMIT_OPTIONS if option.form), key=lambda option: option.name == "cwd")
@@ -42,7 +42,7 @@ THIN = 1.2  # per cent of the width: narrower bars are drawn at least 3 pixels w
 
 
 def _page(ask: Ask, template: str, status: int = 200, **names: Any) -> Response:
-    """Return a whole page. ``names``: the variables of the template; ``here`` marks its entry in the navigation."""
+    """Return a whole page. ``names``: variables of the template; ``here`` names the page's entry in the navigation."""
     places = ask.source.client.places
     values = {"now": time.time(), "nonce": ask.nonce, "folder": os.path.dirname(places.state_file) or "/", **names}
     values.setdefault("machine", os.uname().nodename)
@@ -264,7 +264,7 @@ def _asked(ask: Ask, name: str, default: float, least: float, most: float) -> fl
 
 
 def _runs(ask: Ask, view: Overview, start: float, now: float) -> tuple[dict[int, Job], list[timeline.Run]]:
-    """Return the jobs (by id) with attempts that had not ended before ``start``, and these attempts."""
+    """Return job id → job, and the attempts of these jobs that had not ended before ``start``."""
     memory = {gpu.gpu.index: gpu.gpu.memory_mib for gpu in view.gpus}
     report = ask.source.client.report(now, start)
     runs = [
@@ -302,7 +302,7 @@ def _drawn(
             if cpu
             else [(x(low), max(0.08, x(up) - x(low))) for gpu, low, up in spans if gpu is None or gpu == band.gpu]
         )
-        strip = PAUSE_PX if paused else 0  # a strip below the band, because bars may cover the hatching in it
+        strip = PAUSE_PX if paused else 0  # a strip below the band, because bars may cover a hatching in the band
         high = min(MOST_LANES_PX, max(LANE_PX, LANE_PX * band.rows)) if cpu else BAND_PX
         inner = top + HEAD_PX
         bars = [
@@ -384,7 +384,7 @@ def _heat(
 
 
 def _heat_table(rows: Mapping[int, list[float | None]], starts: list[float]) -> list[tuple[str, list[Any]]]:
-    """Return the heat map as table rows, newest first: (hour or day, [(mean, highest hour) of each GPU]).
+    """Return the heat map as table rows, newest first: (hour or day, [(mean, highest hourly mean) of each GPU]).
 
     A row stands for an hour if up to 24 hours are shown, else for a day.
     """

@@ -12,7 +12,7 @@ _LISTENS = "0A"
 
 
 def holder_of(port: int) -> str:
-    """Return ``pid 4711 (python -m scheduler web)``, or ``user ann`` if the pid is hidden; empty if none is found."""
+    """Return who listens on a port: ``pid 4711 (COMMAND)``, or ``user ann`` if the pid is hidden; empty if nobody."""
     found = [entry for table in ("tcp", "tcp6") for entry in _listening(table, port)]
     for _, inode in found:
         pid = _process_with(f"socket:[{inode}]")

@@ -58,7 +58,7 @@ class Call:
 
     ``path``: in Starlette's syntax (``/api/jobs/{id}``); a name in braces stands for a whole number, any other text is
     answered with 404.
-    ``does``: returns the answer. It runs in a thread and may block; `STATUS` turns its SchedulerError into an answer.
+    ``does``: function that returns the answer. It runs in a thread and may block; for its errors see `STATUS`.
     ``about``: summary. ``answers``: status → (meaning, JSON Schema of the body, or None if the body is not JSON).
     ``body``: JSON Schema of the request's body. ``media``: media type of a successful answer if it is not JSON.
     ``headers``: further headers of a successful answer → their meaning.
@@ -79,7 +79,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request that has passed the gate, for the function of a route. ``numbers``: the numbers in its path by name."""
+    """A request that has passed the gate; argument of a route's function. ``numbers``: name in the path → number."""
 
     request: Request
     source: Source
@@ -91,7 +91,10 @@ class Ask:
         return None if found is None else str(found)
 
     def whole(self, name: str, default: int, least: int, most: int) -> int:
-        """Return a whole number of the query or ``default``, limited to ``most``. Raises UsageError below ``least``."""
+        """Return a parameter of the query as a whole number: ``default`` if it is missing, ``most`` if it is larger.
+
+        Raises UsageError if it is not a whole number or is less than ``least``.
+        """
         text = self.query(name)
         if text is None:
             return default

@@ -42,7 +42,7 @@ BACKLOG = 1024
 DESCRIPTORS = 4096
 HANDSHAKE_S = 10.0
 TOKEN_EVERY_S = 2.0  # between two checks of the token file
-END_S = 1  # for requests that are being answered when the server is stopped
+END_S = 1  # time to finish answers that are being sent when the server is stopped
 NICE = 5
 PR_SET_PDEATHSIG = 1
 
@@ -117,7 +117,7 @@ def serve(state_file: str, way: Way, *, config: str | None = None) -> int:
     )
     _be_modest()
     if way.until >= 0:
-        # ``until`` reaches its end when the daemon ends. SIGCONT lets this process see that even if it was stopped.
+        # The pipe ``until`` ends with the daemon. SIGCONT continues a stopped process, so that it notices this end.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
     app = make_app(Source(client, config))
     hub: Hub = app.state.hub
@@ -227,7 +227,7 @@ class _Log(logging.Handler):
         super().__init__(logging.WARNING)
         self.token = token
         self._left, self._since, self._lost = self.MOST, 0.0, 0
-        logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # any client can make it log messages
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # any client can make uvicorn log messages
         logging.getLogger().handlers = [self]
 
     def emit(self, record: logging.LogRecord) -> None:

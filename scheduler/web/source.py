@@ -13,7 +13,7 @@ from scheduler.core.errors import StoreTrouble
 from scheduler.core.requests import Answer, Pause, PauseQueue, Request, Resume
 from scheduler.views.render import in_pieces, status_json
 
-FRESH_S = 0.2  # age up to which a cached overview is used: floods of requests read the store 5 times a second
+FRESH_S = 0.2  # highest age of a cached overview: all requests together read the store at most 5 times a second
 MOST_WAITING = 200  # waiting jobs that pages show; `counts` counts all of them
 
 
@@ -53,8 +53,8 @@ class Source:
     def status(self) -> bytes:
         """Return the JSON of `gpujob status --json`. Raises SchedulerError if the store cannot be read.
 
-        The JSON is cached for `FRESH_S` seconds, or for the time that it took to make if that is longer. With 100,000
-        waiting jobs that takes seconds; the cache limits it to half of the time.
+        The JSON is cached for `FRESH_S` seconds, or for the time that it took to make if that is longer. Making it
+        takes seconds with 100,000 waiting jobs; the cache limits this work to half of the time.
         """
         with self._status_lock:
             if self._status is None or time.monotonic() >= self._status_until:
@@ -67,9 +67,9 @@ class Source:
             return self._status
 
     def do(self, request: Request) -> Answer:
-        """Have the daemon carry out a request, or carry it out here if none runs. Raises SchedulerError.
+        """Have the daemon carry out a request, or carry it out here if no daemon runs. Raises SchedulerError.
 
-        After a pause or a resume, waits briefly until the state file shows it.
+        After a pause or a resume, waits briefly until the state file shows the change.
         """
         before = revision_of(self.client.places.state_file)
         try:

@@ -39,7 +39,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A run in one band. ``pieces``: vertical parts of the bar (from, to; 0 to 1); several if no gap was enough."""
+    """A run in one band. ``pieces``: vertical parts of the bar (from, to; 0 to 1); several if no gap is high enough."""
 
     run: Run
     start: float
@@ -141,7 +141,7 @@ def _stacked(runs: Sequence[Run], start: float, end: float, least: int, cpu: boo
         for other in sorted(active, key=lambda other: ends[other]):
             if free >= heights[number] or ends[other] > run.start:
                 break
-            until[other] = run.start  # within the ignored overlap: this run had really ended
+            until[other] = run.start  # such a short overlap is ignored: this run had really ended
             free += sum(high - low for low, high in taken[other])
             active.remove(other)
         taken[number] = _fit(list(_gaps(active, taken, room)), heights[number])

@@ -22,7 +22,7 @@ MEMORY_PARTS = ("ours", "foreign", "reserved", "free")
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """A button. ``path``: where it posts; ``hint``: tooltip; ``ask``: question before it posts; ``kind``: CSS class."""
+    """A button. ``path``: URL of its POST; ``hint``: tooltip; ``ask``: question before it; ``kind``: CSS class."""
 
     verb: str
     path: str
@@ -127,7 +127,7 @@ def need_words(job: Job) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GpuRow:
-    """A card of a GPU. ``memory``: MiB by name in `MEMORY_PARTS`, None without a reading; ``notes``: texts."""
+    """The card of a GPU. ``memory``: name in `MEMORY_PARTS` → MiB, None without a reading; ``notes``: texts."""
 
     view: GpuView
     memory: Mapping[str, float] | None
@@ -188,7 +188,7 @@ def story(job: Job, events: Iterable[Event]) -> list[tuple[float, str]]:
     for event in events:
         text, _ = sentence(event, job)
         short = text.removeprefix(f"job {job.id} ({job.spec.shown_name})").lstrip(": ")
-        if event.kind == "failed":  # the page shows its hint at the top
+        if event.kind == "failed":  # the page shows the hint at the top
             short = f"failed: {ending(event.detail)}"
         told.append((event.at, without_secrets(short or event.kind)))
     return told
@@ -229,7 +229,7 @@ def related(job: Job, view: Overview) -> list[Job]:
 
 
 def run_of(job: Job, attempt: AttemptUse, number: int, now: float, memory: Mapping[int, int | None]) -> Run:
-    """Return an attempt for the Timeline. ``number``: attempts of the job; ``memory``: MiB of each GPU, if known."""
+    """Return an attempt for the Timeline. ``number``: number of the job's attempts; ``memory``: GPU → MiB, if known."""
     last = attempt.number == job.attempt and job.started_at is not None
     start = attempt.started_ms / 1000
     end = start + attempt.run_ms / 1000
