@@ -53,8 +53,9 @@ _LIBC = ctypes.CDLL(None)
 STORY_FOLDERS = ("tests/stories/", "tests/web/", "tests/breaking/")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the stories, and start tests that wait long so early that other tests can run at the same time."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark the stories, let pytest select by marks, and start tests that wait long early, beside other tests."""
     for item in items:
         if hypothesis.is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker("long_form")
@@ -62,9 +63,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         uses_a_folder = item.nodeid.startswith(STORY_FOLDERS) and "tmp_path" in fixtures
         if uses_a_folder or not STORY_FIXTURES.isdisjoint(fixtures):
             item.add_marker("story")
+    yield
     waits = [item for item in items if item.get_closest_marker("waits")]
     others = [item for item in items if not item.get_closest_marker("waits")]
-    # xdist gives each worker an equal part of the list, in order: the last worker begins with the tests that wait.
+    # xdist gives each worker an equal part of the selected tests, in order: the last worker begins with those that wait.
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     last = len(items) * (workers - 1) // workers
     items[:] = [*others[:last], *waits, *others[last:]]

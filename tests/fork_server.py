@@ -38,7 +38,7 @@ SERVER_VARIABLES = ("PYTHON", "LC_", "LANG")
 MODULES = (
     "scheduler.doctor.checks", "scheduler.daemon.process", "scheduler.client.offline", "scheduler.cli.app", "scheduler.cli.config",
     "scheduler.cli.doctor", "scheduler.cli.logs", "scheduler.cli.run", "scheduler.cli.serve", "scheduler.command_line",
-    "scheduler.track.cli", "scheduler.ts.actions", "scheduler.ts.submission",
+    "scheduler.track.cli", "scheduler.ts.actions", "scheduler.ts.submission", "filelock", "secrets", "encodings.utf_8_sig",
 )  # fmt: skip
 WEB_MODULES = ("scheduler.web.server", "scheduler.web.command")
 
@@ -50,6 +50,9 @@ def serve(listener_fd: int) -> None:
     """Fork a command for each request until stdin ends; answer its pid, and its exit code when it has ended."""
     for name in MODULES:
         importlib.import_module(name)
+    from scheduler.cli.app import all_verbs
+
+    all_verbs()
     gc.disable()
     gc.freeze()  # a garbage collection in a fork would copy each page that it visits
     listener = socket.socket(fileno=listener_fd)

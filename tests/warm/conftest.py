@@ -90,7 +90,7 @@ class Caller:
     def servers(self) -> list[int]:
         """Return the pids of the warm processes that listen in the runtime folder."""
         found = []
-        for path in (self.runtime / "gpujob").glob("warm-*"):
+        for path in (self.runtime / "gpujob").glob("warm-????????????????"):  # not its draft, `….new`
             with contextlib.suppress(OSError):
                 made = client.connect(str(path))
                 if made is not None:

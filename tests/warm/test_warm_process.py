@@ -22,7 +22,8 @@ from tests.stories.harness import alive, stopped, wait_for
 from tests.warm.conftest import Caller
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-STAYS = "while [ ! -e go ]; do sleep 0.01; done; echo ended"  # an --info-command that ends when the file `go` exists
+# An --info-command that ends when the file `go` exists, or when the folder of a test that killed its parent is removed.
+STAYS = "echo $PPID > began; while [ -e began ] && [ ! -e go ]; do sleep 0.01; done; echo ended"
 
 
 def forked(caller: Caller, **more: Any) -> bool:
@@ -167,7 +168,7 @@ def staying(caller: Caller) -> Iterator[subprocess.Popen[bytes]]:
     caller.warm()
     with (caller.folder / "errors").open("wb") as errors:
         process = caller.begin(
-            "submit", "--info-command", f"echo $PPID > began; {STAYS}", "--", "true",
+            "submit", "--info-command", STAYS, "--", "true",
             stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True,
         )  # fmt: skip
     began = caller.folder / "began"
