@@ -98,8 +98,9 @@ def _is_cancelled(job: Job) -> bool:
 
 def _after_failure(job: Job, outcome: Outcome, rules: Rules) -> Meaning:
     if rules.retries and job.runs_failed < job.spec.retries:
-        how = f"exit code {job.exit_code}" if job.exit_code is not None else f"signal {job.signal}"
-        why = f"failed with {how} (run {job.runs_failed + 1} of {job.spec.retries + 1})"
+        code = f"exit code {job.exit_code}" if job.exit_code is not None else f"signal {job.signal}"
+        how = f"reached its time limit ({code})" if outcome is Outcome.TIME_LIMIT else f"failed with {code}"
+        why = f"{how} (run {job.runs_failed + 1} of {job.spec.retries + 1})"
         return Meaning(Move.RETRY_SCHEDULED, outcome, RETRY_FAILED, why)
     out_of_memory = job.failure is not None and job.failure.kind == OUT_OF_MEMORY
     shares = job.need.count > 0 and 0 < job.need.parts < WHOLE

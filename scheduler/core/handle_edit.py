@@ -43,19 +43,22 @@ def edit(decision: DecisionPass, job: Job, changes: Mapping[str, Any], need: tup
     spec = replace(job.spec, **values)
     _check_parents(decision, job, spec)
     before = job.spec, job.need, job.allowed, job.priority
-    job.spec, job.allowed, job.priority = spec, spec.allowed, spec.priority
+    job.spec, job.allowed = spec, spec.allowed
+    job.priority = values.get("priority", job.priority)  # after a swap it differs from the priority of the spec
     if need is not None:
         job.need = ResourceRequest(*need)
     never = decision.state.fleet.can_ever_hold(class_of(job)) if decision.state.fleet.gpus else ""
     if never:
         job.spec, job.need, job.allowed, job.priority = before
         raise Refused(f"cannot edit job {job.id}: {never}", do="request less, or allow other GPUs")
+    old = {name: getattr(before[0], name) for name in values} | {"priority": before[3]}
     shown = [
-        f"{EDITABLE[name].flag[2:]} {_shown(name, getattr(before[0], name))} -> {_shown(name, value)}"
+        f"{EDITABLE[name].flag[2:]} {_shown(name, old[name])} -> {_shown(name, value)}"
         for name, value in values.items()
-        if name in EDITABLE and value != getattr(before[0], name)
+        if name in EDITABLE and value != old[name]
     ]
     if not shown and job.need == before[1]:
+        job.spec, job.need, job.allowed, job.priority = before
         return f"job {job.id} is unchanged: it already has these values"
     decision.plan.respecs[job.id] = job
     decision.changed(job, "edited", what=shown)

@@ -178,6 +178,7 @@ def _hold(decision: DecisionPass, job: Job) -> str:
 def _release(decision: DecisionPass, job: Job) -> str:
     if not job.held:
         return f"job {job.id} is not held ({job.state.value})"
+    _waits(job, "released")  # a held job that was cancelled stays held, for the case that it is run again
     job.held = False
     decision.changed(job, "released")
     decision.enqueue(job)

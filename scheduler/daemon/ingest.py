@@ -152,8 +152,10 @@ class Reader:
         spec = _with_edits(blocker.spec, spec)
         if not _differs(blocker.spec, spec):
             return
+        if spec.priority != blocker.spec.priority:  # else the job keeps the priority that a swap gave it
+            blocker.priority = spec.priority
         blocker.spec, blocker.need = spec, need_of(spec, self.table, self.fleet.managed)[0]
-        blocker.priority, blocker.allowed = spec.priority, spec.allowed
+        blocker.allowed = spec.allowed
         rows.respec(connection, blocker)
         rows.save(connection, [blocker])
         out.changed.append(blocker)

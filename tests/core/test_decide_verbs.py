@@ -6,7 +6,7 @@ import pytest
 
 from scheduler.core.job import JobState
 from scheduler.core.queue import Order
-from scheduler.core.requests import Edit, First, Hold, PauseQueue, Release, Requeue, Swap
+from scheduler.core.requests import Cancel, Edit, First, Hold, PauseQueue, Release, Requeue, Swap
 from tests.builders import Play, a_job, a_world
 
 S = JobState
@@ -64,6 +64,21 @@ def test_a_held_job_that_is_cancelled_and_run_again_is_not_lost() -> None:
     assert play.job(2).held and play.state(2) is S.PENDING
 
 
+@pytest.mark.parametrize("parent", [(), (1,)])
+def test_a_held_job_that_is_cancelled_cannot_be_released(parent: tuple[int, ...]) -> None:
+    """A cancelled job stays cancelled, with the time of its end, even if the job that it waited for has failed."""
+    play = full()
+    play.arrive(a_job(4, after_ok=parent))
+    play.ask(Hold((4,)))
+    play.tell(play.ended(1, code=3))
+    play.ask(Cancel((4,)))
+    ended = play.job(4).finished_at
+    code, said = line(play, Release((4,)))
+    assert (code, said.startswith("job 4 cannot be released: it is cancelled")) == (1, True)
+    assert play.state(4) is S.CANCELLED and play.job(4).finished_at == ended
+    assert play.scheduler.waiting() == 1
+
+
 @pytest.mark.parametrize("order", [Order(), Order("short"), Order("fifo", 2.0)])
 def test_first_comes_before_every_priority_and_under_every_rule(order: Order) -> None:
     play = full(2, order=order)
@@ -101,6 +116,17 @@ def test_swapped_jobs_change_priority_and_place() -> None:
     assert line(play, Swap((2, 4))) == (0, "jobs 2 and 4 have changed places")
     assert starts_next(play) == 4 and starts_next(play, 4) == 3 and starts_next(play, 3) == 2
     assert line(full(), Swap((2, 2)))[0] == 2
+
+
+def test_an_edit_of_another_field_keeps_the_place_of_a_swapped_job() -> None:
+    play = full(3)
+    play.arrive(a_job(4, priority=9))
+    play.ask(Swap((2, 4)))
+    play.ask(Edit((2,), {"label": "x"}))
+    assert line(play, Edit((2,), {"label": "x"})) == (0, "job 2 is unchanged: it already has these values")
+    assert play.job(2).priority == 9 and play.job(2).spec.edited == ("label",)
+    assert line(play, Edit((2,), {"priority": 0})) == (0, "job 2: priority 9 -> 0")
+    assert play.job(2).priority == 0
 
 
 def test_swap_says_so_where_places_are_computed() -> None:

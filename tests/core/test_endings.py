@@ -47,11 +47,8 @@ def test_an_ending_means_one_thing(
 def test_a_job_with_retries_left_is_run_again_but_not_after_a_cancel(state: JobState, stop_why: str) -> None:
     job = ran(3, state=state, stop_why=stop_why, retries=2, runs_failed=1)
     ending = after_run(job, DAEMON)
-    assert (ending.how, ending.cause, ending.why) == (
-        M.RETRY_SCHEDULED,
-        "failed",
-        "failed with exit code 3 (run 2 of 3)",
-    )
+    how = "reached its time limit (exit code 3)" if stop_why else "failed with exit code 3"
+    assert (ending.how, ending.cause, ending.why) == (M.RETRY_SCHEDULED, "failed", f"{how} (run 2 of 3)")
     assert after_run(job, NEVER_AGAIN).how is M.FAILED
     job.runs_failed = 2
     assert after_run(job, DAEMON).how is M.FAILED
