@@ -167,9 +167,10 @@ def _import_all() -> None:
 
 
 def run_process() -> int:
-    """Run the command line in sys.argv and return its exit code. Start the warm process if a short command lacked it.
+    """Run the command line in sys.argv and return its exit code. Named `ts` or `tsp`, it is `gpujob ts`.
 
-    Named `ts` or `tsp` the command is `gpujob ts`; named `gpu-tracker` it is `gpujob track`.
+    Named `gpu-tracker`, it is `gpujob track`. If the warm process could have run the command, start the warm process
+    afterwards, for the next commands.
     """
     verb = {"ts": "ts", "tsp": "ts", "gpu-tracker": "track"}.get(os.path.basename(sys.argv[0]))
     words = sys.argv[1:] if verb is None else [verb, *sys.argv[1:]]

@@ -29,7 +29,7 @@ CHOICES: dict[str, Sequence[str]] = {
     "history": ("true", "false"),
     "trust_group": ("true", "false"),
 }
-# The completion scripts of the shells evaluate the words they get (zsh twice): other characters are never offered.
+# The shells' completion scripts evaluate the words they get (zsh twice): words with other characters are not offered.
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-+,/%@")
 
 Found = Iterator[tuple[str, str]]
@@ -90,7 +90,7 @@ def _jobs(states: Iterable[JobState]) -> Completion:
 
 
 def _list_of(complete: Completion) -> Completion:
-    """Return a completion for comma-separated lists: it completes the last item and leaves out the items before it."""
+    """Return a completion for comma-separated lists: it completes the last item, and offers no item twice."""
 
     def whole(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
         before, comma, last = incomplete.rpartition(",")

@@ -1,4 +1,8 @@
-"""Verbs that change jobs, GPUs or the queue (`cancel`, `edit`, `pause`, …), and `wait`, `reset` and `recover`."""
+"""Verbs that change jobs, GPUs or the queue (`cancel`, `edit`, `pause`, …), and `wait`, `reset` and `recover`.
+
+The function of a verb prints the answer (on stderr if the exit code is not 0) and returns the exit code. It raises
+UsageError for a wrong argument, NotFound for an unknown job, and other SchedulerErrors, such as NoDaemon.
+"""
 
 from __future__ import annotations
 

@@ -17,8 +17,11 @@ WIDTH = 14  # columns for the name of a check
 
 
 def doctor(*, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
-    """Print all findings, as text or JSON; return 1 if one of them is bad, else 0."""
-    need_own_process()  # what it examines belongs to the user's process
+    """Print all findings, as text or JSON; return 1 if one of them is bad, else 0.
+
+    Raises SchedulerError if it cannot tell which scheduler is meant.
+    """
+    need_own_process()  # the checks examine the process that the user started
     from scheduler.core.errors import word
     from scheduler.doctor.checks import findings
     from scheduler.doctor.examination import Examination

@@ -43,8 +43,9 @@ def logs(
 
     The code is 1 if ``grep`` matches no line, or if several jobs are named and none of them has a log, else 0.
 
-    ``follow``: continue until the job ends; ``lines``: number of last lines to print; ``raw``: print the bytes unchanged;
-    ``attempt``: number of the attempt, empty: the last one. Raises UsageError, NotFound, NoDaemon, SchedulerError.
+    ``follow``: continue until the job ends; ``lines``: number of last lines to print; ``raw``: print the bytes
+    unchanged; ``attempt``: number of the attempt, empty: the last one. Raises UsageError, NotFound, NoDaemon,
+    SchedulerError.
     """
     most = _whole(lines, "-n") if lines else None
     wanted = _whole(attempt, "--attempt") if attempt else None

@@ -37,7 +37,8 @@ def status(
 ) -> int:
     """Print GPUs, running jobs, waiting jobs with their reasons, the jobs that ended last, and refused lines.
 
-    ``watch``: repeat it after this duration (empty: 2 seconds) until Ctrl-C; None: print it once.
+    ``watch``: repeat it after this duration (empty: 2 seconds) until Ctrl-C; None: print it once. Returns the exit
+    code: 0, or 130 after Ctrl-C. Raises UsageError for a wrong duration.
     """
     client = _client(state_file, config)
     if watch is not None:
@@ -88,7 +89,7 @@ def jobs(
     state_file: str | None = None,
     config: str | None = None,
 ) -> int:
-    """Print all jobs as a table or JSON. Raises UsageError.
+    """Print all jobs as a table or JSON, and return the exit code 0. Raises UsageError.
 
     ``state``: only jobs in these states (comma-separated); ``last``: only the newest jobs, at most this number.
     """
@@ -125,7 +126,7 @@ def _reason_text(reason: Reason | None) -> str:
 
 
 def show(jobs: Sequence[str], *, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
-    """Print all facts about jobs and their event histories.
+    """Print all facts about jobs and their event histories, and return the exit code 0.
 
     As JSON: one object for a single job, else one object with a list of jobs. Raises NotFound.
     """
@@ -188,7 +189,10 @@ _WHY = "id state reason_code reason outcome exit_code signal failure notes log".
 
 
 def why(job: str, *, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
-    """Print why jobs wait or how they ended, with the last lines of the log of jobs that did not succeed."""
+    """Print why jobs wait or how they ended, and return the exit code 0. Raises NotFound.
+
+    For jobs that did not succeed, also prints the last lines of the log.
+    """
     client = _client(state_file, config)
     until = time.monotonic() + LOOK_S
     all_found = [_looked_at(client, number, until) for number in client.select([job])]

@@ -1,4 +1,4 @@
-"""The group of all verbs, with hints for words that are no verbs."""
+"""The Typer group of all verbs, with hints for unknown verbs."""
 
 from __future__ import annotations
 

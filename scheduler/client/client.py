@@ -1,4 +1,4 @@
-"""Client of one scheduler: reads its store, adds jobs, sends its daemon requests (without one: `client/offline.py`)."""
+"""Client of one scheduler: reads its store, adds jobs, sends requests to its daemon (`offline.py`: without daemon)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 ANSWER_S = 5.0  # seconds to wait for the daemon's answer
 BEGUN_S = 2.0  # seconds to wait for a job that is STARTING
-MOST_LABELS = 10_000  # newest jobs with a label that are searched for labels
+MOST_LABELS = 10_000  # jobs with a label, newest first, that are searched for labels
 STATES = tuple(state.value for state in JobState)
 SCHEMA = 1
 HIDDEN = "hidden"  # key in the table `meta`: ids of the jobs that `forget` could not delete
@@ -235,7 +235,7 @@ class SchedulerClient:
             return overview_of(connection, self.places, alive, most_waiting)
 
     def changes(self) -> Watch:
-        """Return a `Watch`, which reports changes since its last look. One thread may use it, and must close it."""
+        """Return a `Watch`, which reports changes since its last look. For one thread only; the caller closes it."""
         from scheduler.client.overview import Watch
 
         return Watch(self.places)
@@ -304,9 +304,10 @@ class SchedulerClient:
             return job, reason, events
 
     def newest(self, states: Iterable[JobState], prefix: str, most: int) -> tuple[list[Job], dict[str, list[int]]]:
-        """Return the newest jobs in these states whose id begins with ``prefix``, and the labels that do, with job ids.
+        """Return the newest jobs whose id begins with ``prefix``, and label → job ids for labels that begin with it.
 
-        ``most``: the number of jobs and the number of labels to return. For completion in a shell.
+        Only jobs in ``states`` count. ``most``: the number of jobs and the number of labels to return. For completion
+        in a shell.
         """
         names = [state.value for state in states]
         with self._reading() as connection:

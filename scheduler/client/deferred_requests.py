@@ -59,7 +59,7 @@ def divide(
 ) -> Divided:
     """Split a request into what can be carried out now and what has to wait for the next start.
 
-    ``recorded``: job id → job, for the jobs that were running when the last scheduler ended, in the state that their records give.
+    ``recorded``: job id → job, for jobs that ran when the last scheduler ended, each as its attempt record shows it.
     ``earlier``: the requests that already wait for the next start.
     ``try_out``: carries out a request on a copy of the stored jobs.
 
@@ -83,7 +83,8 @@ def divide(
     others: set[int] = set()
     for number in request.jobs:
         job = recorded.get(number)
-        unknown = job is not None and job.state.holds_gpus and isinstance(request, (Cancel, Requeue))  # its end decides
+        # What Cancel and Requeue do with a job that may still run depends on how it ends.
+        unknown = job is not None and job.state.holds_gpus and isinstance(request, (Cancel, Requeue))
         tried = None if unknown or number in touched else try_out(_only(request, {number}))
         if tried is not None and not tried.changes:
             divided.lines += tried.answer.lines

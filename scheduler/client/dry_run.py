@@ -40,8 +40,9 @@ MOST_WAITING = 5000  # waiting jobs that are considered, from the front of the q
 class Preview:
     """The result of a dry run.
 
-    ``would``: ``start``, ``wait`` or ``never``. ``gpus``: GPUs on which it would start. ``reason_code``, ``reason``:
-    why it would not start. ``need``: in GPUs, e.g. 0.5. ``command``: the words to run. Secrets are masked.
+    ``would``: ``start``, ``wait`` or ``never``. ``gpus``: GPUs on which the job would start. ``reason_code``,
+    ``reason``: why it would not start. ``need``: in GPUs, e.g. 0.5. ``command``: the words to run. ``notes``: remarks
+    about the need. Secrets are masked.
     """
 
     would: str
@@ -58,9 +59,9 @@ def preview(
 ) -> Preview:
     """Return what the scheduler would do with this job now. Writes nothing and starts nothing.
 
-    The decision uses the last GPU readings. The store does not hold how often each job was overtaken, so a reservation
-    of the running scheduler may be missed. ``alive``: whether a daemon runs. Raises Refused for an impossible need,
-    NotFound for an unknown dependency, StoreTrouble.
+    The decision uses the last GPU readings. It may ignore a reservation that the running scheduler has made for another
+    job, because the store does not hold how often each job was overtaken. ``alive``: whether a daemon runs. Raises
+    Refused for an impossible need, NotFound for an unknown dependency, StoreTrouble.
     """
     try:
         connection = open_for_reading(places) if places.exist() else None
@@ -153,7 +154,7 @@ class _LastAdmission(Admission):
 
     @classmethod
     def of_last(cls, gpus: Sequence[Gpu], read: Mapping[int, LastReading], config: Config, now: Now) -> _LastAdmission:
-        """Return an admission with a card for each GPU with a stored reading; GPUs without a card are not blocked."""
+        """Return an admission with a `GpuAdmission` for each GPU with a stored reading; it blocks no other GPU."""
         made = cls({}, thresholds_of(config))
         for gpu in gpus:
             last = read.get(gpu.index)

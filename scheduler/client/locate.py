@@ -61,7 +61,8 @@ def state_file_for(state_file: str | None, config_file: str | None = None) -> st
 def _unnamed(here: str) -> str:
     """Return the state file in the folder ``here``, else that of the only running scheduler, else the default path."""
     default = os.path.join(here, "gpu_scheduler_state.json")
-    if os.path.exists(default) or os.path.isdir(Places(default).state_dir):  # a start creates the folder first
+    # `start` creates the state folder before the state file.
+    if os.path.exists(default) or os.path.isdir(Places(default).state_dir):
         return default
     alive = registered(dict(os.environ))
     if len(alive) == 1:

@@ -55,7 +55,7 @@ class Overview:
     jobs: Sequence[Job]  # live jobs, then the jobs that ended last, newest first
     reasons: Mapping[int, Reason]
     refused: Sequence[Refusal]
-    repeated: int
+    repeated: int  # lines of watched files that were not run because each repeats a job
     queue_paused: bool
     held: Mapping[int, str]  # GPU → text that names the leftover processes that hold it
     started_at: float | None = None  # start of the running daemon, in seconds since 1970
@@ -162,7 +162,7 @@ def _booked(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int, tu
 
 
 def reasons_of(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int, Reason]:
-    """Return id → reason of each waiting job: its own, else from its placement class and its place there."""
+    """Return id → reason of each waiting job: its own, else the one of its placement class with its position there."""
     classes = rows.class_reasons(connection)
     before: dict[str, int] = {}
     reasons: dict[int, Reason] = {}
@@ -238,7 +238,10 @@ class Watch:
         self._changes.close()
 
     def look(self) -> News:
-        """Return the changes; the first call returns GPUs, queue, whether a scheduler runs. Raises SchedulerError."""
+        """Return the changes since the last call; the first call reports the GPUs, the queue and ``alive`` as changes.
+
+        Raises SchedulerError.
+        """
         news = News()
         now = time.monotonic()
         force = False

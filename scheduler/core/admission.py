@@ -20,15 +20,15 @@ from scheduler.core.units import mib_text
 
 # Codes of temporary conditions: a draining scheduler (`daemon/drain.py`) waits for their end.
 PASSING = frozenset({"stale", "foreign", "over-share", "releasing"})
-BLOCK_AFTER = 2  # consecutive samples at or above a threshold that block a GPU; one holds jobs back until the next one
+BLOCK_AFTER = 2  # consecutive samples at or above a threshold that block a GPU; after one it gets no job until the next
 UNBLOCK_AFTER = 3  # consecutive samples below the threshold minus HYSTERESIS that unblock a GPU
 HYSTERESIS = 0.05  # share of memory or load; at most half of the threshold
 STALE_AFTER = 3  # intervals without a reading after which a GPU is stale
-LEAST_STALE_S = 3.0  # a GPU is not stale before this time, however short the interval: a busy machine may be late
+LEAST_STALE_S = 3.0  # a reading is never stale before this age, however short the interval: a busy machine reads late
 OUTGROWN = 1.1  # a job that uses more than this multiple of its share counts with the memory that it uses
 FRESH_S = 1.0  # a job is placed only on a GPU that was read within this time
 COUNT_EVERY_S = 0.5  # of several samples within this time only one counts for blocking
-LOAD_WINDOW_S = 2.0  # the load counter averages over about a second: after the end of a job it still shows the job
+LOAD_WINDOW_S = 2.0  # the load is ignored this long after a job left: the counter averages over about a second
 # The baseline is the memory in use on an empty GPU that no process owns (driver, display). It is at most this share of
 # the GPU's memory, or this many MiB if that is more (but never over a quarter); more memory counts as foreign.
 MOST_BASELINE = 0.05
@@ -66,7 +66,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The reason why the readings of a GPU keep jobs away from this GPU. Empty ``code``: there is no such reason."""
+    """Why the readings of a GPU keep jobs away from it. Empty ``code``: they do not."""
 
     code: str = ""  # stale, gone, unhealthy, foreign, over-share, releasing, no-room
     sentence: str = ""
@@ -85,8 +85,8 @@ class GpuAdmission:
     measured_at: float = -math.inf  # time of the last reading that contains the memory in use
     verdict: Verdict = NOTHING_FORBIDDEN  # for every job
     whole: Verdict = NOTHING_FORBIDDEN  # for jobs that need a whole GPU
-    overcommit: int = 0  # thousandths of the GPU by which memory in use beyond the shares reduces the free part
-    overcommit_mib: int = 0  # that memory in MiB, before the tolerance is subtracted
+    overcommit: int = 0  # memory in use beyond the booked shares, minus the tolerance, in thousandths of the GPU
+    overcommit_mib: int = 0  # the same memory in MiB, without subtracting the tolerance
     why_overcommit: Verdict = NOTHING_FORBIDDEN
     own: dict[str, float] = field(default_factory=dict)  # attempt → memory in use; its share where no figure is known
     settled: frozenset[str] = frozenset()  # attempts that run for longer than ``settle_s``
@@ -95,10 +95,10 @@ class GpuAdmission:
     baseline_mib: int | None = None
     blocked: bool = False
     whole_blocked: bool = False
-    above: int = 0
-    below: int = 0
-    clean: int = 0
-    counted_at: float = -math.inf
+    above: int = 0  # consecutive counted samples at or above a threshold
+    below: int = 0  # consecutive counted samples below both thresholds minus HYSTERESIS
+    clean: int = 0  # consecutive readings without foreign computation that blocks jobs for a whole GPU
+    counted_at: float = -math.inf  # time of the last counted sample
     freed_at: float | None = None  # when a job left the GPU; None after readings have shown its memory released
     before_mib: int = 0  # foreign memory at that time
     foreign_processes: list[GpuProcess] = field(default_factory=list)  # without those that a user accepted
@@ -196,7 +196,10 @@ class Admission:
         self.judge(now)
 
     def fresh(self, gpus: Iterable[int], now: Now) -> bool:
-        """Return whether these GPUs were read within the last ``FRESH_S`` seconds; placing a job requires this."""
+        """Return whether the GPUs were read recently enough to place a job there.
+
+        The limit is ``FRESH_S`` seconds plus the duration of the last reading.
+        """
         since = now.mono - FRESH_S - self.took_s
         return all(self.cards[gpu].read_at >= since for gpu in gpus if gpu in self.cards)
 
@@ -406,7 +409,12 @@ class Admission:
         return card.foreign_mib - card.before_mib > self.thresholds.tolerance * (reading.memory_total_mib or 0)
 
     def _whole(self, card: GpuAdmission, foreign: Sequence[GpuProcess], total: int, first: bool) -> None:
-        """Block a GPU for jobs that need a whole GPU while foreign processes compute on this GPU."""
+        """Block or unblock a GPU for jobs that need a whole GPU.
+
+        Foreign compute processes block it if they use more memory than the tolerance, or an unknown amount.
+        ``UNBLOCK_AFTER`` consecutive readings without this unblock it; one is enough if ``first`` (no recent
+        reading came before).
+        """
         working = [process for process in foreign if process.compute]
         memory = sum(process.memory_mib or 0 for process in working)
         if any(process.memory_mib is None for process in working) or memory > self.thresholds.tolerance * total:
@@ -518,8 +526,8 @@ class Admission:
     def has_room(self, index: int, parts: int, vram_mib: int) -> bool:
         """Return whether the GPU has enough memory left for the job; True if its memory is not known.
 
-        A job on the GPU counts with its share; a job that uses more than `OUTGROWN` times its share counts with the
-        memory that it uses.
+        If jobs book memory, the need is compared with `free_mib`. Otherwise each job on the GPU counts with its share;
+        a job that uses more than `OUTGROWN` times its share counts with the memory that it uses.
         """
         card = self.cards.get(index)
         if card is None or card.reading is None or not card.reading.memory_total_mib:
@@ -556,7 +564,7 @@ class Admission:
             )
         if not self.has_room(index, parts, vram_mib):
             if self.thresholds.by_memory:
-                code = "no-room" if self.tenants(index) else "foreign"  # passes when foreign processes end
+                code = "no-room" if self.tenants(index) else "foreign"  # without jobs, foreign processes use the memory
                 left = f"GPU {index} has {mib_text(self.free_mib(index))} that are neither in use nor booked"
                 return Verdict(code, f"{left}, and the job needs {mib_text(vram_mib)}" if vram_mib else left)
             return Verdict(

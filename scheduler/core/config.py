@@ -1,4 +1,4 @@
-"""All settings: name, default, limits, meaning. `gpujob run` changes defaults: `intake/settings.py: DISPATCHER`."""
+"""The settings: name, default, limits, meaning. `gpujob run` has other defaults (`intake/settings.py: DISPATCHER`)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from scheduler.core.launch import CONDA_MODES, CUDA_MODES
 from scheduler.core.retention import Keep, keep_finished, keep_logs
 from scheduler.core.units import seconds_of
 
-LARGEST = 10**9  # limit of every number: about 30 years in seconds, and far below the limit of the store
+LARGEST = 10**9  # largest number of a setting: about 30 years in seconds, far below the largest integer of SQLite
 HIGHEST_PORT = 65535
 LONGEST_LIST = 4000  # characters in a list of GPUs
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-# Values that every YAML reader takes for a string without quotes.
+# Strings that need no quotes in YAML, except those in _NOT_BARE.
 _BARE = re.compile(r"[A-Za-z/][\w/.+@=-]*", re.ASCII)
 _NOT_BARE = frozenset("true false yes no on off y n null".split())
 
@@ -62,7 +62,7 @@ def _seconds(value: Any) -> float:
 
 
 def _spelled_seconds(text: str) -> float:
-    plain = text.strip()  # strips more than `float` accepts around a number (\x1f)
+    plain = text.strip()  # `float` rejects some blanks that `strip` removes, such as \x1f
     return float(plain) if _NUMBER.fullmatch(plain) else seconds_of(text)
 
 
@@ -163,7 +163,7 @@ def _gpu_ids(value: Any) -> tuple[int, ...] | None:
     if value is None:
         return None
     if isinstance(value, (list, tuple)):
-        # An item may be a string as well: YAML reads 0-3 as one.
+        # YAML reads an item such as 0-3 as a string.
         return parse_gpu_ids(",".join(item if isinstance(item, str) else str(_whole(0)(item)) for item in value))
     if isinstance(value, int) and not isinstance(value, bool):
         return parse_gpu_ids(str(_whole(0)(value)))
@@ -194,8 +194,8 @@ def _option(
     """Return the dataclass field of a setting.
 
     ``read``: returns the typed value, or raises UsageError; ``metavar``: name of the value in help texts, empty for a
-    setting with two flags such as ``--web`` and ``--no-web``; ``reload``: a change needs no restart; ``section``: the
-    heading above this setting in the example file.
+    setting with two flags such as ``--web`` and ``--no-web``; ``reload``: a change needs no restart; ``path``: the
+    value is a path; ``section``: the heading above this setting in the example file.
     """
     row = {"read": read, "help": meaning, "metavar": metavar, "reload": reload, "path": path, "section": section}
     return field(default=default, metadata=row)

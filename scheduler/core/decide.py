@@ -34,9 +34,9 @@ from scheduler.core.placement_class import PlacementClass
 from scheduler.core.scheduler_state import SchedulerState
 from scheduler.core.states import Move, move
 
-MOST_STARTS_A_TURN = 256  # so that 10,000 lines added together do not delay everything else
+MOST_STARTS_A_TURN = 256  # most starts in one pass, so that 10,000 lines added together do not delay other work
 KILL_AGAIN_S = 1.0  # time between two SIGKILLs to the same job
-UNDYING_S = 5.0  # after the first SIGKILL a job gets the note UNDYING; a large process may need time to free its memory
+UNDYING_S = 5.0  # from the first SIGKILL to the note UNDYING; a large process needs time to free its memory
 
 
 def decide(state: SchedulerState, observations: Iterable[Observation], now: Now, jitter: float = 0.5) -> Plan:

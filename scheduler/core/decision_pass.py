@@ -37,7 +37,7 @@ class Plan:
     freed: list[str] = field(default_factory=list)  # attempts whose leftover processes have ended
     pauses_changed: bool = False
     must_sync: bool = False  # the commit must be synced to disk
-    notices: list[tuple[str, bool]] = field(default_factory=list)  # messages not about a job: text, is it a warning
+    notices: list[tuple[str, bool]] = field(default_factory=list)  # messages about no job: (text, whether a warning)
     read_since: float | None = None  # a reading is needed that was begun at this time or later (monotonic seconds)
 
     def read_gpus(self, since: float) -> None:
@@ -68,7 +68,7 @@ class DecisionPass:
     # -- waiting ------------------------------------------------------------------------------------------
 
     def enqueue(self, job: Job) -> None:
-        """Queue a PENDING job, or park it with the reason why it is not ready."""
+        """Queue a PENDING job, park it with the reason why it is not ready, or skip it if a dependency failed."""
         state = self.state
         state.queue.drop(job.id)
         state.parked.pop(job.id, None)
@@ -78,7 +78,7 @@ class DecisionPass:
             return
         if job.not_before is not None and job.not_before > self.now.wall:
             left = min(job.not_before - self.now.wall, LONGEST_WAIT_S)
-            if job.reason_code != "backoff":  # it was held and released in the meantime
+            if job.reason_code != "backoff":  # it was held and released during the back-off
                 self._park(job, "backoff", f"next attempt in {left:.0f} s")
             state.parked[job.id] = "backoff"
             state.at(self.now.mono + left, "retry", job)

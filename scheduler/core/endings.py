@@ -27,7 +27,7 @@ class Rules:
     ``starts``: the job fails after this number of failed starts, even if the cause may pass. ``retries``: whether the
     job's own option ``retries`` applies. ``oom_retries``: how many more attempts, each with more GPU memory, a job gets
     that ran out of GPU memory. ``by_memory``: jobs book MiB instead of a share (`core/model_table.py: booking_memory`);
-    ``most_mib`` then returns the most MiB that a job can get.
+    ``most_mib`` then returns the most MiB that a job can get on one GPU.
     """
 
     starts: int = 0
@@ -60,7 +60,10 @@ CANCELLED = Meaning(Move.STOPPED, Outcome.CANCELLED)
 
 
 def after_run(job: Job, rules: Rules) -> Meaning:
-    """Return the meaning for a command that ran; ``job`` holds exit code or signal, and the cause found in the log."""
+    """Return the meaning of the end of a command that ran.
+
+    ``job`` holds its exit code or signal, and the cause of failure found in its log.
+    """
     if _is_cancelled(job):
         return CANCELLED
     if job.state is JobState.STOPPING:
@@ -71,12 +74,12 @@ def after_run(job: Job, rules: Rules) -> Meaning:
 
 
 def after_loss(job: Job) -> Meaning:
-    """Return the meaning for an attempt whose outcome is unknown. Such a job is never run again automatically."""
+    """Return the meaning of the end of an attempt with unknown outcome: cancelled or failed, never another attempt."""
     return CANCELLED if _is_cancelled(job) else Meaning(Move.FAILED, Outcome.LOST)
 
 
 def after_no_start(job: Job, why: str, lasting: bool, rules: Rules) -> Meaning:
-    """Return the meaning for a command that could not be started. ``lasting``: another try would fail as well."""
+    """Return the meaning of a failed start. ``why``: the cause as text; ``lasting``: another try would fail as well."""
     if job.state is JobState.STOPPING:
         return CANCELLED
     if lasting or job.start_failures + 1 >= rules.starts:

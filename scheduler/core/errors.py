@@ -7,17 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-LONGEST_GUESSED = 200
-LONGEST_SHOWN = 40
-_PLAIN = r"[\w.+%-]+"  # compiled on first use: most commands print no error
+LONGEST_GUESSED = 200  # characters of a wrong word that are compared with the known words
+LONGEST_SHOWN = 40  # characters or digits of a wrong value that a message shows
+_PLAIN = r"[\w.+%-]+"  # words shown without quotes; compiled on first use, because most commands print no error
 
 
 class SchedulerError(Exception):
     """An error that is shown to the user: a one-line message and the exit code of the command.
 
     ``what``: a whole sentence without a final full stop; ``where``: the file, line or job; ``do``: what would help.
-    ``exit_code``: see docs/json.md (1: error). ``code``: for the program itself, the kind of error if one class stands
-    for several kinds.
+    ``exit_code``: see docs/json.md (1: error). ``code``: the kind of error, for callers that treat kinds of one class
+    differently.
     """
 
     exit_code = 1
@@ -52,7 +52,7 @@ OLDER = "older"  # code of a store that lacks later jobs: an old copy was restor
 OUTDATED = "outdated"  # code of a store that an older gpujob has written; the next start migrates it
 STATE_FILE = "state file"  # code of a mistake in the config's key state_file
 DEFECT = "defect"  # code of an unexpected error: a defect of gpujob
-DECIDE_ANEW = "decide again"  # code of a pass that must be repeated because something changed while it ran; no fault
+DECIDE_ANEW = "decide again"  # code of a pass that must be repeated because a file or job has changed; no defect
 
 
 class Mistakes(UsageError):

@@ -45,7 +45,10 @@ FAILURE_KINDS = tuple(kind for kind, _, _ in _SIGNS)
 
 
 def warning_in(tail: str, need: ResourceRequest) -> Failure | None:
-    """Return the warning that a job with exit code 0 ran out of GPU memory; None if its log does not end that way."""
+    """Return the last known cause of failure in ``tail`` if it is lack of GPU memory, else None.
+
+    For a job with exit code 0: its script may have caught the error, so the user is only warned.
+    """
     found = failure_in(tail, need) if _SIGNS[0][1].search(tail) else None
     return found if found is not None and found.kind == OUT_OF_MEMORY else None
 

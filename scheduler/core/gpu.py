@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from scheduler.core.errors import BACKWARDS, Refused, UsageError
 
 WHOLE = 1000  # one GPU in thousandths
-BY_MEMORY = 1  # thousandths that a job books if it books memory: so few that the memory is what limits such jobs
+BY_MEMORY = 1  # thousandths booked by a job that books memory: so few that only memory limits the jobs per GPU
 HIGHEST_GPU_ID = 4095  # limits the memory that a list such as `0-999999999` would need
 
 

@@ -16,9 +16,10 @@ from scheduler.core.counters import INF, TICK_BUCKETS, label_of
 
 SHORT_S, LONG_S = 10.0, 300.0
 KEEP_SHORT_S, KEEP_LONG_S = 86_400.0, 90 * 86_400.0
-# In each of the four tables; the oldest rows beyond are deleted. Enough for 16 GPUs in 90 days, or 57 jobs in a day.
+# Limit of each of the four tables; further rows replace the oldest ones. Enough for the 5-minute means of 16 GPUs in
+# 90 days, or the 10-second means of 57 attempts that run for a day.
 MOST_ROWS = 500_000
-MOST_POINTS = 2000  # for one GPU or attempt in one answer
+MOST_POINTS = 2000  # samples of one GPU or attempt in one answer
 QUEUE = -1  # stands for the whole queue in place of a GPU's index
 
 Values = tuple[float | None, ...]
@@ -109,14 +110,14 @@ class Mean:
         return round(self._sums[column] / number, digits) if number else None
 
     def most(self, column: int) -> float | None:
-        """Return the maximum of a column."""
+        """Return the maximum of a column; None for a column without a value."""
         return self._most[column]
 
 
 class GpuMean(Mean):
     """Means and maxima of one GPU in one interval."""
 
-    DIGITS = (0, 0, 0, 0, 3, 1, 1, 3, 0)  # of memory (4 columns), load, temperature, power, booked share, paused
+    DIGITS = (0, 0, 0, 0, 3, 1, 1, 3, 0)  # decimal places: memory (4 columns), load, temperature, power, booked, paused
 
     def __init__(self) -> None:
         super().__init__(len(self.DIGITS))

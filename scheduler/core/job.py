@@ -158,7 +158,7 @@ def _as_tuple(value: list[Any]) -> tuple[Any, ...]:
     return tuple(_as_tuple(item) if isinstance(item, list) else item for item in value)
 
 
-_SPEC_DEFAULTS: dict[str, Any] = JobSpec.__init__.__kwdefaults__ or {}  # each field has one
+_SPEC_DEFAULTS: dict[str, Any] = JobSpec.__init__.__kwdefaults__ or {}  # every field has a default
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +197,8 @@ class Job:
     finished_at: float | None = None
     attempt: int = 0  # number of the current or last attempt, from 1; 0: never started
     start_failures: int = 0  # failed tries to start since the last start that succeeded
-    runs_failed: int = 0  # attempts that failed and were followed by another one
-    oom_retries: int = 0  # attempts that followed with more GPU memory
+    runs_failed: int = 0  # failed attempts that were repeated because of ``spec.retries``
+    oom_retries: int = 0  # attempts that ran out of GPU memory and were repeated with more
     not_before: float | None = None  # end of a back-off
     gpus: tuple[int, ...] = ()
     process: Process | None = None
@@ -211,7 +211,7 @@ class Job:
     outcome: Outcome | None = None
     exit_code: int | None = None
     signal: int | None = None
-    reason_code: str = ""  # of this job alone; a queued job has the reason of its placement class
+    reason_code: str = ""  # why it is parked; empty for a queued job, which waits for the reason of its placement class
     reason: str = ""
     stop_why: str = ""  # cancelled, time_limit
     stop_at: float | None = None

@@ -24,7 +24,7 @@ KEYS = (
     "history",
 )
 PENDING, RUNNING = "pending", "running"
-Who = tuple[int, str]  # job id and time of acceptance: other schedulers and a new store use the same ids
+Who = tuple[int, str]  # job id and time of acceptance; another scheduler or a new store may use the same id
 ENDS = {
     JobState.DONE: "completed",
     JobState.FAILED: "failed",
@@ -41,6 +41,7 @@ STATUS_AFTER = {
     **{state.value: word for state, word in ENDS.items()},
 }
 SHOWN = frozenset({*STATUS_AFTER, "edited", "changed"})  # kinds of events that can change a job's record
+# The start of a record from which the job id can be read, and a record cut off before its command.
 _BEGINNING = re.compile(r'\{"id": (\d{1,18}), "c')
 _SHORT = re.compile(r'(\{|\{"|\{"i|\{"id|\{"id"|\{"id":|\{"id": \d{0,18},?|\{"id": \d{1,18}, "?)')
 

@@ -1,4 +1,4 @@
-"""Builds the launch of a placed job: command line, environment, working folder, log."""
+"""The launch of a placed job: command line, environment, working folder, log and other streams."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ LAUNCHERS: dict[str, Launcher] = {
 
 
 AS_WRITTEN = frozenset({"ts"})  # sources whose commands run unchanged, without filling in {gpus}
+# {gpus}, {share} and the same in double braces, but not after a $: ${gpus} is a shell variable.
 _BLANK = re.compile(r"(?<!\$)(?:\{\{(gpus|share)\}\}|(?<!\$\{)\{(gpus|share)\})")
 
 NO_GPU = {"ts": "-1"}  # source → CUDA_VISIBLE_DEVICES of its jobs without GPUs; all other sources: empty

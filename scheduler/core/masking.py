@@ -17,6 +17,7 @@ HARMLESS_NAME = re.compile(
     r"|key(?:frame|point|board|word|note|stone)|(?:mon|tur|hoc|joc|don|whis)key",
     re.IGNORECASE,
 )
+# Names whose values are secrets, whatever the values look like.
 ALWAYS = re.compile(r"passw|pwd|passphrase|secret|credential|auth", re.IGNORECASE)
 # Values that are no secrets, unless the name matches ALWAYS: numbers, switches, placeholders, masked values.
 HARMLESS_VALUE = re.compile(
@@ -39,6 +40,7 @@ IN_URL = re.compile(
     r"(?P<before>\b[a-z][a-z0-9+.-]{1,20}://[^\s/:@'\"]{0,200}):[^\s/@'\"]{1,200}@", re.IGNORECASE | re.ASCII
 )
 USER = re.compile(r"(?<!\S)(?P<before>--(?:proxy-)?user[= \t][^\s:'\"]{1,80}:)[^\s'\"]+", re.ASCII)
+# Secrets of known services, recognized by their form.
 LOOKS = re.compile(
     r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{10,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
     r"|xox[abeoprs]-[\w-]{10,}|(?:AKIA|ASIA)[0-9A-Z]{12,}|AIza[\w-]{20,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|npm_[A-Za-z0-9]{20,}"
@@ -46,4 +48,5 @@ LOOKS = re.compile(
     re.ASCII,
 )
 PRIVATE_KEY = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
+# A whole word of a command: NAME=VALUE.
 ALONE = re.compile(r"(?P<name>[-+]{0,2}[\w.-]{1,200})=(?P<value>.+)", re.DOTALL | re.ASCII)

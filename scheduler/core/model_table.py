@@ -111,10 +111,10 @@ def words_of(spec: JobSpec) -> Sequence[str]:
 
 
 def booking_memory(spec: JobSpec, mib: int, *, read: bool) -> JobSpec:
-    """Return ``spec`` with a need of GPU memory: its own ``vram_mib``, else ``mib``. A given GPU need stays unchanged.
+    """Return ``spec`` changed so that the job books GPU memory: its own ``vram_mib``, else ``mib``.
 
-    For schedulers whose jobs book memory instead of a share (``mib`` > 0). ``read``: whether the GPUs are read; if not,
-    memory cannot be booked, and the job gets a whole GPU.
+    ``mib``: the setting `min_free_mem_mb`. If it is 0, or the job states its GPU need or names its GPUs, ``spec`` is
+    returned unchanged. ``read``: whether the GPUs are read; if not, memory cannot be booked, and the job needs one GPU.
     """
     if not mib or spec.gpus or spec.on:
         return spec

@@ -27,7 +27,11 @@ class Fleet:
     """
 
     def __init__(self, gpus: Iterable[Gpu], cpu_slots: int = 1 << 30, retired: Iterable[int] = ()) -> None:
-        """``retired``: GPUs that are no longer managed but still have jobs; these stay booked, and no job is added."""
+        """Create a ledger without bookings.
+
+        ``cpu_slots``: number of slots for jobs without GPUs. ``retired``: GPUs that are no longer managed but still
+        have jobs; these jobs can be booked, and no new job is placed there.
+        """
         self.gpus: dict[int, Gpu] = {gpu.index: gpu for gpu in gpus}
         self.all_mask = mask_of(self.gpus)
         for index in retired:
@@ -179,7 +183,7 @@ class Fleet:
     def take(self, need: ResourceRequest, gpus: tuple[int, ...], vram_mib: int = 0) -> None:
         """Book ``need`` on ``gpus``, and ``vram_mib`` MiB on each GPU.
 
-        Raises ValueError, and books nothing, if ``need`` does not fit.
+        Raises ValueError, and books nothing, if the shares do not fit. Slots and named GPUs are booked in any case.
         """
         if need.count == 0:
             self.cpu_free -= need.slots
@@ -233,10 +237,10 @@ class Fleet:
     # -- reservations -------------------------------------------------------------------------------------
 
     def reserve(self, job: int, kind: PlacementClass) -> None:
-        """Reserve for ``job`` the GPUs that lack least for its need, or the next free slots, until `open_to_all`.
+        """Reserve for ``job`` the GPUs of one server that are nearest to fitting it, or the next free slots.
 
-        Jobs behind ``job`` are not placed there. Paused GPUs and GPUs with a lasting problem are never reserved; a job
-        that cannot do without such GPUs gets no reservation.
+        Jobs behind ``job`` are not placed there until `open_to_all` is called. Paused GPUs and GPUs with a lasting
+        problem are never reserved; a job that cannot do without such GPUs gets no reservation.
         """
         need = kind.need
         if need.count == 0:

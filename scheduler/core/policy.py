@@ -9,7 +9,7 @@ from scheduler.core.admission import Thresholds
 from scheduler.core.config import Config
 from scheduler.core.queue import Order
 
-UNCHANGED_S = 5.0  # in place of an interval of 0: a reload cannot turn readings off
+UNCHANGED_S = 5.0  # replaces an interval of 0, with which GPUs are never read
 
 
 @dataclass(frozen=True, slots=True)

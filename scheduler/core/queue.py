@@ -51,7 +51,7 @@ class _Line:
     size: int = 0
     # Of each start that overtook this class: its moment, and the key of the started job.
     passes: deque[tuple[int, Key]] = field(default_factory=lambda: deque(maxlen=MOST_PASSES))
-    overtaken: dict[int, int] = field(default_factory=dict)  # job → how often, once `overtaken` was called
+    overtaken: dict[int, int] = field(default_factory=dict)  # job → how often, if `Queue.overtaken` was called for it
 
 
 class Queue:

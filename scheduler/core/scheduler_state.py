@@ -96,14 +96,17 @@ class SchedulerState:
         return {kind.key: self.fleet.why_not(kind) for kind in self.queue.classes()}
 
     def blocked(self, reasons: Mapping[str, Reason]) -> dict[str, int]:
-        """Return reason code → number of waiting jobs. ``reasons``: from `class_reasons`. Reads all parked jobs."""
+        """Return reason code → number of waiting jobs. ``reasons``: from `class_reasons`. Cost: O(parked jobs)."""
         found = Counter(self.parked.values())
         for kind, number in self.queue.sizes().items():
             found[reasons[kind.key].code] += number
         return dict(found)
 
     def adopt(self, job: Job, now: Now) -> None:
-        """Add a STARTING, RUNNING or STOPPING job read from the store: book its GPUs and set its timers."""
+        """Add a STARTING, RUNNING or STOPPING job read from the store: book its GPUs and set its timers.
+
+        If its GPUs cannot be booked, its attempt is added to ``unbooked``, and the job gets a note.
+        """
         try:
             self.fleet.take(job.need, job.gpus, job.spec.vram_mib or 0)
         except ValueError:  # its GPUs are booked: the job runs all the same, and the daemon has to start
@@ -118,7 +121,7 @@ class SchedulerState:
             self.at(now.mono + left, "kill", job)
 
     def hold(self, holding: Holding) -> None:
-        """Add an allocation that leftover processes of a job hold, and book its GPUs."""
+        """Add an allocation that leftover processes hold, and book its GPUs; add it to ``unbooked`` if that fails."""
         try:
             self.fleet.take(holding.need, holding.gpus, holding.vram_mib)
         except ValueError:
@@ -132,6 +135,6 @@ class SchedulerState:
     def _watch_limit(self, job: Job, now: Now) -> None:
         if job.spec.time_limit_s is not None and job.started_at is not None:
             ran = now.wall - job.started_at
-            if job.process is not None and now.since_boot is not None:  # right even if the clock was set
+            if job.process is not None and now.since_boot is not None:  # this clock is never set
                 ran = now.since_boot - job.process.ticks / TICKS_A_SECOND
             self.at(now.mono + max(0.0, job.spec.time_limit_s - max(0.0, ran)), "limit", job)

@@ -18,7 +18,10 @@ def session_name(job: int, gpus: Sequence[int], arguments: Sequence[str]) -> str
 
 
 def mode_of(arguments: Sequence[str]) -> str:
-    """Return the value of ``--mode`` with only letters, digits, ``_`` and ``-``; ``unknown`` if there is no value."""
+    """Return the value of ``--mode``, at most `LONGEST_MODE` characters; ``unknown`` if there is none.
+
+    Characters other than letters, digits, ``_`` and ``-`` are replaced by ``_``.
+    """
     for position, word in enumerate(arguments):
         value = ""
         if word == "--mode" and position + 1 < len(arguments):

@@ -1,4 +1,4 @@
-"""Masks passwords, tokens and keys in commands and texts: values with a telling name, or of a known form."""
+"""Masking of passwords, tokens and keys in commands and texts, recognized by the name or the form of a value."""
 
 from __future__ import annotations
 
@@ -80,4 +80,4 @@ def masked(value: Any) -> Any:
     return [masked(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-_USERS = frozenset({"--user", "--proxy-user"})
+_USERS = frozenset({"--user", "--proxy-user"})  # options with a value USER:PASSWORD

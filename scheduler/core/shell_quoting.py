@@ -10,6 +10,7 @@ _ACTS = frozenset('$`"\\!')  # special also between double quotes
 
 def quoted(word: str) -> str:
     """Return a word quoted for a shell: unquoted where possible, else in single quotes.
+
     A word that holds a single quote is put in double quotes, unless it also holds characters special in double quotes.
     """
     single = shlex.quote(word)

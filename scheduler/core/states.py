@@ -23,6 +23,7 @@ class Move(enum.Enum):
 
 
 S, M = JobState, Move
+# Only commands of `gpujob track` move from CANCELLED or FAILED to SKIPPED.
 TABLE: dict[JobState, dict[Move, JobState]] = {
     S.PENDING: {M.PLACED: S.STARTING, M.STOP_ASKED: S.CANCELLED, M.SKIPPED: S.SKIPPED},
     S.STARTING: {M.STARTED: S.RUNNING, M.RETRY_SCHEDULED: S.PENDING, M.FAILED: S.FAILED, M.STOP_ASKED: S.STOPPING},

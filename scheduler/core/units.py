@@ -17,7 +17,10 @@ LATEST = 253402300799.0  # the last second of the year 9999, the latest that ``d
 
 
 def seconds_of(text: str) -> float:
-    """Read ``90``, ``4s``, ``30m``, ``4h``, ``2d``, ``1h30m`` or ``1-12:00:00`` as seconds. Raises UsageError."""
+    """Read ``90``, ``4s``, ``30m``, ``4h``, ``2d``, ``1h30m`` or ``1-12:00:00`` as seconds. Raises UsageError.
+
+    ``90:00`` is minutes and seconds, ``1:30:00`` hours, minutes and seconds, ``1-12:00`` days, hours and minutes.
+    """
     bare = text.strip().lower()
     wrong = UsageError(f"{text[:40]!r} is not a duration", do="write 90, 4s, 30m, 4h, 2d or 1-12:00:00")
     if len(bare) > 40 or not bare.isascii():
@@ -26,7 +29,7 @@ def seconds_of(text: str) -> float:
     if clock:
         days, first, second, third = (int(part) if part else 0 for part in clock.groups())
         if clock.group(4) is None and clock.group(1) is None:
-            seconds = float(first * 60 + second)  # as Slurm reads it: minutes:seconds
+            seconds = float(first * 60 + second)  # as in Slurm
         else:
             seconds = float(days * 86400 + first * 3600 + second * 60 + third)
     else:

@@ -187,7 +187,7 @@ def report_of(
         line = Line(job, wait_ms, None if first is None else first / _MS, runs)
         lines.append(line)
         total.add(line)
-        if job.spec.label not in labels:  # to make a Total costs more than all other work for a line
+        if job.spec.label not in labels:  # no `setdefault`: creating a Total costs more than all other work for a line
             labels[job.spec.label] = Total()
         labels[job.spec.label].add(line)
         for gpu in line.gpus:

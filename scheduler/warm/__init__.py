@@ -1,1 +1,1 @@
-"""The warm process: one per user, it has imported the program and forks a process for each command."""
+"""The warm process: a background process of a user that has imported the program and forks for each command."""

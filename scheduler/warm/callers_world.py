@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 
-# Lines of /proc/PID/status that must be the same for both processes, since a process cannot take them from another.
+# Lines of /proc/PID/status that must be equal for both processes, since a process cannot take them over from another.
 COMPARED = frozenset(
     (b"Uid", b"Gid", b"Groups", b"CapInh", b"CapPrm", b"CapEff", b"CapBnd", b"CapAmb", b"NoNewPrivs", b"Seccomp", b"Mems_allowed")
 )  # fmt: skip
@@ -17,13 +17,13 @@ SETTABLE_SIGNALS = tuple(sorted(signal.valid_signals() - {signal.SIGKILL, signal
 
 
 class DifferentWorldError(Exception):
-    """This process cannot take over the caller's world: rights, namespaces, root folder or limits differ."""
+    """This process cannot imitate the caller: rights, namespaces, root folder, limits or scheduling policy differ."""
 
 
 def take_over(pid: int) -> None:
-    """Take over umask, limits, nice value, CPUs, and ignored and blocked signals of the process ``pid``.
+    """Take over umask, limits, nice value, CPUs, OOM score adjustment and signal settings of the process ``pid``.
 
-    Raises DifferentWorldError, or OSError if the process is gone.
+    Raises DifferentWorldError if that is not possible, OSError if the process has ended.
     """
     theirs, ours = _status(pid), _status(os.getpid())
     for name in COMPARED:
@@ -57,9 +57,10 @@ def _file_identity(path: str) -> tuple[int, int] | None:
 
 
 def _take_over_limits(pid: int) -> None:
-    """Take over resource limits, nice value, CPUs and the order of the kernel's memory killer.
+    """Take over resource limits, nice value, CPUs and OOM score adjustment.
 
-    Raises PermissionError or ValueError if the caller's limits are higher than this process may set.
+    Raises PermissionError or ValueError if the caller's limits are higher than this process may set, and ValueError if
+    the caller has another scheduling policy.
     """
     for kind in LIMITS:
         limits = resource.prlimit(pid, kind)
@@ -80,7 +81,10 @@ def _take_over_limits(pid: int) -> None:
 
 
 def _take_over_signals(ignored: int, ignored_here: int, blocked: int) -> None:
-    """Set each signal as a new interpreter with these masks would. Bit N-1 of a mask stands for signal N."""
+    """Set actions and blocked signals as in a new interpreter that starts with the masks ``ignored`` and ``blocked``.
+
+    ``ignored_here``: the signals that this process ignores. Bit N-1 of a mask stands for signal N.
+    """
     for number in SETTABLE_SIGNALS:
         if (ignored ^ ignored_here) >> (number - 1) & 1:
             signal.signal(number, signal.SIG_IGN if ignored >> (number - 1) & 1 else signal.SIG_DFL)

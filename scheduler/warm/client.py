@@ -15,12 +15,12 @@ ANSWER_LIMIT_S = 0.05  # for the warm process to fork; after that, running the c
 READ_ONCE = (
     b"PYTHON", b"LC_", b"LANG", b"LD_", b"GLIBC_", b"MALLOC_", b"TYPER_", b"_TYPER_", b"TERMINAL_WIDTH=", b"LOCPATH=", b"GCONV_PATH="
 )  # fmt: skip
-# Verbs that take the ordinary way in any case; asking first would only cost time.
+# Verbs that never run in the warm process; asking it first would only cost time.
 STAYING = frozenset({"start", "run", "web", "demo", "doctor", "warm-process"})
 FORWARDED = tuple(
     getattr(_signal, f"SIG{name}") for name in ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "ALRM", "TSTP")
 )
-READY, ORDINARY, ENDED = b"roe"  # first bytes of the answers of the warm process
+READY, ORDINARY, ENDED = b"roe"  # answers of the warm process: fork ready; run it in the caller; ended with status
 PEER = 12  # bytes of a struct ucred: pid, user id, group id
 MOST_PATH = 107  # bytes of a socket's path
 
@@ -34,7 +34,7 @@ class Connection:
         self.missed: list[int] = []
 
     def catch(self) -> None:
-        """Pass on all signals to the command that are not ignored here."""
+        """Pass the signals in FORWARDED on to the command, except those that this process ignores."""
         for number in FORWARDED:
             before = _signal.getsignal(number)
             if before is not _signal.SIG_IGN:
@@ -53,7 +53,7 @@ class Connection:
             return  # the command has ended, and its exit code is on the way
 
     def release(self) -> None:
-        """Handle signals as before, and handle those that arrived since `catch`."""
+        """Disconnect, restore the signal handlers, and raise the signals that arrived since `catch` in this process."""
         for number, before in self.before.items():
             _signal.signal(number, before)
         self.socket.close()
@@ -98,8 +98,9 @@ def is_private(folder: str) -> bool:
 def usable(words: list[str]) -> bool:
     """Return whether a warm process can be used or started for this command line (program name first).
 
-    It cannot if the caller switched it off, if the interpreter was started with options, or if a word names a file by
-    its descriptor, since a forked process has only the descriptors 0, 1 and 2.
+    It cannot if GPUJOB_WARM=0 switches it off, if a crash point is set, if this process has the rights of another user,
+    or if the interpreter was started with options. It also cannot if a word names a file of this process (in /proc or
+    /dev), since a fork has another pid, no terminal, and only the descriptors 0, 1 and 2.
     """
     if os.environ.get("GPUJOB_WARM") == "0" or "GPUJOB_CRASH_AT" in os.environ:
         return False
@@ -111,9 +112,9 @@ def usable(words: list[str]) -> bool:
 
 
 def connect(path: str) -> _socket.socket | None:
-    """Return a connection to this user's process that listens at the path; None if it is another user's.
+    """Return a connection to the process that listens at the path; None unless it and the folder are this user's own.
 
-    Raises OSError.
+    Raises OSError if no process listens or it does not answer in time.
     """
     if not is_private(os.path.dirname(path)):
         return None
@@ -140,7 +141,7 @@ def run(words: list[str]) -> int | None:
     """Run the command line ``words`` (program name first) in the warm process; return its exit code.
 
     If the command died of a signal, this process dies of the same signal. Return None if the command must run in this
-    process: there is no warm process, it refused, or the command needs the terminal.
+    process: there is no warm process, it refused, or the command needs a process of its own.
     """
     try:
         if (words[1:2] and words[1] in STAYING) or not usable(words):
@@ -166,10 +167,10 @@ def run(words: list[str]) -> int | None:
 
 
 def _begin(connection: Connection, request: tuple[bytes, list[str], bytes]) -> bool:
-    """Ask for a fork, and hand it our descriptors over; return whether the command runs. Raises OSError.
+    """Ask for a fork and pass it our standard streams and folder; return whether the command runs. Raises OSError.
 
-    The descriptors go to the fork only, once it has answered. If a warm process that is stopped had them, a reader of
-    our output would wait for its end.
+    The descriptors are sent only when the fork has answered. Sent with the request, they would stay open in a warm
+    process that is stopped, and a reader of our output would wait until that process ends.
     """
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
     folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -202,7 +203,7 @@ def _send(to: _socket.socket, data: bytes, files: tuple[int, ...]) -> None:
 def _end_of(connection: Connection) -> int | None:
     """Wait until the command has ended; return its exit code, or None if it must run in this process.
 
-    Print an error and return 1 if the warm process died: nobody then knows how the command ended.
+    Prints an error and returns 1 if the connection ends without an exit code: how the command ended is then unknown.
     """
     data = b""
     while len(data) < 5:

@@ -36,8 +36,8 @@ def run_command(
     """Run the command line ``words`` in this process, a new fork, and end with its exit code.
 
     ``caller``: connection to the process ``pid`` that asked. ``channel``: a socket that is closed without an answer if
-    this process refuses; else the caller sends its standard streams and its working folder through it. Its end instead
-    of these means that the caller has given up.
+    this process refuses; else the caller sends its standard streams and its working folder through it. If the caller
+    closes it without sending them, it has given up, and this process ends without running the command.
     """
     code = 1
     try:

@@ -21,8 +21,8 @@ from scheduler.warm import client
 from scheduler.warm.forked import run_command
 
 IDLE_S = 600.0
-LOOK_S = 60.0  # between looks at whether the socket still exists
-REQUEST_LIMIT_S = 2.0  # for a request to arrive as a whole; on a busy machine the caller waits for a processor
+LOOK_S = 60.0  # between checks that the socket file still exists
+REQUEST_LIMIT_S = 2.0  # for a whole request to arrive; on a busy machine the caller may wait long for a CPU
 MOST_REQUEST = 8 << 20  # bytes; the kernel limits words and environment of a process to less by default
 
 Main = Callable[[], int]  # runs the command line in sys.argv and returns its exit code
@@ -63,9 +63,9 @@ def _make_folder(folder: str) -> bool:
 
 
 def _lock(path: str, *, probe: bool = False) -> int | None:
-    """Take the lock of the warm process for this socket; None if another process has it. Raises OSError.
+    """Take the lock of the warm process for this socket and return its descriptor; None if another process holds it.
 
-    ``probe``: release it immediately.
+    ``probe``: release the lock immediately; the returned number is then not an open descriptor. Raises OSError.
     """
     fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -79,7 +79,10 @@ def _lock(path: str, *, probe: bool = False) -> int | None:
 
 
 def serve(main: Main, prepare: Callable[[], None]) -> int:
-    """Run the warm process until it is idle for IDLE_S or the program changed. ``prepare`` imports the program."""
+    """Run the warm process; return 0 when it has been idle for IDLE_S, or its program or socket file has changed.
+
+    Returns immediately if another process holds the lock. ``prepare`` imports the program.
+    """
     os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)  # a descriptor of the caller may hold a lock
     own = client.identity(client.own_environment())
     path = client.socket_path(own)
@@ -121,7 +124,7 @@ def _stamp(path: str) -> tuple[int, int, int]:
 
 
 class _Server:
-    """The loop of the warm process. It accepts requests until it is `closed`, and stays until its commands have ended."""
+    """The loop of the warm process: accepts requests until it is `closed`, then waits until its commands have ended."""
 
     def __init__(
         self,
@@ -146,7 +149,7 @@ class _Server:
             self.poll.register(fd, select.POLLIN)
 
     def run(self) -> None:
-        """Serve requests until the end of this process is due."""
+        """Serve requests until the loop is closed and all commands have ended."""
         while self.commands or not self.closed:
             for fd, _ in self.poll.poll(LOOK_S * 1000):
                 if fd == self.wakeup:
