@@ -297,8 +297,9 @@ def status(
     """Show GPUs, running jobs, waiting jobs with their reasons, the last ended jobs, and refused lines."""
     from scheduler.cli import show
 
-    seconds = (every or "2") if watch else None
-    raise typer.Exit(show.status(json=json, watch=seconds, **_which(state_file, config)))
+    if every and not watch:
+        raise UsageError(f"{every} belongs after --watch", do=f"write gpujob status --watch {every}")
+    raise typer.Exit(show.status(json=json, watch=every if watch else None, **_which(state_file, config)))
 
 
 @app.command("jobs")

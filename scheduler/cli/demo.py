@@ -149,7 +149,7 @@ def _table(view: Overview) -> Table:
 
     table = Table(title=f"{render.counts_text(view.counts)}", title_justify="left", box=None, pad_edge=False)
     for head in ("ID", "STATE", "NAME", "NEED", "GPU", "TIME", "WHY IT WAITS"):
-        table.add_column(head, no_wrap=head != "REASON")
+        table.add_column(head, no_wrap=head != "WHY IT WAITS")
     colours = {"running": "green", "failed": "red", "done": "dim", "pending": "yellow"}
     now = time.time()
     for job in sorted(view.jobs, key=lambda job: job.id):

@@ -38,11 +38,14 @@ def status(
     """Print GPUs, running jobs, waiting jobs with their reasons, the jobs that ended last, and refused lines.
 
     ``watch``: repeat it after this duration (empty: 2 seconds) until Ctrl-C; None: print it once. Returns the exit
-    code: 0, or 130 after Ctrl-C. Raises UsageError for a wrong duration.
+    code: 0, or 130 after Ctrl-C. Raises UsageError for a wrong duration, and for ``json`` with ``watch``.
     """
+    every = seconds_of(watch) if watch else 2.0
+    if json and watch is not None:
+        raise UsageError("--watch prints text, not JSON", do="repeat gpujob status --json, or leave out --json")
     client = _client(state_file, config)
     if watch is not None:
-        return _watch(client, seconds_of(watch) if watch else 2.0)
+        return _watch(client, every)
     if json:
         render.print_json(render.status_json(client.overview()))
     else:

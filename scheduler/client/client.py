@@ -150,11 +150,7 @@ class SchedulerClient:
         need_of(spec, table)  # raises for an invalid need before anything is written
         database = Database(self.places)
         try:
-            if environment is not None:
-                spec = replace(spec, env_file=self._keep_environment(environment))
             with database.writing() as connection:
-                if environment is not None and not os.path.exists(spec.env_file):
-                    self._keep_environment(environment)  # deleted in the meantime, with the last job that used it
                 if most is not None and rows.unfinished(connection) >= most:
                     raise QueueFull(
                         f"cannot queue the job: {most} jobs are already waiting or running",
@@ -164,6 +160,8 @@ class SchedulerClient:
                     spec = _without_strangers(connection, spec)
                 else:
                     _check_parents(connection, spec)
+                if environment is not None:
+                    spec = replace(spec, env_file=self._keep_environment(environment))
                 gpus = rows.gpus(connection)
                 spec = _booking_memory(connection, gpus, spec)
                 need, notes = need_of(spec, table, gpus)
@@ -176,14 +174,18 @@ class SchedulerClient:
         return job
 
     def _keep_environment(self, environment: Mapping[str, str]) -> str:
+        """Save all variables of a job in a private file, and return its path. Jobs with equal variables share a file.
+
+        Called under the store's lock: other submissions and the removal of unused files hold it too. Raises OSError.
+        """
         data = b"\0".join(os.fsencode(f"{name}={value}") for name, value in sorted(environment.items()))
         path = os.path.join(self.places.environments, digest(data, 16))
         try:
             fd = new_private(path)
         except FileExistsError:
             if os.path.getsize(path) == len(data):
-                return path  # jobs with the same environment share one file
-            os.unlink(path)  # truncated by a crash
+                return path
+            os.unlink(path)  # the process that wrote it was killed before it committed its job
             return self._keep_environment(environment)
         with os.fdopen(fd, "wb") as stream:
             stream.write(data)
@@ -273,16 +275,18 @@ class SchedulerClient:
             alive = self.alive()
             wanted = set(states or STATES)
             asked = list(states or STATES)
+            counts = rows.counts(connection)
+            more = 0
             if not alive:  # by its attempt record, a job stored as running may now be in another state
                 asked += [state.value for state in HOLDING if state.value not in wanted]
+                more = sum(counts[state.value] for state in HOLDING)
             if label:
-                found, number = rows.newest_labelled(connection, label, asked, most)
+                found, number = rows.newest_labelled(connection, label, asked, most + more)
             else:
-                found = list(rows.select(connection, asked if states else (), most))
-                counts = rows.counts(connection)
+                found = list(rows.select(connection, asked if states else (), most + more))
                 number = sum(counts[state] for state in wanted)
             shown = [job for job in self._now(connection, found, alive) if job.state.value in wanted]
-            return shown[::-1], number if len(found) >= most else len(shown)
+            return shown[: -most - 1 : -1], number if len(found) >= most + more else len(shown)
 
     def job(self, job_id: int) -> tuple[Job, Reason | None, list[Event]]:
         """Return a job, the reason why it waits (None if it does not), and its event history. Raises NotFound."""

@@ -12,6 +12,7 @@ from types import FrameType
 from scheduler.client.client import SchedulerClient
 from scheduler.client.foreground_caller import Caller
 from scheduler.core.errors import NoDaemon, SchedulerError
+from scheduler.core.job import Outcome
 from scheduler.core.requests import Cancel
 from scheduler.system.proc import ticks_of
 
@@ -23,7 +24,7 @@ class Interrupts:
 
     def __init__(self, client: SchedulerClient, number: int) -> None:
         self.client, self.number = client, number
-        self.cancelled = False  # True once Ctrl-C has cancelled the job before it ran
+        self.cancel_sent = False  # True once Ctrl-C has sent a cancel request, which may have come too late
 
     def __enter__(self) -> Interrupts:
         self._before = signal.signal(signal.SIGINT, self._pass_on)
@@ -34,16 +35,16 @@ class Interrupts:
         signal.signal(signal.SIGINT, self._before)
 
     def _pass_on(self, _number: int, _frame: FrameType | None) -> None:
-        job = self.client.begun(self.number)
-        if job is None or job.state.ended:
-            return
-        if job.process is not None and ticks_of(job.process.pid) == job.process.ticks:
-            os.killpg(job.process.pid, signal.SIGINT)  # the process leads its own process group
-            return
         from scheduler.client.send_request import do
 
-        self.cancelled = True
         try:
+            job = self.client.begun(self.number)
+            if job is None or job.state.ended:
+                return
+            if job.process is not None and ticks_of(job.process.pid) == job.process.ticks:
+                os.killpg(job.process.pid, signal.SIGINT)  # the process leads its own process group
+                return
+            self.cancel_sent = True
             do(self.client, Cancel((self.number,)))
         except SchedulerError as error:  # a daemon is just starting or ending; the user can press Ctrl-C again
             print(f"gpujob: {error}", file=sys.stderr)
@@ -70,4 +71,6 @@ def stay(client: SchedulerClient, number: int, caller: Caller) -> int:
                     print(said_once, file=sys.stderr)
                 said = True
                 time.sleep(EVERY_S)
-    return 130 if interrupts.cancelled else code
+    job = client.known((number,)).get(number)
+    cancelled = interrupts.cancel_sent and (job is None or job.outcome is Outcome.CANCELLED)
+    return 130 if cancelled else code

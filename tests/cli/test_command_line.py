@@ -80,6 +80,7 @@ def test_start_takes_the_options_of_its_documents(name: str) -> None:
         ("submit --cpu --gpus 1 -- x", 2, "exclude"), ("submit --env A -- x", 2, "NAME=VALUE"), ("submit --time soon -- x", 2, "4h"),
         ("submit --priority x -- x", 2, "--priority"), ("submit --after 7 -- x", 6, "7"), ("add --priority 1.5 a.py", 2, "--priority"),
         ("add --gpus 3-1 a.py", 2, "backwards"), ("add -- -rf", 2, "./-rf"), ("add --args 'x a.py", 2, "quote"), ("status --watch --json x", 2, "x"),
+        ("status 5", 2, "write gpujob status --watch 5"), ("status --watch --json", 2, "leave out --json"),
         ("--config nosuch.yaml status", 2, "nosuch.yaml"),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tests of SchedulerClient: a store that a daemon is just creating, and the reasons why jobs wait."""
+"""Tests of SchedulerClient: a store that is being created, reasons to wait, the newest jobs, foreground jobs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduler.client import foreground
 from scheduler.client.client import SchedulerClient
 from scheduler.client.overview import reason_of, reasons_of
 from scheduler.core.gpu import ResourceRequest
-from scheduler.core.job import JobSpec, Reason
+from scheduler.core.job import Job, JobSpec, JobState, Outcome, Reason
 from scheduler.store import jobs as rows
 from scheduler.store.daemon_lock import DaemonLock
 from scheduler.store.database import Database, NothingYet
@@ -77,3 +78,57 @@ def test_the_reason_of_one_is_its_reason_among_all(tmp_path_factory: pytest.Temp
         assert {job.id: reason_of(database.connection, job) for job in found} == among_all
     finally:
         database.close()
+
+
+class Open:
+    """A caller of a foreground job, of which only `close` is used."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def stored(client: SchedulerClient, *states: JobState) -> list[Job]:
+    """Store one job in each of these states, and return the jobs. A DONE job has exit code 0."""
+    database = Database(client.places)
+    try:
+        with database.writing() as connection:
+            found = []
+            for state in states:
+                spec = JobSpec(arguments=("true",), label="x")
+                job = rows.insert(connection, spec, ResourceRequest.of_slots(1), "", (), 1.0)
+                job.state, job.attempt = state, 1
+                if state is JobState.DONE:
+                    job.outcome, job.exit_code, job.finished_at = Outcome.EXIT, 0, 2.0
+                if state is JobState.CANCELLED:
+                    job.outcome, job.finished_at = Outcome.CANCELLED, 2.0
+                rows.save(connection, [job])
+                found.append(job)
+        return found
+    finally:
+        database.close()
+
+
+@pytest.mark.parametrize("label", ["", "x"])
+def test_without_a_daemon_the_newest_jobs_are_found_behind_those_stored_as_running(tmp_path: Path, label: str) -> None:
+    client = SchedulerClient(str(tmp_path / "state.json"))
+    stored(client, JobState.DONE, JobState.DONE, JobState.RUNNING, JobState.RUNNING)
+    found, _ = client.newest_in(["done"], label, 1)
+    assert [job.id for job in found] == [2]
+    assert [job.id for job in client.newest_in(["done"], label, 5)[0]] == [2, 1]
+
+
+@pytest.mark.parametrize(("state", "code"), [(JobState.DONE, 0), (JobState.CANCELLED, 130)])
+def test_ctrl_c_that_came_too_late_does_not_change_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: JobState, code: int
+) -> None:
+    """`submit --foreground` ends with 130 only if Ctrl-C has cancelled the job, not if the job had ended by itself."""
+    client = SchedulerClient(str(tmp_path / "state.json"))
+    (job,) = stored(client, state)
+
+    def interrupted(self: foreground.Interrupts) -> foreground.Interrupts:
+        self.cancel_sent = True
+        return self
+
+    monkeypatch.setattr(foreground.Interrupts, "__enter__", interrupted)
+    monkeypatch.setattr(foreground.Interrupts, "__exit__", lambda *_: None)
+    assert foreground.stay(client, job.id, Open()) == code  # type: ignore[arg-type]

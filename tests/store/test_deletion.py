@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,7 +132,7 @@ def test_logs_of_all_attempts_are_remembered(database: Database) -> None:
 
 
 def test_an_environment_is_deleted_with_its_last_job(tmp_path: Path, database: Database) -> None:
-    """A stored environment is removed with its last job; a concurrent submission that needs it writes it again."""
+    """A stored environment is removed with its last job: another job that uses it keeps it."""
     client = SchedulerClient(database.places.state_file)
     spec = JobSpec(source="submit", arguments=("true",), gpus="0")
     first = client.submit(spec, {"A": "1"}, ModelTable())
@@ -157,20 +158,20 @@ def test_an_environment_is_deleted_with_its_last_job(tmp_path: Path, database: D
     connection = database.connection
     assert rows.meta(connection, "unswept") == "" and list(sweep_environments(database, database.places)) == []
 
-    path = client._keep_environment({"A": "9"})
-    keep = SchedulerClient._keep_environment
 
-    def removed_meanwhile(self: SchedulerClient, environment: Any) -> str:
-        found = keep(self, environment)
-        if not removed:
-            removed.append(found)
-            os.unlink(found)
-        return found
+def test_an_environment_is_saved_under_the_lock_of_the_store(
+    monkeypatch: pytest.MonkeyPatch, database: Database
+) -> None:
+    """Without the lock, a second submission takes a file that is not complete yet for one that a crash cut off."""
+    keep, locked = SchedulerClient._keep_environment, []
 
-    removed: list[str] = []
-    SchedulerClient._keep_environment = removed_meanwhile  # type: ignore[method-assign]
-    try:
-        client.submit(spec, {"A": "9"}, ModelTable())
-    finally:
-        SchedulerClient._keep_environment = keep  # type: ignore[method-assign]
-    assert removed == [path] and Path(path).read_bytes() == b"A=9"
+    def watched(self: SchedulerClient, environment: Any) -> str:
+        with open(database.places.store_lock) as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locked.append(keep(self, environment))
+        return locked[-1]
+
+    monkeypatch.setattr(SchedulerClient, "_keep_environment", watched)
+    client = SchedulerClient(database.places.state_file)
+    job = client.submit(JobSpec(source="submit", arguments=("true",), gpus="0"), {"A": "9"}, ModelTable())
+    assert locked == [job.spec.env_file] and Path(job.spec.env_file).read_bytes() == b"A=9"
