@@ -195,7 +195,8 @@ class DirectRunner(LocalRunner):
     def _as_file(self, data: bytes) -> bytes:
         """Write a packet to a file and return a short packet that names the file. Raises OSError.
 
-        The supervisor removes the file after it has read it.
+        The supervisor removes the file after it has read it. If it cannot read it, it answers that none of the starts in
+        it, which the short packet names, has happened.
         """
         path = os.path.join(os.path.dirname(self.attempts), f"packet-{os.getpid()}-{time.monotonic_ns()}")
         fd = new_private(path)
@@ -205,7 +206,8 @@ class DirectRunner(LocalRunner):
         except OSError:
             os.unlink(path)
             raise
-        return marshal.dumps([("file", path)])
+        starts = [message[1] for message in marshal.loads(data) if message[0] == "start"]
+        return marshal.dumps([("file", path, starts)])
 
     def _send(self) -> None:
         while self._outbox and self._socket is not None:

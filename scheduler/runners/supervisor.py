@@ -9,7 +9,7 @@ starts fast, stays small, and is not disturbed by an upgrade of the package. FD:
              key, path: of the attempt record; record: its first bytes; changes: {name: value, or None to remove it};
              log: empty for none; errors: path of a separate log for stderr, or empty; gzip: program that packs the
              log, or empty; caller: (pid, ticks, path of its socket) of the process that passes descriptors, or empty
-         ("file", path)                                           path of a packet too large for the socket
+         ("file", path, keys)                                     path of a packet too large for the socket, its starts
     out  ("up", key, pid, ticks, at_ns)                           the job runs
          ("no", key, stage, errno) · ("taken", key)               could not start · was claimed before
          ("end", key, pid, how, code, at_ns)                      the job ended
@@ -213,11 +213,14 @@ class Supervisor:
                 try:
                     with open(message[1], "rb", opener=plain) as stream:
                         data = stream.read()
-                    os.unlink(message[1])
                 except OSError as error:
-                    self.out.append(("note", "", f"packet not read: {error}"))
-                else:
-                    self.handle(marshal.loads(data))
+                    self.out += [("no", key, "record", error.errno or 5) for key in message[2]]
+                    continue
+                try:
+                    os.unlink(message[1])
+                except OSError:
+                    pass  # the next daemon removes it
+                self.handle(marshal.loads(data))
 
     def begin(self, start, given, trouble):
         """Start a job. ``given``: number (0-2) → descriptor from the caller, which runs the job in the foreground.

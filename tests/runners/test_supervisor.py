@@ -82,6 +82,17 @@ def daemon(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FakeDaemo
     assert (tmp_path / "supervisor.err").read_text() == ""
 
 
+def test_starts_in_a_packet_file_that_cannot_be_read_are_refused(daemon: FakeDaemon) -> None:
+    """If the supervisor stayed silent, the daemon would take these jobs for starting as long as the supervisor lives."""
+    daemon.send(("file", str(daemon.folder / "packet"), ["1.1", "2.1"]))
+    answers = marshal.loads(daemon.socket.recv(1 << 20))
+    assert answers == [("no", "1.1", "record", errno.ENOENT), ("no", "2.1", "record", errno.ENOENT)]
+    (daemon.folder / "packet").write_bytes(marshal.dumps([daemon.start(4, "/bin/true")]))
+    daemon.send(("file", str(daemon.folder / "packet"), ["4.1"]), daemon.start(3, "/bin/true"))
+    assert daemon.ends(2) == {"3.1": ("exit", 0), "4.1": ("exit", 0)}
+    assert not (daemon.folder / "packet").exists()
+
+
 def wait_ended(path: Path) -> attempt_record.AttemptRecord:
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
