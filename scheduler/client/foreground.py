@@ -34,6 +34,11 @@ class Interrupts:
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGINT, self._before)
 
+    def cancelled(self) -> bool:
+        """Return whether Ctrl-C has cancelled the job before it ran. Ask after the end of the job."""
+        job = self.client.known((self.number,)).get(self.number) if self.cancel_sent else None
+        return self.cancel_sent and (job is None or job.outcome is Outcome.CANCELLED)
+
     def _pass_on(self, _number: int, _frame: FrameType | None) -> None:
         from scheduler.client.send_request import do
 
@@ -71,6 +76,4 @@ def stay(client: SchedulerClient, number: int, caller: Caller) -> int:
                     print(said_once, file=sys.stderr)
                 said = True
                 time.sleep(EVERY_S)
-    job = client.known((number,)).get(number)
-    cancelled = interrupts.cancel_sent and (job is None or job.outcome is Outcome.CANCELLED)
-    return 130 if cancelled else code
+    return 130 if interrupts.cancelled() else code

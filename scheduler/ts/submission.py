@@ -198,7 +198,7 @@ def _stay(spooler: Spooler, client: SchedulerClient, job: Job, *, unseen: bool) 
         if not unseen:
             _tell(job)
         code = spooler.wait(job.id)
-    if unseen or interrupts.cancelled:
+    if unseen or interrupts.cancelled():
         with contextlib.suppress(OSError):
             client.forget([job.id])
     return code
