@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +13,13 @@ from typing import Any
 from scheduler.system.forked_command import ForkedCommand
 from scheduler.warm import client
 
+# Modules that verbs import when they run. The last ones are no modules of ours, but take milliseconds to import.
+VERB_MODULES = (
+    "scheduler.cli.add", "scheduler.cli.config", "scheduler.cli.control", "scheduler.cli.logs", "scheduler.cli.report",
+    "scheduler.cli.sessions", "scheduler.cli.shell_completion", "scheduler.cli.show", "scheduler.client.offline",
+    "scheduler.track.cli", "scheduler.ts.actions", "scheduler.ts.job_list", "scheduler.ts.main", "scheduler.ts.submission",
+    "encodings.ascii", "encodings.utf_8_sig", "filelock", "secrets",
+)  # fmt: skip
 WARM_PROCESS = "warm-process"  # the verb that is the warm process; users do not call it
 # Variables of jobs. A job must not start the warm process, which would count as a process that outlived the job.
 IN_A_JOB = frozenset({"GPUJOB_ID", "GPUJOB_TRACK_ID", "SLURM_JOB_ID"})
@@ -145,25 +153,13 @@ def _fail(lines: Sequence[str], code: int) -> int:
     return code
 
 
-def _import_all() -> None:
+def import_all() -> None:
     """Import the modules of all verbs that the warm process runs, and build their declarations."""
-    import scheduler.cli.add
-    import scheduler.cli.config
-    import scheduler.cli.control
-    import scheduler.cli.logs
-    import scheduler.cli.report
-    import scheduler.cli.sessions
-    import scheduler.cli.shell_completion
-    import scheduler.cli.show
-    import scheduler.client.offline
-    import scheduler.track.cli
-    import scheduler.ts.actions
-    import scheduler.ts.job_list
-    import scheduler.ts.main
-    import scheduler.ts.submission  # noqa: F401
-    from scheduler.cli.app import all_verbs
+    import scheduler.cli.app
 
-    all_verbs()
+    for name in VERB_MODULES:
+        importlib.import_module(name)
+    scheduler.cli.app.all_verbs()
 
 
 def run_process() -> int:
@@ -177,7 +173,7 @@ def run_process() -> int:
     if words == [WARM_PROCESS]:
         from scheduler.warm.server import serve
 
-        return serve(run_process, _import_all)
+        return serve(run_process, import_all)
     code = main(words)
     done = not (ForkedCommand.here or ForkedCommand.stays)
     if done and client.usable(sys.argv) and IN_A_JOB.isdisjoint(os.environ):

@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import settings
 
+from scheduler.core.config import Config
 from scheduler.core.decide import decide
 from scheduler.core.decision_pass import Plan
 from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
@@ -15,8 +16,9 @@ from scheduler.core.job import Failure, Job, JobSpec, JobState, Process
 from scheduler.core.observations import Arrived, Asked, Ended, Lost, NeverRan, Now, Observation, Started
 from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import PlacementClass, class_of
+from scheduler.core.policy import Policy, policy_of
 from scheduler.core.requests import Request
-from scheduler.core.scheduler_state import Policy, SchedulerState
+from scheduler.core.scheduler_state import SchedulerState
 
 T0 = 1_000_000.0  # wall clock at the beginning of a test: seconds since 1970 (UTC)
 M0 = 50.0  # monotonic seconds at the beginning of a test
@@ -163,12 +165,17 @@ class Play:
         return found.reason_code or self.scheduler.class_reasons()[class_of(found).key].code
 
 
+def a_policy(**changes: Any) -> Policy:
+    """Return the default settings with these changes, and without a limit on overtaking."""
+    return replace(policy_of(Config()), **{"max_overtakes": 0, **changes})
+
+
 def a_world(
     *servers: int, cpu_slots: int = 1 << 30, missing: Callable[[Job], str] | None = None, **policy: Any
 ) -> Play:
     """Return a Play with these servers (default: one server with one GPU). ``policy``: fields of Policy."""
     more = {"missing": missing} if missing else {}
-    return Play(Fleet(some_gpus(*(servers or (1,))), cpu_slots), policy=Policy(**policy), **more)
+    return Play(Fleet(some_gpus(*(servers or (1,))), cpu_slots), policy=a_policy(**policy), **more)
 
 
 def check_ledger(state: SchedulerState) -> None:

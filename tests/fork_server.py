@@ -35,10 +35,9 @@ NEW_INTERPRETER_VERBS = frozenset({"demo", "attach"})
 # interpreter; for variables with one of the prefixes in SERVER_VARIABLES, a server with the same values is enough.
 NEW_INTERPRETER_VARIABLES = frozenset({"PYTHONHOME", "TZ", "LD_PRELOAD"})
 SERVER_VARIABLES = ("PYTHON", "LC_", "LANG")
+# Imported beside the modules of the verbs that the warm process runs: those of the daemon and of the other verbs.
 MODULES = (
-    "scheduler.doctor.checks", "scheduler.daemon.process", "scheduler.client.offline", "scheduler.cli.app", "scheduler.cli.config",
-    "scheduler.cli.doctor", "scheduler.cli.logs", "scheduler.cli.run", "scheduler.cli.serve", "scheduler.command_line",
-    "scheduler.track.cli", "scheduler.ts.actions", "scheduler.ts.submission", "filelock", "secrets", "encodings.utf_8_sig",
+    "scheduler.doctor.checks", "scheduler.daemon.process", "scheduler.cli.doctor", "scheduler.cli.run", "scheduler.cli.serve",
 )  # fmt: skip
 WEB_MODULES = ("scheduler.web.server", "scheduler.web.command")
 
@@ -50,9 +49,9 @@ def serve(listener_fd: int) -> None:
     """Fork a command for each request until stdin ends; answer its pid, and its exit code when it has ended."""
     for name in MODULES:
         importlib.import_module(name)
-    from scheduler.cli.app import all_verbs
+    from scheduler.command_line import import_all
 
-    all_verbs()
+    import_all()
     gc.disable()
     gc.freeze()  # a garbage collection in a fork would copy each page that it visits
     listener = socket.socket(fileno=listener_fd)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from scheduler.core.admission import Thresholds
 from scheduler.core.config import Config
@@ -14,15 +14,15 @@ UNCHANGED_S = 5.0  # replaces an interval of 0, with which GPUs are never read
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The settings that decisions depend on; durations in seconds."""
+    """The settings that decisions depend on; durations in seconds. `policy_of` makes it; the defaults are in Config."""
 
-    order: Order = field(default_factory=Order)
-    max_assign_attempts: int = 5
-    assign_retry_wait_s: float = 5.0
-    oom_retries: int = 2
-    kill_grace_s: float = 15.0
-    max_overtakes: int = 0  # 0: no limit
-    thresholds: Thresholds = field(default_factory=Thresholds)
+    order: Order
+    max_assign_attempts: int
+    assign_retry_wait_s: float
+    oom_retries: int
+    kill_grace_s: float
+    max_overtakes: int  # 0: no limit
+    thresholds: Thresholds
 
 
 def policy_of(config: Config) -> Policy:

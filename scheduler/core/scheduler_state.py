@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from scheduler.core.admission import Tenant
+from scheduler.core.config import Config
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import TICKS_A_SECOND, Holding, Job, JobState, Reason
 from scheduler.core.observations import (
@@ -15,7 +16,7 @@ from scheduler.core.observations import (
 )
 from scheduler.core.pauses import Pauses
 from scheduler.core.placement import Fleet
-from scheduler.core.policy import Policy
+from scheduler.core.policy import Policy, policy_of
 from scheduler.core.queue import Queue
 from scheduler.core.runtime_estimate import Estimates
 
@@ -42,7 +43,7 @@ class SchedulerState:
 
     fleet: Fleet
     fetch: Callable[[int], Job | None]
-    policy: Policy = field(default_factory=Policy)
+    policy: Policy = field(default_factory=lambda: policy_of(Config()))
     missing: Callable[[Job], str] = never_missing
     blocker: Callable[[str], Job | None] = no_blocker
     queue: Queue = field(default_factory=Queue)

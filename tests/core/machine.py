@@ -31,9 +31,10 @@ from scheduler.core.observations import (
 )
 from scheduler.core.pauses import Pauses
 from scheduler.core.placement import Fleet
+from scheduler.core.policy import Policy
 from scheduler.core.recovery import TABLE, Found, Record, Verdict
 from scheduler.core.requests import PauseQueue, Request, Requeue, Resume
-from scheduler.core.scheduler_state import Policy, SchedulerState
+from scheduler.core.scheduler_state import SchedulerState
 from tests.builders import M0, T0, a_gpu, a_job, check_ledger
 
 TOTAL = 80_000

@@ -12,10 +12,10 @@ from scheduler.core.observations import Arrived, Now
 from scheduler.core.placement import Fleet
 from scheduler.core.requests import Cancel
 from scheduler.core.runtime_estimate import Estimates
-from scheduler.core.scheduler_state import Policy, SchedulerState
+from scheduler.core.scheduler_state import SchedulerState
 from scheduler.core.units import span_text, utc
 from scheduler.views.render import run_time
-from tests.builders import M0, T0, a_job, a_world, some_gpus
+from tests.builders import M0, T0, a_job, a_policy, a_world, some_gpus
 
 S = JobState
 YEARS = 10 * 365 * 86400.0
@@ -53,7 +53,7 @@ def test_g01_time_limit_and_grace_go_by_it_too(jump: float) -> None:
 def test_g01_a_daemon_that_starts_after_a_jump_ends_nobody_early(jump: float) -> None:
     """G01, P6: After a restart, a job's run time is computed from the start of its process, not from the wall clock."""
     job = a_job(1, time_limit_s=60.0, state=S.RUNNING, gpus=(0,), attempt=1, started_at=T0, process=Process(9, 500_00))
-    state = SchedulerState(Fleet(some_gpus(1)), {1: job}.get, Policy())
+    state = SchedulerState(Fleet(some_gpus(1)), {1: job}.get, a_policy())
     state.adopt(job, Now(T0 + jump, M0, since_boot=540.0))  # the job began 500 s after boot
     assert not decide(state, [], Now(T0 + jump, M0 + 19.0)).stops
     assert decide(state, [], Now(T0 + jump, M0 + 20.5)).stops
@@ -71,7 +71,7 @@ def test_g01_a_world_built_anew_after_a_jump_waits_no_longer_than_the_longest_wa
     cancelled = a_job(
         2, state=S.STOPPING, stop_why="cancelled", stop_at=T0, gpus=(0,), attempt=1, process=Process(9, 9)
     )
-    state = SchedulerState(Fleet(some_gpus(1)), {2: cancelled}.get, Policy(kill_grace_s=15.0))
+    state = SchedulerState(Fleet(some_gpus(1)), {2: cancelled}.get, a_policy(kill_grace_s=15.0))
     state.adopt(cancelled, Now(T0 + jump, M0))
     stops = decide(state, [], Now(T0 + jump, M0 + 15.1)).stops
     assert [stop.hard for stop in stops] == [False, True]

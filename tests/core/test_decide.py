@@ -14,8 +14,8 @@ from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import class_of, reason_with_place
 from scheduler.core.queue import Order
 from scheduler.core.requests import Hold, Pause, PauseQueue, Resume
-from scheduler.core.scheduler_state import Policy, SchedulerState
-from tests.builders import M0, T0, Play, a_job, a_world, check_ledger, some_gpus
+from scheduler.core.scheduler_state import SchedulerState
+from tests.builders import M0, T0, Play, a_job, a_policy, a_world, check_ledger, some_gpus
 
 S = JobState
 LEFT = (Process(4712, 6), Process(4713, 7))
@@ -445,7 +445,7 @@ def test_jobs_found_in_the_store_keep_their_gpus() -> None:
 
 
 def test_a_world_without_timers_sleeps_as_long_as_nothing_happens() -> None:
-    state = SchedulerState(Fleet(some_gpus(1)), lambda job: None, Policy())
+    state = SchedulerState(Fleet(some_gpus(1)), lambda job: None, a_policy())
     assert state.next_timer() is None
     decide(state, [Arrived(a_job(1, not_before=T0 + 9))], Now(T0, M0))
     assert state.next_timer() == M0 + 9

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 
 from scheduler.core.job import JobState
 from scheduler.core.requests import Cancel, Hold, Pause, PauseQueue, Release, Requeue, Resume
-from scheduler.core.scheduler_state import Policy
+from tests.builders import a_policy
 from tests.core.machine import Machine
 
 NEEDS = ("0.25", "0.3334", "0.5", "0.5", "1", "1", "1.5", "2", "0")
@@ -31,7 +31,7 @@ class Faults(RuleBasedStateMachine):
 
     @initialize(gpus=st.integers(1, 3), tries=st.integers(1, 3))
     def begin(self, gpus: int, tries: int) -> None:
-        self.m = Machine(gpus, Policy(max_assign_attempts=tries, kill_grace_s=5.0))
+        self.m = Machine(gpus, a_policy(max_assign_attempts=tries, kill_grace_s=5.0))
         self.m.start()
 
     def some(self, *, leader: bool) -> list[int]:
@@ -207,7 +207,7 @@ def test_whatever_fails_the_promises_hold() -> None:
 
 def test_the_machine_sees_jobs_run_and_end() -> None:
     """On the simulated machine, jobs run and end; otherwise the random histories would prove nothing."""
-    m = Machine(1, Policy())
+    m = Machine(1, a_policy())
     m.lines += [("1", 0, 0)] * 2
     m.start()
     m.turn()

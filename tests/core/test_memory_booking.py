@@ -16,8 +16,7 @@ from scheduler.core.model_table import ModelTable, booking_memory, need_of
 from scheduler.core.observations import Now, Readings
 from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import PlacementClass
-from scheduler.core.scheduler_state import Policy
-from tests.builders import M0, OOM, T0, Play, a_gpu, a_job
+from tests.builders import M0, OOM, T0, Play, a_gpu, a_job, a_policy
 from tests.core.test_admission import TOTAL, Bench, a_process, a_tenant
 
 MINIMUM = 6_000
@@ -189,7 +188,7 @@ def test_what_a_job_books(spec: JobSpec, read: bool, need: str, vram: int | None
 
 
 def test_out_of_memory_books_twice_as_much_and_at_most_all_there_is() -> None:
-    policy = Policy(thresholds=Thresholds(by_memory=True), oom_retries=9)
+    policy = a_policy(thresholds=Thresholds(by_memory=True), oom_retries=9)
     play = Play(Fleet([a_gpu(memory_mib=20_000)]), policy=policy)
     play.scheduler.fleet.admission = Admission.of([a_gpu(memory_mib=20_000)], Thresholds(by_memory=True), play.now)
 
