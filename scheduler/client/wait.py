@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Sequence
@@ -60,7 +61,7 @@ def wait_for(client: SchedulerClient, ids: tuple[int, ...] | None, limit: float 
         pause_s = min(0.1, pause_s * 1.3)
     seen.update(client.known(seen))
     ended = [job for _, job in sorted(seen.items()) if job is not None and job.state.ended]
-    _say_failed(ended)
+    _say_failed(client, ended)
     if len(ended) < len(seen):
         raise _forgotten(client, [(number, job) for number, job in sorted(seen.items()) if job not in ended])
     if len(ended) == 1:
@@ -88,15 +89,21 @@ def _say_why(client: SchedulerClient, waiting: Sequence[int]) -> None:
             print(safe(f"gpujob: job {number} waits ({reason.code}): {reason.sentence}"), file=sys.stderr)
 
 
-def _say_failed(ended: Sequence[Job]) -> None:
+def _why_failed(client: SchedulerClient, job: Job) -> str:
+    """Return what the outcome of a failed job does not say, such as why it could not be started; else an empty text."""
+    with contextlib.suppress(NotFound):  # deleted in the meantime
+        for event in reversed(client.job(job.id)[2]):
+            if event.detail.get("attempt") == job.attempt and "outcome" in event.detail:
+                return str(event.detail.get("why", ""))
+    return job.notes[-1].removeprefix("could not start: ") if job.notes else ""  # it ended without a scheduler
+
+
+def _say_failed(client: SchedulerClient, ended: Sequence[Job]) -> None:
     """Print which jobs did not succeed and how each ended, which the exit code alone does not show."""
     failed = [job for job in ended if not job.succeeded]
     for job in failed[:MOST_NAMED]:
-        note = (
-            f" ({without_secrets(job.notes[-1]).removeprefix('could not start: ')})"
-            if job.notes and job.outcome is not Outcome.EXIT
-            else ""
-        )
+        why = _why_failed(client, job) if job.outcome is not Outcome.EXIT else ""
+        note = f" ({without_secrets(why)})" if why else ""
         look = f"gpujob logs {job.id}" if job.log else f"gpujob why {job.id}"
         text = f"gpujob: job {job.id} ({job.spec.shown_name}) {state_text(job)}{note}; {look}"
         print(safe(text), file=sys.stderr)

@@ -14,8 +14,8 @@ from scheduler.core.endings import CANCELLED, Meaning, Rules, after_loss, after_
 from scheduler.core.gpu import WHOLE, ResourceRequest, ids_of
 from scheduler.core.gpu_notices import judge_gpus
 from scheduler.core.handle_requests import answer
-from scheduler.core.job import Event, Failure, Holding, Job, JobState, Process
-from scheduler.core.job_text import UNDYING
+from scheduler.core.job import Event, Failure, Holding, Job, JobState, Outcome, Process
+from scheduler.core.job_text import DURING_ITS_RUN, UNDYING
 from scheduler.core.observations import (
     Arrived,
     Asked,
@@ -119,7 +119,7 @@ class _Decision(DecisionPass):
             self.state.leader_ended.add(job.id)  # the GPUs are freed when all processes have ended
             self.changed(job, "leader_ended", processes=[p.pid for p in observation.leftovers])
             return
-        self._finish(job, observation.leftovers)
+        self._finish(job, observation.leftovers, observation.note)
 
     def _with_memory(self, job: Job, found: Failure | None) -> Failure | None:
         """Return ``found`` with the memory that the job asked for and its peak use, both in MiB on one GPU."""
@@ -132,14 +132,16 @@ class _Decision(DecisionPass):
         asked = max(vram, share) if job.oom_retries else vram or share  # the share may have been doubled
         return replace(found, peak_mib=fleet.admission.peaks.get(job.attempt_key), asked_mib=asked or None)
 
-    def _finish(self, job: Job, leftovers: tuple[Process, ...]) -> None:
+    def _finish(self, job: Job, leftovers: tuple[Process, ...], note: str = "") -> None:
         ending = after_run(job, self._rules())
         if ending.how is Move.RETRY_SCHEDULED:
             self._run_again(job, ending, leftovers)
             return
         if ending.how is Move.SUCCEEDED:
             self.state.estimates.learn(job.spec, job.need, (job.finished_at or 0.0) - (job.started_at or 0.0))
-        self._end(job, ending, leftovers)
+        if not note and ending.outcome is Outcome.SIGNAL:  # a GPU that was lost explains the signal
+            note = next((one for one in reversed(job.notes) if one.startswith(DURING_ITS_RUN)), "")
+        self._end(job, ending, leftovers, note)
 
     def _rules(self) -> Rules:
         policy, fleet = self.state.policy, self.state.fleet
@@ -187,7 +189,8 @@ class _Decision(DecisionPass):
         self.plan.must_sync = True
         self.enqueue(job)
 
-    def _end(self, job: Job, ending: Meaning, leftovers: tuple[Process, ...]) -> None:
+    def _end(self, job: Job, ending: Meaning, leftovers: tuple[Process, ...], why: str = "") -> None:
+        """End a job and free its GPUs. ``why``: what the outcome does not say, for the event."""
         self._release(job, leftovers)
         move(job, ending.how, self.now.wall)
         job.outcome = ending.outcome
@@ -198,6 +201,7 @@ class _Decision(DecisionPass):
             "exit_code": job.exit_code,
             "signal": job.signal,
             "attempt": job.attempt,
+            **({"why": why} if why else {}),
         }
         self.changed(job, job.state.value, **detail, **ran(job))
         self.after_end(job)
@@ -249,10 +253,11 @@ class _Decision(DecisionPass):
             self._run_again(job, ending, ())
             return
         job.start_failures += 1
+        why = ""
         if ending.how is Move.FAILED:
-            times = "" if observation.lasting else f" ({job.start_failures} tries)"
-            job.notes = (*job.notes, f"could not start: {observation.why}{times}")
-        self._end(job, ending, ())
+            why = observation.why + ("" if observation.lasting else f" ({job.start_failures} tries)")
+            job.notes = (*job.notes, f"could not start: {why}")
+        self._end(job, ending, (), why)
 
     def _unclaimed(self, observation: Unclaimed) -> None:
         job = self._of(observation.job, observation.attempt)
@@ -271,8 +276,9 @@ class _Decision(DecisionPass):
         if job is None:
             return
         job.finished_at = observation.at
-        job.notes = (*job.notes, f"lost: {observation.why}")
-        self._end(job, after_loss(job), observation.leftovers)
+        why = f"lost: {observation.why}"
+        job.notes = (*job.notes, why)
+        self._end(job, after_loss(job), observation.leftovers, why)
 
     # -- timers and placement -----------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scheduler.core.gpu import gpu_ids_text
+from scheduler.core.job_text import DURING_ITS_RUN
 
 if TYPE_CHECKING:
     from scheduler.core.admission import GpuAdmission
@@ -36,7 +37,7 @@ def judge_gpus(decision: DecisionPass) -> None:
         if after.code == "gone":
             for job in state.live.values():
                 if index in job.gpus:
-                    job.notes = (*job.notes, f"during its run: {after.sentence}")
+                    job.notes = (*job.notes, DURING_ITS_RUN + after.sentence)
                     decision.changed(job, "gpu_gone", gpu=index)
     if free_again:
         decision.plan.notices.append((f"GPU {gpu_ids_text(free_again)} can get jobs again", False))

@@ -8,6 +8,7 @@ from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Event, Job, Outcome
 from scheduler.core.units import mib_text, span_text
 
+DURING_ITS_RUN = "during its run: "  # how a note about a GPU of a running job begins
 UNDYING = "it does not end after SIGKILL (stuck in the kernel, on a disk or a driver?); its GPUs stay allocated"
 INFO, WARNING = 20, 30  # levels of the standard library's logging
 _UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -48,12 +49,8 @@ def sentence(event: Event, job: Job) -> tuple[str, int]:
         return f"{name} done: exit code 0{attempt}", INFO
     if event.kind == "failed":
         hint = f"; hint: {job.failure.hint}" if job.failure else ""
-        note = (
-            f" ({harmless(job.notes[-1]).removeprefix('could not start: ')})"
-            if job.notes and detail.get("outcome") in ("could_not_start", "lost", "signal")
-            else ""
-        )
-        return f"{name} failed: {ending(detail)}{note}{attempt}{hint}", WARNING
+        why = f" ({harmless(str(detail['why']))})" if detail.get("why") else ""
+        return f"{name} failed: {ending(detail)}{why}{attempt}{hint}", WARNING
     if event.kind == "cancelled":
         return f"{name} cancelled", INFO
     if event.kind == "skipped":

@@ -7,6 +7,7 @@ import pytest
 from scheduler.core.decide import decide
 from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import JobState, Outcome
+from scheduler.core.job_text import sentence
 from scheduler.core.observations import Arrived, Now
 from scheduler.core.requests import Cancel, Hold, Release, Requeue, from_row, to_row
 from tests.builders import OOM, T0, a_job, a_world
@@ -46,6 +47,17 @@ def test_a_start_that_failed_for_a_lasting_reason_fails_at_once() -> None:
     job = play.job(1)
     assert (job.state, job.outcome, job.attempt) == (S.FAILED, Outcome.COULD_NOT_START, 1)
     assert job.notes == ("could not start: Permission denied",)
+
+
+def test_a_failure_is_not_explained_by_the_failure_of_an_earlier_attempt() -> None:
+    play = a_world(1)
+    play.arrive(a_job(1))
+    plan = play.tell(play.never_ran(1, "Permission denied", lasting=True))
+    assert sentence(plan.events[-1], play.job(1))[0].endswith("failed: could not be started (Permission denied)")
+    play.ask(Requeue((1,)))
+    plan = play.tell(play.ended(1, None, signal=9))
+    assert sentence(plan.events[-1], play.job(1))[0].endswith("failed: signal 9, attempt 2")
+    assert play.job(1).notes == ("could not start: Permission denied",)
 
 
 def test_while_a_job_waits_for_its_next_try_others_start() -> None:
