@@ -126,6 +126,19 @@ def test_every_test_that_carries_a_row_stands_in_it() -> None:
                     assert f"`{path.relative_to(ROOT)}::{name}`" in rows[row], f"{row}: {name} is not named"
 
 
+def test_every_test_that_a_document_names_exists() -> None:
+    """Each `test_…` in a document is the name of a test, or of a test file; `test_h02_…` is the beginning of a name."""
+    paths = list((ROOT / "tests").rglob("test_*.py"))
+    names = {path.stem for path in paths}
+    names |= {name for path in paths for name in re.findall(r"^ *(?:async )?def (test_\w+)\(", path.read_text(), re.M)}
+    wrong = []
+    for document in documents():
+        for name, open_end in re.findall(r"\b(test_\w+)(…?)", document.read_text()):
+            if not (any(one.startswith(name) for one in names) if open_end else name in names):
+                wrong.append(f"{document.relative_to(ROOT)}: {name}{open_end}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_links_have_targets() -> None:
     for document in documents():
         for target in re.findall(r"\]\((?!http)([^)#]+)", document.read_text()):

@@ -252,6 +252,20 @@ def test_s3_17_failing_starts_back_off_and_delay_no_other_job(scheduler):
         assert distance >= 0.9 * base * 2**tries, distances  # it doubles, ±10 %
 
 
+def test_s3_17_other_jobs_start_long_before_the_next_try_of_a_failed_start(scheduler):
+    """S3.17: While a job waits ten minutes for its next try, jobs of better and of worse priority start."""
+    s = scheduler(gpus=1, assign_retry_wait="600", max_assign_attempts=1000)
+    (s.folder / "in-the-way").touch()
+    s.start()
+    s.append(s.line("blocked") + ";log_dir=in-the-way")
+    wait_for(lambda: s.rows("SELECT 1 FROM jobs WHERE start_failures = 1"), "a try that failed")
+    s.append(s.line("worse", priority=9))
+    s.wait_state(2, "done")
+    s.append(s.line("better", priority=-9))
+    s.wait_state(3, "done")
+    assert s.rows("SELECT start_failures FROM jobs WHERE id=1") == [(1,)] and s.states()[1] == "pending"
+
+
 @pytest.mark.smoke
 def test_same_line_runs_once_and_again_after_a_failure(scheduler):
     """S3.27, S3.28, S3.29: A line with the same words in the same order as an earlier line does not run again.
@@ -459,12 +473,22 @@ def test_s2_3_s3_36_five_thousand_waiting_jobs_need_no_descriptor_and_outlive_bo
     waiting = queue()
     assert len(waiting) == 5000 and {row[1] for row in waiting} == {"pending"}
     path = s.folder / "gpu_scheduler_state.json"
-    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 0)):
+    for late, number, code in ((1, signal.SIGINT, 130), (2, signal.SIGTERM, 0)):
+        # A folder in the place of its temporary file makes the state file out of date until the scheduler ends.
+        obstacle = s.folder / f".{path.name}.new-{s.pid}"
+        obstacle.mkdir()
+        known = s.said().count("cannot write")
+        s.append(s.line(f"late{late}", gpus="0"))
+        wait_for(lambda known=known: s.said().count("cannot write") > known, "a state file that is out of date")
+        assert json.loads(path.read_text())["jobs"]["pending"] == 5000 + late - 1
+        s.freeze()
+        obstacle.rmdir()
         s.process.send_signal(number)
+        s.process.send_signal(signal.SIGCONT)
         wait_for(lambda: s.process.poll() is not None, "its end", 10)
         assert s.process.poll() == code
         state = json.loads(path.read_text())
-        assert state["paused_gpus"] == [0] and state["jobs"]["pending"] == 5000 and state["jobs"]["running"] == 1
+        assert state["paused_gpus"] == [0] and state["jobs"]["pending"] == 5000 + late and state["jobs"]["running"] == 1
         assert queue() == waiting
         s.start()
         wait_for(lambda: s.status()["daemon"]["alive"], "the next one")
@@ -473,9 +497,11 @@ def test_s2_3_s3_36_five_thousand_waiting_jobs_need_no_descriptor_and_outlive_bo
     s.release("goes-on")
     s.wait_state(5001, "failed")
     assert s.job(5001)["exit_code"] == 5 and s.starts("goes-on") == 1
-    s.cli("edit", "4321", "--allowed", "1")  # a job of the restored queue can run
-    s.wait_state(4321, "done")
-    assert [key for what, key, *_ in s.ledger() if what == "start"] == ["goes-on", "n4320"]
+    s.cli("cancel", "1-4990")
+    s.cli("resume", "0")  # jobs of the restored queue run that no request has named
+    wait_for(lambda: set(s.states().values()) == {"cancelled", "failed", "done"}, "the rest of the queue", 120)
+    rest = [*(f"n{n}" for n in range(4990, 5000)), "late1", "late2"]
+    assert [key for what, key, *_ in s.ledger() if what == "start"] == ["goes-on", *rest]
 
 
 @pytest.mark.smoke
@@ -514,9 +540,10 @@ def test_s2_14_no_gpu_is_idle_while_a_job_waits(scheduler):
     for what, key, _, gpu, _, _, at, _ in s.ledger():
         notes[gpu].append((float(at), what, key))
     assert sorted(notes) == ["0", "1", "2"]
-    last_start = max(at for each in notes.values() for at, what, _ in each if what == "start")
+    starts = [at for each in notes.values() for at, what, _ in each if what == "start"]
+    first_start, last_start = min(starts), max(starts)
     for gpu, each in notes.items():
         assert [what for _, what, _ in each] == ["start", "end"] * (len(each) // 2), f"one after another on GPU {gpu}"
         idle = [after[0] - end[0] for end, after in zip(each[1::2], each[2::2], strict=False)]
-        idle.append(last_start - each[-1][0])  # a job waited until then
+        idle += [each[0][0] - first_start, last_start - each[-1][0]]  # all the time jobs waited
         assert max(idle) < most_s, (gpu, each)

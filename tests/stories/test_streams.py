@@ -121,19 +121,25 @@ def test_s4_13_s4_14_s4_15_s4_16_log_options_of_submit_and_of_jobs_lines(schedul
     assert "--log-name" in s.cli(*cpu, "--log-name", "a/b", "--", "true", code=2).stderr
 
 
-def test_s2_1_jobs_started_in_one_pass_with_the_same_log_name_get_separate_logs(scheduler):
-    """S2.1, S2.15: Jobs with the same log name get separate logs, even if one pass starts all of them."""
+def test_s2_1_s2_15_jobs_started_in_one_pass_with_the_same_log_name_get_separate_logs(scheduler):
+    """S2.1, S2.15: Jobs with the same log name get separate logs, even if one pass starts all of them.
+
+    A file that had this name before stays as it is.
+    """
     s = scheduler(gpus=4)
     s.start()
     s.cli("queue", "pause")
+    theirs = s.folder / "gpu_scheduler_logs" / "train.log"
+    theirs.parent.mkdir(mode=0o700, exist_ok=True)
+    theirs.write_text("theirs\n")
     for number in range(4):
         s.cli("submit", "--log-name", "train.log", "--", "sh", "-c", f"echo {number}")
     s.cli("queue", "resume")
     s.wait_ended(4)
     assert s.rows("SELECT DISTINCT state, attempt FROM jobs") == [("done", 1)], s.said()
     logs = [Path(s.job(number)["log"]) for number in range(1, 5)]
-    assert [log.name for log in logs] == ["train.log", "train_2.log", "train_3.log", "train_4.log"]
-    assert [log.read_text() for log in logs] == ["0\n", "1\n", "2\n", "3\n"]
+    assert [log.name for log in logs] == ["train_2.log", "train_3.log", "train_4.log", "train_5.log"]
+    assert [log.read_text() for log in logs] == ["0\n", "1\n", "2\n", "3\n"] and theirs.read_text() == "theirs\n"
 
 
 LINES = "i=0; while [ $i -lt 3000 ]; do echo line $i; i=$((i+1)); done; printf '10%%\\r99%%\\n'; exit ${1:-0}"

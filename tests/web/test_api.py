@@ -294,12 +294,12 @@ def test_s2_13_several_share_a_gpu_and_one_has_a_pair(page: Page) -> None:
         page.scheduler.wait_state(number, "running")
     assert {tuple(page.get(f"/api/jobs/{n}").json()["gpus"]) for n in halves} == {(0,)}
     assert page.get("/api/gpus").json()["gpus"][0]["allocated"] == 1.0
-    pair = made(page, ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"], gpus=2)
+    pair = made(page, ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES $*", "sh", "--cuda", "7"], gpus=2)
     wait_for(lambda: page.get(f"/api/jobs/{pair}").json()["reason_code"] == "no-wide-room", "it waits")
     for n in range(2):
         page.scheduler.release(f"h{n}")
     page.scheduler.wait_state(pair, "done")
-    assert page.get(f"/api/jobs/{pair}/log").text == "0,1\n"
+    assert page.get(f"/api/jobs/{pair}/log").text == "0,1 --cuda 7\n"  # no word of the command is changed or added
 
 
 def test_s2_14_short_jobs_run_while_a_long_one_runs(page: Page) -> None:
