@@ -19,7 +19,7 @@ from scheduler.store.integrity import check_begun
 from scheduler.store.job_columns import FINISHED_AT, STATE_AT
 from scheduler.store.paths import Places
 
-MOST_AT_ONCE = 500  # new jobs that one look returns
+MOST_AT_ONCE = 500  # new jobs, and ended jobs, that one look returns
 MOST_WAITING = 200  # waiting jobs that are watched: the first ones of the queue
 OVERLAP_S = 10.0  # the end of a job may be recorded this much later than it happened
 MOST_COST = 0.05  # share of the time that may be spent on sorting a long queue
@@ -100,9 +100,11 @@ class Changes:
             self._last_id = rows.last_id(connection)
             self._ended_at = rows.ended_last(connection)
         assert self._last_id is not None
-        found = {row[0]: row for row in rows.raw_ended_since(connection, self._ended_at - OVERLAP_S, MOST_AT_ONCE)}
+        ended = [n for n in rows.ids_ended_since(connection, self._ended_at - OVERLAP_S) if n not in self._seen]
+        more = begun and len(ended) > MOST_AT_ONCE
+        found = {row[0]: row for row in rows.raw_of(connection, ended[:MOST_AT_ONCE] if more else ended)}
         new = rows.raw_new(connection, self._last_id, MOST_AT_ONCE)
-        self._again = len(new) == MOST_AT_ONCE
+        self._again = more or len(new) == MOST_AT_ONCE
         found.update((row[0], row) for row in new)
         in_hand = rows.active_rows(connection)
         found.update((row[0], row) for row in in_hand)
@@ -113,7 +115,8 @@ class Changes:
         changed = [row for number, row in sorted(found.items()) if self._seen.get(number) != row]
         if new:
             self._last_id = new[-1][0]
-        self._ended_at = max([self._ended_at, *(row[FINISHED_AT] or 0.0 for row in found.values())])
+        if not more:  # else the next look finds the other jobs that have ended
+            self._ended_at = max([self._ended_at, *(row[FINISHED_AT] or 0.0 for row in found.values())])
         self._seen = {row[0]: row for row in (*in_hand, *self.first)}
         recent = self._ended_at - OVERLAP_S
         self._seen.update((n, row) for n, row in found.items() if (row[FINISHED_AT] or 0.0) >= recent)

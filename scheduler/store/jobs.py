@@ -238,9 +238,10 @@ def raw_new(connection: sqlite3.Connection, after: int, most: int) -> list[tuple
     return connection.execute(f"{SELECT} WHERE id>? ORDER BY id LIMIT ?", (after, most)).fetchall()
 
 
-def raw_ended_since(connection: sqlite3.Connection, at: float, most: int) -> list[tuple[Any, ...]]:
-    """Return the rows of at most ``most`` jobs that ended at ``at`` (seconds since 1970) or later, latest first."""
-    return connection.execute(f"{SELECT} WHERE finished_at>=? ORDER BY finished_at DESC LIMIT ?", (at, most)).fetchall()
+def ids_ended_since(connection: sqlite3.Connection, at: float) -> list[int]:
+    """Return the ids of the jobs that ended at ``at`` (seconds since 1970) or later, earliest end first."""
+    query = "SELECT id FROM jobs WHERE finished_at>=? ORDER BY finished_at, id"  # reads only the index
+    return [number for (number,) in connection.execute(query, (at,))]
 
 
 def raw_of(connection: sqlite3.Connection, jobs: Sequence[int]) -> list[tuple[Any, ...]]:

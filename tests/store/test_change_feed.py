@@ -1,0 +1,50 @@
+"""Tests of the change feed: each job that changes is returned, however many change at once."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+
+from scheduler.core.gpu import ResourceRequest
+from scheduler.core.job import Job, JobSpec, JobState, Outcome
+from scheduler.store import jobs as rows
+from scheduler.store.change_feed import MOST_AT_ONCE, MOST_WAITING, Changes
+from scheduler.store.database import Database
+from scheduler.store.paths import Places
+
+
+def looks(feed: Changes, number: int) -> tuple[list[int], int]:
+    """Look ``number`` times; return the ids of all jobs that were returned, and the most that one look returned."""
+    found = []
+    for _ in range(number):
+        with feed.moment() as connection:
+            found.append([] if connection is None else [row[0] for row in feed.jobs(connection)])
+    return list(chain(*found)), max(map(len, found))
+
+
+def test_all_jobs_of_a_long_queue_that_end_at_once_are_returned_once(tmp_path: Path) -> None:
+    """Of a long queue that is cancelled, each job is returned, a part at each look, and no job is returned again."""
+    database = Database(Places(str(tmp_path / "state.json")))
+    feed = Changes(database.places)
+    number = MOST_WAITING + 3 * MOST_AT_ONCE
+    try:
+        jobs: list[Job] = []
+        with database.writing() as connection:
+            for _ in range(number):
+                jobs.append(
+                    rows.insert(connection, JobSpec(arguments=("true",)), ResourceRequest(1, 1000), "", (), 1.0)
+                )
+        assert looks(feed, 1) == ([], 0)
+        with database.writing() as connection:
+            for job in jobs:
+                job.state, job.outcome, job.finished_at = JobState.CANCELLED, Outcome.CANCELLED, 100.0
+            rows.save(connection, jobs)
+        found, most = looks(feed, 8)
+        assert sorted(found) == [job.id for job in jobs] and most <= MOST_WAITING + MOST_AT_ONCE
+        with database.writing() as connection:
+            jobs[0].state, jobs[0].finished_at = JobState.PENDING, None
+            rows.save(connection, jobs[:1])
+        assert looks(feed, 3) == ([jobs[0].id], 1)
+    finally:
+        feed.close()
+        database.close()
