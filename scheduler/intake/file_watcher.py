@@ -141,9 +141,8 @@ class PollingWatcher:
                     watcher._report(os.fsdecode(place) if place else "")
 
         observer = PollingObserver(timeout=POLL_S)
-        for folder in {os.path.dirname(place) for path in self._paths for place in (path, os.path.realpath(path))}:
-            if os.path.isdir(folder):
-                observer.schedule(Handler(), folder, recursive=False)
+        for folder in self._folders():
+            observer.schedule(Handler(), folder, recursive=False)
         observer.daemon = True
         observer.start()
         self._observer = observer
@@ -159,8 +158,16 @@ class PollingWatcher:
         except BlockingIOError:
             return  # full: the descriptor is readable already
 
+    def _folders(self) -> set[str]:
+        """Return the folders of the watched files, and of the files that links among them name, that exist."""
+        places = {place for path in self._paths for place in (path, os.path.realpath(path))}
+        return {folder for folder in map(os.path.dirname, places) if os.path.isdir(folder)}
+
     def rearm(self) -> None:
-        """Do nothing: polling watches names, so its watches need no renewal."""
+        """Poll the folders that were missing before: watchdog stops polling a folder that disappears."""
+        emitters = self._observer.emitters if self._observer is not None else ()  # type: ignore[attr-defined]
+        if {emitter.watch.path for emitter in emitters if emitter.is_alive()} != self._folders():
+            self.watch(self._paths)
 
     def changed(self) -> set[str]:
         """Return the watched paths that have changed since the last call."""
