@@ -58,8 +58,8 @@ class JournalFile:
     """The journal file of one scheduler.
 
     On a rewrite, the lines of jobs are made from the store, and lines of other programs are kept. Lines that are not
-    JSON are moved to another file. ``is_ours``: returns whether the store has the job of a line. ``is_torn``: returns whether
-    bytes that are not JSON are the beginning of a line of this scheduler whose write was interrupted.
+    JSON are moved to another file. ``is_ours``: returns whether the store has the job of a line. ``is_torn``: returns
+    whether bytes that are not JSON are the beginning of a line of this scheduler whose write was interrupted.
     """
 
     def __init__(self, path: str, is_ours: Callable[[Who], bool], is_torn: Callable[[bytes], bool]) -> None:
