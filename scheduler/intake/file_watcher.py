@@ -202,13 +202,16 @@ def file_system_of(path: str) -> FileSystem | None:
 
 
 def is_network_folder(path: str) -> bool:
-    """Return whether other machines may write in the folder without an inotify event here (NFS, SMB, FUSE, Lustre…)."""
+    """Return whether the folder is on a shared file system such as NFS: inotify misses the writes of other machines."""
     found = file_system_of(path)
     return found is not None and found.shared
 
 
 def watcher(how: str, folders: Iterable[str]) -> tuple[InotifyWatcher | PollingWatcher, str]:
-    """Return a watcher and, if it polls, a note for the user. ``how``: auto, inotify or poll. Raises OSError."""
+    """Return a watcher, and a note for the user that says why the watcher polls (empty for inotify).
+
+    ``how``: the setting `watch` (auto, inotify or poll). Raises OSError.
+    """
     if how == "poll":
         return PollingWatcher(), "files are polled every second, because of the setting watch: poll"
     if how == "auto":

@@ -1,4 +1,4 @@
-"""Format of the jobs file: parses lines into JobSpecs and writes lines. An error shows the corrected spelling."""
+"""Format of the jobs file: parses lines into JobSpecs and writes lines. Error messages say how to correct a line."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class LineContext:
 def parse(line: str, line_context: LineContext, origin: str = "") -> Parsed | None:
     """Parse one line (without its newline); return None for an empty line or a comment.
 
-    ``origin``: file and line number (`jobs.txt:7`), stored in the job. Raises UsageError or Refused; ``do`` of the
-    error is the corrected spelling.
+    ``origin``: file and line number (`jobs.txt:7`), stored in the job. Raises UsageError or Refused. The attribute
+    ``do`` of the error says how to correct the line.
     """
     text = line.strip(" \t\r\n")
     if not text or text.startswith("#"):
@@ -126,7 +126,7 @@ class _Field:
 
 
 def _split(text: str) -> tuple[list[_Field], _Field | None, list[tuple[str, str]]]:
-    """Return the first four fields, the GPU list (None without a fifth field), and the ``;key=value`` pairs."""
+    """Return the first four fields, the fifth field (the GPU list; None if it is missing), and ``;key=value`` pairs."""
     fields: list[_Field] = []
     options: list[tuple[str, str]] = []
     if not _SPECIAL.search(text):  # most lines: no quotes and no options, only commas
@@ -289,7 +289,10 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _literals(words: Collection[str]) -> list[str]:
-    """Return a note about the first word that a shell would expand; empty without such a word. No shell runs here."""
+    """Return a list with a note about the first word that a shell would expand; empty if there is no such word.
+
+    The arguments of a line are not expanded, because no shell runs.
+    """
     if not _LITERAL.search(" ".join(words)):
         return []
     for word in words:
@@ -307,7 +310,7 @@ def _quoted_spelling(fields: list[_Field], rest: _Field | None) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return ``text`` as a field of a line, in quotes if `parse` would otherwise not read it back unchanged."""
+    """Return ``text`` as a field of a line. It is quoted if `parse` would otherwise read a different text."""
     if text and not re.search(r'[",;\\]', text) and text == text.strip():
         return text
     return '"' + text.replace('"', '""') + '"' if text else ""

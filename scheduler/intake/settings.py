@@ -45,10 +45,10 @@ class Settings:
 
 
 class _Gathering:
-    """Collector of settings: holds the value of each key from its strongest source so far, and all mistakes found.
+    """Collects settings from several sources: the value of each key from its strongest source, and all mistakes.
 
-    ``level``: rank of that source for each key: 0 default, 1 config file, 2 variable, 3 GPUJOB_STATE_FILE, 4 command
-    line.
+    ``level``: key → rank of the source of its present value. The ranks are: 0 default, 1 config file, 2 variable,
+    3 GPUJOB_STATE_FILE, 4 command line.
     """
 
     def __init__(self, here: str) -> None:
@@ -163,12 +163,12 @@ def load(
 ) -> Settings:
     """Return the settings. Sources in order of precedence: command line, variables, config file, defaults.
 
-    ``flags``: options that were given on the command line. ``dispatcher``: apply the rules of `gpujob run`: it has its
-    own defaults, and ``jobs_file`` names its journal.
+    ``flags``: options that were given on the command line. ``dispatcher``: apply the rules of `gpujob run`, which has
+    its own defaults, and in which ``jobs_file`` names the journal.
 
-    Relative paths start at ``folder`` (None: the current folder) if a flag or variable gives them, at the folder of the
-    config file if this file gives them, and at the folder of the state file if they are defaults. Raises UsageError,
-    Mistakes if there are several, FileTrouble if other users could write the config file.
+    A relative path from a flag or variable starts at ``folder`` (None: the current folder). A relative path from the
+    config file starts at the folder of the config file, and a default path starts at the folder of the state file.
+    Raises UsageError for one mistake, Mistakes for several, FileTrouble if other users could write the config file.
     """
     here = folder or os.getcwd()
     found = _Gathering(here)
@@ -210,10 +210,10 @@ def without_config(flags: Mapping[str, Any], folder: str | None = None) -> Setti
 def named_state_file(
     environ: Mapping[str, str], config_file: str | None, folder: str
 ) -> tuple[str, SchedulerError | None]:
-    """Return the path of the state file that environment or config file name, and the error in the settings.
+    """Return the path of the state file that the environment or the config file names, and the error in the settings.
 
-    The path is empty if neither names a state file; the error is None if the settings have none. Mistakes in other
-    settings do not hide the state file. Raises UsageError if the path of the state file cannot be determined.
+    The path is empty if neither of them names a state file. The error is None if the settings are valid. The path is
+    found even if another setting is invalid. Raises UsageError if the path cannot be determined.
     """
     try:
         settings = load({}, environ, config_file, folder)
@@ -248,7 +248,10 @@ def named_state_file(
 
 
 def _names_a_state_file(path: str) -> bool:
-    """Return whether a config file that is not valid YAML seems to set `state_file`, so that its value is unknown."""
+    """Return whether an invalid config file seems to set `state_file`.
+
+    If so, the path of the state file is unknown, because the file cannot be parsed.
+    """
     try:
         return re.search(rb"(?m)^\W*state_file\W*:", read_private(path, LARGEST_TABLE)) is not None
     except (OSError, SchedulerError):

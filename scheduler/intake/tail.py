@@ -66,11 +66,11 @@ def not_read(exposed: Exposure, path: str) -> FileTrouble:
 
 
 def other_writers(status: os.stat_result, path: str, trust_group: bool = False, fd: int = -1) -> Exposure | None:
-    """Return why users besides this user and root could write a file or folder; None if no other user could.
+    """Return why users other than this user and root could write a file or folder, and how to fix that.
 
-    The result also says how to fix that. ``fd``: descriptor of the open file, -1 without one. The access list is read
-    from ``fd`` or, without it, from ``path``, but only if the group may write: the group's permission bits limit all
-    entries of an access list.
+    The result is None if no other user could write it. ``status``: its stat; ``fd``: descriptor of the open file; if it
+    is -1, the access list is read by ``path``. The access list matters only if the mode allows the group to write,
+    because the group bits of the mode limit all entries of an access list.
     """
     me, owner = os.getuid(), status.st_uid
     if owner not in (me, 0):
@@ -122,7 +122,7 @@ def check_owner(path: str, status: os.stat_result) -> None:
 
 
 def places_of(path: str) -> tuple[str, ...]:
-    """Return ``path``, made absolute, and the target of each link that leads from it to the file."""
+    """Return the absolute form of ``path``. While the last path is a link, append the target of this link."""
     places = [os.path.abspath(path)]
     while os.path.islink(places[-1]) and len(places) <= MOST_LINKS:
         folder = os.path.realpath(os.path.dirname(places[-1]))
@@ -131,9 +131,9 @@ def places_of(path: str) -> tuple[str, ...]:
 
 
 def check_places(path: str, places: Sequence[str], trust_group: bool) -> None:
-    """Raise FileTrouble if another user could replace the file or link at one of ``places``. Raises OSError.
+    """Raise FileTrouble if another user could replace the file or a link at one of ``places`` (see `places_of`).
 
-    ``path``: file that the error names.
+    ``path``: path of the file for the error. May also raise OSError.
     """
     for place in places:
         folder = os.path.dirname(place)
@@ -255,8 +255,8 @@ class Follower:
     def _rest_of_old(self, now: float) -> Batch | None:
         """Return the unread lines of a file that was renamed or deleted while it was open; None if there are none.
 
-        If other users could write the old file, the batch has no lines, and its mark makes the follower skip that file
-        for good. Raises FileTrouble.
+        If other users could write this old file, the batch has no lines. The mark of this batch has the effect that the
+        old file is never read again. Raises FileTrouble.
         """
         if self._fd < 0:
             return None
@@ -279,9 +279,9 @@ class Follower:
     def _left_out(self, held: os.stat_result) -> str:
         """Return why the unread lines of an old file are ignored; empty if they are used.
 
-        They are ignored if other users could write the file, now or at the last look. A mode that was corrected after
-        the file was moved proves nothing: the owner may have moved the file because another user had written lines into
-        it.
+        They are ignored if other users can write the file now, or could write it at the last look. A file whose mode
+        was corrected since then is not safe: another user may have written lines into it before, and this may be the
+        reason why the owner moved the file.
         """
         name = os.readlink(f"/proc/self/fd/{self._fd}") if held.st_nlink else ""
         exposed = other_writers(held, name or self.path, self.trust_group, self._fd)
@@ -330,7 +330,11 @@ class Follower:
         return batch
 
     def _only_grows(self, held: os.stat_result, now: float, settles: float) -> bool:
-        """Return whether the file has only grown, without a change of its old bytes, for APPENDED_S seconds."""
+        """Return whether the file has only grown for APPENDED_S seconds, that is, its earlier bytes have not changed.
+
+        If False, set ``look_again_at``. ``settles``: when the file is read if it does not change before (monotonic
+        seconds).
+        """
         if self._grows is not None:
             size, crc, since = self._grows
             if now < since + APPENDED_S:
@@ -371,7 +375,10 @@ class Follower:
         return os.pread(self._fd, len(self._tail), mark.offset - len(self._tail)) == self._tail
 
     def check_whole(self) -> None:
-        """Make the next look compare the whole part already read, if the file was written since the last such look."""
+        """Make the next look compare the whole part that was already read with its checksum.
+
+        If the file has not changed since the last comparison of this kind, do nothing.
+        """
         try:
             unchanged = self._fd < 0 or os.fstat(self._fd).st_ctime_ns == self._whole_ctime
         except OSError:
@@ -380,10 +387,10 @@ class Follower:
             self._checked_ctime = self._tail_for = -1
 
     def old_lines(self, numbers: Collection[int]) -> list[LineRead] | None:
-        """Return lines that were read before, by their line numbers.
+        """Return the lines with these numbers again. They were read before.
 
-        The result is None if no file is open or other users could write the file. The list is empty if the file was
-        replaced or rewritten, since the whole file is then read again. Raises OSError.
+        The result is None if no file is open, or if other users could write the file. The list is empty if the file was
+        replaced or rewritten, because the next look then reads the whole file again. Raises OSError.
         """
         if self._fd < 0:
             return None

@@ -46,7 +46,7 @@ class Changes:
         self._first_due = 0.0
 
     def close(self) -> None:
-        """Close the connection. After it is reopened, `jobs` still returns only jobs that have changed."""
+        """Close the connection. The next `moment` opens it again; `jobs` then still compares with its previous call."""
         if self._connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.close()
@@ -75,9 +75,10 @@ class Changes:
                 connection.execute("ROLLBACK")
 
     def _open(self) -> sqlite3.Connection | None:
-        """Return the connection, None if there is no store.
+        """Return the connection, or None if there is no store.
 
-        Opens the store again if its files were replaced: the last process that closes the store deletes the log.
+        The connection is opened again if the store or its write-ahead log is another file than before. This is also
+        normal: the last process that closes the store deletes the log, and the next process creates a new log.
         """
         there = _files(self.places.store)
         if self._connection is not None and there == self._file:
@@ -94,7 +95,7 @@ class Changes:
         return self._connection
 
     def jobs(self, connection: sqlite3.Connection) -> list[Raw]:
-        """Return the rows of the jobs that changed since the last call, by id; no rows at the first call."""
+        """Return the rows of jobs that changed since the last call, ordered by id. The first call returns no rows."""
         begun = self._last_id is not None
         if not begun:
             self._last_id = rows.last_id(connection)
@@ -123,9 +124,10 @@ class Changes:
         return changed if begun else []
 
     def _look_at_first(self, connection: sqlite3.Connection, found: dict[int, Raw]) -> None:
-        """Update ``first``, the first waiting jobs of the queue.
+        """Update ``first``, the rows of the first waiting jobs in the queue. ``found``: rows that were already read.
 
-        Sorting a long queue takes long, so most calls only read the jobs in ``first`` again.
+        It takes long to sort a long queue. So most calls do not look for new first jobs: they only read the present
+        jobs of ``first`` again, and remove the jobs that no longer wait.
         """
         now = time.monotonic()
         if now >= self._first_due:

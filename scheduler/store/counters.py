@@ -10,7 +10,11 @@ from scheduler.core.job import Event, Job
 
 
 def count(connection: sqlite3.Connection, events: Iterable[Event], jobs: Mapping[int, Job]) -> None:
-    """Count these events. Call this function in the transaction that writes the events, before it writes them."""
+    """Add these events to the counters.
+
+    The caller must write the events in the same transaction, after this call: the function looks in the stored events
+    to see which jobs had started before.
+    """
 
     def began_before(job: int) -> bool:
         kinds = "SELECT 1 FROM events WHERE job=? AND kind IN ('started', 'done', 'failed') LIMIT 1"
@@ -25,7 +29,7 @@ def count(connection: sqlite3.Connection, events: Iterable[Event], jobs: Mapping
 
 
 def tallies(connection: sqlite3.Connection) -> dict[str, dict[str, float]]:
-    """Return all counters: name → label → number. Empty for a store of an older version without counters."""
+    """Return all counters: name → label → number. The result is empty if an older gpujob made the store."""
     try:
         rows = connection.execute("SELECT name, label, n FROM tallies").fetchall()
     except sqlite3.OperationalError:

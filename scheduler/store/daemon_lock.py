@@ -36,7 +36,10 @@ class Elsewhere(SchedulerError):
 
 
 def no_locks(path: str, why: str) -> SchedulerError:
-    """Return the error for a file system without locks, where two daemons could run or two writers damage the store."""
+    """Return the error for a file system without locks.
+
+    Without locks, two daemons could run at the same time, and two writers could damage the store.
+    """
     return SchedulerError(
         f"cannot lock the file: its file system has no locks ({why})",
         where=path,
@@ -45,7 +48,7 @@ def no_locks(path: str, why: str) -> SchedulerError:
 
 
 class DaemonLock:
-    """Lock on a state folder. The folder's daemon holds the lock, or a command while no daemon runs.
+    """The lock on a state folder. The daemon holds it. While no daemon runs, a command may hold it.
 
     The kernel releases the lock when the process ends, even if the process is killed.
     """
@@ -87,14 +90,20 @@ class DaemonLock:
         replace_file(self.places.daemon_info, json.dumps(info).encode(), sync=False)
 
     def _check_that_locks_are_kept(self) -> None:
-        """Raise SchedulerError if the file system has no locks: there, `filelock` only checks whether a file exists."""
+        """Raise SchedulerError if the file system has no locks.
+
+        Without this check, `filelock` would fall back to a lock that consists only of the existence of a file.
+        """
         path = self.places.daemon_lock
         with contextlib.suppress(FileExistsError):
             os.close(new_private(path))
         daemon_alive(self.places)
 
     def _check_it_holds(self) -> None:
-        """Raise SchedulerError if the lock just taken appears free, because then a second daemon could take it, too."""
+        """Raise SchedulerError if the lock appears free although this process has just taken it.
+
+        On such a file system a second daemon could take the lock at the same time.
+        """
         if not daemon_alive(self.places):
             raise no_locks(self.places.daemon_lock, "two processes could hold the same lock")
 
@@ -138,7 +147,10 @@ def holder(places: Places) -> dict[str, Any]:
 
 
 def _held(fd: int, how: int) -> bool:
-    """Try to lock ``fd`` without waiting. Return True if another process holds the lock."""
+    """Try to lock ``fd`` without waiting (``how``: kind of lock). Return whether another process holds the lock.
+
+    If the result is False, this process has the lock, or the file system cannot lock a folder (NFS).
+    """
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
     except OSError as error:
@@ -172,8 +184,8 @@ def daemon_alive(places: Places) -> bool:
 def check_here(places: Places) -> None:
     """Raise Elsewhere if the daemon runs on another machine that shares the folder.
 
-    Only processes of one machine share SQLite's index of the write-ahead log. So a process of this machine could not
-    read the store correctly, and could damage it by a write.
+    SQLite's index of the write-ahead log is shared only among processes of one machine. So a process on this machine
+    could read wrong data, and a write by it could damage the store.
     """
     told = holder(places)
     if told.get("boot") in (None, boot_id()):
@@ -197,9 +209,10 @@ def check_here(places: Places) -> None:
 
 
 def register_folder(environ: dict[str, str]) -> str:
-    """Return the folder with a file for each live scheduler of this user; empty if the user owns no suitable folder.
+    """Return the path of the register: a folder with one file for each live scheduler of this user.
 
-    Under sudo ``environ`` may name folders of the calling user, where root must not create files.
+    The folder need not exist. The result is an empty text if this user owns no suitable folder. For example, under sudo
+    ``environ`` may name folders of the calling user, and root must not create files there.
     """
     runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     if not _is_ours(runtime):
@@ -222,7 +235,7 @@ def _is_ours(folder: str) -> bool:
 
 
 def register(environ: dict[str, str], state_file: str) -> str:
-    """Write this scheduler's file into the register. Return the path of the file, empty if the write failed."""
+    """Write this scheduler's file into the register. Return its path, or an empty text if it could not be written."""
     folder = register_folder(environ)
     if not folder:
         return ""
@@ -270,7 +283,7 @@ def check_no_other(environ: dict[str, str], places: Places) -> None:
 
 
 def registered(environ: dict[str, str]) -> list[str]:
-    """Return the state files of this user's live schedulers that are in the register."""
+    """Return the paths of the state files of this user's live schedulers, as listed in the register."""
     folder = register_folder(environ)
     found: list[str] = []
     if not _is_ours(folder):  # another user's register could name a scheduler of that user

@@ -37,7 +37,7 @@ class NothingYet(StoreTrouble):
 
 
 class Database:
-    """A connection to the store. All changes are made in ``writing``.
+    """A connection to the store. All changes are made through the method `writing`.
 
     ``checkpoints``: whether commits may copy the write-ahead log back into the store; True only for the daemon, so that
     no command has to wait for the copying. ``lock_wait_s``: seconds to wait for the store's lock.
@@ -83,8 +83,9 @@ class Database:
     def renew(self) -> None:
         """Reopen the store after a failed write or sync: check the store, copy the log into it, begin a new log.
 
-        The kernel reports a failed sync once and then treats the pages as written, so the next sync would succeed
-        without the lost data. Copying the log writes and syncs its data again. Raises StoreTrouble, Damaged.
+        The kernel reports a failed sync only once, and then treats the data as written. So a second sync would succeed
+        although the data are not on the disk. Copying the log into the store writes and syncs these data again. Raises
+        StoreTrouble, Damaged.
         """
         try:
             with self._locked():
@@ -230,7 +231,7 @@ class Database:
             )
 
     def wake_daemon(self) -> None:
-        """Wake the daemon: write one byte into the wakeup file, after the commit.
+        """Wake the daemon: write one byte into the wakeup file. To be called after the commit.
 
         A failed write (full disk) is ignored: the daemon then finds the committed data later.
         """
@@ -238,7 +239,7 @@ class Database:
             os.pwrite(self._wakeup_fd, b"!", 0)
 
     def close(self) -> None:
-        """Close the connection and the files for lock, wakeup and highest id."""
+        """Close the connection, the lock file, the wakeup file and the file with the highest id."""
         with contextlib.suppress(sqlite3.Error):
             self.connection.close()
         self._let_go()
@@ -317,7 +318,8 @@ def _version(connection: sqlite3.Connection, places: Places) -> int:
 def read_only(path: str, still: bool = False) -> sqlite3.Connection:
     """Return a connection that cannot change the store.
 
-    ``still``: the store has no log and no process changes the store now, so SQLite need not create a log and an index.
+    ``still``: the caller knows that the store has no log and that no process changes it now. SQLite then reads the
+    store without creating a log and an index beside it.
     """
     if os.path.exists(path) and os.statvfs(path).f_flag & os.ST_RDONLY and not os.path.exists(f"{path}-wal"):
         still = True  # a read-only disk: no process can change the store or create files beside it
@@ -328,9 +330,9 @@ def read_only(path: str, still: bool = False) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def held_still(places: Places) -> Iterator[bool]:
-    """Yield True if the store has no daemon, writer or log, and can be read without creating files beside it.
+    """Yield True if no daemon runs, no process writes the store, and the store has no write-ahead log; else False.
 
-    In this case writers wait until the context ends.
+    If True, the store can be read without creating files beside it, and writers wait until the context ends.
     """
     if os.path.exists(f"{places.store}-wal") or daemon_alive(places):
         yield False
@@ -393,7 +395,7 @@ def open_for_reading(places: Places, still: bool = False) -> sqlite3.Connection:
 
 
 def nothing_yet() -> sqlite3.Connection:
-    """Return an empty store in memory, for readers if no store exists yet."""
+    """Return an empty store in memory. Readers use it if no store exists yet."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     migrate(connection, 0)
     return connection

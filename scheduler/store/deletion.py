@@ -29,13 +29,14 @@ _PAGE = 200
 def forget_finished(
     connection: sqlite3.Connection, *, keep: int | None = None, before: float | None = None, most: int | None = None
 ) -> int:
-    """Delete ended jobs with their events: all but the last ``keep`` ended jobs, and all that ended before ``before``.
+    """Delete ended jobs and their event histories. Return the number of deleted jobs.
 
-    ``before``: seconds since 1970. Without ``keep`` and ``before``, all ended jobs and the refused lines are deleted.
-    ``most``: limit on the number of deleted jobs; the jobs that ended first are deleted first. Returns the number of
-    deleted jobs.
+    ``keep``: delete all ended jobs except the ``keep`` jobs that ended last. ``before``: delete all jobs that ended
+    before this time (seconds since 1970). With both, a job is deleted if at least one of the two rules applies. With
+    neither, all ended jobs are deleted, and also the stored refused lines. ``most``: delete at most this many jobs,
+    beginning with the earliest end.
 
-    Jobs stay if their leftover processes hold GPUs, or if an unfinished job names them in ``after`` or ``after_ok``.
+    A job stays if its leftover processes hold GPUs, or if an unfinished job names it in ``after`` or ``after_ok``.
     Ids are not reused. The line counts of watched files stay, so a line that was run is not run again.
     """
     if keep is None and before is None:
@@ -45,7 +46,10 @@ def forget_finished(
 
 
 def last_to_go(connection: sqlite3.Connection, keep: int | None, before: float | None) -> tuple[float, int]:
-    """Return (end, id) of the last job that `forget_finished` deletes with these limits. Reads only indexes."""
+    """Return the bound (end, id) for `forget_until` that has the same effect as ``keep`` and ``before``.
+
+    For the meaning of ``keep`` and ``before``, see `forget_finished`. Reads only indexes.
+    """
     bound = (-math.inf if before is None else before, 0)
     if keep is not None:
         # A STOPPING job has an end time, too, once its main process has ended.
@@ -137,9 +141,10 @@ def _forget(connection: sqlite3.Connection, number: int) -> float:
 def ended_with_logs(
     connection: sqlite3.Connection, before: tuple[float, int], most: int
 ) -> list[tuple[float, int, list[str]]]:
-    """Return (end, id, paths of all logs) of the ``most`` jobs that ended last before ``before``, latest first.
+    """Return (end, id, paths of all logs) of ended jobs, latest end first.
 
-    ``before``: end and id of a job. Leaves out jobs with leftover processes on GPUs.
+    Only jobs whose (end, id) is below ``before`` are returned, and at most ``most`` jobs. Leaves out jobs with leftover
+    processes on GPUs.
     """
     page = connection.execute(
         f"SELECT finished_at, id FROM jobs WHERE {_ENDED} AND (finished_at, id) < (?, ?)"
@@ -156,19 +161,22 @@ def ended_with_logs(
 
 
 def _files(job: Job, logs: Iterable[str]) -> list[str]:
-    """Return the paths of these logs and, if stderr has a separate file, of the stderr files."""
+    """Return the paths of these logs. If the job writes stderr to separate files, add the paths of these files."""
     return [path for log in logs for path in ((log, errors_of(log)) if job.spec.stderr_apart else (log,))]
 
 
 def old_logs(connection: sqlite3.Connection, before: tuple[float, str], most: int) -> list[tuple[float, str]]:
-    """Return (end of the job, path) of ``most`` logs of deleted jobs, latest first, beginning before ``before``."""
+    """Return (end of the job, path) of the logs of deleted jobs, latest end first.
+
+    Only entries below ``before`` are returned, and at most ``most`` entries.
+    """
     return connection.execute(
         "SELECT at, path FROM old_logs WHERE (at, path) < (?, ?) ORDER BY at DESC, path DESC LIMIT ?", (*before, most)
     ).fetchall()
 
 
 def drop_old_logs(connection: sqlite3.Connection, gone: Sequence[tuple[float, str]]) -> None:
-    """Delete these rows (end of the job, path) about logs of deleted jobs, because the files no longer exist."""
+    """Delete these entries of `old_logs` (end of the job, path), because the log files no longer exist."""
     connection.executemany("DELETE FROM old_logs WHERE at=? AND path=?", gone)
 
 

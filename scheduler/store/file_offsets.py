@@ -1,4 +1,4 @@
-"""Stores read positions of watched files, counts of equal lines, and refused lines."""
+"""Stores for each watched file: the read position, how often each line occurs in it, and the refused lines."""
 
 from __future__ import annotations
 
@@ -35,13 +35,19 @@ def save_mark(connection: sqlite3.Connection, mark: FileMark) -> None:
 
 
 def start_recount(connection: sqlite3.Connection, path: str) -> None:
-    """Begin to recount the lines of a replaced file: keep the old counts in ``before``, delete its refused lines."""
+    """Begin to recount the lines of a file that was replaced.
+
+    The counts of the old file move to the column `before`. The stored refused lines of the file are deleted.
+    """
     connection.execute("UPDATE line_counts SET before=max(n, before), n=0 WHERE path=?", (path,))
     connection.execute("DELETE FROM refused WHERE path=?", (path,))
 
 
 def end_recount(connection: sqlite3.Connection, path: str) -> None:
-    """End the recount of a replaced file after its last line: delete counts of lines that the file no longer has."""
+    """End the recount of a replaced file, after its last line was counted.
+
+    The counts of lines that only the old file had are deleted.
+    """
     connection.execute("DELETE FROM line_counts WHERE path=? AND n=0", (path,))
     connection.execute(
         "UPDATE line_counts SET before=0, repeated=min(repeated, n-1) WHERE path=? AND (before<>0 OR repeated>=n)",
@@ -50,7 +56,10 @@ def end_recount(connection: sqlite3.Connection, path: str) -> None:
 
 
 def count_line(connection: sqlite3.Connection, path: str, identity: str) -> tuple[int, int]:
-    """Count one more line with this identity. Return the new count, and the count before a replacement of the file."""
+    """Count one more line with this identity. Return the new count, and the count in the old file.
+
+    The old file is the version of the file before it was replaced. Its count is 0 if no recount is in progress.
+    """
     row = connection.execute(
         "INSERT INTO line_counts (path, identity, n) VALUES (?,?,1)"
         " ON CONFLICT (path, identity) DO UPDATE SET n=n+1 RETURNING n, before",
@@ -65,19 +74,19 @@ def counted(connection: sqlite3.Connection, path: str) -> frozenset[str]:
 
 
 def uncount(connection: sqlite3.Connection, path: str, identities: Iterable[str]) -> None:
-    """Delete the counts of these identities: their lines count as new when the file is read again."""
+    """Delete the counts of these identities. If the file is read again, the lines with these identities are new."""
     connection.executemany(
         "DELETE FROM line_counts WHERE path=? AND identity=?", [(path, identity) for identity in identities]
     )
 
 
 def duplicates(connection: sqlite3.Connection) -> int:
-    """Return the number of lines, in all files, that were not run because each repeats a job."""
+    """Return the number of lines in all files that did not become jobs because they repeat an earlier job."""
     return int(connection.execute("SELECT coalesce(sum(repeated), 0) FROM line_counts WHERE repeated>0").fetchone()[0])
 
 
 def count_lines(connection: sqlite3.Connection, path: str, identities: Sequence[str]) -> None:
-    """Count one more line for each identity, in a file that is not being recounted."""
+    """Count one more line for each of these identities. For use while no recount of the file is in progress."""
     connection.executemany(
         "INSERT INTO line_counts (path, identity, n) VALUES (?,?,1) ON CONFLICT (path, identity) DO UPDATE SET n=n+1",
         [(path, identity) for identity in identities],
@@ -85,7 +94,7 @@ def count_lines(connection: sqlite3.Connection, path: str, identities: Sequence[
 
 
 def count_repeated(connection: sqlite3.Connection, path: str, identities: Sequence[str]) -> None:
-    """Count one more line for each identity as a repetition of a waiting, running or succeeded job."""
+    """Note for each of these identities that one more line repeats a waiting, running or succeeded job."""
     connection.executemany(
         "UPDATE line_counts SET repeated=repeated+1 WHERE path=? AND identity=?",
         [(path, identity) for identity in identities],

@@ -1,4 +1,4 @@
-"""Updates stored GPU numbers after the driver renumbered the GPUs, so that they mean the same cards."""
+"""Updates the stored GPU numbers after the driver renumbered the GPUs: each number still means the same card."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from scheduler.store import jobs as rows
 
 
 def follow_moved(connection: sqlite3.Connection, moved: Mapping[int, int]) -> list[str]:
-    """Replace GPU numbers in pauses, jobs and holdings (``moved``: old → new). Return messages for the log."""
+    """Replace the GPU numbers in pauses, jobs and holdings. Return messages for the log.
+
+    ``moved``: old number → new number.
+    """
     if not moved:
         return []
 

@@ -1,7 +1,7 @@
 """The history file `.gpujob/history.db`: written by one thread of the daemon, read for curves and metrics.
 
-No job and no decision depends on the file. So writes are not synced, and a missing, damaged or unusable file is
-replaced by a new file.
+No job and no decision of the scheduler depends on this file. So writes are not synced, and a missing, damaged or
+unusable file is replaced by a new file.
 """
 
 from __future__ import annotations
@@ -208,7 +208,11 @@ class HistoryFile:
             many("INSERT OR REPLACE INTO figures VALUES (?,?)", figures)
 
     def _roll(self, connection: sqlite3.Connection, now: float) -> None:
-        """Average completed spans into the long tables, and delete old and surplus rows, once every five minutes."""
+        """Average the short-term rows of each completed span of five minutes into one row of the long-term tables.
+
+        Also delete rows that are too old, and the oldest rows of a table that is too long. If no span has been
+        completed since the last call, do nothing.
+        """
         end = bucket_of(now, LONG_S)
         if self._rolled == end:
             return
@@ -265,7 +269,11 @@ def _reading(path: str) -> contextlib.closing[sqlite3.Connection]:
 
 
 def _rows_of(table: str, columns: str, short: bool) -> str:
-    """Return SQL for all rows of a kind: the short table, or the long table and the short rows not averaged yet."""
+    """Return SQL that selects all rows about GPUs or about jobs (``table``: `gpu` or `job`).
+
+    ``short``: select the short-term rows. Otherwise select the long-term averages, and the newest short-term rows, of
+    which no average exists yet.
+    """
     if short:
         return f"SELECT {columns} FROM {table}_short"
     rolled = f"coalesce((SELECT n FROM figures WHERE name = '{ROLLED}'), 0)"
@@ -273,9 +281,10 @@ def _rows_of(table: str, columns: str, short: bool) -> str:
 
 
 def gpu_history(path: str, since: float, until: float, step_s: float, now: float) -> dict[int, list[GpuSample]]:
-    """Return GPU index → samples, oldest first, at least ``step_s`` seconds apart and about ``MOST_POINTS`` at most.
+    """Return GPU index → samples from ``since`` to ``until``, oldest first.
 
-    ``since``, ``until``, ``now``: seconds since 1970. Empty if there is no readable history.
+    Samples are at least ``step_s`` seconds apart, and each GPU has about ``MOST_POINTS`` samples at most. ``since``,
+    ``until`` and ``now`` are seconds since 1970. The result is empty if there is no readable history.
     """
     asked = question(since, until, step_s, now)
     found: dict[int, list[GpuSample]] = {}
@@ -293,7 +302,10 @@ def gpu_history(path: str, since: float, until: float, step_s: float, now: float
 
 
 def job_history(path: str, job: int) -> dict[int, list[JobSample]]:
-    """Return attempt → samples of its memory and load, oldest first, about ``MOST_POINTS`` at most for each attempt."""
+    """Return attempt → samples of the memory and load of this attempt of the job, oldest first.
+
+    Each attempt has about ``MOST_POINTS`` samples at most. The result is empty if there is no readable history.
+    """
     found: dict[int, list[JobSample]] = {}
     with contextlib.suppress(*_UNKNOWN), _reading(path) as connection:
         connection.execute("BEGIN")
@@ -327,9 +339,10 @@ def pauses(path: str, since: float, until: float) -> list[PauseSpan]:
 
 
 def ticks(path: str) -> tuple[dict[str, float], float] | None:
-    """Return the number of passes by bucket of their duration, and the sum of the durations in seconds.
+    """Return a histogram of the durations of passes, and the sum of these durations in seconds.
 
-    The numbers are not cumulative. Returns None if there is no readable history.
+    The histogram maps the label of each bucket to the number of passes in this bucket alone (not cumulative). Returns
+    None if there is no readable history.
     """
     with contextlib.suppress(*_UNKNOWN), _reading(path) as connection:
         found = dict(connection.execute("SELECT name, n FROM figures").fetchall())

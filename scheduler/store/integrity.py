@@ -48,7 +48,7 @@ def newest_attempts(places: Places) -> dict[int, int]:
 
 
 def evidence(places: Places) -> str:
-    """Return evidence that jobs existed before, as a clause for a message; empty for a new state folder."""
+    """Return a clause for a message that says how it is known that jobs existed; empty for a new state folder."""
     if newest_attempts(places):
         return "there are attempt records beside it"
     given = high(places)
@@ -80,7 +80,7 @@ def check_not_older(connection: sqlite3.Connection, places: Places, given: int, 
     """Raise Damaged if the store lacks a known id or attempt: it is an old copy, or its write-ahead log was lost.
 
     ``given``: the result of `high`, read before the store; ``records``: compare the attempt records too. An up-to-date
-    store has all ids and attempts, since each is committed before it is written elsewhere.
+    store has all ids and attempts, because each of them is committed to the store before it is written to a file.
     """
     sentence = _older(connection, places, given, records)
     if sentence:
@@ -101,10 +101,10 @@ def _older(connection: sqlite3.Connection, places: Places, given: int, records: 
 
 
 def _begun(connection: sqlite3.Connection, places: Places, last: int) -> Iterator[tuple[int, int]]:
-    """Yield (job, attempt) of each attempt record that the store may lack.
+    """Yield (job, attempt) of the attempt records that have to be compared with the store.
 
-    Leaves out the first attempts of jobs that have started according to the store: the store has these attempts, and a
-    query for each of a million jobs would take too long.
+    Leaves out the first attempt of each job that has started according to the store: the store certainly has this
+    attempt. This saves one query for each of perhaps a million jobs. ``last``: the highest id in the store.
     """
     try:
         names = os.listdir(places.attempts)

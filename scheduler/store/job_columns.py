@@ -25,11 +25,13 @@ LATER = "later"  # by each `jobs.save`; a new job has the SQL default, which equ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column. ``write``: the attribute of Job with the value (`need.count`), or a function that makes it from a Job.
+    """A column of the table `jobs`.
 
-    ``field``: the field of Job that is filled from the column; empty if only queries or a ``second`` use the column.
-    ``read``: function that converts the value for the field, None: no conversion; ``second``: name of another column,
-    whose value is the second argument of ``read``. ``since``: the version of the store that introduced the column.
+    ``write``: the attribute of Job that is stored (`need.count`), or a function that makes the stored value from a Job.
+    ``field``: the field of Job that is filled from the column. It is empty if the column only serves queries, or only
+    serves as the ``second`` of another column. ``read``: a function that converts the stored value into the value of
+    the field; None: no conversion. ``second``: the name of another column; ``read`` gets its value as second argument.
+    ``since``: the version of the store that introduced the column.
     """
 
     name: str
@@ -58,7 +60,7 @@ def ids_of(text: str) -> tuple[int, ...]:
 
 
 def _visible(text: str) -> str:
-    """Return the text as SQLite can store it: bytes of a path that are not UTF-8 become backslash escapes."""
+    """Return a text that SQLite can store: bytes of a path that are not UTF-8 are replaced by backslash escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -155,7 +157,10 @@ COLUMNS: tuple[Column, ...] = (
 
 
 class Writer:
-    """Maker of rows with some columns of a job. One `attrgetter` reads all values that are attributes of Job."""
+    """Converts jobs into rows that have only the given columns. ``names``: the names of these columns in order.
+
+    For speed, a single `attrgetter` reads all values that are plain attributes of Job.
+    """
 
     def __init__(self, columns: Sequence[Column]) -> None:
         direct = [column for column in columns if isinstance(column.write, str)]
@@ -200,7 +205,7 @@ OF_SPEC = Writer([column for column in COLUMNS if column.when == SPEC])
 
 
 def job_of(row: Sequence[Any]) -> Job:
-    """Return the Job of a row of ``SELECT``. Raises Damaged if the row holds invalid values."""
+    """Return the Job that a row of the query ``SELECT`` describes. Raises Damaged if the row holds invalid values."""
     try:
         values = list(_IN_ORDER(row))
         for place, read in _ONE:
@@ -213,5 +218,8 @@ def job_of(row: Sequence[Any]) -> Job:
 
 
 def job_of_row(row: Mapping[str, Any]) -> Job:
-    """Return the Job of a row given as column → value. Missing columns have their defaults. Raises Damaged."""
+    """Return the Job that a row describes. ``row``: column → value. Raises Damaged.
+
+    A missing column gets its default.
+    """
     return job_of([row.get(name, _DEFAULTS[name]) for name in READ])

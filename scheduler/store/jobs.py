@@ -43,7 +43,10 @@ def insert(
     notes: tuple[str, ...],
     now: float,
 ) -> Job:
-    """Insert a PENDING job and return it with its new id. Raises sqlite3.IntegrityError if an equal job blocks it."""
+    """Insert a PENDING job and return it with its new id.
+
+    Raises sqlite3.IntegrityError if a waiting, running or succeeded job has the same identity.
+    """
     job = Job(
         id=0, spec=spec, need=need, identity=identity, priority=spec.priority, allowed=spec.allowed, submitted_at=now, notes=notes
     )  # fmt: skip
@@ -52,7 +55,7 @@ def insert(
 
 
 def save(connection: sqlite3.Connection, jobs: Iterable[Job]) -> None:
-    """Update these jobs, except for their spec (see `respec`) and the columns that never change."""
+    """Update all columns of these jobs except those from the spec (see `respec`) and those that never change."""
     found = [(CHANGED.row(job), job.id) for job in jobs]
     connection.executemany(_UPDATE, [(*_WITHOUT_INDEX(row), number) for row, number in found])
     for update, place in zip(_UPDATE_INDEXED, _AT_INDEXED, strict=True):
@@ -112,7 +115,7 @@ def get(connection: sqlite3.Connection, job: int) -> Job | None:
 
 
 def page(connection: sqlite3.Connection, after: int, most: int) -> list[Job]:
-    """Return the next ``most`` jobs with an id above ``after``, by id."""
+    """Return the next ``most`` jobs with an id above ``after``, ordered by id."""
     return [job_of(row) for row in raw_new(connection, after, most)]
 
 
@@ -134,7 +137,7 @@ def blocker_of(connection: sqlite3.Connection, identity: str) -> Job | None:
 
 
 def live(connection: sqlite3.Connection) -> list[Job]:
-    """Return all jobs that have not ended, by id: waiting, STARTING, RUNNING and STOPPING jobs.
+    """Return all jobs that have not ended, ordered by id: waiting, STARTING, RUNNING and STOPPING jobs.
 
     A STOPPING job counts as not ended even if it has an end time: its leftover processes may still use the GPUs.
     """
@@ -142,12 +145,12 @@ def live(connection: sqlite3.Connection) -> list[Job]:
 
 
 def in_hand(connection: sqlite3.Connection) -> Iterator[Job]:
-    """Yield the jobs that are STARTING, RUNNING or STOPPING, by id."""
+    """Yield the jobs that are STARTING, RUNNING or STOPPING, ordered by id."""
     return map(job_of, active_rows(connection))
 
 
 def pending(connection: sqlite3.Connection, after: int = -1) -> Iterator[Job]:
-    """Yield the waiting jobs with an id above ``after``, by id."""
+    """Yield the waiting jobs with an id above ``after``, ordered by id."""
     for row in connection.execute(
         f"{SELECT} WHERE finished_at IS NULL AND state='pending' AND id>? ORDER BY id", (after,)
     ):
@@ -155,7 +158,7 @@ def pending(connection: sqlite3.Connection, after: int = -1) -> Iterator[Job]:
 
 
 def new_pending(connection: sqlite3.Connection, after: int) -> Iterator[Job]:
-    """Yield the waiting jobs with an id above ``after``, by id. Faster than `pending` if few ids are above it."""
+    """Yield the same jobs as `pending`, in the same order. This is faster if few ids are above ``after``."""
     for row in connection.execute(f"{SELECT} WHERE id>? AND state='pending' ORDER BY id", (after,)).fetchall():
         yield job_of(row)
 
@@ -182,7 +185,7 @@ def unfinished(connection: sqlite3.Connection) -> int:
 
 
 def id_back(connection: sqlite3.Connection, steps: int) -> int | None:
-    """Return the id of the job ``steps`` before the newest job (0: the newest job), or None if there is no such job."""
+    """Return the id of the job that is ``steps`` jobs older than the newest job, or None if there is no such job."""
     row = connection.execute("SELECT id FROM jobs ORDER BY id DESC LIMIT 1 OFFSET ?", (steps,)).fetchone()
     return int(row[0]) if row else None
 
@@ -204,7 +207,7 @@ def first_pending(connection: sqlite3.Connection, most: int) -> list[Job]:
 def waiting_before(connection: sqlite3.Connection, job: Job) -> int:
     """Return how many jobs of the same placement class (`core/placement_class.py`) are ahead of this job in the queue.
 
-    Only jobs that wait for room on GPUs or CPU slots count.
+    Jobs that wait for something other than free GPUs or CPU slots are not counted.
     """
     allowed = gpu_ids_text(job.allowed) if job.need.count and job.allowed is not None else None
     found = connection.execute(
@@ -234,7 +237,7 @@ def active_rows(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
 
 
 def raw_new(connection: sqlite3.Connection, after: int, most: int) -> list[tuple[Any, ...]]:
-    """Return the rows of the next ``most`` jobs with an id above ``after``, by id."""
+    """Return the rows of the next ``most`` jobs with an id above ``after``, ordered by id."""
     return connection.execute(f"{SELECT} WHERE id>? ORDER BY id LIMIT ?", (after, most)).fetchall()
 
 
@@ -245,7 +248,7 @@ def ids_ended_since(connection: sqlite3.Connection, at: float) -> list[int]:
 
 
 def raw_of(connection: sqlite3.Connection, jobs: Sequence[int]) -> list[tuple[Any, ...]]:
-    """Return the rows of these jobs, in no particular order and without deleted jobs."""
+    """Return the rows of these jobs in no particular order. Deleted jobs are left out."""
     found: list[tuple[Any, ...]] = []
     for at in range(0, len(jobs), 500):
         some = jobs[at : at + 500]
@@ -259,7 +262,7 @@ def ended_last(connection: sqlite3.Connection) -> float:
 
 
 def select(connection: sqlite3.Connection, states: Sequence[str] = (), most: int | None = None) -> Iterator[Job]:
-    """Yield the jobs in ``states`` (empty: all jobs), by id. ``most``: only the newest ``most`` of these jobs."""
+    """Yield the jobs in ``states`` (empty: in all), ordered by id. ``most``: yield only the ``most`` newest jobs."""
     where = f" WHERE state IN ({','.join('?' * len(states))})" if states else ""
     if states and _LIVE.issuperset(states):
         where += " AND finished_at IS NULL"  # for the index on finished_at: a million jobs may have ended
@@ -273,16 +276,16 @@ def select(connection: sqlite3.Connection, states: Sequence[str] = (), most: int
 
 
 def ended_since(connection: sqlite3.Connection, at: float) -> Iterator[Job]:
-    """Yield the jobs that have not ended, or ended at ``at`` (seconds since 1970) or later, by id."""
+    """Yield the jobs that have not ended or ended at ``at`` (seconds since 1970) or later, ordered by id."""
     for row in connection.execute(f"{SELECT} WHERE finished_at IS NULL OR finished_at>=? ORDER BY id", (at,)):
         yield job_of(row)
 
 
 def known_since(connection: sqlite3.Connection) -> float | None:
-    """Return the time (seconds since 1970) after which no job is missing.
+    """Return a time (seconds since 1970): the store still has every job that ended after this time.
 
-    Jobs that ended earlier may have been deleted. The result is None if no job is missing, or if this is not known
-    because there are no jobs.
+    Jobs that ended earlier may have been deleted. The result is None if no job is missing, or if the time is unknown
+    because the store has no jobs.
     """
     told = meta(connection, FORGOTTEN_UNTIL)
     if told:
@@ -294,7 +297,7 @@ def known_since(connection: sqlite3.Connection) -> float | None:
 
 
 def labelled(connection: sqlite3.Connection, label: str) -> list[Job]:
-    """Return the jobs with this label, by id."""
+    """Return the jobs with this label, ordered by id."""
     rows = connection.execute(f"{SELECT} WHERE spec LIKE ? ORDER BY id", (f"%{json.dumps(label)}%",))
     return [job for job in map(job_of, rows) if job.spec.label == label]
 
@@ -302,7 +305,10 @@ def labelled(connection: sqlite3.Connection, label: str) -> list[Job]:
 def newest_labelled(
     connection: sqlite3.Connection, label: str, states: Sequence[str], most: int
 ) -> tuple[list[Job], int]:
-    """Return the ``most`` newest jobs with this label in these states, by id, and the number of all such jobs."""
+    """Return the newest jobs with this label in these states, ordered by id, and the total number of such jobs.
+
+    ``most``: maximum number of jobs to return.
+    """
     # Matches the JSON of the spec; inside another value the quotes would be escaped with backslashes.
     where = f"WHERE instr(spec, ?)>0 AND state IN ({','.join('?' * len(states))})"
     asked = (f'"label": {json.dumps(label)}', *states)
@@ -313,7 +319,10 @@ def newest_labelled(
 
 
 def labels(connection: sqlite3.Connection, states: Sequence[str], most: int) -> dict[str, list[int]]:
-    """Return label → ids of the jobs with this label in these states, newest first. Reads at most ``most`` jobs."""
+    """Return label → ids of the jobs with this label, newest first.
+
+    Considers only jobs in these states, and of these only the ``most`` newest jobs that have a label.
+    """
     rows = connection.execute(
         f"SELECT id, spec FROM jobs WHERE spec LIKE '%\"label\"%' AND state IN ({','.join('?' * len(states))})"
         " ORDER BY id DESC LIMIT ?",
@@ -337,7 +346,7 @@ def newest(connection: sqlite3.Connection, states: Sequence[str], prefix: str, m
 
 
 def counts(connection: sqlite3.Connection) -> dict[str, int]:
-    """Return the number of jobs in each of the eight states, 0 included."""
+    """Return state → number of jobs in this state. The result has all eight states, also those without jobs."""
     try:
         found = dict(connection.execute("SELECT state, n FROM counts").fetchall())
     except sqlite3.OperationalError:  # a store of an older version, which does not count them
@@ -361,9 +370,9 @@ def ask_for(connection: sqlite3.Connection, kind: str, arguments: Mapping[str, A
 
 
 def asked(connection: sqlite3.Connection) -> list[tuple[float, int, Request]]:
-    """Return the unanswered requests, oldest first: (seconds since 1970, id of the row, request).
+    """Return the unanswered requests, oldest first: (time in seconds since 1970, id of the row, request).
 
-    A request that this version does not know is answered with a refusal, so that it is not returned again.
+    A request that this version does not know is left out and answered with a refusal.
     """
     from scheduler.core.requests import Answer, from_row
 
@@ -407,7 +416,10 @@ def paused_gpus(connection: sqlite3.Connection) -> tuple[int, ...]:
 def save_pauses(
     connection: sqlite3.Connection, gpus: Iterable[int], queue_paused: bool, changes: list[tuple[int, int, bool]]
 ) -> None:
-    """Replace the stored pauses, and the stored changes of pauses by commands (`core/pauses.py: Pauses`)."""
+    """Store the current pauses in place of the earlier ones. ``gpus``: indexes of the paused GPUs.
+
+    ``changes``: the latest pauses and resumes by verbs (`core/pauses.py: Pauses`). They replace the earlier list.
+    """
     connection.execute("DELETE FROM pauses")
     connection.executemany("INSERT INTO pauses VALUES (?)", [(gpu,) for gpu in gpus])
     set_meta(connection, "queue_paused", "1" if queue_paused else "")
@@ -415,16 +427,20 @@ def save_pauses(
 
 
 def pause_changes(connection: sqlite3.Connection) -> list[tuple[int, int, bool]]:
-    """Return the changes that `save_pauses` stored, oldest first.
+    """Return the latest pauses and resumes by verbs, as stored by `save_pauses`, oldest first.
 
-    Each is (first revision of the state file that shows it, index of the GPU or -1 for the queue, previous value).
+    Each entry is (first revision of the state file that shows the change, index of the GPU or -1 for the queue, whether
+    the GPU or the queue was paused before the change).
     """
     text = meta(connection, "pause_changes")
     return [(revision, what, before) for revision, what, before in json.loads(text)] if text else []
 
 
 def lowest_place(connection: sqlite3.Connection) -> int:
-    """Return the lowest place of the unfinished jobs that were moved to the front of the queue, 0 if no job was."""
+    """Return the lowest place of an unfinished job that a user put first; 0 if there is no such job.
+
+    The place (`Job.order`) of a job that was put first is below 0. A lower place is further ahead in the queue.
+    """
     found = connection.execute("SELECT min(place) FROM jobs WHERE finished_at IS NULL AND place < 0").fetchone()[0]
     return int(found or 0)
 
@@ -443,7 +459,7 @@ def set_meta(connection: sqlite3.Connection, key: str, value: str) -> None:
 
 
 def gpus(connection: sqlite3.Connection) -> list[Gpu]:
-    """Return the GPUs that the last daemon managed, by index."""
+    """Return the GPUs that the last daemon managed, ordered by index."""
     rows = connection.execute("SELECT id, uuid, name, server, memory_mib FROM gpus ORDER BY id")
     return [Gpu(*row) for row in rows]
 
@@ -496,7 +512,10 @@ def note_calls(connection: sqlite3.Connection, jobs: Iterable[int]) -> None:
 
 
 def calls(connection: sqlite3.Connection) -> list[tuple[int, float | None]]:
-    """Return (job id, start of the hooks in seconds since 1970 or None) of jobs with unfinished completion hooks."""
+    """Return (job id, start of the hooks) of each job whose completion hooks are not finished.
+
+    The start is in seconds since 1970, or None if the hooks have not been started.
+    """
     return connection.execute("SELECT job, begun FROM calls ORDER BY job").fetchall()
 
 
@@ -506,12 +525,12 @@ def begin_call(connection: sqlite3.Connection, job: int, now: float) -> None:
 
 
 def strike_calls(connection: sqlite3.Connection, jobs: Iterable[int]) -> None:
-    """Delete the records about completion hooks of these jobs, because the hooks were run or are not run again."""
+    """Delete the records that `note_calls` made for these jobs: their hooks have run, or are not to be run again."""
     connection.executemany("DELETE FROM calls WHERE job=?", [(job,) for job in jobs])
 
 
 def class_reasons(connection: sqlite3.Connection) -> dict[str, Reason]:
-    """Return key of the placement class → reason why jobs of this class wait, as last stored by the daemon."""
+    """Return the stored reasons: key of the placement class → reason why the jobs of this class wait."""
     return {r[0]: Reason(r[1], r[2]) for r in connection.execute("SELECT class, code, sentence FROM reasons")}
 
 

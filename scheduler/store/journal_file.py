@@ -32,7 +32,8 @@ Span = tuple[int, int]  # part of the file: offset and length in bytes
 def holds_records(path: str) -> bool:
     """Return whether the file at ``path`` may be a journal.
 
-    A missing, unreadable or empty file may be a journal, and a file with a line near its start that begins with ``{``.
+    A missing, unreadable or empty file may be a journal. A file with contents may be a journal if one of its first
+    lines begins with ``{``.
     """
     try:
         with open(path, "rb", opener=plain) as stream:
@@ -45,7 +46,7 @@ def holds_records(path: str) -> bool:
 
 @dataclass(slots=True)
 class _Found:
-    """The lines of the old file: lines to keep, and damaged lines."""
+    """The positions of lines in the old file: lines that the new file gets, and damaged lines."""
 
     kept: dict[object, Span] = field(default_factory=dict)  # for a job that is not in the store, only its last line
     damaged: list[Span] = field(default_factory=list)
@@ -54,10 +55,11 @@ class _Found:
 
 
 class JournalFile:
-    """The journal file of one scheduler. Lines of other programs are kept; lines that are not JSON are set aside.
+    """The journal file of one scheduler.
 
-    ``is_ours``: returns whether the store has a job, so that the line of the job is made from the store; ``is_torn``:
-    returns whether bytes that are not JSON are the beginning of a line that this scheduler wrote only in part.
+    On a rewrite, the lines of jobs are made from the store, and lines of other programs are kept. Lines that are not
+    JSON are moved to another file. ``is_ours``: returns whether the store has the job of a line. ``is_torn``: returns
+    whether bytes that are not JSON are the beginning of a line of this scheduler whose write was interrupted.
     """
 
     def __init__(self, path: str, is_ours: Callable[[Who], bool], is_torn: Callable[[bytes], bool]) -> None:
@@ -72,10 +74,11 @@ class JournalFile:
         return self._fd >= 0 and self._size > 2 * self._compact + SLACK
 
     def append(self, data: bytes, first: int = 0) -> bool:
-        """Append whole lines with one write. Return False if the file was removed, replaced or cut: call `write_new_file`.
+        """Append whole lines with one write.
 
-        ``first``: number of bytes of ``data`` that belong to jobs without a line so far. Raises OSError. An incomplete
-        write is removed again, unless another program has appended lines after it.
+        Return False, without a write, if the file is not open or was removed, replaced or truncated; the caller then
+        has to call `write_new_file`. ``first``: number of bytes of ``data`` that belong to jobs without a line so far.
+        Raises OSError. An incomplete write is removed again, unless another program has appended lines after it.
         """
         if self._fd < 0:
             return False
@@ -98,10 +101,11 @@ class JournalFile:
         return True
 
     def write_new_file(self, pages: Iterable[bytes], last: Callable[[], bytes] = bytes) -> Generator[None, None, None]:
-        """Write a new file in steps: kept lines of the old file, then ``pages``. The last step replaces the old file.
+        """Write a new file in steps: first the lines to keep from the old file, then ``pages``.
 
-        Lines can be appended to the old file until the last step. ``last`` returns the lines of jobs that changed after
-        their page was made. Raises OSError; the old file then stays if it was not replaced yet.
+        The last step replaces the old file. Until then, lines can be appended to the old file. ``last`` returns the
+        lines of jobs that changed after their page was made. Raises OSError. An error before the replacement leaves the
+        old file unchanged.
         """
         old = self._open_old()
         folder, name = os.path.split(self.path)
@@ -178,7 +182,10 @@ class JournalFile:
             raise OSError(errno.EBUSY, "another scheduler writes its journal to this file", self.path)
 
     def _look_through(self, old: int, found: _Found) -> Iterator[None]:
-        """Sort the lines from ``found.end`` to the end of the file into ``found``, ``A_STEP`` lines in each step."""
+        """Read the lines from ``found.end`` to the end of the file, and add their positions to ``found``.
+
+        Each step reads ``A_STEP`` lines.
+        """
         if old < 0:
             return
         with open(os.dup(old), "rb") as stream:
@@ -220,9 +227,10 @@ class JournalFile:
     # -- the new file -------------------------------------------------------------------------------------
 
     def _end(self, old: int, new: int, found: _Found) -> None:
-        """Finish the new file: copy lines that were added to the old file, sync the new file, set damaged lines aside.
+        """Finish the new file.
 
-        Raises OSError, also if another program replaced the old file.
+        Copy the lines that were added to the old file in the meantime, sync the new file, and copy damaged lines to a
+        file beside it. Raises OSError, also if another program replaced the old file.
         """
         before = dict(found.kept)
         for _ in self._look_through(old, found):
@@ -268,7 +276,10 @@ class JournalFile:
 
 
 def _copy(old: int, spans: Iterable[Span], new: int) -> Iterator[None]:
-    """Copy these parts of the old file, each ending in a newline, in steps of about ``PIECE`` bytes."""
+    """Copy these parts of the old file to the new file, in steps of about ``PIECE`` bytes.
+
+    If a part does not end in a newline, a newline is added.
+    """
     pieces: list[bytes] = []
     size = 0
     for start, length in spans:

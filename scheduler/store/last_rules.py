@@ -1,4 +1,4 @@
-"""The retry rules of the last daemon, from the settings that this daemon stored."""
+"""Reads the retry rules of the last daemon from the settings that the last daemon stored."""
 
 from __future__ import annotations
 

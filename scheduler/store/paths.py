@@ -66,7 +66,7 @@ class Places:
 
     @property
     def history(self) -> str:
-        """SQLite file with the curves of GPUs and jobs. No job and no decision depends on it."""
+        """SQLite file with the curves of GPUs and jobs. No decision of the scheduler depends on it."""
         return os.path.join(self.state_dir, "history.db")
 
     @property
@@ -139,9 +139,10 @@ def name_of(uid: int) -> str:
 
 
 def check_not_for_another(folder: str) -> None:
-    """Raise SchedulerError if root would create files in a folder of a user, who could not use these files.
+    """Raise SchedulerError if this process runs as root and the folder belongs to another user.
 
-    Sticky folders that everybody may write, such as /tmp, are allowed.
+    The user could not use files that root creates there. Sticky folders that everybody may write, such as /tmp, are
+    allowed.
     """
     if os.getuid() != 0:
         return

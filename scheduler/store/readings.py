@@ -17,12 +17,12 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class LastReading:
-    """The last reading of a GPU: memory in MiB, load 0 to 1, None for values that the driver did not report.
+    """The last reading of a GPU. Loads are between 0 and 1. A value that the driver did not report is None.
 
     ``at``: when the row was written (seconds since 1970); ``read_at``: when the GPU last answered, which may be long
     before ``at``. ``own_mib``: memory of this scheduler's jobs; ``foreign_mib``: memory of foreign processes;
-    ``reserved_mib``: all other memory in use: memory of the driver, memory of a display, and foreign memory that a user
-    accepted (`resume --force`).
+    ``reserved_mib``: all other memory in use. This is the memory of the driver and of a display, and the memory of
+    foreign processes that a user accepted (`resume --force`).
     """
 
     at: float

@@ -20,7 +20,7 @@ LEARNED_FROM = 300  # last ended jobs, read for the estimates of run times
 
 
 def cpu_slots_of(config: Config) -> int:
-    """Return the number of slots for jobs without GPUs: the setting, else the number of CPUs."""
+    """Return the number of slots for jobs without GPUs: the setting `cpu_slots`, by default the number of CPUs."""
     return config.cpu_slots if config.cpu_slots is not None else os.cpu_count() or 1
 
 
@@ -33,11 +33,11 @@ def read_state(
     missing: Callable[[Job], str] = never_missing,
     may_start: bool = True,
 ) -> SchedulerState:
-    """Return the scheduler's state without the jobs: GPUs, pauses, front of the queue, estimates of run times.
+    """Return the scheduler's state without jobs: GPUs, pauses, the lowest place in the queue, estimates of run times.
 
-    ``fetch``: returns a job by its id, by default from the store; ``missing``: returns what a job lacks on disk;
-    ``may_start``: False where no daemon runs. A GPU that is no longer managed stays in the ledger while jobs or
-    leftover processes use it. Raises sqlite3.Error.
+    ``fetch``: returns the job with an id, by default from the store; ``missing``: returns a sentence about a file that
+    a job needs and that does not exist, else an empty text; ``may_start``: whether jobs may be started. A GPU that is
+    no longer managed stays in the ledger while jobs or leftover processes use it. Raises sqlite3.Error.
     """
     in_use = {gpu for job in rows.in_hand(connection) for gpu in job.gpus}
     in_use |= {gpu for holding, _ in rows.holdings(connection) for gpu in holding.gpus}

@@ -13,7 +13,10 @@ from scheduler.store.paths import DEFAULT_STEM, Places
 
 
 def this_machine() -> str:
-    """Return the id of this machine, or its host name if it has no id. Both come from outside the state folder."""
+    """Return the id of this machine, or its host name if it has no id.
+
+    Neither is stored in the state folder, so a copy of the folder on another machine gets another id.
+    """
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         try:
             with open(path, encoding="ascii") as stream:
@@ -26,30 +29,35 @@ def this_machine() -> str:
 
 
 def home_of(places: Places) -> str:
-    """Return ``MACHINE:DEVICE:INODE:PATH`` of the state folder, which identifies the home of the store.
+    """Return ``MACHINE:DEVICE:INODE:PATH`` of the state folder. This text identifies the place of the store.
 
-    A copy has another device or inode; a moved folder has another path, and watched files are known by their paths.
+    A copy of the folder has another device or inode. A moved folder has another path; this matters because the store
+    knows watched files by their paths.
     """
     status = os.stat(places.state_dir)
     return f"{this_machine()}:{status.st_dev}:{status.st_ino}:{os.path.realpath(places.state_dir)}"
 
 
 def belongs(made: str, here: str) -> bool:
-    """Return whether ``here`` is the place ``made`` that a store has recorded, or no place is recorded.
+    """Return whether a store with the recorded place ``made`` belongs to the place ``here``.
 
-    See `home_of` for the form of a place. Old versions recorded no path.
+    A store without a recorded place belongs to each place. `home_of` describes the form of a place; old versions
+    recorded no path.
     """
     return not made or made == here or here.startswith(made + ":")
 
 
 def moved_from(made: str, here: str) -> str:
-    """Return the parent folder of the state folder before a move; empty if the state folder was not moved."""
+    """Return the folder in which the state folder was before it was moved; empty if it was not moved."""
     old, new = made.split(":", 3), here.split(":", 3)
     return os.path.dirname(old[3]) if len(old) == 4 and old[:3] == new[:3] and old[3] != new[3] else ""
 
 
 def check_original(made: str, here: str) -> None:
-    """Raise SchedulerError if ``here`` is a copy and a scheduler runs on the original with the same jobs."""
+    """Raise SchedulerError if the state folder is a copy and a scheduler still runs on the original.
+
+    ``made``: the place that the store has recorded; ``here``: the present place (`home_of`).
+    """
     old = made.split(":", 3)
     if len(old) < 4 or old[0] != this_machine() or belongs(made, here) or moved_from(made, here):
         return

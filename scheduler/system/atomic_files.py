@@ -1,4 +1,4 @@
-"""Writes files completely or not at all, readable only for their owner. To read files, see `system/safe_open.py`."""
+"""Writes files completely or not at all. Only their owner can read them. To read files, see `system/safe_open.py`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _KEEP_SIZE = 1
 def replace_file(path: str, data: bytes, *, sync: bool = True) -> None:
     """Write ``data`` to a temporary file (0600), sync the file, and rename it to ``path``. Raises OSError.
 
-    A link at ``path`` is replaced, not followed. After an error the old file stays, unless only syncing the folder
-    failed. ``sync``: False to sync neither the file nor its folder.
+    A link at ``path`` is replaced, not followed. After an error the old file stays, with one exception: if only the
+    sync of the folder failed, the file was already replaced. ``sync``: False to sync neither the file nor its folder.
     """
     aside = _write_temporary(path, data, sync)
     try:
@@ -74,9 +74,9 @@ def _write_temporary(path: str, data: bytes, sync: bool) -> str:
 def swap_file(path: str, data: bytes, there: bool, *, sync: bool = False) -> int:
     """Put a new file at ``path`` and return a descriptor of the old file, so that the caller can read the old contents.
 
-    ``there``: whether the caller expects a file at ``path``; if not, the result is -1. ``sync``: sync the new file, but
-    not its folder. Raises FileNotFoundError or FileExistsError if the expectation is wrong, and other OSErrors; the old
-    file then stays.
+    ``there``: whether the caller expects a file at ``path``. If False, the result is -1. ``sync``: sync the new file,
+    but not its folder. Raises FileNotFoundError if the expected file does not exist, FileExistsError if a file exists
+    that was not expected, and other OSErrors. After an error the old file stays.
     """
     aside = _write_temporary(path, data, sync)
     out = -1
@@ -115,7 +115,7 @@ def _open_file(path: str, shown: str) -> int:
 
 
 def _replace_plainly(aside: str, path: str, there: bool) -> int:
-    """Do the work of `swap_file` by link or rename, where the file system cannot exchange two names (as NFS)."""
+    """Do the work of `swap_file` by link or rename, on file systems that cannot exchange two names, such as NFS."""
     if not there:
         os.link(aside, path, follow_symlinks=False)
         return -1
@@ -145,7 +145,7 @@ def _renameat2() -> Callable[[str, str, int], None]:
 
 
 def has_writer(fd: int) -> bool:
-    """Return whether a process has this file open for writing; True if the file system cannot tell.
+    """Return whether a process has this file open for writing. If the file system cannot tell, return True.
 
     The kernel grants a read lease only on a file that no process has open for writing (fcntl(2), F_SETLEASE).
     """
@@ -178,11 +178,12 @@ def sync_folder(folder: str) -> None:
 def append_line(path: str, line: str, check: Callable[[os.stat_result], None] = lambda status: None) -> None:
     """Append one line with a single write, and sync the file. Raises OSError.
 
-    If the last line has no newline, a newline is written first. Disk space is reserved before the write, so that
-    nothing is written on a full disk: half a line might be read as another job. If other processes use up the reserved
-    space in the meantime, the part that was written becomes a comment. ``check`` gets the stat of the opened file and
-    raises an exception if the file must not be written. Links are resolved before the file is opened, so that a link
-    created afterwards is not followed.
+    If the last line of the file has no newline, a newline is written first. Half a line might be read as another job.
+    So disk space is reserved first, and nothing is written if the disk is full. If the write is still incomplete, the
+    written part is turned into a comment.
+
+    ``check`` gets the stat of the opened file and raises an exception if the file must not be written. Links are
+    resolved before the file is opened, so a link that is created afterwards is not followed.
     """
     path = os.path.realpath(path)
     new = not os.path.lexists(path)

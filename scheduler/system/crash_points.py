@@ -15,7 +15,7 @@ _left = int(_count or 1) if _wanted else 0
 
 
 def crash_point(name: str) -> None:
-    """Kill this process with SIGKILL, without any cleanup, at the n-th call with the name in GPUJOB_CRASH_AT."""
+    """Kill this process with SIGKILL if GPUJOB_CRASH_AT has this name and this is the n-th call with this name."""
     global _left
     if name == _wanted:
         _left -= 1

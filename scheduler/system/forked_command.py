@@ -12,7 +12,8 @@ class NeedsOwnProcess(BaseException):
 class ForkedCommand:
     """Facts about the command that this process runs.
 
-    ``here``: this process is a fork of the warm process. ``stays``: the command has called `need_own_process`.
+    ``here``: whether this process is a fork of the warm process. ``stays``: whether the command has announced, by
+    `need_own_process`, that it needs the process that the user started.
     """
 
     here: ClassVar[bool] = False
@@ -25,6 +26,7 @@ def need_own_process(*, stays: bool = True) -> None:
     A fork has no terminal of its own, and ends together with the warm process. So a command calls this function
     before it asks a question, waits for a long time, replaces itself with another program, or starts a process that
     outlives it. The command must not have printed anything before, and must give the same result when it runs again.
+    ``stays``: False leaves `ForkedCommand.stays` unchanged.
     """
     ForkedCommand.stays = ForkedCommand.stays or stays
     if ForkedCommand.here:

@@ -21,8 +21,8 @@ LONGEST_LINE_SHOWN = 64 << 10  # bytes shown of the end of a line whose start is
 class LogReader:
     """An open log that is read forwards. Raises OSError if ``path`` cannot be opened as a plain file.
 
-    ``unpack``: unpack the log if it is packed; ``ours``: do not follow a link; ``at``: number of bytes of the file that
-    were read.
+    ``unpack``: unpack the log if it is packed; ``ours``: do not follow a link; ``at``: position in the file, that is,
+    the number of bytes read so far.
     """
 
     def __init__(self, path: str, *, unpack: bool = True, ours: bool = False) -> None:
@@ -55,7 +55,7 @@ class LogReader:
 
     @property
     def packed(self) -> bool:
-        """Whether the log is unpacked while it is read."""
+        """Whether this reader unpacks the log."""
         return self._unpacker is not None
 
     @property
@@ -91,7 +91,10 @@ class LogReader:
         self._unpacker = Unpacker() if self._unpacker is not None else None
 
     def trouble(self) -> str:
-        """Return why a packed log cannot be shown completely, judged by the part that was read; empty if it can."""
+        """Return why the log cannot be shown completely, or an empty text.
+
+        Only a packed log can have such a problem. The result depends on the part that was read so far.
+        """
         if self._unpacker is None:
             return ""
         if self._unpacker.damaged:
@@ -104,8 +107,8 @@ class LogReader:
     def to_last_lines(self, most: int, step_back: int = STEP_BACK) -> bool:
         """Go to the start of the last ``most`` lines. Return whether the new position is inside a line.
 
-        The search stops inside a line if this line has no start within ``step_back`` bytes. It begins at the end of the
-        log, so its cost does not depend on the log's size. Only for a log that is not unpacked.
+        The search runs backwards from the end of the log, so its cost does not depend on the size of the log. If a line
+        is longer than about ``step_back`` bytes, the search stops inside this line. Not for logs that are unpacked.
         """
         end = position = newest = self.size
         found = 0
@@ -131,8 +134,8 @@ class LogReader:
 class LogWindow:
     """A log that can be read at any position up to the end that it had when it was opened. Raises OSError.
 
-    ``keep``: bytes at the end of a packed log to keep in memory; ``size``: length of the log in bytes, unpacked;
-    ``cut``: the log is packed and its unpacked length reaches ``most_unpacked`` bytes, so the rest cannot be read.
+    ``keep``: how many bytes of the end of a packed log are kept in memory; ``size``: length of the unpacked log in
+    bytes; ``cut``: whether a packed log is only read in part, because it unpacks to ``most_unpacked`` bytes or more.
     """
 
     def __init__(self, path: str, *, keep: int, most_unpacked: int = MOST_UNPACKED, ours: bool = False) -> None:
@@ -178,7 +181,7 @@ class LogWindow:
             yield from unpacker.feed(data)
 
     def read(self, at: int, most: int) -> bytes:
-        """Return up to ``most`` bytes from position ``at`` on; the log ends at ``size``. Raises OSError."""
+        """Return the bytes of the log from position ``at`` on, at most ``most`` bytes. Raises OSError."""
         most = max(0, min(most, self.size - at))
         found = bytearray()
         if not self._packed:
@@ -197,9 +200,9 @@ class LogWindow:
         return bytes(found[:most])
 
     def last_lines(self, most: int, within: int) -> tuple[int, bool]:
-        """Return the start of the last ``most`` lines, and whether that position is inside a line.
+        """Return the position of the last ``most`` lines, and whether this position is inside a line.
 
-        At most the last ``within`` bytes of the log are searched.
+        Only the last ``within`` bytes of the log are searched. If they have fewer lines, the position is later.
         """
         if not most:
             return self.size, False

@@ -29,10 +29,11 @@ def own_command(verb: str, options: Mapping[str, object] | None = None) -> list[
 def start_own(
     words: list[str], environ: Mapping[str, str], *, files: Mapping[int, int] | None = None, folder: str = ""
 ) -> int:
-    """Start this command in a new session, with /dev/null as its input, and return its pid. Raises OSError.
+    """Start a command in a new session, with /dev/null as its input, and return its pid. Raises OSError.
 
-    ``files``: descriptor number in the new process → descriptor of this process to duplicate; all other descriptors are
-    inherited as usual. ``folder``: working folder of the new process; empty: the folder of this process.
+    ``words``: the command line, for example from `own_command`. ``files``: descriptor number in the new process →
+    descriptor of this process that is duplicated; other descriptors are inherited as usual.
+    ``folder``: working folder of the new process; empty: the folder of this process.
     """
     need_own_process(stays=False)
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [

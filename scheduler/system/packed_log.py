@@ -11,9 +11,10 @@ _MAGIC = b"\x1f\x8b"
 
 
 class Unpacker:
-    """Unpacker of a log. The caller feeds the bytes of the log piece by piece.
+    """Unpacks one log. The caller passes the bytes of the log piece by piece to `feed`.
 
-    Data that is not packed is passed through: if a job could not be started, its log may hold only the reason as text.
+    Data that are not packed are returned unchanged. Such a log exists if a job could not be started: it may hold only
+    the reason as text.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,7 @@ class Unpacker:
         return self._plain is not False or self._machine.eof
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the unpacked contents of ``data`` in pieces; yield nothing after damage."""
+        """Yield the unpacked contents of ``data`` in pieces. After damage, this and later calls yield no more."""
         if self._plain is None:
             self._head += data
             if len(self._head) < len(_MAGIC):

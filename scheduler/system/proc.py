@@ -1,7 +1,7 @@
 """Reads values of processes from /proc, without interpreting them.
 
-`system/processes.py` interprets the
-values. `supervisor.py` imports nothing of the program and has its own functions.
+`system/processes.py` interprets the values. `supervisor.py` has its own functions for this purpose, because it must
+not import anything of the program.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ def whole(path: str) -> bytes:
 
 
 def stat_fields(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat from the state on; the start time has index 19. Raises OSError."""
+    """Return the fields of /proc/PID/stat without the first two, pid and name. Raises OSError.
+
+    So the state of the process has index 0, and its start time has index 19.
+    """
     # The name before them is in parentheses, and may itself contain parentheses and blanks.
     return whole(f"/proc/{pid}/stat").rpartition(b")")[2].split()
 

@@ -40,7 +40,10 @@ class Seen:
 
 
 def _unless_short(error: OSError) -> None:
-    """Raise ``error`` again if it is in `SHORT_OF`, since it then does not show whether the process exists."""
+    """Raise ``error`` again if it only shows that this process is short of descriptors or memory (`SHORT_OF`).
+
+    Such an error does not show whether the process in question exists.
+    """
     if error.errno in SHORT_OF:
         raise error
 
@@ -75,9 +78,9 @@ def stands(process: Process) -> bool:
 def zombie_status(process: Process) -> int | None:
     """Return the wait status of a zombie; None if the process is no zombie or the status cannot be read.
 
-    The status is field 52 of /proc/PID/stat. For a process that we may not trace (another user's, or a setuid program
-    such as `sudo`) the kernel shows 0 in this field, which would mean exit code 0. So the link /proc/PID/ns/pid is read
-    as a check: reading it needs the same permission, and fails without it. Raises OSError as `seen` does.
+    The status is field 52 of /proc/PID/stat. The kernel shows 0 in this field if we may not trace the process (a
+    process of another user, or a setuid program such as `sudo`). This 0 would look like exit code 0. So the function
+    also reads the link /proc/PID/ns/pid, which fails without the same permission. Raises OSError as `seen` does.
     """
     try:
         fields = stat_fields(process.pid)
@@ -191,11 +194,11 @@ class Mark:
 
 
 def environment_of(pid: int) -> list[bytes]:
-    """Return the environment entries of a process of our own user; empty if the process is gone, a zombie, or has none.
+    """Return the environment entries of a process of our own user.
 
-    If the process is in an exec, wait until the exec completes, for at most EXEC_LIMIT_S. During an exec the
-    environment is empty until the kernel has set up the new one, and `posix_spawn` and `subprocess.Popen` return before
-    that.
+    The result is empty if the process is gone, is a zombie, or has an empty environment. If the process is in an exec,
+    wait until the exec completes, for at most EXEC_LIMIT_S. This is necessary because `posix_spawn` and
+    `subprocess.Popen` return early: the environment of the new process is empty until the kernel has set it up.
     """
     try:
         entries = environment_entries(pid)
@@ -232,10 +235,10 @@ def is_supervisor(pid: int, state_file: str) -> bool:
 
 
 def starter_lives(key: str, state_file: str) -> bool:
-    """Return whether a live process has the order to start the attempt ``key`` and may be starting it now.
+    """Return whether a live process may still start the attempt ``key``.
 
-    Such a process is the attempt's shim, a supervisor of a previous daemon whose socket is still open, or a process
-    that a shim or supervisor has just forked. A supervisor closes its socket after it has read all orders.
+    Such a process is the attempt's shim, or the supervisor of a previous daemon while its socket is open. (It closes
+    the socket when it has read all start messages.) It can also be a process that a shim or supervisor has just forked.
     """
     ours = SUPERVISOR_MARK + os.fsencode(state_file)
     handed = b"/" + os.fsencode(key) + b".launch"
@@ -279,9 +282,9 @@ def _has_socket(pid: int) -> bool:
 
 
 def session_of(leader: Process) -> str:
-    """Return PID.NAME of the screen session of a job; empty if unknown.
+    """Return the screen session of a job in the form PID.NAME; empty if the session is unknown.
 
-    ``leader``: the job's main process. The session is read from the environment of the leader's parent, the shim.
+    ``leader``: the job's main process. Its parent is the shim, and the shim's environment names the session.
     """
     found = seen_as(leader)
     if found is None:
@@ -305,10 +308,11 @@ def carries(pid: int, mark: Mark) -> bool:
 def members(mark: Mark, leader: Process | None, known: Iterable[Process] = (), *, sure: bool = False) -> list[Process]:
     """Return all live processes of an attempt. ``leader``: its main process; ``known``: other processes of the attempt.
 
-    The result also contains the processes in the leader's session and process group, all descendants, and all processes
-    with the mark. The number of that session and group is the leader's pid, which may be reused once the leader is
-    gone. So, without the leader, processes in this session or group count only if no process has the number as its pid.
-    If ``sure`` (for signals), each of these processes must also have the mark.
+    Besides these, the result has the processes in the leader's session or process group, all descendants, and all
+    processes with the mark. The leader's pid is the number of its session and group. Once the leader is gone, the
+    kernel may give this pid to another process, which may begin a session or group with this number. So after the
+    leader's end, its session and group count only while no process has this pid. With ``sure`` (for signals), a process
+    of the session or group must then also have the mark.
     """
     table: dict[int, Seen] = {}
     for pid in _all_pids():
@@ -345,10 +349,10 @@ def _is(table: dict[int, Seen], process: Process) -> bool:
 def signal_all(
     mark: Mark, leader: Process | None, known: Iterable[Process], hard: bool, soft: int = signal.SIGTERM
 ) -> list[Process]:
-    """Send SIGTERM or ``soft``, or SIGKILL if ``hard``, to every process of an attempt; return the processes found.
+    """Send a signal to every process of an attempt: SIGKILL if ``hard``, else ``soft``. Return the processes found.
 
-    SIGKILL is repeated until the search finds no new process, so that a child forked in the meantime does not escape.
-    SIGTERM is sent once, followed by SIGCONT, because a stopped process cannot react to SIGTERM.
+    With ``hard`` the search is repeated until it finds no new process, so that a child forked in the meantime does not
+    escape. The signal ``soft`` is sent once, followed by SIGCONT, because a stopped process cannot react to it.
     """
     told: set[Process] = set()
     known = tuple(known)

@@ -1,6 +1,7 @@
 """Opens only plain files. A FIFO, device or link that a job put in a file's place cannot block the scheduler.
 
-Usage: ``open(path, opener=plain)``. `supervisor.py`, which imports nothing of the program, has a copy of `plain`.
+Usage: ``open(path, opener=plain)``. `supervisor.py` has its own copy of `plain`, because it must not import anything
+of the program.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import stat
 
 
 def plain(path: str, flags: int) -> int:
-    """Open a plain file that is not a link and return its descriptor; for the scheduler's own files. Raises OSError."""
+    """Open a plain file that is not a link; return its descriptor. For the scheduler's own files. Raises OSError."""
     return plain_or_link(path, flags | os.O_NOFOLLOW)
 
 
 def plain_or_link(path: str, flags: int) -> int:
-    """Open a plain file, or a link to a plain file, and return its descriptor; for users' files. Raises OSError.
+    """Open a plain file, or a link to a plain file, and return its descriptor. For users' files. Raises OSError.
 
-    Neither opening nor reading blocks. This matters for files of /proc that count as plain, but whose reads may block.
+    The file is opened in non-blocking mode, so reads do not block either. Otherwise they could block on a file in /proc
+    that counts as a plain file.
     """
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o600)
     if not stat.S_ISREG(os.fstat(fd).st_mode):

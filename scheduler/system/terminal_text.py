@@ -15,7 +15,7 @@ _TURNING = "[\u202a-\u202e\u2066-\u2069]"  # change the direction of text
 
 
 def _plainly(error: UnicodeError) -> tuple[str, int]:
-    """Error handler for codecs: replaces typographic characters by an ASCII form and escapes all other characters."""
+    """Handle characters that a codec cannot encode: typographic ones are replaced by ASCII, all others are escaped."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     found = error.object[error.start : error.end]
@@ -37,7 +37,7 @@ def charset() -> str:
 
 @functools.cache
 def _ctype() -> str:
-    """Return LC_CTYPE as the user set it. In a C locale Python itself changes LC_CTYPE to a UTF-8 locale."""
+    """Return LC_CTYPE as the user set it. In a C locale Python itself changes this variable to a UTF-8 locale."""
     found = os.environ.get("LC_CTYPE", "")
     if found not in ("C.UTF-8", "C.utf8", "UTF-8"):
         return found
