@@ -68,7 +68,8 @@ def add(
         parse_gpu_ids(gpus)
     except UsageError as error:
         raise UsageError(
-            f"{error.what}: --gpus of add names the allowed GPUs", do=f"{error.do}; for a share: --set gpus=0.5"
+            f"{error.what}: in gpujob add, --gpus lists the allowed GPUs",
+            do=f"{error.do}; to request a share of a GPU: --set gpus=0.5",
         ) from None
     if "," in script and not os.path.exists(script):
         raise UsageError(f"no such script: {script}", do=f"to append a whole line: echo '{script}' >> {path}")
@@ -77,7 +78,7 @@ def add(
     try:
         line.encode()
     except UnicodeEncodeError:
-        raise UsageError("cannot write the line: it is not UTF-8", do="rename the file") from None
+        raise UsageError("cannot write the line: it is not UTF-8", do="use names and arguments in UTF-8") from None
     managed = client.managed()
     parsed = parse(line, LineContext(folder, os.path.expanduser("~"), managed))
     if parsed is None:

@@ -59,7 +59,7 @@ Gpus = Annotated[
 PausedGpus = Annotated[
     list[str], typer.Argument(metavar="GPU…", help="GPU ids: 2, or 0-3.", autocompletion=completions.paused_gpu)
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON value, for programs (after the verb).")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value, for programs; goes after the verb.")]
 
 
 class Common:
@@ -225,7 +225,7 @@ def add(
         _words("--set", "K=V", "Option without a column of its own: gpus=0.5, time=4h, label=x…", completions.line_key),
     ] = None,
     output_file: Annotated[
-        str, typer.Option("--output-file", metavar="PATH", help="Jobs file; -: only print the line.")
+        str, typer.Option("--output-file", metavar="PATH", help="Jobs file to append to; -: only print the line.")
     ] = "",
     state_file: StateFile = None,
     config: ConfigFile = None,
@@ -249,7 +249,8 @@ def submit(
         str, typer.Option("--info-command", metavar="TEXT", help="Shell command whose output becomes the --info.")
     ] = "",
     foreground: Annotated[
-        bool, typer.Option("-f", "--foreground", help="Wait until the job ends; it reads the input of this command.")
+        bool,
+        typer.Option("-f", "--foreground", help="Wait until the job ends; the job reads the input of this command."),
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job ends, and exit with its exit code.")] = False,
     state_file: StateFile = None,
@@ -332,7 +333,9 @@ def report(
     csv: Annotated[
         bool, typer.Option("--csv", help="Print the jobs as comma-separated values, for spreadsheets.")
     ] = False,
-    since: Annotated[str, typer.Option("--since", metavar="WHEN", help="Only from this time on: 7d, 2026-11-15.")] = "",
+    since: Annotated[
+        str, typer.Option("--since", metavar="WHEN", help="Only from this time on: 7d (7 days ago), 2026-11-15.")
+    ] = "",
     label: Annotated[str, typer.Option("--label", metavar="TEXT", help="Only jobs with this label.")] = "",
     state_file: StateFile = None,
     config: ConfigFile = None,
@@ -371,7 +374,7 @@ def logs(
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
-    """Show the output of a job as a terminal would: of a progress bar only the last state."""
+    """Show the output of a job as a terminal would show it: only the last state of a progress bar."""
     from scheduler.cli import logs as logs_of
 
     which = _which(state_file, config)
@@ -381,7 +384,7 @@ def logs(
 
 @app.command("cancel")
 def cancel(jobs: LiveJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
-    """Cancel jobs: waiting ones immediately, running ones with all their processes."""
+    """Cancel jobs: waiting jobs leave the queue, and all processes of running jobs are ended."""
     from scheduler.cli import control
 
     raise typer.Exit(control.cancel(jobs, **_which(state_file, config)))
@@ -397,7 +400,7 @@ def retry(jobs: EndedJobs, state_file: StateFile = None, config: ConfigFile = No
 
 @app.command("hold")
 def hold(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
-    """Keep waiting jobs from starting until they are released."""
+    """Hold waiting jobs: they do not start until they are released."""
     from scheduler.cli import control
 
     raise typer.Exit(control.hold(jobs, **_which(state_file, config)))
@@ -413,7 +416,7 @@ def release(jobs: HeldJobs, state_file: StateFile = None, config: ConfigFile = N
 
 @app.command("first")
 def first(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
-    """Move waiting jobs to the front of the queue, in this order, whatever their priority."""
+    """Move waiting jobs to the front of the queue, in the given order, whatever their priority."""
     from scheduler.cli import control
 
     raise typer.Exit(control.first(jobs, **_which(state_file, config)))
@@ -442,7 +445,9 @@ def wait(
         Optional[list[str]],
         typer.Argument(metavar="[JOB…]", help="Jobs to wait for [all].", autocompletion=completions.live_job),
     ] = None,
-    timeout: Annotated[str, typer.Option("--timeout", metavar="SPAN", help="Give up after this long (exit 124).")] = "",
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="SPAN", help="Stop waiting after this long (exit code 124).")
+    ] = "",
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
@@ -516,7 +521,7 @@ def config_alone(ctx: typer.Context) -> None:
 
 @config_app.command("show")
 def config_show(
-    origin: Annotated[bool, typer.Option("--origin", help="Add where each value comes from.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Also print where each value comes from.")] = False,
     json: Json = False,
     state_file: StateFile = None,
     config: ConfigFile = None,
@@ -529,7 +534,7 @@ def config_show(
 
 @config_app.command("check")
 def config_check(
-    file: Annotated[str, typer.Argument(metavar="[FILE]", help="Check only this file [all that start reads].")] = "",
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="Check only this file [all files of start].")] = "",
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
@@ -574,7 +579,7 @@ def doctor(json: Json = False, state_file: StateFile = None, config: ConfigFile 
 @app.command("web")
 def web_page(
     ctx: typer.Context,
-    port: Annotated[str, typer.Option("--port", metavar="N", help="Port; 0: any free one.")] = "4004",
+    port: Annotated[str, typer.Option("--port", metavar="N", help="Port; 0: any free port.")] = "4004",
     host: Annotated[
         str,
         typer.Option("--host", metavar="ADDRESS", help="Address; one that other machines reach needs TLS or a proxy."),
@@ -582,7 +587,7 @@ def web_page(
     tls_cert: Annotated[str, typer.Option("--tls-cert", metavar="PATH", help="Certificate (PEM), for HTTPS.")] = "",
     tls_key: Annotated[str, typer.Option("--tls-key", metavar="PATH", help="Key of the certificate (PEM).")] = "",
     behind_proxy: Annotated[
-        bool, typer.Option("--behind-proxy", help="Only your own TLS proxy can reach this address.")
+        bool, typer.Option("--behind-proxy", help="State that only your own TLS proxy can reach this address.")
     ] = False,
     names: Annotated[
         Optional[list[str]],
@@ -601,7 +606,7 @@ def web_page(
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the folder with logs and state.")] = False,
 ) -> None:
-    """Run the example jobs on this machine's GPUs, or on two declared ones, and show what happens."""
+    """Run the example jobs on this machine's GPUs, or without GPUs on two simulated ones, and show what happens."""
     from scheduler.cli.demo import demo as run
 
     raise typer.Exit(run(keep=keep))

@@ -98,7 +98,7 @@ def swap(jobs: Sequence[str], *, state_file: str | None = None, config: str | No
     found = state_file_for(state_file, config)
     ids = _chosen(found, jobs)
     if len(ids) != 2:
-        raise UsageError(f"swap takes two jobs, and {' '.join(jobs)} names {len(ids)}", do="write gpujob swap 12 15")
+        raise UsageError(f"swap takes two jobs, not {len(ids)} ({' '.join(jobs)})", do="write gpujob swap 12 15")
     return _ask(found, config, Swap(ids))
 
 
@@ -233,5 +233,8 @@ def recover(*, dry_run: bool = False, state_file: str | None = None, config: str
     if not dry_run:
         if report.healthy:
             client.settle_at_home(home)
-        print(f"{safe(client.places.state_dir)} now belongs to this machine and path; the next start settles its jobs")
+        print(
+            f"{safe(client.places.state_dir)} now belongs to this machine and path; the next start of the scheduler "
+            "checks which of its jobs still run"
+        )
     return report.code

@@ -372,7 +372,10 @@ class _Following:
             self._read(None)
             raise NoDaemon(f"job {self.number} waits, and no scheduler is running", do="start it: gpujob start")
         if job.process is None or not _lives(job.process):
-            self.printer.say(f"no scheduler is running; job {self.number} has ended, and the next start records how")
+            self.printer.say(
+                f"no scheduler is running; job {self.number} has ended, and the next start of the scheduler records how "
+                "it ended"
+            )
             return True
         self.printer.say(f"no scheduler is running; job {self.number} continues without it")
         return False

@@ -95,7 +95,7 @@ def _check_file(path: str, named: str) -> None:
     """Raise UsageError if there is no commands file: `start` would wait for one, `run` does not."""
     if not os.path.isfile(path):
         what = "is not a file" if os.path.exists(path) else "no such commands file"
-        do = "name it: gpujob run --commands-file FILE (one command alone: gpujob submit -- COMMAND)"
+        do = "name the file: gpujob run --commands-file FILE (to run one command: gpujob submit -- COMMAND)"
         raise UsageError(
             what,
             where=path,
@@ -330,7 +330,7 @@ class _Question:
         self.shown.stop()
         which = "1 job is" if jobs == 1 else f"{jobs} jobs are"
         print(
-            f"\n{which} running. To continue later, give the same command again; jobs that you end now then run again.",
+            f"\n{which} running. To continue later, give the same command again. It repeats the jobs that you end now.",
             flush=True,
         )
         self.shown.ask("(l)eave them running, (e)nd all that runs, or (c)ontinue? [Ctrl-C again leaves] ")

@@ -16,7 +16,7 @@ ELSEWHERE = {
     ),
     **dict.fromkeys(
         ("kill", "rm", "delete", "remove", "scancel", "qdel"),
-        "gpujob cancel JOB ends a job, gpujob reset forgets ended ones",
+        "gpujob cancel JOB ends a job, gpujob reset forgets ended jobs",
     ),
     **dict.fromkeys(("ps", "top", "ls", "list", "queue-list", "squeue", "qstat"), "did you mean status, or jobs?"),
     **dict.fromkeys(("sbatch", "qsub"), "did you mean submit?"),

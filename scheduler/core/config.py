@@ -207,7 +207,8 @@ class Config:
 
     # fmt: off
     state_file: str = _option(
-        "gpu_scheduler_state.json", _path, "the state file; one scheduler = one state file, .gpujob/ stands beside it", "PATH",
+        "gpu_scheduler_state.json", _path,
+        "the state file; each scheduler has its own, with the state folder .gpujob/ beside it", "PATH",
         path=True, section="files",
     )
     jobs_file: str = _option("jobs.txt", _text, "the watched jobs file; empty: watch none", "PATH", path=True)
@@ -233,7 +234,9 @@ class Config:
         False, _flag, "start even if no GPU, or not every named GPU, can be seen; jobs that need no GPU run", "BOOL"
     )
     cpu_slots: int | None = _option(
-        None, _gpu_count, "slots for jobs without GPUs (each takes one, or its slots=N); empty: one per CPU core", "N", reload=True
+        None, _gpu_count,
+        "number of slots for jobs without GPUs (such a job takes one slot, or N slots with slots=N); "
+        "empty: one slot per CPU core", "N", reload=True
     )
 
     mem_threshold: float = _option(
@@ -248,17 +251,21 @@ class Config:
         0.02, _share, "share of memory that foreign processes may use on a GPU that is allocated as a whole", "SHARE", reload=True
     )
     gpu_interval: float = _option(
-        5.0, _interval, "time between two readings of the GPUs; a GPU not read for three intervals gets no new job; 0: never read, --gpus N are allocated by booking alone",
+        5.0, _interval,
+        "time between two readings of the GPUs; a GPU that was not read for three intervals gets no new job; "
+        "0: GPUs are never read, and the GPUs of --gpus N are allocated by booking alone",
         "S", reload=True,
     )
     poll_interval: float = _option(
         0.0, _interval,
-        "check the files and the GPUs at least this often, whatever the other intervals are; 0: only the other intervals apply (run: 60)", "S",
+        "check the files and the GPUs at least this often, whatever the other intervals are; "
+        "0: only the other intervals apply (default of gpujob run: 60)", "S",
         reload=True,
     )
     min_free_mem_mb: int = _option(
         0, _whole(0),
-        "a job that asks for no share books this many MiB of GPU memory, on the GPU with the most free memory; 0: such a job books a share (run: 6000)", "MIB",
+        "a job that asks for no share books this many MiB of GPU memory, on the GPU with the most free memory; "
+        "0: such a job books a share (default of gpujob run: 6000)", "MIB",
     )
     settle: float = _option(
         120.0, _seconds,
@@ -296,10 +303,13 @@ class Config:
     max_overtakes: int = _option(
         10, _whole(0), "after later jobs have overtaken a waiting job this often, GPUs are reserved for it; 0: never", "N", reload=True
     )
-    aging: float = _option(0.0, _number, "hours of waiting that outweigh one priority level; 0: never", "HOURS")
+    aging: float = _option(
+        0.0, _number, "hours of waiting that count as one priority level; 0: waiting does not count", "HOURS"
+    )
 
     max_assign_attempts: int = _option(
-        5, _whole(1), "number of tries to start a job, after which it fails", "N", reload=True, section="tries and endings"
+        5, _whole(1), "number of failed tries to start a job after which the job fails", "N",
+        reload=True, section="tries and endings"
     )
     assign_retry_wait: float = _option(
         5.0, _seconds, "wait after the first failed start; doubles each time, at most 10 min", "S", reload=True
@@ -317,7 +327,9 @@ class Config:
         "", _keeping(keep_finished), "how long ended jobs are kept in the store: up to a number (10000), an age (90d) or both; empty: for ever", "LIMITS", reload=True
     )
     history: bool = _option(
-        True, _flag, "keep readings of GPUs and jobs for curves: 10 s for a day, 5 min for 90 days, at most some 150 MB", "BOOL"
+        True, _flag,
+        "keep readings of GPUs and jobs for curves: means over 10 s for a day, means over 5 min for 90 days; "
+        "at most some 150 MB", "BOOL"
     )
     save_list: str = _option(
         "", _text, "shell script, written when SIGTERM ends the scheduler, that submits the remaining jobs again (with ts); empty: none", "PATH", path=True
@@ -331,7 +343,11 @@ class Config:
     watch: str = _option(
         "auto", _one_of("auto", "inotify", "poll"), "how changed files are noticed; poll is for network folders", "HOW"
     )
-    trust_group: bool = _option(False, _flag, "accept files that other members of their group may write (the config itself only with start --trust-group true)", "BOOL")
+    trust_group: bool = _option(
+        False, _flag,
+        "accept files that other members of the file's group may write "
+        "(for the config file itself: only with start --trust-group true)", "BOOL"
+    )
 
     web: bool = _option(False, _flag, "also serve the web page, as `gpujob web` does", "", section="web page")
     web_port: int = _option(4004, _port, "port of the web page on 127.0.0.1; 0: any free port", "N")

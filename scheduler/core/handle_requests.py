@@ -208,7 +208,8 @@ def _swap(decision: DecisionPass, job: Job, others: tuple[int, ...]) -> str:
     if rule.rule != "fifo" or rule.aging_h:
         how = f"order: {rule.rule}" if rule.rule != "fifo" else f"aging: {rule.aging_h:g}"
         raise SchedulerError(
-            f"cannot swap jobs: the order is computed ({how})", do=f"put job {job.id} first: gpujob first {job.id}"
+            f"cannot swap jobs: a setting decides their order ({how})",
+            do=f"put job {job.id} first: gpujob first {job.id}",
         )
     job.order, other.order = other.order, job.order
     job.priority, other.priority = other.priority, job.priority

@@ -127,7 +127,7 @@ def _need(text: str) -> str:
 
 def _label(text: str) -> str:
     if not text or _CONTROL.search(text) or len(text) > LONGEST_LABEL:
-        raise UsageError(f"a label is 1 to {LONGEST_LABEL} characters without control characters")
+        raise UsageError(f"a label must have 1 to {LONGEST_LABEL} characters, and no control characters")
     return text
 
 
@@ -148,7 +148,9 @@ def _is(word: str, *others: str) -> Callable[[str], bool]:
 def _log_name(text: str) -> str:
     check_log_name(text)
     if is_packed(text):
-        raise UsageError("a log name with this ending means a compressed log", do="leave out .gz; gzip=yes adds it")
+        raise UsageError(
+            "a log name must not end in .gz", do="leave .gz out; the option gzip=yes compresses the log and adds .gz"
+        )
     return text
 
 
@@ -216,7 +218,7 @@ JOB_OPTIONS: dict[str, JobOption] = {
         JobOption(
             name="time", metavar="SPAN", field="time_limit_s", read=seconds_of, edit=True, key="time", example="4h",
             help="End it after this long: 90, 30m, 4h.",
-            meaning="end it (SIGTERM, after `kill_grace` SIGKILL) after this long",
+            meaning="end it after this long: SIGTERM, and after `kill_grace` SIGKILL",
             form=FormField("Time limit", "4h, 30m, 1-12:00:00"),
         ),
         JobOption(
@@ -257,7 +259,7 @@ JOB_OPTIONS: dict[str, JobOption] = {
         JobOption(
             name="slots", metavar="N", field="slots", read=_slots, key="slots", example="2",
             help="Slots that it takes if it needs no GPU.",
-            meaning="slots that it takes if it needs no GPU (the setting `cpu_slots` is their number)",
+            meaning="slots that it takes if it needs no GPU (the setting `cpu_slots` says how many slots there are)",
         ),
         JobOption(
             name="on", metavar="LIST", kind=GPUS, field="on", read=_named_gpus, completion="gpu_list", key="on", example="0",
@@ -286,7 +288,7 @@ JOB_OPTIONS: dict[str, JobOption] = {
         JobOption(
             name="log_dir", metavar="PATH", kind=PATH, field="log_dir", key="log_dir", example="/data/logs",
             help="Folder of its log.",
-            meaning="folder of its log; what lies elsewhere than in the config's `log_dir` is never removed by `keep_logs`",
+            meaning="folder of its log; `keep_logs` removes only logs in the config's `log_dir`",
         ),
         JobOption(
             name="log_name", metavar="NAME", field="log_name", read=_log_name, key="log_name", example="run.log",

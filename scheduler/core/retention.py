@@ -45,7 +45,7 @@ def _number(word: str) -> int | None:
 
 
 def _keep(text: str, size_of: Any, example: str) -> Keep:
-    do = f"write {example}, or nothing to keep all"
+    do = f"write {example}, or leave it empty to keep everything"
     most: int | None = None
     age_s: float | None = None
     for word in text.replace(",", " ").split():

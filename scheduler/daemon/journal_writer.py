@@ -222,7 +222,7 @@ def check_apart(config: Config, config_file: str, places: Places) -> None:
     if not holds_records(config.journal):
         raise UsageError(
             "this file is not a journal, and its contents would be set aside", where=config.journal,
-            do="name another file (journal; in gpujob run: jobs_file)",
+            do="name another file with the setting journal (in gpujob run: jobs_file)",
         )  # fmt: skip
     if os.path.commonpath((path, os.path.realpath(places.state_dir))) == os.path.realpath(places.state_dir):
         raise UsageError(f"journal: {config.journal} is in the state folder of the scheduler", do="name another file")

@@ -20,7 +20,7 @@ def script_of(jobs: Iterable[Job], ended: Iterable[Job], now: float) -> str:
         "#!/bin/sh",
         f"# Unfinished jobs when the scheduler ended at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}.",
         "# The scheduler keeps its queue and continues it at the next start: this script is for another server. The jobs get the",
-        "# environment of the user who runs the script. TS=PROGRAM uses another ts.",
+        "# environment of the user who runs the script. Set TS=PROGRAM to use another ts.",
         'TS="${TS:-ts}"',
     ]
     lines += [

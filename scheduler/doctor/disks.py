@@ -59,21 +59,22 @@ def judge(seen: FolderSeen, who: DoctorUser) -> Finding:
         return bad("it cannot be written", f"chmod u+rwx {word(seen.path)}")
     look = f"{who.root('du')} -xh {word(seen.mount)} | sort -h | tail -n 20"
     if seen.free_mib is not None and seen.free_mib < FULL_MIB:
-        return bad("the disk is full, so no job starts; free space where this command shows most of it used", look)
+        return bad("the disk is full, so no job starts; this command shows the largest folders: free space there", look)
     if seen.free_inodes is not None and seen.free_inodes < FEWEST_INODES:
         look = f"{who.root('du')} -x --inodes {word(seen.mount)} | sort -n | tail -n 20"
-        return bad(f"only {seen.free_inodes} inodes are left; remove files where this command shows most of them", look)
+        wrong = f"only {seen.free_inodes} inodes are left; this command shows the folders with most files: remove some"
+        return bad(wrong, look)
     if system is None or not system.known:
         return not_determined(seen.check, f"what file system {seen.path} is on", "" if system is None else system.name)
     if not system.modes:
-        return bad(f"{system.name} keeps no owners and modes: everybody can read and change the files", seen.move)
+        return bad(f"{system.name} stores no owners and modes: everybody can read and change the files", seen.move)
     if system.shared:
         wrong = f"{system.name} may be shared with other machines: there no command of this scheduler works, and changes of files are polled for"
         return bad(wrong, seen.move, Mark.WARN)
     if system.memory:
         return bad(f"a restart of the machine deletes the files on {system.name}", seen.move, Mark.WARN)
     if seen.free_mib is not None and seen.free_mib < NEARLY_FULL_MIB:
-        return bad("little space is left; free space where this command shows most of it used", look, Mark.WARN)
+        return bad("little space is left; this command shows the largest folders: free space there", look, Mark.WARN)
     return good(seen.check, told)
 
 

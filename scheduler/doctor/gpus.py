@@ -63,7 +63,7 @@ def judge_driver(seen: DriverSeen, who: DoctorUser) -> Finding:
     if seen.absent:
         if seen.declared:
             return good("NVML", "no NVIDIA driver; the GPUs are declared, and allocated without readings")
-        wrong = "start finds no GPU and ends with exit code 4, unless --gpus declares some"
+        wrong = "gpujob start finds no GPU and ends with exit code 4, unless --gpus declares GPUs"
         return Finding("NVML", Mark.WARN, "no NVIDIA driver here", wrong, seen.start and f"{seen.start} --gpus 1")
     return Finding("NVML", Mark.BAD, "the driver does not answer", seen.problem, _repair(seen, who))
 

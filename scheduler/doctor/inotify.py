@@ -43,7 +43,8 @@ def judge(seen: InotifySeen, who: DoctorUser) -> Finding:
     )
     used = "" if seen.used is None else f"; {seen.used} instances in use"
     told = f"limits: {limits or 'unknown'}{used}"
-    then = "start refuses (watch: inotify)" if seen.setting == "inotify" else "files are polled every second instead"
+    refuses = "the scheduler does not start (watch: inotify)"
+    then = refuses if seen.setting == "inotify" else "files are polled every second instead"
     mark = Mark.BAD if seen.setting == "inotify" else Mark.WARN
     if seen.refused == "instance":
         wrong = f"no inotify instance is left: {then}"

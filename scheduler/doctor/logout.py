@@ -82,7 +82,7 @@ def judge(seen: LoginSeen, who: DoctorUser) -> Finding:
         return good("logout", f"KillUserProcesses=yes, but not for {who.name}")
     wrong = f"a logout ends {what} and all its jobs"
     if seen.place is Place.HIDDEN:
-        wrong += ", if it belongs to a login (unknown)"
+        wrong += ", if it belongs to a login (it is not known whether it does)"
     if seen.daemon:  # a running process stays in its scope, so only a setting of logind can save it
         text = r"[Login]\nKillUserProcesses=no\n"
         mend = who.root(

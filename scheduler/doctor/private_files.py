@@ -55,7 +55,7 @@ def judge(seen: FilesSeen, who: DoctorUser) -> list[Finding]:
         place = word(seen.no_folder)
         found.append(
             Finding(
-                "files", Mark.BAD, seen.no_folder, "it is not a folder, so start refuses it", f"mv {place} {place}.old"
+                "files", Mark.BAD, seen.no_folder, "it is not a folder: no scheduler starts", f"mv {place} {place}.old"
             )
         )
     if seen.no_file:  # perhaps a system device such as /dev/null: propose no command

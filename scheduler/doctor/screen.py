@@ -39,7 +39,7 @@ def judge(seen: ScreenSeen, who: DoctorUser) -> Finding:
         if not seen.wanted:
             return good("screen", "not installed; needed only for start --screen")
         return Finding(
-            "screen", Mark.BAD, "not in PATH", "screen: true is set, so start refuses", who.install("screen")
+            "screen", Mark.BAD, "not in PATH", "the scheduler does not start (screen: true)", who.install("screen")
         )
     where = seen.path if seen.real in ("", seen.path) else f"{seen.path}, which is {seen.real}"
     version = screen_version(seen.said)

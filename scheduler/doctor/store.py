@@ -40,7 +40,7 @@ def judge_store(seen: StoreSeen) -> Finding:
     }.get(seen.kind, "")
     wrong = seen.trouble
     if seen.kind == "moved":
-        wrong += "; adopt it only if the original is not used any more, otherwise both run its jobs"
+        wrong += "; adopt it only if the original is not used any more, else original and copy both run the jobs"
     told = {
         "moved": "belongs to another place",
         "newer": "written by a newer gpujob",

@@ -189,7 +189,7 @@ def _take_field(text: str, position: int, options_follow: bool) -> tuple[_Field,
                 break
         position += 1
     if in_quotes:
-        raise UsageError("a double quote is not closed", do='close it, or write \\" for a literal one')
+        raise UsageError("a double quote is not closed", do='close it, or write \\" for a literal quote')
     return _Field(text[start : min(position, len(text))].strip()), min(position, len(text))
 
 

@@ -123,7 +123,7 @@ class _Gathering:
         if said or not self.level["journal"]:
             self.values["journal"], self.origin["journal"] = self.values["jobs_file"], self.origin["jobs_file"]
             self.level["journal"] = self.level["jobs_file"]
-        self.values["jobs_file"], self.origin["jobs_file"] = "", "not used by run, which reads a commands file"
+        self.values["jobs_file"], self.origin["jobs_file"] = "", "not used by gpujob run, which reads a commands file"
         for key, value in DISPATCHER.items():
             if not self.level[key]:
                 self.values[key], self.origin[key] = value, f"{DEFAULT} of run"

@@ -281,7 +281,8 @@ def _restore_pauses(connection: sqlite3.Connection, state_file: str, report: Rep
         gpus, queue = [int(gpu) for gpu in shown["paused_gpus"]], bool(shown.get("paused"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         report.lines.append(
-            f"cannot restore pauses: {os.path.basename(state_file)} is missing or invalid; check them with gpujob status"
+            f"cannot restore pauses: {os.path.basename(state_file)} is missing or invalid; "
+            "check the pauses with gpujob status"
         )
         return
     rows.save_pauses(connection, gpus, queue, [])

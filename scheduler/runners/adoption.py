@@ -59,8 +59,8 @@ def start_trouble(job: int, attempt: int, number: int, at: float, stage: str = "
         "record": "its attempt record cannot be written",
         "folder": "its working folder cannot be entered",
         "environment": "its environment cannot be read",
-        "caller": "no descriptors from the command that waits for it in the foreground",
-        "gzip": "its log cannot be packed",
+        "caller": "the command that waits for it in the foreground did not pass its input and output",
+        "gzip": "its log cannot be compressed",
     }
     text = os.strerror(number) if number else "not started"
     if stage in where:
@@ -234,5 +234,5 @@ def why_lost(kind: Record, same_boot: bool) -> str:
         Record.RUNNING: "its supervisor was killed while it ran, so its exit code is unknown",
         Record.BROKEN: "its attempt record cannot be read",
         Record.NEVER_RAN: "its attempt record says that it never ran, but processes of it were found",
-        Record.ENDED: "the ending in its attempt record was overwritten",
+        Record.ENDED: "the part of its attempt record that tells how it ended was overwritten",
     }[kind]

@@ -202,7 +202,8 @@ class Work:
         if tally.failed and not self.at.ending_signal:
             wait = len(self.tracker.session().having(PENDING))
             self.out.aside(
-                f"stopped with {wait} pending: gpujob track retry runs the failed command again, skip skips it, run-all continues"
+                f"stopped with {wait} command{'s' * (wait != 1)} pending: gpujob track retry runs the failed command "
+                "again, gpujob track skip skips it, gpujob track run-all continues"
             )
         if before and not self.at.ending_signal:
             which = ", ".join(f"[{number}]" for number in before)

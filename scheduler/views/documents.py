@@ -36,7 +36,7 @@ MaybeSeconds = Annotated[Optional[float], Field(minimum=0)]
 
 # -- a job ---------------------------------------------------------------------------------------------------
 
-JobId = Annotated[Id, Field("Id of the job; never assigned twice. The first id is 1, of a ts server 0.")]
+JobId = Annotated[Id, Field("Id of the job; never assigned twice. The first id is 1, or 0 on a ts server.")]
 State = Annotated[str, Field("State of the job.", choices=STATES)]
 HowEnded = Annotated[Optional[str], Field("How the job ended; null before its end.", choices=OUTCOMES)]
 ExitCode = Annotated[
@@ -192,7 +192,7 @@ class JobsDocument(TypedDict):
 
 
 class _EventAlways(TypedDict):
-    at: Annotated[Moment, Field("When (ISO 8601, UTC, milliseconds).")]
+    at: Annotated[Moment, Field("When it happened (ISO 8601, UTC, milliseconds).")]
     kind: Annotated[str, Field("What happened.", choices=EVENT_KINDS)]
 
 
@@ -208,7 +208,7 @@ class EventDocument(_EventAlways, total=False):
     memory: Annotated[
         Bytes, Field("Memory that the job uses on that GPU, in bytes; null if the driver does not show it.")
     ]
-    outcome: Annotated[str, Field("How it ended.", choices=OUTCOMES)]
+    outcome: Annotated[str, Field("How the job or the attempt ended.", choices=OUTCOMES)]
     exit_code: Annotated[Optional[int], Field("Exit code; null if there was none.", minimum=0, maximum=255)]
     signal: Annotated[Optional[int], Field("Number of the signal; null if there was none.", minimum=1)]
     why: Annotated[Optional[str], Field("Reason of the event, as a sentence or a word.")]
@@ -275,7 +275,8 @@ class WhyDocument(TypedDict):
 # -- report --------------------------------------------------------------------------------------------------
 
 Lost = Annotated[
-    Number, Field("Number of these attempts whose end is unknown; they count until the scheduler noticed the end.")
+    Number,
+    Field("Number of these attempts whose end is unknown; their run time counts until the scheduler noticed the end."),
 ]
 Tries = Annotated[Number, Field("Number of attempts that ran in the reported time.")]
 GpuSeconds = Annotated[Seconds, Field("Run time multiplied by GPUs and share of each, in seconds.")]
@@ -296,7 +297,7 @@ class ReportedJob(TypedDict):
     lost: Lost
     gpus: Annotated[list[Number], Field("GPUs on which the attempts ran, ascending.")]
     submitted_at: Submitted
-    started_at: Annotated[MaybeMoment, Field("When the first attempt began (ISO 8601, UTC); null if none has.")]
+    started_at: Annotated[MaybeMoment, Field("When the first attempt began (ISO 8601, UTC); null before it.")]
     finished_at: Finished
     wait: Annotated[
         MaybeSeconds, Field("Seconds from the submission to the first start; null if the job never started.")
@@ -314,7 +315,8 @@ class Sums(TypedDict):
     attempts: Tries
     lost: Lost
     wait_mean: Annotated[
-        MaybeSeconds, Field("Seconds from submission to first start, mean over the jobs that have started; null if none has.")
+        MaybeSeconds,
+        Field("Mean time from submission to first start, in seconds, of the jobs that have started; null without any."),
     ]  # fmt: skip
     run: Annotated[Seconds, Field("Total run time of all attempts, in seconds.")]
     gpu_seconds: GpuSeconds
@@ -385,7 +387,7 @@ class FindingDocument(TypedDict):
     """One finding of a check."""
 
     check: Annotated[str, Field("Name of the check; several findings may have the same name.")]
-    mark: Annotated[str, Field("Result; unknown: could not be determined.", choices=MARKS)]
+    mark: Annotated[str, Field("Result of the check; unknown: it could not be determined.", choices=MARKS)]
     seen: Annotated[str, Field("What was found.")]
     wrong: Annotated[Optional[str], Field("What is wrong, or why the result is unknown.")]
     mend: Annotated[Optional[str], Field("Shell command that fixes the problem.")]
@@ -397,17 +399,17 @@ class DoctorDocument(TypedDict):
     schema: Version
     state_file: Annotated[str, Field("State file of the examined scheduler.")]
     worst: Annotated[str, Field("Worst mark of all findings, in the order bad, warn, unknown, ok.", choices=MARKS)]
-    findings: Annotated[list[FindingDocument], Field("In the order in which they are shown.", minItems=1)]
+    findings: Annotated[list[FindingDocument], Field("The findings, in the order in which they are shown.", minItems=1)]
 
 
 class GpuInStateFile(TypedDict):
     """A GPU in the state file."""
 
-    index: Annotated[Number, Field("Number of the GPU here.")]
-    uuid: Annotated[str, Field("Its identity, whatever number it has.")]
+    index: Annotated[Number, Field("Number of the GPU in this scheduler.")]
+    uuid: Annotated[str, Field("UUID of the GPU, independent of its number.")]
     state: Annotated[str, Field("State.", choices=GPU_STATES)]
     allocated: Annotated[Share, Field("Share of it that is given out.")]
-    jobs: Annotated[list[Number], Field("Jobs on it.")]
+    jobs: Annotated[list[Number], Field("Jobs on the GPU.")]
     reason: Annotated[Optional[str], Field("Why the GPU gets no jobs, as a sentence; null if it may get jobs.")]
 
 
@@ -469,7 +471,10 @@ class JournalDocument(TypedDict):
             minimum=0, maximum=255,
         ),
     ]  # fmt: skip
-    outcome: Annotated[Optional[str], Field("Outcome, as in status --json; lost: unknown.", choices=OUTCOMES)]
+    outcome: Annotated[
+        Optional[str],
+        Field("How the job ended, as in status --json; lost: it is not known how.", choices=OUTCOMES),
+    ]
     history: Annotated[
         list[tuple[Moment, JournalState]],
         Field(

@@ -150,7 +150,8 @@ CALLS = (
         Parameter("step", "query", {"type": "integer", "minimum": 1}, "Seconds between two points."),
     ),
     Call(
-        "GET", "/api/events", live.events, "Stream of changes: server-sent events job, gpus, queue, scheduler, again.",
+        "GET", "/api/events", live.events,
+        "Stream of changes as server-sent events of the types job, gpus, queue, scheduler and again.",
         {200: ("A stream that stays open.", None)}, media="text/event-stream",
     ),
     Call("GET", "/api/openapi.json", _openapi, "This document.", {200: ("OpenAPI 3.1.", {"type": "object"})}),

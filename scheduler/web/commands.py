@@ -38,7 +38,9 @@ NOT_POSSIBLE, NOT_READ, REFUSED, LATER, NOT_THERE = 1, 2, 3, 5, 6  # exit codes 
 MOST_NAMED = 5  # jobs listed in a sentence
 _FOR_TERMINALS = re.compile(r"; gpujob [a-z]+ \d+$")
 SAID = "X-Gpujob-Said"
-HEADERS = {SAID: "Sentence for people: what was done, or is deferred until a scheduler starts; percent-encoded UTF-8."}
+HEADERS = {
+    SAID: "Sentence for people: what was done, or what is deferred until a scheduler starts; percent-encoded UTF-8."
+}
 LONGEST_SAID = 1000
 OURS = "GPUJOB_"  # prefix of the web process's own variables, which jobs do not get
 
@@ -346,7 +348,7 @@ def resume_gpu(ask: Ask) -> Response:
     check_keys(body, ("force",))
     force = bool(_yes("force", body.get("force", False)))
     if force and not ask.source.client.alive():
-        raise Conflict("cannot resume with force: no scheduler is running that reads the GPU; start it first")
+        raise Conflict("cannot resume with force: no scheduler is running that reads the GPU; start one first")
     return _paused(ask, _carry_out(ask, Resume((ask.numbers["n"],), force)))
 
 

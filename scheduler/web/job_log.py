@@ -38,7 +38,7 @@ SIZE, START, END, UNFINISHED, ATTEMPT, PLACES, RESTARTED, CUT = (
     f"X-Gpujob-Log-{name}" for name in ("Size", "Start", "End", "Unfinished", "Attempt", "Places", "Restarted", "Cut")
 )
 HEADERS = {
-    SIZE: "Size of the log in bytes (unpacked).",
+    SIZE: "Size of the log in bytes, not compressed.",
     START: "Byte where the text begins; send it as `before` to get the lines before it.",
     END: "Byte where the next answer begins; send it as `from`.",
     UNFINISHED: "Number of characters at the end of the text that belong to an unfinished line; the next answer repeats them.",
@@ -80,7 +80,9 @@ def log(ask: Ask) -> Response:
     wanted = ask.whole("attempt", 0, 1, 1 << 31) if ask.query("attempt") is not None else None
     word = ask.query("find")
     if word is not None and (start is not None or before is not None or not 0 < len(word) <= LONGEST_WORD):
-        raise UsageError(f"must be a text of 1 to {LONGEST_WORD} characters, without from or before", where="find")
+        raise UsageError(
+            f"must be a text of 1 to {LONGEST_WORD} characters, and cannot go with from or before", where="find"
+        )
     job, _, events = ask.source.client.job(ask.numbers["id"])
     known = logs_of(job, events)
     attempt = job.attempt if wanted is None else wanted

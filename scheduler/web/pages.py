@@ -469,12 +469,12 @@ def _static(name: str) -> Call:
 
 
 CALLS = (
-    Call("GET", "/", _now, "What there is now.", page=True),
+    Call("GET", "/", _now, "Overview: the GPUs, the running and waiting jobs, and the last ended jobs.", page=True),
     Call("GET", "/jobs", _jobs, "The newest jobs, by state and label.", page=True),
     Call("GET", "/jobs/{id}", _job, "All of a job.", page=True),
-    Call("GET", "/timeline", _timeline, "What ran where, over time.", page=True),
+    Call("GET", "/timeline", _timeline, "The jobs that ran on each GPU, over time.", page=True),
     Call("GET", "/heatmap", _heatmap, "How busy the GPUs were, by the hour.", page=True),
     Call("GET", "/submit", _submit, "A form for a new job.", page=True),
-    Call("GET", "/report", _report, "What jobs waited, ran and used.", page=True),
+    Call("GET", "/report", _report, "Waiting times, run times and GPU use of jobs.", page=True),
     *map(_static, STATIC),
 )
