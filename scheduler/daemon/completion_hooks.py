@@ -48,7 +48,11 @@ def wanted_of(changed: Iterable[Job]) -> list[int]:
 
 
 class CompletionHooks:
-    """Runs the actions after the pass that recorded them. ``environ``: used for jobs without a stored environment."""
+    """Runs the recorded actions after each pass.
+
+    ``environ``: the environment of the actions of a job that has no stored environment. ``folder``: the working folder
+    of an action if the job's working folder does not exist.
+    """
 
     def __init__(self, db: Database, places: Places, environ: Mapping[str, str], folder: str,
                  say: Callable[[str, int, Job], None]) -> None:  # fmt: skip
@@ -93,7 +97,10 @@ class CompletionHooks:
             self._record()
 
     def _record(self) -> None:
-        """Delete the records of started actions and store the warnings. After StoreTrouble the next step retries."""
+        """Delete the records of the started actions, and add the collected warnings to the event histories of the jobs.
+
+        If this raises StoreTrouble, nothing is lost: a later step tries again.
+        """
         with self.db.writing(sync=False) as connection:
             rows.strike_calls(connection, self._done)
             # A job that was forgotten in the meantime has no event history.
@@ -181,7 +188,11 @@ class CompletionHooks:
 
 
 def command_text(job: Job) -> str:
-    """Return the job's command as quoted shell text, with the interpreter of a script. Jobs of `ts`: not quoted."""
+    """Return the command of a job as shell text.
+
+    The words are quoted. If the job is a script, its interpreter comes first. For a job that was submitted with `ts`,
+    the words are joined without quotes.
+    """
     spec = job.spec
     if spec.source == "ts":
         return " ".join(spec.arguments)

@@ -187,7 +187,11 @@ def _has_end_marker(path: str) -> bool:
 
 
 def _still_written_s(path: str, now: Now) -> float:
-    """Return the seconds to wait before reading a file that has just changed and may be half written, or 0."""
+    """Return the seconds to wait before the file is read, because a program may still be writing it.
+
+    The result is 0 if the file has not changed within the last ``SETTLE_S`` seconds, if it has an end marker, or if it
+    cannot be accessed.
+    """
     try:
         age = now.wall - os.stat(path).st_mtime
     except OSError:

@@ -12,7 +12,10 @@ LASTING = frozenset({"gone", "unhealthy"})
 
 
 class Drain:
-    """Judges whether waiting jobs can still start. The loop asks between passes, when all observations are applied."""
+    """Finds out whether waiting jobs can still start.
+
+    The loop calls `is_stuck` between passes, after the state has been updated with all observations.
+    """
 
     def __init__(self) -> None:
         self._hopeless_since: float | None = None

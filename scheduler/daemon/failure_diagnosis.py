@@ -1,4 +1,4 @@
-"""Finds the cause of a failed attempt in its log, and of a failed start in its program file."""
+"""Finds out why an attempt failed: from its log or, if the command could not be started, from the program file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from scheduler.runners.log_end import log_finding_of
 
 
 def with_causes(state: SchedulerState, observations: list[Observation]) -> list[Observation]:
-    """Return the observations with causes added: found in the log for an ending, in the program for a failed start."""
+    """Return the observations, with the cause added to each ending and to each start that would fail again.
+
+    The cause of an ending is searched in the job's log. The cause of a failed start is searched in the job's program
+    file. An observation stays as it is if no cause is found.
+    """
     out: list[Observation] = []
     for observation in observations:
         if isinstance(observation, Ended):

@@ -25,9 +25,10 @@ RETRIED_S = 30.0  # how long these tries are repeated; later tries are made at t
 
 @dataclass(slots=True)
 class FollowedFile:
-    """A watched file. ``due``: monotonic time of the next read that needs no event; 0: no such read.
+    """A watched file.
 
-    ``failing_since``: monotonic time of the first of the current disk errors; None: no error.
+    ``due``: monotonic time at which the file is read even if no event reports a change; 0: no such read is planned.
+    ``failing_since``: monotonic time of the first disk error after the last successful read; None: there was no error.
     """
 
     follower: Follower
@@ -40,8 +41,9 @@ class FollowedFile:
 class FollowedFiles:
     """All watched files.
 
-    ``machine`` returns the facts that decide which lines can ever run, as text (`ingest.machine_text`). ``noted`` is
-    called when a problem with a file begins or ends.
+    ``machine`` returns a text that describes the GPUs (`ingest.machine_text`). When this text changes, refused lines
+    are read again, because the current GPUs may be able to run them. ``noted`` is called when a problem with a file
+    begins or ends.
     """
 
     def __init__(self, context: Context, machine: Callable[[], str], noted: Callable[[], None]) -> None:
@@ -73,7 +75,10 @@ class FollowedFiles:
                 self._failed(path, file, error, now)
 
     def look_at_all(self) -> None:
-        """Make the next step look at every file. In a changed file, also compare the lines already read."""
+        """Make the next step look at every file.
+
+        If a file has changed, the step also checks whether the lines that were already read are still the same.
+        """
         for path, file in self.files.items():
             file.follower.check_whole()
             self._context.changed.add(path)
@@ -103,7 +108,10 @@ class FollowedFiles:
         return found
 
     def unread(self) -> list[str]:
-        """Return a sentence for each file that a drain could not read. Leaves out missing files and /dev/null."""
+        """Return a sentence for each file that cannot be read, but not for missing files and /dev/null.
+
+        A drain reports these sentences at its end.
+        """
         return [text for text in self.troubles() if not text.endswith(NO_SUCH_FILE) and f" {os.devnull}: " not in text]
 
     @property

@@ -42,7 +42,10 @@ class IngestResult:
 
 @dataclass(slots=True)
 class Tally:
-    """Identities of a batch's lines, collected so that the store updates all line counts in one step."""
+    """Identities (`core/identity.py`) of the jobs in the lines of one batch.
+
+    They are collected so that the store updates the line counts of the whole batch in one step.
+    """
 
     counted: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
@@ -50,9 +53,10 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Records batches of lines of one file in the store. ``table``, ``fleet``: current model table and ledger.
+    """Records batches of lines of one file in the store.
 
-    ``memory_mib``: MiB of GPU memory that a job without a share books (`min_free_mem_mb`); 0: the model table applies.
+    ``table``: the current model table; ``fleet``: the current ledger. ``memory_mib``: the setting `min_free_mem_mb`. A
+    job whose line gives no GPU need books this many MiB of GPU memory; with 0, the model table gives its need.
     """
 
     parse: Parser
@@ -196,7 +200,10 @@ def refused_lines(
 
 
 def machine_text(gpus: Iterable[Gpu], memory_mib: int = 0) -> str:
-    """Return the facts that decide which lines can ever run, as text: the GPUs, and the MiB that a job books."""
+    """Return a text that describes the GPUs and the MiB of GPU memory that a job books (``memory_mib``; 0: none).
+
+    When this text changes, refused lines are read again, because the current GPUs may be able to run them.
+    """
     books = [f"books:{memory_mib}"] if memory_mib else []
     return " ".join([*books, *(f"{gpu.index}:{gpu.server}:{gpu.memory_mib or '-'}" for gpu in gpus)]) or "none"
 
@@ -206,7 +213,7 @@ def _hash(text: str) -> str:
 
 
 def _shortened(reason: str) -> str:
-    """Shorten a reason that quotes a long line to ``LONGEST_REASON`` characters."""
+    """Return the reason. If it has more than ``LONGEST_REASON`` characters, its middle is left out."""
     return reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 200]}…{reason[-199:]}"
 
 

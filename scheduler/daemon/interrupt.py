@@ -32,7 +32,7 @@ class Question(Protocol):
         """Read the answer from ``fd``. Return LEAVE, END or GO_ON; empty if the user must answer again."""
 
     def over(self) -> None:
-        """Withdraw the question."""
+        """End the question: no answer is expected any more."""
 
 
 class Interrupt:
@@ -43,7 +43,11 @@ class Interrupt:
         self.asked = False
 
     def on_ctrl_c(self, daemon: Daemon, epoll: select.epoll) -> bool:
-        """Ask the user. Return True to end the scheduler instead: no user, no running job, or a second Ctrl-C."""
+        """Ask the user what to do and return False, or return True if the scheduler must end without a question.
+
+        The scheduler ends if no user can be asked, if no job runs, if it already starts no more jobs, or if Ctrl-C is
+        pressed again before the user has answered.
+        """
         if self.question is None or self.asked or daemon.closing or not daemon.state.live or not self.question.heard():
             self._over(epoll)
             return True
@@ -53,7 +57,7 @@ class Interrupt:
         return False
 
     def look(self, daemon: Daemon, epoll: select.epoll) -> bool:
-        """Act on the answer if there is one. Return True to end the scheduler and leave the jobs running."""
+        """Act on the answer, if there is one. Return True if the scheduler must end and leave the jobs running."""
         if not self.asked or self.question is None:
             return False
         if not daemon.state.live:  # all jobs have ended in the meantime

@@ -80,7 +80,10 @@ class JournalWriter:
             self._try(SLICE_S)
 
     def end(self) -> None:
-        """Rewrite the journal when the daemon ends, with one line per job, and sync the file to disk."""
+        """Rewrite the journal when the daemon ends, so that it has one line per job, and sync the file to disk.
+
+        If this takes longer than ``END_S`` seconds, the rewrite is left to the next start.
+        """
         self.note = lambda: None  # the daemon ends: problems are no longer recorded
         self._run(END_S)
         self._drop_work()
@@ -210,7 +213,11 @@ class JournalWriter:
 
 
 def check_apart(config: Config, config_file: str, places: Places) -> None:
-    """Raise UsageError if the journal would overwrite another file of this scheduler, or a file that is no journal."""
+    """Raise UsageError if the journal cannot be written at the path in the setting `journal`.
+
+    The path must not be the path of another file of this scheduler, and must not be in the state folder. If a file
+    exists at the path, it must be a journal.
+    """
     if not config.journal:
         return
     path = os.path.realpath(config.journal)

@@ -126,7 +126,10 @@ class Daemon:
     # -- building the state -------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Build the state from the store; adopt running attempts and settle ended attempts. Raises StoreTrouble."""
+        """Build the state from the store. Adopt the attempts that still run, and record what happened to the others.
+
+        Raises StoreTrouble.
+        """
         now = self.now()
         connection = self._context.db.connection
         try:
@@ -208,7 +211,7 @@ class Daemon:
 
     @staticmethod
     def now() -> Now:
-        """Return the current time on all three clocks."""
+        """Return the current time on three clocks: wall clock, monotonic clock, and time since boot."""
         return Now(time.time(), time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))
 
     # -- one pass -----------------------------------------------------------------------------------------
@@ -487,7 +490,10 @@ class Daemon:
             self.paint(now)
 
     def paint(self, now: Now) -> None:
-        """Apply a new edit of the state file, if any; write the file and the reasons to wait. Raises StoreTrouble."""
+        """Apply a new edit of the state file, if there is one. Then write the state file and store why jobs wait.
+
+        Raises StoreTrouble, sqlite3.Error.
+        """
         edit = self.state_writer.look(now, self._context.config.state_interval, heard=True)
         if edit is not None:
             self.turn([], [], now, sync=True, edit=edit)

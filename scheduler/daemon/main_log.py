@@ -24,7 +24,10 @@ class MainLog:
     """
 
     def __init__(self, path: str, most_bytes: int = 10 << 20, kept: int = 5) -> None:
-        """Open the log file ``path``, rotated at ``most_bytes`` with ``kept`` old files. Raises OSError."""
+        """Open the log file ``path``. Raises OSError.
+
+        The file is rotated before it exceeds ``most_bytes``. ``kept``: the number of old files that are kept.
+        """
         self.path, self.most_bytes, self.kept = path, most_bytes, kept
         self._lines: list[str] = []
         self._fd = -1
@@ -89,7 +92,11 @@ class MainLog:
         return there.st_ino == self._inode
 
     def _rotate(self) -> None:
-        """Rename the log files under a lock, so that two schedulers with the same log do not overwrite a full file."""
+        """Rename the log files and open a new file, unless another scheduler with the same log is doing this now.
+
+        The files are renamed under a lock. Without it, two schedulers that rotate at the same time would overwrite an
+        old log file.
+        """
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -17,7 +17,7 @@ from scheduler.store import jobs as rows
 
 
 class ManagedGpus:
-    """The managed GPUs with their GPU reader, their latest readings and their admission.
+    """The managed GPUs with their GPU reader, their latest readings and their admission (`core/admission.py`).
 
     ``shown``: all GPUs that the driver showed at the start, managed or not. ``monitor``: None for declared GPUs, which
     are not read. ``first``: the readings taken at the start.
@@ -32,7 +32,10 @@ class ManagedGpus:
         self.readings: Readings | None = None
 
     def step(self, now: Now) -> None:
-        """Set ``readings`` to the new readings, None if there are none. Request the next readings if they are due."""
+        """Set ``readings`` to the new readings, or to None if there are none.
+
+        Request the next readings if they are due.
+        """
         self.readings = self.monitor.look(now.mono, self._interval()) if self.monitor is not None else None
 
     def first_readings(self) -> Readings | None:
@@ -41,9 +44,10 @@ class ManagedGpus:
         return self.monitor.identified(found) if self.monitor is not None and found is not None else None
 
     def admission_now(self, now: Now) -> Admission | None:
-        """Return the admission of the managed GPUs for a state that is being built; None for declared GPUs.
+        """Return the admission of the managed GPUs, for use in a new state; None for declared GPUs.
 
-        A rebuild of the state keeps the admission; a change of the managed GPUs keeps only its memory peaks.
+        While the managed GPUs stay the same, each call returns the same object. After a change of the managed GPUs, the
+        result is a new object, which takes over only the memory peaks of the old one.
         """
         if self.monitor is None:
             return None
@@ -61,7 +65,7 @@ class ManagedGpus:
             self.monitor.read(now.mono - FRESH_S)
 
     def read(self, since: float) -> None:
-        """Request a reading, unless one that began at ``since`` (monotonic seconds) or later is under way."""
+        """Request a reading, unless a reading that began at ``since`` (monotonic seconds) or later is under way."""
         if self.monitor is not None:
             self.monitor.read(since)
 
@@ -95,7 +99,7 @@ class ManagedGpus:
         return True
 
     def save(self, gpus: Sequence[Gpu]) -> None:
-        """Store these GPUs, and the needs of waiting jobs on them. Raises StoreTrouble, sqlite3.Error."""
+        """Store these GPUs, and recompute and store the needs of waiting jobs. Raises StoreTrouble, sqlite3.Error."""
         db = self._context.db
         changed = changed_needs(gpus, self._context.table, rows.pending(db.connection))
         with db.writing() as connection:
@@ -117,6 +121,9 @@ class ManagedGpus:
             self.monitor.probe.close()
 
     def _interval(self) -> float:
-        """Return the seconds between two readings; at most ``FRESH_S`` while a high sample awaits confirmation."""
+        """Return the seconds between two readings.
+
+        It is at most ``FRESH_S`` while the next sample decides whether a GPU is blocked (`Admission.uncertain`).
+        """
         interval = thresholds_of(self._context.config).interval_s
         return min(FRESH_S, interval) if self.admission.uncertain else interval

@@ -23,7 +23,10 @@ class PassMessages:
         self.ended_badly = 0
 
     def adopted(self, jobs: Iterable[Job], wall: float) -> None:
-        """Log that these jobs were found running at a start and adopted; each job once."""
+        """Log the running jobs among ``jobs`` as adopted. Leave out the jobs that were already logged as running.
+
+        ``wall``: the time of the adoption, in seconds since 1970.
+        """
         for job in jobs:
             if job.process is not None and job.state is JobState.RUNNING and job.id not in self._told_running:
                 detail = {"gpus": list(job.gpus), "pid": job.process.pid, "attempt": job.attempt}

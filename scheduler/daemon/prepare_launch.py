@@ -29,7 +29,10 @@ ITS_TERMINAL = "in a screen session the output of a job goes to its terminal and
 
 
 class LaunchPreparer:
-    """Prepares launches. ``limits``: the resource limits that jobs inherit from this process: (soft, hard) of each."""
+    """Prepares launches.
+
+    ``limits``: the resource limits that jobs inherit from this process, as resource → (soft, hard).
+    """
 
     def __init__(
         self, context: Context, lookup: ProgramLookup, runner: str, limits: dict[int, tuple[int, int]]
@@ -37,10 +40,10 @@ class LaunchPreparer:
         self._context, self._lookup, self._runner, self._limits = context, lookup, runner, limits
 
     def prepare(self, plan: Plan, ordinals: Mapping[int, int], now: Now) -> list[tuple[Job, Launch]]:
-        """Return (job, launch) for each job that the plan starts. Sets the log, command and session name of the job.
+        """Return (job, launch) for each job that the plan starts, and set the job's log, command and session name.
 
-        ``ordinals``: GPU index → number that the driver gives this GPU, where the two differ. Raises StoreTrouble
-        (DECIDE_ANEW) if a file that a job needs has disappeared.
+        ``ordinals``: GPU index → the driver's number of this GPU, for each GPU where these numbers differ. Raises
+        StoreTrouble with the code DECIDE_ANEW if a file that a job needs has disappeared.
         """
         launches = []
         config = self._context.config

@@ -22,7 +22,10 @@ class Problems:
         self.sources: list[Callable[[], list[str]]] = []
 
     def look_at_runner(self) -> None:
-        """Check whether the runner starts jobs and reports endings: it does not while its supervisor is stopped."""
+        """Check whether the runner can start jobs, and log it when this changes.
+
+        In direct mode, no job can start while the supervisor is missing or is stopped by a signal.
+        """
         before, self._of_runner = self._of_runner, self._runner.trouble()
         if self._of_runner == before:
             return
@@ -43,9 +46,10 @@ class Problems:
 
 
 def passing(error: Exception, state_dir: str) -> StoreTrouble | None:
-    """Return a StoreTrouble for a temporary error (full disk, too few descriptors or memory), None for other errors.
+    """Return a StoreTrouble if the error is temporary: a full disk, no free descriptor, no memory. Else return None.
 
-    After such an error nothing is known about the file or process in question, so the pass is tried again later.
+    A temporary error shows nothing about the file or process that the pass was working on. So the daemon tries the pass
+    again later.
     """
     if not isinstance(error, OSError):
         return None

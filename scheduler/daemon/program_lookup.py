@@ -57,7 +57,11 @@ class ProgramLookup:
         self._found.clear()
 
     def look_again(self, parked: Mapping[int, str], fetch: Callable[[int], Job | None], now: Now) -> list[Arrived]:
-        """Return the jobs whose missing script or environment exists now. ``parked``: job id → reason code."""
+        """Return the jobs that lacked a script, a folder or an environment and lack nothing now.
+
+        ``parked``: the waiting jobs outside the queue, as job id → reason code. The disk is searched at most once in
+        ``MISSING_AGAIN_S`` seconds and for at most ``MISSING_A_ROUND`` jobs; until then, the result is empty.
+        """
         self._found.clear()
         if now.mono < self._missing_due:
             return []

@@ -11,10 +11,11 @@ from scheduler.core.secrets import without_secrets
 
 
 def script_of(jobs: Iterable[Job], ended: Iterable[Job], now: float) -> str:
-    """Return the script. ``jobs``: waiting and running jobs in queue order; ``ended``: jobs listed only in comments.
+    """Return a shell script that queues the unfinished jobs again.
 
-    Each line queues one job with `ts`, in the job's folder and with its options, and saves the new job id in a shell
-    variable for jobs that depend on this job.
+    ``jobs``: the waiting and running jobs in queue order; ``ended``: jobs that the script lists only in comments;
+    ``now``: seconds since 1970. Each line queues one job with `ts`, in the job's folder and with the job's options. The
+    line saves the new job id in a shell variable. The lines of dependent jobs use this variable.
     """
     lines = [
         "#!/bin/sh",
@@ -34,7 +35,10 @@ def script_of(jobs: Iterable[Job], ended: Iterable[Job], now: float) -> str:
 
 
 def _dependencies_first(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs in the same order, but each after its dependencies: a line needs the new ids of these jobs."""
+    """Return the jobs in the same order, except that each job comes after the jobs that it depends on.
+
+    In the script, the line of a job uses the new ids of the jobs that it depends on.
+    """
     by_id = {job.id: job for job in jobs}
     placed: dict[int, Job] = {}
     for first in jobs:

@@ -12,7 +12,10 @@ from scheduler.core.model_table import ModelTable, booking_memory, need_of
 
 
 def rebooked(config: Config, gpus: Sequence[Gpu], table: ModelTable, waiting: Iterable[Job]) -> list[Job]:
-    """Recompute from the settings the needs of waiting jobs of a commands file. Return the changed jobs."""
+    """Recompute the needs of waiting jobs after a change of the settings. Return the jobs whose need has changed.
+
+    Only a job from a commands file is changed, and only if it was never started and no user has edited it.
+    """
     found = []
     for job in waiting:
         if job.spec.source != "commands" or job.attempt or job.spec.edited:
@@ -26,7 +29,11 @@ def rebooked(config: Config, gpus: Sequence[Gpu], table: ModelTable, waiting: It
 
 
 def changed_needs(gpus: Sequence[Gpu], table: ModelTable, waiting: Iterable[Job]) -> list[Job]:
-    """Recompute from model table and GPUs the needs of waiting jobs without ``gpus=``. Return the changed jobs."""
+    """Recompute the needs of waiting jobs from the model table and the GPUs. Return the jobs whose need has changed.
+
+    A job that states its own need (``gpus=``) keeps it. A job that is retried after it ran out of GPU memory also keeps
+    its need.
+    """
     found = []
     for job in waiting:
         if job.spec.gpus or job.oom_retries:

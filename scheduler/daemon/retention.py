@@ -133,9 +133,11 @@ def _round_s(config: Config) -> float:
 
 
 class _Logs:
-    """Removes logs of ended jobs in ``folder``: logs that are too old, and the oldest logs beyond the size limit.
+    """Removes logs of ended jobs from ``folder``: logs that are too old, and logs that exceed the size limit.
 
-    Only files whose paths are in this store are removed: the folder may hold files of other schedulers and of people.
+    To meet the size limit, the logs of deleted jobs are removed first, then the oldest logs of the other ended jobs.
+    Only files whose paths are in this store are removed, because other schedulers and people may also have files in the
+    folder.
     """
 
     def __init__(self, pruner: Retention, folder: str, keep: Keep) -> None:
@@ -185,10 +187,11 @@ class _Logs:
             return None
 
     def _is_due(self, path: str, ended: float, number: int | None = None) -> bool:
-        """Return whether a log is to be removed, and add its size to ``total``.
+        """Return whether a log must be removed because it is too old or because ``total`` exceeds the size limit.
 
-        ``ended``: when the log's job ended, in seconds since 1970. ``number``: the job id that the name of the log must
-        contain; None: any id.
+        The size of the log is first added to ``total``. If the file is missing, is not a job log in ``folder`` or
+        belongs to another user, nothing is added and the result is False. ``ended``: when the log's job ended, in
+        seconds since 1970. ``number``: the job id that the name of the log must contain; None: any id.
         """
         folder, name = os.path.split(path)
         named = _NAME.fullmatch(name)

@@ -1,4 +1,4 @@
-"""Lists the commands in the commands file of a `gpujob run`, and makes lines of that file count as new."""
+"""For `gpujob run`: lists the commands in its commands file, and makes the scheduler read that file again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from scheduler.store.paths import Places
 
 
 def commands_in(path: str, trust_group: bool) -> list[str]:
-    """Return the identities of a commands file's commands, in file order, without repeats. Raises SchedulerError."""
+    """Return the identities (`core/identity.py`) of the commands in a commands file. Raises SchedulerError.
+
+    The identities are in file order. An identity that occurs several times is listed once.
+    """
     looked = look_through(path, commands_file.parse, None, "", trust_group)
     if looked.trouble or looked.left_out:
         raise SchedulerError(looked.trouble or looked.left_out)
@@ -22,7 +25,10 @@ def commands_in(path: str, trust_group: bool) -> list[str]:
 
 
 def read_as_new(places: Places, path: str, identities: Collection[str]) -> None:
-    """Make the lines of these commands count as new, because their jobs were deleted. Raises SchedulerError."""
+    """Make the scheduler read the commands file again from its beginning. Raises SchedulerError.
+
+    ``identities``: identities of the commands whose jobs were deleted. Their lines then count as new lines.
+    """
     database = Database(places)
     try:
         with database.writing() as connection:

@@ -72,7 +72,11 @@ class StateFile:
     _named: set[str] = field(default_factory=set)  # unknown keys that were reported
 
     def begin(self, *, was_there: bool) -> None:
-        """Continue from the existing file. ``was_there``: a daemon wrote it before, so a missing file was deleted."""
+        """Take over the state file of the previous daemon, if it exists.
+
+        ``was_there``: whether a daemon has ever written the state file. If so and if the file is missing now, somebody
+        has deleted it, and `look` returns this deletion as an edit.
+        """
         with contextlib.suppress(OSError, NoStateFile):
             data, _ = self._read()
             self.revision = max(self.revision, self._requested(data).read or 0)
@@ -138,20 +142,27 @@ class StateFile:
             self.known, self.missing_since = edit.data, None
 
     def overdue(self, now: float) -> bool:
-        """Return whether the contents have been invalid for longer than a save takes and must be set aside."""
+        """Return whether the contents have been invalid for longer than a save takes.
+
+        `paint` then replaces the file, and a copy of the invalid contents is saved beside it.
+        """
         if self.broken_since is None:
             return False
         waited = now - self.broken_since
         return waited >= HALF_SAVED_S and (waited >= OPEN_S or not self._written())
 
     def next_look(self, now: float) -> float | None:
-        """Return the monotonic time of the next look without an event; None if only events matter."""
+        """Return the monotonic time of the next look if no event comes earlier; None if only events matter."""
         if self._outs or self.broken_since is not None or self.missing_since is not None:
             return now + LOOK_S
         return None
 
     def _missing(self, now: float) -> Edit | None:
-        """Return the edit for a deleted file. None for ``GONE_S`` seconds, in which an editor may write a new file."""
+        """Return an edit that resets the pauses if the missing state file counts as deleted; else None.
+
+        The file counts as deleted if it existed before and has been missing for ``GONE_S`` seconds. A file that is
+        missing for a shorter time may just be replaced by an editor.
+        """
         if self.known is None:
             return None
         if self.missing_since is None:
@@ -162,7 +173,10 @@ class StateFile:
         return Edit(StateEdited((), False), time.time(), None)
 
     def _look_at_outs(self, now: float) -> Edit | None:
-        """Return an edit found in a replaced file, or None. Close replaced files that no program writes any more."""
+        """Return an edit that was saved in a replaced file, or None if there is none.
+
+        A replaced file is closed when no program has it open for writing any more, or after ``OPEN_S`` seconds.
+        """
         for out in list(self._outs):
             try:
                 data = os.pread(out.fd, LARGEST + 1, 0)
@@ -247,7 +261,10 @@ class StateFile:
         return StateEdited(None if gpus is None else tuple(self._today(document, gpus)), paused, read)
 
     def _today(self, document: dict[str, Any], gpus: Iterable[int]) -> list[int]:
-        """Translate the GPU indexes of a saved file into current indexes, by the UUIDs of the GPUs in that file."""
+        """Translate GPU indexes from a saved state file into current indexes.
+
+        ``document``: the saved file, which gives the UUID of each index. The result has the current index of each UUID.
+        """
         cards = document.get("gpus")
         then: dict[int, object] = {}
         for card in cards if isinstance(cards, list) else ():

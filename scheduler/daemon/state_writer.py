@@ -87,7 +87,11 @@ class StateWriter:
     noted: bool = False  # the reasons were saved at least once
 
     def look(self, now: Now, interval: float, *, heard: bool) -> Edit | None:
-        """Return the next edit to apply, or None. Reads the file at an event (``heard``) and every ``interval`` s."""
+        """Return the next edit to apply, or None if there is none.
+
+        The state file is read if ``heard`` is true, that is, if an event has reported a change. It is also read every
+        ``interval`` seconds, and more often while an edit may be in progress.
+        """
         if not (heard or now.mono >= self.look_due):
             return None
         edit = self.file.look(now.mono)
@@ -105,7 +109,10 @@ class StateWriter:
         self.dirty, self.look_due = True, 0.0
 
     def due(self, *, busy: bool) -> float | None:
-        """Return the monotonic time of the next write, or None. ``busy``: the daemon reads many new lines."""
+        """Return the monotonic time of the next write; None if the state file is up to date.
+
+        ``busy``: whether the daemon is reading many new lines; the file is then written less often.
+        """
         if not self.dirty:
             return self.count_due if self.count_owed else None
         return max(self.not_before, self.painted_at + (BUSY_PAINT_S if busy else PAINT_S))
@@ -152,7 +159,10 @@ class StateWriter:
 
 
 def open_state_file(path: str, db: Database, state: SchedulerState, numbers: dict[str, int]) -> StateFile:
-    """Open the state file when the daemon starts. Edits and a deletion made while no scheduler ran are applied."""
+    """Open the state file when the daemon starts. ``numbers``: UUID → current index of each GPU.
+
+    If somebody edited or deleted the file while no scheduler ran, the first look returns this edit.
+    """
     file = StateFile(path, numbers=numbers)
     file.revision = max([state.pauses.revision, *(revision for revision, _, _ in state.pauses.changes)])
     file.begin(was_there=bool(rows.meta(db.connection, "painted")))

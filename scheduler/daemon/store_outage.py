@@ -16,7 +16,7 @@ REFUSED_AFTER = 3  # failed passes in a row after which open requests are refuse
 
 
 class StoreOutage:
-    """A store outage. An outage begins with a failed pass and ends with the next recorded pass.
+    """A store outage. An outage begins with a failed pass and ends with the next pass that does not fail.
 
     ``retry`` opens the store again and rebuilds the state; if it raises, the outage continues.
     """
@@ -55,7 +55,7 @@ class StoreOutage:
             self._until = 0.0
 
     def over(self) -> None:
-        """End the outage after a recorded pass, and log that the outage is over."""
+        """End the outage after a pass that did not fail. If an error was logged, log that the outage is over."""
         self._tries = 0
         if self.error is not None:
             text = "the scheduler works again" if self.error.code == DEFECT else "the store can be used again"

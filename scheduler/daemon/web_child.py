@@ -56,7 +56,10 @@ class WebChild:
         return {self._pid} if self._pid else set()
 
     def due(self) -> float:
-        """Return the monotonic time of the next step without an event; ``NEVER`` while the page runs normally."""
+        """Return the monotonic time of the next step if no event comes earlier.
+
+        The result is ``NEVER`` while the page runs normally.
+        """
         if self._pid:
             return self._window + EVERY_S if self._deaf else NEVER
         return self._due
@@ -144,7 +147,10 @@ class WebChild:
         self._rise(now, "" if self._port_taken else text, most)
 
     def _rise(self, now: float, text: str, most: float = LONGEST_BREAK_S) -> None:
-        """Set the time of the next start with a growing back-off, at most ``most`` seconds. Log ``text`` once."""
+        """Set the time of the next start. The wait doubles with each call, up to ``most`` seconds.
+
+        ``text`` is logged if it is not empty and was not logged before.
+        """
         self._due = now + self._break.next(most)
         if text and text not in self._told:
             self._told.add(text)

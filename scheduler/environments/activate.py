@@ -95,7 +95,10 @@ def activated(told: dict[str, Any], before: dict[bytes, bytes]) -> dict[bytes, b
 
 
 def output_of(words: list[str], environment: dict[bytes, bytes], limit: float) -> bytes:
-    """Return what the shell writes to descriptor 3. Raises NotActivated if it fails or exceeds ``limit`` seconds."""
+    """Return what the shell writes to descriptor 3.
+
+    Raises NotActivated if the shell fails, writes nothing, or runs longer than ``limit`` seconds.
+    """
     read, write = os.pipe()
     os.set_blocking(read, False)
     if write == OUT:

@@ -259,9 +259,10 @@ class Prefixes:
 
 
 def program_in(path: str, *names: str) -> str:
-    """Return the path of an executable file in ``path``, a PATH; empty if there is none.
+    """Return the path of an executable file with one of these names; empty if there is none.
 
-    ``names``: acceptable names. The first name found in any folder wins.
+    ``path``: the folders to search, as in the variable PATH. The first name is searched in all folders, then the second
+    name, and so on.
     """
     for name in names:
         for folder in path.split(os.pathsep):

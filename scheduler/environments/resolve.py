@@ -68,7 +68,8 @@ class Environments:
     ) -> tuple[tuple[str, ...], Mapping[str, str | None]] | Missing:
         """Return how a job enters an environment, or what is missing for that.
 
-        The result holds the words to put before the command and the variables to set, chosen by ``mode``.
+        The result is a pair: the words to put before the command, and the variables to set. A variable with the value
+        None is to be unset. For a conda environment, the result depends on ``mode``.
         """
         settings = self._prefixes.settings_of(prefix, environ.get("PATH") or os.defpath)
         activate = self.mode == "activate" or (self.mode == "auto" and self._prefixes.has_scripts(prefix))
@@ -122,7 +123,8 @@ class Environments:
     def _command(self, job: Job, wrapper: tuple[str, ...], path: str) -> str:
         """Return the path of a command's program, searched in ``path``, the job's PATH.
 
-        If the program is not found, its name is returned, and the start fails.
+        If the program is not found, the result is its name, and the start fails. The result is also the name if
+        ``wrapper`` is not empty, because the wrapper may change PATH.
         """
         word = job.spec.arguments[0]
         if "/" in word:
@@ -144,7 +146,10 @@ class Environments:
 
 
 def names_devices(script: str) -> bool:
-    """Return whether a script's text contains CUDA_VISIBLE_DEVICES. With ``cuda_ids: auto``, this chooses the mode."""
+    """Return whether the text of a script contains CUDA_VISIBLE_DEVICES.
+
+    With ``cuda_ids: auto``, such a script runs in the mode ``physical``, and any other job in the mode ``local``.
+    """
     try:
         return b"CUDA_VISIBLE_DEVICES" in read_plain(script, 1 << 20)
     except OSError:

@@ -125,11 +125,11 @@ def managed_after_change(
 
 
 def _numbered(first: Readings, stored: Sequence[Gpu], notes: list[str]) -> dict[int, Gpu]:
-    """Return the GPUs by index, normally the driver's number of the GPU.
+    """Return the GPUs by index. The index of a GPU is normally the driver's number of this GPU.
 
-    If a GPU of the last start has vanished, every other GPU of that start keeps its previous index, by which jobs and
-    pauses refer to it. The vanished GPU stays in the result, where admission reports it as gone; ``notes`` gets a
-    message.
+    ``stored``: the GPUs that the previous daemon managed. If one of them has vanished, the others keep their previous
+    indexes, because jobs and pauses refer to GPUs by index. The vanished GPU stays in the result, so that admission
+    reports it as gone, and a message is added to ``notes``.
     """
     before = {gpu.uuid: gpu for gpu in stored if not gpu.uuid.startswith((DECLARED, UNREAD))}
     by_ordinal = {gpu.index: gpu for gpu in before.values()}
@@ -185,9 +185,10 @@ def _without_answer(probe: Probe, wanted: tuple[int, ...] | None, stored: Sequen
 
 
 def _visible(text: str | None, found: Mapping[int, Gpu], notes: list[str]) -> tuple[int, ...]:
-    """Return the ids of the GPUs that ``text`` lists; of all GPUs if it is None or lists no GPU of this machine.
+    """Return the ids of the GPUs that ``text`` lists. If it is None or lists no GPU of this machine, return all ids.
 
-    ``text``: CUDA_VISIBLE_DEVICES in the daemon's own environment, None if not set.
+    ``text``: the value of CUDA_VISIBLE_DEVICES in the daemon's own environment; None if the variable is not set. Unless
+    it is None, a message is added to ``notes``.
     """
     everything = tuple(sorted(found))
     if text is None:
@@ -217,8 +218,8 @@ def moved_gpus(before: Iterable[Gpu], after: Iterable[Gpu]) -> dict[int, int]:
 class GpuMonitor:
     """Reads the GPUs at intervals and finds the owner of each process on them. Its methods never block.
 
-    ``state_file``: its path in a process's GPUJOB_STATE_FILE shows that the process belongs to a job of this scheduler;
-    ``jobs``: function that returns the starting, running and stopping jobs.
+    ``state_file``: path of this scheduler's state file. A process that has this path in its environment variable
+    GPUJOB_STATE_FILE belongs to a job of this scheduler. ``jobs`` returns the starting, running and stopping jobs.
     """
 
     def __init__(self, probe: Probe, state_file: str, jobs: Callable[[], Iterable[Job]]) -> None:
@@ -247,7 +248,7 @@ class GpuMonitor:
             self._once_more = True  # the reading under way may be too old
 
     def look(self, now_mono: float, interval_s: float) -> Readings | None:
-        """Return a finished or failed reading; None if there is no new one.
+        """Return the result of a reading that has finished or failed since the last call; None if there is none.
 
         If the next reading is due, it is begun. ``now_mono``: monotonic seconds; ``interval_s``: seconds between two
         readings.
@@ -266,7 +267,7 @@ class GpuMonitor:
         return found
 
     def identified(self, readings: Readings) -> Readings:
-        """Return the readings with user, owning attempt and start time of each process added from /proc."""
+        """Return the readings, with three facts from /proc added to each process: user, start time, owning attempt."""
         return replace(readings, gpus=tuple(map(self._identified, readings.gpus)))
 
     def next_look(self, interval_s: float) -> float:

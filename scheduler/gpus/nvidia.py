@@ -97,9 +97,9 @@ class NvidiaProbe:
         self._next_way(now)
 
     def _next_way(self, now: float) -> None:
-        """Ask NVML or nvidia-smi: the next one that was not yet asked for this reading.
+        """Ask NVML or nvidia-smi, whichever is the next in ``_ways``: the list of those not yet asked for this reading.
 
-        If a killed reader process may still die, wait for its death first.
+        If a killed reader process is still dying, ask nothing now: the next `look` tries again.
         """
         while True:
             current = self._reader

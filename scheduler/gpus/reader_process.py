@@ -178,7 +178,10 @@ class Nvml:
         return None
 
     def _loads(self, handle, uuid):
-        """Return pid → load in percent since the last call. Only processes that the driver sampled are included."""
+        """Return pid → the highest load in percent that the driver has sampled since the last call.
+
+        A process without such a sample is left out.
+        """
         try:
             samples = self.n.nvmlDeviceGetProcessUtilization(handle, self.last_seen.get(uuid, 0))
         except self.failures:
@@ -217,7 +220,10 @@ class Nvml:
 
 
 class Smi:
-    """Reads the GPUs by nvidia-smi through GPUtil, without processes. If one GPU is broken, no GPU can be read."""
+    """Reads the GPUs by nvidia-smi through GPUtil. If one GPU is broken, no GPU can be read.
+
+    The processes on the GPUs are not read.
+    """
 
     def __init__(self):
         try:

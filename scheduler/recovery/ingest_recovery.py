@@ -45,7 +45,11 @@ def watched_before(places: Places) -> dict[str, str]:
 
 @dataclass(slots=True)
 class Looked:
-    """The contents of a watched file: reading position at the end, lines, and the reason if it could not be read."""
+    """The result of `look_through`: the lines of a watched file.
+
+    ``mark``: the position up to which the file was read; None if nothing could be read. ``trouble``: why the file could
+    not be read, or not to its end; empty if there was no error.
+    """
 
     mark: FileMark | None = None
     lines: list[tuple[LineRead, str, str]] = field(default_factory=list)  # line, identity (empty: no job), problem
@@ -96,10 +100,14 @@ def settle_file(
     connection: sqlite3.Connection, path: str, looked: Looked, known: Set[str], trusted: bool, now: float,
     say: Callable[[str], None], *, all_known: bool = False,
 ) -> int:  # fmt: skip
-    """Record which lines of the file count as read. Return the number of lines that the user has to decide about.
+    """Record which lines of the file count as read. Return the number of lines about which the user has to decide.
 
-    ``known``: identities of the known jobs. ``trusted``: the stored reading positions are complete and up to date, so
-    lines after these positions are new. ``all_known``: no job was lost, so a missing job was deleted on purpose.
+    These are the lines that count as read and have no known job: their jobs may have run. Each of these lines is stored
+    as a refused line and reported with ``say``.
+
+    ``known``: identities of the known jobs. ``trusted``: whether the stored reading positions are complete and up to
+    date. If so, lines after these positions are new lines; if not, all lines count as read. ``all_known``: whether the
+    store has lost no job. If so, the user need not decide about any line, because a missing job was deleted on purpose.
     """
     before = {row[0] for row in connection.execute("SELECT identity FROM line_counts WHERE path=?", (path,))}
     if not trusted:

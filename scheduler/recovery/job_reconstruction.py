@@ -57,10 +57,12 @@ class Alive:
     sessions: Mapping[int, Sequence[Seen]]
 
     def of(self, job: Job, leader: Process | None) -> tuple[Process, ...]:
-        """Return the processes of the job's last attempt: marked processes, and all in the POSIX session of ``leader``.
+        """Return the processes of the job's last attempt.
 
-        The kernel may reuse the id of a session for a new session. So the session counts only if one of its processes
-        is older than the end of the job: in a new session all processes are younger.
+        These are the processes marked with the attempt, and the processes in the POSIX session of ``leader``, the main
+        process of the attempt. The kernel may have reused the id of this session for a new session, in which all
+        processes were started after the job ended. So the session counts only if one of its processes was started
+        before the job ended.
         """
         found = set(self.marked.get((job.id, job.attempt), ()))
         if leader is not None:
@@ -121,8 +123,9 @@ def put_together(
 ) -> Rebuilt:
     """Reconstruct all jobs that have left a row, an attempt record, a process or a log.
 
-    ``left``: rows of the jobs table; ``whole``: no row is missing. ``held``: GPUs held by leftover processes, according
-    to the store. ``last``: the highest id ever assigned, according to the store. ``now``: seconds since 1970.
+    ``left``: the readable rows of the jobs table; ``whole``: whether these are all its rows. ``held``: the GPUs that
+    leftover processes hold, according to the store. ``last``: the highest job id ever assigned, according to the store.
+    ``now``: seconds since 1970.
     """
     out = Rebuilt()
     for row in left:
@@ -165,7 +168,11 @@ def put_together(
 
 
 def _take_records(out: Rebuilt, places: Places, whole: bool, last: int) -> None:
-    """Add jobs with an attempt record for which the store has no row, or only the row of an older attempt."""
+    """Add each job that has an attempt record but no row in the store, or only a row with an older attempt.
+
+    A job without a row is not added if its row cannot have been lost, because the job was then deleted on purpose.
+    ``whole``, ``last``: as in `put_together`.
+    """
     sure = whole and not out.stale
     for number, attempt in sorted(integrity.newest_attempts(places).items()):
         job = out.jobs.get(number)
@@ -205,7 +212,10 @@ def _of_record(number: int, attempt: int, path: str) -> Job | None:
 
 
 def _take_processes(out: Rebuilt, living: Alive) -> None:
-    """Add jobs whose running attempt has no row and no record. Their GPUs come from the environment of a process."""
+    """Add each job that has living processes of an attempt without a row and without an attempt record.
+
+    The GPUs of such a job are read from the environment of one of these processes.
+    """
     for (number, attempt), processes in sorted(living.marked.items()):
         job = out.jobs.get(number)
         if job is not None and job.attempt >= attempt:
@@ -233,7 +243,11 @@ def _booked(process: Process) -> tuple[tuple[int, ...], ResourceRequest]:
 
 
 def _settle(out: Rebuilt, job: Job, places: Places, logs: Mapping[tuple[int, int], str], now: float) -> None:
-    """End a job whose attempt has ended, by the table of `core/recovery.py`. The next start settles all other jobs."""
+    """End a job if its attempt has ended or is lost, according to the table of verdicts in `core/recovery.py`.
+
+    If the row of the job is up to date, an ending in the attempt record is left to the next start of the scheduler. The
+    next start also decides about all other jobs.
+    """
     there = look(os.path.join(places.attempts, job.attempt_key), job, places.state_file)
     found, verdict = there.record, there.verdict(job.state)
     if there.process is not None:
@@ -302,7 +316,11 @@ def _hold(out: Rebuilt, living: Alive, held: Sequence[Holding]) -> None:
 
 
 def _one_for_each_line(out: Rebuilt, now: float) -> None:
-    """Let only the newest of several jobs with the same line block repetitions; end older waiting jobs as lost."""
+    """If several jobs come from equal lines, make the newest the only job that a further equal line repeats.
+
+    An older job that waits is ended as lost: the newer job was accepted, so the older job had ended. Any other older
+    job loses its identity.
+    """
     taken: set[str] = set()
     for number in sorted(out.jobs, reverse=True):
         job = out.jobs[number]

@@ -252,7 +252,10 @@ def _fill(
 
 
 def _insert(connection: sqlite3.Connection, name: str, left: Salvaged) -> None:
-    """Insert the salvaged rows of a table. A row that the new table does not accept was damaged."""
+    """Insert the salvaged rows of a table.
+
+    A row that the new table does not accept was damaged. It is left out and noted in ``left.trouble``.
+    """
     known = {row[1] for row in connection.execute(f"PRAGMA table_info({name})")}
     for row in left.rows.get(name, []):
         columns = [column for column in row if column in known]

@@ -83,9 +83,10 @@ def _key_of(model: sqlite3.Connection, name: str) -> tuple[tuple[str, ...], bool
 def _open(copy: str, fresh: str, wanted: set[str]) -> tuple[sqlite3.Connection, str]:
     """Open the copy. Return the connection and a description of the damage (empty: no damage).
 
-    If the first page is damaged, replace its header, then the whole page, with that of a new store; then try the first
-    page of each older version. With such a page SQLite finds at least the tables of the first migration: these tables
-    start at the same pages in every store.
+    If the first page of the copy is damaged, parts of it are replaced until SQLite finds the tables: first its header
+    by the header of a new store, then the whole page by the first page of a new store, then by the first page of a
+    store of each older version. With such a page, SQLite finds at least the tables of the first migration, because
+    these tables start at the same pages in every store. If this does not help, an empty database is opened instead.
     """
     first = sqlite3.connect(":memory:")
     migrate(first, 0, 1)
@@ -148,7 +149,11 @@ def _until_error(connection: sqlite3.Connection, query: str, *values: Any) -> tu
 def _read_table(
     connection: sqlite3.Connection, name: str, key: tuple[str, ...], by_row: bool, top: int, left: Salvaged
 ) -> None:
-    """Add the rows of a table to ``left``: read from both ends up to the damage, and by single row ids in between."""
+    """Add the readable rows of a table to ``left``.
+
+    A damaged table is read from both ends up to the damage. If it has row ids (``by_row``), each row between the two
+    ends is then looked up by its id. ``top``: the highest possible row id; 0: not known.
+    """
     rows, problem = _until_error(connection, f"SELECT * FROM {name} NOT INDEXED ORDER BY {', '.join(key)}")
     if problem:
         left.trouble[name] = problem
