@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 LONGEST_WAIT_S = 600.0
 
 
@@ -10,8 +12,15 @@ def backoff_s(attempt: int, base: float, jitter: float) -> float:
 
     ``jitter``: a random number in [0, 1) from the caller, because this package uses no random numbers.
     """
-    wait = base * 2.0 ** min(attempt - 1, 40)
-    return min(LONGEST_WAIT_S, wait * (0.9 + 0.2 * jitter))
+    return min(LONGEST_WAIT_S, doubled_s(base, attempt, math.inf) * (0.9 + 0.2 * jitter))
+
+
+def doubled_s(base: float, failures: int, longest: float) -> float:
+    """Return the seconds to wait after ``failures`` failures in a row: base · 2^(failures-1), at most ``longest``.
+
+    A number of failures that only a night of trouble brings does not overflow: 2.0 ** 1024 would raise OverflowError.
+    """
+    return min(longest, base * 2.0 ** min(failures - 1, 40))
 
 
 class Backoff:

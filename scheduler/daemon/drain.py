@@ -23,6 +23,7 @@ class Drain:
     def is_stuck(self, state: SchedulerState) -> bool:
         """Return whether jobs wait, but no job runs and no waiting job can start without a change from outside."""
         if state.live or state.holdings or not state.waiting() or "backoff" in state.parked.values():
+            self._hopeless_since = None
             return False
         codes = {reason.code for reason in state.class_reasons().values()}
         if codes & PASSING or any(state.fleet.find(kind) is not None for kind in state.queue.classes()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from scheduler.core.backoff import doubled_s
 from scheduler.core.errors import DECIDE_ANEW, DEFECT, StoreTrouble
 from scheduler.core.observations import Now
 from scheduler.daemon.context import Context
@@ -41,7 +42,7 @@ class StoreOutage:
         """Note a failed pass and schedule the next try with a growing back-off. Log each error once."""
         self._tries += 1
         anew = error.code == DECIDE_ANEW
-        self._until = time.monotonic() + (ANEW_S if anew else min(LONGEST_BREAK_S, 2.0 ** (self._tries - 1)))
+        self._until = time.monotonic() + (ANEW_S if anew else doubled_s(1.0, self._tries, LONGEST_BREAK_S))
         if not anew and str(error) != str(self.error or ""):
             self.error = error
             self._context.say(

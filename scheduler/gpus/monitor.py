@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from scheduler.core.backoff import doubled_s
 from scheduler.core.config import Config
 from scheduler.core.errors import NoGpuData, Refused
 from scheduler.core.gpu import Gpu, gpu_ids_text
@@ -281,7 +282,7 @@ class GpuMonitor:
         After failures the wait grows, because each try starts two processes.
         """
         if self._failures:
-            interval_s = max(interval_s, min(LONGEST_BACKOFF_S, interval_s * 2 ** (self._failures - 1)))
+            interval_s = max(interval_s, doubled_s(interval_s, self._failures, LONGEST_BACKOFF_S))
         return self._read_at + interval_s
 
     def _identified(self, reading: GpuSnapshot) -> GpuSnapshot:

@@ -67,3 +67,18 @@ def test_a_full_disk_is_not_reported_as_a_bug(
     monkeypatch.setattr(Daemon, "_observe", fail)
     daemon.tick()
     assert len(told) == 1 and said in told[0] and daemon.outage.lasts
+
+
+def test_an_outage_of_a_whole_night_does_not_end_the_daemon(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After more than a thousand failed passes (two hours), passes are still tried, and the daemon recovers."""
+
+    def fail(_daemon: Daemon, _now: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("scheduler.daemon.store_outage.LONGEST_BREAK_S", 0.0)
+    with monkeypatch.context() as full:
+        full.setattr(Daemon, "_observe", fail)
+        for _ in range(1100):
+            daemon.tick()
+    daemon.tick()
+    assert not daemon.outage.lasts

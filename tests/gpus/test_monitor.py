@@ -128,6 +128,7 @@ class OneAnswer:
         (0.25, [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30]),
         (30.0, [30, 30]),
         (60.0, [60, 60, 60]),
+        (30.0, [30] * 1100),  # a night with a driver that does not answer
     ],
 )
 def test_a_driver_that_fails_is_asked_more_seldom_until_it_answers(interval: float, waits: list[float]) -> None:
