@@ -115,11 +115,15 @@ def settle_file(
         connection.execute("DELETE FROM files WHERE path=?", (path,))
         connection.execute("DELETE FROM refused WHERE path=?", (path,))
         identities = [identity for _, identity, _ in looked.lines if identity]
-        if looked.mark is None:
-            # The file cannot be read now. When it can, it counts as replaced, and lines of known jobs count as read.
-            say(f"{looked.trouble or path}; when the file can be read again, lines without a known job are run")
-            identities = sorted(known)
-        kept.save_mark(connection, looked.mark or FileMark(path, inode=1))
+        mark = looked.mark
+        if mark is None or looked.trouble:
+            # The file, or the rest of it, cannot be read now. When it can, it counts as replaced, and the lines read now
+            # and lines of known jobs count as read. A position in the middle would make all the others new lines.
+            others = "other lines" if identities else "lines"
+            say(f"{looked.trouble or path}; when the file can be read again, {others} without a known job are run")
+            identities += sorted(known - set(identities))
+            mark = FileMark(path, inode=1)
+        kept.save_mark(connection, mark)
         kept.count_lines(connection, path, identities)
     unsure = 0
     told: set[str] = set()

@@ -1,0 +1,57 @@
+"""Tests of what `recover` does with the lines of a watched file that can be read only in part."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from scheduler.core.identity import identity_of
+from scheduler.core.job import JobSpec
+from scheduler.intake.jobs_file import LineContext, parse
+from scheduler.intake.tail import Follower
+from scheduler.recovery.ingest_recovery import look_through, settle_file
+from scheduler.store import file_offsets as kept
+from scheduler.store.database import Database
+from scheduler.store.paths import Places
+
+
+def identity(path: Path, line: str) -> str:
+    """Return the identity of the job that a line of the file stands for."""
+    parsed = parse(line, LineContext(str(path.parent), "/home/x", None), "jobs.txt:1")
+    assert parsed is not None and isinstance(parsed.spec, JobSpec)
+    return identity_of(parsed.spec)
+
+
+def test_after_a_read_error_in_the_middle_the_rest_is_not_taken_for_new_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file counts as replaced, and lines of known jobs after the error count as read: their commands have run."""
+    jobs = tmp_path / "jobs.txt"
+    lines = [f"0,a.py,,{'x' * 1000} {number}," for number in range(1000)]
+    jobs.write_text("".join(line + "\n" for line in lines))
+    looks, look = [0], Follower.look
+
+    def fails(self: Follower, now: float) -> object:
+        looks[0] += 1
+        if looks[0] > 1:
+            raise OSError(errno.EIO, "Input/output error", str(jobs))
+        return look(self, now)
+
+    monkeypatch.setattr(Follower, "look", fails)
+    looked = look_through(str(jobs), parse, None, "/home/x", False)
+    assert looked.trouble and 0 < len(looked.lines) < len(lines)
+    known = {identity(jobs, lines[0]), identity(jobs, lines[-1])}
+    database = Database(Places(str(tmp_path / "state.json")))
+    said: list[str] = []
+    try:
+        with database.writing() as connection:
+            settle_file(connection, str(jobs), looked, known, False, 1.0, said.append)
+        mark = kept.mark_of(database.connection, str(jobs))
+        assert mark is not None and mark.inode == 1
+        counted = kept.counted(database.connection, str(jobs))
+        assert known <= counted and identity(jobs, lines[1]) in counted and identity(jobs, lines[-2]) not in counted
+        assert any("when the file can be read again, other lines without a known job are run" in text for text in said)
+    finally:
+        database.close()
