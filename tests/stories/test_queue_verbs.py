@@ -63,7 +63,7 @@ def test_first_and_swap_change_who_starts_next(scheduler):
     s.kill()
     s.start()
     assert order(s) == ["j5", "j3", "j4", "j2", "j1"]
-    assert "swap 1: two jobs" in s.cli("swap", "1", code=2).stderr or "names 1" in s.cli("swap", "1", code=2).stderr
+    assert "swap takes two jobs, not 1 (1)" in s.cli("swap", "1", code=2).stderr
     assert (
         s.cli("first", "1", code=1).stderr
         == "gpujob: job 1 cannot be put first: it is done, and only a waiting job can be put first\n"

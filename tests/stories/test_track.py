@@ -498,7 +498,7 @@ def test_run_all_prints_what_to_do_after_a_failure(tracked: Tracked) -> None:
     tracked.begin("false", "true", "true")
     done = tracked.run("run-all", code=1)
     assert done.stdout.splitlines()[-1] == "Finished: 1 ran, 0 skipped, 1 failed"
-    assert "stopped with 2 pending: gpujob track retry" in done.stderr
+    assert "stopped with 2 commands pending: gpujob track retry" in done.stderr
 
 
 def test_a_program_named_gpu_tracker_is_the_tracker(tracked: Tracked) -> None:
