@@ -115,7 +115,10 @@ def _not_loaded(error: ImportError) -> str:
 
 
 def _removed_folder(error: OSError) -> str:
-    """Return the message for a removed current folder, which the kernel's error does not name; else an empty text."""
+    """Return an error message if the current folder was removed, which the kernel's error does not say.
+
+    For any other error, return an empty text.
+    """
     if error.errno != errno.ENOENT or os.path.isabs(error.filename or ""):
         return ""
     try:
@@ -134,7 +137,11 @@ def _after_broken_pipe() -> int:
 
 
 def _fill_standard_streams() -> None:
-    """Open /dev/null on closed descriptors 0, 1 and 2; else an opened file, such as the store, would get our output."""
+    """Open /dev/null on those of the descriptors 0, 1 and 2 that are closed.
+
+    Otherwise a file that is opened later, such as the store, could get one of these numbers, and our output would be
+    written into it.
+    """
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(fd)
@@ -163,10 +170,10 @@ def import_all() -> None:
 
 
 def run_process() -> int:
-    """Run the command line in sys.argv and return its exit code. Named `ts` or `tsp`, it is `gpujob ts`.
+    """Run the command line in sys.argv and return its exit code.
 
-    Named `gpu-tracker`, it is `gpujob track`. If the warm process could have run the command, start the warm process
-    afterwards, for the next commands.
+    The name of the program selects the interface: `gpu-tracker` means `gpujob track`; `ts` and `tsp` mean `gpujob ts`.
+    If the warm process could have run the command, start the warm process afterwards, for later commands.
     """
     verb = {"ts": "ts", "tsp": "ts", "gpu-tracker": "track"}.get(os.path.basename(sys.argv[0]))
     words = sys.argv[1:] if verb is None else [verb, *sys.argv[1:]]

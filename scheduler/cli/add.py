@@ -48,9 +48,10 @@ def add(
 ) -> int:
     """Append one line to the jobs file, print the line, and return the exit code 0.
 
-    Raises UsageError, Refused or SchedulerError, before anything is written, if the scheduler would refuse the
-    line; SchedulerError also if the jobs file cannot be written. ``gpus``: ids of the allowed GPUs; ``pairs``:
-    texts KEY=VALUE; ``output_file``: path of the jobs file, empty: the scheduler's one, ``-``: only print the line.
+    ``gpus``: ids of the allowed GPUs. ``pairs``: texts KEY=VALUE. ``output_file``: path of the jobs file. If it is
+    empty, the scheduler's jobs file is used; if it is ``-``, the line is only printed.
+    Raises UsageError, Refused or SchedulerError if the scheduler would refuse the line; nothing is written then. Raises
+    SchedulerError if the jobs file cannot be written.
     """
     found = state_file_for(state_file, config)
     client = SchedulerClient(found)
@@ -114,9 +115,10 @@ def add(
 
 
 def _as_options(pairs: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """Return the texts KEY=VALUE of ``--set`` as ``;key=value`` for the line, and as values of JobSpec fields.
+    """Return the texts KEY=VALUE of ``--set`` in two forms.
 
-    Raises UsageError, Refused.
+    The first form is the text ``;key=value…`` for the end of the line. The second form is a dict: field of JobSpec →
+    value. Raises UsageError or Refused for a wrong text.
     """
     values: dict[str, Any] = {}
     for pair in pairs:
@@ -147,9 +149,11 @@ def submit(
 ) -> int:
     """Queue a command with the current folder and environment, print the job's id, and return the exit code.
 
-    The exit code is 0; with ``wait`` or ``foreground`` it tells how the job ended (`client/wait.py: code_of`), 130
-    after Ctrl-C. ``info_command``: shell text whose output becomes the job's ``info``; ``env``: texts NAME=VALUE;
-    ``options``: values by option name (`core/job_options.py`). Raises UsageError, Refused, SchedulerError.
+    ``wait`` and ``foreground`` wait for the end of the job and return an exit code that tells how the job ended
+    (`client/wait.py: code_of`); otherwise the exit code is 0. With ``wait``, Ctrl-C ends the wait with exit code 130.
+    With ``foreground``, Ctrl-C is passed on to a running job; a waiting job is cancelled, with exit code 130.
+    ``info_command``: shell text whose output becomes the job's ``info``. ``env``: texts NAME=VALUE. ``options``: values
+    by option name (`core/job_options.py`). Raises UsageError, Refused, SchedulerError.
     """
     if not command:
         raise UsageError("the command is missing", do="write gpujob submit -- COMMAND…")

@@ -37,7 +37,7 @@ JOB_HELP = "Id (12), range (3-9), label, @ (the last job) or @~1 (the one before
 
 
 def _jobs(completion: Any) -> Any:
-    """Return the argument JOB…, completed with the jobs that ``completion`` offers."""
+    """Return the declaration of the argument JOB…; ``completion`` offers jobs for it after TAB."""
     return typer.Argument(metavar="JOB…", help=JOB_HELP, autocompletion=completion)
 
 
@@ -127,7 +127,7 @@ def _with(*rows: inspect.Parameter) -> Callable[[Callable[..., None]], Callable[
 
 
 def _setting(name: str, help: str = "") -> inspect.Parameter:
-    """Return the Typer option for a setting, for `start` and `run`. ``help``: help text in place of its own."""
+    """Return the Typer option for a setting, for `start` and `run`. ``help``: replaces the help text of the setting."""
     row = OPTIONS[name]
     text = str(row.metadata["help"])
     usual = "" if row.default in (None, "", False) else f" [{row.default}]"
@@ -145,7 +145,7 @@ def _setting(name: str, help: str = "") -> inspect.Parameter:
 def _job_option(option: JobOption, *, edit: bool = False) -> inspect.Parameter:
     """Return the Typer option for a row of `JOB_OPTIONS`, for `submit`, `add` and `edit`.
 
-    ``edit``: the default is None, because for `edit` an empty text restores the option's default.
+    ``edit``: a text option that is not given has the value None. For `edit`, an empty text restores the default.
     """
     complete = getattr(completions, option.completion) if option.completion else None
     declared = typer.Option(
@@ -660,9 +660,10 @@ def all_verbs() -> Any:
 
 
 def _declared(words: list[str]) -> Any:
-    """Return the Click command for ``words``, with all verbs or only the one that ``words`` begin with.
+    """Return the Click command for ``words``. Usually it has only the verb with which ``words`` begin.
 
-    Building all verbs takes longer than most verbs run. `help` gets all of them, since it describes other verbs.
+    The reason is that building all verbs takes longer than most verbs run. `help` needs all verbs, because it describes
+    other verbs.
     """
     if all_verbs.cache_info().currsize:
         return all_verbs()

@@ -17,8 +17,8 @@ from scheduler.views import render
 def show(*, origin: bool = False, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
     """Print every setting as a line of YAML, or all as JSON, and return the exit code 0. Raises SchedulerError.
 
-    A comment behind a line shows the setting's origin (only with ``origin``) and any other value that the running
-    scheduler uses.
+    ``origin``: at the end of each line, a comment says where the value comes from. If the running scheduler uses
+    another value of a setting, a comment shows that value (with or without ``origin``).
     """
     settings = settings_for({"state_file": state_file} if state_file else {}, config)
     found = state_file_for(state_file, config)
@@ -49,7 +49,11 @@ def _json(settings: Settings, running: dict[str, tuple[Any, str]], alive: bool) 
 
 
 def _lines(settings: Settings, running: dict[str, tuple[Any, str]], origin: bool) -> list[str]:
-    """Return lines of YAML that can be saved as a config file, with origins and differing values as comments."""
+    """Return lines of YAML that can be saved as a config file.
+
+    Comments show where each value comes from (only with ``origin``), and the value of the running scheduler if it
+    differs.
+    """
     values = {key: f"{key}: {written(value)}" for key, value in settings.config.policy_values().items()}
     width = min(60, max(map(len, values.values())))
     lines = []
@@ -67,7 +71,7 @@ def _lines(settings: Settings, running: dict[str, tuple[Any, str]], origin: bool
 def check(file: str = "", *, state_file: str | None = None, config: str | None = None) -> int:
     """Check the config ``file`` alone, or all that `start` would read; print the result and return the exit code 0.
 
-    Raises SchedulerError for a mistake (Mistakes for several).
+    Raises SchedulerError if there is a mistake. Several mistakes are raised together, as Mistakes.
     """
     named = file or config
     path = find_config({} if file else os.environ, named, os.getcwd())

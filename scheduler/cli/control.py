@@ -1,7 +1,8 @@
 """Verbs that change jobs, GPUs or the queue (`cancel`, `edit`, `pause`, …), and `wait`, `reset` and `recover`.
 
-The function of a verb prints the answer (on stderr if the exit code is not 0) and returns the exit code. It raises
-UsageError for a wrong argument, NotFound for an unknown job, and other SchedulerErrors, such as NoDaemon.
+The function of a verb prints the scheduler's answer and returns the exit code. The answer is printed on stdout, or on
+stderr if the exit code is not 0. The function raises UsageError for a wrong argument, NotFound for an unknown job, and
+other SchedulerErrors, such as NoDaemon.
 """
 
 from __future__ import annotations
@@ -180,7 +181,10 @@ def queue(what: str, *, state_file: str | None = None, config: str | None = None
 
 
 def reset(*, yes: bool = False, state_file: str | None = None, config: str | None = None) -> int:
-    """Delete ended jobs and refused lines from the store; logs stay. Asks first on a terminal, unless ``yes``."""
+    """Delete ended jobs and refused lines from the store, and return the exit code 0. The logs stay.
+
+    On a terminal, ask the user first, unless ``yes`` is given.
+    """
     client = SchedulerClient(state_file_for(state_file, config))
     if not yes and sys.stdin.isatty() and sys.stdout.isatty():
         need_own_process()
@@ -200,9 +204,10 @@ def reset(*, yes: bool = False, state_file: str | None = None, config: str | Non
 def wait(jobs: Sequence[str], *, timeout: str = "", state_file: str | None = None, config: str | None = None) -> int:
     """Wait until the given jobs (all jobs if ``jobs`` is empty) have ended, and return an exit code.
 
-    For one job it tells how the job ended (`client/wait.py: code_of`), for several it is 1 if any failed, else 0. It
-    is 124 if ``timeout`` (a duration) was over first. Raises NoDaemon if jobs have not ended and no scheduler runs,
-    NotFound for a job that was deleted.
+    For one job, the exit code tells how the job ended (`client/wait.py: code_of`). For several jobs, it is 0 if all
+    succeeded, else 1. If some jobs have not ended after ``timeout`` (a duration), it is 124.
+    Raises NoDaemon if jobs have not ended and no scheduler runs, and NotFound if a job does not exist or was deleted
+    before its end was seen.
     """
     found = state_file_for(state_file, config)
     client = SchedulerClient(found)

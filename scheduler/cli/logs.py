@@ -104,9 +104,10 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _log(job: Job, events: Sequence[Event], wanted: int | None, printer: Printer) -> str:
-    """Return the path of the log of attempt ``wanted`` (None: the last one); empty if the last one has no log.
+    """Return the path of the log of attempt ``wanted``. Raises NotFound if this attempt has no log.
 
-    For the last attempt, prints a note if earlier attempts have logs. Raises NotFound if attempt ``wanted`` has no log.
+    If ``wanted`` is None, return the path of the last attempt's log, or an empty text if that attempt has none. In this
+    case also print a note if earlier attempts have logs.
     """
     known = logs_of(job, events)
     if wanted is None:
@@ -186,9 +187,10 @@ class Printer:
         self._header = header
 
     def begin(self, log: LogReader, most: int | None) -> None:
-        """Begin a log at its last ``most`` lines; None: at its start.
+        """Begin to print a log: only its last ``most`` lines, or all lines if ``most`` is None.
 
-        Raises UsageError for a packed log that is printed raw, since its lines cannot be counted.
+        Raises UsageError if ``most`` is given for a packed log that is printed raw: lines of packed data cannot be
+        counted.
         """
         if most is None:
             return
@@ -202,7 +204,10 @@ class Printer:
             self._folder.enter()
 
     def feed(self, data: bytes) -> None:
-        """Print the lines that ``data`` completes, or the bytes themselves if raw."""
+        """Take the next bytes of the log. Print the lines that they complete; if raw, print the bytes themselves.
+
+        If only the last lines are wanted, the lines are collected until `caught_up` or `end` is called.
+        """
         if self.raw:
             self._print_header()
             sys.stdout.buffer.write(data)
@@ -210,13 +215,19 @@ class Printer:
             self._take(self._folder.feed(data))
 
     def caught_up(self) -> None:
-        """Print the collected last lines, at the end of the log; later lines are printed as they come."""
+        """Print the last lines collected so far.
+
+        Called when the end of the log is reached. Later lines are printed as they arrive.
+        """
         if self._last is not None:
             lines, self._last = list(self._last), None
             self._print(lines)
 
     def end(self, log: LogReader | None = None) -> None:
-        """End the log: print its unfinished last line, and note what is wrong with the file."""
+        """Finish the log: print its last line, even if the line is incomplete.
+
+        Also print a note if a line was too long and was cut, or if the log is damaged.
+        """
         if log is not None and (trouble := log.trouble()):
             self.say(trouble)
         if not self.raw:
@@ -305,9 +316,10 @@ class Printer:
 
 
 class _Following:
-    """Follows one job to its end, through truncated and removed logs and further attempts.
+    """Prints the output of one job until the job ends.
 
-    ``once``: only its current attempt.
+    It continues after the log was truncated, removed or replaced, and with the log of each new attempt. ``once``: stop
+    at the end of the current attempt.
     """
 
     def __init__(self, client: SchedulerClient, job: Job, printer: Printer, once: bool) -> None:
@@ -441,6 +453,6 @@ class _Following:
 def _lives(process: Process) -> bool:
     """Return whether this process (pid and start time) still runs.
 
-    Needed without a scheduler, when nobody updates the job's state.
+    Used while no scheduler runs, because nobody then updates the job's state.
     """
     return ticks_of(process.pid) == process.ticks

@@ -57,10 +57,11 @@ def report(
 
 
 def _moment(text: str, now: float) -> float:
-    """Return the time that `--since` names, in seconds since 1970 (UTC): a duration before ``now``, or a date.
+    """Return the time that `--since` names, in seconds since 1970 (UTC).
 
-    A date without a time means its midnight, one without a time zone local time. Raises UsageError, also for a time
-    after ``now``.
+    ``text``: a duration before ``now``, or a date. A date without a time of day means its midnight. A date without a
+    time zone is in local time. Raises UsageError if ``text`` is neither a duration nor a date, or if the time is after
+    ``now``.
     """
     try:
         ago = seconds_of(text)

@@ -46,9 +46,9 @@ def run(
 ) -> int:
     """Run a file of commands on the GPUs until all have ended; return 0 if all succeeded, 1 if not, 130 if stopped.
 
-    ``file``: path of the file, empty: from the settings. ``again``: also run commands that have ended before. ``said``:
-    settings by name, with the defaults and meanings of `gpujob run` (`intake/settings.py: DISPATCHER`). Raises
-    SchedulerError, such as Taken if a scheduler runs already.
+    ``file``: path of the file; if it is empty, the settings name the file. ``again``: also run commands that have ended
+    before. ``said``: settings of the command line, by name. Some defaults differ from those of `start`
+    (`intake/settings.py: DISPATCHER`). Raises SchedulerError, for example Taken if a scheduler already runs.
     """
     need_own_process()
     flags: dict[str, Any] = {**said, **({"commands_file": file} if file else {})}
@@ -132,9 +132,9 @@ class _Commands:
 
 
 def _look(client: SchedulerClient, settings: Settings, *, as_read: bool = False) -> _Commands:
-    """Return the commands in the file. Raises SchedulerError if it cannot be read.
+    """Return the commands in the file, compared with the store. Raises SchedulerError if the file cannot be read.
 
-    ``as_read``: use the lines that were read so far, without opening the file.
+    ``as_read``: do not open the file; use the lines that the scheduler has read from it and that still have jobs.
     """
     path = settings.config.commands_file
     newest = {job.identity: job for job in client.jobs()[0] if job.spec.source == "commands"}
@@ -161,7 +161,10 @@ def _requeue_all(client: SchedulerClient, settings: Settings, config: str | None
 
 
 def _requeue_stopped(client: SchedulerClient, settings: Settings, config: str | None) -> bool:
-    """Requeue the jobs that a user ended after Ctrl-C and that are still in the file; return whether there are any."""
+    """Requeue the jobs that the user ended after Ctrl-C in an earlier run. Return whether there are any.
+
+    Jobs whose commands are no longer in the file are left out.
+    """
     noted = client.remembered(INTERRUPTED)
     if not noted:
         return False
@@ -224,7 +227,7 @@ def _report_results(client: SchedulerClient, settings: Settings, before: _Comman
 
 
 def _print_line(text: str, stream: TextIO | None = None) -> None:
-    """Print a line. If the stream is broken, redirect it to /dev/null, so that the exit code stays true."""
+    """Print a line. If the stream is broken, redirect it to /dev/null, so that the exit code does not change."""
     out = stream or sys.stdout
     try:
         print(safe(f"gpujob: {text}"), file=out, flush=True)
@@ -284,7 +287,7 @@ class _Shown:
             sys.stdout.flush()
 
     def ask(self, question: str) -> None:
-        """Print ``question``, and repeat it below everything printed later; an empty ``question`` ends this."""
+        """Print ``question``, and print it again below all later output. An empty ``question`` ends the repetition."""
         with self._lock, contextlib.suppress(OSError, ValueError):
             self.question = question
             sys.stdout.write(question)

@@ -30,8 +30,8 @@ def start(
 ) -> int:
     """Run the daemon until a signal ends it, or with ``drain`` until nothing is left to do; return its exit code.
 
-    ``detach``: run it in the background and return when it is ready. ``said``: settings by name. Raises
-    SchedulerError.
+    ``detach``: run the daemon in the background and return when it is ready. ``said``: settings of the command line, by
+    name. Raises SchedulerError.
     """
     need_own_process(stays=not detach)
     flags: dict[str, Any] = {**said, "state_file": state_file} if state_file else dict(said)
@@ -60,7 +60,7 @@ def start(
 
 
 def _is_null(fd: int) -> bool:
-    """Return whether the descriptor is /dev/null: nobody looks at what is printed there."""
+    """Return whether the descriptor is /dev/null. If it is, nobody sees what is printed there."""
     found = os.fstat(fd)
     return stat.S_ISCHR(found.st_mode) and found.st_rdev == os.stat(os.devnull).st_rdev
 
@@ -68,7 +68,7 @@ def _is_null(fd: int) -> bool:
 def _say_ready(fd: int, stream: Stream) -> None:
     """Redirect the standard streams to /dev/null, then report to the waiting `start --detach` that the daemon is ready.
 
-    In this order, the last line on the terminal is the one that `start --detach` prints.
+    Because the streams are redirected first, the message of `start --detach` is the last line on the terminal.
     """
     stream.close()
     null = os.open(os.devnull, os.O_RDWR)
@@ -80,7 +80,10 @@ def _say_ready(fd: int, stream: Stream) -> None:
 
 
 def _print_page_address(meant: Config) -> None:
-    """Print the address of the web page and where its token is. Only the main log reports a port that is in use."""
+    """Print the address of the web page, and how to read its token.
+
+    If the port turns out to be in use, only the main log reports this.
+    """
     from scheduler.store.paths import Places
     from scheduler.views.ssh_tunnel import LOOPBACK, tunnel
 

@@ -94,7 +94,8 @@ def jobs(
 ) -> int:
     """Print all jobs as a table or JSON, and return the exit code 0. Raises UsageError.
 
-    ``state``: only jobs in these states (comma-separated); ``last``: only the newest jobs, at most this number.
+    ``state``: print only jobs in these states (comma-separated). ``last``: print at most this number of jobs, the
+    newest.
     """
     known = [s.value for s in JobState]
     states = [ALSO_CALLED.get(word, word) for word in state.split(",") if word]
@@ -225,7 +226,7 @@ def why(job: str, *, json: bool = False, state_file: str | None = None, config: 
 def _looked_at(client: SchedulerClient, number: int, until: float) -> tuple[Job, Reason | None]:
     """Return a job and the reason why it waits; the reason is None if the job does not wait.
 
-    Until ``until`` (monotonic seconds), waits for the scheduler to consider a job that was only just added.
+    If the scheduler has not yet considered the job, wait for that, at most until ``until`` (monotonic seconds).
     """
     while True:
         found, reason, _ = client.job(number)
@@ -241,7 +242,10 @@ def _telling(job: Job) -> str:
 
 
 def _last_lines(job: Job) -> list[str]:
-    """Return the last lines of the log of a job that did not succeed; empty if there is none or it cannot be read."""
+    """Return the last lines of the log of a job that did not succeed.
+
+    Return an empty list for other jobs, and for a job without a readable log.
+    """
     if not job.state.ended or job.succeeded or not job.log:
         return []
     from scheduler.views.log_glance import last_lines  # takes 3 ms

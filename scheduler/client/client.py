@@ -1,4 +1,7 @@
-"""Client of one scheduler: reads its store, adds jobs, sends requests to its daemon (`offline.py`: without daemon)."""
+"""Client of one scheduler: reads its store, adds jobs, and sends requests to its daemon.
+
+While no daemon runs, `offline.py` carries out requests.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ class QueueFull(SchedulerError):
 
 
 class SchedulerClient:
-    """Access to one scheduler, which its state file identifies; for user interfaces."""
+    """Gives user interfaces access to one scheduler. The path of its state file identifies the scheduler."""
 
     def __init__(self, state_file: str) -> None:
         """Raise SchedulerError if the scheduler belongs to another user; root may access every scheduler."""
@@ -55,7 +58,8 @@ class SchedulerClient:
     def _reading(self) -> Iterator[sqlite3.Connection]:
         """Yield a read-only connection in one transaction, so that all queries see the same snapshot of the store.
 
-        While no scheduler has created a store yet, the connection is to an empty one. Raises StoreTrouble, Elsewhere.
+        If no store has been created yet, the connection leads to an empty store in memory. Raises StoreTrouble,
+        Elsewhere.
         """
         if self.places.exist():
             try:
@@ -92,9 +96,10 @@ class SchedulerClient:
         return Answer(0, *self.ask_for(*to_row(request), wait_s))
 
     def ask_for(self, kind: str, arguments: Mapping[str, Any], wait_s: float = ANSWER_S) -> tuple[int, tuple[str, ...]]:
-        """Send a request given by the name of its kind and its fields; return exit code and lines of the answer.
+        """Send a request, given by the name of its kind and its fields; return exit code and lines of the answer.
 
-        For callers to whom the import of the request classes (`core/requests.py`) is too slow. Raises as `ask` does.
+        A caller uses this method instead of `ask` if the import of the request classes (`core/requests.py`) takes too
+        long. Raises as `ask` does.
         """
         if not self.alive():
             raise NotAsked("no scheduler is running", where=self.places.state_file, do="start it: gpujob start")
@@ -134,12 +139,14 @@ class SchedulerClient:
         forgiving: bool = False,
         most: int | None = None,
     ) -> Job:
-        """Add a job to the queue and return it. Equal submissions become separate jobs, unlike equal jobs lines.
+        """Add a job to the queue and return it.
 
-        ``environment``: all variables that the job gets, saved in a private file; None: it gets the scheduler's.
-        ``forgiving``: do not raise NotFound for an unknown dependency. Instead remove dependencies on ids not assigned
-        yet, and remove forgotten jobs from ``after`` (in ``after_ok`` they stay, so that the job is skipped).
-        ``most``: the number of jobs that may be waiting or running, this one included.
+        Equal submissions become separate jobs, unlike equal lines of a jobs file.
+        ``environment``: all variables that the job gets; they are saved in a private file. If it is None, the job gets
+        the scheduler's variables.
+        ``forgiving``: an unknown dependency is no error. A dependency on an id that was never assigned is removed. A
+        dependency on a deleted job is removed from ``after``, but stays in ``after_ok``, so that the new job is
+        skipped. ``most``: the highest allowed number of jobs that wait or run, this job included.
         Raises Refused if the job can never run, NotFound for an unknown dependency, QueueFull, StoreTrouble.
         """
         from scheduler.core.command_limits import check_words
@@ -176,7 +183,7 @@ class SchedulerClient:
     def _keep_environment(self, environment: Mapping[str, str]) -> str:
         """Save all variables of a job in a private file, and return its path. Jobs with equal variables share a file.
 
-        Called under the store's lock: other submissions and the removal of unused files hold it too. Raises OSError.
+        The caller holds the store's lock. Every process that adds or removes such files holds it too. Raises OSError.
         """
         data = b"\0".join(os.fsencode(f"{name}={value}") for name, value in sorted(environment.items()))
         path = os.path.join(self.places.environments, digest(data, 16))
@@ -200,7 +207,7 @@ class SchedulerClient:
             return rows.gpus(connection)
 
     def managed(self) -> tuple[int, ...] | None:
-        """Return the ids of the managed GPUs; None if no GPU is managed, as before the scheduler's first start."""
+        """Return the ids of the managed GPUs; None if no GPU is managed or the scheduler has never been started."""
         return tuple(gpu.index for gpu in self.gpus()) or None
 
     def remembered(self, key: str) -> str:
@@ -245,7 +252,8 @@ class SchedulerClient:
     def jobs(self, states: Sequence[str] = (), most: int | None = None) -> tuple[list[Job], dict[int, Reason]]:
         """Return jobs in the order of their ids, and the reason of each waiting job by its id.
 
-        ``states``: only jobs in these states; empty: in all. ``most``: only this many, the newest; None: all.
+        ``states``: the states of the jobs to return; empty: all states. ``most``: return at most this number of jobs,
+        the newest; None: return all.
         """
         with self._reading() as connection:
             alive = self.alive()
@@ -266,10 +274,11 @@ class SchedulerClient:
             return found, reasons_of(connection, self._now(connection, rows.live(connection), alive))
 
     def newest_in(self, states: Sequence[str], label: str, most: int) -> tuple[list[Job], int]:
-        """Return the newest matching jobs, newest first, and the number of all matching jobs.
+        """Return the newest matching jobs, newest first, and the total number of matching jobs.
 
-        ``states``: the states that match; empty: all. ``label``: the label that matches; empty: any. ``most``: the
-        number of jobs to return. Without a daemon, the number of all is an estimate if it is ``most`` or more.
+        ``states``: the states that match; empty: all states. ``label``: the label that matches; empty: any label.
+        ``most``: maximum number of jobs to return. Without a daemon, the total is exact if it is less than ``most``,
+        else an estimate.
         """
         with self._reading() as connection:
             alive = self.alive()
@@ -308,10 +317,10 @@ class SchedulerClient:
             return job, reason, events
 
     def newest(self, states: Iterable[JobState], prefix: str, most: int) -> tuple[list[Job], dict[str, list[int]]]:
-        """Return the newest jobs whose id begins with ``prefix``, and label → job ids for labels that begin with it.
+        """Return the newest jobs whose id begins with ``prefix``, and the labels that begin with ``prefix``.
 
-        Only jobs in ``states`` count. ``most``: the number of jobs and the number of labels to return. For completion
-        in a shell.
+        The labels are returned as a dict: label → ids of its jobs. Only jobs in ``states`` count. ``most``: maximum
+        number of jobs, and maximum number of labels. Used for completion in a shell.
         """
         names = [state.value for state in states]
         with self._reading() as connection:
@@ -340,7 +349,7 @@ class SchedulerClient:
         return [found[number] for number in jobs]
 
     def known(self, jobs: Iterable[int]) -> dict[int, Job]:
-        """Return id → job with its current state, for those of the ids in ``jobs`` that exist."""
+        """Return id → job with its current state. Ids in ``jobs`` that do not exist are left out."""
         with self._reading() as connection:
             found = [rows.get(connection, job) for job in jobs]
             now = self._now(connection, [job for job in found if job is not None], self.alive())
@@ -393,10 +402,10 @@ class SchedulerClient:
         return tuple(dict.fromkeys(chosen))
 
     def report(self, now: float, since: float | None = None, label: str = "") -> Report:
-        """Return a report on how long jobs waited and ran, and how much they used of the GPUs.
+        """Return a report on how long jobs waited and ran, and how much they used the GPUs.
 
-        ``now`` and ``since`` (seconds since 1970): end and start of the reported time; None: from the first job on.
-        ``label``: only jobs with this label. Raises NotFound if no job has it.
+        ``since`` and ``now``: start and end of the reported time, in seconds since 1970. If ``since`` is None, the
+        reported time begins with the first job. ``label``: only jobs with this label. Raises NotFound if no job has it.
         """
         from scheduler.client.overview import story_as_recorded
         from scheduler.core.usage_report import report_of
@@ -453,7 +462,11 @@ class SchedulerClient:
         return pauses(self.places.history, since, until)
 
     def ticks(self) -> tuple[dict[str, float], float] | None:
-        """Return duration bucket → number of passes, and the seconds of all passes; None if no history is kept."""
+        """Return a histogram of the durations of passes, and the sum of these durations in seconds.
+
+        The histogram maps each bucket of durations to the number of passes. Returns None if there is no readable
+        history.
+        """
         from scheduler.store.history_db import ticks
 
         return ticks(self.places.history)
@@ -483,14 +496,17 @@ class SchedulerClient:
         return number
 
     def listed(self) -> tuple[list[Job], set[int]]:
-        """Return all jobs by id, and the ids of the jobs that `forget` marked as hidden."""
+        """Return all jobs, ordered by id, and the ids of the jobs that `forget` marked as hidden."""
         with self._reading() as connection:
             return self._now(connection, rows.select(connection), self.alive()), set(
                 json.loads(rows.meta(connection, HIDDEN) or "[]")
             )
 
     def last_id(self) -> int:
-        """Return the highest job id assigned so far; before the first job, the first id minus 1; -1 without a store."""
+        """Return the highest job id assigned so far. Without a store, return -1.
+
+        Before the first job, return 0, or -1 if ids start at 0 (`number_from_zero`).
+        """
         with self._reading() as connection:
             return rows.last_id(connection) if self.places.exist() else -1
 
@@ -573,7 +589,7 @@ def _check_parents(connection: sqlite3.Connection, spec: JobSpec) -> None:
 
 
 def _check_possible(connection: sqlite3.Connection, gpus: list[Gpu], job: Job) -> None:
-    """Raise Refused if the GPUs and slots of the last daemon could never hold the job."""
+    """Raise Refused if the job could never run on the GPUs and slots that the last daemon recorded."""
     from scheduler.core.placement import Fleet
     from scheduler.core.placement_class import class_of
 
@@ -590,9 +606,10 @@ def _noted(connection: sqlite3.Connection, setting: str) -> Any:
 
 
 def _booking_memory(connection: sqlite3.Connection, gpus: list[Gpu], spec: JobSpec) -> JobSpec:
-    """Return the spec with the GPU memory to book if `min_free_mem_mb` is set and the spec names no share of a GPU.
+    """Return the spec, changed so that the job books GPU memory if `min_free_mem_mb` is set.
 
-    For jobs of watched files, `daemon/ingest.py` does this.
+    A spec that states its GPU need or names its GPUs is returned unchanged. For jobs of watched files,
+    `daemon/ingest.py` does this.
     """
     from scheduler.core.model_table import booking_memory
 
@@ -601,9 +618,10 @@ def _booking_memory(connection: sqlite3.Connection, gpus: list[Gpu], spec: JobSp
 
 
 def _cpu_slots(connection: sqlite3.Connection) -> int:
-    """Return the number of slots for jobs without GPUs: the last daemon's setting, else the number of CPUs.
+    """Return the number of slots for jobs without GPUs.
 
-    Before the first start it is practically unlimited.
+    This is the setting of the last daemon, or the number of CPUs if that daemon had no such setting. If no daemon has
+    run yet, the returned number is so large that it is no limit.
     """
     noted = bool(rows.meta(connection, "settings"))
     slots = _noted(connection, "cpu_slots")

@@ -45,7 +45,8 @@ class Tried:
 class Divided:
     """A request in two parts: one to carry out now, and one to store for the next start.
 
-    ``lines``: the answer for all jobs outside of ``at_once``. ``code``: the exit code for refused jobs, 0 without any.
+    ``lines``: the answer for all jobs that are not in ``at_once``. ``code``: the exit code of the first refused job
+    among them; 0 if none was refused.
     """
 
     at_once: Request
@@ -57,17 +58,21 @@ class Divided:
 def divide(
     request: Request, recorded: Mapping[int, Job], earlier: Collection[Request], try_out: Callable[[JobsRequest], Tried]
 ) -> Divided:
-    """Split a request into what can be carried out now and what has to wait for the next start.
+    """Split a request into the part that can be carried out now and the part that has to wait for the next start.
 
     ``recorded``: job id → job, for jobs that ran when the last scheduler ended, each as its attempt record shows it.
     ``earlier``: the requests that already wait for the next start.
     ``try_out``: carries out a request on a copy of the stored jobs.
 
-    A job for which the request would be refused, or would change nothing, is answered now. Other jobs wait if they are:
+    A request that names no jobs is carried out now. For each job of another request, the first rule that fits applies:
 
-    - jobs in ``recorded``, or jobs that a request in ``earlier`` names, so that requests for a job keep their order;
-    - jobs of a First or Swap while another First or Swap waits: the order of the queue depends on both;
-    - further jobs of a request of which one job waits, because a request handles its jobs in order (except Cancel).
+    1. If a request in ``earlier`` names the job, the job waits: requests for one job keep their order.
+    2. All jobs of a First or Swap wait if ``earlier`` has a First or Swap: the order of the queue depends on both.
+    3. A job of a Cancel or Requeue waits if it may still run: the result depends on how the job ends.
+    4. A job for which the request is refused, or changes nothing, is answered now.
+    5. A job in ``recorded`` waits.
+    6. The remaining jobs wait if another job of the request waits, because a request handles its jobs in order. In a
+       Cancel the order does not matter, so they do not wait.
     """
     if not isinstance(request, JobsRequest):
         return Divided(request)
@@ -114,10 +119,10 @@ def _of_swap(request: Swap, touched: bool, try_out: Callable[[JobsRequest], Trie
 
 
 def _requeues(request: Requeue, left: Collection[int], recorded: Mapping[int, Job]) -> list[JobsRequest]:
-    """Return the requests that start the jobs in ``left`` again: one for jobs that may still run, one for the rest.
+    """Return requests that run the jobs in ``left`` again: one for jobs that may still run, and one for all other jobs.
 
-    A job that may still run is started again unless it ends with DONE. For a job that is known to have ended, the
-    request names the attempt that ended.
+    The first request runs a job again unless the job ends with DONE. The second request contains, for each job whose
+    last attempt is known to have ended, the number of that attempt.
     """
     jobs = [job for job in request.jobs if job in left]
     running = tuple(job for job in jobs if job in recorded and recorded[job].state.holds_gpus)

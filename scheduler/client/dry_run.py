@@ -38,11 +38,11 @@ MOST_WAITING = 5000  # waiting jobs that are considered, from the front of the q
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The result of a dry run.
+    """The result of a dry run. Secrets in it are masked.
 
-    ``would``: ``start``, ``wait`` or ``never``. ``gpus``: GPUs on which the job would start. ``reason_code``,
-    ``reason``: why it would not start. ``need``: in GPUs, e.g. 0.5. ``command``: the words to run. ``notes``: remarks
-    about the need. Secrets are masked.
+    ``would``: ``start``, ``wait`` or ``never``. ``gpus``: the GPUs on which the job would start. ``reason_code`` and
+    ``reason``: why the job would not start. ``need``: the job's need in GPUs, e.g. 0.5. ``command``: the words to run.
+    ``notes``: remarks about the need.
     """
 
     would: str
@@ -138,7 +138,10 @@ def _decided(
 
 
 def _state(connection: sqlite3.Connection, config: Config, gpus: list[Gpu], now: Now, alive: bool) -> SchedulerState:
-    """Return the scheduler's state as the store has it: bookings, and the last GPU readings if a daemon runs."""
+    """Return the scheduler's state, built from the store.
+
+    The state has the bookings and, if a daemon runs, the last GPU readings.
+    """
     state = read_state(connection, config, gpus, may_start=alive)
     book_active(connection, state, boot_id(), now)
     state.timers.clear()  # a dry run carries out no timers
@@ -150,11 +153,14 @@ def _state(connection: sqlite3.Connection, config: Config, gpus: list[Gpu], now:
 
 
 class _LastAdmission(Admission):
-    """Admission by stored GPU readings, with the verdicts that the daemon reached on them."""
+    """Admission that uses the stored GPU readings and the verdicts that the daemon reached on these readings."""
 
     @classmethod
     def of_last(cls, gpus: Sequence[Gpu], read: Mapping[int, LastReading], config: Config, now: Now) -> _LastAdmission:
-        """Return an admission with a `GpuAdmission` for each GPU with a stored reading; it blocks no other GPU."""
+        """Return an admission with a `GpuAdmission` for each GPU that has a stored reading.
+
+        GPUs without a stored reading are not blocked.
+        """
         made = cls({}, thresholds_of(config))
         for gpu in gpus:
             last = read.get(gpu.index)

@@ -35,7 +35,7 @@ class Interrupts:
         signal.signal(signal.SIGINT, self._before)
 
     def cancelled(self) -> bool:
-        """Return whether Ctrl-C has cancelled the job before it ran. Ask after the end of the job."""
+        """Return whether Ctrl-C has cancelled the job before it ran. To be called after the job has ended."""
         job = self.client.known((self.number,)).get(self.number) if self.cancel_sent else None
         return self.cancel_sent and (job is None or job.outcome is Outcome.CANCELLED)
 
@@ -58,7 +58,8 @@ class Interrupts:
 def stay(client: SchedulerClient, number: int, caller: Caller) -> int:
     """Wait for a foreground job; return its exit code, or 130 if Ctrl-C cancelled it before it ran. Closes ``caller``.
 
-    The wait continues if the daemon ends: the job has this process's descriptors, or the next supervisor asks for them.
+    The wait continues if the daemon ends: either the job already has the descriptors of this process, or the next
+    supervisor will ask this process for them.
     """
     from scheduler.client.wait import wait_for
 

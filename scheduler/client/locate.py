@@ -1,4 +1,4 @@
-"""Finds the scheduler that a command means: by flag, variable, config, current folder, or as the only one that runs."""
+"""Finds the scheduler that a command means: by flag, variable, config or current folder, or because only one runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ _said: set[str] = set()
 def settings_for(flags: Mapping[str, Any], config_file: str | None = None, *, dispatcher: bool = False) -> Settings:
     """Return the settings for a command. Raises UsageError, FileTrouble.
 
-    ``flags``: only those given on the command line. ``dispatcher``: apply the defaults of `gpujob run`.
+    ``flags``: the settings that were given on the command line. ``dispatcher``: apply the defaults of `gpujob run`.
     """
     return load(flags, os.environ, config_file, dispatcher=dispatcher)
 
 
 def settings_if_readable(flags: Mapping[str, Any], config_file: str | None = None) -> Settings:
-    """Return the settings; if they cannot be read, print the error on stderr, once, and use only flags and defaults."""
+    """Return the settings. If they cannot be read, print the error on stderr and use only flags and defaults.
+
+    The same error is printed only once in a process.
+    """
     try:
         return settings_for(flags, config_file)
     except SchedulerError as error:
@@ -43,7 +46,7 @@ def _say(trouble: SchedulerError, then: str = "") -> None:
 def state_file_for(state_file: str | None, config_file: str | None = None) -> str:
     """Return the state file of the scheduler that the command means. Raises UsageError if that is ambiguous.
 
-    If it is chosen only because no other scheduler of the user runs, its path is printed on stderr.
+    If this scheduler is meant only because the user runs no other one, the path is printed on stderr.
     """
     for said, where in ((state_file, "--state-file"), (os.environ.get("GPUJOB_STATE_FILE"), "GPUJOB_STATE_FILE")):
         if said:
@@ -59,7 +62,10 @@ def state_file_for(state_file: str | None, config_file: str | None = None) -> st
 
 
 def _unnamed(here: str) -> str:
-    """Return the state file in the folder ``here``, else that of the only running scheduler, else the default path."""
+    """Return the state file in the folder ``here``, else that of the only running scheduler, else the default path.
+
+    Raises UsageError if several schedulers of the user run and the folder ``here`` has no state file.
+    """
     default = os.path.join(here, "gpu_scheduler_state.json")
     # `start` creates the state folder before the state file.
     if os.path.exists(default) or os.path.isdir(Places(default).state_dir):

@@ -32,8 +32,8 @@ ALIVE_EVERY_S = 1.0  # seconds between checks of whether a daemon runs
 class GpuView:
     """A GPU as `status` shows it.
 
-    ``allocated``: the booked part of it, 0 to 1. ``jobs``: jobs that hold it, and ended jobs whose leftover processes
-    hold it.
+    ``allocated``: the booked share of the GPU, 0 to 1. ``jobs``: ids of the jobs that hold the GPU. An ended job is
+    among them while its leftover processes hold the GPU.
     """
 
     gpu: Gpu
@@ -96,7 +96,7 @@ def overview_of(connection: sqlite3.Connection, places: Places, alive: bool, mos
 
 
 def _gpu_views(connection: sqlite3.Connection, alive: bool, live: Sequence[Job]) -> list[GpuView]:
-    """Return the managed GPUs. ``live``: jobs, among them all that hold GPUs."""
+    """Return the managed GPUs. ``live``: a list of jobs that contains all jobs that hold GPUs."""
     paused = set(rows.paused_gpus(connection))
     booked = _booked(connection, live)
     read = readings(connection) if alive else {}
@@ -139,7 +139,10 @@ def story_as_recorded(
 
 
 def _recount(counts: dict[str, int], rows_: Sequence[Job], now: list[Job]) -> list[Job]:
-    """Correct ``counts`` (state → stored jobs) for jobs that have another state in ``now``; return ``now``."""
+    """Correct ``counts`` (state → number of jobs), which counts jobs by their stored states; return ``now``.
+
+    ``rows_``: jobs with their stored states. ``now``: the same jobs, in the same order, with their actual states.
+    """
     for row, job in zip(rows_, now, strict=True):
         counts[row.state.value] -= 1
         counts[job.state.value] += 1
@@ -162,7 +165,11 @@ def _booked(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int, tu
 
 
 def reasons_of(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int, Reason]:
-    """Return id → reason of each waiting job: its own, else the one of its placement class with its position there."""
+    """Return id → reason, for each waiting job.
+
+    The reason is the job's own one if it has one. Otherwise it is the reason of the job's placement class, with the
+    position of the job in this class.
+    """
     classes = rows.class_reasons(connection)
     before: dict[str, int] = {}
     reasons: dict[int, Reason] = {}
@@ -209,7 +216,11 @@ def words_run(job: Job) -> list[str]:
 
 @dataclass(slots=True)
 class News:
-    """Changes since the last look of a `Watch`. ``jobs``: each with its reason or None. Unchanged fields are None."""
+    """Changes since the last look of a `Watch`.
+
+    ``jobs``: each changed job, with the reason why it waits (None if it does not wait or has no reason). The other
+    fields are None if they have not changed.
+    """
 
     jobs: list[tuple[Job, Reason | None]] = field(default_factory=list)
     gpus: Sequence[GpuView] | None = None
@@ -218,10 +229,10 @@ class News:
 
 
 class Watch:
-    """Repeated queries of a store that return only changes. For use by one thread.
+    """Reads a store repeatedly and returns only what has changed. For use by one thread.
 
-    It returns every change of the first waiting jobs in the queue (`store/change_feed.py: MOST_WAITING`). Of later
-    jobs it returns only that they were added, started or ended.
+    It returns every change of the first waiting jobs in the queue (`store/change_feed.py: MOST_WAITING`). For the
+    waiting jobs behind them, it returns only that they were added, started or ended.
     """
 
     def __init__(self, places: Places) -> None:
@@ -289,5 +300,8 @@ class Watch:
 
 
 def _reported_values(gpus: Iterable[GpuView]) -> list[tuple[object, ...]]:
-    """Return the values whose change is reported for a GPU; memory, load and temperature are not among them."""
+    """Return the values whose changes `Watch` reports, for each GPU.
+
+    Memory, load and temperature are not among them.
+    """
     return [(one.gpu.uuid, one.state, one.paused, one.allocated, one.jobs) for one in gpus]

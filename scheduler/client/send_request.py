@@ -22,10 +22,11 @@ def do(
     config: str | None = None,
     one_by_one: contextlib.AbstractContextManager[object] | None = None,
 ) -> tuple[Answer, bool]:
-    """Send the request to the daemon, or carry it out if none runs; return the answer and whether a daemon runs.
+    """Send the request to the daemon, or carry it out if none runs; return the answer and whether a daemon answered.
 
-    ``one_by_one``: a lock that all threads of the process use here. A request without a daemon holds the daemon's lock,
-    which another thread would mistake for a daemon. Raises SchedulerError.
+    ``one_by_one``: a lock for a process with several threads; all threads pass the same lock. The reason: while one
+    thread carries out a request, it holds the daemon's lock, and another thread would believe that a daemon runs.
+    Raises SchedulerError.
     """
     from scheduler.client.offline import carry_out
     from scheduler.store.daemon_lock import Taken
@@ -49,9 +50,9 @@ def revision_of(state_file: str) -> int:
 def until_shown(state_file: str, request: Pause | Resume | PauseQueue, before: int) -> None:
     """Wait, at most ``SHOWN_S`` seconds, until the state file shows the result of a request.
 
-    ``before``: the revision of the state file when the request was made. The wait ends only at a later revision, even
-    if the old one shows the same pauses: a user's edit of the old one would count as older than the request and be
-    ignored.
+    ``before``: the revision of the state file when the request was made. The function always waits for a later
+    revision, even if this one already shows the wanted pauses. Otherwise a user could edit this revision next, and the
+    scheduler would ignore that edit as older than the request.
     """
     wait_until(lambda: revision_of(state_file) > before and _shows(_read(state_file), request), SHOWN_S, every_s=0.003)
 
@@ -64,7 +65,7 @@ def _shows(document: dict[str, Any], request: Pause | Resume | PauseQueue) -> bo
 
 
 def _read(state_file: str) -> dict[str, Any]:
-    """Return the contents of the state file; empty if it is absent or not valid, as while a user saves it."""
+    """Return the contents of the state file; {} if it is absent or not valid, for example while a user saves it."""
     try:
         with open(state_file, encoding="utf-8", opener=plain) as stream:
             document = json.load(stream)

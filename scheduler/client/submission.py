@@ -35,11 +35,11 @@ _SHELL = frozenset(" \t\n;|&<>()$`\"'*?")
 
 
 def _print_nothing(text: str) -> None:
-    """Print nothing, because the scheduler reports the same problem."""
+    """Ignore a warning, because the scheduler reports the same problem."""
 
 
 def in_terminal(text: str) -> str:
-    """Return the command that submits shell text from a terminal."""
+    """Return the gpujob command that a user types in a terminal to submit ``text``, which is shell text."""
     return f"gpujob submit -- sh -c {shlex.quote(text)}"
 
 
@@ -47,8 +47,9 @@ def in_terminal(text: str) -> str:
 class Submission:
     """The input of a submission. Relative paths in it are relative to ``folder``.
 
-    ``options``: name of an option (`core/job_options.py: SUBMIT_OPTIONS`) → its text, empty if it is not given.
-    ``env``: NAME=VALUE texts, which override ``environ``. ``umask`` None, ``limits`` empty: the scheduler's own apply.
+    ``options``: name of an option (`core/job_options.py: SUBMIT_OPTIONS`) → its text, empty if the option is not given.
+    ``env``: NAME=VALUE texts, which override ``environ``. If ``umask`` is None, the job gets the scheduler's umask. If
+    ``limits`` is empty, the job gets the scheduler's limits.
     """
 
     command: Sequence[str]
@@ -63,7 +64,8 @@ class Submission:
 def spec_of(given: Submission, named: Named = flag, shell: Shell = in_terminal) -> tuple[JobSpec, dict[str, str]]:
     """Return the JobSpec of a submission and the job's environment. Raises UsageError, Refused.
 
-    ``named``: option → its name in error messages. ``shell``: shell text → the command that an error message proposes.
+    ``named``: returns the name of an option for error messages. ``shell``: returns the command that submits a shell
+    text; an error message proposes this command to the user.
     """
     command = list(given.command)
     if not command:
@@ -103,16 +105,20 @@ def spec_of(given: Submission, named: Named = flag, shell: Shell = in_terminal) 
 def table_for(
     spec: JobSpec, client: SchedulerClient, config: str | None, warn: Callable[[str], None] = _print_nothing
 ) -> ModelTable:
-    """Return the model table; an empty table, without reading the file, for a job that names its GPU need."""
+    """Return the model table. For a job that names its GPU need, return an empty table without reading the file.
+
+    Otherwise the same as `model_table_for`.
+    """
     return ModelTable() if spec.gpus else model_table_for(client, config, warn)
 
 
 def model_table_for(
     client: SchedulerClient, config: str | None, warn: Callable[[str], None] = _print_nothing
 ) -> ModelTable:
-    """Return the model table; if its file cannot be read, the last good table of the running scheduler.
+    """Return the model table. If its file cannot be read, return the last good table of the running scheduler.
 
-    ``warn`` gets a message in the second case. Without a good table, the error of `model_table` is raised.
+    In the second case, ``warn`` is called with a message. If there is no last good table either, raises the error of
+    `model_table`.
     """
     path = client.remembered("llm_config") or settings_of(client, config).llm_config
     noted = client.remembered("model_table") if client.alive() else ""
@@ -128,10 +134,11 @@ def model_table_for(
 
 
 def trusting(client: SchedulerClient, config: str | None, look: Callable[[bool], Read]) -> Read:
-    """Return the result of ``look``, which reads a file and raises FileTrouble if other users can write the file.
+    """Call ``look``, which reads a file, and return its result.
 
-    The argument of ``look``: whether to accept a file that its group can write. The first call is ``look(False)``; if
-    it raises FileTrouble, ``look`` is called again with the setting `trust_group`.
+    The argument of ``look`` says whether a file that the group can write is accepted. ``look`` raises FileTrouble if
+    other users can write the file and this is not accepted. The first call is ``look(False)``. If it raises
+    FileTrouble, the setting `trust_group` is read, and ``look`` is called again with its value.
     """
     try:
         return look(False)

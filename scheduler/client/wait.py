@@ -22,7 +22,10 @@ STUCK = ("missing", "paused", "never", "hold-user")  # reason codes that only a 
 
 
 def code_of(job: Job) -> int:
-    """Return the exit code for an ended job: its own or 128 + signal number, else 0 for success and 1 for failure."""
+    """Return the exit code for an ended job: its own exit code, or 128 + the number of the signal that ended it.
+
+    For any other outcome, the exit code is 0 for success and 1 for failure.
+    """
     if job.outcome is Outcome.EXIT and job.exit_code is not None:
         return job.exit_code
     if job.outcome is Outcome.SIGNAL and job.signal:
@@ -31,11 +34,13 @@ def code_of(job: Job) -> int:
 
 
 def wait_for(client: SchedulerClient, ids: tuple[int, ...] | None, limit: float | None, since: float) -> int:
-    """Wait until the jobs have ended. Return the exit code of a single job; of several 0 if all succeeded, else 1.
+    """Wait until the jobs have ended, and return an exit code.
 
-    ``ids``: the jobs; None: all jobs. ``limit``: seconds from ``since`` (monotonic) after which it returns `TIMED_OUT`;
-    None: no limit. A job that is deleted in the meantime counts as it was last seen. Raises NoDaemon if jobs have not
-    ended and no scheduler runs, NotFound if a job was deleted before its end was seen.
+    For a single job, it is the result of `code_of`. For several jobs, it is 0 if all succeeded, else 1.
+    ``ids``: the ids of the jobs; None: all jobs that have not ended. ``limit``: the wait ends this many seconds after
+    ``since`` (monotonic) and returns `TIMED_OUT`; None: no limit.
+    If a job is deleted during the wait, its state when it was last seen counts. Raises NotFound if it had not ended
+    then, and NoDaemon if jobs have not ended and no scheduler runs.
     """
     pause_s = 0.01
     said = False
@@ -70,7 +75,7 @@ def wait_for(client: SchedulerClient, ids: tuple[int, ...] | None, limit: float 
 
 
 def _forgotten(client: SchedulerClient, jobs: Sequence[tuple[int, Job | None]]) -> NotFound:
-    """Return the error for deleted jobs. ``jobs``: (id, job as last seen; None if never seen)."""
+    """Return the error for deleted jobs. ``jobs``: pairs of an id and the job as last seen (None if never seen)."""
     logs = [job.log for _, job in jobs if job is not None and job.log]
     several = len(jobs) > 1
     names = ", ".join(str(number) for number, _ in jobs[:MOST_NAMED])

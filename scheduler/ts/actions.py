@@ -125,7 +125,10 @@ class Actions:
         return 0
 
     def _run(self, value: str | None) -> Job:
-        """Return the job of `Spooler.run_last`. Waits a short time for the pid and output file of a starting job."""
+        """Return the job that `Spooler.run_last` chooses.
+
+        If the job is starting, wait a short time until it has a pid and an output file.
+        """
         job = self.spooler.run_last(value, "The last job has not finished or is not running.", NOT_RUN)
         return (self.spooler.client.begun(job.id) or job) if job.state is JobState.STARTING else job
 

@@ -1,9 +1,12 @@
-"""The server of a `ts` call: one for each TS_SOCKET, started by the first call. A call after -K starts another.
+"""The server of a `ts` call. Each TS_SOCKET has its own server.
 
-All files of one TS_SOCKET are in one private folder: beside the socket's path if nobody else can write there, else
-below `$XDG_STATE_HOME/gpujob/ts`. In it, each generation of the server (``life`` in the code: the time from a first
-call to -K) has a numbered folder; the file `current` names the generation in use, 0 for none. A generation is an
-ordinary scheduler with its own state file, config and store.
+The first call starts the server, and -K ends it; a call after -K starts another server. The time from the first call to
+-K is a generation of the server (``life`` in the code). A generation is an ordinary scheduler with its own state file,
+config and store.
+
+All files of one TS_SOCKET are in one private folder. This folder is beside the socket's path if nobody else can write
+there, else below `$XDG_STATE_HOME/gpujob/ts`. It has a numbered folder for each generation. Its file `current` contains
+the number of the current generation, or 0 if there is none.
 """
 
 from __future__ import annotations
@@ -47,7 +50,10 @@ def temporary(environ: Mapping[str, str]) -> str:
 
 
 def folder_of(environ: Mapping[str, str]) -> str:
-    """Return the private folder of the server; an existing folder has precedence over a new one."""
+    """Return the private folder of the server, beside the socket's path or below the user's state folder.
+
+    If the folder already exists at one of these places, that one is returned.
+    """
     path = socket_of(environ)
     beside = f"{path}.gpujob"
     if _is_ours(beside, 0o077):
@@ -66,7 +72,10 @@ def _is_ours(folder: str, not_allowed: int) -> bool:
 
 
 def _apart(environ: Mapping[str, str], path: str) -> str:
-    """Return the server's folder below the user's state folder, for sockets in a place where others can write."""
+    """Return the path of the server's folder below the user's state folder.
+
+    This folder is used if other users can write into the folder of the socket.
+    """
     state = environ.get("XDG_STATE_HOME") or os.path.join(_home(environ), ".local", "state")
     short = digest(os.fsencode(path), 6)
     name = "".join(char if char.isalnum() or char in "._-" else "_" for char in os.path.basename(path))[:40]
@@ -287,7 +296,11 @@ class Server:
         )  # the line `...` means that the file is complete: the daemon reads it immediately
 
     def _typed(self, name: str, simple: Callable[[str], Any]) -> Any:
-        """Return the value of a setting; ``simple`` parses the form that `ts` writes, `read_option` other forms."""
+        """Return the value of a setting in the config file; the setting's default if the file has no valid value.
+
+        ``simple``: reads the text of a value as `ts` writes it, and raises ValueError for a text in another form. Such
+        a text is read by `read_option`.
+        """
         text = self.settings().get(name, "").strip("\"'")
         try:
             return simple(text)

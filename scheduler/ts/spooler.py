@@ -23,11 +23,11 @@ RECORDED_S = 8.0  # seconds to wait for a job's end to be recorded: its supervis
 
 
 class RequestError(Exception):
-    """The request cannot be carried out. The message is in the original's words."""
+    """Raised if a request cannot be carried out. The message is in the original's words."""
 
 
 class NoSuchJob(RequestError):
-    """The named job is not in the list; or no job was named, and the list has no suitable job."""
+    """Raised if the named job is not in the list, or if no job was named and the list has no suitable job."""
 
 
 def give_up_stdout() -> None:
@@ -71,18 +71,21 @@ class Spooler:
         return next((job for job in (*live, *ended) if job.id == number), None)
 
     def added_last(self, value: str | None, none: str, unknown: str) -> Job:
-        """Return job ``value``; for None the last unfinished job, or the job that ended last if all jobs have ended.
+        """Return the job with the id ``value``. If ``value`` is None, return the last unfinished job in the list.
 
-        If there is no such job, raises NoSuchJob with the text ``none`` if ``value`` is None, else with ``unknown`` (a
-        format for the id). Raises RequestError if ``value`` is no number.
+        If ``value`` is None and all jobs have ended, return the job that ended last.
+        Raises NoSuchJob if there is no such job. Its text is ``none`` if ``value`` is None; otherwise it is
+        ``unknown``, a format that is filled with the id. Raises RequestError if ``value`` is no number.
         """
         return self._chosen(value, none, unknown, lambda live, ended: (live or ended)[-1])
 
     def run_last(self, value: str | None, none: str, unknown: str) -> Job:
-        """Return job ``value``; for None the first running job, or, if no job runs, the job that ended last.
+        """Return the job with the id ``value``. If ``value`` is None, return the first running job.
 
-        Raises NoSuchJob with the text ``NO_JOBS`` if the list is empty, ``none`` if all jobs wait, ``unknown`` (a
-        format for the id) if the job is not in the list. Raises RequestError if ``value`` is no number.
+        If ``value`` is None and no job runs, return the job that ended last.
+        Raises NoSuchJob if there is no such job. If ``value`` is None, its text is ``NO_JOBS`` for an empty list, and
+        ``none`` if all jobs wait. Otherwise its text is ``unknown``, a format that is filled with the id. Raises
+        RequestError if ``value`` is no number.
         """
 
         def pick(live: list[Job], ended: list[Job]) -> Job:
@@ -119,10 +122,11 @@ class Spooler:
             pause = min(LONGEST_WAIT_S, pause * 1.3)
 
     def current_state(self, number: int) -> Job | None:
-        """Return the current state of a job; None if it was removed or its end stays unknown. Raises SchedulerError.
+        """Return the job with its current state. Raises SchedulerError.
 
-        Starts the daemon again if it was killed. After -K the daemon is not started again: running jobs continue, and
-        their attempt records show how they ended.
+        Returns None if the job was removed, or if it has ended after -K and its end is not recorded in time. Starts the
+        daemon again if it was killed. After -K the daemon is not started again: running jobs continue, and their
+        attempt records show how they ended.
         """
         goes_on = self.server.go_on()  # before the job is read: after False, -K has cancelled the waiting jobs
         job = self.client.known([number]).get(number)
@@ -132,9 +136,10 @@ class Spooler:
         return job if runs else self._settled(number)
 
     def _settled(self, number: int) -> Job | None:
-        """Return the job once its end is recorded; None if it was removed, or after `RECORDED_S` seconds.
+        """Wait until the end of a job is recorded, and return the job.
 
-        For use after -K: the job's process has ended, and the supervisor may still be recording the end.
+        Returns None if the job was removed, or if its end is not recorded within `RECORDED_S` seconds. For use after
+        -K: the job's process has ended, and the supervisor may still be recording the end.
         """
         end = time.monotonic() + RECORDED_S
         while time.monotonic() < end:
@@ -147,7 +152,7 @@ class Spooler:
     def ask(self, what: str, *jobs: int) -> str:
         """Send the daemon a request about jobs and return its answer. ``what``: a name in `core/requests.py: KINDS`.
 
-        Raises RequestError if the daemon refuses, SchedulerError if it does not run or answer.
+        Raises RequestError if the daemon refuses, and SchedulerError if the daemon does not run or does not answer.
         """
         self.server.ready()
         code, lines = self.client.ask_for(what, {"jobs": jobs}, ANSWER_S)
@@ -177,7 +182,7 @@ def number_of(value: str) -> int:
 
 
 def code_of(job: Job) -> int:
-    """Return the exit code of -w, -f, -c and -t: the job's exit code, 255 if it has none."""
+    """Return the exit code that -w, -f, -c and -t give for an ended job: the job's own, or 255 if the job has none."""
     return job.exit_code if job.exit_code is not None else ERROR
 
 

@@ -32,9 +32,10 @@ ENDED = "The server was ended (-K) before the job was in its queue."
 
 
 def queue(spooler: Spooler, typed: Typed) -> int:
-    """Queue the command and return the exit code: 0; with -f the job's code; 2 if the queue is full and -B is given.
+    """Queue the command and return the exit code of `ts`. Raises Mistake, RequestError, SchedulerError.
 
-    The code is 255 if the job's id cannot be printed. Raises Mistake, RequestError, SchedulerError.
+    The exit code is 0; 2 if the queue is full and -B is given; 255 if the job's id cannot be printed. With -f, `ts`
+    waits for the job and returns the job's exit code.
     """
     options = typed.options
     spec = _spec(spooler, typed)
@@ -157,7 +158,10 @@ def _here() -> str:
 
 
 def _gpus(options: dict[str, str]) -> tuple[str, tuple[int, ...]]:
-    """Return the number of GPUs as text (-G) and the ids of named GPUs (-g); one is empty. Raises RequestError."""
+    """Return the number of GPUs as text (option -G) and the ids of named GPUs (option -g). Raises RequestError.
+
+    If -g is given, the text is empty. Otherwise there are no ids.
+    """
     if "g" in options:
         try:
             named = parse_gpu_ids(options["g"])

@@ -23,7 +23,7 @@ ACTIONS = frozenset((*"KClTRqhVStcpoisrwkuaFUM", "getenv", "setenv", "unsetenv",
 
 
 class Mistake(Exception):
-    """The command line has a mistake."""
+    """Raised if the command line has a mistake."""
 
 
 class Typed:
@@ -97,9 +97,11 @@ def _long(typed: Typed, text: str, words: Sequence[str], position: int) -> int:
 def _value(
     typed: Typed, what: str, takes: str, given: str | None, shown: str, words: Sequence[str], position: int
 ) -> int:
-    """Store an option with its value (``given``, else the next word); return the position of the next unread word.
+    """Store an option with its value; return the position of the next unread word. Raises Mistake.
 
-    Raises Mistake.
+    ``what``: letter or name of the option. ``takes``: NONE, NEEDED or MAYBE. ``given``: a value in the same word as the
+    option; if it is None, the next word is the value of an option that takes one. ``shown``: the option as the user
+    wrote it, for error messages. ``position``: the position of the next word.
     """
     if given is None and takes != NONE and position < len(words):
         given, position = words[position], position + 1

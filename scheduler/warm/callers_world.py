@@ -17,7 +17,10 @@ SETTABLE_SIGNALS = tuple(sorted(signal.valid_signals() - {signal.SIGKILL, signal
 
 
 class DifferentWorldError(Exception):
-    """This process cannot imitate the caller: rights, namespaces, root folder, limits or scheduling policy differ."""
+    """Raised if this process cannot imitate the caller.
+
+    This is so if rights, namespaces, root folder, limits or scheduling policy of the two processes differ.
+    """
 
 
 def take_over(pid: int) -> None:
@@ -48,7 +51,7 @@ def _status(pid: int) -> dict[bytes, bytes]:
 
 
 def _file_identity(path: str) -> tuple[int, int] | None:
-    """Return device and inode; None for a namespace that this kernel lacks."""
+    """Return device and inode of a file in /proc. Return None if it does not exist: this kernel lacks the namespace."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
@@ -81,9 +84,10 @@ def _take_over_limits(pid: int) -> None:
 
 
 def _take_over_signals(ignored: int, ignored_here: int, blocked: int) -> None:
-    """Set actions and blocked signals as in a new interpreter that starts with the masks ``ignored`` and ``blocked``.
+    """Set signal actions and blocked signals as in a new interpreter that the caller starts.
 
-    ``ignored_here``: the signals that this process ignores. Bit N-1 of a mask stands for signal N.
+    ``ignored`` and ``blocked``: the signals that the caller ignores and blocks. ``ignored_here``: the signals that this
+    process ignores. Bit N-1 of a mask stands for signal N.
     """
     for number in SETTABLE_SIGNALS:
         if (ignored ^ ignored_here) >> (number - 1) & 1:

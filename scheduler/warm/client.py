@@ -1,7 +1,7 @@
 """Asks the warm process of this user to run a command, so that the command need not import the program.
 
-Every command imports this module first, so it imports only modules that are built in or small. If anything is unusual,
-`run` returns None and the command runs in this process, with the same result.
+Every command imports this module first, so it imports only modules that are built in or small. If the warm process
+cannot be used for any reason, `run` returns None and the command runs in this process, with the same result.
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` imports enum and re, which take 5 ms
@@ -53,7 +53,7 @@ class Connection:
             return  # the command has ended, and its exit code is on the way
 
     def release(self) -> None:
-        """Disconnect, restore the signal handlers, and raise the signals that arrived since `catch` in this process."""
+        """Disconnect, restore the signal handlers, and raise once more the signals that arrived since `catch`."""
         for number, before in self.before.items():
             _signal.signal(number, before)
         self.socket.close()
@@ -82,7 +82,10 @@ def identity(environment: bytes) -> bytes:
 
 
 def socket_path(identity: bytes) -> str:
-    """Return the path of the socket for this identity, in a folder of this user only."""
+    """Return the path of the socket for this identity. Its folder is meant for this user only.
+
+    This function does not check the folder; `connect` and the start of the warm process do.
+    """
     user = os.getuid()
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     folder = f"{runtime}/gpujob" if runtime.startswith("/") and os.path.isdir(runtime) else f"/tmp/gpujob-{user}"  # noqa: S108  `connect` and `start` check who owns it
@@ -112,8 +115,9 @@ def usable(words: list[str]) -> bool:
 
 
 def connect(path: str) -> _socket.socket | None:
-    """Return a connection to the process that listens at the path; None unless it and the folder are this user's own.
+    """Return a connection to the process that listens at ``path``.
 
+    Return None if the process belongs to another user, or if other users have access to the folder of the socket.
     Raises OSError if no process listens or it does not answer in time.
     """
     if not is_private(os.path.dirname(path)):
@@ -169,8 +173,8 @@ def run(words: list[str]) -> int | None:
 def _begin(connection: Connection, request: tuple[bytes, list[str], bytes]) -> bool:
     """Ask for a fork and pass it our standard streams and folder; return whether the command runs. Raises OSError.
 
-    The descriptors are sent only when the fork has answered. Sent with the request, they would stay open in a warm
-    process that is stopped, and a reader of our output would wait until that process ends.
+    The descriptors are sent only after the fork has answered. If they were sent with the request, a warm process that
+    is stopped would keep them open, and a reader of our output would wait until that process ends.
     """
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
     folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -35,9 +35,11 @@ def run_command(
 ) -> NoReturn:
     """Run the command line ``words`` in this process, a new fork, and end with its exit code.
 
-    ``caller``: connection to the process ``pid`` that asked. ``channel``: a socket that is closed without an answer if
-    this process refuses; else the caller sends its standard streams and its working folder through it. If the caller
-    closes it without sending them, it has given up, and this process ends without running the command.
+    ``caller``: connection to the process that asked for the command. ``pid``: the pid of that process.
+    ``channel``: another socket to the same process. If this process cannot run the command, it closes ``channel``
+    without an answer. Otherwise it answers, and the caller then sends its standard streams and its working folder. If
+    the caller closes ``channel`` without sending them, it has given up, and this process ends without running the
+    command.
     """
     code = 1
     try:
@@ -83,7 +85,10 @@ def _become(words: list[str], environment: bytes, files: list[int], caller: sock
 
 
 def _opened(fd: int, old: io.TextIOWrapper) -> io.TextIOWrapper:
-    """Return a standard stream for the descriptor as an interpreter opens it. ``old``: that of the warm process."""
+    """Open a standard stream on the descriptor, as an interpreter does at its start.
+
+    ``old``: the same stream of the warm process. The new stream has its encoding and its handling of errors.
+    """
     unbuffered = bool(fd and os.environ.get("PYTHONUNBUFFERED"))
     raw = open(fd, "wb" if fd else "rb", 0 if unbuffered else -1, closefd=False)  # noqa: SIM115  used until the end
     return io.TextIOWrapper(

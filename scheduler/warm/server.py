@@ -37,9 +37,10 @@ class Command:
 
 
 def start(program: Sequence[str]) -> None:
-    """Start the warm process for commands like this one, unless it runs. ``program``: its command line.
+    """Start the warm process for commands like this one, unless it already runs. ``program``: its command line.
 
-    It gets only the variables that it must share with its callers, so that it keeps no secret of the first caller.
+    The warm process gets only the variables that it must share with its callers, so that it keeps no secret of the
+    first caller.
     """
     with contextlib.suppress(OSError):  # the next command tries again; this command has done its work
         environment = client.own_environment()
@@ -65,7 +66,8 @@ def _make_folder(folder: str) -> bool:
 def _lock(path: str, *, probe: bool = False) -> int | None:
     """Take the lock of the warm process for this socket and return its descriptor; None if another process holds it.
 
-    ``probe``: release the lock immediately; the returned number is then not an open descriptor. Raises OSError.
+    ``probe``: only find out whether the lock is free. The lock is released immediately, and the returned number is not
+    an open descriptor. Raises OSError.
     """
     fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -79,9 +81,9 @@ def _lock(path: str, *, probe: bool = False) -> int | None:
 
 
 def serve(main: Main, prepare: Callable[[], None]) -> int:
-    """Run the warm process; return 0 when it has been idle for IDLE_S, or its program or socket file has changed.
+    """Run the warm process. Return 0 when it has been idle for IDLE_S, or when its program or socket file has changed.
 
-    Returns immediately if another process holds the lock. ``prepare`` imports the program.
+    Returns 0 immediately if another process holds the lock. ``prepare`` imports the program.
     """
     os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)  # a descriptor of the caller may hold a lock
     own = client.identity(client.own_environment())
@@ -106,7 +108,10 @@ def serve(main: Main, prepare: Callable[[], None]) -> int:
 
 
 def _installed() -> dict[str, tuple[int, int, int]]:
-    """Return inode, size (bytes) and time of change (ns) of each file of the program and each folder of libraries."""
+    """Return path → (inode, size in bytes, time of change in ns).
+
+    The paths are those of the program's files and of the folders of libraries.
+    """
     program = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     paths = [
         os.path.join(folder, name) for folder, _, names in os.walk(program) for name in names if name.endswith(".py")
@@ -124,7 +129,10 @@ def _stamp(path: str) -> tuple[int, int, int]:
 
 
 class _Server:
-    """The loop of the warm process: accepts requests until it is `closed`, then waits until its commands have ended."""
+    """The loop of the warm process.
+
+    It accepts requests until ``closed`` is True. Then it waits until all its commands have ended.
+    """
 
     def __init__(
         self,
@@ -206,7 +214,7 @@ class _Server:
                 channel.close()  # without an answer it means a refusal
 
     def _pass_on(self, command: Command) -> None:
-        """Send the signals that the caller received to the command; SIGKILL if the caller is gone."""
+        """Send the command the signals that its caller has received. If the caller is gone, send SIGKILL."""
         try:
             numbers = command.caller.recv(64) or bytes((signal.SIGKILL,))
         except BlockingIOError:
@@ -219,7 +227,7 @@ class _Server:
             os.kill(command.pid, number)  # our own child, which nobody else reaps
 
     def _reap(self) -> None:
-        """Tell the callers how their commands ended."""
+        """Collect the commands that have ended, and tell their callers how they ended."""
         for fd, command in list(self.commands.items()):
             pid, status = os.waitpid(command.pid, os.WNOHANG)
             if not pid:
