@@ -36,7 +36,10 @@ def job_of(number: int, gpus: int) -> Job:
 
 
 def decide_case(plan: Plan) -> Report:
-    """Measure a decision in which one job ends and one starts while many wait, and the cost of adding a job."""
+    """Measure the cost of a decision, and of adding a job to the queue.
+
+    In each decision one job ends and one job starts, while many jobs wait.
+    """
     sizes = [(plan.count(1_000), 8), (plan.count(100_000), 8)]
     if plan.million:
         sizes.append((plan.count(1_000_000), 1024))

@@ -35,9 +35,10 @@ async def _read(
 
 
 async def flood(port: int, token: str, rate: float, seconds: float, connections: int) -> dict[str, object]:
-    """Send for ``seconds``, spread over the connections; return the object that the module prints.
+    """Send ``rate`` requests per second for ``seconds`` seconds; return the object that the module prints.
 
-    A full send buffer (the server no longer reads) delays all further requests.
+    The requests are distributed evenly over the connections. If the server no longer reads from one connection and its
+    send buffer is full, all further requests are delayed.
     """
     request = f"GET /api/status HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
     found: dict[str, int] = {}

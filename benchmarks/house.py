@@ -75,7 +75,10 @@ def append(path: str, text: str) -> int:
 
 
 def ledger(path: str) -> list[tuple[str, int, int]]:
-    """Return the line of each job in a file: its word and its first and last time stamp, in monotonic nanoseconds."""
+    """Return (word, start, end) of each line that the job program has appended to a file; empty if there is no file.
+
+    ``word`` is the job's argument. Start and end are monotonic times in nanoseconds.
+    """
     try:
         with open(path, encoding="ascii") as stream:
             return [(word, int(start), int(end)) for word, start, end in (line.split() for line in stream)]
@@ -203,7 +206,10 @@ class House:
             connection.close()
 
     def wait_ended(self, count: int, patience_s: float = PATIENCE_S, step_s: float = 0.1) -> None:
-        """Wait until ``count`` jobs have ended. Raises Stuck on a timeout, or if one of them is not done."""
+        """Wait until ``count`` jobs have ended.
+
+        Raises Stuck after ``patience_s`` seconds, or if the state of an ended job is not ``done``.
+        """
         with self.reading() as connection:
             wait_until(
                 lambda: _one(connection, "SELECT count(*) FROM jobs WHERE finished_at IS NOT NULL") >= count,

@@ -42,7 +42,10 @@ class _Asking(threading.Thread):
 
 
 def paste(plan: Plan) -> Report:
-    """Measure how fast a paused queue accepts many lines of one write, and how long `status` takes meanwhile."""
+    """Measure how fast the scheduler accepts many lines that one write appends, and how long `status` takes meanwhile.
+
+    The queue is paused, so that no job starts.
+    """
     count = plan.count(10_000)
     with House(plan.folder, gpus=2) as house, house.reading() as store:
         house.command("queue", "pause")
@@ -107,9 +110,9 @@ def idle(plan: Plan) -> Report:
 
 
 def _used(pid: int) -> tuple[float, float, float]:
-    """Return a process's CPU seconds by clock ticks, its CPU seconds by schedstat, and its wake-ups so far.
+    """Return what a process has used so far: CPU seconds from `stat`, CPU seconds from `schedstat`, and its wake-ups.
 
-    The seconds of schedstat are finer, and 0 where the kernel keeps no such statistics.
+    The CPU seconds from `schedstat` are more precise; they are 0 if the kernel does not keep them.
     """
     with open(f"/proc/{pid}/stat", "rb") as stream:
         data = stream.read()
@@ -138,9 +141,10 @@ def _memory(pid: int) -> dict[str, float]:
 
 
 def edit(plan: Plan) -> Report:
-    """Measure the time from an edit of the state file to the commit in the store, and to the new version of the file.
+    """Measure how long the daemon takes to obey an edit of the state file, and to write a new version of the file.
 
-    The edits are saved by rename, once with an idle daemon and once while jobs start and end.
+    The daemon has obeyed when the edit is in the store. An edit replaces the file by a rename. Measures first with an
+    idle daemon, then while jobs start and end.
     """
     count = plan.count(100)
     with House(plan.folder, gpus=2) as house, house.reading() as store:
@@ -179,7 +183,10 @@ def _revision(path: str) -> int:
 
 
 def cli(plan: Plan) -> Report:
-    """Measure commands from process start to end, and a Python interpreter that does nothing for comparison."""
+    """Measure how long commands take, from the start to the end of their process.
+
+    For comparison, also measures a Python interpreter that does nothing.
+    """
     count = plan.count(20)
     took: dict[str, list[float]] = {}
     with House(plan.folder, gpus=2) as house:

@@ -26,7 +26,10 @@ class Programs:
         return "".join(f"0,{self.job},,{text}\n" for text in words)
 
     def run_floor(self, count: int, slots: int, *words: str) -> float:
-        """Run ``count`` jobs with the floor, a C loop of posix_spawn and wait; return the seconds."""
+        """Run ``count`` jobs with the floor, at most ``slots`` at a time; return the seconds that they took.
+
+        The floor is a loop of `posix_spawn` and `wait` in C. ``words``: the arguments of the job program.
+        """
         done = subprocess.run(
             [self.floor, "run", str(count), str(slots), self.job, *words],
             stdin=subprocess.DEVNULL,

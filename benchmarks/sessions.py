@@ -16,7 +16,10 @@ from tests.gpus.stub import FakeDriver
 
 
 def screen(plan: Plan) -> Report:
-    """Measure the start of a job in screen mode against `screen` alone, then the start of many sessions together."""
+    """Measure the start of a job in screen mode, and for comparison the start of `screen` alone.
+
+    Then measures how long it takes to start many sessions together.
+    """
     count, many = plan.count(20), plan.count(100)
     ours: list[float] = []
     floors: list[float] = []
@@ -65,7 +68,10 @@ def _bare(plan: Plan, house: House, word: str) -> float:
 
 
 def readings(plan: Plan) -> Report:
-    """Measure one reading of eight simulated GPUs; then, with and without readings, an idle daemon and job starts."""
+    """Measure the time of one reading of eight simulated GPUs.
+
+    Then measures job starts and the CPU time of an idle daemon, with readings and without.
+    """
     folder = Path(plan.folder, "driver")
     folder.mkdir(exist_ok=True)
     driver = FakeDriver(folder)

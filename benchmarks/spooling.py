@@ -56,7 +56,10 @@ class _Program:
         return time.perf_counter() - began
 
     def in_a_row(self, jobs: int) -> tuple[float, float]:
-        """Queue jobs in a shell loop; return jobs per second until all are queued, and until all have ended."""
+        """Queue jobs in a shell loop. Return two rates in jobs per second: of queueing the jobs, and of the whole run.
+
+        The whole run lasts until all jobs have ended.
+        """
         began = time.perf_counter()
         loop = f'i=0; while [ $i -lt {jobs} ]; do "$0" true >/dev/null; i=$((i+1)); done'
         subprocess.run(["sh", "-c", loop, self.path], env=self.environ, cwd=self.folder, check=True, timeout=PATIENCE_S)

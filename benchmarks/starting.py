@@ -14,9 +14,10 @@ BLOCK = 10
 
 
 def start(plan: Plan) -> Report:
-    """Measure the time from an appended line to the first instruction of its job, for an idle daemon and the C floor.
+    """Measure the time from an appended line to the first instruction of its job.
 
-    Blocks of BLOCK starts alternate between the two, so that a change of the machine's load affects both.
+    An idle daemon is compared with the C floor. They take turns, BLOCK starts each, so that a change of the machine's
+    load affects both.
     """
     count = plan.count(50)
     ours: list[float] = []
@@ -48,7 +49,10 @@ def start(plan: Plan) -> Report:
 
 
 def _one_start(plan: Plan, house: House, file: str, word: str, kind: str, pids: tuple[int, ...]) -> float:
-    """Append a line; return the milliseconds to its job's first instruction, once ``pids`` are quiet again."""
+    """Append a line; return the milliseconds from then until the first instruction of its job.
+
+    Returns only when the processes ``pids`` are idle again.
+    """
     path = house.path(f"{kind}.ledger")
     before = os.path.getsize(path) if os.path.exists(path) else 0
     at = append(file, plan.programs.lines([f"{path} {word}"]))

@@ -50,7 +50,7 @@ class _Page:
 
 @contextlib.contextmanager
 def _idle(page: _Page, number: int) -> Iterator[dict[str, object]]:
-    """Hold ``number`` connections that send nothing; replace each one that the page closes."""
+    """Keep ``number`` connections open that send nothing. A connection that the page closes is replaced."""
     opened: list[socket.socket] = []
     over = threading.Event()
 
@@ -81,7 +81,7 @@ def _idle(page: _Page, number: int) -> Iterator[dict[str, object]]:
 
 @contextlib.contextmanager
 def _slow(page: _Page) -> Iterator[dict[str, object]]:
-    """Run two slow clients, connected again whenever the page closes the connection.
+    """Run two slow clients. They connect again whenever the page closes the connection.
 
     One sends a header byte every 0.5 s; the other sends requests and never reads the answers.
     """
@@ -132,7 +132,10 @@ def _flood(page: _Page, seconds: float) -> Iterator[dict[str, object]]:
 
 
 def web(plan: Plan) -> Report:
-    """Measure the time from a line to its job's first instruction, without a page, with an idle and with a busy page."""
+    """Measure the time from an appended line to the first instruction of its job.
+
+    Measures without a page, with a page that nobody uses, and with clients that load the page.
+    """
     count = plan.count(60)
     seconds = max(3.0, FLOOD_S * plan.scale)
     found: dict[str, list[float]] = {}

@@ -156,7 +156,7 @@ class GpuDocument(TypedDict):
 
 
 class RefusedLine(TypedDict):
-    """A refused line: a line of a watched file that is no job."""
+    """A line of a watched file that was refused, because it does not describe a valid job."""
 
     file: Annotated[str, Field("Absolute path of the file.")]
     line: Annotated[int, Field("Number of the line.", minimum=1)]
@@ -330,7 +330,7 @@ class SumsOfLabel(Sums):
 
 
 class SumsOfGpu(TypedDict):
-    """Sums over the tries that ran on one GPU."""
+    """Sums over the attempts that ran on one GPU."""
 
     index: Annotated[Number, Field("Number of the GPU.")]
     jobs: Annotated[Number, Field("Number of jobs that ran on the GPU.")]

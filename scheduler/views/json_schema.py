@@ -21,10 +21,11 @@ class Field:
 
 
 def schema_of(form: Any, named: Mapping[Any, str] | None = None) -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of a type. A TypedDict becomes an object with just its keys, None becomes null.
+    """Return the JSON Schema (2020-12) of a type. None becomes null.
 
-    ``named``: type → name of its own schema file, to which the schema then refers. Raises TypeError for a type without
-    a JSON equivalent.
+    A TypedDict becomes an object that allows only its keys.
+    ``named``: type → name of the schema file of this type. Where such a type occurs, the schema refers to that file.
+    Raises TypeError for a type without a JSON equivalent.
     """
     named = named or {}
     if form in named:

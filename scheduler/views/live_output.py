@@ -37,8 +37,8 @@ class _Log:
 class Stream:
     """Prints messages and job output from its own thread, so that a blocked terminal does not block the daemon.
 
-    It reads the logs as files: there is no pipe between a job and its log. ``write``: prints a text, by default on
-    stdout. ``follow``: whether to print job output.
+    The job output is read from the logs: there is no pipe between a job and its log. ``write``: function that prints a
+    text (default: on stdout). ``follow``: whether to print job output.
     """
 
     def __init__(self, write: Callable[[str], None] | None = None, follow: bool = True) -> None:
@@ -115,10 +115,10 @@ class Stream:
             self._print_log(log, last=False)
 
     def _print_log(self, log: _Log, last: bool) -> None:
-        """Print the new part of a log.
+        """Print the new part of a log. ``last``: whether this is the last call for this log.
 
-        A call prints at most `MOST_BYTES` bytes; with ``last``, at most `MOST_BEHIND` bytes. If more than `MOST_BEHIND`
-        bytes are unread, all but the last `MOST_BYTES` are skipped.
+        A call prints at most `MOST_BYTES` bytes; the last call prints at most `MOST_BEHIND` bytes. If more than
+        `MOST_BEHIND` bytes have not been printed, skips all of them except the last `MOST_BYTES`.
         """
         try:
             reader = self._opened(log)

@@ -136,7 +136,10 @@ def run_time(job: Job, now: float) -> str:
 
 
 def near(path: str) -> str:
-    """Return the path relative to the current folder, if that is shorter and at most one folder up; else unchanged."""
+    """Return the path relative to the current folder if that is shorter, else the path unchanged.
+
+    A path that would lead more than one folder up stays unchanged, too.
+    """
     if not path:
         return path
     relative = os.path.relpath(path)
@@ -182,7 +185,10 @@ def counts_text(counts: Mapping[str, int]) -> str:
 
 
 def command_lines(jobs: Sequence[Job], reasons: Mapping[int, Reason], alive: bool = True) -> list[str]:
-    """Return a line for each job of `gpujob run`: ``[→] python train.py → GPU 0 → Running (PID 4711)  job 1``."""
+    """Return a line for each job of `gpujob run`: ``[→] python train.py → GPU 0 → Running (PID 4711)  job 1``.
+
+    ``reasons``: job id → why the job waits. ``alive``: whether a daemon runs.
+    """
     rows = []
     for job in jobs:
         mark, words = "[!]", state_text(job).capitalize()
@@ -203,7 +209,10 @@ def command_lines(jobs: Sequence[Job], reasons: Mapping[int, Reason], alive: boo
 
 
 def _short_reason(reason: Reason | None, alive: bool) -> str:
-    """Return the reason of a waiting job in brackets; for the code ``behind`` only how many jobs are before it."""
+    """Return in brackets why a job waits. ``alive``: whether a daemon runs.
+
+    For the reason code ``behind``, the text says only how many jobs are before this job.
+    """
     if not alive:
         return " (no scheduler is running)"
     if reason is None:
@@ -219,8 +228,8 @@ def status_lines(
 ) -> list[str]:
     """Return the lines that `status` prints.
 
-    ``now``: seconds since 1970. ``commands``: for a scheduler that `gpujob run` has started, all its jobs and their
-    reasons.
+    ``now``: seconds since 1970. ``commands``: None, except for a scheduler that `gpujob run` has started; then all its
+    jobs, and job id → why the job waits.
     """
     lines = terminal.folded(f"scheduler  {_daemon(view, now)}  ({safe(state_file)})", LABEL)
     lines += terminal.folded(f"jobs       {counts_text(view.counts)}", LABEL)
@@ -306,7 +315,10 @@ def _daemon(view: Overview, now: float) -> str:
 
 
 def _memory(gpu: GpuView) -> str:
-    """Return ``USED of TOTAL`` memory as text; ``? of TOTAL`` without a reading; ``-`` if the total is unknown, too."""
+    """Return the memory of a GPU as the text ``USED of TOTAL``.
+
+    Without a reading, returns ``? of TOTAL``, or ``-`` if the total is also unknown.
+    """
     if gpu.reading is None or gpu.reading.memory_used_mib is None:
         return "-" if gpu.gpu.memory_mib is None else f"? of {mib_text(gpu.gpu.memory_mib)}"
     return f"{mib_text(gpu.reading.memory_used_mib)} of {mib_text(gpu.reading.memory_total_mib or 0)}"

@@ -37,7 +37,7 @@ def colours() -> bool:
 
 
 def painted(word: str) -> str:
-    """Return a state word in its colour. The colour adds no information to the word."""
+    """Return a state word in its colour; unchanged if stdout shows no colours or the word has no colour."""
     colour = _COLOURS.get(word.partition(" ")[0])
     return f"\x1b[{colour}m{word}\x1b[0m" if colour and colours() else word
 
@@ -78,7 +78,10 @@ def _beginning(text: str, most: int) -> str:
 
 
 def _pieces(text: str, most: int) -> Iterator[str]:
-    """Yield the text in pieces of at most ``most`` columns, but of at least one character."""
+    """Yield the text in pieces of at most ``most`` columns.
+
+    A single character that is wider than ``most`` columns is a piece nevertheless.
+    """
     start = used = 0
     for at, char in enumerate(text):
         size = _cells(char) if not char.isascii() else 1

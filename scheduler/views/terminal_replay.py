@@ -48,7 +48,7 @@ def without_colours(text: str) -> str:
 
 
 def clipped(text: str, most: int) -> str:
-    """Return the part of a text that fits into ``most`` columns; all its colour sequences are kept."""
+    """Return the beginning of a text, at most ``most`` columns, with all colour sequences of the whole text."""
     if columns(text) <= most:
         return text
     out, left = [], most
@@ -78,7 +78,10 @@ def _in_force(text: str) -> str:
 
 
 def _from_column(text: str, column: int) -> str:
-    """Return the part of a text from a column on, with its colours. Half of a wide character becomes a blank."""
+    """Return the part of a text that begins at a column, in the colours that it has in the text.
+
+    If the column is the right half of a wide character, the part begins with a blank in place of that half.
+    """
     if "\x1b" not in text and not _ODD.search(text):
         return text[column:]
     at, colours, position = 0, "", 0
@@ -98,11 +101,12 @@ def _from_column(text: str, column: int) -> str:
 class Folder:
     """Turns output into lines. The result does not depend on how the output is divided into calls of `feed`.
 
-    A carriage return goes back to the start of the line, and the text after it overwrites the text there; sequences
-    that erase a part of the line take effect. Other control characters except tabs are removed; bytes that are not
-    UTF-8 become U+FFFD. ``colours``: keep colour sequences; each line then begins with the colours in
-    force and ends with a reset. ``longest``: characters that are kept of a line, which bounds the memory; a longer line
-    gets a mark.
+    The text after a carriage return overwrites the line from its start, and sequences that erase a part of the line
+    take effect. All other control characters except tabs are removed. Bytes that are not UTF-8 become U+FFFD.
+
+    ``colours``: whether to keep colour sequences. A line then begins with the colours that are in effect at its start,
+    and a line with colours ends with a reset. ``longest``: the most characters that are kept of a line; this limits the
+    memory. A longer line is cut and gets a mark at its end.
     """
 
     def __init__(self, colours: bool = False, longest: int = LONGEST) -> None:
@@ -118,11 +122,14 @@ class Folder:
         self._entered = self._entered_over = False
 
     def enter(self) -> None:
-        """Declare that the first bytes are from the middle of a line. That line gets a mark."""
+        """State that the output to be fed begins in the middle of a line. This line gets a mark at its start."""
         self._entered = True
 
     def feed(self, data: bytes, last: bool = False) -> list[str]:
-        """Return the lines that these bytes complete. ``last``: the remaining text, unless empty, is a line, too."""
+        """Return the lines that these bytes complete.
+
+        ``last``: whether the output ends here. The text after the last line end is then a line too, unless it is empty.
+        """
         text = self._held + self._decode(data.translate(None, _SILENT), last)
         self._held, self._erases = "", False
         if "\x1b" in text or "\x07" in text or (not text.isascii() and _C1.search(text)):
@@ -146,7 +153,7 @@ class Folder:
         return lines
 
     def unfinished(self) -> str:
-        """Return the text of the line that has no end yet."""
+        """Return the present text of the line that is not complete yet; empty if there is none."""
         shown = self._shown()
         return shown if without_colours(shown) else ""
 
@@ -183,7 +190,10 @@ class Folder:
         self._put(rest[-1])
 
     def _plain(self, part: str) -> bool:
-        """Return whether each character takes one column, so that `_write` can merge many updates in one step."""
+        """Return whether each character of the line and of ``part`` takes exactly one column.
+
+        If so, `_write` can apply many updates of a line in one step.
+        """
         text = self._over + self._under
         if self._erases or "\x1b" in part or "\x1b" in text:
             return False
@@ -215,7 +225,10 @@ class Folder:
             self._over += text
 
     def _forget_entered(self) -> None:
-        """Drop the earlier text of a line whose beginning was not seen: the column of that text is unknown."""
+        """Drop the earlier text of a line whose beginning was not seen. Called when new text overwrites it.
+
+        The column of the earlier text is unknown, so it is not known which part of it stays visible.
+        """
         if self._entered_over:
             self._under, self._under_lost = "", 0
             self._entered = self._entered_over = False

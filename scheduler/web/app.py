@@ -31,7 +31,10 @@ def all_calls() -> tuple[Call, ...]:
 
 
 def make_app(source: Source, more: Sequence[BaseRoute] = ()) -> Starlette:
-    """Return the application without the gate (`middleware.Gate`). ``more``: further routes that are matched first."""
+    """Return the application; the caller puts the gate (`middleware.Gate`) in front of it.
+
+    ``more``: further routes; they are matched before the routes of the tables.
+    """
     app = Starlette(
         routes=[*more, *(Route(call.path, _endpoint(call), methods=[call.method]) for call in all_calls())],
         exception_handlers={HTTPException: _refuse, Exception: _defect},  # type: ignore[dict-item]
@@ -106,7 +109,7 @@ async def _said(ask: Ask, page: bool, code: int, text: str) -> Response:
 
 
 async def _defect(_request: Request, _error: Exception) -> Response:
-    """Return the answer after an unexpected exception, which the gate logs."""
+    """Return the answer to a request that failed with an unexpected exception. The gate logs the exception."""
     return problem(500, "internal error in gpujob; please report it with the log of gpujob web")
 
 

@@ -42,7 +42,11 @@ def token_of(places: Places) -> str:
 
 
 def _read(path: str) -> str:
-    """Return the token in this file. Raises FileNotFoundError; SchedulerError if the file cannot be read or trusted."""
+    """Return the token in this file. Raises FileNotFoundError if there is no such file.
+
+    Raises SchedulerError if the file cannot be read, holds no valid token, or is not a private regular file of this
+    user.
+    """
 
     def refused(what: str) -> SchedulerError:
         return SchedulerError(what, where=path, do="remove it, and gpujob web creates a new one")
@@ -73,9 +77,10 @@ def _read(path: str) -> str:
 
 
 class Key:
-    """The token and the cookies derived from it: checks tokens and cookies, issues and revokes cookies.
+    """The token. An object of this class checks tokens, and issues, checks and revokes cookies.
 
-    A cookie is signed with a key made from token and port. It stays valid when `gpujob web` restarts on the same port.
+    A cookie is signed with a key that is made from the token and the port. A cookie therefore stays valid if
+    `gpujob web` is restarted on the same port with the same token.
     """
 
     def __init__(self, token: str, port: int) -> None:
@@ -89,11 +94,14 @@ class Key:
         self._signing = hmac.digest(token.encode(), self.cookie_name.encode(), "sha256")
 
     def is_token(self, said: bytes) -> bool:
-        """Return whether this is the token; compares in constant time."""
+        """Return whether ``said`` is the token. The comparison takes constant time."""
         return hmac.compare_digest(hashlib.sha256(said).digest(), self._digest)
 
     def cookie(self, now: float | None = None) -> str:
-        """Return the value of a new cookie; the token cannot be derived from it. ``now``: seconds since 1970 (UTC)."""
+        """Return the value of a new cookie. ``now``: the present time in seconds since 1970 (default: the clock).
+
+        The token cannot be computed from a cookie.
+        """
         begun = f"v1.{int(time.time() if now is None else now) + COOKIE_S}.{secrets.token_hex(16)}"
         return f"{begun}.{self._sign(begun)}"
 
@@ -106,7 +114,11 @@ class Key:
         return ours and value not in self._revoked and int(found[1]) > (time.time() if now is None else now)
 
     def revoke(self, value: str) -> None:
-        """Revoke a valid cookie until this process ends, or until `MOST_REVOKED` further cookies are revoked."""
+        """Revoke a cookie; does nothing if the cookie is not valid.
+
+        Revoked cookies are kept only in the memory of this process, at most `MOST_REVOKED` of them. A cookie that is
+        dropped from there is valid again until it expires.
+        """
         if self.is_cookie(value):
             self._revoked[value] = None
             if len(self._revoked) > MOST_REVOKED:

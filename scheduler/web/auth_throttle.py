@@ -25,9 +25,10 @@ class Guesses:
         self._timer: asyncio.TimerHandle | None = None
 
     async def wrong(self) -> None:
-        """Count a wrong token; return when the request may be answered, after `LONGEST_S` seconds at most.
+        """Count a wrong token, and wait at most `LONGEST_S` seconds before the request is answered.
 
-        At most `MOST_WAITING` requests are delayed at the same time, so that the delays use few resources.
+        The wait grows with the number of recent wrong tokens. If `MOST_WAITING` requests wait already, returns at once,
+        so that the waits use few resources.
         """
         now = time.monotonic()
         self._recent = self._recent + 1 if now - self._last < FORGET_S else 1
@@ -44,7 +45,10 @@ class Guesses:
             self._waiting -= 1
 
     def say(self) -> None:
-        """Log the number of wrong tokens since the last message, if any; run again after `EVERY_S` seconds."""
+        """Log the number of wrong tokens since the last message, and set a timer to call this again after `EVERY_S`.
+
+        Does nothing if there were no wrong tokens; then the next wrong token calls this method.
+        """
         self._timer = None
         if self._untold:
             times = "a wrong token was" if self._untold == 1 else f"{self._untold} wrong tokens were"

@@ -25,8 +25,8 @@ def web(
 ) -> int:
     """Serve until Ctrl-C (returns 130) or SIGTERM (returns 0).
 
-    Raises UsageError for a wrong option, SchedulerError if a library is missing or the port is taken. If the daemon has
-    started this process and the port is taken, prints the error for the daemon and returns 1 instead.
+    Raises UsageError for a wrong option, SchedulerError if a library is missing or the port is taken. A process that
+    the daemon has started raises no error for a taken port: it prints a line that the daemon reads, and returns 1.
     """
     need_own_process()
     if not port.isascii() or not port.isdigit() or len(port) > 5:

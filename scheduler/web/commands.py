@@ -206,9 +206,9 @@ def would(ask: Ask) -> Response:
 
 
 def _doubt(spec: JobSpec, environment: Mapping[str, str]) -> str:
-    """Return why the command would fail immediately (no such program, not executable); empty if no reason is found.
+    """Return why the command would fail immediately; empty if no reason is found.
 
-    Scripts and commands in a conda environment are not checked.
+    Checks that the program exists and is executable. Does not check scripts and commands in a conda environment.
     """
     if spec.is_script or spec.conda_env or not spec.arguments:
         return ""
@@ -226,7 +226,8 @@ def _doubt(spec: JobSpec, environment: Mapping[str, str]) -> str:
 def _carry_out(ask: Ask, request: Request) -> str:
     """Carry out a request and return a sentence about the result. Raises NotFound, Conflict, UsageError.
 
-    The exit code ``LATER`` counts as success: no daemon runs, and the next one carries out the request.
+    Some requests need a daemon. If none runs, such a request is stored and the next daemon carries it out; the answer
+    then has the exit code ``LATER``, which counts as success.
     """
     answer = ask.source.do(request)
     text = "; ".join(answer.lines)
@@ -240,7 +241,7 @@ def _carry_out(ask: Ask, request: Request) -> str:
 
 
 def _done(value: Mapping[str, Any], said: str) -> Response:
-    """Return an answer: the new state in the body, the sentence about what was done in the header `SAID`."""
+    """Return an answer. Its body is ``value``, the new state; its header `SAID` is ``said``, what was done."""
     return as_json(value, headers={SAID: quote(without_secrets(said)[:LONGEST_SAID])})
 
 
@@ -265,7 +266,8 @@ def _on_job(
 ) -> Callable[[Ask], Response]:
     """Return the function of a route that makes a request about one job.
 
-    ``possible``: returns whether the job's state allows the request. ``what``: the action for the error message.
+    ``possible``: function that returns whether the job's state allows the request. ``what``: the action as it is named
+    in the error message, with ``{}`` in place of the job's id (default: the verb and the job).
     """
     what = what or f"{verb} job {{}}"
 
@@ -284,7 +286,10 @@ def _on_job(
 
 
 def _also(ask: Ask, verb: str, job: Job) -> list[str]:
-    """Return further sentences about a retried job: which dependencies to retry, or that the job is still held."""
+    """Return further sentences about a retried job; an empty list for the other verbs.
+
+    The sentences say which dependencies the user has to retry first, or that the job is still held.
+    """
     if verb != "retry":
         return []
     if job.state is JobState.SKIPPED:
@@ -319,9 +324,10 @@ def priority(ask: Ask) -> Response:
 
 
 def _place_of(ask: Ask, job: Job) -> str:
-    """Return a note for a job whose priority was changed; empty if neither this job nor another one was put first.
+    """Return a note on where a job is in the queue after a change of its priority; empty if there is nothing to note.
 
-    A job that was put first starts before all other jobs, at any priority.
+    Jobs that were put first start before all other jobs, whatever their priorities are. The note says that this job was
+    put first, or which other jobs were. It is empty if the job does not wait, or if no job was put first.
     """
     if job.state is not JobState.PENDING:
         return ""

@@ -32,7 +32,7 @@ class Connections:
         self._all: dict[Connection, None] = {}
 
     def active(self, one: Connection) -> None:
-        """Note that a connection was opened or that its request was answered."""
+        """Make this connection the most recently active one: it was opened, or its request was answered."""
         self._all.pop(one, None)
         self._all[one] = None
 
@@ -41,10 +41,10 @@ class Connections:
         self._all.pop(one, None)
 
     def make_room(self, newcomer: Connection) -> bool:
-        """Return whether a new connection may stay open.
+        """Return whether the connection ``newcomer`` may stay open.
 
-        If more than `MOST_OPEN` connections are open, aborts the least recently active one that is not being served;
-        returns False if all the others are being served.
+        It may if at most `MOST_OPEN` connections are open. Else the least recently active of the other connections that
+        are not being served is aborted to make room; if all others are being served, returns False.
         """
         if len(self._all) <= MOST_OPEN:
             return True
@@ -55,7 +55,10 @@ class Connections:
 
 
 class _Polite:
-    """A wrapper of the transport for uvicorn: `close` calls `Connection.close_politely`, the rest is passed through."""
+    """The transport that uvicorn sees: `close` calls `Connection.close_politely`.
+
+    The other methods are those of the real transport.
+    """
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
         self._transport, self._connection = transport, connection
@@ -158,10 +161,10 @@ class Connection(H11Protocol):
             self._have_head()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Handle the end of the client's data. An incomplete request is answered with an error.
+        """Handle the end of the client's data. The answer to an incomplete request is an error.
 
-        Returns True, which keeps the connection open, if a complete request still waits for its answer (only without
-        TLS).
+        Returns True if a complete request still waits for its answer: the connection then stays open. In all other
+        cases, and always with TLS, returns a false value, and the transport closes.
         """
         if self.closing:
             return None
@@ -223,12 +226,15 @@ class Connection(H11Protocol):
         self.close_politely()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are not valid HTTP with an error."""
+        """Send an error to a client whose bytes are not valid HTTP."""
         hint = getattr(sys.exc_info()[1], "error_status_hint", 400)
         self._answer_itself(hint if 400 <= hint < 500 else 400, "not a valid HTTP request")
 
     def _answer_itself(self, code: int, text: str) -> None:
-        """Answer with an error without calling the application, unless an answer has begun; close the connection."""
+        """Send an error that does not come from the application, and close the connection.
+
+        If an answer has already begun, only closes the connection.
+        """
         if not self.closing and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps({"error": text}).encode()
             headers = [

@@ -46,7 +46,11 @@ class _Listener:
         self._wake = asyncio.Event()
 
     def tell(self, told: Iterable[Told]) -> None:
-        """Add events. If more than `MOST_QUEUED` wait, replace them with one event ``again`` and end the stream."""
+        """Add events to the queue.
+
+        If more than `MOST_QUEUED` events are in the queue then, they are dropped: the client gets the event ``again``
+        instead, and the stream ends.
+        """
         with self._lock:
             if self._over:
                 return
@@ -191,7 +195,7 @@ def _events_of(news: News) -> list[Told]:
 
 
 class _Events(EventSourceResponse):
-    """A response that streams events. When the response ends, even by an error, its stream is removed from the hub."""
+    """A response that streams events. When it ends, with or without an error, its stream is removed from the hub."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub, self._listener = hub, hub.join()

@@ -1,7 +1,9 @@
-"""The log of a job as text: its last lines, the part after or before a byte, or the lines that contain a word.
+"""The route of the HTTP API that returns the log of a job as text.
 
-The text is what a terminal would show in the end (`views/terminal_replay.py`): a progress bar is one line. The number
-of bytes read is limited for every log; only files that the store names for that job are opened.
+A request asks for the last lines, for the part after or before a given byte, or for the lines that contain a word. The
+text is what a terminal would finally show (`views/terminal_replay.py`); for example, all updates of a progress bar
+become one line. The number of bytes that are read from a log is limited. Only files that the store names as logs of the
+job are opened.
 """
 
 from __future__ import annotations
@@ -54,10 +56,11 @@ _searching = threading.BoundedSemaphore(AT_ONCE)
 class Part:
     """A part of a log, or the lines found in it.
 
-    ``text``: as a terminal shows it; ``size``: bytes in the log; ``start``: byte where this part begins; ``end``: byte
-    where the next part begins; ``unfinished``: characters of an unfinished line at the end of ``text``; ``restarted``:
-    the log is shorter than the requested start; ``cut``: some of the log was not read; ``places``: bytes where found
-    lines begin.
+    ``text``: the part as a terminal would show it. ``size``: size of the log in bytes. ``start``: position of the byte
+    where this part begins. ``end``: position of the byte where the next part begins. ``unfinished``: number of
+    characters at the end of ``text`` that belong to an unfinished line. ``restarted``: whether the log is shorter than
+    the requested start. ``cut``: whether some of the log was not read or searched. ``places``: positions of the bytes
+    where the found lines begin.
     """
 
     text: str = ""
@@ -111,7 +114,11 @@ def log(ask: Ask) -> Response:
 
 
 def _part(log: LogWindow, start: int | None, lines: int, before: int | None = None) -> Part:
-    """Return the log from byte ``start`` on; for None the last ``lines`` lines (before byte ``before``, if given)."""
+    """Return the part of the log from byte ``start`` on, or the last lines if ``start`` is None or after the end.
+
+    ``lines``: number of last lines. ``before``: position of the byte where the last lines end; None: the end of the
+    log.
+    """
     size = log.size
     if before is not None:
         log.size = min(size, before)
@@ -140,7 +147,7 @@ def _part(log: LogWindow, start: int | None, lines: int, before: int | None = No
 
 
 def _half_character(data: bytes) -> int:
-    """Return the number of bytes at the end that are the beginning of an incomplete UTF-8 character."""
+    """Return how many bytes at the end of ``data`` belong to an incomplete UTF-8 character; 0 if there is none."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0x80:
@@ -151,10 +158,11 @@ def _half_character(data: bytes) -> int:
 
 
 def _found(log: LogWindow, word: str, most: int) -> Part:
-    """Return the last ``most`` lines that contain a word, ignoring case, with line numbers. Raises NotNow.
+    """Return the last ``most`` lines that contain a word, with their line numbers. The case of letters is ignored.
 
-    Lines are numbered from the end (``-1`` is the last) if the beginning of the log was not read. The search goes
-    backwards in blocks of whole lines (or of a part of a very long line); a block without the word costs little.
+    If the beginning of the log was not read, the lines are numbered from the end: ``-1`` is the last. The search reads
+    the log in blocks from the end to the beginning. A block has only whole lines, except for very long lines. Only
+    blocks that contain the word are converted with `Folder`, which is slow. Raises NotNow if too many searches run.
     """
     if not _searching.acquire(timeout=PATIENCE_S):
         raise NotNow("cannot search the log: too many searches are running", do="try again in a few seconds")
@@ -165,7 +173,10 @@ def _found(log: LogWindow, word: str, most: int) -> Part:
 
 
 def _without_escapes(data: bytes) -> str:
-    """Return the text case-folded and without escape sequences, for a check that is much faster than `Folder`."""
+    """Return these bytes as case-folded text without escape sequences.
+
+    This is much faster than `Folder`, and enough to find out whether a block may contain a word.
+    """
     return (_ESCAPES.sub(b"", data) if b"\x1b" in data else data).decode("utf-8", "replace").casefold()
 
 

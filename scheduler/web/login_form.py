@@ -57,12 +57,18 @@ $wrong<form method="post" action="/login">
 
 
 def page_of(path: str) -> str:
-    """Return the path to redirect to after signing in: ``path`` if that is allowed, else ``/``."""
+    """Return the path to which the browser is redirected after signing in.
+
+    This is ``path`` if it has the form of our pages' paths and is not `/login` or `/logout`, else ``/``.
+    """
     return path if _PAGE.fullmatch(path) and path != "/login" and path != "/logout" else "/"
 
 
 def login_page(token_file: str, nonce: str, next_page: str = "/", wrong: str = "") -> bytes:
-    """Return the sign-in page. ``token_file``: path, quoted for a shell; ``wrong``: error of the last try."""
+    """Return the sign-in page. ``token_file``: path of the token file, quoted for a shell.
+
+    ``next_page``: path of the page after signing in. ``wrong``: why the previous attempt to sign in failed, or empty.
+    """
     said = f'<p class="wrong" id="wrong" role="alert">{html.escape(wrong)}</p>\n' if wrong else ""
     inner = _FORM.substitute(
         file=html.escape(token_file),

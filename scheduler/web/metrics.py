@@ -1,7 +1,8 @@
 """Metrics of a scheduler in Prometheus' text format.
 
-The values come only from the scheduler's files, so the metrics work even if the daemon or a GPU hangs. Labels are
-states, outcomes, reason codes, GPUs, parts of memory and the version of gpujob, never a job, script, command or user.
+The values come only from the scheduler's files, so the metrics work even if the daemon or a GPU hangs. Labels name
+states, outcomes, reason codes, GPUs, parts of memory and the version of gpujob. No label names a job, script, command
+or user.
 See docs/metrics.md.
 """
 
@@ -47,8 +48,9 @@ def metrics(client: SchedulerClient) -> bytes:
 class _Figures:
     """A collector for prometheus-client: the metrics of a scheduler at one time.
 
-    ``tallied``: the counters of `core/counters.py`; ``blocked``: reason code → number of waiting jobs; ``ticks``: the
-    number of passes by duration, and the sum of the durations in seconds, or None.
+    ``tallied``: the counters of `core/counters.py`. ``blocked``: reason code → number of waiting jobs. ``ticks``: the
+    number of passes by duration, and the sum of the durations in seconds; None if no history is kept. ``interval_s``:
+    the interval of the GPU readings in seconds. ``now``: seconds since 1970.
     """
 
     def __init__(
@@ -182,7 +184,10 @@ def _labelled_counter(
 
 
 def _counter(name: str, text: str, label: str, known: Sequence[str], tallied: Mapping[str, float]) -> Metric:
-    """Return a counter with a sample for every known label; without samples of 0, `rate` misses the first increase."""
+    """Return a counter with one sample for every label value in ``known``, also if the sample is 0.
+
+    If a counter had no sample before its first increase, the function `rate` of Prometheus would miss that increase.
+    """
     names = (*known, *sorted(tallied.keys() - set(known)))
     return _labelled_counter(name, text, (label,), [((one,), tallied.get(one, 0.0)) for one in names])
 

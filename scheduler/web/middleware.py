@@ -34,7 +34,11 @@ _OURS = frozenset({b"server", b"date", b"cache-control"})
 
 
 def headers_of(nonce: str, cache: str = "no-store") -> list[tuple[bytes, bytes]]:
-    """Return the headers of every answer. ``nonce``: allows inline scripts and styles; empty: it is no page."""
+    """Return the headers that every answer gets.
+
+    ``nonce``: inline scripts and styles that have this nonce are allowed; empty for an answer that is no page.
+    ``cache``: value of `Cache-Control`.
+    """
     policy = (
         f"default-src 'self'; script-src 'self' 'nonce-{nonce}'; style-src 'self' 'nonce-{nonce}'; img-src 'self' data:; "
         "object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -70,10 +74,11 @@ class Entrance:
 
 
 class Refusal(Exception):
-    """A request did not pass the gate. ``code`` and ``text``: the answer; ``close``: close the connection afterwards.
+    """Raised when a request does not pass the gate.
 
-    ``login``: browsers get the sign-in form with the error ``wrong``; after signing in they go to ``place`` (default:
-    the requested path).
+    ``code`` and ``text``: status and text of the answer. ``close``: whether to close the connection after the answer.
+    ``login``: whether a browser gets the sign-in form instead of the text. ``wrong``: error that the form shows.
+    ``place``: path to which the browser is redirected after signing in (default: the requested path).
     """
 
     def __init__(
@@ -113,13 +118,19 @@ class _Asked:
         return found[0].partition(";")[0].strip().lower() if len(found) == 1 else ""
 
     def wants_page(self) -> bool:
-        """Return whether to answer with an HTML page: the client accepts HTML, and the path is not an API path."""
+        """Return whether the answer should be an HTML page.
+
+        It should if the client accepts HTML and the path is neither an API path nor `/metrics`.
+        """
         programs = self.path.startswith("/api/") or self.path == "/metrics"
         return not programs and "text/html" in self.one(b"accept").lower()
 
 
 class _Answer:
-    """The sender of an answer: adds the headers of every answer, and records whether it has begun and is complete."""
+    """Sends the answer to one request, and adds the headers that every answer gets.
+
+    ``begun``: whether the answer has begun. ``complete``: whether all of it was sent.
+    """
 
     def __init__(self, send: Send, path: str, nonce: str) -> None:
         self._send, self._path, self._nonce = send, path, nonce
@@ -183,7 +194,10 @@ class Gate:
     # -- the checks, in their order -------------------------------------------------------------------
 
     async def _judge(self, asked: _Asked, scope: Scope, receive: Receive, answer: _Answer) -> bool:
-        """Return True if the application has to answer, False if this method has answered. Raises Refusal, _Disconnected."""
+        """Check a request. Return True if the application has to answer it, False if this method has answered it.
+
+        Raises Refusal, _Disconnected.
+        """
         if asked.all(b"transfer-encoding") and asked.all(b"content-length"):
             raise Refusal(
                 400, "both Content-Length and Transfer-Encoding: the end of the request is ambiguous", close=True
@@ -261,7 +275,10 @@ class Gate:
         return _cookies(asked.all(b"cookie"), self.entrance.key.cookie_name)
 
     def _check_origin(self, asked: _Asked) -> None:
-        """Raise Refusal if a page of another origin requests a change. Programs send no `Origin` and pass."""
+        """Raise Refusal if a page of another origin has sent the request.
+
+        A request without the header `Origin` passes: it comes from a program, not from a page.
+        """
         said = asked.all(b"origin")
         if not said:
             return
@@ -337,7 +354,10 @@ def _cookies(headers: Sequence[str], name: str) -> list[str]:
 
 
 async def _body(asked: _Asked, receive: Receive, most: int) -> bytes:
-    """Return the whole body. Raises Refusal if it exceeds ``most`` bytes or takes too long; _Disconnected on a disconnect."""
+    """Return the whole body. Raises Refusal if the body exceeds ``most`` bytes or does not arrive in time.
+
+    Raises _Disconnected if the client disconnects before the end of the body.
+    """
     length = asked.one(b"content-length")
     too_much = Refusal(413, f"the body exceeds {most >> 10} KiB")
     if length.isdigit() and int(length) > most:
@@ -363,7 +383,7 @@ async def _body(asked: _Asked, receive: Receive, most: int) -> bytes:
 
 
 def _replayed(scope: Scope, receive: Receive) -> Callable[[], Awaitable[Message]]:
-    """Return the application's ``receive``. Its first call returns the body, which the gate has already read."""
+    """Return the application's function ``receive``. If the gate has read the body, the first call returns the body."""
     if BODY not in scope:
         return receive
     left = [scope[BODY]]

@@ -65,7 +65,7 @@ def document(calls: Iterable[Call]) -> dict[str, Any]:
 
 
 def described(form: Any) -> dict[str, Any]:
-    """Return the JSON Schema of a request form; for a job it refers to the job schema of the OpenAPI document."""
+    """Return the JSON Schema of a document type. For jobs, it refers to the job schema of the OpenAPI document."""
     made = schema_of(form, {} if form is JobDocument else {JobDocument: "job"})
     return {"description": form.__doc__, **_here(made)}
 

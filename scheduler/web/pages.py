@@ -239,7 +239,10 @@ def _timeline(ask: Ask) -> Response:
 
 
 def _first_zoom(ask: Ask, now: float) -> float:
-    """Return the hours that the Timeline shows by default: 1 if all jobs were submitted in the last hour, else 6."""
+    """Return the number of hours that the Timeline shows by default.
+
+    This is 1 if the oldest job was submitted in the last hour. It is 6 in all other cases, also without any job.
+    """
     first = ask.source.client.first_submitted()
     return 1.0 if first is not None and now - first < HOUR_S else 6.0
 
@@ -250,7 +253,10 @@ def _timeline_link(hours: float, end: float | None) -> str:
 
 
 def _asked(ask: Ask, name: str, default: float, least: float, most: float) -> float:
-    """Return a number from the query, or ``default``. Raises UsageError unless it is between ``least`` and ``most``."""
+    """Return a parameter of the query as a number; ``default`` if the parameter is missing or empty.
+
+    Raises UsageError if it is no number, or not between ``least`` and ``most``.
+    """
     text = ask.request.query_params.get(name, "")
     if not text:
         return default
@@ -264,7 +270,7 @@ def _asked(ask: Ask, name: str, default: float, least: float, most: float) -> fl
 
 
 def _runs(ask: Ask, view: Overview, start: float, now: float) -> tuple[dict[int, Job], list[timeline.Run]]:
-    """Return job id → job, and the attempts of these jobs that had not ended before ``start``."""
+    """Return (job id → job, attempts): the attempts that had not ended before ``start``, and their jobs."""
     memory = {gpu.gpu.index: gpu.gpu.memory_mib for gpu in view.gpus}
     report = ask.source.client.report(now, start)
     runs = [
@@ -355,7 +361,10 @@ def _heatmap(ask: Ask) -> Response:
 def _heat(
     ask: Ask, view: Overview, measure: str, first: float, hours: int, now: float
 ) -> dict[int, list[float | None]]:
-    """Return the hourly means of the measure (0 to 1) by GPU; None for an hour without data."""
+    """Return GPU → the hourly means of ``measure``, which is a key of `MEASURES`.
+
+    The means are between 0 and 1. They are None for hours without data.
+    """
     gpus = [gpu.gpu.index for gpu in view.gpus]
     out: dict[int, list[float | None]] = {gpu: [None] * hours for gpu in gpus}
     step = 60.0 if hours <= 24 else 300.0 if hours <= 168 else 1800.0
@@ -384,9 +393,9 @@ def _heat(
 
 
 def _heat_table(rows: Mapping[int, list[float | None]], starts: list[float]) -> list[tuple[str, list[Any]]]:
-    """Return the heat map as table rows, newest first: (hour or day, [(mean, highest hourly mean) of each GPU]).
+    """Return the heat map as table rows, newest first. A row is (hour or day, cells), with a cell for each GPU.
 
-    A row stands for an hour if up to 24 hours are shown, else for a day.
+    A cell is (mean, highest hourly mean). A row stands for an hour if at most 24 hours are shown, else for a day.
     """
     form = "%a %H:%M" if len(starts) <= 24 else "%a %d %b"
     spans: dict[str, list[int]] = {}

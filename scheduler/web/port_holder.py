@@ -33,7 +33,10 @@ def _listening(table: str, port: int) -> list[tuple[int, str]]:
 
 
 def _process_with(link: str) -> int:
-    """Return the pid of a process that has the socket open, or 0. Only this user's processes can be inspected."""
+    """Return the pid of a process that has a socket open, or 0 if none is found.
+
+    ``link``: the socket as it appears in `/proc/PID/fd`. Only processes of this user can be inspected.
+    """
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):

@@ -105,7 +105,10 @@ def size(mib: float | None) -> str:
 
 @functools.cache
 def environment() -> Environment:
-    """Return the template environment. It escapes every text and applies `plain` to it; an unknown name is an error."""
+    """Return the template environment. It applies `plain` to every text and escapes the text for HTML.
+
+    A variable that a template uses but that was not given is an error.
+    """
     made = Environment(
         loader=FileSystemLoader(os.path.join(HERE, "templates")),
         autoescape=True,

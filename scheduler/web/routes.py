@@ -91,9 +91,10 @@ class Ask:
         return None if found is None else str(found)
 
     def whole(self, name: str, default: int, least: int, most: int) -> int:
-        """Return a parameter of the query as a whole number: ``default`` if it is missing, ``most`` if it is larger.
+        """Return a parameter of the query as a whole number; ``default`` if the parameter is missing.
 
-        Raises UsageError if it is not a whole number or is less than ``least``.
+        A number above ``most`` counts as ``most``. Raises UsageError if the parameter is not a whole number or is less
+        than ``least``.
         """
         text = self.query(name)
         if text is None:

@@ -51,8 +51,9 @@ PR_SET_PDEATHSIG = 1
 class Way:
     """The address and options under which the page is served.
 
-    ``cert`` and ``key``: PEM files for TLS, empty without TLS. ``names``: further accepted values of `Host`, for a
-    proxy. ``until``: descriptor of a pipe that the daemon holds open while it lives, or -1 without a daemon.
+    ``cert`` and ``key``: PEM files for TLS, empty without TLS. ``names``: further accepted values of `Host`; a proxy
+    may need them. ``until``: descriptor of a pipe that the daemon holds open while the daemon lives; -1 if the daemon
+    has not started this process.
     """
 
     host: str = LOOPBACK
@@ -95,7 +96,9 @@ class Way:
 
 
 def serve(state_file: str, way: Way, *, config: str | None = None) -> int:
-    """Serve the page until SIGINT (returns 130), SIGTERM or the end of the daemon that started it (both return 0).
+    """Serve the page until a signal or the end of the daemon that has started this process.
+
+    Returns 130 after SIGINT, 0 after SIGTERM or the end of the daemon.
 
     Raises SchedulerError if the server cannot start.
     """
@@ -140,7 +143,10 @@ class _TokenFile:
         self._trouble = ""
 
     def look(self) -> None:
-        """Apply a changed token. If the file cannot be trusted, log that once and keep the previous token."""
+        """Read the token file and apply a changed token.
+
+        If the file cannot be read or trusted, logs this once and keeps the previous token.
+        """
         if not os.path.isdir(self._places.state_dir):
             return  # the state folder was removed, and `token_of` would create it again
         trouble = ""
@@ -219,7 +225,10 @@ class _Server(uvicorn.Server):
 
 
 class _Log(logging.Handler):
-    """The log on stderr: one line a message, at most `MOST` messages in `EVERY_S` seconds, with the token masked."""
+    """The log on stderr. Each message is one line, in which the token is masked.
+
+    At most `MOST` messages are printed in `EVERY_S` seconds; the number of omitted messages is added to the next one.
+    """
 
     MOST, EVERY_S, LONGEST = 10, 10.0, 2000
 
@@ -238,7 +247,7 @@ class _Log(logging.Handler):
         self.tell(" | ".join(text.split("\n")))
 
     def tell(self, text: str) -> None:
-        """Print a sentence, or only count it if `MOST` sentences were printed in the last `EVERY_S` seconds."""
+        """Print a sentence. If too many were printed in this interval of `EVERY_S` seconds, only count the sentence."""
         now = time.monotonic()
         if now - self._since >= self.EVERY_S:
             self._since, self._left = now, self.MOST
@@ -269,7 +278,10 @@ class PortTaken(SchedulerError):
 
 
 def _listen(way: Way) -> socket.socket:
-    """Return a listening socket. Raises SchedulerError; PortTaken names the process or user that has the port."""
+    """Return a listening socket. Raises SchedulerError if that is not possible.
+
+    If the port is in use, raises PortTaken, which names the process or the user that uses it, if known.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             way.host, way.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -53,8 +53,9 @@ class Source:
     def status(self) -> bytes:
         """Return the JSON of `gpujob status --json`. Raises SchedulerError if the store cannot be read.
 
-        The JSON is cached for `FRESH_S` seconds, or for the time that it took to make if that is longer. Making it
-        takes seconds with 100,000 waiting jobs; the cache limits this work to half of the time.
+        The JSON is cached for `FRESH_S` seconds, or for as long as it took to make it, whichever is longer. With
+        100,000 waiting jobs it takes seconds to make the JSON; because of the cache, this work takes at most half of
+        the time.
         """
         with self._status_lock:
             if self._status is None or time.monotonic() >= self._status_until:

@@ -10,10 +10,11 @@ WIDTH, HEIGHT = 1000, 100
 
 
 def paths(points: Points, start: float, end: float, top: float, gap_s: float) -> tuple[str, str]:
-    """Return the line and the area below it as ``d`` of SVG paths, in a box of 1000 by 100; empty without readings.
+    """Return two SVG paths: a curve, and the area below the curve. Both are empty if there are no readings.
 
-    ``points``: (time, value or None), in order of time. ``top``: the value at the upper edge. Readings that are more
-    than ``gap_s`` seconds apart are not joined.
+    The paths are values of the attribute ``d``, for a box of 1000 by 100. ``points``: (time, value or None), in order
+    of time. ``start`` and ``end``: times at the left and right edge. ``top``: value at the upper edge. Readings that
+    are more than ``gap_s`` seconds apart are not joined.
     """
     line, area = [], []
     for piece in _pieces(points, start, end, gap_s):
@@ -28,7 +29,10 @@ def paths(points: Points, start: float, end: float, top: float, gap_s: float) ->
 
 
 def gap_of(points: Points) -> float:
-    """Return the longest gap (seconds) across which the curve is drawn: three times the shortest gap in ``points``."""
+    """Return the longest time between two readings that the curve still joins, in seconds.
+
+    This is three times the shortest time between two of the ``points``.
+    """
     return 3 * min((later[0] - earlier[0] for earlier, later in pairwise(points)), default=60.0)
 
 
@@ -69,9 +73,10 @@ def by_hour(points: Points, first: float, hours: int) -> list[float | None]:
 
 
 def booked_by_hour(runs: Iterable[tuple[float, float, float]], first: float, hours: int, now: float) -> list[float]:
-    """Return the share of a GPU (0 to 1) that these runs (start, end, share of the GPU) booked in each hour.
+    """Return, for each hour, the mean share of a GPU (0 to 1) that was booked.
 
-    The current hour counts only up to ``now``.
+    ``runs``: (start, end, share of the GPU) of each attempt on the GPU. ``first``: start of the first hour. The mean of
+    the current hour is over the time up to ``now``.
     """
     booked = [0.0] * hours
     for start, end, share in runs:

@@ -1,4 +1,7 @@
-"""Layout of the Timeline: attempts as bars in a band for each GPU, stacked by their shares of the GPU."""
+"""Layout of the Timeline. Each GPU has a band, and each attempt on the GPU is a bar in the band.
+
+The height of a bar is the attempt's share of the GPU. Bars of attempts at the same time are above each other.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A run in one band. ``pieces``: vertical parts of the bar (from, to; 0 to 1); several if no gap is high enough."""
+    """A run in one band. ``pieces``: the vertical ranges that the bar takes in the band: (from, to), between 0 and 1.
+
+    A bar has several pieces if no free range in the band is high enough for the whole bar.
+    """
 
     run: Run
     start: float
@@ -49,7 +55,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A time in which short runs are counted (``number``) instead of drawn as bars."""
+    """A period in which short runs are not drawn as bars, but only counted. ``number``: how many."""
 
     start: float
     end: float
@@ -58,7 +64,10 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The runs on one GPU, or without a GPU (``gpu`` None). ``rows``: the highest number of runs at the same time."""
+    """The runs on one GPU; if ``gpu`` is None, the runs that use no GPU.
+
+    ``rows``: the highest number of runs at the same time, at least 1.
+    """
 
     gpu: int | None
     bars: tuple[Bar, ...]
@@ -67,11 +76,11 @@ class Band:
 
 
 def layout(runs: Iterable[Run], start: float, end: float, gpus: Iterable[int], most: int = MOST_BARS) -> list[Band]:
-    """Return a band for each GPU of ``gpus`` and of ``runs``, then one for runs without GPUs, if there are any.
+    """Return a band for each GPU in ``gpus`` or in a run. If some runs use no GPU, the last band is theirs.
 
-    Every run between ``start`` and ``end`` (seconds since 1970) has a bar in the band of each of its GPUs, or is
-    counted in ``merged`` of the band. Bars of a band do not overlap, and their heights at any time add up to at most 1.
-    ``most``: largest number of bars; the longest runs get bars.
+    In the band of each of its GPUs, a run between ``start`` and ``end`` (seconds since 1970) is either a bar or counted
+    in ``merged``. Bars of a band do not overlap, and at any time their heights add up to at most 1. ``most``: largest
+    number of bars in all bands; the longest runs become bars.
     """
     seen = [run for run in runs if run.start < end and run.end >= start]
     bands: dict[int | None, list[Run]] = {gpu: [] for gpu in sorted(gpus)}
@@ -97,7 +106,7 @@ def _length(run: Run, start: float, end: float) -> float:
 def _merged_ones(
     bands: Mapping[int | None, Sequence[Run]], start: float, end: float, most: int
 ) -> dict[int | None, set[int]]:
-    """Return, by band, the indexes of the runs that get no bar: all but the ``most`` longest runs of all bands."""
+    """Return band → indexes of the runs that get no bar. The ``most`` longest runs of all bands get bars."""
     found: dict[int | None, set[int]] = {}
     if sum(map(len, bands.values())) <= most:
         return found
@@ -124,7 +133,8 @@ def _merged(runs: Sequence[Run], start: float, end: float) -> Iterator[Merged]:
 def _stacked(runs: Sequence[Run], start: float, end: float, least: int, cpu: bool) -> tuple[list[Bar], int]:
     """Return the bars of a band, and the highest number of runs at the same time.
 
-    ``least``: minimum height of the band. ``cpu``: this is the band without a GPU, where all bars have equal height.
+    ``least``: minimum height of the band in thousandths of a GPU. ``cpu``: whether this is the band of the runs that
+    use no GPU; all its bars have the height 1.
     """
     ordered = sorted(runs, key=lambda run: (run.start, run.job, run.attempt))
     touch = max(TOUCH_S, (end - start) / MOST_BARS)
@@ -154,7 +164,7 @@ def _stacked(runs: Sequence[Run], start: float, end: float, least: int, cpu: boo
 
 
 def _peak(ordered: Sequence[Run], ends: Sequence[float], heights: Sequence[int]) -> int:
-    """Return the greatest sum of heights of runs at the same time."""
+    """Return the highest total height that the runs have at any time. ``ends``: times when the runs end."""
     peak = 0
     active: list[int] = []
     for number, run in enumerate(ordered):
@@ -175,7 +185,10 @@ def _gaps(active: Iterable[int], taken: dict[int, list[tuple[int, int]]], room: 
 
 
 def _fit(gaps: Sequence[tuple[int, int]], height: int) -> list[tuple[int, int]]:
-    """Return the pieces (from, to) of a bar: in the first gap that is high enough, else in several gaps."""
+    """Return the pieces (from, to) of a bar of this height. ``gaps``: the free ranges of the band.
+
+    The bar is one piece in the first gap that is high enough. If there is no such gap, it is divided over several gaps.
+    """
     for low, high in gaps:
         if high - low >= height:
             return [(low, low + height)]
@@ -189,7 +202,10 @@ def _fit(gaps: Sequence[tuple[int, int]], height: int) -> list[tuple[int, int]]:
 
 
 def axis(start: float, end: float) -> list[tuple[float, str]]:
-    """Return ticks at round local times: (seconds since 1970, label). Labels are times of day, or dates at midnight."""
+    """Return the ticks of the time axis as (seconds since 1970, label). Ticks are at round local times.
+
+    The label is the time of day; at midnight, and if the ticks are days apart, it is the date.
+    """
     step = next((step for step in STEPS_S if (end - start) / step <= TICKS), STEPS_S[-1])
     offset = time.localtime(start).tm_gmtoff
     moment = math.ceil((start + offset) / step) * step - offset

@@ -22,7 +22,10 @@ MEMORY_PARTS = ("ours", "foreign", "reserved", "free")
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """A button. ``path``: URL of its POST; ``hint``: tooltip; ``ask``: question before it; ``kind``: CSS class."""
+    """A button. ``path``: path of the POST request that it sends; ``hint``: tooltip; ``kind``: CSS class.
+
+    ``ask``: question that the user has to confirm first; empty: no question.
+    """
 
     verb: str
     path: str
@@ -32,7 +35,10 @@ class Act:
 
 
 def acts(job: Job, skipped: Sequence[int] = ()) -> list[Act]:
-    """Return the buttons for a job in its state. ``skipped``: jobs that will be skipped if this job is cancelled."""
+    """Return the buttons that a job has in its present state.
+
+    ``skipped``: jobs that will be skipped if this job is cancelled.
+    """
     at, name = f"/api/jobs/{job.id}", job.spec.shown_words(60)
     if job.state is JobState.PENDING:
         held = job.held
@@ -58,7 +64,7 @@ def acts(job: Job, skipped: Sequence[int] = ()) -> list[Act]:
 
 
 def _then(skipped: Sequence[int]) -> str:
-    """Return the sentence about jobs that a cancel will cause to be skipped; empty if there are no such jobs."""
+    """Return a sentence which says that the jobs ``skipped`` will be skipped; empty if there are none."""
     if not skipped:
         return ""
     if len(skipped) == 1:
@@ -89,7 +95,10 @@ def in_need(view: Overview) -> dict[int, list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A job in a table. ``name``: the command; ``how``: how the job ended; ``gpus``, ``need``, ``allowed``: as text."""
+    """A job in a table. All fields except ``job``, ``reason`` and ``acts`` are texts to show.
+
+    ``name``: the command. ``how``: how the job ended. ``need``: the resource request. ``allowed``: the allowed GPUs.
+    """
 
     job: Job
     name: str
@@ -127,7 +136,10 @@ def need_words(job: Job) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GpuRow:
-    """The card of a GPU. ``memory``: name in `MEMORY_PARTS` → MiB, None without a reading; ``notes``: texts."""
+    """The card of a GPU. ``memory``: part of the memory (`MEMORY_PARTS`) → MiB; None without a reading.
+
+    ``notes``: sentences about the GPU.
+    """
 
     view: GpuView
     memory: Mapping[str, float] | None
@@ -136,7 +148,7 @@ class GpuRow:
 
     @property
     def spots(self) -> list[tuple[str, float, float]]:
-        """The parts of the GPU's memory as (name, start, width), in per cent of its memory."""
+        """The parts of the GPU's memory as (name, start, width), the last two in per cent of the sum of all parts."""
         found, at = [], 0.0
         total = sum((self.memory or {}).values())
         for part, mib in (self.memory or {}).items():
@@ -160,7 +172,10 @@ def gpu_cards(view: Overview) -> list[GpuRow]:
 
 
 def memory_parts(gpu: GpuView) -> dict[str, float] | None:
-    """Return the parts of the memory in MiB, None without readings. ``reserved``: driver, display, accepted memory."""
+    """Return part of the GPU's memory (`MEMORY_PARTS`) → MiB; None if the memory in use or in total is unknown.
+
+    The part ``reserved`` is the memory of the driver and the display, and foreign memory that the user has accepted.
+    """
     read = gpu.reading
     total = None if read is None else read.memory_total_mib or gpu.gpu.memory_mib
     if read is None or total is None or read.memory_used_mib is None:
@@ -195,7 +210,10 @@ def story(job: Job, events: Iterable[Event]) -> list[tuple[float, str]]:
 
 
 def why_no_readings(job: Job, runs: int, declared: frozenset[int]) -> str:
-    """Return why a job has no curves. ``runs``: number of the job's attempts; ``declared``: GPUs without readings."""
+    """Return why a job has no curves.
+
+    ``runs``: number of the job's attempts. ``declared``: the GPUs that the user has declared; they have no readings.
+    """
     if not job.need.count:
         return "No readings: it uses no GPU."
     blind = [gpu for gpu in job.gpus if gpu in declared]
@@ -228,7 +246,10 @@ def related(job: Job, view: Overview) -> list[Job]:
 
 
 def run_of(job: Job, attempt: AttemptUse, number: int, now: float, memory: Mapping[int, int | None]) -> Run:
-    """Return an attempt for the Timeline. ``number``: number of the job's attempts; ``memory``: GPU → MiB, if known."""
+    """Return an attempt in the form that the Timeline needs.
+
+    ``number``: how many attempts the job has. ``memory``: GPU → its total memory in MiB, None if unknown.
+    """
     last = attempt.number == job.attempt and job.started_at is not None
     start = attempt.started_ms / 1000
     end = start + attempt.run_ms / 1000
