@@ -3,8 +3,8 @@
 The ledger (`core/placement.py: Fleet`) counts what this scheduler's own jobs have booked. Readings add the facts that
 the ledger lacks: foreign processes, jobs that use more than their share, GPUs that are gone or give no readings.
 The thresholds apply only to the memory and load that do not come from this scheduler's jobs; otherwise a job that fully
-uses its half of a GPU would lock out a job for the other half. A placed job counts with at least its share, even while
-the job uses less.
+uses its half of a GPU would lock out a job for the other half. A placed job is counted as if it used at least its
+share, even while it uses less.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why the readings of a GPU keep jobs away from it. Empty ``code``: they do not."""
+    """The reason why the readings of a GPU keep jobs away from it. If ``code`` is empty, there is no such reason."""
 
     code: str = ""  # stale, gone, unhealthy, foreign, over-share, releasing, no-room
     sentence: str = ""
@@ -114,13 +114,13 @@ class GpuAdmission:
 
     @property
     def reason(self) -> str:
-        """Sentence: why the GPU gets fewer jobs than the ledger has room for; empty if there is no such reason."""
+        """Why the readings keep all or some jobs away from this GPU, as a sentence; empty if they keep none away."""
         if self.verdict.code:
             return self.verdict.sentence
         return self.whole.sentence if self.whole_blocked else self.why_overcommit.sentence
 
     def is_known(self, admission: Admission) -> bool:
-        """Return whether this GPU was ever read, or the last reading of all GPUs failed."""
+        """Return True if this GPU has been read at least once, or if the last reading of the GPUs failed."""
         return self.read_at > -math.inf or bool(admission.trouble)
 
     @property
@@ -196,22 +196,23 @@ class Admission:
         self.judge(now)
 
     def fresh(self, gpus: Iterable[int], now: Now) -> bool:
-        """Return whether the GPUs were read recently enough to place a job there.
+        """Return whether each of these GPUs was read recently enough to place a job on it.
 
-        The limit is ``FRESH_S`` seconds plus the duration of the last reading.
+        A reading may be ``FRESH_S`` seconds old, plus the duration of the last reading. Declared GPUs are never read,
+        and need no reading.
         """
         since = now.mono - FRESH_S - self.took_s
         return all(self.cards[gpu].read_at >= since for gpu in gpus if gpu in self.cards)
 
     @property
     def uncertain(self) -> bool:
-        """True while a GPU has a sample above a threshold but is not blocked yet: the next sample decides."""
+        """True if a GPU is not blocked yet but its last counted sample reached a threshold: the next sample decides."""
         return any(card.above and not card.blocked for card in self.cards.values())
 
     def left(self, gpus: Iterable[int], now: Now) -> bool:
         """Record that a job left these GPUs, so that each GPU is read again before it gets another job.
 
-        Return whether at least one of these GPUs is read at all: declared GPUs are not.
+        Return True if at least one of these GPUs can be read. Declared GPUs are never read.
         """
         mine = [self.cards[gpu] for gpu in gpus if gpu in self.cards]
         for card in mine:
@@ -286,10 +287,11 @@ class Admission:
     def _split(
         self, card: GpuAdmission, reading: GpuSnapshot, tenants: Sequence[Tenant], used: int, total: int, now: Now
     ) -> tuple[dict[str, float], list[GpuProcess]]:
-        """Return the MiB in use by each attempt (by attempt key), and the foreign processes.
+        """Return the memory in use by each attempt (attempt key → MiB), and the foreign processes.
 
-        If the driver does not show the memory of an attempt (no process list, pids of another container, no figures),
-        the attempt counts with its share, but at most with the memory in use that no known process explains.
+        The driver may not show the memory of an attempt: it gives no process list, no figures, or pids of another
+        container. Such an attempt is assumed to use its share, or all memory in use whose owner is not known if that
+        is less than the share.
         """
         own: dict[str, float] = {}
         foreign: list[GpuProcess] = []
@@ -327,9 +329,10 @@ class Admission:
         return own, foreign
 
     def _settling(self, process: GpuProcess, tenants: Sequence[Tenant], now: Now) -> str:
-        """Return the key of the attempt that probably started this process of the scheduler's user; empty if none fits.
+        """Return the key of the attempt that probably started ``process``; empty if no attempt fits.
 
-        This is the latest attempt that started before the process and at most ``settle_s`` seconds ago.
+        Only processes of the scheduler's own user are assigned to an attempt. The attempt is the latest one that
+        started before the process and at most ``settle_s`` seconds ago.
         """
         if not process.ours or not process.visible:
             return ""
@@ -399,7 +402,11 @@ class Admission:
         return max(0.0, reading.load - sum(process.load or 0.0 for process in others))
 
     def _releasing(self, card: GpuAdmission, reading: GpuSnapshot) -> bool:
-        """Return whether an ended job may still hold memory: foreign memory has grown since that job left the GPU."""
+        """Return whether a job that has left the GPU may still hold memory there.
+
+        This is assumed for at most ``release_s`` seconds, while the foreign memory is larger than at the job's end by
+        more than the tolerance. It is never assumed if jobs book memory.
+        """
         if (
             self.thresholds.by_memory
             or card.freed_at is None
@@ -411,9 +418,9 @@ class Admission:
     def _whole(self, card: GpuAdmission, foreign: Sequence[GpuProcess], total: int, first: bool) -> None:
         """Block or unblock a GPU for jobs that need a whole GPU.
 
-        Foreign compute processes block it if they use more memory than the tolerance, or an unknown amount.
-        ``UNBLOCK_AFTER`` consecutive readings without this unblock it; one is enough if ``first`` (no recent
-        reading came before).
+        The GPU is blocked if its foreign compute processes use more memory than the tolerance, or an unknown amount.
+        It is unblocked after ``UNBLOCK_AFTER`` consecutive readings that do not show this. If there was no recent
+        reading before (``first``), one such reading is enough.
         """
         working = [process for process in foreign if process.compute]
         memory = sum(process.memory_mib or 0 for process in working)
@@ -503,7 +510,7 @@ class Admission:
         """Return the MiB of a GPU that are neither in use nor set aside for a job; 0 if unknown.
 
         During the first ``settle_s`` seconds of a job, the unused rest of its share or requested memory is set aside.
-        Later only the memory that the job uses counts.
+        After that time nothing is set aside for the job.
         """
         card = self.cards[index]
         reading = card.reading
@@ -526,8 +533,9 @@ class Admission:
     def has_room(self, index: int, parts: int, vram_mib: int) -> bool:
         """Return whether the GPU has enough memory left for the job; True if its memory is not known.
 
-        If jobs book memory, the need is compared with `free_mib`. Otherwise each job on the GPU counts with its share;
-        a job that uses more than `OUTGROWN` times its share counts with the memory that it uses.
+        If jobs book memory, the job must fit into `free_mib`. Otherwise it must fit into the memory that foreign
+        processes and the jobs on the GPU leave free. For each of these jobs its share is subtracted, or the memory that
+        it uses if this is more than `OUTGROWN` times its share.
         """
         card = self.cards.get(index)
         if card is None or card.reading is None or not card.reading.memory_total_mib:
@@ -574,7 +582,7 @@ class Admission:
 
 
 def _below(limit: float) -> float:
-    """Return the threshold ``limit`` minus the hysteresis: samples below this value help to unblock a GPU."""
+    """Return the threshold ``limit`` minus the hysteresis. Consecutive samples below this value unblock a GPU."""
     return limit - min(HYSTERESIS, limit / 2)
 
 
@@ -587,7 +595,10 @@ def _key(process: GpuProcess) -> tuple[int, float]:
 
 
 def _accepted_mib(card: GpuAdmission, reading: GpuSnapshot) -> int:
-    """Return the MiB of the accepted processes that still run; remove ended processes from ``card.accepted``."""
+    """Return how many of the accepted MiB the accepted processes still use.
+
+    Processes that have ended are removed from ``card.accepted``.
+    """
     if card.accepted and reading.processes is not None:
         there = {_key(process): process.memory_mib or 0 for process in reading.processes}
         card.accepted = {key: mib for key, mib in card.accepted.items() if key in there}

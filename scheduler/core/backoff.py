@@ -18,7 +18,7 @@ def backoff_s(attempt: int, base: float, jitter: float) -> float:
 def doubled_s(base: float, failures: int, longest: float) -> float:
     """Return the seconds to wait after ``failures`` failures in a row: base · 2^(failures-1), at most ``longest``.
 
-    A number of failures that only a night of trouble brings does not overflow: 2.0 ** 1024 would raise OverflowError.
+    The exponent is limited, because 2.0 ** 1024 raises OverflowError, and ``failures`` can become so large.
     """
     return min(longest, base * 2.0 ** min(failures - 1, 40))
 
@@ -31,7 +31,10 @@ class Backoff:
         self.wait_s, self.tries = first_s, 0
 
     def next(self, longest_s: float | None = None) -> float:
-        """Return the wait before the next try. ``longest_s`` replaces the limit for this wait and the next one."""
+        """Return the wait before the next try.
+
+        ``longest_s``: limit for this wait, in place of the general limit; the wait after it does not exceed it either.
+        """
         most = self.longest_s if longest_s is None else longest_s
         self.tries += 1
         wait_s = min(self.wait_s, most)

@@ -122,7 +122,10 @@ class _Decision(DecisionPass):
         self._finish(job, observation.leftovers, observation.note)
 
     def _with_memory(self, job: Job, found: Failure | None) -> Failure | None:
-        """Return ``found`` with the memory that the job asked for and its peak use, both in MiB on one GPU."""
+        """Add to a cause of failure the memory that the job asked for and its peak use, both in MiB on one GPU.
+
+        Return the completed copy; None if ``found`` is None.
+        """
         if found is None:
             return None
         fleet = self.state.fleet
@@ -190,7 +193,7 @@ class _Decision(DecisionPass):
         self.enqueue(job)
 
     def _end(self, job: Job, ending: Meaning, leftovers: tuple[Process, ...], why: str = "") -> None:
-        """End a job and free its GPUs. ``why``: what the outcome does not say, for the event."""
+        """End a job and free its GPUs. ``why``: details of the cause, stored with the event; empty: none."""
         self._release(job, leftovers)
         move(job, ending.how, self.now.wall)
         job.outcome = ending.outcome
@@ -316,7 +319,7 @@ class _Decision(DecisionPass):
             self.changed(job, "undying")
 
     def place(self) -> None:
-        """Start waiting jobs that fit, in queue order, up to ``MOST_STARTS_A_TURN``; skip jobs that do not fit."""
+        """Start waiting jobs in queue order, at most ``MOST_STARTS_A_TURN``. Jobs that do not fit continue to wait."""
         state = self.state
         if state.queue_paused or not state.may_start or not len(state.queue):
             return

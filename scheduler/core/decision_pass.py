@@ -1,4 +1,7 @@
-"""The plan of a pass, and the steps that all decisions share: queue a job, park it, skip it, stop it."""
+"""The plan of a pass, and the steps that all decisions share: queue a job, park it, skip it, stop it.
+
+A parked job waits outside the queue, because it is not ready to start. A skipped job has ended in the state SKIPPED.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,10 @@ class DecisionPass:
     # -- waiting ------------------------------------------------------------------------------------------
 
     def enqueue(self, job: Job) -> None:
-        """Queue a PENDING job, park it with the reason why it is not ready, or skip it if a dependency failed."""
+        """Queue a PENDING job if it is ready to start.
+
+        Otherwise park the job with the reason, or skip it if a job that had to succeed before it did not succeed.
+        """
         state = self.state
         state.queue.drop(job.id)
         state.parked.pop(job.id, None)
@@ -113,7 +119,7 @@ class DecisionPass:
     def _depends(self, job: Job) -> list[int] | None:
         """Return the ids of the dependencies that have not ended; park the job if there are any.
 
-        Return None after skipping the job, because a dependency that had to succeed did not succeed or is not known.
+        If a dependency in ``after_ok`` did not succeed or is not known, skip the job and return None.
         """
         waits_for = []
         for parent_id in dict.fromkeys((*job.spec.after_ok, *job.spec.after)):
@@ -143,7 +149,7 @@ class DecisionPass:
         self.after_end(job)
 
     def after_end(self, job: Job) -> None:
-        """Look again at each job that depends on this ended job: queue it, park it with its next reason, or skip it."""
+        """Decide again on each job that waits for this ended job: queue it, park it for another reason, or skip it."""
         for child_id in self.state.children.pop(job.id, ()):
             if self.state.parked.get(child_id) == "depends":
                 child = self.find(child_id)

@@ -24,10 +24,11 @@ def _unknown(job: Job) -> int:
 class Rules:
     """The rules for another attempt after a failed one.
 
-    ``starts``: the job fails after this number of failed starts, even if the cause may pass. ``retries``: whether the
-    job's own option ``retries`` applies. ``oom_retries``: how many more attempts, each with more GPU memory, a job gets
-    that ran out of GPU memory. ``by_memory``: jobs book MiB instead of a share (`core/model_table.py: booking_memory`);
-    ``most_mib`` then returns the most MiB that a job can get on one GPU.
+    ``starts``: the number of failed starts after which the job fails, even if the cause is temporary. ``retries``:
+    whether the job's own option ``retries`` applies. ``oom_retries``: the number of further attempts after a lack of
+    GPU memory; each of them gets more memory. ``by_memory``: jobs book MiB instead of a share
+    (`core/model_table.py: booking_memory`). ``most_mib``: returns the most MiB that a job can get on one GPU; it is
+    called only for jobs that book MiB.
     """
 
     starts: int = 0
@@ -113,7 +114,10 @@ def _after_failure(job: Job, outcome: Outcome, rules: Rules) -> Meaning:
 
 
 def _with_more_memory(job: Job, outcome: Outcome, rules: Rules) -> Meaning:
-    """Return a retry with twice the share or memory, up to a whole GPU; a failure if the job had the maximum."""
+    """Return a retry with twice the share or memory, but at most a whole GPU.
+
+    If the job already had the most memory that it can get, return a failure.
+    """
     before = job.spec.vram_mib or 0
     if rules.by_memory and before and job.need.parts == BY_MEMORY:
         after = min(rules.most_mib(job), 2 * before)

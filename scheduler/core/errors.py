@@ -15,9 +15,9 @@ _PLAIN = r"[\w.+%-]+"  # words shown without quotes; compiled on first use, beca
 class SchedulerError(Exception):
     """An error that is shown to the user: a one-line message and the exit code of the command.
 
-    ``what``: a whole sentence without a final full stop; ``where``: the file, line or job; ``do``: what would help.
-    ``exit_code``: see docs/json.md (1: error). ``code``: the kind of error, for callers that treat kinds of one class
-    differently.
+    ``what``: a whole sentence without a final full stop; ``where``: the file, line or job; ``do``: what the user can
+    do. ``exit_code``: see docs/json.md (1: error). ``code``: the kind of error, for callers that do not treat all
+    errors of a class alike.
     """
 
     exit_code = 1
@@ -73,8 +73,8 @@ class Mistakes(UsageError):
 def raise_all(errors: Sequence[SchedulerError]) -> None:
     """Raise a single error unchanged, several errors as `Mistakes`; do nothing if ``errors`` is empty.
 
-    If some error is not a UsageError, such as a file that other users could write (exit code 1), raise only the first
-    such error.
+    If there is an error that is not a UsageError, raise only the first such error. Example: the error about a file that
+    other users could write, which has exit code 1.
     """
     for error in errors:
         if not isinstance(error, UsageError):

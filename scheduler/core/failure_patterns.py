@@ -45,16 +45,19 @@ FAILURE_KINDS = tuple(kind for kind, _, _ in _SIGNS)
 
 
 def warning_in(tail: str, need: ResourceRequest) -> Failure | None:
-    """Return the last known cause of failure in ``tail`` if it is lack of GPU memory, else None.
+    """Return the cause of failure that `failure_in` finds in ``tail`` if it is lack of GPU memory, else None.
 
-    For a job with exit code 0: its script may have caught the error, so the user is only warned.
+    This is for jobs that end with exit code 0. Their script may have caught the error, so the user is only warned.
     """
     found = failure_in(tail, need) if _SIGNS[0][1].search(tail) else None
     return found if found is not None and found.kind == OUT_OF_MEMORY else None
 
 
 def failure_in(tail: str, need: ResourceRequest) -> Failure | None:
-    """Return the last known cause of failure in ``tail``, with a hint, else None. ``need``: the need of the job."""
+    """Return the cause of failure, with a hint, from the last line of ``tail`` that shows a known cause.
+
+    Return None if no line shows a known cause. ``need``: the job's request, on which the hint depends.
+    """
     for line in reversed(tail.splitlines()):
         for kind, sign, hint in _SIGNS:
             if sign.search(line):

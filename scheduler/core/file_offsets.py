@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class FileMark:
     """The read position in a watched file. ``offset``, ``lines``: bytes and lines read; ``crc``: CRC-32 of these bytes.
 
-    ``replaying``: the file was replaced and is read again from its start; then a line is new only if the new file has
-    more lines equal to it than the old file had. ``open_line``: the last line was read without its newline.
-    ``skipping``: the position is inside a line that is too long.
+    ``replaying``: the file was replaced and is read again from its start (a replay). During a replay, a line is new
+    only if the new file contains it more often than the old file did. ``open_line``: the last line was read without its
+    newline. ``skipping``: the position is inside a line that is too long.
     """
 
     path: str
@@ -38,10 +38,10 @@ class LineRead:
 class Batch:
     """Lines of a watched file, and the read position after these lines; one transaction records both.
 
-    ``restart``: the file was replaced, so the counts of equal lines start at 0 before these lines. ``settled``: these
-    lines end a replay. ``more``: more lines can be read immediately. ``again``: the current GPUs as text if refused
-    lines are read again because the GPUs have changed; else empty. ``left_out``: the reason if the rest of the previous
-    file is not read; else empty.
+    ``restart``: the file was replaced, and these are the first lines of the new file; equal lines are counted from 0
+    again. ``settled``: the replay is complete after these lines. ``more``: more lines can be read immediately.
+    ``again``: not empty if these are refused lines that are checked again after a change of the GPUs; it then describes
+    the current GPUs. ``left_out``: why the rest of the previous file is not read; empty if there is no such rest.
     """
 
     mark: FileMark

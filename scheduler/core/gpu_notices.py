@@ -49,7 +49,10 @@ def judge_gpus(decision: DecisionPass) -> None:
 
 
 def _name_strays(decision: DecisionPass, index: int, card: GpuAdmission) -> None:
-    """Add a note to each job that has a process on GPU ``index`` without an allocation there; once for each GPU."""
+    """Add a note to each job that has a process on GPU ``index`` without an allocation there.
+
+    A job gets this note only once for the same GPU.
+    """
     strays = {
         foreign_process.owner: foreign_process for foreign_process in card.foreign_processes if foreign_process.owner
     }

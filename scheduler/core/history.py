@@ -30,7 +30,7 @@ JOB_COLUMNS = "memory load memory_most load_most".split()
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """A sample of one GPU over an interval that begins at ``at``: means, and the maxima of memory in use and load.
+    """A sample of one GPU over an interval that begins at ``at``: means, and for two values the maxima.
 
     ``booked``: share in the ledger; ``paused``: the GPU was paused at any time in the interval.
     """
@@ -74,8 +74,9 @@ class Batch:
     """The rows of one transaction: samples of an interval, changes of pauses, durations of passes.
 
     ``at``: time of writing. ``gpus``: rows of index, interval start, GPU_COLUMNS; ``jobs``: rows of job, attempt,
-    interval start, JOB_COLUMNS. ``pauses``: (time, GPUs and QUEUE that are paused from that time on). ``ticks``: number
-    of passes since the scheduler's start, by bucket of duration; ``tick_sum``: seconds that these passes took together.
+    interval start, JOB_COLUMNS. ``pauses``: for each change, its time and the set of the GPUs (or QUEUE) that are
+    paused after it. ``ticks``: for each bucket of durations, the number of passes since the scheduler's start;
+    ``tick_sum``: seconds that these passes took together.
     """
 
     at: float
@@ -155,7 +156,8 @@ def gpu_values(card: GpuAdmission | None, booked: float, paused: bool) -> Values
 def job_values(key: str, cards: Iterable[GpuAdmission]) -> Values:
     """Return memory (MiB) and load of an attempt on these GPUs; None for a value that the driver does not give.
 
-    The share that admission assumes for an attempt without figures is not measured, so it is left out.
+    For an attempt without figures, `core/admission.py` assumes memory in use. This is not a measured value, so it is
+    left out here.
     """
     memory: float | None = None
     loads: list[float] = []
@@ -201,7 +203,7 @@ def bucket_of(at: float, step_s: float) -> float:
 class Question:
     """A query for samples: the rows from ``since`` to ``until``, averaged over ``step_s`` seconds.
 
-    ``short``: the query reads the table of 10-second means, else the table of 5-minute means.
+    ``short``: True for the table of 10-second means, False for the table of 5-minute means.
     """
 
     since: float
@@ -211,9 +213,10 @@ class Question:
 
 
 def question(since: float, until: float, step_s: float, now: float) -> Question:
-    """Return the query from ``since`` to ``until`` for at most ``MOST_POINTS`` samples, at least ``step_s`` s apart.
+    """Return the query for samples from ``since`` to ``until`` that are at least ``step_s`` seconds apart.
 
-    The query reads the 10-second means if these reach back to ``since`` and the step is below 5 minutes.
+    The step is so long that there are about ``MOST_POINTS`` samples at most. If the 10-second means reach back to
+    ``since`` and the step is below 5 minutes, the query reads the 10-second means, else the 5-minute means.
     """
     until = min(until, now + SHORT_S)
     since = max(since, now - KEEP_LONG_S)

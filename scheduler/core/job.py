@@ -231,7 +231,7 @@ class Job:
 
     @property
     def turn(self) -> tuple[int, int]:
-        """Sort key of waiting jobs: jobs put first by a user, then all other jobs by priority and place."""
+        """Sort key of waiting jobs: first the jobs that a user put first, then the others by priority and ``order``."""
         return (self.priority if self.order >= 0 else FIRST, self.order)
 
     @property
@@ -244,7 +244,10 @@ class Job:
 
     @property
     def error_level(self) -> int:
-        """Exit code, also of a stopped job that exited on SIGTERM; -1 if there is none (signal, not started, lost)."""
+        """The exit code; -1 if there is none because the job ended by a signal, was not started, or is lost.
+
+        A stopped job that exits by itself after SIGTERM has an exit code.
+        """
         return self.exit_code if self.exit_code is not None else -1
 
     @property

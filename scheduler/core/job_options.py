@@ -50,9 +50,9 @@ class FormField:
 class JobOption:
     """One option of a job.
 
-    ``read`` turns the text into the value of ``field``, a field of JobSpec (raises UsageError, Refused). An option that
-    only sets another key has no ``field``: ``sets`` is (that key, text for that key). ``key``: name of the option on a
-    line of the jobs file; empty if the option is not allowed there.
+    ``read`` turns the text into the value of ``field``, a field of JobSpec (raises UsageError, Refused). An option
+    without ``field`` stands for a key of the jobs file with a fixed text: ``sets`` is (key, text). ``key``: name of the
+    option on a line of the jobs file; empty if the option is not allowed there.
     """
 
     name: str

@@ -126,7 +126,7 @@ def torn_id(torn: bytes) -> int | None:
 def is_beginning(torn: bytes, job: Job | None) -> bool:
     """Return whether ``torn`` is an incomplete record of ``job``.
 
-    ``job`` None: whether ``torn`` is an incomplete record of any job that was cut off before the command.
+    If ``job`` is None, return whether ``torn`` is the beginning of a record of any job, cut off before the command.
     """
     if job is None:
         return len(torn) <= 40 and _SHORT.fullmatch(torn.decode("utf-8", "replace")) is not None

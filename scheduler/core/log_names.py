@@ -45,7 +45,10 @@ def log_name(job: Job, stamp: str, number: int = 1, letters: str = "") -> str:
 
 
 def is_packed(log: str) -> bool:
-    """Return whether a log is packed (gzip), by its name: the job's runner may have changed since it was written."""
+    """Return whether a log is packed (gzip). The name of the log decides.
+
+    The job's present options do not show it, because a later attempt may run with another runner.
+    """
     return log.endswith(".gz")
 
 

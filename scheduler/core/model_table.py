@@ -113,8 +113,9 @@ def words_of(spec: JobSpec) -> Sequence[str]:
 def booking_memory(spec: JobSpec, mib: int, *, read: bool) -> JobSpec:
     """Return ``spec`` changed so that the job books GPU memory: its own ``vram_mib``, else ``mib``.
 
-    ``mib``: the setting `min_free_mem_mb`. If it is 0, or the job states its GPU need or names its GPUs, ``spec`` is
-    returned unchanged. ``read``: whether the GPUs are read; if not, memory cannot be booked, and the job needs one GPU.
+    ``mib``: the setting `min_free_mem_mb`. ``spec`` is returned unchanged if ``mib`` is 0, if the job states its GPU
+    need, or if it names its GPUs. ``read``: whether the GPUs are read. If they are not, memory cannot be booked, and
+    the job books one whole GPU.
     """
     if not mib or spec.gpus or spec.on:
         return spec
@@ -158,7 +159,10 @@ def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tup
 
 
 def _part_of_a_gpu(mib: int, allowed: Collection[int] | None, gpus: Collection[Gpu]) -> str:
-    """Return ``mib`` as a share of the smallest allowed GPU that has enough; "1" if none has, or a size is unknown."""
+    """Return ``mib`` as a share of the smallest allowed GPU that has so much memory.
+
+    Return "1" if no allowed GPU has so much memory, or if the size of an allowed GPU is not known.
+    """
     sizes = [gpu.memory_mib for gpu in gpus if allowed is None or gpu.index in allowed]
     large = [size for size in sizes if size is not None and size >= mib]
     if not large or None in sizes:

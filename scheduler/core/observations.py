@@ -75,7 +75,10 @@ class NeverRan:
 
 @dataclass(frozen=True, slots=True)
 class Unclaimed:
-    """The attempt never began and never will: its attempt record is claimed, so that no process can start it."""
+    """The attempt did not begin and never will.
+
+    Its attempt record was claimed or closed without a start, so no process can start the attempt any more.
+    """
 
     job: int
     attempt: int

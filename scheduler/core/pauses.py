@@ -1,4 +1,7 @@
-"""Merges pauses set by commands with edits of the state file: no edit undoes a change that its author had not read."""
+"""Merges pauses set by commands with edits of the state file.
+
+An edit does not undo a change that the user who made the edit had not read.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,14 @@ MOST_REMEMBERED = 200  # changes by verbs
 
 @dataclass(slots=True)
 class Pauses:
-    """The latest changes of pauses, each with a revision of the state file; needed to apply edits of this file.
+    """The latest changes of pauses, each with a revision of the state file. Edits of this file are applied with them.
 
-    An edit is a three-way merge, based on the version of the file that its author had read. A pause or resume by a verb
-    (such as `gpujob pause`) after that version stays, unless the edit changes the same GPU. Of several edits the last
-    one counts. ``changes``, by verbs: (first revision that shows the change, GPU or QUEUE, value before the change);
-    ``edited``: GPU or QUEUE → first revision that shows its last edit.
+    An edit is applied as a three-way merge, based on the version of the file that the user had read. If a verb (such as
+    `gpujob pause`) has changed a pause after that version, this change stays, unless the edit changes the same pause.
+    If there are several edits of a pause, the last one counts.
+
+    ``changes``: the changes by verbs, each as (first revision that shows the change, GPU or QUEUE, value before the
+    change). ``edited``: GPU or QUEUE → first revision that shows the last edit of its pause.
     """
 
     revision: int = 0  # of the current version of the state file

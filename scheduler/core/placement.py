@@ -1,12 +1,13 @@
 """The ledger: best-fit placement of resource requests on GPUs, or the reason why a request does not fit.
 
 Best fit: a share goes to the usable GPU with the smallest sufficient free share (ties: the server with the fewest
-entirely free GPUs, then the lowest id). A job for several GPUs goes to the server with enough GPUs that has the fewest
-entirely free GPUs. Sets of GPUs are bit masks: the cost of a search grows with the number of distinct free shares, not
-with the number of GPUs.
+entirely free GPUs, then the lowest id). A job for several GPUs goes to a server on which it fits; if there are several,
+to the one with the fewest entirely free GPUs. Sets of GPUs are bit masks: the cost of a search grows with the number of
+distinct free shares, not with the number of GPUs.
 
-Besides bookings there are *claims* of jobs that named their GPUs (no other job is placed there while such a job runs),
-and *reservations* for jobs that were overtaken too often (jobs behind such a job are not placed on the reserved GPUs).
+Besides bookings there are claims and reservations. A *claim* keeps the GPUs that a running job named: only jobs that
+name these GPUs too are placed there. A *reservation* keeps GPUs for a job that was overtaken too often: jobs behind it
+in the queue are not placed there.
 """
 
 from __future__ import annotations
@@ -77,9 +78,10 @@ class Fleet:
         return self._kept_from(None)
 
     def _kept_from(self, kind: PlacementClass | None) -> int:
-        """Return the mask of the GPUs on which jobs of ``kind`` must not be placed: claimed and reserved GPUs.
+        """Return the mask of the claimed and reserved GPUs on which jobs of ``kind`` must not be placed.
 
-        Only reservations made before that of ``kind`` count; with ``kind`` None, all reservations count.
+        If ``kind`` has a reservation itself, only earlier reservations count. If it has none, or if ``kind`` is None,
+        all reservations count.
         """
         kept = mask_of(self.claims)
         for _, mask in self._reserved_before(kind):
@@ -175,7 +177,10 @@ class Fleet:
         )
 
     def _with_slack(self, mask: int, parts: int) -> int:
-        """Return ``mask`` without GPUs where memory used beyond the booked shares leaves less than ``parts`` free."""
+        """Return ``mask`` without the GPUs on which less than ``parts`` is free.
+
+        Memory that is in use beyond the booked shares does not count as free.
+        """
         cards = self.admission.cards
         tight = (i for i in ids_of(mask & self.admission.tight_mask) if parts + cards[i].overcommit > self.free[i])
         return mask & ~mask_of(tight)
@@ -183,7 +188,8 @@ class Fleet:
     def take(self, need: ResourceRequest, gpus: tuple[int, ...], vram_mib: int = 0) -> None:
         """Book ``need`` on ``gpus``, and ``vram_mib`` MiB on each GPU.
 
-        Raises ValueError, and books nothing, if the shares do not fit. Slots and named GPUs are booked in any case.
+        Raises ValueError, and books nothing, if the shares do not fit. Slots, and GPUs that the job named, are booked
+        without this check.
         """
         if need.count == 0:
             self.cpu_free -= need.slots
@@ -237,10 +243,11 @@ class Fleet:
     # -- reservations -------------------------------------------------------------------------------------
 
     def reserve(self, job: int, kind: PlacementClass) -> None:
-        """Reserve for ``job`` the GPUs of one server that are nearest to fitting it, or the next free slots.
+        """Reserve for ``job`` GPUs of one server, or the next free slots if the job needs no GPU.
 
-        Jobs behind ``job`` are not placed there until `open_to_all` is called. Paused GPUs and GPUs with a lasting
-        problem are never reserved; a job that cannot do without such GPUs gets no reservation.
+        The GPUs that lack the least for the job are chosen. Jobs behind ``job`` are not placed there until
+        `open_to_all` is called. Paused GPUs and GPUs with a lasting problem are never reserved. If no server has
+        enough other GPUs for the job, nothing is reserved.
         """
         need = kind.need
         if need.count == 0:
@@ -429,7 +436,7 @@ class Fleet:
 def _lacks(gpus: list[tuple[bool, int, int]], need: ResourceRequest) -> tuple[int, int]:
     """Return what these GPUs lack for ``need``: the number of unsuitable GPUs, and the sum of missing thousandths.
 
-    ``gpus``: (whether it is unusable, free thousandths as a negative number, id) of each GPU.
+    ``gpus``: for each GPU (True if it is unusable, its free thousandths as a negative number, its id).
     """
     missing = sum(unusable or -free < need.parts for unusable, free, _ in gpus)
     return missing, sum(max(0, need.parts + free) for _, free, _ in gpus)

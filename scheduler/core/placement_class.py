@@ -29,7 +29,10 @@ def class_of(job: Job) -> PlacementClass:
 
 
 def reason_with_place(reason: Reason, before: int) -> Reason:
-    """Return why a job waits behind ``before`` jobs of its class. ``reason``: why the first job of the class waits."""
+    """Return why a job waits if ``before`` jobs of its class come before it.
+
+    ``reason``: why the first job of the class waits; it is returned unchanged if ``before`` is 0.
+    """
     if before <= 0:
         return reason
     is_are = "is" if before == 1 else "are"

@@ -47,14 +47,20 @@ class Runner(Protocol):
         """Return the time (monotonic seconds) to call ``look`` even if no descriptor is readable; None: never."""
 
     def trouble(self) -> str:
-        """Return a sentence on what blocks all starts and endings now, and on its fix; empty if nothing does."""
+        """Return a sentence that says why no job can start now, and what to do; empty if jobs can start.
+
+        The ends of jobs may go unnoticed for the same reason; the sentence then says so.
+        """
 
     def close(self) -> None:
         """Release all resources. Attempts continue to run."""
 
 
 class Probe(Protocol):
-    """GPU reader: reports which GPUs exist and what uses them. Only ``first`` blocks. An error never means "no GPU"."""
+    """GPU reader: reports which GPUs exist and what uses them. Only ``first`` blocks.
+
+    A failed reading is reported as a failure, never as a machine without GPUs.
+    """
 
     absent: bool  # the last reading failed because there is no driver at all
 

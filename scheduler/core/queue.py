@@ -1,4 +1,7 @@
-"""The queue of waiting jobs: one heap for each placement class, so a pass costs the number of classes, not of jobs."""
+"""The queue of waiting jobs: one heap for each placement class.
+
+So the cost of a pass grows with the number of classes and of started jobs, not with the number of waiting jobs.
+"""
 
 from __future__ import annotations
 
@@ -102,9 +105,9 @@ class Queue:
         return self._where[job][1]
 
     def overtake(self, job: int, by: Key) -> None:
-        """Record that a job with the sort key ``by`` overtook ``job``: it took GPUs or slots that ``job`` waits for.
+        """Record that a job with the sort key ``by`` overtook ``job``: it got GPUs or slots that ``job`` waits for.
 
-        The start counts for each job in the class of ``job`` whose key is smaller than ``by``.
+        All other jobs of the same class whose sort key is smaller than ``by`` count as overtaken, too.
         """
         line = self._where[job][0]
         self._moment += 1
@@ -132,10 +135,10 @@ class Queue:
         return None
 
     def in_order(self) -> Generator[tuple[int, PlacementClass], bool, None]:
-        """Yield waiting jobs with their classes: each time the job with the smallest key among the classes' first jobs.
+        """Yield waiting jobs with their classes, in the order of their sort keys.
 
-        The caller answers with ``send(True)`` after removing the job with ``drop``. Any other answer leaves the rest of
-        the class out of this pass: if the first job of a class does not fit, no job of the class fits.
+        If the caller starts the yielded job, it removes the job with ``drop`` and answers with ``send(True)``. After
+        any other answer, no further job of the same class is yielded: if one job of a class does not fit, none fits.
         """
         heads = []
         for line in list(self._lines.values()):

@@ -19,9 +19,9 @@ class Cancel:
 class Requeue:
     """Run these ended jobs again: same id, new attempt, new log. ``unless_done``: leave out jobs in state DONE.
 
-    ``after``: for each job, the number of the attempt that the user saw end. A job with a later attempt is not started
-    again, so that several users who ask at the same time start one attempt. Empty: each job is started again, whatever
-    its attempt.
+    ``after``: for each job, the number of the ended attempt that the user knows. A job with a later attempt is not
+    started again, so that several equal requests at the same time start only one attempt. Empty: each job is started
+    again, whatever the number of its last attempt is.
     """
 
     jobs: tuple[int, ...]
@@ -29,7 +29,7 @@ class Requeue:
     after: tuple[int, ...] = ()
 
     def seen(self) -> dict[int, int]:
-        """Return job id → number of the attempt that the user saw end, for the jobs with a number in ``after``."""
+        """Return job id → number of the ended attempt that the user knows, for the jobs with a number in ``after``."""
         return dict(zip(self.jobs, self.after, strict=False))
 
 

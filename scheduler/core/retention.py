@@ -15,7 +15,11 @@ _UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Limits: the newest ``most`` (jobs, or bytes of logs) are kept, for ``age_s`` seconds at most. None: no limit."""
+    """Limits on what is kept. None: no limit.
+
+    ``most``: this number of the newest jobs, or of bytes of the newest logs, is kept. ``age_s``: nothing is kept for
+    more than this number of seconds.
+    """
 
     most: int | None = None
     age_s: float | None = None

@@ -23,7 +23,10 @@ def mode_of(arguments: tuple[str, ...]) -> str | None:
 
 
 class Estimates:
-    """Medians of the last 3 run times, by signature (script, model, mode), by script and by need."""
+    """The last 3 run times of each group of similar jobs; the median of a group is the estimate.
+
+    There are three kinds of groups: jobs with equal script, model and mode; with equal script; with equal need.
+    """
 
     def __init__(self) -> None:
         self._runs: dict[tuple[str, ...], deque[float]] = {}

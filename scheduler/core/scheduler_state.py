@@ -24,12 +24,18 @@ LEAST_GRACE_S = 3.0  # from SIGTERM to SIGKILL after a restart: the first SIGTER
 
 
 def never_missing(job: Job) -> str:
-    """Return an empty text: no job lacks a file. Default of ``missing``, for states that look at no disk."""
+    """Return an empty text, which means that the job lacks no file.
+
+    This is the default of ``SchedulerState.missing``, for a scheduler state without access to the disk.
+    """
     return ""
 
 
 def no_blocker(identity: str) -> Job | None:
-    """Return None: no job blocks an equal job. Default of ``blocker``, for states without a store."""
+    """Return None, which means that there is no equal job.
+
+    This is the default of ``SchedulerState.blocker``, for a scheduler state without a store.
+    """
     return None
 
 

@@ -43,7 +43,10 @@ def shortened(name: str, most: int) -> str:
 
 
 def free_name(name: str, short_id: str, attempt: int, taken: Container[str]) -> str:
-    """Return ``name`` or, if it is taken, ``name`` with the scheduler's short id, the attempt or a number added."""
+    """Return ``name`` if it is not taken.
+
+    Otherwise add the scheduler's short id. If that name is taken as well, add the attempt or a number, too.
+    """
     for candidate in (name, f"{name}_{short_id}", f"{name}_{short_id}_a{attempt}"):
         if candidate not in taken:
             return candidate

@@ -1,4 +1,7 @@
-"""Masking of passwords, tokens and keys in commands and texts, recognized by the name or the form of a value."""
+"""Masking of passwords, tokens and keys in commands and texts.
+
+A secret is recognized by the name of its option, variable or key, or by its own form.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def _hidden(found: re.Match[str]) -> str:
 
 
 def words_without_secrets(words: Iterable[str]) -> tuple[str, ...]:
-    """Return the words of a command with each secret replaced by ``***``, also after an option (``--token S``)."""
+    """Return the words of a command with each secret replaced by ``***``, also after an option such as ``--token``."""
     words = tuple(words)
     if not any(map(_HINT.search, words)):
         return words

@@ -17,7 +17,7 @@ _MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class AttemptUse:
-    """Run time and GPUs of one attempt. ``lost``: its end is not known; ``run_ms`` counts until this was noticed."""
+    """Run time and GPUs of one attempt. ``lost``: its end is not known; ``run_ms`` then ends when this was noticed."""
 
     number: int
     started_ms: int  # since 1970
@@ -166,8 +166,9 @@ def report_of(
 ) -> Report:
     """Return the report over these jobs. ``stories``: each job with its events.
 
-    ``since``: start of the period; jobs that ended before it are left out, and of each attempt only the part after it
-    counts. None: the period starts with the first submission. ``gpus``: GPUs to list even if no job used them.
+    ``since``: start of the period. Jobs that ended before it are left out. If an attempt began before it, only the part
+    of the attempt within the period counts. None: the period starts with the first submission. ``gpus``: GPUs to list
+    even if no job used them.
     """
     lines: list[Line] = []
     labels: dict[str, Total] = {}
