@@ -159,7 +159,7 @@ def submit(
         raise UsageError("the command is missing", do="write gpujob submit -- COMMAND…")
     if not command[0]:
         raise UsageError("the name of the program is empty", do="write gpujob submit -- COMMAND…")
-    if wait:
+    if wait or foreground:
         need_own_process()
     found = state_file_for(state_file, config)
     client = SchedulerClient(found)

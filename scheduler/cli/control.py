@@ -185,9 +185,11 @@ def reset(*, yes: bool = False, state_file: str | None = None, config: str | Non
 
     On a terminal, ask the user first, unless ``yes`` is given.
     """
-    client = SchedulerClient(state_file_for(state_file, config))
-    if not yes and sys.stdin.isatty() and sys.stdout.isatty():
+    asks = not yes and sys.stdin.isatty() and sys.stdout.isatty()
+    if asks:
         need_own_process()
+    client = SchedulerClient(state_file_for(state_file, config))
+    if asks:
         counts = client.overview(0).counts
         ended = sum(counts[state.value] for state in ENDED)
         if input(f"forget {ended} ended job{'s' * (ended != 1)}? their logs stay (y/n) ").strip().lower() not in (
@@ -209,9 +211,9 @@ def wait(jobs: Sequence[str], *, timeout: str = "", state_file: str | None = Non
     Raises NoDaemon if jobs have not ended and no scheduler runs, and NotFound if a job does not exist or was deleted
     before its end was seen.
     """
-    found = state_file_for(state_file, config)
-    client = SchedulerClient(found)
     limit = seconds_of(timeout) if timeout else None
+    need_own_process()
+    client = SchedulerClient(state_file_for(state_file, config))
     ids = client.select(jobs) if jobs else None
     return wait_for(client, ids, limit, time.monotonic())
 

@@ -57,6 +57,8 @@ def logs(
             "cannot print --raw to a terminal: control characters would take effect",
             do=f"write it to a file: gpujob logs {job} --raw > FILE",
         )
+    if follow:
+        need_own_process()
     client = SchedulerClient(state_file_for(state_file, config))
     numbers = client.select([job])
     if follow and len(numbers) > 1:
@@ -69,7 +71,6 @@ def logs(
         found, reason, events = client.job(numbers[0])
         path = _log(found, events, wanted, printer)
         if follow and (wanted is None or wanted == found.attempt):
-            need_own_process()
             _Following(client, found, printer, once=wanted is not None).run(most)
         elif not path:
             why = f"it is {found.state.value}" + (f" ({reason.code}: {reason.sentence})" if reason else "")

@@ -76,6 +76,7 @@ def screens(*, json: bool = False, state_file: str | None = None, config: str | 
 
 def attach(job: str, *, state_file: str | None = None, config: str | None = None) -> int:
     """Replace this process by `screen`, attached to the job's session. Raises UsageError, SchedulerError."""
+    need_own_process()
     client = SchedulerClient(state_file_for(state_file, config))
     numbers = client.select([job])
     if len(numbers) != 1:
@@ -95,7 +96,6 @@ def attach(job: str, *, state_file: str | None = None, config: str | None = None
         raise SchedulerError(
             "cannot attach: stdin or stdout is not a terminal", do=f"run in a terminal: {shlex.join(words)}"
         )
-    need_own_process()
     program = shutil.which("screen")
     if program is None:
         raise SchedulerError("GNU Screen command not found", do="install it: sudo apt-get install screen")

@@ -43,6 +43,8 @@ def status(
     every = seconds_of(watch) if watch else 2.0
     if json and watch is not None:
         raise UsageError("--watch prints text, not JSON", do="repeat gpujob status --json, or leave out --json")
+    if watch is not None:
+        need_own_process()
     client = _client(state_file, config)
     if watch is not None:
         return _watch(client, every)
@@ -61,7 +63,6 @@ def _status_lines(client: SchedulerClient) -> list[str]:
 
 def _watch(client: SchedulerClient, every: float) -> int:
     """Show the status every ``every`` seconds until Ctrl-C: in place on a terminal, else one block below the other."""
-    need_own_process()
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

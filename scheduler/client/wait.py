@@ -12,7 +12,6 @@ from scheduler.core.errors import NoDaemon, NotFound
 from scheduler.core.job import Job, Outcome
 from scheduler.core.job_text import state_text
 from scheduler.core.secrets import without_secrets
-from scheduler.system.forked_command import need_own_process
 from scheduler.system.terminal_text import safe
 
 TIMED_OUT = 124
@@ -51,7 +50,6 @@ def wait_for(client: SchedulerClient, ids: tuple[int, ...] | None, limit: float 
         seen.update({job.id: job for job in live} if ids is None else found)
         if not live:
             break
-        need_own_process()
         if not client.alive():
             raise NoDaemon(
                 f"no scheduler is running, and {len(live)} job(s) have not ended", do="start it: gpujob start"

@@ -152,7 +152,7 @@ class _Decision(DecisionPass):
         def most_mib(job: Job) -> int:
             return max(map(fleet.admission.most_mib, ids_of(fleet.allowed_mask(job.allowed))), default=0)
 
-        return Rules(policy.max_assign_attempts, True, policy.oom_retries, policy.thresholds.by_memory, most_mib)
+        return Rules(policy.max_assign_attempts, True, policy.oom_retries, most_mib)
 
     def _run_again(self, job: Job, ending: Meaning, leftovers: tuple[Process, ...]) -> None:
         tries = 0

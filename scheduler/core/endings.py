@@ -26,15 +26,13 @@ class Rules:
 
     ``starts``: the number of failed starts after which the job fails, even if the cause is temporary. ``retries``:
     whether the job's own option ``retries`` applies. ``oom_retries``: the number of further attempts after a lack of
-    GPU memory; each of them gets more memory. ``by_memory``: jobs book MiB instead of a share
-    (`core/model_table.py: booking_memory`). ``most_mib``: returns the most MiB that a job can get on one GPU; it is
-    called only for jobs that book MiB.
+    GPU memory; each of them gets more memory. ``most_mib``: returns the most MiB that a job can get on one GPU; it is
+    called only for jobs that book MiB (`core/model_table.py: booking_memory`).
     """
 
     starts: int = 0
     retries: bool = True
     oom_retries: int = 0
-    by_memory: bool = False
     most_mib: Callable[[Job], int] = _unknown
 
 
@@ -119,7 +117,8 @@ def _with_more_memory(job: Job, outcome: Outcome, rules: Rules) -> Meaning:
     If the job already had the most memory that it can get, return a failure.
     """
     before = job.spec.vram_mib or 0
-    if rules.by_memory and before and job.need.parts == BY_MEMORY:
+    # The job decides, not the present setting: the setting may have changed while the job ran.
+    if before and job.need.parts == BY_MEMORY:
         after = min(rules.most_mib(job), 2 * before)
         if after <= before:
             return Meaning(Move.FAILED, outcome)

@@ -12,6 +12,7 @@ import os
 import shlex
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 from scheduler.core.job import Event, Job, JobState
@@ -59,6 +60,7 @@ class CompletionHooks:
         self.db, self.places, self.environ, self.folder, self.say = db, places, environ, folder, say
         self.wanted = True  # actions may be recorded; a previous daemon may have left some
         self._mine: set[int] = set()
+        self._to_start: deque[int] = deque()  # jobs whose actions are marked as begun, but not started yet
         self._done: list[int] = []  # jobs whose actions were started; `_record` has still to delete their rows
         self._events: list[Event] = []
 
@@ -70,31 +72,39 @@ class CompletionHooks:
 
     def step(self, _now: Now) -> None:
         """Run all recorded actions. Raises StoreTrouble, sqlite3.Error."""
-        if self._done:  # the last step could not delete their rows
-            self._record()
+        if self._to_start or self._done:  # the last step failed
+            self._start()
         if not self.wanted:
             return
         wanted = rows.calls(self.db.connection)
-        fresh = [number for number, begun in wanted if begun is None]
-        unsure = [number for number, begun in wanted if begun is not None]
         if wanted:
+            fresh = [number for number, begun in wanted if begun is None]
+            unsure = [number for number, begun in wanted if begun is not None]
+            jobs = self._jobs(unsure)
             with self.db.writing() as connection:
                 for number in fresh:
                     rows.begin_call(connection, number, time.time())
+                rows.write_events(connection, [_warning(job, KILLED) for job in jobs])
                 rows.strike_calls(connection, unsure)
+            self._to_start.extend(fresh)
+            for job in jobs:
+                self._say(job, KILLED)
             crash_point("afterwards.begun")
         self.wanted = False
-        self._done = fresh
-        for job in self._jobs(unsure):
-            self._warn(job, KILLED)
-        for job in self._jobs(fresh):
-            if job.spec.on_finish:
-                self._call(job)
-            if job.spec.mail_to:
-                self._mail(job)
         if wanted:
-            crash_point("afterwards.done")
-            self._record()
+            self._start()
+
+    def _start(self) -> None:
+        """Start the actions of the jobs in ``_to_start``, and record it. If this raises, a later step continues."""
+        while self._to_start:
+            self._done.append(self._to_start.popleft())  # before the start: no action is started twice
+            for job in self._jobs(self._done[-1:]):
+                if job.spec.on_finish:
+                    self._call(job)
+                if job.spec.mail_to:
+                    self._mail(job)
+        crash_point("afterwards.done")
+        self._record()
 
     def _record(self) -> None:
         """Delete the records of the started actions, and add the collected warnings to the event histories of the jobs.
@@ -110,15 +120,18 @@ class CompletionHooks:
 
     def due(self) -> float:
         """Return 0 (due now) if there may be actions to run or records of actions to delete, else ``NEVER``."""
-        return 0.0 if self.wanted or self._done else NEVER
+        return 0.0 if self.wanted or self._to_start or self._done else NEVER
 
     def close(self) -> None:
         """Do nothing: the programs that were started continue."""
 
     def _warn(self, job: Job, text: str) -> None:
         """Log a warning, and add it to the event history of the job, where the job's owner sees it."""
+        self._say(job, text)
+        self._events.append(_warning(job, text))
+
+    def _say(self, job: Job, text: str) -> None:
         self.say(f"job {job.id} ({job.spec.shown_name}): {text}", 30, job)
-        self._events.append(Event(job.id, time.time(), "afterwards", {"why": text}))
 
     def _jobs(self, numbers: Iterable[int]) -> list[Job]:
         """Return the jobs with these ids, except for jobs that were deleted in the meantime."""
@@ -163,8 +176,9 @@ class CompletionHooks:
         return {name: value for name, value in made.items() if name not in MARKS}
 
     def _spawn(self, job: Job, what: str, path: str, words: list[str], environ: dict[str, str]) -> None:
-        opened = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]
+        opened: list[int] = []
         try:
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             opened.append(self._log())
             os.set_blocking(opened[1], True)
             actions = [(os.POSIX_SPAWN_DUP2, opened[0], 0), *((os.POSIX_SPAWN_DUP2, opened[1], fd) for fd in (1, 2))]
@@ -185,6 +199,10 @@ class CompletionHooks:
         if os.fstat(fd).st_size > LARGEST_SAID:
             os.ftruncate(fd, 0)
         return fd
+
+
+def _warning(job: Job, text: str) -> Event:
+    return Event(job.id, time.time(), "afterwards", {"why": text})
 
 
 def command_text(job: Job) -> str:

@@ -224,9 +224,10 @@ class Daemon:
         try:
             self.outage.step(now)
             self._observe(now)
-            self.outage.over()
+            self.outage.decided()
             for part in self.parts:
                 part.step(now)
+            self.outage.over()
         except StoreTrouble as error:
             self.outage.begin(error)
         except sqlite3.Error as error:

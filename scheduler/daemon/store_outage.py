@@ -55,9 +55,12 @@ class StoreOutage:
             self._retry()
             self._until = 0.0
 
-    def over(self) -> None:
-        """End the outage after a pass that did not fail. If an error was logged, log that the outage is over."""
+    def decided(self) -> None:
+        """Note that the decisions of a pass are recorded: requests are carried out, even if a part fails afterwards."""
         self._tries = 0
+
+    def over(self) -> None:
+        """End the outage after a pass without an error. If an error was logged, log that the outage is over."""
         if self.error is not None:
             text = "the scheduler works again" if self.error.code == DEFECT else "the store can be used again"
             self._context.say(text, 20, kind="store")

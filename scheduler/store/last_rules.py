@@ -23,6 +23,5 @@ def last_rules(connection: sqlite3.Connection) -> Rules:
     return Rules(
         starts=settings.get("max_assign_attempts", 0),
         oom_retries=settings.get("oom_retries", 0),
-        by_memory=bool(settings.get("min_free_mem_mb")),
         most_mib=most_mib,
     )

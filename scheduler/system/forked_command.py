@@ -25,7 +25,8 @@ def need_own_process(*, stays: bool = True) -> None:
 
     A fork has no terminal of its own, and ends together with the warm process. So a command calls this function
     before it asks a question, waits for a long time, replaces itself with another program, or starts a process that
-    outlives it. The command must not have printed anything before, and must give the same result when it runs again.
+    outlives it. The command must not have printed anything nor run a user's command before (so it calls this function before
+    `state_file_for`, which may print a note), and must give the same result when it runs again.
     ``stays``: False leaves `ForkedCommand.stays` unchanged.
     """
     ForkedCommand.stays = ForkedCommand.stays or stays

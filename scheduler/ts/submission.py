@@ -38,6 +38,8 @@ def queue(spooler: Spooler, typed: Typed) -> int:
     waits for the job and returns the job's exit code.
     """
     options = typed.options
+    if "f" in options or spooler.environ.get("TS_ENV"):
+        need_own_process()  # before TS_ENV is run: its commands must not run twice, also if the queue is full
     spec = _spec(spooler, typed)
     client = spooler.client
     if spec.on or spec.gpus != "0" or spec.slots > 1:  # only a started daemon knows whether the job can ever run

@@ -192,7 +192,9 @@ def _found_in(log: LogWindow, word: str, most: int) -> Part:
         begins = data.find(b"\n") + 1 if start > first else 0
         if begins < len(data):
             start, data = start + begins, data[begins:]
-        lines = data.count(b"\n") + (end == log.size and not data.endswith(b"\n"))
+        lines = data.count(b"\n")
+        if end == log.size:  # bytes after the last line end that show nothing (a colour, a carriage return) are no line
+            lines += len(Folder(longest=LONGEST_LINE).feed(data[data.rfind(b"\n") + 1 :], last=True))
         if time.monotonic() > deadline:
             first, cut = end, True
             break

@@ -69,16 +69,12 @@ def test_out_of_gpu_memory_is_run_again_with_twice_the_share(need: str, again: s
 
 
 def test_a_job_that_books_memory_books_twice_as_much_at_most_all_there_is() -> None:
-    rules = Rules(oom_retries=2, by_memory=True, most_mib=lambda job: 10_000)
+    """A job books memory if its need is the smallest share and it requests memory, whatever the setting is now."""
+    rules = Rules(oom_retries=2, most_mib=lambda job: 10_000)
     for before, after in ((3_000, 6_000), (6_000, 10_000)):
         ending = after_run(ran(1, need="0.001", vram_mib=before, log_finding=OOM), rules)
         assert (ending.how, ending.vram_mib, ending.need) == (M.RETRY_SCHEDULED, after, None)
     assert after_run(ran(1, need="0.001", vram_mib=10_000, log_finding=OOM), rules).how is M.FAILED
-
-
-def test_a_share_of_a_thousandth_is_a_share_where_jobs_book_shares() -> None:
-    """If jobs book shares, a need of 0.001 is a share, even if the job also requests memory in MiB."""
-    assert after_run(ran(1, need="0.001", vram_mib=10, log_finding=OOM), DAEMON).need == ResourceRequest(1, 2)
 
 
 def test_what_ended_with_0_has_not_failed_whatever_its_log_says() -> None:

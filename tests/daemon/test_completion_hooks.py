@@ -1,9 +1,11 @@
-"""Tests of completion hooks when the store cannot record that they were started."""
+"""Tests of completion hooks when the store cannot record them, or when one of them cannot be started."""
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +23,46 @@ from scheduler.store.paths import Places
 NOW = Now(1.0, 1.0)
 
 
+class Hooks(CompletionHooks):
+    """Completion hooks of jobs in a store in a temporary folder. ``said``: the warnings that were logged."""
+
+    def __init__(self, folder: Path) -> None:
+        self.said: list[str] = []
+        db = Database(Places(str(folder / "state.json")))
+        super().__init__(
+            db, db.places, {"PATH": str(folder)}, str(folder), lambda text, _level, _job: self.said.append(text)
+        )
+
+    def ended(self, program: str, *, begun: bool = False) -> int:
+        """Store an ended job with a program as its on_finish, and return its id. ``begun``: the program was started."""
+        spec = JobSpec(arguments=("true",), source="submit", on_finish=program, cwd=self.folder)
+        with self.db.writing() as connection:
+            job = rows.insert(connection, spec, ResourceRequest(0, 0), "", (), 1.0)
+            job.state, job.attempt, job.finished_at, job.exit_code = JobState.DONE, 1, 2.0, 0
+            rows.save(connection, [job])
+            rows.note_calls(connection, [job.id])
+            if begun:
+                rows.begin_call(connection, job.id, 3.0)
+        return job.id
+
+    def warned(self) -> list[int]:
+        """Return the ids of the jobs with a warning in their event history."""
+        found = self.db.connection.execute("SELECT job FROM events WHERE kind='afterwards' ORDER BY job")
+        return [job for (job,) in found]
+
+
+@pytest.fixture
+def hooks(tmp_path: Path) -> Iterator[Hooks]:
+    made = Hooks(tmp_path)
+    yield made
+    made.db.close()
+
+
 def test_a_hook_that_was_started_is_recorded_when_the_store_can_be_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hooks: Hooks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hook whose start could not be recorded is recorded later: it is not started again, and its warning is kept."""
-    db = Database(Places(str(tmp_path / "state.json")))
-    spec = JobSpec(arguments=("true",), source="submit", on_finish="no-such-program")
-    with db.writing() as connection:
-        job = rows.insert(connection, replace(spec, cwd=str(tmp_path)), ResourceRequest(0, 0), "", (), 1.0)
-        job.state, job.attempt, job.finished_at, job.exit_code = JobState.DONE, 1, 2.0, 0
-        rows.save(connection, [job])
-        rows.note_calls(connection, [job.id])
-    said: list[str] = []
-
-    def say(text: str, _level: int, _job: Job) -> None:
-        said.append(text)
-
-    hooks = CompletionHooks(db, db.places, {"PATH": str(tmp_path)}, str(tmp_path), say)
+    job = hooks.ended("no-such-program")
     strike, calls = rows.strike_calls, [0]
 
     def full_disk(connection: sqlite3.Connection, numbers: Any) -> None:
@@ -51,7 +76,56 @@ def test_a_hook_that_was_started_is_recorded_when_the_store_can_be_written_again
         hooks.step(NOW)
     assert hooks.due() == 0.0
     hooks.step(NOW)
-    assert hooks.due() == NEVER and rows.calls(db.connection) == []
-    events = db.connection.execute("SELECT count(*) FROM events WHERE kind='afterwards'").fetchone()
-    assert events == (1,) and len(said) == 1, said
-    db.close()
+    assert hooks.due() == NEVER and rows.calls(hooks.db.connection) == []
+    assert hooks.warned() == [job] and len(hooks.said) == 1, hooks.said
+
+
+def test_a_hook_that_raises_does_not_drop_the_hooks_of_other_jobs(
+    hooks: Hooks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the start of one hook raises an unexpected error, the next step starts the remaining hooks."""
+    jobs = [hooks.ended(program) for program in ("broken", "no-such-program")]
+    usual = CompletionHooks._call
+
+    def call(self: CompletionHooks, job: Job) -> None:
+        if job.spec.on_finish == "broken":
+            raise KeyError("defect")
+        usual(self, job)
+
+    monkeypatch.setattr(CompletionHooks, "_call", call)
+    with pytest.raises(KeyError):
+        hooks.step(NOW)
+    assert hooks.due() == 0.0
+    hooks.step(NOW)
+    assert hooks.warned() == jobs[1:] and rows.calls(hooks.db.connection) == [] and hooks.due() == NEVER
+
+
+def test_a_hook_without_free_descriptors_gets_a_warning(hooks: Hooks, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = hooks.ended("/bin/true")
+
+    def full(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "open", full)
+    hooks.step(NOW)
+    monkeypatch.undo()
+    assert hooks.warned() == [job] and "Too many open files" in hooks.said[0]
+
+
+def test_the_warning_about_a_hook_of_a_killed_scheduler_is_not_lost(
+    hooks: Hooks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The warning is recorded together with the deletion of the hook's record: neither happens without the other."""
+    job = hooks.ended("/bin/true", begun=True)
+
+    def full_disk(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as full:
+        full.setattr(rows, "write_events", full_disk)
+        with pytest.raises((StoreTrouble, sqlite3.Error)):
+            hooks.step(NOW)
+    assert rows.calls(hooks.db.connection) != [] and hooks.said == []
+    hooks.step(NOW)
+    assert hooks.warned() == [job] and rows.calls(hooks.db.connection) == []
+    assert len(hooks.said) == 1 and "was killed" in hooks.said[0]

@@ -82,3 +82,34 @@ def test_an_outage_of_a_whole_night_does_not_end_the_daemon(daemon: Daemon, monk
             daemon.tick()
     daemon.tick()
     assert not daemon.outage.lasts
+
+
+def test_a_part_that_fails_after_each_pass_is_reported_once(
+    daemon: Daemon, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a part of the daemon fails after each pass, the error is logged once, and requests are not refused."""
+
+    class Failing:
+        fails = True
+
+        def step(self, _now: object) -> None:
+            if self.fails:
+                raise OSError(errno.ENOSPC, "No space left on device", "/x/list")
+
+        def due(self) -> float:
+            return 0.0
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(Daemon, "_observe", lambda _daemon, _now: None)
+    part = Failing()
+    daemon.parts.append(part)
+    for _ in range(5):
+        daemon.tick()
+        assert daemon.outage.lasts and not daemon.outage.refuses
+        daemon.outage._until = 1e-9  # the next try is due
+    assert len(told) == 1 and "/x/list: cannot be written" in told[0]
+    part.fails = False
+    daemon.tick()
+    assert told[1:] == ["the store can be used again"]

@@ -62,6 +62,42 @@ def test_a_forked_command_prints_and_returns_what_an_ordinary_one_does(shared: C
     assert (one.returncode, one.stdout, one.stderr) == (other.returncode, other.stdout, other.stderr)
 
 
+@pytest.mark.parametrize("words", [["wait", "1"], ["logs", "-f", "1"], ["status", "--watch"], ["submit", "-f", "true"]])
+def test_a_command_that_leaves_the_fork_prints_its_notes_once(shared: Caller, words: list[str]) -> None:
+    """A command that runs again in the process of its caller prints no note twice, here that of an unreadable file."""
+    folder = shared.folder / "unreadable"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text("a: [")
+    if not (folder / "gpu_scheduler_state.json").exists():
+        shared.run("submit", "true", cwd=folder)
+    with (folder / "errors").open("wb") as errors:
+        process = shared.begin(*words, cwd=folder, stdout=subprocess.DEVNULL, stderr=errors)
+    if words[0] in ("status", "submit"):  # they go on until Ctrl-C
+        wait_for(lambda: "no scheduler is running" in (folder / "errors").read_text(), "the note")
+        process.send_signal(signal.SIGINT)
+    process.wait(60)
+    notes = (folder / "errors").read_text().splitlines()
+    assert "continuing without that file" in notes[0]
+    assert len(set(notes)) == len(notes)
+
+
+@pytest.mark.parametrize(
+    "words", [["submit", "-f", "--info-command", "echo once >> ran", "true"], ["ts", "-f", "true"]]
+)
+def test_a_command_that_leaves_the_fork_runs_its_info_command_once(caller: Caller, words: list[str]) -> None:
+    caller.warm()
+    caller.run("ts", "true")  # starts the server; to start it, `ts` leaves the fork at its beginning
+    ran = caller.folder / "ran"
+    ran.unlink(missing_ok=True)
+    process = caller.begin(*words, env={**caller.environ, "TS_ENV": "echo once >> ran"})
+    assert process.stdout is not None
+    if words[0] == "submit":
+        process.stdout.readline()  # the job's id
+        process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert ran.read_text() == "once\n"
+
+
 def test_completions_come_from_the_warm_process_too(shared: Caller) -> None:
     environ = {**shared.environ, "_GPUJOB_COMPLETE": "complete_bash", "COMP_WORDS": "gpujob\nsta", "COMP_CWORD": "1"}
     assert shared.run(env=environ).stdout == shared.ordinary(env=environ).stdout != b""

@@ -157,6 +157,16 @@ def test_find_returns_numbered_lines(page: Page) -> None:
         assert page.get(f"/api/jobs/{number}/log{query}").status == 400
 
 
+@pytest.mark.parametrize("end", [b"", b"\x1b[0m", b"\r", b"unfinished"])
+def test_line_numbers_are_right_whatever_follows_the_last_line_end(page: Page, end: bytes) -> None:
+    """Bytes after the last line end that show nothing are no line. The number of a found line does not count them."""
+    number, log = ended(page)
+    log.write_bytes(b"one\nneedle\nthree\n" + end)
+    assert get(page, number, "?find=needle").text == "2:needle\n"
+    log.write_bytes(b"needle\n" + b"x" * 99 + b"\n" + b"x\n" * (1 << 20) + end)  # the word is not in the last block
+    assert get(page, number, "?find=needle").text == "1:needle\n"
+
+
 def test_k15_a_word_is_found_in_a_log_full_of_colours(page: Page) -> None:
     """K15: A word split by an escape sequence is found among 5 MB of escape sequences, within the time limit."""
     number, log = ended(page)
