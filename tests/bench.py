@@ -108,7 +108,7 @@ class Bench:
         return str(self.folder / "attempts" / f"{number}.{attempt}")
 
     def orphan(self, runner: Any) -> None:
-        """Close this runner. As far as one process can simulate it, the effect is that of a killed daemon."""
+        """Close this runner, as a simulation of a killed daemon within one process."""
         runner.close()
 
     def close(self) -> None:

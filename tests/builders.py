@@ -28,7 +28,7 @@ OOM = Failure("oom", "torch.OutOfMemoryError: CUDA out of memory.", "")
 
 
 def examples(number: int) -> settings:
-    """Return settings for an expensive property: ``number`` examples where other properties have 100."""
+    """Return settings for an expensive property test: ``number`` examples where other tests run 100."""
     return settings(max_examples=number * settings().max_examples // 100)
 
 
@@ -79,8 +79,8 @@ def a_kind(need: str = "1", allowed: Iterable[int] | None = None, vram_mib: int 
 class Play:
     """A scheduler state and a simulated store. Each `tell` is one pass.
 
-    As in the daemon, a row that is read gives a copy of the job as earlier passes have recorded it, without changes of
-    the current pass. Only for a job that arrives in the current pass, it gives the same object.
+    As in the daemon, reading a job from the store returns a copy of the job. The copy shows the job after the last
+    recorded pass, without the changes of the current pass. A job that arrives in the current pass is not copied.
 
     ``rows``: id → job in the store; ``started``: ids of started jobs; ``journal``: (job, kind) of all events.
     """

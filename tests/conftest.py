@@ -55,7 +55,10 @@ STORY_FOLDERS = ("tests/stories/", "tests/web/", "tests/breaking/")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Mark the stories, let pytest select by marks, and start tests that wait long early, beside other tests."""
+    """Mark the stories, let pytest select the tests by their marks, and change the order of the selected tests.
+
+    Tests that wait long come first on the last worker, so that they run beside the other tests.
+    """
     for item in items:
         if hypothesis.is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker("long_form")
@@ -73,7 +76,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Enable the garbage collector for what the tests create."""
+    """Enable the garbage collector after the collection of the tests. Objects that exist by then are never examined."""
     gc.freeze()
     gc.enable()
 

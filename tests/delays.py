@@ -1,9 +1,9 @@
 """Runs the stories with a copy of the program that has random delays, to find tests and code that depend on timing.
 
-``make delays`` (``python -m tests.delays [PYTEST ARGUMENT…]``), about 12 minutes. A delay of some 10 to 100 ms is put at
-every crash point, before each pass of the daemon, before its log is written and before the state file is written, and
-the tests check their conditions more often. A story that fails here either asserts something that the program does only
-after the event that the test waited for, or produces an order of events that the program does not handle.
+``make delays`` (``python -m tests.delays [PYTEST ARGUMENT…]``) takes about 12 minutes. The copy has a delay of some 10
+to 100 ms at each crash point, before each pass of the daemon, and before it writes its log or the state file. The tests
+check their conditions more often. If a story fails here, there are two possible causes: the story checks something that
+the program does only after the event that the story has waited for, or the program does not handle an order of events.
 """
 
 from __future__ import annotations

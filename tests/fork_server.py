@@ -93,7 +93,7 @@ def serve(listener_fd: int) -> None:
 
 
 def _tell_ends(waiting: dict[int, socket.socket]) -> None:
-    """Reap the children that have ended, and answer their exit codes."""
+    """Reap the children that have ended, and send their exit codes to the clients."""
     while waiting:
         child, status = os.waitpid(-1, os.WNOHANG)
         if not child:
@@ -227,10 +227,10 @@ class ForkedProcess:
 
 
 class _Server:
-    """A running fork server; it ends with this process.
+    """A running fork server. It ends when this process ends.
 
-    From the environment of its first command it gets only ``variables``: others, such as a crash point, would affect
-    later commands.
+    Its environment is that of this process and ``variables``. Other variables of its first command, such as a crash
+    point, would affect later commands.
     """
 
     def __init__(self, variables: frozenset[tuple[str, str]]) -> None:

@@ -1,7 +1,7 @@
-"""Ten plausible bugs, planted one after another in a copy of the program: the tests must catch each of them.
+"""Ten plausible bugs, which are put one after another into a copy of the program: the tests must catch each of them.
 
-``make planted`` (``python -m tests.planted [NAME…]``). The result is written to planted.md beside this file;
-`test_planted.py` checks that each bug can still be planted, and that the result names all of them as caught.
+``make planted`` (``python -m tests.planted [NAME…]``) writes the result to planted.md beside this file.
+`test_planted.py` checks that each bug can still be planted, and that planted.md records each bug as caught.
 """
 
 from __future__ import annotations
@@ -192,7 +192,10 @@ def copy_to(folder: Path) -> None:
 
 
 def caught_by(bug: Bug) -> tuple[str, float]:
-    """Return the first test that fails with the bug in place (empty if none does), and the seconds until then."""
+    """Return the first test that fails with this bug, and the seconds until it failed.
+
+    The name is empty if no test fails.
+    """
     with tempfile.TemporaryDirectory(prefix="planted-") as made:
         folder = Path(made) / "copy"
         copy_to(folder)
@@ -210,7 +213,10 @@ def caught_by(bug: Bug) -> tuple[str, float]:
 
 
 def main(words: list[str]) -> int:
-    """Plant each bug, or those that are named; return 1 if one is not caught. An unknown name exits with 2."""
+    """Plant the bugs that ``words`` name, or all bugs; return 1 if a bug is not caught.
+
+    Exit with 2 for an unknown name.
+    """
     reader = argparse.ArgumentParser(prog="python -m tests.planted", description=main.__doc__)
     names = [bug.name for bug in BUGS]
     reader.add_argument("names", nargs="*", metavar="NAME", help=f"one of: {', '.join(names)}")

@@ -89,7 +89,10 @@ def listed(environ: Mapping[str, str]) -> str:
 
 
 def tell(environ: Mapping[str, str], session: str, *words: str) -> None:
-    """Send a command to a session. ``session``: PID.NAME, since a name alone may be the beginning of another name."""
+    """Send a command to a session.
+
+    ``session``: PID.NAME, because screen also takes a NAME for one that begins with it.
+    """
     number, dot, _ = session.partition(".")
     assert dot and number.isdigit(), session
     done = subprocess.run(
@@ -176,7 +179,10 @@ class Terminal:
         return self.code
 
     def close(self) -> None:
-        """Close the terminal and wait for the command, which gets SIGHUP; after ``LIMIT_S`` seconds kill it."""
+        """Close the terminal, so that its command gets SIGHUP, and wait for the command's end.
+
+        Kill it after ``LIMIT_S`` seconds.
+        """
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

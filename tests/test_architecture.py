@@ -1,4 +1,4 @@
-"""Checks of the architecture: packages import only packages below them, core is pure, certain calls are never made."""
+"""Checks of the architecture: imports between packages, no side effects in `core`, and calls that no file may make."""
 
 from __future__ import annotations
 
@@ -171,7 +171,10 @@ def find_circle(arrows: dict[str, set[str]]) -> list[str]:
 
 
 def each_file(paths: list[Path] = FILES) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
-    """Return a decorator that makes one test of a check of one file; the test's failure names all failing files."""
+    """Return a decorator that turns a check of one file into one test of all files.
+
+    A failure names each failing file.
+    """
 
     def made(check: Callable[[Path], None]) -> Callable[[], None]:
         def test() -> None:

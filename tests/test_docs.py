@@ -36,7 +36,7 @@ def verbs() -> set[str]:
 
 
 def test_the_example_config_names_every_key_with_its_default(tmp_path: Path) -> None:
-    """config.example.yaml sets nothing; without the `#` before its keys it sets every key to its default."""
+    """config.example.yaml sets nothing. If the `#` before each key is removed, it sets each key to its default."""
     text = (ROOT / "config.example.yaml").read_text()
     path = tmp_path / "config.yaml"
     path.write_text(text)
@@ -116,7 +116,7 @@ def test_every_row_of_the_fault_list_has_tests_that_exist() -> None:
 
 
 def test_every_test_that_carries_a_row_stands_in_it() -> None:
-    """docs/acceptance.md names in each row all tests that have the row's id in their names."""
+    """If a test has the id of a row of docs/acceptance.md in its name, this row names the test."""
     rows = dict(re.findall(r"^\| ([A-K]\d\d|S\d+) \| (.*) \|$", (ROOT / "docs/acceptance.md").read_text(), re.M))
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for name in re.findall(r"^def (test_\w+)\(", path.read_text(), re.M):
@@ -127,7 +127,10 @@ def test_every_test_that_carries_a_row_stands_in_it() -> None:
 
 
 def test_every_test_that_a_document_names_exists() -> None:
-    """Each `test_…` in a document is the name of a test, or of a test file; `test_h02_…` is the beginning of a name."""
+    """Each `test_…` in a document is the name of a test or of a test file.
+
+    `test_h02_…` with "…" is the beginning of one.
+    """
     paths = list((ROOT / "tests").rglob("test_*.py"))
     names = {path.stem for path in paths}
     names |= {name for path in paths for name in re.findall(r"^ *(?:async )?def (test_\w+)\(", path.read_text(), re.M)}

@@ -33,7 +33,7 @@ def test_the_delays_have_their_places() -> None:
 
 @pytest.mark.parametrize("module", ["tests.soak", "tests.planted"])
 def test_the_tools_explain_themselves_where_pytest_is_not_installed(module: str) -> None:
-    """Without pytest the tools print their help, and an unknown name is an error instead of an empty run."""
+    """Without pytest, the tools print their help. An unknown name is an error, not a run without tests."""
     without = "import runpy, sys; sys.modules['pytest'] = None; sys.argv = sys.argv[1:]; runpy.run_module(sys.argv[0], run_name='__main__')"
 
     def run(word: str) -> subprocess.CompletedProcess[str]:

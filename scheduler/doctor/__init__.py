@@ -1,1 +1,1 @@
-"""Checks of this machine and of the state folder: findings, each with one fix."""
+"""Checks of this machine and of the state folder. A finding of a problem proposes at most one command as the fix."""

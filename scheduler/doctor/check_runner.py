@@ -14,14 +14,18 @@ IN_TURN_S = 2.0  # seconds for a check that runs without a thread
 
 
 class _Late(BaseException):
-    """Raised in a check by its time limit. A BaseException, so that no ``except Exception`` of the check catches it."""
+    """Raised inside a check when its time limit has passed.
+
+    It is a BaseException, so that no ``except Exception`` in the check catches it.
+    """
 
 
 class Running:
     """A check that runs in its own thread and always has findings, even if it raises or hangs.
 
     If no thread can be started (a limit on processes or memory), the check runs in the constructor, and SIGALRM
-    interrupts it after `IN_TURN_S` seconds. Only a disk access that cannot be interrupted then delays the other checks.
+    interrupts it after `IN_TURN_S` seconds. Only a disk access that no signal can interrupt then delays the other
+    checks for longer.
     """
 
     def __init__(self, check: str, what: str, look: Callable[[], list[Finding]]) -> None:
@@ -69,7 +73,10 @@ class Running:
             self._thread.join(max(0.0, until - time.monotonic()))
 
     def result(self, until: float) -> list[Finding]:
-        """Return the findings; one marked UNKNOWN if the check has not ended by ``until`` (monotonic seconds)."""
+        """Wait for the end of the check and return its findings.
+
+        If the check has not ended at ``until`` (monotonic seconds), return one finding, marked UNKNOWN.
+        """
         self.wait(until)
         return (
             [not_determined(self.check, self._what, "no answer within the time limit")]
@@ -81,8 +88,8 @@ class Running:
 def crowded(processes: tuple[int, int], memory: tuple[int, int]) -> Finding:
     """Return the finding that no thread could be started.
 
-    ``processes``, ``memory``: (soft limit, hard limit) on the number of this user's processes, and on the bytes of
-    memory of a process; -1: no limit.
+    ``processes``: (soft limit, hard limit) on the number of this user's processes; ``memory``: the same for the bytes
+    of memory of one process; -1: no limit.
     """
     limits = [f"{processes[0]} processes and threads at most (ulimit -u)"] if processes[0] >= 0 else []
     limits += [f"{memory[0] >> 10} KiB of memory at most (ulimit -v)"] if memory[0] >= 0 else []

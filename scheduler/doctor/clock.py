@@ -31,7 +31,10 @@ class ClockSeen:
 
 
 def judge(seen: ClockSeen, who: DoctorUser) -> Finding:
-    """Return the finding on the clock. Time limits and back-off are not affected: they use the monotonic clock."""
+    """Return the finding on the clock.
+
+    A wrong clock does not change time limits and back-off, because they use the monotonic clock.
+    """
     mend = who.root("timedatectl set-ntp true") if seen.timedated else who.install("chrony")
     if seen.year < FIRST_YEAR:
         wrong = "times and log names are wrong, and logs look old to keep_logs once the clock is right"

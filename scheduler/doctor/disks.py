@@ -21,7 +21,7 @@ FULL_MIB, NEARLY_FULL_MIB, FEWEST_INODES = 16, 1024, 64
 
 @dataclass(frozen=True, slots=True)
 class FolderSeen:
-    """A folder to which the scheduler writes, or the nearest existing folder above it."""
+    """The state of a folder to which the scheduler writes, or of the nearest existing folder above it."""
 
     check: str
     path: str
@@ -38,7 +38,11 @@ class FolderSeen:
 
 
 def judge(seen: FolderSeen, who: DoctorUser) -> Finding:
-    """Return the finding on a folder: whether it can be written, keeps its files, keeps them private, and has space."""
+    """Return the finding on a folder.
+
+    The folder must be writable and have space. Its file system must store owners and modes, and should be local and
+    keep its files over a restart of the machine.
+    """
     system = seen.system
     free = [] if seen.free_mib is None else [f"{mib_text(seen.free_mib)} free"]
     told = ", ".join([seen.path, *([system.name] if system else []), *free])
@@ -79,7 +83,11 @@ def judge(seen: FolderSeen, who: DoctorUser) -> Finding:
 
 
 def look(check: str, path: str, system: FileSystem | None, owner: str, again: str) -> FolderSeen:
-    """Examine a folder and its disk. ``owner``: name of the folder's owner, if it is another user."""
+    """Examine the folder ``path`` and its disk.
+
+    ``check``: name of the check; ``system``: file system of the folder, None if unknown; ``owner``: name of the
+    folder's owner, empty if this user owns it; ``again``: command that repeats this examination.
+    """
     try:
         space = os.statvfs(path)
     except PermissionError:
@@ -151,8 +159,9 @@ def check_log_folder(exam: Examination) -> list[Finding]:
 def _move(exam: Examination) -> str:
     """Return the next command for moving the scheduler to a local disk; empty if there is no such command.
 
-    Each run of `gpujob doctor` proposes one step: end the running scheduler; start it to settle the jobs that ran; move
-    the files; or, if there are none yet, start the scheduler on the local disk.
+    Each run of `gpujob doctor` proposes one step. If the scheduler runs: end it. If no scheduler runs and the store
+    still shows running jobs: start it, so that it settles them. Otherwise move the files, or, if there are no files
+    yet, start the scheduler on the local disk.
     """
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", exam.who.name)
     there = f"/var/tmp/gpujob-{name}"  # noqa: S108  the proposed mkdir fails if this folder exists

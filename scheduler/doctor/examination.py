@@ -26,7 +26,7 @@ ANSWER_S = 5.0  # seconds for the store, and for external programs
 
 @dataclass(frozen=True, slots=True)
 class StoreSeen:
-    """Results of the examination of the store, which writes nothing."""
+    """Results of the examination of the store. The examination writes nothing."""
 
     there: bool = False
     jobs: int = 0
@@ -57,8 +57,8 @@ class StateDirSeen:
 class Examination:
     """One run of `gpujob doctor`: the input of all checks, and the results that later checks use.
 
-    ``errors``: mistakes in the settings; if there are any, ``config`` holds only defaults. ``suffix``: options with
-    which a proposed command addresses this scheduler.
+    ``errors``: mistakes in the settings; if there are any, ``config`` holds only defaults. ``suffix``: options that a
+    proposed command needs to address this scheduler.
     """
 
     def __init__(
@@ -106,7 +106,10 @@ class Examination:
 
     @property
     def others(self) -> bool:
-        """Whether another user owns the scheduler. Then root must create no files there; others can change nothing."""
+        """Whether another user than this one owns the scheduler.
+
+        In this case root must not create files in the state folder; any other user cannot change anything there.
+        """
         return self.owner != self.who.uid
 
     @property
@@ -135,12 +138,15 @@ class Examination:
 
     @property
     def apart(self) -> str:
-        """The command that starts the scheduler, without options for GPUs; empty if the start would be refused."""
+        """The command that starts the scheduler, without options for GPUs; empty if a start would be refused."""
         return f"{self.sudo}gpujob start --detach{self.suffix}" if self.may_start else ""
 
     @property
     def start(self) -> str:
-        """The command that starts the scheduler. It repeats the GPUs that only an earlier command line declared."""
+        """The command that starts the scheduler; empty if a start would be refused.
+
+        If an earlier command line declared the GPUs, and no setting does, the command declares the same GPUs.
+        """
         ids = sorted(gpu.index for gpu in self.dir_seen.gpus)
         if (
             not self.apart

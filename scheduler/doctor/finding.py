@@ -70,12 +70,15 @@ def worst(findings: Iterable[Finding]) -> Mark:
 
 
 def many(names: Sequence[str], number: int) -> str:
-    """Return a text such as ``NAME and 3 more``, with the first name. ``number``: the number of all names."""
+    """Return the first of ``names`` and how many more there are, such as ``NAME and 3 more``.
+
+    ``number``: the total number; ``names`` may contain only some of the names.
+    """
     return names[0] if number == 1 else f"{names[0]} and {number - 1} more"
 
 
 def status_of(path: str) -> os.stat_result | None:
-    """Return the status of a path without following a link; None if it does not exist or may not be read."""
+    """Return the status of ``path`` (of the link itself, if it is a link); None if it cannot be examined."""
     try:
         return os.lstat(path)
     except OSError:
@@ -83,7 +86,10 @@ def status_of(path: str) -> os.stat_result | None:
 
 
 def owner_of(path: str) -> str:
-    """Return the name of the owner of a path, or of the nearest folder above that can be examined; empty if unknown."""
+    """Return the name of the owner of ``path``; empty if ``path`` does not exist.
+
+    If this user may not examine ``path``, return the owner of the nearest folder above that can be examined.
+    """
     while True:
         try:
             return name_of(os.stat(path).st_uid)

@@ -26,7 +26,7 @@ RELOAD = "sh -c 'modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia && modp
 
 @dataclass(frozen=True, slots=True)
 class DriverSeen:
-    """The answer of the GPU driver, and the data for advice on it."""
+    """The answer of the GPU driver, and the facts that decide which command is proposed."""
 
     way: str = ""  # how the driver answered: nvml, smi; empty: it did not
     problem: str = ""  # the errors of nvml and smi, if both failed
@@ -133,7 +133,11 @@ def _gpu(reading: GpuSnapshot, dead: Set[int] | None, who: DoctorUser) -> Findin
 
 
 def ghost(reading: GpuSnapshot, dead: Set[int] | None, check: str, reset: str) -> Finding | None:
-    """Return a finding if memory in use belongs to no living process (driver and display excepted); else None."""
+    """Return a finding if GPU memory is in use that belongs to no living process, else None.
+
+    An amount that the driver and a display may use themselves is allowed. If the owners of the memory cannot be
+    determined, the finding is marked UNKNOWN. ``dead``: see `judge_gpus`; ``reset``: command that resets the GPU.
+    """
     used, total = reading.memory_used_mib, reading.memory_total_mib
     if used is None or not total:
         return not_determined(check, "how much of its memory is in use")
@@ -164,7 +168,10 @@ def ghost(reading: GpuSnapshot, dead: Set[int] | None, check: str, reset: str) -
 
 
 def dead(pids: Set[int]) -> set[int] | None:
-    """Return the pids of the driver that no process has; None in a container, where processes have other pids."""
+    """Return those of ``pids``, which the driver reports, that belong to no existing process.
+
+    Return None in a container: there the same process has another pid than the driver reports.
+    """
     try:
         if os.readlink("/proc/self/ns/pid") != WHOLE_MACHINE:
             return None

@@ -68,7 +68,11 @@ def _least(one: int | None, other: int | None) -> int | None:
 
 
 def _raise(what: str, machine: int | None, space: int | None, who: DoctorUser) -> str:
-    """Return the command that raises the lower of the two limits, which differ only in containers."""
+    """Return the command that raises the limit on ``what`` ("instances" or "watches").
+
+    ``machine``: limit of the machine; ``space``: limit of this user namespace. The command raises the lower of the two;
+    they differ only in containers.
+    """
     name = f"fs.inotify.max_user_{what}"
     if space is not None and (machine is None or space < machine):
         name = f"user.max_inotify_{what}"
@@ -99,7 +103,7 @@ def look(folder: str, setting: str) -> InotifySeen:
 
 
 def _inotify_used() -> int | None:
-    """Return the number of inotify instances in this user's processes."""
+    """Return how many inotify instances this user's processes have."""
     number = 0
     me = os.getuid()
     for name in os.listdir("/proc"):

@@ -31,8 +31,9 @@ def judge(
     """Return the finding on a config, jobs file, commands file or model table.
 
     ``error``: why the scheduler does not read the file, or None. ``there``: whether the file exists. ``device``:
-    whether it is a device, which no proposed command may move. ``owner``: user id of the scheduler's owner, None if
-    the owner runs `gpujob doctor`; ``again``: the command with which the owner repeats the check.
+    whether the path is a device, or a link that leads to no regular file; no command that moves it away is then
+    proposed. ``owner``: user id of the scheduler's owner, None if the owner runs `gpujob doctor`; ``again``: the
+    command with which the owner repeats the check.
     """
     if error is None:
         return good(check, path if there else f"{path}, does not exist yet")
@@ -64,7 +65,7 @@ def judge(
 
 
 def judged_file(exam: Examination, check: str, path: str, error: SchedulerError | None, there: bool) -> Finding:
-    """Return the finding on a file that people write, as far as this user can examine it."""
+    """Return the finding on a file that people write. ``error``, ``there``: see `judge`."""
     status = status_of(path)
     device = status is not None and (stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode))
     if os.path.islink(path):
@@ -100,7 +101,10 @@ def check_inputs(exam: Examination) -> list[Finding]:
 
 
 def _trouble(look: Callable[[], object], path: str) -> tuple[SchedulerError | None, bool]:
-    """Return the error of a file that people write (None: no error), and whether it exists. ``look`` reads the file."""
+    """Return why a file that people write cannot be read (None: it can be read), and whether it exists.
+
+    A missing file gives (None, False). ``look``: reads the file; raises OSError or SchedulerError.
+    """
     try:
         os.stat(path)
     except FileNotFoundError:

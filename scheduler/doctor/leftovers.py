@@ -107,7 +107,10 @@ def check_leftovers(exam: Examination) -> list[Finding]:
 
 
 def _processes(exam: Examination) -> list[Leftover]:
-    """Return the leftover processes. Looks twice, 0.2 s apart, to leave out processes that are just ending."""
+    """Return the leftover processes that still live 0.2 s after they were found.
+
+    The wait leaves out processes that are just ending.
+    """
     known = {(job.id, job.attempt) for job in exam.dir_seen.in_hand or ()}
     left = {
         process: key

@@ -25,7 +25,7 @@ class Place(enum.Enum):
 
 
 def place_of(cgroups: str) -> tuple[Place, str]:
-    """Return a process's place and service unit (empty if none) according to the text of /proc/PID/cgroup."""
+    """Return the place and the service unit (empty: none) of a process. ``cgroups``: text of /proc/PID/cgroup."""
     paths = dict(line.split(":", 2)[1:] for line in cgroups.splitlines() if line.count(":") >= 2)
     path = max((paths.get("name=systemd", ""), paths.get("", "")), key=len)
     parts = [part for part in path.split("/") if part]
@@ -96,7 +96,10 @@ def judge(seen: LoginSeen, who: DoctorUser) -> Finding:
 
 
 def _of_service(seen: LoginSeen, who: DoctorUser, what: str) -> Finding | None:
-    """Return the finding on the systemd service of the process; None if jobs survive when that service is stopped."""
+    """Return the finding on the systemd service of the process; None if jobs survive a stop of that service.
+
+    ``what``: name of the process in the finding.
+    """
     unit = seen.unit
     if not seen.kill_mode:
         return not_determined(
@@ -116,7 +119,11 @@ def _of_service(seen: LoginSeen, who: DoctorUser, what: str) -> Finding | None:
 
 
 def look(programs: Programs, pid: int | None, start: str) -> LoginSeen:
-    """Collect the facts on process ``pid``; None: on this process, from which a scheduler would be started."""
+    """Collect the facts on the process ``pid`` of the scheduler.
+
+    ``pid`` None: no scheduler runs. Then collect them on this process, because a scheduler started from the same login
+    would have the same place. ``start``: command that starts the scheduler.
+    """
     place, unit = place_of(text_of(f"/proc/{pid or os.getpid()}/cgroup"))
     answer = programs.manager.answer(programs.until)
     said = assignments(answer[1]) if answer and answer[0] == 0 else {}
@@ -151,7 +158,11 @@ def _lingers(programs: Programs) -> bool | None:
 
 
 def logind_files(roots: Sequence[str] = ("/usr/lib", "/usr/local/lib", "/run", "/etc")) -> dict[str, str]:
-    """Return the settings in systemd-logind's files; the last of ``roots`` wins, as in systemd (logind.conf(5))."""
+    """Return the settings in systemd-logind's files, in the order of logind.conf(5).
+
+    Files in ``logind.conf.d`` override ``logind.conf``. Of files with the same name, the one in the last of ``roots``
+    is read.
+    """
     main = next((text for root in reversed(roots) if (text := text_of(f"{root}/systemd/logind.conf"))), "")
     pieces: dict[str, str] = {}
     for root in roots:
@@ -165,6 +176,6 @@ def logind_files(roots: Sequence[str] = ("/usr/lib", "/usr/local/lib", "/run", "
 
 
 def check_logout(exam: Examination) -> list[Finding]:
-    """Check that a logout ends neither the scheduler nor one that is started from here."""
+    """Check that a logout does not end the running scheduler or, if none runs, one that is started from this login."""
     pid = exam.dir_seen.pid if exam.dir_seen.alive else None
     return [judge(look(exam.programs, pid, exam.start), exam.who)]

@@ -145,9 +145,9 @@ def _walked(exam: Examination, owner: int, out: FilesSeen) -> FilesSeen:
 
 
 def _ours(exam: Examination, tops: Sequence[str], untold: list[str]) -> Iterator[str]:
-    """Yield the paths of state file, main logs, state folder with its contents, and job logs.
+    """Yield the paths of the state file, the main logs, the folders ``tops`` and their contents.
 
-    Folders that cannot be read are added to ``untold``.
+    Of the log folder, only job logs are yielded. Folders that cannot be read are added to ``untold``.
     """
     for path in (
         exam.places.state_file,

@@ -32,7 +32,10 @@ class Asked:
                 )  # fmt: skip
 
     def answer(self, until: float) -> tuple[int, str] | None:
-        """Return exit code and output; None if the program is missing or runs beyond ``until`` (monotonic seconds)."""
+        """Return exit code and output. Return None if the program is missing, or has not ended at ``until``.
+
+        ``until``: monotonic seconds. A program that has not ended is killed.
+        """
         process = self._process
         if process is None:
             return None
@@ -79,7 +82,7 @@ class Programs:
                 asked.close()
 
     def imports(self) -> tuple[str | None, str | None]:
-        """Return the import errors of pynvml and GPUtil; empty: no error; None: no result of the import.
+        """Return the import errors of pynvml and GPUtil. An empty text: no error; None: the import has no result.
 
         The imports are tried only if nvidia-smi is installed: importing GPUtil takes a third of a second and is useless
         without nvidia-smi.

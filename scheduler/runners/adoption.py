@@ -1,4 +1,7 @@
-"""Settles attempts found after a crash: decides from records and processes whether they run, ended or are lost."""
+"""Settles attempts found after a crash: an attempt runs, has ended, or is lost.
+
+The decision follows from the attempt record and the processes of the attempt.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,11 @@ def not_started(job: int, attempt: int, found: attempt_record.AttemptRecord, now
 
 
 def ending(job: int, attempt: int, how: str, code: int, at: float, left: Sequence[Process]) -> Ended:
-    """Return the observation for an ending (``how``, ``code``: see `attempt_record`); ``left``: leftover processes."""
+    """Return the observation that an attempt ended.
+
+    ``how``, ``code``: contents of the END field (see `attempt_record`); ``at``: seconds since 1970 (UTC); ``left``:
+    leftover processes.
+    """
     exit_code, number, note = attempt_record.meaning(how, code)
     return Ended(job, attempt, exit_code, number, at, tuple(left), note=note)
 
@@ -93,13 +100,14 @@ def ending(job: int, attempt: int, how: str, code: int, at: float, left: Sequenc
 def read_ending(
     path: str, process: Process | None, state_file: str, *, terminal: bool, impatient: bool = False
 ) -> attempt_record.AttemptRecord:
-    """Read the record at ``path``. If no process can add the missing ending, take the ending from the leader's zombie.
+    """Return the record at ``path``. If its supervisor or shim was killed, read a missing ending from the zombie.
 
     A supervisor or shim records the ending before it reaps the leader (``process``). If the supervisor or shim was
     killed, the kernel gives the leader a new parent. If that parent reaps nothing (process 1 of many containers), the
-    leader stays a zombie, from which its exit code can be read. ``terminal``: the job ran in a screen session, which
-    ended with its shim. ``impatient``: do not wait for a living supervisor or shim, since that process may be stopped.
-    Raises OSError like `attempt_record.read`.
+    leader stays a zombie, and its exit code can still be read. While the supervisor or shim lives, the record is
+    returned without an ending, unless ``impatient``: then the zombie is read, because the supervisor or shim may be
+    stopped. ``terminal``: the job ran in a screen session, which ended with its shim. Raises OSError like
+    `attempt_record.read`.
     """
     there = seen_as(process) if process is not None else None
     found = attempt_record.read(path)  # read after `seen_as`: a parent that was dead then has recorded all it could
@@ -136,7 +144,8 @@ class Look:
 def look(path: str, job: Job, state_file: str, names: tuple[str, str, str] = JOB_NAMES) -> Look:
     """Inspect the last attempt of ``job``. Raises OSError.
 
-    ``path``: path of the attempt record; ``names``: environment variables of the attempt's mark.
+    ``path``: path of the attempt record; ``names``: environment variables of the attempt's mark (see
+    `system.processes.Mark`).
     """
     mark = Mark(job.id, job.attempt, state_file, names)
     while True:
@@ -180,8 +189,8 @@ def settle(
     """Settle the attempt of ``job``, which the store shows as STARTING, RUNNING or STOPPING.
 
     Return the verdict of `core.recovery.TABLE`, the observations that follow from the verdict, and the leader (None:
-    unknown). If the attempt still runs, the caller watches the leader. An unclaimed attempt is claimed here, so that no
-    supervisor or shim can start it any more. ``now``: seconds since 1970 (UTC). Raises OSError.
+    unknown). If the attempt still runs, the caller must watch the leader. An unclaimed attempt is claimed here, so that
+    no supervisor or shim can start it any more. ``now``: seconds since 1970 (UTC). Raises OSError.
     """
     while True:
         seen_ = look(path, job, state_file, names)

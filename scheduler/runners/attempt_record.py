@@ -1,7 +1,7 @@
 """Attempt records: one private file per attempt. Creating the file exclusively claims the attempt.
 
-The fields are written in place. Each field is filled with blanks before the command runs, so that a full disk
-cannot lose the ending. Layout (offset, field, contents, length in bytes)::
+The fields are written in place. A new record has blanks in each field that is not known yet, so that the ending needs
+no new disk space and a full disk cannot lose it. Layout (offset, field, contents, length in bytes)::
 
     0     HEAD    "gpujob record 1\\n"                                    16
     16    PID     "pid P ticks T at NS supervisor K boot B\\n", blank until known   160
@@ -79,7 +79,10 @@ def blank(job: Job, boot: str) -> bytes:
 
 
 def checksum(text: bytes) -> int:
-    """Return a checksum that detects a partly written ending. `supervisor.py`, which imports nothing, has a copy."""
+    """Return a checksum that shows whether the END field was written completely.
+
+    `supervisor.py` has its own copy of this function, because it must not import anything of the package.
+    """
     total = 7
     for byte in text:
         total = (total * 31 + byte) % 1000003
@@ -95,8 +98,8 @@ def end_line(how: str, code: int, at_ns: int) -> bytes:
 def ending_words(exited: bool, number: int, hangup: bool = False) -> tuple[str, int]:
     """Return ``how`` and ``code`` of an END field.
 
-    ``exited``: the job exited by itself; False: a signal ended it. ``number``: exit code or signal. ``hangup``: the
-    terminal was closed before the job ended.
+    ``exited``: True if the job exited by itself, False if a signal ended it. ``number``: exit code or signal.
+    ``hangup``: the terminal was closed before the job ended.
     """
     if hangup:
         return "hangup", number if exited else BY_SIGNAL + number
@@ -184,7 +187,10 @@ def give_up(path: str, job: Job, boot: str, at_ns: int) -> bool:
 
 
 def _name(draft: str, path: str, data: bytes) -> None:
-    """Give the file ``draft``, which contains ``data``, the name ``path`` too. Raises FileExistsError and OSError."""
+    """Give the file ``draft`` a second name, ``path``. Raises FileExistsError if ``path`` exists; raises OSError.
+
+    On a file system without hard links, write ``data`` (the contents of ``draft``) to a new file ``path``.
+    """
     try:
         os.link(draft, path)
     except OSError as error:
@@ -194,7 +200,10 @@ def _name(draft: str, path: str, data: bytes) -> None:
 
 
 def _write_new(path: str, data: bytes) -> None:
-    """Create the private file ``path``, and its folder if that is missing. Raises OSError; no file is then left."""
+    """Create the private file ``path`` with ``data``; also create its folder if that is missing.
+
+    Raises OSError. A file that could not be written completely is removed.
+    """
     fd = new_private(path, make_folder=True)  # the folder may have been removed
     with contextlib.closing(os.fdopen(fd, "wb", buffering=0)) as stream:
         try:
@@ -206,7 +215,7 @@ def _write_new(path: str, data: bytes) -> None:
 
 
 def write_end(path: str, how: str, code: int, at_ns: int, *, sync: bool) -> None:
-    """Write the END field in place; ``sync``: also force it to the disk. Raises OSError."""
+    """Write the END field in place. ``sync``: wait until the field is on the disk. Raises OSError."""
     fd = plain(path, os.O_WRONLY)
     try:
         os.pwrite(fd, end_line(how, code, at_ns), END_AT)

@@ -1,4 +1,7 @@
-"""Runner of direct mode: all jobs are children of one supervisor. If it dies, the jobs become the daemon's children."""
+"""Runner of direct mode: all jobs are children of one supervisor.
+
+If the supervisor dies, the jobs become children of the daemon.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ class DirectRunner(LocalRunner):
     # -- the supervisor ---------------------------------------------------------------------------------------
 
     def _spawn_supervisor(self) -> None:
-        """Start a supervisor; the first packet in its queue holds the base environment of the jobs. Raises OSError."""
+        """Start a supervisor, and queue the jobs' base environment as the first packet to it. Raises OSError."""
         environment = self._packet([("env", self.environ)])
         argv = [
             sys.executable,
@@ -117,7 +120,7 @@ class DirectRunner(LocalRunner):
         self._outbox.insert(0, environment)
 
     def _restart_supervisor(self) -> None:
-        """Start a supervisor in place of a dead one, unless the back-off still lasts.
+        """Start a new supervisor after the death of the old one. Do nothing before the back-off has passed.
 
         Queued starts wait until a supervisor runs.
         """
@@ -195,8 +198,8 @@ class DirectRunner(LocalRunner):
     def _as_file(self, data: bytes) -> bytes:
         """Write a packet to a file and return a short packet that names the file. Raises OSError.
 
-        The supervisor removes the file after it has read it. If it cannot read it, it answers that none of the starts in
-        it, which the short packet names, has happened.
+        The supervisor reads the file and then removes it. The short packet also has the keys of the starts in the file.
+        If the supervisor cannot read the file, it answers for each of these keys that the start failed.
         """
         path = os.path.join(os.path.dirname(self.attempts), f"packet-{os.getpid()}-{time.monotonic_ns()}")
         fd = new_private(path)
@@ -355,7 +358,7 @@ class DirectRunner(LocalRunner):
     def _settle_sent(
         self, key: str, attempt: WatchedAttempt, unknown: set[int], nameless: set[int], now: float
     ) -> None:
-        """Settle an attempt that was sent to the dead supervisor, which did not answer.
+        """Settle an attempt that was sent to the supervisor, which died without an answer.
 
         ``unknown``: pids of the daemon's children that belong to no known attempt; ``nameless``: the pids in
         ``unknown`` that no attempt record names.
@@ -391,10 +394,11 @@ class DirectRunner(LocalRunner):
             self._settle_from_record(attempt, now)
 
     def _child_of_claim(self, attempt: WatchedAttempt, nameless: set[int]) -> Process | None:
-        """Return the leader of a claimed attempt whose record has no pid: the newest session leader in ``nameless``.
+        """Return the leader of a claimed attempt whose record has no pid; None if no child can be the leader.
 
-        The leader need not carry the mark of the attempt: the environment of a zombie cannot be read. Processes with
-        the mark of another attempt are skipped: they are orphans of jobs that created a session.
+        The result is the session leader in ``nameless`` that started last. A process with the mark of another attempt
+        is skipped: it is an orphan that created a session. A process without a readable mark is accepted, because it
+        may be a zombie, whose environment cannot be read.
         """
         newest: Process | None = None
         for pid in nameless:

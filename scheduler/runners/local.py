@@ -67,7 +67,7 @@ class WatchedAttempt:
 
 @dataclass(slots=True)
 class _Zombie:
-    """An attempt that is checked repeatedly, because its leader ended without a recorded ending or has no pidfd.
+    """An attempt that is checked repeatedly: its leader ended without a recorded ending, or has no pidfd.
 
     ``since``: start of the checks and ``due``: the next check (both monotonic seconds); ``wait``: seconds between two
     checks.
@@ -158,11 +158,14 @@ class LocalRunner:
         return ()
 
     def _unreported(self) -> Iterable[WatchedAttempt]:
-        """Return the attempts whose ending is not reported yet, without the attempts in `_zombies` and `_claims`."""
+        """Return the attempts whose ending is not reported yet, except those in `_zombies` and `_claims`."""
         return self._adopted.values()
 
     def leave_alone(self, sessions: Set[int]) -> None:
-        """Set the sessions whose processes belong to no job, even if these processes become children of the daemon."""
+        """Set the sessions of the daemon's helper processes.
+
+        A process in one of these sessions belongs to no job, even if it becomes a child of the daemon.
+        """
         self._strangers = sessions
 
     def _take_facts(self) -> list[Observation]:
@@ -211,9 +214,10 @@ class LocalRunner:
         """Return the leftover processes of an attempt whose leader has ended.
 
         Each leftover process is an orphan or the descendant of an orphan. The kernel makes the orphans of this daemon's
-        jobs children of the daemon. So the attempt has no leftover process if no child of the daemon can belong to it;
-        otherwise all of /proc is searched. An orphan without a sign of its job (another session, no mark) counts for
-        all jobs that may have started it. For an attempt of an earlier daemon, /proc is always searched.
+        jobs children of the daemon. So if no child of the daemon can belong to the attempt, the attempt has no leftover
+        process; otherwise all of /proc is searched. An orphan in a session of its own and without a mark may belong to
+        several jobs; it is then a leftover process of each of them. For an attempt of an earlier daemon, /proc is
+        always searched.
         """
         if not attempt.ours:
             return tuple(members(self._mark(attempt), attempt.process))
@@ -229,9 +233,9 @@ class LocalRunner:
     def _orphans_of(self, attempt: WatchedAttempt) -> list[Process]:
         """Return live children of the daemon that may belong to the attempt and are no leftovers of other attempts.
 
-        If a child dies after the list of children was read, the children of that child become the daemon's children,
-        but are missing from the list. The dead child stays a zombie until it is reaped. So a list without a new zombie
-        is complete.
+        If a child dies after the list of children was read, its own children become children of the daemon, but are
+        missing from the list. The dead child stays a zombie until it is reaped. So the list is read again until it
+        contains an orphan or no new zombie.
         """
         # Once its screen process has ended, an exiting shim is the daemon's child, and its environment is unreadable.
         self._shims = {shim for shim in self._shims if lives(shim)}
@@ -422,7 +426,10 @@ class LocalRunner:
         signal_all(Mark(job.id, job.attempt, self.state_file, self.names), job.process, known, hard, soft)
 
     def watch_leftovers(self, key: str, job: int, attempt: int, processes: Sequence[Process]) -> None:
-        """Watch leftover processes; `look` reports Gone(key) when the attempt has no live process any more."""
+        """Watch leftover processes of the attempt ``key``.
+
+        When no process of the attempt lives any more, `look` reports Gone(key).
+        """
         mark = Mark(job, attempt, self.state_file, self.names)
         self._held[key] = mark
         watched = {process for held, _, process in self._leftovers.values() if held == key}

@@ -18,10 +18,10 @@ ENDED_ALONE = "the job ended while no scheduler was running"
 
 
 def as_recorded(job: Job, attempts: str, rules: Rules) -> tuple[Job, Event | None]:
-    """Return ``job`` with the ending from its attempt record, as the next scheduler to start will apply this ending.
+    """Return a copy of ``job`` with the ending from its attempt record, and the event of a retry.
 
-    The job is returned unchanged if its record has no ending. The second value is the event that the scheduler will
-    record if the job is run again, else None. ``attempts``: folder of the attempt records.
+    The copy is what the next scheduler will make of the job when it starts. If the record has no ending, ``job`` itself
+    is returned. The event is None if the job is not retried. ``attempts``: folder of the attempt records.
     """
     try:
         told = attempt_record.read(os.path.join(attempts, job.attempt_key))

@@ -1,8 +1,8 @@
 """Runner of screen mode: each attempt runs in its own GNU screen session, under a shim that writes the attempt record.
 
-The daemon starts ``screen -D -m``. The screen process stays a child of the daemon. So the daemon immediately knows its
-pid, and the full name of the session begins with this pid. Only the attempt record shows whether the job started; the
-exit code of screen does not.
+The daemon starts ``screen -D -m``. The screen process stays a child of the daemon, so the daemon immediately knows the
+pid of that process. The full name of the session begins with this pid. Only the attempt record shows whether the job
+started; the exit code of screen does not.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class ScreenRunner(LocalRunner):
         return found.group(1)
 
     def _longest_name(self) -> int:
-        """Return how many bytes the name of a session may have: the path of its socket has a limited length."""
+        """Return how many bytes the name of a session may have, because the path of its socket has a limited length."""
         return SOCKET_PATH - len(os.fsencode(self.sockets)) - len("/4194304.") - len("_12ab_a99")
 
     def _write_screenrc(self) -> None:
@@ -332,9 +332,9 @@ class ScreenRunner(LocalRunner):
                 self._sessions[key].due = 0.0
 
     def _meet(self, pid: int) -> None:
-        """Report the start of the job whose leader is the ended child ``pid``, if a session has such a job.
+        """If the ended child ``pid`` is the leader of a job in a started session, report the start of this job.
 
-        The shim of this job was killed before the daemon saw the job running.
+        Such a leader becomes a child of the daemon if its shim is killed before the daemon has seen the job running.
         """
         for key, session in list(self._sessions.items()):
             with contextlib.suppress(OSError):  # an unreadable record shows no pid
@@ -427,7 +427,7 @@ class ScreenRunner(LocalRunner):
         return True
 
     def _settle_over(self, session: _Session) -> None:
-        """Settle a session that ended before its job was seen: the job never started, or the shim was killed."""
+        """Settle a session that ended before the daemon saw its job: the job never started, or the shim was killed."""
         if self._give_up(session, "the session ended before the job started"):
             return
         job = replace(session.job, boot=self.boot, runner="screen")
@@ -448,9 +448,10 @@ class ScreenRunner(LocalRunner):
 
 
 def tidy(folder: str, attempts: str) -> None:
-    """Remove files that a killed daemon left in ``folder``.
+    """Remove launch files and files with screen's output that a killed daemon left in ``folder``.
 
-    Files older than a minute are removed; files with screen's output also if their attempt is claimed.
+    A file is removed if it is older than a minute. A newer file with screen's output is removed if its attempt is
+    claimed.
     """
     for entry in os.scandir(folder):
         key, _, ending = entry.name.rpartition(".")
@@ -462,7 +463,10 @@ def tidy(folder: str, attempts: str) -> None:
 
 
 def _server_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of screen itself: no marks of jobs, no system screenrc, and a character set."""
+    """Return the environment of screen itself.
+
+    It contains no mark of a job, makes screen ignore the system's screenrc, and always names a character set.
+    """
     drop = ("STY", "WINDOW", "TERMCAP", "COLUMNS", "LINES")
     made = {name: value for name, value in environ.items() if not name.startswith("GPUJOB_") and name not in drop}
     made["SYSSCREENRC"] = os.devnull

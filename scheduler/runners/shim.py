@@ -107,7 +107,10 @@ class Shim:
             self.hang_up_job()
 
     def hang_up_job(self):
-        """Send SIGHUP and SIGCONT to the job's process group, like a shell: kernel and screen signal only the shim."""
+        """Send SIGHUP and SIGCONT to the job's process group, as a shell does.
+
+        The kernel and screen send SIGHUP only to the shim.
+        """
         if self.job:
             for number in (signal.SIGHUP, signal.SIGCONT):
                 try:
@@ -137,7 +140,10 @@ class Shim:
             return 0
 
     def no_traps(self):
-        """Disable the expansion of tabs, and Ctrl-S and Ctrl-Z, which would halt the job if typed by mistake."""
+        """Configure the terminal: do not expand tabs, and give Ctrl-S and Ctrl-Z no effect.
+
+        These two keys would halt the job if a user typed them by mistake.
+        """
         try:
             settings = termios.tcgetattr(0)
             settings[0] &= ~termios.IXON
@@ -209,7 +215,7 @@ class Shim:
     def wait(self, pid, text):
         """Wait for the end of the job, record the ending, and reap the job.
 
-        The ending is written only into the record whose PID field is ``text``.
+        If the PID field of the record is not ``text``, the file is the record of another attempt and is not changed.
         """
         while True:
             found = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)

@@ -9,9 +9,10 @@ starts fast, stays small, and is not disturbed by an upgrade of the package. FD:
              key, path: of the attempt record; record: its first bytes; changes: {name: value, or None to remove it};
              log: empty for none; errors: path of a separate log for stderr, or empty; gzip: program that packs the
              log, or empty; caller: (pid, ticks, path of its socket) of the process that passes descriptors, or empty
-         ("file", path, keys)                                     path of a packet too large for the socket, its starts
+         ("file", path, keys)
+             path: file with a packet that is too large for the socket; keys: of the starts in this packet
     out  ("up", key, pid, ticks, at_ns)                           the job runs
-         ("no", key, stage, errno) · ("taken", key)               could not start · was claimed before
+         ("no", key, stage, errno) · ("taken", key)               could not start · was claimed by another process
          ("end", key, pid, how, code, at_ns)                      the job ended
          ("note", key, text)                                      something failed here; the daemon ignores it
 """
@@ -181,7 +182,8 @@ class Supervisor:
     def receive(self):
         """Handle all packets received so far, and notice the death of the daemon.
 
-        A dead daemon shows as end of file, or first as ECONNRESET while packets are left to read.
+        After the daemon's death, a read gives end of file. A read may first fail with ECONNRESET, although packets are
+        still left to read.
         """
         resets = 0
         while True:
@@ -223,9 +225,10 @@ class Supervisor:
                 self.handle(marshal.loads(data))
 
     def begin(self, start, given, trouble):
-        """Start a job. ``given``: number (0-2) → descriptor from the caller, which runs the job in the foreground.
+        """Start a job, and close the descriptors in ``given``.
 
-        ``trouble``: errno if these descriptors did not arrive, else 0.
+        ``given``: number (0-2) → descriptor that the caller of a foreground job has passed. ``trouble``: errno if the
+        descriptors did not arrive, else 0.
         """
         try:
             self.start(*start[:9], *start[9], given, trouble)

@@ -103,7 +103,7 @@ def retry(tracker: Tracker, typed: Typed) -> int:
 
 
 def run_all(tracker: Tracker, typed: Typed) -> int:
-    """Run all pending commands one after another. Waits first for any other `run-all` of the session to end."""
+    """Run all pending commands one after another. If another `run-all` of the session runs, wait for its end first."""
     with Work(tracker, typed) as work, tracker.files.running_all(tracker.name) as turn:
         said = False
         while not turn.come():
@@ -160,7 +160,10 @@ class Work:
         return BY_SIGNAL + number if number else int(failed)
 
     def one(self, pick: Callable[[Session], Command | None], none: str = "") -> int:
-        """Run the command that ``pick`` chooses and return the exit code. ``none``: text to print without a command."""
+        """Run the command that ``pick`` chooses and return the exit code.
+
+        ``none``: text to print if ``pick`` finds no command; the exit code is then 0.
+        """
         self._note_running()
         command = self.at.run(pick)
         if command is None:
@@ -201,9 +204,13 @@ class Work:
         self.out.line(tally.told)
         if tally.failed and not self.at.ending_signal:
             wait = len(self.tracker.session().having(PENDING))
+            interrupted = self.tracker.session().having(INTERRUPTED)  # with commands that were interrupted earlier
+            several = len(interrupted) > 1
+            again = f"[{interrupted[0].id}]" if several else "the failed command"
+            skipped = "all interrupted commands" if several else "it"
             self.out.aside(
-                f"stopped with {wait} command{'s' * (wait != 1)} pending: gpujob track retry runs the failed command "
-                "again, gpujob track skip skips it, gpujob track run-all continues"
+                f"stopped with {wait} command{'s' * (wait != 1)} pending: gpujob track retry runs {again} again, "
+                f"gpujob track skip skips {skipped}, gpujob track run-all continues"
             )
         if before and not self.at.ending_signal:
             which = ", ".join(f"[{number}]" for number in before)
@@ -214,8 +221,9 @@ class Work:
 def _in_background() -> bool:
     """Return whether stdin is a terminal on which this process is in the background.
 
-    The kernel stops a background process that reads its terminal, but the kernel would not stop the command. So in the
-    background the command gets no stdin.
+    The kernel stops a background process that reads from its terminal. It would not stop the command, which runs in a
+    session of its own: the command would take input that is meant for the shell. So in the background the command gets
+    no stdin. Also True if stdin is a terminal that does not control this process.
     """
     try:
         return os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
@@ -236,7 +244,7 @@ class Out:
         self._fresh = True
 
     def raw(self, data: bytes) -> None:
-        """Write output of a command. Raises OSError if stdout has no reader; later calls then do nothing."""
+        """Write output of a command. Raises OSError if stdout has no reader; after that, calls do nothing."""
         if self.gone:
             return
         self._fresh = data.endswith(b"\n")
@@ -252,7 +260,7 @@ class Out:
             raise
 
     def line(self, text: str) -> None:
-        """Print a line of the tracker, on a new line even if a command's output ended inside a line."""
+        """Print a line of the tracker. If the output of a command ended inside a line, begin a new line first."""
         if self.ending_signal() and not select.select((), (1,), (), LAST_WORD_S)[1]:
             self.gone = True  # stdout is blocked, and a signal asked us to end
         whole = f"{'' if self._fresh else chr(10)}{text}\n"

@@ -62,7 +62,7 @@ HELP_WORDS = ("-h", "--help")
 class Typed:
     """A parsed command line.
 
-    ``text``: the command to run, for `init` the session's name; ``session``: id of a session, empty: the newest.
+    ``text``: the command to run; for `init`, the name of the session. ``session``: id of a session; empty: the newest.
     """
 
     verb: str
@@ -128,9 +128,10 @@ def _options(typed: Typed, rest: list[str], options: Sequence[str]) -> bool:
 
 
 def _command(typed: Typed, rest: list[str], options: Sequence[str]) -> None:
-    """Store the command in ``typed``: a single text unchanged, several words quoted and joined. Raises UsageError.
+    """Store the command in ``typed``. Raises UsageError.
 
-    Options of `track` may follow a command that is a single text in quotes.
+    A single word is stored unchanged; several words are quoted and joined. If the first word contains blanks and no
+    ``--`` precedes it, this word is the whole command, and only options of `track` may follow it.
     """
     plainly = rest[:1] == ["--"]
     if plainly:

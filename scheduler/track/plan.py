@@ -48,8 +48,9 @@ class TrackerProcess:
 class Command:
     """A command of a session.
 
-    ``job``: its state; ``job.spec.cwd`` is relative to the session's root folder, ``job.log`` to its log folder.
-    ``last_output``: last lines of its log; ``tracker``: the tracker that has claimed the command, or None.
+    ``job``: the state of the command; ``job.spec.cwd`` is relative to the session's root folder, ``job.log`` to the
+    session's log folder. ``last_output``: last lines of the command's log; ``tracker``: the tracker that has claimed
+    the command, or None.
     """
 
     job: Job
@@ -120,7 +121,10 @@ class Session:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of the commands of one `run-all`. ``ran`` includes the skipped and failed ones."""
+    """Counts of the commands of one `run-all`.
+
+    ``skipped``: commands that failed and were then skipped. ``ran``: all commands, also the failed and the skipped.
+    """
 
     ran: int = 0
     skipped: int = 0
@@ -180,9 +184,10 @@ def stop_asked(command: Command, why: str, now: float) -> None:
 
 
 def take(command: Command, observation: Observation, *, skip_errors: bool = False) -> None:
-    """Apply to a command an observation of the runner, or an observation of an attempt found after a crash.
+    """Change the command's state as an observation requires. Observations of other attempts are ignored.
 
-    Observations of other attempts are ignored. ``skip_errors``: skip the command if it fails without being stopped.
+    The observation comes from the runner, or from the search for attempts after a crash. ``skip_errors``: mark the
+    command as skipped if it fails without being stopped.
     """
     job = command.job
     if not is_of(observation, job):
@@ -227,9 +232,10 @@ def is_of(observation: Observation, job: Job) -> TypeGuard[Started | Ended | Nev
 
 
 def _restart(job: Job) -> None:
-    """Move a pending or ended job back to STARTING, since an observation of its attempt has arrived.
+    """Move a pending or ended job back to STARTING, so that an observation of its last attempt can be applied.
 
-    A tracker that cannot see the job's processes (in another container) may have recorded the job as lost.
+    The recorded state may be wrong: a tracker in another container cannot see the job's processes, and may have
+    recorded the job as lost although it runs.
     """
     started, process = job.started_at, job.process
     if job.state in ENDED:
@@ -240,9 +246,10 @@ def _restart(job: Job) -> None:
 
 
 def _settle(command: Command, ending: Meaning, at: float, why: str = "", skip: bool = False) -> None:
-    """Move a command to its final state. ``why``: reason of a failure; a stopped command keeps the reason for the stop.
+    """Move a command to its final state.
 
-    ``skip``: mark a failed command as skipped.
+    ``why``: reason of a failure; it is ignored for a stopped command, which keeps the reason for the stop. ``skip``:
+    mark a failed command as skipped.
     """
     why = {Move.STOPPED: command.job.stop_why, Move.SUCCEEDED: ""}.get(ending.how, why)
     move(command.job, ending.how, at)
@@ -437,12 +444,15 @@ def is_session_id(text: str) -> bool:
 
 
 def age(name: str) -> tuple[str, int]:
-    """Return the sort key of a session id, for an order from the oldest to the newest session."""
+    """Return the sort key of a session id. It sorts the sessions from the oldest to the newest."""
     return name[:15], int(name[16:] or 1)
 
 
 def next_id(stamp: str, taken: Iterable[str]) -> str:
-    """Return the id of a session created at ``stamp``: newer than all in ``taken``, even if the clock was set back."""
+    """Return the id of a session that is created at ``stamp``.
+
+    The id sorts after all ids in ``taken`` (see `age`), even if the clock was set back.
+    """
     newest = max(map(age, taken), default=("", 1))
     if stamp > newest[0]:
         return stamp

@@ -48,17 +48,20 @@ class Gives(Protocol):
 
     @property
     def word(self) -> str:
-        """Pid, start time and socket path, for the supervisor that fetches the descriptor."""
+        """Text ``PID TICKS PATH``: the process that gives stdin, its start time, and the path of its socket.
+
+        The supervisor needs these to fetch the descriptor.
+        """
 
     def close(self) -> None:
         """Stop giving the descriptor."""
 
 
 class Signals:
-    """Context in which signals that would end the tracker are only recorded, since its command has to end first.
+    """Context in which the signals that would end the tracker are only recorded, because its command must end first.
 
-    ``keep``: SIGHUP is ignored. Signals that were ignored at the tracker's start stay ignored (nohup, a shell's
-    background).
+    ``keep``: if True, SIGHUP is ignored. A signal that was ignored when the tracker started (by nohup, or by a shell
+    for a background process) stays ignored.
     """
 
     def __init__(self, keep: bool) -> None:
@@ -104,9 +107,9 @@ class Signals:
 
 
 class Follower(threading.Thread):
-    """Thread that shows a log as it grows, so that a blocked terminal does not hold up the tracker.
+    """Thread that shows a log as it grows, so that a blocked terminal blocks only this thread and not the tracker.
 
-    ``at``: byte of the log at which it begins.
+    ``at``: offset in bytes at which the thread begins to read the log.
     """
 
     def __init__(self, path: str, at: int, show: Show) -> None:
@@ -142,7 +145,10 @@ class Follower(threading.Thread):
                 return
 
     def finish(self, cut: bool) -> None:
-        """Report that the command has ended. ``cut``: show only the last `MOST_BEHIND` bytes of the rest."""
+        """Tell the thread that the command has ended.
+
+        ``cut``: if more than `MOST_BEHIND` bytes of the log are not shown yet, show only the last `MOST_BEHIND` bytes.
+        """
         self._cut = cut
         self._over.set()
 
@@ -151,7 +157,8 @@ class Foreground:
     """Runs commands of a session in the foreground. ``keep``: see `Signals`.
 
     ``show``: called with the output of commands; ``begun``: called with each command that is started or adopted;
-    ``gives``: called with the log folder, returns the `Gives` that gives stdin to the commands, or None.
+    ``gives``: called with the log folder; returns the `Gives` that gives stdin to the commands, or None if the commands
+    get no stdin.
     """
 
     def __init__(
@@ -197,9 +204,10 @@ class Foreground:
     # -- a command ----------------------------------------------------------------------------------------
 
     def run(self, pick: Pick, *, skip_errors: bool = False) -> Command | None:
-        """Run the command that ``pick`` chooses to its end and return it with its new state; None if there is none.
+        """Run the command that ``pick`` chooses. After its end, return the command with its new state.
 
-        ``skip_errors``: skip the command if it fails. Raises SchedulerError, OSError.
+        Return None if ``pick`` finds no command. ``skip_errors``: mark the command as skipped if it fails. Raises
+        SchedulerError, OSError.
         """
         runner = self.runner
         command = self._claim(pick)
@@ -238,7 +246,7 @@ class Foreground:
         plan.claim(command, self.me, attempt, time.time())
 
     def claim_new_attempt(self, number: int, observation: Observation) -> Command:
-        """Claim a new attempt of a command. ``observation``: reports that the last attempt never began."""
+        """Record that the last attempt of a command never began (``observation``), and claim a new attempt."""
         with self.tracker.files.changing(self.tracker.name) as session:
             command = session.command(number)
             plan.take(command, observation)
@@ -284,9 +292,9 @@ class _Run:
     def until_ended(self, start: Callable[[Command], None] | None, shown: int = 0) -> Command:
         """Start or adopt the command, watch it until its end is recorded, and return it.
 
-        ``start``: function that starts the command, None to adopt it; ``shown``: bytes of its log that were shown
-        before. Raises SchedulerError, OSError. After an error the end is still written to the attempt record, where the
-        next `track` call reads it.
+        ``start``: function that starts the command; None: adopt it. ``shown``: number of bytes of its log that were
+        shown before. Raises SchedulerError, OSError. After an error the supervisor still writes the end to the attempt
+        record, and the next call of `track` reads it there.
         """
         self.start = start
         if start is not None:
@@ -375,7 +383,10 @@ class _Run:
     # -- signals and stopping -----------------------------------------------------------------------------
 
     def _act_on_signals(self) -> None:
-        """Pass the first signal to the command, later send SIGTERM and SIGKILL; a second Ctrl-C sends SIGKILL."""
+        """Pass the first signal to the command. If processes survive, send SIGTERM and later SIGKILL.
+
+        A second Ctrl-C sends SIGKILL at once.
+        """
         now = time.monotonic()
         if len(self.signals.caught) > self.heard:
             first, more = self.heard == 0, self.signals.caught[self.heard :]
@@ -417,7 +428,10 @@ class _Run:
     # -- session file -------------------------------------------------------------------------------------
 
     def _save(self, change: Callable[[Command], None]) -> None:
-        """Save a change in the session file. Errors are ignored: the attempt record and the log have the same facts."""
+        """Apply ``change`` to the command in the session file.
+
+        Errors are ignored, because the attempt record and the log contain the same facts.
+        """
         with contextlib.suppress(OSError, SchedulerError):
             with self.tracker.files.changing(self.tracker.name, SHORT_WAIT_S) as session:
                 change(session.command(self.command.id))
@@ -458,7 +472,7 @@ class _Run:
     def _all_shown(self, follower: Follower) -> None:
         """Wait until the follower has shown the rest of the log.
 
-        A signal ends the wait; if one came before, the wait lasts `HARD_S` seconds at most.
+        A new signal ends the wait. If a signal came before this call, the wait lasts `HARD_S` seconds at most.
         """
         follower.finish(cut=bool(self.heard))
         until = time.monotonic() + HARD_S

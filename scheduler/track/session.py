@@ -29,7 +29,10 @@ class Tracker:
 
     @classmethod
     def here(cls, folder: str, name: str, tail: Tail) -> Tracker:
-        """Return session ``name`` (empty: the newest) of ``folder`` or the nearest folder above. Raises NoSession."""
+        """Return the tracker of a session in ``folder``, or else in the nearest folder above that has sessions.
+
+        ``name``: id of the session; empty: the newest session. Raises NoSession.
+        """
         files = SessionFiles(find_root(folder))
         return cls(files, name or files.newest(), tail)
 
@@ -53,7 +56,7 @@ class Tracker:
         return os.path.join(self.log_folder, command.job.attempt_key)
 
     def last_output(self, command: Command) -> str:
-        """Return the last lines of the command's log, or the lines saved before if the log cannot be read."""
+        """Return the last lines of the command's log. If the log cannot be read, return the lines saved last time."""
         try:
             return "\n".join(self.tail(self.log(command), LINES_KEPT)) if command.job.log else ""
         except OSError:
@@ -94,10 +97,10 @@ class Tracker:
         return attempt_record.read(self.record(command)).kind is Record.ENDED
 
     def dated(self, command: Command, observation: Observation) -> Observation:
-        """Return ``observation`` with the best known time and reason of the end.
+        """Return ``observation``, with a better time and reason if no supervisor recorded the command's end.
 
-        If no supervisor recorded the end, the time is that of the last output, and the reason names the tracker or a
-        restart of the machine.
+        The time is then that of the last output (`last_sign`). The reason of a loss says "the tracker" instead of "the
+        scheduler", or says that the machine was restarted.
         """
         if not isinstance(observation, (Lost, Ended)) or self.is_written_down(command):
             return observation
@@ -109,9 +112,10 @@ class Tracker:
         return replace(observation, at=self.last_sign(command), why=why)
 
     def last_sign(self, command: Command) -> float:
-        """Return the time of the command's last output, or of its start without output, in seconds since 1970.
+        """Return the time of the command's last output, in seconds since 1970 (UTC).
 
-        This time counts as the end of a command whose end is not recorded.
+        If the command has written nothing, return the time of its start. The returned time counts as the end of a
+        command whose end is not recorded.
         """
         started = command.job.started_at or time.time()
         try:
@@ -127,7 +131,10 @@ class Tracker:
             return self.planned(session, text, folder)
 
     def planned(self, session: Session, text: str, folder: str) -> Command:
-        """Append a command to ``session``, which the caller has locked and saves, and return it. Raises UsageError."""
+        """Append a command to ``session`` and return it. Raises UsageError.
+
+        The caller must hold the lock of the session, and save the session afterwards.
+        """
         return added(session, text, os.path.relpath(folder, self.files.root), time.time())
 
     def skip(self) -> list[Command]:
@@ -141,7 +148,7 @@ class Tracker:
         self.files.delete(self.name, self._check_idle)
 
     def _check_idle(self) -> None:
-        """Raise SchedulerError while a command runs. If the session file is damaged, the attempt records decide."""
+        """Raise SchedulerError if a command runs. If the session file is damaged, look at the attempt records."""
         try:
             session = self.files.read(self.name)
             self.settle(session)

@@ -26,7 +26,7 @@ LOOK_AGAIN_S = 0.005
 
 
 class NoSession(SchedulerError):
-    """Raised if neither a folder nor the folders above it have a session."""
+    """Raised if there is no session in a folder or in any folder above it."""
 
     def __init__(self, folder: str) -> None:
         do = "begin one: gpujob track init NAME"
@@ -57,8 +57,8 @@ class SessionDamaged(SchedulerError):
 def find_root(folder: str) -> str:
     """Return the nearest folder with sessions, from ``folder`` upwards. Raises NoSession.
 
-    Only sessions of this user count, since their commands are run; root may also use other users' sessions in
-    ``folder`` itself.
+    Sessions of other users are ignored, because this user would run their commands. Exception: root may use sessions of
+    any user in ``folder`` itself.
     """
     at = folder
     while not _trusted(os.path.join(at, FOLDER), here=at == folder):
@@ -144,9 +144,10 @@ class SessionFiles:
 
     @contextlib.contextmanager
     def changing(self, name: str, wait_s: float | None = None) -> Iterator[Session]:
-        """Lock the session, yield it, and write its file if the block has changed it without raising an error.
+        """Lock the session and yield it. After the block, write the session's file if the session has changed.
 
-        ``wait_s``: seconds to wait for the lock, None: `LOCK_WAIT_S`. Raises NotFound, SessionDamaged, SchedulerError.
+        If the block raises an error, nothing is written. ``wait_s``: seconds to wait for the lock; None: `LOCK_WAIT_S`.
+        Raises NotFound, SessionDamaged, SchedulerError.
         """
         with self._locked(LOCK_WAIT_S if wait_s is None else wait_s):
             session, now = self.read(name), time.time()
@@ -186,7 +187,7 @@ class SessionFiles:
     def delete(self, name: str, check: Callable[[], None] = lambda: None) -> None:
         """Delete a session with its logs and attempt records. Raises NotFound.
 
-        ``check``: called under the lock, so that nothing changes in between; raises an error to keep the session.
+        ``check``: called under the lock, before the deletion. If it raises an error, the session is kept.
         """
         if not is_session_id(name) or name not in self.names():
             raise NotFound(f"there is no session {name[:40]}", do="see gpujob track list")
@@ -201,7 +202,7 @@ class SessionFiles:
     def _locked(self, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
         """Hold the lock on all session files. Raises NoSession, or SchedulerError after ``wait_s`` seconds.
 
-        A lock on a file that was removed or replaced in the meantime does not count.
+        If the lock file was removed or replaced before it was locked, the new file is locked instead.
         """
         path = os.path.join(self.sessions_dir, LOCK)
         until = time.monotonic() + wait_s
@@ -227,7 +228,7 @@ class SessionFiles:
 
     @contextlib.contextmanager
     def running_all(self, name: str) -> Iterator[Turn]:
-        """Yield a `Turn`, which keeps two `run-all` of a session from working at the same time."""
+        """Yield a `Turn`, the lock that lets only one `run-all` of a session work at a time."""
         turn = Turn(os.path.join(self.make_folder(name), RUN_ALL))
         try:
             yield turn

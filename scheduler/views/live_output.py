@@ -125,6 +125,8 @@ class Stream:
             behind = reader.size - reader.at
             if behind < 0:  # the file was truncated
                 reader.restart()
+                self._print(log.job, log.folder.feed(b"", last=True))
+                log.folder = Folder(longest=LONGEST_LINE)
             elif behind > MOST_BEHIND:
                 reader.at = reader.size - MOST_BYTES
                 log.folder = Folder(longest=LONGEST_LINE)

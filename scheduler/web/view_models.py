@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from scheduler.client.overview import GpuView, Overview
 from scheduler.core.gpu import WHOLE, gpu_ids_text
 from scheduler.core.job import Event, Job, JobState, Reason
-from scheduler.core.job_text import ending, how_it_ended, sentence
+from scheduler.core.job_text import ending, harmless, how_it_ended, sentence
 from scheduler.core.secrets import without_secrets
 from scheduler.core.units import mib_text
 from scheduler.core.usage_report import AttemptUse
@@ -199,10 +199,11 @@ def facts(job: Job) -> list[Fact]:
 
 def story(job: Job, events: Iterable[Event]) -> list[tuple[float, str]]:
     """Return the job's event history as (time, sentence)."""
+    name = f"job {job.id} ({harmless(job.spec.shown_name)})"  # with which `sentence` begins
     told = [(job.submitted_at, without_secrets(f"accepted from {job.spec.origin or job.spec.source}"))]
     for event in events:
         text, _ = sentence(event, job)
-        short = text.removeprefix(f"job {job.id} ({job.spec.shown_name})").lstrip(": ")
+        short = text.removeprefix(name).lstrip(": ")
         if event.kind == "failed":  # the page shows the hint at the top
             short = f"failed: {ending(event.detail)}"
         told.append((event.at, without_secrets(short or event.kind)))

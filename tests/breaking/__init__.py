@@ -1,1 +1,1 @@
-"""The program under faults: failing system calls, disk states after a power cut, and power cuts."""
+"""Tests of the program under faults: failing system calls, the disk states that a power cut leaves, and power cuts."""

@@ -63,11 +63,14 @@ class Cycle:
         return self.folder / ".gpujob"
 
     def line(self, key: str, code: int, seconds: str = "") -> str:
-        """Return a line of the jobs file for a job with this key, exit code and duration (seconds; empty: none)."""
+        """Return a line of the jobs file: a job with this key and exit code.
+
+        ``seconds``: how long the job sleeps before it ends; empty: it does not sleep.
+        """
         return f"0,{self.folder}/job,,{self.folder} {key} {code} {seconds},;gpus=1;cuda=none\n"
 
     def lines(self, *keys: str) -> None:
-        """Append these jobs to the jobs file with one write."""
+        """Append a line for each of these jobs to the jobs file, all with one write."""
         with (self.folder / "jobs.txt").open("a") as stream:
             stream.write("".join(self.line(key, CODES[key]) for key in keys))
 
@@ -147,7 +150,10 @@ class Cycle:
         return found
 
     def finish(self) -> None:
-        """Run a daemon without faults until all jobs have ended; wait for the end of all processes."""
+        """Run a daemon without faults until all jobs have ended.
+
+        Then wait until all processes of the cycle have ended.
+        """
         last = self.start("--drain")
         until(last.ended, f"the daemon without faults ends\n{last.said()}", 120.0)
         until(lambda: not self.processes(), "all processes end")
@@ -155,8 +161,8 @@ class Cycle:
     def judge(self, *, may_be_lost: frozenset[str] = frozenset(), never_ran: str = "") -> Verdict:
         """Compare the ledger, the acknowledged ids, the files and the store; return the verdict.
 
-        ``may_be_lost``: keys of jobs that may have the outcome lost. ``never_ran``: the outcome that is allowed for a
-        job that has not written its first line.
+        ``may_be_lost``: keys of the jobs for which the outcome "lost" breaks no promise. ``never_ran``: an outcome that
+        breaks no promise for a job that has not written its first line to the ledger.
         """
         verdict = Verdict()
         broken = verdict.broken.append

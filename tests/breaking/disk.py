@@ -1,8 +1,8 @@
-"""The states that a disk may have after a power cut, from the recorded operations of a folder.
+"""Computes the states that a disk may have after a power cut, from the recorded operations on a folder.
 
-By the strictest reading of POSIX, data is durable only after a sync of its file, and a name only after a sync of its
-folder. Any part of the unsynced operations may have reached the disk, in any order. A write may be torn at multiples
-of 512 bytes.
+By the strictest reading of POSIX, data is durable only after a sync of its file, and a name only after a sync of the
+folder that contains it. Any part of the unsynced operations may have reached the disk, in any order. A write may be
+torn at multiples of 512 bytes.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ class Op:
 class Moment:
     """A point in the recording: right before or after a sync, or when a line of output was written.
 
-    ``done``, ``syncs``: the number of operations and syncs before it. ``told``: the word for the file with the line
-    (see `Recording.read`), empty without a line; ``words``: the words of the line.
+    ``done``, ``syncs``: the number of operations and of syncs before this moment. If a line of output was written:
+    ``told`` is the word for the file with this line (see `Recording.read`), and ``words`` are the words of the line.
+    After a sync both are empty.
     """
 
     done: int
@@ -71,8 +72,9 @@ class Recording:
     def read(self, log: Path, ignored: Iterable[str], seen: dict[str, str]) -> Recording:
         """Read a log of strace (-f -y -xx); return self.
 
-        ``ignored``: names in ``root`` that are no part of the disk. ``seen``: name of an output file → the word for
-        `Moment.told`; a line written to such a file is a moment instead of an operation.
+        ``ignored``: names in ``root`` that are no part of the recorded disk. ``seen``: name of an output file → the
+        word that stands for this file in `Moment.told`. A line that is written to such a file is recorded as a moment
+        and not as an operation.
         """
         skip = frozenset(ignored)
         for call in calls(log):
@@ -208,7 +210,7 @@ class Recording:
         return [n for n in range(moment.done) if (sync := self.synced[n]) is None or sync > moment.syncs]
 
     def tree(self, kept: Iterable[Op]) -> dict[str, bytes | None]:
-        """Return path → contents (None: a folder) after these operations on an empty disk."""
+        """Return the files that these operations create on an empty disk: path → contents (None: a folder)."""
         data: dict[int, bytearray] = {}
         entries: dict[int, dict[str, int]] = {}
         for op in kept:
@@ -244,8 +246,8 @@ class Recording:
 class State:
     """A possible state of the disk: the operations before ``moment`` without those in ``dropped``.
 
-    ``torn``: (n, low, high): only bytes low to high of operation n's data reached the disk; n is -1 without a torn
-    write. ``kind``: how the state was chosen.
+    ``torn``: (n, low, high): of the data of operation n, only the bytes from low to high reached the disk; n is -1 if
+    no write is torn. ``kind``: how the state was chosen.
     """
 
     moment: Moment
@@ -267,8 +269,8 @@ class State:
 def states(recording: Recording, most: int, seed: int) -> list[State]:
     """Return up to ``most`` different states.
 
-    The states with all and with none of a moment's unsynced operations come first; ``seed`` determines the order of the
-    other states.
+    For each moment, two states come first: the one with all and the one with none of the operations that are not synced
+    at this moment. The order of the other states is random and depends on ``seed``.
     """
     dice = random.Random(seed)
     sure: list[State] = []
@@ -294,7 +296,10 @@ def states(recording: Recording, most: int, seed: int) -> list[State]:
 
 
 def _distinct(moments: Sequence[Moment]) -> list[Moment]:
-    """Return the last moment for each pair of ``done`` and ``syncs``: equal pairs have equal disk states."""
+    """Return one moment, the last, for each pair of ``done`` and ``syncs``.
+
+    Moments with an equal pair have equal disk states.
+    """
     last: dict[tuple[int, int], Moment] = {}
     for moment in moments:
         last[moment.done, moment.syncs] = moment

@@ -68,8 +68,8 @@ class Story:
 class Disks:
     """A recorded cycle, and its folder, in which disk states are replayed.
 
-    ``aside``: place of the state folder while a replayed state has none; ``ours``: the forked daemons and commands;
-    ``lines``: contents of the jobs file.
+    ``aside``: path to which the state folder is moved if a replayed state contains no state folder; ``ours``: the
+    forked daemons and commands; ``lines``: contents of the jobs file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -157,7 +157,7 @@ class Disks:
     # -- replaying ----------------------------------------------------------------------------------------
 
     def replay(self, state: State) -> tuple[list[str], Counter[str]]:
-        """Continue from a state; return the broken promises, and the number of jobs by outcome."""
+        """Let a daemon continue from a state; return the broken promises, and the number of jobs by outcome."""
         before = Story()
         for moment in self.recording.moments:
             if (moment.done, moment.syncs) <= (state.moment.done, state.moment.syncs) and moment.told:
@@ -194,7 +194,10 @@ class Disks:
         return made
 
     def _lay_out(self, tree: dict[str, bytes | None]) -> None:
-        """Replace the folder's files by this tree. The state folder keeps its inode: the program refuses a copy."""
+        """Replace the folder's files by this tree.
+
+        The state folder keeps its inode, because the program refuses a copied state folder.
+        """
         self.close(forge=False)
         house = self.cycle.house
         if self.aside.exists():
@@ -300,14 +303,17 @@ def _whole(data: bytes | None) -> bool:
 
 
 def place_for_states() -> Path:
-    """Create a folder, in memory if possible, and return its path: thousands of states have some megabytes each."""
+    """Create a folder and return its path.
+
+    The folder is in memory if possible, because thousands of states of some megabytes each are written into it.
+    """
     memory = Path("/dev/shm")
     return Path(tempfile.mkdtemp(prefix="gpujob-disks-", dir=memory if os.access(memory, os.W_OK) else None))
 
 
 @dataclass(slots=True)
 class Figures:
-    """The sums over all workers. ``bad``: number of states that broke a promise."""
+    """Numbers that the replays count. ``states``: replayed states; ``bad``: states after which a promise was broken."""
 
     states: int = 0
     bad: int = 0
@@ -316,7 +322,10 @@ class Figures:
 
 
 def work(place: Path, seed: int, most: int, share: tuple[int, int], figures: Figures) -> None:
-    """Record a cycle and replay some of its states. ``share``: (k, n): every n-th state from index k on."""
+    """Record a cycle, replay some of its states, and add the results to ``figures``.
+
+    ``most``: number of states that are computed. ``share``: (k, n): of these, every n-th from index k on is replayed.
+    """
     first, step = share
     disks = Disks(place / f"house-{first}")
     try:

@@ -115,7 +115,10 @@ class Forked:
 
 
 class Forge:
-    """The forking server. It ends with `close` or with this process. ``under``: words to put before its command."""
+    """The forking server. It ends with `close` or with this process.
+
+    ``under``: words to put before the server's command, for example a strace command line.
+    """
 
     def __init__(self, under: Sequence[str] = ()) -> None:
         environ = clean()
@@ -162,7 +165,10 @@ class Forge:
         limit: float = 30.0,
         **how: str,
     ) -> Forked:
-        """Fork a command and wait for its end. Raises TimeoutError after ``limit`` seconds."""
+        """Fork a command, wait for its end and return it. Raises TimeoutError after ``limit`` seconds.
+
+        ``how``: further arguments of `start`.
+        """
         made = self.start(words, folder, environ, output, **how)  # type: ignore[arg-type]
         try:
             if not made.ended(limit):
@@ -180,7 +186,10 @@ class Forge:
 
 
 def until(condition, what: str, limit: float = 60.0):  # type: ignore[no-untyped-def]
-    """Return the first true result of ``condition``. Raises TimeoutError after ``limit`` seconds."""
+    """Call ``condition`` until its result is true, and return this result. Raises TimeoutError after ``limit`` seconds.
+
+    ``what``: what is awaited, for the error.
+    """
     end = time.monotonic() + limit
     while not (found := condition()):
         if time.monotonic() > end:

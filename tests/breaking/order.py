@@ -17,8 +17,8 @@ _STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 def unsynced_starts(log: Path, job: str) -> tuple[list[str], int]:
     """Return an error for each start that came too early, and the number of starts that were sent to a supervisor.
 
-    A start is too early if its daemon has written to the store and not synced it, or if a command is executed before
-    its start was sent. ``job``: the program of all jobs.
+    A start is too early if the daemon sends it after a write to the store that is not synced yet. It is also an error
+    if a job's command is executed before its start was sent. ``job``: the program of all jobs.
     """
     wrong, sent = [], 0
     dirty: dict[str, int] = {}  # file of the store → pid that has written and not synced it
@@ -46,8 +46,8 @@ def unsynced_starts(log: Path, job: str) -> tuple[list[str], int]:
 def unsynced_words(log: Path, files: Sequence[str]) -> tuple[list[str], int]:
     """Return an error for each job id that was printed too early, and the number of ids that were printed.
 
-    An id is printed too early if its command has written to one of ``files`` and not synced it. The standard output of
-    the commands must be a file.
+    An id is printed too early if the command that prints it has written to one of ``files`` and not synced this file
+    yet. The standard output of the commands must be a file.
     """
     wrong, told = [], 0
     dirty: dict[tuple[int, str], bool] = {}
@@ -85,7 +85,8 @@ def syncs_after_failure(log: Path) -> list[str]:
 def _starts(packet: bytes) -> int:
     """Return the number of starts in a packet to the supervisor; 0 for other data.
 
-    Starts are counted in the unpacked packet, because marshal replaces a repeated word by a reference.
+    The packet is unpacked before the starts are counted: marshal writes a repeated word as a reference, so that the
+    word "start" may occur only once in the bytes.
     """
     try:
         messages = marshal.loads(packet)

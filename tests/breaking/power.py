@@ -117,7 +117,7 @@ class Machine:
         return (self.folder / "out").read_text(errors="replace")
 
     def ledger(self) -> list[list[str]]:
-        """Return the lines of the jobs: (start, key, attempt, GPU) and (end, key, attempt, code)."""
+        """Return the lines that the jobs have written: (start, key, attempt, GPU) and (end, key, attempt, code)."""
         path = self.folder / "ledger"
         return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -173,7 +173,10 @@ class Machine:
 
 
 def storm(machine: Machine, cuts: int, dice: random.Random) -> tuple[list[str], Counter[str]]:
-    """Add jobs and cut the power at random moments, ``cuts`` times; then let all jobs end, and judge."""
+    """Add jobs, and cut the power at random moments, ``cuts`` times. Then let all jobs end.
+
+    Return the broken promises, and the number of jobs by outcome.
+    """
     bar = sys.stderr.isatty()
     for number in range(cuts):
         for n in range(dice.randint(1, 3)):

@@ -1,7 +1,7 @@
 """Faults at each system call of a cycle from submit to finish: the call fails, or its process is killed there.
 
 `python -m tests.breaking.sweep` (make sweep). The sweep covers the calls that write, sync, rename, remove, open or
-start something, each at its first, second, … N-th execution.
+start something. Each of these calls gets a fault at its first, second, … last execution, in a cycle of its own.
 
 For ``when=N`` strace counts the calls of each traced process separately, also with -f. So daemon, supervisor and submit
 are swept separately, without -f. Only the exec of the jobs needs -f: it happens in new children of the supervisor.
@@ -70,8 +70,8 @@ MARGIN = 2  # a cycle may have a few calls more than the counted one
 class Point:
     """One fault at one call.
 
-    ``when``: which execution of the call, counted from 1, in strace's notation (``2``, ``1..3``). ``path``: count only
-    calls on this file of the cycle's folder; empty: all calls.
+    ``when``: the executions of the call that fail, counted from 1, in strace's notation (``2``, ``1..3``). ``path``: if
+    not empty, only calls on this file of the cycle's folder are counted.
     """
 
     target: str
@@ -94,8 +94,8 @@ class Point:
 class Result:
     """The result of a point.
 
-    ``hit``: whether the fault was injected. ``how``: the end of the daemon (for the target submit: the end of
-    `gpujob submit`): ``killed`` or its exit code.
+    ``hit``: whether the fault was injected. ``how``: how the daemon ended (for the target submit: how `gpujob submit`
+    ended): ``killed``, or ``code`` and the exit code.
     """
 
     point: Point
@@ -151,7 +151,7 @@ def _all_ended(cycle: Cycle) -> bool:
 
 
 def count(forge: Forge, folder: Path, target: str) -> Counter[str]:
-    """Run a cycle without faults; return the number of the target's calls by name."""
+    """Run a cycle without faults; return how often the target makes each system call (name → number)."""
     cycle = Cycle(forge, folder)
     calls = ["execve"] if target == "exec" else list(FAULTS)
     try:
@@ -178,7 +178,7 @@ def points(forge: Forge, folder: Path, targets: Sequence[str] = TARGETS) -> Iter
 
 
 def strike(forge: Forge, folder: Path, point: Point) -> Result:
-    """Run a cycle with one fault and then a daemon without faults; judge the cycle and return the result."""
+    """Run a cycle with one fault, and finish it with a daemon without faults. Judge the cycle and return the result."""
     begun = time.monotonic()
     cycle = Cycle(forge, folder)
     hit, how = False, ""

@@ -33,7 +33,7 @@ def disks(tracing: None, other_boots: None) -> Iterator[Disks]:
 
 @pytest.mark.long_form
 def test_e15_a_scheduler_recovers_from_every_possible_disk_state(disks: Disks) -> None:
-    """E15, H01: The promises hold after a reboot with a disk whose unsynced writes are dropped, torn or reordered."""
+    """E15, H01: The program's promises hold after a reboot with a disk on which unsynced writes are missing or torn."""
     chosen = disk.states(disks.recording, STATES, SEED)
     found = {disks.recording.describe(state): broken for state in chosen if (broken := disks.replay(state)[0])}
     assert len(chosen) == STATES and not found, (SEED, found)
@@ -42,8 +42,8 @@ def test_e15_a_scheduler_recovers_from_every_possible_disk_state(disks: Disks) -
 def test_e15_replaying_the_recording_gives_the_files(disks: Disks) -> None:
     """E15: The recorded operations reproduce exactly the files of the folder.
 
-    Only SQLite's index of its log is written through a memory mapping, which strace does not show. After a crash
-    this index is invalid anyway.
+    Exception: SQLite writes the index of its log (store.db-shm) through a memory mapping, which strace does not show.
+    The recording may lack this file, because its contents are invalid after a crash anyway.
     """
     assert disks.recording.shared <= {"store.db-shm"}
     files = {name: data for name, data in disks.recording.tree(disks.recording.ops).items() if data is not None}
@@ -53,7 +53,7 @@ def test_e15_replaying_the_recording_gives_the_files(disks: Disks) -> None:
 
 
 def test_e15_a_missing_fsync_is_detected(disks: Disks) -> None:
-    """E15: The judge notices missing syncs: without syncs of the log, a job is forgotten or started again."""
+    """E15: The judge notices missing syncs: if the store's log is not synced, a job is forgotten or started again."""
     recording = disks.recording
     kept = list(recording.synced)
     moment = next(m for m in recording.moments if m.words[:2] == ("start", "d"))
@@ -71,7 +71,7 @@ def test_e15_a_missing_fsync_is_detected(disks: Disks) -> None:
 
 
 def test_e15_an_emptied_state_file_is_rewritten(disks: Disks) -> None:
-    """E15: The daemon rewrites an empty state file, which a power cut may leave; it does not take it for an edit."""
+    """E15: The daemon rewrites a state file that a power cut has emptied, and does not treat it as a user's edit."""
     moment = disks.recording.moments[-1]
     disks.replay(disk.State(moment, frozenset(), kind="all"))
     path = disks.folder / STATE_FILE

@@ -73,7 +73,7 @@ def test_a21_e09_a_read_of_the_jobs_file_that_fails_is_tried_again(
 
 
 def test_a21_the_judge_detects_each_kind_of_error(forge: Forge, tmp_path: Path) -> None:
-    """A21: The judge finds a second start, a wrong exit code, a missing acknowledged job and a leftover file."""
+    """A21: The judge finds a second start, a wrong exit code, a leftover file, and the loss of an acknowledged job."""
     cycle = Cycle(forge, tmp_path)
     try:
         cycle.acknowledge(_ended(cycle.submit("c")))
@@ -123,7 +123,10 @@ def test_a06_order_of_system_calls_a_start_follows_its_sync(traced_forge: Forge,
 def test_e09_after_a_failed_sync_no_job_starts_before_the_next_successful_sync(
     tracing: None, forge: Forge, tmp_path: Path, number: int
 ) -> None:
-    """E09: After a failed sync no job starts before the store is synced: the kernel reports a failure only once."""
+    """E09: After a failed sync no job starts before the store is synced again.
+
+    The kernel reports the failure only once: a later successful sync of the log does not show that the data is saved.
+    """
     cycle = Cycle(forge, tmp_path / "cycle")
     try:
         cycle.acknowledge(_ended(cycle.submit("c")))
@@ -146,7 +149,7 @@ def test_e09_after_a_failed_sync_no_job_starts_before_the_next_successful_sync(
 def test_e09_a_commit_whose_sync_failed_is_not_acknowledged(
     tracing: None, forge: Forge, tmp_path: Path, number: int
 ) -> None:
-    """E09, P3, P4: If a sync fails, `submit` prints one line without an id, and its exit code is 1."""
+    """E09, P3, P4: If a sync fails, `submit` prints one line with the error and no job id, and exits with 1."""
     cycle = Cycle(forge, tmp_path / "cycle")
     try:
         submitted = cycle.submit("c", held=True)
@@ -185,7 +188,7 @@ def test_a21_an_interrupted_creation_of_the_store_is_completed(
 
 
 def test_a06_starts_that_share_a_packet_are_counted_each() -> None:
-    """A06: All starts in a packet are counted, although marshal writes a repeated word as a reference."""
+    """A06: `order._starts` counts each start in a packet, although marshal writes a repeated word as a reference."""
     word = "start"
     assert order._starts(marshal.dumps([(word, "1.1"), (word, "2.1")])) == 2
     assert order._starts(b"no packet") == order._starts(marshal.dumps([("env", ())])) == 0

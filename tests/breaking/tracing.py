@@ -22,8 +22,8 @@ _FD = re.compile(r"(\d+)<((?:\\.|[^>\\])*)>")
 class Call:
     """A system call in strace's log.
 
-    ``args``: as strace shows them; ``result``: the return value, negative if the call failed; ``more``: the rest of the
-    line.
+    ``args``: the arguments as strace shows them; ``result``: the return value, negative if the call failed; ``more``:
+    the rest of the line.
     """
 
     pid: int
@@ -34,7 +34,7 @@ class Call:
 
     @property
     def fd_path(self) -> str:
-        """The path of the first argument if that is a descriptor; else empty."""
+        """The path of the file whose descriptor is the first argument; empty if this argument is no descriptor."""
         found = _FD.match(self.args)
         return unhex(found[2]) if found else ""
 
@@ -80,7 +80,10 @@ class Tracer:
     log: Path
 
     def done(self, limit: float = 10.0) -> None:
-        """Wait until the traced process has ended and the log is complete; detach after ``limit`` seconds."""
+        """Wait until the traced process has ended and the log is complete.
+
+        If this takes longer than ``limit`` seconds, detach from the process.
+        """
         try:
             self.process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -110,9 +113,9 @@ def attach(pid: int, log: Path, words: Iterable[str]) -> Tracer:
 
 
 def recorded(log: Path, trace: str) -> list[str]:
-    """Return a strace command line to put before a command: it records calls and data, also of child processes.
+    """Return the words to put before a command, so that strace records its calls and their data.
 
-    ``trace``: the names of the calls, with commas.
+    The calls of child processes are recorded too. ``trace``: the names of the calls, separated by commas.
     """
     assert STRACE is not None
     return [STRACE, "-f", "--seccomp-bpf", "-qq", "-y", "-xx", "-s", "8000000", "-e", f"trace={trace}", "-o", str(log)]

@@ -87,7 +87,7 @@ def test_start_takes_the_options_of_its_documents(name: str) -> None:
 def test_a_mistake_is_one_line_on_stderr_and_its_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], line: str, code: int, text: str
 ) -> None:
-    """S3.41, contract 6, P3: A mistake prints one line on stderr and nothing on stdout; the exit code fits its kind."""
+    """S3.41, contract 6, P3: A mistake prints one line on stderr and nothing on stdout; its kind sets the exit code."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith(("GPUJOB", "XDG"))]:
         monkeypatch.delenv(name)
@@ -130,7 +130,7 @@ def test_help_of_the_whole_names_every_command(tmp_path: Path) -> None:
 
 
 def test_an_output_that_is_closed_early_is_no_error(tmp_path: Path) -> None:
-    """P3: A closed stdout, as in `gpujob jobs | head -1`, is no error: exit code 0, no message."""
+    """P3: If the reader closes stdout early, as in `gpujob jobs | head -1`, the exit code is 0 and stderr is empty."""
     read, write = os.pipe()
     os.close(read)
     ran = subprocess.run(
@@ -197,7 +197,10 @@ def test_submit_prints_the_id_and_reading_verbs_need_no_daemon(tmp_path: Path) -
 
 @pytest.mark.parametrize("verb", ["status", "jobs", "show", "add"])
 def test_words_that_are_no_utf8_are_shown_somehow(tmp_path: Path, verb: str) -> None:
-    """P3, P8: Words that are not UTF-8 cause no traceback, though stdout is strict in a locale like en_US.UTF-8."""
+    """P3, P8: Words that are not UTF-8 cause no traceback.
+
+    The test sets stdout to the strict mode of a locale such as en_US.UTF-8, in which a plain print of them would fail.
+    """
     assert gpujob(tmp_path, "submit", "--", b"/tmp/jos\xe9", b"\xff").stdout == "1\n"
     words = {"show": ["show", "1"], "add": ["add", b"jos\xe9.py", "--output-file", "-"]}.get(verb, [verb])
     ran = gpujob(tmp_path, *words, PYTHONIOENCODING="utf-8:strict")
@@ -208,7 +211,7 @@ def test_words_that_are_no_utf8_are_shown_somehow(tmp_path: Path, verb: str) -> 
 
 @pytest.mark.parametrize("line", ["", "--json", "--state-file x.json", "--json --state-file x.json"])
 def test_without_a_verb_it_is_the_status(tmp_path: Path, line: str) -> None:
-    """S3.38: `gpujob` without a verb is `gpujob status`, also with common options and --json."""
+    """S3.38: `gpujob` without a verb does the same as `gpujob status`, also with common options and with --json."""
     words = line.split()
     short, long = gpujob(tmp_path, *words), gpujob(tmp_path, "status", *words)
     assert (short.returncode, short.stdout, short.stderr) == (0, long.stdout, long.stderr)
@@ -218,7 +221,7 @@ def test_without_a_verb_it_is_the_status(tmp_path: Path, line: str) -> None:
     "text", ["echo hi; sleep 1", "a && b", "sleep 5", "ls|wc", "$HOME/x", "no 'such thing'", "/tmp/no such/program"]
 )
 def test_a_shell_text_is_no_program(tmp_path: Path, text: str) -> None:
-    """P3: A shell command given as one word is refused; the error shows the command line with `sh -c` that runs it."""
+    """P3: A shell command given as one word is refused. The error shows the same command line with `sh -c`."""
     ran = gpujob(tmp_path, "submit", "--", text)
     assert (ran.returncode, ran.stdout) == (2, "") and len(ran.stderr.splitlines()) == 1
     told = shlex.split(ran.stderr.partition("write: gpujob submit -- ")[2])
@@ -286,9 +289,9 @@ def test_a_program_without_a_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_p3_in_a_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """P3: In a removed current folder each verb prints one line that names the folder.
+    """P3: If the current folder was removed, each verb that needs it prints one line that names the folder.
 
-    The kernel's error, "No such file or directory", names no folder.
+    The error of the kernel, "No such file or directory", does not name the folder.
     """
     here = tmp_path / "here"
     here.mkdir()

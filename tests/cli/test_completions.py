@@ -34,9 +34,9 @@ def need(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduler]:
-    """A scheduler with jobs 1 done, 2 failed, 3 running, 4 held, and 5 waiting with shell code as its label.
+    """A scheduler with five jobs: 1 is done, 2 has failed, 3 runs, 4 is held, 5 waits. GPU 1 is paused.
 
-    GPU 1 is paused.
+    The label of job 5 is shell code.
     """
     s = Scheduler(tmp_path_factory.mktemp("completion"), 2)
     folder = s.folder / "bin"
@@ -153,9 +153,9 @@ def test_k09_bash_offers_the_jobs_that_fit_the_verb(house: Scheduler, verb: str,
 
 
 def test_k09_bash_completes_what_was_begun_and_lists(house: Scheduler) -> None:
-    """K09: Bash completes prefixes, comma-separated lists, `--state=`, GPUs, environments, option values and verbs.
+    """K09: The completion for bash covers ids and labels, GPUs, environments, option values and verbs.
 
-    File names are left to bash.
+    It completes a prefix, a list with commas, and the value after `--state=`. Bash itself completes file names.
     """
     assert bash(house, "cancel", "lo") == ["long"]
     assert set(bash(house, "cancel", "3", "l")) == {"long", "later"}
@@ -197,7 +197,7 @@ def test_s15_a_label_that_is_a_secret_is_not_offered(house: Scheduler) -> None:
 
 
 def test_k09_completion_reads_the_named_scheduler(house: Scheduler) -> None:
-    """K09: Completion reads the scheduler that --state-file names, before or after the verb."""
+    """K09: Completion reads the scheduler that --state-file names. The option may stand before or after the verb."""
     state_file = str(house.folder / "gpu_scheduler_state.json")
     for words in (["--state-file", state_file, "resume", ""], ["resume", "--state-file", state_file, ""],
                   ["--state-file", "$HOME/gpu_scheduler_state.json", "resume", ""]):  # fmt: skip
@@ -273,7 +273,7 @@ def test_k09_without_a_scheduler_or_with_a_damaged_one_completion_is_silent(tmp_
 
 
 def test_k09_the_newest_fifty_of_many_jobs(scheduler_with_many: Path) -> None:
-    """K09: Of many jobs the newest 50 are offered, newest first; older ids are offered once their prefix is typed."""
+    """K09: Of many jobs only the newest 50 are offered, newest first. Older ones are offered if a prefix is typed."""
     found = ask(scheduler_with_many, "gpujob cancel ").stdout.split()
     assert found == [str(n) for n in range(300, 250, -1)]
     assert ask(scheduler_with_many, "gpujob cancel 12").stdout.split() == [*map(str, range(129, 119, -1)), "12"]

@@ -85,7 +85,7 @@ def test_config_show_json_is_one_value(tmp_path: Path) -> None:
 
 
 def test_config_check_names_every_mistake(tmp_path: Path) -> None:
-    """P3: `config check` exits with 2 and prints one line for each mistake; without one it exits with 0."""
+    """P3: `config check` prints one line for each mistake and exits with 2; if there is no mistake, it exits with 0."""
     config = tmp_path / "config.yaml"
     assert Asked(tmp_path, "config", "check").out == "no mistakes; there is no config file\n"
     config.write_text("aging: 1\n")
@@ -110,7 +110,7 @@ def test_config_check_names_every_mistake(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["log_dir: \"a\\e[31mb\"\n", "\"\\e[31m\": 1\n", "order: \"\\e[31m\\n\"\n"])  # fmt: skip
 def test_what_a_config_holds_does_not_play_the_terminal(tmp_path: Path, text: str) -> None:
-    """P3, P9: Escape sequences in a config file reach the terminal neither as a setting nor in an error."""
+    """P3, P9: Escape sequences in a config file never reach the terminal, neither in a setting nor in an error."""
     (tmp_path / "config.yaml").write_text(text)
     for words in (("config", "show", "--origin"), ("start",), ("status",)):
         if words == ("start",) and text.startswith("log_dir"):

@@ -76,7 +76,7 @@ def test_s3_20_a_line_is_what_a_terminal_ends_up_showing(data: bytes, lines: lis
     ],
 )
 def test_s17_on_a_terminal_only_colours_pass_and_end_with_their_line(data: bytes, lines: list[str]) -> None:
-    """S17: Of all escapes only colours remain, and each coloured line ends with a reset."""
+    """S17: Of all escape sequences only colours are passed on, and each coloured line ends with a colour reset."""
     assert folded(data, colours=True) == lines
 
 
@@ -87,9 +87,10 @@ def test_colours_that_are_never_taken_back_do_not_pile_up() -> None:
 
 
 def terminal_line(data: bytes) -> list[str]:
-    """Return the lines that the model shows: a terminal with one cell for each column, a cursor, and erasing.
+    """Return the lines that a model of a terminal shows for ``data``.
 
-    A cell that is None is the right half of a wide character.
+    The model has one cell for each column and a cursor, and it can erase cells. A cell that is None is the right half
+    of a wide character.
     """
     text = re.sub(r"[\x00-\x06\x08]", "", data.decode("utf-8", "replace"))
     lines: list[str] = []
@@ -146,7 +147,10 @@ PIECES = [
 def test_s3_20_folding_is_what_a_naive_terminal_shows_however_the_bytes_are_cut(
     pieces: list[bytes], cuts: list[int]
 ) -> None:
-    """S3.20, S17: Folding gives the model's lines wherever the bytes are cut; with colours the text is equal."""
+    """S3.20, S17: Folding gives the lines of the terminal model, no matter where the bytes are cut into pieces.
+
+    If colours are kept, the text without the colours is the same.
+    """
     data = b"".join(pieces)
     wanted = terminal_line(data)
     assert folded(data) == wanted
@@ -181,7 +185,7 @@ def test_what_is_taken_for_narrow_is_narrow() -> None:
 
 
 def test_k15_a_line_that_is_too_long_is_cut_with_a_mark() -> None:
-    """K15: A line over the limit is cut and marked with the number of missing characters; the next line is whole."""
+    """K15: A line that is too long is cut, and a mark shows how many characters are missing. The next line is whole."""
     first, second = folded(b"x" * (3 << 20) + b"\nshort\n")
     assert first == "x" * (1 << 20) + f" … (cut here: {2 << 20} more characters)" and second == "short"
     assert folded(b"x" * 50 + b"\rab\n", longest=20) == ["ab" + "x" * 18 + " … (cut here: 30 more characters)"]
@@ -234,7 +238,7 @@ def test_k15_a_line_that_is_entered_in_its_middle(data: bytes, lines: list[str],
 
 
 def test_k15_the_last_lines_of_a_packed_log_cost_no_more_than_it_is_worth(tmp_path: Path) -> None:
-    """K15: The last lines of a gzip log are returned; a log that unpacks to too much data is refused."""
+    """K15: `last_lines` reads a gzip log too, but refuses a log whose unpacked size exceeds a limit."""
     path = tmp_path / "a.log.gz"
     path.write_bytes(gzip.compress(b"".join(b"line %d\n" % n for n in range(100_000)) + b"last\rLAST"))
     assert last_lines(str(path), 2) == ["line 99999", "LAST"]
@@ -249,7 +253,7 @@ def test_k15_the_last_lines_of_a_packed_log_cost_no_more_than_it_is_worth(tmp_pa
 
 
 def test_k15_the_last_lines_are_found_from_the_end(tmp_path: Path) -> None:
-    """K15: The last lines are searched from the end, also in a 4 GB file and within a line too long to read whole."""
+    """K15: `last_lines` searches from the end of the log, also in a file of 4 GB and in a very long line."""
     path = tmp_path / "log"
     path.write_bytes(b"".join(b"line %d\n" % n for n in range(100_000)))
     assert last_lines(str(path), 2) == ["line 99998", "line 99999"]

@@ -22,9 +22,9 @@ from tests.builders import examples
 
 
 def test_a_store_that_is_being_made_is_empty_and_one_that_nobody_makes_is_trouble(tmp_path: Path) -> None:
-    """An unfinished store counts as empty while a daemon holds the lock; without a daemon NothingYet is raised.
+    """While a daemon holds the lock, a store that is not finished yet counts as empty; else NothingYet is raised.
 
-    `demo` and other commands can read the store right after a start.
+    So `demo` and other commands can read the store right after the start of a daemon.
     """
     places = Places(str(tmp_path / "state.json"))
     places.make()
@@ -56,7 +56,10 @@ def test_a_store_that_is_being_made_is_empty_and_one_that_nobody_makes_is_troubl
     )
 )
 def test_the_reason_of_one_is_its_reason_among_all(tmp_path_factory: pytest.TempPathFactory, wishes: list[Any]) -> None:
-    """For each job, `reason_of` and `reasons_of` give the same reason, with the same number of jobs before it."""
+    """`reason_of` gives the same reason for a job as `reasons_of`, which gives the reasons of all jobs.
+
+    The number of jobs before it, which is a part of some reasons, is the same too.
+    """
     database = Database(Places(str(tmp_path_factory.mktemp("reasons") / "state.json")))
     try:
         with database.writing() as connection:
@@ -81,7 +84,7 @@ def test_the_reason_of_one_is_its_reason_among_all(tmp_path_factory: pytest.Temp
 
 
 class Open:
-    """A caller of a foreground job, of which only `close` is used."""
+    """Stands in for the caller of a foreground job; the test needs only its method `close`."""
 
     def close(self) -> None:
         """Do nothing."""
@@ -121,7 +124,7 @@ def test_without_a_daemon_the_newest_jobs_are_found_behind_those_stored_as_runni
 def test_ctrl_c_that_came_too_late_does_not_change_the_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: JobState, code: int
 ) -> None:
-    """`submit --foreground` ends with 130 only if Ctrl-C has cancelled the job, not if the job had ended by itself."""
+    """After Ctrl-C `submit --foreground` exits with 130 if the job was cancelled, else with the job's exit code."""
     client = SchedulerClient(str(tmp_path / "state.json"))
     (job,) = stored(client, state)
 

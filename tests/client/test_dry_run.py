@@ -73,9 +73,9 @@ WISHES = st.builds(
 @examples(6)
 @given(wishes=st.lists(WISHES, min_size=3, max_size=6), paused=st.sets(st.integers(0, 3), max_size=2))
 def test_what_is_previewed_is_what_happens(quiet: Scheduler, wishes: list[JobSpec], paused: set[int]) -> None:
-    """A preview predicts start or wait, GPUs, reason code and reason of the submission that follows it.
+    """A preview predicts what its submission then does: start or wait, the GPUs, the reason code and the reason.
 
-    Each job has started or has its reason before the next preview.
+    The test waits after each submission until the job has started or has a reason to wait.
     """
     s, ids = quiet, []
     if paused:
@@ -103,9 +103,9 @@ def test_what_is_previewed_is_what_happens(quiet: Scheduler, wishes: list[JobSpe
 
 
 def test_dependencies_pauses_folders_and_environments(quiet: Scheduler) -> None:
-    """A preview reports each reason that a single job can have.
+    """A preview reports dependencies, missing folders and environments, and a paused queue as reasons to wait.
 
-    With a failed job in `after_ok` the preview is ``never``; with an unknown job it raises NotFound.
+    If a job in `after_ok` has failed, the preview is ``never``; if a dependency does not exist, it raises NotFound.
     """
     s = quiet
     failed, running = submitted(s, spec("false")), submitted(s, spec("sleep", "600", gpus="0.5"))
@@ -149,7 +149,10 @@ def test_a_preview_writes_nothing(quiet: Scheduler) -> None:
 
 
 def test_without_a_scheduler_it_waits_for_one(tmp_path: Path) -> None:
-    """Without a running scheduler a preview says that the job waits for one, or never starts if it is too large."""
+    """Without a running scheduler a preview says that the job waits for a scheduler.
+
+    If the job needs more GPUs than there are, the preview is ``never``.
+    """
     places = Places(str(tmp_path / "gpu_scheduler_state.json"))
     found = preview(places, CONFIG, spec(gpus="0.5"), ENVIRON, ModelTable(), alive=False)
     assert (found.would, found.reason_code, found.need) == ("wait", "no-scheduler", 0.5)
@@ -163,7 +166,7 @@ def test_without_a_scheduler_it_waits_for_one(tmp_path: Path) -> None:
 
 
 def test_gpus_that_their_readings_forbid_are_not_given(machine: Callable[..., Machine]) -> None:
-    """A preview does not allocate a GPU with foreign processes, and gives the reason that the submission then has."""
+    """A preview does not allocate a GPU with foreign processes; its reason code is that of the later submission."""
     m = machine()
     m.cards("GPU-a", "GPU-b")
     m.use("GPU-b", m.foreign_process(), 70_000, load=90)

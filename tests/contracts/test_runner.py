@@ -48,7 +48,10 @@ def test_signal_is_told_from_exit_code(bench: Bench) -> None:
 
 
 def test_what_cannot_be_started_is_said_and_why(bench: Bench) -> None:
-    """B12, B13: A start that fails (no program, not executable, no interpreter) is reported; the log has the reason."""
+    """B12, B13: A start that fails is reported as NeverRan, and the log contains the reason.
+
+    Causes: the program is missing or not executable, its interpreter is missing, or the working folder is missing.
+    """
     plain = bench.folder / "plain"
     plain.write_text("echo no first line")
     bad = bench.folder / "bad"
@@ -80,7 +83,10 @@ def test_a_claimed_attempt_is_never_started(bench: Bench) -> None:
 
 
 def test_f16_p1_a_log_that_another_scheduler_just_made_is_left_alone(bench: Bench) -> None:
-    """F16, P1: If another scheduler has created the log file, the start fails; a retry uses another file name."""
+    """F16, P1: If another scheduler has created a log with the same name, the start fails and the log is not changed.
+
+    The next attempt, whose log has another name, starts.
+    """
     theirs = bench.folder / "logs" / "1.1.log"
     theirs.write_text("CUDA out of memory\n")
     ran = bench.folder / "ran"
@@ -170,7 +176,7 @@ def test_leftovers_are_named_and_their_end_is_told(bench: Bench) -> None:
 def test_children_of_an_orphan_that_dies_during_the_search_are_found(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P1: If an orphan dies while the leftover processes are searched, its child processes are found."""
+    """P1: If an orphan dies during the search for leftover processes, the children of this orphan are still found."""
     # The inner shell creates the file itself: a `touch` could outlive the job and count as another leftover process.
     orphans = "(setsid sh -c 'sh -c \": > ready; exec sleep 600\" & wait; : middle' &)"
     bench.start(1, "/bin/sh", "-c", f"{orphans}; until [ -e ready ]; do sleep 0.02; done; exit 4")
@@ -234,7 +240,7 @@ def test_torn_record_is_lost_never_a_guess(bench: Bench) -> None:
 
 
 def test_the_log_is_whole_when_the_ending_is_told(bench: Bench) -> None:
-    """The log is complete when the ending is reported: the diagnosis of failures reads its last lines."""
+    """When the ending is reported, the log is complete, because the diagnosis of a failure reads its last lines."""
     for number in range(1, 9):
         bench.start(
             number, "/bin/sh", "-c", "yes 0123456789abcdefghijklmnopqrstuvwxyz | head -c 1000000; echo; echo LAST"

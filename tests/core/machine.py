@@ -1,7 +1,8 @@
-"""A simulated machine for tests of the real `decide`: clock, GPUs, disk, supervisors and jobs, which can fail.
+"""A simulated machine for tests of the real `decide`: its clock, GPUs, disk, supervisors and jobs, and their faults.
 
-`decide`, the recovery table and the scheduler state are the real ones. The loop and the runners are modelled here in
-a few lines. The machine counts starts, ends and bookings independently, so that `check` does not rely on the ledger.
+`decide`, the recovery table and the scheduler state are the real ones. The loop of the daemon and the runners are
+modelled here in a few lines. The machine keeps its own counts of starts, ends and bookings, so that `check` can verify
+the ledger.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class Machine:
         return None if row is None else replace(row)
 
     def start(self, crash: str = "") -> None:
-        """Start a daemon with a new supervisor, unless a daemon runs."""
+        """Start a daemon with a new supervisor, unless a daemon runs; ``crash``: as in `turn`."""
         if self.state is None:
             self.supervisor = Supervisor()
             self.supervisors.append(self.supervisor)
@@ -302,11 +303,17 @@ class Machine:
         return GpuSnapshot(f"declared:{gpu}", gpu, "a card", TOTAL, used, 0.0, None, ())
 
     def _die_of_nothing(self) -> None:
-        """Drop the state after a failed transaction; rebuilding the state finds the dropped observations again."""
+        """Drop the state and the observations after a failed transaction.
+
+        The next `_load` makes these observations again.
+        """
         self.observations, self.state = [], None
 
     def mend(self) -> None:
-        """Rebuild the state after a failed transaction; the supervisor has kept running."""
+        """Rebuild the state of the same daemon process after a failed transaction.
+
+        Its supervisor is still the same process.
+        """
         if self.state is None and self.supervisor in self.supervisors and not self.supervisor.alone:
             self._guard(self._load, "")
 
@@ -321,7 +328,7 @@ class Machine:
 
     @property
     def up(self) -> bool:
-        """True while a daemon process exists, also one without a state because its last transaction failed."""
+        """Return whether a daemon process exists. It may have no state, because its last transaction failed."""
         return self.supervisor in self.supervisors and not self.supervisor.alone
 
     # -- supervisors and jobs ---------------------------------------------------------------------------------
@@ -346,7 +353,11 @@ class Machine:
                 supervisor.claimed = key
 
     def supervisor_killed(self, supervisor: Supervisor) -> None:
-        """Kill a supervisor with SIGKILL: a living daemon inherits its jobs; without one nobody sees how they end."""
+        """Kill a supervisor with SIGKILL.
+
+        If its daemon lives, the daemon becomes the parent of the supervisor's jobs. Otherwise nobody sees how these
+        jobs end.
+        """
         self.supervisors.remove(supervisor)
         mine = supervisor is self.supervisor and not supervisor.alone
         for proc in self.procs.values():
@@ -366,7 +377,11 @@ class Machine:
         self.supervisors.append(self.supervisor)
 
     def ends(self, pid: int, code: int | None, number: int | None = None) -> None:
-        """End a process. The parent of a leader records its exit code; without a parent the attempt is lost."""
+        """End a process.
+
+        If it is the main process of an attempt, its parent records the exit code or signal. If its parent is dead, the
+        attempt is lost.
+        """
         proc = self.procs.pop(pid)
         if proc.leader:
             self.ended[proc.key] = code, number
@@ -381,7 +396,10 @@ class Machine:
             self._tell_daemon(Gone(proc.key))
 
     def orphan(self, pid: int) -> None:
-        """Let a running leader start a process that outlives it."""
+        """Let the main process of an attempt start a child process.
+
+        The child continues to run when the main process ends.
+        """
         leader = self.procs[pid]
         self.last_pid += 1
         process = Process(self.last_pid, int(self.mono * 100))
@@ -420,7 +438,7 @@ class Machine:
     # -- guarantees ---------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Check the guarantees against the machine's own counts; works with and without a daemon."""
+        """Compare the scheduler's guarantees with the machine's own counts; a daemon need not run."""
         disk = self.disk
         assert all(count <= 1 for count in self.starts.values()), f"started twice: {self.starts}"
         load = dict.fromkeys(range(len(self.gpus)), 0)

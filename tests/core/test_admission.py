@@ -1,4 +1,4 @@
-"""Tests of admission control: GPUs without readings, foreign use, starting and ended jobs, and no flapping."""
+"""Tests of admission control: missing readings, foreign processes, the start and end of jobs, and hysteresis."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def a_tenant(job: int = 1, parts: int = 500, vram_mib: int = 0, started_at: floa
 
 
 class Bench:
-    """An Admission of GPU 0 (and idle other GPUs) with a simulated clock; ``on``: the attempts on GPU 0."""
+    """An Admission with a simulated clock, and readings of GPU 0; ``on``: the attempts on GPU 0.
+
+    All other GPUs are idle.
+    """
 
     def __init__(self, gpus: int = 1, **limits: Any) -> None:
         self.wall, self.mono = T0, M0
@@ -78,7 +81,7 @@ class Bench:
         return self.card.verdict
 
     def forbids(self, need: str = "0.5", free: int | None = None) -> str:
-        """Return the code of the reason why GPU 0 takes no job of this need; empty if GPU 0 takes one."""
+        """Return the code of the reason why GPU 0 takes no job with this need, or an empty string if it takes one."""
         promised = sum(tenant.parts for tenant in self.on)
         return self.admission.forbids(
             0, ResourceRequest.parse(need).parts, 1000 - promised if free is None else free
@@ -245,7 +248,7 @@ def test_a_foreign_process_that_only_draws_does_not_make_our_load_foreign(bench:
 
 
 def test_an_idle_foreign_process_does_not_make_our_load_foreign(bench: Bench) -> None:
-    """Own jobs' load is not foreign beside an idle foreign process, for which the driver reports no load."""
+    """If a foreign process on the GPU is idle, the load of our own jobs is not counted as foreign."""
     bench.on = [a_tenant()]
     there = a_process(4711, 500), a_process(11, 10_000, owner="1.1", load=0.95)
     for _ in range(3):
@@ -392,7 +395,7 @@ def test_of_two_fresh_jobs_the_younger_gets_the_unknown_process(bench: Bench) ->
 
 
 def test_without_a_process_list_our_jobs_count_with_what_they_were_promised(bench: Bench) -> None:
-    """Without a process list (GPUtil reads nvidia-smi), each job counts with its share of the memory."""
+    """Without a list of processes, each job is assumed to use its share of the memory. (GPUtil gives no such list.)"""
     bench.on = [a_tenant(1, 500)]
     bench.read(DRIVER + 38_000, processes=None, load=95)
     assert bench.card.foreign_mib == 0 and bench.card.own_mib > 37_000
@@ -445,7 +448,10 @@ def test_after_an_end_a_gpu_is_read_before_it_is_given_out(bench: Bench) -> None
 
 
 def test_a_reading_that_was_asked_for_before_the_end_tells_nothing_of_what_is_left(bench: Bench) -> None:
-    """A reading that was requested before a job ended does not free the GPU: it still lists the job's process."""
+    """A reading that was requested before a job ended does not free the GPU.
+
+    Such a reading may still show the job's process.
+    """
     bench.on = [a_tenant(1, 1000)]
     process = a_process(11, 70_000, owner="1.1")
     bench.read(DRIVER + 70_000, process)
@@ -461,7 +467,7 @@ def test_a_reading_that_was_asked_for_before_the_end_tells_nothing_of_what_is_le
 
 
 def test_memory_that_stays_after_an_end_is_waited_for_and_then_is_foreign(bench: Bench) -> None:
-    """I11: After a job's end, its GPU waits for the release of memory; after ``release_s`` it counts as foreign."""
+    """I11: After a job's end, its GPU waits until the memory is released; after ``release_s`` the memory is foreign."""
     bench.on = [a_tenant(1, 1000)]
     process = a_process(11, 70_000, owner="1.1")
     bench.read(DRIVER + 70_000, process)
@@ -553,7 +559,7 @@ def test_the_load_right_after_an_end_is_still_the_jobs(bench: Bench) -> None:
     ids=["nobody", "hidden", "busy", "no-figure"],
 )
 def test_what_somebody_accepts_blocks_nobody_any_more(bench: Bench, there: tuple[GpuProcess, ...]) -> None:
-    """I11: After ``resume --force`` the accepted processes and memory keep no job away."""
+    """I11: Processes and memory that a user accepted with ``resume --force`` do not block the GPU."""
     load = 90 if there and there[0].load else 0
     for _ in range(2):
         bench.read(DRIVER + 70_000, *there, load=load)
@@ -583,7 +589,7 @@ def test_only_what_was_there_is_accepted(bench: Bench) -> None:
 
 
 def test_accepting_ends_the_wait_for_memory_after_an_end(bench: Bench) -> None:
-    """I11: ``resume --force`` ends the wait for memory after the end of a job."""
+    """I11: After ``resume --force`` a GPU no longer waits for the release of an ended job's memory."""
     bench.on = [a_tenant(1, 1000)]
     bench.read(DRIVER + 70_000, a_process(11, 70_000, owner="1.1"))
     bench.on = []
@@ -608,7 +614,10 @@ def test_accepting_does_not_unblock_a_gone_or_stale_gpu(bench: Bench) -> None:
 
 
 def foreign(bench: Bench, percent: float, load: bool = False) -> bool:
-    """Read a GPU with foreign use of ``percent`` of its memory (or load); return whether the GPU is blocked."""
+    """Apply a reading of GPU 0 in which foreign processes use ``percent``; return whether the GPU is then blocked.
+
+    ``load``: ``percent`` is their share of the load, otherwise their share of the memory.
+    """
     if load:
         bench.read(DRIVER + 100, a_process(mib=100), load=percent)
     else:

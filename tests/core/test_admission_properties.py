@@ -1,4 +1,7 @@
-"""Property tests of admission control with random readings: masks and verdicts agree, and placement obeys them."""
+"""Property tests of admission control with random readings.
+
+The masks of blocked GPUs agree with the verdicts, and no job is placed on a GPU with a verdict against it.
+"""
 
 from __future__ import annotations
 
@@ -223,7 +226,10 @@ class BothRead(Both):
         choose = self.twin.start_all
 
         def start_all(*more: Any) -> list[tuple[int, tuple[int, ...]]]:
-            """Let the slow scheduler judge the readings by its own jobs; the real state already contains the starts."""
+            """Let the slow scheduler judge the readings with its own list of running jobs.
+
+            The list of the real scheduler cannot be used, because it already contains the jobs that this pass starts.
+            """
             admission = state.fleet.admission
             admission.tenants, real = self.tenants, admission.tenants
             try:
@@ -293,7 +299,7 @@ READS = st.lists(st.one_of(st.none(), READ), min_size=20, max_size=20)
 def test_with_readings_too_what_starts_is_what_scanning_all_gpus_would_choose(
     servers: list[int], memory_mib: int | None, turns: list[list[Step]], reads: list[Step | None]
 ) -> None:
-    """S3.16: Also with readings, the real scheduler starts the same jobs on the same GPUs as the slow one."""
+    """S3.16: When readings block GPUs, the real scheduler starts the same jobs on the same GPUs as the slow one."""
     both = BothRead(servers, memory_mib)
     for turn, read in zip(turns, reads, strict=False):
         both.turn(both.facts_of([*turn, *([read] if read else [])]))

@@ -61,7 +61,11 @@ def test_g01_a_daemon_that_starts_after_a_jump_ends_nobody_early(jump: float) ->
 
 @JUMPS
 def test_g01_a_world_built_anew_after_a_jump_waits_no_longer_than_the_longest_wait(jump: float) -> None:
-    """G01: After a restart, a due time from the store delays a job by at most the longest wait, for any clock jump."""
+    """G01: After a restart, the due time of a job in the store delays the job by at most the longest wait.
+
+    This holds for each jump of the wall clock. A cancelled job gets its SIGKILL at most one grace time after the
+    restart.
+    """
     job = a_job(1, attempt=1, not_before=T0 + 5.0)
     play = a_world(1)
     play.wall += jump

@@ -452,7 +452,7 @@ def test_a_world_without_timers_sleeps_as_long_as_nothing_happens() -> None:
 
 
 def test_i19_a_wide_job_among_narrow_ones_waits_no_longer_than_they_come() -> None:
-    """I19: Each narrow job that fits overtakes a wide job, which starts when no narrow job takes the free GPUs."""
+    """I19: One-GPU jobs overtake a two-GPU job as long as they keep arriving; the two-GPU job starts after the last."""
     play = a_world(2)
     play.run(a_job(1))
     play.tell(after=1.0)

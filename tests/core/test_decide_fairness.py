@@ -29,7 +29,10 @@ def full(k: int, wide: Job, *servers: int, cpu_slots: int = 1 << 30, first: Job 
 
 
 def stream(play: Play, count: int, first: int = 10, **wish: object) -> list[int]:
-    """Add ``count`` jobs one by one; after each, end the jobs that ran before it, except job 1. Return started ids."""
+    """Let ``count`` jobs arrive one by one, and return the ids of the jobs that start meanwhile.
+
+    After each arrival, the jobs that were already running end, except job 1.
+    """
     before = len(play.started)
     need = str(wish.pop("need", "1"))
     for number in range(first, first + count):
@@ -140,7 +143,7 @@ def test_s4_36_fewer_slots_than_it_needs_hold_up_nobody_else() -> None:
 
 
 def test_s4_36_who_waits_behind_another_of_its_kind_is_overtaken_with_it() -> None:
-    """S4.36: Two equal waiting jobs both count as overtaken, so the limit still holds if the first is cancelled."""
+    """S4.36: An overtake counts for each of two equal waiting jobs, so cancelling the first resets nothing."""
     play = full(1, a_job(2, "2"))
     play.arrive(a_job(3, "2"))
     assert stream(play, 3) == [10]  # job 10 overtakes both waiting jobs
@@ -248,7 +251,7 @@ def test_s4_32_claims_are_restored_after_a_restart() -> None:
 
 
 def test_s4_31_what_a_job_by_name_leaves_behind_keeps_its_claim() -> None:
-    """S4.32: Leftover processes of a job keep its claim by name."""
+    """S4.32: While leftover processes of a job run, the GPUs that the job named stay claimed."""
     from scheduler.core.job import Process
     from scheduler.core.observations import Gone
 

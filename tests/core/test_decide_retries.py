@@ -189,7 +189,10 @@ def test_a_job_that_is_run_again_on_request_has_all_its_tries_anew() -> None:
 
 
 def test_many_who_ask_for_a_job_again_start_one_attempt() -> None:
-    """Of several requests to repeat the ended attempt 1, the first starts attempt 2 and the others only get a note."""
+    """If several users ask to repeat attempt 1, the first request starts attempt 2. The others start nothing.
+
+    The users of the other requests get a message that the job is starting or has run again.
+    """
     play = a_world(1)
     play.run(a_job(1))
     play.tell(play.ended(1, 1))

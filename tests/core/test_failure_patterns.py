@@ -67,6 +67,6 @@ def test_a_bad_ordinal_names_the_setting_that_helps() -> None:
     ],
 )
 def test_running_out_of_memory_names_what_would_help(need: str, hint: str) -> None:
-    """The hint to request a whole GPU is not given for a job that had one."""
+    """After a lack of GPU memory, the hint fits what the job had requested: a share, whole GPUs, memory or no GPU."""
     failure = failure_in("CUDA out of memory", ResourceRequest.parse(need))
     assert failure is not None and hint in failure.hint

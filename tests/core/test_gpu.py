@@ -107,7 +107,7 @@ def test_ten_tenths_are_exactly_one_gpu() -> None:
     ],
 )
 def test_a_need_is_so_many_gpus_and_parts_of_each(text: str, need: tuple[int, int]) -> None:
-    """S3.15: A request is a number of GPUs and the thousandths of each; a need above 1 is rounded up to whole GPUs."""
+    """S3.15: A request is read as a number of GPUs and a share of each; a need above 1 is rounded up to whole GPUs."""
     assert ResourceRequest.parse(text) == ResourceRequest(*need)
 
 

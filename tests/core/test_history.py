@@ -1,4 +1,8 @@
-"""Tests of GPU and job samples over time: means of measured values only, intervals, pauses, and bounded answers."""
+"""Tests of the recorded samples of GPUs and jobs.
+
+A mean contains only measured values. Samples are grouped into intervals, pauses are listed, and an answer has a maximum
+size.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +88,7 @@ def test_a_reading_is_split_into_ours_others_and_reserved() -> None:
 
 
 def test_a_silent_gpu_is_not_measured() -> None:
-    """A GPU that is not read has no measured values; repeating the last reading would show a constant load."""
+    """A GPU that is not read has no measured values in the history. Its last reading is not repeated."""
     admission = read(a_reading())
     card = admission.cards[0]
     assert gpu_values(card, 0.0, False)[0] == 5000

@@ -83,7 +83,7 @@ def test_s1_6_a_job_that_was_only_placed_has_nothing_to_show() -> None:
 
 
 def test_s1_6_history_goes_through_retries_and_new_runs() -> None:
-    """The history takes the times of the last attempt from the job's row, and those of earlier attempts from events."""
+    """A history takes the times of the last attempt from the job's row, and those of earlier attempts from events."""
     moments: Moments = [
         (T0 + 1, "held"), (T0 + 2, "released"), (T0 + 3, "started"), (T0 + 4, "retry_scheduled"), (T0 + 5, "unclaimed"),
         (T0 + 6, "started"), (T0 + 7, "stopping"), (T0 + 7, "leftovers"), (T0 + 8, "cancelled"), (T0 + 9, "requeued"),
@@ -127,7 +127,7 @@ def test_s1_6_a_line_of_a_commands_file_is_as_it_stands_there() -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_s15_the_journal_shows_no_secret(name: str) -> None:
-    """S15: The journal shows no secret of a command's arguments or of a shell command; it contains no environment."""
+    """S15: The journal hides the secrets in a job's arguments and in its shell text, and omits the environment."""
     words = SHAPES[name]
     asked = a_job(source="submit", script="", arguments=words, variables=(f"HF_TOKEN={SECRET}",))
     assert SECRET not in line_of(record_of(asked, [])).decode()
@@ -170,7 +170,10 @@ def test_s1_6_any_job_is_one_line_that_reads_back(job: Job, moments: Moments) ->
 
 @given(jobs(), st.data())
 def test_s1_12_any_torn_line_is_known_as_its_jobs(job: Job, data: st.DataObject) -> None:
-    """S1.12: A line that is cut off is not JSON, but is recognized as the start of this job's record, or of any."""
+    """S1.12: A line that was cut off is not valid JSON, but is recognized as the beginning of a record.
+
+    If the job's id is complete, the line is recognized as the beginning of this job's record.
+    """
     line = line_of(record_of(job, []))
     torn = line[: data.draw(st.integers(1, len(line) - 2))]
     with pytest.raises(ValueError):
@@ -184,7 +187,7 @@ def test_s1_12_any_torn_line_is_known_as_its_jobs(job: Job, data: st.DataObject)
 
 
 def test_s1_12_what_others_wrote_is_not_taken_for_a_torn_line() -> None:
-    """S1.12: Text that gpujob did not write is not recognized as a torn line, because torn lines are deleted."""
+    """S1.12: Text that gpujob did not write is never taken for a line that was cut off, and so it is not deleted."""
     job = a_job(3)
     line = line_of(record_of(job, []))
     for torn in (b"note to self", b"", b'{"id": "x', b'{"job": 3, "c', b"\0" * 50, b'{"id": 3, "commander": 1'):
@@ -205,7 +208,7 @@ def test_s1_6_other_values_are_no_records_of_ours(value: object) -> None:
 
 
 def test_s1_6_records_of_other_versions_are_ours() -> None:
-    """Records of other versions are recognized; otherwise an upgrade would write a second line for each job."""
+    """Records that another version wrote are recognized, so an upgrade does not write a second record of a job."""
     for keys in ((*KEYS, "more"), (*KEYS[:3], "history"), KEYS):
         assert identity_of_record({**dict.fromkeys(keys, 7), "history": [["2026", "pending"]]}) == (7, "2026")
 

@@ -107,7 +107,10 @@ def test_a_job_is_told_who_it_is() -> None:
 
 
 def test_torchrun_starts_one_process_a_gpu_and_is_given_no_cuda() -> None:
-    """torchrun gets no additional `--cuda`, as its processes use LOCAL_RANK; an existing `--cuda` gets the GPUs."""
+    """No `--cuda` is added to a torchrun job, because its processes use LOCAL_RANK.
+
+    An existing `--cuda` gets the GPUs.
+    """
     start = ("/usr/bin/python", "-m", "torch.distributed.run", "--standalone")
     launch = launched(launch="torchrun", arguments=("--lr", "1"))
     assert launch.argv == (*start, "--nproc_per_node=2", "/data/train.py", "--lr", "1")
@@ -187,7 +190,10 @@ def test_each_attempt_has_a_log_of_its_own(attempt: int, name: str) -> None:
     ],
 )
 def test_a_job_may_name_its_log_itself(changes: dict[str, Any], name: str) -> None:
-    """S2.1 S4.14 S4.15: A job can name its log; `ts` jobs add random letters, and compression adds .gz."""
+    """S2.1 S4.14 S4.15: A job can choose the name of its log.
+
+    The name gets random letters if the job comes from `ts`, and `.gz` if the log is compressed.
+    """
     assert log_name(a_job(12, **changes), "S", letters="abc123") == name
 
 
@@ -215,7 +221,7 @@ def test_where_a_job_reads_and_writes(changes: dict[str, Any], streams: Streams)
 
 
 def test_variables_of_a_job_are_laid_below_those_of_the_environment_and_ours() -> None:
-    """Contract 3: `;env=A=1` sets a variable, unless the scheduler sets it for the GPUs, job or environment."""
+    """Contract 3: `;env=A=1` sets a variable of the job, but none that the scheduler or the environment sets."""
     given = ("A=1", "B=x=y", "C=", "CUDA_VISIBLE_DEVICES=7", "GPUJOB_ID=0", "CONDA_PREFIX=/mine", "VIRTUAL_ENV=/mine")
     found = Found("/opt/e/bin/python", environment={"CONDA_PREFIX": "/opt/e", "VIRTUAL_ENV": None})
     environment = launched(found=found, variables=given).environment
@@ -245,7 +251,7 @@ def test_what_a_job_without_gpus_sees_is_as_its_source_is_used_to(
 
 
 def test_gpus_that_a_job_named_are_shown_to_it_and_no_share_is_promised() -> None:
-    """S4.31: A job that names its GPUs sees them, and its share is 0."""
+    """S4.31: A job that chooses its GPUs by name sees them in its variables, and GPUJOB_SHARE is 0."""
     job = a_job(12, on=(0, 3), source="ts", arguments=("train",), script="", log="/logs/12.log", attempt=1)
     job.gpus = (0, 3)
     environment = launch_of(job, Found("/bin/train"), mode="physical", state_file="/s", cwd="/").environment

@@ -1,4 +1,7 @@
-"""Tests of jobs that book memory instead of a share: best GPU, memory that is booked and not used yet, retries."""
+"""Tests of jobs that book memory instead of a share.
+
+They check the choice of the GPU, memory that is booked and not used yet, and what a retry books.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ def free(bench: Bench) -> int:
 
 
 def test_s1_11_what_was_just_promised_counts_until_its_use_shows(bench: Bench) -> None:
-    """S1.11: Booked memory counts from placement until the job has settled; after that the memory in use counts."""
+    """S1.11: Booked memory counts as used until the settle time has passed since the job's start.
+
+    After that, only the memory in use counts.
+    """
     bench.read(1_000)
     assert free(bench) == TOTAL - 1_000
     bench.on = [a_tenant(1, BY_MEMORY, MINIMUM, started_at=None)]  # placed, but not started
@@ -57,7 +63,7 @@ def test_s1_11_what_was_just_promised_counts_until_its_use_shows(bench: Bench) -
 
 
 def test_s1_2_the_memory_of_others_counts_and_their_load_does_not(bench: Bench) -> None:
-    """S1.2: Only the free memory counts; thresholds and the load of foreign processes have no effect."""
+    """S1.2: For jobs that book memory, only the free memory of a GPU counts: thresholds and load do not matter."""
     for _ in range(3):
         assert bench.read(74_000, a_process(9, 73_000), load=100) == NOTHING_FORBIDDEN
     assert free(bench) == TOTAL - 74_000
@@ -149,7 +155,7 @@ def test_s1_2_the_gpu_with_the_most_free_memory(
 
 
 def test_s1_11_one_after_another_each_counts_what_the_others_were_promised() -> None:
-    """S1.11: Each placement counts the memory that earlier placements of the same pass have booked."""
+    """S1.11: In one pass, each job is placed in the memory that the jobs placed before it have left free."""
     tenants: dict[int, list[Tenant]] = {0: [], 1: []}
     fleet = a_fleet(TOTAL - 20_000, TOTAL - 14_000, tenants=tenants)
     chosen = []
@@ -212,7 +218,7 @@ def test_out_of_memory_books_twice_as_much_and_at_most_all_there_is() -> None:
 
 
 def test_a_thousandth_of_a_gpu_is_a_share_where_jobs_book_shares() -> None:
-    """If jobs book shares, a need of 0.001 gets the best-fitting GPU, not the one with the most free memory."""
+    """If jobs book shares, the request 0.001 gets the GPU where it fits best, not the GPU with the most free memory."""
     fleet = Fleet([a_gpu(index, memory_mib=TOTAL) for index in range(2)])
     fleet.admission = Admission.of(fleet.gpus.values(), Thresholds(), Now(T0, M0))
     used = [GpuSnapshot(gpu.uuid, gpu.index, "", TOTAL, 1_000 * (1 + gpu.index), 0.0) for gpu in fleet.gpus.values()]

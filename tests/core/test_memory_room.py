@@ -1,4 +1,7 @@
-"""Tests of requested GPU memory beside memory that is booked or in use, and of allocations beyond the ledger."""
+"""Tests of jobs that request GPU memory on GPUs where memory is booked or in use.
+
+They also check adopted jobs for which the ledger has no room.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def bench() -> Bench:
 
 
 def fits(bench: Bench, need: str, vram_mib: int = 0) -> bool:
-    """Return whether placement puts such a job on GPU 0, and check that `forbids` agrees where the ledger has room."""
+    """Return whether a job with this request is placed on GPU 0; check `forbids` and the reasons too."""
     fleet = Fleet([a_gpu(memory_mib=TOTAL)])
     for tenant in bench.on:
         fleet.take(ResourceRequest(1, tenant.parts), (0,), tenant.vram_mib)
@@ -101,7 +104,7 @@ def test_a_process_of_ours_on_a_gpu_it_was_not_given_is_named_with_its_job(bench
 
 @pytest.mark.parametrize("limit", [0.01, 0.05, 0.1, 0.8])
 def test_any_limit_can_be_got_below_again(limit: float) -> None:
-    """A blocked GPU becomes free again, even if the threshold is smaller than the usual hysteresis of 5 %."""
+    """With any threshold, also one below the usual hysteresis of 5 %, a blocked GPU becomes free again without load."""
     made = Bench(load=limit, memory=max(limit, 0.1))
     assert made.read(load=90).code == "foreign"
     for _ in range(3):
@@ -161,7 +164,10 @@ def test_leftovers_of_such_a_job_give_nothing_back_twice() -> None:
 
 
 def test_leftovers_that_may_be_anothers_do_not_keep_a_job_in_stopping() -> None:
-    """Leftover processes keep a cancelled job's GPU allocated; they delay its end only if they surely belong to it."""
+    """Leftover processes keep the GPU of a cancelled job allocated.
+
+    They delay the job's end only if they certainly belong to the job.
+    """
     left = (Process(99, 9),)
     for unsure, after in ((left, S.CANCELLED), ((), S.STOPPING)):
         play: Play = a_world(1)

@@ -1,4 +1,7 @@
-"""Tests of a job's need: its own request, else the need of its model in the table, else the default, else one GPU."""
+"""Tests of a job's need: its own request, otherwise the need of its model in the model table, otherwise the default.
+
+The default is that of the model table. Without a table it is one GPU.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,10 @@ def test_the_model_is_the_last_one_named_before_a_bare_double_dash(words: str, m
     ],
 )
 def test_a_model_of_the_table_needs_what_the_table_says_else_the_default(words: str, need: str) -> None:
-    """S3.13: A job has the need of its model; an unknown model or none has the default of the table."""
+    """S3.13: A job needs what the table says for its model.
+
+    Without a known model, it needs the default of the table.
+    """
     assert need_of(a_spec(arguments=tuple(words.split())), TABLE)[0] == ResourceRequest.parse(need)
 
 
@@ -95,7 +101,7 @@ def test_gpus_by_name_and_slots_are_needs_of_their_own(
 
 
 def test_slots_count_where_the_table_says_no_gpu() -> None:
-    """S4.19: If the table gives a job no GPU, the slots that the job requests count."""
+    """S4.19: If the table says that a job needs no GPU, the job takes the slots that it requests."""
     assert need_of(a_spec(slots=4), ModelTable("0")) == (ResourceRequest(0, 4), ())
 
 

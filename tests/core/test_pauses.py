@@ -81,7 +81,10 @@ def test_s3_31_a_resume_that_an_edit_had_not_seen_stays_too() -> None:
 
 
 def test_s3_31_a_pause_that_confirms_an_edit_stays_though_an_older_copy_is_saved() -> None:
-    """S3.31: If an edit and then a command pause a GPU, saving a copy older than both leaves the GPU paused."""
+    """S3.31: If an edit pauses a GPU and a command pauses it again, the GPU stays paused when an older copy is saved.
+
+    An older copy is one that was read before the edit and the command.
+    """
     state = a_world()
     ask(state, StateEdited((1,), False, 0))
     ask(state, Pause((1,)))
@@ -128,10 +131,11 @@ STEP = st.one_of(
 
 @given(st.lists(STEP, max_size=60))
 def test_only_whom_a_writer_toggled_or_an_earlier_edit_named_changes(steps: list[tuple[str, int, int]]) -> None:
-    """S3.31, D05: A save changes no GPU that a command changed last, except the one that the writer changed.
+    """S3.31, D05: A save of the state file changes only the GPU that its writer changed, and GPUs that an edit changed.
 
-    Three writers read the file, change one GPU each and save the file, with commands in between. A save changes at most
-    the writer's own GPU, and GPUs that an edit (not a command) changed after the writer read the file.
+    Three writers read the file, change one GPU each and save the file, with commands in between. Besides the writer's
+    own GPU, a save changes only GPUs whose last change is an edit that came after the writer had read the file. It
+    never undoes a command.
     """
     state = a_world()
     picture: tuple[tuple[int, ...], int] = ((), 0)

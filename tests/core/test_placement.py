@@ -1,4 +1,4 @@
-"""Tests of the ledger: where a request fits best, why it fits nowhere, and no GPU is booked beyond 1000 thousandths."""
+"""Tests of the ledger: where a request fits best, why a request fits nowhere, and that no GPU is over-booked."""
 
 from __future__ import annotations
 
@@ -332,7 +332,7 @@ def test_what_is_kept_for_a_job_that_was_overtaken_too_often(
     servers: tuple[int, ...], free: dict[int, int], paused: tuple[int, ...], claimed: tuple[int, ...], kind: PlacementClass,
     kept: tuple[int, ...],
 ) -> None:  # fmt: skip
-    """S4.36: The GPUs with the smallest missing share are reserved for a job, and no other job gets them."""
+    """S4.36: For a job with a reservation, the GPUs that lack the least are reserved; no other job gets them."""
     fleet = a_fleet(*servers, free=free, paused=paused)
     for gpu in claimed:
         fleet.take(ResourceRequest(1, 0), (gpu,))
@@ -360,7 +360,7 @@ def test_two_that_were_overtaken_too_often_are_kept_different_gpus() -> None:
 
 
 def test_the_job_that_gpus_are_kept_for_is_told_why_it_waits_itself() -> None:
-    """S4.36: The reason of the job with a reservation names its own obstacle, not the reservation."""
+    """S4.36: The reason why a job with a reservation waits never names this reservation, but what the job lacks."""
     fleet = a_fleet(2)
     fleet.take(ResourceRequest(1, 0), (0,))
     wide = a_kind("2")
@@ -394,7 +394,7 @@ def test_no_slot_is_kept_for_what_there_are_too_few_slots_for() -> None:
 
 
 def test_no_gpu_is_kept_with_one_that_no_waiting_brings_back() -> None:
-    """S4.36: No GPU is reserved for a job that also needs a GPU that is gone or unhealthy."""
+    """S4.36: If too few GPUs remain for a job because one is gone or unhealthy, no GPU is reserved for the job."""
     fleet = a_fleet(3, free={2: 0})
     fleet.admission.blocked_mask = fleet.admission.lasting_mask = 0b001
     fleet.reserve(5, a_kind("3"))

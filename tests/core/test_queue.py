@@ -1,4 +1,4 @@
-"""Tests of the queue: the order of waiting jobs, and that the heaps by class yield the order of one full sort."""
+"""Tests of the queue of waiting jobs: its heaps, one for each placement class, give the same order as one full sort."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = (HALF, WHOLE_GPU, WIDE, a_kind("0.5", (0,)))
 
 
 def all_in_order(queue: Queue) -> list[int]:
-    """Return all jobs in the order in which the queue offers them if each job fits."""
+    """Take each job that the queue offers, as if all fitted, and return their ids in this order."""
     out = []
     turns = queue.in_order()
     offer = next(turns, None)

@@ -53,7 +53,7 @@ def test_what_cannot_be_read_of_jobs(text: str) -> None:
 
 
 def test_as_settings() -> None:
-    """Numbers, missing values, lists and booleans of a YAML file are read or refused."""
+    """The limits are read from the values of a YAML file. A value of the wrong type is refused."""
     assert read_option("keep_finished", 10000, "x") == "10000" and read_option("keep_logs", None, "x") == ""
     assert read_option("keep_logs", " 30d,  20G", "x") == "30d 20G"
     for value in (True, ["30d"], {"age": 1}, 30):

@@ -54,7 +54,7 @@ def test_any_name_is_safe_and_short(job, gpus, arguments):
 
 @given(st.integers(1, 99), st.sets(st.sampled_from(["n", "n_abcd", "n_abcd_a3", "n_abcd_2", "n_abcd_3", "nn", "n_"])))
 def test_a_taken_name_is_not_used_again(attempt, taken):
-    """J06: A name in use gets the scheduler's short id as a suffix, then also the attempt or a number."""
+    """J06: If a session name is in use, the scheduler's short id is added, and if needed the attempt or a number."""
     name = free_name("n", "abcd", attempt, taken)
     assert name not in taken
     assert name == "n" if "n" not in taken else name.startswith("n_abcd")
@@ -88,7 +88,10 @@ def test_what_is_added_to_a_taken_name(taken, name):
     ],
 )
 def test_a_name_that_is_too_long_keeps_its_id(name: str, most: int, short: str) -> None:
-    """The path of a socket has at most 107 bytes, so a long name is shortened before its id."""
+    """A session name that is too long for the path of a socket loses letters before the job's id.
+
+    The id stays complete.
+    """
     assert shortened(name, most) == short and len(short) <= most
 
 

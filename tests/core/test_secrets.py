@@ -48,7 +48,10 @@ def test_s15_a_number_may_be_a_password_but_hardly_a_token() -> None:
 
 
 def test_s15_hiding_takes_linear_time_and_keeps_the_number_of_words() -> None:
-    """S15: Hiding takes linear time, also for 131 KB like a secret's start, and keeps the number of words."""
+    """S15: The time to hide secrets grows linearly with the length of the text.
+
+    The number of words does not change.
+    """
     began = time.process_time()
     for piece in (
         "a",

@@ -1,4 +1,4 @@
-"""Tests of shell quoting: a quoted command, pasted into a shell, gives the same words."""
+"""Tests of shell quoting: if a quoted command is pasted into a shell, the shell reads the same words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the usage report: attempts from jobs and events, times clipped to the reported span, and consistent sums."""
+"""Tests of the usage report: which attempts it lists, how it cuts their times to the reported period, and its sums."""
 
 from __future__ import annotations
 
@@ -179,7 +179,10 @@ def made_of(label: str, need: str, before: list[Any], state: JobState, start: fl
 
 @given(st.lists(ONE, max_size=6), st.none() | TIMES)
 def test_the_parts_add_up_to_the_totals_and_nothing_is_negative(shapes: list[Any], since: float | None) -> None:
-    """The parts add up to the totals and no value is negative, whatever the clock values are."""
+    """The values of labels, jobs and GPUs add up to the totals of the report, and no value is negative.
+
+    This holds for all times of the clock.
+    """
     stories = [made_of(*shape) for shape in shapes]
     found = report_of(stories, now=NOW, since=None if since is None else T0 + since)
     total = found.total

@@ -55,7 +55,10 @@ def begun(tmp_path: Path) -> tuple[ConfigReload, Target, list[str], Path]:
 
 
 def test_a_periodic_check_waits_until_the_file_stops_changing(tmp_path: Path) -> None:
-    """P3: A scheduled check reads the config only after ``SETTLE_S`` without a change: it reads no half-saved file."""
+    """P3: A periodic check reads the config only when it has not changed for ``SETTLE_S`` seconds.
+
+    So it reads no half-saved file.
+    """
     reload, target, said, path = begun(tmp_path)
     path.write_text("")  # a user saves it in place
     os.utime(path, (CHANGED_AT, CHANGED_AT))

@@ -1,4 +1,4 @@
-"""Tests of the report about a failed pass: a full disk is not reported as a defect of the program."""
+"""Tests of failed passes: a full disk is not reported as a defect of the program, and the daemon continues."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def daemon(tmp_path: Path, told: list[str]) -> Iterator[Daemon]:
 def test_a_full_disk_is_not_reported_as_a_bug(
     daemon: Daemon, told: list[str], error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P3: A pass that fails on a full disk reports the path and a remedy; other errors are reported as defects."""
+    """P3: If a pass fails on a full disk, the report names the path and a remedy; other errors are called defects."""
 
     def fail(_daemon: Daemon, _now: object) -> None:
         raise error
@@ -70,7 +70,7 @@ def test_a_full_disk_is_not_reported_as_a_bug(
 
 
 def test_an_outage_of_a_whole_night_does_not_end_the_daemon(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After more than a thousand failed passes (two hours), passes are still tried, and the daemon recovers."""
+    """After more than a thousand failed passes, as in a long outage, the daemon still tries passes and recovers."""
 
     def fail(_daemon: Daemon, _now: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -24,7 +24,7 @@ START = bucket_of(1_800_000_000.0, SHORT_S)
 
 @pytest.fixture(autouse=True)
 def enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `close` wait up to a minute until the thread has written all samples, for a busy disk."""
+    """Allow `close` a minute to wait until the thread has written all samples, because the disk may be busy."""
     monkeypatch.setattr(history_writer, "END_S", 60.0)
 
 
@@ -51,7 +51,10 @@ class Clock:
 
 
 def test_one_sample_a_bucket_and_gaps_stay_gaps(tmp_path: Path, state: SchedulerState) -> None:
-    """The history has one sample for each interval; a suspended machine or a changed clock leaves gaps."""
+    """The history has one sample for each interval, and none for the time in which the machine slept.
+
+    After a change of the clock the samples continue at the new time.
+    """
     loop = Clock(tmp_path / "history.db", state)
     loop.kept.begin()
     for after in (0, 1, 1, 8, 10, 10):
@@ -64,7 +67,10 @@ def test_one_sample_a_bucket_and_gaps_stay_gaps(tmp_path: Path, state: Scheduler
 
 
 def test_a_locked_history_loses_only_samples(tmp_path: Path, state: SchedulerState) -> None:
-    """While the history file is locked, the loop does not wait; afterwards the newest samples are written."""
+    """While another process locks the history file, the daemon's loop does not wait.
+
+    When the lock is released, the newest samples are written; older samples may be lost.
+    """
     loop = Clock(tmp_path / "history.db", state)
     loop.kept.begin()
     loop.turn(0)

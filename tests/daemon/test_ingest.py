@@ -1,4 +1,4 @@
-"""Tests of the facts about the machine that decide whether refused lines are read again."""
+"""Tests of `machine_text`: refused lines of the jobs file are read again if this text about the machine changes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ def gpu(index: int) -> Gpu:
 
 
 def test_two_machines_never_have_the_same_text() -> None:
-    """GPU 11 with 600 MiB booked by a job and GPU 1 with 6001 MiB booked by a job give different texts."""
+    """Different machines have different texts, even if their numbers have the same digits in a row.
+
+    Example: GPU 11 with 600 MiB, and GPU 1 with 6001 MiB.
+    """
     assert machine_text([gpu(11)], 600) != machine_text([gpu(1)], 6001)
     assert machine_text([]) == "none"

@@ -1,4 +1,4 @@
-"""Tests of the journal of a real store: when lines are written, errors, and that the loop is not delayed."""
+"""Tests of the journal of a real store: when lines are written, what happens after errors, and no delay of the loop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def now() -> Now:
 
 
 class Keeping:
-    """A store with jobs, and its journal. ``said``: logged texts with levels; ``noted``: reported troubles."""
+    """A store with jobs, and its journal.
+
+    ``said``: logged texts with their levels; ``noted``: the troubles that the journal has reported (empty: it ended).
+    """
 
     def __init__(self, folder: Path) -> None:
         self.db = Database(Places(str(folder / "gpu_scheduler_state.json")))
@@ -51,7 +54,7 @@ class Keeping:
         self.said.append((text, level))
 
     def submit(self, *commands: str) -> list[Job]:
-        """Add jobs as one pass does; return them."""
+        """Add jobs with these commands, as one pass of the daemon does; return the jobs."""
         with self.db.writing(sync=False) as connection:
             made = [
                 rows.insert(
@@ -83,7 +86,7 @@ class Keeping:
         return self.change(job, kind, end, 2, exit_code=code, finished_at=T0 + 2, outcome=how)
 
     def steps(self) -> None:
-        """Run steps until all changes are written, without waiting for their times."""
+        """Run steps of the journal until all changes are written. Ignore the time at which a step is due."""
         while self.journal.due() != NEVER:
             self.journal._not_before = 0.0
             self.journal.step(now())
@@ -97,7 +100,10 @@ class Keeping:
 
 @pytest.fixture
 def keeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeping]:
-    """A `Keeping` whose rewrites at the start and the end may take a minute each, for a busy disk."""
+    """A `Keeping` whose rewrites may take a minute each, because the disk may be busy.
+
+    The journal is rewritten at the daemon's start and at its end.
+    """
     monkeypatch.setattr(journal_writer, "BEGIN_S", 60.0)
     monkeypatch.setattr(journal_writer, "END_S", 60.0)
     made = Keeping(tmp_path)
@@ -108,7 +114,7 @@ def keeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeping
 
 
 def test_s1_6_one_line_for_each_change_and_one_a_job_at_the_end(keeping: Keeping) -> None:
-    """S1.6: Each change of a job's status adds one line; at the end the journal is compacted to one line per job."""
+    """S1.6: Each change of a job's status adds one line. When the daemon ends, the last line of each job is kept."""
     keeping.journal.begin()
     assert keeping.path.read_bytes() == b"" and keeping.journal.due() == NEVER
     one, two = keeping.submit("a", "b")
@@ -137,7 +143,7 @@ def test_an_end_without_a_change_writes_nothing(keeping: Keeping) -> None:
 
 
 def test_s1_8_the_journal_is_made_from_the_store_at_the_start(keeping: Keeping) -> None:
-    """S1.8, S1.12: At the start the journal is rewritten from the store if the file is incomplete or out of date."""
+    """S1.8, S1.12: When the daemon starts, an incomplete or outdated journal is rewritten from the store."""
     jobs = keeping.submit(*"abc")
     keeping.run(jobs[1])
     keeping.journal.begin()
@@ -168,7 +174,7 @@ def test_a_job_that_was_forgotten_keeps_its_last_line(keeping: Keeping) -> None:
 
 
 def test_a_grown_journal_is_rewritten(keeping: Keeping) -> None:
-    """A file that has grown is rewritten in slices, and contains the changes made during the rewrite."""
+    """A journal that has grown too large is rewritten in slices; the new file has the changes made meanwhile."""
     jobs = keeping.submit(*map(str, range(120)))
     keeping.journal.begin()
     compact = keeping.path.stat().st_size
@@ -213,7 +219,7 @@ def test_many_changes_are_written_in_several_steps(keeping: Keeping) -> None:
 
 
 def test_pending_lines_are_written_at_the_end(keeping: Keeping, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Changes that are not written yet are appended at the end, even without time for a rewrite."""
+    """When the daemon ends, it appends the changes that are not written yet, even if no time is left for a rewrite."""
     keeping.submit("a")
     keeping.journal.begin()
     keeping.submit(*map(str, range(450)))
@@ -223,7 +229,10 @@ def test_pending_lines_are_written_at_the_end(keeping: Keeping, monkeypatch: pyt
 
 
 def test_after_a_failed_pass_the_journal_is_rewritten(keeping: Keeping) -> None:
-    """After a failed pass the journal is rewritten: changes may have been recorded without a call of `take`."""
+    """After a failed pass the journal is rewritten from the store.
+
+    The pass may have recorded changes in the store without reporting them to the journal (`take`).
+    """
     keeping.submit("a")
     keeping.journal.begin()
     keeping.submit("b")
@@ -234,7 +243,10 @@ def test_after_a_failed_pass_the_journal_is_rewritten(keeping: Keeping) -> None:
 
 
 def test_an_error_is_logged_once_and_retried(keeping: Keeping) -> None:
-    """An error is logged once and shown while it lasts; writes are retried at growing intervals; no change is lost."""
+    """An error is logged once and reported as a trouble until it ends. No change is lost.
+
+    The write is tried again at growing intervals.
+    """
     keeping.path.mkdir()
     one, two = keeping.submit("a", "b")
     before = time.monotonic()
@@ -260,7 +272,7 @@ def test_an_error_is_logged_once_and_retried(keeping: Keeping) -> None:
 def test_lines_that_failed_are_appended_later(
     keeping: Keeping, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P4: Lines that could not be appended are appended later; if there are too many, the file is rewritten."""
+    """P4: Lines that could not be appended are appended later; if there are too many of them, the file is rewritten."""
     keeping.submit("a")
     keeping.journal.begin()
     node = keeping.path.stat().st_ino
@@ -293,7 +305,7 @@ def test_a_row_that_cannot_be_read_costs_the_journal_alone(keeping: Keeping) -> 
 
 
 def test_s1_6_the_journal_overwrites_no_other_file(tmp_path: Path) -> None:
-    """S1.6: A journal path that names another file of the scheduler is refused: that file would be rewritten."""
+    """S1.6: A journal path that names another file of the scheduler is refused; that file is not overwritten."""
     places = Places(str(tmp_path / "state.json"))
     places.make()
     (tmp_path / "link").symlink_to("jobs.txt")

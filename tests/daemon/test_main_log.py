@@ -114,7 +114,10 @@ def test_after_logrotate_the_log_is_reopened_under_its_name(tmp_path: Path) -> N
 
 
 def test_records_lost_on_a_full_disk_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F01: After a full disk, a record states how many records were lost; a torn record stays a separate line."""
+    """F01: When the disk has space again, a record states how many records were lost.
+
+    A record that was written only in part stays on a line of its own.
+    """
     log = MainLog(str(tmp_path / "log"))
     write, room = os.write, [10, 0]
 
@@ -143,9 +146,10 @@ def test_records_lost_on_a_full_disk_are_counted(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("what", ["fifo", "folder", "link"])
 def test_a_path_that_is_no_regular_file_is_refused_at_once(tmp_path: Path, what: str) -> None:
-    """S8: A FIFO, folder or link at the log's path is an error at the start.
+    """S8: If a FIFO, folder or link is at the path of the log, the start fails.
 
-    If it replaces the log of a running scheduler, log records are lost, and their number is logged.
+    If one of them replaces the log of a running scheduler, records are lost until it is removed. The log then states
+    how many.
     """
     path = tmp_path / "log"
     log = MainLog(str(path))

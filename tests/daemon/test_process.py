@@ -13,7 +13,7 @@ from scheduler.store.paths import Places
 
 
 def test_e08_an_error_without_a_file_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """E08: An error without a path, such as that of a write on a full disk, gets the path of the state folder."""
+    """E08: If an error names no path, as after a write on a full disk, the message names the state folder."""
 
     def full(daemon: DaemonProcess, drain: bool) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -7,7 +7,10 @@ from tests.builders import a_job
 
 
 def test_s4_28_a_job_stands_behind_its_dependencies_whatever_its_place_in_the_queue() -> None:
-    """S4.28: In any queue order, a job's line follows the lines of its dependencies, because it needs their new ids."""
+    """S4.28: In the script, a job comes after its dependencies, because its line uses their new ids.
+
+    This holds for any order of the queue.
+    """
     jobs = [a_job(3, after_ok=(1,)), a_job(2, after=(3,)), a_job(1)]
     lines = [line for line in script_of(jobs, [], 0.0).splitlines() if line.startswith("cd ")]
     assert ["job1=" in lines[0], "job3=" in lines[1], "job2=" in lines[2]] == [True] * 3, lines

@@ -41,7 +41,7 @@ class Bench:
         )
 
     def step(self) -> None:
-        """Run one slice of a round if it is due."""
+        """Run one slice of a round, if a slice is due."""
         self.retention.step(Now(time.time(), 0.0))
 
     def job(self, days: float, *, state: JobState = JobState.DONE, attempts: int = 1, size: int = 100) -> Job:
@@ -106,9 +106,9 @@ def test_by_size_the_oldest_first_with_all_attempts(bench: Bench) -> None:
 
 
 def test_f16_logs_in_the_fallback_folder_are_deleted_too(bench: Bench) -> None:
-    """F16: An old log is removed even if its name ends with `_2.log`, because the first name was taken.
+    """F16: A log whose first name was taken, so that its name ends with `_2.log`, is removed when it is old.
 
-    `recover` finds the job of such a log.
+    `recover` finds the job and the attempt from such a name.
     """
     ended = bench.job(31, attempts=2)
     for name in ("", "_a2"):
@@ -122,9 +122,10 @@ def test_f16_logs_in_the_fallback_folder_are_deleted_too(bench: Bench) -> None:
 
 
 def test_s8_files_of_others_are_not_deleted(bench: Bench, tmp_path: Path) -> None:
-    """S8, A19: Retention removes only logs of ended jobs without GPUs, by their names, in the log folder.
+    """S8, A19: Retention removes a file only if it is in the log folder and is the log of an ended job.
 
-    Other names, logs of unknown jobs, links, folders and files in other folders stay.
+    The log of a job that still holds GPUs stays. Files with other names, logs of unknown jobs, links, folders, and logs
+    in other folders stay too.
     """
     mine = bench.job(99)
     running, waiting = bench.job(0, state=JobState.RUNNING), bench.job(0, state=JobState.PENDING, attempts=2)
@@ -156,9 +157,9 @@ def test_s8_files_of_others_are_not_deleted(bench: Bench, tmp_path: Path) -> Non
 
 
 def test_s8_a_link_in_the_place_of_the_folder_is_not_followed(bench: Bench, tmp_path: Path) -> None:
-    """S8: A link in place of the log folder is reported once and not followed.
+    """S8: If a link replaces the log folder, retention reports it once, does not follow it, and removes nothing.
 
-    When the folder is back, rounds work again.
+    When the folder is back, the next round removes old logs again.
     """
     job = bench.job(99)
     other = tmp_path / "moved"
@@ -191,7 +192,7 @@ def test_s8_a_link_swapped_in_at_the_last_moment_is_not_followed(
 
 
 def test_logs_of_forgotten_jobs_still_count(bench: Bench) -> None:
-    """Logs of a deleted job stay until `keep_logs` removes them."""
+    """If `keep_finished` deletes a job, its logs stay until they exceed `keep_logs`."""
     jobs = [bench.job(10 - n, attempts=2) for n in range(5)]
     everything = set(os.listdir(bench.folder))
     assert set(bench.round(finished="2")) == everything
@@ -207,7 +208,10 @@ def test_logs_of_forgotten_jobs_still_count(bench: Bench) -> None:
 
 
 def test_deletion_runs_in_short_steps(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slice takes 5 ms at most, a busy loop gets one slice a second, and the next round begins after an hour."""
+    """Retention works in slices of at most 5 ms. While the daemon's loop is busy, it runs one slice a second.
+
+    The next round begins an hour after the last, or at once if the settings change.
+    """
     clock = itertools.count(time.monotonic(), 0.001)  # each reading of the clock, and so each step, takes 1 ms
     monkeypatch.setattr(retention.time, "monotonic", lambda: next(clock))
     most = 10 * (1 + round(retention.SLICE_S / 0.001))
@@ -242,14 +246,17 @@ def test_deletion_runs_in_short_steps(bench: Bench, monkeypatch: pytest.MonkeyPa
     [("", "", 3600), ("20G", "100", 3600), ("30d", "", 3600), ("10m", "90d", 60), ("90d", "30s", 3), ("1s", "", 1)],
 )
 def test_a_short_retention_is_checked_more_often(bench: Bench, logs: str, finished: str, seconds: float) -> None:
-    """Short age limits make rounds more frequent: a log must not outlive a limit of seconds by an hour."""
+    """If an age limit is short, rounds are more frequent, so that a log does not stay much longer than the limit."""
     before = time.monotonic()
     bench.round(logs, finished)
     assert before + seconds <= bench.retention.due() <= time.monotonic() + seconds
 
 
 def test_trouble_with_the_store_ends_the_round_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """E08 in part: An error of the store is logged once and ends the current round, which removes no job."""
+    """E08 in part: An error of the store ends only the current round, in which no job is removed; it is logged once.
+
+    A later round removes the jobs.
+    """
     bench.job(5), bench.job(1)
     bench.db.connection.execute("PRAGMA query_only=1")
     names = bench.round("", "1")

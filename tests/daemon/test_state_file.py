@@ -48,7 +48,10 @@ def save(file: StateFile, **changes: Any) -> None:
 
 
 def test_pauses_follow_the_gpus_after_renumbering(tmp_path: Path) -> None:
-    """I07: A paused index means the GPU whose UUID the file lists for it, even if the GPU's index has changed."""
+    """I07: The state file lists a UUID for each index. A paused index means the GPU with this UUID.
+
+    This holds even if the GPU has another index now.
+    """
     path = tmp_path / "state.json"
     for gpus, meant in (([0], (1,)), ([1], (0,)), ([0, 5], (1, 5))):
         path.write_text(json.dumps({"paused_gpus": gpus, "gpus": CARDS}))
@@ -57,7 +60,7 @@ def test_pauses_follow_the_gpus_after_renumbering(tmp_path: Path) -> None:
 
 
 def test_a_paused_index_that_another_gpu_has_now_is_dropped(tmp_path: Path) -> None:
-    """I07: A paused index without a UUID in the file is dropped if a renumbered GPU has this index now."""
+    """I07: A paused index for which the file lists no UUID is ignored if a GPU of the file has moved to this index."""
     path = tmp_path / "state.json"
     path.write_text(json.dumps({"paused_gpus": [2, 3], "gpus": CARDS}))
     file = StateFile(str(path), numbers={"GPU-a": 0, "GPU-b": 2})
@@ -85,7 +88,10 @@ def test_an_edit_comes_until_it_is_accepted_and_then_never_again(painted: StateF
 
 
 def test_d05_an_edit_that_was_overwritten_is_still_read(painted: StateFile) -> None:
-    """D05: An edit saved just before a new version is written is read from the file that this version replaced."""
+    """D05: An edit is not lost if the daemon writes a new version before it has read the edit.
+
+    The daemon reads the edit from the file that the new version has replaced.
+    """
     assert painted.look(1.0) is None
     save(painted, paused_gpus=[0])
     assert painted.paint(a_picture(), 1.0)
@@ -96,7 +102,7 @@ def test_d05_an_edit_that_was_overwritten_is_still_read(painted: StateFile) -> N
 
 
 def test_d05_a_program_that_has_the_replaced_file_open_is_waited_for(painted: StateFile) -> None:
-    """D05: An edit is read even if a program writes it into the replaced file, which the program still has open."""
+    """D05: If a program still has the replaced file open and writes an edit into it, the edit is read."""
     document = json.dumps({**read(painted), "paused_gpus": [1]})
     with open(painted.path, "w") as stream:
         assert painted.paint(a_picture(), 1.0), "an empty file, seen for the first time by the exchange"
@@ -137,7 +143,7 @@ def test_a_writer_that_never_closes_is_not_waited_for_for_ever(painted: StateFil
 
 @pytest.mark.parametrize("mode", ["exchange", "rename"])
 def test_d05_a_thousand_saves_between_pictures(painted: StateFile, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """D05: Each of a thousand edits is read, even if the file system cannot exchange two names."""
+    """D05: Each of a thousand edits is read, even on a file system that cannot exchange two file names in one step."""
     if mode == "rename":
 
         def refuse(*_: object) -> None:
@@ -231,7 +237,7 @@ def test_two_bad_ones_within_a_second_are_both_kept(painted: StateFile) -> None:
     ],
 )
 def test_missing_keys_change_nothing(painted: StateFile, text: str, meant: StateEdited) -> None:
-    """D03, D04: A missing or mistyped key leaves the setting unchanged."""
+    """D03, D04: If a key is missing or its name is misspelt, its setting stays unchanged."""
     Path(painted.path).write_text(text)
     assert wish(painted.look(0.0)) == meant
 
@@ -244,7 +250,7 @@ def test_each_key_has_a_line_of_its_own(painted: StateFile) -> None:
 
 
 def test_d05_an_edit_set_aside_by_a_killed_daemon_is_read(painted: StateFile) -> None:
-    """D05: The next daemon applies an edit in a temporary file of a killed daemon, and then removes the file."""
+    """D05: If a killed daemon left an edit in a temporary file, the next daemon applies it and removes the file."""
     folder = Path(painted.path).parent
     theirs, torn, link = (folder / f".{Path(painted.path).name}.new-{n}" for n in (7, 8, 9))
     theirs.write_text(json.dumps({**read(painted), "paused_gpus": [1]}))
@@ -289,7 +295,7 @@ def test_d06_a_deleted_file_resets_the_pauses_after_a_moment(painted: StateFile)
 
 
 def test_an_editor_that_moves_the_old_file_away_deletes_nothing(painted: StateFile) -> None:
-    """C07: An editor that renames the old state file and writes a new one makes an edit, not a deletion."""
+    """C07: If an editor renames the old state file and writes a new one, the daemon reads an edit, not a deletion."""
     os.rename(painted.path, painted.path + "~")
     assert painted.look(1.0) is None
     Path(painted.path).write_text(json.dumps(a_picture(1, revision=1)))
@@ -350,7 +356,7 @@ def test_deleted_while_no_daemon_ran(painted: StateFile) -> None:
 
 
 def test_e09_an_unreadable_replaced_version_is_retried_and_then_dropped(tmp_path: Path) -> None:
-    """E09: A failed read of the replaced file is repeated for some seconds, and then reported."""
+    """E09: If the replaced file cannot be read, the read is repeated for some seconds. Then the failure is reported."""
     file = StateFile(str(tmp_path / "state.json"))
     file._outs.append(_Out(os.open(tmp_path, os.O_RDONLY), b"", 0.0))  # a folder cannot be read as a file
     assert file.look(0.0) is None and not file.said and file._outs

@@ -42,7 +42,10 @@ OK, WARN, BAD, UNKNOWN = Mark.OK, Mark.WARN, Mark.BAD, Mark.UNKNOWN
 
 
 def whole(finding: Finding) -> None:
-    """Assert the rules for all findings: bad ones have a reason, unknown ones say so, good ones have no command."""
+    """Assert the rules that each finding must obey.
+
+    A bad finding says what is wrong, an unknown one begins with "unknown: ", and a good one has no command.
+    """
     assert finding.seen
     assert (finding.mark is OK) == (not finding.wrong) or finding.mark is UNKNOWN
     assert finding.mark is not UNKNOWN or finding.seen.startswith("unknown: ")
@@ -80,9 +83,9 @@ def test_s10_versions_of_screen(said: str, version: tuple[int, ...]) -> None:
      ("5.1.0", True, OK), ("", True, UNKNOWN), ("", False, UNKNOWN)],
 )  # fmt: skip
 def test_s10_a_setuid_screen_before_5_0_1_is_bad(version: str, setuid: bool, mark: Mark) -> None:
-    """S10: A setuid screen before 5.0.1 is reported as bad; the command clears the bit of the file behind the link.
+    """S10: A screen older than 5.0.1 with the setuid bit is reported as bad, because of CVE-2025-23395.
 
-    The vulnerability is CVE-2025-23395, which needs the setuid bit.
+    The proposed command clears the bit of the file to which the link `screen` leads.
     """
     said = f"Screen version {version} (GNU)" if version else "Segmentation fault"
     found = screen.judge(ScreenSeen("/usr/bin/screen", "/usr/bin/screen-4", said, setuid), EVE)
@@ -141,7 +144,8 @@ LOGOUTS = [
 def test_h11_what_a_logout_ends(seen: LoginSeen, who: DoctorUser, mark: Mark, mend: str) -> None:
     """H11: Doctor reports whether a logout ends the scheduler.
 
-    KillUserProcesses=yes ends the processes of a session even with lingering; the user manager ends without lingering.
+    With KillUserProcesses=yes a logout ends the processes of the session, even if lingering is enabled. Processes of
+    the user manager end with the last session, unless lingering is enabled.
     """
     found = logout.judge(seen, who)
     whole(found)
@@ -159,7 +163,7 @@ def test_h11_what_a_logout_ends(seen: LoginSeen, who: DoctorUser, mark: Mark, me
 def test_h12_a_service_that_takes_its_whole_group_along(
     place: Place, kill_mode: str, daemon: bool, mark: Mark, mend: str
 ) -> None:
-    """H12: Doctor warns about a systemd unit whose KillMode ends all jobs together with the unit."""
+    """H12: If a stop of the scheduler's systemd unit would also end all jobs, Doctor proposes KillMode=process."""
     seen = replace(IN_SESSION, place=place, unit="g.service", kill_mode=kill_mode, daemon=daemon, lingers=True)
     found = logout.judge(seen, EVE)
     whole(found)
@@ -168,7 +172,7 @@ def test_h12_a_service_that_takes_its_whole_group_along(
 
 @pytest.mark.parametrize("place", [Place.SERVICE, Place.MANAGER])
 def test_h12_the_command_names_the_unit_as_systemd_spells_it(place: Place, tmp_path: Path) -> None:
-    """H12: The proposed command keeps the backslash of a unit name in which systemd escapes a dash as ``\\x2d``."""
+    """H12: In a unit name, systemd writes a dash as ``\\x2d``. The proposed command keeps this backslash."""
     unit = r"my\x2djobs.service"
     seen = replace(IN_SESSION, place=place, unit=unit, kill_mode="control-group", daemon=True, lingers=True)
     mend = logout.judge(seen, DoctorUser(0, "root")).mend.replace("/etc/", f"{tmp_path}/")
@@ -199,7 +203,10 @@ def test_h12_the_command_names_the_unit_as_systemd_spells_it(place: Place, tmp_p
      (InotifySeen("instance", 128, 128, 1, 1, 128, "poll"), OK, "")],
 )  # fmt: skip
 def test_limits_of_inotify(seen: InotifySeen, mark: Mark, mend: str) -> None:
-    """The proposed command raises the lower of the two limits: the machine's, or the user namespace's."""
+    """If no inotify instance or watch is left, the proposed command raises the limit that is exhausted.
+
+    There is a limit of the machine and one of the user namespace; the lower one counts.
+    """
     found = inotify.judge(seen, EVE)
     whole(found)
     assert found.mark is mark and mend in found.mend and bool(mend) == bool(found.mend)
@@ -247,7 +254,8 @@ FOLDERS = [
 def test_e16_the_disk_of_the_state(seen: FolderSeen, mark: Mark, mend: str) -> None:
     """E16, E08, E11, E19: Doctor reports problems of the state folder's disk, with the command that fixes each.
 
-    The problems: a network file system, one in memory, one without file modes, a full one, no inodes left, read-only.
+    The problems: the file system is read-only or full, has no inodes left, is in memory or on the network, or stores no
+    file modes.
     """
     found = disks.judge(seen, EVE)
     whole(found)
@@ -297,7 +305,10 @@ def test_the_driver(seen: DriverSeen, mark: Mark, mend: str) -> None:
     "trouble, mark", [("", OK), (None, UNKNOWN), ("GPUtil cannot be imported: No module named 'distutils'", WARN)]
 )
 def test_gputil(trouble: str | None, mark: Mark) -> None:
-    """The proposed command installs setuptools too: GPUtil imports distutils, which Python 3.12 has removed."""
+    """If GPUtil cannot be imported, the proposed command installs GPUtil and setuptools.
+
+    GPUtil imports distutils, which Python 3.12 has removed and setuptools provides.
+    """
     found = gpus.judge_gputil(replace(DRIVER, imports=("", trouble)))
     whole(found)
     assert found.mark is mark
@@ -328,9 +339,9 @@ GHOSTS = [
 
 @pytest.mark.parametrize("seen, dead, mark, wrong", GHOSTS)
 def test_ghost_memory(seen: GpuSnapshot, dead: set[int] | None, mark: Mark | None, wrong: str) -> None:
-    """Memory in use that no living process owns is bad.
+    """Doctor reports GPU memory in use that belongs to no living process as bad.
 
-    If the processes are not known (in a container, or without NVML), the finding is unknown instead of ok.
+    If the processes are not known (in a container, or without NVML), the mark of the finding is unknown.
     """
     (found,) = gpus.judge_gpus([seen], dead, EVE)
     whole(found)
@@ -384,7 +395,11 @@ def test_the_store(seen: StoreSeen, mark: Mark, mend: str) -> None:
      (SchedulerSeen(False, running=None, others=("pid 9 of root GPU 0",), hidden="root", apart="START"), [UNKNOWN], "")],
 )  # fmt: skip
 def test_g04_who_works_on_it(seen: SchedulerSeen, marks: list[Mark], mend: str) -> None:
-    """G04: Doctor reports a stopped scheduler, with the command that continues it, and others that use its GPUs."""
+    """G04: Doctor reports a stopped scheduler, with the command that continues it.
+
+    It also reports other schedulers that manage the same GPUs. If some GPUs are free of them, the proposed command
+    starts this scheduler on these GPUs.
+    """
     found = store.judge_scheduler(seen)
     for one in found:
         whole(one)
@@ -442,7 +457,10 @@ FILES = [
 
 @pytest.mark.parametrize("error, mark, mend", FILES)
 def test_c37_files_that_people_write(error: SchedulerError | None, mark: Mark, mend: str) -> None:
-    """C37: Doctor reports who else can write a file, with the chmod command, and the line number of a syntax error."""
+    """C37: For a file that other users can write, Doctor reports these users and the command that fixes it.
+
+    For a mistake in a file, Doctor proposes an editor command that opens the file at the line of the mistake.
+    """
     path = error.where if error is not None and error.where.startswith("/") else "/a/j"
     seen = "/a/j" if path.count(":") else path
     found = inputs.judge("config", seen, error, EVE, True, device=seen.startswith("/dev/"))
@@ -452,10 +470,10 @@ def test_c37_files_that_people_write(error: SchedulerError | None, mark: Mark, m
 
 
 def test_h17_files_of_another_user_are_never_taken_from_him() -> None:
-    """H17: Doctor, run by root, proposes no chown of the files of another user's scheduler.
+    """H17: If root runs Doctor for another user's scheduler, Doctor proposes no chown of this user's files.
 
-    The mark of a file of the scheduler's owner is unknown, with the command that checks the file as this user; the mark
-    of a file of a third user is bad.
+    If the scheduler's owner owns the file, the mark is unknown, and the proposed command repeats the check as this
+    owner. If a third user owns the file, the mark is bad, without a command.
     """
     mine = exposed("/a/j", Exposure(OWNER, "it belongs to user 7", "/a/j", 7, "chown it to yourself: /a/j"))
     found = inputs.judge("jobs file", "/a/j", mine, ROOT, True, owner=7, again="sudo -u adam AGAIN")

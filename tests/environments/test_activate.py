@@ -105,7 +105,7 @@ def test_scripts_are_sourced_in_order_with_the_prefix_set(bench: Bench) -> None:
 
 
 def test_condas_own_function_is_used_where_there_is_one(bench: Bench) -> None:
-    """S3.26: Where conda.sh exists, its function `conda activate` activates the environment."""
+    """S3.26: If the installation has a conda.sh, the function `conda` in it activates the environment."""
     bench.conda_sh = str(conda_sh(bench.folder))
     activation(bench.prefix, "export FROM_PACKAGE=1\n")
     found = bench.shown()
@@ -135,7 +135,7 @@ def test_activation_cannot_change_which_gpus_and_which_job_it_is(bench: Bench, w
 
 
 def test_nothing_of_the_shell_or_of_python_is_added(bench: Bench) -> None:
-    """The command gets no variable that only the launcher's Python (LC_CTYPE) or shell (SHLVL) has set."""
+    """The command gets no variable that only the launcher has set: its Python sets LC_CTYPE, its shell sets SHLVL."""
     (bench.folder / "rc").write_text("export FROM_BASH_ENV=1\n")
     bench.environ.update(LC_ALL="C", SHLVL="4", BASH_ENV=str(bench.folder / "rc"), PWD="/somewhere")
     activation(bench.prefix, "cd /\nexport NEW=1\n")
@@ -239,7 +239,7 @@ def test_a_link_to_the_prefix_is_the_same_environment(bench: Bench) -> None:
 
 @pytest.mark.parametrize("with_conda", [False, True])
 def test_activation_that_hangs_is_ended_with_all_it_started(bench: Bench, with_conda: bool) -> None:
-    """B15: Activation that exceeds its time limit is ended with its whole process group."""
+    """B15: If activation exceeds its time limit, all processes of its process group are ended."""
     bench.limit = 2
     hanging = "echo waiting for the network\nsleep 1000 &\necho $$ $! > pids\nwait\n"
     if with_conda:
@@ -267,7 +267,10 @@ def test_started_by_hand_it_says_who_starts_it(bench: Bench) -> None:
     ],
 )
 def test_a_command_that_cannot_be_started_is_named(bench: Bench, text: str | None, word: str, said: str) -> None:
-    """B13: A command that cannot be started after activation gives exit code 1 and the reason, not code 126 or 127."""
+    """B13: If the command cannot be started after activation, the launcher prints the reason and exits with 1.
+
+    The exit codes of a shell, 126 and 127, are not used.
+    """
     if text is not None:
         word = str(executable(bench.folder / "bad", text))
     assert said in bench.run(word, code=1).stderr

@@ -109,7 +109,10 @@ def test_the_condarc_of_an_installation_counts(bench: Bench) -> None:
 
 
 def test_installations_of_mamba_and_of_the_path_are_found(bench: Bench) -> None:
-    """S3.26: Environments of micromamba's root, of the installation of MAMBA_EXE and of a conda in PATH are found."""
+    """S3.26: Environments are found in three more installations.
+
+    These are the root folder of micromamba, the installation that MAMBA_EXE names, and that of the conda in PATH.
+    """
     one = conda_prefix(bench.home / ".local" / "share" / "mamba" / "envs" / "one")
     assert bench.found("one").prefix == str(one)
     root = conda_prefix(bench.folder / "forge")
@@ -129,7 +132,7 @@ def test_a_lone_micromamba_makes_its_folder_no_installation(bench: Bench) -> Non
 
 
 def test_the_submitters_own_conda_is_asked_first(bench: Bench) -> None:
-    """S4: An environment of the submitter's conda has precedence over one of the daemon's."""
+    """S4: If the submitter's conda and the daemon's both have an environment of this name, the submitter's is used."""
     mine = conda_prefix(bench.folder / "mine" / "envs" / "e")
     conda_prefix(bench.home / "miniconda3" / "envs" / "e")
     stored = bench.folder / "env"
@@ -141,14 +144,14 @@ def test_the_submitters_own_conda_is_asked_first(bench: Bench) -> None:
 
 @pytest.mark.parametrize("name", [".", ".."])
 def test_dots_are_no_names(bench: Bench, name: str) -> None:
-    """B15: The names "." and ".." are no environments."""
+    """B15: "." and ".." are not accepted as names of environments."""
     conda_prefix(bench.home / "miniconda3" / "envs")
     conda_prefix(bench.home / "miniconda3")
     assert "no environment" in bench.missing(name)
 
 
 def test_the_first_of_a_name_counts_as_for_conda_even_half_made(bench: Bench) -> None:
-    """B15: The first environment of a name is used, even if it is incomplete, and not a later one of that name."""
+    """B15: If several environments have the same name, the first counts, as for conda, even if it is incomplete."""
     conda_prefix(bench.home / "miniforge3" / "envs" / "e")
     half = bench.home / "miniconda3" / "envs" / "e"
     half.mkdir(parents=True)
@@ -159,7 +162,7 @@ def test_the_first_of_a_name_counts_as_for_conda_even_half_made(bench: Bench) ->
 
 
 def test_each_way_of_not_being_there_has_its_own_sentence(bench: Bench) -> None:
-    """B15: A missing environment, an incomplete one and one without python each give their own reason and remedy."""
+    """B15: The reason and the remedy differ if an environment is missing, is incomplete, or has no python."""
     path = bench.home / "envs" / "e"
     assert "create it (conda create -n nosuch)" in bench.missing("nosuch")
     assert f"no environment {path}: there is no such folder; create it" in bench.missing(str(path))
@@ -175,9 +178,10 @@ def test_each_way_of_not_being_there_has_its_own_sentence(bench: Bench) -> None:
 
 
 def test_an_environment_whose_python_leads_nowhere_is_used_by_no_job(bench: Bench) -> None:
-    """B15, B16: An environment whose python link is dangling is used by no job, not even by a command or a script.
+    """B15, B16: If bin/python of an environment is a link to a missing file, no job uses the environment.
 
-    A shell script in it would find the python of a later folder in PATH.
+    This is also true for a job that runs a command or a shell script: it would run the python of a later folder in
+    PATH.
     """
     prefix = venv_prefix(bench.folder / "venv")
     base = executable(bench.folder / "base" / "bin" / "python3.11")

@@ -1,4 +1,4 @@
-"""Tests of two facts that are found without running a program: its version, and why it cannot be started."""
+"""Tests of two facts that gpujob finds without running a program: its version, and why it cannot be started."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_version_of_a_conda_environment_stands_in_its_packages(tmp_path: Pat
 
 
 def test_a_version_is_looked_for_again_when_the_path_leads_elsewhere(tmp_path: Path) -> None:
-    """B16: The version is read again when the link leads to another program, even with an equal time stamp."""
+    """B16: If the link leads to another program, the version is read again, even if both have equal time stamps."""
     files = Remembered()
     old, new = executable(tmp_path / "python3.10"), executable(tmp_path / "python3.12")
     for path in (old, new):

@@ -86,7 +86,7 @@ def test_an_environment_is_found_by_name_in_condas_own_list(tmp_path: Path, home
 
 
 def test_a_path_in_condas_list_that_is_no_utf8_does_no_harm(tmp_path: Path, home: Path, script: str) -> None:
-    """P8: A path in conda's list that is not UTF-8 is skipped: file names are bytes."""
+    """P8: A path in conda's list of environments that is not UTF-8 causes no error; file names may be any bytes."""
     (home / ".conda").mkdir()
     (home / ".conda" / "environments.txt").write_bytes(b"/home/jos\xe9/envs/e\n")
     assert "no environment e" in missing(Environments({"HOME": str(home)}), job(script=script, conda_env="e"))
@@ -159,7 +159,7 @@ def test_a_missing_script_or_a_folder_is_said_and_looked_for_again(tmp_path: Pat
 
 
 def test_a_script_that_is_no_python_runs_by_itself(tmp_path: Path, home: Path) -> None:
-    """Contract 3: A script that is no Python script is started itself, without an interpreter."""
+    """Contract 3: A script that is no Python script is started directly, not with a Python interpreter."""
     path = executable(tmp_path / "run.sh")
     answer = found(Environments({"HOME": str(home)}), job(script=str(path)))
     assert (answer.program, answer.runs_by_itself) == (str(path), True)
@@ -201,7 +201,7 @@ def test_a_leading_tilde_in_the_python_setting_is_the_home_folder(
 
 
 def test_a_command_is_found_by_the_path_it_will_have(tmp_path: Path, home: Path) -> None:
-    """S4: A command is searched for in the PATH that the job will have: the submitter's, or that of its environment."""
+    """S4: A command is searched for in the PATH that the job will have: the submitter's, or its environment's."""
     tool = executable(tmp_path / "bin" / "tool")
     environments = Environments({"HOME": str(home), "PATH": "/nowhere"})
     stored = tmp_path / "env"
@@ -217,7 +217,10 @@ def test_a_command_is_found_by_the_path_it_will_have(tmp_path: Path, home: Path)
 
 
 def test_whether_a_script_names_the_devices_itself(tmp_path: Path) -> None:
-    """Contract 4: `names_devices` recognises a script that sets CUDA_VISIBLE_DEVICES itself (for `cuda_ids: auto`)."""
+    """Contract 4: `names_devices` recognises a script that sets CUDA_VISIBLE_DEVICES itself.
+
+    The setting `cuda_ids: auto` depends on this.
+    """
     path = tmp_path / "a.py"
     path.write_text('os.environ["CUDA_VISIBLE_DEVICES"] = a.cuda\n')
     assert names_devices(str(path))

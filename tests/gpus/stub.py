@@ -173,7 +173,10 @@ def _word(value: Value) -> str:
 
 
 class FakeDriver(_Described):
-    """A fake NVIDIA driver for processes started with ``environ()``; each of their calls sees the latest changes."""
+    """A fake NVIDIA driver for processes started with ``environ()``.
+
+    Each call of such a process sees the latest changes.
+    """
 
     def __init__(self, folder: Path, old: bool = False) -> None:
         self.library_folder = library_folder(old)
@@ -204,14 +207,14 @@ class FakeDriver(_Described):
         self._write()
 
     def error(self, function: str, code: int, uuid: str | None = None) -> None:
-        """Let this function return the error ``code``, for one GPU or all. The first matching rule applies.
+        """Let a function of NVML return the error ``code``, for one GPU or for all.
 
-        ``function`` ``*``: every function about a GPU.
+        ``function``: ``*`` stands for every function about a GPU. If several rules fit a call, the first one counts.
         """
         self._rule("error", function, uuid, str(code))
 
     def hang(self, function: str, uuid: str | None = None) -> None:
-        """Let this function (``*``: every function about a GPU) never return, for one GPU or all."""
+        """Let a function of NVML never return, for one GPU or for all; ``*`` stands for every function about a GPU."""
         self._rule("hang", function, uuid)
 
     def clear_errors(self) -> None:

@@ -43,7 +43,7 @@ def smi(tmp_path: Path) -> FakeSmi:
 
 @pytest.fixture
 def probe(tmp_path: Path) -> Iterator[Make]:
-    """Return a function that creates GPU readers for fakes, from which the machine's driver is hidden."""
+    """Return a function that creates GPU readers, which see the given fakes and not the driver of this machine."""
     made: list[NvidiaProbe] = []
 
     def make(*standins: FakeDriver | FakeSmi, deadline_s: float = PATIENCE_S) -> NvidiaProbe:
@@ -67,7 +67,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def look(probe: NvidiaProbe) -> Readings:
-    """Wait for the requested reading, as the daemon's loop does, and return the reading."""
+    """Wait for a reading that was requested before, in the way of the daemon's loop, and return it."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         found = probe.look()
@@ -96,7 +96,10 @@ def one(probe: NvidiaProbe) -> GpuSnapshot:
 
 
 def reader_asked(probe: NvidiaProbe) -> nvidia._Reader:
-    """Wait until a reader process is asked, which happens only when a killed one is dead; return that process."""
+    """Wait until a reader process has a request, and return that process.
+
+    It gets the request only after the last killed reader process is dead.
+    """
     wait_for(lambda: probe._reader is not None or probe.look() is not None, "a reader")
     assert probe._reader is not None
     return probe._reader

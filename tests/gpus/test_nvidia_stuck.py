@@ -177,9 +177,9 @@ def test_packages_that_cannot_be_imported_do_not_make_a_driver_absent(
 
 @pytest.fixture
 def stray(tmp_path: Path, smi: FakeSmi) -> Iterator[Path]:
-    """Replace nvidia-smi by a program that, if the returned file exists, moves to a new session and never ends.
+    """Replace nvidia-smi by a program that hangs in a new session while a file exists; return the path of that file.
 
-    Signals to the process group of its reader do not reach the program.
+    Signals to the process group of the reader do not reach the program. Without the file, the program runs the fake.
     """
     hold = tmp_path / "hold"
     program = smi.program_folder / "nvidia-smi"

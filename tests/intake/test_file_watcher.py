@@ -75,7 +75,7 @@ def test_nothing_is_reported_before_something_happens(watch: Watcher, jobs: Path
 
 
 def test_appending_replacing_deleting_and_making_are_reported(watch: Watcher, jobs: Path) -> None:
-    """S3.10, C03, C04, C07, C38: The watcher reports each of several changes to a file, one after the other."""
+    """S3.10, C03, C04, C07, C38: An append to a file, its replacement, its deletion and its creation are reported."""
     watch.watch([str(jobs)])
     append(jobs, "b\n")
     wait_for(watch, jobs)
@@ -99,7 +99,10 @@ def test_appending_replacing_deleting_and_making_are_reported(watch: Watcher, jo
 
 
 def test_a_folder_that_is_made_later_is_found_when_rearmed(watch: Watcher, tmp_path: Path) -> None:
-    """`rearm` watches a file whose folder was created after `watch`, also one that was there before and disappeared."""
+    """`rearm` begins to watch a file whose folder was created after the call of `watch`.
+
+    It does so again if the folder is deleted and created a second time.
+    """
     jobs = tmp_path / "later" / "jobs.txt"
     watch.watch([str(jobs)])
     for _ in range(2):
@@ -286,7 +289,7 @@ def test_the_usual_watcher_needs_no_word_and_polling_is_said(tmp_path: Path) -> 
 
 
 def test_without_descriptors_inotify_is_an_error_when_asked_for(tmp_path: Path) -> None:
-    """F: With `watch: inotify`, a failure to set up inotify is an error; there is no change to polling."""
+    """F: If inotify cannot be set up, `watch: inotify` raises an error; the polling watcher is not used instead."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

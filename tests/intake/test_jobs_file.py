@@ -77,7 +77,10 @@ def test_the_three_example_lines_of_the_readme_read_as_documented(
 
 
 def test_a_line_that_reads_both_ways_says_once_how_it_was_read() -> None:
-    """Contract 3: `--batch_size 1,4,5,6,7` is parsed with GPUs 4-7, and one note says so."""
+    """Contract 3: If an unquoted list can belong to the arguments or to the GPUs, one note says how it was read.
+
+    For example, `--batch_size 1,4,5,6,7` is read as `--batch_size 1` on GPUs 4-7.
+    """
     parsed = parse("2,/i.py,,--batch_size 1,4,5,6,7", DOOR)
     assert parsed is not None
     assert len(parsed.notes) == 1
@@ -205,7 +208,7 @@ def test_gpu_lists_are_read_ascending_and_without_doubles(text: str, ids: tuple[
     "text", ["-1", "a", "0-", "-", ",", "0,", ",0", "0,,1", "1.5", "0 1", "0;1", "0-1-2", "0:3", "all", "0x1", "[0]"]
 )
 def test_a_fifth_part_that_is_no_clean_gpu_list_is_refused_with_the_quoted_spelling(text: str) -> None:
-    """S3.7, S3.8, C26: A line whose fifth field is no GPU list is refused; the error shows it with quotes."""
+    """S3.7, S3.8, C26: A line whose fifth field is no GPU list is refused; the error shows the arguments in quotes."""
     error = error_of(f"0,/a.py,e,--x y,{text}")
     assert isinstance(error, UsageError)
     assert '0,/a.py,e,"--x y,' in error.do
@@ -287,7 +290,10 @@ def test_gpu_lists_survive_writing_and_reading(ids: set[int]) -> None:
 )
 @pytest.mark.parametrize("tail", ["", ",", ",0", ",0,2", ";label=z", ",0;label=z"])
 def test_quoting_in_arguments_is_that_of_csv_and_of_the_shell(field: str, words: list[str], tail: str) -> None:
-    """S3.5, S3.6, C22: Arguments are quoted as in CSV and in a shell, whatever follows the field."""
+    """S3.5, S3.6, C22: The arguments field is unquoted like a CSV field and then split into words like a shell command.
+
+    The result is the same whether a GPU list, options or nothing follow the field.
+    """
     spec = spec_of(f"0,/a.py,,{field}{tail}")
     assert list(spec.arguments) == words
     assert spec.allowed == {"": None, ",": None, ",0": (0,), ",0,2": (0, 2)}.get(tail.split(";")[0])
@@ -323,7 +329,10 @@ def test_an_unbalanced_quote_costs_its_line_and_shows_how_to_write_a_literal_one
     ],
 )
 def test_arguments_with_an_unquoted_comma_are_refused_and_the_spelling_shown_reads_back(line: str, right: str) -> None:
-    """S3.6, S3.7, C22: Arguments with an unquoted comma are refused; the line in the error is parsed as meant."""
+    """S3.6, S3.7, C22: Arguments with an unquoted comma are refused. The error shows the line with quotes.
+
+    This quoted line is read with the arguments that the user meant.
+    """
     error = error_of(line)
     assert right in error.do
     words = spec_of(right).arguments
@@ -401,7 +410,7 @@ def test_options_stand_after_any_field_from_the_fourth_on(options: str, field: s
     "where", ["0,/a.py,,--x 1{}", "0,/a.py,,{}", "0,/a.py,,--x 1{},", "0,/a.py,,--x 1,{}", "0,/a.py,,--x 1{};label=z"]
 )
 def test_a_job_may_name_its_gpus(text: str, ids: tuple[int, ...], where: str) -> None:
-    """Contract 3, S4.31: With `;on=`, exactly the named GPUs are allowed and requested."""
+    """Contract 3, S4.31: A job with `;on=` requests the GPUs that the option lists, and no other GPU is allowed."""
     spec = spec_of(where.format(f";on={text}"), FOUR)
     assert spec.on == spec.allowed == ids
     assert need_of(spec, ModelTable())[0] == ResourceRequest(len(ids), 0)
@@ -514,7 +523,7 @@ def test_a_label_is_short_and_printable(label: str) -> None:
 
 @pytest.mark.parametrize("tail", ["13", "13,14", " 13", "0-3", "13 , 14"])
 def test_after_with_an_unquoted_list_is_refused_because_it_may_be_gpus(tail: str) -> None:
-    """C22: An unquoted list after `;after=` is refused, since it may be meant as GPUs; the error shows the quotes."""
+    """C22: An unquoted list after `;after=` is refused, since its numbers could be GPUs. The error shows the quotes."""
     error = error_of(f"0,/a.py,,x;after=12,{tail}")
     assert 'after="12,' in error.do
 
@@ -787,7 +796,7 @@ PIECES = st.sampled_from(
 @given(st.one_of(st.text(max_size=60), st.lists(PIECES, max_size=16).map("".join), st.lists(PIECES, max_size=12).map(lambda p: "0,a.py,," + "".join(p))))  # fmt: skip
 @example("0,a.py,,;vram=0" + "9" * 30)
 def test_any_text_is_a_job_or_nothing_or_one_refusal(text: str) -> None:
-    """P3, P8: Any text is parsed to a job, is no job, or is refused with UsageError or Refused."""
+    """P3, P8: Any text is read as a job, read as an empty line or comment, or refused with UsageError or Refused."""
     try:
         found = parse(text, FOUR)
     except (UsageError, Refused) as error:
@@ -847,6 +856,9 @@ def test_a_command_that_cannot_be_run_is_refused(line: str) -> None:
 
 
 def test_the_limit_of_a_command_counts_bytes_as_the_kernel_does() -> None:
-    """The limit of a command (E2BIG) counts bytes, not characters, when the line is read."""
+    """A command longer than the kernel accepts (E2BIG) is refused when its line is read.
+
+    Its bytes count, not characters.
+    """
     with pytest.raises(UsageError):
         commands_file.parse("é" * (LONGEST_WORD // 2 + 1), DOOR)

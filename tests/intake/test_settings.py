@@ -209,7 +209,10 @@ def test_a_near_miss_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", [".inf", "-.inf", ".nan", "true", "[1]", "{a: 1}", "2024-01-01"])
 @pytest.mark.parametrize("key", ["monitor_interval", "aging", "log_dir", "order", "trust_group"])
 def test_yaml_values_of_a_wrong_kind_are_one_error(tmp_path: Path, key: str, text: str) -> None:
-    """P3: A YAML value of the wrong type is an error with exit code 2, unless its text is valid."""
+    """P3: A YAML value of the wrong type is an error with exit code 2. A value whose text is valid is accepted.
+
+    For example, `log_dir: 2024-01-01` is the name of a folder.
+    """
     if (key, text) == ("trust_group", "true"):
         assert given_by(tmp_path, config="trust_group: true\n").config.trust_group is True
     elif key == "log_dir" and text in (".inf", "-.inf", ".nan", "2024-01-01"):
@@ -347,7 +350,10 @@ def test_a_config_of_another_user_is_refused(tmp_path: Path) -> None:
 
 @as_root
 def test_a_config_for_a_group_must_say_so(tmp_path: Path) -> None:
-    """Contract 3, settled details: A config that its group may write needs `trust_group` from a flag or variable."""
+    """Contract 3, settled details: A config file that its group may write is refused without `trust_group`.
+
+    `trust_group` counts only if a flag or a variable sets it.
+    """
     path = tmp_path / "config.yaml"
     path.write_text("gpus: 2\n")
     path.chmod(0o664)
@@ -412,7 +418,7 @@ def test_a_model_table_of_another_shape_is_one_error(tmp_path: Path, text: str) 
 
 
 def test_a_number_of_5000_digits_in_the_model_table_is_one_error(tmp_path: Path) -> None:
-    """C31, P8: A number of 5000 digits raises UsageError, since the daemon reads the table again while it runs."""
+    """C31, P8: A number of 5000 digits in the model table raises UsageError, which the running daemon survives."""
     path = tmp_path / "m.json"
     path.write_text('{"models": {"a": ' + "9" * 5000 + "}}")
     with pytest.raises(UsageError):
@@ -429,7 +435,7 @@ def test_a_model_table_that_cannot_be_read_is_one_error(tmp_path: Path) -> None:
 
 
 def test_paths_that_are_not_utf8_are_one_usage_error(tmp_path: Path) -> None:
-    """F15: A path that is not UTF-8 is refused when the settings are read, since the store keeps text."""
+    """F15: A path that is not UTF-8 is refused when the settings are read, because the store can keep only text."""
     with pytest.raises(UsageError, match="is not UTF-8"):
         load({"log_dir": "/home/jos\udce9/logs"}, {"HOME": str(tmp_path)}, None, str(tmp_path))
 
@@ -458,7 +464,10 @@ def test_every_mistake_is_named_with_its_line(tmp_path: Path) -> None:
 
 
 def test_mistakes_of_flags_variables_and_file_are_named_together(tmp_path: Path) -> None:
-    """S3.1, P3: One error lists the mistakes of all sources, also of a file's value that a flag overrides."""
+    """S3.1, P3: One error lists the mistakes in all flags, in all variables and in the config file.
+
+    It also lists a mistake in a value that a stronger source overrides.
+    """
     error = error_of(
         tmp_path,
         flags={"gpus": "x", "aging": "1"},
@@ -495,9 +504,9 @@ def test_the_origin_is_the_line(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_value_is_the_text_that_stands_there(tmp_path: Path, text: str, key: str, value: Any) -> None:
-    """Contract 2: A value is its text as written, not as YAML converts it; an empty value or null gives the default.
+    """Contract 2: A value is read as the text that the file contains. An empty value and null stand for the default.
 
-    For example, YAML would convert 010, 3.10 and yes.
+    YAML itself would convert values such as 010, 3.10 and yes.
     """
     expected = value.replace("HERE", str(tmp_path)) if isinstance(value, str) else value
     assert getattr(given_by(tmp_path, config=f"{text}\n").config, key) == expected
@@ -544,7 +553,10 @@ def test_s14_yaml_aliases_are_not_expanded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", ["fifo", "folder", "device", "dangling", "loop"])
 @pytest.mark.parametrize("named", [True, False])
 def test_a_config_that_is_no_regular_file_is_refused(tmp_path: Path, make: str, named: bool) -> None:
-    """P3: A config file that is no regular file is a usage error and never blocks, whether it was named or found."""
+    """P3: A config file that is no regular file is a usage error, and reading it never blocks.
+
+    This holds for a file that a flag names and for one that was found in the current folder.
+    """
     path = tmp_path / "config.yaml"
     says = "cannot be read: not a regular file"
     if make == "fifo":
@@ -656,7 +668,7 @@ def test_c31_all_mistakes_of_a_model_table_are_named(tmp_path: Path) -> None:
 
 
 def test_c31_a_model_table_that_was_there_is_not_taken_for_none(tmp_path: Path) -> None:
-    """C31: If a required model table does not exist, or the table is a dangling link, reading it raises UsageError."""
+    """C31: A missing model table raises UsageError if it is required. A link without a target always raises it."""
     with pytest.raises(UsageError, match="no such model table"):
         model_table(str(tmp_path / "m.json"), needed=True)
     (tmp_path / "m.json").symlink_to("nowhere")

@@ -33,7 +33,11 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="chown needs root")
 
 
 class Reading:
-    """A Follower with a simulated clock, and its lines and numbers of restart batches and settled batches so far."""
+    """A Follower with a simulated clock, and the data that it has returned so far.
+
+    ``lines``: all lines; ``restarts``, ``settled``: the numbers of batches that were marked as a restart, or as
+    settled.
+    """
 
     def __init__(self, path: Path | str, mark: FileMark | None = None) -> None:
         self.path = str(path)
@@ -106,7 +110,10 @@ def append(path: Path | str, data: bytes | str) -> None:
 
 
 def tick(path: Path | str) -> None:
-    """Wait until a write would change the file's ctime; file times are only as fine as the kernel's clock tick."""
+    """Wait until a write to the file is sure to change its ctime.
+
+    The clock of file times has ticks of some milliseconds.
+    """
     probe = f"{path}.tick"
     limit = time.monotonic() + 5
     before = os.stat(path).st_ctime_ns
@@ -132,7 +139,7 @@ def test_appended_lines_come_once_each_with_their_numbers(jobs: Path, reading: R
 
 
 def test_an_empty_file_gives_no_line_and_comes_to_rest(jobs: Path, reading: Reading) -> None:
-    """An empty file gives no lines and, after the first batch, no batches."""
+    """An empty file gives no lines. After its first batch, `look` returns no further batch."""
     jobs.touch()
     assert reading.settle() == []
     assert reading.look() is None
@@ -166,7 +173,7 @@ def test_a_batch_of_a_replaced_file_that_is_not_accepted_is_given_again_as_such(
 
 
 def test_many_lines_come_in_bounded_batches_that_say_there_is_more(jobs: Path, reading: Reading) -> None:
-    """C16: A batch has at most 512 lines and reports that there are more, so that a pass is never long."""
+    """C16: A batch has at most 512 lines, so that no pass is long. It says whether more lines can be read."""
     append(jobs, "".join(f"line {n}\n" for n in range(1000)))
     batches = []
     while (batch := reading.look()) is not None:
@@ -231,7 +238,10 @@ def test_a_last_line_without_newline_is_taken_when_it_has_stood_two_seconds(jobs
 
 
 def test_a_last_line_without_newline_behind_others_is_looked_at_again_in_time(jobs: Path, reading: Reading) -> None:
-    """C02: The look that returns the lines before an incomplete last line sets the time of the next look."""
+    """C02: When an incomplete last line follows other lines, the next look is due when that line has its final length.
+
+    It counts as final if it is unchanged for ``OPEN_LINE_S`` seconds.
+    """
     append(jobs, "a\nb")
     assert reading.look() is not None
     assert reading.follower.look_again_at == reading.now + OPEN_LINE_S
@@ -268,7 +278,7 @@ def test_what_only_begins_like_utf16_costs_its_line_alone(jobs: Path, reading: R
 
 
 def test_lines_are_given_again_by_their_numbers(jobs: Path, reading: Reading) -> None:
-    """C27: `old_lines` returns lines by number, if they have been read and the file is unchanged."""
+    """C27: `old_lines` returns the lines with these numbers if they were read before and the file is not rewritten."""
     append(jobs, "a\nb\r\n" + "x" * (LONGEST_LINE + 10) + "\nd\n")
     assert reading.follower.old_lines([1]) is None
     reading.all()
@@ -410,9 +420,9 @@ def test_a_truncated_and_refilled_file_is_read_anew_once_it_stands(jobs: Path, r
 
 
 def test_c05_a_replaced_file_is_read_though_lines_never_cease(jobs: Path, reading: Reading) -> None:
-    """C05, P2: A replaced file is read although lines are appended without a break.
+    """C05, P2: The lines of a replaced file are read while a program keeps appending lines to it.
 
-    The replay ends once the file is unchanged.
+    The replay ends when the file no longer changes.
     """
     append(jobs, "a\nb\n")
     reading.all()
@@ -756,7 +766,7 @@ def test_an_endless_line_being_written_is_reported_once(jobs: Path, reading: Rea
 
 
 def test_a_link_to_another_folder_is_followed(tmp_path: Path) -> None:
-    """C35, C07: A symbolic link is followed, also when its target is replaced or it gets another target."""
+    """C35, C07: A symbolic link is followed. This includes a target that was replaced, and a link with a new target."""
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     real, link = tmp_path / "there" / "real.txt", tmp_path / "here" / "jobs.txt"
@@ -856,9 +866,9 @@ def test_a_file_that_becomes_writable_for_all_is_no_longer_read(jobs: Path, read
 def test_p9_c37_the_rest_of_a_file_that_others_could_write_is_left_out_for_good(
     tmp_path: Path, jobs: Path, reading: Reading, restarted: bool
 ) -> None:
-    """Unread lines of a renamed file that other users could write are never returned.
+    """If other users could write a file and it was then renamed, its unread lines are never returned.
 
-    This holds also if the mode is corrected after the rename or the file's beginning has changed.
+    This is still true if the mode is corrected after the rename, or if the beginning of the file has changed.
     """
     append(jobs, "a\n")
     reading.all()

@@ -18,7 +18,7 @@ from scheduler.store.paths import Places
 
 
 def identity(path: Path, line: str) -> str:
-    """Return the identity of the job that a line of the file stands for."""
+    """Return the identity of the job on this line of the file."""
     parsed = parse(line, LineContext(str(path.parent), "/home/x", None), "jobs.txt:1")
     assert parsed is not None and isinstance(parsed.spec, JobSpec)
     return identity_of(parsed.spec)
@@ -27,7 +27,10 @@ def identity(path: Path, line: str) -> str:
 def test_after_a_read_error_in_the_middle_the_rest_is_not_taken_for_new_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file counts as replaced, and lines of known jobs after the error count as read: their commands have run."""
+    """If a read error ends the reading of a file, lines of known jobs after the error are not run a second time.
+
+    `recover` stores the file as replaced, and marks these lines as read.
+    """
     jobs = tmp_path / "jobs.txt"
     lines = [f"0,a.py,,{'x' * 1000} {number}," for number in range(1000)]
     jobs.write_text("".join(line + "\n" for line in lines))

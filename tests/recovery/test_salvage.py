@@ -1,4 +1,7 @@
-"""Tests of reading the rows of a damaged store, from a copy whose first page is replaced if it is damaged."""
+"""Tests of reading the rows of a damaged store. They are read from a copy of the store.
+
+If the first page is damaged, the copy gets that of a new store.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def places(tmp_path: Path) -> Places:
 
 
 def fill(places: Places, number: int, seed: int = 1) -> dict[int, Job]:
-    """Create a store with ``number`` jobs, some of them longer than a page, and close it; return the jobs by id."""
+    """Create a store with ``number`` jobs and close it; return the jobs by id. The rows of some jobs exceed a page."""
     dice = random.Random(seed)
     database = Database(places, checkpoints=True)
     with database.writing() as connection:
@@ -100,7 +103,8 @@ def _rows_in(data: bytes, page: int) -> int:
 def test_e01_a_damaged_head_costs_nothing(places: Places, tmp_path: Path, size: int, what: str) -> None:
     """E01: All jobs and settings are read from a store whose first page is damaged.
 
-    The first page of a new store replaces it: the tables of the first migration start at the same pages in every store.
+    In the copy that is read, the first page of a new store replaces the damaged one. This works because the tables of
+    the first migration start at the same pages in every store.
     """
     jobs = fill(places, 20)
     damage(places, 1, bytes(size) if what == "zeros" else random.Random(size).randbytes(size))
@@ -170,7 +174,10 @@ def test_e03_everything_from_the_log_of_an_emptied_store(places: Places, tmp_pat
 
 
 def test_e05_ids_are_noted_beside_the_store(places: Places) -> None:
-    """E05: The file of the highest job id counts only committed jobs; a store that ends at a lower id is refused."""
+    """E05: The file with the highest job id does not count jobs of a transaction that failed.
+
+    A store whose highest job id is lower than the one in this file is refused.
+    """
     from scheduler.core.errors import Damaged
     from scheduler.store import integrity
 

@@ -60,7 +60,7 @@ def attempt(tmp_path: Path) -> Iterator[Attempt]:
 
 
 def once(monkeypatch: pytest.MonkeyPatch, name: str, after: Callable[[], None]) -> None:
-    """Make the first call of the function ``name`` in `adoption` call ``after`` before it returns."""
+    """Let the first call of the function ``name`` in `adoption` call ``after`` before it returns its result."""
     real, left = getattr(adoption, name), [after]
 
     def call(*words: object, **named: object) -> object:

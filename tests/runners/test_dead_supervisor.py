@@ -82,9 +82,10 @@ def test_a21_a_zombie_of_one_job_is_not_taken_for_another_job(tmp_path: Path) ->
 
 
 def test_p5_the_exit_code_of_an_unreaped_zombie_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P5: The exit code of a zombie without a supervisor is read from the kernel, without waiting for a record.
+    """P5: If the supervisor of an ended job is dead and the job is a zombie, its exit code is read from the kernel.
 
-    Such zombies occur in a container whose process 1 reaps none, after supervisor and daemon were killed.
+    The runner does not wait for a record then. Such a zombie remains in a container whose process 1 does not reap,
+    after supervisor and daemon were killed.
     """
     monkeypatch.setattr(local, "ZOMBIE_PATIENCE_S", math.inf)
     hold = tmp_path / "hold"

@@ -284,7 +284,10 @@ def test_the_end_of_its_session_is_no_success(
 
 
 def test_a_shim_that_exits_is_no_process_that_its_job_left(bench: ScreenBench) -> None:
-    """An exiting shim is no leftover process of a job, although it is a child of the daemon and has no environment."""
+    """The shim of a screen session does not count as a leftover process of a job while it exits.
+
+    It looks like one then: it is a child of the daemon, and its environment is empty.
+    """
     shim = subprocess.Popen(["/bin/sleep", "600"], env={}, start_new_session=True)  # without a job's marks
     leader = subprocess.Popen(["/bin/sleep", "600"], env={})
     try:
@@ -334,7 +337,10 @@ def test_leftovers_are_held_for_their_own_job(bench: ScreenBench) -> None:
 def test_shim_killed_the_runner_learns_the_code_itself(
     bench: ScreenBench, code: int, how: tuple[int | None, int | None]
 ) -> None:
-    """If the shim is killed, the runner becomes the job's parent and reads its exit code; the job counts as hung up."""
+    """If the shim is killed, the runner becomes the parent of the job and reads its exit code.
+
+    An exit code of 0 is recorded as SIGHUP, because the job's session has ended.
+    """
     hold = bench.folder / "hold"
     hold.touch()
     started = run(
@@ -486,9 +492,9 @@ def test_environment_is_the_base_the_changes_and_the_terminal(tmp_path: Path) ->
 
 
 def test_base_may_hold_what_screen_itself_is_run_with(tmp_path: Path) -> None:
-    """A job gets the base environment's SYSSCREENRC, not that of its session, and no GPUJOB_SESSION.
+    """A job gets SYSSCREENRC with the value from the base environment, which differs from that of its screen session.
 
-    GPUJOB_SESSION marks processes that belong to no job.
+    GPUJOB_SESSION is never passed to a job: it marks processes that belong to no job.
     """
     with screen_bench(tmp_path, SYSSCREENRC="/theirs", GPUJOB_SESSION="theirs") as bench:
         run(bench, 1, "/bin/sh", "-c", "echo $SYSSCREENRC-$GPUJOB_SESSION")
@@ -532,7 +538,7 @@ def test_f08_many_jobs_leave_no_descriptor_and_no_file(bench: ScreenBench) -> No
 
 
 def test_f01_a_full_disk_gives_the_attempt_back(alone: Alone, tmp_path: Path) -> None:
-    """F01: If the record cannot be written, the shim removes it and starts nothing, so that a retry is possible."""
+    """F01: If the record cannot be written, the shim removes it and starts nothing. The attempt can then be retried."""
     assert alone.run("/bin/sh", "-c", "touch ran", before=["prlimit", "--fsize=100"]) == 1
     assert not (tmp_path / "ran").exists() and not (tmp_path / "1.1").exists()
 

@@ -135,7 +135,10 @@ def test_s4_14_a_packer_that_is_killed_costs_the_rest_of_the_log_alone(daemon: F
 
 
 def test_s4_14_without_a_packer_nothing_starts_and_the_log_says_why(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811  # noqa: F811
-    """S4.14: If gzip or the command cannot be started, the log has the reason, packed if gzip runs."""
+    """S4.14: If gzip or the command cannot be started, the log contains the reason.
+
+    The log is plain text if gzip did not start, and packed otherwise.
+    """
     daemon.send(daemon.start(1, "/bin/sh", "-c", "touch ran", streams=("", "/no/such/gzip", None)))
     assert told(daemon, "no", "1.1")[2:] == ("gzip", errno.ENOENT)
     assert "(gzip)" in (tmp_path / "1.log").read_text() and not (tmp_path / "ran").exists()
@@ -342,7 +345,10 @@ def test_s4_17_a_caller_that_gives_nothing_or_nonsense_holds_up_no_other_job(
 
 @QUICK
 def test_s4_17_a_stopped_caller_is_given_up_after_a_limit(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
-    """S4.17: A start fails if its caller stays stopped; once the caller is continued, a later job gets its stdin."""
+    """S4.17: If the caller is stopped and does not continue in time, the start of its job fails.
+
+    When the caller continues, a later job gets its stdin.
+    """
     program = (
         "import os, socket, sys\n"
         "s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()\n"
@@ -427,7 +433,7 @@ def test_s4_14_b02_a_supervisor_killed_with_a_packer_alive(bench: DirectBench) -
 
 
 def test_s4_17_a_caller_that_is_gone_is_said_in_words(bench: DirectBench) -> None:
-    """S4.17: A start without its caller fails for a lasting reason, which is reported in words."""
+    """S4.17: If the caller of a foreground job has ended, the start fails, is not retried, and is reported in words."""
     gone = Streams(caller=(os.getpid(), ticks_of(os.getpid()), str(bench.folder / "nobody")))
     bench.start(1, "/bin/true", streams=gone)
     observation = bench.until(NeverRan, 1)

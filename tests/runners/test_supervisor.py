@@ -29,7 +29,7 @@ Streams = tuple[str, str, tuple[int, int, str] | None]  # path of the stderr log
 
 
 class FakeDaemon:
-    """A supervisor process, and the daemon's end of its socket."""
+    """A supervisor process that a test controls through the daemon's side of its socket."""
 
     def __init__(self, folder: Path, **constants: int) -> None:
         """Start the supervisor. ``constants``: replacements for constants in `supervisor.py`, such as limits in ms."""
@@ -83,7 +83,10 @@ def daemon(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FakeDaemo
 
 
 def test_starts_in_a_packet_file_that_cannot_be_read_are_refused(daemon: FakeDaemon) -> None:
-    """If the supervisor stayed silent, the daemon would take these jobs for starting as long as the supervisor lives."""
+    """If the supervisor cannot read a packet file with start requests, it refuses these requests.
+
+    Without an answer, the daemon would believe that the jobs are starting for as long as the supervisor lives.
+    """
     daemon.send(("file", str(daemon.folder / "packet"), ["1.1", "2.1"]))
     answers = marshal.loads(daemon.socket.recv(1 << 20))
     assert answers == [("no", "1.1", "record", errno.ENOENT), ("no", "2.1", "record", errno.ENOENT)]

@@ -63,10 +63,10 @@ class Life:
 
 @dataclass
 class Kill:
-    """A SIGKILL.
+    """A SIGKILL that the soak sent.
 
-    ``life``: number of the killed daemon, or of the daemon that started the killed process; 0 if that daemon had ended
-    before.
+    ``life``: the number of the daemon that was killed, or that had started the killed supervisor or shim. 0: that
+    daemon had already ended.
     """
 
     what: str  # daemon, supervisor, shim

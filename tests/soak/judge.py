@@ -1,4 +1,4 @@
-"""Compares the store after a soak with the ledger, the acknowledgements and the kills. No side effects."""
+"""Compares the store after a soak with the ledger, the acknowledgements and the kills. It has no side effects."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ class _Court:
         self.writers = [kill for kill in history.kills if kill.what != "daemon"]
 
     def each_wish(self) -> Iterator[str]:
-        """Yield acknowledged requests without a job or a refused line, and requests with several jobs or another id."""
+        """Yield each acknowledged request that led neither to a job nor to a refused line.
+
+        Yield also each request with several jobs, and each job whose id differs from the one that `submit` printed.
+        """
         refused = "\n".join(self.history.refused)
         for wish in self.history.wishes:
             rows = self.rows[wish.key]
@@ -156,7 +159,10 @@ class _Court:
         return {1, *(life.pid for life in self.history.lives if life.number == kill.life)}
 
     def over(self, wish: Wish, kill: Kill) -> float:
-        """Return a time (seconds since boot) by which the job had ended; a daemon alive then knew the exit code."""
+        """Return a time (seconds since boot) at which the job had certainly ended.
+
+        A daemon that was alive at that time knew the exit code.
+        """
         if wish.key in self.ended:
             return self.ended[wish.key]
         began = float(self.began[wish.key][0][8]) if self.began[wish.key] else kill.at
@@ -174,8 +180,8 @@ def key_of(words: list[str]) -> str:
 def gpu_overload(ledger: list[list[str]]) -> Iterator[str]:
     """Yield each GPU and time at which the jobs' shares exceed 1000 thousandths. The ledger is in order of time.
 
-    A job holds its share from its first line to its last line, or to the last line of its orphan process. A killed or
-    cancelled job, which has no last line, counts only at its first line.
+    A job holds its share from its first line to its last line, or to the last line of a process that outlives it. A
+    killed or cancelled job writes no last line; its share counts only at its first line.
     """
     ends = Counter(entry[1] for entry in ledger if entry[0] in ("end", "gone"))
     open_: dict[str, int] = {}

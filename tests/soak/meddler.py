@@ -24,7 +24,7 @@ LEAST_FREE = 0.5  # free share of the disk; below it, large job logs are removed
 
 
 class Meddler:
-    """Makes all disturbances of a soak except kills, as users and machines do, and undoes them.
+    """Makes the disturbances of a soak that users and machines cause, and undoes them. It kills no process.
 
     ``did``: number of disturbances by name; ``complaints``: verbs that ended in a way that is not documented.
     """
@@ -122,7 +122,10 @@ class Meddler:
             self.cancels[-1].code = self.verb("cancel", str(job))
 
     def cancel_cut_lines(self) -> None:
-        """Cancel jobs whose line a full disk cut off in the script's name: they would wait for the script forever."""
+        """Cancel each job that waits for a script which does not exist.
+
+        A full disk has cut off the line of such a job within the name of its script. The job would wait forever.
+        """
         for (job,) in self.world.rows("SELECT id FROM jobs WHERE finished_at IS NULL AND reason_code='missing'"):
             self.cancels.append(Cancel(job, now(), self.verb("cancel", str(job))))
 
@@ -143,7 +146,7 @@ class Meddler:
                 self.save(path, "".join(f"{line}\n" for line in lines), how)
 
     def save(self, path: Path, text: str, how: str) -> None:
-        """Save the jobs file ``in place``, by a rename, or after a backup."""
+        """Save the jobs file ``in place`` or by a rename; ``backup``: rename the old file first, then the new one."""
         aside = path.with_name("jobs.txt.aside")
         if how == "in place":
             path.write_text(text)

@@ -104,7 +104,10 @@ def soak(
 
 
 def _end_early(given: Given, killer: Killer) -> None:
-    """Make Ctrl-C and SIGTERM stop further jobs and kills; the jobs so far are judged."""
+    """On Ctrl-C or SIGTERM, request no further jobs and kill no further processes.
+
+    The soak then judges the jobs so far.
+    """
 
     def stop(number: int, _frame: object) -> None:
         print(f"ended early by signal {number}", flush=True)
@@ -191,7 +194,10 @@ def _at_of(log: str, shift: float) -> float:
 
 
 def badly_said(place: World, given: Given) -> list[str]:
-    """Return error messages of verbs and starts that have several lines or a traceback, or name no file on the disk."""
+    """Return the error messages of verbs and starts that have a wrong form.
+
+    A message has the wrong form if it has several lines or a traceback, or does not name a file on the small disk.
+    """
     said = [one for one in given.errors if not one.startswith("echo")]
     said += place.refused_starts
     return [f"badly said: {one}" for one in said if "Traceback" in one or "\n" in one.strip() or "/disk/" not in one]

@@ -14,7 +14,7 @@ SUPERVISOR, DAEMON = 50, 40
 
 
 def good() -> History:
-    """Return a correct history: jobs that end with 7, by signal 15 and with 0, and a daemon that was killed."""
+    """Return a history without errors: three jobs that end with 7, by signal 15 and with 0, and a kill of a daemon."""
     wishes = [
         Wish("k0", "echo", 0.1, 7, None, "plain", "0.5", 0, acknowledged=True),
         Wish("k1", "submit", 0.1, None, 15, "plain", "0.5", 0, acknowledged=True, id=2),
@@ -42,7 +42,7 @@ def good() -> History:
 
 
 def lose(history: History, number: int = 0) -> Row:
-    """Give the job at index ``number`` the outcome lost; return its row."""
+    """Give the outcome LOST to the job at index ``number`` of the history; return its row."""
     row = history.rows[number]
     row.state, row.outcome, row.exit_code, row.signal = "failed", "lost", None, None
     return row
@@ -150,7 +150,7 @@ DOCTORED: list[tuple[Callable[[History], None], str]] = [
 
 @pytest.mark.parametrize(("doctor", "said"), DOCTORED, ids=[doctor.__name__ for doctor, _ in DOCTORED])
 def test_each_falsified_history_is_detected(doctor: Callable[[History], None], said: str) -> None:
-    """Invariants 1 to 6 of the soak: The judge finds each falsification, and no error in the correct history."""
+    """Invariants 1 to 6 of the soak: The judge finds no error in a correct history, and finds each falsification."""
     history = good()
     assert judge(history) == []
     doctor(history)
@@ -177,7 +177,10 @@ def test_jobs_whose_end_nobody_can_know_may_be_lost() -> None:
 
 
 def test_a_job_whose_shim_was_killed_while_starting_it_may_be_lost() -> None:
-    """J10: If a shim was killed before it recorded the start, the judge accepts only the job of this shim as lost."""
+    """J10: If a shim was killed before it recorded the start of its job, the judge accepts that this job is lost.
+
+    It accepts neither another lost job nor another reason of the loss.
+    """
     history = good()
     history.ledger = [entry for entry in history.ledger if entry[1] != "k0"]
     row = lose(history)

@@ -103,7 +103,7 @@ class World:
 
     @property
     def life(self) -> Life:
-        """The current or last daemon process."""
+        """The daemon that runs, or the last one that ran."""
         return self.lives[-1]
 
     def start(self, mode: str, ready: bool = True) -> None:
@@ -181,7 +181,10 @@ class World:
         return list(found.items())
 
     def running(self) -> list[list[str]]:
-        """Return the starts without an end among the last 8000 bytes of the ledger."""
+        """Return the ledger's start lines of jobs that have no end line.
+
+        Only the last 8000 bytes of the ledger are read.
+        """
         with self.ledger.open("rb") as stream:
             stream.seek(max(0, self.ledger.stat().st_size - 8000))
             lines = [line.split() for line in stream.read().decode().splitlines()[1:]]

@@ -24,9 +24,10 @@ LOOKS = 400  # the most looks at the ledger in one wait, 2 ms apart
 
 @dataclass
 class Given:
-    """The data that the writers share: the requested jobs, the results of the requests, and how long they took.
+    """The data that the writers share: the requested jobs, the results of the requests, and their durations.
 
-    ``jobs``: number of jobs to be acknowledged; ``open``: requests without a result; ``seconds``: durations of verbs.
+    ``jobs``: number of jobs that must be acknowledged in the whole soak; ``open``: number of requests without a result;
+    ``seconds``: the durations of the verbs.
     """
 
     jobs: int
@@ -63,7 +64,7 @@ class Given:
 
     @property
     def done(self) -> bool:
-        """Whether no more jobs will be requested, and all requests have a result."""
+        """Return whether enough requests are acknowledged, or the soak is closed and each request has a result."""
         return self.acknowledged >= self.jobs or (self.closed and not self.open)
 
 
@@ -212,7 +213,7 @@ class Killer:
         self.next()
 
     def again(self) -> None:
-        """Kill the daemon, start the next one, and kill that one while it recovers."""
+        """Kill the daemon, start the next one, kill the new one while it recovers, and start another one."""
         self.world.kill_daemon()
         self.world.start(self.mode(), ready=False)
         time.sleep(self.dice.uniform(0.05, 0.9))
@@ -220,7 +221,7 @@ class Killer:
         self.next()
 
     def servant(self) -> None:
-        """Kill a supervisor or a shim, of this daemon or of an earlier one."""
+        """Kill a supervisor or a shim. It belongs to the current daemon or to an earlier one."""
         while not self.world.kill_servant(*self.target()):
             continue
 

@@ -14,7 +14,7 @@ from scheduler.store.paths import Places
 
 
 def looks(feed: Changes, number: int) -> tuple[list[int], int]:
-    """Look ``number`` times; return the ids of all jobs that were returned, and the most that one look returned."""
+    """Look ``number`` times; return the ids of all returned jobs, and the largest number of jobs in one look."""
     found = []
     for _ in range(number):
         with feed.moment() as connection:
@@ -23,7 +23,10 @@ def looks(feed: Changes, number: int) -> tuple[list[int], int]:
 
 
 def test_all_jobs_of_a_long_queue_that_end_at_once_are_returned_once(tmp_path: Path) -> None:
-    """Of a long queue that is cancelled, each job is returned, a part at each look, and no job is returned again."""
+    """If all jobs of a long queue are cancelled together, the following looks return each of them once.
+
+    Each look returns a limited number of them.
+    """
     database = Database(Places(str(tmp_path / "state.json")))
     feed = Changes(database.places)
     number = MOST_WAITING + 3 * MOST_AT_ONCE

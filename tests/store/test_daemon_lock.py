@@ -93,14 +93,17 @@ def test_a_waiting_daemon_gets_the_released_lock(places: Places, daemon: subproc
 
 
 def test_checking_for_a_daemon_leaves_no_descriptor_or_lock(places: Places, daemon: subprocess.Popen[str]) -> None:
-    """A thousand checks whether a daemon is alive all find it alive, and leave no descriptor open."""
+    """A thousand checks of a living daemon report it as alive and leave no descriptor open."""
     before = len(os.listdir("/proc/self/fd"))
     assert all(daemon_alive(places) for _ in range(1000))
     assert len(os.listdir("/proc/self/fd")) <= before  # garbage collection may close other descriptors
 
 
 def test_checks_do_not_prevent_a_start(places: Places) -> None:
-    """H: A check whether a daemon is alive holds the lock for an instant; a starting daemon waits that long."""
+    """H: A check for a living daemon holds the lock for a moment.
+
+    A daemon that starts meanwhile waits and then starts.
+    """
     looker = subprocess.Popen(
         [
             sys.executable,
@@ -171,7 +174,7 @@ def test_a_live_scheduler_can_be_found_and_a_dead_one_is_not(
 
 
 def test_a_missing_register_folder_is_ignored(tmp_path: Path) -> None:
-    """P8: A register that cannot be written is no error; only commands without --state-file miss the scheduler."""
+    """P8: If the register cannot be written, the scheduler runs. Commands find it then only with --state-file."""
     (tmp_path / "gpujob").touch()
     assert register({"XDG_RUNTIME_DIR": str(tmp_path)}, "/x.json") == ""
     assert registered({"XDG_RUNTIME_DIR": str(tmp_path)}) == []

@@ -252,7 +252,7 @@ def test_a_refused_store_leaves_no_descriptors(places: Places) -> None:
 
 @pytest.mark.parametrize("name", ["a b", "a%41b", "a?mode=rwc", "a#b", "é", "a'b"])
 def test_any_folder_name_can_hold_a_store(tmp_path: Path, name: str) -> None:
-    """A store works in a folder with any name: characters that are special in a URI have no effect."""
+    """A store works in a folder with any name. Characters in the name that are special in a URI have no effect."""
     folder = tmp_path / name
     folder.mkdir()
     places = Places(str(folder / "gpu_scheduler_state.json"))
@@ -393,7 +393,10 @@ def test_e07_checkpoints_and_readers_beside_two_writers_lose_nothing(places: Pla
 
 
 def test_a_busy_lock_raises_store_trouble_after_the_wait(places: Places) -> None:
-    """P3: A busy lock raises StoreTrouble with the lock's path after the wait, not before; later writes succeed."""
+    """P3: If the lock stays busy for the whole wait, a write raises StoreTrouble with the lock's path.
+
+    When the lock is free again, the next write succeeds.
+    """
     holding = threading.Event()
     let_go = threading.Event()
 
@@ -454,7 +457,7 @@ def test_the_wakeup_file_has_one_byte_however_often_it_is_written(places: Places
 def _as_it_was(
     connection: sqlite3.Connection, table: str, model: list[dict[str, object]] | None = None
 ) -> list[dict[str, object]]:
-    """Return all rows of a table as dictionaries, with only the columns that ``model`` has (None: all columns)."""
+    """Return all rows of a table as dictionaries; ``model``: rows with the columns to keep (None: all)."""
     cursor = connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2" if table != "pauses" else "SELECT * FROM pauses")
     names = [column[0] for column in cursor.description]
     keep = set(model[0]) if model else set(names)

@@ -1,4 +1,4 @@
-"""Tests of deleting ended jobs: deleted jobs, protected jobs, and the remaining data of deleted jobs."""
+"""Tests of deleting ended jobs: which jobs are deleted, which are kept, and which data of a deleted job remain."""
 
 from __future__ import annotations
 
@@ -98,7 +98,10 @@ def test_without_limits_all_ended_jobs_and_refused_lines_are_deleted(database: D
 def test_the_oldest_go_first_and_no_more_than_allowed(
     database: Database, jobs: list[tuple[JobState, int]], keep: int | None, before: int | None, most: int | None
 ) -> None:
-    """The jobs that ended first are deleted, at most ``most`` of them. A simple model computes the expected jobs."""
+    """The jobs that ended first are deleted first, and one call deletes at most ``most`` jobs.
+
+    A simple model computes which jobs must remain.
+    """
     with database.writing() as connection:
         connection.execute("DELETE FROM jobs")
         connection.execute("DELETE FROM meta WHERE key='last_id'")
@@ -132,7 +135,7 @@ def test_logs_of_all_attempts_are_remembered(database: Database) -> None:
 
 
 def test_an_environment_is_deleted_with_its_last_job(tmp_path: Path, database: Database) -> None:
-    """A stored environment is removed with its last job: another job that uses it keeps it."""
+    """A stored environment is deleted together with the last job that uses it, and not before."""
     client = SchedulerClient(database.places.state_file)
     spec = JobSpec(source="submit", arguments=("true",), gpus="0")
     first = client.submit(spec, {"A": "1"}, ModelTable())
@@ -162,7 +165,10 @@ def test_an_environment_is_deleted_with_its_last_job(tmp_path: Path, database: D
 def test_an_environment_is_saved_under_the_lock_of_the_store(
     monkeypatch: pytest.MonkeyPatch, database: Database
 ) -> None:
-    """Without the lock, a second submission takes a file that is not complete yet for one that a crash cut off."""
+    """A submission holds the lock of the store while it saves the job's environment.
+
+    Without the lock, a second submission would see the incomplete file and treat it as one that a crash has cut off.
+    """
     keep, locked = SchedulerClient._keep_environment, []
 
     def watched(self: SchedulerClient, environment: Any) -> str:

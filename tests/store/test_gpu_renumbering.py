@@ -14,7 +14,10 @@ from scheduler.store.paths import Places
 
 
 def test_a_job_whose_main_process_has_ended_keeps_its_card_while_it_is_stopped(tmp_path: Path) -> None:
-    """A stopping job whose main process has ended keeps its GPU under the new number, and is shown as a live job."""
+    """If the GPUs are renumbered while a job is stopping, the job keeps its GPU and gets the new number of the GPU.
+
+    Its main process has ended here. The job is still shown as a live job.
+    """
     db = Database(Places(str(tmp_path / "state.json")))
     with db.writing() as connection:
         job = rows.insert(connection, JobSpec(script="/x.py"), ResourceRequest(1, 1000), "", (), 1.0)

@@ -120,7 +120,10 @@ def test_the_number_of_rows_is_limited(path: str) -> None:
 
 
 def test_a_job_has_a_curve_for_each_attempt(path: str) -> None:
-    """Each attempt has its own curve of at most 2,000 points, from ten-second rows where they still exist."""
+    """Each attempt of a job has its own curve of at most 2,000 points.
+
+    A curve uses ten-second rows if they still exist, otherwise five-minute rows.
+    """
     file = HistoryFile(path)
     start = bucket_of(NOW, LONG_S) - KEEP_SHORT_S - 20 * LONG_S
     fill(file, (), (job(start + n * SHORT_S, 10.0) for n in range(300)))
@@ -134,7 +137,10 @@ def test_a_job_has_a_curve_for_each_attempt(path: str) -> None:
 
 
 def test_pauses_to_the_moment_and_through_restarts(path: str) -> None:
-    """Pauses have exact times, also across restarts; the last change of each GPU is kept forever."""
+    """Pauses are stored with exact times, also if the file is closed and opened again in between.
+
+    The last change of each GPU is never deleted.
+    """
     none: frozenset[int] = frozenset()
     file = HistoryFile(path)
     file.write(Batch(NOW, pauses=((NOW - 50, none), (NOW - 40.5, frozenset({1})), (NOW - 30, frozenset({1, QUEUE})))))
@@ -261,7 +267,10 @@ print(failed > 0, file.told)
 
 
 def test_a_full_disk_costs_samples_and_is_over_when_there_is_room(path: str) -> None:
-    """F01: On a full disk (here: a limit on the size of files) samples are lost, but the file is not set aside."""
+    """F01: On a full disk samples are lost, but the history file is kept and used again once there is room.
+
+    A limit on the size of files stands for the full disk.
+    """
     done = subprocess.run(
         [sys.executable, "-c", _FULL, path], env={**os.environ, "PYTHONPATH": ROOT}, capture_output=True, text=True, timeout=120,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)), check=False,

@@ -1,4 +1,4 @@
-"""Tests of the journal's file: appends, rewrites, torn lines, lines of other programs, replaced files, full disks."""
+"""Tests of the journal's file: appends and rewrites, cut or foreign lines, replaced files, full disks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def record(job: int, status: str = "pending", **changes: Any) -> bytes:
 
 
 class Store:
-    """A journal, and the store of its jobs 1 to 9, which were accepted at "now". ``lines``: id → line in a rewrite."""
+    """A journal, and a simulated store with the jobs 1 to 9, which were accepted at the time "now".
+
+    ``lines``: job id → the line that a rewrite writes for this job.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -69,7 +72,10 @@ def test_s1_6_it_is_private_and_one_line_a_job(store: Store) -> None:
 
 
 def test_s1_6_lines_of_others_stay_at_the_beginning(store: Store) -> None:
-    """S1.6: A rewrite first keeps the lines of other programs, then the last line of each job not in the store."""
+    """S1.6: A rewrite keeps the lines of other programs and the last line of each job that the store no longer has.
+
+    They come first; the lines of the jobs in the store follow.
+    """
     foreign = b'{"note": "mine"}\n[1, 2]\n{"id": 3}\n"text"\n'
     store.path.write_bytes(
         record(1, "failed") + foreign + b"\n \n" + record(77) + record(88) + record(77, "completed") + record(3)
@@ -171,7 +177,10 @@ def test_an_open_last_line_of_others_is_closed_first(store: Store) -> None:
 
 
 def test_what_comes_while_it_is_written_anew_is_not_lost(store: Store) -> None:
-    """Lines that other programs append during a rewrite are kept; lines of known jobs come from the store."""
+    """Lines that other programs append during a rewrite are kept.
+
+    The lines of jobs in the store are taken from the store.
+    """
     store.path.write_bytes(b'{"mine": 1}\n' + record(1))
     steps = store.file.write_new_file(iter([record(1), record(3)]))
     next(steps)
@@ -312,7 +321,10 @@ def test_a_full_disk_takes_no_half_line(small: Path) -> None:
 
 
 def test_a_full_disk_sets_nothing_aside_by_halves(small: Path) -> None:
-    """P4: On a full disk damaged lines stay in the journal; once there is room, they are moved aside once."""
+    """P4: While the disk is full, damaged lines stay in the journal.
+
+    When there is room, each is moved to one file, once.
+    """
     store = Store(small / "queue.jsonl")
     store.path.write_bytes(b"bad " * 1500 + b"\n")
     store.lines = {1: record(1)}

@@ -122,7 +122,7 @@ CHANGES: dict[str, st.SearchStrategy[Any]] = {
 
 
 def test_the_tests_below_cover_every_field_of_a_spec() -> None:
-    """``SPECS`` generates every field of JobSpec."""
+    """``SPECS`` generates values for every field of JobSpec."""
     assert set(SPECS.wrapped_strategy.kwargs) == {f.name for f in fields(JobSpec)}  # type: ignore[attr-defined]
 
 
@@ -154,14 +154,17 @@ def test_every_change_of_a_job_is_read_back(database: Database, changes: dict[st
 
 
 def test_every_field_of_a_job_that_can_change_is_tried_above() -> None:
-    """``CHANGES`` generates every field of Job that can change."""
+    """``CHANGES`` generates values for every field of Job that can change."""
     fixed = {"id", "spec", "identity", "submitted_at"}
     assert set(CHANGES) == set(Job.__slots__) - fixed  # type: ignore[attr-defined]
 
 
 @given(SPECS)
 def test_a_spec_survives_conversion_to_plain_values(spec: JobSpec) -> None:
-    """P4: A JobSpec is read back from plain values; keys of a newer version are ignored."""
+    """P4: A JobSpec is unchanged after it was converted to plain values and back.
+
+    Keys of a newer version are ignored.
+    """
     assert JobSpec.from_dict(spec.as_dict()) == spec
     assert JobSpec.from_dict({**spec.as_dict(), "of a newer version": 1}) == spec
 
@@ -270,7 +273,7 @@ def test_events_are_read_back_in_their_order(database: Database) -> None:
 
 @pytest.mark.parametrize("later", [1e9, 1e9 + 1e-6], ids=["same instant", "a microsecond later"])
 def test_no_event_takes_the_place_of_another(database: Database, later: float) -> None:
-    """P4: Events that two calls write with the same time, or almost the same, are all kept."""
+    """P4: If two calls write events with equal or almost equal times, all events are kept."""
     first = [Event(1, 1e9, "accepted"), Event(1, 1e9, "changed")]
     second = [Event(1, later, "started"), Event(1, later, "ended")]
     with database.writing() as connection:
@@ -318,7 +321,10 @@ def test_k07_a_request_that_this_version_does_not_know_is_refused_once(
 
 
 def test_pauses_gpus_reasons_and_holdings_are_read_back(database: Database) -> None:
-    """S3.30, P7: Pauses, GPUs, reasons and holdings are read back, and are removed when empty ones are saved."""
+    """S3.30, P7: Pauses, GPUs, reasons and holdings are read back as saved.
+
+    Saving none of them removes the old ones.
+    """
     gpus = [Gpu(0, "u0", "A", 0, 1000), Gpu(2, "u2", "B", 1, None)]
     held = Holding("3.1", 3, ResourceRequest(2, 500), (0, 2), 7, (Process(10, 20), Process(11, 2**60)))
     with database.writing() as connection:
@@ -361,7 +367,10 @@ def test_how_far_a_file_was_read_is_read_back(database: Database, mark: FileMark
 
 
 def test_equal_lines_are_counted_anew_when_the_file_was_replaced(database: Database) -> None:
-    """C07, C17, contract 3: Equal lines of a replaced file are counted again; those beyond the old count are new."""
+    """C07, C17, contract 3: When a file was replaced, its equal lines are counted from 1 again.
+
+    The count before the replacement is returned, too: only a line beyond that count is a new job.
+    """
     with database.writing() as connection:
         assert [kept.count_line(connection, "f", "a") for _ in range(3)] == [(1, 0), (2, 0), (3, 0)]
         assert kept.count_line(connection, "f", "b") == (1, 0)
@@ -381,7 +390,10 @@ def test_equal_lines_are_counted_anew_when_the_file_was_replaced(database: Datab
 
 
 def test_refusals_are_read_back_and_gathered_anew_with_their_file(database: Database) -> None:
-    """S3.9, P2: Refused lines are read back; the refused lines of a file are removed when the file is read again."""
+    """S3.9, P2: Refused lines are read back.
+
+    When a file is read from its start again, its refused lines are removed.
+    """
     one, two, other = (
         Refusal("f", 2, "t", "r", 1.0),
         Refusal("f", 1, "x" * 900, "s", 2.0),
@@ -427,7 +439,7 @@ def test_jobs_are_numbered_from_one_or_where_that_is_wanted_from_zero(tmp_path: 
 
 @pytest.mark.parametrize("zero", [False, True])
 def test_the_number_of_a_forgotten_job_is_not_given_out_again(database: Database, zero: bool) -> None:
-    """S4.3 P4: The id of a deleted job is not used again, not even that of the newest or only job."""
+    """S4.3 P4: The id of a deleted job is never used again, even if this job was the newest or the only one."""
     with database.writing() as connection:
         if zero:
             rows.number_from_zero(connection)
@@ -472,7 +484,10 @@ def test_no_number_is_ever_given_out_twice(database: Database, zero: bool, steps
 
 
 def test_completion_hooks_are_stored_started_and_removed(database: Database) -> None:
-    """S4.26: A call of a job's completion hook is stored, started and removed; a restart does not repeat it."""
+    """S4.26: A due call of a completion hook is stored, marked as started, and removed when it has ended.
+
+    If the job ends again after a retry, the call is due again.
+    """
     with database.writing() as connection:
         rows.note_calls(connection, [7, 3])
         assert rows.calls(connection) == [(3, None), (7, None)]
@@ -500,7 +515,10 @@ def test_live_jobs_are_counted(database: Database) -> None:
 def test_event_histories_read_together_equal_those_read_singly(
     database: Database, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Event histories read for many jobs equal those read job by job, in the order of the jobs, also empty ones."""
+    """The event histories of many jobs that one call reads are equal to those that are read job by job.
+
+    They are in the order of the jobs, and a job without events has an empty history.
+    """
     monkeypatch.setattr(rows, "AT_ONCE", at_once)
     with database.writing() as connection:
         made = [rows.insert(connection, JobSpec(arguments=("x",)), WHOLE, "", (), 1.0) for _ in range(7)]

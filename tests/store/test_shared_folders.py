@@ -35,7 +35,7 @@ def places(tmp_path: Path) -> Places:
      (0x01021994, "tmpfs", False), (0x794C7630, "overlay", False), (0x2FC12FC1, "ZFS", False), (0x4D44, "FAT", False)],
 )  # fmt: skip
 def test_e16_file_systems_that_machines_share_are_known_by_their_number(number: int, name: str, shared: bool) -> None:
-    """E16: A file system is identified by its type number in statfs(2), a signed word; that of SMB may be negative."""
+    """E16: A file system is recognized by the type number from statfs(2). The number of SMB may be read as negative."""
     found = file_system(number)
     assert (found.name, found.shared, found.known) == (name, shared, True)
 

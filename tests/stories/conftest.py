@@ -19,7 +19,7 @@ from tests.stories.tracking import Tracked
 
 @pytest.fixture
 def scheduler(tmp_path: Path) -> Iterator[Callable[..., Scheduler]]:
-    """Return a function that creates schedulers; end them and all processes of their jobs afterwards."""
+    """Return a function that creates schedulers. After the test, end them and all processes of their jobs."""
     made: list[Scheduler] = []
 
     def make(gpus: int | None = 2, folder: Path | None = None, **settings: Any) -> Scheduler:
@@ -35,7 +35,7 @@ def scheduler(tmp_path: Path) -> Iterator[Callable[..., Scheduler]]:
 
 @pytest.fixture
 def spooler(tmp_path: Path) -> Iterator[Callable[..., Spooler]]:
-    """Return a function that creates `ts` servers, one per folder; end them and their jobs afterwards."""
+    """Return a function that creates a `ts` server for a folder. After the test, end the servers and their jobs."""
     made: list[Spooler] = []
 
     def make(folder: Path | None = None, **environ: str) -> Spooler:
@@ -52,7 +52,7 @@ def spooler(tmp_path: Path) -> Iterator[Callable[..., Spooler]]:
 
 @pytest.fixture
 def tracked(tmp_path: Path) -> Iterator[Tracked]:
-    """Return a folder for `gpujob track`; end all processes started there afterwards."""
+    """Return a folder for `gpujob track`. After the test, end all trackers and commands that were started in it."""
     one = Tracked(tmp_path)
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores SIGHUP, and trackers inherit that
     yield one
@@ -62,7 +62,10 @@ def tracked(tmp_path: Path) -> Iterator[Tracked]:
 
 @pytest.fixture
 def screens(tmp_path: Path) -> Iterator[Callable[..., ScreenScheduler]]:
-    """Return a function that creates screen-mode schedulers in a common socket folder; end all sessions afterwards."""
+    """Return a function that creates screen-mode schedulers. After the test, end all their sessions.
+
+    The schedulers share one socket folder, which belongs to the test.
+    """
     made: list[ScreenScheduler] = []
     with socket_folder() as sockets:
 

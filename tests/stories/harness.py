@@ -89,7 +89,8 @@ def open_names(pid: int) -> list[str]:
 def open_files(pid: int) -> Counter[str]:
     """Count the open files of a process by name.
 
-    Files that vary are left out: the history, and replaced versions of the state file (a few at most).
+    Not counted, because their number varies: the files of the history, and old versions of the state file that are
+    still open (a few at most).
     """
     return Counter(name for name in open_names(pid) if "/history.db" not in name and REPLACED not in name)
 
@@ -129,7 +130,7 @@ def freeze(pid: int, store_lock: Path) -> None:
 
 
 class Scheduler:
-    """A scheduler in ``folder``. ``settings``: options of `start`."""
+    """A scheduler that runs in ``folder``. ``settings``: options of `gpujob start`, with `_` instead of `-`."""
 
     def __init__(self, folder: Path, gpus: int | None = 2, **settings: Any) -> None:
         """Prepare the folder; do not start the daemon. ``gpus``: number of declared GPUs, or None to detect them."""
@@ -183,7 +184,7 @@ class Scheduler:
         return self.output.read_text(errors="replace") if self.output.exists() else ""
 
     def says(self, text: str, times: int | None = None) -> None:
-        """Wait until the output contains ``text``. With ``times``, assert that it contains it exactly so often.
+        """Wait until the output contains ``text``. With ``times``, assert that it then occurs exactly that many times.
 
         The wait is necessary because the daemon prints a message only after it has committed the change.
         """
@@ -232,7 +233,10 @@ class Scheduler:
             raise AssertionError(f"not within 20 s: the end of the scheduler\n{self.said()[-6000:]}") from None
 
     def end_all(self) -> None:
-        """Kill the daemon and all processes of its jobs, found by the name of the state file in their environment."""
+        """Kill the daemon and all processes of its jobs.
+
+        The processes are found by the name of the state file in their environment.
+        """
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -254,7 +258,7 @@ class Scheduler:
         return value
 
     def rows(self, query: str, *values: Any) -> list[Any]:
-        """Return the rows of a query on the store; [] without a store or after an OperationalError (no such table)."""
+        """Return the rows of a query on the store. Return [] if there is no store or SQLite cannot run the query."""
         path = self.folder / ".gpujob" / "store.db"
         if not path.exists():
             return []
@@ -269,7 +273,10 @@ class Scheduler:
         return dict(self.rows("SELECT id, state FROM jobs"))
 
     def job(self, job_id: int) -> dict[str, Any]:
-        """Return a job as `show --json` prints it. Waits up to ``LOOK_S`` s until the daemon has considered the job."""
+        """Return a job as `show --json` prints it.
+
+        Wait until the daemon has considered the job, but ``LOOK_S`` seconds at most (``BRIEF_S`` if no daemon runs).
+        """
         running = self.process is not None and self.process.poll() is None
         end = time.monotonic() + (LOOK_S if running else BRIEF_S)  # without a daemon the reason stays "new"
         while True:
@@ -312,7 +319,11 @@ class Scheduler:
     def line(
         self, key: str, code: object = 0, seconds: float = 0.0, *, priority: int = 0, more: str = "", gpus: str = ""
     ) -> str:
-        """Return a jobs line that runs the ledger job for ``seconds``. ``code``: its exit code, or "s6" for signal 6."""
+        """Return a jobs line that runs the ledger job for ``seconds``.
+
+        ``code``: exit code of the ledger job, or "s6" to let it end by signal 6. ``more``: text after the job's
+        arguments.
+        """
         return f"{priority},{self.script},,{self.folder} {key} {code} {seconds} {more},{gpus}"
 
     def append(self, *lines: str) -> None:

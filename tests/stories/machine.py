@@ -20,7 +20,7 @@ INTERVAL_S = 0.25
 
 
 class Machine:
-    """A scheduler with the fake driver and the fake nvidia-smi that it reads. The GPUs are ``GPU-a``, ``GPU-b``, …"""
+    """A scheduler, with the fake driver and the fake nvidia-smi from which it reads the GPUs ``GPU-a``, ``GPU-b``, …"""
 
     def __init__(self, make: Callable[..., Scheduler], folder: Path, gpus: int | None, **settings: Any) -> None:
         self.driver = FakeDriver(folder / "driver")
@@ -94,7 +94,7 @@ class Machine:
         return found
 
     def readings(self, more: int) -> None:
-        """Wait until the GPUs have been read ``more`` further times."""
+        """Wait until ``more`` new readings of the GPUs are in the store."""
         seen: set[float] = set(self._at())
         wait_for(lambda: seen.update(self._at()) or len(seen) > more, f"{more} readings\n{self.s.said()[-2000:]}")
 
@@ -102,7 +102,7 @@ class Machine:
         return [row[0] for row in self.s.rows("SELECT max(at) FROM readings") if row[0] is not None]
 
     def waits(self, job: int, code: str, text: str = "") -> dict[str, Any]:
-        """Wait until the job waits with this reason code, and ``text`` in its reason; return the job."""
+        """Wait until the job waits with reason code ``code`` and its reason contains ``text``; return the job."""
         wait_for(lambda: job in self.s.states(), f"job {job} is taken in")
         found: dict[str, Any] = wait_for(
             lambda: (it := self.s.job(job))["reason_code"] == code and text in it["reason"] and it,

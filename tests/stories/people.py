@@ -1,4 +1,4 @@
-"""Two real users of this machine, commands and schedulers run as one of them, and files that belong to them."""
+"""Two real users of this machine: commands and schedulers can run as one of them, and files can belong to them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ class User:
     groups: tuple[int, ...] = ()
 
     def do(self, act: Callable[[], Any]) -> int:
-        """Run ``act`` as this user in a child process; return the exit code: the result of ``act``, 0 for None."""
+        """Run ``act`` as this user in a child process. Return the exit code of the child.
+
+        The exit code is the result of ``act`` (None counts as 0), or 99 if ``act`` raised an exception.
+        """
         sys.stdout.flush()
         child = os.fork()
         if child:
@@ -81,7 +84,7 @@ class User:
     def limited(
         self, folder: Path, limits: Sequence[tuple[int, tuple[int, int]]], *words: str, **environ: str
     ) -> tuple[int, str]:
-        """Run a command like `gpujob` under resource limits, given as (number of the limit, (soft, hard))."""
+        """Run a command like `gpujob`, under resource limits. Each limit: (RLIMIT number, (soft limit, hard limit))."""
         with tempfile.TemporaryFile() as out:
 
             def run() -> int:
@@ -105,7 +108,10 @@ class User:
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Load all modules before a child changes its user: only root may be able to read Python and the checkout."""
+    """Load all modules before a child process changes its user.
+
+    Later the child may be unable to load them: Python and the checkout may be readable only by root.
+    """
     folder = tmp_path_factory.mktemp("loaded")
     for name, text in FILES.items():
         (folder / name).write_text(text)

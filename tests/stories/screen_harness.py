@@ -16,7 +16,10 @@ from tests.stories.harness import Scheduler, alive, wait_for
 
 
 class ScreenScheduler(Scheduler):
-    """A scheduler started with --screen. ``sockets``: its SCREENDIR; None: screen's own folder for this user."""
+    """A scheduler started with --screen.
+
+    ``sockets``: the folder for its SCREENDIR; with None, screen uses its default folder for this user.
+    """
 
     def __init__(self, folder: Path, gpus: int, sockets: Path | None, **settings: Any) -> None:
         super().__init__(folder, gpus, **settings)
@@ -106,7 +109,7 @@ class ScreenScheduler(Scheduler):
         return name
 
     def judge(self, codes: dict[int, int]) -> None:
-        """P1, P2: Assert that no attempt was started twice, and that the recorded state and exit code of each job are true.
+        """P1, P2: Assert that no attempt was started twice, and that each recorded state and exit code is true.
 
         ``codes``: job id → exit code with which the job's command ends.
         """

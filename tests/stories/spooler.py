@@ -27,7 +27,7 @@ entry()
 
 
 class Spooler:
-    """`ts` with a TS_SOCKET in ``folder``; without GPUs unless ``environ`` sets some."""
+    """`ts` with a TS_SOCKET in ``folder``. It has no GPUs unless the variables in ``environ`` set some."""
 
     def __init__(self, folder: Path, **environ: str) -> None:
         self.folder = folder
@@ -91,7 +91,7 @@ class Spooler:
         return int(self.ts(*words, **environ))
 
     def held(self, key: str, then: str = "") -> tuple[str, ...]:
-        """Return the words of a job that runs until `release` and then runs the shell text ``then``."""
+        """Return the command of a job that waits for `release` with this key and then runs the shell text ``then``."""
         return ("sh", "-c", f"while ! [ -e go-{key} ]; do sleep 0.05; done; {then}")
 
     def release(self, key: str) -> None:

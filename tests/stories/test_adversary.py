@@ -1,4 +1,4 @@
-"""GPUs that vanish, drains that must not end early, drivers that fail: cases found by adversarial testing."""
+"""Cases found by adversarial testing: GPUs that vanish, drains that could end too early, drivers that fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ __all__ = ["machine"]
 
 @pytest.mark.parametrize("given", [None, 3])
 def test_a_start_without_one_gpu_keeps_gpu_numbers_and_allocations(machine, given):
-    """A start while one GPU is missing adopts all jobs and keeps GPU numbers, allocations, pauses and allowed GPUs."""
+    """A start while one GPU is missing adopts all jobs.
+
+    It keeps GPU numbers, allocations, pauses and the allowed GPUs of the jobs.
+    """
     m = machine(gpus=given).cards("GPU-a", "GPU-b", "GPU-c")
     m.s.start()
     for i in range(3):
@@ -293,7 +296,10 @@ def test_thresholds_accept_percent(machine):
 
 
 def test_a_hanging_nvidia_smi_holds_no_gpu(machine):
-    """A hanging nvidia-smi that left its process group holds no GPU of an ended job; no other nvidia-smi starts."""
+    """An nvidia-smi that hangs does not keep the GPU of an ended job booked, even if it left its process group.
+
+    While it hangs, no other nvidia-smi is started, and no job starts on a GPU.
+    """
     m = machine().only_smi("GPU-a", "GPU-b")
     hold = m.s.folder / "stray"
     program = m.smi.program_folder / "nvidia-smi"

@@ -9,7 +9,10 @@ from tests.stories.harness import wait_for
 
 @pytest.mark.parametrize("how", ["well", "badly", "runs on"])
 def test_a_retry_without_daemon_runs_again_only_a_failed_job(scheduler, how):
-    """After kill -9, a `retry` of a job that was running takes effect at the next start, and only if the job failed."""
+    """If the scheduler was killed while a job ran, a `retry` of that job waits for the next start.
+
+    That start runs the job again if the job has failed, but not if it has succeeded or still runs.
+    """
     s = scheduler(gpus=1)
     s.start()
     s.hold("a")
@@ -155,7 +158,7 @@ def test_requests_without_daemon_are_refused_now_or_kept_in_order(ended_meanwhil
 
 
 def test_a_retry_of_jobs_ended_without_daemon_is_done_at_the_start(ended_meanwhile):
-    """A retry of jobs that `status` showed as done, failed or cancelled is carried out at the next start."""
+    """A `retry` of jobs that ended or were cancelled without a scheduler is carried out at the next start."""
     s = ended_meanwhile
     s.cli("cancel", "7")
     said = s.cli("retry", "5", "6", "7", code=5).stderr

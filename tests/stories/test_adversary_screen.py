@@ -1,4 +1,7 @@
-"""Screen mode: processes whose session is gone or that belong to no job; cases found by adversarial testing."""
+"""Screen mode: processes whose session is gone, and processes that belong to no job.
+
+These cases were found by adversarial testing.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ while [ -e "$1" ]; do sleep 0.05; done
 
 @pytest.mark.parametrize("how", ["cancelled", "ended"])
 def test_a_job_whose_screen_process_was_killed_is_no_leftover_of_another_job(screens, how):
-    """When a screen process is killed, its job continues; another job's end neither stops that job nor waits for it."""
+    """A job whose screen process was killed continues.
+
+    When another job ends, the scheduler neither stops the first job nor waits for it.
+    """
     s = screens(gpus=2, kill_grace="2")
     place = s.folder / "x.py"
     place.write_text(DEAF_TO_HANGUP)
@@ -60,7 +66,10 @@ def test_a_job_whose_screen_process_was_killed_is_no_leftover_of_another_job(scr
 
 
 def beside(s: ScreenScheduler, job_id: int, mark: Path) -> int:
-    """Start a program in a second window of a job's session, wait until the window closes; return the program's pid."""
+    """Start a program in a second window of a job's session. Return the pid of the program.
+
+    Before it returns, the window has closed and the program has become an orphan.
+    """
     mark.touch()
     program = s.folder / "beside.sh"
     program.write_text(BESIDE)
@@ -110,7 +119,7 @@ def test_a_users_program_from_a_second_window_belongs_to_no_job(screens, whose):
 
 @pytest.fixture
 def deep(tmp_path: Path) -> Iterator[Callable[[int], ScreenScheduler]]:
-    """Return a function that creates a scheduler whose socket folder has a path of ``length`` bytes."""
+    """Return a function that creates a scheduler. Its argument is the length in bytes of the socket folder's path."""
     need_screen()
     top = Path(tempfile.mkdtemp(prefix="gs", dir="/tmp"))
     made: list[ScreenScheduler] = []

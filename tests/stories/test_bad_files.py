@@ -37,7 +37,10 @@ def pouring(scheduler) -> Pouring:
 
 @pytest.fixture
 def of_nobody(scheduler) -> Iterator[Pouring]:
-    """Return a scheduler, not started yet, of user `nobody` in that user's folder; its jobs file has one line."""
+    """Return a scheduler that runs as user `nobody` in a folder of that user. It is not started yet.
+
+    Its jobs file has one line.
+    """
     with tempfile.TemporaryDirectory(prefix="gpujob-nobody-") as name:
         shutil.copytree(ROOT / "scheduler", f"{name}/code/scheduler")
         p = Pouring(scheduler(gpus=1, folder=Path(name), monitor_interval=1))
@@ -117,7 +120,10 @@ def test_c02_a_last_line_of_blanks_counts_as_unread(pouring):
 
 
 def test_c03_a_deleted_file_is_logged_once_and_a_new_one_read(pouring):
-    """C03: A deleted file is logged once and its unread line still runs; equal lines of a new file do not run again."""
+    """C03: If the jobs file is deleted, this is logged once. A line that was appended just before still runs.
+
+    A new jobs file is read. A line in it that equals a line of the deleted file does not run again.
+    """
     s = pouring.s
     missing = "no such file; it is read when it appears"
     wait_for(lambda: s.said().count(missing) == 1, "none was there at the start")
@@ -200,7 +206,11 @@ SAVES = {
 
 @pytest.mark.parametrize("how", SAVES)
 def test_c07_a_save_by_an_editor_runs_only_what_is_new(pouring, how):
-    """C07: After a save, unchanged, refused and failed lines make no second job; refused lines get new line numbers."""
+    """C07: When an editor saves the jobs file, only the new line becomes a job.
+
+    Unchanged lines, refused lines and lines of failed jobs make no second job. Refused lines get their new line
+    numbers.
+    """
     s = pouring.s
     pouring.script("fails", "#!/bin/sh\necho fails >> noted\nexit 2\n")
     pouring.pour(pouring.good("a"), "bad line", "0,fails,,;gpus=0", pouring.good("b"))
@@ -215,7 +225,10 @@ def test_c07_a_save_by_an_editor_runs_only_what_is_new(pouring, how):
 
 
 def test_c08_jobs_of_edited_and_removed_lines_stay(pouring):
-    """C08: The job of an edited or removed line stays and is shown; a changed line becomes a new job."""
+    """C08: A job remains in the queue and in `status` after its line is edited or removed.
+
+    The edited line becomes a new job.
+    """
     s = pouring.s
     s.cli("queue", "pause")
     pouring.pour("0,note,,one;gpus=0", "0,note,,two;gpus=0", "0,note,,three;gpus=0")
@@ -274,7 +287,10 @@ def test_c16_a_submitted_job_without_wakeup_runs(scheduler):
 
 @pytest.mark.long
 def test_c16_a_great_many_lines_are_taken_while_commands_answer_and_jobs_run(pouring):
-    """C16: While 10,000 lines (long form: a million) become one job each, other jobs run and commands are answered."""
+    """C16: While 10,000 lines become one job each, other jobs run and commands are answered.
+
+    The long form of the test appends a million lines.
+    """
     s, number = pouring.s, 1_000_000 if LONG else 10_000
     s.cli("pause", "0")
     began = time.monotonic()
@@ -296,7 +312,10 @@ def test_c16_a_great_many_lines_are_taken_while_commands_answer_and_jobs_run(pou
 
 
 def test_c17_equal_lines_become_one_job(pouring):
-    """C17: Equal lines appended together become one job; the repeated lines are logged once, with their number."""
+    """C17: Equal lines that are appended together become one job.
+
+    One log message gives the number of repeated lines.
+    """
     s = pouring.s
     s.cli("queue", "pause")
     pouring.pour(*[pouring.good("same")] * 3)
@@ -314,7 +333,7 @@ def test_c17_equal_lines_become_one_job(pouring):
 
 
 def test_c18_a_line_of_a_finished_job_is_skipped_and_of_a_failed_one_runs_again(pouring):
-    """C18: A line that repeats a done job is not run; one that repeats a failed job runs it again."""
+    """C18: A line that repeats the line of a done job does not run. A line that repeats a failed job runs it again."""
     s = pouring.s
     pouring.script("fails", "#!/bin/sh\necho fails >> noted\nexit 2\n")
     failing = "0,fails,,;gpus=0"
@@ -349,7 +368,11 @@ def test_c19_lines_of_twenty_concurrent_writers_are_all_read(pouring):
 
 
 def test_c20_long_lines_of_concurrent_writers(pouring):
-    """C20: 20 KB lines of concurrent `gpujob add` never mix; each line of the shells becomes a job or is refused."""
+    """C20: Lines of 20 KB that concurrent `gpujob add` commands append are never mixed with other lines.
+
+    Lines that shells append at the same time may be mixed with each other. Each line of the resulting file becomes a
+    job or is refused.
+    """
     s = pouring.s
     s.cli("queue", "pause")
     shell = "for n in 1 2 3 4 5 6 7 8 9 10; do printf '0,note,,%s-%s-%020000d;gpus=0\\n' $0 $n 0 >> jobs.txt; done"
@@ -382,7 +405,10 @@ ODD = {
 
 @pytest.mark.parametrize("what", ODD)
 def test_c35_a_jobs_file_that_is_no_plain_file_is_reported(scheduler, what):
-    """C35: A jobs file that is not a regular file is reported and blocks nothing; a regular file is then read."""
+    """C35: A jobs file that is not a regular file is reported and blocks nothing.
+
+    When a regular file takes its place, the file is read.
+    """
     p = Pouring(scheduler(gpus=1, monitor_interval=1))
     s = p.s
     ODD[what](s.jobs_file)

@@ -243,7 +243,10 @@ def test_c27_a_need_that_can_never_be_met_is_refused_at_once(pouring):
 
 
 def test_c27_lines_that_a_larger_machine_can_run_are_read_again(scheduler):
-    """C27: A start with other GPUs reads the refused lines of the file again: each becomes one job or stays refused."""
+    """C27: If the number of GPUs has changed, `start` reads the refused lines of the jobs file again.
+
+    Each of them becomes one job if the scheduler can now run it, and otherwise stays refused.
+    """
     p = Pouring(scheduler(gpus=1))
     s = p.s
     lines = ["0,words,,wide;gpus=2", "0,words,,other,3", p.good("good"), "0,words,,x,never", "0,words,,huge;gpus=8",
@@ -277,7 +280,10 @@ def test_c27_lines_that_a_larger_machine_can_run_are_read_again(scheduler):
 
 
 def test_c27_a_refused_line_does_not_repeat_its_corrected_copy(scheduler):
-    """C27: A refused line whose corrected version ran and failed starts no second job when it becomes valid."""
+    """C27: A refused line that becomes valid starts no job if its corrected copy has already run.
+
+    This holds even if the job of the corrected copy failed.
+    """
     p = Pouring(scheduler(gpus=1))
     p.script("fails", "#!/bin/sh\necho fails >> noted\nexit 3\n")
     p.s.append("0,fails,,x,5", "0,fails,,x,0")

@@ -98,7 +98,10 @@ def needed(command: Any) -> list[Any]:
 
 
 def snapshot(s: Scheduler) -> dict[str, Any]:
-    """Return everything that a refused command must not change: rows of the store, the jobs file, names of files."""
+    """Return everything that a refused command must not change.
+
+    These are rows of the store, the contents of the jobs file, and the names of the files in the scheduler's folder.
+    """
     tables = ("jobs", "pauses", "refused", "line_counts", "files", "gpus")
     found: dict[str, Any] = {table: s.rows(f"SELECT * FROM {table}") for table in tables}
     assert found["jobs"] and found["gpus"]
@@ -253,7 +256,11 @@ def refuses(name: str, value: str) -> bool:
 
 
 def test_k01_exit_codes_without_a_scheduler(scheduler):
-    """K01: Without a scheduler (never started or killed), verbs that read work; others work or exit with 5 or 6."""
+    """K01: While no scheduler runs, each verb works, or exits with 5 or 6 and a short error.
+
+    Verbs that only read work; for a job that does not exist they exit with 6. The scheduler was never started, or
+    killed.
+    """
     s = scheduler(gpus=1)
     for ran in run_all(s, [["status"], ["jobs"], ["screens"], ["wait"]]):
         assert ran.code == 0 and ran.err.count("\n") <= 1, ran
@@ -282,7 +289,10 @@ def test_k01_exit_codes_without_a_scheduler(scheduler):
 
 
 def test_k01_a_state_file_in_a_folder_that_is_not_there(scheduler):
-    """K01: With a state file in a missing folder, verbs that read show nothing; others fail and create no folder."""
+    """K01: If the folder of the given state file does not exist, verbs that only read show no jobs.
+
+    Other verbs fail, and do not create the folder.
+    """
     s = scheduler(gpus=1)
     before = ["--state-file", "no/such/folder/state.json"]
     for ran in run_all(s, [[*before, *words] for words in (["status"], ["jobs"], ["screens"], ["wait"])]):
@@ -364,7 +374,10 @@ def test_k07_a_request_that_only_another_version_knows(scheduler):
 
 @pytest.mark.parametrize("verb", ["cancel", "retry", "pause", "queue"])
 def test_k08_fifty_concurrent_requests_have_one_effect(scheduler, verb):
-    """K08: Fifty equal concurrent requests have one effect; all are answered, 49 cancels or retries with "already"."""
+    """K08: Fifty equal concurrent requests have one effect, and each is answered.
+
+    For `cancel` and `retry`, 49 of the answers contain the word "already".
+    """
     p = Pouring(scheduler(gpus=2))
     s = p.s
     p.script("fails", "#!/bin/sh\necho fails >> noted\nexit 2\n")
@@ -416,7 +429,10 @@ def test_k08_fifty_concurrent_requests_have_one_effect(scheduler, verb):
     [["wait", "1"], ["logs", "-f", "1"], ["status", "--watch"], ["submit", "--cpu", "--wait", "--", "sleep", "60"]],
 )
 def test_k09_ctrl_c_exits_with_130(scheduler, words):
-    """K09: Ctrl-C gives exit code 130 and no error message; the job continues, and `submit --wait` prints that."""
+    """K09: Ctrl-C ends a waiting command with exit code 130 and without an error message; its job continues.
+
+    Only `submit --wait` prints a line: it says that the job continues.
+    """
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a"))
@@ -444,7 +460,10 @@ def asleep(pid: int) -> bool:
 
 
 def test_k09_a_pipe_that_is_closed_early(scheduler):
-    """K09: A reader that closes the pipe early makes no verb fail: exit code 0 with pipefail, empty stderr."""
+    """K09: A verb whose reader closes the pipe early exits with 0 and prints nothing on stderr.
+
+    A shell with `pipefail` therefore sees no failure.
+    """
     p = Pouring(scheduler(gpus=1))
     s = p.s
     p.script("loud", "#!/bin/sh\nyes 'a long line of output' | head -c 3000000\n")
@@ -632,7 +651,10 @@ def test_k09_an_output_that_is_closed_or_full(two_jobs):
 
 
 def test_k09_a_scheduler_started_without_any_stream(scheduler):
-    """K09: With stdin, stdout and stderr closed, `start` runs jobs, and none of its output gets into a job's log."""
+    """K09: `start` runs jobs even if its stdin, stdout and stderr are closed.
+
+    None of the output of `start` gets into the log of a job.
+    """
     s = scheduler(gpus=1)
     s.append(s.line("a"))
     command = f"{sys.executable} -m scheduler start --gpus 1 --drain <&- >&- 2>&-"
@@ -668,7 +690,10 @@ for _ in list(pids):
 
 @pytest.mark.long_form
 def test_k06_concurrent_clients_are_all_answered(scheduler):
-    """K06: 80 concurrent commands (long form: 500) are answered or fail with one line each; jobs start meanwhile."""
+    """K06: Each of 80 concurrent commands is answered, or fails with one line; a job starts meanwhile.
+
+    The long form of the test runs 500 commands.
+    """
     many = 500 if LONG else 80
     s = scheduler(gpus=1, cpu_slots=4)
     s.hold("a")

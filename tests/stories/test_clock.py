@@ -40,7 +40,10 @@ class Clock:
 @pytest.mark.parametrize("shift", [-3600, YEARS], ids=["hour back", "years ahead"])
 @pytest.mark.waits
 def test_g01_setting_the_clock_changes_no_duration(scheduler, shift):
-    """G01, P6: Setting the clock changes no time limit, grace or retry pause; a later restart ends no job."""
+    """G01, P6: Setting the clock changes no time limit, no kill_grace and no wait before a retry.
+
+    If the scheduler is then killed and started again, the running job continues.
+    """
     s = scheduler(gpus=2, cpu_slots=8, kill_grace="2", assign_retry_wait="3")
     clock = Clock(s)
     s.hold("long")
@@ -78,7 +81,7 @@ def test_g01_setting_the_clock_changes_no_duration(scheduler, shift):
 
 
 def test_g02_times_are_utc_at_dst_end_and_2038(scheduler):
-    """G02: Times are UTC and durations correct at the end of summer time in Berlin and at 2^31 seconds."""
+    """G02: Times are in UTC, and durations are correct, when summer time ends in Berlin and at 2^31 seconds (2038)."""
     s = scheduler(gpus=1, cpu_slots=4)
     clock = Clock(s)
     for moment, stamp in ((1792889999, "2026-10-25T0[01]:"), (2**31 - 2, "2038-01-19T03:14")):
@@ -133,9 +136,10 @@ entry()
 
 
 def test_g04_a_stopped_scheduler_does_stored_requests_once_continued(scheduler):
-    """G04: While the scheduler is stopped (SIGSTOP), verbs that read and `submit` work; other requests exit with 5.
+    """G04: While the scheduler is stopped (SIGSTOP), `submit` and verbs that only read work as usual.
 
-    When the scheduler continues, it carries out each stored request once.
+    Other requests are stored, and their commands exit with 5. When the scheduler continues, it carries out each stored
+    request once.
     """
     s = scheduler(gpus=1, cpu_slots=4, monitor_interval="0.1", state_interval="0.1")
     s.command = [sys.executable, "-c", COUNTS]

@@ -69,7 +69,7 @@ def test_s3_1_flag_over_environment_over_file_over_default(scheduler):
 
 
 def test_config_show_shows_differences_to_the_running_scheduler(scheduler):
-    """Contract 2, 6: `config show` shows the settings in which the running scheduler differs from the file."""
+    """Contract 2, 6: For each setting that differs, `config show` also shows the value in the running scheduler."""
     s = scheduler()
     config = s.folder / "config.yaml"
     config.write_text("order: fifo\nkill_grace: 3\n")
@@ -100,7 +100,7 @@ def test_config_show_shows_differences_to_the_running_scheduler(scheduler):
 
 @pytest.mark.smoke
 def test_a_changed_threshold_changes_what_starts(machine):
-    """Contract 2: A setting that changes in the file takes effect while the scheduler runs."""
+    """Contract 2: If a setting is changed in the config file, the running scheduler uses the new value."""
     m = machine().cards("GPU-a")
     m.s.folder.joinpath("config.yaml").write_text("mem_threshold: 0.3\n")
     m.use("GPU-a", m.foreign_process(), 30_000)
@@ -296,7 +296,7 @@ def test_config_changes_and_mistakes_are_logged_once(scheduler):
     ],
 )
 def test_verbs_work_with_a_broken_config(scheduler, text):
-    """P3: Only `start` needs a valid config; other verbs name its mistakes and continue."""
+    """P3: With a broken config, `start` fails. Other verbs name the mistake and continue without the config."""
     s = scheduler()
     s.hold("a")
     s.append(s.line("a", gpus="0"), s.line("b", gpus="0"))
@@ -322,7 +322,10 @@ def test_verbs_work_with_a_broken_config(scheduler, text):
 
 
 def test_verbs_stop_at_a_broken_config_with_a_state_file(scheduler):
-    """P3: A verb stops at a broken config that names another state file: it must not act on the wrong scheduler."""
+    """P3: A verb fails if the config is broken and names another state file.
+
+    Otherwise the verb could act on the wrong scheduler. With --state-file the verb works.
+    """
     s = scheduler()
     s.start()
     (s.folder / "config.yaml").write_text("state_file: /elsewhere/state.json\na: [1\n")

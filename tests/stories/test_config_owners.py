@@ -16,7 +16,10 @@ pytestmark = ROOT_ONLY
 
 
 def start(me: User, folder: Path, *words: str, **environ: str) -> str:
-    """Return the error line of a `start` that fails: on a refused file or, if all are accepted, on its main log."""
+    """Run a `start` that always fails, since its main log cannot be opened; return the error line.
+
+    If the scheduler refuses another file, the error line is about that file, which is checked before the main log.
+    """
     code, said = me.gpujob(folder, *START, *words, **environ)
     assert (code, said.count("\n")) == (1, 1), said
     return said
@@ -90,7 +93,10 @@ def test_s13_folders_and_links_that_others_could_change_are_refused(
 
 
 def test_s13_trust_group_in_a_group_writable_config_is_ignored(users: tuple[User, User], place: Path) -> None:
-    """S13: `trust_group: true` in a config that the group may write has no effect; a flag or variable must set it."""
+    """S13: `trust_group: true` has no effect in a config file that the group may write.
+
+    Only the option --trust-group or the variable GPUJOB_SET_TRUST_GROUP makes the scheduler trust such a file.
+    """
     me, other = users
     path = write(place / "config.yaml", me, 0o664, me.groups[0])
 

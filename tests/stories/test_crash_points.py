@@ -2,8 +2,8 @@
 
 ``once``: a process is killed when it first passes the point; ``again``: the next process is killed as well; ``third``:
 a process is killed when it passes the point for the third time. `make test` tests each point in one way, and successive
-points in different ways; `make test-long` tests the other two ways. A crash point in the source without a test here
-fails `test_a21_every_crash_point_has_a_story`.
+points in different ways; `make test-long` tests the other two ways. `test_a21_every_crash_point_has_a_story` fails if a
+crash point in the source has no test here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ each_way = pytest.mark.parametrize("way", [WAYS[0], *(pytest.param(way, marks=py
 
 
 def crossed(points: Sequence[str]) -> pytest.MarkDecorator:
-    """Parametrize a test with each point in each way; one way of each point is not marked ``long``."""
+    """Parametrize a test with each combination of a point and a way.
+
+    For each point, two of the three ways are marked ``long``; `make test` runs the third.
+    """
     return pytest.mark.parametrize(
         ("point", "way"),
         [
@@ -91,14 +94,14 @@ class Lives:
         self.next()
 
     def next(self) -> None:
-        """Start the next daemon. A daemon with a crash point may be killed before it is ready."""
+        """Start the next daemon. If it has a crash point, do not wait until it is ready: it may be killed earlier."""
         if self.points:
             self.s.start(ready=False, GPUJOB_CRASH_AT=self.points.pop(0))
         else:
             self.s.start()
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Wait for ``condition``; start the next daemon each time a daemon was killed."""
+        """Wait for ``condition``. Whenever a daemon is killed in the meantime, start the next one."""
 
         def found() -> object:
             code = self.s.process.poll()
@@ -116,7 +119,10 @@ def spelled(point: str, way: str) -> str:
 
 
 def second(point: str) -> str:
-    """Return a crash point that each start passes, at which the daemon after the one killed at ``point`` is killed."""
+    """Return the crash point for the next daemon, after the first daemon was killed at ``point``.
+
+    Every start passes the returned crash point.
+    """
     return AT_EACH_START[sum(point.encode()) % len(AT_EACH_START)]
 
 
@@ -125,10 +131,10 @@ DEAFS, FLAKY = ("deaf1", "deaf2", "deaf3"), ("flaky1", "flaky2")
 
 
 def steps(s: Scheduler, known: int) -> Iterator[tuple[Callable[[], object], str]]:
-    """Add and cancel jobs so that each point is passed three times or more; yield conditions to wait for in between.
+    """Add and cancel jobs so that each crash point is passed at least three times.
 
-    Each condition has a description. A failed job also meets a condition, since a lost job may never have run; `judge`
-    checks whether jobs may be lost.
+    Between the steps, yield pairs of a condition to wait for and its description. Each condition is also met if the job
+    has failed, because a lost job may never have run. Whether jobs may be lost is checked by `judge`.
     """
     names = list(PLAIN)
     s.append(*(s.line(key, PLAIN[key], 0.02) for key in names[known:5]))
@@ -147,7 +153,7 @@ def steps(s: Scheduler, known: int) -> Iterator[tuple[Callable[[], object], str]
 
 
 def judge(s: Scheduler, *, lost: bool = False) -> None:
-    """Assert that the store matches the ledger that the jobs wrote. ``lost``: jobs may be lost."""
+    """Assert that the store agrees with the ledger that the jobs wrote. Only with ``lost`` may jobs be lost."""
     started = Counter((entry[1], entry[5]) for entry in s.ledger() if entry[0] == "start")
     assert set(started.values()) <= {1}, started
     rows = s.rows("SELECT spec, state, outcome, exit_code, notes FROM jobs ORDER BY id")
@@ -225,7 +231,7 @@ def test_a01_to_a17_daemon_killed_at_each_crash_point(scheduler, point, way):
 
 @crossed(SUPERVISOR)
 def test_b02_supervisor_killed_at_a_named_point(scheduler, point, way):
-    """A07, A08, B02: After kills of the supervisor (``again``: also of the daemon) no attempt runs twice.
+    """A07, A08, B02: When supervisors are killed, no attempt runs twice. With ``again``, the daemon is killed, too.
 
     The exit codes of all jobs that are not lost are true.
     """
@@ -255,9 +261,10 @@ def test_b02_supervisor_killed_at_a_named_point(scheduler, point, way):
 
 @crossed(SHIM)
 def test_j10_shim_killed_at_a_named_point(screens, point, way):
-    """J10, P1: If shims are killed, each attempt starts at most once, no failure is shown as done, GPUs are freed.
+    """J10, P1: When shims are killed, no attempt starts twice, and no failed job is shown as done.
 
-    ``once``: every shim is killed; ``again``: also the daemon, after the first start; ``third``: only the third shim.
+    The GPUs become free. ``once``: every shim is killed; ``again``: every shim, and the daemon after the first start;
+    ``third``: only the third shim.
     """
     s = screens(gpus=2, max_assign_attempts=2, assign_retry_wait="0.1")
     codes = {1: 0, 2: 0, 3: 5, 4: 7}
@@ -476,7 +483,10 @@ def test_a03_killed_in_the_midst_of_a_thousand_lines(scheduler, way):
 
 
 def test_a04_a_verb_whose_daemon_is_killed_before_it_answers(scheduler):
-    """A04, P3, P4: If the daemon dies before it answers, the verb exits with 5; the next daemon carries it out."""
+    """A04, P3, P4: If the daemon is killed before it answers a verb, the verb exits with 5.
+
+    The next daemon carries out the request.
+    """
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a"))
@@ -500,7 +510,10 @@ def test_a04_a_verb_whose_daemon_is_killed_before_it_answers(scheduler):
 
 
 def test_a04_a_verb_whose_daemon_dies_before_the_request(scheduler, monkeypatch):
-    """A04, P4: If the daemon dies between the check and the request, the request is handled as without a daemon."""
+    """A04, P4: A daemon may die after a verb has found it alive, but before the verb stores its request.
+
+    In this case the verb handles the request as it does when no daemon runs.
+    """
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a"))
@@ -523,7 +536,10 @@ def test_a04_a_verb_whose_daemon_dies_before_the_request(scheduler, monkeypatch)
 
 
 def test_a16_the_due_time_of_a_retry_survives_a_kill(scheduler):
-    """A16: Due time and number of retries survive a kill of the daemon: no retry is early, none runs twice."""
+    """A16: The due time and the number of retries survive a kill of the daemon.
+
+    No retry starts early, and none runs twice.
+    """
     s = scheduler(gpus=1, assign_retry_wait="6")
     s.append(s.line("a", 3) + ";retries=1")
     s.start(GPUJOB_CRASH_AT="retry.scheduled", ready=False)

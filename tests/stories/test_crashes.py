@@ -107,7 +107,10 @@ def test_b02_after_daemon_and_supervisor_died_the_ending_is_lost(scheduler):
 
 
 def test_h01_h03_reboot_is_lost_and_not_run_again(scheduler):
-    """H01, H03: A job with the boot id of another boot is lost and not run again, whatever process has its pid."""
+    """H01, H03: A job that ran before a reboot is lost and does not run again.
+
+    The boot id in its attempt record shows the reboot, even if a process with the recorded pid exists.
+    """
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a"), s.line("b"))
@@ -157,7 +160,7 @@ def test_h02_a_reused_pid_is_not_adopted(scheduler):
 
 @pytest.mark.parametrize("point", SUPERVISOR)
 def test_supervisor_killed_at_a_named_point_daemon_lives(scheduler, point):
-    """While the daemon lives, every job that ran has its exit code, at whatever crash point the supervisors die."""
+    """If only the supervisors are killed, at whatever crash point, the exit code of every job that ran is recorded."""
     s = scheduler(gpus=1, assign_retry_wait="0.05")
     s.append(*(s.line(f"k{n}", code=n) for n in range(4)))
     s.start("--drain", GPUJOB_CRASH_AT=point, ready=False)
@@ -177,7 +180,10 @@ def test_supervisor_killed_at_a_named_point_daemon_lives(scheduler, point):
 
 @pytest.mark.smoke
 def test_second_daemon_is_refused_and_stale_locks_do_not_block(scheduler):
-    """S3.37, H04, H06: A second daemon is refused with the pid of the first; after kill -9 the next one starts."""
+    """S3.37, H04, H06: A second daemon is refused, and the error names the pid of the first.
+
+    After kill -9 of the first daemon, the next one starts.
+    """
     s = scheduler(gpus=1)
     s.start()
     first = s.pid

@@ -134,9 +134,9 @@ def test_h07_two_schedulers_of_one_machine_warn_of_each_other(scheduler, tmp_pat
 
 
 def test_h09_a_folder_that_another_machine_made_is_refused(scheduler):
-    """H09: A state folder from another machine (by /etc/machine-id) is refused with that machine's name.
+    """H09: `start` refuses a state folder from another machine, and the error names that machine.
 
-    The start changes nothing in that folder's attempt records.
+    The machines are compared by /etc/machine-id. `start` changes nothing in the attempt records of that folder.
     """
     s = scheduler(gpus=1)
     s.hold("a")
@@ -551,7 +551,10 @@ def test_h19_an_error_inside_is_said_once_and_that_part_goes_on(scheduler, targe
 
 
 def test_h19_a_lasting_error_is_logged_once_and_uses_little_cpu(scheduler):
-    """H19: A lasting internal error is logged once; requests are answered, SIGTERM works, running jobs continue."""
+    """H19: An internal error that lasts is logged once and causes no busy loop.
+
+    Requests are answered, SIGTERM works, and running jobs continue.
+    """
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a", code=3))
@@ -594,7 +597,10 @@ def test_h19_an_error_outside_the_passes_ends_the_daemon(scheduler):
 
 
 def test_h08_a_folder_that_was_moved_runs_no_line_again(scheduler, tmp_path):
-    """H08, P1: A moved folder is refused with its old path; moved back, the scheduler continues and repeats no line."""
+    """H08, P1: `start` refuses a state folder that was moved, and the error names the old path.
+
+    When the folder is moved back, the scheduler continues and runs no line again.
+    """
     s = scheduler(gpus=1, folder=tmp_path / "one")
     s.append(s.line("a"))
     s.start()

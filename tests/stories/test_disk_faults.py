@@ -153,9 +153,10 @@ def test_e08_a_full_store_recovers_without_a_restart(scheduler, disk):
 
 
 def test_e08_start_names_the_record_it_has_no_space_for(scheduler, disk):
-    """E08, P3: Without space for the record of an attempt that never started, `start` fails and names the record.
+    """E08, P3: `start` fails and names the attempt record if the disk has no space to write that record.
 
-    The last daemon was killed before it sent the start. When space is free again, the job runs once.
+    The record is needed because the last daemon was killed after it had committed the start of an attempt and before it
+    sent the start to the supervisor. When space is free again, the job runs once.
     """
     s = scheduler(gpus=1)
     s.append(s.line("a", 3))
@@ -182,7 +183,7 @@ def test_e08_start_names_the_record_it_has_no_space_for(scheduler, disk):
 
 
 def test_e08_a_long_command_without_space_for_its_file_is_retried(scheduler, disk):
-    """E08: A very long command is passed to the supervisor in a file; without space for the file, the start is retried.
+    """E08: If the disk has no space for the file that passes a long command to the supervisor, the start is retried.
 
     When space is free again, the job runs once, its GPUs become free, and no such file is left.
     """
@@ -380,7 +381,10 @@ def test_f17_start_without_dev_shm_dev_or_proc(scheduler, lacks):
 @pytest.mark.parametrize("mode", ["direct", "screen"])
 @pytest.mark.parametrize("mask", ["000", "077", "777"])
 def test_f12_private_modes_at_any_umask_which_jobs_inherit(scheduler, screens, mask, mode):
-    """F12: Files have mode 0600 and folders 0700 whatever the umask of `start` is; jobs get that umask."""
+    """F12: The scheduler's files have mode 0600 and its folders 0700, whatever the umask of `start` is.
+
+    Jobs run with the umask of `start`.
+    """
     s = (scheduler if mode == "direct" else screens)(gpus=1)
     (s.folder / "mask").write_text("#!/bin/sh\numask\n")
     (s.folder / "mask").chmod(0o755)

@@ -1,4 +1,7 @@
-"""`gpujob doctor` finds problems; the commands that it proposes are run here where possible, and fix them."""
+"""`gpujob doctor` finds problems and proposes commands; the tests run these commands where possible.
+
+A proposed command must solve the problem for which it is proposed.
+"""
 
 from __future__ import annotations
 
@@ -119,9 +122,10 @@ def test_doctor_without_a_scheduler_writes_nothing(ill: Scheduler) -> None:
 
 
 def test_doctor_finds_a_stopped_and_a_missing_scheduler(ill: Scheduler) -> None:
-    """G04: `doctor` proposes `kill -CONT` for a stopped scheduler, and `start` where a job runs without one.
+    """G04: `doctor` proposes `kill -CONT` if the scheduler is stopped (SIGSTOP).
 
-    Both commands work. Without a scheduler `doctor` writes nothing.
+    If a job runs and no scheduler runs, `doctor` proposes `start`. Both commands work. While no scheduler runs,
+    `doctor` writes nothing.
     """
     ill.hold("a")
     ill.append(ill.line("a"))
@@ -237,7 +241,10 @@ def test_doctor_finds_a_state_folder_that_is_a_link_or_a_file(ill: Scheduler) ->
 
 
 def test_doctor_finds_leftover_processes(ill: Scheduler) -> None:
-    """A leftover process is a warning while a scheduler runs, and bad without one; the proposed command ends it."""
+    """`doctor` marks a leftover process as a warning while a scheduler runs, and as bad while none runs.
+
+    The proposed command ends the process.
+    """
     script = ill.folder / "forks.sh"
     script.write_text("#!/bin/sh\nsetsid sleep 1000 >/dev/null 2>&1 &\necho $! >left; exit 0\n")
     script.chmod(0o755)
@@ -257,9 +264,10 @@ def test_doctor_finds_leftover_processes(ill: Scheduler) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be two users")
 def test_doctor_finds_foreign_files_and_as_another_user_says_unknown(ill: Scheduler) -> None:
-    """H17: Files of another owner are found.
+    """H17: `doctor` finds files of another owner.
 
-    A user who may not look into the state folder gets `unknown`, never `ok`. No `start` is proposed to that user.
+    A user who may not look into the state folder gets the mark `unknown`, never `ok`. `start` is not proposed to that
+    user.
     """
     made(ill)
     ill.folder.chmod(0o755)
@@ -324,9 +332,10 @@ def test_h17_proposals_to_root_use_sudo_as_the_owner(ill: Scheduler) -> None:
 
 
 def test_c37_doctor_finds_writable_folders_and_non_plain_files(ill: Scheduler) -> None:
-    """C37: A folder that everybody may write is a finding, even without a file in it; `start` refuses it, too.
+    """C37: `doctor` finds a folder to which everybody may write, even if the folder has no file of the scheduler.
 
-    `doctor` proposes to move away a folder or FIFO that is in the place of a file, but never a device.
+    `start` refuses such a folder, too. `doctor` proposes to move away a folder or FIFO that is in the place of a file,
+    but never a device.
     """
     ill.folder.chmod(0o777)
     assert "all users may write to it" in ill.cli("start", "--gpus", "1", code=1).stderr
@@ -425,7 +434,7 @@ def test_s10_doctor_warns_of_a_setuid_screen_before_5_0_1(ill: Scheduler) -> Non
 
 
 def test_h11_doctor_warns_of_kill_user_processes(ill: Scheduler) -> None:
-    """H11: A login manager that ends processes at logout is a finding, unless this user is exempt."""
+    """H11: `doctor` warns if the login manager ends processes at logout, unless this user is exempt."""
     place, _ = logout.place_of(Path("/proc/self/cgroup").read_text())
     of_a_login = place in (logout.Place.HIDDEN, logout.Place.SESSION)
     me = pwd.getpwuid(os.getuid()).pw_name
@@ -457,7 +466,10 @@ def test_doctor_kills_programs_that_hang(machine: Callable[..., Machine]) -> Non
 
 
 def test_doctor_finds_ghost_memory(machine: Callable[..., Machine]) -> None:
-    """GPU memory that no living process owns is bad, and so is a lost GPU; memory of a living process is no finding."""
+    """`doctor` gives the mark `bad` to GPU memory that no living process owns, and to a lost GPU.
+
+    Memory of a living process is no finding.
+    """
     m = machine(gpus=None).cards("GPU-a", "GPU-b", "GPU-c")
     m.s.environ["PATH"] = os.environ["PATH"]  # without an nvidia-smi
     dead = subprocess.Popen(["true"])
@@ -546,9 +558,9 @@ def test_p3_a_hanging_check_without_a_thread_is_interrupted(monkeypatch: pytest.
 
 
 def test_doctor_where_no_inotify_instance_is_left(ill: Scheduler) -> None:
-    """Without a free inotify instance there is a warning, and the proposed command raises the limit.
+    """`doctor` warns if no inotify instance is free, and the proposed command raises the limit.
 
-    The limit is that of a new user namespace.
+    The test changes the limit only in a new user namespace.
     """
     (ill.folder / "look").write_text(
         f"echo 0 >/proc/sys/user/max_inotify_instances || exit 99\ncd {ill.folder}\n"
@@ -603,9 +615,10 @@ def statfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_e16_a_store_on_nfs_is_warned_of_once(ill: Scheduler, statfs: Path) -> None:
-    """E16: On NFS (a fake statfs) the scheduler works, and `doctor` warns.
+    """E16: If the store is on NFS, the scheduler works, and `doctor` warns.
 
-    The main log says once that the scheduler may be used from one machine only.
+    The main log says once that the scheduler may be used from one machine only. The test simulates NFS with a fake
+    statfs().
     """
     ill.environ |= {"LD_PRELOAD": str(statfs), "STATFS_TYPE": "0x6969"}
     ill.append(ill.line("a"))
@@ -692,7 +705,10 @@ def test_e16_start_refuses_a_file_system_without_locks(ill: Scheduler, tmp_path:
 
 
 def test_doctor_on_a_terminal_marks_by_word_and_colour(ill: Scheduler) -> None:
-    """On a terminal each mark is a word with a colour, and the proposed command is never wrapped."""
+    """On a terminal, the mark of each finding (`ok`, `bad`, …) is a coloured word.
+
+    A proposed command is never wrapped, so that it can be copied.
+    """
     import fcntl
     import pty
     import struct

@@ -33,7 +33,7 @@ print(json.dumps({**{name: os.environ.get(name) for name in names}, "path": os.e
 
 @pytest.fixture
 def make(scheduler):
-    """Return a function that makes a scheduler with its own home folder and the script show.py."""
+    """Return a function that makes a scheduler. Each scheduler has its own home folder and the script show.py."""
 
     def made(gpus=1, **settings):
         s = scheduler(gpus, **settings)
@@ -139,7 +139,10 @@ def test_s3_26_activation_scripts_are_sourced(make):
 
 
 def test_s3_26_exit_codes_signals_and_cancel_after_activation(make):
-    """S3.26, S2: After activation the command is the job's main process: its ending is exact, and `cancel` ends it."""
+    """S3.26, S2: After activation, the command is the main process of the job.
+
+    Its exit code or signal is recorded exactly, and `cancel` ends it.
+    """
     s = make(gpus=2)
     activation(conda_prefix(s.home / "miniconda3" / "envs" / "e"), "export FROM_PACKAGE=1\n")
     s.hold("c")
@@ -317,7 +320,7 @@ def test_b15_conda_run_that_fails_or_hangs(make):
 def test_b14_a_job_waits_for_its_working_folder(make):
     """B14: A job waits while its working folder is missing or is a file.
 
-    A job also runs in a folder that was removed and created again after an earlier job.
+    If the folder was removed after an earlier job and created again, the next job runs in the new folder.
     """
     s = make(gpus=2)
     (s.folder / "pwd.py").write_text("import os; print(os.getcwd(), sorted(os.listdir('.')))\n")

@@ -1,4 +1,4 @@
-"""`{gpus}` and `{share}` in commands: jobs run with the values, the store keeps the text as written."""
+"""`{gpus}` and `{share}` in commands: a job runs with the values, and the store keeps the command as written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Detection, readings and states of GPUs, and states in which a GPU gets no job: a real scheduler, a fake driver."""
+"""Detection, readings and states of GPUs, and the states in which a GPU gets no job.
+
+The tests run a real scheduler with a fake driver.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from tests.stories.harness import LONG, Scheduler, wait_for
 def multiply(s: Scheduler, number: int) -> None:
     """Copy job 1, which has ended, until there are ``number`` jobs.
 
-    Each copy has what a real run leaves: rows of the job and its events, a counted line, an attempt record.
+    Each copy gets what a real run leaves: the rows of the job and of its events, an attempt record, and a row of
+    `line_counts` for the job's line in the jobs file.
     """
     house = s.folder / ".gpujob"
     db = sqlite3.connect(house / "store.db", isolation_level=None)
@@ -46,9 +47,10 @@ def multiply(s: Scheduler, number: int) -> None:
 
 @pytest.mark.long
 def test_e17_many_finished_jobs(scheduler):
-    """E17: With 5,000 ended jobs (long form: a million) the scheduler starts, lists jobs and runs new ones.
+    """E17: With 5,000 ended jobs in the store, the scheduler starts, lists jobs and runs new ones.
 
-    `keep_finished` then deletes the oldest jobs. The test prints the times.
+    Then the setting `keep_finished` makes it delete the oldest jobs. The long form of the test uses a million jobs. The
+    test prints the times.
     """
     number = 1_000_000 if LONG else 5_000
     s = scheduler(gpus=1)

@@ -1,4 +1,7 @@
-"""The history of a real scheduler (samples of GPUs and jobs, pauses), its metrics, and damage to its file."""
+"""The history of a real scheduler, its metrics, and damage to the history file.
+
+The history has pauses and samples of GPUs and jobs.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def samples(client: SchedulerClient, gpu: int = 0) -> list[GpuSample]:
 
 
 def figures(client: SchedulerClient) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """Return (name, labels) → value of each sample of the metrics."""
+    """Return the values of all samples of the metrics. The keys are (name, labels)."""
     text = metrics(client).decode()
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -124,7 +127,10 @@ def test_k17_metrics_while_the_driver_hangs(machine: Callable[..., Machine]) -> 
 
 @pytest.mark.smoke
 def test_counters_survive_kills_restarts_and_reset(scheduler: Callable[..., Scheduler]) -> None:
-    """Each ending, retry, wait and run is counted once, and the counters survive kill -9, restarts and `reset`."""
+    """Each ending, retry, wait and run of a job is counted exactly once.
+
+    The counters survive kill -9, restarts and `reset`.
+    """
     s = scheduler(gpus=1)
     s.settings["assign_retry_wait"] = "0.1"
     s.append(s.line("a"), s.line("b", code=3, more=";retries=1"), s.line("c", code=1))

@@ -47,7 +47,10 @@ def test_h02_a_reused_pid_is_no_process_of_the_job():
 
 
 def test_retry_of_a_job_whose_equal_has_succeeded_is_refused(scheduler):
-    """`retry` of a job is refused when an equal job has succeeded, with and without a daemon."""
+    """`retry` of a failed job is refused if a job with the same command and arguments has succeeded.
+
+    This holds with and without a daemon.
+    """
     s = scheduler(gpus=1)
     flip = s.folder / "flip"
     flip.write_text("#!/bin/sh\n[ -e ok ] && exit 0; exit 3\n")
@@ -102,9 +105,9 @@ def test_non_plain_state_file_and_model_table_are_reported(scheduler):
 
 @pytest.mark.parametrize("put", ["mkfifo $f", "ln -s /dev/zero $f"], ids=["pipe", "device"])
 def test_p8_a_fifo_or_device_in_place_of_a_log_blocks_nothing(scheduler, put):
-    """A job that puts a FIFO or a device in place of its log blocks neither the daemon, nor the next daemon, nor `why`.
+    """A job that replaces its log with a FIFO or a device blocks neither the daemon nor `why`.
 
-    All of these read the end of the log to find the cause of the failure.
+    Nor does it block the next daemon. All of these read the end of the log to find the cause of the failure.
     """
     s = scheduler(gpus=1).start()
     made = "for f in gpu_scheduler_logs/job_${GPUJOB_ID}_*; do rm $f; " + put + "; done"
@@ -160,7 +163,10 @@ def test_p8_fifos_in_place_of_own_files_block_nothing(scheduler):
 
 
 def test_non_utf8_options_are_refused_and_arguments_passed(scheduler):
-    """`submit` refuses an option that is not UTF-8, and passes such an argument unchanged to the job."""
+    """`submit` refuses an option whose value is not UTF-8.
+
+    An argument of the job that is not UTF-8 reaches the job unchanged.
+    """
     s = scheduler(gpus=1)
     s.start()
     words = [os.fsencode(w) for w in (sys.executable, "-m", "scheduler", "submit")]
@@ -179,7 +185,8 @@ def test_non_utf8_options_are_refused_and_arguments_passed(scheduler):
 def test_jobs_run_in_a_non_utf8_folder(scheduler):
     """Jobs run in a folder whose name is not UTF-8.
 
-    `submit` refuses an option whose path in such a folder would have to be stored.
+    In such a folder `submit` refuses an option with a relative path that it would have to store as an absolute path:
+    the stored path would not be UTF-8.
     """
     s = scheduler(gpus=1)
     folder = os.fsencode(s.folder) + b"/caf\xe9"
@@ -244,9 +251,9 @@ def test_a_job_that_ended_under_a_stopped_supervisor_is_not_lost(scheduler):
 
 
 def test_an_unmarked_leftover_process_holds_the_gpu(scheduler):
-    """A process that no mark ties to a job keeps, until it ends, the GPU of each job that may have started it.
+    """A leftover process without a job's mark keeps the GPU of each job that may have started it.
 
-    The scheduler does not kill it to free the GPU.
+    It keeps the GPU until it ends. The scheduler does not kill it to free the GPU.
     """
     s = scheduler(gpus=1)
     script = s.folder / "hide"
@@ -300,7 +307,10 @@ def test_e12_a_broken_store_makes_no_busy_loop(scheduler):
 
 
 def test_a_job_that_writes_fast_does_not_delay_messages(scheduler):
-    """While a job writes at full speed, `start` still shows the end of another job, and then that of the fast job."""
+    """While a job writes at full speed, `start` prints the end of another job.
+
+    When the fast job ends, `start` prints that, too.
+    """
     s = scheduler(gpus=2)
     script = s.folder / "loud"
     script.write_text("#!/bin/sh\nyes 'a line of some length to be written' | head -c 60000000\n")
@@ -360,7 +370,7 @@ def test_e12_a_store_that_is_deleted_for_good(scheduler):
 
 
 def test_e12_a_removed_store_is_noticed_before_a_start(scheduler):
-    """E12: With the default intervals, the next start of a job notices that the store was removed.
+    """E12: With the default intervals, a removed store is noticed before the next job starts.
 
     That job does not start until the store is back.
     """
@@ -449,9 +459,9 @@ def test_p5_an_old_supervisor_writes_no_ending_into_the_record_of_another_job(sc
 
 
 def test_p7_leftovers_of_a_job_that_ends_while_the_store_is_locked_hold_the_gpu(scheduler):
-    """P7: An ending that cannot be recorded while the store is locked is recorded later.
+    """P7: If a job ends while the store is locked, its ending is recorded when the store is free again.
 
-    A leftover process of that job, even without a mark, still holds its GPU.
+    A leftover process of that job, even one without the job's mark, still holds the job's GPU.
     """
     s = scheduler(gpus=1)
     script = s.folder / "hide"

@@ -1,4 +1,7 @@
-"""--monitor-interval, --state-interval: changes that the kernel reports take effect at once, others at the interval."""
+"""--monitor-interval and --state-interval.
+
+Changes that the kernel reports take effect at once; other changes take effect at the end of the interval.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,10 @@ DEAF = ["unshare", "-U", "--map-root-user", "sh", "-c", 'echo 0 >/proc/sys/user/
 
 
 def edit_pauses(s: Scheduler, *gpus: int) -> None:
-    """Save the state file with these GPUs in `paused_gpus`, while the scheduler has no new version to write.
+    """Write these GPUs to `paused_gpus` in the state file, at a moment when the scheduler does not write that file.
 
-    Before each write the scheduler looks for edits anyway, so an edit at that time would test nothing.
+    Before each of its own writes, the scheduler looks for edits. It would then find the edit without a report by the
+    kernel, which is what the tests are about.
     """
     path = s.folder / "gpu_scheduler_state.json"
 
@@ -66,10 +70,10 @@ def watches(pid: int) -> int:
 
 
 def test_s2_9_s3_10_s3_30_reported_changes_take_effect_immediately(scheduler):
-    """S2.9, S3.10, S3.30: With intervals of ten minutes, all that the kernel reports takes effect immediately.
+    """S2.9, S3.10, S3.30: Each change that the kernel reports takes effect at once, even with intervals of ten minutes.
 
-    Appended lines, and lines of a file renamed into place, start jobs; a job killed from outside fails, and its GPU is
-    allocated again; pauses by a verb and by an edit of the state file take effect.
+    Appended lines, and lines of a file that is renamed into place, start jobs. A job that is killed from outside fails,
+    and its GPU is allocated again. Pauses by a verb and by an edit of the state file take effect.
     """
     s = scheduler(gpus=2, monitor_interval=NEVER_S, state_interval=NEVER_S, gpu_interval=NEVER_S)
     s.start()

@@ -1,4 +1,4 @@
-"""Jobs that end oddly, leave processes behind, cannot be killed, or come in great numbers."""
+"""Jobs that end in unusual ways, leave processes behind, cannot be killed, or come in great numbers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def script(s: Scheduler, name: str, text: str) -> None:
 
 
 def a_turn(s: Scheduler) -> None:
-    """Run a job without a GPU to its end, so that a pass has placed jobs in the meantime."""
+    """Run a job that needs no GPU to its end. Meanwhile at least one pass has tried to place the waiting jobs."""
     s.cli("submit", "--cpu", "--wait", "--", "true")
 
 
@@ -95,7 +95,10 @@ def test_b09_zombies_hold_nothing(scheduler):
 
 @pytest.fixture
 def freezer() -> Iterator[Path]:
-    """Return a cgroup that can be frozen: SIGKILL does not end frozen processes, like those stuck in the kernel."""
+    """Return a cgroup that can be frozen.
+
+    A frozen process does not end on SIGKILL, like a process that is stuck in the kernel.
+    """
     group = Path(f"/sys/fs/cgroup/freezer/gpujob-test-{os.getpid()}")
     try:
         group.mkdir()
@@ -108,7 +111,7 @@ def freezer() -> Iterator[Path]:
 
 
 def test_b10_a_process_that_survives_sigkill_keeps_its_gpu(scheduler, freezer):
-    """B10: A process that does not die of SIGKILL is reported once and keeps its GPU; other jobs run."""
+    """B10: A process that SIGKILL does not end is reported once and keeps its GPU. Other jobs run."""
     s = scheduler(gpus=2, kill_grace="0.2")
     s.hold("stuck")
     s.append(s.line("stuck", gpus="0"), s.line("waits", gpus="0"))
@@ -232,9 +235,9 @@ def _open_file(pid: int, fd: str) -> str:
 
 @pytest.mark.long
 def test_b25_f08_f09_many_short_jobs_leak_no_descriptors_or_memory(scheduler):
-    """B25, F08, F09: After 300 short jobs (long form: 10,000) each job has its own exit code.
+    """B25, F08, F09: Each of 300 short jobs (in the long form of the test: 10,000) has its own exit code.
 
-    Daemon and supervisor have no more files open than before, and use less than 20 MB more memory.
+    Afterwards the daemon and the supervisor have no more files open than before, and use less than 20 MB more memory.
     """
     number, warm = (10_000, 500) if LONG else (300, 60)
     s = scheduler(gpus=1)
@@ -258,7 +261,10 @@ def test_b25_f08_f09_many_short_jobs_leak_no_descriptors_or_memory(scheduler):
 
 
 def test_b26_a_job_on_a_gpu_not_allocated_to_it_counts_as_foreign(machine):  # noqa: F811
-    """B26: A job's process on a GPU that is not allocated to it counts as foreign there, and is named."""
+    """B26: A process of a job counts as foreign on a GPU that is not allocated to that job.
+
+    The reason of the GPU's state names the process or the job.
+    """
     m = machine().cards("GPU-a", "GPU-b")
     m.add("strays", gpus="0")
     m.s.start()
@@ -308,9 +314,9 @@ def test_f07_more_jobs_than_descriptors_are_adopted(scheduler):
 
 
 def test_f10_a_file_size_limit_stops_starts(scheduler):
-    """F10: A limit on file sizes makes `start` fail with one line.
+    """F10: `start` fails with one line if the limit on the size of files is very low.
 
-    A limit set while the scheduler runs stops starts; the scheduler starts jobs again when the limit is lifted.
+    If such a limit is set while the scheduler runs, no job starts. When the limit is lifted, jobs start again.
     """
     s = scheduler(gpus=1)
     done = subprocess.run(

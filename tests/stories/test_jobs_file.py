@@ -61,7 +61,10 @@ def test_an_unterminated_last_line_becomes_a_job_after_a_while(scheduler):
 
 
 def test_lines_added_while_no_daemon_runs(scheduler):
-    """C40: Lines that were appended or rotated away while no daemon runs are read at the next start."""
+    """C40: Lines that are appended while no daemon runs are read at the next start.
+
+    Lines in a file that was rotated away in the meantime are read, too.
+    """
     s = scheduler(gpus=2)
     s.append(s.line("a"))
     s.start()

@@ -1,4 +1,4 @@
-"""The journal of a real scheduler: kill -9, restarts, damage, a folder, FIFO or link in its place, a full disk."""
+"""The journal of a real scheduler: kill -9, restarts, damage, a full disk, and a folder, FIFO or link in its place."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def lines(s: Scheduler) -> list[dict[str, Any]]:
 
 
 def last(s: Scheduler) -> dict[int, dict[str, Any]]:
-    """Return job id → the last line of that job, which is the valid one."""
+    """Return the last line of each job, by job id. Only the last line of a job is valid."""
     return {line["id"]: line for line in lines(s)}
 
 
 def words(line: dict[str, Any]) -> list[str]:
-    """Return the statuses in a line's history; asserts that the times in it are in order and match the line."""
+    """Return the statuses in the history of a line. Assert that their times are in order and agree with the line."""
     times = [at for at, _ in line["history"]]
     assert times == sorted(times) and line["history"][-1][1] == line["status"]
     if line["end_time"] is not None:
@@ -140,9 +140,9 @@ def last_of_ours(s: Scheduler) -> dict[int, dict[str, Any]]:
 
 
 def test_s1_12_a_torn_last_line_is_repaired_or_set_aside(scheduler: Callable[..., Scheduler]) -> None:
-    """S1.12: An incomplete last line of the scheduler is repaired; one of another program is set aside.
+    """S1.12: If the last line of the journal is incomplete and is the scheduler's own, it is repaired.
 
-    Both are reported once, and no job is lost.
+    If another program wrote it, it is moved to another file. Both are reported once, and no job is lost.
     """
     s = scheduler(gpus=1, journal="queue.jsonl")
     s.append(s.line("a"), s.line("b", code=4))
@@ -208,7 +208,7 @@ def test_a_deleted_journal_is_written_again(scheduler: Callable[..., Scheduler])
 
 
 def test_f02_the_journal_is_complete_after_a_full_disk(scheduler: Callable[..., Scheduler]) -> None:
-    """F02 for the journal: On a full disk jobs run; when there is space again, the journal is complete."""
+    """F02: Jobs run while the disk of the journal is full. When there is space again, the journal becomes complete."""
     s = scheduler(gpus=1)
     small = s.folder / "small"
     small.mkdir()
@@ -241,9 +241,9 @@ def test_f02_the_journal_is_complete_after_a_full_disk(scheduler: Callable[..., 
 
 
 def test_a_journal_in_the_place_of_another_file_is_refused(scheduler: Callable[..., Scheduler]) -> None:
-    """`start` refuses a journal whose path is that of another file of the scheduler, with exit code 2 and one line.
+    """`start` refuses a journal whose path is also the path of another file of the scheduler.
 
-    Nothing is written to that file.
+    It exits with code 2 and prints one line. Nothing is written to the other file.
     """
     s = scheduler()
     s.append("0,a.py,,")
@@ -258,9 +258,9 @@ def test_a_journal_in_the_place_of_another_file_is_refused(scheduler: Callable[.
 def test_s1_12_repeated_kills_leave_no_foreign_line(
     scheduler: Callable[..., Scheduler],
 ) -> None:
-    """S1.12, S1.6: Whenever the daemon is killed, no line of its journal has to be set aside.
+    """S1.12, S1.6: At whatever moment the daemon is killed, its journal keeps only lines that can be read or repaired.
 
-    At the end the journal has one line for each job, with its exit code.
+    No line has to be moved to another file. At the end the journal has one line for each job, with its exit code.
     """
     s = scheduler(gpus=2, journal="queue.jsonl")
     for round_ in range(6):

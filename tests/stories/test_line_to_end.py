@@ -217,10 +217,10 @@ def test_shares_of_a_gpu_and_jobs_for_two_gpus(scheduler):
 
 
 def test_s3_17_failing_starts_back_off_and_delay_no_other_job(scheduler):
-    """S3.17: A job whose log folder cannot be made is tried again with growing waits and delays no other job.
+    """S3.17: If the log folder of a job cannot be made, its start is tried again with growing waits.
 
-    The first wait is --assign-retry-wait. Jobs queued behind that job, and behind a job whose GPU is taken, start, even
-    if they come later. In the end each of these two jobs runs once.
+    The first wait is --assign-retry-wait. The job delays no other job, and neither does a job that waits for a taken
+    GPU: jobs that are queued later start before these two. In the end each of the two runs once.
     """
     base = 0.1
     s = scheduler(gpus=2, assign_retry_wait=str(base), max_assign_attempts=1000)
@@ -253,7 +253,10 @@ def test_s3_17_failing_starts_back_off_and_delay_no_other_job(scheduler):
 
 
 def test_s3_17_other_jobs_start_long_before_the_next_try_of_a_failed_start(scheduler):
-    """S3.17: While a job waits ten minutes for its next try, jobs of better and of worse priority start."""
+    """S3.17: While a job waits ten minutes for the next try of its start, other jobs start.
+
+    This holds for jobs of better and of worse priority.
+    """
     s = scheduler(gpus=1, assign_retry_wait="600", max_assign_attempts=1000)
     (s.folder / "in-the-way").touch()
     s.start()
@@ -268,9 +271,9 @@ def test_s3_17_other_jobs_start_long_before_the_next_try_of_a_failed_start(sched
 
 @pytest.mark.smoke
 def test_same_line_runs_once_and_again_after_a_failure(scheduler):
-    """S3.27, S3.28, S3.29: A line with the same words in the same order as an earlier line does not run again.
+    """S3.27, S3.28, S3.29: A line that repeats the words of an earlier line in the same order does not run.
 
-    After a failure, one more such line runs the job again; after a success, no such line does.
+    There is one exception: if the job of the earlier line has failed, one more such line runs the job again.
     """
     s = scheduler(gpus=2)
     s.append(s.line("one"), s.line("one"), s.line("one", priority=7, gpus="1"))
@@ -347,7 +350,10 @@ def test_running_out_of_gpu_memory_raises_the_share(scheduler):
 
 @pytest.mark.parametrize("part", range(2))
 def test_b03_b04_all_exit_codes_and_signals_are_exact(scheduler, part):
-    """All 256 exit codes and the signals 1, 6, 9, 11 and 15 are recorded exactly; exit code 137 is not SIGKILL."""
+    """All 256 exit codes and the signals 1, 6, 9, 11 and 15 are recorded exactly.
+
+    A job that exits with code 137 (128 + 9) is not taken for a job that was killed by signal 9.
+    """
     s = scheduler(gpus=4)
     program = s.folder / "end"
     program.write_text("#!/bin/sh\ncase $1 in s*) kill -${1#s} $$; sleep 30;; *) exit $1;; esac\n")
@@ -378,7 +384,7 @@ def test_missing_script_waits_and_starts_when_it_appears(scheduler):
 
 
 def test_b19_b20_jobs_get_no_descriptor_and_no_terminal(scheduler):
-    """B19, B20: A job has an empty stdin, no open descriptor above 2, and leads its own session."""
+    """B19, B20: A job has an empty stdin and no open descriptor above 2, and it leads its own session."""
     s = scheduler(gpus=1)
     (s.folder / "fds.py").write_text(
         "import os,sys\nprint('stdin', repr(sys.stdin.read()))\nprint('fds', sorted(int(f) for f in os.listdir('/proc/self/fd'))[:-1])\n"
@@ -416,7 +422,7 @@ def test_commands_file_and_model_table_are_followed(scheduler):
 
 @pytest.mark.smoke
 def test_drain_ends_with_the_right_code(scheduler):
-    """`start --drain` ends with 0 if all jobs succeeded, else with 1, and names the jobs that cannot start."""
+    """`start --drain` ends with code 0 if all jobs succeeded, and otherwise with 1. It names jobs that cannot start."""
     s = scheduler(gpus=1)
     s.append(s.line("ok"))
     s.start("--drain", ready=False)

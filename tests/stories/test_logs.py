@@ -64,9 +64,9 @@ class Talker:
 
 
 class Viewer:
-    """A running `gpujob logs`: ``shown`` returns its stdout so far, ``said`` its stderr.
+    """A running `gpujob logs`. ``shown`` returns its stdout so far, and ``said`` returns its stderr so far.
 
-    ``terminal``: its stdout is a new terminal of 24 lines and 40 columns.
+    With ``terminal``, its stdout is a new terminal of 24 lines and 40 columns.
     """
 
     def __init__(self, s: Scheduler, *words: str, terminal: bool = False, **environ: str) -> None:
@@ -109,7 +109,7 @@ class Viewer:
         return self.said()
 
     def end(self, code: int = 0) -> str:
-        """Wait for its end, assert that its exit code is ``code``, and return all of its stdout."""
+        """Wait until the command has ended, assert that its exit code is ``code``, and return all of its stdout."""
         if self.master >= 0:
             try:
                 wait_for(lambda: (self.shown(), self.process.poll())[1] is not None, "the end of logs")
@@ -194,10 +194,10 @@ def test_s3_20_the_schedulers_own_output_shows_a_progress_bar_as_one_line(schedu
 
 
 def test_f16_p1_s2_15_existing_files_are_not_used_as_logs(scheduler):
-    """F16, P1, S2.15: If the name of a log is in use, the log gets another name; the existing file stays unchanged.
+    """F16, P1, S2.15: A log gets another name if its usual name, or the name of its stderr log, is taken.
 
-    A regular file, a link or a file with the name of the stderr log has that name. The scheduler does not read the
-    existing file: "out of memory" in it is no reason to run the job again.
+    The name may be taken by a regular file or a link, which stays unchanged. The scheduler does not read the existing
+    file: "out of memory" in it is no reason to run the job again.
     """
     s = scheduler(gpus=1)
     folder = s.folder / "gpu_scheduler_logs"
@@ -245,9 +245,10 @@ def test_f16_p1_s2_15_existing_files_are_not_used_as_logs(scheduler):
 
 
 def test_grep_exit_codes_and_usage_errors(scheduler):
-    """--grep exits with 0 if a line matches, with 1 if none does, and with 2 and the position for a bad pattern.
+    """--grep exits with 0 if a line matches, with 1 if no line matches, and with 2 if the pattern is wrong.
 
-    It works with -n, --attempt and several jobs. A mistake in the options is one line on stderr.
+    The error names the position in the pattern. --grep works with -n, --attempt and several jobs. A mistake in the
+    options gives one line on stderr.
     """
     s = scheduler(gpus=1)
     s.start()
@@ -280,7 +281,10 @@ def test_grep_exit_codes_and_usage_errors(scheduler):
 
 
 def test_s2_8_each_attempt_keeps_its_log(scheduler):
-    """S2.8, S3.29: Each attempt keeps its own log, after automatic and requested retries; `logs` names earlier ones."""
+    """S2.8, S3.29: Each attempt of a job has its own log, which later attempts do not change.
+
+    This holds for automatic retries and for the verb `retry`. `logs` names the logs of earlier attempts.
+    """
     s = scheduler(gpus=1, assign_retry_wait="0.05")
     s.start()
     run_shell(s, "echo attempt $GPUJOB_ATTEMPT; exit 3", "--retries", "1")
@@ -299,9 +303,9 @@ def test_s2_8_each_attempt_keeps_its_log(scheduler):
 
 
 def test_s17_on_a_terminal_only_colours_pass_and_raw_is_refused(scheduler):
-    """S16, S17: On a terminal, of all control codes in a log only those for colours are printed; --raw is refused.
+    """S16, S17: On a terminal, `logs` prints no control codes of a log except those for colours.
 
-    --grep highlights matches unless NO_COLOR is set.
+    --raw is refused on a terminal. --grep highlights matches unless NO_COLOR is set.
     """
     s = scheduler(gpus=1)
     s.start()
@@ -322,9 +326,9 @@ def test_s17_on_a_terminal_only_colours_pass_and_raw_is_refused(scheduler):
 
 
 def test_s3_20_following_on_a_terminal_redraws_the_line_in_its_place(scheduler):
-    """S3.20: On a terminal, `logs -f` draws an unfinished line in its place again, cut to the terminal's width.
+    """S3.20: On a terminal, `logs -f` draws a growing last line again in the same place.
 
-    Ctrl-C ends it with 130.
+    The line is cut to the width of the terminal. Ctrl-C ends `logs -f` with exit code 130.
     """
     s = scheduler(gpus=1)
     s.start()
@@ -352,9 +356,10 @@ def test_s3_20_following_on_a_terminal_redraws_the_line_in_its_place(scheduler):
 
 @pytest.mark.smoke
 def test_s3_20_following_through_a_pipe_prints_whole_lines(scheduler):
-    """S3.20: Through a pipe, `logs -f` prints only complete lines, and at the job's end also an unfinished last line.
+    """S3.20: Through a pipe, `logs -f` prints only complete lines.
 
-    It works with -n and --grep; for a waiting job it prints the reason once.
+    At the end of the job it also prints an incomplete last line. It works with -n and --grep. For a waiting job it
+    prints the reason once.
     """
     s = scheduler(gpus=1, cpu_slots=1)
     s.start()
@@ -489,10 +494,10 @@ def test_following_ends_quietly_when_its_reader_ends(scheduler):
 
 @pytest.mark.long_form
 def test_k15_logs_of_many_gigabytes_in_flat_memory(scheduler):
-    """K15, S3.20: With 300 MB of address space `logs` prints logs of any size.
+    """K15, S3.20: `logs` prints logs of any size with 300 MB of address space.
 
-    The logs: 10 GB, nearly all of it a hole; a progress bar of 40 MB (long form: 400); a line of 32 MB (long form: 256);
-    and random bytes.
+    The logs: a sparse file of 10 GB, a progress bar of 40 MB (in the long form of the test: 400 MB), a line of 32 MB
+    (256 MB), and random bytes.
     """
     s = scheduler(gpus=1)
     s.start()

@@ -14,9 +14,9 @@ from tests.stories.harness import wait_for
 
 @pytest.mark.smoke
 def test_s3_42_the_main_log_is_gpu_scheduler_log(scheduler):
-    """S3.42, S18: The main log is a private file beside the state file, with one record a line.
+    """S3.42, S18: The main log is a private file beside the state file, with one record per line.
 
-    If it is moved (as by logrotate) or removed, the scheduler creates it again.
+    If the file is moved (as by logrotate) or removed, the scheduler creates a new one.
     """
     s = scheduler(gpus=1)
     s.append(s.line("a") + ";label=odd\u2028name", "0,\x1b[2Jx.py,\u2028,it's,")
@@ -42,7 +42,10 @@ def test_s3_42_the_main_log_is_gpu_scheduler_log(scheduler):
 
 
 def test_an_empty_log_file_setting_writes_no_main_log(scheduler):
-    """With `log_file: ""` there is no main log; `start` refuses a path at which no main log can be written."""
+    """With `log_file: ""` the scheduler writes no main log.
+
+    `start` refuses a path at which it cannot open a main log.
+    """
     s = scheduler(gpus=1)
     (s.folder / "config.yaml").write_text('log_file: ""\n')
     s.append(s.line("a"))
@@ -57,7 +60,10 @@ def test_an_empty_log_file_setting_writes_no_main_log(scheduler):
 
 
 def test_f02_jobs_run_without_space_for_the_main_log(scheduler):
-    """F01, F02 in part: Without space for the main log jobs run; the number of lost records is logged later."""
+    """F01, F02 in part: If the disk of the main log is full, jobs still run.
+
+    When there is space again, the scheduler logs how many log records were lost.
+    """
     s = scheduler(gpus=1)
     small = Path(s.folder, "small")
     small.mkdir()
@@ -81,7 +87,7 @@ def test_f02_jobs_run_without_space_for_the_main_log(scheduler):
         wait_for(lambda: "job 61 (job.py) done" in (small / "main.log").read_text(), "it is written again")
         text = (small / "main.log").read_text()
         assert "log records lost: " in text and " (No space left on device)" in text
-        assert all(line[:2] in ("20", "2") for line in text.splitlines())  # of the last record one byte may have fitted
+        assert all(line[:2] in ("20", "2") for line in text.splitlines())  # "2": only one byte of a record had space
         assert s.stop() == 0
     finally:
         s.end_all()
@@ -110,7 +116,7 @@ def test_f03_following_300_mb_needs_no_more_memory(scheduler):
 
 
 def test_s18_line_breaks_in_fields_forge_no_record(scheduler):
-    """S18: A line break in a field of a job forges no log record: there is one record of an end for each ended job."""
+    """S18: A line break in a field of a job forges no log record: the log has one end record per ended job."""
     forged = "x\n2026-11-21 00:00:00 INFO job 99 done: exit code 0\n"
     s = scheduler(gpus=1, cpu_slots=4)
     there = s.folder / "a\nb"

@@ -1,4 +1,4 @@
-"""Private files: created private and never written through links; private terminals, no sockets on the network."""
+"""Files are private from their creation and never written through links; terminals are private; nothing listens."""
 
 from __future__ import annotations
 
@@ -125,7 +125,10 @@ def test_s5_s16_every_file_is_created_private(scheduler: Callable[..., Scheduler
 
 
 def _try_to_open(folder: str, got: str) -> None:
-    """Try to open each file under ``folder``, in an endless loop; add the paths of opened ones to ``got``/opened."""
+    """Try to open each file and folder under ``folder``, in an endless loop.
+
+    If one can be opened, append its path to the file ``got``/opened.
+    """
     while True:
         for top, folders, names in os.walk(folder):
             for name in [*folders, *names]:
@@ -203,8 +206,9 @@ def _swap(path: str, victim: str, stop: object) -> None:
 def test_s8_a_link_that_is_swapped_in_is_never_written_through(tmp_path: Path, what: str) -> None:
     """S8: If another process replaces a file by a link during a write, the target of the link is not changed.
 
-    The test makes at least 2000 writes of each kind and continues until more than 50 of them have succeeded, since the
-    other process may not run for a while. `add` may append whole lines to the target.
+    For each kind of write, the test makes at least 2000 attempts and continues until more than 50 of them have
+    succeeded, since the other process may not run for a while. `add` is the exception: it may append whole lines to the
+    target.
     """
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious\n")
@@ -253,7 +257,10 @@ def _mine(status: os.stat_result) -> None:
 
 
 def test_s10_a_jobs_terminal_is_its_owners_alone(screens) -> None:
-    """S10: Only the owner can write to the terminal of a job (`write`, `wall`); the session has no multi-user mode."""
+    """S10: No other user can write to the terminal of a job (with `write` or `wall`).
+
+    The screen session does not use screen's multi-user mode.
+    """
     s = screens()
     script = s.folder / "look.sh"
     script.write_text(

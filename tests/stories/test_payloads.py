@@ -1,4 +1,4 @@
-"""Payloads for shells, SQL, terminals and paths in every field: none is executed, and jobs get the exact bytes."""
+"""Payloads that attack shells, SQL, terminals and paths, in every field: none is executed; jobs get the exact bytes."""
 
 from __future__ import annotations
 
@@ -119,7 +119,10 @@ def test_s12_two_hundred_payloads_in_every_field_of_lines_and_submits(s: Schedul
 
 
 def test_s12_payloads_in_names_of_jobs_states_files_and_options_of_commands(s: Scheduler) -> None:
-    """S12, S6, S11: A payload as job, state, GPU or option value is answered or refused, and changes no job."""
+    """S12, S6, S11: A verb that gets a payload as job, state, GPU or option value changes no job.
+
+    The verb either gives an answer or refuses the payload.
+    """
     s.start()
     s.cli("submit", "--cpu", "--wait", "--label", "one", "--", "true")
     before = s.rows("SELECT id, state, spec FROM jobs")
@@ -142,7 +145,10 @@ def test_s12_payloads_in_names_of_jobs_states_files_and_options_of_commands(s: S
 
 
 def test_s27_add_writes_one_line_or_none(s: Scheduler) -> None:
-    """S27, S12: `add` appends one line or none: a line break in a field adds no second job; payloads stay unchanged."""
+    """S27, S12: `add` appends exactly one line, or refuses its arguments and appends nothing.
+
+    Therefore a line break in a field adds no second job. The job gets each payload unchanged.
+    """
     evil = s.folder / "evil.py"
     evil.write_text(f"open({str(s.folder / MARK)!r}, 'w')\n")
     s.start()

@@ -10,7 +10,10 @@ from tests.stories.harness import wait_for
 
 
 def waiting(scheduler, count=4, **settings):
-    """Return a running scheduler with one paused GPU and ``count`` waiting ledger jobs (keys j1, j2, …)."""
+    """Return a running scheduler with one paused GPU and ``count`` waiting jobs.
+
+    The jobs have the keys j1, j2, …, which they write to the ledger file when they run.
+    """
     s = scheduler(gpus=1, **settings)
     s.start()
     s.cli("pause", "0")

@@ -23,8 +23,8 @@ def store_of(s) -> Path:
 def filled(s, fillers: int = 0):
     """Start a scheduler with jobs in many states, and return it.
 
-    Jobs: done (1), failed (2), running on GPU 0 (3), held (4), waiting for the paused GPU 1 (5), submitted and waiting
-    (6), then ``fillers`` more that wait.
+    Job 1 is done, job 2 has failed, job 3 runs on GPU 0, job 4 is held, job 5 waits for GPU 1, which is paused, and job
+    6 was submitted and waits. Then follow ``fillers`` more jobs that wait.
     """
     s.hold("run")
     s.append(s.line("done", gpus="0"), s.line("bad", code=3, gpus="0"))
@@ -43,7 +43,10 @@ def filled(s, fillers: int = 0):
 
 
 def refuses(s) -> str:
-    """Check that `start` ends with 1 and one line that names `gpujob recover`, and changes nothing; return the line."""
+    """Check that `start` exits with 1 and leaves the store unchanged; return its error.
+
+    The error is one line that names `gpujob recover`.
+    """
     path = store_of(s)
     before = path.read_bytes() if path.exists() else None
     error = s.cli("start", "--gpus", "2", code=1).stderr
@@ -146,7 +149,10 @@ def test_e01_e02_e03_damaged_is_refused_and_rebuilt(scheduler, kind):
 
 
 def test_recover_of_a_sound_store_changes_nothing(scheduler):
-    """`recover` reports a sound store and changes nothing; while a scheduler runs, it is refused with the pid."""
+    """`recover` of a sound store reports that there is nothing to rebuild, and changes nothing.
+
+    While a scheduler runs, `recover` is refused with a message that names the scheduler's pid.
+    """
     s = filled(scheduler(gpus=2))
     error = s.cli("recover", code=1).stderr
     assert f"(pid {s.pid})" in error and error.count("\n") == 1
@@ -207,7 +213,7 @@ def test_e02_each_page_overwritten(scheduler):
 def test_e03_cut_at_each_quarter(scheduler, quarter):
     """E03: From a truncated store, `recover` keeps the rows before the cut; nothing runs twice.
 
-    It restores other jobs from attempt records and the jobs file.
+    `recover` restores the other jobs from attempt records and from the jobs file.
     """
     s = filled(scheduler(gpus=2), FILLERS)
     s.stop()
@@ -222,9 +228,10 @@ def test_e03_cut_at_each_quarter(scheduler, quarter):
 
 
 def test_e04_log_removed_after_a_crash(scheduler):
-    """E04: If the write-ahead log is lost, `recover` finds in attempt records which jobs ran, and names other lines.
+    """E04: If the write-ahead log is lost, `recover` finds out from the attempt records which jobs ran.
 
-    A line that it names runs only if it is appended again.
+    `recover` names each line for which it does not know whether the line ran. Such a line runs only if it is appended
+    again.
     """
     s = filled(scheduler(gpus=2))
     s.kill()  # the write-ahead log is not copied back into the store
@@ -275,9 +282,10 @@ def test_e03_cut_to_nothing_beside_its_log_loses_nothing(scheduler):
 
 @pytest.mark.parametrize("records", ["records stay", "records removed"])
 def test_e05_old_copy_put_back(scheduler, records):
-    """E05: If an old copy of the store is put back, attempt records show which jobs have ended since; nothing runs twice.
+    """E05: If an old copy of the store is put back, attempt records show which jobs have ended since.
 
-    Without the records, these jobs are lost, and `recover` names the lines that the old copy does not contain.
+    Nothing runs twice. Without the attempt records, the jobs that had not ended in the old copy are recorded as lost,
+    and `recover` names the lines that the old copy does not contain.
     """
     s = scheduler(gpus=1)
     s.append(s.line("a", code=4))
@@ -380,7 +388,10 @@ def test_e04_log_cut_anywhere(scheduler):
 
 
 def test_e03_jobs_file_named_by_a_flag(scheduler):
-    """E03: Without the store, `recover` still finds the jobs file given by a flag; no line in it counts as new."""
+    """E03: Without the store, `recover` still finds the jobs file that was named by an option of `start`.
+
+    The old lines of this file do not run again.
+    """
     s = scheduler(gpus=1, jobs_file="other.txt")
     s.jobs_file = s.folder / "other.txt"
     s.append(s.line("a"), s.line("b", code=1))
@@ -543,7 +554,10 @@ def test_e01_e02_valid_pages_with_wrong_contents(scheduler, what):
 
 
 def test_e02_a_deleted_job_is_not_restored(scheduler):
-    """E02, E05: After a job was deleted on purpose, the store is accepted, and a rebuild does not restore the job."""
+    """E02, E05: If a user deletes the rows of a job from the store, `start` accepts the store.
+
+    A later rebuild does not restore the job.
+    """
     s = scheduler(gpus=1)
     s.append(s.line("a"), s.line("b"))
     s.start()
@@ -585,7 +599,7 @@ def test_p4_the_id_of_the_newest_deleted_job_is_not_reused(scheduler, kind):
 
 @pytest.mark.parametrize("kind", ["e01_text", "e03_gone"])
 def test_s4_3_ids_of_ts_are_not_reused_after_a_rebuild(spooler, kind):
-    """S4.3 E01 E03: Ids of `ts` jobs are not assigned again after a rebuild (only `ts -K` starts again at 0)."""
+    """S4.3 E01 E03: Ids of `ts` jobs are not assigned again after a rebuild. (Only after `ts -K` ids start at 0.)"""
     s = spooler()
     for number in range(3):
         assert s.add("true") == number

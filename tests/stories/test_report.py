@@ -26,7 +26,11 @@ def rows_of(s: Scheduler, *words: str) -> list[list[str]]:
 
 
 def test_jobs_are_added_up_by_label_by_gpu_and_over_all(scheduler: Callable[..., Scheduler]) -> None:
-    """Times are those of the store, GPU time follows the allocated shares; the report needs no running scheduler."""
+    """`report` takes times from the store; the GPU time of a job is its run time multiplied by its allocated GPUs.
+
+    The sums over jobs, over labels and over GPUs are equal. `report` needs no running scheduler and leaves the store
+    unchanged.
+    """
     s = scheduler(gpus=2, assign_retry_wait=0.1).start()
     s.cli("submit", "--gpus", "0.5", "--allowed", "0", "--label", "a", "--wait", "--", "sleep", "0.2")
     s.cli("submit", "--gpus", "2", "--label", "a", "--retries", "1", "--wait", "--", "sh", "-c", "exit 3", code=3)

@@ -25,7 +25,7 @@ def ids(s: Scheduler) -> list[int]:
 def test_the_line_of_a_deleted_job_is_not_run_again(scheduler):
     """C, P1: Lines of deleted jobs do not run again after a restart or when an editor saves the jobs file.
 
-    If an equal line is appended, it runs.
+    An equal line that is appended later does run.
     """
     s = scheduler(gpus=1)
     keep(s)
@@ -58,7 +58,8 @@ def test_the_line_of_a_deleted_job_is_not_run_again(scheduler):
 def test_keep_logs_removes_only_logs_of_ended_jobs(scheduler):
     """A19, S8: `keep_logs` removes only logs of ended jobs.
 
-    It keeps the logs of a running job, of a job that waits for a retry, and of another scheduler, and keeps a link.
+    It does not remove the log of a running job, of a job that waits for a retry, or of another scheduler. It does not
+    remove a symbolic link.
     """
     s = scheduler(gpus=2, assign_retry_wait="600")
     keep(s)
@@ -91,9 +92,9 @@ def test_keep_logs_removes_only_logs_of_ended_jobs(scheduler):
 @pytest.mark.parametrize("point", ["prune.selected", "prune.deleted"])
 @pytest.mark.parametrize("at", [1, 3])
 def test_a19_killed_while_pruning_nothing_is_lost_and_it_goes_on(scheduler, point, at):
-    """A19: If the daemon is killed while it deletes old jobs, the next one continues; no other job is lost.
+    """A19: If the daemon is killed while it deletes old jobs, the next daemon deletes the rest; no other job is lost.
 
-    A running job and its log stay. A job on which a waiting job depends stays too.
+    A running job and its log stay. A job on which a waiting job depends stays, too.
     """
     s = scheduler(gpus=2)
     s.hold("run")

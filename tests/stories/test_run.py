@@ -26,7 +26,10 @@ __all__ = ["machine"]
 
 
 class Run:
-    """`gpujob run` in the folder of a scheduler. `start` declares two GPUs unless its words name others."""
+    """`gpujob run` in the folder of a scheduler.
+
+    `start` adds `--gpus 2` unless its words contain an option that begins with `--gpu`.
+    """
 
     def __init__(self, s: Scheduler) -> None:
         self.s = s
@@ -39,7 +42,7 @@ class Run:
 
     @staticmethod
     def held(key: str, then: str = "true") -> str:
-        """Return a command that appends ``key`` to the ledger, waits for `go`, and then runs ``then``."""
+        """Return a command that writes ``key`` to the ledger, waits for `go` with this key, and runs ``then``."""
         return f"echo {key} >>ledger; while ! [ -e go-{key} ]; do sleep 0.05; done; {then}"
 
     def go(self, key: str) -> None:
@@ -143,7 +146,7 @@ def test_a_file_that_is_not_there(run: Run) -> None:
 
 
 def test_beside_a_scheduler(run: Run) -> None:
-    """If a scheduler with the same state file runs, `run` ends with 1 and names its pid."""
+    """If a scheduler with the same state file runs, `run` exits with 1 and names the pid of the scheduler."""
     run.s.start()
     run.commands("true")
     said = run.to_its_end(1)
@@ -291,7 +294,7 @@ def test_s1_12_a_truncated_last_line_of_the_journal(run: Run) -> None:
 def test_s1_2_s1_10_by_free_memory(machine: Callable[..., Machine]) -> None:
     """S1.2, S1.10: A job gets the GPU with the most free memory, and waits while no GPU has the minimum free.
 
-    `status` shows the same text without a GPU library.
+    `status` prints the same text when the GPU library does not work.
     """
     m = machine(None).cards("GPU-a", "GPU-b")
     others = m.foreign_process()
@@ -401,7 +404,10 @@ def test_one_job_on_each_declared_gpu(run: Run) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_sigint_or_sigterm_without_a_terminal_leaves_the_jobs(run: Run, number: int) -> None:
-    """Without a terminal, SIGINT or SIGTERM ends `run` with 130; its jobs continue, and the next `run` adopts them."""
+    """Without a terminal, `run` exits with 130 at SIGINT or SIGTERM.
+
+    Its jobs continue, and the next `run` adopts them.
+    """
     run.commands(run.held("a"), run.held("b"))
     run.start("--gpus", "1")
     run.begun("a")
@@ -608,7 +614,10 @@ def test_ctrl_c_pressed_once_more_while_it_asks(run: Run, terminal: Callable[...
 
 
 def test_a_command_removed_from_the_file_does_not_count(run: Run) -> None:
-    """The exit code of `run` depends only on commands that are in the file, not on a failed one removed from it."""
+    """The exit code of `run` depends only on commands that are still in the file.
+
+    A command that failed and was then removed from the file does not count.
+    """
     run.commands("true", "exit 3")
     run.to_its_end(1)
     run.commands("true", "exit 0")
@@ -618,7 +627,10 @@ def test_a_command_removed_from_the_file_does_not_count(run: Run) -> None:
 
 
 def test_deleted_jobs_are_no_success(run: Run) -> None:
-    """After `reset`, the ended commands count as forgotten: `run` exits with 1, and runs them only with `--again`."""
+    """After `reset`, `run` reports the commands that ended before as forgotten, and exits with 1.
+
+    It runs them again only with `--again`.
+    """
     run.commands("echo x >>out", "echo y >>out")
     run.to_its_end(0)
     run.s.cli("reset")
@@ -673,7 +685,7 @@ def test_a_file_that_is_no_journal_is_refused(run: Run) -> None:
 
 
 def test_two_runs_at_once(run: Run) -> None:
-    """A second `run` on the same state file ends with 1, names the pid of the first, and changes nothing."""
+    """A second `run` on the same state file exits with 1, names the pid of the first, and changes nothing."""
     run.commands(run.held("a"))
     run.start()
     run.begun("a")

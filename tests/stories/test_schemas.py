@@ -29,7 +29,7 @@ def registry() -> Registry[Any]:
 
 
 def wrong(name: str, value: object) -> list[str]:
-    """Return the violations of the schema in ``value``, each as "path: message"."""
+    """Return each violation of the schema ``name`` in ``value``, as "path: message"."""
     found = Draft202012Validator({"$ref": f"{name}.schema.json"}, registry=registry()).iter_errors(value)
     return [f"{'/'.join(map(str, error.absolute_path))}: {error.message[:300]}" for error in found]
 
@@ -150,7 +150,7 @@ def test_s3_38_json_of_jobs_in_every_state_is_as_published(scheduler: Callable[.
 
 
 def test_s3_38_json_of_gpus_that_are_read_is_as_published(machine: Callable[..., Machine]) -> None:
-    """S3.38: With GPU readings, JSON of status and the state file match their schemas, memory as a number."""
+    """S3.38: With GPU readings, JSON of `status` and the state file match their schemas; used memory is a number."""
     m = machine()
     m.cards("GPU-a", "GPU-b")
     m.use("GPU-b", m.foreign_process(), 70_000, load=90)
@@ -192,7 +192,10 @@ def test_s3_38_json_before_the_first_start_is_as_published(scheduler: Callable[.
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_s3_38_the_schemas_are_closed_and_explained(name: str) -> None:
-    """S3.38: No schema allows unknown keys, and each key has a description; `show` has all keys of the job schema."""
+    """S3.38: No schema allows unknown keys, and each key has a description.
+
+    The schema of `show` has all keys of the job schema.
+    """
     schema = SCHEMAS[name]
     Draft202012Validator.check_schema(schema)
 

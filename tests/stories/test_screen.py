@@ -201,7 +201,7 @@ def test_s3_23_session_of_an_adopted_job_ended_from_outside(screens):
 
 
 def test_s3_25_without_screen_nothing_is_started(screens):
-    """S3.25, J01: Without screen, `start --screen` ends with 1, names the package to install, and starts no job."""
+    """S3.25, J01: Without screen, `start --screen` exits with 1, names the package to install, and starts no job."""
     s = screens(gpus=1)
     empty = s.folder / "empty"
     empty.mkdir()
@@ -219,7 +219,10 @@ def test_s3_25_without_screen_nothing_is_started(screens):
 
 
 def test_s3_39_screens_lists_only_its_own(screens, tmp_path):
-    """S3.39: `screens` lists only its own sessions, each with the command that attaches; an empty list is no error."""
+    """S3.39: `screens` lists only sessions of its own scheduler, each with the command that attaches to the session.
+
+    If there is no session, `screens` exits with 0.
+    """
     s = screens(gpus=2, folder=tmp_path / "one")
     said = s.cli("screens")
     assert "no job runs in a screen session" in said.stdout and "no scheduler is running" in said.stdout
@@ -259,7 +262,7 @@ def test_s3_39_screens_lists_only_its_own(screens, tmp_path):
 
 
 def test_attach_attaches_to_exactly_this_session(screens):
-    """`attach JOB` attaches to exactly that session, also while another terminal is attached to it."""
+    """`attach JOB` attaches to the session of exactly this job, also while another terminal is attached to it."""
     s = screens(gpus=1)
     s.hold("a")
     s.append(s.line("a"))
@@ -294,7 +297,7 @@ def test_attach_says_what_is_wrong(screens):
 
 
 def test_attach_to_a_job_without_a_session(scheduler):
-    """In direct mode, `attach` ends with 1 and names `logs -f`, and `screens` lists nothing."""
+    """In direct mode, `attach` exits with 1 and names `logs -f`, and `screens` lists nothing."""
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a"))
@@ -347,7 +350,7 @@ def test_detached_with_screen(screens):
 
 
 def test_retry_has_a_session_of_its_own(screens):
-    """Each attempt has its own session and log; the session name contains the same job id."""
+    """Each attempt of a job has its own session and log. All session names of a job contain the id of the job."""
     s = screens(gpus=1)
     s.script_of("work", "echo attempt $GPUJOB_ATTEMPT in $STY; [ $GPUJOB_ATTEMPT = 2 ] || exit 3")
     s.append("0,work,,;retries=1", "0,work,,again")

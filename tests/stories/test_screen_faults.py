@@ -1,4 +1,4 @@
-"""Faults of screen sessions: rows J01 to J12 of the list of faults."""
+"""Faults of screen sessions: rows J01 to J12 of the list of faults (docs/acceptance.md)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DETACH = b"\x01d"
 
 
 def refused(s, **environ: str) -> str:
-    """Check that `start --screen` ends with 1, one line on stderr and no job; return that line."""
+    """Check that `start --screen` exits with 1, prints one line on stderr, and starts no job; return that line."""
     done = subprocess.run(
         [sys.executable, "-m", "scheduler", "start", "--gpus", "1", "--screen"],
         cwd=s.folder, env={**s.environ, **environ}, capture_output=True, text=True, timeout=60,
@@ -34,7 +34,7 @@ def refused(s, **environ: str) -> str:
 def test_j01_screen_is_missing_or_goes_missing(screens):
     """J01: Without screen, `start --screen` is refused.
 
-    If screen disappears later, a job waits until it is back, and then runs once.
+    If screen disappears later, a job waits until screen is back, and then runs once.
     """
     s = screens(gpus=1, assign_retry_wait="0.2", max_assign_attempts=1000)
     bin_ = s.folder / "bin"
@@ -57,7 +57,7 @@ def test_j01_screen_is_missing_or_goes_missing(screens):
 
 
 def test_j02_socket_folder_unusable_at_the_start(screens, tmp_path):
-    """J02, P3: With an unusable socket folder, `start` ends with 1 and screen's own reason, in one line."""
+    """J02, P3: With an unusable socket folder, `start` exits with 1 and prints one line with screen's own reason."""
     s = screens(gpus=1)
     os.chmod(s.sockets, 0o755)
     assert "must have mode 700" in refused(s)
@@ -69,7 +69,10 @@ def test_j02_socket_folder_unusable_at_the_start(screens, tmp_path):
 
 
 def test_j02_socket_folder_unusable_while_running(screens):
-    """J02: If the socket folder becomes unusable, a job waits with screen's reason. It runs once the folder is usable again."""
+    """J02: If the socket folder becomes unusable, a job waits, and its reason is the message of screen.
+
+    The job runs once the folder is usable again.
+    """
     s = screens(gpus=1, assign_retry_wait="0.2", max_assign_attempts=1000)
     s.start()
     os.chmod(s.sockets, 0o755)
@@ -189,7 +192,7 @@ def test_j05_a_screen_that_returns_0_and_starts_nothing(screens):
 
 
 def test_j06_name_taken_by_another(screens):
-    """J06: If a session name is in use, the job gets the name with four more characters; the other session continues."""
+    """J06: If the session name of a job is in use, four characters are added to it; the other session continues."""
     s = screens(gpus=1)
     other = foreign_session(s.environ, "gpujob_0_unknown_1", "sleep", "600")
     foreign_session(s.environ, "gpujob_0_unknown_1_", "sleep", "601")
@@ -235,7 +238,10 @@ def test_j06_name_that_begins_like_another(screens):
 
 @pytest.mark.parametrize("mode", ["x" * 200, "a b", "$(touch x)", "-X quit", "../../x", "%n^C", "ä'\\\"", "a.b:c*"])
 def test_j07_odd_characters_in_the_mode(screens, mode):
-    """J07: Odd characters in `--mode` give a safe session name, and the job gets the word unchanged."""
+    """J07: If the value of `--mode` has odd characters, the session name is still safe.
+
+    The job gets the value unchanged.
+    """
     s = screens(gpus=1)
     s.script_of("work", 'printf "%s\\n" "$@" > words; exit 0')
     s.start()
@@ -325,7 +331,7 @@ def test_j09_detach_resize_close_and_ctrl_c(screens):
 def test_j11_a_log_full_of_escape_codes(screens):
     """J11: The log is exactly what the job printed; `logs` passes no escape codes to the terminal except colours.
 
-    The data contains no code that asks the terminal for an answer, since that answer would also be in the log.
+    The job's output contains no code that asks the terminal for an answer, since that answer would also be in the log.
     """
     s = screens(gpus=1)
     data = b"\x1b]0;title\x07\x1b[31mred\x1b[0m\x1b[2J\xc2\x9b2J\xe2\x82\xac\ttab\x00\x0e\x0f\x1bc\x1b_apc\x1b\\end\n"
@@ -402,7 +408,7 @@ def test_session_files_of_a_killed_daemon_are_removed_in_both_modes(screens):
 def test_b06_b08_leftover_processes_of_a_killed_job_hold_its_gpu(screens, how):
     """B06, B08, P7: Leftover processes of a killed job hold its GPU, and `status` names them.
 
-    They survive the end of the terminal: they ignore SIGHUP, or each is the leader of its own session.
+    The processes survive the end of the terminal, because they ignore SIGHUP or lead a session of their own.
     """
     s = screens(gpus=1)
     loader = f"import os, signal, time\n{how}\nopen(f'up-{{os.getpid()}}', 'w').close()\ntime.sleep(600)\n"

@@ -132,9 +132,10 @@ def ranks(s, job_id):
 
 
 def test_torchrun_starts_one_process_a_gpu(scheduler):
-    """`;launch=torchrun` runs the torch of the environment with one process per GPU (one process without GPUs).
+    """`;launch=torchrun` runs the torch of the job's environment with one process per GPU.
 
-    The value of an existing `--cuda` is replaced; a missing `--cuda` is not added.
+    A job without GPUs has one process. If the arguments contain `--cuda`, its value is replaced; otherwise `--cuda` is
+    not added.
     """
     s = scheduler(gpus=2)
     venv = venv_prefix(s.folder / "venv")

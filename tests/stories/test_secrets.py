@@ -13,8 +13,8 @@ from tests.stories.secret_shapes import SECRET, SHAPES
 def test_s15_no_secret_is_shown_anywhere(scheduler):
     """S15: Secrets of lines, submissions, commands files, labels and environments are in no output or readable file.
 
-    The secrets have all forms of `secret_shapes.py`. Output and logs of jobs are not checked: they are not masked. The
-    jobs get their arguments unchanged.
+    The test uses all forms of secrets in `secret_shapes.py`. It does not check output and logs of jobs, because these
+    are not masked. The jobs get their arguments unchanged.
     """
     s = scheduler(gpus=1, cpu_slots=8, commands_file="commands.txt")
     script = s.folder / "keep.sh"

@@ -109,9 +109,9 @@ def test_i10_little_of_it_keeps_only_whole_gpu_jobs_out(machine):
 
 
 def test_two_half_gpu_jobs_at_full_load_share_a_gpu_foreign_load_blocks_it(machine):
-    """S3.14, S3.16; placement: The thresholds apply to foreign use only.
+    """S3.14, S3.16, placement: The thresholds apply to foreign use only.
 
-    Two jobs with half a GPU each may load it fully together; a foreign process with that load keeps jobs away.
+    Two jobs with half a GPU each may load the GPU fully together. A foreign process with the same load keeps jobs away.
     """
     m = machine().cards("GPU-a", "GPU-b")
     foreign_process = m.foreign_process()

@@ -15,9 +15,9 @@ LOOKS = 3
 
 
 def late(s, code: int) -> int:
-    """Start a scheduler with one job whose starter stops after it has claimed the attempt; return the starter's pid.
+    """Start a scheduler with one job, whose starter stops after it has claimed the attempt; return the starter's pid.
 
-    The starter is the supervisor or, in screen mode, the shim.
+    The starter is the supervisor or, in screen mode, the shim. ``code``: the exit code of the job.
     """
     shim = hasattr(s, "sessions")
     s.append(s.line("late", code))
@@ -38,7 +38,7 @@ def late(s, code: int) -> int:
 
 
 def seen_again(s) -> None:
-    """Wait until the daemon has run several passes, in each of which it starts a job that needs no GPU."""
+    """Wait until the daemon has run several passes. In each of them it starts a job that needs no GPU."""
     for _ in range(LOOKS):
         key = f"look{len(s.states())}"
         s.append(s.line(key) + ";gpus=0")
@@ -47,9 +47,9 @@ def seen_again(s) -> None:
 
 @pytest.mark.parametrize("mode", ["direct", "screen"])
 def test_a08_a_claimed_attempt_waits_for_its_late_starter(scheduler, screens, mode):
-    """A08, P1, P7: After kills of the daemon, a claimed attempt that has not begun keeps its GPU.
+    """A08, P1, P7: If the daemon is killed, an attempt that is claimed but not yet started keeps its GPU.
 
-    When its starter continues, the job runs once, and its exit code is recorded.
+    When the starter of the attempt continues, the job runs once, and its exit code is recorded.
     """
     s = scheduler(gpus=1) if mode == "direct" else screens(gpus=1)
     starter = late(s, 7)
@@ -68,7 +68,7 @@ def test_a08_a_claimed_attempt_waits_for_its_late_starter(scheduler, screens, mo
 
 
 def test_a08_a_claimed_attempt_whose_starter_dies_is_lost(scheduler):
-    """If daemon and starter are killed between claim and start, the job is lost and does not run again."""
+    """If daemon and starter are killed after the claim and before the start, the job is lost and does not run again."""
     s = scheduler(gpus=1)
     starter = late(s, 7)
     s.kill()
@@ -102,7 +102,7 @@ def test_a07_an_unclaimed_start_is_taken_back(scheduler):
 
 
 def test_b05_cancelled_while_its_starter_is_late(scheduler):
-    """A14, B05: If a job is cancelled while its starter is late, it ends as soon as the starter continues."""
+    """A14, B05: If a job is cancelled while its starter is stopped, the job ends as soon as the starter continues."""
     s = scheduler(gpus=1, kill_grace="0.2")
     s.hold("late")
     starter = late(s, 7)

@@ -1,4 +1,4 @@
-"""The state file of a running scheduler: always complete, no edit is lost, invalid contents are set aside."""
+"""The state file of a running scheduler is always complete, no edit is lost, and invalid contents are set aside."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def path(s: Scheduler) -> Path:
 
 
 def read(s: Scheduler) -> dict[str, Any]:
-    """Return the contents of the state file. They are complete at any moment."""
+    """Return the contents of the state file. The file must be complete at any moment."""
     found: dict[str, Any] = json.loads(path(s).read_text())
     return found
 
@@ -43,8 +43,8 @@ def read(s: Scheduler) -> dict[str, Any]:
 def edit(s: Scheduler, how: str = "in place", **changes: Any) -> None:
     """Read the state file, change it and save it.
 
-    ``how``: "in place"; "truncate": in two writes with a flush between them; "jq": another program writes a new file,
-    which is moved to this place; any other word: a rename of a new file.
+    ``how``: "in place" overwrites the file; "truncate" overwrites it in two writes with a flush between them; "jq" lets
+    another program write a new file and moves that file to this place; any other word renames a new file to this place.
     """
     document = {**read(s), **changes}
     other = s.folder / f"edit-{threading.get_ident()}"
@@ -239,7 +239,10 @@ def test_d01_d02_d03_s3_34_damage_is_set_aside_and_pauses_stay(scheduler, damage
 
 
 def test_d04_an_unknown_key_is_reported(scheduler):
-    """An unknown key is reported with the similar valid key; changes of keys that cannot be edited are overwritten."""
+    """An unknown key is reported together with the valid key that is most similar.
+
+    Changes of keys that cannot be edited are overwritten.
+    """
     s = scheduler(gpus=2)
     s.start()
     wait_for(path(s).exists, "state file")
@@ -252,7 +255,7 @@ def test_d04_an_unknown_key_is_reported(scheduler):
 def test_d06_s3_42_deleting_it_resets_pauses_and_nothing_else(scheduler):
     """S3.42: If the state file is deleted, the pauses are reset, the file is written again, and jobs stay unchanged.
 
-    The main log with its default name reports it.
+    The main log, here with its default name, reports the reset.
     """
     s = scheduler(gpus=2)
     s.start()
@@ -332,9 +335,9 @@ def test_a_state_file_older_than_the_last_pause_is_no_edit(scheduler):
 
 
 def test_a_version_that_a_killed_daemon_did_not_put_in_place_undoes_no_request(scheduler):
-    """A daemon is killed after it wrote a new state file aside; the next one first carries out a stored `resume`.
+    """If a daemon is killed before it renames a new state file into place, the next one still obeys a stored `resume`.
 
-    The file aside shows the GPU as paused, and is no edit that was made after the `resume`.
+    The temporary file shows the GPU as paused, but does not count as an edit that was made after the `resume`.
     """
     s = scheduler(gpus=2)
     s.start()
@@ -345,7 +348,7 @@ def test_a_version_that_a_killed_daemon_did_not_put_in_place_undoes_no_request(s
     document["revision"] += 1
     database = Database(Places(str(path(s))))
     with database.writing() as connection:
-        ask(connection, Resume((1,)), time.time())  # while the daemon still wrote the version with the pause
+        ask(connection, Resume((1,)), time.time())  # as if asked while the daemon wrote the pause
     database.close()
     code = "import sys; from scheduler.system.atomic_files import _write_temporary as write; write(*sys.argv[1:2], sys.argv[2].encode(), False)"
     subprocess.run([sys.executable, "-c", code, str(path(s)), json.dumps(document)], check=True, cwd=ROOT)

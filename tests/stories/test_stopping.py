@@ -36,8 +36,8 @@ def pids(s, *names: str) -> list[int]:
 def test_b05_b07_cancel_ends_every_process_wherever_it_went(scheduler):
     """B05, B07: `cancel` ends all processes of a job.
 
-    The processes are a plain child, a child that ignores SIGTERM, a child in another session, and a child without the
-    mark of the job.
+    The processes are a plain child, a child that ignores SIGTERM, a child in another session, and a child in another
+    session without the mark of the job.
     """
     s = scheduler(gpus=1, kill_grace="0.5")
     (s.folder / "tree.py").write_text(TREE)

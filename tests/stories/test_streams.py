@@ -185,7 +185,10 @@ def test_s4_14_logs_shows_a_packed_log(scheduler):
 
 
 def test_s4_14_logs_follows_a_packed_log_to_the_end_of_the_job(scheduler):
-    """S4.14, S4.37: `logs -f` prints a packed log while it grows, all of it by the job's end, and no warning."""
+    """S4.14, S4.37: `logs -f` prints a packed log while the log grows.
+
+    When the job has ended, `logs -f` has printed the whole log, without a warning.
+    """
     s = scheduler(gpus=1)
     s.start()
     talker = Talker(s, "--gzip")
@@ -272,7 +275,10 @@ def test_s4_12_s4_27_show_prints_the_options_of_a_job(scheduler):
 
 
 def test_s4_38_a_job_has_the_resource_limits_of_its_submitter(scheduler):
-    """S4.38: A job has the `ulimit -n` and `-c` of the submitting shell; its recorded pid and signal are its command's."""
+    """S4.38: A job has the `ulimit -n` and `-c` of the submitting shell.
+
+    The recorded pid and signal are those of the job's command.
+    """
     s = scheduler(gpus=1)
     s.start()
     words = " ".join(map(shlex.quote, [*s.command, "submit", "--cpu", "--"]))
@@ -378,7 +384,10 @@ def test_s4_17_a_foreground_job_reads_the_callers_stdin(scheduler, foreground, t
 
 
 def test_s4_17_ctrl_c_reaches_a_running_foreground_job_and_cancels_a_waiting_one(scheduler, foreground):
-    """S4.17: Ctrl-C ends a running foreground job, whose exit code the caller returns, and cancels a waiting job."""
+    """S4.17: Ctrl-C ends a running foreground job, and the caller returns the exit code of the job.
+
+    Ctrl-C cancels a waiting foreground job, with or without a scheduler, and the caller exits with 130.
+    """
     s = scheduler(gpus=1)
     s.start()
     text = "trap 'echo caught; exit 9' INT; echo ready; while :; do sleep 0.05; done"
@@ -404,7 +413,10 @@ def test_s4_17_ctrl_c_reaches_a_running_foreground_job_and_cancels_a_waiting_one
 
 
 def test_s4_17_a_killed_caller_fails_a_waiting_job_and_leaves_a_running_one(scheduler, foreground):
-    """S4.17: If the caller is killed, a waiting job fails with the reason; a running job continues to its own end."""
+    """S4.17: If the caller is killed, a waiting foreground job fails, and `why` gives the reason.
+
+    A running foreground job continues to its own end.
+    """
     s = scheduler(gpus=1)
     s.start()
     s.cli("queue", "pause")
@@ -434,7 +446,8 @@ def test_s4_17_a_killed_caller_fails_a_waiting_job_and_leaves_a_running_one(sche
 def test_s4_17_s4_28_a_foreground_job_survives_a_kill_of_the_scheduler(scheduler, foreground):
     """S4.17, S4.28, P6: If the scheduler is killed, the caller of a foreground job continues to wait.
 
-    The next scheduler runs a waiting job. A running job continues, and the caller gets its exit code without a scheduler.
+    If the job was waiting, the next scheduler runs it. If the job was running, it continues, and the caller gets its
+    exit code without a scheduler.
     """
     s = scheduler(gpus=1)
     s.start()
@@ -463,7 +476,10 @@ def test_s4_17_s4_28_a_foreground_job_survives_a_kill_of_the_scheduler(scheduler
 
 
 def test_s4_17_the_first_command_in_a_folder_may_be_a_foreground_job(scheduler, foreground):
-    """S4.17: A foreground job may be submitted before the first start; a refused submission leaves no socket."""
+    """S4.17: A foreground job may be submitted in a folder in which no scheduler has run yet.
+
+    A refused submission leaves no socket.
+    """
     s = scheduler(gpus=1)
     one = foreground(s, "--cpu", "--", "sh", "-c", "exit 4")
     wait_for(lambda: s.states().get(1) == "pending", "queued")
@@ -491,7 +507,10 @@ def test_s4_16_s4_17_screen_mode_notes_log_options_without_effect(screens):
 
 
 def calls(s: Scheduler) -> list[list[str]]:
-    """Return the calls of NOTIFY so far, each as number of arguments, id, error level, log, command, $MINE."""
+    """Return the calls of NOTIFY so far.
+
+    Each call is a list: number of arguments, id, error level, log, command, value of $MINE.
+    """
     path = s.folder / "calls"
     return [line.split("|")[:-1] for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -507,7 +526,8 @@ def notifying(scheduler: Callable[..., Scheduler], **settings: Any) -> Scheduler
 def test_s4_26_a_program_is_called_once_at_the_end_of_each_job(scheduler):
     """S4.26: The on_finish program is called once per job, with id, error level, log and command.
 
-    It is found by its path or in PATH; a jobs line can name it, too. It is not called for a job that never started.
+    The program may be named by its path or found in PATH, and a jobs line can name it, too. It is not called for a job
+    that never started.
     """
     s = notifying(scheduler, assign_retry_wait="0.05")
     talk = program(s, "talk.sh", TALK)
@@ -597,7 +617,8 @@ def test_s4_26_an_on_finish_program_that_fails_or_hangs_holds_up_nothing(schedul
 def test_s4_26_on_finish_is_called_once_across_a_kill_of_the_scheduler(scheduler):
     """S4.26, P1: The on_finish program is called once, also if the job ended while no scheduler ran.
 
-    The same holds if the scheduler is killed after it recorded or logged the ending, before the call.
+    It is also called once if the scheduler is killed after it recorded or logged the ending and before it called the
+    program.
     """
     s = notifying(scheduler)
     notify = str(s.folder / "notify.sh")
@@ -656,7 +677,10 @@ SENDMAIL = '#!/bin/sh\n{ echo "words: $*"; cat; } > "$MAILS/$$.part"; mv "$MAILS
 
 
 def test_output_is_mailed_at_the_end(scheduler):
-    """S4 (-m): The output is mailed by the sendmail in PATH; packed logs are unpacked, and the subject is encoded."""
+    """S4 (-m): The output of a job is mailed with the `sendmail` in PATH.
+
+    The mail contains the unpacked output of a packed log, and its subject is encoded.
+    """
     s = scheduler(gpus=1)
     (s.folder / "bin").mkdir()
     (s.folder / "mails").mkdir()
@@ -719,9 +743,9 @@ def test_s4_13_s4_14_keep_logs_removes_packed_and_stderr_logs(scheduler):
 
 
 def test_s4_28_p6_endings_without_a_scheduler_are_shown_as_recorded(scheduler):
-    """S4.28, P6: All verbs show how jobs ended while no scheduler ran, and the next scheduler records the same.
+    """S4.28, P6: If a job ends while no scheduler runs, all verbs show how it ended.
 
-    A job that will be run again is shown as waiting, and holds no GPU.
+    The next scheduler records the same ending. A job that will be run again is shown as waiting, and holds no GPU.
     """
     s = scheduler(gpus=5, assign_retry_wait="0.05")
     keys = {"good": 0, "bad": 7, "shot": "s15", "runs": 0, "again": 3}

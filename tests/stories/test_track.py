@@ -67,7 +67,10 @@ def test_s0_1_quick_start_of_docs_track(tracked: Tracked) -> None:
 
 
 def test_s0_2_state_is_json_in_the_folder_and_found_from_below(tracked: Tracked) -> None:
-    """S0.2: Sessions are private files in .gpu-tracker, found from subfolders; a command runs in the folder of its `add`."""
+    """S0.2: Sessions are private files in .gpu-tracker, and are found from subfolders.
+
+    A command runs in the folder in which `add` was called.
+    """
     done = tracked.run("status")
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"gpujob: no session here .*; begin one: gpujob track init NAME\n", done.stderr)
@@ -154,6 +157,17 @@ def test_s0_5_run_all_stops_at_the_first_failure(tracked: Tracked) -> None:
     done = tracked.run("run-all", code=0)
     assert done.stdout.splitlines()[-1] == "Finished: 1 ran, 0 skipped, 0 failed"
     assert done.stderr == "gpujob: not run, since interrupted earlier: [2] (gpujob track retry or skip)\n"
+
+
+def test_the_advice_after_a_second_failure_names_the_command_that_retry_runs(tracked: Tracked) -> None:
+    """`retry` runs the first interrupted command, and `skip` skips all of them: the advice of `run-all` says so."""
+    tracked.begin("exit 8", "exit 9", "echo 3")
+    advice = "gpujob: stopped with {} pending: gpujob track retry runs {} again, gpujob track skip skips {}, "
+    first = tracked.run("run-all", code=1).stderr
+    assert first.startswith(advice.format("2 commands", "the failed command", "it"))
+    second = tracked.run("run-all", code=1).stderr
+    assert second.startswith(advice.format("1 command", "[1]", "all interrupted commands"))
+    assert tracked.lines("retry", code=1)[0].startswith("Running [1]")
 
 
 def test_s0_5_skip_errors_skips_failed_commands(tracked: Tracked) -> None:
@@ -357,7 +371,10 @@ def test_s0_13_the_standard_library_is_enough(tracked: Tracked) -> None:
     "text", ["", "{", "[]", "null", '{"name": "a"}', '{"name": "a", "commands": [{"id": "x", "cmd": "y"}]}', "\xff\xfe"]
 )
 def test_s0_14_a_corrupt_session_costs_only_itself(tracked: Tracked, text: str) -> None:
-    """S0.14: A corrupt session file causes one line with its path and the fix; other sessions, `list` and `init` work."""
+    """S0.14: A corrupt session file causes one error line, which names its path and how to correct this.
+
+    Other sessions, `list` and `init` work.
+    """
     whole = tracked.begin("echo fine", name="whole").files[0]
     broken = tracked.begin("echo lost", name="broken").files[-1]
     broken.write_bytes(text.encode("latin-1"))
@@ -385,7 +402,10 @@ def test_s0_14_a_corrupt_session_costs_only_itself(tracked: Tracked, text: str) 
 
 
 def test_a_session_that_runs_is_not_deleted(tracked: Tracked) -> None:
-    """`delete` refuses while a command runs; if the session file is corrupt, it reads this from the attempt records."""
+    """`delete` refuses to delete a session while one of its commands runs.
+
+    If the session file is corrupt, `delete` finds the running command in the attempt records.
+    """
     tracked.begin()
     name = tracked.files[0].stem
     one = tracked.popen("run", gated("a"))
@@ -405,7 +425,10 @@ def test_a_session_that_runs_is_not_deleted(tracked: Tracked) -> None:
 
 
 def test_a_damaged_session_is_not_deleted_while_the_pid_of_its_command_is_not_recorded(tracked: Tracked) -> None:
-    """`delete` also refuses while the supervisor has not yet written the pid of a running command into its record."""
+    """`delete` refuses to delete a corrupt session even if the pid of its running command is not recorded yet.
+
+    The test stops the supervisor after the start of the command, before it writes the pid into the attempt record.
+    """
     tracked.begin()
     name = tracked.files[0].stem
     one = tracked.popen("run", gated("a"), environ={"GPUJOB_CRASH_AT": "supervisor.spawned:1:stop"})
@@ -502,7 +525,10 @@ def test_run_all_prints_what_to_do_after_a_failure(tracked: Tracked) -> None:
 
 
 def test_a_program_named_gpu_tracker_is_the_tracker(tracked: Tracked) -> None:
-    """A program named `gpu-tracker` works as `gpujob track`; it reports that it does not read sessions of the original."""
+    """A program named `gpu-tracker` works as `gpujob track`.
+
+    `gpujob track` reports that it does not read the sessions of the original gpu-tracker.
+    """
     (tracked.folder / ".gpu-tracker").mkdir(mode=0o700)
     (tracked.folder / ".gpu-tracker" / "ses_20260101_101010_123.json").write_text("{}")
     assert "sessions of gpu-tracker in .gpu-tracker are not read" in tracked.run("status", code=1).stderr

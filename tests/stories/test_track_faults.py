@@ -17,7 +17,8 @@ import pytest
 from tests.stories.harness import alive, wait_for
 from tests.stories.tracking import Tracked, gated
 
-# Ignores INT, TERM, HUP and QUIT, and starts processes in its session, in another one, and in one without the marks.
+# Ignores INT, TERM, HUP and QUIT, and starts three processes: one in its own session (near), one in another session
+# (far), and one in another session without the marks of the command (bare).
 STUBBORN = (
     "trap '' INT TERM HUP QUIT; (setsid sleep 301 & echo $! > far); (env -i setsid sleep 302 & echo $! > bare); "
     "sleep 303 & echo $! > near; touch begun.s; while :; do sleep 304; done"
@@ -44,7 +45,10 @@ def killed(one: subprocess.Popen[str]) -> None:
 
 @pytest.mark.smoke
 def test_s0_7_the_tracker_is_killed_and_the_command_goes_on(tracked: Tracked) -> None:
-    """S0.7: If the tracker is killed, the command is shown as running until it ends, then with its exit code and output."""
+    """S0.7: If the tracker is killed, its command is shown as running until the command ends.
+
+    Then the exit code and the output of the command are shown.
+    """
     tracked.begin()
     one = tracked.popen("run", gated("a", 7))
     tracked.exists("begun.a")
@@ -59,7 +63,8 @@ def test_s0_7_the_tracker_is_killed_and_the_command_goes_on(tracked: Tracked) ->
     tracked.go("a")
     ended = tracked.wait_status(1, "interrupted")
     assert (ended["exit_code"], ended["last_output"]) == (7, ["begun a", "over"])
-    # The start time comes from the record; until the supervisor has written it, it is the time of the first check.
+    # The start time comes from the attempt record. Until the supervisor has written the record, `status` shows the time
+    # of its first check.
     assert ended["started_at"] <= running["started_at"] and ended["finished_at"] >= ended["started_at"]
 
 
@@ -107,7 +112,10 @@ def test_s0_7_an_adopted_command_that_fails_stops_run_all_and_ctrl_c_ends_it(tra
 
 
 def test_s0_7_a_command_killed_with_tracker_and_supervisor_is_interrupted(tracked: Tracked) -> None:
-    """S0.7: A command that is killed with its tracker and supervisor is shown as interrupted; all verbs accept it."""
+    """S0.7: A command that is killed together with its tracker and supervisor is shown as interrupted.
+
+    `status`, `remaining`, `next`, `retry` and `run-all` treat it like any other interrupted command.
+    """
     tracked.begin(gated("a"), "echo two", "echo three")
     one = tracked.popen("run-all")
     tracked.exists("begun.a")
@@ -195,7 +203,8 @@ def test_s0_7_a_claimed_command_that_never_started_is_pending_again(tracked: Tra
 def test_s0_7_tracker_killed_at_each_write_of_the_session_file(tracked: Tracked, passes: int) -> None:
     """S0.7: If the tracker is killed while it writes the session file, the command runs at most once.
 
-    Its exit code is right. ``passes``: 1 for the write at the claim, 2 for that at the start, 3 for that at the end.
+    If the command ran, its exit code is shown. ``passes``: the write at which the tracker is killed, which is 1 when
+    the command is claimed, 2 when it starts, and 3 when it ends.
     """
     tracked.begin("echo ran >> ledger; exit 6")
     one = tracked.popen("run-all", environ={"GPUJOB_CRASH_AT": f"state.tmp_written:{passes}"})
@@ -214,7 +223,10 @@ def test_s0_7_tracker_killed_at_each_write_of_the_session_file(tracked: Tracked,
     "point, code", [("supervisor.spawned", 6), ("supervisor.before_record", 6), ("supervisor.before_claim", None)]
 )
 def test_s0_7_the_supervisor_is_killed_under_the_tracker(tracked: Tracked, point: str, code: int | None) -> None:
-    """S0.7: If its supervisor is killed, the tracker reads the exit code itself, or reports that the command never started."""
+    """S0.7: If the supervisor of a command is killed, the tracker itself reads the exit code of the command.
+
+    If the command had not been started, the tracker reports this.
+    """
     tracked.begin()
     done = tracked.popen("run", "echo ran >> ledger; exit 6", environ={"GPUJOB_CRASH_AT": point})
     assert done.wait(60) == 1
@@ -295,7 +307,7 @@ class Terminal:
         self.fd = -1
 
     def ended(self) -> int:
-        """Wait for the tracker's end; return its exit code, or the negative number of its signal."""
+        """Wait for the tracker's end; return its exit code, or the negative number of the signal that killed it."""
         return os.waitstatus_to_exitcode(wait_for(lambda: self._waited(), "the tracker's end"))
 
     def _waited(self) -> int | None:
@@ -395,7 +407,10 @@ def test_s0_7_status_works_with_an_unwritable_session_file(tracked: Tracked) -> 
 
 
 def test_s0_7_an_unreaped_zombie_is_not_running(tracked: Tracked) -> None:
-    """S0.7: A zombie that process 1 does not reap counts as ended, with the exit code that the kernel keeps."""
+    """S0.7: A command that has ended and is a zombie, because process 1 does not reap it, counts as ended.
+
+    Its exit code is read from the kernel.
+    """
     tracked.begin()
     # A subreaper that never reaps its children, like process 1 of some containers.
     parent = (

@@ -17,7 +17,10 @@ HEADER = "ID   State      Output               E-Level  Time   Command [run={}/{
 
 
 def test_s4_3_queueing_prints_the_id_alone_from_zero_on(spooler: Callable[..., Spooler]) -> None:
-    """S4.3: Queueing prints only the id, with -n nothing; ids begin at 0 after -K, and -C does not free ids."""
+    """S4.3: Queueing prints only the id of the job; with -n it prints nothing.
+
+    Ids begin at 0, and again at 0 after -K. The ids of jobs that -C has removed are not assigned again.
+    """
     s = spooler()
     assert s.ts("true") == "0" and s.ts("true") == "1"
     assert s.ts("-n", "true") == ""
@@ -72,7 +75,7 @@ LOG_NAME = (
 
 
 def test_s4_7_an_impossible_request_exits_with_255_and_one_line(spooler: Callable[..., Spooler]) -> None:
-    """S4.7: A request for an unknown job, or for a job in a wrong state, only prints one error line and exits with 255."""
+    """S4.7: A request for an unknown job, or for a job in a wrong state, prints one error line and exits with 255."""
     s = spooler()
     s.add(*s.held("a"))
     s.wait_state(0, "running")
@@ -185,9 +188,10 @@ def test_s4_12_labels_commands_and_counts(spooler: Callable[..., Spooler]) -> No
 
 
 def test_s4_23_json_is_one_valid_line(spooler: Callable[..., Spooler]) -> None:
-    """S4.23: The JSON is one line with an object per job; unfinished jobs have null, codes above 127 stay.
+    """S4.23: The JSON is one line, with one object per job.
 
-    In the original, this output was wrong (bug 6).
+    Running, queued and skipped jobs have null as error level and time. Exit codes above 127 are shown unchanged. In the
+    original, this output was wrong (bug 6).
     """
     s = spooler()
     s.add("sh", "-c", "sleep 0.7; exit 200")  # run time counts from the recorded start
@@ -245,7 +249,10 @@ def test_s4_24_all_rows_of_the_tab_format_have_the_same_fields(spooler: Callable
 
 
 def test_s4_27_details_of_a_job_include_the_output_of_ts_env(spooler: Callable[..., Spooler]) -> None:
-    """S4.27: -i prints the output of TS_ENV from the time of queueing, the ending, dependencies (bug 13), slots and times."""
+    """S4.27: -i prints what the command in TS_ENV printed when the job was queued.
+
+    It also prints how the job ended, its dependencies (bug 13), its slots and its times.
+    """
     s = spooler()
     s.add("sh", "-c", "exit 7", TS_ENV="echo host $((1 + 1)); echo also >&2")
     assert s.ended(0) == 7

@@ -22,7 +22,10 @@ LOST, UNKNOWN, MISMATCH = 15, 999, 18
 
 
 class Graphics:
-    """A `ts` server with simulated GPUs, and jobs that run until `release`. ``cards``: "ab" means GPU-a (0), GPU-b (1)."""
+    """A `ts` server with simulated GPUs, and jobs that run until `release`.
+
+    ``cards``: a letter for each GPU; "ab" gives GPU-a with index 0 and GPU-b with index 1.
+    """
 
     def __init__(self, make: Callable[..., Spooler], folder: Path, cards: str, **environ: str) -> None:
         self.driver, smi = FakeDriver(folder / "driver"), FakeSmi(folder / "smi")
@@ -40,7 +43,7 @@ class Graphics:
     def use(self, card: str, mib: int) -> None:
         """Set the used memory of a GPU, without a process that uses it; wait until a running server has read the value.
 
-        ``mib``: MiB in addition to those of an empty card.
+        ``mib``: MiB in addition to those in use on an empty card.
         """
         self.driver.gpu(f"GPU-{card}", used=IDLE + mib)
 
@@ -60,7 +63,7 @@ class Graphics:
         return number
 
     def release(self, *jobs: int) -> None:
-        """Let these jobs end, and wait until they have ended."""
+        """End these jobs, which `hold` has queued, and wait until they have ended."""
         for job in jobs:
             self.gates[job].unlink()
         for job in jobs:
@@ -73,7 +76,10 @@ class Graphics:
         return text
 
     def waits(self, job: int, code: str, text: str = "") -> None:
-        """Wait until the job has this reason code (``a|b``: a or b), and check that `-s` prints `allocating`."""
+        """Wait until the job has this reason code and ``text`` in its reason; check that `-s` prints `allocating`.
+
+        ``code``: one reason code, or several that are separated by `|`.
+        """
         seen: dict[str, Any] = {}
 
         def so() -> bool:
@@ -87,7 +93,10 @@ class Graphics:
         assert self.s.ts("-s", str(job)) == "allocating"
 
     def refused(self, *words: str) -> str:
-        """Run `ts WORDS`, check that it fails with one error line, and return that line without its beginning."""
+        """Run `ts WORDS`, check that it fails with one error line, and return this line.
+
+        The result does not contain the beginning of the line, `Error in the request: `.
+        """
         done = self.s.run(*words)
         assert (done.returncode, done.stdout) == (255, ""), done
         assert done.stderr.startswith("Error in the request: ") and done.stderr.count("\n") == 1, done.stderr
@@ -96,7 +105,7 @@ class Graphics:
 
 @pytest.fixture
 def graphics(spooler: Callable[..., Spooler], tmp_path: Path) -> Iterator[Callable[..., Graphics]]:
-    """Return a function that creates servers with GPUs; release their jobs at the end."""
+    """Return a function that creates servers with GPUs; at the end of the test, let their jobs end."""
     made: list[Graphics] = []
 
     def make(cards: str = "ab", **environ: str) -> Graphics:
@@ -111,7 +120,10 @@ def graphics(spooler: Callable[..., Spooler], tmp_path: Path) -> Iterator[Callab
 
 @pytest.mark.smoke
 def test_s4_30_a_job_waits_for_free_gpus_with_enough_memory(graphics: Callable[..., Graphics]) -> None:
-    """S4.30: A -G job is `allocating` until GPUs with enough free memory are free; it sees only its own GPUs."""
+    """S4.30: A -G job is `allocating` until enough GPUs are free and have enough free memory.
+
+    The job sees only its own GPUs.
+    """
     g = graphics("abc")
     g.use("b", 32_000)
     one, two = g.hold("-G", "1"), g.hold("-G", "1")
@@ -229,14 +241,17 @@ def test_s4_34_which_of_declared_gpus_may_be_used(spooler: Callable[..., Spooler
 
 
 def test_s4_7_the_very_first_list_has_a_column_of_gpus(graphics: Callable[..., Graphics]) -> None:
-    """S4.7: The first call waits until the server that it starts knows its GPUs, so that its list has the GPUs column."""
+    """S4.7: The first call starts a server and waits until the server knows its GPUs.
+
+    Therefore the first list already has the column GPUs.
+    """
     g = graphics("ab")
     assert g.s.ts().splitlines()[0] == "ID   State      Output               E-Level  Time   GPUs  Command [run=0/1]"
 
 
 @pytest.mark.parametrize("how", ["no driver", "a driver that fails"])
 def test_s4_35_without_gpus_jobs_without_gpus_run(graphics: Callable[..., Graphics], how: str) -> None:
-    """S4.35 (bug 10): Without GPUs, -G and -g are refused with the reason, and other jobs run."""
+    """S4.35 (bug 10): On a machine without usable GPUs, -G and -g are refused with the reason, and other jobs run."""
     g = graphics("" if how == "no driver" else "ab")
     if how != "no driver":
         g.driver.error("nvmlInitWithFlags", MISMATCH)
@@ -258,7 +273,7 @@ def test_s4_35_without_gpus_jobs_without_gpus_run(graphics: Callable[..., Graphi
 def test_s4_35_an_unreadable_gpu_blocks_only_jobs_that_need_it(
     graphics: Callable[..., Graphics], function: str, code: int, reason: str
 ) -> None:
-    """S4.35 (bug 10): A GPU that cannot be read delays only the jobs that need it; they wait with the reason."""
+    """S4.35 (bug 10): A GPU that cannot be read delays only the jobs that need it. Their reason says what is wrong."""
     g = graphics("ab")
     g.driver.error(function, code, "GPU-a")
     if function != "*":

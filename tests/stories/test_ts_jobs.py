@@ -169,7 +169,10 @@ def test_s4_13_s4_14_s4_15_where_the_output_goes(spooler: Callable[..., Spooler]
 
 
 def test_s4_16_without_output(spooler: Callable[..., Spooler]) -> None:
-    """S4.16: -n keeps no output and lists `stdout`; -nf writes to the caller's stdout, and forgets the ended job."""
+    """S4.16: -n stores no output, and the list shows `stdout` in place of a file.
+
+    -nf writes the output to the caller's stdout, and the job is forgotten when it ends.
+    """
     s = spooler()
     s.ts("-n", "sh", "-c", "echo lost; echo lost >&2; exit 2")
     assert s.ended(0) == 2
@@ -208,7 +211,10 @@ def test_s4_17_stdin_and_a_client_that_is_killed(spooler: Callable[..., Spooler]
 
 
 def test_s4_19_never_more_than_the_slots(spooler: Callable[..., Spooler]) -> None:
-    """S4.19: Jobs never use more than the slots; narrow jobs overtake a wide one; a job that is too wide is refused."""
+    """S4.19: Jobs never use more than the slots. Jobs with few slots overtake a job that waits for many slots.
+
+    A job that needs more slots than there are is refused.
+    """
     s = spooler()
     s.ts("-S", "3")
     assert s.ts("-S") == "3"
@@ -244,7 +250,10 @@ def test_s4_19_never_more_than_the_slots(spooler: Callable[..., Spooler]) -> Non
 
 
 def test_s4_20_killing_jobs(spooler: Callable[..., Spooler]) -> None:
-    """S4.20: -k sends SIGTERM to all processes of a job, -T to those of all running jobs; such jobs have error level -1."""
+    """S4.20: -k sends SIGTERM to all processes of a job, and -T to all processes of all running jobs.
+
+    Jobs that this signal killed have error level -1.
+    """
     s = spooler(TS_SLOTS="3")
     for number in range(3):
         s.add("sh", "-c", f"sleep 1000 & echo $! >>children; wait; : {number}")
@@ -309,7 +318,10 @@ def test_s4_21_order_removal_and_clearing(spooler: Callable[..., Spooler]) -> No
 
 
 def test_s4_22_a_removed_job_is_waited_for_no_longer(spooler: Callable[..., Spooler]) -> None:
-    """S4.22: -r of a job ends the -w and -f calls that wait for it, with 255, and skips its -W jobs (bug 3: they hung)."""
+    """S4.22: If -r removes a job, the -w and -f calls that wait for it end with exit code 255.
+
+    The -W jobs that depend on it are skipped. (Bug 3: in the original, these calls and jobs waited forever.)
+    """
     s = spooler()
     s.add(*s.held("a"))
     s.wait_state(0, "running")
@@ -380,7 +392,10 @@ def test_s4_37_following_the_output(spooler: Callable[..., Spooler]) -> None:
 
 
 def test_s4_37_a_started_job_has_a_pid_and_an_output_file(spooler: Callable[..., Spooler]) -> None:
-    """S4.37: Once -o prints the path of a started job, the file exists; -p waits for the pid of a starting job."""
+    """S4.37: Once -o prints the path of a started job's output, the file exists.
+
+    -p of a job that is being started waits until the job has a pid.
+    """
     s = spooler()
     for number in range(12):
         s.add("echo", str(number))

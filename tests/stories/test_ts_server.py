@@ -352,7 +352,10 @@ def test_s4_1_a_script_of_many_calls(spooler: Callable[..., Spooler], tmp_path: 
 def test_s4_1_the_calls_of_the_originals_test_script(
     spooler: Callable[..., Spooler], tmp_path: Path, two_busy_loops: None
 ) -> None:
-    """S4.1: The calls of the original's own test script, in its order, ten times beside two busy loops."""
+    """S4.1: The calls of the original's own test script, in its order, print what is expected.
+
+    The test runs them ten times, beside two busy loops.
+    """
     for turn in range(10 if LONG else 1):
         s = spooler(tmp_path / str(turn))
         said = said_by(s, ORIGINAL)
@@ -361,7 +364,10 @@ def test_s4_1_the_calls_of_the_originals_test_script(
 
 
 def said_by(s: Spooler, script: str) -> list[str]:
-    """Run a shell script in whose folder only `./ts` is there; return the lines that it prints. It may print no error."""
+    """Run a shell script and return the lines that it prints; check that it exits with 0 and prints nothing on stderr.
+
+    The script can call `ts` only as `./ts`: the program is not in PATH.
+    """
     (s.folder / "ts").symlink_to(s.program)
     for name in ("ts", "tsp"):
         (s.bin / name).unlink()
@@ -374,9 +380,9 @@ def said_by(s: Spooler, script: str) -> list[str]:
 
 
 def test_s4_2_calls_return_while_jobs_run_and_the_server_is_busy(spooler: Callable[..., Spooler]) -> None:
-    """S4.2: No call waits for a job, and calls that queue a job or print something do not wait for the server.
+    """S4.2: Calls that queue jobs or change the queue do not wait for a running job.
 
-    The test stops the server with SIGSTOP.
+    Calls that queue a job or print something do not even wait for the server: the test stops it with SIGSTOP.
     """
     s = spooler()
     s.add(*s.held("a"))
@@ -399,9 +405,9 @@ def test_s4_2_calls_return_while_jobs_run_and_the_server_is_busy(spooler: Callab
 
 
 def test_s4_18_s4_25_a_full_queue(spooler: Callable[..., Spooler]) -> None:
-    """S4.18, S4.25: If the queue is full (with TS_MAXCONN=7 after one job), -B exits with 2, and other calls wait.
+    """S4.18, S4.25: If the queue is full, -B exits with 2, and other calls wait until there is room.
 
-    A waiting client that is killed queues no job (bug 4).
+    With TS_MAXCONN=7, one job fills the queue. A waiting client that is killed queues no job (bug 4).
     """
     s = spooler(TS_MAXCONN="7")
     s.add(*s.held("a"))
@@ -425,7 +431,7 @@ def test_s4_18_s4_25_a_full_queue(spooler: Callable[..., Spooler]) -> None:
 
 
 def test_s4_18_the_end_of_the_server_ends_calls_that_wait_for_room(spooler: Callable[..., Spooler]) -> None:
-    """S4.18, S4.1: -K ends the calls that wait for room, with an error; they start no new server."""
+    """S4.18, S4.1: -K ends the calls that wait for room in the queue. They print an error and start no new server."""
     s = spooler(TS_MAXCONN="7")
     s.add(*s.held("a"))
     s.wait_state(0, "running")
@@ -442,9 +448,10 @@ def test_s4_18_the_end_of_the_server_ends_calls_that_wait_for_room(spooler: Call
 def test_s4_6_s4_1_clients_get_the_code_of_a_running_job_after_the_end_of_the_server(
     spooler: Callable[..., Spooler],
 ) -> None:
-    """S4.6, S4.1: After -K, running jobs continue, and their clients return the codes of these jobs, not of later ones.
+    """S4.6, S4.1: After -K, running jobs continue, and their clients return the exit codes of these jobs.
 
-    Clients of queued jobs exit with 255. No client starts a new server.
+    They do not return the exit code of a later job that has the same id. Clients of queued jobs exit with 255. No
+    client starts a new server.
     """
     s = spooler()
     stays = s.popen("-f", *s.held("a", "echo out; exit 3"))
@@ -467,7 +474,10 @@ def test_s4_6_s4_1_clients_get_the_code_of_a_running_job_after_the_end_of_the_se
 
 
 def test_s4_6_waiting_for_a_job_without_a_recorded_end_returns_255(spooler: Callable[..., Spooler]) -> None:
-    """S4.6: -w returns 255 if, after -K, the supervisor is killed before the job ends, so that no exit code is recorded."""
+    """S4.6: -w returns 255 if the job has ended and its exit code is not recorded.
+
+    The test uses -K and then kills the supervisor before the job ends.
+    """
     s = spooler()
     s.add(*s.held("a", "exit 3"))
     s.wait_state(0, "running")
@@ -482,9 +492,10 @@ def test_s4_6_waiting_for_a_job_without_a_recorded_end_returns_255(spooler: Call
 
 
 def test_s4_7_errors_of_socket_name_folder_and_stdout(spooler: Callable[..., Spooler]) -> None:
-    """S4.7: A socket name that is not UTF-8, a deleted working folder or a full stdout causes one line on stderr.
+    """S4.7: A call that fails prints one error line and exits with 255.
 
-    The exit code is 255; `ts -f` with a full stdout returns the exit code of its job.
+    Causes are a socket name that is not UTF-8, a deleted working folder, and a full stdout. With a full stdout, `ts -f`
+    prints the error line, but returns the exit code of its job.
     """
     s = spooler()
     asked = s.popen("true", environ={"TS_SOCKET": os.fsdecode(os.fsencode(s.folder) + b"/no \xff")})
@@ -523,7 +534,7 @@ def _sleeps(pid: int) -> bool:
 
 
 def test_settings_that_a_user_wrote_in_another_form_are_read(spooler: Callable[..., Spooler]) -> None:
-    """If a user changes the server's config, `ts` reads all forms of a value that the scheduler reads (docs/ts.md)."""
+    """`ts` reads a setting in the server's config in every form that the scheduler accepts (docs/ts.md)."""
     s = spooler()
     assert s.ended(s.add("true")) == 0
     config = Path(s.server.state_file).parent / "config.yaml"
@@ -543,7 +554,10 @@ def test_settings_that_a_user_wrote_in_another_form_are_read(spooler: Callable[.
 
 
 def test_s4_25_variables_of_the_server(spooler: Callable[..., Spooler], tmp_path: Path) -> None:
-    """S4.25: TS_SOCKET selects the server; TS_SLOTS and TS_MAXFINISHED take effect at its start; TMPDIR is for output."""
+    """S4.25: TS_SOCKET selects the server. TS_SLOTS and TS_MAXFINISHED take effect when the server starts.
+
+    TMPDIR is the folder for output files. With an invalid TS_SLOTS there is one slot.
+    """
     one = spooler(tmp_path / "one", TS_SLOTS="3", TS_MAXFINISHED="2")
     other = spooler(tmp_path / "two")
     assert (one.ts("-S"), other.ts("-S")) == ("3", "1")
@@ -565,7 +579,10 @@ def test_s4_25_variables_of_the_server(spooler: Callable[..., Spooler], tmp_path
 
 
 def test_s4_25_where_a_server_lives_nobody_else_can_write(spooler: Callable[..., Spooler], tmp_path: Path) -> None:
-    """S4.25: The server's files are private. They are beside the socket, or in the home if others can write there."""
+    """S4.25: The server's files are private. They are beside the socket.
+
+    If others can write in the folder of the socket, the server's files are in the home folder.
+    """
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -694,7 +711,10 @@ def test_s4_28_the_saved_list_knows_commands_that_look_like_options(
 
 
 def test_s4_28_s4_1_after_the_end_of_a_server_its_job_goes_on(spooler: Callable[..., Spooler]) -> None:
-    """S4.28, S4.1: -K waits for the server's end; ids begin at 0 again; a running job continues, and its end is recorded."""
+    """S4.28, S4.1: -K waits until the server has ended; then ids begin at 0 again.
+
+    A running job continues, and its end is recorded.
+    """
     s = spooler()
     s.add(*s.held("a", "echo over; exit 6"))
     s.wait_state(0, "running")
@@ -754,7 +774,10 @@ def test_s4_1_the_end_of_a_server_that_is_about_to_begin(spooler: Callable[..., 
 
 
 def test_s4_28_a_server_that_was_killed_is_not_taken_for_the_next_one(spooler: Callable[..., Spooler]) -> None:
-    """S4.28: While a new server has the lock but no `daemon.json` yet, that of a killed server does not count."""
+    """S4.28: Until a new server has written `daemon.json`, the `daemon.json` of a killed server does not count.
+
+    This is so even if the new server already holds the lock.
+    """
     s = spooler()
     assert s.ended(s.add("true")) == 0
     killed = s.pid()

@@ -178,9 +178,9 @@ def test_s9_start_refuses_files_of_another_user(users: tuple[User, User], place:
 def test_s9_a_state_file_of_another_user_is_not_obeyed(
     users: tuple[User, User], place: Path, daemon_of: Callable[..., Daemon]
 ) -> None:
-    """S9, P9: A state file of another user in a sticky folder is ignored, at the start and later.
+    """S9, P9: A state file of another user in a sticky folder is ignored, when the daemon starts and later.
 
-    A file of that user with the name of a temporary file of the daemon is ignored, too.
+    A file of that user that has the name of a temporary file of the daemon is ignored, too.
     """
     me, other = users
     os.chown(place, 0, 0)  # like /tmp: no user can move files of another user
@@ -205,9 +205,10 @@ def test_s9_a_state_file_of_another_user_is_not_obeyed(
 
 
 def test_h17_root_leaves_nothing_in_a_users_folder(users: tuple[User, User], place: Path) -> None:
-    """H17, S8: In a user's folder, commands of root that change something are refused with the advice `sudo -u`.
+    """H17, S8: If root works in a user's folder, commands that change something are refused with the advice `sudo -u`.
 
-    root leaves no file there, nor in the user's runtime folder and home, which the environment names under sudo.
+    root leaves no file in this folder. It also leaves none in the user's runtime folder and home folder, although the
+    environment names these folders under sudo.
     """
     me, _ = users
     (place / "home").mkdir()

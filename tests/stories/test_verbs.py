@@ -47,7 +47,10 @@ def test_add_writes_a_line_that_the_scheduler_runs(scheduler):
 
 @pytest.mark.smoke
 def test_submit_keeps_folder_environment_and_words(scheduler):
-    """`submit` runs a command unchanged and prints its id; `--wait` returns its code; equal commands are two jobs."""
+    """`submit` runs a command unchanged and prints its id; `submit --wait` returns the exit code of the command.
+
+    If the same command is submitted twice, it runs as two jobs.
+    """
     s = scheduler(gpus=1)
     s.start()
     inner = s.folder / "a folder"
@@ -143,7 +146,10 @@ def test_submit_wait_exits_with_5_when_the_scheduler_ends(scheduler):
 
 @pytest.mark.smoke
 def test_dependencies(scheduler):
-    """A job with `after` runs after any end of the other job; with `after_ok` it is skipped unless that job is done."""
+    """A job with `after` runs when the other job has ended, with or without success.
+
+    A job with `after_ok` is skipped if the other job ends in any other state than done.
+    """
     s = scheduler(gpus=2)
     s.hold("a")
     s.append(s.line("a", code=1))
@@ -332,7 +338,7 @@ def test_wait_prints_which_jobs_failed_and_why(scheduler):
 
 
 class Watched(SchedulerClient):
-    """A client that calls one of the functions in ``once`` before each check whether a scheduler runs."""
+    """A client that calls a function from ``once`` before each check whether a scheduler runs, each function once."""
 
     once: list[Callable[[], None]]
 
@@ -343,7 +349,10 @@ class Watched(SchedulerClient):
 
 
 def test_p5_wait_counts_a_job_deleted_by_reset_as_last_seen(scheduler, capsys):
-    """P5: If `reset` deletes a job during `wait`, its last seen state counts; if its end was not seen, NotFound is raised."""
+    """P5: If `reset` deletes a job during `wait`, the state that `wait` saw last counts.
+
+    If `wait` did not see the end of the job, it raises NotFound.
+    """
     s = scheduler(gpus=2)
     for key in "bc":
         s.hold(key)

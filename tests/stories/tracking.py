@@ -1,4 +1,4 @@
-"""`gpujob track` as users call it: a folder with its sessions, and methods to read them and end all processes."""
+"""`gpujob track` as users call it: a folder with its sessions, and methods to read them and to end all processes."""
 
 from __future__ import annotations
 
@@ -125,7 +125,10 @@ class Tracked:
     # -- processes ------------------------------------------------------------------------------------
 
     def marked(self, *more: bytes) -> list[int]:
-        """Return the pids of live processes of this folder's commands. ``more``: required environment entries."""
+        """Return the pids of the live processes of commands in this folder's sessions.
+
+        ``more``: entries that the environment of each process must also have.
+        """
         start = b"GPUJOB_TRACK_SESSION=" + os.fsencode(self.folder) + b"/"
         return _carrying(start, *more)
 

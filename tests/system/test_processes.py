@@ -32,7 +32,7 @@ def _child(run: Callable[[], int], uid: int) -> int:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")
 def test_p5_the_status_of_a_zombie_of_another_user_is_unknown() -> None:
-    """P5: The exit code of a zombie is unknown to a process that may not trace it: the kernel shows 0 instead."""
+    """P5: A process that may not trace a zombie of another user gets no exit code of it; the kernel would show 0."""
     pid = _child(lambda: os.execv("/bin/sh", ["sh", "-c", "exit 7"]), 65533)
     try:
         wait_for(lambda: (found := seen(pid)) is not None and not found.alive, "a zombie")

@@ -56,7 +56,7 @@ def running() -> Command:
 
 
 def again(session: Session) -> Session:
-    """Return the session as it is read back from its JSON."""
+    """Return the session after it was written to JSON and read again."""
     return session_of(json.loads(json.dumps(stored(session, "/r", T0 + 9))), session.id)
 
 
@@ -85,7 +85,10 @@ ENDINGS: list[tuple[Observation, str, int | None, int | None, str]] = [
 def test_the_effect_of_each_observation(
     observation: Observation, word: str, code: int | None, number: int | None, why: str, begun: bool
 ) -> None:
-    """Each observation gives a command its status, exit code, signal and reason, whether the run has begun or not."""
+    """Each observation gives a command its status, exit code, signal and reason.
+
+    This holds for a command that is only claimed, and for one that runs.
+    """
     command = running() if begun else claimed()
     take(command, observation)
     job = command.job
@@ -94,7 +97,10 @@ def test_the_effect_of_each_observation(
 
 
 def test_s0_5_what_fails_by_itself_may_be_skipped_at_once_and_what_was_interrupted_not() -> None:
-    """S0.5: With `skip_errors` a command that fails is skipped; one that was stopped counts as interrupted."""
+    """S0.5: With `skip_errors`, a command that fails gets the status skipped. A command that a user stops does not.
+
+    A stopped command has the status interrupted.
+    """
     for observation in (Ended(1, 1, 3, None, T0 + 5), NeverRan(1, 1, "no", True, T0 + 5), Lost(1, 1, "no", T0 + 5)):
         command = running()
         take(command, observation, skip_errors=True)
@@ -119,7 +125,10 @@ def test_s0_8_stopped_before_it_began() -> None:
 
 
 def test_s0_10_who_has_it_in_hand_knows_better_than_who_took_it_for_lost() -> None:
-    """S0.10: The late result of a lost attempt replaces the loss; the result of an earlier attempt is ignored."""
+    """S0.10: If an attempt counted as lost and its result arrives later, the result counts.
+
+    The result of an attempt is ignored when the command has a later attempt.
+    """
     command = running()
     take(command, Lost(1, 1, "not to be seen from there", T0 + 3))
     take(command, Ended(1, 1, 0, None, T0 + 5))
@@ -176,7 +185,7 @@ def test_s0_5_the_last_line_counts_every_command_that_was_run() -> None:
 
 
 def test_s0_3_the_report_and_the_file() -> None:
-    """S0.3: The file has the fields of the report and the tracker's own; reading and writing it changes nothing."""
+    """S0.3: The report has the documented fields, and a session is unchanged after it was written and read."""
     session = a_session("a", "b")
     session.commands[0] = running()
     stop_asked(session.commands[0], "interrupted by SIGINT", T0 + 3)
@@ -261,7 +270,7 @@ def test_ids_of_sessions() -> None:
 
 
 def test_an_empty_command_is_none() -> None:
-    """An empty command, or one of blanks only, is refused."""
+    """A command that is empty or has only white space is refused."""
     for text in ("", "  \n"):
         with pytest.raises(UsageError):
             added(a_session(), text, ".", T0)

@@ -84,7 +84,10 @@ def test_s0_9_a_reader_has_one_whole_file_whatever_is_written_meanwhile(files: S
 def test_s0_9_a_lock_that_is_held_is_waited_for_and_named_in_the_end(
     files: SessionFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S0.9: If another process keeps the lock, a change fails with an error that says so; a released lock is taken."""
+    """S0.9: If another process does not release the lock in time, a change fails with an error that names the cause.
+
+    When the lock is released, the next change succeeds.
+    """
     name = files.create("n", T0).id
     monkeypatch.setattr(sessions, "LOCK_WAIT_S", 0.05)
     fd = os.open(os.path.join(files.sessions_dir, "lock"), os.O_RDWR)
@@ -110,7 +113,10 @@ def test_s0_9_a_removed_lock_locks_nobody_out_and_lets_nobody_in(files: SessionF
 
 
 def test_names_and_ids(files: SessionFiles) -> None:
-    """Only files with a session's name count as sessions; a new session takes no id whose folder still exists."""
+    """Files whose name is not that of a session are no sessions.
+
+    A new session does not get an id for which a folder exists.
+    """
     first = files.create("a", T0).id
     second = files.create("b", T0).id
     assert second == f"{first}-2" and files.names() == [first, second] and files.newest() == second
@@ -162,7 +168,10 @@ def test_a_full_disk_leaves_the_old_file(files: SessionFiles, monkeypatch: pytes
 
 
 def test_what_killed_trackers_left_is_removed(files: SessionFiles) -> None:
-    """A change removes temporary files of killed trackers; `make_folder` removes their sockets, but not live ones."""
+    """Leftover files of killed trackers are removed: temporary files by a change, sockets by `make_folder`.
+
+    The socket of a living tracker is kept.
+    """
     name = files.create("n", T0).id
     half = Path(files.sessions_dir, f".{name}.json.new-99")
     half.touch()

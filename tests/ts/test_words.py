@@ -26,7 +26,10 @@ from scheduler.ts.words import Mistake, read
     ],
 )
 def test_s4_3_options_of_a_new_job_are_read_as_getopt_does(words: str, options: dict[str, str], command: str) -> None:
-    """S4.3: Option letters may be joined, a value may follow directly or as the next word; the command is unchanged."""
+    """S4.3: Option letters may be joined, and the value of an option may be joined to it or be the next word.
+
+    The words of the job's command are not changed.
+    """
     typed = read(words.split())
     assert (typed.action, typed.options, " ".join(typed.command)) == ("add", options, command)
 

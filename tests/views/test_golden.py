@@ -50,13 +50,19 @@ ESCAPE = "\x1b"
 
 
 class House:
-    """The folder of an ended scheduler; its lock is held and its daemon.json changed, so that a daemon seems to run."""
+    """The folder of a scheduler that has ended, but seems to run.
+
+    A lock is held as by a daemon, and `daemon.json` is rewritten.
+    """
 
     def __init__(self, scheduler: Scheduler, session: str) -> None:
         self.s, self.session = scheduler, session
 
     def _set_clock(self, verb: str) -> None:
-        """Set the start times before a verb runs: fixed for `show`, which prints them, else AGO_S seconds ago."""
+        """Set the start times of the daemon and of the running job before a verb prints them.
+
+        For `show`, the job's time is fixed, because it is printed; otherwise the times are AGO_S seconds ago.
+        """
         now = time.time()
         info = {"pid": 4711, "started_at": now - AGO_S, "runner": "screen"}
         (self.s.folder / ".gpujob" / "daemon.json").write_text(json.dumps(info))
@@ -187,7 +193,7 @@ def harmless(text: str) -> bool:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_k09_piped_output_is_plain_whole_and_aligned(house: House, verb: str) -> None:
-    """K09, S3.38, S3.39: Piped output is plain text, also with FORCE_COLOR, and equals the golden file."""
+    """K09, S3.38, S3.39: Piped output has no colours, even with FORCE_COLOR, and equals the golden file."""
     text = house.piped(*VERBS[verb])
     golden(f"{verb}.piped", text)
     assert harmless(text) and text == house.piped(*VERBS[verb], FORCE_COLOR="1")
@@ -225,7 +231,7 @@ def test_k09_states_are_coloured_on_a_terminal_and_words_stay(house: House, verb
 
 @pytest.mark.parametrize(("verb", "variable"), [*((verb, "LC_ALL") for verb in VERBS), ("status", "LANG")])
 def test_k09_in_a_c_locale_everything_is_ascii(house: House, verb: str, variable: str) -> None:
-    """K09: In a C locale, by LC_ALL or LANG, all output is ASCII."""
+    """K09: All output is ASCII if LC_ALL or LANG selects the C locale."""
     said = {"LC_ALL": "", "LC_CTYPE": "", "PYTHONIOENCODING": "", variable: "C"}
     text = house.on_terminal(60, *VERBS[verb], NO_COLOR="1", **said)
     assert text.isascii() and harmless(text) and max(map(len, text.splitlines())) <= 60

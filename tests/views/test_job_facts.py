@@ -19,7 +19,10 @@ def test_a_secret_of_several_lines_is_shown_nowhere() -> None:
 
 
 def test_of_a_line_of_a_commands_file_the_command_is_what_was_run() -> None:
-    """A job of a commands file shows the command that was run, and also the written one if `{gpus}` was replaced."""
+    """The facts of a job of a commands file show the command that was run.
+
+    If `{gpus}` was replaced in it, the facts also show the command as it was written.
+    """
     spec = JobSpec(source="commands", arguments=("sh", "-c", "python t.py --gpu {gpus}"))
     job = Job(1, spec, ResourceRequest(1, 1000), state=JobState.RUNNING, argv=("sh", "-c", "python t.py --gpu 1"))
     told = {fact.name: fact.text for fact in job_facts(job)}

@@ -69,13 +69,16 @@ def test_what_json_has_not_is_no_form() -> None:
 
 
 def written(pattern: str, *folders: str) -> set[str]:
-    """Return the texts that the pattern's groups match in the source files of these folders of the program."""
+    """Return each text that a group of ``pattern`` matches in the source files of these folders of the program."""
     texts = [path.read_text() for folder in folders for path in (ROOT / "scheduler" / folder).rglob("*.py")]
     return {found for text in texts for found in re.findall(pattern, text)}
 
 
 def test_the_choices_of_the_documents_are_all_that_the_program_writes() -> None:
-    """Each word that the program writes is a published choice; a validating reader would refuse other words."""
+    """Each event kind, reason code and state that the program writes is a choice of the published schema.
+
+    A reader that validates its input would refuse any other word.
+    """
     kinds = written(r"changed\(\s*job,\s*\"(\w+)\"", "core") | written(
         r"\bEvent\([^\"()]*(?:\(\))?[^\"()]*\"(\w+)\"", "core", "runners"
     )

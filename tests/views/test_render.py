@@ -64,7 +64,7 @@ def test_a_table_never_plays_the_terminal(rows: list[list[str]]) -> None:
 
 
 def test_a_table_is_aligned_and_piped_it_is_not_cut() -> None:
-    """Contract 6: A table is aligned, and no cell of it is cut."""
+    """Contract 6: The columns of a table are aligned, and no cell is cut."""
     lines = render.table(("ID", "NAME"), [(1, "x" * 500), (100, "y")])
     assert lines == ["ID   NAME", f"1    {'x' * 500}", "100  y"]
     assert render.table(("ID", "NAME"), []) == ["ID  NAME"]
@@ -150,7 +150,10 @@ def test_a_waiting_job_in_json() -> None:
 
 
 def test_a_running_job_in_json_shows_what_is_run() -> None:
-    """Contract 6: `command` of a running job has the options that the scheduler added; an earlier end is not shown."""
+    """Contract 6: In the JSON of a running job, `command` includes the options that the scheduler added.
+
+    The exit code, signal and end time of an earlier attempt are not shown.
+    """
     value = render.job_json(
         a_job(
             state=JobState.RUNNING,
@@ -183,7 +186,10 @@ def test_an_ended_job_in_json() -> None:
 
 
 def test_a_job_that_ended_well_has_no_failure_and_is_marked() -> None:
-    """B22: A job with exit code 0 whose log shows an out-of-memory error has no failure and is shown as "(oom?)"."""
+    """B22: A job that exits with 0 has no failure.
+
+    If its log shows an out-of-memory error, "(oom?)" is added to its end.
+    """
     job = a_job(
         state=JobState.DONE, outcome=Outcome.EXIT, exit_code=0, log_finding=Failure("oom", "CUDA out of memory")
     )
@@ -275,7 +281,7 @@ def test_what_is_no_duration_shows_what_would_be(text: str) -> None:
     ],
 )
 def test_sizes_are_read_and_rounded_up(text: str, mib: int) -> None:
-    """Contract 6: Sizes are read as MiB; a number without a unit is in MiB."""
+    """Contract 6: A size is read with or without a unit, and converted to MiB. Without a unit, it is in MiB."""
     assert mib_of(text) == mib
 
 

@@ -76,7 +76,10 @@ def test_k09_a_long_word_is_folded_in_good_time() -> None:
     ],
 )
 def test_k09_the_locale_tells_what_can_be_shown(environ: dict[str, str], found: str) -> None:
-    """K09: The locale decides which characters are shown; the LC_CTYPE that Python itself sets does not count."""
+    """K09: The locale decides which characters are shown.
+
+    If Python has set LC_CTYPE itself, this variable is ignored.
+    """
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG", "PYTHON"))}
     code = (
         "import sys; from scheduler.system import terminal_text as t; t.prepare(sys.stdout)\n"

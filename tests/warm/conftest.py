@@ -51,7 +51,8 @@ entry()
 class Caller:
     """A user in a folder, whose commands use the warm process of a runtime folder.
 
-    ``command``: command line that waits for the warm process; ``plain``: command line of users, which hardly waits.
+    ``command``: a command line that waits until the warm process answers; ``plain``: the command line of users, which
+    runs without the warm process if no answer comes within a short time.
     """
 
     def __init__(self, folder: Path, runtime: Path) -> None:

@@ -32,7 +32,7 @@ def forked(caller: Caller, **more: Any) -> bool:
 
 
 def seen(caller: Caller, **more: Any) -> dict[str, Any]:
-    """Run a `submit` with the probe as its child, and return the properties that the probe wrote."""
+    """Run `submit` with the probe program as its info command; return what the probe found out about the fork."""
     ran = caller.run("submit", "--info-command", caller.probe, "--", "true", **more)
     assert ran.returncode == 0, ran
     found: dict[str, Any] = json.loads((caller.folder / "WORLD").read_text())
@@ -104,7 +104,7 @@ def test_completions_come_from_the_warm_process_too(shared: Caller) -> None:
 
 
 def test_s4_2_a_command_imports_only_the_client(caller: Caller) -> None:
-    """S4.2: A command that a fork runs imports only the client itself, and no module that takes milliseconds."""
+    """S4.2: Before a command runs in a fork, its own process has imported only the client and no slow module."""
     caller.environ["PYTHONPROFILEIMPORTTIME"] = "1"
     caller.run("submit", "--", "true")
     caller.run("ts", "true")
@@ -169,7 +169,7 @@ def test_times_are_shown_in_the_callers_zone(shared: Caller) -> None:
 
 
 def test_the_warm_process_keeps_neither_descriptors_nor_variables_of_its_first_caller(caller: Caller) -> None:
-    """The warm process keeps no lock that its first caller inherited, and no secret of that caller's environment."""
+    """The warm process holds no lock that its first caller passed on, and no secret of that caller's environment."""
     lock = caller.folder / "lock"
     with lock.open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
@@ -197,7 +197,7 @@ def test_variables_that_are_read_only_once_get_a_warm_process_of_their_own(
 
 @pytest.fixture
 def staying(caller: Caller) -> Iterator[subprocess.Popen[bytes]]:
-    """Yield a forked `submit` whose --info-command is running, and ends only when the file `go` exists."""
+    """Yield a forked `submit` that waits for its running --info-command, which ends when the file `go` exists."""
     ignored = [number for number in ENDING if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:  # set if the tests run under nohup or in the background; the command would inherit it
         signal.signal(number, signal.SIG_DFL)
@@ -222,7 +222,7 @@ def errors_of(caller: Caller) -> str:
 
 
 def command_of(caller: Caller) -> int:
-    """Return the pid of the process that runs the command of `staying`."""
+    """Return the pid of the forked process that runs the command of `staying`."""
     return int((caller.folder / "began").read_text())
 
 
@@ -270,7 +270,10 @@ def test_a_command_whose_process_was_killed_ends_its_caller_with_the_same_signal
 def test_a_killed_warm_process_is_told_and_the_next_command_runs(
     caller: Caller, staying: subprocess.Popen[bytes]
 ) -> None:
-    """If the warm process is killed, its command ends with an error that advises to look at `gpujob status`."""
+    """If the warm process is killed, its running command fails with an error that refers to `gpujob status`.
+
+    The next command runs without the warm process, and starts another one.
+    """
     (server,) = caller.servers()
     pid = command_of(caller)
     os.kill(server, signal.SIGKILL)
@@ -397,7 +400,7 @@ def test_an_idle_warm_process_ends_and_removes_its_socket(caller: Caller) -> Non
 
 
 def test_a_warm_process_whose_socket_was_removed_ends_at_its_next_look(caller: Caller) -> None:
-    """The warm process ends if its runtime folder is removed, as the system does after the user's last session."""
+    """The warm process ends when its runtime folder is removed. The system removes it after the user's last session."""
     caller.warm()
     caller.end()
     program = (

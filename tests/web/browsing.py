@@ -58,7 +58,10 @@ def artefacts() -> Path:
 
 
 class Lab:
-    """A scheduler with three fake GPUs, its web page, and browser contexts that are signed in."""
+    """A scheduler with three fake GPUs, its web page, and a browser.
+
+    `context` gives browser contexts that are signed in.
+    """
 
     def __init__(self, folder: Path, browser: Browser) -> None:
         folder.chmod(0o700)
@@ -94,10 +97,10 @@ class Lab:
 
     @contextmanager
     def context(self, signed_in: bool = True, may_be_lost: bool = False, **options: Any) -> Iterator[BrowserContext]:
-        """Yield a new browser context; when it ends, fail if any problem was seen in it.
+        """Yield a new browser context. When it ends, fail if the browser reported a problem in it.
 
         Problems are console errors and warnings, errors in scripts, dialogs, and requests to another host.
-        ``signed_in``: use the cookie of `sign_in`. ``may_be_lost``: network errors are no problem.
+        ``signed_in``: use the cookie of `sign_in`. ``may_be_lost``: do not count network errors as problems.
         """
         if signed_in and self.cookies is None:
             self.sign_in()
@@ -146,7 +149,7 @@ class Lab:
 
     @contextmanager
     def tab(self, path: str = "/", **options: Any) -> Iterator[Tab]:
-        """Yield a tab of a new context that shows this path of the page."""
+        """Yield a tab that shows ``path`` on the page's server, in a new browser context."""
         with self.context(**options) as context:
             tab = context.new_page()
             tab.goto(self.page.url + path)

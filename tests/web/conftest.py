@@ -13,7 +13,10 @@ from tests.web.page import Page, alone
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """A page of a running scheduler with two declared GPUs (`page.scheduler`), shared by the tests of a module."""
+    """Yield the page of a running scheduler with two declared GPUs (`page.scheduler`).
+
+    The tests of a module share it.
+    """
     folder = tmp_path_factory.mktemp("page")
     folder.chmod(0o700)
     scheduler = Scheduler(folder, 2)
@@ -29,7 +32,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 @pytest.fixture
 def pages(tmp_path: Path) -> Iterator[Callable[[], Page]]:
-    """Return a function that creates pages, each in a new folder without a scheduler; they are ended after the test."""
+    """Return a function that creates pages, each in a new folder in which no scheduler runs.
+
+    After the test, the pages and the schedulers in these folders are ended.
+    """
     made: list[Page] = []
 
     def make() -> Page:

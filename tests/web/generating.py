@@ -14,7 +14,7 @@ GENERATED_IDS = 3
 
 @schemathesis.hook
 def map_path_parameters(context: Any, path_parameters: Any) -> Any:
-    """Return the parameters with the job id reduced to 0..``GENERATED_IDS``, so that most of these jobs exist."""
+    """Return the parameters with a job id from 0 to ``GENERATED_IDS``. Jobs with most of these ids exist."""
     number = path_parameters.get("id") if isinstance(path_parameters, dict) else None
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         return path_parameters
@@ -23,7 +23,10 @@ def map_path_parameters(context: Any, path_parameters: Any) -> Any:
 
 @schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
-    """Return the body with a command that does not exist, only the test's folder as a path, and no mail."""
+    """Return the body of a request in a form that runs no program and uses no file outside the test's folder.
+
+    Programs are replaced by ones that do not exist, paths by the test's folder, and some keys are removed.
+    """
     if not isinstance(body, dict):
         return body
     command = body.get("command")

@@ -42,7 +42,10 @@ class Answer:
 
 
 class Page:
-    """A `gpujob web` process on a free port. ``scheduler``: the scheduler of the same folder; it need not run."""
+    """A `gpujob web` process on a free port.
+
+    ``scheduler``: the scheduler of the same folder, which need not be running.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -55,7 +58,7 @@ class Page:
     # -- the process ----------------------------------------------------------------------------------
 
     def start(self, *words: str, ready: bool = True, under: Sequence[str] = (), **environ: str) -> Page:
-        """Start the process; wait until it has printed its first line, with the address, unless ``ready`` is False.
+        """Start the process. Unless ``ready`` is False, wait for its first line, which contains the address.
 
         ``under``: words of a command that runs the process in a new interpreter.
         """
@@ -158,7 +161,7 @@ class Page:
         return self.ask("POST", path, {**self.bearer, "Content-Type": "application/json", **_named(headers)}, body)
 
     def login(self, token: str | None = None, **headers: str) -> Answer:
-        """Send the sign-in form with ``token``; None: with the right token."""
+        """Send the sign-in form with ``token``. None stands for the right token."""
         form = urlencode({"token": self.token if token is None else token}).encode()
         media = {"Content-Type": "application/x-www-form-urlencoded"}
         return self.ask("POST", "/login", {**media, **_named(headers)}, form)
@@ -174,9 +177,9 @@ class Page:
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
 
     def raw(self, data: bytes) -> bytes:
-        """Send these bytes, and return what arrives until the server closes or resets the connection.
+        """Send these bytes, and return the bytes that arrive until the server closes or resets the connection.
 
-        Empty if the connection is reset while the bytes are being sent.
+        If the connection is reset while the bytes are being sent, return empty bytes.
         """
         with self.connect() as connection:
             try:
@@ -187,9 +190,9 @@ class Page:
 
 
 def fixed_port() -> int:
-    """Return a free port below the range from which the kernel assigns ports.
+    """Return a free port from a range in which the kernel assigns no ports by itself.
 
-    A test that releases such a port and uses it again finds it free: no other process gets it from the kernel.
+    So a test can release the port and use it again later: no other process gets the port from the kernel meanwhile.
     """
     for port in random.sample(range(20_000, 32_000), 100):
         with socket.socket() as one, contextlib.suppress(OSError):
@@ -199,7 +202,7 @@ def fixed_port() -> int:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Return what arrives until the other side closes or resets the connection."""
+    """Return the bytes that arrive until the other side closes or resets the connection."""
     data = b""
     try:
         while piece := connection.recv(65536):

@@ -1,4 +1,4 @@
-"""Tests of the HTTP API over a real scheduler: its routes, and the statements S2 of docs/acceptance.md."""
+"""Tests of the HTTP API over a real scheduler: its routes, and the statements S2.x of docs/acceptance.md."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def acted(page: Page, number: int, verb: str, status: int = 200, body: Any = Non
 
 
 def said(page: Page, path: str, body: Any = None) -> str:
-    """Request a change; return the sentence in the answer's header."""
+    """Request a change; return the sentence about its result in the answer's header."""
     answer = page.post(path, body)
     assert answer.status == 200, answer.text
     return unquote(answer.headers["x-gpujob-said"])
@@ -110,7 +110,10 @@ def test_jobs_by_state(page: Page) -> None:
 
 
 def test_k16_an_id_that_is_not_plain_digits_is_not_there(page: Page) -> None:
-    """K16, S20: A job id with signs, other digits, encodings or path parts is 404, as is an unknown id."""
+    """K16, S20: A job id that is not in plain decimal digits is answered with 404, like an id without a job.
+
+    Examples are signs, digits of other scripts, percent-encoded characters and parts of a path.
+    """
     number = made(page, ["true"])
     odd = (
         "999999",
@@ -151,7 +154,10 @@ def test_k16_an_id_that_is_not_plain_digits_is_not_there(page: Page) -> None:
 
 
 def test_s2_4_cancel_removes_a_waiting_job_and_ends_all_processes_of_a_running_one(page: Page) -> None:
-    """S2.4: A cancel ends a waiting job, or a running job with all its processes; ended and unknown jobs are errors."""
+    """S2.4: A cancel ends a waiting job, or a running job with all its processes.
+
+    A cancel of a job that has ended or does not exist is answered with an error.
+    """
     script = "sleep 600 & echo $! > child; wait"
     running = made(page, ["sh", "-c", script], cpu=True, cwd=str(page.folder))
     page.scheduler.wait_state(running, "running")
@@ -344,7 +350,10 @@ def test_hold_and_release(page: Page) -> None:
 
 
 def test_a_job_that_runs_cannot_be_run_again_held_or_put_first(page: Page) -> None:
-    """A request to retry, hold, release or put first a running job is 409 with a reason, and changes nothing."""
+    """If a job runs, a request to retry, hold or release it or to put it first is answered with 409 and a reason.
+
+    The request changes nothing.
+    """
     number = made(page, ledger(page, "busy", held=True))
     page.scheduler.wait_state(number, "running")
     for verb in ("retry", "hold", "release", "first"):
@@ -432,7 +441,10 @@ def test_what_is_no_json_is_refused(page: Page, data: bytes) -> None:
 
 
 def test_keys_that_are_not_known_are_named(page: Page) -> None:
-    """S6: An unknown key is 400 and named in the error, also on routes that accept no keys."""
+    """S6: An unknown key in a body is answered with 400, and the error names it.
+
+    Some of these routes accept no keys at all.
+    """
     for path in (
         "/api/queue/pause",
         "/api/queue/resume",
@@ -475,7 +487,7 @@ def test_s12_a_command_with_every_character_reaches_the_job_as_it_is(page: Page)
 
 @pytest.mark.smoke
 def test_a_preview_tells_what_submitting_then_does(page: Page) -> None:
-    """A preview shows on which GPUs a job would start, or why it would wait or never start; it changes nothing."""
+    """A preview shows on which GPUs a job would start, or why it would wait or never start. It queues no job."""
     rows = page.scheduler.rows("SELECT count(*), max(id) FROM jobs")
     version = page.scheduler.rows("SELECT count(*) FROM events")
     answer = page.post("/api/preview", {"command": ["echo", "{gpus}", "--token=abc"], "gpus": 2}).json()
@@ -512,7 +524,10 @@ def test_a_preview_tells_what_submitting_then_does(page: Page) -> None:
 
 
 def test_s2_10_without_a_scheduler_reading_goes_on_and_changes_are_made_here(pages: Callable[[], Page]) -> None:
-    """S2.10, S3.30: Without a scheduler the page reads and changes the store; the next scheduler applies changes."""
+    """S2.10, S3.30: While no scheduler runs, the page shows the store, and a job can be added and changed.
+
+    A request that only a scheduler can carry out is stored for the next one.
+    """
     page = pages()
     page.start()
     assert page.get("/api/status").json()["daemon"]["alive"] is False and page.get("/api/jobs").json()["jobs"] == []
@@ -540,7 +555,7 @@ def test_s2_10_without_a_scheduler_reading_goes_on_and_changes_are_made_here(pag
 
 
 def test_each_change_answers_with_its_result(page: Page) -> None:
-    """A header of the answer to a change describes the change and its unexpected effects."""
+    """The answer to a change has a header that describes the result and effects that a user may not expect."""
     page.post("/api/queue/pause")
     number, other = made(page, ["true"], priority=5), made(page, ["false"], priority=1)
     at = f"/api/jobs/{number}"
@@ -568,7 +583,10 @@ def test_each_change_answers_with_its_result(page: Page) -> None:
 
 
 def test_stored_requests_answer_that_they_wait_for_the_next_scheduler(pages: Callable[[], Page]) -> None:
-    """Without a scheduler, cancelling a running job returns 200 and its old state; the message says when it is cancelled."""
+    """While no scheduler runs, a cancel of a running job is answered with 200 and the state that the job still has.
+
+    The message says that the job is cancelled at the next start of the scheduler.
+    """
     page = pages()
     page.scheduler.start()
     page.start()

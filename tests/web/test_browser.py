@@ -124,7 +124,10 @@ def test_s2_4_following_searching_and_cancelling_a_running_job(lab: Lab) -> None
 
 
 def test_a_long_log_says_what_is_not_shown_and_gives_it(lab: Lab) -> None:
-    """A long log shows its last lines and says so; a button adds earlier lines without moving the visible ones."""
+    """A long log shows only its last lines, and a text above it says so.
+
+    A button adds earlier lines. The lines that are visible then do not move.
+    """
     job = int(lab.s.cli("submit", "--gpus", "0", "--", "seq", "-f", "line %05.0f of it", "3000").stdout)
     lab.s.wait_state(job, "done")
     with lab.tab(f"/jobs/{job}") as tab:
@@ -163,7 +166,10 @@ PLACE = """() => {
 
 
 def test_search_moves_between_matches(lab: Lab) -> None:
-    """A search shows its first hit while typing; keys and buttons lead to the other hits, and links to found lines."""
+    """A search in a log shows its first match while the user types; keys and buttons lead to the other matches.
+
+    A link to a line of the log shows this line.
+    """
     job = int(lab.s.cli("submit", "--gpus", "0", "--", "seq", "-f", "line %05.0f", "3000").stdout)
     lab.s.wait_state(job, "done")
     with lab.tab(f"/jobs/{job}") as tab:
@@ -199,7 +205,10 @@ def test_search_moves_between_matches(lab: Lab) -> None:
 
 
 def test_a_search_typed_before_the_log_is_loaded_works(lab: Lab) -> None:
-    """A word typed before the log is loaded is searched after loading; until then the server's text stays visible."""
+    """If a user types a search word before the log is loaded, the search runs when the log is loaded.
+
+    Until then, the lines that the server put into the page stay visible.
+    """
     job = int(lab.s.cli("submit", "--gpus", "0", "--", "seq", "-f", "line %05.0f", "300").stdout)
     lab.s.wait_state(job, "done")
     with lab.context() as context:
@@ -240,7 +249,10 @@ def test_s2_5_pausing_and_resuming_a_gpu_and_the_queue(lab: Lab) -> None:
 
 
 def test_s2_7_why_a_job_waits_is_read_without_a_click_and_the_order_can_be_changed(lab: Lab) -> None:
-    """S2.7: The first page shows why each job waits; its controls (first, hold, release, cancel, priority) work."""
+    """S2.7: The first page shows why each job waits. Its controls put a job first, hold, release or cancel it.
+
+    They also change its priority.
+    """
     busy = [lab.talker(f"busy-{n}") for n in range(3)]
     for job in busy:
         lab.s.wait_state(job, "running")
@@ -644,7 +656,7 @@ def test_the_page_shows_the_end_and_the_return_of_the_scheduler(lab: Lab) -> Non
 
 
 def test_a_lost_connection_is_said(lab: Lab) -> None:
-    """A lost connection is shown, and the clocks stop until it is back.
+    """When the connection to the server is lost, the page says so, and its clocks stop until the connection is back.
 
     This test is the last, because it restarts the page's server.
     """

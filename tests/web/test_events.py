@@ -44,7 +44,7 @@ def submit(page: Page, *words: str, **options: object) -> int:
 
 @pytest.mark.smoke
 def test_each_change_of_a_job_is_an_event(page: Page, listen: Callable[..., Listening]) -> None:
-    """Each change of a job is sent as `event: job` with the job's JSON on one line; the delay is printed."""
+    """Each change of a job is sent as `event: job` with the job's JSON on one line. The test prints the delay."""
     one = listen()
     assert one.headers["content-type"].startswith("text/event-stream") and one.headers["cache-control"] == "no-store"
     begun = time.monotonic()
@@ -60,7 +60,7 @@ def test_each_change_of_a_job_is_an_event(page: Page, listen: Callable[..., List
 
 
 def test_what_jobs_do_that_start_and_end_between_two_looks(page: Page, listen: Callable[..., Listening]) -> None:
-    """Every stream gets the end of jobs that start and end between two looks at the store."""
+    """If a job starts and ends between two looks at the store, every stream still reports its end."""
     both = [listen(), listen()]
     numbers = [submit(page, "true", cpu=True) for _ in range(20)]
     for one in both:
@@ -81,7 +81,7 @@ def test_a_stream_begins_with_the_current_state(page: Page, listen: Callable[...
 
 
 def test_reasons_pauses_attempts_and_changes_are_told(page: Page, listen: Callable[..., Listening]) -> None:
-    """Changes of reasons, pauses, priorities, holds and attempts are sent, and so are cancels."""
+    """A stream reports each change of a reason, pause, priority, hold or attempt, and each cancel."""
     one = listen()
     assert page.post("/api/gpus/1/pause").status == 200
     one.until("gpus", lambda value: value["gpus"][1]["paused"], "the pause")
@@ -145,7 +145,10 @@ def test_a_scheduler_that_dies_and_comes_again_is_told(
 def test_after_a_store_that_could_not_be_read_the_page_says_that_the_scheduler_runs(
     pages: Callable[[], Page], listen: Callable[..., Listening]
 ) -> None:
-    """A failed read of the store is sent as `trouble`; the next successful read sends again that the scheduler runs."""
+    """If the store cannot be read, a stream reports `trouble`.
+
+    When the store can be read again, the stream reports again that the scheduler runs.
+    """
     page = pages()
     page.start()
     page.scheduler.start()
@@ -162,7 +165,10 @@ def test_after_a_store_that_could_not_be_read_the_page_says_that_the_scheduler_r
 def test_another_process_that_writes_without_a_scheduler_is_seen(
     pages: Callable[[], Page], listen: Callable[..., Listening]
 ) -> None:
-    """Changes by commands are sent, although each command, as the last user of the store, deletes the store's WAL."""
+    """A stream reports the changes that commands make while no scheduler runs.
+
+    Each command is then the last user of the store and deletes its write-ahead log.
+    """
     page = pages()
     page.start()
     submit(page, "true")
@@ -177,7 +183,10 @@ def test_another_process_that_writes_without_a_scheduler_is_seen(
 def test_streams_end_with_the_page_and_gone_clients_are_forgotten(
     pages: Callable[[], Page], listen: Callable[..., Listening]
 ) -> None:
-    """Open streams do not delay the server's end; beyond the limit a new stream is 503 until a client disconnects."""
+    """Open streams do not delay the end of the server.
+
+    If the greatest number of streams is open, a new one is answered with 503 until another client disconnects.
+    """
     page = pages()
     page.start()
     many = [listen(page) for _ in range(events.MOST_STREAMS)]
@@ -201,7 +210,10 @@ def test_streams_end_with_the_page_and_gone_clients_are_forgotten(
 
 
 def test_a_stream_with_too_many_waiting_events_ends_with_again() -> None:
-    """A stream with too many unsent events sends only the event `again`, and ends."""
+    """If too many events of a stream are not sent yet, they are dropped.
+
+    The stream sends the event `again` and ends.
+    """
     import asyncio
 
     async def run() -> list[tuple[str, str] | None]:
@@ -215,7 +227,7 @@ def test_a_stream_with_too_many_waiting_events_ends_with_again() -> None:
 
 
 def test_a_look_does_not_read_all_waiting_jobs(pages: Callable[[], Page]) -> None:
-    """A look at the store reads only changed rows; the cost is measured in SQLite steps, not in seconds."""
+    """A look at the store reads only changed rows. The test counts the steps of SQLite, not the seconds."""
     page = pages()
     client = SchedulerClient(str(page.folder / "gpu_scheduler_state.json"))
     database = Database(client.places)

@@ -1,4 +1,4 @@
-"""Tests of a job's log over HTTP: last lines, new and earlier parts, found lines; any size, any contents."""
+"""Tests of a job's log over HTTP: last lines, later and earlier parts, and search, for logs of any size and content."""
 
 from __future__ import annotations
 
@@ -89,7 +89,10 @@ def test_a_found_line_tells_its_place(page: Page) -> None:
 
 
 def test_a_log_is_followed_byte_by_byte(page: Page) -> None:
-    """`from` returns the part after the previous answer; an unfinished line is sent again with its rest."""
+    """`from` returns the part of a log after the previous answer.
+
+    An unfinished last line is sent again once it is longer.
+    """
     go = page.folder / "go"
     number = submit(
         page,
@@ -130,7 +133,10 @@ def test_a_log_longer_than_an_answer_is_followed_in_parts(page: Page) -> None:
 
 
 def test_a_log_that_was_cut_begins_anew(page: Page) -> None:
-    """A truncated log is returned from its start and marked as restarted; each attempt has its own log."""
+    """A log that was truncated is returned from its start, and a header of the answer says so.
+
+    Each attempt has its own log.
+    """
     number, log = ended(page, "seq 500; exit $((2 - GPUJOB_ATTEMPT))", retries=0)
     end = at(get(page, number), "end")
     log.write_text("new\n")
@@ -168,7 +174,10 @@ def test_line_numbers_are_right_whatever_follows_the_last_line_end(page: Page, e
 
 
 def test_k15_a_word_is_found_in_a_log_full_of_colours(page: Page) -> None:
-    """K15: A word split by an escape sequence is found among 5 MB of escape sequences, within the time limit."""
+    """K15: A word is found although an escape sequence splits it and the log has 5 MB of such sequences.
+
+    The search ends within the time limit.
+    """
     number, log = ended(page)
     line = b"\x1b[31mstep\x1b[0m\x1b[1;32m ok\x1b[0m\r\x1b[K\n"
     log.write_bytes(line * 20 + b"a nee\x1b[7mdle\x1b[0m here\n" + line * (5_000_000 // len(line)))
@@ -246,7 +255,10 @@ def test_packed_logs_are_unpacked_and_bombs_are_bounded(page: Page) -> None:
 
 @pytest.mark.parametrize("what", ["fifo", "folder", "gone", "device", "forbidden"])
 def test_k16_a_pipe_or_link_in_place_of_a_log_does_not_block(page: Page, what: str) -> None:
-    """K16, S20: If the log's path is missing or no plain file, the answer is 404 with a reason, and nothing blocks."""
+    """K16, S20: If the log is missing or is no plain file, the answer is 404 with a reason.
+
+    The request never blocks.
+    """
     number, log = ended(page)
     log.unlink()
     if what == "fifo":
@@ -265,7 +277,7 @@ def test_k16_a_pipe_or_link_in_place_of_a_log_does_not_block(page: Page, what: s
 
 
 def test_s20_only_files_that_the_store_names(page: Page) -> None:
-    """S20: No parameter of the query can select a file."""
+    """S20: A parameter of the query that names a file or a path is answered with 400."""
     number, _ = ended(page)
     for query in ("?file=/etc/passwd", "?path=..", "?log=/etc/passwd", "?attempt=../1", "?attempt=1/../../x"):
         assert page.get(f"/api/jobs/{number}/log{query}").status == 400, query

@@ -1,4 +1,7 @@
-"""Tests of the page with slow, broken, too many and guessing clients; also of its port, TLS and end."""
+"""Tests of the page with slow clients, invalid requests, too many connections and guessed tokens.
+
+They also test its port, TLS and its end.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,10 @@ def many(page: Page, number: int) -> Iterator[list[socket.socket]]:
 
 @pytest.mark.waits
 def test_k10_s21_a_head_that_comes_byte_by_byte_is_cut_and_others_are_served(page: Page) -> None:
-    """K10, S21: A head that arrives byte by byte is 408 at the time limit (slowloris); other clients are served."""
+    """K10, S21: A request head that arrives byte by byte is answered with 408 at the time limit (slowloris).
+
+    Other clients are served meanwhile.
+    """
     with page.connect() as slow, page.connect() as silent:
         over = threading.Event()
 
@@ -118,7 +124,10 @@ def test_k10_an_idle_keep_alive_connection_is_closed(page: Page) -> None:
 
 
 def test_k10_more_connections_than_there_is_room_for_cut_the_oldest_idle_ones(page: Page) -> None:
-    """K10, S21: Above the limit, new connections replace the oldest idle ones; requests are answered and jobs start."""
+    """K10, S21: If too many connections are open, the page closes the oldest idle ones and accepts new ones.
+
+    It answers requests meanwhile, and jobs start.
+    """
     before = page.rss_kib()
     with descriptors(4 * connections.MOST_OPEN), many(page, connections.MOST_OPEN + 100) as opened:
         assert page.get("/api/status").status == 200
@@ -153,7 +162,7 @@ def test_k10_a_client_that_does_not_read_is_cut(page: Page) -> None:
 
 
 def nonsense(page: Page) -> dict[str, bytes]:
-    """Return a name and bytes for each invalid request; some hide a second request behind the first."""
+    """Return invalid requests: name → bytes. In some of them, a second request is hidden behind the first."""
     host = f"Host: 127.0.0.1:{page.port}\r\n"
     post = f"POST /api/jobs HTTP/1.1\r\n{host}Authorization: Bearer {page.token}\r\nContent-Type: application/json\r\n"
     inner = f"GET /api/status HTTP/1.1\r\n{host}\r\n"
@@ -207,7 +216,10 @@ def test_k11_nonsense_is_answered_with_4xx_and_the_end(page: Page) -> None:
 
 
 def test_k11_more_than_a_mebibyte_is_413_and_is_not_kept(page: Page) -> None:
-    """K11: A body above 1 MiB is 413, with a length or in chunks; the client gets the answer while it still sends."""
+    """K11: A body above 1 MiB is answered with 413, whether its length is declared or it arrives in chunks.
+
+    The client gets the answer while it still sends, and the page does not keep the body in memory.
+    """
     before = page.rss_kib()
     # No larger sizes: the page reads and discards the rest for 3 s at most, and then resets the connection.
     for size in ((1 << 20) + 1, 8 << 20):
@@ -302,7 +314,10 @@ def test_k13_options_that_cannot_be_meant_are_usage_errors(pages: Callable[[], P
 
 @pytest.mark.long_form
 def test_k14_ten_thousand_guesses(page: Page) -> None:
-    """K14: Wrong tokens are 401 and cost no memory, and only their number is logged; the right token stays valid."""
+    """K14: A wrong token is answered with 401, and the right token stays valid.
+
+    Many guesses need no additional memory, and the page logs only their number.
+    """
     before = page.rss_kib()
     guesses, workers = 10_000 if LONG else 1_000, 40
     request = b"GET /api/status HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nAuthorization: Bearer guess-%06d-%s\r\n\r\n"
@@ -421,7 +436,10 @@ def test_s1_without_its_libraries_one_line_says_what_to_install(tmp_path: Path) 
 
 
 def test_k12_a_flood_of_requests_and_jobs_all_the_same(page: Page) -> None:
-    """K12: 3,000 pipelined requests over six connections are all answered, and jobs start in the meantime."""
+    """K12: 3,000 requests over six connections, sent without waiting for answers, are all answered.
+
+    Jobs start meanwhile.
+    """
     stat = Path(f"/proc/{page.pid}/stat").read_text().rpartition(")")[2].split()
     assert int(stat[16]) > 0, "it is nicer than the scheduler and its jobs"
     request, last = head(page), head(page, more="Connection: close\r\n")

@@ -110,7 +110,7 @@ def value(client: SchedulerClient, name: str, **labels: str) -> float:
 
 
 def test_each_name_has_its_type_its_help_and_its_labels(client: SchedulerClient) -> None:
-    """Every metric of the contract has its type, help and labels, also while it has no value."""
+    """Every metric of the contract has its type, its help text and its labels, even if it has no value yet."""
     found = families(client)
     assert found.keys() == NAMES.keys() and CONTENT_TYPE.startswith("text/plain; version=0.0.4")
     for name, (kind, labels) in NAMES.items():
@@ -166,7 +166,7 @@ def test_s22_no_name_argument_or_path_is_told(client: SchedulerClient) -> None:
 
 
 def test_k18_ten_thousand_jobs_with_odd_names_make_no_series(client: SchedulerClient) -> None:
-    """K18: The number of series does not depend on the jobs, and the output can be parsed with any job names."""
+    """K18: The number of time series does not grow with the number of jobs. No job name makes the output invalid."""
     before = sum(len(family.samples) for family in families(client).values())
     database = Database(client.places)
     with database.writing() as connection:

@@ -48,7 +48,7 @@ def check_headers(answer: Answer) -> None:
 
 @pytest.mark.parametrize("path", [*ROUTES, *UNKNOWN, "/login"])
 def test_s1_every_route_and_method_without_token_is_401(page: Page, path: str) -> None:
-    """S1: Without a token, every known and unknown path is 401 with any method."""
+    """S1: Without a token, a request to any path with any method is answered with 401."""
     for method in METHODS:
         if (method, path) == ("POST", "/login"):
             continue
@@ -123,7 +123,10 @@ def test_s1_k14_what_is_not_the_token_is_401(page: Page, said: str) -> None:
 
 
 def test_s2_the_matrix_of_methods_origins_and_kinds(page: Page) -> None:
-    """S2: A change must be a POST of JSON, from no other origin than the page's; with the cookie it needs X-Gpujob."""
+    """S2: A change is accepted only as a POST of JSON, and only without an `Origin` or with the page's own.
+
+    A request with the cookie also needs the header X-Gpujob.
+    """
     own = f"http://127.0.0.1:{page.port}"
     cookie = page.cookie()
     origins: tuple[str | None, ...] = (None, own, "http://evil.test", "null", f"http://localhost:{page.port}", f"{own}.evil.test", "http://127.0.0.1", f"https://127.0.0.1:{page.port}")  # fmt: skip
@@ -173,7 +176,7 @@ def test_s2_a_preflight_is_not_answered_with_leave(page: Page) -> None:
 
 
 def test_s2_json_may_name_its_charset(page: Page) -> None:
-    """S2: The content type of JSON may have a charset."""
+    """S2: A change is accepted if its content type is JSON with a charset."""
     assert page.post("/api/nothing", Content_Type="application/json; charset=utf-8").status == 404
 
 
@@ -217,7 +220,10 @@ def test_s3_no_host_and_two_hosts(page: Page) -> None:
 
 
 def test_s3_names_of_a_proxy(pages: Callable[[], Page]) -> None:
-    """S3: `--name` adds only the given name; behind a proxy the cookie is for HTTPS only."""
+    """S3: With `--name`, exactly the given names are accepted in addition, with their port.
+
+    Behind a proxy, browsers send the cookie over HTTPS only.
+    """
     page = pages().start("--behind-proxy", "--name", "gpu.example.org", "--name", "other.example.org:8443")
     for host, code in (
         ("gpu.example.org", 200), ("GPU.example.org", 200), ("other.example.org:8443", 200), ("other.example.org", 421),
@@ -425,7 +431,10 @@ def test_s5_the_token_is_private_from_its_first_moment(tmp_path: Path) -> None:
 
 
 def test_s5_pages_that_start_together_share_one_complete_token(tmp_path: Path) -> None:
-    """S5: 40 processes that create the token and 40 that read it all get the same complete token."""
+    """S5: 40 processes that create the token at the same time, and 40 that wait for it and read it, get the same token.
+
+    The token is complete in each of them.
+    """
     folder = tmp_path / "here"
     folder.mkdir(mode=0o700)
     places = Places(str(folder / "gpu_scheduler_state.json"))
@@ -467,7 +476,10 @@ def test_s5_pages_that_start_together_share_one_complete_token(tmp_path: Path) -
 
 @pytest.mark.skipif(os.getuid() != 0, reason="root alone can be another user too")
 def test_s5_another_user_opens_no_token_while_it_is_made() -> None:
-    """S5: At umask 000 in a folder open to all users, another user can never open the token file or its folder."""
+    """S5: Another user can never open the token file or its folder while they are created.
+
+    The umask is 000 here, and all users may write to the folder above.
+    """
     place = Path(tempfile.mkdtemp(prefix="gpujob-s5-"))  # not in pytest's folders, which other users cannot enter
     place.chmod(0o755)
     marks, folder = place / "marks", place / "open"

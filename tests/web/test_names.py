@@ -1,4 +1,4 @@
-"""Tests with random names, which must be refused as unknown, and with secrets, which must never be shown."""
+"""Tests with random names, which are refused as unknown, and with secrets, which are never shown."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ class Kept:
 
 @pytest.mark.long
 def test_s6_made_up_names_are_unknown_and_the_page_lives(page: Page) -> None:
-    """S6: Unknown names in paths, keys, states and parameters are 400 or 404; nothing changes, and the page runs."""
+    """S6: An unknown name in a path, key, state or parameter is answered with 400 or 404.
+
+    Such requests change nothing, and the page continues to run.
+    """
     answer = page.post("/api/jobs", {"command": ["true"]})
     number = answer.json()["id"]
     wait_for(lambda: page.scheduler.states().get(number) == "done", "a job that has ended")

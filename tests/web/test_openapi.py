@@ -59,7 +59,10 @@ def test_the_document_is_served(page: Page) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3000 if LONG else 300)
 def test_schemathesis_finds_no_answer_that_is_not_described(pages: Callable[[], Page], tmp_path: Path) -> None:
-    """S6: The document describes all answers to generated requests, valid or not; no generated command can run."""
+    """S6: The document describes every answer of the page to generated requests, valid and invalid ones.
+
+    The generated requests contain no command that can run.
+    """
     page = pages()
     page.scheduler.start("--cpu-slots=1", PATH="/nonexistent")
     page.start(PATH="/nonexistent")

@@ -73,7 +73,10 @@ class Client:
         self.app = make_app(self.source)
 
     def get(self, path: str) -> Answer:
-        """Send one GET request and return the answer; mark the cached overview as outdated first."""
+        """Send one GET request and return the answer.
+
+        The client reads the store again instead of using a cached overview.
+        """
         self.source.changed()
         bare, _, query = path.partition("?")
         scope = {
@@ -118,7 +121,10 @@ class Shop:
             rows.save_class_reasons(connection, reasons or {})
 
     def get(self, path: str, code: int = 200) -> str:
-        """Return the HTML of a page; assert its status code. The page never uses the cached overview."""
+        """Return the HTML of a page; assert that the status code is ``code``.
+
+        The page reads the store again each time.
+        """
         answer = self.client.get(path)
         assert answer.status_code == code, answer.text[:2000]
         return answer.text
@@ -205,7 +211,10 @@ def test_only_actions_allowed_by_the_state_are_offered(shop: Shop, number: int, 
 
 
 def test_a_cancel_asks_and_names_the_jobs_that_never_run_then(shop: Shop) -> None:
-    """The question before a cancel names all jobs that would be skipped; an `after` dependency skips no job."""
+    """Before a cancel, the page asks and names all jobs that would be skipped.
+
+    A job that depends on the cancelled job by `after` is not skipped.
+    """
     waits = [a_job(n, after_ok=(2,)) for n in range(10, 17)]
     shop.put(a_job(1), a_job(2, state=JobState.RUNNING, **STATES[JobState.RUNNING]), a_job(3, after_ok=(1,)),
              a_job(4, after_ok=(3,)), a_job(5, after=(4,)), *waits)  # fmt: skip
@@ -224,7 +233,7 @@ def _asked(html: str, number: int) -> str:
 
 
 def test_a_job_that_was_put_first_is_marked(shop: Shop) -> None:
-    """A job that was put first is marked, since its priority does not explain its place."""
+    """A job that was put first has a mark, because its priority alone does not explain its place in the queue."""
     shop.put(a_job(1, priority=5, order=-1), a_job(2, priority=-5, order=2))
     html = shop.get("/").partition('id="waiting"')[2]
     assert re.search(r'wait-1".*?data-th="priority">5 <i class="tag"[^>]*>first</i>.*?wait-2".*?>-5</td>', html, re.S)
@@ -438,7 +447,11 @@ def test_s15_no_page_shows_a_secret_of_a_command(shop: Shop) -> None:
 
 
 def _as_text(words: tuple[str, ...]) -> str:
-    """Return the words as one text, or only the last one if a word has blanks: a text does not show where words end."""
+    """Return the words as one text, in which the page must hide the secret.
+
+    A text does not show where a word with blanks ends. So if a word has blanks, only the last word is returned, and for
+    the shape "with blanks" a text without a secret.
+    """
     if words == SHAPES["with blanks"]:
         return "none"
     return words[-1] if any(" " in word for word in words) else " ".join(words)

@@ -37,7 +37,7 @@ def pid_of(page: Page) -> int:
 
 
 def links(pid: int) -> set[str]:
-    """Return the targets of a process's open descriptors, without those that it closes during the call."""
+    """Return the targets of the open descriptors of a process. Descriptors that it closes meanwhile are left out."""
     found = set()
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -191,9 +191,9 @@ def test_it_is_off_by_default_and_a_setting_like_any_other(pages: Callable[[], P
 
 
 def test_b02_the_page_is_not_taken_for_a_job_when_the_supervisor_dies(pages: Callable[[], Page]) -> None:
-    """B02: The page, as the newest child of the daemon, is not mistaken for the process of a claimed attempt.
+    """B02: If the supervisor dies before it starts a claimed attempt, the page is not mistaken for the job's process.
 
-    The supervisor dies after it has claimed the attempt and before it starts the job's process.
+    The page is then the newest child of the daemon.
     """
     page = pages()
     page.scheduler.start("--web", "--web-port=0", GPUJOB_CRASH_AT="supervisor.claimed:2")

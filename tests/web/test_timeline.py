@@ -1,4 +1,7 @@
-"""Property tests of the Timeline's layout and of the curves: no overlaps, no run left out, gaps stay gaps."""
+"""Property tests of the Timeline's layout and of its curves.
+
+Bars do not overlap, each run is drawn, and a gap in the measured values stays a gap.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,10 @@ def test_one_after_the_other_fill_the_band_though_their_times_overlap_a_moment()
 
 
 def test_room_in_two_places_is_used_in_two_pieces() -> None:
-    """A bar is drawn in two pieces if no single gap is high enough: here the first and the third quarter are free."""
+    """If no single gap of a band is high enough for a bar, the bar is drawn in two pieces.
+
+    Here the first and the third quarter of the band are free.
+    """
     quarters = [Run(n, 1, NOW, NOW + (100 if n % 2 else 300), (0,), 250, "done") for n in (1, 2, 3, 4)]
     half = Run(5, 1, NOW + 150, NOW + 250, (0,), 500, "running")
     (band,) = layout([*quarters, half], NOW, NOW + 300, [0])
