@@ -54,11 +54,12 @@ GONE = (errno.ECONNREFUSED, errno.ENOENT, errno.ESRCH, errno.ECONNRESET)
 def start_trouble(job: int, attempt: int, number: int, at: float, stage: str = "") -> NeverRan:
     """Return the observation for a start that failed with errno ``number`` (0: there is no errno).
 
-    ``stage``: step of the start that failed, one of `attempt_record.STAGES`, or "session" in screen mode; empty if
-    unknown. ``at``: seconds since 1970 (UTC).
+    ``stage``: step of the start that failed, one of `attempt_record.STAGES`, "packet" (a long command that is passed
+    to the supervisor in a file), or "session" in screen mode; empty if unknown. ``at``: seconds since 1970 (UTC).
     """
     where = {
         "log": "its log cannot be opened",
+        "packet": "its command and environment cannot be passed to the supervisor",
         "record": "its attempt record cannot be written",
         "folder": "its working folder cannot be entered",
         "environment": "its environment cannot be read",

@@ -66,6 +66,7 @@ class DirectRunner(LocalRunner):
         self._supervisor_since = 0.0
         self._supervisor_due = 0.0  # monotonic seconds: when to start the next supervisor, while none runs
         self._break = Backoff(SHORTEST_BREAK_S, LONGEST_BREAK_S)
+        self._death_unsettled = False  # the supervisor is dead, and not all of its attempts are settled yet
         self._no_supervisor = ""  # why no supervisor starts or stays alive; empty without such a problem
         self._outbox: list[bytes] = []
         self._starts: list[tuple[Any, ...]] = []
@@ -188,7 +189,7 @@ class DirectRunner(LocalRunner):
         except OSError as error:  # a full disk: the supervisor never gets these starts
             for start in starts:
                 attempt = self._sent.pop(str(start[1]))
-                why = start_trouble(attempt.job, attempt.attempt, error.errno or errno.EIO, time.time(), "record")
+                why = start_trouble(attempt.job, attempt.attempt, error.errno or errno.EIO, time.time(), "packet")
                 self._facts.append(why)
 
     def _packet(self, messages: list[tuple[Any, ...]]) -> bytes:
@@ -241,10 +242,10 @@ class DirectRunner(LocalRunner):
 
     def look(self) -> list[Observation]:
         """Return all observations since the last call."""
-        dead = self._receive()
+        self._death_unsettled |= self._receive()
         self._look_at_descriptors()
         self._reap()
-        if dead:
+        if self._death_unsettled:
             self._supervisor_died()
         if self._socket is None:
             self._restart_supervisor()
@@ -306,20 +307,26 @@ class DirectRunner(LocalRunner):
         """Reap children of the daemon that ended: orphans of jobs, and leaders inherited from a dead supervisor."""
         for pid, exited, code in self._ended_children():
             key = self._inherited.pop(pid, None)
-            if key is None and pid != self._supervisor and self._socket_is_dead():
+            if key is None and pid != self._supervisor and self._death_is_unsettled():
                 return  # perhaps the leader of a job whose supervisor just died: `_supervisor_died` finds out
             if key is not None:
                 self._end_of_child(self._running.pop(key), exited, code)
             else:
                 self._orphan_ended(pid, exited, code)
 
-    def _socket_is_dead(self) -> bool:
+    def _death_is_unsettled(self) -> bool:
         """Return True if the supervisor is dead and `_supervisor_died` has not handled that yet."""
+        if self._death_unsettled:
+            return True
         found = seen(self._supervisor)
         return self._socket is not None and (found is None or not found.alive)
 
     def _supervisor_died(self) -> None:
-        """Inherit the dead supervisor's running jobs, settle its other attempts, and start a new supervisor."""
+        """Inherit the dead supervisor's running jobs, settle its other attempts, and start a new supervisor.
+
+        Raises OSError if a record cannot be read or written. The next `look` then calls this method again, so an
+        attempt is removed from ``_running`` or ``_sent`` only after it is settled.
+        """
         if self._socket is not None:
             self._epoll.unregister(self._socket.fileno())
             self._socket.close()
@@ -335,15 +342,16 @@ class DirectRunner(LocalRunner):
             if attempt.process.pid in children:
                 self._inherited[attempt.process.pid] = key
             else:  # the supervisor reaped the leader, so the ending is in the record
-                del self._running[key]
                 self._settle_from_record(attempt, now)
+                del self._running[key]
         unknown = children - set(self._inherited) - {p.pid for _, _, p in self._leftovers.values()}
         named = {
             p.pid for attempt in self._sent.values() if (p := attempt_record.read(attempt.path).process) is not None
         }
         for key, attempt in list(self._sent.items()):
-            del self._sent[key]
             self._settle_sent(key, attempt, unknown, unknown - named, now)
+            del self._sent[key]
+        self._death_unsettled = False
         if time.monotonic() - self._supervisor_since < SHORT_LIFE_S:
             again = self._break.tries > 0
             self._pause()

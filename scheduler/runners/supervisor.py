@@ -216,7 +216,7 @@ class Supervisor:
                     with open(message[1], "rb", opener=plain) as stream:
                         data = stream.read()
                 except OSError as error:
-                    self.out += [("no", key, "record", error.errno or 5) for key in message[2]]
+                    self.out += [("no", key, "packet", error.errno or 5) for key in message[2]]
                     continue
                 try:
                     os.unlink(message[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import marshal
 import math
 import os
@@ -49,6 +50,16 @@ def _ended_child(code: int) -> Process:
     return Process(child, found.ticks)
 
 
+def _observed(runner: DirectRunner, number: int) -> list[Observation]:
+    """Return the observations of the runner, as soon as there are ``number`` of them or 20 s have passed."""
+    observations: list[Observation] = []
+    end = time.monotonic() + 20
+    while len(observations) < number and time.monotonic() < end:
+        observations += runner.look()
+        time.sleep(0.01)
+    return observations
+
+
 def test_a21_a_zombie_of_one_job_is_not_taken_for_another_job(tmp_path: Path) -> None:
     """A21, P5: A claimed attempt without a pid does not get the exit code of another job's zombie.
 
@@ -65,11 +76,7 @@ def test_a21_a_zombie_of_one_job_is_not_taken_for_another_job(tmp_path: Path) ->
         attempt_record.write_pid(str(tmp_path / "1.1"), child, boot_id(), time.time_ns(), runner.supervisor_pid)
         os.kill(runner.supervisor_pid, signal.SIGKILL)
         os.waitid(os.P_PID, runner.supervisor_pid, os.WEXITED | os.WNOWAIT)
-        observations = []
-        end = time.monotonic() + 20
-        while len(observations) < 3 and time.monotonic() < end:
-            observations += runner.look()
-            time.sleep(0.01)
+        observations = _observed(runner, 3)
         assert [observation for observation in observations if isinstance(observation, Unclaimed)] == [Unclaimed(2, 1)]
         assert [(f.job, f.exit_code) for f in observations if isinstance(f, Ended)] == [(1, 0)]
         assert [f.job for f in observations if isinstance(f, Started)] == [1] and not [
@@ -161,16 +168,47 @@ def test_p3_a_failed_start_of_the_supervisor_is_retried(tmp_path: Path) -> None:
         runner.flush()
         assert runner.look() == [] and (runner.next_look() or 0) > time.monotonic() - 1
         house.mkdir()
-        observations: list[object] = []
-        end = time.monotonic() + 20
-        while len(observations) < 2 and time.monotonic() < end:
-            observations += runner.look()
-            time.sleep(0.01)
+        observations = _observed(runner, 2)
         assert [type(observation) for observation in observations] == [Started, Ended] and observations[
             1
         ].exit_code == 7  # type: ignore[attr-defined]
         runner._supervisor_since -= 10  # makes its life longer than SHORT_LIFE_S
         assert runner.trouble() == ""
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize(("function", "number"), [("read", errno.EMFILE), ("give_up", errno.ENOSPC)])
+def test_b02_an_error_after_the_death_of_the_supervisor_loses_no_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, number: int
+) -> None:
+    """B02: If the supervisor died and a record cannot be read or written, a later look settles all of its attempts."""
+    runner = _runner(tmp_path)
+    supervisor = runner.supervisor_pid
+    try:
+        runner.start(_job(1), Launch("1.1", ("/bin/sleep", "600"), {}, str(tmp_path), str(tmp_path / "log")))
+        runner.flush()
+        (started,) = _observed(runner, 1)
+        assert isinstance(started, Started)
+        os.kill(supervisor, signal.SIGSTOP)
+        os.waitid(os.P_PID, supervisor, os.WSTOPPED | os.WNOWAIT)
+        runner.start(_job(2), Launch("2.1", ("/bin/true",), {}, str(tmp_path), str(tmp_path / "log")))
+        runner.flush()
+        os.kill(supervisor, signal.SIGKILL)
+        os.waitid(os.P_PID, supervisor, os.WEXITED | os.WNOWAIT)
+
+        def fail(*_: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        with monkeypatch.context() as failing:
+            failing.setattr(attempt_record, function, fail)
+            with pytest.raises(OSError, match=os.strerror(number)):
+                runner.look()
+        os.kill(started.process.pid, signal.SIGTERM)  # ends before the next look
+        os.waitid(os.P_PID, started.process.pid, os.WEXITED | os.WNOWAIT)
+        observations = _observed(runner, 2)
+        assert [one.signal for one in observations if isinstance(one, Ended)] == [signal.SIGTERM]
+        assert Unclaimed(2, 1) in observations
     finally:
         runner.close()
 
@@ -193,11 +231,7 @@ def test_b05_a_cancel_takes_back_a_start_that_was_not_read(tmp_path: Path) -> No
         second = Launch("2.1", ("/bin/true",), {}, str(tmp_path), str(tmp_path / "log"))
         runner.start(_job(2), second)
         runner.flush()
-        observations: list[object] = []
-        end = time.monotonic() + 20
-        while len(observations) < 2 and time.monotonic() < end:
-            observations += runner.look()
-            time.sleep(0.01)
+        observations = _observed(runner, 2)
         assert [type(observation) for observation in observations] == [Started, Ended] and not ran.exists()
     finally:
         runner.close()

@@ -89,7 +89,7 @@ def test_starts_in_a_packet_file_that_cannot_be_read_are_refused(daemon: FakeDae
     """
     daemon.send(("file", str(daemon.folder / "packet"), ["1.1", "2.1"]))
     answers = marshal.loads(daemon.socket.recv(1 << 20))
-    assert answers == [("no", "1.1", "record", errno.ENOENT), ("no", "2.1", "record", errno.ENOENT)]
+    assert answers == [("no", "1.1", "packet", errno.ENOENT), ("no", "2.1", "packet", errno.ENOENT)]
     (daemon.folder / "packet").write_bytes(marshal.dumps([daemon.start(4, "/bin/true")]))
     daemon.send(("file", str(daemon.folder / "packet"), ["4.1"]), daemon.start(3, "/bin/true"))
     assert daemon.ends(2) == {"3.1": ("exit", 0), "4.1": ("exit", 0)}

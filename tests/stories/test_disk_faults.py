@@ -195,7 +195,7 @@ def test_e08_a_long_command_without_space_for_its_file_is_retried(scheduler, dis
     s.cli("submit", "--gpus", "1", "--", "/bin/sh", "-c", "echo ran >> told; exit 3", *long)
     filler = small.fill()
     s.cli("queue", "resume")
-    wait_for(lambda: "its attempt record cannot be written: No space left on device" in s.said(), "it is said")
+    wait_for(lambda: "cannot be passed to the supervisor: No space left on device" in s.said(), "it is said")
     filler.unlink()
     s.wait_ended(1)
     # Check the events, not the state at the first failure: the next try may have begun since, and the store may have no
@@ -204,7 +204,7 @@ def test_e08_a_long_command_without_space_for_its_file_is_retried(scheduler, dis
         json.loads(detail)["why"]
         for (detail,) in s.rows("SELECT detail FROM events WHERE job=1 AND kind='retry_scheduled'")
     ]
-    assert fell and all("its attempt record cannot be written: No space left on device" in why for why in fell)
+    assert fell and all("cannot be passed to the supervisor: No space left on device" in why for why in fell)
     assert (s.job(1)["exit_code"], (s.folder / "told").read_text()) == (3, "ran\n")
     assert [gpu["allocated"] for gpu in s.status()["gpus"]] == [0, 0]
     assert not list((s.folder / ".gpujob").glob("packet-*"))
