@@ -109,7 +109,7 @@ def test_config_check_names_every_mistake(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["log_dir: \"a\\e[31mb\"\n", "\"\\e[31m\": 1\n", "order: \"\\e[31m\\n\"\n"])  # fmt: skip
-def test_what_a_config_holds_does_not_play_the_terminal(tmp_path: Path, text: str) -> None:
+def test_escape_sequences_in_a_config_do_not_reach_the_terminal(tmp_path: Path, text: str) -> None:
     """P3, P9: Escape sequences in a config file never reach the terminal, neither in a setting nor in an error."""
     (tmp_path / "config.yaml").write_text(text)
     for words in (("config", "show", "--origin"), ("start",), ("status",)):

@@ -164,7 +164,7 @@ def test_s3_20_folding_is_what_a_naive_terminal_shows_however_the_bytes_are_cut(
 
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=6))
-def test_s17_no_bytes_can_play_a_terminal(data: bytes, cuts: list[int]) -> None:
+def test_s17_no_control_characters_reach_a_line(data: bytes, cuts: list[int]) -> None:
     """S17: No bytes of a job put control characters into a line; how the bytes are split does not change the lines."""
     wanted = folded(data)
     edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
@@ -174,7 +174,7 @@ def test_s17_no_bytes_can_play_a_terminal(data: bytes, cuts: list[int]) -> None:
     assert not re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", "".join(wanted))
 
 
-def test_what_is_taken_for_narrow_is_narrow() -> None:
+def test_characters_counted_as_one_column_are_narrow() -> None:
     """Each character that `_ODD` does not match takes exactly one column; wide characters are counted as two."""
     for number in range(0x20, 0x11000):
         char = chr(number)
@@ -237,7 +237,7 @@ def test_k15_a_line_that_is_entered_in_its_middle(data: bytes, lines: list[str],
     assert [*found, *folder.feed(b"", last=True)] == lines
 
 
-def test_k15_the_last_lines_of_a_packed_log_cost_no_more_than_it_is_worth(tmp_path: Path) -> None:
+def test_k15_a_packed_log_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
     """K15: `last_lines` reads a gzip log too, but refuses a log whose unpacked size exceeds a limit."""
     path = tmp_path / "a.log.gz"
     path.write_bytes(gzip.compress(b"".join(b"line %d\n" % n for n in range(100_000)) + b"last\rLAST"))

@@ -55,7 +55,7 @@ def test_a_store_that_is_being_made_is_empty_and_one_that_nobody_makes_is_troubl
         max_size=12,
     )
 )
-def test_the_reason_of_one_is_its_reason_among_all(tmp_path_factory: pytest.TempPathFactory, wishes: list[Any]) -> None:
+def test_reason_of_agrees_with_reasons_of(tmp_path_factory: pytest.TempPathFactory, wishes: list[Any]) -> None:
     """`reason_of` gives the same reason for a job as `reasons_of`, which gives the reasons of all jobs.
 
     The number of jobs before it, which is a part of some reasons, is the same too.

@@ -36,7 +36,7 @@ def test_g01_back_off_goes_by_the_clock_that_never_jumps(jump: float) -> None:
 
 
 @JUMPS
-def test_g01_time_limit_and_grace_go_by_it_too(jump: float) -> None:
+def test_g01_a_clock_jump_does_not_change_time_limit_and_grace(jump: float) -> None:
     """G01: Time limit and grace time do not change when the wall clock jumps."""
     play = a_world(1, kill_grace_s=15.0)
     play.run(a_job(1, time_limit_s=60.0))
@@ -60,7 +60,7 @@ def test_g01_a_daemon_that_starts_after_a_jump_ends_nobody_early(jump: float) ->
 
 
 @JUMPS
-def test_g01_a_world_built_anew_after_a_jump_waits_no_longer_than_the_longest_wait(jump: float) -> None:
+def test_g01_after_restart_and_clock_jump_a_retry_waits_at_most_the_longest_wait(jump: float) -> None:
     """G01: After a restart, the due time of a job in the store delays the job by at most the longest wait.
 
     This holds for each jump of the wall clock. A cancelled job gets its SIGKILL at most one grace time after the

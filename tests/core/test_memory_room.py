@@ -103,7 +103,7 @@ def test_a_process_of_ours_on_a_gpu_it_was_not_given_is_named_with_its_job(bench
 
 
 @pytest.mark.parametrize("limit", [0.01, 0.05, 0.1, 0.8])
-def test_any_limit_can_be_got_below_again(limit: float) -> None:
+def test_a_gpu_is_unblocked_with_any_threshold(limit: float) -> None:
     """With any threshold, also one below the usual hysteresis of 5 %, a blocked GPU becomes free again without load."""
     made = Bench(load=limit, memory=max(limit, 0.1))
     assert made.read(load=90).code == "foreign"
@@ -133,7 +133,7 @@ def taken_over(play: Play, number: int, need: str, *gpus: int) -> None:
     ],
     ids=["twice", "shares", "wide", "unmanaged", "too-few", "none"],
 )
-def test_a_booking_that_cannot_be_keeps_nobody_from_being_taken_over(
+def test_jobs_whose_bookings_conflict_are_all_adopted(
     first: tuple[str, tuple[int, ...]], second: tuple[str, tuple[int, ...]]
 ) -> None:
     play = a_world(2)
@@ -150,7 +150,7 @@ def test_a_booking_that_cannot_be_keeps_nobody_from_being_taken_over(
     assert play.started == [3]
 
 
-def test_leftovers_of_such_a_job_give_nothing_back_twice() -> None:
+def test_leftovers_of_an_overbooked_job_free_no_booking_twice() -> None:
     play = a_world(1)
     for number in (1, 2):
         taken_over(play, number, "1", 0)

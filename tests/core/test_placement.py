@@ -393,7 +393,7 @@ def test_no_slot_is_kept_for_what_there_are_too_few_slots_for() -> None:
     assert fleet.find(of_slots(2)) == ()
 
 
-def test_no_gpu_is_kept_with_one_that_no_waiting_brings_back() -> None:
+def test_no_gpu_is_reserved_if_a_needed_gpu_is_gone() -> None:
     """S4.36: If too few GPUs remain for a job because one is gone or unhealthy, no GPU is reserved for the job."""
     fleet = a_fleet(3, free={2: 0})
     fleet.admission.blocked_mask = fleet.admission.lasting_mask = 0b001

@@ -52,7 +52,7 @@ def test_what_cannot_be_read_of_jobs(text: str) -> None:
         keep_finished(text)
 
 
-def test_as_settings() -> None:
+def test_limits_in_yaml_are_read_or_refused() -> None:
     """The limits are read from the values of a YAML file. A value of the wrong type is refused."""
     assert read_option("keep_finished", 10000, "x") == "10000" and read_option("keep_logs", None, "x") == ""
     assert read_option("keep_logs", " 30d,  20G", "x") == "30d 20G"

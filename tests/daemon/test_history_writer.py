@@ -50,7 +50,7 @@ class Clock:
         return [sample.at - START for sample in found.get(0, [])]
 
 
-def test_one_sample_a_bucket_and_gaps_stay_gaps(tmp_path: Path, state: SchedulerState) -> None:
+def test_one_sample_for_each_interval_and_none_for_a_gap(tmp_path: Path, state: SchedulerState) -> None:
     """The history has one sample for each interval, and none for the time in which the machine slept.
 
     After a change of the clock the samples continue at the new time.

@@ -294,7 +294,7 @@ def test_lines_that_failed_are_appended_later(
     assert keeping.seen() == [(number, "pending") for number in range(1, 8)]
 
 
-def test_a_row_that_cannot_be_read_costs_the_journal_alone(keeping: Keeping) -> None:
+def test_an_unreadable_row_is_reported_and_the_file_stays(keeping: Keeping) -> None:
     """A row of the store that cannot be read is reported, and the journal's file stays unchanged."""
     keeping.run(*keeping.submit("a"))
     with keeping.db.writing() as connection:

@@ -105,7 +105,7 @@ def test_by_size_the_oldest_first_with_all_attempts(bench: Bench) -> None:
     assert bench.round("1s 100G") == alive
 
 
-def test_f16_logs_in_the_fallback_folder_are_deleted_too(bench: Bench) -> None:
+def test_f16_logs_whose_first_name_was_taken_are_deleted_too(bench: Bench) -> None:
     """F16: A log whose first name was taken, so that its name ends with `_2.log`, is removed when it is old.
 
     `recover` finds the job and the attempt from such a name.
@@ -252,7 +252,7 @@ def test_a_short_retention_is_checked_more_often(bench: Bench, logs: str, finish
     assert before + seconds <= bench.retention.due() <= time.monotonic() + seconds
 
 
-def test_trouble_with_the_store_ends_the_round_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_store_ends_only_this_round(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """E08 in part: An error of the store ends only the current round, in which no job is removed; it is logged once.
 
     A later round removes the jobs.

@@ -68,7 +68,7 @@ def test_a_paused_index_that_another_gpu_has_now_is_dropped(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("cards", [None, [], "x", 3, [3], [{}], [{"index": "0"}], [{"index": [], "uuid": []}], [None]])
-def test_a_file_that_names_no_cards_has_todays_numbers(tmp_path: Path, cards: Any) -> None:
+def test_without_uuids_in_the_file_a_paused_index_means_the_present_index(tmp_path: Path, cards: Any) -> None:
     path = tmp_path / "state.json"
     path.write_text(json.dumps({"paused_gpus": [0], "gpus": cards}))
     file = StateFile(str(path), numbers={"GPU-a": 1, "GPU-b": 0})
@@ -218,7 +218,7 @@ def test_an_oversized_file_is_set_aside(painted: StateFile) -> None:
     assert "larger than 1 MiB" in painted.said[0]
 
 
-def test_two_bad_ones_within_a_second_are_both_kept(painted: StateFile) -> None:
+def test_two_invalid_files_within_a_second_are_both_kept(painted: StateFile) -> None:
     for number in (1, 2):
         Path(painted.path).write_text("x" * number)
         painted.look(10.0 * number)

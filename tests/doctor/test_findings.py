@@ -160,7 +160,7 @@ def test_h11_what_a_logout_ends(seen: LoginSeen, who: DoctorUser, mark: Mark, me
      (Place.SERVICE, "", True, UNKNOWN, ""), (Place.MANAGER, "control-group", True, BAD, "mkdir -p ~/.config/systemd/user/g.s"),
      (Place.MANAGER, "process", True, OK, "")],
 )  # fmt: skip
-def test_h12_a_service_that_takes_its_whole_group_along(
+def test_h12_a_unit_whose_stop_ends_all_jobs_is_reported(
     place: Place, kill_mode: str, daemon: bool, mark: Mark, mend: str
 ) -> None:
     """H12: If a stop of the scheduler's systemd unit would also end all jobs, Doctor proposes KillMode=process."""
@@ -394,7 +394,9 @@ def test_the_store(seen: StoreSeen, mark: Mark, mend: str) -> None:
      (SchedulerSeen(True, 7, True, sudo="sudo -u adam "), [BAD], "sudo -u adam kill -CONT 7"),
      (SchedulerSeen(False, running=None, others=("pid 9 of root GPU 0",), hidden="root", apart="START"), [UNKNOWN], "")],
 )  # fmt: skip
-def test_g04_who_works_on_it(seen: SchedulerSeen, marks: list[Mark], mend: str) -> None:
+def test_g04_a_stopped_scheduler_and_schedulers_with_the_same_gpus_are_reported(
+    seen: SchedulerSeen, marks: list[Mark], mend: str
+) -> None:
     """G04: Doctor reports a stopped scheduler, with the command that continues it.
 
     It also reports other schedulers that manage the same GPUs. If some GPUs are free of them, the proposed command
@@ -469,7 +471,7 @@ def test_c37_files_that_people_write(error: SchedulerError | None, mark: Mark, m
     assert not error or not error.do or error.do in found.wrong, "what would be right is said beside the command, too"
 
 
-def test_h17_files_of_another_user_are_never_taken_from_him() -> None:
+def test_h17_root_is_offered_no_chown_of_another_users_files() -> None:
     """H17: If root runs Doctor for another user's scheduler, Doctor proposes no chown of this user's files.
 
     If the scheduler's owner owns the file, the mark is unknown, and the proposed command repeats the check as this

@@ -161,7 +161,7 @@ def test_the_first_of_a_name_counts_as_for_conda_even_half_made(bench: Bench) ->
 # -- environments that cannot be used ---------------------------------------------------------------------
 
 
-def test_each_way_of_not_being_there_has_its_own_sentence(bench: Bench) -> None:
+def test_each_fault_of_an_environment_has_its_own_reason(bench: Bench) -> None:
     """B15: The reason and the remedy differ if an environment is missing, is incomplete, or has no python."""
     path = bench.home / "envs" / "e"
     assert "create it (conda create -n nosuch)" in bench.missing("nosuch")
@@ -205,7 +205,7 @@ def test_a_venv_without_python_waits(bench: Bench) -> None:
 # -- entering an environment ------------------------------------------------------------------------------
 
 
-def test_direct_sets_what_being_in_it_sets(bench: Bench) -> None:
+def test_mode_direct_sets_the_variables_of_the_environment(bench: Bench) -> None:
     """S3.26: The mode "direct" sets the variables of conda and those of `conda-meta/state` and `env_vars.d`."""
     prefix = conda_prefix(bench.home / "miniconda3" / "envs" / "e")
     (prefix / "conda-meta" / "state").write_text(
@@ -279,7 +279,7 @@ def test_activate_uses_the_conda_of_the_environment_else_any(bench: Bench) -> No
     assert used() == str(own)
 
 
-def test_run_has_the_first_tool_there_is_run_it(bench: Bench) -> None:
+def test_mode_run_uses_conda_else_mamba_else_micromamba(bench: Bench) -> None:
     """B15: The mode "run" uses conda, else mamba, else micromamba; without any of them the job waits."""
     root = bench.home / "miniconda3"
     prefix = conda_prefix(root / "envs" / "e")

@@ -161,7 +161,7 @@ def test_the_launch_file_is_private_and_removed(bench: ScreenBench) -> None:
 # -- endings ----------------------------------------------------------------------------------------------
 
 
-def test_codes_and_signals_are_exact(bench: ScreenBench) -> None:
+def test_exit_codes_and_signals_are_exact(bench: ScreenBench) -> None:
     codes = (0, 1, 2, 42, 126, 127, 128, 129, 137, 143, 255)
     signals = (1, 6, 9, 11, 15)
     for code in codes:
@@ -334,7 +334,7 @@ def test_leftovers_are_held_for_their_own_job(bench: ScreenBench) -> None:
 
 
 @pytest.mark.parametrize(("code", "how"), [(6, (6, None)), (0, (None, 1))])
-def test_shim_killed_the_runner_learns_the_code_itself(
+def test_the_runner_reads_the_exit_code_of_a_job_whose_shim_was_killed(
     bench: ScreenBench, code: int, how: tuple[int | None, int | None]
 ) -> None:
     """If the shim is killed, the runner becomes the parent of the job and reads its exit code.
@@ -374,7 +374,7 @@ def test_shim_killed_and_its_job_over_before_the_runner_saw_it_begin(bench: Scre
     assert ended.note.startswith(HUNG_UP)
 
 
-def test_hangup_is_told_once_and_to_the_whole_group(bench: ScreenBench) -> None:
+def test_sighup_is_sent_once_to_the_whole_group(bench: ScreenBench) -> None:
     """The end of a session sends one SIGHUP to the job and one to each of its child processes."""
     program = "trap 'echo child >> told; exit' HUP; echo on; while :; do sleep 0.05; done"
     started = run(
@@ -390,7 +390,7 @@ def test_hangup_is_told_once_and_to_the_whole_group(bench: ScreenBench) -> None:
     assert sorted(told.read_text().split()) == ["child", "job"]
 
 
-def test_a_stopped_job_hears_of_the_hangup(bench: ScreenBench) -> None:
+def test_a_stopped_job_gets_sighup(bench: ScreenBench) -> None:
     started = run(bench, 1, "/bin/sleep", "600")
     os.kill(started.process.pid, signal.SIGSTOP)
     tell(bench.environ, started.session, "quit")
@@ -423,7 +423,7 @@ def test_b01_signals_do_not_end_the_shim(bench: ScreenBench) -> None:
 # -- the surroundings of a job ----------------------------------------------------------------------------
 
 
-def test_it_leads_a_group_in_the_foreground_of_a_terminal(bench: ScreenBench) -> None:
+def test_the_shim_leads_the_foreground_group_of_a_terminal(bench: ScreenBench) -> None:
     program = (
         "import os, sys; print((os.getpid(), os.getpgrp(), os.tcgetpgrp(0), os.getsid(0), os.getppid(),"
         " [os.isatty(n) for n in range(3)], tuple(os.get_terminal_size())))"
@@ -435,7 +435,7 @@ def test_it_leads_a_group_in_the_foreground_of_a_terminal(bench: ScreenBench) ->
     assert terminals == [True] * 3 and size[0] == 80 and size[1] >= 23
 
 
-def test_its_signals_are_as_a_shell_would_give_them(bench: ScreenBench) -> None:
+def test_a_job_has_the_signal_handling_that_a_shell_gives(bench: ScreenBench) -> None:
     old = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     ignored = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     try:

@@ -72,7 +72,7 @@ def test_s4_13_s4_16_no_log_and_errors_apart(daemon: FakeDaemon, tmp_path: Path)
     assert unpacked(tmp_path / "3.log") == b"out\n" and Path(both[0]).read_text() == "err\n"
 
 
-def test_s4_13_an_errors_file_that_stands_there_is_left_alone(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
+def test_s4_13_an_existing_errors_file_is_not_changed(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
     """S4.13, P1: An existing stderr log belongs to another scheduler: it is not changed, and the start fails."""
     theirs = tmp_path / "1.log.e"
     theirs.write_text("theirs")
@@ -81,7 +81,7 @@ def test_s4_13_an_errors_file_that_stands_there_is_left_alone(daemon: FakeDaemon
     assert theirs.read_text() == "theirs" and not (tmp_path / "ran").exists()
 
 
-def test_s4_14_a_packed_log_is_whole_when_the_ending_is_told(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
+def test_s4_14_a_compressed_log_is_complete_when_the_ending_is_reported(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
     """S4.14: Packed logs of twenty parallel jobs are complete when the supervisor reports the endings."""
     text = "yes 0123456789abcdef | head -c 300000; echo LAST; echo err >&2; exit 7"
     daemon.send(*(daemon.start(n, "/bin/sh", "-c", text, streams=PACKED) for n in range(1, 21)))
@@ -95,7 +95,7 @@ def test_s4_14_a_packed_log_is_whole_when_the_ending_is_told(daemon: FakeDaemon,
 
 
 @QUICK
-def test_s4_14_what_outlives_a_job_delays_its_ending_for_a_moment_only(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
+def test_s4_14_leftover_processes_delay_the_ending_only_for_a_moment(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
     """S4.14: A leftover process that holds a packed log open delays the report of the end only up to a limit.
 
     Output that it writes later is still in the log.
@@ -117,7 +117,7 @@ def test_s4_14_what_outlives_a_job_delays_its_ending_for_a_moment_only(daemon: F
     until(whole, "the rest of the log")
 
 
-def test_s4_14_a_packer_that_is_killed_costs_the_rest_of_the_log_alone(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
+def test_s4_14_a_killed_compressor_loses_only_the_rest_of_the_log(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
     """S4.14: If gzip is killed, only the rest of the log is lost; the exit code is correct, and other jobs run."""
     go = tmp_path / "go"
     text = f"while [ ! -e {go} ]; do sleep 0.02; done; exit 6"
@@ -382,7 +382,7 @@ def test_s4_17_a_stopped_caller_is_given_up_after_a_limit(daemon: FakeDaemon, tm
         process.stdout.close()
 
 
-def test_s4_17_a_dead_daemons_supervisor_asks_all_the_same(
+def test_s4_17_without_a_daemon_the_supervisor_still_gets_the_callers_stdin(
     daemon: FakeDaemon, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int]  # noqa: F811
 ) -> None:  # fmt: skip
     """S4.17, P6: A supervisor whose daemon has died still starts a foreground job with the caller's stdin."""

@@ -266,7 +266,7 @@ print(failed > 0, file.told)
 """
 
 
-def test_a_full_disk_costs_samples_and_is_over_when_there_is_room(path: str) -> None:
+def test_a_full_disk_loses_samples_but_keeps_the_file(path: str) -> None:
     """F01: On a full disk samples are lost, but the history file is kept and used again once there is room.
 
     A limit on the size of files stands for the full disk.

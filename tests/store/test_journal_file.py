@@ -148,7 +148,7 @@ def test_an_overlong_line_is_set_aside_in_pieces(store: Store, monkeypatch: pyte
     assert store.bad()[0].read_bytes() == b'["' + b"x" * 4000 + b'"]\n'
 
 
-def test_a_removed_cut_or_replaced_journal_is_rewritten(store: Store) -> None:
+def test_an_append_to_a_removed_cut_or_replaced_journal_returns_false(store: Store) -> None:
     """An append to a file that was removed, cut or replaced writes nothing and returns False."""
     assert not store.file.append(record(4))
     store.write_new_file()

@@ -34,7 +34,7 @@ while [ -e "$1" ]; do sleep 0.05; done
 
 
 @pytest.mark.parametrize("how", ["cancelled", "ended"])
-def test_a_job_whose_screen_process_was_killed_is_no_leftover_of_another_job(screens, how):
+def test_a_job_without_its_screen_process_is_not_stopped_when_another_job_ends(screens, how):
     """A job whose screen process was killed continues.
 
     When another job ends, the scheduler neither stops the first job nor waits for it.

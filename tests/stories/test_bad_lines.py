@@ -121,7 +121,7 @@ def test_c21_an_unbalanced_quote_swallows_no_following_line(pouring):
     )
 
 
-def test_c22_the_spelling_that_is_shown_can_be_pasted_and_runs(pouring):
+def test_c22_the_corrected_line_in_the_reason_runs_as_intended(pouring):
     """C22: An ambiguous line is refused; the line shown in the reason runs with exactly the intended words."""
     samples = [
         ("0,words,,--layers 1,2,3x", ["--layers", "1,2,3x"]),
@@ -279,7 +279,7 @@ def test_c27_lines_that_a_larger_machine_can_run_are_read_again(scheduler):
     assert p.words(7)[0] == "huge" and sorted(p.refused()) == [5, 9]
 
 
-def test_c27_a_refused_line_does_not_repeat_its_corrected_copy(scheduler):
+def test_c27_a_refused_line_starts_no_job_after_its_corrected_copy_ran(scheduler):
     """C27: A refused line that becomes valid starts no job if its corrected copy has already run.
 
     This holds even if the job of the corrected copy failed.
@@ -311,7 +311,7 @@ def test_c28_jobs_for_a_paused_gpu_wait(pouring):
     s.wait_state(1, "done")
 
 
-def test_c29_an_unknown_model_needs_the_default_and_is_named_once(scheduler):
+def test_c29_an_unknown_model_gets_the_default_need_and_is_logged_once(scheduler):
     """C29: A job with an unknown model gets the default need and a note; the model is logged once."""
     p = Pouring(scheduler(gpus=1))
     table = {"default_requirement": 0.25, "models": {"qwen2.5-7b": 1.0, "qwen2.5-3b": 0.5}}

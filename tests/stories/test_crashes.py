@@ -159,7 +159,7 @@ def test_h02_a_reused_pid_is_not_adopted(scheduler):
 
 
 @pytest.mark.parametrize("point", SUPERVISOR)
-def test_supervisor_killed_at_a_named_point_daemon_lives(scheduler, point):
+def test_exit_codes_survive_kills_of_the_supervisor_while_the_daemon_lives(scheduler, point):
     """If only the supervisors are killed, at whatever crash point, the exit code of every job that ran is recorded."""
     s = scheduler(gpus=1, assign_retry_wait="0.05")
     s.append(*(s.line(f"k{n}", code=n) for n in range(4)))
@@ -227,7 +227,7 @@ def test_h08_a_copied_folder_adopts_nothing(scheduler, tmp_path):
 
 
 @pytest.mark.waits
-def test_e06_store_locked_for_a_while_stops_nothing_for_good(scheduler):
+def test_e06_the_scheduler_continues_after_the_store_was_locked(scheduler):
     """E06: While another program locks the store no job starts; afterwards the scheduler continues."""
     import sqlite3
 

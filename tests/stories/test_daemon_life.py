@@ -218,7 +218,7 @@ sys.exit(command_line.main(sys.argv[1:]))
 """
 
 
-def test_h10_sigterm_during_interrupt_look_counts(scheduler):
+def test_h10_sigterm_during_the_check_after_ctrl_c_ends_the_scheduler(scheduler):
     """H10: SIGTERM also ends the scheduler while it checks whether the user has answered a question after Ctrl-C."""
     s = scheduler(gpus=1)
     s.command = [sys.executable, "-c", STOPPED_MEANWHILE]
@@ -246,7 +246,7 @@ sys.exit(command_line.main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_h10_a_stop_signal_in_del_at_the_start_counts(scheduler, number, code):
+def test_h10_a_stop_signal_during_a_del_method_ends_the_start(scheduler, number, code):
     """H10: A stop signal also ends the start if it arrives in a __del__ method, in which Python ignores exceptions."""
     s = scheduler(gpus=1)
     s.command = [sys.executable, "-c", STOPPED_WHILE_STARTING]
@@ -532,7 +532,7 @@ def broken(s: Scheduler, target: str, times: int, after: int = 0) -> Scheduler:
     ["loop.decide", "DirectRunner.look", "loop.Daemon._look_at_files", "loop.StateWriter.paint", "stream.Stream._take"],
 )
 @pytest.mark.waits
-def test_h19_an_error_inside_is_said_once_and_that_part_goes_on(scheduler, target):
+def test_h19_an_internal_error_in_one_part_is_logged_and_the_scheduler_continues(scheduler, target):
     """H19: An unexpected error in a part of the scheduler is logged, and the scheduler and its jobs continue.
 
     The parts: decisions, runner, reading of files, state file, output.

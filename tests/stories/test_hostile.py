@@ -46,7 +46,7 @@ def test_h02_a_reused_pid_is_no_process_of_the_job():
         foreign_process.wait()
 
 
-def test_retry_of_a_job_whose_equal_has_succeeded_is_refused(scheduler):
+def test_retry_is_refused_after_an_equal_job_succeeded(scheduler):
     """`retry` of a failed job is refused if a job with the same command and arguments has succeeded.
 
     This holds with and without a daemon.

@@ -118,7 +118,7 @@ def test_s12_two_hundred_payloads_in_every_field_of_lines_and_submits(s: Schedul
     no_mark(s)
 
 
-def test_s12_payloads_in_names_of_jobs_states_files_and_options_of_commands(s: Scheduler) -> None:
+def test_s12_payloads_as_job_state_gpu_and_option_values(s: Scheduler) -> None:
     """S12, S6, S11: A verb that gets a payload as job, state, GPU or option value changes no job.
 
     The verb either gives an answer or refuses the payload.

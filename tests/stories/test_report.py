@@ -77,7 +77,7 @@ def test_jobs_are_added_up_by_label_by_gpu_and_over_all(scheduler: Callable[...,
     assert done.stderr == "gpujob: no scheduler is running\n"
 
 
-def test_what_is_shown_can_be_chosen_and_mistakes_are_told(scheduler: Callable[..., Scheduler]) -> None:
+def test_filters_select_jobs_and_invalid_filters_are_refused(scheduler: Callable[..., Scheduler]) -> None:
     s = scheduler(gpus=1)
     assert s.cli("report", "--label", "a", code=6).stderr.count("\n") == 2
     s.start()

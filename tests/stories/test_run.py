@@ -137,7 +137,7 @@ def test_s1_13_an_empty_file_is_done(run: Run) -> None:
     assert "commands.txt: 0 commands: none" in run.to_its_end(0)
 
 
-def test_a_file_that_is_not_there(run: Run) -> None:
+def test_a_missing_commands_file_is_refused(run: Run) -> None:
     done = run.s.cli("run", "--gpus", "1", code=2)
     assert done.stdout == "" and len(done.stderr.splitlines()) == 1
     assert "commands.txt: no such commands file" in done.stderr and "--commands-file" in done.stderr
@@ -145,7 +145,7 @@ def test_a_file_that_is_not_there(run: Run) -> None:
     assert len(done.stderr.splitlines()) <= 3, "one command alone is not what it is for"
 
 
-def test_beside_a_scheduler(run: Run) -> None:
+def test_run_is_refused_while_a_scheduler_runs(run: Run) -> None:
     """If a scheduler with the same state file runs, `run` exits with 1 and names the pid of the scheduler."""
     run.s.start()
     run.commands("true")
@@ -546,7 +546,7 @@ def test_a_job_still_being_ended_is_run_again_by_the_next_run(run: Run, terminal
     assert run.ledger() == ["a", "a"] and run.s.job(1)["attempt"] == 2
 
 
-def test_in_the_background_nobody_is_asked(run: Run, terminal: Callable[..., Terminal]) -> None:
+def test_ctrl_c_in_the_background_asks_no_question(run: Run, terminal: Callable[..., Terminal]) -> None:
     """In the background (`gpujob run &`), Ctrl-C asks no question: reading from the terminal would stop the process."""
     run.commands(run.held("a"))
     pid, fd = pty.fork()
@@ -570,7 +570,9 @@ def test_in_the_background_nobody_is_asked(run: Run, terminal: Callable[..., Ter
 
 
 @pytest.mark.parametrize("how", ["l\n", "\x03", "\x04"], ids=["leave", "once more", "end of input"])
-def test_ctrl_c_leaves_them_running(run: Run, terminal: Callable[..., Terminal], how: str) -> None:
+def test_after_ctrl_c_the_answer_leave_keeps_the_jobs_running(
+    run: Run, terminal: Callable[..., Terminal], how: str
+) -> None:
     run.commands(run.held("a"), run.held("b"))
     shown = terminal()
     run.begun("a", "b")
@@ -626,7 +628,7 @@ def test_a_command_removed_from_the_file_does_not_count(run: Run) -> None:
     assert run.s.states() == {1: "done", 2: "failed", 3: "done"}
 
 
-def test_deleted_jobs_are_no_success(run: Run) -> None:
+def test_run_exits_with_1_for_commands_whose_jobs_were_deleted(run: Run) -> None:
     """After `reset`, `run` reports the commands that ended before as forgotten, and exits with 1.
 
     It runs them again only with `--again`.
@@ -663,7 +665,7 @@ def test_a_file_that_cannot_be_read_is_no_success(run: Run, how: str) -> None:
     assert "1 command: 1 done" in said
 
 
-def test_a_file_of_the_same_name_elsewhere_is_another(run: Run) -> None:
+def test_commands_files_of_equal_name_in_two_folders_are_kept_apart(run: Run) -> None:
     for name, text in (("a", "exit 1"), ("b", "true")):
         (run.s.folder / name).mkdir()
         (run.s.folder / name / "commands.txt").write_text(f"{text}\n")
@@ -698,7 +700,7 @@ def test_two_runs_at_once(run: Run) -> None:
     assert "1 command: 1 done\n" in run.ended(0)
 
 
-def test_the_bar_is_for_a_terminal(run: Run, terminal: Callable[..., Terminal]) -> None:
+def test_the_progress_bar_is_shown_only_on_a_terminal(run: Run, terminal: Callable[..., Terminal]) -> None:
     run.commands("true", "true # two")
     assert "━" not in run.to_its_end(0)
     run.commands("true # three", "exit 1")

@@ -191,7 +191,7 @@ def test_s3_38_json_before_the_first_start_is_as_published(scheduler: Callable[.
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_s3_38_the_schemas_are_closed_and_explained(name: str) -> None:
+def test_s3_38_schemas_allow_no_unknown_key_and_describe_each_key(name: str) -> None:
     """S3.38: No schema allows unknown keys, and each key has a description.
 
     The schema of `show` has all keys of the job schema.

@@ -81,7 +81,7 @@ def test_j09_what_a_job_has_printed_is_seen_from_a_terminal_of_24_lines(plain_sc
     ("words", "mode"),
     [("--mode eval", "eval"), ("--mode=a/b:c", "a_b_c"), ("--epochs 3", "unknown"), (f"--mode {'x' * 200}", "x" * 20)],
 )
-def test_s3_22_mode_made_safe(screens, words, mode):
+def test_s3_22_the_mode_in_a_session_name_is_safe(screens, words, mode):
     """S3.22: The mode in a session name is at most 20 safe characters long; without `--mode` it is `unknown`."""
     s = screens(gpus=1)
     s.script_of("work", "echo $STY; exit 0")

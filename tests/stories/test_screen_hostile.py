@@ -11,7 +11,7 @@ from tests.stories.test_payloads import DO, PAYLOADS, SEES, no_mark, saw
 
 
 @pytest.mark.parametrize("folder", ["a b'\"$HOME;%n^C ä\\x", "y" * 200 + "/" + "z" * 150], ids=["odd", "long"])
-def test_any_folder_will_do(screens, tmp_path, folder):
+def test_the_folder_name_may_have_any_characters(screens, tmp_path, folder):
     """A scheduler's folder may have blanks, quotes, characters that screenrc expands, or a path of 350 characters."""
     place = tmp_path / folder
     place.mkdir(parents=True)
@@ -25,7 +25,7 @@ def test_any_folder_will_do(screens, tmp_path, folder):
     assert s.log(1) == "mine\n"
 
 
-def test_folders_removed(screens):
+def test_removed_folders_are_created_again(screens):
     """If folders of a running scheduler are removed, it creates them again, and the next job runs."""
     s = screens(gpus=1, assign_retry_wait="0.2")
     s.append(s.line("a"))

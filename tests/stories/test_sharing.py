@@ -93,7 +93,7 @@ def test_i10_a_foreign_process_keeps_jobs_out_and_is_named(machine):
     m.s.says("in use by foreign processes", times=1)
 
 
-def test_i10_little_of_it_keeps_only_whole_gpu_jobs_out(machine):
+def test_i10_a_small_foreign_use_blocks_only_whole_gpu_jobs(machine):
     m = machine().cards("GPU-a")
     foreign_process = m.foreign_process()
     m.use("GPU-a", foreign_process, 4_000)

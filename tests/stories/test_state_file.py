@@ -334,7 +334,7 @@ def test_a_state_file_older_than_the_last_pause_is_no_edit(scheduler):
     shows(s, *wanted)
 
 
-def test_a_version_that_a_killed_daemon_did_not_put_in_place_undoes_no_request(scheduler):
+def test_a_leftover_temporary_state_file_undoes_no_request(scheduler):
     """If a daemon is killed before it renames a new state file into place, the next one still obeys a stored `resume`.
 
     The temporary file shows the GPU as paused, but does not count as an edit that was made after the `resume`.

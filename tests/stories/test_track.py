@@ -370,7 +370,7 @@ def test_s0_13_the_standard_library_is_enough(tracked: Tracked) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", '{"name": "a"}', '{"name": "a", "commands": [{"id": "x", "cmd": "y"}]}', "\xff\xfe"]
 )
-def test_s0_14_a_corrupt_session_costs_only_itself(tracked: Tracked, text: str) -> None:
+def test_s0_14_a_corrupt_session_does_not_affect_others(tracked: Tracked, text: str) -> None:
     """S0.14: A corrupt session file causes one error line, which names its path and how to correct this.
 
     Other sessions, `list` and `init` work.

@@ -375,7 +375,7 @@ def test_s0_8_nohup_is_respected(tracked: Tracked) -> None:
     assert one.wait(60) == 0
 
 
-def test_s0_10_an_ending_is_recorded_over_a_wrong_lost_state(tracked: Tracked) -> None:
+def test_s0_10_an_ending_replaces_a_wrong_state_lost(tracked: Tracked) -> None:
     """S0.10: The tracker records the end of a command even if the session file already says that the command is lost."""
     tracked.begin()
     one = tracked.popen("run", gated("a", 5))

@@ -16,7 +16,7 @@ from tests.stories.spooler import Spooler
 HEADER = "ID   State      Output               E-Level  Time   Command [run={}/{}]"
 
 
-def test_s4_3_queueing_prints_the_id_alone_from_zero_on(spooler: Callable[..., Spooler]) -> None:
+def test_s4_3_queueing_prints_only_the_id_and_ids_begin_at_zero(spooler: Callable[..., Spooler]) -> None:
     """S4.3: Queueing prints only the id of the job; with -n it prints nothing.
 
     Ids begin at 0, and again at 0 after -K. The ids of jobs that -C has removed are not assigned again.

@@ -124,7 +124,7 @@ def test_s0_8_stopped_before_it_began() -> None:
     assert command.job.state is JobState.CANCELLED, "what has ended is not ended again"
 
 
-def test_s0_10_who_has_it_in_hand_knows_better_than_who_took_it_for_lost() -> None:
+def test_s0_10_a_late_result_replaces_lost() -> None:
     """S0.10: If an attempt counted as lost and its result arrives later, the result counts.
 
     The result of an attempt is ignored when the command has a later attempt.
@@ -146,7 +146,7 @@ def test_s0_10_what_is_in_hand_is_taken_by_nobody_else() -> None:
         claim(claimed(), ME, 2, T0 + 3)
 
 
-def test_s0_12_what_is_next() -> None:
+def test_s0_12_first_returns_the_first_command_of_a_status() -> None:
     """S0.12: `first` returns the first command of a status; a new claim clears the results of the last attempt."""
     session = a_session("a", "b", "c")
     claim(session.commands[0], ME, 1, T0)
@@ -269,7 +269,7 @@ def test_ids_of_sessions() -> None:
         assert not is_session_id(text)
 
 
-def test_an_empty_command_is_none() -> None:
+def test_an_empty_command_is_refused() -> None:
     """A command that is empty or has only white space is refused."""
     for text in ("", "  \n"):
         with pytest.raises(UsageError):

@@ -18,7 +18,7 @@ def test_a_secret_of_several_lines_is_shown_nowhere() -> None:
         assert "c2VjcmV0" not in text and "bW9yZSBvZiBpdA==" not in text
 
 
-def test_of_a_line_of_a_commands_file_the_command_is_what_was_run() -> None:
+def test_a_commands_file_job_shows_the_command_that_ran() -> None:
     """The facts of a job of a commands file show the command that was run.
 
     If `{gpus}` was replaced in it, the facts also show the command as it was written.

@@ -56,7 +56,7 @@ def a_job(**values: object) -> Job:
 
 @given(rows=st.lists(st.lists(TEXT, min_size=3, max_size=3), max_size=5))
 @example(rows=[["\x1b[31m", "\x85", "\x7f"]])
-def test_a_table_never_plays_the_terminal(rows: list[list[str]]) -> None:
+def test_a_table_contains_no_control_characters(rows: list[list[str]]) -> None:
     """C14: No cell of a table puts control characters or bidirectional marks on the terminal."""
     lines = render.table(("A", "B", "C"), rows)
     assert len(lines) == len(rows) + 1
