@@ -337,8 +337,7 @@ class _Decision(DecisionPass):
             if gpus is not None:
                 job, place = self.find(job_id), state.queue.key_of(job_id)
                 state.queue.drop(job_id)
-                if job is not None and job.state is JobState.PENDING:
-                    self._start(job, gpus)
+                if job is not None and job.state is JobState.PENDING and self._start(job, gpus):
                     for other, waits_as in passed_over:
                         if state.fleet.competes(waits_as, kind.need, gpus):
                             state.queue.overtake(other, place)
@@ -353,11 +352,12 @@ class _Decision(DecisionPass):
             except StopIteration:
                 offer = None
 
-    def _start(self, job: Job, gpus: tuple[int, ...]) -> None:
+    def _start(self, job: Job, gpus: tuple[int, ...]) -> bool:
+        """Start a job on GPUs. If its script or environment is missing, park it instead and return False."""
         missing = self.state.missing(job)
         if missing:
             self._park_missing(job, missing)
-            return
+            return False
         self.state.fleet.take(job.need, gpus, job.spec.vram_mib or 0)
         job.attempt += 1
         move(job, Move.PLACED, self.now.wall)
@@ -368,3 +368,4 @@ class _Decision(DecisionPass):
         self.plan.starts.append(job)
         self.plan.changed[job.id] = job
         self.plan.must_sync = True
+        return True

@@ -29,7 +29,8 @@ class Source:
         self._status_lock = threading.Lock()
         self._status: bytes | None = None
         self._status_until = 0.0
-        self._changes = 0  # number of changes by this process: a status read during a change is not cached
+        self._changes = 0  # number of changes by this process
+        self._status_after = 0  # ``_changes`` before ``_status`` was read
         self._one_by_one = threading.Lock()
         self._was_there = False
 
@@ -58,13 +59,13 @@ class Source:
         the time.
         """
         with self._status_lock:
-            if self._status is None or time.monotonic() >= self._status_until:
-                before, begun = self._changes, time.monotonic()
-                found = in_pieces(status_json(self.client.overview()))
-                if before != self._changes:
-                    return found
+            outdated = self._status_after != self._changes or time.monotonic() >= self._status_until
+            if self._status is None or outdated:
+                # A change after this line makes the status outdated, also if it comes before the status is stored.
+                self._status_after, begun = self._changes, time.monotonic()
+                self._status = in_pieces(status_json(self.client.overview()))
                 now = time.monotonic()
-                self._status, self._status_until = found, now + max(FRESH_S, now - begun)
+                self._status_until = now + max(FRESH_S, now - begun)
             return self._status
 
     def do(self, request: Request) -> Answer:
@@ -86,4 +87,3 @@ class Source:
         self._changes += 1
         with self._lock:
             self._seen = None
-        self._status_until = 0.0

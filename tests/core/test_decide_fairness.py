@@ -69,6 +69,18 @@ def test_s4_36_of_many_that_start_at_once_no_more_pass_than_may() -> None:
     assert started(play.tell(play.ended(5))) == [2]
 
 
+def test_s4_36_a_job_whose_script_has_vanished_overtakes_no_job() -> None:
+    """S4.36: Only jobs that start are counted: jobs whose turn comes after their script vanished do not count."""
+    gone: set[str] = set()
+    play = a_world(2, max_overtakes=2, missing=lambda job: "no such file" if job.spec.script in gone else "")
+    play.run(a_job(1), a_job(2))
+    play.arrive(a_job(3, "2"), *(a_job(number, script="/gone.py") for number in range(4, 9)))
+    gone.add("/gone.py")
+    assert started(play.tell(play.ended(2))) == []
+    assert [play.reason(number) for number in range(4, 9)] == ["missing"] * 5
+    assert stream(play, 9) == [10, 11]
+
+
 def test_s4_36_half_a_gpu_can_be_waited_for_as_well() -> None:
     """S4.36: The limit also protects a job that waits for a share of a GPU."""
     play = full(2, a_job(2, "0.7"), 1, first=a_job(1, "0.5"))
