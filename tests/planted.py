@@ -34,7 +34,7 @@ class Bug:
     tests: tuple[str, ...]
 
 
-MACHINE = "tests/core/test_machine.py::test_whatever_fails_the_promises_hold"
+MACHINE = "tests/core/test_machine.py::test_the_guarantees_hold_in_random_histories_of_faults"
 POINT = "tests/stories/test_crash_points.py::test_a01_to_a17_daemon_killed_at_each_crash_point"
 BUGS = (
     Bug(

@@ -192,12 +192,12 @@ def each_file(paths: list[Path] = FILES) -> Callable[[Callable[[Path], None]], C
     return made
 
 
-def test_every_package_has_a_row() -> None:
+def test_every_package_is_listed_in_packages() -> None:
     missing = sorted({package_of(path) for path in FILES} - set(PACKAGES))
     assert not missing, f"add to PACKAGES what {', '.join(missing)} holds and which packages it may import"
 
 
-def test_the_rows_for_single_files_name_files_that_exist() -> None:
+def test_import_rules_for_single_files_name_existing_files() -> None:
     assert not [name for name in (*MAY_ONLY_IMPORT, *MAY_ALSO_IMPORT) if not (PROGRAM / name).is_file()]
 
 
@@ -226,7 +226,7 @@ def test_modules_import_only_lower_layers(path: Path) -> None:
         )
 
 
-def test_no_file_imports_itself_by_way_of_others() -> None:
+def test_there_are_no_import_cycles() -> None:
     """There are no import cycles; imports inside functions and for types count, too."""
     arrows = {module_of(path): {other for _, other in ours(path)} for path in FILES}
     circle = find_circle(arrows)
@@ -249,7 +249,7 @@ def test_core_imports_only_the_pure_part_of_the_standard_library(path: Path) -> 
 
 
 @each_file([path for path in FILES if package_of(path) == "core"])
-def test_core_makes_no_input_or_output(path: Path) -> None:
+def test_core_does_no_input_or_output(path: Path) -> None:
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id not in {"open", "print", "input", "__import__", "breakpoint"}, f"line {node.lineno}"
@@ -265,12 +265,12 @@ def test_restricted_modules_are_imported_only_in_their_packages(path: Path) -> N
             assert inside, f"{name}:{line} imports {module}, which belongs to {', '.join(homes)}"
 
 
-def test_the_package_itself_imports_nothing() -> None:
+def test_the_package_init_file_imports_nothing() -> None:
     assert list(imports_of(PROGRAM / "__init__.py")) == []
 
 
 @each_file()
-def test_a_file_says_in_its_first_line_what_it_is_for(path: Path) -> None:
+def test_each_file_begins_with_a_docstring_sentence(path: Path) -> None:
     first = path.read_text("utf-8").splitlines()[0]
     assert first.startswith('"""'), f"{name_of(path)} does not begin with a docstring"
     said = (ast.get_docstring(tree_of(path)) or "").splitlines()[0]
@@ -284,7 +284,7 @@ def test_a_file_is_shorter_than_seven_hundred_lines(path: Path) -> None:
 
 
 @each_file()
-def test_nothing_runs_text_as_a_program(path: Path) -> None:
+def test_no_file_runs_text_as_a_program(path: Path) -> None:
     banned_methods = {
         ("os", "system"),
         ("os", "popen"),
@@ -308,13 +308,13 @@ def test_nothing_runs_text_as_a_program(path: Path) -> None:
 
 
 @each_file()
-def test_nothing_unpickles(path: Path) -> None:
+def test_no_file_imports_pickle(path: Path) -> None:
     names = {name.split(".")[0] for _, name in imports_of(path)}
     assert not names & {"pickle", "cPickle", "dill", "shelve", "joblib"}
 
 
 @each_file()
-def test_no_error_is_swallowed_unseen(path: Path) -> None:
+def test_no_file_ignores_all_exceptions_silently(path: Path) -> None:
     for node in ast.walk(tree_of(path)):
         if not isinstance(node, ast.ExceptHandler):
             continue

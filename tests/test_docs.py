@@ -35,7 +35,7 @@ def verbs() -> set[str]:
     return set(typer.main.get_command(app).commands)
 
 
-def test_the_example_config_names_every_key_with_its_default(tmp_path: Path) -> None:
+def test_the_example_config_lists_every_key_with_its_default(tmp_path: Path) -> None:
     """config.example.yaml sets nothing. If the `#` before each key is removed, it sets each key to its default."""
     text = (ROOT / "config.example.yaml").read_text()
     path = tmp_path / "config.yaml"
@@ -48,21 +48,21 @@ def test_the_example_config_names_every_key_with_its_default(tmp_path: Path) -> 
         assert entry.value is None or read_option(name, entry.value, "example") == OPTIONS[name].default, name
 
 
-def test_the_tables_of_options_and_settings_are_those_of_the_program() -> None:
+def test_generated_tables_in_the_documents_are_up_to_date() -> None:
     """The generated tables in the documents are up to date (`make tables`)."""
     script = ROOT / "docs/make_tables.py"
     found = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
 
 
-def test_every_verb_stands_in_the_readme_and_the_formats() -> None:
+def test_every_verb_is_in_the_readme_and_the_verbs_page() -> None:
     for document in ("README.md", "docs/verbs.md"):
         text = (ROOT / document).read_text()
         for verb in verbs():
             assert re.search(rf"\b{verb}\b", text), f"{verb} is not in {document}"
 
 
-def test_the_example_files_are_read() -> None:
+def test_the_example_files_are_valid() -> None:
     line_context = LineContext(str(ROOT), managed=(0, 1))
     jobs = [parse(line, line_context) for line in (ROOT / "jobs.example.txt").read_text().splitlines()]
     specs = [job.spec for job in jobs if job]
@@ -71,7 +71,7 @@ def test_the_example_files_are_read() -> None:
     table_from(json.loads((ROOT / "llm_config.json").read_text()), "llm_config.json")
 
 
-def test_readme_examples_are_read() -> None:
+def test_the_readme_examples_are_valid() -> None:
     text = (ROOT / "README.md").read_text()
     block = re.search(r"```csv\n(# priority.*?)```", text, re.S)
     assert block
@@ -85,7 +85,7 @@ def test_readme_examples_are_read() -> None:
         json.loads(document)
 
 
-def test_every_statement_has_tests_that_exist() -> None:
+def test_every_statement_of_the_acceptance_page_names_existing_tests() -> None:
     """docs/acceptance.md names an existing test for each statement."""
     text = (ROOT / "docs/acceptance.md").read_text()
     rows = re.findall(r"^\| (S\d\.\d+) \| .*? \| (.*?) \|$", text, re.M)
@@ -99,7 +99,7 @@ def test_every_statement_has_tests_that_exist() -> None:
             assert found, f"{statement}: no {name} in {path}"
 
 
-def test_every_row_of_the_fault_list_has_tests_that_exist() -> None:
+def test_every_row_of_the_fault_list_names_existing_tests() -> None:
     """docs/acceptance.md names an existing test for each row of the fault list, A to K and S."""
     text = (ROOT / "docs/acceptance.md").read_text()
     rows = re.findall(r"^\| ([A-K]\d\d|S\d+) \| (.*) \|$", text, re.M)
@@ -115,7 +115,7 @@ def test_every_row_of_the_fault_list_has_tests_that_exist() -> None:
             assert re.search(rf"\bdef {name}\(", (ROOT / path).read_text()), f"{row}: no {name} in {path}"
 
 
-def test_every_test_that_carries_a_row_stands_in_it() -> None:
+def test_every_test_with_a_row_id_is_named_in_that_row() -> None:
     """If a test has the id of a row of docs/acceptance.md in its name, this row names the test."""
     rows = dict(re.findall(r"^\| ([A-K]\d\d|S\d+) \| (.*) \|$", (ROOT / "docs/acceptance.md").read_text(), re.M))
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
@@ -142,13 +142,13 @@ def test_every_test_that_a_document_names_exists() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_links_have_targets() -> None:
+def test_links_in_documents_have_targets() -> None:
     for document in documents():
         for target in re.findall(r"\]\((?!http)([^)#]+)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 
-def test_the_files_and_names_of_the_program_that_documents_and_docstrings_name_exist() -> None:
+def test_files_and_names_mentioned_in_documents_and_docstrings_exist() -> None:
     """Documents and docstrings name only files and names of the program that exist (`core/states.py: TABLE`).
 
     `NAME.py` and the names of users' own scripts are not checked.

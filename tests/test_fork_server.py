@@ -14,7 +14,7 @@ import pytest
 from tests import fork_server
 
 
-def test_a_command_may_end_before_the_client_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exit_code_of_a_command_that_ends_early_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exit code of a command that ends before the client continues is not lost."""
     send_fds = socket.send_fds
 
@@ -33,7 +33,7 @@ def test_a_command_may_end_before_the_client_goes_on(tmp_path: Path, monkeypatch
     assert (code("--version"), code("no-such-verb")) == (0, 2)
 
 
-def test_a_server_inherits_nothing_from_its_first_command(tmp_path: Path) -> None:
+def test_the_fork_server_keeps_no_variable_of_its_first_command(tmp_path: Path) -> None:
     """A server keeps no variable of its first command: a crash point would kill later commands."""
     environ = {
         **os.environ,

@@ -75,7 +75,7 @@ def bad_form(error: str) -> str:
         ("Return the rows of all waiting jobs.", ""),
     ],
 )
-def test_a_docstring_without_a_subject_is_found(text: str, found: str) -> None:
+def test_a_docstring_without_a_subject_is_detected(text: str, found: str) -> None:
     """`riddle` finds a first line that begins with a relative word."""
     assert riddle(text) == found
 
@@ -90,7 +90,7 @@ def test_a_docstring_without_a_subject_is_found(text: str, found: str) -> None:
         ("cannot open the log: no space left on the disk; free some", ""),
     ],
 )
-def test_an_error_in_another_form_is_found(text: str, found: str) -> None:
+def test_an_error_message_in_a_wrong_form_is_detected(text: str, found: str) -> None:
     """`bad_form` finds each kind of error that does not have the required form."""
     assert bad_form(text) == found
 
@@ -99,7 +99,7 @@ def test_an_error_in_another_form_is_found(text: str, found: str) -> None:
     ("text", "found"),
     [("its line has no say in them", "has no say"), ("the job goes on", "goes on"), ("it continues", "")],
 )
-def test_a_private_word_is_found(text: str, found: str) -> None:
+def test_an_unclear_word_is_detected(text: str, found: str) -> None:
     """`unclear` finds private and unclear words."""
     assert unclear(text) == found
 
@@ -110,7 +110,7 @@ def test_messages_use_clear_words() -> None:
     assert not bad
 
 
-def test_errors_have_one_form() -> None:
+def test_error_messages_have_one_form() -> None:
     """Errors begin in lower case, have no full stop and say "cannot" once before what to do."""
     errors = [m for m in make_messages.messages() if m.kind == "error" and not m.file.startswith(ORIGINAL_WORDS)]
     assert len(errors) > 500

@@ -13,7 +13,7 @@ from tests.planted import BUGS, RESULT, ROOT, Bug
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.name.replace(" ", "-") for bug in BUGS])
-def test_each_planted_bug_applies_and_was_caught(bug: Bug) -> None:
+def test_each_planted_bug_can_be_applied_and_was_caught(bug: Bug) -> None:
     for name, old, _ in bug.changes:
         assert (ROOT / name).read_text().count(old) == 1, (
             f"{name}: the bug has no place any more; mend tests/planted.py"
@@ -25,14 +25,14 @@ def test_each_planted_bug_applies_and_was_caught(bug: Bug) -> None:
     assert f"def {row[2]}(" in (ROOT / row[1]).read_text()
 
 
-def test_the_delays_have_their_places() -> None:
+def test_each_text_that_make_delays_replaces_occurs_once() -> None:
     """Each text of the program that `make delays` replaces still occurs exactly once."""
     for name, old, _ in delays.CHANGES.changes:
         assert (ROOT / name).read_text().count(old) == 1, f"{name}: no such text any more: {old!r}"
 
 
 @pytest.mark.parametrize("module", ["tests.soak", "tests.planted"])
-def test_the_tools_explain_themselves_where_pytest_is_not_installed(module: str) -> None:
+def test_the_test_tools_print_help_without_pytest(module: str) -> None:
     """Without pytest, the tools print their help. An unknown name is an error, not a run without tests."""
     without = "import runpy, sys; sys.modules['pytest'] = None; sys.argv = sys.argv[1:]; runpy.run_module(sys.argv[0], run_name='__main__')"
 

@@ -39,7 +39,7 @@ def test_e15_a_scheduler_recovers_from_every_possible_disk_state(disks: Disks) -
     assert len(chosen) == STATES and not found, (SEED, found)
 
 
-def test_e15_replaying_the_recording_gives_the_files(disks: Disks) -> None:
+def test_e15_recorded_operations_reproduce_the_files_of_the_folder(disks: Disks) -> None:
     """E15: The recorded operations reproduce exactly the files of the folder.
 
     Exception: SQLite writes the index of its log (store.db-shm) through a memory mapping, which strace does not show.

@@ -122,7 +122,7 @@ def test_h20_a_missing_record_after_a_reboot_does_not_prove_that_the_job_never_r
     assert [entry[:2] for entry in machine.ledger()].count(["start", "a"]) == 1
 
 
-def test_h03_same_pid_and_ticks_in_another_boot(machine: Machine) -> None:
+def test_h03_a_process_with_the_same_pid_and_start_time_in_another_boot_is_not_the_job(machine: Machine) -> None:
     """H03: After a reboot, a process with the recorded pid and start time is not mistaken for the job."""
     path = _cut_while_it_runs(machine)
     done = _in_a_namespace(machine.folder, _SAME_NUMBERS, path, _boot(machine.folder))
@@ -132,7 +132,7 @@ def test_h03_same_pid_and_ticks_in_another_boot(machine: Machine) -> None:
 
 
 @pytest.mark.smoke
-def test_h02_a_reused_pid_is_not_taken_for_the_job(other_boots: None, tmp_path: Path) -> None:
+def test_h02_a_process_with_a_reused_pid_is_not_the_job(other_boots: None, tmp_path: Path) -> None:
     """H02: A foreign process that got the pid of an ended job is neither mistaken for the job nor signalled."""
     machine = Machine(tmp_path / "disk")
     machine.line("a", 0, 600)

@@ -46,7 +46,7 @@ def traced_forge(tracing: None, tmp_path: Path) -> Iterator[Forge]:
 
 
 @pytest.mark.parametrize("name", POINTS)
-def test_a21_e09_e10_no_job_is_lost_or_run_twice_with_a_fault_at_this_call(
+def test_a21_e09_e10_no_job_is_lost_or_run_twice_with_a_fault_at_a_system_call(
     tracing: None, forge: Forge, tmp_path: Path, name: str
 ) -> None:
     """A21, E09, E10: The program's promises hold if a process is killed at a system call, or if the call fails."""
@@ -60,7 +60,7 @@ def test_a21_e09_e10_no_job_is_lost_or_run_twice_with_a_fault_at_this_call(
     [("pread64", "EIO", when) for when in ("1", "2", "3", "4", "5", "1..3")]
     + [("openat", "EIO", "1..2"), ("openat", "EMFILE", "1"), ("newfstatat", "ESTALE", "8..10")],
 )
-def test_a21_e09_a_read_of_the_jobs_file_that_fails_is_tried_again(
+def test_a21_e09_a_failed_read_of_the_jobs_file_is_repeated(
     tracing: None, forge: Forge, tmp_path: Path, call: str, fault: str, when: str
 ) -> None:
     """A21, E09: A failed read of the jobs file is logged once and retried, and a drain waits for the lines."""
@@ -99,7 +99,7 @@ def _ended(process):  # type: ignore[no-untyped-def]
     return process
 
 
-def test_a06_order_of_system_calls_a_start_follows_its_sync(traced_forge: Forge, tmp_path: Path) -> None:
+def test_a06_the_store_is_synced_before_a_start_is_sent(traced_forge: Forge, tmp_path: Path) -> None:
     """A06, E15: The store's log is synced before a start is sent, and a start is sent before its command is executed.
 
     The id of a submitted job is printed after the sync of its row.
@@ -187,7 +187,7 @@ def test_a21_an_interrupted_creation_of_the_store_is_completed(
         cycle.end()
 
 
-def test_a06_starts_that_share_a_packet_are_counted_each() -> None:
+def test_a06_each_start_in_a_packet_is_counted() -> None:
     """A06: `order._starts` counts each start in a packet, although marshal writes a repeated word as a reference."""
     word = "start"
     assert order._starts(marshal.dumps([(word, "1.1"), (word, "2.1")])) == 2

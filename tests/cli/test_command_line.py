@@ -61,7 +61,7 @@ def test_every_command_and_every_option_has_help(verb: str) -> None:
     "gpus", "jobs-file", "llm-config", "state-file", "monitor-interval", "state-interval", "max-assign-attempts",
     "assign-retry-wait", "config", "commands-file", "drain", "detach",
 )])  # fmt: skip
-def test_start_takes_the_options_of_its_documents(name: str) -> None:
+def test_start_has_the_documented_options(name: str) -> None:
     """S3.1: `start` has the documented options."""
     assert name in options_of(COMMANDS["start"])
 
@@ -84,7 +84,7 @@ def test_start_takes_the_options_of_its_documents(name: str) -> None:
         ("--config nosuch.yaml status", 2, "nosuch.yaml"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line_on_stderr_and_its_exit_code(
+def test_a_mistake_prints_one_line_on_stderr_and_has_its_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], line: str, code: int, text: str
 ) -> None:
     """S3.41, contract 6, P3: A mistake prints one line on stderr and nothing on stdout; its kind sets the exit code."""
@@ -102,7 +102,7 @@ def test_a_mistake_is_one_line_on_stderr_and_its_exit_code(
 
 
 @pytest.mark.parametrize("line", ["stauts", "--nope", "status --jsonn", "pause 3-1"])
-def test_a_mistake_is_no_traceback_in_a_process_of_its_own(tmp_path: Path, line: str) -> None:
+def test_a_mistake_prints_no_traceback_in_a_real_process(tmp_path: Path, line: str) -> None:
     """P3: A mistake in a real process gives exit code 2 and one line on stderr."""
     ran = gpujob(tmp_path, *line.split())
     assert ran.returncode == 2
@@ -111,7 +111,7 @@ def test_a_mistake_is_no_traceback_in_a_process_of_its_own(tmp_path: Path, line:
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
-def test_help_works_for_every_command(tmp_path: Path, verb: str) -> None:
+def test_verb_help_prints_usage_and_all_options(tmp_path: Path, verb: str) -> None:
     """P3: `VERB --help` prints usage and all options, and creates no file."""
     ran = gpujob(tmp_path, verb, "--help")
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -121,7 +121,7 @@ def test_help_works_for_every_command(tmp_path: Path, verb: str) -> None:
     assert os.listdir(tmp_path) == [], "asking for help makes nothing"
 
 
-def test_help_of_the_whole_names_every_command(tmp_path: Path) -> None:
+def test_gpujob_help_names_every_command(tmp_path: Path) -> None:
     """P3: `gpujob --help` names every command; --version prints the version."""
     ran = gpujob(tmp_path, "--help")
     assert ran.returncode == 0
@@ -129,7 +129,7 @@ def test_help_of_the_whole_names_every_command(tmp_path: Path) -> None:
     assert gpujob(tmp_path, "--version").stdout.startswith("gpujob ")
 
 
-def test_an_output_that_is_closed_early_is_no_error(tmp_path: Path) -> None:
+def test_a_closed_stdout_is_no_error(tmp_path: Path) -> None:
     """P3: If the reader closes stdout early, as in `gpujob jobs | head -1`, the exit code is 0 and stderr is empty."""
     read, write = os.pipe()
     os.close(read)
@@ -142,7 +142,7 @@ def test_an_output_that_is_closed_early_is_no_error(tmp_path: Path) -> None:
     assert ran.returncode == 0
 
 
-def test_an_interrupt_ends_with_130_and_says_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_command_exits_with_130_and_prints_nothing(tmp_path: Path) -> None:
     """Contract 6: An interrupted command exits with 130 and prints nothing."""
     code = "import sys, scheduler.command_line as f\ndef stop(words): raise KeyboardInterrupt\nf._run = stop\nsys.exit(f.main(['status']))"
     ran = subprocess.run(
@@ -154,7 +154,7 @@ def test_an_interrupt_ends_with_130_and_says_nothing(tmp_path: Path) -> None:
 # -- add, submit and reading without a daemon -------------------------------------------------------------
 
 
-def test_add_writes_a_line_and_prints_it(tmp_path: Path) -> None:
+def test_add_appends_a_line_to_the_jobs_file_and_prints_it(tmp_path: Path) -> None:
     """S3.6, S3.40: `add` appends a line to the jobs file and prints it; `--output-file -` only prints it."""
     ran = gpujob(
         tmp_path, "add", "/a.py", "--conda", "e", "--args", "--layers 1,2", "--priority", "-3", "--gpus", "0,1"
@@ -183,7 +183,7 @@ def test_add_refuses_bad_lines_and_unsafe_files(tmp_path: Path) -> None:
     assert (tmp_path / "jobs.txt").read_text() == ""
 
 
-def test_submit_prints_the_id_and_reading_verbs_need_no_daemon(tmp_path: Path) -> None:
+def test_submit_prints_the_id_and_reading_verbs_work_without_a_daemon(tmp_path: Path) -> None:
     """Contract 6: `submit` prints the job's id on stdout; reading verbs work without a scheduler."""
     ran = gpujob(tmp_path, "submit", "--label", "base", "--", "echo", "a b", "--json")
     assert (ran.returncode, ran.stdout) == (0, "1\n")
@@ -196,7 +196,7 @@ def test_submit_prints_the_id_and_reading_verbs_need_no_daemon(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("verb", ["status", "jobs", "show", "add"])
-def test_words_that_are_no_utf8_are_shown_somehow(tmp_path: Path, verb: str) -> None:
+def test_words_that_are_not_utf8_cause_no_traceback(tmp_path: Path, verb: str) -> None:
     """P3, P8: Words that are not UTF-8 cause no traceback.
 
     The test sets stdout to the strict mode of a locale such as en_US.UTF-8, in which a plain print of them would fail.
@@ -210,7 +210,7 @@ def test_words_that_are_no_utf8_are_shown_somehow(tmp_path: Path, verb: str) -> 
 
 
 @pytest.mark.parametrize("line", ["", "--json", "--state-file x.json", "--json --state-file x.json"])
-def test_without_a_verb_it_is_the_status(tmp_path: Path, line: str) -> None:
+def test_gpujob_without_a_verb_prints_the_status(tmp_path: Path, line: str) -> None:
     """S3.38: `gpujob` without a verb does the same as `gpujob status`, also with common options and with --json."""
     words = line.split()
     short, long = gpujob(tmp_path, *words), gpujob(tmp_path, "status", *words)
@@ -220,7 +220,7 @@ def test_without_a_verb_it_is_the_status(tmp_path: Path, line: str) -> None:
 @pytest.mark.parametrize(
     "text", ["echo hi; sleep 1", "a && b", "sleep 5", "ls|wc", "$HOME/x", "no 'such thing'", "/tmp/no such/program"]
 )
-def test_a_shell_text_is_no_program(tmp_path: Path, text: str) -> None:
+def test_a_shell_command_in_one_word_is_refused_with_the_correct_spelling(tmp_path: Path, text: str) -> None:
     """P3: A shell command given as one word is refused. The error shows the same command line with `sh -c`."""
     ran = gpujob(tmp_path, "submit", "--", text)
     assert (ran.returncode, ran.stdout) == (2, "") and len(ran.stderr.splitlines()) == 1
@@ -229,7 +229,7 @@ def test_a_shell_text_is_no_program(tmp_path: Path, text: str) -> None:
     assert not (tmp_path / ".gpujob").exists()
 
 
-def test_a_program_whose_name_looks_like_a_shell_text_is_one(tmp_path: Path) -> None:
+def test_a_program_whose_name_looks_like_a_shell_command_is_accepted(tmp_path: Path) -> None:
     """P3: An existing program is accepted even if its name looks like a shell command."""
     program = tmp_path / "my program;v2"
     program.write_text("#!/bin/sh\n")
@@ -240,14 +240,14 @@ def test_a_program_whose_name_looks_like_a_shell_text_is_one(tmp_path: Path) -> 
     assert gpujob(tmp_path, "submit", "--", "true", "a; b").returncode == 0
 
 
-def test_help_and_version_are_verbs_too(tmp_path: Path) -> None:
+def test_help_and_version_also_work_as_verbs(tmp_path: Path) -> None:
     """P3: `help` and `version` as verbs print what --help and --version print."""
     assert gpujob(tmp_path, "help").stdout == gpujob(tmp_path, "--help").stdout
     assert gpujob(tmp_path, "help", "cancel").stdout == gpujob(tmp_path, "cancel", "--help").stdout
     assert gpujob(tmp_path, "version").stdout == gpujob(tmp_path, "--version").stdout
 
 
-def test_waiting_is_another_word_for_pending(tmp_path: Path) -> None:
+def test_jobs_state_waiting_lists_pending_jobs(tmp_path: Path) -> None:
     """P3: `jobs --state waiting` lists the jobs that `status` shows as waiting."""
     gpujob(tmp_path, "submit", "--", "true")
     waiting, pending = (gpujob(tmp_path, "jobs", "--state", word).stdout for word in ("waiting", "pending"))
@@ -257,18 +257,18 @@ def test_waiting_is_another_word_for_pending(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("verb", "said"), [("stop", "kill PID"), ("squeue", "did you mean status"), ("kill", "gpujob cancel JOB")]
 )
-def test_words_of_other_programs_are_answered(tmp_path: Path, verb: str, said: str) -> None:
+def test_the_error_for_a_verb_of_another_program_names_the_right_verb(tmp_path: Path, verb: str, said: str) -> None:
     ran = gpujob(tmp_path, verb)
     assert ran.returncode == 2 and said in ran.stderr and ran.stderr.count("\n") == 1
 
 
-def test_no_word_of_other_programs_hides_a_verb() -> None:
+def test_hints_for_verbs_of_other_programs_hide_no_real_verb() -> None:
     from scheduler.cli.verbs import ELSEWHERE
 
     assert not set(ELSEWHERE) & set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
 
-def test_a_folder_is_no_state_file(tmp_path: Path) -> None:
+def test_a_folder_as_state_file_is_refused(tmp_path: Path) -> None:
     """A folder given as the state file is refused, and no file is created in it or beside it."""
     (tmp_path / "config.yaml").write_text("state_file: inner\n")
     (tmp_path / "inner").mkdir()
@@ -283,12 +283,12 @@ def test_a_folder_is_no_state_file(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_program_without_a_name_is_refused(tmp_path: Path) -> None:
+def test_an_empty_program_name_is_refused(tmp_path: Path) -> None:
     ran = gpujob(tmp_path, "submit", "--", "")
     assert ran.returncode == 2 and "the name of the program is empty" in ran.stderr
 
 
-def test_p3_in_a_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_p3_errors_in_a_removed_folder_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """P3: If the current folder was removed, each verb that needs it prints one line that names the folder.
 
     The error of the kernel, "No such file or directory", does not name the folder.
@@ -325,7 +325,7 @@ def copied(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("file", "words"), [("store/database.py", "status"), ("core/errors.py", "doctor")])
-def test_p3_a_file_of_the_program_that_is_missing_is_one_line(
+def test_p3_a_missing_module_of_the_program_prints_one_line(
     copied: Path, tmp_path: Path, file: str, words: str
 ) -> None:
     """P3: A missing module, as after an interrupted upgrade, gives one line on stderr and exit code 1."""
@@ -346,7 +346,7 @@ def from_copy(copied: Path, folder: Path, *words: str) -> subprocess.CompletedPr
 
 
 @pytest.mark.parametrize("verb", ["status", "start", "show", "add"])
-def test_e11_no_descriptor_is_left_to_load_the_program_with(tmp_path: Path, verb: str) -> None:
+def test_e11_a_command_without_a_free_descriptor_prints_one_line(tmp_path: Path, verb: str) -> None:
     """P3: Without a free file descriptor to load modules, a command prints one line and no traceback."""
     program = (
         "import resource, sys; from scheduler import command_line; import scheduler.core.errors, scheduler.system.terminal_text;"

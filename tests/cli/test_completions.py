@@ -147,12 +147,12 @@ def zsh(house: Scheduler, line: str, ready: Callable[[str], object]) -> str:
         ("attach", set()),
     ],
 )
-def test_k09_bash_offers_the_jobs_that_fit_the_verb(house: Scheduler, verb: str, offered: set[str]) -> None:
+def test_k09_bash_offers_the_jobs_that_the_verb_applies_to(house: Scheduler, verb: str, offered: set[str]) -> None:
     """K09: Bash offers ids and labels of the jobs that the verb applies to, without labels that need quoting."""
     assert set(bash(house, verb, "")) == offered
 
 
-def test_k09_bash_completes_what_was_begun_and_lists(house: Scheduler) -> None:
+def test_k09_bash_completes_prefixes_lists_and_option_values(house: Scheduler) -> None:
     """K09: The completion for bash covers ids and labels, GPUs, environments, option values and verbs.
 
     It completes a prefix, a list with commas, and the value after `--state=`. Bash itself completes file names.
@@ -196,7 +196,7 @@ def test_s15_a_label_that_is_a_secret_is_not_offered(house: Scheduler) -> None:
     assert bash(house, "cancel", "lo") == ["long"]
 
 
-def test_k09_completion_reads_the_named_scheduler(house: Scheduler) -> None:
+def test_k09_completion_reads_the_scheduler_of_the_state_file_option(house: Scheduler) -> None:
     """K09: Completion reads the scheduler that --state-file names. The option may stand before or after the verb."""
     state_file = str(house.folder / "gpu_scheduler_state.json")
     for words in (["--state-file", state_file, "resume", ""], ["resume", "--state-file", state_file, ""],
@@ -205,7 +205,7 @@ def test_k09_completion_reads_the_named_scheduler(house: Scheduler) -> None:
     assert bash(house, "--state-file", "/nowhere/state.json", "resume", "") == []
 
 
-def test_k09_zsh_offers_them_with_their_names(house: Scheduler) -> None:
+def test_k09_zsh_shows_the_name_of_each_job_and_runs_no_name_as_a_command(house: Scheduler) -> None:
     """K09: zsh shows each job's name beside its id; no name or label is run as a command."""
     text = zsh(house, "gpujob cancel ", lambda text: "running long" in text and "later" in text)
     assert "3" in text and "base" not in text
@@ -213,7 +213,7 @@ def test_k09_zsh_offers_them_with_their_names(house: Scheduler) -> None:
     zsh(house, "gpujob retry ba", lambda text: "base" in text)
 
 
-def test_k09_fish_offers_them_with_their_names(house: Scheduler) -> None:
+def test_k09_fish_shows_the_name_of_each_job_and_runs_no_name_as_a_command(house: Scheduler) -> None:
     """K09: fish shows each job's name beside its id and completes GPUs and states; no name or label is run."""
     found = fish(house, "cancel ")
     assert set(found) == {"3", "4", "5", "long", "later"}
@@ -224,7 +224,7 @@ def test_k09_fish_offers_them_with_their_names(house: Scheduler) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_k09_show_completion_names_the_command(house: Scheduler, shell: str) -> None:
+def test_k09_show_completion_prints_a_script_for_the_command_gpujob(house: Scheduler, shell: str) -> None:
     """K09: --show-completion prints a script for the command gpujob, also when called as `python -m scheduler`."""
     done = run(house, [need(shell), "-c", f"{sys.executable} -m scheduler --show-completion; true"])
     assert done.returncode == 0 and "gpujob" in done.stdout and "_GPUJOB_COMPLETE" in done.stdout
@@ -250,7 +250,7 @@ def ask(folder: Path, line: str, **environ: str) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.parametrize("damage", ["nothing", "garbage", "newer", "folder", "config", "unknown"])
-def test_k09_without_a_scheduler_or_with_a_damaged_one_completion_is_silent(tmp_path: Path, damage: str) -> None:
+def test_k09_completion_without_a_usable_store_prints_no_error(tmp_path: Path, damage: str) -> None:
     """K09: Without a usable store, completion offers no jobs or GPUs, prints no error and writes no file."""
     store = tmp_path / ".gpujob" / "store.db"
     if damage != "nothing":
@@ -272,7 +272,7 @@ def test_k09_without_a_scheduler_or_with_a_damaged_one_completion_is_silent(tmp_
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_k09_the_newest_fifty_of_many_jobs(scheduler_with_many: Path) -> None:
+def test_k09_completion_offers_the_newest_fifty_jobs(scheduler_with_many: Path) -> None:
     """K09: Of many jobs only the newest 50 are offered, newest first. Older ones are offered if a prefix is typed."""
     found = ask(scheduler_with_many, "gpujob cancel ").stdout.split()
     assert found == [str(n) for n in range(300, 250, -1)]
@@ -297,7 +297,7 @@ def scheduler_with_many(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_k09_a_scheduler_that_hangs_is_not_waited_for() -> None:
+def test_k09_completion_gives_up_if_the_scheduler_hangs() -> None:
     """K09: Completion gives up after PATIENCE_S seconds and prints nothing, so that the shell does not hang."""
     code = (
         "import time; from scheduler.cli import shell_completion; shell_completion.PATIENCE_S = 0.2\n"
@@ -308,7 +308,7 @@ def test_k09_a_scheduler_that_hangs_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("name", completions.CHOICES)
-def test_the_choices_offered_are_those_the_settings_take(name: str) -> None:
+def test_completion_offers_exactly_the_values_that_a_setting_accepts(name: str) -> None:
     """K09: The values offered for a setting are exactly the values that the setting accepts."""
     for value in completions.CHOICES[name]:
         read_option(name, value, "here")

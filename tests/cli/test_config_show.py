@@ -31,7 +31,7 @@ class Asked:
         assert "Traceback" not in self.err
 
 
-def test_config_show_is_a_config_file(tmp_path: Path) -> None:
+def test_config_show_prints_a_valid_config_file_with_the_same_settings(tmp_path: Path) -> None:
     """Contract 2, 6: `config show` prints every setting as YAML; used as a config file, it gives the same settings."""
     (tmp_path / "config.yaml").write_text("gpu_ids: [0, 2]\npython: '3.10'\nlog_dir: a b # c\nmem_threshold: 80%\n")
     shown = Asked(tmp_path, "config", "show", "--origin")
@@ -46,7 +46,7 @@ def test_config_show_is_a_config_file(tmp_path: Path) -> None:
     assert plain.out == Asked(tmp_path, "config").out and "#" not in plain.out
 
 
-def test_config_show_origin_names_command_line_variable_line_or_default(tmp_path: Path) -> None:
+def test_config_show_origin_names_the_source_of_each_setting(tmp_path: Path) -> None:
     """Contract 2: --origin names each setting's source: command line, variable, line of the file, or default."""
     config = tmp_path / "own.yaml"
     config.write_text("# mine\nmem_threshold: 0.9\norder: short\n")
@@ -70,7 +70,7 @@ def test_config_show_origin_names_command_line_variable_line_or_default(tmp_path
     assert f"state_file: {tmp_path}/t.json\n" in whole
 
 
-def test_config_show_json_is_one_value(tmp_path: Path) -> None:
+def test_config_show_json_prints_one_json_value(tmp_path: Path) -> None:
     """Contract 6: `config show --json` prints one JSON value with value, origin and default of each setting."""
     (tmp_path / "config.yaml").write_text("kill_grace: 2m\ngpu_ids: 0-2\n")
     value = json.loads(Asked(tmp_path, "config", "show", "--json").out)
@@ -84,7 +84,7 @@ def test_config_show_json_is_one_value(tmp_path: Path) -> None:
         assert read_option(key, shown["default"], "") == OPTIONS[key].default
 
 
-def test_config_check_names_every_mistake(tmp_path: Path) -> None:
+def test_config_check_prints_one_line_for_each_mistake(tmp_path: Path) -> None:
     """P3: `config check` prints one line for each mistake and exits with 2; if there is no mistake, it exits with 0."""
     config = tmp_path / "config.yaml"
     assert Asked(tmp_path, "config", "check").out == "no mistakes; there is no config file\n"

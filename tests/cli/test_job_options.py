@@ -31,7 +31,7 @@ def flags_of(verb: str) -> dict[str, str]:
 
 
 @OPTIONS
-def test_a_row_names_a_field_of_a_job_or_the_key_that_it_sets(option: JobOption) -> None:
+def test_each_job_option_names_a_job_field_or_the_key_that_it_sets(option: JobOption) -> None:
     key, text = option.sets
     assert (option.field in JobSpec.__init__.__kwdefaults__) != bool(key)  # type: ignore[misc]
     if key:
@@ -42,7 +42,7 @@ def test_a_row_names_a_field_of_a_job_or_the_key_that_it_sets(option: JobOption)
 
 
 @OPTIONS
-def test_an_option_of_submit_stands_on_the_command_line_and_in_the_api_with_the_same_words(option: JobOption) -> None:
+def test_a_submit_option_has_the_same_text_on_the_command_line_and_in_the_api(option: JobOption) -> None:
     described = SUBMITTED["properties"].get(option.name, {}).get("description")
     assert option.submit == (described == option.help) == (flags_of("submit").get(option.flag) == option.help)
     assert option.edit == (option.flag in flags_of("edit"))
@@ -50,7 +50,7 @@ def test_an_option_of_submit_stands_on_the_command_line_and_in_the_api_with_the_
 
 
 @pytest.mark.parametrize("option", LINE_KEYS.values(), ids=lambda option: option.key)
-def test_a_key_of_a_line_gives_the_value_that_the_option_gives(option: JobOption) -> None:
+def test_a_key_of_a_jobs_file_line_gives_the_same_value_as_the_option(option: JobOption) -> None:
     parsed = parse(f"0,/a.py,,;{option.key}={option.example}", LineContext("/jobs"))
     assert parsed is not None
     assert getattr(parsed.spec, option.field) != getattr(JobSpec(), option.field)
@@ -60,14 +60,14 @@ def test_a_key_of_a_line_gives_the_value_that_the_option_gives(option: JobOption
         assert read_options({option.name: option.example.strip('"')}) == values
 
 
-def test_a_flag_sets_the_key_that_its_row_names() -> None:
+def test_a_flag_sets_the_key_of_its_job_option() -> None:
     given = {"cpu": "yes", "no_output": "yes", "stderr_apart": "yes", "gzip": "yes", "label": ""}
     assert read_options(given) == {"gpus": "0", "output": "none", "stderr_apart": True, "gzip": True}
     with pytest.raises(UsageError, match="--cpu and --gpus exclude each other"):
         read_options({"cpu": "yes", "gpus": "1"})
 
 
-def test_an_error_calls_an_option_as_it_was_called_where_it_was_given() -> None:
+def test_an_error_names_an_option_as_the_caller_wrote_it() -> None:
     for named, called in ((None, "--after-ok"), (str, "after_ok")):
         with pytest.raises(UsageError, match=f"^{called}: 'x' is not a list of job ids; write 12"):
             read_options({"after_ok": "x"}, *([named] if named else []))
@@ -75,7 +75,7 @@ def test_an_error_calls_an_option_as_it_was_called_where_it_was_given() -> None:
         read_options({"label": "\udcff"})
 
 
-def test_edit_gives_a_field_its_default_back_for_an_empty_text() -> None:
+def test_an_empty_value_in_edit_restores_the_default_of_a_field() -> None:
     assert changed_fields(dict.fromkeys((option.name for option in EDITABLE.values()), "")) == {
         name: getattr(JobSpec(), name) for name in EDITABLE
     }

@@ -55,7 +55,7 @@ def folded(data: bytes, colours: bool = False, longest: int = 1 << 20) -> list[s
         (b"  0%|     |\r 50%|" + "██▌".encode() + b"  |\r100%|" + "█████".encode() + b"|\n", ["100%|█████|"]),
     ],
 )
-def test_s3_20_a_line_is_what_a_terminal_ends_up_showing(data: bytes, lines: list[str]) -> None:
+def test_s3_20_control_characters_and_escapes_are_folded_as_a_terminal_does(data: bytes, lines: list[str]) -> None:
     """S3.20, S16, S17: Carriage returns overwrite text; escapes and control bytes are removed.
 
     Invalid bytes become U+FFFD.
@@ -75,12 +75,12 @@ def test_s3_20_a_line_is_what_a_terminal_ends_up_showing(data: bytes, lines: lis
         (b"\xc2\x9b32mgreen\n", ["\x1b[32mgreen\x1b[0m"]),
     ],
 )
-def test_s17_on_a_terminal_only_colours_pass_and_end_with_their_line(data: bytes, lines: list[str]) -> None:
+def test_s17_only_colours_reach_a_terminal_and_are_reset_at_the_end_of_a_line(data: bytes, lines: list[str]) -> None:
     """S17: Of all escape sequences only colours are passed on, and each coloured line ends with a colour reset."""
     assert folded(data, colours=True) == lines
 
 
-def test_colours_that_are_never_taken_back_do_not_pile_up() -> None:
+def test_colours_that_are_never_reset_do_not_accumulate() -> None:
     """S17, K15: Colours that a job never resets do not accumulate from line to line."""
     lines = folded(b"\x1b[1m\x1b[31mx\n" * 1000, colours=True)
     assert len(lines) == 1000 and len(lines[-1]) < 200
@@ -144,7 +144,7 @@ PIECES = [
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=60), st.lists(st.integers(0, 200), max_size=12))
-def test_s3_20_folding_is_what_a_naive_terminal_shows_however_the_bytes_are_cut(
+def test_s3_20_folding_agrees_with_the_terminal_model_for_any_split_of_the_bytes(
     pieces: list[bytes], cuts: list[int]
 ) -> None:
     """S3.20, S17: Folding gives the lines of the terminal model, no matter where the bytes are cut into pieces.
@@ -194,7 +194,7 @@ def test_k15_a_line_that_is_too_long_is_cut_with_a_mark() -> None:
     assert re.fullmatch(r"(\x1b\[31m){4} … \(cut here: \d+ more characters\)\x1b\[0m", coloured)
 
 
-def test_s3_20_a_progress_of_a_gigabyte_is_one_line_in_flat_memory() -> None:
+def test_s3_20_a_large_progress_bar_is_one_line_and_needs_constant_memory() -> None:
     """S3.20, K15: A progress bar of 64 MB is one line, and the memory in use does not grow with it.
 
     A test in tests/stories does this with 1 GB.
@@ -229,7 +229,7 @@ def test_s3_20_a_progress_of_a_gigabyte_is_one_line_in_flat_memory() -> None:
     ],
 )
 @pytest.mark.parametrize("step", [1, 3, 100])
-def test_k15_a_line_that_is_entered_in_its_middle(data: bytes, lines: list[str], step: int) -> None:
+def test_k15_a_line_read_from_its_middle_is_marked(data: bytes, lines: list[str], step: int) -> None:
     """K15: A line read from its middle is marked with "…", unless a carriage return later overwrites its beginning."""
     folder = Folder()
     folder.enter()
@@ -252,7 +252,7 @@ def test_k15_a_packed_log_that_unpacks_to_too_much_is_refused(tmp_path: Path) ->
         last_lines(str(path), 2)
 
 
-def test_k15_the_last_lines_are_found_from_the_end(tmp_path: Path) -> None:
+def test_k15_last_lines_are_searched_from_the_end_of_the_log(tmp_path: Path) -> None:
     """K15: `last_lines` searches from the end of the log, also in a file of 4 GB and in a very long line."""
     path = tmp_path / "log"
     path.write_bytes(b"".join(b"line %d\n" % n for n in range(100_000)))

@@ -21,7 +21,7 @@ from scheduler.store.paths import Places
 from tests.builders import examples
 
 
-def test_a_store_that_is_being_made_is_empty_and_one_that_nobody_makes_is_trouble(tmp_path: Path) -> None:
+def test_an_unfinished_store_counts_as_empty_only_while_a_daemon_holds_the_lock(tmp_path: Path) -> None:
     """While a daemon holds the lock, a store that is not finished yet counts as empty; else NothingYet is raised.
 
     So `demo` and other commands can read the store right after the start of a daemon.
@@ -112,7 +112,7 @@ def stored(client: SchedulerClient, *states: JobState) -> list[Job]:
 
 
 @pytest.mark.parametrize("label", ["", "x"])
-def test_without_a_daemon_the_newest_jobs_are_found_behind_those_stored_as_running(tmp_path: Path, label: str) -> None:
+def test_without_a_daemon_newest_in_skips_jobs_stored_as_running(tmp_path: Path, label: str) -> None:
     client = SchedulerClient(str(tmp_path / "state.json"))
     stored(client, JobState.DONE, JobState.DONE, JobState.RUNNING, JobState.RUNNING)
     found, _ = client.newest_in(["done"], label, 1)
@@ -121,7 +121,7 @@ def test_without_a_daemon_the_newest_jobs_are_found_behind_those_stored_as_runni
 
 
 @pytest.mark.parametrize(("state", "code"), [(JobState.DONE, 0), (JobState.CANCELLED, 130)])
-def test_ctrl_c_that_came_too_late_does_not_change_the_exit_code(
+def test_a_late_ctrl_c_does_not_change_the_exit_code_of_submit_foreground(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: JobState, code: int
 ) -> None:
     """After Ctrl-C `submit --foreground` exits with 130 if the job was cancelled, else with the job's exit code."""

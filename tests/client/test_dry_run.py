@@ -72,7 +72,7 @@ WISHES = st.builds(
 
 @examples(6)
 @given(wishes=st.lists(WISHES, min_size=3, max_size=6), paused=st.sets(st.integers(0, 3), max_size=2))
-def test_what_is_previewed_is_what_happens(quiet: Scheduler, wishes: list[JobSpec], paused: set[int]) -> None:
+def test_a_preview_predicts_what_the_submission_does(quiet: Scheduler, wishes: list[JobSpec], paused: set[int]) -> None:
     """A preview predicts what its submission then does: start or wait, the GPUs, the reason code and the reason.
 
     The test waits after each submission until the job has started or has a reason to wait.
@@ -102,7 +102,7 @@ def test_what_is_previewed_is_what_happens(quiet: Scheduler, wishes: list[JobSpe
         wait_for(lambda: not {"pending", "starting", "running", "stopping"} & set(s.states().values()), "quiet")
 
 
-def test_dependencies_pauses_folders_and_environments(quiet: Scheduler) -> None:
+def test_a_preview_reports_dependencies_pauses_and_missing_folders(quiet: Scheduler) -> None:
     """A preview reports dependencies, missing folders and environments, and a paused queue as reasons to wait.
 
     If a job in `after_ok` has failed, the preview is ``never``; if a dependency does not exist, it raises NotFound.
@@ -148,7 +148,7 @@ def test_a_preview_writes_nothing(quiet: Scheduler) -> None:
     assert picture() == before
 
 
-def test_without_a_scheduler_it_waits_for_one(tmp_path: Path) -> None:
+def test_a_preview_without_a_scheduler_says_that_the_job_waits_for_one(tmp_path: Path) -> None:
     """Without a running scheduler a preview says that the job waits for a scheduler.
 
     If the job needs more GPUs than there are, the preview is ``never``.
@@ -165,7 +165,7 @@ def test_without_a_scheduler_it_waits_for_one(tmp_path: Path) -> None:
     assert preview(places, CONFIG, spec(gpus="3"), ENVIRON, ModelTable(), alive=False).would == "never"
 
 
-def test_gpus_that_their_readings_forbid_are_not_given(machine: Callable[..., Machine]) -> None:
+def test_a_preview_does_not_allocate_a_gpu_with_foreign_processes(machine: Callable[..., Machine]) -> None:
     """A preview does not allocate a GPU with foreign processes; its reason code is that of the later submission."""
     m = machine()
     m.cards("GPU-a", "GPU-b")

@@ -17,7 +17,7 @@ METHODS = [name for name, each in vars(Probe).items() if inspect.isfunction(each
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_each_method_is_called_in_the_same_way(name: str) -> None:
+def test_each_method_of_the_nvidia_probe_has_the_signature_of_the_protocol(name: str) -> None:
     asked, given = getattr(Probe, name), getattr(NvidiaProbe, name)
     assert inspect.signature(given) == inspect.signature(asked)
     assert inspect.getdoc(given), "it says what it does"

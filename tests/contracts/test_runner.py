@@ -29,7 +29,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
         yield made
 
 
-def test_started_then_ended_with_the_true_code(bench: Bench) -> None:
+def test_a_job_is_reported_as_started_and_then_ended_with_its_exit_code(bench: Bench) -> None:
     bench.start(1, "/bin/sh", "-c", "echo out; echo err >&2; exit 7")
     started, ended = bench.until(Started), bench.until(Ended)
     assert (ended.exit_code, ended.signal, ended.leftovers) == (7, None, ())
@@ -40,14 +40,14 @@ def test_started_then_ended_with_the_true_code(bench: Bench) -> None:
     assert (found.how, found.code) == ("exit", 7) and bench.runner.trouble() == ""
 
 
-def test_signal_is_told_from_exit_code(bench: Bench) -> None:
+def test_an_end_by_signal_differs_from_exit_code_137(bench: Bench) -> None:
     bench.start(1, "/bin/sh", "-c", "kill -9 $$")
     bench.start(2, "/bin/sh", "-c", "exit 137")
     assert bench.until(Ended, 1).signal == 9
     assert bench.until(Ended, 2).exit_code == 137
 
 
-def test_what_cannot_be_started_is_said_and_why(bench: Bench) -> None:
+def test_a_failed_start_is_reported_with_its_reason(bench: Bench) -> None:
     """B12, B13: A start that fails is reported as NeverRan, and the log contains the reason.
 
     Causes: the program is missing or not executable, its interpreter is missing, or the working folder is missing.
@@ -71,7 +71,7 @@ def test_what_cannot_be_started_is_said_and_why(bench: Bench) -> None:
     assert "working folder" in bench.until(NeverRan, 9).why
 
 
-def test_a_claimed_attempt_is_never_started(bench: Bench) -> None:
+def test_an_attempt_whose_record_exists_already_is_not_started(bench: Bench) -> None:
     """P1: An attempt whose record another process has created is not started."""
     job, launch = bench.job(1, "/bin/sh", "-c", "touch ran")
     assert attempt_record.give_up(bench.record(1), job, boot_id(), 1)
@@ -82,7 +82,7 @@ def test_a_claimed_attempt_is_never_started(bench: Bench) -> None:
     assert not (bench.folder / "ran").exists()
 
 
-def test_f16_p1_a_log_that_another_scheduler_just_made_is_left_alone(bench: Bench) -> None:
+def test_f16_p1_a_log_created_by_another_scheduler_is_not_changed(bench: Bench) -> None:
     """F16, P1: If another scheduler has created a log with the same name, the start fails and the log is not changed.
 
     The next attempt, whose log has another name, starts.
@@ -99,7 +99,7 @@ def test_f16_p1_a_log_that_another_scheduler_just_made_is_left_alone(bench: Benc
     assert b"ours" in bench.raw(1, 2) and ran.read_text() == "x\n"
 
 
-def test_long_words_and_environments_arrive_whole(bench: Bench) -> None:
+def test_long_arguments_and_environments_arrive_complete(bench: Bench) -> None:
     words = ["x" * 100_000, "ä b\n\"'$;", ""]
     program = "import os,sys,hashlib;print(len(sys.argv[1]), ascii(sys.argv[2:]), len(os.environ['BIG']))"
     bench.start(1, sys.executable, "-c", program, *words, environment={"BIG": "y" * 120_000})
@@ -108,7 +108,7 @@ def test_long_words_and_environments_arrive_whole(bench: Bench) -> None:
     assert text == f"100000 {words[1:]!a} 120000\n"
 
 
-def test_own_folder_umask_and_environment_file(bench: Bench) -> None:
+def test_a_job_gets_its_own_folder_umask_and_environment_file(bench: Bench) -> None:
     stored = bench.folder / "environment"
     stored.write_bytes(b"PATH=/usr/bin:/bin\0MINE=a=b\0LINES=two\nlines")
     other = bench.folder / "other"
@@ -127,7 +127,7 @@ def test_own_folder_umask_and_environment_file(bench: Bench) -> None:
     assert (bench.folder / "logs" / "1.1.log").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_job_has_default_signals_and_no_descriptor_of_ours(bench: Bench) -> None:
+def test_a_job_has_default_signals_and_inherits_no_descriptor(bench: Bench) -> None:
     program = (
         "import os,signal;print([s for s in signal.valid_signals() if s not in (9,19) and s < 32"
         " and signal.getsignal(s) is signal.SIG_IGN], signal.pthread_sigmask(signal.SIG_BLOCK, []),"
@@ -154,7 +154,7 @@ def test_stop_signals_all_processes_of_the_job(bench: Bench) -> None:
         bench.until(Gone)
 
 
-def test_leftovers_are_named_and_their_end_is_told(bench: Bench) -> None:
+def test_leftover_processes_are_named_and_their_end_is_reported(bench: Bench) -> None:
     # Both processes leave the session before the job ends: the end of the terminal ends its foreground processes.
     # The shells create the files themselves: a `touch` could outlive the job and count as another leftover process.
     script = (
@@ -197,7 +197,7 @@ def test_children_of_an_orphan_that_dies_during_the_search_are_found(
     os.kill(left.pid, signal.SIGKILL)
 
 
-def test_attempts_outlive_the_runner_and_are_adopted(bench: Bench) -> None:
+def test_a_running_attempt_survives_its_runner_and_is_adopted(bench: Bench) -> None:
     """P6: Another runner adopts a running attempt, and reads its exit code from the record."""
     hold = bench.folder / "hold"
     hold.touch()
@@ -225,7 +225,7 @@ def test_an_adopted_unclaimed_attempt_is_never_started(bench: Bench) -> None:
     assert not (bench.folder / "ran").exists()
 
 
-def test_torn_record_is_lost_never_a_guess(bench: Bench) -> None:
+def test_an_attempt_with_a_torn_record_is_lost(bench: Bench) -> None:
     job, _ = bench.job(1)
     path = bench.folder / "attempts" / "1.1"
     job.state = JobState.RUNNING
@@ -239,7 +239,7 @@ def test_torn_record_is_lost_never_a_guess(bench: Bench) -> None:
     assert [type(f) for f in observations] == [Lost]
 
 
-def test_the_log_is_whole_when_the_ending_is_told(bench: Bench) -> None:
+def test_the_log_is_complete_when_the_end_is_reported(bench: Bench) -> None:
     """When the ending is reported, the log is complete, because the diagnosis of a failure reads its last lines."""
     for number in range(1, 9):
         bench.start(
@@ -250,7 +250,7 @@ def test_the_log_is_whole_when_the_ending_is_told(bench: Bench) -> None:
         assert bench.text(number).endswith("\nLAST\n") and len(bench.text(number)) == 1_000_006
 
 
-def test_s4_13_s4_14_streams_of_its_own_where_the_runner_has_them(bench: Bench) -> None:
+def test_s4_13_s4_14_direct_mode_separates_stderr_and_packs_logs(bench: Bench) -> None:
     """S4.13, S4.14: Direct mode can write stderr to its own file and pack logs; screen mode writes one plain log."""
     errors = str(bench.folder / "logs" / "1.1.log.e")
     bench.start(1, "/bin/sh", "-c", "echo out; echo err >&2; exit 7", streams=Streams(errors=errors))

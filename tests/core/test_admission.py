@@ -102,20 +102,20 @@ def bench() -> Bench:
 # -- GPUs that cannot be read are not free ----------------------------------------------------------------
 
 
-def test_a_gpu_that_was_never_read_is_not_given_out() -> None:
+def test_a_gpu_without_a_reading_gets_no_job() -> None:
     made = Bench()
     assert made.card.verdict.code == "stale" and "not been read" in made.card.verdict.sentence
     assert not made.usable() and made.forbids("0.001") == "stale"
 
 
-def test_trouble_forbids_at_once_with_its_cause_and_a_good_reading_ends_it(bench: Bench) -> None:
+def test_a_reading_error_blocks_a_gpu_until_the_next_good_reading(bench: Bench) -> None:
     verdict = bench.trouble("NVML: driver/library version mismatch")
     assert verdict.code == "stale" and "version mismatch" in verdict.sentence and not bench.usable()
     assert bench.card.state == "STALE"
     assert bench.read() == NOTHING_FORBIDDEN and bench.usable()
 
 
-def test_a_reading_is_good_for_three_intervals(bench: Bench) -> None:
+def test_a_reading_expires_after_three_intervals(bench: Bench) -> None:
     bench.wait(3 * INTERVAL)
     assert bench.usable()
     due = bench.admission.next_look
@@ -139,7 +139,7 @@ UNKNOWN = [
 
 @pytest.mark.parametrize(("changes", "code"), UNKNOWN)
 @pytest.mark.parametrize("before", [True, False], ids=["read-before", "first"])
-def test_what_the_driver_does_not_tell_is_not_free(changes: dict[str, Any], code: str, before: bool) -> None:
+def test_a_gpu_with_unknown_memory_or_health_gets_no_job(changes: dict[str, Any], code: str, before: bool) -> None:
     bench = Bench(gpus=2)
     if before:
         bench.read(after=0.0)
@@ -150,7 +150,7 @@ def test_what_the_driver_does_not_tell_is_not_free(changes: dict[str, Any], code
     assert bench.read() == NOTHING_FORBIDDEN and bench.usable()
 
 
-def test_a_gpu_that_is_no_longer_listed_is_gone_and_the_others_are_not() -> None:
+def test_only_a_gpu_missing_from_the_reading_is_blocked_as_gone() -> None:
     bench = Bench(gpus=3)
     bench.read(after=0.0)
     bench.wait(INTERVAL)
@@ -161,7 +161,7 @@ def test_a_gpu_that_is_no_longer_listed_is_gone_and_the_others_are_not() -> None
     assert gone.state == "GONE" and "declared:1" in gone.verdict.sentence
 
 
-def test_memory_errors_forbid_only_where_that_is_wanted(bench: Bench) -> None:
+def test_memory_errors_block_a_gpu_only_with_hold_on_errors(bench: Bench) -> None:
     """I09: Memory errors keep jobs away only if ``hold_on_errors`` is set."""
     assert bench.read(errors="XID 79: fell off the bus") == NOTHING_FORBIDDEN
     bench.admission.thresholds = replace(bench.admission.thresholds, hold_on_errors=True)
@@ -170,7 +170,7 @@ def test_memory_errors_forbid_only_where_that_is_wanted(bench: Bench) -> None:
     assert bench.read() == NOTHING_FORBIDDEN
 
 
-def test_an_unknown_load_does_not_forbid_what_memory_allows(bench: Bench) -> None:
+def test_an_unknown_load_does_not_block_a_gpu(bench: Bench) -> None:
     assert bench.read(load=None) == NOTHING_FORBIDDEN
     first, second = (bench.read(int(0.9 * TOTAL), load=None) for _ in range(2))
     assert first.code == second.code == "foreign", (
@@ -180,7 +180,7 @@ def test_an_unknown_load_does_not_forbid_what_memory_allows(bench: Bench) -> Non
 
 
 @pytest.mark.parametrize("unread", ["lost", "stale", "trouble", "unlisted"])
-def test_the_first_sample_after_a_blind_time_decides_at_once(bench: Bench, unread: str) -> None:
+def test_the_first_reading_after_a_gap_blocks_a_full_gpu_at_once(bench: Bench, unread: str) -> None:
     if unread == "lost":
         bench.read(lost=True)
     elif unread == "unlisted":
@@ -196,7 +196,7 @@ def test_the_first_sample_after_a_blind_time_decides_at_once(bench: Bench, unrea
 # -- own and foreign use ----------------------------------------------------------------------------------
 
 
-def test_two_half_tenants_at_full_load_and_memory_do_not_block_each_other(bench: Bench) -> None:
+def test_two_jobs_with_half_a_gpu_at_full_load_and_memory_do_not_block_each_other(bench: Bench) -> None:
     """S3.14, S3.16: Two jobs with half a GPU each do not block each other, however much memory and load they use."""
     bench.on = [a_tenant(1)]
     busy = a_process(11, 38_000, owner="1.1", load=0.95)
@@ -221,7 +221,7 @@ def test_two_half_tenants_at_full_load_and_memory_do_not_block_each_other(bench:
         (1_000, 79, 95, ""),  # the GPU is 95 % busy, but not with the foreign process
     ],
 )
-def test_thresholds_are_held_against_the_foreign_part(bench: Bench, mib: int, load: int, own: int, code: str) -> None:
+def test_thresholds_apply_to_foreign_use_only(bench: Bench, mib: int, load: int, own: int, code: str) -> None:
     """S3.16: Thresholds apply to the memory and load of foreign processes only."""
     bench.on = [a_tenant()] if own else []
     there = [a_process(4711, mib, load=load / 100)]
@@ -234,13 +234,13 @@ def test_thresholds_are_held_against_the_foreign_part(bench: Bench, mib: int, lo
         assert "(pid 4711, user x)" in verdict.sentence and "foreign processes" in verdict.sentence
 
 
-def test_a_busy_card_without_jobs_of_ours_is_blocked_though_no_process_is_seen(bench: Bench) -> None:
+def test_load_on_a_gpu_without_our_jobs_blocks_it_even_if_no_process_is_listed(bench: Bench) -> None:
     """S3.16: Load on a GPU without jobs of this scheduler counts as foreign, although no process is listed."""
     bench.read(load=90)
     assert bench.read(load=90).sentence == "GPU 0 is 90 % busy with foreign processes; limit 80 %"
 
 
-def test_a_foreign_process_that_only_draws_does_not_make_our_load_foreign(bench: Bench) -> None:
+def test_a_foreign_graphics_process_does_not_make_our_load_foreign(bench: Bench) -> None:
     bench.on = [a_tenant()]
     there = a_process(900, 300, compute=False), a_process(11, 10_000, owner="1.1", load=0.95)
     for _ in range(3):
@@ -258,14 +258,14 @@ def test_an_idle_foreign_process_does_not_make_our_load_foreign(bench: Bench) ->
     assert bench.read(DRIVER + 10_500, *there, load=95).code == "foreign", "nobody of ours makes that load"
 
 
-def test_without_samples_the_whole_load_counts_as_soon_as_somebody_else_computes(bench: Bench) -> None:
+def test_without_load_per_process_a_foreign_compute_process_makes_all_load_foreign(bench: Bench) -> None:
     bench.on = [a_tenant()]
     there = a_process(4711, 500), a_process(11, 10_000, owner="1.1")
     bench.read(DRIVER + 10_500, *there, load=95)
     assert bench.read(DRIVER + 10_500, *there, load=95).code == "foreign"
 
 
-def test_the_baseline_is_learned_from_an_empty_card(bench: Bench) -> None:
+def test_the_memory_baseline_is_the_least_use_of_an_empty_gpu(bench: Bench) -> None:
     assert bench.card.baseline_mib == DRIVER and bench.card.foreign_mib == 0
     bench.read(DRIVER + 30_000, a_process(mib=30_000))
     assert bench.card.baseline_mib == DRIVER and bench.card.foreign_mib == 30_000
@@ -273,7 +273,7 @@ def test_the_baseline_is_learned_from_an_empty_card(bench: Bench) -> None:
     assert bench.card.baseline_mib == 500, "the least that was seen"
 
 
-def test_a_card_that_is_full_when_first_seen_teaches_no_baseline() -> None:
+def test_a_gpu_that_is_full_at_the_first_reading_sets_no_memory_baseline() -> None:
     bench = Bench()
     bench.read(DRIVER + 60_000, after=0.0)
     assert bench.card.baseline_mib is None and bench.card.foreign_mib == DRIVER + 60_000
@@ -281,7 +281,7 @@ def test_a_card_that_is_full_when_first_seen_teaches_no_baseline() -> None:
     assert bench.card.baseline_mib == DRIVER and bench.card.foreign_mib == 60_000
 
 
-def test_memory_that_others_use_leaves_less_to_give(bench: Bench) -> None:
+def test_foreign_memory_below_the_threshold_reduces_the_room_for_jobs(bench: Bench) -> None:
     """Foreign use below the threshold does not block a GPU, but jobs get only the memory that it leaves free."""
     assert bench.read(DRIVER + 48_000, a_process(mib=48_000)) == NOTHING_FORBIDDEN
     assert bench.forbids("0.5") == "foreign" and bench.forbids("0.3") == ""
@@ -302,12 +302,12 @@ def test_memory_that_others_use_leaves_less_to_give(bench: Bench) -> None:
         (a_process(mib=1_500, compute=False), ""),
     ],
 )
-def test_a_whole_card_tolerates_two_percent_of_others(bench: Bench, process: GpuProcess, code: str) -> None:
+def test_a_whole_gpu_request_tolerates_two_percent_foreign_memory(bench: Bench, process: GpuProcess, code: str) -> None:
     bench.read(DRIVER + (process.memory_mib or 0), process)
     assert bench.forbids("1") == code and bench.forbids("0.5") == ""
 
 
-def test_a_display_server_does_not_make_a_card_computed_on() -> None:
+def test_a_display_server_does_not_block_a_whole_gpu_request() -> None:
     bench = Bench()
     shown = a_process(900, 3_000, compute=False)
     for _ in range(3):
@@ -316,7 +316,7 @@ def test_a_display_server_does_not_make_a_card_computed_on() -> None:
     assert bench.forbids("1") == ""
 
 
-def test_a_whole_card_is_free_again_after_three_clean_samples(bench: Bench) -> None:
+def test_a_gpu_gets_whole_gpu_jobs_again_after_three_readings_without_foreign_use(bench: Bench) -> None:
     bench.read(DRIVER + 4_000, a_process(mib=4_000))
     assert bench.admission.whole_blocked_mask == 1 and "3.9 GiB" in bench.card.whole.sentence
     for left in (2, 1, 0):
@@ -329,7 +329,7 @@ def test_a_whole_card_is_free_again_after_three_clean_samples(bench: Bench) -> N
 # -- jobs that use more than their share, jobs that start -------------------------------------------------
 
 
-def test_a_job_over_its_share_is_counted_as_it_is_and_named(bench: Bench) -> None:
+def test_a_job_over_its_share_counts_with_its_real_use_and_the_reason_names_it(bench: Bench) -> None:
     bench.on = [a_tenant(12, 250)]
     promised = (TOTAL - DRIVER) // 4
     bench.read(DRIVER + int(1.09 * promised), a_process(11, int(1.09 * promised), owner="12.1"))
@@ -341,13 +341,13 @@ def test_a_job_over_its_share_is_counted_as_it_is_and_named(bench: Bench) -> Non
     assert bench.card.verdict == NOTHING_FORBIDDEN, "it blocks by what it uses, not the whole card"
 
 
-def test_declared_memory_is_a_share_too(bench: Bench) -> None:
+def test_use_within_the_requested_memory_is_not_over_the_share(bench: Bench) -> None:
     bench.on = [a_tenant(12, 100, vram_mib=40_000)]
     bench.read(DRIVER + 41_000, a_process(11, 41_000, owner="12.1"))
     assert bench.card.overcommit == 0
 
 
-def test_a_job_that_has_not_taken_its_memory_yet_counts_by_booking(bench: Bench) -> None:
+def test_a_job_without_memory_use_yet_counts_with_its_whole_share(bench: Bench) -> None:
     """I12: A job that does not use its memory yet counts with its whole share."""
     bench.on = [a_tenant(1, 600, started_at=None)]
     bench.read()
@@ -368,7 +368,9 @@ def test_a_job_that_has_not_taken_its_memory_yet_counts_by_booking(bench: Bench)
         ({"visible": False}, False),
     ],
 )
-def test_who_appears_beside_a_fresh_job_is_taken_for_its_own(bench: Bench, changes: dict[str, Any], ours: bool) -> None:
+def test_an_unknown_process_beside_a_new_job_counts_as_its_own(
+    bench: Bench, changes: dict[str, Any], ours: bool
+) -> None:
     bench.on = [a_tenant(1, 1000, started_at=bench.wall)]
     process = replace(a_process(77, 20_000, ours=True, started_at=bench.wall + 3), **changes)
     bench.read(DRIVER + 20_000, a_process(70, 10, owner="1.1"), process)
@@ -376,7 +378,7 @@ def test_who_appears_beside_a_fresh_job_is_taken_for_its_own(bench: Bench, chang
     assert bench.card.whole_blocked == (not ours)
 
 
-def test_after_the_settle_time_an_unknown_process_is_foreign(bench: Bench) -> None:
+def test_an_unknown_process_counts_as_foreign_after_the_settle_time(bench: Bench) -> None:
     bench.on = [a_tenant(1, 500, started_at=bench.wall)]
     process = a_process(77, 20_000, ours=True, started_at=bench.wall + 3)
     bench.read(DRIVER + 20_000, process, after=119)
@@ -385,7 +387,7 @@ def test_after_the_settle_time_an_unknown_process_is_foreign(bench: Bench) -> No
     assert bench.card.foreign_mib == 20_000
 
 
-def test_of_two_fresh_jobs_the_younger_gets_the_unknown_process(bench: Bench) -> None:
+def test_an_unknown_process_counts_for_the_younger_of_two_new_jobs(bench: Bench) -> None:
     bench.on = [a_tenant(1, 250, started_at=bench.wall), a_tenant(2, 250, started_at=bench.wall + 2)]
     bench.read(DRIVER + 30_000, a_process(77, 30_000, ours=True, started_at=bench.wall + 3))
     assert bench.card.why_overcommit.sentence.startswith("job 2 uses 29.3 GiB")
@@ -394,7 +396,7 @@ def test_of_two_fresh_jobs_the_younger_gets_the_unknown_process(bench: Bench) ->
 # -- drivers that report little ---------------------------------------------------------------------------
 
 
-def test_without_a_process_list_our_jobs_count_with_what_they_were_promised(bench: Bench) -> None:
+def test_without_a_process_list_jobs_count_with_their_shares(bench: Bench) -> None:
     """Without a list of processes, each job is assumed to use its share of the memory. (GPUtil gives no such list.)"""
     bench.on = [a_tenant(1, 500)]
     bench.read(DRIVER + 38_000, processes=None, load=95)
@@ -404,12 +406,12 @@ def test_without_a_process_list_our_jobs_count_with_what_they_were_promised(benc
     assert 29_000 < bench.card.foreign_mib < 32_000 and bench.forbids("0.5") == "foreign"
 
 
-def test_without_a_process_list_a_full_card_of_nobody_is_blocked() -> None:
+def test_without_a_process_list_a_full_gpu_without_our_jobs_is_blocked() -> None:
     bench = Bench()
     assert bench.read(70_000, processes=None, after=0.0).code == "foreign"
 
 
-def test_numbers_of_another_container_may_be_our_own_jobs(bench: Bench) -> None:
+def test_processes_of_another_pid_namespace_count_as_ours_up_to_the_booking(bench: Bench) -> None:
     bench.on = [a_tenant(1, 500)]
     hidden = a_process(5, 38_000, visible=False, user="")
     bench.read(DRIVER + 38_000, hidden, load=95)
@@ -421,13 +423,13 @@ def test_numbers_of_another_container_may_be_our_own_jobs(bench: Bench) -> None:
     assert bench.card.foreign_mib == 68_000
 
 
-def test_an_empty_list_beside_memory_in_use_is_no_list(bench: Bench) -> None:
+def test_an_empty_process_list_with_memory_in_use_counts_as_no_list(bench: Bench) -> None:
     bench.on = [a_tenant(1, 500)]
     bench.read(DRIVER + 38_000)
     assert bench.card.foreign_mib == 0 and bench.card.own_mib > 37_000
 
 
-def test_processes_without_figures_count_with_their_promise(bench: Bench) -> None:
+def test_our_processes_without_memory_values_count_with_the_booking(bench: Bench) -> None:
     bench.on = [a_tenant(1, 500)]
     bench.read(DRIVER + 30_000, a_process(11, None, owner="1.1"))
     assert bench.card.foreign_mib == 0 and bench.card.overcommit == 0
@@ -438,7 +440,7 @@ def test_processes_without_figures_count_with_their_promise(bench: Bench) -> Non
 # -- after the end of a job -------------------------------------------------------------------------------
 
 
-def test_after_an_end_a_gpu_is_read_before_it_is_given_out(bench: Bench) -> None:
+def test_a_gpu_gets_a_new_job_only_after_a_reading_since_the_last_job_ended(bench: Bench) -> None:
     bench.on = [a_tenant(1, 1000)]
     bench.read(DRIVER + 70_000, a_process(11, 70_000, owner="1.1"))
     bench.on = []
@@ -447,7 +449,7 @@ def test_after_an_end_a_gpu_is_read_before_it_is_given_out(bench: Bench) -> None
     assert bench.read(after=0.05) == NOTHING_FORBIDDEN and bench.forbids("1") == ""
 
 
-def test_a_reading_that_was_asked_for_before_the_end_tells_nothing_of_what_is_left(bench: Bench) -> None:
+def test_a_reading_requested_before_a_job_ended_does_not_free_its_gpu(bench: Bench) -> None:
     """A reading that was requested before a job ended does not free the GPU.
 
     Such a reading may still show the job's process.
@@ -466,7 +468,7 @@ def test_a_reading_that_was_asked_for_before_the_end_tells_nothing_of_what_is_le
     assert bench.read(after=0.1) == NOTHING_FORBIDDEN and bench.forbids("1") == "", "the next job waits for nothing"
 
 
-def test_memory_that_stays_after_an_end_is_waited_for_and_then_is_foreign(bench: Bench) -> None:
+def test_memory_left_after_a_job_blocks_the_gpu_and_is_foreign_after_release_s(bench: Bench) -> None:
     """I11: After a job's end, its GPU waits until the memory is released; after ``release_s`` the memory is foreign."""
     bench.on = [a_tenant(1, 1000)]
     process = a_process(11, 70_000, owner="1.1")
@@ -485,7 +487,7 @@ def test_memory_that_stays_after_an_end_is_waited_for_and_then_is_foreign(bench:
     assert verdict == NOTHING_FORBIDDEN and bench.card.freed_at is None
 
 
-def test_memory_that_is_released_in_time_was_never_foreign(bench: Bench) -> None:
+def test_memory_released_within_release_s_never_counts_as_foreign(bench: Bench) -> None:
     """I11: Memory that is released within ``release_s`` after the end of a job never counts as foreign."""
     bench.on = [a_tenant(1, 1000)]
     process = a_process(11, 70_000, owner="1.1")
@@ -498,7 +500,7 @@ def test_memory_that_is_released_in_time_was_never_foreign(bench: Bench) -> None
     assert bench.read() == NOTHING_FORBIDDEN and bench.forbids("1") == ""
 
 
-def test_memory_of_two_ended_jobs_is_waited_for(bench: Bench) -> None:
+def test_a_gpu_waits_for_the_memory_release_of_both_ended_jobs(bench: Bench) -> None:
     """I11: When two jobs end one after the other, the GPU waits until the memory of both is released."""
     bench.on = [a_tenant(1), a_tenant(2)]
     one, other = a_process(11, 38_000, owner="1.1"), a_process(12, 38_000, owner="2.1")
@@ -528,7 +530,7 @@ def test_gpu_stays_blocked_until_a_reading_after_release_s(bench: Bench) -> None
     assert bench.read(DRIVER + 70_000, replace(process, visible=False, owner="", ours=False)).code == "foreign"
 
 
-def test_while_a_gpu_is_watched_a_little_longer_that_is_what_is_said(bench: Bench) -> None:
+def test_the_reason_says_that_a_gpu_needs_more_readings_before_it_is_free(bench: Bench) -> None:
     for _ in range(2):
         bench.read(DRIVER + 70_000, a_process(mib=70_000))
     for _ in range(2):
@@ -539,7 +541,7 @@ def test_while_a_gpu_is_watched_a_little_longer_that_is_what_is_said(bench: Benc
     assert bench.read() == NOTHING_FORBIDDEN
 
 
-def test_the_load_right_after_an_end_is_still_the_jobs(bench: Bench) -> None:
+def test_load_right_after_the_end_of_a_job_does_not_count_as_foreign(bench: Bench) -> None:
     bench.on = [a_tenant(1, 1000)]
     bench.read(DRIVER + 70_000, a_process(11, 70_000, owner="1.1"), load=100)
     bench.on = []
@@ -558,7 +560,7 @@ def test_the_load_right_after_an_end_is_still_the_jobs(bench: Bench) -> None:
     [(), (a_process(11, 70_000, visible=False, user=""),), (a_process(4711, 70_000, load=0.9),), (a_process(4711),)],
     ids=["nobody", "hidden", "busy", "no-figure"],
 )
-def test_what_somebody_accepts_blocks_nobody_any_more(bench: Bench, there: tuple[GpuProcess, ...]) -> None:
+def test_accepted_foreign_processes_and_memory_do_not_block_a_gpu(bench: Bench, there: tuple[GpuProcess, ...]) -> None:
     """I11: Processes and memory that a user accepted with ``resume --force`` do not block the GPU."""
     load = 90 if there and there[0].load else 0
     for _ in range(2):
@@ -571,7 +573,7 @@ def test_what_somebody_accepts_blocks_nobody_any_more(bench: Bench, there: tuple
         assert bench.forbids("1") == "" and bench.card.foreign_mib == 0
 
 
-def test_only_what_was_there_is_accepted(bench: Bench) -> None:
+def test_only_the_use_at_the_time_of_acceptance_is_accepted(bench: Bench) -> None:
     there = a_process(4711, 70_000)
     for _ in range(2):
         bench.read(DRIVER + 70_000, there)
@@ -588,7 +590,7 @@ def test_only_what_was_there_is_accepted(bench: Bench) -> None:
     assert verdict.code == "foreign", "another process of the same number"
 
 
-def test_accepting_ends_the_wait_for_memory_after_an_end(bench: Bench) -> None:
+def test_resume_force_ends_the_wait_for_memory_release(bench: Bench) -> None:
     """I11: After ``resume --force`` a GPU no longer waits for the release of an ended job's memory."""
     bench.on = [a_tenant(1, 1000)]
     bench.read(DRIVER + 70_000, a_process(11, 70_000, owner="1.1"))
@@ -601,7 +603,7 @@ def test_accepting_ends_the_wait_for_memory_after_an_end(bench: Bench) -> None:
         assert bench.read(DRIVER + 70_000, left) == NOTHING_FORBIDDEN
 
 
-def test_accepting_does_not_unblock_a_gone_or_stale_gpu(bench: Bench) -> None:
+def test_resume_force_does_not_unblock_a_gone_or_stale_gpu(bench: Bench) -> None:
     bench.read(lost=True)
     bench.admission.accept([0], bench.now)
     assert bench.forbids() == "gone"
@@ -626,20 +628,20 @@ def foreign(bench: Bench, percent: float, load: bool = False) -> bool:
 
 
 @pytest.mark.parametrize("load", [False, True], ids=["memory", "load"])
-def test_it_blocks_after_two_samples_above_and_unblocks_after_three_below(bench: Bench, load: bool) -> None:
+def test_a_gpu_is_blocked_after_two_samples_above_and_free_after_three_below(bench: Bench, load: bool) -> None:
     """I13: A GPU is blocked after two samples above the threshold, and free again after three samples well below it."""
     assert [foreign(bench, each, load) for each in (85, 70, 85, 85)] == [False, False, False, True]
     assert [foreign(bench, each, load) for each in (74, 74, 76, 74, 74, 79, 70, 70, 70)] == [True] * 8 + [False]
 
 
-def test_the_very_first_sample_decides_at_once() -> None:
+def test_the_first_sample_of_a_gpu_blocks_it_at_once() -> None:
     for percent, blocked in ((85, True), (79, False), (81, True)):
         assert foreign(Bench(), percent) is blocked
 
 
 @pytest.mark.parametrize("load", [False, True], ids=["memory", "load"])
 @pytest.mark.parametrize("first", [79, 81])
-def test_a_reading_that_flickers_changes_minds_at_most_once(first: int, load: bool) -> None:
+def test_readings_that_alternate_around_the_threshold_change_the_verdict_at_most_once(first: int, load: bool) -> None:
     """I13: Readings that alternate around the threshold change the verdict at most once."""
     bench = Bench()
     minds = [foreign(bench, first if i % 2 == 0 else 160 - first, load) for i in range(1000)]

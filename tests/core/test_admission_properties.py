@@ -149,7 +149,7 @@ HAPPENINGS = st.lists(EVENT, max_size=25)
 
 
 @given(HAPPENINGS, st.booleans())
-def test_what_is_not_known_is_never_usable_and_the_masks_say_what_the_verdicts_say(
+def test_a_gpu_without_a_valid_reading_is_unusable_and_masks_agree_with_verdicts(
     events: list[Told], errors: bool
 ) -> None:
     watched = Watched(errors)
@@ -172,7 +172,7 @@ KINDS = st.sampled_from(
 
 
 @given(HAPPENINGS, st.lists(KINDS, min_size=1, max_size=6), st.lists(st.booleans(), min_size=GPUS, max_size=GPUS))
-def test_find_never_gives_what_is_forbidden_and_why_not_names_a_rule_that_fails(
+def test_find_respects_the_verdicts_and_why_not_names_a_failing_rule(
     events: list[Told], kinds: list[PlacementClass], paused: Sequence[bool]
 ) -> None:
     watched = Watched()
@@ -296,7 +296,7 @@ READS = st.lists(st.one_of(st.none(), READ), min_size=20, max_size=20)
 
 
 @given(*HISTORY, READS)
-def test_with_readings_too_what_starts_is_what_scanning_all_gpus_would_choose(
+def test_the_scheduler_starts_the_same_jobs_as_the_slow_one_when_readings_block_gpus(
     servers: list[int], memory_mib: int | None, turns: list[list[Step]], reads: list[Step | None]
 ) -> None:
     """S3.16: When readings block GPUs, the real scheduler starts the same jobs on the same GPUs as the slow one."""
@@ -307,7 +307,7 @@ def test_with_readings_too_what_starts_is_what_scanning_all_gpus_would_choose(
 
 
 @given(st.lists(st.sampled_from([("read", 74), ("read", 79), ("read", 81), ("end", 0), ("wait", 0)]), max_size=60))
-def test_readings_around_the_limit_start_no_job_twice_and_lose_none(events: list[tuple[str, int]]) -> None:
+def test_readings_around_the_threshold_start_no_job_twice_and_lose_none(events: list[tuple[str, int]]) -> None:
     """I13: Readings around the threshold neither start a job twice nor lose one."""
     play = Play(Fleet([a_gpu(0)], SLOTS))
     state = play.scheduler
@@ -344,7 +344,7 @@ def test_readings_around_the_limit_start_no_job_twice_and_lose_none(events: list
 # -- messages about GPUs ----------------------------------------------------------------------------------
 
 
-def test_a_gpu_that_vanishes_is_noted_in_its_job_and_said_once() -> None:
+def test_a_disappeared_gpu_adds_a_note_to_its_job_and_one_message() -> None:
     """I06: If a GPU disappears, the job that runs on it gets a note, and users get one message."""
     play = Play(Fleet(some_gpus(2), SLOTS))
     state = play.scheduler
@@ -374,7 +374,7 @@ def test_a_gpu_that_vanishes_is_noted_in_its_job_and_said_once() -> None:
     assert read(0, 1) == ["GPU 0,1 can get jobs again"]
 
 
-def test_a_gpu_becomes_stale_by_itself() -> None:
+def test_a_gpu_becomes_stale_without_an_event() -> None:
     play = Play(Fleet(some_gpus(1), SLOTS))
     state = play.scheduler
     state.fleet.admission = Admission.of(state.fleet.gpus.values(), state.policy.thresholds, play.now)

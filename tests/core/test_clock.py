@@ -23,7 +23,7 @@ JUMPS = pytest.mark.parametrize("jump", [-3600.0, YEARS, -YEARS], ids=["hour bac
 
 
 @JUMPS
-def test_g01_back_off_goes_by_the_clock_that_never_jumps(jump: float) -> None:
+def test_g01_retries_follow_the_monotonic_clock(jump: float) -> None:
     """G01: A retry starts neither early nor late when the wall clock jumps."""
     play = a_world(1, assign_retry_wait_s=5.0)
     play.arrive(a_job(1))
@@ -50,7 +50,7 @@ def test_g01_a_clock_jump_does_not_change_time_limit_and_grace(jump: float) -> N
 
 
 @JUMPS
-def test_g01_a_daemon_that_starts_after_a_jump_ends_nobody_early(jump: float) -> None:
+def test_g01_a_restart_after_a_clock_jump_ends_no_job_early(jump: float) -> None:
     """G01, P6: After a restart, a job's run time is computed from the start of its process, not from the wall clock."""
     job = a_job(1, time_limit_s=60.0, state=S.RUNNING, gpus=(0,), attempt=1, started_at=T0, process=Process(9, 500_00))
     state = SchedulerState(Fleet(some_gpus(1)), {1: job}.get, a_policy())
@@ -82,7 +82,7 @@ def test_g01_after_restart_and_clock_jump_a_retry_waits_at_most_the_longest_wait
 
 
 @JUMPS
-def test_g01_equal_jobs_run_in_the_order_in_which_they_came(jump: float) -> None:
+def test_g01_jobs_of_equal_priority_start_in_order_of_arrival(jump: float) -> None:
     """G01: Jobs of equal priority start in the order of their arrival, not of their submission times."""
     play = a_world(1)
     play.run(a_job(1))
@@ -95,7 +95,7 @@ def test_g01_equal_jobs_run_in_the_order_in_which_they_came(jump: float) -> None
     assert play.started == [1, 2, 3, 4]
 
 
-def test_g01_no_negative_duration_is_shown_or_learned() -> None:
+def test_g01_durations_are_never_negative() -> None:
     job = a_job(1, state=S.DONE, started_at=T0, finished_at=T0 - 3600)
     assert run_time(job, T0) == "0 s" and run_time(a_job(1, state=S.RUNNING, started_at=T0), T0 - 9) == "0 s"
     assert span_text(-YEARS) == "0 s"
@@ -104,7 +104,7 @@ def test_g01_no_negative_duration_is_shown_or_learned() -> None:
     assert learned.of(JobSpec(script="/a.py"), ResourceRequest.parse("1")) == 0.0
 
 
-def test_g02_times_are_utc_and_pass_2038() -> None:
+def test_g02_times_are_utc_and_correct_after_2038() -> None:
     """G02: Times are UTC and correct around 2^31 seconds, a leap second, and a change to summer time."""
     for seconds, text in (
         (2**31 - 1, "2038-01-19T03:14:07.000Z"), (2**31, "2038-01-19T03:14:08.000Z"), (2**32, "2106-02-07T06:28:16.000Z"),
@@ -114,7 +114,7 @@ def test_g02_times_are_utc_and_pass_2038() -> None:
         assert utc(float(seconds)) == text
 
 
-def test_g03_a_machine_that_slept_times_nobody_out() -> None:
+def test_g03_suspend_of_the_machine_causes_no_timeout() -> None:
     """G03: After eight hours of suspend, in which only the wall clock advances, nothing has timed out."""
     play = a_world(4, kill_grace_s=15.0, assign_retry_wait_s=30.0)
     play.run(*(a_job(n, time_limit_s=60.0) for n in (1, 2, 3)))

@@ -15,7 +15,7 @@ from scheduler.core.job_options import priority_of
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_each_key_is_readable_from_its_own_default(name: str) -> None:
+def test_each_setting_can_be_read_from_its_default(name: str) -> None:
     default = defaults()[name]
     assert read_option(name, default, "config.yaml") == default == getattr(Config(), name)
     if default is not None:
@@ -23,11 +23,11 @@ def test_each_key_is_readable_from_its_own_default(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_each_key_says_what_it_is(name: str) -> None:
+def test_each_setting_has_a_help_text(name: str) -> None:
     assert OPTIONS[name].metadata["help"]
 
 
-def test_the_defaults_are_those_people_know() -> None:
+def test_settings_have_their_documented_defaults() -> None:
     """S3.1: File names, intervals and limits have their documented defaults."""
     config = Config()
     assert config.jobs_file == "jobs.txt"
@@ -48,12 +48,12 @@ def test_the_defaults_are_those_people_know() -> None:
         ("kill_graze", "kill_grace"),
     ],
 )
-def test_an_unknown_key_names_the_nearest(written: str, nearest: str) -> None:
+def test_the_error_for_an_unknown_key_names_the_most_similar_key(written: str, nearest: str) -> None:
     with pytest.raises(UsageError, match=f"^config.yaml: unknown key '{written}'; did you mean {nearest}\\?$"):
         read_option(written, "x", "config.yaml")
 
 
-def test_a_key_like_no_other_lists_the_known_ones() -> None:
+def test_the_error_for_an_unknown_key_lists_the_known_keys() -> None:
     with pytest.raises(UsageError, match="known: activation_limit, aging, assign_retry_wait"):
         read_option("zzzzzz", "x", "config.yaml")
 
@@ -83,7 +83,7 @@ def test_a_key_like_no_other_lists_the_known_ones() -> None:
         ("python", 3, "3"),
     ],
 )
-def test_a_value_is_read_as_its_type(name: str, value: Any, read: Any) -> None:
+def test_a_value_is_converted_to_the_type_of_its_setting(name: str, value: Any, read: Any) -> None:
     found = read_option(name, value, "config.yaml")
     assert found == read and type(found) is type(read)
 
@@ -122,7 +122,7 @@ def test_a_value_is_read_as_its_type(name: str, value: Any, read: Any) -> None:
         ("log_dir", True, "must be a text"),
     ],
 )
-def test_a_wrong_value_is_refused_naming_where_and_which_key(name: str, value: Any, says: str) -> None:
+def test_the_error_for_a_wrong_value_names_file_and_key(name: str, value: Any, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         read_option(name, value, "config.yaml")
     assert str(caught.value).startswith(f"config.yaml: {name}: ")
@@ -140,7 +140,7 @@ def test_a_wrong_value_is_refused_naming_where_and_which_key(name: str, value: A
         ("gpus", 10**9),
     ],
 )
-def test_a_value_beyond_all_bounds_is_refused_not_a_crash(name: str, value: Any) -> None:
+def test_an_extreme_value_is_refused_without_a_crash(name: str, value: Any) -> None:
     with pytest.raises(SchedulerError):
         read_option(name, value, "config.yaml")
 
@@ -162,7 +162,7 @@ ANYTHING = st.one_of(
 
 
 @given(st.sampled_from(sorted(OPTIONS)), ANYTHING)
-def test_any_value_is_read_or_refused(name: str, value: Any) -> None:
+def test_any_value_is_read_or_refused_with_a_usage_error(name: str, value: Any) -> None:
     """P3: Any value is read as the right type or refused with one short UsageError; no other exception occurs."""
     try:
         read = read_option(name, value, "config.yaml")
@@ -178,7 +178,7 @@ def test_any_value_is_read_or_refused(name: str, value: Any) -> None:
 
 
 @given(st.text(max_size=30))
-def test_any_key_is_known_or_named_in_one_short_error(name: str) -> None:
+def test_any_unknown_key_is_refused_with_one_short_error(name: str) -> None:
     """P3: Any unknown key is refused with one short error."""
     if name not in OPTIONS:
         with pytest.raises(UsageError) as caught:
@@ -186,7 +186,7 @@ def test_any_key_is_known_or_named_in_one_short_error(name: str) -> None:
         assert "unknown key" in caught.value.what and "\n" not in str(caught.value)
 
 
-def test_an_option_that_is_named_already_is_not_named_twice() -> None:
+def test_an_error_names_a_command_line_option_once() -> None:
     """S3.1: An error about a command-line option names the option once."""
     with pytest.raises(UsageError) as caught:
         read_option("mem_threshold", "8", "--mem-threshold", named=True)
@@ -202,12 +202,12 @@ def test_an_option_that_is_named_already_is_not_named_twice() -> None:
         ("a\x85b\x7f", '"a\\U00000085b\\U0000007f"'),
     ],
 )  # fmt: skip
-def test_values_are_written_as_yaml_would_have_them(value: Any, text: str) -> None:
+def test_config_values_are_written_as_yaml(value: Any, text: str) -> None:
     """Contract 2: `config show` prints values as YAML."""
     assert written(value) == text
 
 
-def test_a_config_is_frozen_and_names_its_own_values() -> None:
+def test_a_config_is_immutable_and_lists_all_settings() -> None:
     config = config_from({"gpus": 2})
     assert config.gpus == 2
     assert set(config.policy_values()) == set(OPTIONS)
@@ -215,13 +215,13 @@ def test_a_config_is_frozen_and_names_its_own_values() -> None:
         config.gpus = 3  # type: ignore[misc]
 
 
-def test_paths_and_reloadable_settings_are_settings() -> None:
+def test_path_settings_and_reloadable_settings_are_known_and_disjoint() -> None:
     assert set(OPTIONS) > PATHS > {"state_file", "jobs_file", "log_dir"}
     assert {"kill_grace", "oom_retries", "cuda_ids"} < RELOADABLE
     assert not RELOADABLE & PATHS
 
 
 @pytest.mark.parametrize("text", ["5\x1f", "\x1c5", " 5 "])
-def test_a_number_may_have_any_blank_around_it(text: str) -> None:
+def test_a_number_may_have_any_white_space_around_it(text: str) -> None:
     """A number may have any white space around it, including control characters that `float` alone rejects."""
     assert read_option("kill_grace", text, "x") == 5.0 and priority_of(text) == 5

@@ -25,7 +25,7 @@ def tally(*events: Event, before: bool = False, **job: object) -> dict[tuple[str
     return counted(events, {1: one}, lambda _: before)
 
 
-def test_a_start_counts_its_wait_once() -> None:
+def test_each_wait_and_run_is_counted_once() -> None:
     wait = {("waited", "10"): 1.0, ("waited", "sum"): 5.0}
     assert tally(Event(1, T0 + 5, "started")) == wait
     done = Event(1, T0 + 35, "done", {"outcome": "exit", "ran": 30.0})
@@ -46,12 +46,12 @@ def test_a_start_counts_its_wait_once() -> None:
         ("stopping", {}, {}),
     ],
 )
-def test_endings_and_retries(kind: str, detail: dict[str, object], found: dict[tuple[str, str], float]) -> None:
+def test_ends_and_retries_count_once(kind: str, detail: dict[str, object], found: dict[tuple[str, str], float]) -> None:
     assert tally(Event(1, T0, kind, detail), before=True) == found
 
 
 @given(st.lists(st.floats(0, 1e9), max_size=30), st.sampled_from([WAIT_BUCKETS, RUN_BUCKETS, TICK_BUCKETS]))
-def test_a_histogram_is_true_at_each_bound(seconds: list[float], bounds: tuple[float, ...]) -> None:
+def test_histogram_buckets_count_all_values_up_to_their_bound(seconds: list[float], bounds: tuple[float, ...]) -> None:
     counts: dict[str, float] = {}
     for one in seconds:
         counts[bucket(bounds, one)] = counts.get(bucket(bounds, one), 0) + 1

@@ -24,7 +24,7 @@ LEFT = (Process(4712, 6), Process(4713, 7))
 # -- starts ------------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_fits_starts_in_the_turn_it_arrives() -> None:
+def test_a_job_that_fits_starts_in_the_pass_of_its_arrival() -> None:
     play = a_world(2)
     plan = play.arrive(a_job(1, "0.5"))
     (job,) = plan.starts
@@ -34,7 +34,7 @@ def test_a_job_that_fits_starts_in_the_turn_it_arrives() -> None:
     assert play.scheduler.live == {1: job} and play.scheduler.waiting() == 0
 
 
-def test_a_turn_in_which_nothing_happens_is_empty() -> None:
+def test_a_pass_without_events_has_an_empty_plan() -> None:
     play = a_world(1)
     play.run(a_job(1))
     play.arrive(a_job(2))
@@ -42,7 +42,7 @@ def test_a_turn_in_which_nothing_happens_is_empty() -> None:
     assert plan.empty and not plan.starts and not plan.stops and not plan.must_sync
 
 
-def test_the_most_urgent_starts_first_and_equal_ones_in_file_order() -> None:
+def test_the_most_urgent_job_starts_first_and_equal_jobs_in_file_order() -> None:
     """S3.12 S2.7: The most urgent job starts first; jobs of equal priority start in the order of the file."""
     play = a_world(1)
     play.run(a_job(9))
@@ -55,7 +55,7 @@ def test_the_most_urgent_starts_first_and_equal_ones_in_file_order() -> None:
     assert play.started == [9, 3, 2, 4, 1]
 
 
-def test_a_job_that_does_not_fit_is_passed_by_those_that_do() -> None:
+def test_smaller_jobs_overtake_a_job_that_does_not_fit() -> None:
     """S3.17: A later job that fits overtakes a wide job that does not fit; the wide job starts when there is room."""
     play = a_world(2)
     play.run(a_job(1))
@@ -69,7 +69,7 @@ def test_a_job_that_does_not_fit_is_passed_by_those_that_do() -> None:
     assert play.job(2).gpus == (0, 1)
 
 
-def test_no_room_is_no_attempt() -> None:
+def test_waiting_for_room_does_not_count_as_an_attempt() -> None:
     """S3.17: Waiting for room does not count as an attempt or as a failed start."""
     play = a_world(1)
     play.run(a_job(1))
@@ -81,7 +81,7 @@ def test_no_room_is_no_attempt() -> None:
     assert play.job(2).attempt == 1
 
 
-def test_two_halves_run_together_and_a_third_waits() -> None:
+def test_two_jobs_with_half_a_gpu_run_together_and_a_third_waits() -> None:
     """S3.14: Two jobs with half a GPU each run together, and a third waits."""
     play = a_world(1)
     play.arrive(a_job(1, "0.5"), a_job(2, "0.5"), a_job(3, "0.5"))
@@ -95,7 +95,7 @@ def test_two_halves_run_together_and_a_third_waits() -> None:
     assert play.scheduler.fleet.free[0] == WHOLE
 
 
-def test_jobs_without_a_gpu_run_in_slots_of_their_own() -> None:
+def test_jobs_without_a_gpu_start_in_separate_slots() -> None:
     play = a_world(1, cpu_slots=1)
     play.arrive(a_job(1), a_job(2, "0"), a_job(3, "0"))
     assert play.started == [1, 2]
@@ -105,14 +105,14 @@ def test_jobs_without_a_gpu_run_in_slots_of_their_own() -> None:
     assert play.started == [1, 2, 3]
 
 
-def test_at_most_so_many_start_in_one_turn_and_the_rest_in_the_next() -> None:
+def test_a_pass_starts_a_limited_number_of_jobs_and_the_next_pass_the_rest() -> None:
     play = a_world(1)
     plan = play.arrive(*(a_job(i, "0") for i in range(1, MOST_STARTS_A_TURN + 11)))
     assert [job.id for job in plan.starts] == list(range(1, MOST_STARTS_A_TURN + 1))
     assert [job.id for job in play.tell().starts] == list(range(MOST_STARTS_A_TURN + 1, MOST_STARTS_A_TURN + 11))
 
 
-def test_where_nothing_may_start_nothing_starts() -> None:
+def test_no_job_starts_if_starts_are_not_allowed() -> None:
     play = Play(Fleet(some_gpus(1)), may_start=False)
     assert not play.arrive(a_job(1)).starts
     assert play.scheduler.waiting() == 1
@@ -127,7 +127,7 @@ def test_the_same_input_gives_the_same_plan() -> None:
     assert plan() == plan()
 
 
-def test_a_job_that_arrives_twice_starts_once() -> None:
+def test_a_job_whose_arrival_is_reported_twice_starts_once() -> None:
     play = a_world(2)
     play.arrive(a_job(1))
     play.run(a_job(2))
@@ -137,7 +137,7 @@ def test_a_job_that_arrives_twice_starts_once() -> None:
     assert play.started == [1, 2, 3]
 
 
-def test_a_waiting_job_that_changed_waits_in_its_new_place() -> None:
+def test_a_waiting_job_with_a_new_priority_moves_in_the_queue() -> None:
     play = a_world(1)
     play.run(a_job(9))
     play.arrive(a_job(1), a_job(2))
@@ -147,7 +147,7 @@ def test_a_waiting_job_that_changed_waits_in_its_new_place() -> None:
 
 
 @pytest.mark.parametrize("wish", [{"held": True}, {"not_before": T0 + 60}, {"after": (9,)}])
-def test_a_waiting_job_that_is_to_wait_for_something_else_leaves_the_queue(wish: dict[str, Any]) -> None:
+def test_a_job_that_becomes_held_delayed_or_dependent_leaves_the_queue(wish: dict[str, Any]) -> None:
     play = a_world(2)
     play.run(a_job(9, "2"))
     play.arrive(a_job(1))
@@ -157,7 +157,7 @@ def test_a_waiting_job_that_is_to_wait_for_something_else_leaves_the_queue(wish:
     assert play.state(1) is S.PENDING
 
 
-def test_short_jobs_pass_long_ones_when_asked_to() -> None:
+def test_order_short_starts_short_jobs_before_long_ones() -> None:
     play = a_world(1, order=Order("short"))
     play.run(a_job(9))
     play.arrive(a_job(1, time_limit_s=3600.0), a_job(2, time_limit_s=60.0))
@@ -165,7 +165,7 @@ def test_short_jobs_pass_long_ones_when_asked_to() -> None:
     assert play.started == [9, 2]
 
 
-def test_what_a_job_took_is_learnt_for_the_next_of_its_kind() -> None:
+def test_the_run_time_of_a_job_becomes_the_estimate_of_similar_jobs() -> None:
     play = a_world(1)
     play.run(a_job(1))
     play.tell(play.ended(1, at=T0 + 90))
@@ -175,7 +175,7 @@ def test_what_a_job_took_is_learnt_for_the_next_of_its_kind() -> None:
 # -- running and ending ------------------------------------------------------------------------------------
 
 
-def test_a_started_job_runs_with_its_process() -> None:
+def test_a_started_job_is_running_with_its_process() -> None:
     play = a_world(1)
     play.arrive(a_job(1))
     plan = play.tell(Started(1, 1, Process(4711, 5), T0 + 3), after=4)
@@ -185,7 +185,7 @@ def test_a_started_job_runs_with_its_process() -> None:
     assert not plan.must_sync
 
 
-def test_a_start_that_is_told_twice_counts_once() -> None:
+def test_a_start_that_is_reported_twice_counts_once() -> None:
     play = a_world(1)
     play.run(a_job(1))
     assert play.tell(Started(1, 1, Process(9, 9), T0 + 9)).empty
@@ -202,7 +202,9 @@ def test_a_start_that_is_told_twice_counts_once() -> None:
         (None, 15, S.FAILED, Outcome.SIGNAL),
     ],
 )
-def test_a_job_ends_as_its_exit_says(code: int | None, signal: int | None, state: JobState, outcome: Outcome) -> None:
+def test_exit_code_and_signal_decide_the_state_of_an_ended_job(
+    code: int | None, signal: int | None, state: JobState, outcome: Outcome
+) -> None:
     play = a_world(1)
     play.run(a_job(1))
     plan = play.tell(play.ended(1, code, signal=signal, at=T0 + 7), after=8)
@@ -218,7 +220,7 @@ def test_a_job_ends_as_its_exit_says(code: int | None, signal: int | None, state
     assert play.scheduler.fleet.free[0] == WHOLE and not play.scheduler.live
 
 
-def test_an_end_whose_start_was_never_told_counts_as_both() -> None:
+def test_a_reported_end_without_a_reported_start_counts_as_both() -> None:
     play = a_world(1)
     play.arrive(a_job(1))
     play.tell(play.ended(1, 0, at=T0 + 7))
@@ -226,7 +228,7 @@ def test_an_end_whose_start_was_never_told_counts_as_both() -> None:
     assert (job.state, job.started_at, job.finished_at) == (S.DONE, T0 + 7, T0 + 7)
 
 
-def test_what_an_old_attempt_says_changes_nothing() -> None:
+def test_observations_of_an_old_attempt_change_nothing() -> None:
     play = a_world(1, assign_retry_wait_s=0.0)
     play.arrive(a_job(1))
     play.tell(play.never_ran(1))
@@ -242,7 +244,7 @@ def test_what_an_old_attempt_says_changes_nothing() -> None:
     assert play.state(1) is S.STARTING
 
 
-def test_why_a_job_failed_is_kept_with_it() -> None:
+def test_the_cause_of_a_failure_is_stored_in_the_job() -> None:
     play = a_world(1)
     play.run(a_job(1))
     failure = Failure("import", "ModuleNotFoundError: No module named 'x'", "…")
@@ -250,7 +252,7 @@ def test_why_a_job_failed_is_kept_with_it() -> None:
     assert play.job(1).failure == failure
 
 
-def test_an_attempt_that_nobody_began_is_run_again_and_counts_as_no_failure() -> None:
+def test_an_unclaimed_attempt_is_repeated_and_does_not_count_as_a_failed_start() -> None:
     play = a_world(1)
     play.arrive(a_job(1))
     plan = play.tell(Unclaimed(1, 1))
@@ -259,7 +261,7 @@ def test_an_attempt_that_nobody_began_is_run_again_and_counts_as_no_failure() ->
     assert [event.kind for event in plan.events] == ["unclaimed"]
 
 
-def test_a_job_whose_end_cannot_be_known_is_lost_and_not_run_again() -> None:
+def test_a_job_whose_end_is_unknown_is_lost_and_not_repeated() -> None:
     play = a_world(1)
     play.run(a_job(1, retries=3))
     play.tell(play.lost(1))
@@ -273,7 +275,7 @@ def test_a_job_whose_end_cannot_be_known_is_lost_and_not_run_again() -> None:
 
 
 @pytest.mark.parametrize("how", ["done", "failed", "lost", "retried"])
-def test_gpus_stay_taken_until_the_processes_left_behind_are_gone(how: str) -> None:
+def test_gpus_stay_allocated_until_leftover_processes_are_gone(how: str) -> None:
     play = a_world(1)
     play.run(a_job(1, "0.5", retries=how == "retried"))
     play.arrive(a_job(2))
@@ -290,7 +292,7 @@ def test_gpus_stay_taken_until_the_processes_left_behind_are_gone(how: str) -> N
     assert play.tell(Gone("1.1")).empty
 
 
-def test_what_is_left_of_a_job_without_a_gpu_holds_nothing() -> None:
+def test_leftovers_of_a_job_without_a_gpu_hold_no_gpu() -> None:
     play = a_world(1)
     play.run(a_job(1, "0"))
     assert not play.tell(play.ended(1, leftovers=LEFT)).held
@@ -322,7 +324,7 @@ def test_each_waiting_job_has_a_reason() -> None:
     assert "gpujob release 8" in play.job(8).reason
 
 
-def test_a_paused_queue_is_the_reason_of_all() -> None:
+def test_all_jobs_wait_with_the_reason_paused_if_the_queue_is_paused() -> None:
     play = a_world(1)
     play.ask(PauseQueue(True))
     play.arrive(a_job(1), a_job(2, "0.5"))
@@ -330,7 +332,7 @@ def test_a_paused_queue_is_the_reason_of_all() -> None:
     assert not play.started
 
 
-def test_a_job_behind_others_of_its_kind_is_told_how_many() -> None:
+def test_the_reason_of_a_job_counts_the_equal_jobs_before_it() -> None:
     reason = Reason("no-room", "needs one whole GPU; the most free on an allowed GPU is 0 (GPU 0)")
     assert reason_with_place(reason, 0) is reason
     assert reason_with_place(reason, 1).sentence.startswith("1 job with the same request is before it")
@@ -339,7 +341,7 @@ def test_a_job_behind_others_of_its_kind_is_told_how_many() -> None:
     assert reason.sentence in behind.sentence
 
 
-def test_a_job_without_a_gpu_is_of_one_class_whatever_it_is_allowed() -> None:
+def test_allowed_gpus_do_not_change_the_class_of_a_job_without_a_gpu() -> None:
     assert class_of(a_job(1, "0", allowed=(1,))) == class_of(a_job(2, "0"))
     assert class_of(a_job(1, "0.5", allowed=(1,))) != class_of(a_job(2, "0.5"))
 
@@ -355,7 +357,7 @@ class Disk:
         return "" if job.spec.script in self.files else f"no such file {job.spec.script}"
 
 
-def test_a_missing_script_is_a_reason_to_wait_and_is_said_once() -> None:
+def test_a_job_without_its_script_waits_and_the_missing_script_is_reported_once() -> None:
     disk = Disk()
     play = a_world(1, missing=disk.missing)
     play.arrive(a_job(1))
@@ -369,7 +371,7 @@ def test_a_missing_script_is_a_reason_to_wait_and_is_said_once() -> None:
     assert (play.job(1).reason_code, play.job(1).reason, play.job(1).attempt) == ("", "", 1)
 
 
-def test_a_script_that_vanished_while_its_job_waited_takes_no_gpu() -> None:
+def test_a_job_whose_script_was_deleted_while_it_waited_does_not_start() -> None:
     disk = Disk("/data/train.py", "/data/b.py")
     play = a_world(1, missing=disk.missing)
     play.run(a_job(1))
@@ -383,7 +385,7 @@ def test_a_script_that_vanished_while_its_job_waited_takes_no_gpu() -> None:
 # -- pauses ------------------------------------------------------------------------------------------------
 
 
-def test_a_paused_gpu_takes_no_job_and_lets_those_on_it_run() -> None:
+def test_a_paused_gpu_gets_no_new_job_and_its_jobs_continue() -> None:
     """S3.30: A paused GPU gets no new job, and jobs that run on it continue."""
     play = a_world(2)
     play.run(a_job(1))
@@ -400,7 +402,7 @@ def test_a_paused_gpu_takes_no_job_and_lets_those_on_it_run() -> None:
     assert play.job(2).gpus == (1,)
 
 
-def test_an_unknown_gpu_is_said_and_the_known_ones_are_obeyed() -> None:
+def test_a_pause_reports_unknown_gpus_and_pauses_the_known_ones() -> None:
     """S3.32: A pause of an unknown GPU is answered with an error, and the known GPUs of the request are paused."""
     play = a_world(2)
     plan = play.ask(Pause((7, 1)))
@@ -409,7 +411,7 @@ def test_an_unknown_gpu_is_said_and_the_known_ones_are_obeyed() -> None:
     assert play.scheduler.fleet.paused_mask == 0b10
 
 
-def test_the_last_pause_or_resume_of_a_turn_holds() -> None:
+def test_the_last_pause_or_resume_in_a_pass_decides() -> None:
     """S3.31: The last of many pauses and resumes in one pass decides."""
     play = a_world(1)
     for last in (Pause((0,)), Resume((0,))):
@@ -420,7 +422,7 @@ def test_the_last_pause_or_resume_of_a_turn_holds() -> None:
         assert bool(play.scheduler.fleet.paused_mask) == isinstance(last, Pause)
 
 
-def test_a_paused_queue_starts_nothing_and_goes_on_in_the_turn_it_may() -> None:
+def test_a_paused_queue_starts_no_job_and_starts_jobs_at_once_when_resumed() -> None:
     play = a_world(1)
     play.ask(PauseQueue(True))
     play.arrive(a_job(1))
@@ -431,7 +433,7 @@ def test_a_paused_queue_starts_nothing_and_goes_on_in_the_turn_it_may() -> None:
 # -- building the state from the store ---------------------------------------------------------------------
 
 
-def test_jobs_found_in_the_store_keep_their_gpus() -> None:
+def test_adopted_jobs_keep_their_gpus() -> None:
     """S3.35: Jobs that are adopted from the store keep their GPUs."""
     play = a_world(2)
     running = a_job(1, "0.5", state=S.RUNNING, attempt=1, gpus=(1,), process=Process(5, 5), started_at=T0 - 60)
@@ -444,14 +446,14 @@ def test_jobs_found_in_the_store_keep_their_gpus() -> None:
     assert play.job(3).gpus == (1,)
 
 
-def test_a_world_without_timers_sleeps_as_long_as_nothing_happens() -> None:
+def test_the_next_timer_is_none_or_the_time_of_the_first_delayed_job() -> None:
     state = SchedulerState(Fleet(some_gpus(1)), lambda job: None, a_policy())
     assert state.next_timer() is None
     decide(state, [Arrived(a_job(1, not_before=T0 + 9))], Now(T0, M0))
     assert state.next_timer() == M0 + 9
 
 
-def test_i19_a_wide_job_among_narrow_ones_waits_no_longer_than_they_come() -> None:
+def test_i19_a_wide_job_starts_when_no_more_narrow_jobs_arrive() -> None:
     """I19: One-GPU jobs overtake a two-GPU job as long as they keep arriving; the two-GPU job starts after the last."""
     play = a_world(2)
     play.run(a_job(1))

@@ -23,7 +23,7 @@ def wait_for_one(play: Play, how: str, *, begun: bool = True) -> None:
 @pytest.mark.parametrize(
     ("how", "words"), [("after", "job 1 must end first"), ("after_ok", "job 1 must succeed first")]
 )
-def test_a_job_waits_for_another_and_says_for_which(how: str, words: str) -> None:
+def test_the_reason_of_a_dependent_job_names_the_job_that_it_waits_for(how: str, words: str) -> None:
     play = a_world(2)
     wait_for_one(play, how)
     assert play.job(2).reason == words
@@ -32,7 +32,7 @@ def test_a_job_waits_for_another_and_says_for_which(how: str, words: str) -> Non
 
 
 @pytest.mark.parametrize("how", ["after", "after_ok"])
-def test_it_starts_in_the_turn_in_which_the_other_ends_well(how: str) -> None:
+def test_a_dependent_job_starts_in_the_pass_in_which_the_other_succeeds(how: str) -> None:
     play = a_world(1)
     wait_for_one(play, how)
     play.tell(play.ended(1, 0))
@@ -40,7 +40,7 @@ def test_it_starts_in_the_turn_in_which_the_other_ends_well(how: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["failed", "cancelled", "lost", "never_ran"])
-def test_after_starts_whatever_became_of_the_other(end: str) -> None:
+def test_a_job_with_after_starts_whatever_the_end_of_the_other(end: str) -> None:
     play = a_world(1)
     wait_for_one(play, "after", begun=end != "never_ran")
     end_badly(play, end)
@@ -48,7 +48,7 @@ def test_after_starts_whatever_became_of_the_other(end: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["failed", "cancelled", "lost", "never_ran"])
-def test_after_ok_is_skipped_when_the_other_ended_badly(end: str) -> None:
+def test_a_job_with_after_ok_is_skipped_if_the_other_did_not_succeed(end: str) -> None:
     play = a_world(1)
     wait_for_one(play, "after_ok", begun=end != "never_ran")
     end_badly(play, end)
@@ -71,7 +71,7 @@ def end_badly(play: Play, end: str) -> None:
     assert play.state(1).ended
 
 
-def test_a_waiting_parent_that_is_cancelled_skips_its_child() -> None:
+def test_cancelling_a_waiting_parent_skips_its_child() -> None:
     play = a_world(1)
     play.run(a_job(9))
     play.arrive(a_job(1), a_job(2, after_ok=(1,)), a_job(3, after=(1,)))
@@ -80,7 +80,7 @@ def test_a_waiting_parent_that_is_cancelled_skips_its_child() -> None:
     assert (play.state(3), play.reason(3)) == (S.PENDING, "no-room")
 
 
-def test_a_chain_is_skipped_to_its_end_in_one_turn() -> None:
+def test_a_chain_of_dependent_jobs_is_skipped_in_one_pass() -> None:
     play = a_world(1)
     play.run(a_job(1))
     play.arrive(*(a_job(i, after_ok=(i - 1,)) for i in range(2, 12)), a_job(12, after=(11,)))
@@ -89,7 +89,7 @@ def test_a_chain_is_skipped_to_its_end_in_one_turn() -> None:
     assert play.started == [1, 12]
 
 
-def test_a_chain_runs_one_after_the_other() -> None:
+def test_a_chain_of_dependent_jobs_runs_one_after_the_other() -> None:
     play = a_world(4)
     play.arrive(*(a_job(i, after_ok=(i - 1,) if i > 1 else ()) for i in range(1, 6)))
     for i in range(1, 6):
@@ -99,7 +99,7 @@ def test_a_chain_runs_one_after_the_other() -> None:
     assert all(play.state(i) is S.DONE for i in range(1, 6))
 
 
-def test_a_job_waits_for_all_it_names() -> None:
+def test_a_job_waits_for_all_jobs_that_it_names() -> None:
     play = a_world(4)
     play.run(a_job(1), a_job(2), a_job(3))
     play.arrive(a_job(4, after_ok=(2,), after=(1, 3)))
@@ -111,7 +111,7 @@ def test_a_job_waits_for_all_it_names() -> None:
     assert play.state(4) is S.STARTING
 
 
-def test_parents_that_end_in_the_same_turn_let_the_child_start_in_it() -> None:
+def test_a_child_starts_in_the_pass_in_which_all_its_parents_end() -> None:
     play = a_world(2)
     play.run(a_job(1), a_job(2))
     play.arrive(a_job(3, after=(1, 2)))
@@ -119,7 +119,7 @@ def test_parents_that_end_in_the_same_turn_let_the_child_start_in_it() -> None:
     assert play.started == [1, 2, 3]
 
 
-def test_a_child_that_arrives_in_the_turn_in_which_its_parent_ends_does_not_wait_for_ever() -> None:
+def test_a_child_that_arrives_in_the_pass_of_its_parents_end_starts() -> None:
     play = a_world(1)
     play.run(a_job(1))
     play.tell(play.ended(1), Arrived(a_job(2, after_ok=(1,))))
@@ -127,7 +127,7 @@ def test_a_child_that_arrives_in_the_turn_in_which_its_parent_ends_does_not_wait
 
 
 @pytest.mark.parametrize(("code", "state"), [(0, S.STARTING), (1, S.SKIPPED)])
-def test_a_parent_that_ended_long_ago_is_asked_for_its_end(code: int, state: JobState) -> None:
+def test_a_child_that_arrives_after_its_parents_end_starts_or_is_skipped(code: int, state: JobState) -> None:
     play = a_world(1)
     play.run(a_job(1))
     play.tell(play.ended(1, code))
@@ -135,7 +135,7 @@ def test_a_parent_that_ended_long_ago_is_asked_for_its_end(code: int, state: Job
     assert play.state(2) is state
 
 
-def test_a_parent_that_nobody_knows_has_not_ended_well() -> None:
+def test_an_unknown_parent_counts_as_ended_but_not_as_succeeded() -> None:
     play = a_world(2)
     plan = play.arrive(a_job(2, after_ok=(77,)), a_job(3, after=(77,)))
     assert (play.state(2), play.state(3)) == (S.SKIPPED, S.STARTING)
@@ -143,7 +143,7 @@ def test_a_parent_that_nobody_knows_has_not_ended_well() -> None:
     assert skipped.detail["why"] == "job 77 had to succeed, but it is not known"
 
 
-def test_a_parent_that_is_tried_again_has_not_ended() -> None:
+def test_a_parent_with_a_scheduled_retry_has_not_ended() -> None:
     play = a_world(2, assign_retry_wait_s=0.0)
     play.run(a_job(1, retries=1))
     play.arrive(a_job(2, after_ok=(1,)))
@@ -154,14 +154,14 @@ def test_a_parent_that_is_tried_again_has_not_ended() -> None:
     assert play.state(2) is S.STARTING
 
 
-def test_a_child_whose_parents_processes_live_on_starts_beside_them() -> None:
+def test_a_child_starts_beside_leftover_processes_of_its_parent() -> None:
     play = a_world(2)
     wait_for_one(play, "after_ok")
     play.tell(play.ended(1, 0, leftovers=(Process(5, 5),)))
     assert play.job(2).gpus == (1,)
 
 
-def test_dependencies_found_in_the_store_are_waited_for_again() -> None:
+def test_dependencies_in_the_store_are_restored() -> None:
     play = a_world(2)
     running = a_job(1, state=S.RUNNING, attempt=1, gpus=(0,), started_at=play.wall)
     play.rows[1] = running
@@ -172,7 +172,7 @@ def test_dependencies_found_in_the_store_are_waited_for_again() -> None:
     assert play.started == [2]
 
 
-def test_a_skipped_job_can_be_run_again_once_its_parent_ended_well() -> None:
+def test_a_skipped_job_can_be_requeued_after_its_parent_succeeded() -> None:
     play = a_world(1)
     wait_for_one(play, "after_ok")
     play.tell(play.ended(1, 1))
@@ -184,7 +184,7 @@ def test_a_skipped_job_can_be_run_again_once_its_parent_ended_well() -> None:
     assert play.state(2) is S.STARTING
 
 
-def test_asking_for_a_skipped_job_again_tells_that_it_is_skipped_again() -> None:
+def test_the_answer_to_a_requeue_says_if_the_job_is_skipped_again() -> None:
     play = a_world(1)
     play.run(a_job(1))
     play.tell(play.ended(1, 1))

@@ -46,7 +46,7 @@ def stream(play: Play, count: int, first: int = 10, **wish: object) -> list[int]
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 10])
-def test_s4_36_a_wide_job_is_overtaken_so_often_and_then_gets_what_falls_free(k: int) -> None:
+def test_s4_36_a_wide_job_is_overtaken_a_limited_number_of_times_then_gets_free_gpus(k: int) -> None:
     """S4.36: A two-GPU job is overtaken at most ``k`` times by one-GPU jobs, then free GPUs are reserved for it."""
     play = full(k, a_job(2, "2"))
     assert stream(play, 20) == list(range(10, 10 + k))
@@ -56,12 +56,12 @@ def test_s4_36_a_wide_job_is_overtaken_so_often_and_then_gets_what_falls_free(k:
     assert started(play.tell(play.ended(2))) == [10 + k, 11 + k]
 
 
-def test_s4_36_without_a_limit_it_may_be_overtaken_without_end() -> None:
+def test_s4_36_with_limit_zero_a_job_may_be_overtaken_without_end() -> None:
     """S4.36: With `max_overtakes: 0` a job may be overtaken without limit."""
     assert len(stream(full(0, a_job(2, "2")), 40)) == 40
 
 
-def test_s4_36_of_many_that_start_at_once_no_more_pass_than_may() -> None:
+def test_s4_36_many_starts_in_one_pass_respect_the_limit_of_overtakes() -> None:
     """S4.36: Even if many jobs could start in one pass, no more jobs overtake than the limit allows."""
     play = full(3, a_job(2, "6"), 6)
     assert started(play.arrive(*(a_job(n) for n in range(3, 12)))) == [3, 4, 5]
@@ -81,14 +81,14 @@ def test_s4_36_a_job_whose_script_has_vanished_overtakes_no_job() -> None:
     assert stream(play, 9) == [10, 11]
 
 
-def test_s4_36_half_a_gpu_can_be_waited_for_as_well() -> None:
+def test_s4_36_the_limit_of_overtakes_protects_a_request_for_part_of_a_gpu() -> None:
     """S4.36: The limit also protects a job that waits for a share of a GPU."""
     play = full(2, a_job(2, "0.7"), 1, first=a_job(1, "0.5"))
     assert stream(play, 9, need="0.5") == [10, 11]
     assert started(play.tell(play.ended(1))) == [2]
 
 
-def test_s4_36_slots_are_waited_for_as_well() -> None:
+def test_s4_36_the_limit_of_overtakes_protects_a_request_for_slots() -> None:
     """S4.36 S4.19: The limit protects a job of two slots from jobs of one slot."""
     play = full(2, a_job(2, "0", slots=2), cpu_slots=2, first=a_job(1, "0"))
     assert stream(play, 9, need="0") == [10, 11]
@@ -97,7 +97,7 @@ def test_s4_36_slots_are_waited_for_as_well() -> None:
     assert started(play.tell(play.ended(1))) == [2]
 
 
-def test_s4_19_a_job_of_many_slots_does_not_hold_up_those_of_few() -> None:
+def test_s4_19_jobs_of_few_slots_overtake_a_job_of_many_slots() -> None:
     """S4.19: A job of many slots is overtaken by jobs of few slots; only `max_overtakes` limits that."""
     play = full(0, a_job(2, "0", slots=3), cpu_slots=3, first=a_job(1, "0"))
     assert started(play.arrive(a_job(3, "0"), a_job(4, "0"), a_job(5, "0"))) == [3, 4]
@@ -105,7 +105,7 @@ def test_s4_19_a_job_of_many_slots_does_not_hold_up_those_of_few() -> None:
     assert play.started[-1] == 5 and play.scheduler.fleet.cpu_free == 1
 
 
-def test_s4_36_who_takes_other_gpus_overtakes_nobody() -> None:
+def test_s4_36_a_job_on_other_gpus_does_not_count_as_an_overtake() -> None:
     """S4.36: A job that uses other GPUs, or none, overtakes nobody."""
     play = full(1, a_job(2, "2", allowed=(0, 1)), 4, first=a_job(1, allowed=(0,)))
     assert len(stream(play, 9, allowed=(2, 3))) == 9
@@ -121,7 +121,7 @@ def test_s4_36_a_more_urgent_job_does_not_count_as_overtaking() -> None:
     assert play.scheduler.queue.overtaken(2) == 0
 
 
-def test_s4_36_the_count_begins_anew_with_a_new_place() -> None:
+def test_s4_36_the_count_of_overtakes_restarts_after_a_release_or_an_edit() -> None:
     """S4.36: The count of overtakes restarts when a job is released from a hold or edited."""
     for ask in ((Hold((2,)), Release((2,))), (Edit((2,), {"label": "x"}),)):
         play = full(2, a_job(2, "2"))
@@ -131,7 +131,7 @@ def test_s4_36_the_count_begins_anew_with_a_new_place() -> None:
         assert play.scheduler.queue.overtaken(2) <= 1
 
 
-def test_s4_36_a_pause_of_what_it_waits_for_keeps_nothing_from_the_others() -> None:
+def test_s4_36_no_gpu_is_reserved_for_a_job_that_waits_for_a_paused_gpu() -> None:
     """S4.36: No GPU is reserved for a job that cannot run because one of its GPUs is paused."""
     play = full(1, a_job(2, "2"))
     assert stream(play, 5) == [10]
@@ -142,7 +142,7 @@ def test_s4_36_a_pause_of_what_it_waits_for_keeps_nothing_from_the_others() -> N
     assert play.state(2) is S.STARTING
 
 
-def test_s4_36_fewer_slots_than_it_needs_hold_up_nobody_else() -> None:
+def test_s4_36_no_slot_is_reserved_for_a_job_that_needs_more_slots_than_exist() -> None:
     """S4.36 S4.19: No slot is reserved for a job that needs more slots than exist after `-S` was lowered."""
     play = full(1, a_job(2, "0", slots=3), cpu_slots=3, first=a_job(1, "0"))
     assert stream(play, 3, need="0") == [10]
@@ -154,7 +154,7 @@ def test_s4_36_fewer_slots_than_it_needs_hold_up_nobody_else() -> None:
     assert play.state(2) is S.STARTING
 
 
-def test_s4_36_who_waits_behind_another_of_its_kind_is_overtaken_with_it() -> None:
+def test_s4_36_an_overtake_counts_for_each_of_two_equal_waiting_jobs() -> None:
     """S4.36: An overtake counts for each of two equal waiting jobs, so cancelling the first resets nothing."""
     play = full(1, a_job(2, "2"))
     play.arrive(a_job(3, "2"))
@@ -175,7 +175,7 @@ LATER = st.lists(st.sampled_from(["0.25", "0.5", "0.6", "1", "2", "2x0.5"]), min
     LATER,
     st.lists(st.integers(0, 99), min_size=1, max_size=20),
 )
-def test_s4_36_whoever_waits_starts_in_the_end_however_many_come_later(
+def test_s4_36_each_waiting_job_starts_in_the_end_although_others_keep_arriving(
     servers: tuple[int, ...], need: str, k: int, later: list[str], picks: list[int]
 ) -> None:
     """S4.36: A waiting job starts in the end, although later jobs keep arriving and running jobs end in any order."""
@@ -215,7 +215,7 @@ def test_s4_36_whoever_waits_starts_in_the_end_however_many_come_later(
 # -- GPUs by name ------------------------------------------------------------------------------------------
 
 
-def test_s4_31_who_names_its_gpus_starts_at_once_whoever_is_there_or_waits_for_them() -> None:
+def test_s4_31_a_job_that_names_its_gpus_starts_at_once_on_used_or_reserved_gpus() -> None:
     """S4.31: A job that names its GPUs starts immediately, also on GPUs that are in use or reserved."""
     play = full(1, a_job(2, "2"))
     assert stream(play, 3) == [10]
@@ -226,7 +226,7 @@ def test_s4_31_who_names_its_gpus_starts_at_once_whoever_is_there_or_waits_for_t
     assert play.reason(2) == "claimed" and play.reason(11) == "reserved"
 
 
-def test_s4_32_a_shared_gpu_stays_claimed_until_both_have_ended() -> None:
+def test_s4_32_a_gpu_named_by_two_jobs_stays_claimed_until_both_have_ended() -> None:
     """S4.32: A GPU that two jobs claim by name gets other jobs only after both have ended."""
     play = a_world(1)
     play.run(a_job(1, on=(0,)), a_job(2, on=(0,)))
@@ -235,7 +235,7 @@ def test_s4_32_a_shared_gpu_stays_claimed_until_both_have_ended() -> None:
     assert started(play.tell(play.ended(2))) == [3] and play.scheduler.fleet.claims == {}
 
 
-def test_s4_31_only_a_pause_keeps_it_waiting() -> None:
+def test_s4_31_a_job_that_names_its_gpus_waits_only_for_a_pause() -> None:
     """S4.31: A job that names its GPUs waits only while the queue or one of these GPUs is paused."""
     play = a_world(2)
     play.ask(Pause((1,)))
@@ -262,7 +262,7 @@ def test_s4_32_claims_are_restored_after_a_restart() -> None:
     assert again.scheduler.fleet.claims == {} and again.scheduler.fleet.free == {0: 1000, 1: 1000}
 
 
-def test_s4_31_what_a_job_by_name_leaves_behind_keeps_its_claim() -> None:
+def test_s4_31_leftover_processes_of_a_job_keep_the_gpus_that_it_named_claimed() -> None:
     """S4.32: While leftover processes of a job run, the GPUs that the job named stay claimed."""
     from scheduler.core.job import Process
     from scheduler.core.observations import Gone

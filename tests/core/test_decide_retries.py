@@ -18,7 +18,7 @@ S = JobState
 # -- failed starts -----------------------------------------------------------------------------------------
 
 
-def test_a_start_that_failed_for_a_passing_reason_is_tried_again_with_growing_waits() -> None:
+def test_a_start_that_failed_for_a_temporary_reason_is_retried_after_growing_waits() -> None:
     """S3.17 S3.29: A start that failed for a temporary reason is retried after growing waits, up to a limit."""
     play = a_world(1, max_assign_attempts=5, assign_retry_wait_s=5.0)
     play.arrive(a_job(1))
@@ -40,7 +40,7 @@ def test_a_start_that_failed_for_a_passing_reason_is_tried_again_with_growing_wa
     assert job.notes == ("could not start: fork refused (5 tries)",)
 
 
-def test_a_start_that_failed_for_a_lasting_reason_fails_at_once() -> None:
+def test_a_start_that_failed_for_a_permanent_reason_fails_the_job_at_once() -> None:
     play = a_world(1)
     play.arrive(a_job(1, retries=3))
     play.tell(play.never_ran(1, "Permission denied", lasting=True))
@@ -49,7 +49,7 @@ def test_a_start_that_failed_for_a_lasting_reason_fails_at_once() -> None:
     assert job.notes == ("could not start: Permission denied",)
 
 
-def test_a_failure_is_not_explained_by_the_failure_of_an_earlier_attempt() -> None:
+def test_the_message_of_a_failure_does_not_name_the_cause_of_an_earlier_attempt() -> None:
     play = a_world(1)
     play.arrive(a_job(1))
     plan = play.tell(play.never_ran(1, "Permission denied", lasting=True))
@@ -60,7 +60,7 @@ def test_a_failure_is_not_explained_by_the_failure_of_an_earlier_attempt() -> No
     assert play.job(1).notes == ("could not start: Permission denied",)
 
 
-def test_while_a_job_waits_for_its_next_try_others_start() -> None:
+def test_other_jobs_start_while_a_job_waits_for_its_next_attempt() -> None:
     """S3.17: Other jobs start while a job waits for its next attempt."""
     play = a_world(1)
     play.arrive(a_job(1, priority=0), a_job(2, priority=9))
@@ -68,7 +68,7 @@ def test_while_a_job_waits_for_its_next_try_others_start() -> None:
     assert play.started == [1, 2]
 
 
-def test_a_start_that_worked_forgets_the_failed_tries() -> None:
+def test_a_successful_start_resets_the_count_of_failed_starts() -> None:
     play = a_world(1, max_assign_attempts=2, assign_retry_wait_s=0.0)
     play.arrive(a_job(1, retries=1))
     play.tell(play.never_ran(1))
@@ -80,14 +80,14 @@ def test_a_start_that_worked_forgets_the_failed_tries() -> None:
 
 
 @pytest.mark.parametrize(("jitter", "wait"), [(0.0, 4.5), (0.5, 5.0), (0.999, 5.4998)])
-def test_waits_are_spread_so_that_not_all_try_at_once(jitter: float, wait: float) -> None:
+def test_waits_before_retries_vary_randomly(jitter: float, wait: float) -> None:
     play = a_world(1)
     play.arrive(a_job(1))
     plan = decide(play.scheduler, [play.never_ran(1)], play.now, jitter)
     assert plan.changed[1].not_before == pytest.approx(T0 + wait)
 
 
-def test_a_wait_that_the_last_daemon_began_goes_on() -> None:
+def test_a_retry_wait_continues_after_a_restart_of_the_daemon() -> None:
     play = a_world(1)
     play.arrive(a_job(1, attempt=1, not_before=T0 + 30, reason_code="backoff", reason="again in 30 s"))
     assert play.reason(1) == "backoff"
@@ -97,13 +97,13 @@ def test_a_wait_that_the_last_daemon_began_goes_on() -> None:
     assert play.started == [1] and play.job(1).attempt == 2
 
 
-def test_a_clock_set_back_by_a_day_does_not_hold_a_job_for_a_day() -> None:
+def test_a_clock_set_back_by_a_day_delays_a_retry_by_at_most_the_longest_wait() -> None:
     play = a_world(1)
     plan = decide(play.scheduler, [Arrived(a_job(1, not_before=T0 + 5))], Now(T0 - 86400, 50.0))
     assert not plan.starts and play.scheduler.next_timer() == 650.0
 
 
-def test_each_wait_is_waited_in_full_whatever_came_before() -> None:
+def test_each_retry_wait_has_its_full_length_after_a_cancel_and_requeue() -> None:
     play = a_world(1, assign_retry_wait_s=10.0)
     play.arrive(a_job(1))
     play.tell(play.never_ran(1))  # due at 10 s
@@ -117,7 +117,7 @@ def test_each_wait_is_waited_in_full_whatever_came_before() -> None:
     assert play.state(1) is S.STARTING
 
 
-def test_a_job_that_was_held_while_it_waited_for_its_next_try_waits_for_that_again() -> None:
+def test_a_released_job_continues_its_wait_for_the_next_attempt() -> None:
     play = a_world(1, assign_retry_wait_s=10.0)
     play.arrive(a_job(1))
     play.tell(play.never_ran(1))
@@ -132,7 +132,7 @@ def test_a_job_that_was_held_while_it_waited_for_its_next_try_waits_for_that_aga
 # -- failed runs -------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_failed_is_not_run_again_by_itself() -> None:
+def test_a_failed_job_without_retries_is_not_repeated() -> None:
     """S3.29: A failed job without retries is not run again."""
     play = a_world(1)
     play.run(a_job(1))
@@ -141,7 +141,7 @@ def test_a_job_that_failed_is_not_run_again_by_itself() -> None:
     assert play.state(1) is S.FAILED and play.started == [1]
 
 
-def test_a_job_with_retries_is_run_again_as_often_as_it_asks() -> None:
+def test_a_failed_job_is_repeated_as_often_as_its_retries_allow() -> None:
     """S3.29: A job with retries is run again as often as it asked for, with growing waits."""
     play = a_world(1, assign_retry_wait_s=5.0)
     play.run(a_job(1, retries=2))
@@ -161,7 +161,7 @@ def test_a_job_with_retries_is_run_again_as_often_as_it_asks() -> None:
     assert (job.state, job.attempt, job.outcome, job.signal) == (S.FAILED, 3, Outcome.SIGNAL, 11)
 
 
-def test_a_run_that_went_well_ends_the_tries() -> None:
+def test_a_successful_run_ends_the_retries() -> None:
     play = a_world(1, assign_retry_wait_s=0.0)
     play.run(a_job(1, retries=2))
     play.tell(play.ended(1, 1))
@@ -171,7 +171,7 @@ def test_a_run_that_went_well_ends_the_tries() -> None:
     assert play.job(1).not_before is None
 
 
-def test_a_job_that_is_run_again_on_request_has_all_its_tries_anew() -> None:
+def test_a_requeue_restores_all_retries_of_a_job() -> None:
     play = a_world(1, assign_retry_wait_s=0.0, oom_retries=1)
     play.run(a_job(1, "0.2", retries=1))
     for failure in (None, OOM, OOM):
@@ -188,7 +188,7 @@ def test_a_job_that_is_run_again_on_request_has_all_its_tries_anew() -> None:
     assert (play.state(1), play.job(1).runs_failed, play.job(1).oom_retries) == (S.STARTING, 1, 1)
 
 
-def test_many_who_ask_for_a_job_again_start_one_attempt() -> None:
+def test_several_requeues_of_the_same_attempt_start_one_attempt() -> None:
     """If several users ask to repeat attempt 1, the first request starts attempt 2. The others start nothing.
 
     The users of the other requests get a message that the job is starting or has run again.
@@ -211,7 +211,7 @@ def test_many_who_ask_for_a_job_again_start_one_attempt() -> None:
 # -- out of GPU memory -------------------------------------------------------------------------------------
 
 
-def test_a_job_that_ran_out_of_gpu_memory_is_tried_again_at_once_with_twice_the_share() -> None:
+def test_a_job_that_ran_out_of_gpu_memory_is_retried_at_once_with_twice_the_share() -> None:
     play = a_world(1, oom_retries=2)
     play.run(a_job(1, "0.3"))
     play.tell(play.ended(1, 1, failure=OOM))
@@ -232,14 +232,14 @@ def test_a_job_that_ran_out_of_gpu_memory_is_tried_again_at_once_with_twice_the_
 @pytest.mark.parametrize(
     ("need", "raised"), [("0.5", "1"), ("0.7", "1"), ("0.001", "0.002"), ("2x0.4", "2x0.8"), ("2x0.9", "2")]
 )
-def test_the_raised_share_is_at_most_a_whole_gpu_and_of_as_many(need: str, raised: str) -> None:
+def test_a_doubled_share_is_at_most_a_whole_gpu_and_keeps_the_number_of_gpus(need: str, raised: str) -> None:
     play = a_world(2)
     play.run(a_job(1, need))
     play.tell(play.ended(1, 1, failure=OOM))
     assert str(play.job(1).need) == raised
 
 
-def test_the_raised_share_waits_for_room_like_any_other() -> None:
+def test_a_job_with_a_doubled_share_waits_for_room() -> None:
     play = a_world(1)
     play.run(a_job(1, "0.5"), a_job(2, "0.5"))
     play.tell(play.ended(1, 1, failure=OOM))
@@ -249,21 +249,21 @@ def test_the_raised_share_waits_for_room_like_any_other() -> None:
 
 
 @pytest.mark.parametrize(("need", "oom_retries"), [("1", 2), ("2", 2), ("0", 2), ("0.5", 0)])
-def test_what_cannot_be_raised_or_must_not_be_has_failed(need: str, oom_retries: int) -> None:
+def test_out_of_gpu_memory_fails_a_job_whose_share_cannot_be_raised(need: str, oom_retries: int) -> None:
     play = a_world(2, oom_retries=oom_retries)
     play.run(a_job(1, need))
     play.tell(play.ended(1, 1, failure=OOM))
     assert (play.state(1), play.job(1).need) == (S.FAILED, ResourceRequest.parse(need))
 
 
-def test_another_failure_does_not_raise_the_share() -> None:
+def test_other_failures_do_not_raise_the_share() -> None:
     play = a_world(1)
     play.run(a_job(1, "0.5"))
     play.tell(play.ended(1, 1))
     assert (play.state(1), play.job(1).need) == (S.FAILED, ResourceRequest(1, 500))
 
 
-def test_why_an_earlier_run_failed_is_not_told_of_the_last() -> None:
+def test_a_failed_start_clears_the_failure_cause_of_an_earlier_run() -> None:
     play = a_world(1)
     play.run(a_job(1, "0.5"))
     play.tell(play.ended(1, 1, failure=OOM))

@@ -43,7 +43,7 @@ def test_a_waiting_job_is_cancelled_at_once() -> None:
         {"script": "/gone.py"},
     ],
 )
-def test_a_job_that_waits_for_something_else_is_cancelled_at_once_too(changes: dict[str, object]) -> None:
+def test_a_held_delayed_dependent_or_scriptless_job_is_cancelled_at_once(changes: dict[str, object]) -> None:
     play = a_world(2, missing=lambda job: "no such file" if job.spec.script == "/gone.py" else "")
     play.run(a_job(1))
     play.arrive(a_job(2, **changes))
@@ -52,13 +52,13 @@ def test_a_job_that_waits_for_something_else_is_cancelled_at_once_too(changes: d
     assert play.state(2) is S.CANCELLED and play.scheduler.waiting() == 0 and play.started == [1]
 
 
-def test_a_job_cancelled_in_the_turn_it_arrives_never_starts() -> None:
+def test_a_job_cancelled_in_the_pass_of_its_arrival_never_starts() -> None:
     play = a_world(1)
     plan = play.tell(Arrived(a_job(1)), Asked(1, Cancel((1,))))
     assert play.state(1) is S.CANCELLED and not plan.starts
 
 
-def test_a_running_job_is_asked_first_and_killed_after_the_grace() -> None:
+def test_a_cancelled_running_job_gets_sigterm_and_sigkill_after_the_grace_time() -> None:
     play = a_world(1, kill_grace_s=15.0)
     play.run(a_job(1))
     plan = play.ask(Cancel((1,)), after=10)
@@ -80,7 +80,7 @@ def test_a_running_job_is_asked_first_and_killed_after_the_grace() -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_a_cancelled_job_is_cancelled_whatever_its_exit_says(code: int) -> None:
+def test_a_cancelled_job_ends_as_cancelled_with_any_exit_code(code: int) -> None:
     play = a_world(1)
     play.run(a_job(1, retries=3))
     play.ask(Cancel((1,)))
@@ -88,7 +88,7 @@ def test_a_cancelled_job_is_cancelled_whatever_its_exit_says(code: int) -> None:
     assert (play.state(1), play.job(1).exit_code) == (S.CANCELLED, code)
 
 
-def test_a_starting_job_is_stopped_as_soon_as_it_has_a_process() -> None:
+def test_a_cancelled_starting_job_is_stopped_as_soon_as_it_has_a_process() -> None:
     play = a_world(1)
     play.arrive(a_job(1))
     play.ask(Cancel((1,)))
@@ -99,7 +99,7 @@ def test_a_starting_job_is_stopped_as_soon_as_it_has_a_process() -> None:
     assert play.state(1) is S.CANCELLED
 
 
-def test_a_starting_job_without_a_process_is_not_killed_but_looked_at_again() -> None:
+def test_a_cancelled_starting_job_without_a_process_gets_no_sigkill() -> None:
     play = a_world(1, kill_grace_s=2.0)
     play.arrive(a_job(1))
     play.ask(Cancel((1,)))
@@ -121,7 +121,7 @@ def test_a_cancelled_job_that_never_ran_is_cancelled() -> None:
         assert play.scheduler.fleet.free[0] == WHOLE
 
 
-def test_a_cancelled_job_whose_end_nobody_saw_is_cancelled() -> None:
+def test_a_cancelled_job_whose_end_is_unknown_is_cancelled() -> None:
     play = a_world(1)
     play.run(a_job(1))
     play.ask(Cancel((1,)))
@@ -129,7 +129,7 @@ def test_a_cancelled_job_whose_end_nobody_saw_is_cancelled() -> None:
     assert (play.state(1), play.job(1).outcome) == (S.CANCELLED, Outcome.CANCELLED)
 
 
-def test_a_cancelled_job_has_ended_when_all_of_it_is_gone() -> None:
+def test_a_cancelled_job_ends_only_when_its_leftover_processes_are_gone() -> None:
     play = a_world(1, kill_grace_s=15.0)
     play.run(a_job(1))
     play.ask(Cancel((1,)))
@@ -143,7 +143,7 @@ def test_a_cancelled_job_has_ended_when_all_of_it_is_gone() -> None:
     assert play.scheduler.fleet.free[0] == WHOLE and not play.scheduler.leader_ended
 
 
-def test_cancelling_twice_or_too_late_says_so() -> None:
+def test_the_answer_to_a_repeated_or_late_cancel_says_why_nothing_happened() -> None:
     play = a_world(1)
     play.run(a_job(1))
     play.ask(Cancel((1,)))
@@ -157,7 +157,7 @@ def test_cancelling_twice_or_too_late_says_so() -> None:
 # -- the time limit ----------------------------------------------------------------------------------------
 
 
-def test_a_job_is_stopped_at_its_time_limit_and_killed_after_the_grace() -> None:
+def test_a_job_at_its_time_limit_gets_sigterm_and_sigkill_after_the_grace_time() -> None:
     play = a_world(1, kill_grace_s=15.0)
     play.run(a_job(1, time_limit_s=60.0))
     play.tell(after=59)
@@ -170,7 +170,7 @@ def test_a_job_is_stopped_at_its_time_limit_and_killed_after_the_grace() -> None
     assert (play.state(1), play.job(1).outcome, play.job(1).signal) == (S.FAILED, Outcome.TIME_LIMIT, 9)
 
 
-def test_the_limit_counts_from_the_start_not_from_the_arrival() -> None:
+def test_the_time_limit_counts_from_the_start_not_from_the_arrival() -> None:
     play = a_world(1)
     play.run(a_job(1))
     play.arrive(a_job(2, time_limit_s=60.0))
@@ -182,7 +182,7 @@ def test_the_limit_counts_from_the_start_not_from_the_arrival() -> None:
     assert play.state(2) is S.STOPPING
 
 
-def test_a_job_that_ended_in_time_is_left_alone() -> None:
+def test_the_time_limit_of_an_ended_job_stops_no_other_job() -> None:
     play = a_world(1)
     play.run(a_job(1, time_limit_s=60.0))
     play.tell(play.ended(1), after=10)
@@ -191,7 +191,7 @@ def test_a_job_that_ended_in_time_is_left_alone() -> None:
     assert stops(play) == [] and (play.state(1), play.state(2)) == (S.DONE, S.RUNNING)
 
 
-def test_a_cancelled_job_that_passes_its_limit_meanwhile_is_still_a_cancelled_one() -> None:
+def test_a_cancelled_job_that_reaches_its_time_limit_stays_cancelled() -> None:
     play = a_world(1, kill_grace_s=15.0)
     play.run(a_job(1, time_limit_s=60.0))
     play.ask(Cancel((1,)), after=55)
@@ -201,7 +201,7 @@ def test_a_cancelled_job_that_passes_its_limit_meanwhile_is_still_a_cancelled_on
     assert play.job(1).outcome is Outcome.CANCELLED
 
 
-def test_the_limit_of_one_attempt_does_not_end_the_next() -> None:
+def test_each_attempt_has_its_own_full_time_limit() -> None:
     play = a_world(1, assign_retry_wait_s=0.0)
     play.run(a_job(1, time_limit_s=60.0, retries=1))
     play.tell(play.ended(1, 1), after=50)
@@ -212,7 +212,7 @@ def test_the_limit_of_one_attempt_does_not_end_the_next() -> None:
     assert play.state(1) is S.STOPPING
 
 
-def test_a_job_that_passed_its_limit_is_tried_again_if_it_asked_for_that() -> None:
+def test_a_job_that_reached_its_time_limit_is_retried_if_it_has_retries() -> None:
     play = a_world(1, assign_retry_wait_s=0.0)
     play.run(a_job(1, time_limit_s=60.0, retries=1))
     play.tell(after=61)
@@ -220,7 +220,7 @@ def test_a_job_that_passed_its_limit_is_tried_again_if_it_asked_for_that() -> No
     assert (play.state(1), play.job(1).attempt, play.job(1).stop_why) == (S.STARTING, 2, "")
 
 
-def test_a_job_that_is_cancelled_while_its_time_limit_ends_it_is_not_run_again() -> None:
+def test_a_job_cancelled_while_its_time_limit_ends_it_is_not_repeated() -> None:
     play = a_world(1, assign_retry_wait_s=0.0)
     play.run(a_job(1, time_limit_s=60.0, retries=1))
     play.tell(after=61)
@@ -231,7 +231,7 @@ def test_a_job_that_is_cancelled_while_its_time_limit_ends_it_is_not_run_again()
 
 
 @pytest.mark.parametrize(("ran", "left"), [(0.0, 60.0), (45.0, 15.0), (500.0, 0.0)])
-def test_the_limit_goes_on_counting_over_a_restart(ran: float, left: float) -> None:
+def test_the_time_limit_continues_after_a_restart(ran: float, left: float) -> None:
     play = a_world(1)
     job = a_job(1, state=S.RUNNING, attempt=1, gpus=(0,), process=Process(5, 5), started_at=T0 - ran, time_limit_s=60.0)
     play.rows[1] = job
@@ -242,7 +242,7 @@ def test_the_limit_goes_on_counting_over_a_restart(ran: float, left: float) -> N
 
 
 @pytest.mark.parametrize(("asked_ago", "left"), [(0.0, 15.0), (10.0, 5.0), (500.0, 3.0), (-500.0, 15.0)])
-def test_the_grace_goes_on_counting_over_a_restart(asked_ago: float, left: float) -> None:
+def test_the_grace_time_continues_after_a_restart(asked_ago: float, left: float) -> None:
     play = a_world(1, kill_grace_s=15.0)
     job = a_job(
         1, state=S.STOPPING, attempt=1, gpus=(0,), process=Process(5, 5), started_at=T0 - 600,
@@ -261,7 +261,7 @@ def test_the_grace_goes_on_counting_over_a_restart(asked_ago: float, left: float
 
 
 @pytest.mark.parametrize("end", ["done", "failed", "cancelled", "lost"])
-def test_an_ended_job_can_be_run_again_with_the_same_id_and_a_new_attempt(end: str) -> None:
+def test_a_requeued_job_keeps_its_id_and_gets_a_new_attempt(end: str) -> None:
     play = a_world(1)
     play.run(a_job(1))
     if end == "cancelled":
@@ -275,7 +275,7 @@ def test_an_ended_job_can_be_run_again_with_the_same_id_and_a_new_attempt(end: s
     assert (job.runs_failed, job.start_failures, job.oom_retries, job.stop_why) == (0, 0, 0, "")
 
 
-def test_a_job_that_has_not_ended_cannot_be_run_again() -> None:
+def test_a_job_that_has_not_ended_cannot_be_requeued() -> None:
     play = a_world(1)
     play.run(a_job(1))
     play.arrive(a_job(2))
@@ -285,7 +285,7 @@ def test_a_job_that_has_not_ended_cannot_be_run_again() -> None:
     assert play.started == [1]
 
 
-def test_cancel_after_requeue_in_one_turn_leaves_the_job_cancelled() -> None:
+def test_a_cancel_after_a_requeue_in_one_pass_leaves_the_job_cancelled() -> None:
     play = a_world(1)
     play.run(a_job(1))
     play.tell(play.ended(1, 1))

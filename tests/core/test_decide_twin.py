@@ -199,7 +199,7 @@ HISTORY = (SERVERS, st.sampled_from([None, 24_000]), st.lists(TURN, max_size=20)
 
 @examples(60)
 @given(*HISTORY)
-def test_what_starts_and_where_is_what_sorting_all_jobs_and_scanning_all_gpus_would_choose(
+def test_the_scheduler_starts_the_same_jobs_on_the_same_gpus_as_the_slow_scheduler(
     servers: list[int], memory_mib: int | None, turns: list[list[Step]]
 ) -> None:
     """S3.12 S3.14 S3.15 S3.17: The real scheduler starts the same jobs on the same GPUs as the slow scheduler."""
@@ -211,7 +211,7 @@ def test_what_starts_and_where_is_what_sorting_all_jobs_and_scanning_all_gpus_wo
 
 @examples(60)
 @given(*HISTORY)
-def test_every_accepted_job_starts_once_and_emptying_the_machine_gives_the_start_back(
+def test_each_accepted_job_starts_once_and_all_bookings_are_freed_at_the_end(
     servers: list[int], memory_mib: int | None, turns: list[list[Step]]
 ) -> None:
     both = Both(servers, memory_mib)
@@ -231,7 +231,7 @@ def test_every_accepted_job_starts_once_and_emptying_the_machine_gives_the_start
 
 @examples(60)
 @given(*HISTORY)
-def test_no_job_that_fits_waits_behind_one_of_lower_priority_and_a_paused_gpu_gets_nothing(
+def test_no_job_that_fits_waits_behind_a_less_urgent_one_and_paused_gpus_get_no_job(
     servers: list[int], memory_mib: int | None, turns: list[list[Step]]
 ) -> None:
     """S3.12 S3.30: No job that fits waits behind a less urgent one, and a paused GPU gets no job."""
@@ -304,7 +304,7 @@ def a_fact(play: Play, what: str, number: int, need: str) -> Observation | None:
 
 @examples(60)
 @given(SERVERS, st.lists(st.lists(WILD, min_size=1, max_size=3), max_size=40))
-def test_whatever_is_told_in_whatever_order_no_job_is_forgotten_and_the_ledger_stays_right(
+def test_random_observations_in_any_order_lose_no_job_and_keep_the_ledger_right(
     servers: list[int], turns: list[list[tuple[str, int, str]]]
 ) -> None:
     play = Play(Fleet(some_gpus(*servers), SLOTS))

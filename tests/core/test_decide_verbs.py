@@ -43,7 +43,7 @@ def test_a_held_job_waits_until_it_is_released() -> None:
 
 
 @pytest.mark.parametrize("request_", [Hold((1,)), First((1,)), Swap((1, 2)), Swap((2, 1)), Edit((1,), {"priority": 1})])
-def test_only_waiting_jobs_can_be_moved(request_: object) -> None:
+def test_only_waiting_jobs_can_be_held_moved_or_edited(request_: object) -> None:
     play = full()
     code, said = line(play, request_)
     assert code == 1 and "job 1" in said and ": it is running, and only a waiting job can be" in said
@@ -53,11 +53,11 @@ def test_only_waiting_jobs_can_be_moved(request_: object) -> None:
 @pytest.mark.parametrize(
     "request_", [Hold((9,)), Release((9,)), First((9,)), Swap((9, 2)), Swap((2, 9)), Edit((9,), {})]
 )
-def test_a_job_that_is_not_there(request_: object) -> None:
+def test_a_request_for_an_unknown_job_is_answered_with_an_error(request_: object) -> None:
     assert line(full(), request_) == (6, "there is no job 9")
 
 
-def test_a_held_job_that_is_cancelled_and_run_again_is_not_lost() -> None:
+def test_a_requeue_does_not_change_a_held_job() -> None:
     play = full()
     play.ask(Hold((2,)))
     play.ask(Requeue((2,)))
@@ -65,7 +65,7 @@ def test_a_held_job_that_is_cancelled_and_run_again_is_not_lost() -> None:
 
 
 @pytest.mark.parametrize("parent", [(), (1,)])
-def test_a_held_job_that_is_cancelled_cannot_be_released(parent: tuple[int, ...]) -> None:
+def test_a_cancelled_job_that_was_held_cannot_be_released(parent: tuple[int, ...]) -> None:
     """A cancelled job stays cancelled, with the time of its end, even if the job that it waited for has failed."""
     play = full()
     play.arrive(a_job(4, after_ok=parent))
@@ -80,7 +80,7 @@ def test_a_held_job_that_is_cancelled_cannot_be_released(parent: tuple[int, ...]
 
 
 @pytest.mark.parametrize("order", [Order(), Order("short"), Order("fifo", 2.0)])
-def test_first_comes_before_every_priority_and_under_every_rule(order: Order) -> None:
+def test_first_puts_a_job_before_every_priority_in_every_order(order: Order) -> None:
     play = full(2, order=order)
     play.arrive(a_job(3, priority=-100))
     play.arrive(a_job(4, priority=50))
@@ -88,7 +88,7 @@ def test_first_comes_before_every_priority_and_under_every_rule(order: Order) ->
     assert starts_next(play) == 4
 
 
-def test_several_put_first_keep_the_order_they_are_named_in() -> None:
+def test_several_jobs_put_first_keep_their_order_in_the_request() -> None:
     play = full(5)
     assert line(play, First((5, 4))) == (0, "job 5 is now first in the queue\njob 4 is now first in the queue")
     play.ask(First((3,)))
@@ -99,7 +99,7 @@ def test_several_put_first_keep_the_order_they_are_named_in() -> None:
     assert order == [3, 5, 4, 2]
 
 
-def test_first_does_not_last_over_a_retry() -> None:
+def test_first_does_not_apply_to_a_requeued_job() -> None:
     play = full(3)
     play.ask(First((3,)))
     assert starts_next(play) == 3
@@ -110,7 +110,7 @@ def test_first_does_not_last_over_a_retry() -> None:
     assert starts_next(play, 2) == 4
 
 
-def test_swapped_jobs_change_priority_and_place() -> None:
+def test_swap_exchanges_priority_and_place_of_two_jobs() -> None:
     play = full(3)
     play.arrive(a_job(4, priority=9))
     assert line(play, Swap((2, 4))) == (0, "jobs 2 and 4 have changed places")
@@ -118,7 +118,7 @@ def test_swapped_jobs_change_priority_and_place() -> None:
     assert line(full(), Swap((2, 2)))[0] == 2
 
 
-def test_an_edit_of_another_field_keeps_the_place_of_a_swapped_job() -> None:
+def test_an_edit_of_another_field_keeps_the_priority_of_a_swapped_job() -> None:
     play = full(3)
     play.arrive(a_job(4, priority=9))
     play.ask(Swap((2, 4)))
@@ -129,12 +129,12 @@ def test_an_edit_of_another_field_keeps_the_place_of_a_swapped_job() -> None:
     assert play.job(2).priority == 0
 
 
-def test_swap_says_so_where_places_are_computed() -> None:
+def test_swap_is_refused_if_the_order_is_computed() -> None:
     code, said = line(full(order=Order("short")), Swap((2, 3)))
     assert code == 1 and "order: short" in said and "gpujob first 2" in said
 
 
-def test_an_edited_job_waits_for_what_it_says_now() -> None:
+def test_an_edited_job_is_placed_by_its_new_request() -> None:
     play = a_world(2)
     play.run(a_job(1))
     play.arrive(a_job(2, "2"))
@@ -145,7 +145,7 @@ def test_an_edited_job_waits_for_what_it_says_now() -> None:
     assert job.spec.edited == ("gpus", "allowed", "label") and plan.respecs == {2: job}
 
 
-def test_an_edit_that_could_never_run_changes_nothing() -> None:
+def test_an_edit_that_makes_a_job_impossible_is_refused() -> None:
     play = full()
     code, said = line(play, Edit((2,), {"gpus": "3"}, ((3, 1000),)))
     assert code == 3 and said.startswith("cannot edit job 2: needs 3 whole GPUs")
@@ -155,7 +155,7 @@ def test_an_edit_that_could_never_run_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"allowed": [0]}, {"gpus": "0.5"}, {"allowed": None}, {"gpus": "", "label": "x"}])
-def test_the_gpus_of_a_job_that_named_them_cannot_be_edited(changes: dict[str, object]) -> None:
+def test_the_gpus_of_a_job_that_names_them_cannot_be_edited(changes: dict[str, object]) -> None:
     """S4.31: The GPUs of a job that names them cannot be edited; its label and priority can be edited."""
     play = a_world(2)
     play.ask(PauseQueue(True))
@@ -170,18 +170,18 @@ def test_the_gpus_of_a_job_that_named_them_cannot_be_edited(changes: dict[str, o
     assert play.started == [1] and play.job(1).gpus == (0, 1)
 
 
-def test_an_edit_of_nothing_new_says_so() -> None:
+def test_the_answer_to_an_edit_without_a_change_says_so() -> None:
     assert line(full(), Edit((2,), {"priority": 0})) == (0, "job 2 is unchanged: it already has these values")
     assert line(full(), Edit((2,), {"script": "/x"}))[0] == 2
 
 
-def test_edited_priorities_order_the_queue() -> None:
+def test_edited_priorities_change_the_order_of_the_queue() -> None:
     play = full(4)
     play.ask(Edit((4, 3), {"priority": -1}))
     assert starts_next(play) == 3 and starts_next(play, 3) == 4 and starts_next(play, 4) == 2
 
 
-def test_no_job_ever_waits_for_itself() -> None:
+def test_an_edit_that_makes_a_job_wait_for_itself_is_refused() -> None:
     play = full(4)
     assert line(play, Edit((2,), {"after": [3]}))[0] == 0
     assert line(play, Edit((3,), {"after_ok": [4]}))[0] == 0
@@ -195,7 +195,7 @@ def test_no_job_ever_waits_for_itself() -> None:
     assert starts_next(play) == 4 and starts_next(play, 4) == 3 and starts_next(play, 3) == 2
 
 
-def test_an_edit_that_waits_for_a_failed_job_skips_it_and_says_so() -> None:
+def test_an_edit_to_wait_for_a_failed_job_skips_the_job_and_reports_it() -> None:
     play = full(2)
     play.tell(play.ended(1, code=3))
     play.arrive(a_job(3))

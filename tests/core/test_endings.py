@@ -35,7 +35,7 @@ def ran(code: int | None, number: int | None = None, **changes: object) -> Job:
     ],
 )
 @pytest.mark.parametrize("rules", [DAEMON, NEVER_AGAIN])
-def test_an_ending_means_one_thing(
+def test_state_exit_code_and_signal_decide_the_outcome_of_an_attempt(
     rules: Rules, state: JobState, stop_why: str, code: int | None, number: int | None, how: Move, outcome: Outcome
 ) -> None:
     ending = after_run(ran(code, number, state=state, stop_why=stop_why), rules)
@@ -44,7 +44,7 @@ def test_an_ending_means_one_thing(
 
 
 @pytest.mark.parametrize("state, stop_why", [(S.RUNNING, ""), (S.STOPPING, "time_limit")])
-def test_a_job_with_retries_left_is_run_again_but_not_after_a_cancel(state: JobState, stop_why: str) -> None:
+def test_a_job_with_retries_left_is_repeated_but_not_after_a_cancel(state: JobState, stop_why: str) -> None:
     job = ran(3, state=state, stop_why=stop_why, retries=2, runs_failed=1)
     ending = after_run(job, DAEMON)
     how = "reached its time limit (exit code 3)" if stop_why else "failed with exit code 3"
@@ -59,7 +59,7 @@ def test_a_job_with_retries_left_is_run_again_but_not_after_a_cancel(state: JobS
 @pytest.mark.parametrize(
     ("need", "again"), [("0.3", "0.6"), ("0.7", "1"), ("2x0.4", "2x0.8"), ("1", None), ("2", None), ("0", None)]
 )
-def test_out_of_gpu_memory_is_run_again_with_twice_the_share(need: str, again: str | None) -> None:
+def test_a_job_that_ran_out_of_gpu_memory_is_repeated_with_twice_the_share(need: str, again: str | None) -> None:
     ending = after_run(ran(1, need=need, log_finding=OOM), DAEMON)
     assert ending.how is (M.RETRY_SCHEDULED if again else M.FAILED)
     assert ending.need == (ResourceRequest.parse(again) if again else None)
@@ -68,7 +68,7 @@ def test_out_of_gpu_memory_is_run_again_with_twice_the_share(need: str, again: s
     assert after_run(ran(1, need=need, log_finding=Failure("import")), DAEMON).how is M.FAILED
 
 
-def test_a_job_that_books_memory_books_twice_as_much_at_most_all_there_is() -> None:
+def test_a_job_that_books_memory_is_repeated_with_twice_the_memory_up_to_the_limit() -> None:
     """A job books memory if its need is the smallest share and it requests memory, whatever the setting is now."""
     rules = Rules(oom_retries=2, most_mib=lambda job: 10_000)
     for before, after in ((3_000, 6_000), (6_000, 10_000)):
@@ -77,7 +77,7 @@ def test_a_job_that_books_memory_books_twice_as_much_at_most_all_there_is() -> N
     assert after_run(ran(1, need="0.001", vram_mib=10_000, log_finding=OOM), rules).how is M.FAILED
 
 
-def test_what_ended_with_0_has_not_failed_whatever_its_log_says() -> None:
+def test_a_job_with_exit_code_0_succeeds_whatever_its_log_contains() -> None:
     job = ran(0, log_finding=OOM)
     assert after_run(job, DAEMON).how is M.SUCCEEDED
     job.state = S.DONE
@@ -93,12 +93,12 @@ def test_what_ended_with_0_has_not_failed_whatever_its_log_says() -> None:
         (S.STOPPING, "time_limit", M.FAILED, End.LOST),
     ],
 )
-def test_what_nobody_saw_end_is_never_run_again(state: JobState, stop_why: str, how: Move, outcome: Outcome) -> None:
+def test_a_lost_attempt_is_never_repeated(state: JobState, stop_why: str, how: Move, outcome: Outcome) -> None:
     ending = after_loss(a_job(1, state=state, stop_why=stop_why, retries=9))
     assert (ending.how, ending.outcome) == (how, outcome)
 
 
-def test_a_start_that_failed_is_tried_again_unless_that_would_not_help() -> None:
+def test_a_failed_start_is_retried_unless_its_cause_is_permanent() -> None:
     job = a_job(1, state=S.STARTING, start_failures=1)
     ending = after_no_start(job, "fork refused", False, DAEMON)
     assert (ending.how, ending.cause) == (M.RETRY_SCHEDULED, "could_not_start")

@@ -24,7 +24,7 @@ SHARE = ResourceRequest.parse("0.5")
         ("gpujob: cannot start tool: no such program in PATH", "start"),
     ],
 )
-def test_a_known_cause_is_named_with_its_line_and_a_hint(tail: str, kind: str) -> None:
+def test_a_known_failure_cause_is_reported_with_its_log_line_and_a_hint(tail: str, kind: str) -> None:
     failure = failure_in(f"epoch 1\n{tail}  \nbye\n", SHARE)
     assert failure is not None
     assert (failure.kind, failure.line) == (kind, tail)
@@ -34,23 +34,23 @@ def test_a_known_cause_is_named_with_its_line_and_a_hint(tail: str, kind: str) -
 @pytest.mark.parametrize(
     "tail", ["", "\n\n", "Traceback…\nKeyError: 'x'", "MemoryError", "the device ordinal is valid"]
 )
-def test_an_unknown_cause_is_not_guessed(tail: str) -> None:
+def test_no_failure_cause_is_reported_for_an_unknown_error(tail: str) -> None:
     assert failure_in(tail, SHARE) is None
 
 
-def test_the_last_cause_counts() -> None:
+def test_the_last_failure_cause_in_a_log_is_reported() -> None:
     failure = failure_in("invalid device ordinal\nretrying\nCUDA out of memory\n", SHARE)
     assert failure is not None and failure.kind == OUT_OF_MEMORY
     failure = failure_in("CUDA out of memory\nretrying\ninvalid device ordinal\n", SHARE)
     assert failure is not None and failure.kind == BAD_ORDINAL
 
 
-def test_a_long_line_is_cut() -> None:
+def test_a_long_line_of_a_failure_cause_is_cut() -> None:
     failure = failure_in("CUDA out of memory " + "x" * 10_000, SHARE)
     assert failure is not None and len(failure.line) == 300
 
 
-def test_a_bad_ordinal_names_the_setting_that_helps() -> None:
+def test_the_hint_for_a_bad_device_ordinal_names_the_cuda_ids_setting() -> None:
     failure = failure_in("invalid device ordinal", SHARE)
     assert failure is not None and "cuda_ids: local" in failure.hint
 
@@ -66,7 +66,7 @@ def test_a_bad_ordinal_names_the_setting_that_helps() -> None:
         ("0", "it had no GPU; request one"),
     ],
 )
-def test_running_out_of_memory_names_what_would_help(need: str, hint: str) -> None:
+def test_the_hint_for_out_of_memory_fits_the_request_of_the_job(need: str, hint: str) -> None:
     """After a lack of GPU memory, the hint fits what the job had requested: a share, whole GPUs, memory or no GPU."""
     failure = failure_in("CUDA out of memory", ResourceRequest.parse(need))
     assert failure is not None and hint in failure.hint

@@ -48,12 +48,12 @@ from tests.builders import some_gpus
         ("5e-1", 500),
     ],
 )
-def test_parts_are_exact_and_rounded_up(text: str, parts: int) -> None:
+def test_a_share_is_read_exactly_and_rounded_up_to_a_thousandth(text: str, parts: int) -> None:
     assert parts_of(text) == parts
 
 
 @given(st.integers(0, 8_000_000), st.integers(0, 6))
-def test_parts_are_the_decimal_number_rounded_up_to_a_thousandth(digits: int, places: int) -> None:
+def test_any_decimal_share_is_rounded_up_to_a_thousandth(digits: int, places: int) -> None:
     number = Fraction(digits, 10**places)
     text = f"{digits // 10**places}.{digits % 10**places:0{places}d}" if places else str(digits)
     if number > HIGHEST_GPU_ID:
@@ -64,7 +64,7 @@ def test_parts_are_the_decimal_number_rounded_up_to_a_thousandth(digits: int, pl
 
 
 @pytest.mark.parametrize("text", ["0.5" + "0" * 30 + "1", "1." + "0" * 30 + "1"])
-def test_parts_are_rounded_up_however_long_the_text(text: str) -> None:
+def test_a_share_with_many_digits_is_rounded_up(text: str) -> None:
     assert parts_of(text) == ceil(Fraction(text) * WHOLE)
 
 
@@ -106,7 +106,7 @@ def test_ten_tenths_are_exactly_one_gpu() -> None:
         ("2x0", (0, 0)),
     ],
 )
-def test_a_need_is_so_many_gpus_and_parts_of_each(text: str, need: tuple[int, int]) -> None:
+def test_a_request_is_read_as_a_number_of_gpus_and_a_share_of_each(text: str, need: tuple[int, int]) -> None:
     """S3.15: A request is read as a number of GPUs and a share of each; a need above 1 is rounded up to whole GPUs."""
     assert ResourceRequest.parse(text) == ResourceRequest(*need)
 
@@ -114,30 +114,30 @@ def test_a_need_is_so_many_gpus_and_parts_of_each(text: str, need: tuple[int, in
 @pytest.mark.parametrize(
     "text", ["", " ", "half", "nan", "inf", "-inf", "0,5", "1/2", "x0.5", "2x", "2xhalf", "2x0.5x2"]
 )
-def test_a_need_that_is_no_number_is_a_usage_error(text: str) -> None:
+def test_a_request_that_is_no_number_is_refused_with_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match=r"must be a number.*write 0\.5, 1, 2 or 2x0\.5"):
         ResourceRequest.parse(text)
 
 
-def test_parts_of_no_gpu_are_a_slip_of_the_pen() -> None:
+def test_a_request_for_a_share_of_0_gpus_is_refused() -> None:
     with pytest.raises(UsageError, match=": it asks for 0 GPUs"):
         ResourceRequest.parse("0x0.5")
 
 
 @pytest.mark.parametrize("text", ["-1", "-0.001", "2x-0.5", "2x1.5", "4096", "1e9", "1e999999999"])
-def test_a_need_that_no_server_can_meet_is_refused(text: str) -> None:
+def test_a_request_that_no_server_can_meet_is_refused(text: str) -> None:
     with pytest.raises(Refused):
         ResourceRequest.parse(text)
 
 
 @given(st.integers(0, 64), st.integers(1, WHOLE))
-def test_a_need_reads_back_from_its_own_text(count: int, parts: int) -> None:
+def test_a_request_can_be_read_from_its_own_text(count: int, parts: int) -> None:
     need = ResourceRequest(count, parts) if count else ResourceRequest(0, 0)
     assert ResourceRequest.parse(str(need)) == need
 
 
 @given(st.text(max_size=12))
-def test_any_text_is_a_need_or_a_refusal(text: str) -> None:
+def test_any_text_is_read_as_a_request_or_refused(text: str) -> None:
     try:
         need = ResourceRequest.parse(text)
     except SchedulerError as error:
@@ -147,7 +147,7 @@ def test_any_text_is_a_need_or_a_refusal(text: str) -> None:
 
 
 @given(st.integers(-5, 20_000))
-def test_a_need_made_of_parts_is_never_smaller(total: int) -> None:
+def test_a_request_made_of_thousandths_is_never_smaller(total: int) -> None:
     need = ResourceRequest.from_parts(total)
     assert need.total >= max(0, total)
     assert need.total - max(0, total) < WHOLE
@@ -167,7 +167,7 @@ def test_a_need_made_of_parts_is_never_smaller(total: int) -> None:
         ("-1", ""),
     ],
 )
-def test_rounding_up_to_whole_gpus_is_said(text: str, note: str) -> None:
+def test_rounding_up_to_whole_gpus_is_reported(text: str, note: str) -> None:
     assert rounding_note(text) == note
 
 
@@ -181,7 +181,7 @@ def test_rounding_up_to_whole_gpus_is_said(text: str, note: str) -> None:
         ("2x0.5", "0.5 of each of 2 GPUs of one server"),
     ],
 )
-def test_a_need_in_words(need: str, words: str) -> None:
+def test_a_request_is_described_in_words(need: str, words: str) -> None:
     assert ResourceRequest.parse(need).in_words() == words
 
 
@@ -199,7 +199,7 @@ def test_a_need_in_words(need: str, words: str) -> None:
         (ResourceRequest(3, 0), 0, True, 0, "3 by name", "3 GPUs that it names"),
     ],
 )
-def test_the_three_forms_of_a_need(
+def test_a_request_is_for_shares_for_slots_or_for_named_gpus(
     need: ResourceRequest, slots: int, by_name: bool, total: int, text: str, words: str
 ) -> None:
     """S4.19 S4.31: A request asks for shares of GPUs, for slots without GPUs, or for GPUs by name."""
@@ -208,7 +208,7 @@ def test_the_three_forms_of_a_need(
 
 
 @given(st.integers(0, 64), st.integers(0, WHOLE))
-def test_a_need_has_just_one_form(count: int, parts: int) -> None:
+def test_each_request_has_exactly_one_form(count: int, parts: int) -> None:
     need = ResourceRequest(count, parts)
     assert [need.total > 0, need.slots > 0, need.by_name].count(True) == 1
     assert need.slots == 0 or ResourceRequest.of_slots(need.slots) == need or (count, parts) == (0, 1)
@@ -218,12 +218,12 @@ def test_a_need_has_just_one_form(count: int, parts: int) -> None:
 @pytest.mark.parametrize(
     ("parts", "text"), [(0, "0"), (1, "0.001"), (100, "0.1"), (334, "0.334"), (1000, "1"), (1500, "1.5"), (10000, "10")]
 )
-def test_parts_as_the_shortest_decimal_text(parts: int, text: str) -> None:
+def test_a_share_is_written_as_the_shortest_decimal_number(parts: int, text: str) -> None:
     assert decimal_text(parts) == text
 
 
 @given(st.integers(0, 100_000))
-def test_decimal_text_reads_back(parts: int) -> None:
+def test_the_decimal_text_of_a_share_can_be_read_back(parts: int) -> None:
     assert parts_of(decimal_text(parts)) == parts
 
 
@@ -243,7 +243,7 @@ def test_decimal_text_reads_back(parts: int) -> None:
         ("  ", None),
     ],
 )
-def test_a_gpu_list_is_read(text: str, ids: tuple[int, ...] | None) -> None:
+def test_a_gpu_list_is_read_as_ascending_ids_without_duplicates(text: str, ids: tuple[int, ...] | None) -> None:
     """S3.8: A GPU list is read as ascending ids without duplicates; an empty one means any GPU."""
     assert parse_gpu_ids(text) == ids
 
@@ -264,7 +264,7 @@ def test_a_gpu_list_is_read(text: str, ids: tuple[int, ...] | None) -> None:
         ("9" * 30, UsageError, "is not a GPU list"),
     ],
 )
-def test_what_is_no_gpu_list_is_refused(text: str, error: type[SchedulerError], says: str) -> None:
+def test_an_invalid_gpu_list_is_refused(text: str, error: type[SchedulerError], says: str) -> None:
     """S3.8: A wrong GPU list is refused with the correct spelling or the unknown id."""
     with pytest.raises(error, match=says):
         parse_gpu_ids(text)
@@ -274,11 +274,11 @@ def test_what_is_no_gpu_list_is_refused(text: str, error: type[SchedulerError], 
     ("ids", "text"),
     [((), ""), ((0,), "0"), ((0, 1), "0,1"), ((0, 1, 2), "0-2"), ((5, 0, 1, 2), "0-2,5"), ((0, 2), "0,2")],
 )
-def test_ids_as_the_shortest_list(ids: tuple[int, ...], text: str) -> None:
+def test_gpu_ids_are_written_as_the_shortest_list(ids: tuple[int, ...], text: str) -> None:
     assert gpu_ids_text(ids) == text
 
 
 @given(st.sets(st.integers(0, 70), min_size=1))
-def test_a_gpu_list_reads_back_from_its_own_text(ids: set[int]) -> None:
+def test_a_gpu_list_can_be_read_from_its_own_text(ids: set[int]) -> None:
     assert parse_gpu_ids(gpu_ids_text(ids)) == tuple(sorted(ids))
     assert ids_of(mask_of(ids)) == tuple(sorted(ids))

@@ -40,7 +40,7 @@ NUMBERS = st.none() | st.floats(0, 1e6)
 
 
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=30))
-def test_a_mean_is_of_what_was_measured_and_lies_below_the_most(
+def test_a_mean_uses_only_measured_values_and_is_at_most_their_maximum(
     samples: list[tuple[float | None, float | None]],
 ) -> None:
     mean = Mean(2)
@@ -56,7 +56,7 @@ def test_a_mean_is_of_what_was_measured_and_lies_below_the_most(
             assert min(told) - 1e-5 <= found <= most + 1e-5
 
 
-def test_a_declared_gpu_has_bookings_and_pauses_alone() -> None:
+def test_the_history_of_a_declared_gpu_has_only_bookings_and_pauses() -> None:
     mean = GpuMean()
     mean.add(gpu_values(None, 0.5, False))
     mean.add(gpu_values(None, 1.0, True))
@@ -78,7 +78,7 @@ def a_reading(*processes: GpuProcess, used: int | None = 5000, **more: object) -
     return replace(told, **more)  # type: ignore[arg-type]
 
 
-def test_a_reading_is_split_into_ours_others_and_reserved() -> None:
+def test_a_reading_is_split_into_own_foreign_and_reserved_memory() -> None:
     ours = GpuProcess(10, 3000, owner="1.1", ours=True, load=0.25)
     other = GpuProcess(11, 1500)
     card = read(a_reading(ours, other), Tenant("1.1", 1, 500, started_at=1.0)).cards[0]
@@ -87,7 +87,7 @@ def test_a_reading_is_split_into_ours_others_and_reserved() -> None:
     assert job_values("1.1", [card]) == (3000, 0.25)
 
 
-def test_a_silent_gpu_is_not_measured() -> None:
+def test_a_gpu_that_is_not_read_has_no_measured_values() -> None:
     """A GPU that is not read has no measured values in the history. Its last reading is not repeated."""
     admission = read(a_reading())
     card = admission.cards[0]
@@ -107,13 +107,13 @@ def test_a_silent_gpu_is_not_measured() -> None:
     ],
     ids=["no figure", "hidden", "nothing on it yet", "only others"],
 )
-def test_promised_memory_is_not_measured(processes: tuple[GpuProcess, ...], said: tuple[float | None, None]) -> None:
+def test_booked_memory_is_not_measured_use(processes: tuple[GpuProcess, ...], said: tuple[float | None, None]) -> None:
     used = 500 if not processes else 5000
     card = read(a_reading(*processes, used=used), Tenant("1.1", 1, 500, started_at=1.0)).cards[0]
     assert job_values("1.1", [card]) == said
 
 
-def test_a_gpu_that_does_not_tell_its_memory_is_not_empty() -> None:
+def test_unknown_memory_of_a_gpu_is_not_recorded_as_zero() -> None:
     card = read(a_reading(used=None)).cards[0]
     assert gpu_values(card, 0.0, False)[:4] == (None, None, None, None)
 
@@ -124,7 +124,7 @@ NOW = 1_800_000_000.0
 
 
 @given(st.floats(0, 2 * KEEP_LONG_S), st.floats(0, 2 * KEEP_LONG_S), st.floats(0, 1e7))
-def test_an_answer_is_bounded(ago: float, span: float, step_s: float) -> None:
+def test_a_history_answer_has_a_maximum_size(ago: float, span: float, step_s: float) -> None:
     asked = question(NOW - ago, NOW - ago + span, step_s, NOW)
     base = SHORT_S if asked.short else LONG_S
     assert asked.step_s >= min(step_s, asked.step_s) and asked.step_s % base == 0 and asked.since % base == 0
@@ -133,7 +133,7 @@ def test_an_answer_is_bounded(ago: float, span: float, step_s: float) -> None:
 
 
 @given(st.floats(0, 1e10), st.sampled_from([SHORT_S, LONG_S]))
-def test_a_moment_lies_in_its_bucket(at: float, step_s: float) -> None:
+def test_each_time_lies_in_its_interval(at: float, step_s: float) -> None:
     assert bucket_of(at, step_s) <= at < bucket_of(at, step_s) + step_s
 
 
@@ -150,12 +150,12 @@ def test_a_moment_lies_in_its_bucket(at: float, step_s: float) -> None:
     ],
     ids=["none", "reaches in", "was over", "later", "still", "queue", "twice"],
 )  # fmt: skip
-def test_pauses_of_a_time(changes: list[tuple[float, int, bool]], spans: list[PauseSpan]) -> None:
+def test_pauses_are_listed_for_a_period(changes: list[tuple[float, int, bool]], spans: list[PauseSpan]) -> None:
     assert pause_spans(changes, 10.0, 20.0) == spans
 
 
 @given(st.lists(st.floats(0, 100), max_size=50))
-def test_each_turn_falls_into_one_bucket(turns: list[float]) -> None:
+def test_each_pass_is_counted_in_one_bucket(turns: list[float]) -> None:
     ticks = Ticks()
     for turn in turns:
         ticks.add(turn)

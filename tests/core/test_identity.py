@@ -31,7 +31,7 @@ def identity(script: str, environment: str, arguments: tuple[str, ...]) -> str:
         {"arguments": ("--x", "1", "--y", "2"), "script": "/data/other.py"},
     ],
 )
-def test_word_order_words_environment_script_make_another_job(other: dict[str, Any]) -> None:
+def test_order_and_content_of_arguments_environment_and_script_change_the_identity(other: dict[str, Any]) -> None:
     """S3.27: Another order of arguments, other arguments, another environment or script make a different job."""
     assert identity_of(a_spec(arguments=("--x", "1", "--y", "2"))) != identity_of(a_spec(**other))
 
@@ -49,19 +49,21 @@ def test_word_order_words_environment_script_make_another_job(other: dict[str, A
         {"time_limit_s": 60.0},
     ],
 )
-def test_priority_gpu_list_and_the_rest_make_no_other_job(same: dict[str, Any]) -> None:
+def test_priority_gpu_list_and_other_options_do_not_change_the_identity(same: dict[str, Any]) -> None:
     """S3.27: Priority, allowed GPUs and the other options do not change the identity of a job."""
     assert identity_of(a_spec(arguments=("--x", "1"), **same)) == identity_of(a_spec(arguments=("--x", "1")))
 
 
 @given(WISH, WISH)
-def test_equal_identities_are_equal_wishes(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
+def test_identities_are_equal_exactly_if_script_environment_and_arguments_are_equal(
+    one: tuple[Any, ...], other: tuple[Any, ...]
+) -> None:
     """S3.27: Identities are equal exactly if script, environment and arguments are equal."""
     assert (identity(*one) == identity(*other)) == (one == other)
 
 
 @given(st.lists(WORD, min_size=2, max_size=6), st.data())
-def test_fields_never_run_together(words: list[str], data: st.DataObject) -> None:
+def test_joining_two_fields_changes_the_identity(words: list[str], data: st.DataObject) -> None:
     """S3.27: Joining two arguments, or the script and the environment, changes the identity."""
     at = data.draw(st.integers(0, len(words) - 1))
     joined = [*words[:at], "".join(words[at : at + 2]), *words[at + 2 :]]
@@ -69,10 +71,10 @@ def test_fields_never_run_together(words: list[str], data: st.DataObject) -> Non
     assert identity(words[0], words[1], ()) != identity(words[0] + words[1], "", ()) or not words[1]
 
 
-def test_bytes_that_are_no_text_count_too() -> None:
+def test_bytes_that_are_not_utf_8_change_the_identity() -> None:
     assert identity("/s", "", ("\udcff",)) != identity("/s", "", ("\udcfe",))
 
 
-def test_the_identity_of_a_wish_never_changes_between_versions() -> None:
+def test_the_identity_of_a_job_is_the_same_in_all_versions() -> None:
     wish = identity("/data/train.py", "torch", ("--lr", "0.1"))
     assert wish == "07ef6ab49c938887ed3f1f857c3daf46"  # stores of released versions contain it

@@ -34,11 +34,11 @@ SPECS = st.builds(
 
 
 @given(SPECS)
-def test_a_wish_reads_back_from_json(spec: JobSpec) -> None:
+def test_a_job_spec_can_be_read_back_from_json(spec: JobSpec) -> None:
     assert JobSpec.from_dict(json.loads(json.dumps(spec.as_dict()))) == spec
 
 
-def test_only_what_differs_from_the_default_is_kept() -> None:
+def test_a_job_spec_stores_only_values_that_differ_from_the_default() -> None:
     assert JobSpec().as_dict() == {}
     assert a_spec(arguments=("--lr", "1")).as_dict() == {"script": "/data/train.py", "arguments": ["--lr", "1"]}
 
@@ -47,7 +47,7 @@ def test_what_a_newer_version_added_is_left_out() -> None:
     assert JobSpec.from_dict({"script": "/x", "colour": "red"}) == JobSpec(script="/x")
 
 
-def test_a_wish_has_no_place_for_environment_values() -> None:
+def test_a_job_spec_has_no_field_for_environment_values() -> None:
     assert not {f.name for f in fields(JobSpec)} & {"environment", "environ", "env"}
 
 
@@ -60,18 +60,18 @@ def test_a_wish_has_no_place_for_environment_values() -> None:
         (JobSpec(), ""),
     ],
 )
-def test_a_job_is_shown_by_label_script_or_command(spec: JobSpec, name: str) -> None:
+def test_the_shown_name_of_a_job_is_its_label_script_or_command(spec: JobSpec, name: str) -> None:
     assert spec.shown_name == name
 
 
-def test_an_attempt_has_a_key_of_its_own() -> None:
+def test_the_key_of_an_attempt_is_job_id_and_attempt_number() -> None:
     assert a_job(12, attempt=3).attempt_key == "12.3"
 
 
 @pytest.mark.parametrize(
     ("kind", "code"), [(SchedulerError, 1), (UsageError, 2), (Refused, 3), (NoGpuData, 4), (NoDaemon, 5), (NotFound, 6)]
 )
-def test_an_error_says_what_where_what_to_do_and_has_an_exit_code(kind: type[SchedulerError], code: int) -> None:
+def test_an_error_names_place_problem_and_remedy_and_has_an_exit_code(kind: type[SchedulerError], code: int) -> None:
     """S3.41: The text of an error names place, problem and remedy, and each kind of error has its exit code."""
     assert str(kind("no such thing", where="jobs.txt:7", do="write it")) == "jobs.txt:7: no such thing; write it"
     assert str(kind("no such thing")) == "no such thing"

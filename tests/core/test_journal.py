@@ -39,7 +39,7 @@ def ran(**changes: object) -> Job:
     return a_job(**given)
 
 
-def test_s1_6_a_record_holds_all_that_is_known() -> None:
+def test_s1_6_a_journal_record_has_all_fields() -> None:
     """S1.6: A record has command, pid, start time, GPU, status, log path, end time, exit code and history."""
     record = record_of(ran(arguments=("--epochs", "3 4")), RAN)
     assert tuple(record) == KEYS
@@ -67,7 +67,7 @@ def test_s1_6_a_record_holds_all_that_is_known() -> None:
         (JobState.SKIPPED, None, "skipped"),
     ],
 )
-def test_s1_6_each_state_has_a_word(state: JobState, process: Process | None, word: str) -> None:
+def test_s1_6_each_state_has_a_status_word(state: JobState, process: Process | None, word: str) -> None:
     assert status_of(a_job(state=state, process=process)) == word
 
 
@@ -76,13 +76,13 @@ def test_s1_6_gpu_id_is_a_number_a_list_or_null(gpus: tuple[int, ...], shown: ob
     assert record_of(ran(gpus=gpus), RAN)["gpu_id"] == shown
 
 
-def test_s1_6_a_job_that_was_only_placed_has_nothing_to_show() -> None:
+def test_s1_6_the_record_of_a_job_without_a_process_has_no_gpu_and_no_log_path() -> None:
     """Before a job has a process, its record has no GPU and no log path."""
     job = a_job(state=JobState.STARTING, attempt=1, gpus=(0,), log="/logs/job_1.log")
     assert record_of(job, []) == record_of(a_job(), [])
 
 
-def test_s1_6_history_goes_through_retries_and_new_runs() -> None:
+def test_s1_6_history_contains_retries_and_requeues() -> None:
     """A history takes the times of the last attempt from the job's row, and those of earlier attempts from events."""
     moments: Moments = [
         (T0 + 1, "held"), (T0 + 2, "released"), (T0 + 3, "started"), (T0 + 4, "retry_scheduled"), (T0 + 5, "unclaimed"),
@@ -96,20 +96,20 @@ def test_s1_6_history_goes_through_retries_and_new_runs() -> None:
     ]
 
 
-def test_s1_6_history_of_a_story_lost_in_part_ends_where_the_job_is() -> None:
+def test_s1_6_history_with_missing_events_ends_with_the_current_state() -> None:
     """`recover` keeps jobs whose events could not be read; their history still ends with the current state."""
     assert record_of(ran(), [])["history"] == [[at(0), "pending"], [at(9), "completed"]]
     running = ran(state=JobState.RUNNING, finished_at=None, exit_code=None)
     assert record_of(running, [])["history"] == [[at(0), "pending"], [at(5), "running"]]
 
 
-def test_s1_6_a_failure_that_is_passed_over_keeps_the_time_of_its_end() -> None:
+def test_s1_6_history_of_a_failed_job_that_is_skipped_keeps_the_time_of_its_failure() -> None:
     moments: Moments = [(T0 + 5, "started"), (T0 + 9.5, "failed"), (T0 + 20, "skipped")]
     history = record_of(ran(state=JobState.SKIPPED, exit_code=3), moments)["history"]
     assert history[2:] == [[at(9), "failed"], [at(20), "skipped"]]
 
 
-def test_s1_6_no_code_is_guessed() -> None:
+def test_s1_6_a_record_has_an_exit_code_only_if_the_job_ended_with_one() -> None:
     """S1.7: A record has an exit code only if the job has ended with one."""
     for outcome in (Outcome.SIGNAL, Outcome.LOST, Outcome.COULD_NOT_START):
         record = record_of(ran(state=JobState.FAILED, exit_code=None, outcome=outcome), RAN)
@@ -118,7 +118,7 @@ def test_s1_6_no_code_is_guessed() -> None:
     assert (record_of(stopping, RAN[:1])["exit_code"], record_of(stopping, RAN[:1])["end_time"]) == (None, None)
 
 
-def test_s1_6_a_line_of_a_commands_file_is_as_it_stands_there() -> None:
+def test_s1_6_a_job_of_a_commands_file_is_recorded_with_its_unchanged_line() -> None:
     text = "cd /x && python train.py --lr 1e-3 > 'a b'  # é"
     assert record_of(a_job(source="commands", script="", arguments=("sh", "-c", text)), [])["command"] == text
     submitted = a_job(source="submit", script="", arguments=("sh", "-c", "a b"))
@@ -157,7 +157,7 @@ def jobs(draw: st.DrawFn) -> Job:
 
 
 @given(jobs(), st.lists(st.tuples(moments_of, st.sampled_from([*STATUS_AFTER, "held", "undying"])), max_size=6))
-def test_s1_6_any_job_is_one_line_that_reads_back(job: Job, moments: Moments) -> None:
+def test_s1_6_any_job_becomes_one_line_of_json_that_can_be_read_back(job: Job, moments: Moments) -> None:
     """S1.6: Any job becomes one ASCII line of JSON that reads back and is recognized as a record of this program."""
     record = record_of(job, moments)
     line = line_of(record)
@@ -169,7 +169,7 @@ def test_s1_6_any_job_is_one_line_that_reads_back(job: Job, moments: Moments) ->
 
 
 @given(jobs(), st.data())
-def test_s1_12_any_torn_line_is_known_as_its_jobs(job: Job, data: st.DataObject) -> None:
+def test_s1_12_any_cut_off_line_is_recognized_as_the_record_of_its_job(job: Job, data: st.DataObject) -> None:
     """S1.12: A line that was cut off is not valid JSON, but is recognized as the beginning of a record.
 
     If the job's id is complete, the line is recognized as the beginning of this job's record.
@@ -186,7 +186,7 @@ def test_s1_12_any_torn_line_is_known_as_its_jobs(job: Job, data: st.DataObject)
         assert is_beginning(torn, job)
 
 
-def test_s1_12_what_others_wrote_is_not_taken_for_a_torn_line() -> None:
+def test_s1_12_text_of_other_programs_is_not_recognized_as_a_cut_off_line() -> None:
     """S1.12: Text that gpujob did not write is never taken for a line that was cut off, and so it is not deleted."""
     job = a_job(3)
     line = line_of(record_of(job, []))
@@ -203,17 +203,17 @@ def test_s1_12_what_others_wrote_is_not_taken_for_a_torn_line() -> None:
               dict.fromkeys(KEYS, True), dict.fromkeys(KEYS[:5], 1), {**dict.fromkeys(KEYS, -1), "history": [["x", "y"]]},
               *({**dict.fromkeys(KEYS, 1), "history": history} for history in ([], [[]], [1], [[1, "pending"]], "x"))]
 )  # fmt: skip
-def test_s1_6_other_values_are_no_records_of_ours(value: object) -> None:
+def test_s1_6_other_json_values_are_not_recognized_as_records(value: object) -> None:
     assert identity_of_record(value) is None
 
 
-def test_s1_6_records_of_other_versions_are_ours() -> None:
+def test_s1_6_records_of_other_versions_are_recognized() -> None:
     """Records that another version wrote are recognized, so an upgrade does not write a second record of a job."""
     for keys in ((*KEYS, "more"), (*KEYS[:3], "history"), KEYS):
         assert identity_of_record({**dict.fromkeys(keys, 7), "history": [["2026", "pending"]]}) == (7, "2026")
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b"NaN", b"\xff", b"[" * 100_000, b'{"a": Infinity}', b"\0\0"])
-def test_s1_12_what_is_no_json_is_said_so(line: bytes) -> None:
+def test_s1_12_a_line_that_is_not_json_is_refused(line: bytes) -> None:
     with pytest.raises(ValueError):
         read_line(line)

@@ -50,20 +50,20 @@ def launched(mode: str = "physical", *, found: Found = PYTHON, need: str = "2", 
         ("--", "--cuda 4,6 --"),
     ],
 )
-def test_an_existing_cuda_is_replaced_else_one_is_added(before: str, after: str) -> None:
+def test_an_existing_cuda_argument_is_replaced_otherwise_one_is_added(before: str, after: str) -> None:
     """S3.18: An existing `--cuda` argument gets the job's GPUs as its value; otherwise one is added."""
     assert with_cuda(tuple(before.split()), "4,6") == tuple(after.split())
 
 
 @given(st.lists(st.sampled_from(["--cuda", "--cuda=1", "--", "0", "--lr", "x", ""]), max_size=7))
-def test_giving_cuda_twice_is_giving_it_once(words: list[str]) -> None:
+def test_adding_cuda_twice_equals_adding_it_once(words: list[str]) -> None:
     once = with_cuda(words, "0")
     assert with_cuda(once, "0") == once
     before = once[: once.index("--")] if "--" in once else once
     assert any(word == "--cuda" or word.startswith("--cuda=") for word in before)
 
 
-def test_cuda_has_five_modes() -> None:
+def test_the_five_modes_of_cuda_have_their_names() -> None:
     """S3.19: The modes of `--cuda` are physical, local, unset, auto and none."""
     assert CUDA_MODES == ("physical", "local", "unset", "auto", "none")
 
@@ -72,7 +72,7 @@ def test_cuda_has_five_modes() -> None:
     ("mode", "argument", "visible"),
     [("physical", "4,6", "4,6"), ("local", "0,1", "4,6"), ("unset", "4,6", None)],
 )
-def test_what_cuda_and_the_visible_devices_hold(mode: str, argument: str, visible: str | None) -> None:
+def test_cuda_and_cuda_visible_devices_hold_the_ids_of_the_mode(mode: str, argument: str, visible: str | None) -> None:
     """S3.18 S3.19: `--cuda` and CUDA_VISIBLE_DEVICES hold driver ids or local numbers, as the mode says."""
     launch = launched(mode, arguments=("--lr", "1"))
     assert launch.argv == ("/usr/bin/python", "-u", "/data/train.py", "--lr", "1", "--cuda", argument)
@@ -81,7 +81,7 @@ def test_what_cuda_and_the_visible_devices_hold(mode: str, argument: str, visibl
 
 
 @pytest.mark.parametrize("mode", ["physical", "local", "unset"])
-def test_a_job_without_a_gpu_sees_none_and_gets_no_cuda(mode: str) -> None:
+def test_a_job_without_a_gpu_sees_no_gpu_and_gets_no_cuda_argument(mode: str) -> None:
     launch = launched(mode, need="0", on=(), arguments=("--lr", "1"))
     assert launch.environment["CUDA_VISIBLE_DEVICES"] == ""
     assert launch.environment["GPUJOB_GPUS"] == ""
@@ -89,11 +89,11 @@ def test_a_job_without_a_gpu_sees_none_and_gets_no_cuda(mode: str) -> None:
     assert launch.argv == ("/usr/bin/python", "-u", "/data/train.py", "--lr", "1")
 
 
-def test_a_cuda_written_by_the_user_stays_when_the_job_has_no_gpu() -> None:
+def test_a_cuda_argument_of_the_user_is_kept_if_the_job_has_no_gpu() -> None:
     assert launched(need="0", on=(), arguments=("--cuda", "cpu")).argv[-2:] == ("--cuda", "cpu")
 
 
-def test_a_job_is_told_who_it_is() -> None:
+def test_the_environment_of_a_job_contains_its_id_attempt_gpus_and_share() -> None:
     launch = launched(need="2x0.25", attempt=3)
     told = {name: value for name, value in launch.environment.items() if name.startswith("GPUJOB_")}
     assert told == {
@@ -106,7 +106,7 @@ def test_a_job_is_told_who_it_is() -> None:
     assert (launch.key, launch.log) == ("12.3", "/logs/12.log")
 
 
-def test_torchrun_starts_one_process_a_gpu_and_is_given_no_cuda() -> None:
+def test_torchrun_starts_one_process_for_each_gpu_and_gets_no_new_cuda_argument() -> None:
     """No `--cuda` is added to a torchrun job, because its processes use LOCAL_RANK.
 
     An existing `--cuda` gets the GPUs.
@@ -121,31 +121,31 @@ def test_torchrun_starts_one_process_a_gpu_and_is_given_no_cuda() -> None:
     assert launched("none", launch="torchrun", arguments=("--cuda=9",)).argv[6:] == ("--cuda=9",)
 
 
-def test_the_wrapper_stands_before_the_command_and_is_not_shown() -> None:
+def test_a_wrapper_is_put_before_the_command_and_is_not_shown() -> None:
     found = Found("/env/bin/python", prefix="/env", wrapper=("conda", "run", "-p", "/env"))
     launch = launched("none", found=found, arguments=("x",))
     assert launch.argv == ("conda", "run", "-p", "/env", "/env/bin/python", "-u", "/data/train.py", "x")
     assert launch.words == ("/env/bin/python", "-u", "/data/train.py", "x")
 
 
-def test_what_the_environment_takes_away_is_taken_away() -> None:
+def test_variables_that_the_python_environment_unsets_are_unset() -> None:
     found = Found("/env/bin/python", prefix="/env", environment={"PYTHONHOME": None})
     assert launched(found=found).environment["PYTHONHOME"] is None
 
 
-def test_a_script_that_is_not_python_runs_itself_without_cuda() -> None:
+def test_a_script_that_is_not_python_runs_directly_without_a_cuda_argument() -> None:
     launch = launched(found=Found("/data/train.sh", runs_by_itself=True), arguments=("--lr", "1"))
     assert launch.argv == ("/data/train.sh", "--lr", "1")
     assert launch.environment["CUDA_VISIBLE_DEVICES"] == "4,6"
 
 
-def test_a_command_runs_as_written_without_cuda() -> None:
+def test_a_command_runs_unchanged_without_a_cuda_argument() -> None:
     launch = launched(found=Found("/bin/nice"), script="", arguments=("nice", "-n", "5", "x"), source="submit")
     assert launch.argv == ("/bin/nice", "-n", "5", "x")
     assert launch.environment["CUDA_VISIBLE_DEVICES"] == "4,6"
 
 
-def test_the_environment_of_conda_is_laid_below_ours() -> None:
+def test_variables_of_the_scheduler_override_those_of_conda() -> None:
     found = Found("/env/bin/python", prefix="/env", environment={"PATH": "/env/bin", "CUDA_VISIBLE_DEVICES": "7"})
     environment = launched(found=found).environment
     assert environment["PATH"] == "/env/bin"
@@ -153,13 +153,13 @@ def test_the_environment_of_conda_is_laid_below_ours() -> None:
     assert found.environment["CUDA_VISIBLE_DEVICES"] == "7"
 
 
-def test_folder_umask_and_environment_file_are_the_jobs_own_else_the_daemons() -> None:
+def test_a_job_uses_its_own_folder_umask_and_environment_file_else_the_daemons_folder() -> None:
     assert launched().cwd == "/home/me"
     launch = launched(cwd="/data", umask=0o27, env_file="/x/12.env")
     assert (launch.cwd, launch.umask, launch.env_file) == ("/data", 0o27, "/x/12.env")
 
 
-def test_a_job_is_not_changed_by_its_launch() -> None:
+def test_a_launch_does_not_change_the_job() -> None:
     job = a_job(12, arguments=("--cuda", "9"))
     job.gpus = (1,)
     launch_of(job, PYTHON, mode="physical", state_file="", cwd="")
@@ -169,7 +169,7 @@ def test_a_job_is_not_changed_by_its_launch() -> None:
 @pytest.mark.parametrize(
     ("attempt", "name"), [(1, "job_12_20261121_030405.log"), (2, "job_12_20261121_030405_a2.log"), (11, "job_12_20261121_030405_a11.log")]
 )  # fmt: skip
-def test_each_attempt_has_a_log_of_its_own(attempt: int, name: str) -> None:
+def test_each_attempt_has_its_own_log_name(attempt: int, name: str) -> None:
     assert log_name(a_job(12, attempt=attempt), "20261121_030405") == name
 
 
@@ -189,7 +189,7 @@ def test_each_attempt_has_a_log_of_its_own(attempt: int, name: str) -> None:
         ({"stderr_apart": True}, "job_12_S.log"),
     ],
 )
-def test_a_job_may_name_its_log_itself(changes: dict[str, Any], name: str) -> None:
+def test_a_job_can_choose_the_name_of_its_log(changes: dict[str, Any], name: str) -> None:
     """S2.1 S4.14 S4.15: A job can choose the name of its log.
 
     The name gets random letters if the job comes from `ts`, and `.gz` if the log is compressed.
@@ -197,7 +197,7 @@ def test_a_job_may_name_its_log_itself(changes: dict[str, Any], name: str) -> No
     assert log_name(a_job(12, **changes), "S", letters="abc123") == name
 
 
-def test_a_name_that_is_taken_is_not_written_to() -> None:
+def test_the_log_name_of_an_existing_file_gets_a_number() -> None:
     """S2.15: If the log file exists, a number is added to the name."""
     assert log_name(a_job(12, log_name="my.log"), "S", 2) == "my_2.log"
     assert log_name(a_job(12, log_name="my.log", attempt=2), "S", 3) == "my_a2_3.log"
@@ -214,13 +214,13 @@ def test_a_name_that_is_taken_is_not_written_to() -> None:
         ({"gzip": True, "stderr_apart": True, "log": ""}, Streams()),
     ],
 )
-def test_where_a_job_reads_and_writes(changes: dict[str, Any], streams: Streams) -> None:
+def test_a_job_gets_the_output_streams_that_it_requested(changes: dict[str, Any], streams: Streams) -> None:
     """S4.13 S4.14 S4.17: A job gets a packed log, a separate stderr file or its caller's descriptors if requested."""
     job = a_job(12, **{"log": "/logs/12.log", **changes})
     assert launch_of(job, PYTHON, mode="physical", state_file="/s", cwd="/").streams == streams
 
 
-def test_variables_of_a_job_are_laid_below_those_of_the_environment_and_ours() -> None:
+def test_variables_of_a_job_do_not_override_those_of_the_environment_and_scheduler() -> None:
     """Contract 3: `;env=A=1` sets a variable of the job, but none that the scheduler or the environment sets."""
     given = ("A=1", "B=x=y", "C=", "CUDA_VISIBLE_DEVICES=7", "GPUJOB_ID=0", "CONDA_PREFIX=/mine", "VIRTUAL_ENV=/mine")
     found = Found("/opt/e/bin/python", environment={"CONDA_PREFIX": "/opt/e", "VIRTUAL_ENV": None})
@@ -242,7 +242,7 @@ def test_variables_of_a_job_are_laid_below_those_of_the_environment_and_ours() -
         ("commands", (), "physical", ""),
     ],
 )
-def test_what_a_job_without_gpus_sees_is_as_its_source_is_used_to(
+def test_without_gpus_cuda_visible_devices_is_minus_1_for_ts_jobs_else_empty(
     source: str, on: tuple[int, ...], mode: str, visible: str | None
 ) -> None:
     """S4.30: A job without GPUs sees CUDA_VISIBLE_DEVICES=-1 if it comes from `ts`, else an empty value."""
@@ -250,7 +250,7 @@ def test_what_a_job_without_gpus_sees_is_as_its_source_is_used_to(
     assert launch.environment["CUDA_VISIBLE_DEVICES"] == visible
 
 
-def test_gpus_that_a_job_named_are_shown_to_it_and_no_share_is_promised() -> None:
+def test_a_job_that_names_its_gpus_sees_them_and_a_share_of_0() -> None:
     """S4.31: A job that chooses its GPUs by name sees them in its variables, and GPUJOB_SHARE is 0."""
     job = a_job(12, on=(0, 3), source="ts", arguments=("train",), script="", log="/logs/12.log", attempt=1)
     job.gpus = (0, 3)
@@ -259,7 +259,7 @@ def test_gpus_that_a_job_named_are_shown_to_it_and_no_share_is_promised() -> Non
     assert environment["GPUJOB_SHARE"] == "0"
 
 
-def test_i06_cuda_goes_by_the_numbers_of_the_driver_our_marks_by_ours() -> None:
+def test_i06_cuda_holds_driver_numbers_and_gpujob_gpus_holds_scheduler_ids() -> None:
     """I06: `--cuda` and CUDA_VISIBLE_DEVICES hold the driver's numbers; GPUJOB_GPUS holds the scheduler's ids."""
     job = a_job(1, "2", gpus="", attempt=1)
     job.gpus = (1, 2)
@@ -268,7 +268,7 @@ def test_i06_cuda_goes_by_the_numbers_of_the_driver_our_marks_by_ours() -> None:
     assert launch.argv[-2:] == ("--cuda", "0,1")
 
 
-def test_f16_logs_of_one_second_have_names_of_their_own() -> None:
+def test_f16_attempts_of_the_same_second_have_different_logs() -> None:
     """F16: Attempts that start in the same second have different logs, since id and attempt are part of the name."""
     jobs = [a_job(n) for n in (1, 11, 111) for _ in range(4)]
     for n, job in enumerate(jobs):
@@ -309,12 +309,12 @@ def test_f16_logs_of_one_second_have_names_of_their_own() -> None:
         ("\n{gpus}\n", "\n4,6\n"),
     ],
 )
-def test_gpus_and_share_are_filled_into_a_command_and_other_braces_left_alone(before: str, after: str) -> None:
+def test_gpus_and_share_are_filled_into_a_command_and_other_braces_are_kept(before: str, after: str) -> None:
     assert filled((before, "x"), "4,6", "0.5") == (after, "x")
 
 
 @given(st.lists(st.text("${}gpushare ,'\"\n"), max_size=4))
-def test_a_word_without_a_whole_blank_stays_as_it_is(words: list[str]) -> None:
+def test_a_word_without_a_complete_placeholder_stays_unchanged(words: list[str]) -> None:
     whole = [word for word in words if "{gpus}" not in word and "{share}" not in word]
     assert filled(whole, "4,6", "0.5") == tuple(whole)
     assert len(filled(words, "4,6", "0.5")) == len(words)
@@ -324,7 +324,7 @@ def words_of(source: str, *arguments: str, **changes: Any) -> tuple[str, ...]:
     return launched(found=Found("/bin/x"), script="", arguments=("x", *arguments), source=source, **changes).argv
 
 
-def test_commands_are_filled_and_scripts_and_ts_jobs_are_not() -> None:
+def test_placeholders_are_filled_into_commands_but_not_into_scripts_and_ts_jobs() -> None:
     """`{gpus}` and `{share}` are filled into commands in every `--cuda` mode, but not into scripts and `ts` jobs."""
     for source in ("submit", "commands"):
         assert words_of(source, "-d{gpus}", "{share}", need="2x0.25") == ("/bin/x", "-d4,6", "0.25")
@@ -337,7 +337,7 @@ def test_commands_are_filled_and_scripts_and_ts_jobs_are_not() -> None:
     assert runs_itself.argv == ("/data/train.sh", "{gpus}")
 
 
-def test_the_ids_in_a_command_are_the_drivers_as_in_the_visible_devices() -> None:
+def test_gpu_ids_filled_into_a_command_are_those_of_the_driver() -> None:
     """The ids filled into a command are the driver's current numbers, as in CUDA_VISIBLE_DEVICES."""
     job = a_job(12, "2", script="", arguments=("x", "{gpus}"), source="submit")
     job.gpus = (6, 4)

@@ -193,7 +193,7 @@ class Faults(RuleBasedStateMachine):
             self.m.quiet()
 
 
-def test_whatever_fails_the_promises_hold() -> None:
+def test_the_guarantees_hold_in_random_histories_of_faults() -> None:
     """The guarantees hold in 200 random histories of up to 50 events; GPUJOB_EXAMPLES sets another number."""
     examples = int(os.environ.get("GPUJOB_EXAMPLES", "200"))
     run_state_machine_as_test(
@@ -205,7 +205,7 @@ def test_whatever_fails_the_promises_hold() -> None:
     )  # fmt: skip
 
 
-def test_the_machine_sees_jobs_run_and_end() -> None:
+def test_jobs_run_and_end_on_the_simulated_machine() -> None:
     """On the simulated machine, jobs run and end; otherwise the random histories would prove nothing."""
     m = Machine(1, a_policy())
     m.lines += [("1", 0, 0)] * 2

@@ -42,7 +42,7 @@ def free(bench: Bench) -> int:
 # -- what is free -----------------------------------------------------------------------------------------
 
 
-def test_s1_11_what_was_just_promised_counts_until_its_use_shows(bench: Bench) -> None:
+def test_s1_11_booked_memory_counts_as_used_until_the_settle_time_has_passed(bench: Bench) -> None:
     """S1.11: Booked memory counts as used until the settle time has passed since the job's start.
 
     After that, only the memory in use counts.
@@ -62,7 +62,7 @@ def test_s1_11_what_was_just_promised_counts_until_its_use_shows(bench: Bench) -
     assert free(bench) == TOTAL - 1_500, "settled: what it uses is what it needs"
 
 
-def test_s1_2_the_memory_of_others_counts_and_their_load_does_not(bench: Bench) -> None:
+def test_s1_2_only_free_memory_limits_jobs_that_book_memory(bench: Bench) -> None:
     """S1.2: For jobs that book memory, only the free memory of a GPU counts: thresholds and load do not matter."""
     for _ in range(3):
         assert bench.read(74_000, a_process(9, 73_000), load=100) == NOTHING_FORBIDDEN
@@ -75,14 +75,14 @@ def test_s1_2_the_memory_of_others_counts_and_their_load_does_not(bench: Bench) 
     assert bench.admission.forbids(0, BY_MEMORY, WHOLE, MINIMUM).code == "no-room", "it may be ours that are in the way"
 
 
-def test_a_job_that_uses_more_than_it_booked_has_not_outgrown_a_share(bench: Bench) -> None:
+def test_a_job_that_uses_more_memory_than_it_booked_is_not_over_its_share(bench: Bench) -> None:
     bench.on = [a_tenant(1, BY_MEMORY, MINIMUM, started_at=bench.wall)]
     bench.read(60_800, a_process(10, 60_000, owner="1.1"))
     assert bench.card.overcommit == bench.card.overcommit_mib == 0 and bench.card.why_overcommit == NOTHING_FORBIDDEN
     assert bench.card.reason == ""
 
 
-def test_unknown_memory_is_never_free(bench: Bench) -> None:
+def test_a_gpu_with_unknown_memory_use_has_no_free_memory(bench: Bench) -> None:
     bench.read(None)
     assert free(bench) == 0 and bench.card.verdict.code == "unhealthy"
     bench.trouble()
@@ -96,7 +96,7 @@ def test_unknown_memory_is_never_free(bench: Bench) -> None:
         max_size=5,
     ),
 )
-def test_free_memory_is_between_nothing_and_what_the_driver_says(
+def test_free_memory_is_at_least_zero_and_at_most_what_the_driver_reports(
     used: int, tenants: list[tuple[int, int, bool]]
 ) -> None:
     bench = Bench(by_memory=True, settle_s=SETTLE)
@@ -143,7 +143,7 @@ def wants(mib: int = MINIMUM, allowed: tuple[int, ...] | None = None) -> Placeme
     ],
     ids=str,
 )
-def test_s1_2_the_gpu_with_the_most_free_memory(
+def test_s1_2_a_job_that_books_memory_gets_the_gpu_with_the_most_free_memory(
     used: tuple[int, ...], kind: PlacementClass, gpus: tuple[int, ...] | None
 ) -> None:
     """S1.2: A job that books memory gets the GPU with the most free memory, if that is enough."""
@@ -154,7 +154,7 @@ def test_s1_2_the_gpu_with_the_most_free_memory(
         assert why.code in PASSING and why.sentence.startswith("GPU 1 has 5.9 G"), why
 
 
-def test_s1_11_one_after_another_each_counts_what_the_others_were_promised() -> None:
+def test_s1_11_each_job_counts_the_memory_booked_before_it_in_the_same_pass() -> None:
     """S1.11: In one pass, each job is placed in the memory that the jobs placed before it have left free."""
     tenants: dict[int, list[Tenant]] = {0: [], 1: []}
     fleet = a_fleet(TOTAL - 20_000, TOTAL - 14_000, tenants=tenants)
@@ -166,7 +166,7 @@ def test_s1_11_one_after_another_each_counts_what_the_others_were_promised() -> 
     assert chosen == [0, 0, 1, 0, 1], "20, 14, 14, 8, 8 GB were free on the one with the most"
 
 
-def test_a_whole_gpu_is_not_given_where_memory_is_booked() -> None:
+def test_a_whole_gpu_request_does_not_get_a_gpu_with_booked_memory() -> None:
     fleet = a_fleet(400)
     fleet.take(BOOKED, (0,), MINIMUM)
     assert fleet.find(PlacementClass(ResourceRequest(1, WHOLE))) is None
@@ -187,13 +187,13 @@ def test_a_whole_gpu_is_not_given_where_memory_is_booked() -> None:
     ],
     ids=str,
 )
-def test_what_a_job_books(spec: JobSpec, read: bool, need: str, vram: int | None) -> None:
+def test_a_job_books_its_memory_request_or_the_minimum(spec: JobSpec, read: bool, need: str, vram: int | None) -> None:
     booked = booking_memory(spec, MINIMUM, read=read)
     assert str(need_of(booked, ModelTable())[0]) == need and booked.vram_mib == vram
     assert booking_memory(spec, 0, read=read) is spec
 
 
-def test_out_of_memory_books_twice_as_much_and_at_most_all_there_is() -> None:
+def test_an_out_of_memory_retry_books_twice_the_memory_up_to_the_limit() -> None:
     policy = a_policy(thresholds=Thresholds(by_memory=True), oom_retries=9)
     play = Play(Fleet([a_gpu(memory_mib=20_000)]), policy=policy)
     play.scheduler.fleet.admission = Admission.of([a_gpu(memory_mib=20_000)], Thresholds(by_memory=True), play.now)
@@ -217,7 +217,7 @@ def test_out_of_memory_books_twice_as_much_and_at_most_all_there_is() -> None:
     assert str(play.job(1).need) == "0.001" and len(play.job(1).notes) == 2
 
 
-def test_a_thousandth_of_a_gpu_is_a_share_where_jobs_book_shares() -> None:
+def test_a_request_of_a_thousandth_gets_the_best_fit_if_jobs_book_shares() -> None:
     """If jobs book shares, the request 0.001 gets the GPU where it fits best, not the GPU with the most free memory."""
     fleet = Fleet([a_gpu(index, memory_mib=TOTAL) for index in range(2)])
     fleet.admission = Admission.of(fleet.gpus.values(), Thresholds(), Now(T0, M0))

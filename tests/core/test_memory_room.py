@@ -69,7 +69,7 @@ def fits(bench: Bench, need: str, vram_mib: int = 0) -> bool:
         (250, 0, 21_000, "0.75", 0, True),
     ],
 )
-def test_declared_memory_is_held_against_promised_and_measured_memory(
+def test_requested_memory_must_fit_beside_booked_and_used_memory(
     bench: Bench, share: int, vram_mib: int, uses: int, need: str, wants: int, room: bool
 ) -> None:
     bench.on = [a_tenant(1, share, vram_mib)]
@@ -77,7 +77,7 @@ def test_declared_memory_is_held_against_promised_and_measured_memory(
     assert fits(bench, need, wants) is room
 
 
-def test_an_exact_fit_and_the_tolerance(bench: Bench) -> None:
+def test_memory_requests_up_to_the_room_plus_the_tolerance_fit(bench: Bench) -> None:
     slack = int(bench.admission.thresholds.tolerance * CAPACITY)
     bench.on = [a_tenant(1, 500)]
     bench.read(DRIVER + 30_000, a_process(11, 30_000, owner="1.1"))
@@ -85,17 +85,17 @@ def test_an_exact_fit_and_the_tolerance(bench: Bench) -> None:
     assert bench.admission.has_room(0, 500, most) and not bench.admission.has_room(0, 500, most + 1)
 
 
-def test_foreign_memory_leaves_less_room(bench: Bench) -> None:
+def test_foreign_memory_reduces_the_room_for_memory_requests(bench: Bench) -> None:
     bench.read(DRIVER + 30_000, a_process(mib=30_000))
     assert not fits(bench, "0.1", 60_000) and fits(bench, "0.1", 48_000)
 
 
-def test_what_was_not_measured_is_left_to_the_ledger() -> None:
+def test_without_a_reading_only_the_ledger_limits_memory_requests() -> None:
     made = Bench()
     assert made.admission.has_room(0, 1000, 10**6) and made.admission.has_room(99, 1000, 10**6)
 
 
-def test_a_process_of_ours_on_a_gpu_it_was_not_given_is_named_with_its_job(bench: Bench) -> None:
+def test_the_reason_names_the_job_of_our_process_on_a_gpu_without_its_allocation(bench: Bench) -> None:
     for _ in range(2):
         verdict = bench.read(DRIVER + 66_000, a_process(11, 66_000, owner="7.2"))
     assert verdict.code == "foreign"
@@ -163,7 +163,7 @@ def test_leftovers_of_an_overbooked_job_free_no_booking_twice() -> None:
     assert play.scheduler.fleet.free == {0: 1000}
 
 
-def test_leftovers_that_may_be_anothers_do_not_keep_a_job_in_stopping() -> None:
+def test_uncertain_leftovers_do_not_delay_the_end_of_a_cancelled_job() -> None:
     """Leftover processes keep the GPU of a cancelled job allocated.
 
     They delay the job's end only if they certainly belong to the job.

@@ -39,7 +39,7 @@ TABLE = ModelTable("0.7", {"qwen2.5-3b-inst": "0.5", "qwen2.5-32b-inst": "2", "o
         ("", None),
     ],
 )
-def test_the_model_is_the_last_one_named_before_a_bare_double_dash(words: str, model: str | None) -> None:
+def test_the_model_is_the_last_llm_argument_before_a_double_dash(words: str, model: str | None) -> None:
     """S3.13: The model is the value of the last `--llm` before a bare `--`."""
     assert model_in(words.split()) == model
 
@@ -55,7 +55,7 @@ def test_the_model_is_the_last_one_named_before_a_bare_double_dash(words: str, m
         ("", "0.7"),
     ],
 )
-def test_a_model_of_the_table_needs_what_the_table_says_else_the_default(words: str, need: str) -> None:
+def test_a_job_needs_what_the_model_table_says_else_its_default(words: str, need: str) -> None:
     """S3.13: A job needs what the table says for its model.
 
     Without a known model, it needs the default of the table.
@@ -63,7 +63,7 @@ def test_a_model_of_the_table_needs_what_the_table_says_else_the_default(words: 
     assert need_of(a_spec(arguments=tuple(words.split())), TABLE)[0] == ResourceRequest.parse(need)
 
 
-def test_without_a_table_a_job_needs_one_gpu() -> None:
+def test_without_a_model_table_a_job_needs_one_gpu() -> None:
     """S3.13: Without a model table a job needs one GPU."""
     assert need_of(a_spec(arguments=("--llm", "qwen2.5-3b-inst")), ModelTable()) == (
         ResourceRequest(1, 1000), ("model qwen2.5-3b-inst is unknown, because there is no model table; the job needs the default, 1",),
@@ -71,7 +71,7 @@ def test_without_a_table_a_job_needs_one_gpu() -> None:
     assert need_of(a_spec(arguments=("--lr", "1")), ModelTable()) == (ResourceRequest(1, 1000), ())
 
 
-def test_the_jobs_own_wish_wins_over_its_model() -> None:
+def test_the_request_of_a_job_overrides_that_of_its_model() -> None:
     spec = a_spec(arguments=("--llm", "qwen2.5-3b-inst"), gpus="2x0.25")
     assert need_of(spec, TABLE) == (ResourceRequest(2, 250), ())
 
@@ -93,19 +93,19 @@ def test_the_jobs_own_wish_wins_over_its_model() -> None:
         ),
     ],
 )  # fmt: skip
-def test_gpus_by_name_and_slots_are_needs_of_their_own(
+def test_named_gpus_and_slots_override_the_model_table(
     changes: dict[str, Any], need: ResourceRequest, notes: tuple[str, ...]
 ) -> None:
     """S4.19 S4.31: GPUs by name, and slots of jobs without GPUs, are requests of their own kind."""
     assert need_of(a_spec(**changes), TABLE) == (need, notes)
 
 
-def test_slots_count_where_the_table_says_no_gpu() -> None:
+def test_slots_apply_if_the_model_table_says_no_gpu() -> None:
     """S4.19: If the table says that a job needs no GPU, the job takes the slots that it requests."""
     assert need_of(a_spec(slots=4), ModelTable("0")) == (ResourceRequest(0, 4), ())
 
 
-def test_an_unknown_model_is_said_with_the_nearest_name() -> None:
+def test_the_note_on_an_unknown_model_names_the_most_similar_model() -> None:
     _, notes = need_of(a_spec(arguments=("--llm", "qwen2.5-3b-instr")), TABLE)
     assert notes == (
         "model qwen2.5-3b-instr is not in the model table (did you mean qwen2.5-3b-inst?); the job needs the default, 0.7",
@@ -114,7 +114,7 @@ def test_an_unknown_model_is_said_with_the_nearest_name() -> None:
     assert notes == ("model zzz is not in the model table; the job needs the default, 0.7",)
 
 
-def test_a_need_that_was_rounded_up_is_said() -> None:
+def test_rounding_up_the_need_of_a_model_is_noted() -> None:
     assert need_of(a_spec(arguments=("--llm=odd",)), TABLE) == (
         ResourceRequest(2, 1000),
         ("need 1.5 is rounded up to 2 whole GPUs",),
@@ -141,7 +141,7 @@ def test_the_model_of_a_shell_command_is_found_in_its_text(text: str, need: str)
         ({"default_requirement": 1.0, "models": {"a": 0.1, "b": 2, "c": "2x0.5"}}, ModelTable("1.0", {"a": "0.1", "b": "2", "c": "2x0.5"})),
     ],
 )  # fmt: skip
-def test_a_table_keeps_its_needs_as_written(data: Any, table: ModelTable) -> None:
+def test_the_model_table_keeps_its_values_as_written(data: Any, table: ModelTable) -> None:
     assert table_from(data, "llm_config.json") == table
 
 
@@ -159,7 +159,7 @@ def test_a_table_keeps_its_needs_as_written(data: Any, table: ModelTable) -> Non
         ({"default_requirement": float("nan")}, "default_requirement: a GPU need must be a number"),
     ],
 )
-def test_a_wrong_table_is_refused_naming_file_and_key(data: Any, says: str) -> None:
+def test_the_error_for_an_invalid_model_table_names_file_and_key(data: Any, says: str) -> None:
     with pytest.raises(UsageError, match=r"^llm_config\.json: ") as caught:
         table_from(data, "llm_config.json")
     assert says in str(caught.value)
@@ -184,14 +184,14 @@ CARDS = [a_gpu(0, memory_mib=81_920), a_gpu(1, memory_mib=40_960), a_gpu(2, memo
         (5_120, None, "1"),
     ],
 )
-def test_a_job_that_names_memory_and_no_share_has_that_part_of_a_gpu(
+def test_a_job_that_requests_only_memory_gets_the_corresponding_share(
     vram_mib: int, allowed: tuple[int, ...] | None, need: str
 ) -> None:
     assert need_of(a_spec(vram_mib=vram_mib, allowed=allowed), ModelTable(), CARDS) == (ResourceRequest.parse(need), ())
     assert need_of(a_spec(vram_mib=vram_mib, allowed=allowed), ModelTable()) == (ResourceRequest.parse("1"), ())
 
 
-def test_a_share_or_a_known_model_comes_before_memory() -> None:
+def test_a_requested_share_or_a_known_model_overrides_requested_memory() -> None:
     words = ("--llm", "qwen2.5-3b-inst")
     assert need_of(a_spec(vram_mib=5_120, gpus="0.5"), TABLE, CARDS)[0] == ResourceRequest(1, 500)
     assert need_of(a_spec(vram_mib=5_120, arguments=words), TABLE, CARDS[:1]) == need_of(a_spec(arguments=words), TABLE)
@@ -199,5 +199,5 @@ def test_a_share_or_a_known_model_comes_before_memory() -> None:
     assert need == ResourceRequest(1, 63) and note.endswith("needs the share computed from its vram, 0.063")
 
 
-def test_a_table_can_be_written_down_and_read_back() -> None:
+def test_a_model_table_can_be_written_as_json_and_read_back() -> None:
     assert table_from(json.loads(TABLE.as_json()), "") == TABLE

@@ -30,7 +30,7 @@ def ask(state: SchedulerState, request: object, at: float = 1.0) -> list[str]:
     return [text for text, _ in plan.notices]
 
 
-def test_an_edit_holds_whatever_it_says() -> None:
+def test_an_edit_of_the_state_file_sets_exactly_the_pauses_that_it_lists() -> None:
     """S3.32: An edit of the state file sets the pauses to exactly those that it lists."""
     state = a_world()
     assert ask(state, StateEdited((1, 3), False)) == [
@@ -42,7 +42,7 @@ def test_an_edit_holds_whatever_it_says() -> None:
     assert ask(state, StateEdited((), True)) == [], "nothing new is not said"
 
 
-def test_d03_what_an_edit_does_not_say_stays_as_it_is() -> None:
+def test_d03_an_edit_changes_only_the_keys_that_it_contains() -> None:
     state = a_world()
     ask(state, StateEdited((1,), True))
     assert ask(state, StateEdited(None, None)) == []
@@ -51,14 +51,14 @@ def test_d03_what_an_edit_does_not_say_stays_as_it_is() -> None:
     assert paused(state) == (1, 2)
 
 
-def test_s3_32_unknown_ids_are_named_and_the_valid_ones_obeyed() -> None:
+def test_s3_32_an_edit_reports_unknown_gpu_ids_and_pauses_the_valid_ones() -> None:
     state = a_world()
     said = ask(state, StateEdited((2, 99, -1), False))
     assert said[0] == "the state file pauses GPU 99, -1, which is not managed here (managed: 0-3)"
     assert paused(state) == (2,)
 
 
-def test_s3_31_a_save_that_had_not_seen_a_pause_does_not_undo_it() -> None:
+def test_s3_31_saving_an_older_copy_does_not_undo_a_pause_by_a_command() -> None:
     state = a_world()
     state.pauses.revision = 7
     ask(state, Pause((2,)))
@@ -69,7 +69,7 @@ def test_s3_31_a_save_that_had_not_seen_a_pause_does_not_undo_it() -> None:
     assert paused(state) == (1,)
 
 
-def test_s3_31_a_resume_that_an_edit_had_not_seen_stays_too() -> None:
+def test_s3_31_saving_an_older_copy_does_not_undo_a_resume_by_a_command() -> None:
     state = a_world()
     ask(state, Pause((0, 1)))
     ask(state, PauseQueue(True))
@@ -80,7 +80,7 @@ def test_s3_31_a_resume_that_an_edit_had_not_seen_stays_too() -> None:
     assert paused(state) == (1, 3) and not state.queue_paused
 
 
-def test_s3_31_a_pause_that_confirms_an_edit_stays_though_an_older_copy_is_saved() -> None:
+def test_s3_31_a_pause_that_repeats_an_edit_survives_the_save_of_an_older_copy() -> None:
     """S3.31: If an edit pauses a GPU and a command pauses it again, the GPU stays paused when an older copy is saved.
 
     An older copy is one that was read before the edit and the command.
@@ -95,7 +95,7 @@ def test_s3_31_a_pause_that_confirms_an_edit_stays_though_an_older_copy_is_saved
     assert paused(state) == (0,)
 
 
-def test_among_edits_the_last_saved_file_holds() -> None:
+def test_the_last_saved_file_decides_between_two_edits() -> None:
     """D11: If two programs save old copies in turn, the last saved file decides."""
     state = a_world()
     for number in range(20):
@@ -105,7 +105,7 @@ def test_among_edits_the_last_saved_file_holds() -> None:
         state.pauses.revision += 1
 
 
-def test_a_file_that_does_not_say_what_it_was_read_from_is_taken_as_it_stands() -> None:
+def test_a_state_file_without_a_valid_revision_is_applied_completely() -> None:
     state = a_world()
     ask(state, Pause((2,)))
     for read in (None, 99):
@@ -114,7 +114,7 @@ def test_a_file_that_does_not_say_what_it_was_read_from_is_taken_as_it_stands() 
         assert paused(state) == (1,), read
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_number_of_remembered_pause_changes_is_limited() -> None:
     book = Pauses()
     for number in range(3 * MOST_REMEMBERED):
         book.by_verb(number % 5, before=bool(number % 2))
@@ -130,7 +130,7 @@ STEP = st.one_of(
 
 
 @given(st.lists(STEP, max_size=60))
-def test_only_whom_a_writer_toggled_or_an_earlier_edit_named_changes(steps: list[tuple[str, int, int]]) -> None:
+def test_a_save_changes_only_gpus_that_its_writer_or_an_earlier_edit_changed(steps: list[tuple[str, int, int]]) -> None:
     """S3.31, D05: A save of the state file changes only the GPU that its writer changed, and GPUs that an edit changed.
 
     Three writers read the file, change one GPU each and save the file, with commands in between. Besides the writer's

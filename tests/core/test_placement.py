@@ -66,14 +66,14 @@ def a_fleet(*servers: int, free: dict[int, int] | None = None, paused: tuple[int
         ((2,), {0: 0, 1: 0}, a_kind("0"), ()),
     ],
 )
-def test_best_fit(
+def test_a_request_is_placed_on_the_gpus_where_it_fits_best(
     servers: tuple[int, ...], free: dict[int, int], kind: PlacementClass, gpus: tuple[int, ...] | None
 ) -> None:
     """S3.15: A request is placed on the GPUs where it fits best."""
     assert a_fleet(*servers, free=free).find(kind) == gpus
 
 
-def test_two_halves_share_a_gpu_and_a_third_does_not_fit() -> None:
+def test_two_requests_for_half_a_gpu_share_one_gpu_and_a_third_does_not_fit() -> None:
     """S3.14: Two requests for half a GPU share one GPU, and a third does not fit."""
     fleet, half = a_fleet(1), a_kind("0.5")
     fleet.take(half.need, (0,))
@@ -85,7 +85,7 @@ def test_two_halves_share_a_gpu_and_a_third_does_not_fit() -> None:
     assert fleet.free[0] == WHOLE
 
 
-def test_a_paused_gpu_is_never_found() -> None:
+def test_no_request_is_placed_on_a_paused_gpu() -> None:
     """S3.30: No request is placed on a paused GPU."""
     fleet = a_fleet(4, paused=(0, 2))
     assert fleet.find(a_kind("0.5")) == (1,)
@@ -94,7 +94,7 @@ def test_a_paused_gpu_is_never_found() -> None:
     assert fleet.find(a_kind("0.5", (0, 2))) is None
 
 
-def test_jobs_without_a_gpu_have_slots_of_their_own() -> None:
+def test_requests_without_a_gpu_are_placed_in_separate_slots() -> None:
     fleet, nothing = a_fleet(1, slots=2), a_kind("0")
     for _ in range(2):
         assert fleet.find(nothing) == ()
@@ -106,7 +106,7 @@ def test_jobs_without_a_gpu_have_slots_of_their_own() -> None:
     assert fleet.find(nothing) == ()
 
 
-def test_a_retired_gpu_is_booked_but_never_given_out() -> None:
+def test_a_retired_gpu_can_be_booked_but_gets_no_new_job() -> None:
     fleet = Fleet(some_gpus(2), retired=(5,))
     assert not fleet.manages(5)
     fleet.take(ResourceRequest(1, 500), (5,))
@@ -127,7 +127,7 @@ def test_a_retired_gpu_is_booked_but_never_given_out() -> None:
         (ResourceRequest(2, 100), (2, 2)),
     ],
 )
-def test_what_does_not_fit_is_not_booked_and_changes_nothing(need: ResourceRequest, gpus: tuple[int, ...]) -> None:
+def test_a_booking_that_does_not_fit_is_refused_without_a_change(need: ResourceRequest, gpus: tuple[int, ...]) -> None:
     fleet = a_fleet(3, free={0: 500, 1: 400})
     before = dict(fleet.free)
     with pytest.raises(ValueError, match="does not fit"):
@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_not_booked_and_changes_nothing(need: ResourceReque
     assert fleet.find(a_kind("0.5")) == (0,)
 
 
-def test_what_was_not_booked_is_not_given_back_and_changes_nothing() -> None:
+def test_freeing_what_is_not_booked_is_refused_without_a_change() -> None:
     fleet = a_fleet(2, free={0: 500})
     before = dict(fleet.free)
     with pytest.raises(ValueError, match="freed twice"):
@@ -144,7 +144,7 @@ def test_what_was_not_booked_is_not_given_back_and_changes_nothing() -> None:
     assert fleet.free == before
 
 
-def test_declared_memory_of_own_jobs_stays_within_the_card() -> None:
+def test_requested_memory_of_all_jobs_stays_within_the_memory_of_the_gpu() -> None:
     fleet = Fleet(some_gpus(2, memory_mib=24_000))
     big = a_kind("0.3", vram_mib=18_000)
     fleet.take(big.need, (0,), big.vram_mib)
@@ -158,7 +158,7 @@ def test_declared_memory_of_own_jobs_stays_within_the_card() -> None:
     assert fleet.find(big) == (1,)
 
 
-def test_a_card_of_unknown_size_takes_any_declared_memory() -> None:
+def test_a_gpu_of_unknown_memory_size_accepts_any_memory_request() -> None:
     assert a_fleet(1).find(a_kind("0.5", vram_mib=10**6)) == (0,)
 
 
@@ -185,7 +185,7 @@ def by_name(*gpus: int) -> PlacementClass:
         (1, 0, 2, False, "never", "needs 2 slots, but there are only 1"),
     ],
 )
-def test_a_job_without_gpus_takes_its_slots(
+def test_a_job_without_gpus_is_placed_if_enough_slots_are_free(
     slots: int, used: int, wanted: int, fits: bool, code: str, sentence: str
 ) -> None:
     """S4.19: A job without GPUs is placed if enough slots are free, and otherwise the reason names the slots."""
@@ -198,7 +198,7 @@ def test_a_job_without_gpus_takes_its_slots(
         assert (reason.code, reason.sentence) == (code, sentence)
 
 
-def test_fewer_slots_take_nothing_from_who_has_some() -> None:
+def test_running_jobs_keep_their_slots_if_the_number_of_slots_is_lowered() -> None:
     """S4.19: Running jobs keep their slots when `-S` lowers the number of slots."""
     fleet = a_fleet(1, slots=4)
     for _ in range(3):
@@ -217,7 +217,7 @@ def test_fewer_slots_take_nothing_from_who_has_some() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["take", "take", "give", "resize"]), st.integers(1, 6)), max_size=60))
-def test_slots_are_over_booked_only_where_their_number_was_lowered(steps: list[tuple[str, int]]) -> None:
+def test_slots_are_overbooked_only_after_their_number_was_lowered(steps: list[tuple[str, int]]) -> None:
     """S4.19: More slots are in use than exist only after their number was lowered."""
     fleet, running = a_fleet(1, slots=4), []
     slots = 4
@@ -255,7 +255,7 @@ def test_slots_are_over_booked_only_where_their_number_was_lowered(steps: list[t
         ({}, (), (9,), "never"),
     ],
 )
-def test_a_job_gets_the_gpus_that_it_names_whoever_is_on_them(
+def test_a_job_gets_the_gpus_that_it_names_even_if_they_are_in_use(
     free: dict[int, int], paused: tuple[int, ...], named: tuple[int, ...], code: str
 ) -> None:
     """S4.31: A job gets the GPUs that it names, unless one of them is paused or not managed."""
@@ -268,14 +268,14 @@ def test_a_job_gets_the_gpus_that_it_names_whoever_is_on_them(
         assert fleet.find(by_name(*named)) == named, "also when another such job is there already"
 
 
-def test_a_paused_gpu_that_was_named_is_told_by_its_number() -> None:
+def test_the_reason_names_the_paused_gpu_that_the_job_named() -> None:
     """S4.31: The reason to wait names the paused GPU among the GPUs that the job named."""
     sentence = a_fleet(3, paused=(2,)).why_not(by_name(0, 2)).sentence
     assert sentence == "GPU 2, which the job named, is paused"
     assert a_fleet(3, paused=(0, 2)).why_not(by_name(0, 2)).code == "paused"
 
 
-def test_nobody_else_is_put_on_a_claimed_gpu_until_the_last_claim_has_ended() -> None:
+def test_a_claimed_gpu_gets_no_other_job_until_the_last_claim_has_ended() -> None:
     """S4.32: A GPU that jobs claim by name gets no other job until the last of these jobs has ended."""
     fleet = a_fleet(2)
     for _ in range(2):
@@ -292,7 +292,7 @@ def test_nobody_else_is_put_on_a_claimed_gpu_until_the_last_claim_has_ended() ->
     assert fleet.find(a_kind("2")) == (0, 1) and fleet.claims == {}
 
 
-def test_a_claim_on_several_gpus_is_told_of_all_that_matter() -> None:
+def test_the_reason_names_each_claimed_gpu_that_prevents_the_placement() -> None:
     """S4.32: The reason to wait names each claimed GPU that prevents the placement, and no other claimed GPU."""
     fleet = a_fleet(3)
     fleet.take(ResourceRequest(2, 0), (0, 2))
@@ -328,7 +328,7 @@ def test_a_claim_on_several_gpus_is_told_of_all_that_matter() -> None:
         ((2,), {0: 0}, (), (), a_kind("1", (7,)), ()),
     ],
 )
-def test_what_is_kept_for_a_job_that_was_overtaken_too_often(
+def test_the_gpus_that_lack_the_least_are_reserved_for_an_overtaken_job(
     servers: tuple[int, ...], free: dict[int, int], paused: tuple[int, ...], claimed: tuple[int, ...], kind: PlacementClass,
     kept: tuple[int, ...],
 ) -> None:  # fmt: skip
@@ -343,7 +343,7 @@ def test_what_is_kept_for_a_job_that_was_overtaken_too_often(
     assert fleet.kept_mask == mask_of(claimed)
 
 
-def test_two_that_were_overtaken_too_often_are_kept_different_gpus() -> None:
+def test_two_overtaken_jobs_get_reservations_of_different_gpus() -> None:
     """S4.36: Two jobs that were overtaken too often get reservations of different GPUs."""
     fleet = a_fleet(4, free=dict.fromkeys(range(4), 500))
     fleet.reserve(5, a_kind("2"))
@@ -359,7 +359,7 @@ def test_two_that_were_overtaken_too_often_are_kept_different_gpus() -> None:
     assert fleet.find(by_name(0, 1)) == (0, 1), "who names them waits for nobody"
 
 
-def test_the_job_that_gpus_are_kept_for_is_told_why_it_waits_itself() -> None:
+def test_the_reason_of_a_job_with_a_reservation_does_not_name_this_reservation() -> None:
     """S4.36: The reason why a job with a reservation waits never names this reservation, but what the job lacks."""
     fleet = a_fleet(2)
     fleet.take(ResourceRequest(1, 0), (0,))
@@ -368,7 +368,7 @@ def test_the_job_that_gpus_are_kept_for_is_told_why_it_waits_itself() -> None:
     assert (fleet.why_not(wide).code, fleet.why_not(a_kind("0.5", (1,))).code) == ("claimed", "reserved")
 
 
-def test_slots_are_kept_for_the_first_that_was_overtaken_too_often() -> None:
+def test_free_slots_are_reserved_for_the_first_overtaken_job_without_gpus() -> None:
     """S4.36: Free slots are reserved for the first job without GPUs that was overtaken too often."""
     fleet = a_fleet(1, slots=4)
     fleet.take(of_slots(2).need, ())
@@ -385,7 +385,7 @@ def test_slots_are_kept_for_the_first_that_was_overtaken_too_often() -> None:
     assert fleet.find(of_slots(1)) == ()
 
 
-def test_no_slot_is_kept_for_what_there_are_too_few_slots_for() -> None:
+def test_no_slot_is_reserved_for_a_job_that_needs_more_slots_than_exist() -> None:
     """S4.36: No slot is reserved for a job that needs more slots than exist after `-S` was lowered."""
     fleet = a_fleet(1, slots=4)
     fleet.resize(2)
@@ -478,7 +478,7 @@ def test_an_assignment_competes_if_it_takes_what_a_waiting_job_could_use(
         ((2,), {}, (), a_kind("1", (7,)), "never", "GPU 7 is not managed here (managed: 0,1)"),
     ],
 )
-def test_the_reason_is_the_first_rule_that_fails_with_its_figures(
+def test_the_reason_names_the_first_rule_that_fails_with_its_values(
     servers: tuple[int, ...],
     free: dict[int, int],
     paused: tuple[int, ...],
@@ -490,7 +490,7 @@ def test_the_reason_is_the_first_rule_that_fails_with_its_figures(
     assert (reason.code, reason.sentence) == (code, sentence)
 
 
-def test_the_reason_of_a_wide_job_that_lacks_memory_speaks_of_memory() -> None:
+def test_the_reason_of_a_wide_job_that_lacks_memory_names_the_memory() -> None:
     fleet = Fleet(some_gpus(2, memory_mib=24_000))
     for gpu in (0, 1):
         fleet.take(ResourceRequest(1, 100), (gpu,), 20_000)
@@ -525,12 +525,12 @@ def test_the_reason_of_a_wide_job_that_lacks_memory_speaks_of_memory() -> None:
         ((2,), of_slots(9), "needs 9 slots, but there are only 8"),
     ],
 )
-def test_what_can_never_run_is_known_at_once(servers: tuple[int, ...], kind: PlacementClass, says: str) -> None:
+def test_an_impossible_request_is_recognized_at_once(servers: tuple[int, ...], kind: PlacementClass, says: str) -> None:
     said = a_fleet(*servers).can_ever_hold(kind)
     assert says in said and bool(said) == bool(says)
 
 
-def test_more_memory_than_any_allowed_card_has_is_known_at_once() -> None:
+def test_a_request_for_more_memory_than_any_allowed_gpu_has_is_recognized_at_once() -> None:
     gpus = [replace(gpu, memory_mib=size) for gpu, size in zip(some_gpus(2), (24_000, 80_000), strict=True)]
     fleet = Fleet(gpus)
     assert fleet.can_ever_hold(a_kind("1", vram_mib=80_000)) == ""
@@ -538,7 +538,7 @@ def test_more_memory_than_any_allowed_card_has_is_known_at_once() -> None:
     assert "30000 MiB" in fleet.can_ever_hold(a_kind("1", (0,), vram_mib=30_000))
 
 
-def test_a_wide_job_for_which_too_few_cards_are_large_enough_is_known_at_once() -> None:
+def test_a_wide_request_for_which_too_few_gpus_have_the_memory_is_recognized_at_once() -> None:
     gpus = [replace(gpu, memory_mib=size) for gpu, size in zip(some_gpus(2), (24_000, 80_000), strict=True)]
     fleet = Fleet(gpus)
     wide = a_kind("2", vram_mib=40_000)
@@ -552,7 +552,7 @@ def test_a_wide_job_for_which_too_few_cards_are_large_enough_is_known_at_once() 
     st.one_of(st.none(), st.sets(st.integers(0, 9), min_size=1)),
     st.sampled_from([0, 0, 16_000, 20_000, 30_000]),
 )
-def test_what_the_empty_machine_holds_can_be_held_and_nothing_else(
+def test_exactly_the_requests_that_fit_an_empty_machine_are_possible(
     machine: list[tuple[int, int | None]], need: str, allowed: set[int] | None, vram_mib: int
 ) -> None:
     fleet = Fleet([a_gpu(i, server=server, memory_mib=memory) for i, (server, memory) in enumerate(machine)])
@@ -592,7 +592,7 @@ def kinds(draw: st.DrawFn) -> PlacementClass:
 
 
 @given(machines(), st.lists(st.tuples(kinds(), st.integers(0, 99)), max_size=40))
-def test_find_is_what_scanning_all_gpus_finds(
+def test_find_agrees_with_a_scan_of_all_gpus(
     machine: list[tuple[int, int | None]], steps: list[tuple[PlacementClass, int]]
 ) -> None:
     gpus = [a_gpu(i, server=server, memory_mib=memory) for i, (server, memory) in enumerate(machine)]

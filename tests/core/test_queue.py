@@ -38,14 +38,14 @@ def all_in_order(queue: Queue) -> list[int]:
         ((3, 1, 9.0, 9e9), (3, 2, 0.0, 1.0)),  # estimates do not count
     ],
 )
-def test_fifo_is_priority_then_file_order(
+def test_order_fifo_is_priority_then_file_order(
     first: tuple[int, int, float, float | None], second: tuple[int, int, float, float | None]
 ) -> None:
     """S3.12: The order is by priority, then by place in the file."""
     assert Order().key(*first) < Order().key(*second)
 
 
-def test_short_lets_short_jobs_pass_by_a_bounded_amount() -> None:
+def test_order_short_lets_a_short_job_overtake_only_jobs_within_a_bounded_time() -> None:
     short = Order("short")
     assert short.key(0, 2, 100.0, 60.0) < short.key(0, 1, 0.0, 3600.0)
     assert short.key(0, 2, 5 * 3600.0 + 1, 0.0) > short.key(0, 1, 0.0, 3600.0)
@@ -54,14 +54,14 @@ def test_short_lets_short_jobs_pass_by_a_bounded_amount() -> None:
     assert short.key(0, 1, 0.0, 9e9) < short.key(1, 2, 0.0, 0.0)
 
 
-def test_aging_lets_the_least_urgent_come_up_in_the_end() -> None:
+def test_aging_moves_the_least_urgent_job_to_the_front_in_the_end() -> None:
     aging = Order(aging_h=168.0)
     week = 168 * 3600.0
     assert aging.key(0, 2, week - 1, None) < aging.key(1, 1, 0.0, None)
     assert aging.key(0, 2, week + 1, None) > aging.key(1, 1, 0.0, None)
 
 
-def test_jobs_come_by_key_over_all_classes() -> None:
+def test_jobs_are_offered_by_key_across_all_placement_classes() -> None:
     queue = Queue()
     for job, kind, key in [
         (1, WIDE, (5, 0)),
@@ -77,7 +77,7 @@ def test_jobs_come_by_key_over_all_classes() -> None:
     assert len(queue) == 0 and queue.classes() == []
 
 
-def test_what_does_not_fit_leaves_its_whole_class_out_of_the_pass() -> None:
+def test_a_job_that_does_not_fit_excludes_its_placement_class_from_the_pass() -> None:
     queue = Queue()
     for job, kind in enumerate([WIDE, WIDE, HALF, HALF]):
         queue.push(job, kind, (0, job))
@@ -89,7 +89,7 @@ def test_what_does_not_fit_leaves_its_whole_class_out_of_the_pass() -> None:
     assert len(queue) == 4
 
 
-def test_a_job_pushed_again_waits_only_in_its_new_place() -> None:
+def test_a_job_that_is_pushed_again_has_only_its_new_place() -> None:
     queue = Queue()
     queue.push(1, WIDE, (0, 1))
     queue.push(2, WIDE, (0, 2))
@@ -98,7 +98,7 @@ def test_a_job_pushed_again_waits_only_in_its_new_place() -> None:
     assert all_in_order(queue) == [2, 1]
 
 
-def test_a_job_that_changed_its_class_is_offered_once_and_in_the_new_one() -> None:
+def test_a_job_that_changed_its_class_is_offered_once_in_its_new_class() -> None:
     queue = Queue()
     queue.push(1, WIDE, (0, 1))
     queue.push(2, WIDE, (0, 2))
@@ -110,7 +110,7 @@ def test_a_job_that_changed_its_class_is_offered_once_and_in_the_new_one() -> No
         turns.send(False)
 
 
-def test_a_pass_ends_even_if_a_job_that_was_taken_stays() -> None:
+def test_a_pass_ends_even_if_a_taken_job_was_not_removed() -> None:
     queue = Queue()
     queue.push(1, WIDE, (0, 1))
     queue.push(2, WIDE, (0, 2))
@@ -120,7 +120,7 @@ def test_a_pass_ends_even_if_a_job_that_was_taken_stays() -> None:
         turns.send(True)
 
 
-def test_a_job_that_is_not_there_cannot_be_dropped() -> None:
+def test_dropping_an_absent_job_returns_false() -> None:
     queue = Queue()
     assert queue.drop(1) is False
     queue.push(1, WIDE, (0, 1))
@@ -129,7 +129,7 @@ def test_a_job_that_is_not_there_cannot_be_dropped() -> None:
     assert queue.classes() == []
 
 
-def test_how_often_a_job_was_overtaken_is_counted_since_it_took_its_place() -> None:
+def test_overtakes_are_counted_since_the_job_got_its_place() -> None:
     """S4.36: Overtakes are counted from the time at which the job got its place in the queue."""
     queue = Queue()
     queue.push(1, WIDE, (0, 1))
@@ -146,7 +146,7 @@ def test_how_often_a_job_was_overtaken_is_counted_since_it_took_its_place() -> N
     assert queue.overtaken(2) == 0
 
 
-def test_who_overtakes_the_first_of_a_class_overtakes_those_behind_it_too() -> None:
+def test_an_overtake_counts_for_all_jobs_of_the_class_before_the_overtaking_job() -> None:
     """S4.36: An overtake counts for all waiting jobs of the class that are ahead of the overtaking job."""
     queue = Queue()
     for job in (1, 2, 5):
@@ -165,7 +165,7 @@ STEP = st.tuples(st.integers(0, 12), st.sampled_from(KINDS), st.integers(-1, 1),
 
 
 @given(st.lists(STEP, max_size=60), st.lists(st.booleans(), max_size=30))
-def test_a_pass_offers_what_sorting_would(
+def test_a_pass_offers_jobs_in_the_same_order_as_a_full_sort(
     steps: list[tuple[int, PlacementClass, int, int, int]], answers: list[bool]
 ) -> None:
     queue = Queue()
@@ -199,7 +199,7 @@ def test_a_pass_offers_what_sorting_would(
         assert offer is None
 
 
-def test_a_long_queue_that_was_mostly_dropped_keeps_its_order() -> None:
+def test_a_long_queue_keeps_its_order_after_most_jobs_were_dropped() -> None:
     queue = Queue()
     for job in range(1000):
         queue.push(job, HALF, (0, -job))

@@ -48,7 +48,7 @@ ROWS = expected()
 EVERYTHING = list(product(HOLDING_STATES, Record, (True, False), Found))
 
 
-def test_every_combination_has_a_row() -> None:
+def test_each_combination_of_the_recovery_table_has_a_verdict() -> None:
     """S3.35: Each combination of state, record, boot and found processes has a verdict."""
     assert HOLDING_STATES == (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
     assert len(EVERYTHING) == 3 * 6 * 2 * 4
@@ -58,11 +58,11 @@ def test_every_combination_has_a_row() -> None:
 @pytest.mark.parametrize(
     "row", EVERYTHING, ids=[f"{s.value}-{r.value}-{'same' if b else 'other'}-{f.value}" for s, r, b, f in EVERYTHING]
 )
-def test_the_verdict_is_the_one_written_here(row: tuple[JobState, Record, bool, Found]) -> None:
+def test_the_recovery_table_has_the_expected_verdict(row: tuple[JobState, Record, bool, Found]) -> None:
     assert TABLE[row] is ROWS[row]
 
 
-def test_only_what_is_proven_never_to_have_run_is_run_again() -> None:
+def test_only_an_attempt_that_certainly_never_ran_is_repeated() -> None:
     for (state, record, same_boot, found), verdict in TABLE.items():
         if verdict is Verdict.REQUEUE:
             assert record is Record.NONE and same_boot and found in (Found.NOTHING, Found.STARTER)
@@ -71,24 +71,24 @@ def test_only_what_is_proven_never_to_have_run_is_run_again() -> None:
             assert record is Record.NEVER_RAN
 
 
-def test_only_a_written_ending_finishes_a_job_and_it_always_does() -> None:
+def test_exactly_the_attempts_with_a_recorded_end_are_finished() -> None:
     for (_, record, _, _), verdict in TABLE.items():
         assert (verdict in (Verdict.FINISH, Verdict.FINISH_HOLDING)) == (record is Record.ENDED)
 
 
-def test_nothing_of_another_boot_lives() -> None:
+def test_no_process_of_another_boot_counts_as_alive() -> None:
     for (_, _, same_boot, found), verdict in TABLE.items():
         if verdict in (Verdict.ADOPT, Verdict.WATCH_LOST, Verdict.FINISH_HOLDING, Verdict.WAIT):
             assert same_boot and found is not Found.NOTHING
 
 
-def test_what_lives_keeps_its_gpu() -> None:
+def test_an_attempt_with_live_processes_keeps_its_gpu() -> None:
     for (_, _, same_boot, found), verdict in TABLE.items():
         if same_boot and found in (Found.LEADER, Found.OTHERS):
             assert verdict in (Verdict.ADOPT, Verdict.WATCH_LOST, Verdict.FINISH_HOLDING)
 
 
-def test_what_may_begin_this_moment_is_neither_lost_nor_run_again() -> None:
+def test_an_attempt_that_may_be_starting_now_is_neither_lost_nor_repeated() -> None:
     for (_, record, same_boot, found), verdict in TABLE.items():
         claimed = record in (Record.CLAIMED, Record.BROKEN)  # whether the command was started is unknown
         assert (verdict is Verdict.WAIT) == (claimed and same_boot and found is Found.STARTER)

@@ -31,16 +31,16 @@ EVERY: list[Request] = [
 
 
 @pytest.mark.parametrize("request_", EVERY, ids=str)
-def test_a_request_reads_back_from_its_row(request_: Request) -> None:
+def test_a_request_can_be_read_back_from_its_row(request_: Request) -> None:
     kind, arguments = to_row(request_)
     assert from_row(kind, json.loads(json.dumps(arguments))) == request_
 
 
-def test_every_kind_is_shown_here() -> None:
+def test_the_examples_cover_every_kind_of_request() -> None:
     assert {type(each).__name__.lower() for each in EVERY} == set(KINDS)
 
 
-def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
+def test_the_error_for_an_unknown_request_lists_the_known_ones() -> None:
     with pytest.raises(UsageError, match="unknown request 'preempt'; known: cancel, edit, first"):
         from_row("preempt", {})
 

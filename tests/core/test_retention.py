@@ -25,7 +25,7 @@ from scheduler.core.retention import Keep, keep_finished, keep_logs, size_text
         ("20G, 1h30m", Keep(20 << 30, 5400)),
     ],
 )
-def test_what_is_kept_of_logs(text: str, keep: Keep) -> None:
+def test_limits_for_logs_are_read(text: str, keep: Keep) -> None:
     assert keep_logs(text) == keep and bool(keep) == bool(text.strip())
 
 
@@ -33,21 +33,21 @@ def test_what_is_kept_of_logs(text: str, keep: Keep) -> None:
     ("text", "keep"),
     [("", Keep()), ("10000", Keep(10_000)), ("90d", Keep(None, 90 * 86400)), ("90d 10", Keep(10, 90 * 86400))],
 )
-def test_what_is_kept_of_jobs(text: str, keep: Keep) -> None:
+def test_limits_for_finished_jobs_are_read(text: str, keep: Keep) -> None:
     assert keep_finished(text) == keep
 
 
 @pytest.mark.parametrize(
     "text", ["30", "0d", "0G", "30d 40d", "1G 2G", "d", "G", "-3d", "3x", "1e9G", "³G", "all", "9" * 60]
 )
-def test_what_cannot_be_read_of_logs(text: str) -> None:
+def test_invalid_limits_for_logs_are_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         keep_logs(text)
     assert "write 30d, 20G or 30d 20G" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["0", "0s", "10 20", "1d 2d", "20G", "-1", "1.5", "²"])
-def test_what_cannot_be_read_of_jobs(text: str) -> None:
+def test_invalid_limits_for_finished_jobs_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         keep_finished(text)
 
@@ -61,7 +61,7 @@ def test_limits_in_yaml_are_read_or_refused() -> None:
             read_option("keep_logs", value, "config.yaml")
 
 
-def test_sizes_for_people() -> None:
+def test_sizes_are_written_with_a_unit() -> None:
     assert [size_text(n) for n in (0, 1023, 1024, 5 << 19, 3 << 30, 1 << 40)] == [
         "0 bytes", "1023 bytes", "1 KB", "2.5 MB", "3 GB", "1 TB",
     ]  # fmt: skip

@@ -15,29 +15,29 @@ ONE = ResourceRequest.parse("1")
     ("words", "mode"),
     [("--mode train", "train"), ("--mode=eval", "eval"), ("--mode a --mode=b", "b"), ("--mode", None), ("", None)],
 )
-def test_the_mode_is_the_last_one_named(words: str, mode: str | None) -> None:
+def test_the_mode_is_the_last_mode_argument(words: str, mode: str | None) -> None:
     """S3.22: The mode is the value of the last `--mode`."""
     assert mode_of(tuple(words.split())) == mode
 
 
-def test_nothing_is_known_at_first() -> None:
+def test_without_runs_there_is_no_estimate() -> None:
     assert Estimates().of(a_spec(), ONE) is None
 
 
-def test_the_time_limit_counts_before_all() -> None:
+def test_the_estimate_is_the_time_limit_if_there_is_one() -> None:
     estimates = Estimates()
     estimates.learn(a_spec(), ONE, 5.0)
     assert estimates.of(a_spec(time_limit_s=60.0), ONE) == 60.0
 
 
-def test_the_median_of_the_last_three_runs() -> None:
+def test_the_estimate_is_the_median_of_the_last_three_runs() -> None:
     estimates = Estimates()
     for seconds in (1000.0, 1.0, 9.0, 3.0):
         estimates.learn(a_spec(), ONE, seconds)
     assert estimates.of(a_spec(), ONE) == 3.0
 
 
-def test_the_same_signature_counts_before_the_script_and_the_script_before_the_need() -> None:
+def test_the_estimate_prefers_runs_of_the_same_signature_then_script_then_request() -> None:
     estimates = Estimates()
     estimates.learn(a_spec(arguments=("--mode", "train")), ONE, 100.0)
     estimates.learn(a_spec(arguments=("--mode", "eval")), ONE, 10.0)

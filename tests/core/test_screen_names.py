@@ -37,13 +37,13 @@ WORDS = st.lists(st.one_of(st.just("--mode"), st.text(max_size=30), st.text(max_
         (tuple(range(64)), ("--mode", "m"), "gpujob_64gpus_m_7"),
     ],
 )
-def test_a_name_says_gpus_mode_and_id(gpus, arguments, name):
+def test_a_session_name_contains_gpus_mode_and_job_id(gpus, arguments, name):
     """S3.21, S3.22, J07: A session name contains the GPUs, the mode and the job's id."""
     assert session_name(7, gpus, arguments) == name
 
 
 @given(st.integers(1, 10**12), st.lists(st.integers(0, 200), max_size=80, unique=True), WORDS)
-def test_any_name_is_safe_and_short(job, gpus, arguments):
+def test_any_session_name_is_safe_and_short(job, gpus, arguments):
     """J07: Any session name is safe and short enough, also with the suffixes that are added if it is in use."""
     name = session_name(job, sorted(gpus), arguments)
     assert SAFE.fullmatch(name) and name.endswith(f"_{job}")
@@ -53,7 +53,7 @@ def test_any_name_is_safe_and_short(job, gpus, arguments):
 
 
 @given(st.integers(1, 99), st.sets(st.sampled_from(["n", "n_abcd", "n_abcd_a3", "n_abcd_2", "n_abcd_3", "nn", "n_"])))
-def test_a_taken_name_is_not_used_again(attempt, taken):
+def test_a_session_name_in_use_is_not_used_again(attempt, taken):
     """J06: If a session name is in use, the scheduler's short id is added, and if needed the attempt or a number."""
     name = free_name("n", "abcd", attempt, taken)
     assert name not in taken
@@ -71,7 +71,7 @@ def test_a_taken_name_is_not_used_again(attempt, taken):
         (("n", "n_abcd", "n_abcd_a3", "n_abcd_2"), "n_abcd_3"),
     ],
 )
-def test_what_is_added_to_a_taken_name(taken, name):
+def test_a_session_name_in_use_gets_a_suffix(taken, name):
     assert free_name("n", "abcd", 3, taken) == name
 
 
@@ -87,7 +87,7 @@ def test_what_is_added_to_a_taken_name(taken, name):
         ("gpujob_0-1-2-3_unknown_12", 24, "gpujob_0-1-2-3_unknow_12"),
     ],
 )
-def test_a_name_that_is_too_long_keeps_its_id(name: str, most: int, short: str) -> None:
+def test_a_session_name_that_is_too_long_keeps_the_job_id(name: str, most: int, short: str) -> None:
     """A session name that is too long for the path of a socket loses letters before the job's id.
 
     The id stays complete.
@@ -96,7 +96,7 @@ def test_a_name_that_is_too_long_keeps_its_id(name: str, most: int, short: str) 
 
 
 @given(st.integers(1, 10**9), st.lists(st.integers(0, 99), max_size=20, unique=True), WORDS, st.integers(24, 80))
-def test_any_shortened_name_is_safe_and_fits(job, gpus, arguments, most):
+def test_any_shortened_session_name_is_safe_and_fits(job, gpus, arguments, most):
     name = session_name(job, sorted(gpus), arguments)
     short = shortened(name, most)
     assert len(short) <= most and short.endswith(f"_{job}") and re.fullmatch("gpujob[A-Za-z0-9_-]*", short)

@@ -14,7 +14,7 @@ from tests.stories.secret_shapes import SECRET, SHAPES
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_s15_shapes_of_secrets_are_hidden(name: str) -> None:
+def test_s15_secrets_of_all_known_forms_are_hidden(name: str) -> None:
     """S15: Secrets are hidden in argument lists, in shell text, and in the names that lists show."""
     words = SHAPES[name]
     assert SECRET in " ".join(words)
@@ -36,13 +36,13 @@ def test_s15_shapes_of_secrets_are_hidden(name: str) -> None:
         "--author me --monkey=x --authors a,b --seckill 3 hf_x sk-1 train.py --mode key",
     ],
 )
-def test_s15_what_only_looks_like_a_secret_is_shown(text: str) -> None:
+def test_s15_text_that_only_resembles_a_secret_is_shown(text: str) -> None:
     """S15: Numbers of tokens, model names and the program's own messages are not hidden."""
     assert without_secrets(text) == text
     assert words_without_secrets(text.split()) == tuple(text.split())
 
 
-def test_s15_a_number_may_be_a_password_but_hardly_a_token() -> None:
+def test_s15_a_short_number_is_hidden_as_a_password_but_not_as_a_token() -> None:
     assert is_secret("--password", "1234") and is_secret("SECRET_SEED", "7") and not is_secret("--token", "32")
     assert is_secret("--token", "1234567890")
 

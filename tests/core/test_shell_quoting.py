@@ -13,15 +13,15 @@ WORDS = st.text(st.sampled_from("ab '\"$`\\!\n|*") | st.characters(exclude_categ
 
 
 @given(st.lists(WORDS))
-def test_they_are_the_same_words_again(words: list[str]) -> None:
+def test_quoted_words_are_read_back_unchanged_by_a_shell(words: list[str]) -> None:
     assert shlex.split(joined(words)) == words
 
 
 @given(WORDS)
-def test_no_spelling_is_longer_than_the_usual_one(word: str) -> None:
+def test_no_quoted_word_is_longer_than_with_shlex(word: str) -> None:
     assert len(quoted(word)) <= len(shlex.quote(word))
 
 
-def test_nested_quotes_can_be_read() -> None:
+def test_a_word_with_quotes_and_blanks_is_quoted_readably() -> None:
     assert quoted("echo 'a b'") == "\"echo 'a b'\""
     assert quoted("a b") == "'a b'" and quoted("it's $HOME") == shlex.quote("it's $HOME")

@@ -61,7 +61,7 @@ def a_worn_job(state: JobState) -> Job:
 
 
 @pytest.mark.parametrize(("state", "what"), PAIRS, ids=[f"{s.value}-{m.value}" for s, m in PAIRS])
-def test_each_move_has_a_row_or_is_refused_and_nothing_changes(state: JobState, what: Move) -> None:
+def test_each_move_follows_the_state_table_or_is_refused_without_a_change(state: JobState, what: Move) -> None:
     job = a_worn_job(state)
     before = replace(job)
     after = ROWS.get((state, what))
@@ -77,13 +77,13 @@ def test_each_move_has_a_row_or_is_refused_and_nothing_changes(state: JobState, 
         assert job.state is after
 
 
-def test_the_table_has_these_rows_and_no_other() -> None:
+def test_the_state_table_has_exactly_the_expected_rows() -> None:
     assert {(state, what): after for state, row in TABLE.items() for what, after in row.items()} == ROWS
     assert set(TABLE) == set(JobState)
 
 
 @pytest.mark.parametrize(("state", "what"), [pair for pair, after in ROWS.items() if after is S.PENDING])
-def test_a_job_that_waits_again_holds_nothing_of_its_last_run(state: JobState, what: Move) -> None:
+def test_a_job_that_is_pending_again_keeps_no_values_of_its_last_run(state: JobState, what: Move) -> None:
     job = a_worn_job(state)
     move(job, what, T0 + 9)
     assert (job.gpus, job.process, job.started_at, job.finished_at, job.stop_at) == ((), None, None, None, None)
@@ -92,7 +92,7 @@ def test_a_job_that_waits_again_holds_nothing_of_its_last_run(state: JobState, w
 
 
 @pytest.mark.parametrize(("state", "what"), [pair for pair, after in ROWS.items() if after in ENDED])
-def test_a_job_that_ended_has_an_end_and_no_reason_to_wait(state: JobState, what: Move) -> None:
+def test_an_ended_job_has_an_end_time_and_no_reason_to_wait(state: JobState, what: Move) -> None:
     job = a_worn_job(state)
     job.finished_at = None
     move(job, what, T0 + 9)
@@ -100,13 +100,13 @@ def test_a_job_that_ended_has_an_end_and_no_reason_to_wait(state: JobState, what
     assert (job.reason_code, job.reason) == ("", "")
 
 
-def test_the_time_of_an_end_that_is_known_is_kept() -> None:
+def test_a_known_end_time_is_kept() -> None:
     job = a_worn_job(S.RUNNING)
     move(job, M.SUCCEEDED, T0 + 9)
     assert job.finished_at == T0 + 2
 
 
-def test_a_state_waits_holds_gpus_or_has_ended() -> None:
+def test_each_state_is_waiting_holding_gpus_or_ended() -> None:
     assert ENDED | HOLDING | {S.PENDING} == set(JobState)
     assert not ENDED & HOLDING
     for state in JobState:
@@ -114,7 +114,7 @@ def test_a_state_waits_holds_gpus_or_has_ended() -> None:
         assert state.holds_gpus == (state in HOLDING)
 
 
-def test_from_each_state_every_other_can_be_reached() -> None:
+def test_each_state_can_be_reached_from_every_other() -> None:
     for start in JobState:
         reached, edge = {start}, [start]
         while edge:

@@ -38,30 +38,30 @@ def test_a_duration_is_read(text: str, seconds: float) -> None:
 @pytest.mark.parametrize(
     "text", ["", " ", "h", "-5", "5x", "1h30", "1h 30m", "4 s", "1:2", "1,5h", "::", "nan", "inf", "1e3", "5m5", ".5"]
 )
-def test_what_is_no_duration_is_refused_with_the_right_spelling(text: str) -> None:
+def test_an_invalid_duration_is_refused_with_the_correct_spelling(text: str) -> None:
     with pytest.raises(UsageError, match=r"is not a duration; write 90"):
         seconds_of(text)
 
 
 @pytest.mark.parametrize("text", ["11575d", "999999h", "1000000001", "99999-00:00:00"])
-def test_more_than_thirty_years_are_a_slip_of_the_pen(text: str) -> None:
+def test_a_duration_of_more_than_thirty_years_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="more than 30 years"):
         seconds_of(text)
 
 
 @pytest.mark.parametrize("text", ["9" * 400 + ":00", "9" * 5000 + ":00:00", "9" * 5000 + "-00:00:00"])
-def test_a_giant_clock_time_is_refused_not_a_crash(text: str) -> None:
+def test_a_huge_clock_time_is_refused_without_a_crash(text: str) -> None:
     with pytest.raises(UsageError):
         seconds_of(text)
 
 
-def test_a_duration_is_finite() -> None:
+def test_an_infinite_duration_is_refused() -> None:
     with pytest.raises(UsageError):
         seconds_of("9" * 400)
 
 
 @given(st.integers(0, 400), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))
-def test_both_spellings_of_a_duration_mean_the_same(days: int, hours: int, minutes: int, seconds: int) -> None:
+def test_both_spellings_of_a_duration_have_the_same_value(days: int, hours: int, minutes: int, seconds: int) -> None:
     assert seconds_of(f"{days}d{hours}h{minutes}m{seconds}s") == seconds_of(f"{days}-{hours}:{minutes:02}:{seconds:02}")
 
 
@@ -91,18 +91,18 @@ def test_a_size_is_rounded_up(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "G", "-1G", "1P", "1 2G", "18Gb/s", "many"])
-def test_what_is_no_size_is_refused_with_the_right_spelling(text: str) -> None:
+def test_an_invalid_size_is_refused_with_the_correct_spelling(text: str) -> None:
     with pytest.raises(UsageError, match=r"is not a size; write 18G"):
         mib_of(text)
 
 
 @pytest.mark.parametrize("text", ["9" * 400, "9" * 400 + "G"])
-def test_a_giant_size_is_refused_not_a_crash(text: str) -> None:
+def test_a_huge_size_is_refused_without_a_crash(text: str) -> None:
     with pytest.raises(UsageError):
         mib_of(text)
 
 
-def test_a_size_fits_a_database_integer() -> None:
+def test_a_size_too_large_for_the_database_is_refused() -> None:
     with pytest.raises(UsageError):
         mib_of("9" * 20)
 
@@ -120,5 +120,5 @@ def test_a_size_fits_a_database_integer() -> None:
         (273600, "3 d 4 h"),
     ],
 )
-def test_a_span_is_said_in_two_units(seconds: float, text: str) -> None:
+def test_a_time_span_is_written_in_two_units(seconds: float, text: str) -> None:
     assert span_text(seconds) == text

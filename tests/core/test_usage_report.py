@@ -83,13 +83,13 @@ WAITS = {"state": JobState.PENDING, "start": None, "end": None, "gpus": ()}
         (job(**WAITS), [over(40, "retry_scheduled"), over(41, "unclaimed"), Event(1, T0, "held", {})], []),
     ],
 )
-def test_attempts_are_those_of_the_story_and_the_last_is_the_jobs_own(
+def test_earlier_attempts_come_from_events_and_the_last_from_the_job(
     made: Job, events: list[Event], expected: list[tuple[int, int, int, bool]]
 ) -> None:
     assert runs(made, *events) == expected
 
 
-def test_each_attempt_has_its_own_gpus_and_share() -> None:
+def test_the_report_has_the_gpus_and_the_share_of_each_attempt() -> None:
     """A job that ran out of GPU memory has twice the share in its next attempt."""
     made = job(start=100, end=170, attempt=2, need="2x1", gpus=(0, 1))
     first, last = attempts_of(made, [started(10, gpus=(2, 3), share=0.5), over(40, "retry_scheduled", ran=30.0)], NOW)
@@ -102,7 +102,7 @@ def test_each_attempt_has_its_own_gpus_and_share() -> None:
     assert attempts_of(named, [], NOW)[0].parts == 0
 
 
-def test_what_the_story_says_of_an_end_is_how_long_it_ran() -> None:
+def test_the_run_time_of_an_attempt_is_computed_from_the_times_of_the_run() -> None:
     """The duration is computed from the times of the run, not from the time at which the daemon recorded its end."""
     play = a_world(1)
     play.run(a_job(1, "0.5", retries=1))
@@ -118,7 +118,7 @@ def summed(*made: Job, since: float | None = None, **more: Any) -> Report:
     return report_of(((one, []) for one in made), now=NOW, since=None if since is None else T0 + since, **more)
 
 
-def test_waits_runs_and_gpu_time_by_job_label_gpu_and_over_all() -> None:
+def test_the_report_sums_waits_runs_and_gpu_time_by_job_label_and_gpu() -> None:
     one = job(label="a", need="0.5")
     two = job(JobState.FAILED, label="a", start=20, end=120, need="2", gpus=(0, 1))
     three = job(start=None, end=200, state=JobState.CANCELLED, outcome=Outcome.CANCELLED, gpus=())
@@ -141,7 +141,7 @@ def test_waits_runs_and_gpu_time_by_job_label_gpu_and_over_all() -> None:
     assert found.total.outcomes["exit"] == 2 and found.total.outcomes["cancelled"] == 1
 
 
-def test_since_leaves_out_what_had_ended_and_cuts_what_ran_across_it() -> None:
+def test_the_report_omits_runs_before_since_and_cuts_runs_that_span_it() -> None:
     early, across, later = job(), job(start=10, end=150), job(start=160, end=200)
     waiting = job(**WAITS)
     found = summed(early, across, later, waiting, since=100)
@@ -178,7 +178,7 @@ def made_of(label: str, need: str, before: list[Any], state: JobState, start: fl
 
 
 @given(st.lists(ONE, max_size=6), st.none() | TIMES)
-def test_the_parts_add_up_to_the_totals_and_nothing_is_negative(shapes: list[Any], since: float | None) -> None:
+def test_parts_of_the_report_add_up_to_its_totals_and_are_not_negative(shapes: list[Any], since: float | None) -> None:
     """The values of labels, jobs and GPUs add up to the totals of the report, and no value is negative.
 
     This holds for all times of the clock.

@@ -112,7 +112,7 @@ def test_a_hook_without_free_descriptors_gets_a_warning(hooks: Hooks, monkeypatc
     assert hooks.warned() == [job] and "Too many open files" in hooks.said[0]
 
 
-def test_the_warning_about_a_hook_of_a_killed_scheduler_is_not_lost(
+def test_the_warning_about_a_hook_of_a_killed_scheduler_is_recorded(
     hooks: Hooks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The warning is recorded together with the deletion of the hook's record: neither happens without the other."""

@@ -54,7 +54,7 @@ def begun(tmp_path: Path) -> tuple[ConfigReload, Target, list[str], Path]:
     return ConfigReload(context, target, settings, read), target, said, path
 
 
-def test_a_periodic_check_waits_until_the_file_stops_changing(tmp_path: Path) -> None:
+def test_a_changed_config_is_read_only_after_it_stops_changing(tmp_path: Path) -> None:
     """P3: A periodic check reads the config only when it has not changed for ``SETTLE_S`` seconds.
 
     So it reads no half-saved file.
@@ -75,7 +75,7 @@ def test_a_periodic_check_waits_until_the_file_stops_changing(tmp_path: Path) ->
     assert said == ["config reloaded: kill_grace 5 -> 7"] and target.config.kill_grace == 7
 
 
-def test_a_complete_or_old_or_future_file_is_read_at_once(tmp_path: Path) -> None:
+def test_a_complete_or_old_or_future_config_is_read_at_once(tmp_path: Path) -> None:
     reload, target, said, path = begun(tmp_path)
     for grace, end, age in ((6, "...\n", 0.0), (7, "", -3600.0), (8, "", SETTLE_S)):
         path.write_text(f"kill_grace: {grace}\n{end}")

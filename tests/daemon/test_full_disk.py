@@ -56,7 +56,7 @@ def daemon(tmp_path: Path, told: list[str]) -> Iterator[Daemon]:
         (KeyError("x"), "internal error of gpujob, please report it: KeyError("),
     ],
 )  # fmt: skip
-def test_a_full_disk_is_not_reported_as_a_bug(
+def test_a_full_disk_is_not_reported_as_a_defect(
     daemon: Daemon, told: list[str], error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P3: If a pass fails on a full disk, the report names the path and a remedy; other errors are called defects."""
@@ -69,7 +69,7 @@ def test_a_full_disk_is_not_reported_as_a_bug(
     assert len(told) == 1 and said in told[0] and daemon.outage.lasts
 
 
-def test_an_outage_of_a_whole_night_does_not_end_the_daemon(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_daemon_recovers_after_a_thousand_failed_passes(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """After more than a thousand failed passes, as in a long outage, the daemon still tries passes and recovers."""
 
     def fail(_daemon: Daemon, _now: object) -> None:
@@ -84,7 +84,7 @@ def test_an_outage_of_a_whole_night_does_not_end_the_daemon(daemon: Daemon, monk
     assert not daemon.outage.lasts
 
 
-def test_a_part_that_fails_after_each_pass_is_reported_once(
+def test_an_error_of_a_daemon_part_after_each_pass_is_logged_once(
     daemon: Daemon, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a part of the daemon fails after each pass, the error is logged once, and requests are not refused."""

@@ -50,7 +50,7 @@ class Clock:
         return [sample.at - START for sample in found.get(0, [])]
 
 
-def test_one_sample_for_each_interval_and_none_for_a_gap(tmp_path: Path, state: SchedulerState) -> None:
+def test_the_history_has_one_sample_for_each_interval_and_none_for_a_gap(tmp_path: Path, state: SchedulerState) -> None:
     """The history has one sample for each interval, and none for the time in which the machine slept.
 
     After a change of the clock the samples continue at the new time.
@@ -66,7 +66,7 @@ def test_one_sample_for_each_interval_and_none_for_a_gap(tmp_path: Path, state: 
     assert {0, 10, 20, 30, 540, -50} == set(loop.times()) and not loop.said
 
 
-def test_a_locked_history_loses_only_samples(tmp_path: Path, state: SchedulerState) -> None:
+def test_a_locked_history_file_loses_only_samples(tmp_path: Path, state: SchedulerState) -> None:
     """While another process locks the history file, the daemon's loop does not wait.
 
     When the lock is released, the newest samples are written; older samples may be lost.
@@ -93,7 +93,7 @@ def test_a_locked_history_loses_only_samples(tmp_path: Path, state: SchedulerSta
     loop.kept.close()
 
 
-def test_close_reports_a_failed_write(tmp_path: Path, state: SchedulerState) -> None:
+def test_closing_the_history_reports_a_failed_write(tmp_path: Path, state: SchedulerState) -> None:
     loop = Clock(tmp_path / "nowhere" / "history.db", state)  # without this folder each write fails immediately
     loop.kept.begin()
     loop.turn(0)
@@ -103,7 +103,7 @@ def test_close_reports_a_failed_write(tmp_path: Path, state: SchedulerState) -> 
     assert len(loop.said) == 1 and "No such file" in loop.said[0]
 
 
-def test_without_a_thread_there_is_no_history(
+def test_without_a_thread_the_scheduler_continues_without_a_history(
     tmp_path: Path, state: SchedulerState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the thread cannot be started, the error is logged once, and the scheduler continues without a history."""
@@ -121,7 +121,7 @@ def test_without_a_thread_there_is_no_history(
     assert not Path(loop.path).exists()
 
 
-def test_a_bug_in_the_history_does_not_stop_the_scheduler(tmp_path: Path, state: SchedulerState) -> None:
+def test_a_defect_of_the_history_does_not_stop_the_scheduler(tmp_path: Path, state: SchedulerState) -> None:
     loop = Clock(tmp_path / "history.db", state)
     loop.kept.begin()
     loop.turn(0)

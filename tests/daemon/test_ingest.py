@@ -10,7 +10,7 @@ def gpu(index: int) -> Gpu:
     return Gpu(index, f"GPU-{index}")
 
 
-def test_two_machines_never_have_the_same_text() -> None:
+def test_different_machines_have_different_machine_texts() -> None:
     """Different machines have different texts, even if their numbers have the same digits in a row.
 
     Example: GPU 11 with 600 MiB, and GPU 1 with 6001 MiB.

@@ -113,7 +113,7 @@ def keeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeping
     made.db.close()
 
 
-def test_s1_6_one_line_for_each_change_and_one_a_job_at_the_end(keeping: Keeping) -> None:
+def test_s1_6_each_status_change_adds_a_line_and_the_end_keeps_the_last_of_each_job(keeping: Keeping) -> None:
     """S1.6: Each change of a job's status adds one line. When the daemon ends, the last line of each job is kept."""
     keeping.journal.begin()
     assert keeping.path.read_bytes() == b"" and keeping.journal.due() == NEVER
@@ -134,7 +134,7 @@ def test_s1_6_one_line_for_each_change_and_one_a_job_at_the_end(keeping: Keeping
     assert keeping.seen() == [(1, "pending"), (2, "failed")] and not keeping.said and not keeping.noted
 
 
-def test_an_end_without_a_change_writes_nothing(keeping: Keeping) -> None:
+def test_the_end_of_the_daemon_writes_no_journal_without_a_change(keeping: Keeping) -> None:
     keeping.submit("a")
     keeping.journal.begin()
     before = keeping.path.stat()
@@ -142,7 +142,7 @@ def test_an_end_without_a_change_writes_nothing(keeping: Keeping) -> None:
     assert keeping.path.stat().st_ino == before.st_ino
 
 
-def test_s1_8_the_journal_is_made_from_the_store_at_the_start(keeping: Keeping) -> None:
+def test_s1_8_an_incomplete_journal_is_rewritten_from_the_store_at_the_start(keeping: Keeping) -> None:
     """S1.8, S1.12: When the daemon starts, an incomplete or outdated journal is rewritten from the store."""
     jobs = keeping.submit(*"abc")
     keeping.run(jobs[1])
@@ -160,7 +160,7 @@ def test_s1_8_the_journal_is_made_from_the_store_at_the_start(keeping: Keeping) 
         assert keeping.path.read_bytes() == whole
 
 
-def test_a_job_that_was_forgotten_keeps_its_last_line(keeping: Keeping) -> None:
+def test_a_deleted_job_keeps_its_last_line_in_the_journal(keeping: Keeping) -> None:
     """A job that `keep_finished` or `reset` has deleted keeps its last line in the journal."""
     one, two = keeping.submit("a", "b")
     keeping.journal.begin()
@@ -173,7 +173,7 @@ def test_a_job_that_was_forgotten_keeps_its_last_line(keeping: Keeping) -> None:
     assert keeping.seen() == [(1, "completed"), (2, "completed")]
 
 
-def test_a_grown_journal_is_rewritten(keeping: Keeping) -> None:
+def test_a_journal_that_has_grown_too_large_is_rewritten(keeping: Keeping) -> None:
     """A journal that has grown too large is rewritten in slices; the new file has the changes made meanwhile."""
     jobs = keeping.submit(*map(str, range(120)))
     keeping.journal.begin()
@@ -197,7 +197,7 @@ def test_a_grown_journal_is_rewritten(keeping: Keeping) -> None:
     )
 
 
-def test_a_removed_file_is_whole_again_at_the_next_change(keeping: Keeping) -> None:
+def test_a_removed_journal_is_rewritten_at_the_next_change(keeping: Keeping) -> None:
     one, two = keeping.submit("a", "b")
     keeping.journal.begin()
     keeping.path.unlink()
@@ -207,7 +207,7 @@ def test_a_removed_file_is_whole_again_at_the_next_change(keeping: Keeping) -> N
     assert one.id == 1 and not keeping.said
 
 
-def test_many_changes_are_written_in_several_steps(keeping: Keeping) -> None:
+def test_many_journal_lines_are_written_in_several_steps(keeping: Keeping) -> None:
     """Many new jobs are appended in several passes, so that ten thousand pasted lines do not delay the loop."""
     keeping.journal.begin()
     keeping.submit(*map(str, range(450)))
@@ -218,7 +218,7 @@ def test_many_changes_are_written_in_several_steps(keeping: Keeping) -> None:
     assert numbers == [200, 400, 450]
 
 
-def test_pending_lines_are_written_at_the_end(keeping: Keeping, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_journal_lines_are_written_at_the_end(keeping: Keeping, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the daemon ends, it appends the changes that are not written yet, even if no time is left for a rewrite."""
     keeping.submit("a")
     keeping.journal.begin()
@@ -242,7 +242,7 @@ def test_after_a_failed_pass_the_journal_is_rewritten(keeping: Keeping) -> None:
     assert keeping.seen() == [(1, "pending"), (2, "pending")]
 
 
-def test_an_error_is_logged_once_and_retried(keeping: Keeping) -> None:
+def test_a_journal_error_is_logged_once_and_the_write_is_retried(keeping: Keeping) -> None:
     """An error is logged once and reported as a trouble until it ends. No change is lost.
 
     The write is tried again at growing intervals.
@@ -269,7 +269,7 @@ def test_an_error_is_logged_once_and_retried(keeping: Keeping) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), StoreTrouble("the store is damaged")])
-def test_lines_that_failed_are_appended_later(
+def test_journal_lines_that_could_not_be_written_are_appended_later(
     keeping: Keeping, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P4: Lines that could not be appended are appended later; if there are too many of them, the file is rewritten."""
@@ -294,7 +294,7 @@ def test_lines_that_failed_are_appended_later(
     assert keeping.seen() == [(number, "pending") for number in range(1, 8)]
 
 
-def test_an_unreadable_row_is_reported_and_the_file_stays(keeping: Keeping) -> None:
+def test_an_unreadable_row_is_reported_and_the_journal_stays_unchanged(keeping: Keeping) -> None:
     """A row of the store that cannot be read is reported, and the journal's file stays unchanged."""
     keeping.run(*keeping.submit("a"))
     with keeping.db.writing() as connection:

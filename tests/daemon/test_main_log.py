@@ -12,7 +12,7 @@ from scheduler.core.log_message import LogMessage
 from scheduler.daemon.main_log import MainLog
 
 
-def test_one_record_a_line_and_one_write_a_flush(tmp_path: Path) -> None:
+def test_each_log_record_is_one_line_and_is_written_at_a_flush(tmp_path: Path) -> None:
     """S17, S18: A text with a line break is one record; records are written only at a flush."""
     log = MainLog(str(tmp_path / "log"))
     log(LogMessage("one\ntwo \x1b[2J"))
@@ -25,7 +25,7 @@ def test_one_record_a_line_and_one_write_a_flush(tmp_path: Path) -> None:
     log.close()
 
 
-def test_rotation_keeps_five(tmp_path: Path) -> None:
+def test_log_rotation_keeps_five_old_logs(tmp_path: Path) -> None:
     log = MainLog(str(tmp_path / "log"), most_bytes=100)
     for n in range(20):
         log(LogMessage(f"record {n} {'x' * 60}"))
@@ -35,7 +35,7 @@ def test_rotation_keeps_five(tmp_path: Path) -> None:
     assert "record 19" in (tmp_path / "log").read_text() and "record 18" in (tmp_path / "log.1").read_text()
 
 
-def test_p8_two_processes_that_rotate_together_lose_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_p8_two_processes_that_rotate_one_log_lose_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """F16: No record is lost if one of two schedulers with the same log writes while the other rotates the log."""
     one, other = (MainLog(str(tmp_path / "log"), most_bytes=400) for _ in range(2))
     move, told, within = os.replace, list[str](), list[int]()
@@ -66,13 +66,13 @@ def test_p8_two_processes_that_rotate_together_lose_no_record(tmp_path: Path, mo
     other.close()
 
 
-def test_s3_42_ten_megabytes_five_kept() -> None:
+def test_s3_42_the_log_is_rotated_at_10_mb_and_five_old_logs_are_kept() -> None:
     """S3.42: The log is rotated at 10 MB, and five old logs are kept, as documented."""
     assert inspect.signature(MainLog).parameters["most_bytes"].default == 10 << 20
     assert inspect.signature(MainLog).parameters["kept"].default == 5
 
 
-def test_a_removed_log_is_made_again_and_no_descriptor_is_lost(tmp_path: Path) -> None:
+def test_a_removed_log_is_created_again_without_a_lost_descriptor(tmp_path: Path) -> None:
     log = MainLog(str(tmp_path / "log"), most_bytes=200)
     before = len(os.listdir("/proc/self/fd"))
     for n in range(10):
@@ -87,7 +87,7 @@ def test_a_removed_log_is_made_again_and_no_descriptor_is_lost(tmp_path: Path) -
 @pytest.mark.parametrize(
     "text", ["a\nb", "a\r\nb", "a\x0bb\x0cc", "a\x85b", "a\u2028b\u2029c", "a\x1b[2Jb\x00", "a\udcffb", "\u202eevil"]
 )
-def test_s18_any_text_is_one_line(tmp_path: Path, text: str) -> None:
+def test_s18_any_text_is_logged_as_one_line(tmp_path: Path, text: str) -> None:
     """S17, S18: Any text is written as one line of printable characters."""
     log = MainLog(str(tmp_path / "log"))
     log(LogMessage(text))
@@ -113,7 +113,7 @@ def test_after_logrotate_the_log_is_reopened_under_its_name(tmp_path: Path) -> N
     assert (tmp_path / "log").read_bytes().startswith(b"20") and not (tmp_path / "log.1").exists()
 
 
-def test_records_lost_on_a_full_disk_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_records_lost_on_a_full_disk_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """F01: When the disk has space again, a record states how many records were lost.
 
     A record that was written only in part stays on a line of its own.
@@ -145,7 +145,7 @@ def test_records_lost_on_a_full_disk_are_counted(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("what", ["fifo", "folder", "link"])
-def test_a_path_that_is_no_regular_file_is_refused_at_once(tmp_path: Path, what: str) -> None:
+def test_a_log_path_that_is_no_regular_file_is_refused(tmp_path: Path, what: str) -> None:
     """S8: If a FIFO, folder or link is at the path of the log, the start fails.
 
     If one of them replaces the log of a running scheduler, records are lost until it is removed. The log then states

@@ -12,7 +12,7 @@ from scheduler.daemon.process import DaemonProcess
 from scheduler.store.paths import Places
 
 
-def test_e08_an_error_without_a_file_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e08_an_error_without_a_path_names_the_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """E08: If an error names no path, as after a write on a full disk, the message names the state folder."""
 
     def full(daemon: DaemonProcess, drain: bool) -> None:

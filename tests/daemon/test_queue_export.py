@@ -6,7 +6,7 @@ from scheduler.daemon.queue_export import script_of
 from tests.builders import a_job
 
 
-def test_s4_28_a_job_stands_behind_its_dependencies_whatever_its_place_in_the_queue() -> None:
+def test_s4_28_a_job_comes_after_its_dependencies_in_the_exported_script() -> None:
     """S4.28: In the script, a job comes after its dependencies, because its line uses their new ids.
 
     This holds for any order of the queue.
@@ -17,7 +17,7 @@ def test_s4_28_a_job_stands_behind_its_dependencies_whatever_its_place_in_the_qu
     assert '-W "$job1"' in lines[1] and '-D "$job3"' in lines[2] and "-W" not in lines[0]
 
 
-def test_a_long_chain_of_dependencies_is_written() -> None:
+def test_a_long_chain_of_dependencies_is_exported() -> None:
     jobs = [a_job(number, after=(number - 1,) if number else ()) for number in range(5000)]
     lines = [line for line in script_of(reversed(jobs), [], 0.0).splitlines() if line.startswith("cd ")]
     assert len(lines) == 5000 and "job0=" in lines[0] and "job4999=" in lines[-1]

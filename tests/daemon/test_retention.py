@@ -83,7 +83,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.db.close()
 
 
-def test_by_age_of_the_end_and_of_the_file(bench: Bench) -> None:
+def test_logs_are_removed_by_the_age_of_the_job_end_and_of_the_file(bench: Bench) -> None:
     old, young, again = bench.job(31), bench.job(29), bench.job(40)
     os.utime(again.log)  # written after the job's end, by a leftover process
     silent = bench.job(1)
@@ -93,7 +93,7 @@ def test_by_age_of_the_end_and_of_the_file(bench: Bench) -> None:
     assert bench.round("30d") == bench.names(young, again, silent) and len(bench.said) == 1
 
 
-def test_by_size_the_oldest_first_with_all_attempts(bench: Bench) -> None:
+def test_logs_are_removed_by_size_oldest_job_first_with_all_its_attempts(bench: Bench) -> None:
     bench.job(5, size=1 << 10)
     two = bench.job(4, attempts=3, size=1 << 10)
     three = bench.job(3, size=1 << 10)
@@ -105,7 +105,7 @@ def test_by_size_the_oldest_first_with_all_attempts(bench: Bench) -> None:
     assert bench.round("1s 100G") == alive
 
 
-def test_f16_logs_whose_first_name_was_taken_are_deleted_too(bench: Bench) -> None:
+def test_f16_logs_with_a_number_in_their_name_are_removed_too(bench: Bench) -> None:
     """F16: A log whose first name was taken, so that its name ends with `_2.log`, is removed when it is old.
 
     `recover` finds the job and the attempt from such a name.
@@ -121,7 +121,7 @@ def test_f16_logs_whose_first_name_was_taken_are_deleted_too(bench: Bench) -> No
     assert f"job_{ended.id}_20200101_000000_a2_2.log" not in bench.round("30d")
 
 
-def test_s8_files_of_others_are_not_deleted(bench: Bench, tmp_path: Path) -> None:
+def test_s8_retention_removes_only_logs_of_ended_jobs(bench: Bench, tmp_path: Path) -> None:
     """S8, A19: Retention removes a file only if it is in the log folder and is the log of an ended job.
 
     The log of a job that still holds GPUs stays. Files with other names, logs of unknown jobs, links, folders, and logs
@@ -156,7 +156,7 @@ def test_s8_files_of_others_are_not_deleted(bench: Bench, tmp_path: Path) -> Non
     assert bench.said == ["removed 100 bytes of logs"]
 
 
-def test_s8_a_link_in_the_place_of_the_folder_is_not_followed(bench: Bench, tmp_path: Path) -> None:
+def test_s8_retention_does_not_follow_a_link_in_the_place_of_the_log_folder(bench: Bench, tmp_path: Path) -> None:
     """S8: If a link replaces the log folder, retention reports it once, does not follow it, and removes nothing.
 
     When the folder is back, the next round removes old logs again.
@@ -173,7 +173,7 @@ def test_s8_a_link_in_the_place_of_the_folder_is_not_followed(bench: Bench, tmp_
     assert bench.round("1d") == []
 
 
-def test_s8_a_link_swapped_in_at_the_last_moment_is_not_followed(
+def test_s8_retention_does_not_follow_a_link_that_replaces_a_selected_log(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S8, A19: A link that replaces a log between its selection and its removal is not followed."""
@@ -191,7 +191,7 @@ def test_s8_a_link_swapped_in_at_the_last_moment_is_not_followed(
     assert target.read_text() == "precious" and bench.said == []
 
 
-def test_logs_of_forgotten_jobs_still_count(bench: Bench) -> None:
+def test_logs_of_deleted_jobs_count_towards_the_limit(bench: Bench) -> None:
     """If `keep_finished` deletes a job, its logs stay until they exceed `keep_logs`."""
     jobs = [bench.job(10 - n, attempts=2) for n in range(5)]
     everything = set(os.listdir(bench.folder))
@@ -207,7 +207,7 @@ def test_logs_of_forgotten_jobs_still_count(bench: Bench) -> None:
     assert bench.db.connection.execute("SELECT count(*) FROM old_logs").fetchone() == (0,)
 
 
-def test_deletion_runs_in_short_steps(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retention_works_in_short_steps(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Retention works in slices of at most 5 ms. While the daemon's loop is busy, it runs one slice a second.
 
     The next round begins an hour after the last, or at once if the settings change.
@@ -245,14 +245,14 @@ def test_deletion_runs_in_short_steps(bench: Bench, monkeypatch: pytest.MonkeyPa
     ("logs", "finished", "seconds"),
     [("", "", 3600), ("20G", "100", 3600), ("30d", "", 3600), ("10m", "90d", 60), ("90d", "30s", 3), ("1s", "", 1)],
 )
-def test_a_short_retention_is_checked_more_often(bench: Bench, logs: str, finished: str, seconds: float) -> None:
+def test_retention_runs_more_often_for_short_age_limits(bench: Bench, logs: str, finished: str, seconds: float) -> None:
     """If an age limit is short, rounds are more frequent, so that a log does not stay much longer than the limit."""
     before = time.monotonic()
     bench.round(logs, finished)
     assert before + seconds <= bench.retention.due() <= time.monotonic() + seconds
 
 
-def test_an_error_of_the_store_ends_only_this_round(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_error_ends_only_the_current_retention_round(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """E08 in part: An error of the store ends only the current round, in which no job is removed; it is logged once.
 
     A later round removes the jobs.

@@ -47,7 +47,7 @@ def save(file: StateFile, **changes: Any) -> None:
 # -- indexes and UUIDs -----------------------------------------------------------------------------------
 
 
-def test_pauses_follow_the_gpus_after_renumbering(tmp_path: Path) -> None:
+def test_a_paused_index_in_the_state_file_follows_its_gpu_after_renumbering(tmp_path: Path) -> None:
     """I07: The state file lists a UUID for each index. A paused index means the GPU with this UUID.
 
     This holds even if the GPU has another index now.
@@ -59,7 +59,7 @@ def test_pauses_follow_the_gpus_after_renumbering(tmp_path: Path) -> None:
         assert wish(file.look(0.0)) == StateEdited(meant, None)
 
 
-def test_a_paused_index_that_another_gpu_has_now_is_dropped(tmp_path: Path) -> None:
+def test_a_paused_index_that_belongs_to_another_gpu_now_is_ignored(tmp_path: Path) -> None:
     """I07: A paused index for which the file lists no UUID is ignored if a GPU of the file has moved to this index."""
     path = tmp_path / "state.json"
     path.write_text(json.dumps({"paused_gpus": [2, 3], "gpus": CARDS}))
@@ -68,7 +68,7 @@ def test_a_paused_index_that_another_gpu_has_now_is_dropped(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("cards", [None, [], "x", 3, [3], [{}], [{"index": "0"}], [{"index": [], "uuid": []}], [None]])
-def test_without_uuids_in_the_file_a_paused_index_means_the_present_index(tmp_path: Path, cards: Any) -> None:
+def test_without_uuids_in_the_state_file_a_paused_index_means_the_present_index(tmp_path: Path, cards: Any) -> None:
     path = tmp_path / "state.json"
     path.write_text(json.dumps({"paused_gpus": [0], "gpus": cards}))
     file = StateFile(str(path), numbers={"GPU-a": 1, "GPU-b": 0})
@@ -78,7 +78,7 @@ def test_without_uuids_in_the_file_a_paused_index_means_the_present_index(tmp_pa
 # -- edits -----------------------------------------------------------------------------------------------
 
 
-def test_an_edit_comes_until_it_is_accepted_and_then_never_again(painted: StateFile) -> None:
+def test_an_edit_is_returned_until_it_is_accepted(painted: StateFile) -> None:
     save(painted, paused_gpus=[1], paused=True)
     edit = painted.look(1.0)
     assert edit is not None and wish(edit) == StateEdited((1,), True, 1)
@@ -87,7 +87,7 @@ def test_an_edit_comes_until_it_is_accepted_and_then_never_again(painted: StateF
     assert painted.look(3.0) is None
 
 
-def test_d05_an_edit_that_was_overwritten_is_still_read(painted: StateFile) -> None:
+def test_d05_an_edit_that_the_daemon_has_overwritten_is_still_read(painted: StateFile) -> None:
     """D05: An edit is not lost if the daemon writes a new version before it has read the edit.
 
     The daemon reads the edit from the file that the new version has replaced.
@@ -101,7 +101,7 @@ def test_d05_an_edit_that_was_overwritten_is_still_read(painted: StateFile) -> N
     assert painted.look(1.0) is None and painted.look(1.0 + OUT_S) is None
 
 
-def test_d05_a_program_that_has_the_replaced_file_open_is_waited_for(painted: StateFile) -> None:
+def test_d05_an_edit_written_into_the_replaced_state_file_is_read(painted: StateFile) -> None:
     """D05: If a program still has the replaced file open and writes an edit into it, the edit is read."""
     document = json.dumps({**read(painted), "paused_gpus": [1]})
     with open(painted.path, "w") as stream:
@@ -118,7 +118,7 @@ def test_d05_a_program_that_has_the_replaced_file_open_is_waited_for(painted: St
     assert not list(Path(painted.path).parent.glob("*bad*"))
 
 
-def test_d05_an_incomplete_edit_is_set_aside(painted: StateFile) -> None:
+def test_d05_an_incomplete_edit_is_moved_to_a_separate_file(painted: StateFile) -> None:
     with open(painted.path, "w") as stream:
         stream.write('{"paused_gpus": [')
         stream.flush()
@@ -130,7 +130,7 @@ def test_d05_an_incomplete_edit_is_set_aside(painted: StateFile) -> None:
     assert "line 1, column 18" in painted.said[0] and str(aside) in painted.said[0]
 
 
-def test_a_writer_that_never_closes_is_not_waited_for_for_ever(painted: StateFile) -> None:
+def test_a_program_that_never_closes_the_state_file_blocks_it_only_for_a_limited_time(painted: StateFile) -> None:
     with open(painted.path, "w") as stream:
         stream.write("{")
         stream.flush()
@@ -142,7 +142,7 @@ def test_a_writer_that_never_closes_is_not_waited_for_for_ever(painted: StateFil
 
 
 @pytest.mark.parametrize("mode", ["exchange", "rename"])
-def test_d05_a_thousand_saves_between_pictures(painted: StateFile, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_d05_each_of_a_thousand_edits_is_read(painted: StateFile, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """D05: Each of a thousand edits is read, even on a file system that cannot exchange two file names in one step."""
     if mode == "rename":
 
@@ -197,7 +197,7 @@ NOT_ONE = {
 
 
 @pytest.mark.parametrize("text", NOT_ONE, ids=lambda text: text[:24].encode("unicode_escape").decode() or "empty")
-def test_d01_d02_d03_what_is_no_state_file_is_never_half_applied(painted: StateFile, text: str) -> None:
+def test_d01_d02_d03_an_invalid_state_file_changes_no_pause(painted: StateFile, text: str) -> None:
     Path(painted.path).write_bytes(text.encode("latin-1"))
     assert painted.look(0.0) is None and not painted.overdue(0.5)
     assert not painted.paint(a_picture(0), 0.5), "it may be half saved: the user's text stays"
@@ -210,7 +210,7 @@ def test_d01_d02_d03_what_is_no_state_file_is_never_half_applied(painted: StateF
     assert read(painted)["paused_gpus"] == [0]
 
 
-def test_an_oversized_file_is_set_aside(painted: StateFile) -> None:
+def test_an_oversized_state_file_is_refused(painted: StateFile) -> None:
     Path(painted.path).write_text(json.dumps(a_picture(0, more="x" * (2 << 20))))
     painted.look(0.0)
     painted.paint(a_picture(), HALF_SAVED_S)
@@ -218,7 +218,7 @@ def test_an_oversized_file_is_set_aside(painted: StateFile) -> None:
     assert "larger than 1 MiB" in painted.said[0]
 
 
-def test_two_invalid_files_within_a_second_are_both_kept(painted: StateFile) -> None:
+def test_two_invalid_state_files_within_a_second_are_both_kept(painted: StateFile) -> None:
     for number in (1, 2):
         Path(painted.path).write_text("x" * number)
         painted.look(10.0 * number)
@@ -236,20 +236,20 @@ def test_two_invalid_files_within_a_second_are_both_kept(painted: StateFile) -> 
         ('{"paused_gpu": [2], "paused": false}', StateEdited(None, False)),
     ],
 )
-def test_missing_keys_change_nothing(painted: StateFile, text: str, meant: StateEdited) -> None:
+def test_missing_keys_of_the_state_file_change_nothing(painted: StateFile, text: str, meant: StateEdited) -> None:
     """D03, D04: If a key is missing or its name is misspelt, its setting stays unchanged."""
     Path(painted.path).write_text(text)
     assert wish(painted.look(0.0)) == meant
 
 
-def test_each_key_has_a_line_of_its_own(painted: StateFile) -> None:
+def test_each_key_of_the_state_file_is_on_its_own_line(painted: StateFile) -> None:
     """Each key is on its own line, so that a user or sed can edit it."""
     lines = Path(painted.path).read_text().splitlines()
     assert ' "paused_gpus": [],' in lines and ' "paused": false,' in lines
     assert read(painted) == json.loads(Path(painted.path).read_text())
 
 
-def test_d05_an_edit_set_aside_by_a_killed_daemon_is_read(painted: StateFile) -> None:
+def test_d05_an_edit_left_in_a_temporary_file_by_a_killed_daemon_is_read(painted: StateFile) -> None:
     """D05: If a killed daemon left an edit in a temporary file, the next daemon applies it and removes the file."""
     folder = Path(painted.path).parent
     theirs, torn, link = (folder / f".{Path(painted.path).name}.new-{n}" for n in (7, 8, 9))
@@ -267,12 +267,12 @@ def test_d05_an_edit_set_aside_by_a_killed_daemon_is_read(painted: StateFile) ->
     assert not theirs.exists() and not torn.exists() and link.is_symlink()
 
 
-def test_a_bom_is_no_damage(painted: StateFile) -> None:
+def test_a_state_file_with_a_byte_order_mark_is_valid(painted: StateFile) -> None:
     Path(painted.path).write_bytes(b"\xef\xbb\xbf" + json.dumps(a_picture(1)).encode())
     assert wish(painted.look(0.0)) == StateEdited((1,), False)
 
 
-def test_d04_unknown_keys_are_named_once_with_the_near_one(painted: StateFile) -> None:
+def test_d04_an_unknown_key_is_reported_once_with_the_most_similar_one(painted: StateFile) -> None:
     save(painted, pause_gpus=[1], mine=3)
     painted.look(0.0)
     painted.look(0.1)
@@ -284,7 +284,7 @@ def test_d04_unknown_keys_are_named_once_with_the_near_one(painted: StateFile) -
 # -- missing, replaced by something else -------------------------------------------------------------------
 
 
-def test_d06_a_deleted_file_resets_the_pauses_after_a_moment(painted: StateFile) -> None:
+def test_d06_a_deleted_state_file_resets_the_pauses_after_a_moment(painted: StateFile) -> None:
     os.unlink(painted.path)
     assert painted.look(1.0) is None and not painted.paint(a_picture(0), 1.1), "it may be an editor's way of saving"
     edit = painted.look(1.0 + GONE_S)
@@ -294,7 +294,7 @@ def test_d06_a_deleted_file_resets_the_pauses_after_a_moment(painted: StateFile)
     assert painted.look(3.0) is None and painted.paint(a_picture(), 3.0)
 
 
-def test_an_editor_that_moves_the_old_file_away_deletes_nothing(painted: StateFile) -> None:
+def test_renaming_the_old_state_file_before_a_save_is_not_read_as_a_deletion(painted: StateFile) -> None:
     """C07: If an editor renames the old state file and writes a new one, the daemon reads an edit, not a deletion."""
     os.rename(painted.path, painted.path + "~")
     assert painted.look(1.0) is None
@@ -302,14 +302,14 @@ def test_an_editor_that_moves_the_old_file_away_deletes_nothing(painted: StateFi
     assert wish(painted.look(1.1)) == StateEdited((1,), False, 1) and not painted.said
 
 
-def test_a_deletion_before_a_rewrite_is_noticed(painted: StateFile) -> None:
+def test_a_deletion_of_the_state_file_before_a_rewrite_is_noticed(painted: StateFile) -> None:
     os.unlink(painted.path)
     assert not painted.paint(a_picture(0), 1.0)
     assert not os.path.exists(painted.path) and painted.look(1.0) is None
     assert wish(painted.look(1.0 + GONE_S)) == StateEdited((), False)
 
 
-def test_d08_a_link_is_neither_read_nor_written_through(painted: StateFile) -> None:
+def test_d08_a_link_at_the_state_file_path_is_neither_read_nor_written_through(painted: StateFile) -> None:
     other = Path(painted.path).parent / "bashrc"
     other.write_text(json.dumps(a_picture(1)))
     os.unlink(painted.path)
@@ -321,7 +321,7 @@ def test_d08_a_link_is_neither_read_nor_written_through(painted: StateFile) -> N
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo"])
-def test_a_pipe_or_folder_in_its_place_does_not_block(painted: StateFile, kind: str) -> None:
+def test_a_fifo_or_folder_at_the_state_file_path_does_not_block(painted: StateFile, kind: str) -> None:
     os.unlink(painted.path)
     os.mkdir(painted.path) if kind == "folder" else os.mkfifo(painted.path)
     assert painted.look(1.0) is None and ("not a regular file" in painted.said[0] or "directory" in painted.said[0])
@@ -332,13 +332,13 @@ def test_a_pipe_or_folder_in_its_place_does_not_block(painted: StateFile, kind: 
     assert os.listdir(os.path.dirname(painted.path)) == ["state.json"], "and it stays where it is"
 
 
-def test_d10_files_of_editors_beside_it_are_not_regarded(painted: StateFile) -> None:
+def test_d10_editor_files_beside_the_state_file_are_ignored(painted: StateFile) -> None:
     for name in (".state.json.swp", "state.json~", "#state.json#", ".state.json.new-1"):
         (Path(painted.path).parent / name).write_text(json.dumps(a_picture(1)))
     assert painted.look(1.0) is None
 
 
-def test_versions_are_private_and_numbered(painted: StateFile) -> None:
+def test_each_state_file_version_is_private_and_numbered(painted: StateFile) -> None:
     os.chmod(painted.path, 0o666)
     painted.paint(a_picture(), 1.0)
     assert os.stat(painted.path).st_mode & 0o777 == 0o600 and read(painted)["revision"] == 2
@@ -347,7 +347,7 @@ def test_versions_are_private_and_numbered(painted: StateFile) -> None:
     assert again.revision == 2, "a new daemon goes on from there"
 
 
-def test_deleted_while_no_daemon_ran(painted: StateFile) -> None:
+def test_a_state_file_deleted_while_no_daemon_ran_resets_the_pauses(painted: StateFile) -> None:
     os.unlink(painted.path)
     never, before = StateFile(painted.path), StateFile(painted.path)
     never.begin(was_there=False)
@@ -355,7 +355,7 @@ def test_deleted_while_no_daemon_ran(painted: StateFile) -> None:
     assert never.look(9.0) is None and wish(before.look(9.0)) == StateEdited((), False)
 
 
-def test_e09_an_unreadable_replaced_version_is_retried_and_then_dropped(tmp_path: Path) -> None:
+def test_e09_a_replaced_state_file_that_cannot_be_read_is_reported_after_retries(tmp_path: Path) -> None:
     """E09: If the replaced file cannot be read, the read is repeated for some seconds. Then the failure is reported."""
     file = StateFile(str(tmp_path / "state.json"))
     file._outs.append(_Out(os.open(tmp_path, os.O_RDONLY), b"", 0.0))  # a folder cannot be read as a file

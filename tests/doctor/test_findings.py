@@ -57,7 +57,7 @@ def whole(finding: Finding) -> None:
 @pytest.mark.parametrize(
     "text", ["/a b/c'd", "/x;rm -rf ~", "/new\nline", "/tab\t'\\$x", "/数据/é", "/\x1b[31m", "/bad\udcff", "-rf", ""]
 )
-def test_a_proposed_word_means_itself_to_a_shell_and_stands_in_one_line(text: str) -> None:
+def test_a_word_of_a_proposed_command_is_quoted_for_the_shell_on_one_line(text: str) -> None:
     quoted = word(text)
     assert "\n" not in quoted and "\x1b" not in quoted
     done = subprocess.run(["bash", "-c", f"printf %s {quoted}"], capture_output=True, check=True)
@@ -73,7 +73,7 @@ def test_a_proposed_word_means_itself_to_a_shell_and_stands_in_one_line(text: st
      ("Screen version 4.00.03jw4 (FAU) 2-May-06", (4, 0, 3)), ("Screen version 5.1", (5, 1, 0)), ("", ()),
      ("bash: screen: not found", ())],
 )  # fmt: skip
-def test_s10_versions_of_screen(said: str, version: tuple[int, ...]) -> None:
+def test_s10_versions_of_screen_are_parsed(said: str, version: tuple[int, ...]) -> None:
     assert screen.screen_version(said) == version
 
 
@@ -82,7 +82,7 @@ def test_s10_versions_of_screen(said: str, version: tuple[int, ...]) -> None:
     [("4.09.00", False, OK), ("4.09.00", True, BAD), ("5.0.0", True, BAD), ("5.0.0", False, OK), ("5.0.1", True, OK),
      ("5.1.0", True, OK), ("", True, UNKNOWN), ("", False, UNKNOWN)],
 )  # fmt: skip
-def test_s10_a_setuid_screen_before_5_0_1_is_bad(version: str, setuid: bool, mark: Mark) -> None:
+def test_s10_a_setuid_screen_before_5_0_1_is_reported_as_bad(version: str, setuid: bool, mark: Mark) -> None:
     """S10: A screen older than 5.0.1 with the setuid bit is reported as bad, because of CVE-2025-23395.
 
     The proposed command clears the bit of the file to which the link `screen` leads.
@@ -99,7 +99,7 @@ def test_s10_a_setuid_screen_before_5_0_1_is_bad(version: str, setuid: bool, mar
     [(EVE, False, OK, ""), (EVE, True, BAD, "sudo apt-get install -y screen"), (ROOT, True, BAD, "dnf install -y screen"),
      (DoctorUser(5, "x"), True, BAD, "")],
 )  # fmt: skip
-def test_s10_no_screen_is_wrong_only_where_it_is_wanted(who: DoctorUser, wanted: bool, mark: Mark, mend: str) -> None:
+def test_s10_a_missing_screen_is_reported_only_if_needed(who: DoctorUser, wanted: bool, mark: Mark, mend: str) -> None:
     found = screen.judge(ScreenSeen(wanted=wanted), who)
     whole(found)
     assert (found.mark, found.mend) == (mark, mend)
@@ -117,7 +117,7 @@ def test_s10_no_screen_is_wrong_only_where_it_is_wanted(who: DoctorUser, wanted:
      ("9:name=systemd:/user.slice/user-0.slice/session-c2.scope\n8:pids:/\n0::/\n", Place.SESSION, ""),
      ("8:pids:/system.slice/x.service\n0::/\n", Place.HIDDEN, ""), ("0::/\n", Place.HIDDEN, ""), ("", Place.HIDDEN, "")],
 )  # fmt: skip
-def test_h11_where_a_process_lives_is_told_by_its_control_group(cgroups: str, place: Place, unit: str) -> None:
+def test_h11_the_place_of_a_process_is_read_from_its_control_group(cgroups: str, place: Place, unit: str) -> None:
     assert logout.place_of(cgroups) == (place, unit)
 
 
@@ -141,7 +141,7 @@ LOGOUTS = [
 
 
 @pytest.mark.parametrize("seen, who, mark, mend", LOGOUTS)
-def test_h11_what_a_logout_ends(seen: LoginSeen, who: DoctorUser, mark: Mark, mend: str) -> None:
+def test_h11_a_scheduler_ended_by_a_logout_is_reported(seen: LoginSeen, who: DoctorUser, mark: Mark, mend: str) -> None:
     """H11: Doctor reports whether a logout ends the scheduler.
 
     With KillUserProcesses=yes a logout ends the processes of the session, even if lingering is enabled. Processes of
@@ -171,7 +171,7 @@ def test_h12_a_unit_whose_stop_ends_all_jobs_is_reported(
 
 
 @pytest.mark.parametrize("place", [Place.SERVICE, Place.MANAGER])
-def test_h12_the_command_names_the_unit_as_systemd_spells_it(place: Place, tmp_path: Path) -> None:
+def test_h12_the_proposed_command_keeps_a_backslash_in_the_unit_name(place: Place, tmp_path: Path) -> None:
     """H12: In a unit name, systemd writes a dash as ``\\x2d``. The proposed command keeps this backslash."""
     unit = r"my\x2djobs.service"
     seen = replace(IN_SESSION, place=place, unit=unit, kill_mode="control-group", daemon=True, lingers=True)
@@ -202,7 +202,7 @@ def test_h12_the_command_names_the_unit_as_systemd_spells_it(place: Place, tmp_p
      (InotifySeen("", None, None, 8192, 8192, 120), UNKNOWN, ""), (InotifySeen("", 128, 128, 8192, 8192, None), UNKNOWN, ""),
      (InotifySeen("instance", 128, 128, 1, 1, 128, "poll"), OK, "")],
 )  # fmt: skip
-def test_limits_of_inotify(seen: InotifySeen, mark: Mark, mend: str) -> None:
+def test_an_exhausted_inotify_limit_is_reported(seen: InotifySeen, mark: Mark, mend: str) -> None:
     """If no inotify instance or watch is left, the proposed command raises the limit that is exhausted.
 
     There is a limit of the machine and one of the user namespace; the lower one counts.
@@ -217,7 +217,7 @@ def test_limits_of_inotify(seen: InotifySeen, mark: Mark, mend: str) -> None:
     [(ClockSeen(2026, True), OK), (ClockSeen(2026, False), WARN), (ClockSeen(2026, None), UNKNOWN), (ClockSeen(1970, True), BAD),
      (ClockSeen(2026, True, "/s.json", 61.0), WARN), (ClockSeen(2026, True, "/s.json", 59.0), OK)],
 )  # fmt: skip
-def test_the_clock(seen: ClockSeen, mark: Mark) -> None:
+def test_a_wrong_or_unsynchronized_clock_is_reported(seen: ClockSeen, mark: Mark) -> None:
     found = clock.judge(seen, EVE)
     whole(found)
     assert found.mark is mark
@@ -251,7 +251,7 @@ FOLDERS = [
 
 
 @pytest.mark.parametrize("seen, mark, mend", FOLDERS)
-def test_e16_the_disk_of_the_state(seen: FolderSeen, mark: Mark, mend: str) -> None:
+def test_e16_problems_of_the_disk_of_the_state_folder_are_reported(seen: FolderSeen, mark: Mark, mend: str) -> None:
     """E16, E08, E11, E19: Doctor reports problems of the state folder's disk, with the command that fixes each.
 
     The problems: the file system is read-only or full, has no inodes left, is in memory or on the network, or stores no
@@ -295,7 +295,7 @@ DRIVERS = [
 
 
 @pytest.mark.parametrize("seen, mark, mend", DRIVERS)
-def test_the_driver(seen: DriverSeen, mark: Mark, mend: str) -> None:
+def test_problems_of_the_gpu_driver_are_reported(seen: DriverSeen, mark: Mark, mend: str) -> None:
     found = gpus.judge_driver(seen, EVE)
     whole(found)
     assert found.mark is mark and mend in found.mend and bool(mend) == bool(found.mend)
@@ -304,7 +304,7 @@ def test_the_driver(seen: DriverSeen, mark: Mark, mend: str) -> None:
 @pytest.mark.parametrize(
     "trouble, mark", [("", OK), (None, UNKNOWN), ("GPUtil cannot be imported: No module named 'distutils'", WARN)]
 )
-def test_gputil(trouble: str | None, mark: Mark) -> None:
+def test_a_gputil_that_cannot_be_imported_is_reported_with_the_fix(trouble: str | None, mark: Mark) -> None:
     """If GPUtil cannot be imported, the proposed command installs GPUtil and setuptools.
 
     GPUtil imports distutils, which Python 3.12 has removed and setuptools provides.
@@ -338,7 +338,9 @@ GHOSTS = [
 
 
 @pytest.mark.parametrize("seen, dead, mark, wrong", GHOSTS)
-def test_ghost_memory(seen: GpuSnapshot, dead: set[int] | None, mark: Mark | None, wrong: str) -> None:
+def test_gpu_memory_without_a_living_process_is_reported(
+    seen: GpuSnapshot, dead: set[int] | None, mark: Mark | None, wrong: str
+) -> None:
     """Doctor reports GPU memory in use that belongs to no living process as bad.
 
     If the processes are not known (in a container, or without NVML), the mark of the finding is unknown.
@@ -349,7 +351,7 @@ def test_ghost_memory(seen: GpuSnapshot, dead: set[int] | None, mark: Mark | Non
     assert found.mend == ("sudo nvidia-smi --gpu-reset -i 3" if mark is BAD else "")
 
 
-def test_gpus_without_trouble_share_a_line() -> None:
+def test_gpus_without_problems_share_one_finding() -> None:
     lost = reading(None, lost=True, problem="GPU is lost", ordinal=1)
     mig = reading(10, ordinal=4, problem="MIG mode is on; gpujob gives out whole cards")
     worn = reading(10, ordinal=5, errors="2 uncorrected memory errors")
@@ -374,7 +376,7 @@ def test_gpus_without_trouble_share_a_line() -> None:
      (StoreSeen(True, trouble="there", kind="elsewhere", host="gpu 2"), BAD, "ssh 'gpu 2' AGAIN"),
      (StoreSeen(True, trouble="Permission denied", kind="denied"), UNKNOWN, ""), (StoreSeen(True, trouble="locked"), BAD, "")],
 )  # fmt: skip
-def test_the_store(seen: StoreSeen, mark: Mark, mend: str) -> None:
+def test_problems_of_the_store_are_reported(seen: StoreSeen, mark: Mark, mend: str) -> None:
     found = store.judge_store(replace(seen, recover="RECOVER", again="AGAIN"))
     whole(found)
     assert (found.mark, found.mend) == (mark, mend)
@@ -411,7 +413,7 @@ def test_g04_a_stopped_scheduler_and_schedulers_with_the_same_gpus_are_reported(
     )
 
 
-def test_files_that_are_not_private_are_named_with_one_command_each() -> None:
+def test_files_that_are_not_private_are_reported_with_one_command_for_each_fault() -> None:
     seen = FilesSeen(("/h",), "eve", 9, foreign=("/h/a b",), open=("/h/x", "/h/y"), locked=("/h/z",))
     found = private_files.judge(seen, EVE)
     assert [(one.mark, one.mend) for one in found] == [
@@ -458,7 +460,7 @@ FILES = [
 
 
 @pytest.mark.parametrize("error, mark, mend", FILES)
-def test_c37_files_that_people_write(error: SchedulerError | None, mark: Mark, mend: str) -> None:
+def test_c37_input_files_that_others_can_write_are_named(error: SchedulerError | None, mark: Mark, mend: str) -> None:
     """C37: For a file that other users can write, Doctor reports these users and the command that fixes it.
 
     For a mistake in a file, Doctor proposes an editor command that opens the file at the line of the mistake.
@@ -485,7 +487,7 @@ def test_h17_root_is_offered_no_chown_of_another_users_files() -> None:
     assert other.mark is BAD and other.mend == "", "nor is it known here whose it should be"
 
 
-def test_leftover_processes_and_files() -> None:
+def test_leftover_processes_and_files_are_reported() -> None:
     left = tuple(Leftover(pid, 3, 1, f"python {pid}.py") for pid in (11, 12, 13, 14))
     held, free = (leftovers.judge(LeftSeen(left, held=held), EVE)[0] for held in (True, False))
     assert (held.mark, free.mark) == (WARN, BAD) and free.mend == held.mend == "kill 11 12 13 14"
@@ -501,5 +503,5 @@ def test_leftover_processes_and_files() -> None:
 @pytest.mark.parametrize(
     "marks, mark", [([], OK), ([OK, UNKNOWN], UNKNOWN), ([UNKNOWN, WARN], WARN), ([WARN, BAD, OK], BAD)]
 )
-def test_the_worst_mark_stands_for_all(marks: list[Mark], mark: Mark) -> None:
+def test_the_worst_mark_is_the_mark_of_all_findings(marks: list[Mark], mark: Mark) -> None:
     assert worst(Finding("x", one, "seen") for one in marks) is mark

@@ -93,7 +93,7 @@ def alive(pid: int) -> bool:
 # -- the environment of the command -----------------------------------------------------------------------
 
 
-def test_scripts_are_sourced_in_order_with_the_prefix_set(bench: Bench) -> None:
+def test_activation_scripts_are_sourced_in_order_with_conda_prefix_set(bench: Bench) -> None:
     """S3.26: The environment's scripts for bash are sourced in the order of their names, with CONDA_PREFIX set."""
     activation(bench.prefix, 'export ORDER="${ORDER}b" SEEN="$CONDA_PREFIX"\nfalse\n', "b.sh")
     activation(bench.prefix, 'export ORDER="${ORDER}a"\n', "a.sh")
@@ -104,7 +104,7 @@ def test_scripts_are_sourced_in_order_with_the_prefix_set(bench: Bench) -> None:
     assert "OWN" not in found, "what the environment takes away is gone"
 
 
-def test_condas_own_function_is_used_where_there_is_one(bench: Bench) -> None:
+def test_activation_uses_the_conda_function_of_the_installation(bench: Bench) -> None:
     """S3.26: If the installation has a conda.sh, the function `conda` in it activates the environment."""
     bench.conda_sh = str(conda_sh(bench.folder))
     activation(bench.prefix, "export FROM_PACKAGE=1\n")
@@ -114,7 +114,7 @@ def test_condas_own_function_is_used_where_there_is_one(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("with_conda", [False, True])
-def test_activation_cannot_change_which_gpus_and_which_job_it_is(bench: Bench, with_conda: bool) -> None:
+def test_activation_cannot_change_the_variables_of_job_and_gpus(bench: Bench, with_conda: bool) -> None:
     """Contract 4: Activation cannot change GPUJOB_* and CUDA_*, which identify the job's processes and its GPUs."""
     if with_conda:
         bench.conda_sh = str(conda_sh(bench.folder))
@@ -134,7 +134,7 @@ def test_activation_cannot_change_which_gpus_and_which_job_it_is(bench: Bench, w
     assert "CUDA_VISIBLE_DEVICES" not in bench.shown()
 
 
-def test_nothing_of_the_shell_or_of_python_is_added(bench: Bench) -> None:
+def test_activation_adds_no_variables_of_shell_or_python(bench: Bench) -> None:
     """The command gets no variable that only the launcher has set: its Python sets LC_CTYPE, its shell sets SHLVL."""
     (bench.folder / "rc").write_text("export FROM_BASH_ENV=1\n")
     bench.environ.update(LC_ALL="C", SHLVL="4", BASH_ENV=str(bench.folder / "rc"), PWD="/somewhere")
@@ -149,7 +149,7 @@ def test_nothing_of_the_shell_or_of_python_is_added(bench: Bench) -> None:
     assert found == expected
 
 
-def test_large_and_odd_values_come_back_whole(bench: Bench) -> None:
+def test_large_or_binary_variables_survive_activation(bench: Bench) -> None:
     """Values that are larger than a pipe, have line breaks or are not UTF-8 reach the command unchanged."""
     bench.environ["OLD"] = "two\nlines \udcff"
     activation(bench.prefix, 'export BIG=$(printf "%090000d" 7) MORE=$(printf "%090000d" 8) TWO="a\nb=c"\n')
@@ -158,7 +158,7 @@ def test_large_and_odd_values_come_back_whole(bench: Bench) -> None:
     assert done.stdout == "90000 90000 'a\\nb=ctwo\\nlines \\udcff'\n"
 
 
-def test_the_words_never_become_shell_text(bench: Bench) -> None:
+def test_words_of_a_command_are_never_read_as_shell_text(bench: Bench) -> None:
     activation(bench.prefix, "true\n")
     words = ["$(touch hacked)", "; touch hacked", "`touch hacked`", "a\nb", "", "'\"", "\udcff", "-c"]
     done = bench.run(BASE_PYTHON, "-c", "import sys; print(ascii(sys.argv[1:]))", *words)
@@ -166,7 +166,7 @@ def test_the_words_never_become_shell_text(bench: Bench) -> None:
     assert not (bench.folder / "hacked").exists()
 
 
-def test_pid_exit_code_and_signal_are_the_commands(bench: Bench) -> None:
+def test_activation_keeps_the_pid_exit_code_and_signal_of_the_command(bench: Bench) -> None:
     """The command replaces the launcher's process: process id, exit code and signal are the command's."""
     activation(bench.prefix, "true\n")
     words = bench.words("/bin/sh", "-c", "echo $$; exit 37")
@@ -176,7 +176,7 @@ def test_pid_exit_code_and_signal_are_the_commands(bench: Bench) -> None:
     bench.run("/bin/sh", "-c", "kill -TERM $$", code=-signal.SIGTERM)
 
 
-def test_descriptors_and_signals_are_as_they_were(bench: Bench) -> None:
+def test_activation_passes_no_extra_descriptors_and_ignored_signals(bench: Bench) -> None:
     """B20: The command has only descriptors 0, 1 and 2, and ignores the same signals as without activation."""
     activation(bench.prefix, "sleep 1000 >/dev/null 2>&1 &\necho $! >> background\n")  # keeps a pipe open
     text = "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd'))[:-1])"
@@ -192,7 +192,7 @@ def test_descriptors_and_signals_are_as_they_were(bench: Bench) -> None:
         os.kill(background, signal.SIGKILL)
 
 
-def test_a_command_is_found_in_the_path_that_activation_made(bench: Bench) -> None:
+def test_a_command_is_found_in_the_path_set_by_activation(bench: Bench) -> None:
     executable(bench.prefix / "tools" / "special", "#!/bin/sh\necho special $1\n")
     activation(bench.prefix, 'export PATH="$CONDA_PREFIX/tools:$PATH"\n')
     assert bench.run("special", "x").stdout == "special x\n"
@@ -201,7 +201,7 @@ def test_a_command_is_found_in_the_path_that_activation_made(bench: Bench) -> No
 # -- when it cannot be activated --------------------------------------------------------------------------
 
 
-def test_a_script_that_ends_the_shell(bench: Bench) -> None:
+def test_an_activation_script_that_ends_the_shell_prevents_the_command(bench: Bench) -> None:
     """B15: If a script ends the shell, the command does not run, and the error names the exit code or the signal."""
     activation(bench.prefix, "echo this tool has no licence\nexit 3\n")
     text = bench.refused()
@@ -212,7 +212,7 @@ def test_a_script_that_ends_the_shell(bench: Bench) -> None:
     assert "activation ended with signal 9" in bench.refused()
 
 
-def test_conda_activate_that_fails(bench: Bench) -> None:
+def test_a_failed_conda_activate_prevents_the_command(bench: Bench) -> None:
     """B15: If `conda activate` fails, the command does not run, and conda's own message is shown."""
     bench.conda_sh = str(conda_sh(bench.folder, "conda() { echo 'EnvironmentNameNotFound: e' >&2; return 1; }\n"))
     text = bench.refused()
@@ -221,7 +221,7 @@ def test_conda_activate_that_fails(bench: Bench) -> None:
     assert "activation ended with code 1" in bench.refused()
 
 
-def test_another_environment_than_the_one_asked_for(bench: Bench) -> None:
+def test_activation_of_another_environment_prevents_the_command(bench: Bench) -> None:
     """B15: If activation succeeds but CONDA_PREFIX is not the requested environment, the command does not run."""
     bench.conda_sh = str(conda_sh(bench.folder, CONDA_SH.replace('CONDA_PREFIX="$2"', "CONDA_PREFIX=/opt/base")))
     assert f"CONDA_PREFIX is /opt/base afterwards (expected: {bench.prefix})" in bench.refused()
@@ -229,7 +229,7 @@ def test_another_environment_than_the_one_asked_for(bench: Bench) -> None:
     assert f"CONDA_PREFIX is not set afterwards (expected: {bench.prefix})" in bench.refused()
 
 
-def test_a_link_to_the_prefix_is_the_same_environment(bench: Bench) -> None:
+def test_a_link_to_an_environment_counts_as_the_same_environment(bench: Bench) -> None:
     link = bench.folder / "link"
     link.symlink_to(bench.prefix)
     bench.prefix = link
@@ -238,7 +238,7 @@ def test_a_link_to_the_prefix_is_the_same_environment(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("with_conda", [False, True])
-def test_activation_that_hangs_is_ended_with_all_it_started(bench: Bench, with_conda: bool) -> None:
+def test_an_activation_beyond_its_time_limit_is_ended_with_all_processes(bench: Bench, with_conda: bool) -> None:
     """B15: If activation exceeds its time limit, all processes of its process group are ended."""
     bench.limit = 2
     hanging = "echo waiting for the network\nsleep 1000 &\necho $$ $! > pids\nwait\n"
@@ -252,7 +252,7 @@ def test_activation_that_hangs_is_ended_with_all_it_started(bench: Bench, with_c
         wait_for(lambda pid=pid: not alive(pid), f"{pid} is dead")
 
 
-def test_started_by_hand_it_says_who_starts_it(bench: Bench) -> None:
+def test_the_launcher_refuses_to_run_without_gpujob(bench: Bench) -> None:
     done = subprocess.run(bench.words("true"), env=bench.environ, capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stderr) == (2, "gpujob: activate.py can only be started by gpujob\n")
 
@@ -266,7 +266,7 @@ def test_started_by_hand_it_says_who_starts_it(bench: Bench) -> None:
         ("no first line\n", "", "Exec format error"),
     ],
 )
-def test_a_command_that_cannot_be_started_is_named(bench: Bench, text: str | None, word: str, said: str) -> None:
+def test_a_failed_start_after_activation_is_reported(bench: Bench, text: str | None, word: str, said: str) -> None:
     """B13: If the command cannot be started after activation, the launcher prints the reason and exits with 1.
 
     The exit codes of a shell, 126 and 127, are not used.

@@ -56,7 +56,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 @pytest.mark.parametrize("place", [".condarc", ".config/conda/.condarc", ".conda/.condarc", ".mambarc", "CONDARC"])
-def test_envs_dirs_of_a_condarc_are_followed_and_read_again_when_changed(bench: Bench, place: str) -> None:
+def test_envs_dirs_of_a_condarc_are_searched_and_a_changed_condarc_is_read_again(bench: Bench, place: str) -> None:
     """S3.26: Environments in `envs_dirs` of a condarc are found, and a changed condarc is read again."""
     rc = bench.folder / "my.rc" if place == "CONDARC" else bench.home / place
     rc.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def test_envs_dirs_of_a_condarc_are_followed_and_read_again_when_changed(bench: 
     assert bench.found("e").prefix == str(other)
 
 
-def test_envs_dirs_may_hold_variables_and_one_text(bench: Bench) -> None:
+def test_envs_dirs_may_be_one_text_with_variables(bench: Bench) -> None:
     prefix = conda_prefix(bench.folder / "scratch" / "me" / "e")
     bench.environ.update(SCRATCH=str(bench.folder / "scratch"), WHO="me")
     bench.environments = Environments(bench.environ)
@@ -93,14 +93,14 @@ def test_envs_dirs_may_hold_variables_and_one_text(bench: Bench) -> None:
         b"",
     ],
 )
-def test_a_broken_condarc_does_no_harm(bench: Bench, text: bytes) -> None:
+def test_an_invalid_condarc_causes_no_error(bench: Bench, text: bytes) -> None:
     (bench.home / ".condarc").write_bytes(text)
     assert "no environment e" in bench.missing("e")
     conda_prefix(bench.home / "miniconda3" / "envs" / "e")
     bench.found("e")
 
 
-def test_the_condarc_of_an_installation_counts(bench: Bench) -> None:
+def test_the_condarc_of_an_installation_is_read(bench: Bench) -> None:
     prefix = conda_prefix(bench.folder / "shared" / "e")
     root = bench.home / "miniforge3"
     root.mkdir()
@@ -108,7 +108,7 @@ def test_the_condarc_of_an_installation_counts(bench: Bench) -> None:
     assert bench.found("e").prefix == str(prefix)
 
 
-def test_installations_of_mamba_and_of_the_path_are_found(bench: Bench) -> None:
+def test_installations_of_mamba_and_of_the_conda_in_path_are_found(bench: Bench) -> None:
     """S3.26: Environments are found in three more installations.
 
     These are the root folder of micromamba, the installation that MAMBA_EXE names, and that of the conda in PATH.
@@ -125,13 +125,13 @@ def test_installations_of_mamba_and_of_the_path_are_found(bench: Bench) -> None:
     assert bench.found("two").prefix == str(two)
 
 
-def test_a_lone_micromamba_makes_its_folder_no_installation(bench: Bench) -> None:
+def test_the_folder_of_a_single_micromamba_program_is_no_installation(bench: Bench) -> None:
     conda_prefix(bench.home / ".local" / "envs" / "e")
     bench.environments = Environments({**bench.environ, "MAMBA_EXE": f"{bench.home}/.local/bin/micromamba"})
     assert "no environment e" in bench.missing("e")
 
 
-def test_the_submitters_own_conda_is_asked_first(bench: Bench) -> None:
+def test_the_conda_of_the_submitter_is_searched_first(bench: Bench) -> None:
     """S4: If the submitter's conda and the daemon's both have an environment of this name, the submitter's is used."""
     mine = conda_prefix(bench.folder / "mine" / "envs" / "e")
     conda_prefix(bench.home / "miniconda3" / "envs" / "e")
@@ -143,14 +143,14 @@ def test_the_submitters_own_conda_is_asked_first(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("name", [".", ".."])
-def test_dots_are_no_names(bench: Bench, name: str) -> None:
+def test_dots_are_not_accepted_as_environment_names(bench: Bench, name: str) -> None:
     """B15: "." and ".." are not accepted as names of environments."""
     conda_prefix(bench.home / "miniconda3" / "envs")
     conda_prefix(bench.home / "miniconda3")
     assert "no environment" in bench.missing(name)
 
 
-def test_the_first_of_a_name_counts_as_for_conda_even_half_made(bench: Bench) -> None:
+def test_the_first_environment_of_a_name_is_used_even_if_incomplete(bench: Bench) -> None:
     """B15: If several environments have the same name, the first counts, as for conda, even if it is incomplete."""
     conda_prefix(bench.home / "miniforge3" / "envs" / "e")
     half = bench.home / "miniconda3" / "envs" / "e"
@@ -177,7 +177,7 @@ def test_each_fault_of_an_environment_has_its_own_reason(bench: Bench) -> None:
     bench.found(str(path))
 
 
-def test_an_environment_whose_python_leads_nowhere_is_used_by_no_job(bench: Bench) -> None:
+def test_no_job_uses_an_environment_whose_python_is_a_broken_link(bench: Bench) -> None:
     """B15, B16: If bin/python of an environment is a link to a missing file, no job uses the environment.
 
     This is also true for a job that runs a command or a shell script: it would run the python of a later folder in
@@ -196,7 +196,7 @@ def test_an_environment_whose_python_leads_nowhere_is_used_by_no_job(bench: Benc
     bench.found(str(prefix))
 
 
-def test_a_venv_without_python_waits(bench: Bench) -> None:
+def test_a_job_waits_for_a_venv_without_python(bench: Bench) -> None:
     prefix = venv_prefix(bench.folder / "venv")
     (prefix / "bin" / "python").unlink()
     assert f"no python in environment {prefix}; the job waits until it exists" in bench.missing(str(prefix))
@@ -244,7 +244,7 @@ def test_an_environment_has_the_name_that_conda_gives_it(bench: Bench, place: st
     assert answer.environment["CONDA_DEFAULT_ENV"] == name.format(path=prefix)
 
 
-def test_auto_activates_only_what_has_scripts_to_source(bench: Bench) -> None:
+def test_mode_auto_activates_only_environments_with_activation_scripts(bench: Bench) -> None:
     """S3.26: The mode "auto" activates environments with scripts in `activate.d` and enters the others directly."""
     prefix = conda_prefix(bench.home / "miniconda3" / "envs" / "e")
     assert bench.found("e").wrapper == ()
@@ -261,7 +261,7 @@ def test_auto_activates_only_what_has_scripts_to_source(bench: Bench) -> None:
     assert bench.found("e").wrapper == ()
 
 
-def test_activate_uses_the_conda_of_the_environment_else_any(bench: Bench) -> None:
+def test_activation_uses_conda_sh_of_the_own_installation_else_of_any_other(bench: Bench) -> None:
     """S3.26: Activation uses conda.sh of the environment's own installation, else of any other."""
     conda_prefix(bench.home / "miniforge3" / "envs" / "e")
     bench.environments.mode = "activate"
@@ -300,7 +300,7 @@ def test_mode_run_uses_conda_else_mamba_else_micromamba(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "direct", "activate", "run"])
-def test_a_venv_is_always_entered_directly(bench: Bench, mode: str) -> None:
+def test_a_venv_is_entered_directly_in_every_mode(bench: Bench, mode: str) -> None:
     prefix = venv_prefix(bench.folder / "venv")
     bench.environments.mode = mode
     answer = bench.found(str(prefix))
@@ -310,7 +310,7 @@ def test_a_venv_is_always_entered_directly(bench: Bench, mode: str) -> None:
 # -- remembered files -------------------------------------------------------------------------------------
 
 
-def test_what_was_read_is_read_again_when_it_was_changed_replaced_or_removed(tmp_path: Path) -> None:
+def test_a_changed_replaced_or_removed_file_is_read_again(tmp_path: Path) -> None:
     path, files, reads = tmp_path / "f", Remembered(), []
 
     def read(name: str) -> str:
@@ -335,7 +335,7 @@ def test_what_was_read_is_read_again_when_it_was_changed_replaced_or_removed(tmp
     assert seen() == "absent"
 
 
-def test_what_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unchanged_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, files, reads = tmp_path / "f", Remembered(), []
     path.write_text("x")
     monkeypatch.setattr("scheduler.environments.discovery.CLOCK_TICK_NS", -1)
@@ -348,5 +348,5 @@ def test_what_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pyt
     assert len(files._kept) <= 512
 
 
-def test_a_prefix_says_where_its_python_is() -> None:
+def test_a_prefix_gives_the_path_of_its_python() -> None:
     assert Prefix("/opt/e", "e").python == "/opt/e/bin/python"

@@ -26,14 +26,14 @@ def linked(prefix: Path, target: Path) -> str:
     ("text", "version"),
     [("version = 3.11.7\n", "3.11.7"), ("home=/x\nversion_info = 3.11.2.final.0\n", "3.11.2"), ("home = /x\n", "3.11")],
 )
-def test_the_version_of_a_venv_stands_in_its_file(tmp_path: Path, text: str, version: str) -> None:
+def test_the_version_of_a_venv_is_read_from_pyvenv_cfg(tmp_path: Path, text: str, version: str) -> None:
     base = executable(tmp_path / "base" / "bin" / "python3.11")
     program = linked(tmp_path / "venv", base)
     (tmp_path / "venv" / "pyvenv.cfg").write_text(text)
     assert version_of(program, Remembered()) == version
 
 
-def test_the_version_of_a_conda_environment_stands_in_its_packages(tmp_path: Path) -> None:
+def test_the_version_of_a_conda_environment_is_read_from_its_packages(tmp_path: Path) -> None:
     prefix, files = conda_prefix(tmp_path / "e", python=False), Remembered()
     executable(prefix / "bin" / "python3.12")
     program = linked(prefix, Path("python3.12"))
@@ -46,7 +46,7 @@ def test_the_version_of_a_conda_environment_stands_in_its_packages(tmp_path: Pat
     assert version_of(program, files) == "3.12.9"
 
 
-def test_a_version_is_looked_for_again_when_the_path_leads_elsewhere(tmp_path: Path) -> None:
+def test_the_version_is_read_again_if_a_python_link_changes(tmp_path: Path) -> None:
     """B16: If the link leads to another program, the version is read again, even if both have equal time stamps."""
     files = Remembered()
     old, new = executable(tmp_path / "python3.10"), executable(tmp_path / "python3.12")
@@ -58,7 +58,7 @@ def test_a_version_is_looked_for_again_when_the_path_leads_elsewhere(tmp_path: P
     assert described(program, files) == f"{program} (3.12)"
 
 
-def test_what_the_path_leads_to_now_counts(tmp_path: Path) -> None:
+def test_an_outdated_version_in_pyvenv_cfg_is_ignored(tmp_path: Path) -> None:
     """B16: If bin/python leads to another version, the outdated version in pyvenv.cfg is ignored."""
     files = Remembered()
     old, new = executable(tmp_path / "old" / "bin" / "python3.10"), executable(tmp_path / "new" / "bin" / "python3.12")
@@ -70,14 +70,14 @@ def test_what_the_path_leads_to_now_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["versions/3.11.7/bin", "cpython-3.11.7-linux-x86_64-gnu/bin"])
-def test_a_version_in_the_folders_name_counts_if_it_fits(tmp_path: Path, folder: str) -> None:
+def test_a_version_in_the_folder_name_is_used_only_if_it_fits_the_program(tmp_path: Path, folder: str) -> None:
     real = executable(tmp_path / folder / "python3.11")
     assert version_of(linked(tmp_path / "x", real), Remembered()) == "3.11.7"
     other = executable(tmp_path / folder / "python3.13")
     assert version_of(linked(tmp_path / "x", other), Remembered()) == "3.13"
 
 
-def test_nothing_is_made_up(tmp_path: Path) -> None:
+def test_no_version_is_shown_if_none_is_known(tmp_path: Path) -> None:
     program = str(executable(tmp_path / "python"))
     assert described(program, Remembered()) == program
     assert version_of("/no/such/python", Remembered()) == ""
@@ -86,7 +86,7 @@ def test_nothing_is_made_up(tmp_path: Path) -> None:
 # -- scripts and folders ----------------------------------------------------------------------------------
 
 
-def test_why_a_script_is_waited_for(tmp_path: Path) -> None:
+def test_the_reason_names_what_is_wrong_with_a_script(tmp_path: Path) -> None:
     """B12: If a script is missing or is no regular file, the reason to wait says so."""
     path = tmp_path / "a.py"
     assert script_trouble(str(path)) == f"no such file {path}; the job waits until it exists"
@@ -104,7 +104,7 @@ def test_why_a_script_is_waited_for(tmp_path: Path) -> None:
     assert "no such file" in script_trouble(str(path / "below"))
 
 
-def test_why_a_folder_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_names_what_is_wrong_with_a_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """B14: If a working folder is missing, is a file or is not accessible, the reason to wait says so."""
     path = tmp_path / "work"
     assert folder_trouble(str(path)) == f"no such working folder {path}; the job waits until it exists"
@@ -142,7 +142,7 @@ def test_why_a_folder_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (b"\x7fELF\x02 of another machine", 0o755, ""),
     ],
 )
-def test_what_is_wrong_with_a_script_is_named(tmp_path: Path, text: bytes, mode: int, said: str) -> None:
+def test_the_reason_names_the_fault_of_an_unusable_script(tmp_path: Path, text: bytes, mode: int, said: str) -> None:
     """B13: For a file that the kernel cannot run, the reason names the file and its fault."""
     path = tmp_path / "run"
     path.write_bytes(text)
@@ -153,7 +153,7 @@ def test_what_is_wrong_with_a_script_is_named(tmp_path: Path, text: bytes, mode:
         assert str(path) in cause
 
 
-def test_what_is_wrong_with_a_commands_name_is_named(tmp_path: Path) -> None:
+def test_the_reason_for_a_program_that_cannot_run_names_it(tmp_path: Path) -> None:
     """B13: A program that is missing, a folder or not accessible is named in the reason."""
     assert why_not_started("nosuch") == "program nosuch not found in PATH"
     assert why_not_started("/no/such") == "no such file /no/such"

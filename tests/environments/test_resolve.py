@@ -53,7 +53,7 @@ def missing(environments: Environments, wanted: Job) -> str:
 
 
 @pytest.mark.parametrize("root", ["miniconda3", "anaconda3", "miniforge3", "mambaforge", "micromamba", ".conda"])
-def test_an_environment_is_found_by_name_under_the_usual_roots(home: Path, script: str, root: str) -> None:
+def test_an_environment_is_found_by_name_in_the_usual_folders(home: Path, script: str, root: str) -> None:
     """S3.26: An environment is found by name under the usual installation folders in the home folder."""
     prefix = conda_env(home / root / "envs" / "e")
     answer = found(Environments({"HOME": str(home), "PATH": "/bin"}), job(script=script, conda_env="e"))
@@ -65,7 +65,7 @@ def test_an_environment_is_found_by_name_under_the_usual_roots(home: Path, scrip
 
 
 @pytest.mark.parametrize("variable", ["CONDA_ENVS_PATH", "MAMBA_ROOT_PREFIX", "CONDA_ROOT", "CONDA_EXE"])
-def test_an_environment_is_found_by_name_where_condas_variables_point(
+def test_an_environment_is_found_by_name_in_the_folders_of_conda_variables(
     tmp_path: Path, home: Path, script: str, variable: str
 ) -> None:
     """S3.26: An environment is found by name in the folders that conda's and mamba's variables name."""
@@ -76,7 +76,7 @@ def test_an_environment_is_found_by_name_where_condas_variables_point(
     assert answer.prefix == str(root / "envs" / "e")
 
 
-def test_an_environment_is_found_by_name_in_condas_own_list(tmp_path: Path, home: Path, script: str) -> None:
+def test_an_environment_is_found_by_name_in_the_list_of_conda(tmp_path: Path, home: Path, script: str) -> None:
     """S3.26: An environment is found by name in conda's list of environments, ~/.conda/environments.txt."""
     prefix = conda_env(tmp_path / "elsewhere" / "e")
     (home / ".conda").mkdir()
@@ -85,20 +85,20 @@ def test_an_environment_is_found_by_name_in_condas_own_list(tmp_path: Path, home
     assert answer.prefix == str(prefix)
 
 
-def test_a_path_in_condas_list_that_is_no_utf8_does_no_harm(tmp_path: Path, home: Path, script: str) -> None:
+def test_a_path_that_is_not_utf8_in_the_list_of_conda_causes_no_error(tmp_path: Path, home: Path, script: str) -> None:
     """P8: A path in conda's list of environments that is not UTF-8 causes no error; file names may be any bytes."""
     (home / ".conda").mkdir()
     (home / ".conda" / "environments.txt").write_bytes(b"/home/jos\xe9/envs/e\n")
     assert "no environment e" in missing(Environments({"HOME": str(home)}), job(script=script, conda_env="e"))
 
 
-def test_base_is_the_root_itself(home: Path, script: str) -> None:
+def test_environment_base_is_the_folder_of_the_installation(home: Path, script: str) -> None:
     """S3.26: The environment `base` is the folder of the installation."""
     root = conda_env(home / "miniconda3")
     assert found(Environments({"HOME": str(home)}), job(script=script, conda_env="base")).prefix == str(root)
 
 
-def test_an_unknown_environment_is_said_and_looked_for_again(home: Path, script: str) -> None:
+def test_a_job_with_an_unknown_environment_waits_until_it_exists(home: Path, script: str) -> None:
     """S3.26, contract 3: A job with an unknown environment waits, and the environment is found once it exists."""
     environments = Environments({"HOME": str(home)})
     wanted = job(script=script, conda_env="nosuch-env-here")
@@ -110,7 +110,7 @@ def test_an_unknown_environment_is_said_and_looked_for_again(home: Path, script:
 # -- by path ----------------------------------------------------------------------------------------------
 
 
-def test_an_environment_is_found_by_its_folder(tmp_path: Path, home: Path, script: str) -> None:
+def test_an_environment_is_found_by_the_path_of_its_folder(tmp_path: Path, home: Path, script: str) -> None:
     """S3.26: An environment is found by the path of its folder."""
     prefix = conda_env(tmp_path / "my env")
     answer = found(Environments({"HOME": str(home)}), job(script=script, conda_env=str(prefix)))
@@ -126,9 +126,7 @@ def test_a_virtual_environment_is_accepted(tmp_path: Path, home: Path, script: s
     assert answer.environment == {"PATH": f"{prefix}/bin:/bin", "VIRTUAL_ENV": str(prefix), "PYTHONHOME": None}
 
 
-def test_a_folder_that_is_not_there_or_half_made_is_said_and_looked_for_again(
-    tmp_path: Path, home: Path, script: str
-) -> None:
+def test_a_job_with_a_missing_or_incomplete_environment_folder_waits(tmp_path: Path, home: Path, script: str) -> None:
     """Contract 3: A job whose environment folder is missing or incomplete waits until the folder is complete."""
     prefix = tmp_path / "e"
     environments, wanted = Environments({"HOME": str(home)}), job(script=script, conda_env=str(prefix))
@@ -146,7 +144,7 @@ def test_a_folder_that_is_not_there_or_half_made_is_said_and_looked_for_again(
 # -- scripts and interpreters -----------------------------------------------------------------------------
 
 
-def test_a_missing_script_or_a_folder_is_said_and_looked_for_again(tmp_path: Path, home: Path) -> None:
+def test_a_job_with_a_missing_script_waits_until_it_exists(tmp_path: Path, home: Path) -> None:
     """Contract 3: A job whose script is missing or a folder waits until the script exists."""
     environments = Environments({"HOME": str(home), "PATH": os.environ["PATH"]})
     path = tmp_path / "x.py"
@@ -158,14 +156,14 @@ def test_a_missing_script_or_a_folder_is_said_and_looked_for_again(tmp_path: Pat
     found(environments, job(script=str(path)))
 
 
-def test_a_script_that_is_no_python_runs_by_itself(tmp_path: Path, home: Path) -> None:
+def test_a_script_that_is_not_python_is_started_directly(tmp_path: Path, home: Path) -> None:
     """Contract 3: A script that is no Python script is started directly, not with a Python interpreter."""
     path = executable(tmp_path / "run.sh")
     answer = found(Environments({"HOME": str(home)}), job(script=str(path)))
     assert (answer.program, answer.runs_by_itself) == (str(path), True)
 
 
-def test_python_is_the_settings_else_python_else_python3_of_the_path(tmp_path: Path, home: Path, script: str) -> None:
+def test_scripts_run_with_the_python_setting_else_with_python_of_path(tmp_path: Path, home: Path, script: str) -> None:
     """Contract 3: Scripts run with the setting `python`, else with python of PATH, else with python3 of PATH."""
     folder = tmp_path / "bin"
     third = executable(folder / "python3")
@@ -181,7 +179,7 @@ def test_python_is_the_settings_else_python_else_python3_of_the_path(tmp_path: P
     assert found(Environments({"HOME": str(home), "PATH": str(other)}), job(script=script)).program == str(first)
 
 
-def test_without_any_python_the_job_waits_with_that_reason(tmp_path: Path, home: Path, script: str) -> None:
+def test_a_job_without_any_python_waits_and_the_reason_says_so(tmp_path: Path, home: Path, script: str) -> None:
     """Contract 3: Without an interpreter the job waits; the reason names PATH or the setting `python`."""
     assert "no python in PATH" in missing(Environments({"HOME": str(home), "PATH": str(tmp_path)}), job(script=script))
     environments = Environments({"HOME": str(home), "PATH": str(tmp_path)}, "/nowhere/python")
@@ -200,7 +198,7 @@ def test_a_leading_tilde_in_the_python_setting_is_the_home_folder(
 # -- commands ---------------------------------------------------------------------------------------------
 
 
-def test_a_command_is_found_by_the_path_it_will_have(tmp_path: Path, home: Path) -> None:
+def test_a_command_is_searched_for_in_the_path_that_the_job_will_have(tmp_path: Path, home: Path) -> None:
     """S4: A command is searched for in the PATH that the job will have: the submitter's, or its environment's."""
     tool = executable(tmp_path / "bin" / "tool")
     environments = Environments({"HOME": str(home), "PATH": "/nowhere"})
@@ -216,7 +214,7 @@ def test_a_command_is_found_by_the_path_it_will_have(tmp_path: Path, home: Path)
     assert found(environments, wanted).program == str(inside)
 
 
-def test_whether_a_script_names_the_devices_itself(tmp_path: Path) -> None:
+def test_a_script_that_sets_cuda_visible_devices_itself_is_recognized(tmp_path: Path) -> None:
     """Contract 4: `names_devices` recognises a script that sets CUDA_VISIBLE_DEVICES itself.
 
     The setting `cuda_ids: auto` depends on this.

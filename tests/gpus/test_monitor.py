@@ -60,7 +60,7 @@ def shown(*names: str) -> Readings:
         ({"a": 0, "b": 1, "c": 2}, "a-c", {"a": 0, "b": 1, "c": 2}),
     ],
 )
-def test_gpus_keep_their_indices_if_one_has_vanished(
+def test_gpus_keep_their_indices_if_one_has_disappeared(
     before: dict[str, int], now: str, numbers: Mapping[str, int]
 ) -> None:
     notes: list[str] = []
@@ -73,7 +73,7 @@ def test_gpus_keep_their_indices_if_one_has_vanished(
         assert str(number) in notes[0] and "no longer shown by the driver" in notes[0]
 
 
-def test_declared_and_unread_gpus_of_the_last_start_do_not_vanish() -> None:
+def test_declared_and_unread_gpus_are_not_reported_as_disappeared() -> None:
     before = [Gpu(0, f"{DECLARED}0"), Gpu(1, f"{UNREAD}1"), Gpu(2, f"{DECLARED}2")]
     notes: list[str] = []
     assert sorted(monitor._numbered(shown("a", "b"), before, notes)) == [0, 1] and notes == []
@@ -89,11 +89,13 @@ def test_declared_and_unread_gpus_of_the_last_start_do_not_vanish() -> None:
         ({}, {"a": 0}, {}),
     ],
 )
-def test_what_moved(before: dict[str, int], after: dict[str, int], moved: dict[int, int]) -> None:
+def test_a_changed_gpu_index_counts_as_a_move(
+    before: dict[str, int], after: dict[str, int], moved: dict[int, int]
+) -> None:
     assert moved_gpus(stored(**before), stored(**after)) == moved
 
 
-def test_after_a_gpu_vanished_none_has_moved() -> None:
+def test_the_loss_of_a_gpu_does_not_count_as_a_move_of_the_others() -> None:
     before = stored(a=0, b=1, c=2)
     assert moved_gpus(before, monitor._numbered(shown("a", "c"), before, []).values()) == {}
 
@@ -131,7 +133,7 @@ class OneAnswer:
         (30.0, [30] * 1100),  # a night with a driver that does not answer
     ],
 )
-def test_a_driver_that_fails_is_asked_more_seldom_until_it_answers(interval: float, waits: list[float]) -> None:
+def test_a_failing_driver_is_read_less_often_until_it_answers(interval: float, waits: list[float]) -> None:
     probe = OneAnswer()
     eyes = GpuMonitor(probe, "/s", list)  # type: ignore[arg-type]
     now = 1000.0
@@ -160,7 +162,7 @@ def named() -> Iterator[list[socket.socket]]:
         each.close()
 
 
-def test_a_forged_name_is_not_believed_nor_printed(named: list[socket.socket]) -> None:
+def test_a_forged_scheduler_name_is_neither_accepted_nor_printed(named: list[socket.socket]) -> None:
     """A forged socket name, which any user can bind, is neither taken for a scheduler nor printed."""
     me, other = os.getuid(), os.getppid()
     tail = f"{other:0>7}"  # leading zeros: no scheduler binds this name
@@ -191,6 +193,6 @@ def test_a_forged_name_is_not_believed_nor_printed(named: list[socket.socket]) -
     assert len([text for text in told if f"pid {tail} " in text]) == 1, told
 
 
-def test_declared_gpus_have_no_number_to_lose() -> None:
+def test_declared_gpus_never_count_as_moved() -> None:
     before = [replace(gpu, uuid=f"{DECLARED}{gpu.index}") for gpu in stored(a=0, b=1)]
     assert moved_gpus(before, stored(a=1, b=0)) == {}

@@ -122,7 +122,7 @@ def family(pid: int) -> list[int]:
     return found
 
 
-def test_it_is_a_probe(driver: FakeDriver, probe: Make) -> None:
+def test_nvidia_probe_has_all_methods_of_the_protocol(driver: FakeDriver, probe: Make) -> None:
     driver.gpu("GPU-1")
     made: Probe = probe(driver)
     assert made.first().gpus and made.descriptors() and made.sessions() and made.next_look() is None
@@ -134,7 +134,7 @@ def test_it_is_a_probe(driver: FakeDriver, probe: Make) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 8, 16])
-def test_all_gpus_are_told_in_the_drivers_order(driver: FakeDriver, probe: Make, count: int) -> None:
+def test_all_gpus_are_reported_in_the_order_of_the_driver(driver: FakeDriver, probe: Make, count: int) -> None:
     with driver.together():
         for i in range(count):
             driver.gpu(f"GPU-{i}", used=100 * i, load=i, temp=40 + i, total=81_559)
@@ -149,7 +149,7 @@ def test_all_gpus_are_told_in_the_drivers_order(driver: FakeDriver, probe: Make,
     assert [(g.ordinal, g.uuid) for g in good(made)] == [(i, f"GPU-{count - 1 - i}") for i in range(count)]
 
 
-def test_processes_are_told_with_memory_kind_and_load(driver: FakeDriver, probe: Make) -> None:
+def test_processes_are_reported_with_memory_kind_and_load(driver: FakeDriver, probe: Make) -> None:
     driver.gpu("GPU-1", used=9_000)
     driver.process("GPU-1", 11, 5_000, util=70)
     driver.process("GPU-1", 12, None)
@@ -165,7 +165,7 @@ def test_processes_are_told_with_memory_kind_and_load(driver: FakeDriver, probe:
     assert told[14].compute, "who computes and draws, computes"
 
 
-def test_a_gpu_lost_while_reading_is_told_by_its_name(driver: FakeDriver, probe: Make) -> None:
+def test_a_gpu_lost_during_a_reading_is_reported_with_its_uuid(driver: FakeDriver, probe: Make) -> None:
     """I06: A lost GPU keeps its UUID in the reading, without values; the other GPUs are read."""
     with driver.together():
         driver.gpu("GPU-1")
@@ -184,7 +184,7 @@ def test_a_gpu_lost_while_reading_is_told_by_its_name(driver: FakeDriver, probe:
 @pytest.mark.parametrize(
     "call", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUtilizationRates"]
 )
-def test_a_gpu_lost_in_any_call_is_lost(driver: FakeDriver, probe: Make, call: str) -> None:
+def test_a_gpu_lost_in_any_driver_call_is_reported_as_lost(driver: FakeDriver, probe: Make, call: str) -> None:
     with driver.together():
         driver.gpu("GPU-1")
         driver.gpu("GPU-2")
@@ -197,7 +197,7 @@ def test_a_gpu_lost_in_any_call_is_lost(driver: FakeDriver, probe: Make, call: s
     assert gone.lost and gone.uuid == "GPU-1" and not there.lost
 
 
-def test_a_gpu_that_is_not_listed_any_more_and_comes_back(driver: FakeDriver, probe: Make) -> None:
+def test_a_gpu_that_the_driver_no_longer_lists_is_missing_until_listed_again(driver: FakeDriver, probe: Make) -> None:
     """I06, I08: A GPU that the driver no longer lists is missing from the reading until the driver lists it again."""
     for i in range(3):
         driver.gpu(f"GPU-{i}")
@@ -210,7 +210,7 @@ def test_a_gpu_that_is_not_listed_any_more_and_comes_back(driver: FakeDriver, pr
     assert [(g.uuid, g.ordinal) for g in good(made)] == [(f"GPU-{i}", i) for i in range(3)]
 
 
-def test_a_lost_gpu_that_was_never_seen_has_no_name(driver: FakeDriver, probe: Make) -> None:
+def test_a_lost_gpu_that_was_never_read_is_reported_without_a_uuid(driver: FakeDriver, probe: Make) -> None:
     driver.gpu("GPU-1")
     driver.error("*", LOST, "GPU-1")
     found = one(probe(driver))
@@ -218,7 +218,7 @@ def test_a_lost_gpu_that_was_never_seen_has_no_name(driver: FakeDriver, probe: M
 
 
 @pytest.mark.parametrize("when", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2"])
-def test_a_library_that_does_not_match_its_driver(driver: FakeDriver, probe: Make, when: str) -> None:
+def test_a_version_mismatch_of_library_and_driver_is_reported(driver: FakeDriver, probe: Make, when: str) -> None:
     """I05: A version mismatch of library and driver is reported as the cause; once it is fixed, readings succeed."""
     driver.gpu("GPU-1")
     made = probe(driver)
@@ -236,7 +236,7 @@ def test_a_library_that_does_not_match_its_driver(driver: FakeDriver, probe: Mak
     assert good(made)[0].uuid == "GPU-1" and reader_of(made) != before
 
 
-def test_the_first_reading_raises_what_each_way_said(driver: FakeDriver, smi: FakeSmi, probe: Make) -> None:
+def test_the_first_reading_reports_the_error_of_each_source(driver: FakeDriver, smi: FakeSmi, probe: Make) -> None:
     driver.error("nvmlInitWithFlags", MISMATCH)
     smi.exit(9, "no driver")
     with pytest.raises(NoGpuData) as raised:
@@ -245,7 +245,7 @@ def test_the_first_reading_raises_what_each_way_said(driver: FakeDriver, smi: Fa
     assert "--gpus N" in str(raised.value)
 
 
-def test_without_a_driver_it_is_absent(probe: Make) -> None:
+def test_without_a_driver_the_reader_reports_the_driver_as_absent(probe: Make) -> None:
     """I01: Without a driver, the first reading raises NoGpuData, and the reader reports the driver as absent."""
     made = probe()
     with pytest.raises(NoGpuData):
@@ -253,13 +253,13 @@ def test_without_a_driver_it_is_absent(probe: Make) -> None:
     assert made.absent
 
 
-def test_a_driver_without_a_gpu_shows_none(driver: FakeDriver, probe: Make) -> None:
+def test_a_driver_without_gpus_is_reported_as_absent(driver: FakeDriver, probe: Make) -> None:
     made = probe(driver)
     told = read(made)
     assert not told.gpus and "shows no GPU" in told.problem and made.absent
 
 
-def test_an_old_driver_tells_what_it_can(tmp_path: Path, probe: Make) -> None:
+def test_an_old_driver_gives_all_values_that_it_supports(tmp_path: Path, probe: Make) -> None:
     driver = FakeDriver(tmp_path / "driver", old=True)
     driver.gpu("GPU-1", used=1_000, reserved=500, load=30)
     driver.process("GPU-1", 11, 900)
@@ -269,7 +269,7 @@ def test_an_old_driver_tells_what_it_can(tmp_path: Path, probe: Make) -> None:
     assert [(p.pid, p.memory_mib, p.load) for p in found.processes] == [(11, 900, None)]
 
 
-def test_mig_is_a_problem_that_is_named(driver: FakeDriver, probe: Make) -> None:
+def test_mig_mode_is_reported_as_a_problem_of_the_gpu(driver: FakeDriver, probe: Make) -> None:
     """I18: MIG mode is reported as a problem of the GPU."""
     with driver.together():
         driver.gpu("GPU-1", mig=1)
@@ -278,13 +278,13 @@ def test_mig_is_a_problem_that_is_named(driver: FakeDriver, probe: Make) -> None
     assert with_mig.problem.startswith("MIG mode is on") and without.problem == ""
 
 
-def test_a_gpu_without_memory_of_its_own_has_the_machines(driver: FakeDriver, probe: Make) -> None:
+def test_a_gpu_without_its_own_memory_reports_the_memory_of_the_machine(driver: FakeDriver, probe: Make) -> None:
     driver.gpu("GPU-1", total=None)
     found = one(probe(driver))
     assert found.memory_total_mib and found.memory_used_mib and found.memory_used_mib < found.memory_total_mib
 
 
-def test_memory_that_is_not_told_for_another_reason_is_a_problem(driver: FakeDriver, probe: Make) -> None:
+def test_an_error_in_reading_the_memory_is_a_problem_of_the_gpu(driver: FakeDriver, probe: Make) -> None:
     driver.gpu("GPU-1", used=5)
     for call in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"):
         driver.error(call, 999)
@@ -292,13 +292,13 @@ def test_memory_that_is_not_told_for_another_reason_is_a_problem(driver: FakeDri
     assert found.memory_used_mib is None and found.problem and not found.lost
 
 
-def test_a_load_that_is_not_supported_is_unknown(driver: FakeDriver, probe: Make) -> None:
+def test_an_unsupported_load_is_reported_as_unknown(driver: FakeDriver, probe: Make) -> None:
     driver.gpu("GPU-1", load=None, temp=None)
     found = one(probe(driver))
     assert found.load is None and found.temperature_c is None and found.problem == ""
 
 
-def test_a_refused_process_list_is_unknown_not_empty(driver: FakeDriver, probe: Make) -> None:
+def test_a_refused_process_list_is_reported_as_unknown_not_as_empty(driver: FakeDriver, probe: Make) -> None:
     driver.gpu("GPU-1")
     driver.process("GPU-1", 11, 900)
     for name in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
@@ -306,7 +306,7 @@ def test_a_refused_process_list_is_unknown_not_empty(driver: FakeDriver, probe: 
     assert one(probe(driver)).processes is None
 
 
-def test_memory_errors_and_fatal_events_are_told(driver: FakeDriver, probe: Make) -> None:
+def test_memory_errors_and_fatal_xid_events_are_reported(driver: FakeDriver, probe: Make) -> None:
     """I09: Uncorrected memory errors and fatal XID events are reported, and stay in later readings."""
     with driver.together():
         driver.gpu("GPU-1")
@@ -326,7 +326,7 @@ def test_memory_errors_and_fatal_events_are_told(driver: FakeDriver, probe: Make
 
 
 @pytest.mark.parametrize("call", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlDeviceGetUtilizationRates"])
-def test_asking_and_looking_return_while_the_reader_hangs(driver: FakeDriver, probe: Make, call: str) -> None:
+def test_ask_and_look_return_while_the_reader_process_hangs(driver: FakeDriver, probe: Make, call: str) -> None:
     """I02: `ask` and `look` return while the reader process hangs in the driver."""
     driver.gpu("GPU-1")
     driver.hang(call)
@@ -364,7 +364,7 @@ def test_a_hanging_reader_is_killed_and_reported(hasty: None, driver: FakeDriver
     assert good(made)[0].uuid == "GPU-1"
 
 
-def test_a_fresh_reader_gets_more_time(driver: FakeDriver, probe: Make) -> None:
+def test_the_first_answer_of_a_reader_process_has_a_longer_limit(driver: FakeDriver, probe: Make) -> None:
     """The first answer of a reader process has a longer limit, since an idle driver takes seconds to wake up."""
     driver.gpu("GPU-1")
     made = probe(driver, deadline_s=0.001)
@@ -375,7 +375,7 @@ def test_a_fresh_reader_gets_more_time(driver: FakeDriver, probe: Make) -> None:
     assert (made.next_look() or 0) - time.monotonic() < 1
 
 
-def test_no_second_reader_beside_one_that_cannot_be_ended(
+def test_no_second_reader_process_is_started_until_a_killed_one_has_ended(
     hasty: None, driver: FakeDriver, smi: FakeSmi, probe: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I03: While a killed reader process has not ended, no other reader process is started."""
@@ -402,7 +402,7 @@ def test_no_second_reader_beside_one_that_cannot_be_ended(
     assert good(made) and made.sessions() == {reader_of(made)}
 
 
-def test_a_stopped_reader_is_ended_too(hasty: None, driver: FakeDriver, probe: Make) -> None:
+def test_a_stopped_reader_process_is_killed_after_its_limit(hasty: None, driver: FakeDriver, probe: Make) -> None:
     """I03: A stopped reader process is killed after its limit."""
     driver.gpu("GPU-1")
     made = probe(driver)
@@ -418,7 +418,7 @@ def test_a_stopped_reader_is_ended_too(hasty: None, driver: FakeDriver, probe: M
 # -- its process ------------------------------------------------------------------------------------------
 
 
-def test_a_reader_killed_from_outside_is_replaced_without_a_gap(driver: FakeDriver, probe: Make) -> None:
+def test_a_killed_reader_process_is_replaced_without_a_missed_reading(driver: FakeDriver, probe: Make) -> None:
     driver.gpu("GPU-1")
     made = probe(driver)
     good(made)
@@ -428,7 +428,7 @@ def test_a_reader_killed_from_outside_is_replaced_without_a_gap(driver: FakeDriv
     assert good(made) and reader_of(made) != killed
 
 
-def test_a_reader_that_ends_unasked_does_not_keep_the_loop_awake(driver: FakeDriver, probe: Make) -> None:
+def test_a_reader_process_that_ends_unexpectedly_wakes_the_loop_once(driver: FakeDriver, probe: Make) -> None:
     driver.gpu("GPU-1")
     made = probe(driver)
     good(made)
@@ -441,7 +441,7 @@ def test_a_reader_that_ends_unasked_does_not_keep_the_loop_awake(driver: FakeDri
     assert not made.sessions()
 
 
-def test_an_answer_that_cannot_be_read_is_trouble(driver: FakeDriver, probe: Make) -> None:
+def test_an_invalid_answer_of_a_reader_process_is_reported_as_a_problem(driver: FakeDriver, probe: Make) -> None:
     made = probe(driver)
     for text in (b"\n", b"{\n", b"[]\n", b'"x"\n', b"null\n", b"{}\n", b"\xff\xfe\n"):
         made.ask()
@@ -450,7 +450,7 @@ def test_an_answer_that_cannot_be_read_is_trouble(driver: FakeDriver, probe: Mak
         assert not told.gpus and "answer" in told.problem, text
 
 
-def test_no_descriptor_and_no_process_is_left_over_200_readings(
+def test_no_descriptor_and_no_process_remains_after_200_readings(
     hasty: None, driver: FakeDriver, smi: FakeSmi, probe: Make
 ) -> None:
     driver.gpu("GPU-1")
@@ -563,7 +563,7 @@ def two(smi: FakeSmi) -> FakeSmi:
     return smi
 
 
-def test_nvidia_smi_serves_where_nvml_does_not(two: FakeSmi, probe: Make) -> None:
+def test_nvidia_smi_is_used_if_nvml_is_not_available(two: FakeSmi, probe: Make) -> None:
     made = probe(two)
     one, other = made.first().gpus
     assert (one.ordinal, one.uuid, one.memory_total_mib, one.memory_used_mib) == (0, "GPU-1", 81_559, 1_024)
@@ -572,7 +572,7 @@ def test_nvidia_smi_serves_where_nvml_does_not(two: FakeSmi, probe: Make) -> Non
     assert not made.absent
 
 
-def test_nvml_in_trouble_is_tried_again_at_the_next_reading(driver: FakeDriver, two: FakeSmi, probe: Make) -> None:
+def test_a_failed_nvml_is_retried_at_the_next_reading(driver: FakeDriver, two: FakeSmi, probe: Make) -> None:
     """NVML is retried at the next reading after a failure, since only NVML lists processes."""
     driver.gpu("GPU-1")
     driver.gpu("GPU-2")
@@ -583,7 +583,7 @@ def test_nvml_in_trouble_is_tried_again_at_the_next_reading(driver: FakeDriver, 
     assert good(made)[0].processes == ()
 
 
-def test_nvml_that_is_not_there_is_tried_again_later(driver: FakeDriver, two: FakeSmi, probe: Make) -> None:
+def test_a_missing_nvml_is_retried_only_after_a_longer_time(driver: FakeDriver, two: FakeSmi, probe: Make) -> None:
     driver.gpu("GPU-1")
     driver.gpu("GPU-2")
     driver.error("nvmlInitWithFlags", 9)  # no driver loaded
@@ -595,7 +595,7 @@ def test_nvml_that_is_not_there_is_tried_again_later(driver: FakeDriver, two: Fa
     assert good(made)[0].processes == ()
 
 
-def test_what_is_not_available_is_unknown(smi: FakeSmi, probe: Make) -> None:
+def test_a_value_that_nvidia_smi_reports_as_not_available_is_unknown(smi: FakeSmi, probe: Make) -> None:
     """I04: A value that nvidia-smi reports as N/A is unknown; an unknown memory value is a problem of the GPU."""
     with smi.together():
         smi.gpu("GPU-1", load=None)
@@ -625,7 +625,7 @@ STRANGE: list[tuple[str, Callable[[FakeSmi], None]]] = [
 
 
 @pytest.mark.parametrize(("name", "strange"), STRANGE, ids=[name for name, _ in STRANGE])
-def test_a_strange_answer_of_nvidia_smi_is_no_reading(
+def test_unexpected_output_of_nvidia_smi_is_a_failed_reading(
     two: FakeSmi, probe: Make, name: str, strange: Callable[[FakeSmi], None]
 ) -> None:
     """I04: Unexpected output of nvidia-smi is a failed reading, never a GPU with 0 % in use."""
@@ -649,7 +649,7 @@ def test_a_strange_answer_of_nvidia_smi_is_no_reading(
         "0, GPU-1, 35, 70000, 81559, 11559, 550.54, a, b, c, d, 40",  # two columns are exchanged
     ],
 )
-def test_columns_of_another_meaning_give_no_free_card(smi: FakeSmi, probe: Make, row: str) -> None:
+def test_unexpected_columns_of_nvidia_smi_never_give_a_free_gpu(smi: FakeSmi, probe: Make, row: str) -> None:
     """I04: A row of nvidia-smi with unexpected columns gives a GPU with a problem, or no reading."""
     smi.text(row)
     told = read(probe(smi))
@@ -664,7 +664,7 @@ def test_nvidia_smi_without_devices_is_a_failed_reading(smi: FakeSmi, probe: Mak
 
 
 @pytest.mark.parametrize("how", ["hang", "deaf", "stop"])
-def test_an_nvidia_smi_that_does_not_end_is_ended(hasty: None, two: FakeSmi, probe: Make, how: str) -> None:
+def test_an_nvidia_smi_that_does_not_end_is_killed(hasty: None, two: FakeSmi, probe: Make, how: str) -> None:
     """I02, I03: An nvidia-smi that does not end is killed with its reader process, and `ask` does not wait for it."""
     made = probe(two)
     good(made)
@@ -686,7 +686,7 @@ def test_an_nvidia_smi_that_does_not_end_is_ended(hasty: None, two: FakeSmi, pro
     assert good(made)
 
 
-def test_the_variables_of_a_job_do_not_reach_the_reader(driver: FakeDriver, probe: Make) -> None:
+def test_the_reader_process_gets_no_variables_of_a_job(driver: FakeDriver, probe: Make) -> None:
     driver.gpu("GPU-1")
     made = NvidiaProbe({**BASE, **driver.environ(), "GPUJOB_STATE_FILE": "/x", "GPUJOB_ID": "1"})
     try:

@@ -38,7 +38,7 @@ __all__ = ["driver", "hasty", "probe", "smi"]
 # -- NVML hangs, nvidia-smi serves ------------------------------------------------------------------------
 
 
-def test_nvml_that_hangs_is_asked_seldom_while_nvidia_smi_serves(
+def test_a_hanging_nvml_is_tried_less_often_while_nvidia_smi_answers(
     hasty: None, driver: FakeDriver, smi: FakeSmi, probe: Make
 ) -> None:
     """While nvidia-smi answers, a hanging NVML is tried less and less often, as each try takes the full time limit."""
@@ -78,7 +78,7 @@ def test_nvml_that_hangs_is_asked_seldom_while_nvidia_smi_serves(
     assert made._nvml_wait == NVML_AGAIN_S and not made._no_nvml
 
 
-def test_once_somebody_answered_a_fresh_reader_gets_no_more_time(driver: FakeDriver, smi: FakeSmi, probe: Make) -> None:
+def test_after_a_first_answer_a_new_reader_has_the_normal_limit(driver: FakeDriver, smi: FakeSmi, probe: Make) -> None:
     """After the first answer, a new reader process gets only the normal time limit: the driver is awake."""
     driver.gpu("GPU-1")
     made = probe(driver, deadline_s=1.0)
@@ -93,7 +93,7 @@ def test_once_somebody_answered_a_fresh_reader_gets_no_more_time(driver: FakeDri
     made._due = 0.0
 
 
-def test_a_killed_reader_that_dies_late_costs_no_reading(
+def test_a_killed_reader_process_that_dies_late_loses_no_reading(
     hasty: None, driver: FakeDriver, smi: FakeSmi, probe: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I02, I03: A killed reader process that dies late, as on a busy machine, is not reported as stuck."""
@@ -127,7 +127,7 @@ def test_a_failure_of_nvidia_smi_is_reported_in_its_own_words(smi: FakeSmi, prob
     assert "invalid literal" not in text and "\\n" not in text
 
 
-def test_a_slow_driver_at_the_start_is_reported_once(
+def test_a_slow_driver_is_reported_once_at_the_start(
     driver: FakeDriver, probe: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nvidia, "SLOW_S", 0.0)
@@ -148,7 +148,7 @@ def test_a_slow_driver_at_the_start_is_reported_once(
 @pytest.mark.parametrize(
     ("library", "program", "absent"), [(True, False, False), (False, True, False), (False, False, True)]
 )
-def test_packages_that_cannot_be_imported_do_not_make_a_driver_absent(
+def test_packages_that_cannot_be_imported_do_not_make_the_driver_absent(
     tmp_path: Path, driver: FakeDriver, smi: FakeSmi, probe: Make, library: bool, program: bool, absent: bool
 ) -> None:
     shadow = tmp_path / "shadow"
@@ -203,7 +203,7 @@ def _environ(pid: int) -> list[bytes]:
         return []
 
 
-def test_at_most_one_nvidia_smi_that_cannot_be_ended(hasty: None, smi: FakeSmi, stray: Path, probe: Make) -> None:
+def test_at_most_one_unkillable_nvidia_smi_remains(hasty: None, smi: FakeSmi, stray: Path, probe: Make) -> None:
     smi.gpu("GPU-1")
     made = probe(smi)
     good(made)

@@ -141,7 +141,7 @@ def smi(tmp_path: Path) -> FakeSmi:
 
 
 @pytest.mark.parametrize("count", [1, 8, 16])
-def test_all_gpus_are_seen_in_the_order_told(driver: FakeDriver, count: int) -> None:
+def test_the_fake_driver_lists_all_gpus_in_the_given_order(driver: FakeDriver, count: int) -> None:
     uuids = [f"GPU-{number:04x}" for number in range(count)]
     with driver.together():
         for number, uuid in enumerate(uuids):
@@ -160,7 +160,7 @@ def test_all_gpus_are_seen_in_the_order_told(driver: FakeDriver, count: int) -> 
         assert ask.error("nvmlDeviceGetHandleByUUID(b'GPU-of-nobody')") == "NVMLError_NotFound"
 
 
-def test_every_figure_of_a_gpu_comes_through(driver: FakeDriver) -> None:
+def test_the_fake_driver_reports_every_value_of_a_gpu(driver: FakeDriver) -> None:
     driver.version("570.86.10")
     driver.gpu("GPU-1", name="NVIDIA H200", load=35, temp=61, power=412, energy=90, ecc=2, bus=0xAB)
     with Child(driver) as ask:
@@ -177,7 +177,7 @@ def test_every_figure_of_a_gpu_comes_through(driver: FakeDriver) -> None:
         assert ask("nvmlDeviceGetPciInfo_v3(handle(0)).bus") == 0xAB
 
 
-def test_memory_held_by_the_driver_counts_as_used_in_the_first_version_only(driver: FakeDriver) -> None:
+def test_the_fake_driver_counts_reserved_memory_as_used_only_in_version_one(driver: FakeDriver) -> None:
     driver.gpu("GPU-1", total=81559, used=1024, reserved=534)
     with Child(driver) as ask:
         first = "(lambda m: [m.total, m.used, m.free])(nvmlDeviceGetMemoryInfo(handle(0)))"
@@ -187,7 +187,7 @@ def test_memory_held_by_the_driver_counts_as_used_in_the_first_version_only(driv
         assert ask.error("nvmlDeviceGetMemoryInfo(handle(0), 0x03000028)") == "NVMLError_ArgumentVersionMismatch"
 
 
-def test_what_a_gpu_does_not_support_is_said_and_the_rest_answers(driver: FakeDriver) -> None:
+def test_the_fake_driver_refuses_unsupported_calls_and_answers_the_others(driver: FakeDriver) -> None:
     driver.gpu("GPU-1", total=None, load=None, temp=None, power=None, energy=None, ecc=None, mig=None)
     with Child(driver) as ask:
         for call in (
@@ -206,14 +206,14 @@ def test_what_a_gpu_does_not_support_is_said_and_the_rest_answers(driver: FakeDr
         assert ask.error("nvmlDeviceGetMemoryInfo(handle(0), nvmlMemory_v2)") == "NVMLError_NotSupported"
 
 
-def test_a_gpu_in_mig_mode_tells_no_load(two: FakeDriver, ask: Child) -> None:
+def test_the_fake_driver_reports_no_load_in_mig_mode(two: FakeDriver, ask: Child) -> None:
     two.gpu("GPU-1", mig=1)
     assert ask("nvmlDeviceGetMigMode(handle(0))") == [1, 1]
     assert ask.error("nvmlDeviceGetUtilizationRates(handle(0))") == "NVMLError_NotSupported"
     assert ask("nvmlDeviceGetUtilizationRates(handle(1)).gpu") == 0
 
 
-def test_gpus_are_near_or_far(driver: FakeDriver) -> None:
+def test_the_fake_driver_reports_the_topology_of_gpus(driver: FakeDriver) -> None:
     with driver.together():
         for number in range(8):
             driver.gpu(f"GPU-{number}")
@@ -226,7 +226,7 @@ def test_gpus_are_near_or_far(driver: FakeDriver) -> None:
 # -- NVML: edits ----------------------------------------------------------------------------------------------------
 
 
-def test_a_running_process_sees_every_edit(two: FakeDriver, ask: Child) -> None:
+def test_a_running_process_sees_every_edit_of_the_fake_driver(two: FakeDriver, ask: Child) -> None:
     ask("kept.update(first=handle(0))")
     for load in range(100):  # faster than the resolution of file times; the size of the file stays equal
         two.gpu("GPU-1", load=load + 100)
@@ -243,7 +243,7 @@ def test_a_handle_means_the_same_gpu_after_the_indices_change(two: FakeDriver, a
     assert ask("nvmlDeviceGetUUID(handle(0))") == "GPU-2"
 
 
-def test_a_removed_gpu_is_lost_to_who_holds_it(two: FakeDriver, ask: Child) -> None:
+def test_a_removed_gpu_is_lost_for_a_process_with_a_handle(two: FakeDriver, ask: Child) -> None:
     ask("kept.update(first=handle(0))")
     two.process("GPU-1", 4711, 10)
     two.remove("GPU-1")
@@ -257,7 +257,7 @@ def test_a_removed_gpu_is_lost_to_who_holds_it(two: FakeDriver, ask: Child) -> N
 # -- NVML: processes ------------------------------------------------------------------------------------------------
 
 
-def test_processes_are_listed_with_memory_kind_and_load(two: FakeDriver, ask: Child) -> None:
+def test_the_fake_driver_lists_processes_with_memory_kind_and_load(two: FakeDriver, ask: Child) -> None:
     compute = "[[p.pid, p.usedGpuMemory] for p in nvmlDeviceGetComputeRunningProcesses(handle(0))]"
     graphics = "[[p.pid, p.usedGpuMemory] for p in nvmlDeviceGetGraphicsRunningProcesses(handle(0))]"
     loads = "[[p.pid, p.smUtil] for p in nvmlDeviceGetProcessUtilization(handle(0), 0)]"
@@ -278,7 +278,7 @@ def test_processes_are_listed_with_memory_kind_and_load(two: FakeDriver, ask: Ch
     assert ask(compute.replace("(0)", "(1)")) == []
 
 
-def test_a_hundred_processes_fit(two: FakeDriver, ask: Child) -> None:
+def test_the_fake_driver_lists_a_hundred_processes(two: FakeDriver, ask: Child) -> None:
     with two.together():
         for pid in range(1000, 1100):
             two.process("GPU-2", pid, 1)
@@ -299,7 +299,7 @@ def test_a_hundred_processes_fit(two: FakeDriver, ask: Child) -> None:
         (999, "NVMLError_Unknown"),
     ],
 )
-def test_an_error_at_the_start_comes_as_its_class(two: FakeDriver, code: int, kind: str) -> None:
+def test_an_error_code_of_the_fake_driver_raises_the_matching_exception(two: FakeDriver, code: int, kind: str) -> None:
     two.error("nvmlInitWithFlags", code)
     with Child(two, start="") as ask:
         assert ask.error("nvmlInit()") == kind
@@ -309,21 +309,21 @@ def test_an_error_at_the_start_comes_as_its_class(two: FakeDriver, code: int, ki
         assert ask("nvmlDeviceGetCount()") == 2
 
 
-def test_an_error_of_one_function_leaves_the_others(two: FakeDriver, ask: Child) -> None:
+def test_an_error_of_one_function_does_not_affect_the_others(two: FakeDriver, ask: Child) -> None:
     two.error("nvmlDeviceGetPowerUsage", 3)
     assert ask.error("nvmlDeviceGetPowerUsage(handle(0))") == "NVMLError_NotSupported"
     assert ask.error("nvmlDeviceGetPowerUsage(handle(1))") == "NVMLError_NotSupported"
     assert ask("nvmlDeviceGetTemperature(handle(0), 0)") == 40
 
 
-def test_an_error_of_one_gpu_leaves_the_others(two: FakeDriver, ask: Child) -> None:
+def test_an_error_of_one_gpu_does_not_affect_the_others(two: FakeDriver, ask: Child) -> None:
     two.error("nvmlDeviceGetMemoryInfo_v2", 15, "GPU-1")
     assert ask.error("nvmlDeviceGetMemoryInfo(handle(0), nvmlMemory_v2)") == "NVMLError_GpuIsLost"
     assert ask("nvmlDeviceGetMemoryInfo(handle(0)).used") == 1558 * MIB
     assert ask("nvmlDeviceGetMemoryInfo(handle(1), nvmlMemory_v2).used") == 0
 
 
-def test_a_lost_gpu_fails_at_every_call(two: FakeDriver, ask: Child) -> None:
+def test_a_lost_gpu_of_the_fake_driver_fails_in_every_call(two: FakeDriver, ask: Child) -> None:
     ask("kept.update(first=handle(0))")
     two.error("*", 15, "GPU-1")
     for call in (
@@ -338,7 +338,7 @@ def test_a_lost_gpu_fails_at_every_call(two: FakeDriver, ask: Child) -> None:
     assert ask("nvmlDeviceGetUUID(handle(1))") == "GPU-2"
 
 
-def test_a_call_that_hangs_is_deaf_to_all_but_a_kill(two: FakeDriver) -> None:
+def test_a_hanging_call_of_the_fake_driver_ends_only_by_sigkill(two: FakeDriver) -> None:
     two.hang("nvmlDeviceGetUtilizationRates", "GPU-1")
     with Child(two) as ask:
         assert ask("nvmlDeviceGetUtilizationRates(handle(1)).gpu") == 0
@@ -354,14 +354,14 @@ def test_a_call_that_hangs_is_deaf_to_all_but_a_kill(two: FakeDriver) -> None:
         assert ask.process.returncode == -signal.SIGKILL
 
 
-def test_other_threads_are_answered_while_one_hangs(two: FakeDriver, ask: Child) -> None:
+def test_a_hanging_call_of_the_fake_driver_does_not_block_other_threads(two: FakeDriver, ask: Child) -> None:
     two.hang("nvmlDeviceGetPowerUsage")
     ask("__import__('threading').Thread(target=nvmlDeviceGetPowerUsage, args=(handle(0),), daemon=True).start()")
     time.sleep(SOON_S)
     assert ask("nvmlDeviceGetUtilizationRates(handle(0)).gpu") == 35
 
 
-def test_without_a_file_no_driver_is_loaded(two: FakeDriver, ask: Child) -> None:
+def test_without_its_file_the_fake_driver_counts_as_not_loaded(two: FakeDriver, ask: Child) -> None:
     ask("kept.update(first=handle(0))")
     two.file.unlink()
     assert ask.error("nvmlDeviceGetCount()") == "NVMLError_DriverNotLoaded"
@@ -370,7 +370,7 @@ def test_without_a_file_no_driver_is_loaded(two: FakeDriver, ask: Child) -> None
         assert other.error("nvmlInit()") == "NVMLError_DriverNotLoaded"
 
 
-def test_calls_before_the_start_and_after_the_end_are_refused(two: FakeDriver) -> None:
+def test_calls_before_init_or_after_shutdown_are_refused(two: FakeDriver) -> None:
     with Child(two) as ask:
         ask("nvmlShutdown()")
         assert ask.error("nvmlDeviceGetCount()") == "NVMLError_Uninitialized"
@@ -389,14 +389,14 @@ def test_calls_before_the_start_and_after_the_end_are_refused(two: FakeDriver) -
         "gpus 3",
     ],
 )
-def test_a_line_that_is_not_understood_is_named(two: FakeDriver, line: str) -> None:
+def test_the_error_for_an_invalid_line_of_the_fake_driver_names_the_line(two: FakeDriver, line: str) -> None:
     two.file.write_text(f"# a machine\n\ngpu GPU-0\n{line}\n")
     with Child(two, start="") as ask:
         assert ask.error("nvmlInit()") == "NVMLError_Unknown"
         assert f"{two.file} line 4: " in ask.end()
 
 
-def test_a_wrong_word_of_a_test_is_refused_at_once(two: FakeDriver) -> None:
+def test_an_invalid_function_field_or_order_in_a_test_is_refused(two: FakeDriver) -> None:
     with pytest.raises(ValueError, match="no nvmlDeviceGetMemory;"):
         two.error("nvmlDeviceGetMemory", 3)
     with pytest.raises(TypeError, match="no lode; it has name, total"):
@@ -408,7 +408,7 @@ def test_a_wrong_word_of_a_test_is_refused_at_once(two: FakeDriver) -> None:
 # -- NVML: events ---------------------------------------------------------------------------------------------------
 
 
-def test_an_xid_event_is_told_once(two: FakeDriver, ask: Child) -> None:
+def test_the_fake_driver_reports_an_xid_event_once(two: FakeDriver, ask: Child) -> None:
     event = "(lambda e: [nvmlDeviceGetIndex(e.device), e.eventType, e.eventData])(nvmlEventSetWait_v2(kept['set'], {}))"
     assert ask("nvmlDeviceGetSupportedEventTypes(handle(1))") & ask("nvmlEventTypeXidCriticalError")
     ask("kept.update(set=nvmlEventSetCreate())")
@@ -430,7 +430,7 @@ def test_an_xid_event_is_told_once(two: FakeDriver, ask: Child) -> None:
 # -- NVML: an old driver, and the compilation -----------------------------------------------------------------------
 
 
-def test_an_old_driver_lacks_the_newer_calls(tmp_path: Path) -> None:
+def test_an_old_fake_driver_lacks_the_newer_calls(tmp_path: Path) -> None:
     old = FakeDriver(tmp_path / "old", old=True)
     old.gpu("GPU-1", used=1024)
     old.process("GPU-1", 4711, 12, util=4)
@@ -446,7 +446,7 @@ def test_an_old_driver_lacks_the_newer_calls(tmp_path: Path) -> None:
         assert ask("[p.pid for p in nvmlDeviceGetComputeRunningProcesses_v2(handle(0))]") == [4711]
 
 
-def test_workers_that_build_at_once_all_get_a_whole_library(tmp_path: Path) -> None:
+def test_parallel_builds_of_the_fake_library_all_succeed(tmp_path: Path) -> None:
     program = (
         "import ctypes; from tests.gpus.stub import library_folder, LIBRARY;"
         " ctypes.CDLL(str(library_folder() / LIBRARY)).nvmlInit_v2"
@@ -466,7 +466,7 @@ def test_workers_that_build_at_once_all_get_a_whole_library(tmp_path: Path) -> N
     assert {path.parent.stat().st_mode & 0o077 for path in made} == {0}
 
 
-def test_a_folder_that_another_could_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_folder_that_others_could_write_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     planted = tmp_path / f"gpujob-tests-{os.getuid()}"
     elsewhere = tmp_path / "elsewhere"
@@ -482,7 +482,7 @@ def test_a_folder_that_another_could_write_to_is_not_used(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [("true", pytest.fail.Exception), ("", pytest.skip.Exception)])
-def test_without_a_compiler_it_is_said_what_to_install(
+def test_without_a_compiler_the_message_names_the_packages_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ci: str, outcome: type[BaseException]
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -519,7 +519,7 @@ def run_smi(smi: FakeSmi, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_gputil_reads_two_gpus(smi: FakeSmi) -> None:
+def test_gputil_reads_two_gpus_from_the_fake_nvidia_smi(smi: FakeSmi) -> None:
     smi.version("570.86.10")
     smi.gpu("GPU-1", name="NVIDIA H200", total=143771, used=1024, reserved=534, load=35, temp=61)
     smi.gpu("GPU-2")
@@ -532,7 +532,7 @@ def test_gputil_reads_two_gpus(smi: FakeSmi) -> None:
     assert (second["id"], second["uuid"], second["memoryUsed"], second["load"]) == (1, "GPU-2", 0, 0)
 
 
-def test_gputil_makes_nan_of_what_is_not_supported(smi: FakeSmi) -> None:
+def test_gputil_reads_unsupported_values_as_nan(smi: FakeSmi) -> None:
     smi.gpu("GPU-1", total=None, used=None, load=None, temp=None)
     smi.gpu("GPU-2", mig=1)
     done = by_gputil(smi)
@@ -544,7 +544,7 @@ def test_gputil_makes_nan_of_what_is_not_supported(smi: FakeSmi) -> None:
     assert "[N/A]" in run_smi(smi, "--query-gpu=power.draw,utilization.gpu", "--format=csv,noheader,nounits").stdout
 
 
-def test_gputil_stumbles_over_a_driver_that_is_down(smi: FakeSmi) -> None:
+def test_gputil_fails_if_the_fake_driver_is_down(smi: FakeSmi) -> None:
     smi.gpu("GPU-1")
     smi.exit(9, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
     done = by_gputil(smi)
@@ -554,7 +554,7 @@ def test_gputil_stumbles_over_a_driver_that_is_down(smi: FakeSmi) -> None:
     assert by_gputil(smi).returncode == 0
 
 
-def test_smi_prints_what_it_is_told_and_ends_as_told(smi: FakeSmi) -> None:
+def test_the_fake_nvidia_smi_prints_and_exits_as_configured(smi: FakeSmi) -> None:
     smi.gpu("GPU-1")
     assert run_smi(smi, *QUERY).stdout == "0, GPU-1\n"
     smi.text("1, GPU-2, größer, *", "  indented")
@@ -570,7 +570,7 @@ def test_smi_prints_what_it_is_told_and_ends_as_told(smi: FakeSmi) -> None:
     ]
 
 
-def test_smi_says_what_is_wrong(smi: FakeSmi) -> None:
+def test_the_fake_nvidia_smi_reports_invalid_arguments(smi: FakeSmi) -> None:
     assert (run_smi(smi, *QUERY).returncode, run_smi(smi, *QUERY).stdout) == (6, "No devices were found\n")
     smi.gpu("GPU-1")
     asked = run_smi(smi, "--query-gpu=index,colour", "--format=csv,noheader,nounits")
@@ -593,7 +593,7 @@ def test_smi_says_what_is_wrong(smi: FakeSmi) -> None:
     ],
     ids=["hang", "deaf", "stop"],
 )
-def test_smi_that_never_ends(smi: FakeSmi, told: Callable[[FakeSmi], None], ends_by: signal.Signals) -> None:
+def test_the_fake_nvidia_smi_can_hang(smi: FakeSmi, told: Callable[[FakeSmi], None], ends_by: signal.Signals) -> None:
     smi.gpu("GPU-1")
     told(smi)
     process = subprocess.Popen(

@@ -67,14 +67,14 @@ def append(path: Path, text: str) -> None:
 # -- both watchers ----------------------------------------------------------------------------------------
 
 
-def test_nothing_is_reported_before_something_happens(watch: Watcher, jobs: Path) -> None:
+def test_an_unchanged_file_is_not_reported(watch: Watcher, jobs: Path) -> None:
     """An unchanged file is not reported."""
     watch.watch([str(jobs)])
     assert drain(watch, quiet_of(watch)) == set()
     assert watch.changed() == set()
 
 
-def test_appending_replacing_deleting_and_making_are_reported(watch: Watcher, jobs: Path) -> None:
+def test_an_append_a_replacement_a_deletion_and_a_creation_are_reported(watch: Watcher, jobs: Path) -> None:
     """S3.10, C03, C04, C07, C38: An append to a file, its replacement, its deletion and its creation are reported."""
     watch.watch([str(jobs)])
     append(jobs, "b\n")
@@ -98,7 +98,7 @@ def test_appending_replacing_deleting_and_making_are_reported(watch: Watcher, jo
     wait_for(watch, jobs)
 
 
-def test_a_folder_that_is_made_later_is_found_when_rearmed(watch: Watcher, tmp_path: Path) -> None:
+def test_rearm_watches_a_file_whose_folder_was_created_later(watch: Watcher, tmp_path: Path) -> None:
     """`rearm` begins to watch a file whose folder was created after the call of `watch`.
 
     It does so again if the folder is deleted and created a second time.
@@ -115,14 +115,14 @@ def test_a_folder_that_is_made_later_is_found_when_rearmed(watch: Watcher, tmp_p
         drain(watch, 2 * quiet_of(watch))  # polling has noticed it
 
 
-def test_a_write_in_place_by_an_editor_is_reported(watch: Watcher, jobs: Path) -> None:
+def test_a_truncated_and_rewritten_file_is_reported(watch: Watcher, jobs: Path) -> None:
     """C05, C07: A file that is truncated and rewritten is reported."""
     watch.watch([str(jobs)])
     jobs.write_text("another\ntext\n")
     wait_for(watch, jobs)
 
 
-def test_a_file_that_is_made_later_is_reported(watch: Watcher, tmp_path: Path) -> None:
+def test_a_missing_watched_file_is_reported_when_it_is_created(watch: Watcher, tmp_path: Path) -> None:
     """P8: A watched file that does not exist yet is reported when it is created."""
     jobs = tmp_path / "later.txt"
     watch.watch([str(jobs)])
@@ -130,7 +130,7 @@ def test_a_file_that_is_made_later_is_reported(watch: Watcher, tmp_path: Path) -
     wait_for(watch, jobs)
 
 
-def test_a_link_to_another_folder_is_reported_under_its_own_name(watch: Watcher, tmp_path: Path) -> None:
+def test_a_change_to_the_target_of_a_link_is_reported_with_the_link_name(watch: Watcher, tmp_path: Path) -> None:
     """C35: A change to the target of a symbolic link is reported as a change of the link."""
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
@@ -150,7 +150,7 @@ def test_a_link_to_another_folder_is_reported_under_its_own_name(watch: Watcher,
     wait_for(watch, link)
 
 
-def test_neighbours_in_the_folder_are_not_reported(watch: Watcher, jobs: Path) -> None:
+def test_changes_to_other_files_of_the_folder_are_not_reported(watch: Watcher, jobs: Path) -> None:
     """Changes to other files of the folder are not reported."""
     watch.watch([str(jobs)])
     for name in ("other.txt", "jobs.txt.swp", "xjobs.txt", "4913"):
@@ -162,7 +162,7 @@ def test_neighbours_in_the_folder_are_not_reported(watch: Watcher, jobs: Path) -
     assert drain(watch, quiet_of(watch)) == set()
 
 
-def test_only_what_was_asked_for_last_is_watched(watch: Watcher, jobs: Path) -> None:
+def test_each_call_of_watch_replaces_the_watched_paths(watch: Watcher, jobs: Path) -> None:
     """Each call of `watch` replaces the paths watched before."""
     other = jobs.parent / "other.txt"
     other.write_text("a\n")
@@ -177,7 +177,7 @@ def test_only_what_was_asked_for_last_is_watched(watch: Watcher, jobs: Path) -> 
     wait_for(watch, jobs)
 
 
-def test_closing_gives_the_descriptors_back(jobs: Path) -> None:
+def test_close_closes_all_descriptors_of_a_watcher(jobs: Path) -> None:
     """`close` closes every file descriptor that the watcher opened."""
     before = len(os.listdir("/proc/self/fd"))
     for kind in (InotifyWatcher, PollingWatcher):
@@ -201,7 +201,7 @@ def watches_of(kernel: InotifyWatcher) -> int:
     return Path(f"/proc/self/fdinfo/{kernel.fd}").read_text().count("inotify wd:")
 
 
-def test_renaming_over_many_times_keeps_working_and_leaves_no_watches(kernel: InotifyWatcher, jobs: Path) -> None:
+def test_many_replacements_of_a_file_leave_no_extra_watches(kernel: InotifyWatcher, jobs: Path) -> None:
     """C07: After 200 saves by an editor that replaces the file, one watch on the file and one on its folder remain."""
     kernel.watch([str(jobs)])
     for number in range(200):
@@ -216,7 +216,7 @@ def test_renaming_over_many_times_keeps_working_and_leaves_no_watches(kernel: In
     assert watches_of(kernel) == 2
 
 
-def test_rotating_many_times_leaves_no_watches(kernel: InotifyWatcher, jobs: Path) -> None:
+def test_many_rotations_of_a_file_leave_no_extra_watches(kernel: InotifyWatcher, jobs: Path) -> None:
     """C04: Files that were rotated away are no longer watched."""
     kernel.watch([str(jobs)])
     for number in range(20):
@@ -229,7 +229,7 @@ def test_rotating_many_times_leaves_no_watches(kernel: InotifyWatcher, jobs: Pat
     assert watches_of(kernel) <= 3
 
 
-def test_a_neighbour_written_a_thousand_times_wakes_nobody(kernel: InotifyWatcher, jobs: Path) -> None:
+def test_writes_to_other_files_of_the_folder_do_not_wake_the_watcher(kernel: InotifyWatcher, jobs: Path) -> None:
     """Writes to the scheduler's log in the same folder do not make the descriptor readable."""
     neighbour = jobs.parent / "gpu_scheduler.log"
     neighbour.write_text("x\n")
@@ -240,7 +240,7 @@ def test_a_neighbour_written_a_thousand_times_wakes_nobody(kernel: InotifyWatche
     assert select.select([kernel.fd], [], [], 0.05)[0] == []
 
 
-def test_a_link_pointed_elsewhere_is_followed(kernel: InotifyWatcher, tmp_path: Path) -> None:
+def test_a_link_with_a_changed_target_is_followed(kernel: InotifyWatcher, tmp_path: Path) -> None:
     """C35: After a link is changed to another target, writes to the new target are reported."""
     one, two, link = tmp_path / "one.txt", tmp_path / "two.txt", tmp_path / "jobs.txt"
     one.write_text("a\n")
@@ -256,7 +256,7 @@ def test_a_link_pointed_elsewhere_is_followed(kernel: InotifyWatcher, tmp_path: 
     wait_for(kernel, link)
 
 
-def test_more_events_than_the_kernel_keeps_report_everything(kernel: InotifyWatcher, jobs: Path) -> None:
+def test_all_files_are_reported_after_an_overflow_of_the_event_queue(kernel: InotifyWatcher, jobs: Path) -> None:
     """After an overflow of the kernel's event queue all watched files are reported."""
     other = jobs.parent / "other.txt"
     other.write_text("a\n")
@@ -276,7 +276,7 @@ def test_more_events_than_the_kernel_keeps_report_everything(kernel: InotifyWatc
 # -- choice of the watcher --------------------------------------------------------------------------------
 
 
-def test_the_usual_watcher_needs_no_word_and_polling_is_said(tmp_path: Path) -> None:
+def test_the_inotify_watcher_comes_without_a_note_and_the_polling_watcher_with_one(tmp_path: Path) -> None:
     """C38: The inotify watcher is chosen without a note; the polling watcher comes with a note."""
     made, note = watcher("auto", [str(tmp_path)])
     assert isinstance(made, InotifyWatcher) and note == ""
@@ -288,7 +288,7 @@ def test_the_usual_watcher_needs_no_word_and_polling_is_said(tmp_path: Path) -> 
     assert not is_network_folder(str(tmp_path / "missing"))
 
 
-def test_without_descriptors_inotify_is_an_error_when_asked_for(tmp_path: Path) -> None:
+def test_watch_inotify_raises_an_error_if_inotify_cannot_be_set_up(tmp_path: Path) -> None:
     """F: If inotify cannot be set up, `watch: inotify` raises an error; the polling watcher is not used instead."""
     import resource
 

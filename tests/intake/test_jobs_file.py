@@ -66,7 +66,7 @@ def error_of(line: str, line_context: LineContext = DOOR) -> SchedulerError:
         ),
     ],
 )  # fmt: skip
-def test_the_three_example_lines_of_the_readme_read_as_documented(
+def test_the_example_lines_of_the_readme_are_parsed_as_documented(
     line: str, priority: int, script: str, env: str, arguments: str, allowed: tuple[int, ...] | None
 ) -> None:
     """S3.3, C23: The three example lines of the README are parsed as the README describes."""
@@ -76,7 +76,7 @@ def test_the_three_example_lines_of_the_readme_read_as_documented(
     assert spec.allowed == allowed
 
 
-def test_a_line_that_reads_both_ways_says_once_how_it_was_read() -> None:
+def test_an_ambiguous_line_gets_one_note_that_says_how_it_was_read() -> None:
     """Contract 3: If an unquoted list can belong to the arguments or to the GPUs, one note says how it was read.
 
     For example, `--batch_size 1,4,5,6,7` is read as `--batch_size 1` on GPUs 4-7.
@@ -97,7 +97,7 @@ def test_a_line_that_reads_both_ways_says_once_how_it_was_read() -> None:
         "2,/i.py,,--batch_size 1,4-7",  # a range is always a GPU list
     ],
 )
-def test_an_unambiguous_line_is_not_remarked_upon(line: str) -> None:
+def test_an_unambiguous_line_gets_no_note(line: str) -> None:
     """Contract 3: A line that can be read in only one way gives no note."""
     parsed = parse(line, DOOR)
     assert parsed is not None
@@ -128,25 +128,25 @@ def test_an_unambiguous_line_is_not_remarked_upon(line: str) -> None:
         ('0,"/a,b.py","e,f"', JobSpec(script="/a,b.py", conda_env="e,f")),
     ],
 )  # fmt: skip
-def test_two_to_five_fields_with_spaces_around_them_are_a_job(line: str, expected: JobSpec) -> None:
+def test_a_line_of_two_to_five_fields_with_blanks_around_them_is_a_job(line: str, expected: JobSpec) -> None:
     """S3.5, C09, C24: A job has two to five fields; spaces, tabs and line ends around them are removed."""
     assert spec_of(line) == expected
 
 
 @pytest.mark.parametrize("line", ["", " ", "\t", "\r", "#", "# 0,/a.py", "  # 0,/a.py", "\t#x", '#0,/a.py,,"open'])
-def test_empty_lines_and_comments_are_nothing(line: str) -> None:
+def test_empty_lines_and_comments_are_not_jobs(line: str) -> None:
     """S3.4, C24: Empty lines and comments are not jobs."""
     assert parse(line, DOOR) is None
 
 
 @pytest.mark.parametrize("arguments", ["#x", "--tag #1 --n 2", "a#b", "--colour #ff0000"])
-def test_a_hash_inside_arguments_is_not_a_comment(arguments: str) -> None:
+def test_a_hash_inside_arguments_does_not_begin_a_comment(arguments: str) -> None:
     """C24: A `#` inside the arguments does not begin a comment."""
     assert spec_of(f"0,/a.py,,{arguments}").arguments == tuple(arguments.split())
 
 
 @pytest.mark.parametrize("line", ["0", "/a.py", "0,", "0,  ,e", '0,""', "python train.py", "0;/a.py"])
-def test_too_few_fields_are_refused_with_the_format(line: str) -> None:
+def test_a_line_with_too_few_fields_is_refused_with_the_format(line: str) -> None:
     """C24: A line without a priority or a script is refused; the error shows the format."""
     assert FORMAT in error_of(line).do
 
@@ -181,7 +181,7 @@ def test_priorities_are_whole_numbers_and_may_be_negative(text: str, value: int)
         "1_0",
     ],
 )
-def test_a_bad_priority_is_refused_with_the_spelling_that_would_be_right(text: str) -> None:
+def test_an_invalid_priority_is_refused_with_the_format_or_the_limits(text: str) -> None:
     """C25: A line with an invalid priority is refused; the error shows the format or the limits."""
     error = error_of(f"{text},/a.py,,x")
     assert "priority" in error.what
@@ -199,7 +199,7 @@ def test_a_bad_priority_is_refused_with_the_spelling_that_would_be_right(text: s
         ('" 0-1 "', (0, 1)), ("00", (0,)),
     ],
 )  # fmt: skip
-def test_gpu_lists_are_read_ascending_and_without_doubles(text: str, ids: tuple[int, ...] | None) -> None:
+def test_gpu_lists_are_sorted_and_duplicate_ids_removed(text: str, ids: tuple[int, ...] | None) -> None:
     """S3.8, C23, C26: A GPU list is sorted, and duplicate ids are removed."""
     assert spec_of(f"0,/a.py,,--x y,{text}").allowed == ids
 
@@ -207,7 +207,7 @@ def test_gpu_lists_are_read_ascending_and_without_doubles(text: str, ids: tuple[
 @pytest.mark.parametrize(
     "text", ["-1", "a", "0-", "-", ",", "0,", ",0", "0,,1", "1.5", "0 1", "0;1", "0-1-2", "0:3", "all", "0x1", "[0]"]
 )
-def test_a_fifth_part_that_is_no_clean_gpu_list_is_refused_with_the_quoted_spelling(text: str) -> None:
+def test_an_invalid_gpu_list_is_refused_with_the_arguments_in_quotes(text: str) -> None:
     """S3.7, S3.8, C26: A line whose fifth field is no GPU list is refused; the error shows the arguments in quotes."""
     error = error_of(f"0,/a.py,e,--x y,{text}")
     assert isinstance(error, UsageError)
@@ -215,46 +215,46 @@ def test_a_fifth_part_that_is_no_clean_gpu_list_is_refused_with_the_quoted_spell
 
 
 @pytest.mark.parametrize("text", ["3-1", "0,3-1"])
-def test_a_backward_range_is_refused(text: str) -> None:
+def test_a_backward_gpu_range_is_refused(text: str) -> None:
     """S3.8, C26: A GPU range that runs backwards is refused."""
     error = error_of(f"0,/a.py,,--x y,{text}")
     assert "backwards" in error.what
 
 
 @pytest.mark.parametrize("line", ["0,/a.py,,--x y,3-1", "0,/a.py,,,3-1"])
-def test_a_backward_range_is_refused_with_the_range_that_would_be_right(line: str) -> None:
+def test_the_error_for_a_backward_gpu_range_shows_the_corrected_range(line: str) -> None:
     """S3.8, contract 3: The error for a backward GPU range shows the corrected range."""
     assert "1-3" in error_of(line).do
 
 
 @pytest.mark.parametrize("text", ["0-999999999", "4096", "0-4096", "999999999"])
-def test_a_range_beyond_all_machines_eats_no_memory(text: str) -> None:
+def test_a_gpu_range_above_the_highest_id_is_refused_without_expanding_it(text: str) -> None:
     """C26: A GPU id above 4095 is refused, also in a range, and the range is never expanded."""
     error = error_of(f"0,/a.py,,x,{text}")
     assert isinstance(error, Refused)
     assert "4095" in error.do
 
 
-def test_an_id_of_more_digits_than_any_gpu_is_no_list() -> None:
+def test_a_gpu_id_of_5000_digits_is_a_usage_error() -> None:
     """C26: A GPU id of 5000 digits is a usage error."""
     assert isinstance(error_of(f"0,/a.py,,x,{'9' * 5000}"), UsageError)
 
 
 @pytest.mark.parametrize("text", ["9", "0,9", "2-4", "4", "9,10"])
-def test_an_id_that_is_not_managed_is_refused_naming_those_that_are(text: str) -> None:
+def test_an_unmanaged_gpu_is_refused_and_the_error_names_the_managed_ones(text: str) -> None:
     """S3.8, C26: A GPU that is not managed is refused; the error names the managed GPUs."""
     error = error_of(f"0,/a.py,,x,{text}", FOUR)
     assert isinstance(error, Refused)
     assert "0-3" in error.do
 
 
-def test_without_any_managed_gpu_every_list_is_refused() -> None:
+def test_every_gpu_list_is_refused_if_no_gpu_is_managed() -> None:
     """S3.8: If no GPU is managed, every GPU list is refused."""
     assert "none" in error_of("0,/a.py,,x,0", LineContext("/jobs", managed=())).do
 
 
 @given(st.sets(st.integers(0, 4095), min_size=1, max_size=60))
-def test_gpu_lists_survive_writing_and_reading(ids: set[int]) -> None:
+def test_a_written_gpu_list_is_read_back_unchanged(ids: set[int]) -> None:
     """S3.6: A written GPU list is parsed back to the same GPUs."""
     text = gpu_ids_text(ids)
     assert parse_gpu_ids(text) == tuple(sorted(ids))
@@ -289,7 +289,7 @@ def test_gpu_lists_survive_writing_and_reading(ids: set[int]) -> None:
     ],
 )
 @pytest.mark.parametrize("tail", ["", ",", ",0", ",0,2", ";label=z", ",0;label=z"])
-def test_quoting_in_arguments_is_that_of_csv_and_of_the_shell(field: str, words: list[str], tail: str) -> None:
+def test_arguments_are_unquoted_like_csv_and_split_like_shell_words(field: str, words: list[str], tail: str) -> None:
     """S3.5, S3.6, C22: The arguments field is unquoted like a CSV field and then split into words like a shell command.
 
     The result is the same whether a GPU list, options or nothing follow the field.
@@ -304,7 +304,7 @@ def test_quoting_in_arguments_is_that_of_csv_and_of_the_shell(field: str, words:
     "field", ["it's", "--x 'a", '--x "a', '"--p 1,', "--msg don't --n 1", "\\", "--x a\\", '"a""b"', "'a;label=b"]
 )
 @pytest.mark.parametrize("tail", ["", ",0"])
-def test_an_unbalanced_quote_costs_its_line_and_shows_how_to_write_a_literal_one(field: str, tail: str) -> None:
+def test_an_unbalanced_quote_is_refused_and_the_error_shows_the_literal_spelling(field: str, tail: str) -> None:
     """S3.7, C21: A line with an unbalanced quote is refused; the error shows how to write a literal quote.
 
     A backslash at the end of the field escapes the comma: that line is valid, and the comma belongs to the argument.
@@ -328,7 +328,7 @@ def test_an_unbalanced_quote_costs_its_line_and_shows_how_to_write_a_literal_one
         ('0,/a.py,,--x "a",b', '0,/a.py,,"--x ""a"",b"'),
     ],
 )
-def test_arguments_with_an_unquoted_comma_are_refused_and_the_spelling_shown_reads_back(line: str, right: str) -> None:
+def test_an_unquoted_comma_is_refused_and_the_suggested_line_is_read_back_correctly(line: str, right: str) -> None:
     """S3.6, S3.7, C22: Arguments with an unquoted comma are refused. The error shows the line with quotes.
 
     This quoted line is read with the arguments that the user meant.
@@ -344,7 +344,7 @@ def test_arguments_with_an_unquoted_comma_are_refused_and_the_spelling_shown_rea
 @example("--x 'a;label=b'")
 @example("--x 1;after=2,3")
 @example("a\\,1")
-def test_no_line_ever_runs_with_an_argument_dropped_or_a_gpu_list_misread(arguments: str) -> None:
+def test_no_text_of_an_accepted_line_is_lost(arguments: str) -> None:
     """S3.7: No letter of an accepted line is lost: it is in the parsed arguments, the GPU list or an option."""
     line = f"0,/a.py,,{arguments}"
     try:
@@ -388,7 +388,7 @@ def test_no_line_ever_runs_with_an_argument_dropped_or_a_gpu_list_misread(argume
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("place", ["after the arguments", "before the list", "after the list", "empty fields"])
-def test_options_stand_after_any_field_from_the_fourth_on(options: str, field: str, value: object, place: str) -> None:
+def test_options_are_accepted_after_fields_four_and_five(options: str, field: str, value: object, place: str) -> None:
     """Contract 3: Options are accepted after the fourth and after the fifth field."""
     line = {
         "after the arguments": f"0,/a.py,,--x 1{options}",
@@ -409,7 +409,7 @@ def test_options_stand_after_any_field_from_the_fourth_on(options: str, field: s
 @pytest.mark.parametrize(
     "where", ["0,/a.py,,--x 1{}", "0,/a.py,,{}", "0,/a.py,,--x 1{},", "0,/a.py,,--x 1,{}", "0,/a.py,,--x 1{};label=z"]
 )
-def test_a_job_may_name_its_gpus(text: str, ids: tuple[int, ...], where: str) -> None:
+def test_option_on_requests_gpus_by_name(text: str, ids: tuple[int, ...], where: str) -> None:
     """Contract 3, S4.31: A job with `;on=` requests the GPUs that the option lists, and no other GPU is allowed."""
     spec = spec_of(where.format(f";on={text}"), FOUR)
     assert spec.on == spec.allowed == ids
@@ -441,19 +441,19 @@ def test_a_job_may_name_its_gpus(text: str, ids: tuple[int, ...], where: str) ->
         ),
     ],
 )
-def test_gpus_that_are_named_in_two_ways_or_none_cost_the_line(line: str, says: str, do: str) -> None:
+def test_a_line_with_contradictory_or_ambiguous_gpus_or_variables_is_refused(line: str, says: str, do: str) -> None:
     """Contract 3: A line whose `;on=` or `;env=` is ambiguous, contradictory or invalid is refused."""
     error = error_of(line, FOUR)
     assert says in error.what and do in error.do
 
 
-def test_the_same_gpus_named_twice_are_clear() -> None:
+def test_a_gpu_list_and_option_on_may_name_the_same_gpus() -> None:
     """Contract 3: A GPU list and `;on=` may both be given if they name the same GPUs."""
     assert spec_of('0,/a.py,,x,0,3;on="0,3"', FOUR).on == (0, 3)
     assert spec_of('0,/a.py,,x;on="0,3",0,3', FOUR).on == (0, 3)
 
 
-def test_all_options_together() -> None:
+def test_all_options_can_be_combined_in_one_line() -> None:
     """Contract 3: All options can be combined in one line."""
     spec = spec_of("0,/a.py,e,--x 1,0-3;label=base;after=12;vram=18G;time=4h;retries=2;cwd=/data/x;gpus=2;cuda=local")
     assert spec == JobSpec(
@@ -465,7 +465,7 @@ def test_all_options_together() -> None:
 @pytest.mark.parametrize(
     "field", ['--m "a;label=b"', '"--m a;label=b"', '--m "x;y=1" "z;w=2"', "a;b", "a;", ";;", "--q ;x"]
 )
-def test_a_semicolon_that_is_quoted_or_begins_no_pair_belongs_to_the_arguments(field: str) -> None:
+def test_a_semicolon_in_quotes_or_without_a_key_belongs_to_the_arguments(field: str) -> None:
     """Contract 3: A semicolon that is quoted or begins no `;key=value` pair belongs to the arguments."""
     spec = spec_of(f"0,/a.py,,{field},1")
     text = field[1:-1] if field.startswith('"') else field
@@ -484,12 +484,12 @@ def test_a_semicolon_that_is_quoted_or_begins_no_pair_belongs_to_the_arguments(f
         ("tim", "time"),
     ],
 )
-def test_an_unknown_key_names_the_nearest_known_one(key: str, near: str) -> None:
+def test_the_error_for_an_unknown_option_names_the_most_similar_one(key: str, near: str) -> None:
     """Contract 3: The error for an unknown key names the most similar known key."""
     assert f";{near}=" in error_of(f"0,/a.py,,x;{key}=1").do
 
 
-def test_an_unknown_key_like_no_other_lists_all() -> None:
+def test_the_error_for_an_unknown_option_without_a_similar_one_lists_all() -> None:
     """Contract 3: The error for an unknown key without a similar known key lists all keys."""
     do = error_of("0,/a.py,,x;wibble=1").do
     assert all(key in do for key in LINE_KEYS)
@@ -508,33 +508,33 @@ def test_an_unknown_key_like_no_other_lists_all() -> None:
         f"log_name={'é' * 101}", "log_name=a\tb\x1b", "on_finish=", "on_finish=a\x1bb", "mail=", "mail=a\x07",
     ],
 )  # fmt: skip
-def test_a_bad_value_names_its_key_and_what_would_be_right(option: str) -> None:
+def test_the_error_for_an_invalid_option_value_names_its_key(option: str) -> None:
     """Contract 3: The error for an invalid value names its key and says how to write the value."""
     key = option.partition("=")[0]
     assert f";{key}=" in error_of(f"0,/a.py,,x;{option}").what
 
 
 @pytest.mark.parametrize("label", ["", "\x1b[2J", "a\x00b", "x" * 201])
-def test_a_label_is_short_and_printable(label: str) -> None:
+def test_an_empty_too_long_or_unprintable_label_is_refused(label: str) -> None:
     """C14: A label that is empty, too long, or contains control characters is refused."""
     with pytest.raises(UsageError):
         parse(f'0,/a.py,,x;label="{label}"', DOOR)
 
 
 @pytest.mark.parametrize("tail", ["13", "13,14", " 13", "0-3", "13 , 14"])
-def test_after_with_an_unquoted_list_is_refused_because_it_may_be_gpus(tail: str) -> None:
+def test_an_unquoted_list_after_option_after_is_refused_with_the_quoted_spelling(tail: str) -> None:
     """C22: An unquoted list after `;after=` is refused, since its numbers could be GPUs. The error shows the quotes."""
     error = error_of(f"0,/a.py,,x;after=12,{tail}")
     assert 'after="12,' in error.do
 
 
 @pytest.mark.parametrize("line", ["0,/a.py,,x;after=12,13;label=z", "0,/a.py,,x;after=12,13 ;time=4h"])
-def test_after_with_an_unquoted_list_is_refused_also_before_another_option(line: str) -> None:
+def test_an_unquoted_list_after_option_after_is_refused_before_another_option(line: str) -> None:
     """C22, S3.7: An unquoted list after `;after=` is refused also when another option follows."""
     assert "after" in error_of(line).what
 
 
-def test_a_gpu_list_before_after_is_clear() -> None:
+def test_a_gpu_list_before_option_after_is_accepted() -> None:
     """C22: A GPU list before `;after=` is accepted together with an unquoted list of jobs."""
     spec = spec_of("0,/a.py,,x,0,1;after=12,13")
     assert (spec.allowed, spec.after) == ((0, 1), (12, 13))
@@ -547,7 +547,7 @@ def test_a_gpu_list_before_after_is_clear() -> None:
         ("0,/a.py,,x,0;gpus=0.5", True), ("0,/a.py,,x,0,1;gpus=3x0.1", False), ("0,/a.py,,x;gpus=4", True),
     ],
 )  # fmt: skip
-def test_a_need_wider_than_its_own_gpu_list_is_refused(line: str, ok: bool) -> None:
+def test_a_job_that_requests_more_gpus_than_its_gpu_list_has_is_refused(line: str, ok: bool) -> None:
     """C27: A job that requests more GPUs than its own GPU list has is refused."""
     if ok:
         spec_of(line)
@@ -565,7 +565,7 @@ def test_a_need_wider_than_its_own_gpu_list_is_refused(line: str, ok: bool) -> N
         pytest.param(f"time={'9' * 400}", id="seconds of 400 digits"),
     ],
 )
-def test_an_absurd_number_is_refused_like_any_other_mistake(option: str) -> None:
+def test_a_number_too_large_for_the_store_is_refused_as_a_mistake_of_its_line(option: str) -> None:
     """P3, P8: A number too large for the store is refused as an ordinary mistake of its line."""
     with pytest.raises((UsageError, Refused)):
         parse(f"0,/a.py,,x;{option}", DOOR)
@@ -583,13 +583,13 @@ def test_an_absurd_number_is_refused_like_any_other_mistake(option: str) -> None
         ("'/a.py'", "/jobs/'/a.py'"),
     ],
 )  # fmt: skip
-def test_scripts_are_resolved_against_the_files_folder_and_nothing_else_is_expanded(written: str, path: str) -> None:
+def test_a_relative_script_path_starts_at_the_folder_of_the_jobs_file(written: str, path: str) -> None:
     """C34: A relative script path is based on the jobs file's folder; only `~/` is expanded."""
     assert spec_of(f"0,{written}").script == path
 
 
 @pytest.mark.parametrize("script", ["-rf", "--help", "-c"])
-def test_a_script_that_looks_like_an_option_is_refused_with_the_spelling_that_would_be_right(script: str) -> None:
+def test_a_script_name_that_looks_like_an_option_is_refused_with_the_correct_spelling(script: str) -> None:
     """C33: A script whose name begins with `-` is refused; the error shows it with `./`."""
     assert f"./{script}" in error_of(f"0,{script},,x").do
 
@@ -605,12 +605,12 @@ def test_a_script_that_looks_like_an_option_is_refused_with_the_spelling_that_wo
         ("~", "~"),
     ],
 )
-def test_an_environment_is_a_name_or_a_folder(written: str, env: str) -> None:
+def test_a_python_environment_is_read_as_a_name_or_a_path(written: str, env: str) -> None:
     """Contract 3: An environment is a name, or a path (if it contains a slash)."""
     assert spec_of(f"0,/a.py,{written},x").conda_env == env
 
 
-def test_an_environment_that_looks_like_an_option_is_refused() -> None:
+def test_a_python_environment_name_that_looks_like_an_option_is_refused() -> None:
     """C33: An environment whose name begins with `-` is refused."""
     assert "environment" in error_of("0,/a.py,--name,x").what
 
@@ -628,7 +628,7 @@ def test_shell_syntax_in_arguments_is_passed_unchanged(word: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["$HOME", "$(id)", "`id`", "${X}", "*.txt"])
-def test_what_a_shell_would_expand_is_said_once_to_be_literal(word: str) -> None:
+def test_one_note_says_that_text_which_a_shell_would_expand_is_literal(word: str) -> None:
     """Contract 3, settled details: One note says that text which a shell would expand is passed unchanged."""
     parsed = parse(f"0,/a.py,,--x {word} {word}", DOOR)
     assert parsed is not None and len(parsed.notes) == 1
@@ -638,31 +638,31 @@ def test_what_a_shell_would_expand_is_said_once_to_be_literal(word: str) -> None
 @pytest.mark.parametrize(
     "line", ["a\0b", "0,/a\0.py", "0,/a.py,e\0", "0,/a.py,,x\0y", "0,/a.py,,x,0\0", "0,/a.py,,x;cwd=/x\0"]
 )
-def test_a_nul_byte_anywhere_costs_its_line(line: str) -> None:
+def test_a_line_with_a_nul_byte_is_refused(line: str) -> None:
     """C12: A line with a NUL byte in any field is refused."""
     assert "NUL" in error_of(line).what
 
 
 @pytest.mark.parametrize("line", ["0,/\x1ba\0.py", "0,/\x07a.py,e\0", "0,/a.py,,x;cwd=\x1b\0"])
-def test_a_nul_byte_behind_another_control_character_costs_its_line_too(line: str) -> None:
+def test_a_nul_byte_after_another_control_character_is_refused_by_name(line: str) -> None:
     """C12, C14: The error names the NUL byte also if other control characters precede it."""
     assert "NUL" in error_of(line).what
 
 
 @pytest.mark.parametrize("text", ["\x1b]0;x\x07", "\x1b[2J", "\x08", "\x7f", "\x85"])
-def test_other_control_characters_are_kept_as_they_are(text: str) -> None:
+def test_other_control_characters_in_arguments_are_kept(text: str) -> None:
     """C14: Other control characters in arguments are kept; the views escape them (see tests/views)."""
     assert spec_of(f"0,/a.py,,a{text}b").arguments == (f"a{text}b",)
 
 
-def test_the_longest_argument_the_kernel_takes_is_taken_and_one_more_byte_is_not() -> None:
+def test_an_argument_is_refused_if_it_is_longer_than_the_kernel_accepts() -> None:
     """An argument longer than the kernel accepts (E2BIG) is refused when the line is read, not when the job starts."""
     assert spec_of(f"0,/a.py,,{'x' * LONGEST_WORD}").arguments == ("x" * LONGEST_WORD,)
     for text in ("x" * (LONGEST_WORD + 1), "x" * 200_000, "é" * (LONGEST_WORD // 2 + 1)):
         assert str(LONGEST_WORD) in error_of(f"0,/a.py,,{text}").do
 
 
-def test_how_a_script_is_launched() -> None:
+def test_option_launch_selects_python_or_torchrun() -> None:
     assert spec_of("0,/a.py").launch == "python" == spec_of("0,/a.py,,;launch=python").launch
     assert spec_of("0,/a.py,,--x;launch=torchrun").launch == "torchrun"
     error = error_of("0,/a.py,,;launch=mpirun")
@@ -671,14 +671,14 @@ def test_how_a_script_is_launched() -> None:
     assert "torchrun runs Python scripts" in error.what and "a.sh" in error.what and error.exit_code == 3
 
 
-def test_bytes_count_and_not_characters() -> None:
+def test_the_length_limit_of_a_command_counts_bytes() -> None:
     """The limit of the whole command (E2BIG) counts bytes, not characters."""
     with pytest.raises(UsageError, match="too long"):
         check_words(["é" * 1000] * 600)
     check_words(["e" * 1000] * 600)
 
 
-def test_too_many_words_are_refused() -> None:
+def test_a_command_with_too_many_words_is_refused() -> None:
     """The limit of the whole command (E2BIG) counts the bytes of all its words."""
     with pytest.raises(UsageError) as caught:
         check_words(["x" * 1023] * 1025)
@@ -686,7 +686,7 @@ def test_too_many_words_are_refused() -> None:
     check_words(["x" * 1023] * 1024)
 
 
-def test_a_line_beyond_the_limit_is_refused_with_the_limit() -> None:
+def test_a_line_that_is_too_long_is_refused_and_the_error_names_the_limit() -> None:
     """C15: A line that is too long is refused; the error names the limit."""
     assert str(LONGEST_LINE) in error_of("0,/a.py,," + "x " * (LONGEST_LINE // 2)).do
 
@@ -702,7 +702,7 @@ def test_a_line_beyond_the_limit_is_refused_with_the_limit() -> None:
         ("--name --llm", None), ("--llm=", ""), ("--llm a --llm", "a"),
     ],
 )  # fmt: skip
-def test_the_model_is_the_last_llm_before_a_bare_double_dash(arguments: str, model: str | None) -> None:
+def test_the_model_of_a_line_is_the_last_llm_argument_before_a_double_dash(arguments: str, model: str | None) -> None:
     """S3.13, C30: The model is the value of the last `--llm` before a bare `--`."""
     assert model_in(spec_of(f"0,/a.py,,{arguments}").arguments) == model
 
@@ -710,7 +710,7 @@ def test_the_model_is_the_last_llm_before_a_bare_double_dash(arguments: str, mod
 # -- writing lines ----------------------------------------------------------------------------------------
 
 
-def test_add_writes_a_line_with_commas_that_reads_back() -> None:
+def test_write_line_quotes_arguments_that_contain_commas() -> None:
     """S3.6: `write_line` quotes arguments that contain commas, so that the line is parsed back."""
     line = write_line("/a.py", arguments="--layers 1,2", gpus="0,1")
     assert line == '0,/a.py,,"--layers 1,2",0,1'
@@ -720,7 +720,7 @@ def test_add_writes_a_line_with_commas_that_reads_back() -> None:
 
 @pytest.mark.parametrize("text", ["a\nb", "a\rb", "a\0b"])
 @pytest.mark.parametrize("field", ["script", "conda", "arguments", "gpus"])
-def test_a_line_break_cannot_be_smuggled_into_a_line(field: str, text: str) -> None:
+def test_write_line_refuses_line_breaks_and_nul_bytes(field: str, text: str) -> None:
     """C32: `write_line` refuses line breaks and NUL bytes in every field."""
     values = {"script": "/a.py", field: text}
     with pytest.raises(UsageError) as caught:
@@ -729,7 +729,7 @@ def test_a_line_break_cannot_be_smuggled_into_a_line(field: str, text: str) -> N
 
 
 @pytest.mark.parametrize("script", ["", "  "])
-def test_a_line_without_a_script_is_not_written(script: str) -> None:
+def test_write_line_refuses_an_empty_script(script: str) -> None:
     """S3.41: `write_line` refuses an empty script."""
     with pytest.raises(UsageError):
         write_line(script)
@@ -752,7 +752,7 @@ TEXT = st.lists(st.one_of(NASTY, st.text(PRINTABLE, max_size=4)), max_size=6).ma
 @example(script='"', conda='"', words=['"', ",", ";label=x"], gpus={1}, priority=-1)
 @example(script=" x ", conda=" ", words=["", " ", "\\"], gpus=set(), priority=0)
 @example(script="a;label=b", conda="c;d=e", words=["f;gpus=2", "1"], gpus={2, 3}, priority=0)
-def test_what_is_written_is_read_back_word_for_word(
+def test_any_line_of_write_line_is_parsed_back_to_the_same_values(
     script: str, conda: str, words: list[str], gpus: set[int], priority: int
 ) -> None:
     """S3.6, S3.7, C22: Any line that `write_line` returns is parsed back to the same values."""
@@ -771,7 +771,7 @@ def test_what_is_written_is_read_back_word_for_word(
 
 
 @given(TEXT)
-def test_a_quoted_field_reads_back_as_it_was(text: str) -> None:
+def test_a_quoted_label_is_parsed_back_unchanged(text: str) -> None:
     """S3.6: A quoted label is parsed back unchanged."""
     spec = spec_of(f"0,/a.py,,x;label={_label(text)}") if 0 < len(text) <= 200 and '"' not in text else None
     assert spec is None or spec.label == text
@@ -795,7 +795,7 @@ PIECES = st.sampled_from(
 
 @given(st.one_of(st.text(max_size=60), st.lists(PIECES, max_size=16).map("".join), st.lists(PIECES, max_size=12).map(lambda p: "0,a.py,," + "".join(p))))  # fmt: skip
 @example("0,a.py,,;vram=0" + "9" * 30)
-def test_any_text_is_a_job_or_nothing_or_one_refusal(text: str) -> None:
+def test_any_text_is_read_as_a_job_as_no_job_or_refused(text: str) -> None:
     """P3, P8: Any text is read as a job, read as an empty line or comment, or refused with UsageError or Refused."""
     try:
         found = parse(text, FOUR)
@@ -810,7 +810,7 @@ def test_any_text_is_a_job_or_nothing_or_one_refusal(text: str) -> None:
 
 
 @given(st.text(st.sampled_from(string.ascii_letters + " \t=,.-$*#;"), max_size=60))
-def test_plain_arguments_are_split_as_shlex_splits_them(text: str) -> None:
+def test_the_fast_path_splits_plain_arguments_like_shlex(text: str) -> None:
     """S3.5: Arguments without quotes, split by the fast path, give the same words as `shlex.split`."""
     spec = spec_of(f"0,/a.py,,{quoted(text)}")
     assert list(spec.arguments) == shlex.split(text)
@@ -820,13 +820,13 @@ def test_plain_arguments_are_split_as_shlex_splits_them(text: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "ids"), [("12", (12,)), ("12,13", (12, 13)), ("1+2 3", (1, 2, 3)), ("5,5", (5,))])
-def test_job_numbers_are_read(text: str, ids: tuple[int, ...]) -> None:
+def test_a_list_of_job_ids_is_read(text: str, ids: tuple[int, ...]) -> None:
     """Contract 3, `after`: Job ids may be separated by commas, `+` or spaces; duplicates are removed."""
     assert job_ids(text) == ids
 
 
 @pytest.mark.parametrize("text", ["", ",", "a", "1-3", "1.5", "9" * 16])
-def test_bad_job_numbers_are_refused(text: str) -> None:
+def test_an_invalid_list_of_job_ids_is_refused(text: str) -> None:
     """Contract 3, `after`: A text that is no list of job ids is refused; the error says how to write one."""
     with pytest.raises(UsageError) as caught:
         job_ids(text)
@@ -834,7 +834,7 @@ def test_bad_job_numbers_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["echo hi", "  echo 'a,b' | cat ", "x=1; echo $x # not a comment of ours"])
-def test_a_command_line_is_one_shell_command(line: str) -> None:
+def test_a_line_of_a_commands_file_is_one_shell_command(line: str) -> None:
     """Contract 3, commands file: A line is one shell command, run with `sh -c`."""
     parsed = commands_file.parse(line, DOOR)
     assert parsed is not None
@@ -842,20 +842,20 @@ def test_a_command_line_is_one_shell_command(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["", "  ", "# x", "  # x"])
-def test_empty_command_lines_and_comments_are_nothing(line: str) -> None:
+def test_empty_lines_and_comments_of_a_commands_file_are_not_jobs(line: str) -> None:
     """Contract 3, commands file: Empty lines and comments are not jobs."""
     assert commands_file.parse(line, DOOR) is None
 
 
 @pytest.mark.parametrize("line", ["echo \0", "x" * (LONGEST_WORD + 1)])
-def test_a_command_that_cannot_be_run_is_refused(line: str) -> None:
+def test_a_command_with_a_nul_byte_or_too_many_bytes_is_refused(line: str) -> None:
     """C12, C15: A command with a NUL byte or longer than the kernel accepts is refused."""
     with pytest.raises(UsageError) as caught:
         commands_file.parse(line, DOOR)
     assert caught.value.do
 
 
-def test_the_limit_of_a_command_counts_bytes_as_the_kernel_does() -> None:
+def test_the_length_limit_of_a_commands_file_line_counts_bytes() -> None:
     """A command longer than the kernel accepts (E2BIG) is refused when its line is read.
 
     Its bytes count, not characters.

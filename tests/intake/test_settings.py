@@ -44,7 +44,7 @@ def error_of(folder: Path, **values: Any) -> SchedulerError:
 # -- order of the sources ---------------------------------------------------------------------------------
 
 
-def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
+def test_flags_override_variables_config_file_and_defaults_in_this_order(tmp_path: Path) -> None:
     """Contract 2: A flag overrides a variable, a variable the config file, and the file the default."""
     config = "kill_grace: 1\n"
     variables = {f"{PREFIX}KILL_GRACE": "2"}
@@ -59,7 +59,7 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
         assert found.origin["kill_grace"] == origin
 
 
-def test_every_setting_has_an_origin_and_a_meaning(tmp_path: Path) -> None:
+def test_every_setting_has_an_origin_and_a_help_text(tmp_path: Path) -> None:
     """Contract 2: Every setting has an origin, shown by `config show --origin`, and a help text."""
     found = given_by(tmp_path)
     assert set(found.origin) == set(OPTIONS) == set(found.config.policy_values())
@@ -67,7 +67,7 @@ def test_every_setting_has_an_origin_and_a_meaning(tmp_path: Path) -> None:
     assert all(option.metadata["help"] for option in OPTIONS.values())
 
 
-def test_the_defaults_are_those_of_the_readme(tmp_path: Path) -> None:
+def test_defaults_are_those_of_the_readme(tmp_path: Path) -> None:
     """S3.1: The defaults are those given in the README."""
     config = given_by(tmp_path).config
     assert config.jobs_file == str(tmp_path / "jobs.txt")
@@ -80,7 +80,7 @@ def test_the_defaults_are_those_of_the_readme(tmp_path: Path) -> None:
     assert config.gpus is None and config.gpu_ids is None and config.commands_file == ""
 
 
-def test_the_state_file_variable_stands_between_the_flag_and_the_config(tmp_path: Path) -> None:
+def test_the_state_file_variable_overrides_the_config_file_but_not_the_flag(tmp_path: Path) -> None:
     """Contract 2, finding it: GPUJOB_STATE_FILE overrides the config file; the flag overrides both."""
     environ = {"GPUJOB_STATE_FILE": "/v/s.json"}
     found = given_by(tmp_path, environ=environ, config="state_file: c.json\n")
@@ -89,7 +89,7 @@ def test_the_state_file_variable_stands_between_the_flag_and_the_config(tmp_path
     assert (found.config.state_file, found.origin["state_file"]) == (str(tmp_path / "f.json"), "command line")
 
 
-def test_relative_paths_are_of_the_current_folder_the_configs_folder_or_the_state_files(tmp_path: Path) -> None:
+def test_the_base_folder_of_a_relative_path_depends_on_its_source(tmp_path: Path) -> None:
     """Contract 3, settled details: The base of a relative path depends on its source.
 
     It is the current folder for flags and variables, the config's folder for the config file, and the state file's
@@ -111,19 +111,19 @@ def test_relative_paths_are_of_the_current_folder_the_configs_folder_or_the_stat
     assert all(os.path.isabs(getattr(found, key)) for key in PATHS if getattr(found, key))
 
 
-def test_an_empty_jobs_file_watches_none(tmp_path: Path) -> None:
+def test_with_an_empty_jobs_file_setting_no_jobs_file_is_watched(tmp_path: Path) -> None:
     """S3.44: If `jobs_file` is set to an empty text, no jobs file is watched."""
     assert given_by(tmp_path, flags={"jobs_file": ""}).config.jobs_file == ""
     assert given_by(tmp_path, environ={f"{PREFIX}JOBS_FILE": ""}).config.jobs_file == ""
     assert given_by(tmp_path, config='jobs_file: ""\n').config.jobs_file == ""
 
 
-def test_a_leading_tilde_is_the_home_folder(tmp_path: Path) -> None:
+def test_a_leading_tilde_in_a_path_is_the_home_folder(tmp_path: Path) -> None:
     """Contract 3: A leading `~` in a path stands for the home folder."""
     assert given_by(tmp_path, flags={"log_dir": "~/logs"}).config.log_dir == os.path.expanduser("~/logs")
 
 
-def test_the_config_is_named_or_here_or_the_users(tmp_path: Path) -> None:
+def test_the_config_file_is_found_by_flag_variable_folder_and_home_in_this_order(tmp_path: Path) -> None:
     """Contract 2: The config file is the first one of --config, GPUJOB_CONFIG, ./config.yaml and the user's config.
 
     The user's config is $XDG_CONFIG_HOME/gpujob/config.yaml, or ~/.config/gpujob/config.yaml if that is not set.
@@ -148,7 +148,7 @@ def test_the_config_is_named_or_here_or_the_users(tmp_path: Path) -> None:
     assert find_config({"HOME": "/nowhere"}, None, empty) == ""
 
 
-def test_a_named_config_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_named_config_file_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     """P3: A config file that is named but does not exist is a usage error."""
     with pytest.raises(UsageError) as caught:
         load({}, {"HOME": "/h"}, "nosuch.yaml", str(tmp_path))
@@ -166,14 +166,14 @@ def test_a_named_config_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         ("trust_group", "off", False), ("order", "short", "short"), ("aging", "0.5", 0.5), ("cpu_slots", "0", 0),
     ],
 )  # fmt: skip
-def test_texts_are_read_as_what_they_mean(tmp_path: Path, key: str, text: str, value: object) -> None:
+def test_a_text_has_the_same_value_from_each_source(tmp_path: Path, key: str, text: str, value: object) -> None:
     """Contract 2: A text gives the same value from a flag, a variable and the config file."""
     assert getattr(given_by(tmp_path, flags={key: text}).config, key) == value
     assert getattr(given_by(tmp_path, environ={PREFIX + key.upper(): text}).config, key) == value
     assert getattr(given_by(tmp_path, config=f"{key}: '{text}'\n").config, key) == value
 
 
-def test_a_list_in_yaml_is_a_gpu_list(tmp_path: Path) -> None:
+def test_a_yaml_list_is_read_as_a_gpu_list(tmp_path: Path) -> None:
     """Contract 4: A YAML list is accepted as a GPU list; it is sorted, and duplicates are removed."""
     assert given_by(tmp_path, config="gpu_ids: [2, 0, 2]\n").config.gpu_ids == (0, 2)
 
@@ -187,7 +187,7 @@ def test_a_list_in_yaml_is_a_gpu_list(tmp_path: Path) -> None:
         ("trust_group", "perhaps"), ("watch", "always"), ("oom_retries", "-1"),
     ],
 )  # fmt: skip
-def test_a_bad_value_names_its_place_and_key(tmp_path: Path, key: str, text: str) -> None:
+def test_the_error_for_an_invalid_setting_names_its_source_and_key(tmp_path: Path, key: str, text: str) -> None:
     """P3: An invalid value ends with exit code 2, and the error names its source and key."""
     for place, values in (
         (f"--{key.replace('_', '-')}", {"flags": {key: text}}),
@@ -201,14 +201,14 @@ def test_a_bad_value_names_its_place_and_key(tmp_path: Path, key: str, text: str
         (tmp_path / "config.yaml").unlink(missing_ok=True)
 
 
-def test_a_near_miss_is_named(tmp_path: Path) -> None:
+def test_the_error_for_a_misspelt_value_names_the_most_similar_one(tmp_path: Path) -> None:
     """Contract 2: The error for a misspelt value names the most similar valid value."""
     assert "physical" in error_of(tmp_path, flags={"cuda_ids": "physicla"}).do
 
 
 @pytest.mark.parametrize("text", [".inf", "-.inf", ".nan", "true", "[1]", "{a: 1}", "2024-01-01"])
 @pytest.mark.parametrize("key", ["monitor_interval", "aging", "log_dir", "order", "trust_group"])
-def test_yaml_values_of_a_wrong_kind_are_one_error(tmp_path: Path, key: str, text: str) -> None:
+def test_a_yaml_value_of_a_wrong_type_is_an_error(tmp_path: Path, key: str, text: str) -> None:
     """P3: A YAML value of the wrong type is an error with exit code 2. A value whose text is valid is accepted.
 
     For example, `log_dir: 2024-01-01` is the name of a folder.
@@ -229,7 +229,7 @@ def test_yaml_values_of_a_wrong_kind_are_one_error(tmp_path: Path, key: str, tex
     ],
     ids=["inf attempts", "inf gpus", "inf in a list", "-inf retries", "impossible date", "deep nesting", "huge clock"],
 )  # fmt: skip
-def test_a_config_that_no_reader_expects_is_still_one_error(tmp_path: Path, text: str) -> None:
+def test_extreme_values_and_deep_nesting_in_a_config_file_are_an_error(tmp_path: Path, text: str) -> None:
     """P3: Extreme values and deep nesting give a SchedulerError with exit code 2, not a traceback."""
     assert error_of(tmp_path, config=text).exit_code == 2
 
@@ -239,7 +239,7 @@ def test_a_config_that_no_reader_expects_is_still_one_error(tmp_path: Path, text
 )
 @given(text=st.text(max_size=20))
 @examples(40)
-def test_any_text_is_a_value_or_a_usage_error(key: str, text: str) -> None:
+def test_any_text_is_a_valid_setting_value_or_a_usage_error(key: str, text: str) -> None:
     """P3: Any text is either a valid value or raises UsageError that names the source."""
     try:
         read_option(key, text, "x")
@@ -251,7 +251,7 @@ def test_any_text_is_a_value_or_a_usage_error(key: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(("key", "near"), [("gpuz", "gpus"), ("job_file", "jobs_file"), ("kill-grace", "kill_grace")])
-def test_an_unknown_key_names_the_nearest_and_its_line(tmp_path: Path, key: str, near: str) -> None:
+def test_the_error_for_an_unknown_config_key_names_line_and_similar_key(tmp_path: Path, key: str, near: str) -> None:
     """Contract 2: The error for an unknown key names its line and the most similar known key."""
     error = error_of(tmp_path, config=f"# mine\ngpus: 2\n\n{key}: 3\n")
     assert isinstance(error, UsageError)
@@ -259,18 +259,18 @@ def test_an_unknown_key_names_the_nearest_and_its_line(tmp_path: Path, key: str,
     assert near in error.do
 
 
-def test_an_unknown_key_in_quotes_names_its_line_too(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_config_key_in_quotes_names_its_line(tmp_path: Path) -> None:
     """Contract 2: The error for an unknown key in quotes names its line."""
     assert error_of(tmp_path, config='gpus: 2\n\n"gpuz": 3\n').where.endswith(":3")
 
 
-def test_an_unknown_variable_of_ours_names_the_nearest(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_gpujob_variable_names_the_most_similar_one(tmp_path: Path) -> None:
     """Contract 2: The error for an unknown variable with the program's prefix names the most similar variable."""
     error = error_of(tmp_path, environ={f"{PREFIX}GPUZ": "1"})
     assert str(error) == f"{PREFIX}GPUZ: unknown setting; did you mean {PREFIX}GPUS?"
 
 
-def test_a_key_like_no_other_lists_all(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_config_key_without_a_similar_one_lists_all(tmp_path: Path) -> None:
     """Contract 2: The error for an unknown key without a similar known key lists all keys."""
     do = error_of(tmp_path, config="xyzzy: 1\n").do
     assert all(key in do for key in defaults())
@@ -283,7 +283,7 @@ def test_a_key_like_no_other_lists_all(tmp_path: Path) -> None:
     ("text", "line"),
     [("gpus: 2\na: b: c\n", 2), ("gpus: [1\n", 2), ("\tgpus: 1\n", 1), ("gpus: 1\n  x: 2\n", 2), ('a: "\n', 2)],
 )
-def test_text_that_is_no_yaml_names_its_line(tmp_path: Path, text: str, line: int) -> None:
+def test_the_error_for_invalid_yaml_names_its_line(tmp_path: Path, text: str, line: int) -> None:
     """P3: The error for invalid YAML names the line; the exit code is 2."""
     error = error_of(tmp_path, config=text)
     assert error.where == f"{tmp_path / 'config.yaml'}:{line}"
@@ -291,13 +291,13 @@ def test_text_that_is_no_yaml_names_its_line(tmp_path: Path, text: str, line: in
 
 
 @pytest.mark.parametrize("text", ["- gpus\n", "gpus\n", "42\n"])
-def test_yaml_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_config_file_without_a_yaml_mapping_is_refused(tmp_path: Path, text: str) -> None:
     """P3: YAML that is no mapping is refused; the error shows the form `key: value`."""
     assert "key: value" in error_of(tmp_path, config=text).what
 
 
 @pytest.mark.parametrize("text", ["", "# only this\n", "---\n", "\n\n"])
-def test_an_empty_config_changes_nothing(tmp_path: Path, text: str) -> None:
+def test_an_empty_config_file_leaves_all_defaults(tmp_path: Path, text: str) -> None:
     """P3: With an empty config file, every setting has its default."""
     assert set(given_by(tmp_path, config=text).origin.values()) == {"default"}
 
@@ -306,20 +306,20 @@ def test_an_empty_config_changes_nothing(tmp_path: Path, text: str) -> None:
     "value",
     ["!!python/object/apply:os.system ['touch PROOF']", "!!python/object:os.X {}", "!!python/name:os.system", "!x y"],
 )
-def test_yaml_cannot_make_objects(tmp_path: Path, value: str) -> None:
+def test_yaml_tags_in_a_config_file_create_no_objects(tmp_path: Path, value: str) -> None:
     """P9: A YAML tag cannot create Python objects or run code; it is an error."""
     error = error_of(tmp_path, config=f"log_dir: {value.replace('PROOF', str(tmp_path / 'proof'))}\n")
     assert error.exit_code == 2
     assert not (tmp_path / "proof").exists()
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+def test_a_config_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     """P3: A config file that is not UTF-8 is an error with exit code 2."""
     (tmp_path / "config.yaml").write_bytes(b"log_dir: \xff\xfe\n")
     assert error_of(tmp_path).exit_code == 2
 
 
-def test_a_folder_as_config_is_refused(tmp_path: Path) -> None:
+def test_a_folder_as_config_file_is_refused(tmp_path: Path) -> None:
     """P3: A folder given as the config file is a usage error."""
     with pytest.raises(UsageError):
         load({}, {"HOME": "/h"}, str(tmp_path), str(tmp_path))
@@ -329,7 +329,7 @@ def test_a_folder_as_config_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o646])
-def test_a_config_that_everybody_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_config_file_that_all_users_may_write_is_refused(tmp_path: Path, mode: int) -> None:
     """C37, P9: A config file that all users may write is refused with exit code 1; the error shows the fix."""
     (tmp_path / "config.yaml").write_text("gpus: 2\n")
     (tmp_path / "config.yaml").chmod(mode)
@@ -341,7 +341,7 @@ def test_a_config_that_everybody_may_write_is_refused(tmp_path: Path, mode: int)
 
 
 @as_root
-def test_a_config_of_another_user_is_refused(tmp_path: Path) -> None:
+def test_a_config_file_of_another_user_is_refused(tmp_path: Path) -> None:
     """P9: A config file that belongs to another user is refused."""
     (tmp_path / "config.yaml").write_text("trust_group: true\n")
     os.chown(tmp_path / "config.yaml", OTHER, -1)
@@ -349,7 +349,7 @@ def test_a_config_of_another_user_is_refused(tmp_path: Path) -> None:
 
 
 @as_root
-def test_a_config_for_a_group_must_say_so(tmp_path: Path) -> None:
+def test_a_config_file_that_its_group_may_write_is_refused_without_trust_group(tmp_path: Path) -> None:
     """Contract 3, settled details: A config file that its group may write is refused without `trust_group`.
 
     `trust_group` counts only if a flag or a variable sets it.
@@ -374,14 +374,14 @@ def test_a_config_for_a_group_must_say_so(tmp_path: Path) -> None:
 # -- the model table --------------------------------------------------------------------------------------
 
 
-def test_the_model_table_is_read(tmp_path: Path) -> None:
+def test_the_model_table_gives_the_default_and_the_need_of_each_model(tmp_path: Path) -> None:
     """S3.13: The model table gives the default requirement and the requirement of each model."""
     path = tmp_path / "m.json"
     path.write_text('\ufeff{"default_requirement": 0.5, "models": {"a": 2, "b": "2x0.5", "c": 0}}')
     assert model_table(str(path)) == ModelTable("0.5", {"a": "2", "b": "2x0.5", "c": "0"})
 
 
-def test_without_a_model_table_everything_needs_one_gpu(tmp_path: Path) -> None:
+def test_without_a_model_table_every_job_needs_one_gpu(tmp_path: Path) -> None:
     """S3.13: Without a model table, every job requests one GPU."""
     assert model_table(str(tmp_path / "nosuch.json")) == model_table("") == ModelTable("1", {})
 
@@ -390,7 +390,7 @@ def test_without_a_model_table_everything_needs_one_gpu(tmp_path: Path) -> None:
     ("text", "place"),
     [('{"models": {"a": 1}', ":1:20"), ("", ":1:1"), ('{\n "models": {\n "a": x}}', ":3:7"), ("[1,", ":1:4")],
 )
-def test_a_broken_model_table_names_line_and_column(tmp_path: Path, text: str, place: str) -> None:
+def test_the_error_for_an_invalid_json_model_table_names_the_position(tmp_path: Path, text: str, place: str) -> None:
     """C31, P3: The error for invalid JSON names the line and column."""
     path = tmp_path / "m.json"
     path.write_text(text)
@@ -408,7 +408,7 @@ def test_a_broken_model_table_names_line_and_column(tmp_path: Path, text: str, p
     ],
     ids=range(13),
 )  # fmt: skip
-def test_a_model_table_of_another_shape_is_one_error(tmp_path: Path, text: str) -> None:
+def test_the_error_for_an_invalid_model_table_names_the_file(tmp_path: Path, text: str) -> None:
     """C31, P3: JSON that is no valid model table raises one UsageError that names the file."""
     path = tmp_path / "m.json"
     path.write_text(text)
@@ -417,7 +417,7 @@ def test_a_model_table_of_another_shape_is_one_error(tmp_path: Path, text: str) 
     assert str(path) in caught.value.where
 
 
-def test_a_number_of_5000_digits_in_the_model_table_is_one_error(tmp_path: Path) -> None:
+def test_a_number_of_5000_digits_in_the_model_table_is_a_usage_error(tmp_path: Path) -> None:
     """C31, P8: A number of 5000 digits in the model table raises UsageError, which the running daemon survives."""
     path = tmp_path / "m.json"
     path.write_text('{"models": {"a": ' + "9" * 5000 + "}}")
@@ -425,7 +425,7 @@ def test_a_number_of_5000_digits_in_the_model_table_is_one_error(tmp_path: Path)
         model_table(str(path))
 
 
-def test_a_model_table_that_cannot_be_read_is_one_error(tmp_path: Path) -> None:
+def test_an_unreadable_model_table_is_a_usage_error(tmp_path: Path) -> None:
     """C31: A model table that is a folder or no UTF-8 raises UsageError."""
     with pytest.raises(UsageError):
         model_table(str(tmp_path))
@@ -434,7 +434,7 @@ def test_a_model_table_that_cannot_be_read_is_one_error(tmp_path: Path) -> None:
         model_table(str(tmp_path / "m.json"))
 
 
-def test_paths_that_are_not_utf8_are_one_usage_error(tmp_path: Path) -> None:
+def test_a_path_setting_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     """F15: A path that is not UTF-8 is refused when the settings are read, because the store can keep only text."""
     with pytest.raises(UsageError, match="is not UTF-8"):
         load({"log_dir": "/home/jos\udce9/logs"}, {"HOME": str(tmp_path)}, None, str(tmp_path))
@@ -448,7 +448,7 @@ def lines_of(folder: Path, text: str) -> list[str]:
     return [line.replace(f"{folder}/", "") for line in error_of(folder, config=text).lines]
 
 
-def test_every_mistake_is_named_with_its_line(tmp_path: Path) -> None:
+def test_one_error_lists_all_mistakes_of_a_config_file_with_their_lines(tmp_path: Path) -> None:
     """Contract 2, P3: One error lists all mistakes of a config file, each with its line."""
     text = "# mine\nmem_threshold: 8\njob_file: a\ngpus: 2\n\nkill_grace: soon\ngpus: 2\norder: [fifo]\nwatch: {a: 1}\n[1]: 2\n"
     assert lines_of(tmp_path, text) == [
@@ -463,7 +463,7 @@ def test_every_mistake_is_named_with_its_line(tmp_path: Path) -> None:
     assert str(error_of(tmp_path)).endswith("write 0.8 for 80 %; and 6 more mistakes")
 
 
-def test_mistakes_of_flags_variables_and_file_are_named_together(tmp_path: Path) -> None:
+def test_one_error_lists_the_mistakes_of_flags_variables_and_config_file(tmp_path: Path) -> None:
     """S3.1, P3: One error lists the mistakes in all flags, in all variables and in the config file.
 
     It also lists a mistake in a value that a stronger source overrides.
@@ -482,7 +482,7 @@ def test_mistakes_of_flags_variables_and_file_are_named_together(tmp_path: Path)
     ]
 
 
-def test_the_origin_is_the_line(tmp_path: Path) -> None:
+def test_the_origin_of_a_config_value_includes_its_line(tmp_path: Path) -> None:
     """Contract 2: The origin of a value from the config file includes its line number."""
     found = given_by(tmp_path, config="\ufeff# one\r\n\r\naging: 2\r\n? order\r\n: short\r\n")
     assert found.config.aging == 2 and found.config.order == "short"
@@ -503,7 +503,7 @@ def test_the_origin_is_the_line(tmp_path: Path) -> None:
         ("{aging: 2, order: short}", "aging", 2.0), ("log_dir: >\n  a\n", "log_dir", "HERE/a\n"),
     ],
 )  # fmt: skip
-def test_a_value_is_the_text_that_stands_there(tmp_path: Path, text: str, key: str, value: Any) -> None:
+def test_a_config_value_is_read_as_its_literal_text(tmp_path: Path, text: str, key: str, value: Any) -> None:
     """Contract 2: A value is read as the text that the file contains. An empty value and null stand for the default.
 
     YAML itself would convert values such as 010, 3.10 and yes.
@@ -537,7 +537,7 @@ def test_a_value_is_the_text_that_stands_there(tmp_path: Path, text: str, key: s
     ],
     ids=range(19),
 )  # fmt: skip
-def test_what_is_no_config_is_one_clear_line(tmp_path: Path, data: bytes, says: str) -> None:
+def test_the_error_for_an_invalid_config_file_has_line_reason_and_fix(tmp_path: Path, data: bytes, says: str) -> None:
     """P3, S14: Each invalid config file gives an error with its line, a reason and a fix; the exit code is 2."""
     (tmp_path / "config.yaml").write_bytes(data)
     error = error_of(tmp_path)
@@ -552,7 +552,7 @@ def test_s14_yaml_aliases_are_not_expanded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", ["fifo", "folder", "device", "dangling", "loop"])
 @pytest.mark.parametrize("named", [True, False])
-def test_a_config_that_is_no_regular_file_is_refused(tmp_path: Path, make: str, named: bool) -> None:
+def test_a_config_file_that_is_no_regular_file_is_refused_at_once(tmp_path: Path, make: str, named: bool) -> None:
     """P3: A config file that is no regular file is a usage error, and reading it never blocks.
 
     This holds for a file that a flag names and for one that was found in the current folder.
@@ -579,7 +579,7 @@ def test_a_config_that_is_no_regular_file_is_refused(tmp_path: Path, make: str, 
 # -- both gpus and gpu_ids --------------------------------------------------------------------------------
 
 
-def test_the_stronger_of_gpus_and_gpu_ids_counts(tmp_path: Path) -> None:
+def test_the_stronger_source_decides_between_gpus_and_gpu_ids(tmp_path: Path) -> None:
     """Contract 2, 4: Of `gpus` and `gpu_ids`, the one from the stronger source is used.
 
     Two values of the same source must agree.
@@ -604,7 +604,7 @@ def test_the_stronger_of_gpus_and_gpu_ids_counts(tmp_path: Path) -> None:
         ("a: [\n", ""), ("mem_threshold: 9\nmem_threshold: 8\nstate_file: s.json\n", "HERE/s.json"), ("state_file:\nxyzzy: 1\n", ""),
     ],
 )  # fmt: skip
-def test_a_command_finds_its_scheduler_beside_mistakes(tmp_path: Path, text: str, found: str) -> None:
+def test_a_command_finds_the_state_file_in_a_faulty_config_file(tmp_path: Path, text: str, found: str) -> None:
     """P3: A command finds the state file in a config that has other mistakes; the mistakes are returned too."""
     (tmp_path / "config.yaml").write_text(text)
     said, trouble = named_state_file({"HOME": "/h"}, None, str(tmp_path))
@@ -612,7 +612,7 @@ def test_a_command_finds_its_scheduler_beside_mistakes(tmp_path: Path, text: str
     assert (trouble is None) == (text in ("state_file: s.json\n", "aging: 1\n"))
 
 
-def test_where_a_mistake_hides_which_scheduler_is_meant_none_is_taken(tmp_path: Path) -> None:
+def test_a_config_mistake_that_leaves_the_state_file_unknown_is_an_error(tmp_path: Path) -> None:
     """P3: A mistake that leaves the state file unknown raises UsageError, so that no wrong scheduler is used."""
     for text in ("state_file: [1]\n", "a: [\nstate_file: s.json\n", "state_file: ''\n"):
         (tmp_path / "config.yaml").write_text(text)
@@ -647,7 +647,7 @@ def test_where_a_mistake_hides_which_scheduler_is_meant_none_is_taken(tmp_path: 
     ],
     ids=range(12),
 )  # fmt: skip
-def test_i15_c31_a_mistake_in_the_model_table_names_its_line(tmp_path: Path, text: str, says: str) -> None:
+def test_i15_c31_a_model_table_mistake_is_reported_with_line_and_fix(tmp_path: Path, text: str, says: str) -> None:
     """I15, C31, S14: The error for a mistake in the model table names its line, a reason and a fix."""
     path = tmp_path / "m.json"
     path.write_text(text)
@@ -656,7 +656,7 @@ def test_i15_c31_a_mistake_in_the_model_table_names_its_line(tmp_path: Path, tex
     assert str(caught.value).startswith(f"{path}{says}")
 
 
-def test_c31_all_mistakes_of_a_model_table_are_named(tmp_path: Path) -> None:
+def test_c31_one_error_lists_all_mistakes_of_a_model_table(tmp_path: Path) -> None:
     """C31, P3: One error lists all mistakes of the model table, each with its line."""
     path = tmp_path / "m.json"
     path.write_text('{"default": 1,\n"models": {"a": "x",\n"b": null, "c": 0.5}}')
@@ -667,7 +667,7 @@ def test_c31_all_mistakes_of_a_model_table_are_named(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_c31_a_model_table_that_was_there_is_not_taken_for_none(tmp_path: Path) -> None:
+def test_c31_a_required_model_table_that_is_missing_is_an_error(tmp_path: Path) -> None:
     """C31: A missing model table raises UsageError if it is required. A link without a target always raises it."""
     with pytest.raises(UsageError, match="no such model table"):
         model_table(str(tmp_path / "m.json"), needed=True)
@@ -677,7 +677,7 @@ def test_c31_a_model_table_that_was_there_is_not_taken_for_none(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o646])
-def test_c37_a_model_table_that_everybody_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+def test_c37_a_model_table_that_all_users_may_write_is_refused(tmp_path: Path, mode: int) -> None:
     """C37: A model table that all users may write is refused with exit code 1."""
     path = tmp_path / "m.json"
     path.write_text("{}")
@@ -690,7 +690,7 @@ def test_c37_a_model_table_that_everybody_may_write_is_refused(tmp_path: Path, m
 @pytest.mark.parametrize("key", sorted(OPTIONS))
 @given(st.data())
 @examples(40)
-def test_what_config_show_writes_reads_back_the_same(key: str, data: st.DataObject) -> None:
+def test_a_value_written_by_config_show_is_read_back_unchanged(key: str, data: st.DataObject) -> None:
     """Contract 2: A value written by `config show` is read back unchanged from a config file."""
     texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
     value = data.draw(

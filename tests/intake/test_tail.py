@@ -129,7 +129,7 @@ def tick(path: Path | str) -> None:
 # -- appending --------------------------------------------------------------------------------------------
 
 
-def test_appended_lines_come_once_each_with_their_numbers(jobs: Path, reading: Reading) -> None:
+def test_each_appended_line_is_returned_once_with_its_number(jobs: Path, reading: Reading) -> None:
     """S3.10, P2: Each appended line is returned once, with its line number."""
     append(jobs, "a\nb\n")
     assert [(line.number, line.text) for line in reading.all()] == [(1, "a"), (2, "b")]
@@ -138,14 +138,14 @@ def test_appended_lines_come_once_each_with_their_numbers(jobs: Path, reading: R
     assert [(line.number, line.text) for line in reading.all()] == [(3, "c"), (4, ""), (5, "# x"), (6, "d")]
 
 
-def test_an_empty_file_gives_no_line_and_comes_to_rest(jobs: Path, reading: Reading) -> None:
+def test_an_empty_file_gives_no_lines_and_no_second_batch(jobs: Path, reading: Reading) -> None:
     """An empty file gives no lines. After its first batch, `look` returns no further batch."""
     jobs.touch()
     assert reading.settle() == []
     assert reading.look() is None
 
 
-def test_a_batch_that_is_not_accepted_is_given_again(jobs: Path, reading: Reading) -> None:
+def test_a_batch_that_was_not_accepted_is_returned_again(jobs: Path, reading: Reading) -> None:
     """P4: A batch that was not accepted (its transaction failed) is returned again."""
     append(jobs, "a\nb\n")
     first = reading.follower.look(1.0)
@@ -159,7 +159,7 @@ def test_a_batch_that_is_not_accepted_is_given_again(jobs: Path, reading: Readin
     assert third is not None and [line.text for line in third.lines] == ["c"]
 
 
-def test_a_batch_of_a_replaced_file_that_is_not_accepted_is_given_again_as_such(jobs: Path, reading: Reading) -> None:
+def test_a_restart_batch_that_was_not_accepted_is_returned_again_as_a_restart(jobs: Path, reading: Reading) -> None:
     """P2, P4: A restart batch that was not accepted is returned again as a restart."""
     append(jobs, "a\nb\n")
     reading.all()
@@ -172,7 +172,7 @@ def test_a_batch_of_a_replaced_file_that_is_not_accepted_is_given_again_as_such(
         assert [line.text for line in batch.lines] == ["new 1", "new 2"]
 
 
-def test_many_lines_come_in_bounded_batches_that_say_there_is_more(jobs: Path, reading: Reading) -> None:
+def test_a_batch_has_a_maximum_number_of_lines_and_says_if_there_are_more(jobs: Path, reading: Reading) -> None:
     """C16: A batch has at most 512 lines, so that no pass is long. It says whether more lines can be read."""
     append(jobs, "".join(f"line {n}\n" for n in range(1000)))
     batches = []
@@ -184,7 +184,7 @@ def test_many_lines_come_in_bounded_batches_that_say_there_is_more(jobs: Path, r
     assert [line.number for line in reading.lines] == list(range(1, 1001))
 
 
-def test_lines_of_several_chunks_come_whole(jobs: Path, reading: Reading) -> None:
+def test_a_line_longer_than_one_read_is_returned_whole(jobs: Path, reading: Reading) -> None:
     """C20: A line longer than one read is returned whole."""
     texts = ["x" * 1000, "y" * 300_000, "z" * 700_000, "é" * 200_000, "end"]
     append(jobs, "".join(text + "\n" for text in texts))
@@ -192,7 +192,7 @@ def test_lines_of_several_chunks_come_whole(jobs: Path, reading: Reading) -> Non
     assert reading.texts == texts
 
 
-def test_a_file_that_grew_while_nobody_looked_goes_on_where_it_was(jobs: Path, reading: Reading) -> None:
+def test_after_a_restart_only_lines_after_the_mark_are_returned(jobs: Path, reading: Reading) -> None:
     """C40, P2: After a restart of the daemon, only lines after the mark are returned."""
     append(jobs, "a\nb\n")
     reading.all()
@@ -205,7 +205,7 @@ def test_a_file_that_grew_while_nobody_looked_goes_on_where_it_was(jobs: Path, r
 # -- unfinished last lines --------------------------------------------------------------------------------
 
 
-def test_a_partial_line_waits_for_its_newline(jobs: Path, reading: Reading) -> None:
+def test_an_incomplete_last_line_is_not_returned_before_its_newline(jobs: Path, reading: Reading) -> None:
     """S3.11, C01: An incomplete last line is not returned before it is complete or unchanged for 2 seconds."""
     append(jobs, "a\n0,/a")
     reading.all()
@@ -218,7 +218,7 @@ def test_a_partial_line_waits_for_its_newline(jobs: Path, reading: Reading) -> N
     assert [line.text for line in reading.later(0.1)] == ["0,/a.py,,x"]
 
 
-def test_a_partial_line_waits_also_across_a_restart(jobs: Path, reading: Reading) -> None:
+def test_an_incomplete_last_line_waits_again_after_a_restart(jobs: Path, reading: Reading) -> None:
     """C01: After a restart of the daemon, the waiting time of an incomplete last line begins again."""
     append(jobs, "a\n0,/a")
     reading.later(1.9)
@@ -228,7 +228,7 @@ def test_a_partial_line_waits_also_across_a_restart(jobs: Path, reading: Reading
     assert [(line.number, line.text) for line in anew.later(0.1)] == [(2, "0,/a.py")]
 
 
-def test_a_last_line_without_newline_is_taken_when_it_has_stood_two_seconds(jobs: Path, reading: Reading) -> None:
+def test_a_last_line_without_newline_is_returned_after_two_unchanged_seconds(jobs: Path, reading: Reading) -> None:
     """C02: A last line without newline is returned once it is unchanged for 2 seconds."""
     append(jobs, "a\nb")
     reading.all()
@@ -237,7 +237,7 @@ def test_a_last_line_without_newline_is_taken_when_it_has_stood_two_seconds(jobs
     assert reading.later(10) == []
 
 
-def test_a_last_line_without_newline_behind_others_is_looked_at_again_in_time(jobs: Path, reading: Reading) -> None:
+def test_the_next_look_is_due_when_an_incomplete_last_line_is_final(jobs: Path, reading: Reading) -> None:
     """C02: When an incomplete last line follows other lines, the next look is due when that line has its final length.
 
     It counts as final if it is unchanged for ``OPEN_LINE_S`` seconds.
@@ -248,7 +248,7 @@ def test_a_last_line_without_newline_behind_others_is_looked_at_again_in_time(jo
 
 
 @pytest.mark.parametrize("rest", ["  ", "\t", "\ufeff"])
-def test_blanks_behind_the_last_newline_are_the_start_of_the_next_line(jobs: Path, reading: Reading, rest: str) -> None:
+def test_blanks_after_the_last_newline_belong_to_the_next_line(jobs: Path, reading: Reading, rest: str) -> None:
     """C02, P2: Blanks after the last newline are not read as a line; text appended to them is a job."""
     append(jobs, rest if rest == "\ufeff" else f"a\n{rest}")
     reading.all()
@@ -258,7 +258,7 @@ def test_blanks_behind_the_last_newline_are_the_start_of_the_next_line(jobs: Pat
     assert (line.text.strip(), line.problem) == ("b", "")
 
 
-def test_a_replaced_file_that_ends_in_blanks_is_settled(jobs: Path, reading: Reading) -> None:
+def test_a_replaced_file_that_ends_in_blanks_is_read_to_its_end(jobs: Path, reading: Reading) -> None:
     """C07: A replaced file counts as read to its end if only blanks are left."""
     append(jobs, "a\nb\n")
     reading.all()
@@ -268,7 +268,7 @@ def test_a_replaced_file_that_ends_in_blanks_is_settled(jobs: Path, reading: Rea
     assert reading.settled == 1 and not reading.follower.mark.replaying
 
 
-def test_what_only_begins_like_utf16_costs_its_line_alone(jobs: Path, reading: Reading) -> None:
+def test_a_utf16_mark_without_nul_bytes_refuses_only_the_first_line(jobs: Path, reading: Reading) -> None:
     """C13, C11: A file that begins with a UTF-16 mark but has no NUL byte is read; only its first line is refused."""
     jobs.write_bytes(b"\xff\xfe\na\n")
     reading.all()
@@ -277,7 +277,7 @@ def test_what_only_begins_like_utf16_costs_its_line_alone(jobs: Path, reading: R
     ].problem
 
 
-def test_lines_are_given_again_by_their_numbers(jobs: Path, reading: Reading) -> None:
+def test_old_lines_returns_lines_by_number_unless_the_file_was_rewritten(jobs: Path, reading: Reading) -> None:
     """C27: `old_lines` returns the lines with these numbers if they were read before and the file is not rewritten."""
     append(jobs, "a\nb\r\n" + "x" * (LONGEST_LINE + 10) + "\nd\n")
     assert reading.follower.old_lines([1]) is None
@@ -291,7 +291,7 @@ def test_lines_are_given_again_by_their_numbers(jobs: Path, reading: Reading) ->
     assert reading.follower.old_lines([1, 2]) == []
 
 
-def test_a_newline_after_a_taken_last_line_changes_nothing(jobs: Path, reading: Reading) -> None:
+def test_a_newline_after_a_returned_last_line_gives_no_new_line(jobs: Path, reading: Reading) -> None:
     """C02: A newline added to a last line that was already read gives no further line."""
     append(jobs, "a")
     reading.all()
@@ -303,7 +303,7 @@ def test_a_newline_after_a_taken_last_line_changes_nothing(jobs: Path, reading: 
 
 
 @pytest.mark.parametrize("growth", ["xyz\n", "xyz"])
-def test_growth_of_a_taken_last_line_is_reported_and_not_run(jobs: Path, reading: Reading, growth: str) -> None:
+def test_text_added_to_a_returned_last_line_is_reported_and_not_run(jobs: Path, reading: Reading, growth: str) -> None:
     """C02: Text added to a last line that was already read is a problem of that line, not a job."""
     append(jobs, "a\nb")
     reading.all()
@@ -319,7 +319,7 @@ def test_growth_of_a_taken_last_line_is_reported_and_not_run(jobs: Path, reading
     assert [(line.text, line.problem) for line in fresh] == [("c", "")]
 
 
-def test_growth_of_a_taken_last_line_is_reported_also_after_a_restart(jobs: Path, reading: Reading) -> None:
+def test_text_added_to_a_returned_last_line_is_reported_after_a_restart(jobs: Path, reading: Reading) -> None:
     """C02: Text added to a last line that was already read is also reported after a restart of the daemon."""
     append(jobs, "a")
     reading.all()
@@ -334,7 +334,7 @@ def test_growth_of_a_taken_last_line_is_reported_also_after_a_restart(jobs: Path
 # -- deleted, rotated, replaced, rewritten ----------------------------------------------------------------
 
 
-def test_a_missing_file_is_trouble_and_is_read_when_it_appears(jobs: Path, reading: Reading) -> None:
+def test_a_missing_file_is_reported_and_read_once_it_appears(jobs: Path, reading: Reading) -> None:
     """P3: A missing file raises FileTrouble; it is read once it appears."""
     assert "no such file" in reading.trouble()
     append(jobs, "a\n")
@@ -342,7 +342,7 @@ def test_a_missing_file_is_trouble_and_is_read_when_it_appears(jobs: Path, readi
     assert reading.texts == ["a"]
 
 
-def test_a_deleted_file_made_again_is_read_from_its_start(jobs: Path, reading: Reading) -> None:
+def test_a_deleted_and_recreated_file_is_read_from_its_start(jobs: Path, reading: Reading) -> None:
     """C03: A file that was deleted and created again is read from its start."""
     append(jobs, "a\nb\n")
     reading.all()
@@ -354,7 +354,7 @@ def test_a_deleted_file_made_again_is_read_from_its_start(jobs: Path, reading: R
     assert (reading.restarts, reading.settled) == (1, 1)
 
 
-def test_the_unread_rest_of_a_deleted_file_is_read_first(jobs: Path, reading: Reading) -> None:
+def test_unread_lines_of_a_deleted_file_are_returned(jobs: Path, reading: Reading) -> None:
     """C03, P2: Unread lines of a file that was deleted are still returned."""
     append(jobs, "a\n")
     reading.all()
@@ -364,7 +364,7 @@ def test_the_unread_rest_of_a_deleted_file_is_read_first(jobs: Path, reading: Re
     assert "no such file" in reading.trouble()
 
 
-def test_the_rest_of_a_rotated_file_is_read_before_the_new_one(jobs: Path, reading: Reading) -> None:
+def test_unread_lines_of_a_rotated_file_are_returned_before_those_of_the_new_file(jobs: Path, reading: Reading) -> None:
     """C04, P2: Unread lines of a rotated file are returned before those of the new file."""
     append(jobs, "a\n")
     reading.all()
@@ -374,7 +374,7 @@ def test_the_rest_of_a_rotated_file_is_read_before_the_new_one(jobs: Path, readi
     assert [line.text for line in reading.settle()] == ["b", "c"]
 
 
-def test_more_than_a_batch_of_rest_is_read_whole(jobs: Path, reading: Reading) -> None:
+def test_unread_lines_of_a_rotated_file_are_returned_in_several_batches(jobs: Path, reading: Reading) -> None:
     """C04, P2: Unread lines of a rotated file are all returned, also if there are more than one batch holds."""
     append(jobs, "a\n")
     reading.all()
@@ -384,7 +384,7 @@ def test_more_than_a_batch_of_rest_is_read_whole(jobs: Path, reading: Reading) -
     assert [line.text for line in reading.settle()] == [*(str(n) for n in range(600)), "c"]
 
 
-def test_a_file_rotated_while_nobody_looked_is_found_by_its_inode(jobs: Path, reading: Reading) -> None:
+def test_a_file_rotated_while_no_daemon_ran_is_found_by_its_inode(jobs: Path, reading: Reading) -> None:
     """C04, C40, P2: A file that was rotated while no daemon ran is found by its inode and read to its end."""
     append(jobs, "a\n")
     reading.all()
@@ -395,7 +395,7 @@ def test_a_file_rotated_while_nobody_looked_is_found_by_its_inode(jobs: Path, re
     assert [line.text for line in anew.settle()] == ["b", "c"]
 
 
-def test_lines_appended_to_a_moved_file_before_the_new_one_stands_are_read(jobs: Path, reading: Reading) -> None:
+def test_lines_appended_to_a_renamed_file_before_a_new_one_exists_are_returned(jobs: Path, reading: Reading) -> None:
     """C04: Lines that a program appends to the renamed file before the new file exists are returned."""
     append(jobs, "a\n")
     reading.all()
@@ -406,7 +406,7 @@ def test_lines_appended_to_a_moved_file_before_the_new_one_stands_are_read(jobs:
     assert [line.text for line in reading.settle()] == ["late", "c"]
 
 
-def test_a_truncated_and_refilled_file_is_read_anew_once_it_stands(jobs: Path, reading: Reading) -> None:
+def test_a_truncated_and_rewritten_file_is_read_from_its_start_once_unchanged(jobs: Path, reading: Reading) -> None:
     """C05: A file that was truncated and written again is read from its start once it is unchanged."""
     append(jobs, "a\nb\nc\n")
     reading.all()
@@ -419,7 +419,7 @@ def test_a_truncated_and_refilled_file_is_read_anew_once_it_stands(jobs: Path, r
     assert (reading.restarts, reading.settled) == (1, 1)
 
 
-def test_c05_a_replaced_file_is_read_though_lines_never_cease(jobs: Path, reading: Reading) -> None:
+def test_c05_a_replaced_file_is_read_while_lines_are_appended_to_it(jobs: Path, reading: Reading) -> None:
     """C05, P2: The lines of a replaced file are read while a program keeps appending lines to it.
 
     The replay ends when the file no longer changes.
@@ -437,7 +437,7 @@ def test_c05_a_replaced_file_is_read_though_lines_never_cease(jobs: Path, readin
     assert (reading.restarts, reading.settled) == (1, 1) and not reading.follower.mark.replaying
 
 
-def test_truncated_and_refilled_beyond_the_old_end_between_two_looks_is_noticed(jobs: Path, reading: Reading) -> None:
+def test_a_file_rewritten_with_more_bytes_between_looks_is_read_from_its_start(jobs: Path, reading: Reading) -> None:
     """C06, P2: A file rewritten with more bytes than before is read from its start."""
     append(jobs, "a\nb\n")
     reading.all()
@@ -447,7 +447,7 @@ def test_truncated_and_refilled_beyond_the_old_end_between_two_looks_is_noticed(
     assert reading.restarts == 1
 
 
-def test_truncated_and_refilled_while_nobody_looked_is_noticed(jobs: Path, reading: Reading) -> None:
+def test_a_file_rewritten_while_no_daemon_ran_is_read_from_its_start(jobs: Path, reading: Reading) -> None:
     """C06, C40: A file rewritten while no daemon ran is read from its start."""
     append(jobs, "a\nb\n")
     reading.all()
@@ -457,7 +457,7 @@ def test_truncated_and_refilled_while_nobody_looked_is_noticed(jobs: Path, readi
     assert anew.restarts == 1
 
 
-def test_emptied_and_left_empty_is_settled(jobs: Path, reading: Reading) -> None:
+def test_an_emptied_file_gives_a_settled_batch(jobs: Path, reading: Reading) -> None:
     """C05: A file that was emptied gives a settled batch, so that its former lines are dropped."""
     append(jobs, "a\nb\n")
     reading.all()
@@ -468,7 +468,7 @@ def test_emptied_and_left_empty_is_settled(jobs: Path, reading: Reading) -> None
     assert reading.look() is None
 
 
-def test_a_file_that_shrank_and_came_back_the_same_is_not_read_anew(jobs: Path, reading: Reading) -> None:
+def test_a_file_truncated_and_rewritten_with_the_same_text_is_not_read_again(jobs: Path, reading: Reading) -> None:
     """C07: A file that was truncated and then written with the same text is not read again.
 
     An editor that saves in place causes this.
@@ -484,9 +484,7 @@ def test_a_file_that_shrank_and_came_back_the_same_is_not_read_anew(jobs: Path, 
 
 
 @pytest.mark.parametrize("size", [10, CHECKED_WHOLE + 20_000], ids=["small", "large"])
-def test_the_same_size_rewritten_with_its_time_restored_is_found_by_content(
-    jobs: Path, reading: Reading, size: int
-) -> None:
+def test_a_rewrite_that_keeps_size_and_mtime_is_found_by_content(jobs: Path, reading: Reading, size: int) -> None:
     """C39: A rewrite that keeps size and mtime is found.
 
     In a small file the next look finds it, in a large file only a look after `check_whole`.
@@ -504,7 +502,7 @@ def test_the_same_size_rewritten_with_its_time_restored_is_found_by_content(
     assert reading.restarts == 1
 
 
-def test_a_slow_check_of_an_unchanged_file_reads_nothing_anew(jobs: Path, reading: Reading) -> None:
+def test_check_whole_does_not_read_an_unchanged_file_again(jobs: Path, reading: Reading) -> None:
     """C39: `check_whole` does not cause an unchanged file to be read again."""
     jobs.write_text("# pad\n" * 20_000)
     reading.all()
@@ -548,7 +546,7 @@ sys.exit(0 if tried else 77)
 """
 
 
-def test_a_rewrite_within_the_same_clock_tick_as_the_last_look_is_found(tmp_path: Path) -> None:
+def test_a_rewrite_within_one_clock_tick_is_found(tmp_path: Path) -> None:
     """C06, C39: A rewrite that leaves the ctime unchanged, within one tick of the kernel's clock, is found.
 
     File times are as coarse as a tick (4 ms) on ext4 and xfs before Linux 6.13, and on ramfs.
@@ -594,7 +592,7 @@ def _in_place(path: Path) -> None:
 
 
 @pytest.mark.parametrize("save", [_sed, _rename_over, _backup_and_new, _in_place])
-def test_a_save_by_an_editor_gives_all_lines_again_marked_as_such(
+def test_a_save_by_an_editor_returns_all_lines_again_as_a_restart(
     jobs: Path, reading: Reading, save: Callable[[Path], None]
 ) -> None:
     """C07, C08: After a save by an editor all lines are returned again, marked as a restart."""
@@ -609,7 +607,7 @@ def test_a_save_by_an_editor_gives_all_lines_again_marked_as_such(
     assert [(line.number, line.text) for line in reading.all()] == [(5, "e")]
 
 
-def test_a_replay_of_many_batches_is_marked_to_its_end(jobs: Path, reading: Reading) -> None:
+def test_a_replay_of_several_batches_is_marked_to_its_end(jobs: Path, reading: Reading) -> None:
     """C07: A replay of several batches stays marked as such to its end, also across a restart of the daemon."""
     append(jobs, "".join(f"{n}\n" for n in range(700)))
     reading.all()
@@ -626,7 +624,7 @@ def test_a_replay_of_many_batches_is_marked_to_its_end(jobs: Path, reading: Read
     assert not anew.follower.mark.replaying
 
 
-def test_a_file_replaced_again_during_its_replay_starts_over(jobs: Path, reading: Reading) -> None:
+def test_a_file_replaced_during_its_replay_is_read_from_its_start_again(jobs: Path, reading: Reading) -> None:
     """C07: A file that is replaced during its replay is read from its start again."""
     append(jobs, "".join(f"{n}\n" for n in range(700)))
     reading.all()
@@ -644,7 +642,7 @@ def test_a_file_replaced_again_during_its_replay_starts_over(jobs: Path, reading
     assert reading.settled == 1
 
 
-def test_a_file_that_is_rewritten_again_and_again_is_read_when_it_rests(jobs: Path, reading: Reading) -> None:
+def test_a_file_that_is_rewritten_repeatedly_is_read_once_unchanged(jobs: Path, reading: Reading) -> None:
     """C05: A file that is rewritten repeatedly is not read before it is unchanged."""
     append(jobs, "a\nb\n")
     reading.all()
@@ -659,7 +657,7 @@ def test_a_file_that_is_rewritten_again_and_again_is_read_when_it_rests(jobs: Pa
 # -- encodings and odd bytes ------------------------------------------------------------------------------
 
 
-def test_a_byte_order_mark_is_stripped(jobs: Path, reading: Reading) -> None:
+def test_a_byte_order_mark_at_the_start_of_the_file_is_removed(jobs: Path, reading: Reading) -> None:
     """C10: A byte order mark at the start of the file is removed."""
     append(jobs, b"\xef\xbb\xbf0,/a.py\n\xef\xbb\xbfb\n")
     reading.all()
@@ -667,7 +665,7 @@ def test_a_byte_order_mark_is_stripped(jobs: Path, reading: Reading) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le-bom", "utf-16-be-bom"])
-def test_a_utf16_file_is_trouble_and_not_eaten(jobs: Path, reading: Reading, encoding: str) -> None:
+def test_a_utf16_file_is_reported_and_its_mark_does_not_move(jobs: Path, reading: Reading, encoding: str) -> None:
     """C11: A UTF-16 file raises FileTrouble, and its mark does not move; once saved as UTF-8, it is read."""
     bom = {"utf-16": b"", "utf-16-le-bom": b"\xff\xfe", "utf-16-be-bom": b"\xfe\xff"}[encoding]
     jobs.write_bytes(bom + "0,/a.py\n".encode(encoding.removesuffix("-bom")))
@@ -679,7 +677,7 @@ def test_a_utf16_file_is_trouble_and_not_eaten(jobs: Path, reading: Reading, enc
     assert reading.texts == ["0,/a.py"]
 
 
-def test_a_utf16_file_that_was_replaced_by_a_good_one_is_forgotten(jobs: Path, reading: Reading) -> None:
+def test_a_utf8_file_that_replaces_a_utf16_file_is_read(jobs: Path, reading: Reading) -> None:
     """C11, P8: A UTF-8 file that replaces a UTF-16 file is read."""
     jobs.touch()
     reading.all()
@@ -692,7 +690,7 @@ def test_a_utf16_file_that_was_replaced_by_a_good_one_is_forgotten(jobs: Path, r
     assert reading.texts == ["0,/a.py"]
 
 
-def test_invalid_utf8_costs_its_line_alone(jobs: Path, reading: Reading) -> None:
+def test_invalid_utf8_refuses_only_its_own_line(jobs: Path, reading: Reading) -> None:
     """C13: Bytes that are not UTF-8 cause only their own line to be refused."""
     append(jobs, b"a\nb\xff\xfec\nd\n\xff\n")
     lines = reading.all()
@@ -701,7 +699,7 @@ def test_invalid_utf8_costs_its_line_alone(jobs: Path, reading: Reading) -> None
     assert [line.number for line in lines] == [1, 2, 3, 4]
 
 
-def test_a_character_cut_by_a_chunk_is_read_whole(jobs: Path, reading: Reading) -> None:
+def test_a_character_split_between_two_reads_is_decoded_correctly(jobs: Path, reading: Reading) -> None:
     """C13: A character whose bytes arrive in two reads is decoded correctly."""
     append(jobs, b"x\xc3")
     reading.all()
@@ -710,7 +708,7 @@ def test_a_character_cut_by_a_chunk_is_read_whole(jobs: Path, reading: Reading) 
     assert [(line.text, line.problem) for line in reading.lines] == [("xé", "")]
 
 
-def test_windows_line_ends_are_stripped(jobs: Path, reading: Reading) -> None:
+def test_carriage_returns_at_line_ends_are_removed(jobs: Path, reading: Reading) -> None:
     """C09: Carriage returns at line ends are removed."""
     append(jobs, b"a\r\nb\r\n\r\nc\r")
     reading.all()
@@ -718,14 +716,14 @@ def test_windows_line_ends_are_stripped(jobs: Path, reading: Reading) -> None:
     assert reading.texts == ["a", "b", "", "c"]
 
 
-def test_nul_bytes_stay_in_their_line(jobs: Path, reading: Reading) -> None:
+def test_a_nul_byte_stays_in_its_line(jobs: Path, reading: Reading) -> None:
     """C12: A NUL byte stays in its line, which the parser refuses; the following lines are read."""
     append(jobs, b"a\0b\nc\n")
     reading.all()
     assert reading.texts == ["a\0b", "c"]
 
 
-def test_a_ten_megabyte_line_costs_itself_and_little_memory(jobs: Path, reading: Reading) -> None:
+def test_a_line_of_ten_megabytes_is_refused_with_little_memory(jobs: Path, reading: Reading) -> None:
     """C15: A line of 10 MB is refused and needs less than 8 MiB of memory; the following lines are read."""
     with open(jobs, "wb") as stream:
         stream.write(b"a\n")
@@ -750,7 +748,7 @@ def test_a_ten_megabyte_line_costs_itself_and_little_memory(jobs: Path, reading:
     assert reading.texts[2:] == ["b", "c"]
 
 
-def test_an_endless_line_being_written_is_reported_once(jobs: Path, reading: Reading) -> None:
+def test_a_line_that_grows_beyond_the_limit_is_reported_once(jobs: Path, reading: Reading) -> None:
     """C15, P3: A line that grows beyond the limit is reported once, also across restarts of the daemon."""
     lines: list[LineRead] = []
     for _ in range(5):
@@ -765,7 +763,7 @@ def test_an_endless_line_being_written_is_reported_once(jobs: Path, reading: Rea
 # -- links and files that are no plain files --------------------------------------------------------------
 
 
-def test_a_link_to_another_folder_is_followed(tmp_path: Path) -> None:
+def test_a_link_to_a_file_in_another_folder_is_followed(tmp_path: Path) -> None:
     """C35, C07: A symbolic link is followed. This includes a target that was replaced, and a link with a new target."""
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
@@ -813,7 +811,7 @@ def _fifo_link(path: Path) -> None:
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("make", [_fifo, _folder, _dangling, _loop, _device, _fifo_link])
-def test_what_is_no_plain_file_is_trouble_and_never_blocks(
+def test_a_path_that_is_no_regular_file_is_reported_without_blocking(
     jobs: Path, reading: Reading, make: Callable[[Path], None]
 ) -> None:
     """C35: A path that is no plain file raises FileTrouble and never blocks."""
@@ -827,7 +825,7 @@ def test_what_is_no_plain_file_is_trouble_and_never_blocks(
 
 
 @pytest.mark.timeout(20)
-def test_a_watched_file_that_becomes_a_fifo_is_trouble(jobs: Path, reading: Reading) -> None:
+def test_a_watched_file_replaced_by_a_fifo_is_reported(jobs: Path, reading: Reading) -> None:
     """C35: A watched file that is replaced by a FIFO raises FileTrouble."""
     append(jobs, "a\n")
     reading.all()
@@ -840,7 +838,7 @@ def test_a_watched_file_that_becomes_a_fifo_is_trouble(jobs: Path, reading: Read
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o602, 0o646])
-def test_a_file_that_everybody_may_write_is_not_read_until_mended(jobs: Path, reading: Reading, mode: int) -> None:
+def test_a_file_that_all_users_may_write_is_not_read_until_corrected(jobs: Path, reading: Reading, mode: int) -> None:
     """C37, P9: A file that all users may write is not read until its mode is corrected."""
     append(jobs, "a\n")
     jobs.chmod(mode)
@@ -851,7 +849,7 @@ def test_a_file_that_everybody_may_write_is_not_read_until_mended(jobs: Path, re
     assert reading.texts == ["a"]
 
 
-def test_a_file_that_becomes_writable_for_all_is_no_longer_read(jobs: Path, reading: Reading) -> None:
+def test_a_file_that_becomes_writable_for_all_users_is_no_longer_read(jobs: Path, reading: Reading) -> None:
     """C37: The mode is checked at each look: a file that becomes writable for all users is not read."""
     append(jobs, "a\n")
     reading.all()
@@ -863,7 +861,7 @@ def test_a_file_that_becomes_writable_for_all_is_no_longer_read(jobs: Path, read
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_p9_c37_the_rest_of_a_file_that_others_could_write_is_left_out_for_good(
+def test_p9_c37_unread_lines_of_a_renamed_file_that_others_could_write_are_never_returned(
     tmp_path: Path, jobs: Path, reading: Reading, restarted: bool
 ) -> None:
     """If other users could write a file and it was then renamed, its unread lines are never returned.
@@ -892,7 +890,7 @@ def test_p9_c37_the_rest_of_a_file_that_others_could_write_is_left_out_for_good(
     assert not [line.text for line in reader.lines if "stranger" in line.text]
 
 
-def test_c37_what_was_mended_at_its_place_is_read_after_a_move(tmp_path: Path, jobs: Path, reading: Reading) -> None:
+def test_c37_a_file_with_a_corrected_mode_is_read_after_a_rename(tmp_path: Path, jobs: Path, reading: Reading) -> None:
     append(jobs, "a\n")
     reading.all()
     jobs.chmod(0o666)
@@ -906,7 +904,7 @@ def test_c37_what_was_mended_at_its_place_is_read_after_a_move(tmp_path: Path, j
     assert [line.text for line in reading.settle()] == ["c", "d"]
 
 
-def test_p9_the_command_that_mends_a_file_can_be_pasted_whatever_its_name(tmp_path: Path) -> None:
+def test_p9_the_suggested_chmod_command_quotes_any_file_name(tmp_path: Path) -> None:
     """The command in the message quotes the file's name for a shell and fits on one line."""
     for name in ("a $(touch PWNED);b", "a'b", "a\nb"):
         path = tmp_path / name
@@ -932,7 +930,7 @@ def test_a_file_of_another_user_is_not_read(jobs: Path, reading: Reading) -> Non
 
 
 @as_root
-def test_a_group_writable_file_is_read_unless_its_group_has_others(jobs: Path) -> None:
+def test_a_file_that_its_group_may_write_is_refused_if_the_group_has_other_users(jobs: Path) -> None:
     """C37, contract 3, settled details: A file that its group may write is refused if the group has other users.
 
     With `trust_group` it is accepted.
@@ -951,7 +949,7 @@ def test_a_group_writable_file_is_read_unless_its_group_has_others(jobs: Path) -
 
 
 @pytest.mark.parametrize(("mode", "fine"), [(0o777, False), (0o1777, True), (0o755, True), (0o702, False)])
-def test_a_folder_in_which_others_could_replace_the_file_is_refused(tmp_path: Path, mode: int, fine: bool) -> None:
+def test_a_file_in_a_folder_that_other_users_may_write_is_refused(tmp_path: Path, mode: int, fine: bool) -> None:
     """C37, P9: A file is not read if other users may write to its folder, unless the folder is sticky, like /tmp."""
     folder = tmp_path / "open"
     folder.mkdir()
@@ -967,7 +965,7 @@ def test_a_folder_in_which_others_could_replace_the_file_is_refused(tmp_path: Pa
 
 
 @as_root
-def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+def test_a_file_in_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     """C37, P9: A file in a folder that belongs to another user is not read."""
     folder = tmp_path / "theirs"
     folder.mkdir()
@@ -979,7 +977,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
 # -- several writers --------------------------------------------------------------------------------------
 
 
-def test_twenty_writers_at_once_lose_nothing(jobs: Path, reading: Reading) -> None:
+def test_lines_appended_by_twenty_processes_at_once_are_all_read(jobs: Path, reading: Reading) -> None:
     """C19, P2: Lines that 20 processes append at the same time are all read, in the order of each process."""
     jobs.touch()
     code = "import sys\nfor n in range(200):\n    with open(sys.argv[1], 'a') as f: f.write(f'{sys.argv[2]} {n}\\n')\n"
@@ -1013,7 +1011,7 @@ CHUNKS = st.lists(
 
 @given(chunks=CHUNKS, looks=st.lists(st.integers(0, 3), max_size=12), restarts=st.sets(st.integers(0, 11), max_size=3))
 @example(chunks=["a", "\n", "b"], looks=[1, 1, 1], restarts={0, 1, 2})
-def test_appends_in_any_chunks_give_the_files_lines_each_once(
+def test_each_line_is_read_once_however_writes_are_split(
     chunks: list[str], looks: list[int], restarts: set[int]
 ) -> None:
     """P2, S3.11: Each line is read once, however the writes are split and however often the daemon restarts."""
@@ -1047,7 +1045,7 @@ def test_appends_in_any_chunks_give_the_files_lines_each_once(
     looked=st.lists(st.booleans(), min_size=5, max_size=5),
 )
 @examples(60)
-def test_whatever_was_done_to_the_file_its_last_state_is_read_whole(
+def test_after_any_changes_the_last_state_of_a_file_is_read_completely(
     versions: list[list[str]], ways: list[str], looked: list[bool]
 ) -> None:
     """C03-C08, P2: Once the file is unchanged, the lines since the last restart batch are the file's lines."""

@@ -24,7 +24,7 @@ def identity(path: Path, line: str) -> str:
     return identity_of(parsed.spec)
 
 
-def test_after_a_read_error_in_the_middle_the_rest_is_not_taken_for_new_lines(
+def test_lines_of_known_jobs_after_a_read_error_are_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a read error ends the reading of a file, lines of known jobs after the error are not run a second time.

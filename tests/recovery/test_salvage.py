@@ -74,7 +74,7 @@ def layout(places: Places) -> list[tuple[int, str, str]]:
 
 
 @pytest.mark.long
-def test_e02_a_leaf_costs_only_its_rows(places: Places, tmp_path: Path) -> None:
+def test_e02_a_damaged_leaf_page_loses_only_its_rows(places: Places, tmp_path: Path) -> None:
     """E02: A damaged leaf page of the jobs table loses only its own rows; all other rows are read unchanged.
 
     Jobs below a damaged inner page may be lost. The events and the settings are read in any case.
@@ -100,7 +100,7 @@ def _rows_in(data: bytes, page: int) -> int:
 
 @pytest.mark.parametrize("size", [16, 100, PAGE])
 @pytest.mark.parametrize("what", ["zeros", "noise"])
-def test_e01_a_damaged_head_costs_nothing(places: Places, tmp_path: Path, size: int, what: str) -> None:
+def test_e01_a_damaged_first_page_loses_no_row(places: Places, tmp_path: Path, size: int, what: str) -> None:
     """E01: All jobs and settings are read from a store whose first page is damaged.
 
     In the copy that is read, the first page of a new store replaces the damaged one. This works because the tables of
@@ -114,7 +114,7 @@ def test_e01_a_damaged_head_costs_nothing(places: Places, tmp_path: Path, size: 
 
 
 @pytest.mark.parametrize("version", range(1, VERSION))
-def test_e01_a_store_of_an_older_version(places: Places, tmp_path: Path, version: int) -> None:
+def test_e01_jobs_of_a_store_of_an_older_version_are_read(places: Places, tmp_path: Path, version: int) -> None:
     """E01, E14: Jobs of a store of an older version are read, also if its first page is damaged.
 
     They get the defaults of columns that were added later.
@@ -139,7 +139,7 @@ def test_e01_a_store_of_an_older_version(places: Places, tmp_path: Path, version
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_e02_any_noise_is_survived(places: Places, tmp_path: Path, seed: int) -> None:
+def test_e02_reading_a_store_with_random_damage_raises_no_error(places: Places, tmp_path: Path, seed: int) -> None:
     """E02, E03: Reading a store that is overwritten or cut off at random places raises no error."""
     jobs = fill(places, 40, seed)
     dice = random.Random(seed)
@@ -162,7 +162,7 @@ def read_both(places: Places, tmp_path: Path):
     return read_what_is_left(copy, 40), copy
 
 
-def test_e03_everything_from_the_log_of_an_emptied_store(places: Places, tmp_path: Path) -> None:
+def test_e03_a_job_in_the_write_ahead_log_of_an_emptied_store_is_read(places: Places, tmp_path: Path) -> None:
     """E03: A job that is still in the write-ahead log is read although the store's file is empty."""
     database = Database(places, checkpoints=True)
     with database.writing() as connection:
@@ -173,7 +173,7 @@ def test_e03_everything_from_the_log_of_an_emptied_store(places: Places, tmp_pat
     database.close()
 
 
-def test_e05_ids_are_noted_beside_the_store(places: Places) -> None:
+def test_e05_a_store_below_the_recorded_highest_job_id_is_refused(places: Places) -> None:
     """E05: The file with the highest job id does not count jobs of a transaction that failed.
 
     A store whose highest job id is lower than the one in this file is refused.

@@ -60,7 +60,7 @@ def _observed(runner: DirectRunner, number: int) -> list[Observation]:
     return observations
 
 
-def test_a21_a_zombie_of_one_job_is_not_taken_for_another_job(tmp_path: Path) -> None:
+def test_a21_the_zombie_of_one_job_does_not_give_another_job_its_exit_code(tmp_path: Path) -> None:
     """A21, P5: A claimed attempt without a pid does not get the exit code of another job's zombie.
 
     The supervisor was killed between two starts: the first job had ended and was not reaped; the second never ran.
@@ -213,7 +213,7 @@ def test_b02_an_error_after_the_death_of_the_supervisor_loses_no_attempt(
         runner.close()
 
 
-def test_b05_a_cancel_takes_back_a_start_that_was_not_read(tmp_path: Path) -> None:
+def test_b05_a_cancel_withdraws_a_start_that_was_not_read_yet(tmp_path: Path) -> None:
     """B05, P1: A start request that a stopped supervisor has not read yet is withdrawn by a cancel, and never runs."""
     runner = DirectRunner(str(tmp_path), str(tmp_path / "state.json"), dict(os.environ), str(tmp_path / "errors"))
     job = _job(1)

@@ -31,32 +31,32 @@ def told(folder: Path, state: JobState, how: str = "", code: int = 0, boot: str 
 
 
 @pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING])
-def test_a_start_that_failed_for_a_passing_reason_is_tried_again(tmp_path: Path, state: JobState) -> None:
+def test_a_start_that_failed_for_a_temporary_reason_is_shown_as_pending(tmp_path: Path, state: JobState) -> None:
     job, event = told(tmp_path, state, "never", FULL, start_failures=1)
     assert (job.state, job.gpus, job.reason_code) == (JobState.PENDING, (), "backoff")
     assert "No space left on device; next is try 3 of 3; the job starts again when a scheduler runs" in job.reason
     assert event is not None and event.kind == "retry_scheduled"
 
 
-def test_the_last_start_that_failed_and_one_that_would_always_fail_are_the_end(tmp_path: Path) -> None:
+def test_the_last_failed_start_or_a_permanent_failure_is_shown_as_failed(tmp_path: Path) -> None:
     for code, failed in ((FULL, 2), (NO_PROGRAM, 0)):
         job, event = told(tmp_path, JobState.STARTING, "never", code, start_failures=failed)
         assert (job.state, job.outcome, job.finished_at) == (JobState.FAILED, Outcome.COULD_NOT_START, AT)
         assert event is None and job.notes[-1].startswith("could not start: ")
 
 
-def test_a_job_whose_start_was_taken_back_waits(tmp_path: Path) -> None:
+def test_a_job_whose_start_was_withdrawn_is_shown_as_pending_or_cancelled(tmp_path: Path) -> None:
     job, event = told(tmp_path, JobState.STARTING, "never", 0)
     assert (job.state, job.gpus, job.reason_code, event) == (JobState.PENDING, (), "", None)
     job, _ = told(tmp_path, JobState.STOPPING, "never", 0, stop_why="cancelled")
     assert (job.state, job.outcome) == (JobState.CANCELLED, Outcome.CANCELLED)
 
 
-def test_an_ending_that_was_written_down_before_a_reboot_counts(tmp_path: Path) -> None:
+def test_an_end_recorded_before_a_reboot_is_shown(tmp_path: Path) -> None:
     job, _ = told(tmp_path, JobState.RUNNING, "exit", 0, boot="another")
     assert (job.state, job.exit_code) == (JobState.DONE, 0)
 
 
-def test_a_record_without_an_ending_changes_nothing(tmp_path: Path) -> None:
+def test_a_record_without_an_end_changes_no_shown_state(tmp_path: Path) -> None:
     job, event = told(tmp_path, JobState.RUNNING)
     assert (job.state, job.gpus, event) == (JobState.RUNNING, (0,), None)

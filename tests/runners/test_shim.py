@@ -93,7 +93,7 @@ def alone(tmp_path: Path) -> Iterator[Alone]:
 # -- claiming, and starts that fail -----------------------------------------------------------------------
 
 
-def test_a_claimed_record_is_left_alone(alone: Alone, tmp_path: Path) -> None:
+def test_the_shim_starts_nothing_if_the_record_exists_already(alone: Alone, tmp_path: Path) -> None:
     """P1: A shim that finds the attempt record created by another process starts nothing."""
     (tmp_path / "1.1").write_text("somebody's")
     assert alone.run("/bin/sh", "-c", "touch ran") == 0
@@ -195,7 +195,7 @@ def test_ctrl_backslash_ends_the_job_by_sigquit(bench: ScreenBench) -> None:
     assert bench.until(Ended).signal == signal.SIGQUIT
 
 
-def test_ctrl_c_may_be_caught(bench: ScreenBench) -> None:
+def test_a_job_that_catches_ctrl_c_ends_with_its_own_exit_code(bench: ScreenBench) -> None:
     """A job that catches Ctrl-C ends with its own exit code."""
     started = run(bench, 1, "/bin/sh", "-c", "trap 'echo tidy; exit 5' INT; echo set; while :; do sleep 0.05; done")
     bench.wait(lambda: "set" in bench.text(1), "the trap")
@@ -259,7 +259,7 @@ IGNORES = "import signal,os,sys,time; signal.signal(1, signal.SIG_IGN); print('s
     ids=["default", "caught-0", "caught-7", "ignored-0", "ignored-8"],
 )
 @pytest.mark.parametrize("number", [0, signal.SIGTERM, signal.SIGKILL], ids=["quit", "TERM", "KILL"])
-def test_the_end_of_its_session_is_no_success(
+def test_a_job_whose_session_was_ended_from_outside_has_failed(
     bench: ScreenBench, program: str, how: tuple[int | None, int | None], number: int
 ) -> None:
     """J03, J04, S3.23: A job whose session was ended from outside has failed, even if it exits with 0."""
@@ -283,7 +283,7 @@ def test_the_end_of_its_session_is_no_success(
     assert attempt_record.read(bench.record(1)).how == "hangup"
 
 
-def test_a_shim_that_exits_is_no_process_that_its_job_left(bench: ScreenBench) -> None:
+def test_an_exiting_shim_is_not_a_leftover_process(bench: ScreenBench) -> None:
     """The shim of a screen session does not count as a leftover process of a job while it exits.
 
     It looks like one then: it is a child of the daemon, and its environment is empty.
@@ -304,7 +304,7 @@ def test_a_shim_that_exits_is_no_process_that_its_job_left(bench: ScreenBench) -
         shim.wait()
 
 
-def test_leftovers_are_held_for_their_own_job(bench: ScreenBench) -> None:
+def test_a_leftover_process_is_reported_only_for_its_own_job(bench: ScreenBench) -> None:
     """S3.35: A leftover process is reported only for its own job, also if another job ends at the same moment."""
     children = [subprocess.Popen(["/bin/sleep", "600"], env={}) for _ in range(2)]
     orphan_env = {"GPUJOB_ID": "2", "GPUJOB_ATTEMPT": "1", "GPUJOB_STATE_FILE": bench.runner.state_file}
@@ -356,7 +356,7 @@ def test_the_runner_reads_the_exit_code_of_a_job_whose_shim_was_killed(
     assert (ended.exit_code, ended.signal) == how and ended.note.startswith(HUNG_UP)
 
 
-def test_shim_killed_and_its_job_over_before_the_runner_saw_it_begin(bench: ScreenBench) -> None:
+def test_the_exit_code_is_read_even_if_shim_and_job_end_before_the_start_was_seen(bench: ScreenBench) -> None:
     """The runner reads the exit code even if shim and job end before the runner has seen the job start."""
     bench.start(1, "/bin/sh", "-c", "trap '' HUP; touch up; while [ ! -e go ]; do sleep 0.02; done; exit 9")
 
@@ -398,7 +398,7 @@ def test_a_stopped_job_gets_sighup(bench: ScreenBench) -> None:
     assert (ended.signal, ended.note) == (signal.SIGHUP, HUNG_UP)
 
 
-def test_output_arrives_byte_for_byte_but_for_line_ends(bench: ScreenBench) -> None:
+def test_the_log_has_the_unchanged_bytes_of_a_job_except_line_ends(bench: ScreenBench) -> None:
     """The log has the job's bytes unchanged, except that the terminal adds a carriage return to line ends."""
     data = bytes(range(1, 256)) + b"a\tb\x1b[31mred\x1b[0m\x1b]0;title\x07\n"
     (bench.folder / "data").write_bytes(data)
@@ -448,7 +448,7 @@ def test_a_job_has_the_signal_handling_that_a_shell_gives(bench: ScreenBench) ->
     assert int(words["SigIgn"], 16) & 0x7FFFFFFF == 0  # the C library uses signals 32 and 33
 
 
-def test_a_job_inherits_no_descriptor_of_runner_or_screen(bench: ScreenBench) -> None:
+def test_a_job_inherits_no_descriptor_of_the_runner_or_screen(bench: ScreenBench) -> None:
     """A job inherits no descriptor of screen, of the runner or of the runner's parent."""
     leak = os.open(os.devnull, os.O_RDONLY)
     os.set_inheritable(leak, True)
@@ -464,7 +464,7 @@ def test_a_job_inherits_no_descriptor_of_runner_or_screen(bench: ScreenBench) ->
 
 
 @pytest.mark.parametrize("umask", [0o002, 0o022, 0o077])
-def test_umask_is_the_runners_or_the_jobs_own(bench: ScreenBench, umask: int) -> None:
+def test_a_job_gets_the_umask_of_the_runner_or_its_own(bench: ScreenBench, umask: int) -> None:
     old = os.umask(umask)
     try:
         bench.start(1, "/bin/sh", "-c", "umask")
@@ -477,7 +477,7 @@ def test_umask_is_the_runners_or_the_jobs_own(bench: ScreenBench, umask: int) ->
     assert (bench.folder / "logs" / "1.1.log").stat().st_mode & 0o777 == 0o600
 
 
-def test_environment_is_the_base_the_changes_and_the_terminal(tmp_path: Path) -> None:
+def test_a_job_gets_the_base_environment_its_changes_and_the_terminal_variables(tmp_path: Path) -> None:
     """A job's environment is the base environment, the job's changes, and the variables of its terminal session."""
     foreign = {"STY": "1.other", "WINDOW": "7", "TERMCAP": "junk", "LINES": "9", "COLUMNS": "9", "TERM": "vt52"}
     with screen_bench(tmp_path, **foreign, MINE="a=b\nc", GPUJOB_CRASH_AT="") as bench:
@@ -491,7 +491,7 @@ def test_environment_is_the_base_the_changes_and_the_terminal(tmp_path: Path) ->
         assert found == wanted
 
 
-def test_base_may_hold_what_screen_itself_is_run_with(tmp_path: Path) -> None:
+def test_a_job_gets_sysscreenrc_from_the_base_environment(tmp_path: Path) -> None:
     """A job gets SYSSCREENRC with the value from the base environment, which differs from that of its screen session.
 
     GPUJOB_SESSION is never passed to a job: it marks processes that belong to no job.
@@ -501,7 +501,7 @@ def test_base_may_hold_what_screen_itself_is_run_with(tmp_path: Path) -> None:
         assert bench.whole(1) == "/theirs-\n"
 
 
-def test_stored_environment_alone_is_used(bench: ScreenBench) -> None:
+def test_a_job_with_a_stored_environment_gets_no_base_variables(bench: ScreenBench) -> None:
     stored = bench.folder / "environment"
     stored.write_bytes(b"PATH=/usr/bin:/bin\0TERM=dumb\0STY=no\0LINES=3\0MINE=1")
     run(bench, 1, *python("import os; print(ascii(dict(os.environ)))"), env_file=str(stored))
@@ -518,7 +518,7 @@ def test_secrets_of_the_job_are_not_in_the_environment_of_screen(bench: ScreenBe
     assert b"TOKEN=hush" in environment_of(started.process.pid)
 
 
-def test_f08_many_jobs_leave_no_descriptor_and_no_file(bench: ScreenBench) -> None:
+def test_f08_sessions_and_failed_starts_leave_no_descriptor_and_no_file(bench: ScreenBench) -> None:
     """F08 for the runner: 60 sessions and 20 failed starts leave no descriptor and no file."""
     bench.start(1, "/bin/true")
     bench.until(Ended, 1)
@@ -537,13 +537,13 @@ def test_f08_many_jobs_leave_no_descriptor_and_no_file(bench: ScreenBench) -> No
     assert os.listdir(bench.folder / "sessions") == ["screenrc"]
 
 
-def test_f01_a_full_disk_gives_the_attempt_back(alone: Alone, tmp_path: Path) -> None:
+def test_f01_on_a_full_disk_the_shim_removes_the_record_and_starts_nothing(alone: Alone, tmp_path: Path) -> None:
     """F01: If the record cannot be written, the shim removes it and starts nothing. The attempt can then be retried."""
     assert alone.run("/bin/sh", "-c", "touch ran", before=["prlimit", "--fsize=100"]) == 1
     assert not (tmp_path / "ran").exists() and not (tmp_path / "1.1").exists()
 
 
-def test_a_missing_folder_is_made_again(alone: Alone, tmp_path: Path) -> None:
+def test_a_missing_folder_of_a_record_is_created(alone: Alone, tmp_path: Path) -> None:
     path = tmp_path / "attempts" / "1.1"
     assert alone.run("/bin/sh", "-c", "exit 5", record=str(path)) == 0
     assert attempt_record.read(str(path)).code == 5 and path.parent.stat().st_mode & 0o777 == 0o700

@@ -56,7 +56,10 @@ def unpacked(path: Path) -> bytes:
 # -- no log, stderr log, packed log -----------------------------------------------------------------------
 
 
-def test_s4_13_s4_16_no_log_and_errors_apart(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
+def test_s4_13_s4_16_stderr_can_have_its_own_log_and_output_can_be_discarded(
+    daemon: FakeDaemon,
+    tmp_path: Path,  # noqa: F811
+) -> None:
     """S4.13, S4.16: stderr can have a separate, private log; without a log the output is discarded."""
     apart = str(tmp_path / "1.log.e")
     daemon.send(daemon.start(1, "/bin/sh", "-c", "echo out; echo err >&2; exit 3", streams=(apart, "", None)))
@@ -95,7 +98,10 @@ def test_s4_14_a_compressed_log_is_complete_when_the_ending_is_reported(daemon: 
 
 
 @QUICK
-def test_s4_14_leftover_processes_delay_the_ending_only_for_a_moment(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
+def test_s4_14_leftover_processes_delay_the_report_of_the_end_only_up_to_a_limit(
+    daemon: FakeDaemon,
+    tmp_path: Path,  # noqa: F811
+) -> None:
     """S4.14: A leftover process that holds a packed log open delays the report of the end only up to a limit.
 
     Output that it writes later is still in the log.
@@ -134,7 +140,7 @@ def test_s4_14_a_killed_compressor_loses_only_the_rest_of_the_log(daemon: FakeDa
     assert unpacked(tmp_path / "2.log") == b"fine\n"
 
 
-def test_s4_14_without_a_packer_nothing_starts_and_the_log_says_why(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811  # noqa: F811
+def test_s4_14_without_gzip_no_job_starts_and_the_log_contains_the_reason(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811  # noqa: F811
     """S4.14: If gzip or the command cannot be started, the log contains the reason.
 
     The log is plain text if gzip did not start, and packed otherwise.
@@ -254,7 +260,7 @@ def test_s4_17_a_job_gets_the_descriptors_of_its_caller(
     assert (tmp_path / "4.log").read_text() == "4\n"  # the next job reads nothing
 
 
-def test_s4_17_a_long_path_and_no_descriptor_left_over(
+def test_s4_17_a_long_socket_path_works_and_leaves_no_descriptor_open(
     daemon: FakeDaemon, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int]  # noqa: F811
 ) -> None:  # fmt: skip
     """S4.17, F08: The path of the caller's socket may exceed 107 bytes; the supervisor leaves no descriptor open."""
@@ -326,7 +332,7 @@ class TooMany(Caller):
 @pytest.mark.parametrize(
     ("kind", "number"), [(Silent, errno.ETIMEDOUT), (Empty, errno.ECONNRESET), (TooMany, errno.ECONNRESET)]
 )
-def test_s4_17_a_caller_that_gives_nothing_or_nonsense_holds_up_no_other_job(
+def test_s4_17_a_caller_that_passes_wrong_descriptors_delays_no_other_job(
     daemon: FakeDaemon, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int], kind: type[Caller], number: int  # noqa: F811
 ) -> None:  # fmt: skip
     """S4.17, F08: If a caller passes no or wrong descriptors, only its job fails, and no descriptor stays open."""
@@ -344,7 +350,7 @@ def test_s4_17_a_caller_that_gives_nothing_or_nonsense_holds_up_no_other_job(
 
 
 @QUICK
-def test_s4_17_a_stopped_caller_is_given_up_after_a_limit(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
+def test_s4_17_a_start_fails_if_its_caller_stays_stopped(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
     """S4.17: If the caller is stopped and does not continue in time, the start of its job fails.
 
     When the caller continues, a later job gets its stdin.
@@ -382,7 +388,7 @@ def test_s4_17_a_stopped_caller_is_given_up_after_a_limit(daemon: FakeDaemon, tm
         process.stdout.close()
 
 
-def test_s4_17_without_a_daemon_the_supervisor_still_gets_the_callers_stdin(
+def test_s4_17_a_supervisor_without_a_daemon_passes_stdin_of_the_caller_to_the_job(
     daemon: FakeDaemon, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int]  # noqa: F811
 ) -> None:  # fmt: skip
     """S4.17, P6: A supervisor whose daemon has died still starts a foreground job with the caller's stdin."""
@@ -402,7 +408,7 @@ def bench(tmp_path: Path) -> Iterator[DirectBench]:
         yield made
 
 
-def test_s4_14_b02_a_supervisor_killed_with_a_packer_alive(bench: DirectBench) -> None:
+def test_s4_14_b02_the_gzip_of_a_dead_supervisor_is_neither_a_job_nor_a_leftover(bench: DirectBench) -> None:
     """S4.14, B02: The gzip of a dead supervisor is mistaken neither for a job nor for a leftover process."""
     hold, other = bench.folder / "hold", bench.folder / "other"
     hold.touch()
@@ -432,7 +438,7 @@ def test_s4_14_b02_a_supervisor_killed_with_a_packer_alive(bench: DirectBench) -
     assert gzip.decompress(bench.raw(1)) == b"begun\nover\n"
 
 
-def test_s4_17_a_caller_that_is_gone_is_said_in_words(bench: DirectBench) -> None:
+def test_s4_17_an_ended_caller_is_reported_in_words(bench: DirectBench) -> None:
     """S4.17: If the caller of a foreground job has ended, the start fails, is not retried, and is reported in words."""
     gone = Streams(caller=(os.getpid(), ticks_of(os.getpid()), str(bench.folder / "nobody")))
     bench.start(1, "/bin/true", streams=gone)

@@ -106,7 +106,7 @@ def wait_ended(path: Path) -> attempt_record.AttemptRecord:
     raise AssertionError(f"{path}: {attempt_record.read(str(path))}")
 
 
-def test_starts_sent_by_a_dead_daemon_are_carried_out(daemon: FakeDaemon, tmp_path: Path) -> None:
+def test_start_requests_of_a_dead_daemon_are_carried_out(daemon: FakeDaemon, tmp_path: Path) -> None:
     """The supervisor carries out all start requests of a dead daemon.
 
     If the daemon has not read all answers, the supervisor reads ECONNRESET before the end of file.
@@ -134,7 +134,7 @@ def test_b01_signals_do_not_end_the_supervisor(daemon: FakeDaemon, tmp_path: Pat
     assert daemon.ends(1) == {"1.1": ("exit", 5)}
 
 
-def test_f08_no_descriptor_is_left_over(daemon: FakeDaemon, tmp_path: Path) -> None:
+def test_f08_jobs_and_failed_starts_leave_no_descriptor_in_the_supervisor(daemon: FakeDaemon, tmp_path: Path) -> None:
     """F08: 300 jobs and 100 failed starts leave no open file in the supervisor."""
     folder = f"/proc/{daemon.process.pid}/fd"
     daemon.send(daemon.start(1, "/bin/true"))
@@ -149,7 +149,7 @@ def test_f08_no_descriptor_is_left_over(daemon: FakeDaemon, tmp_path: Path) -> N
     assert len(os.listdir(folder)) == before
 
 
-def test_many_jobs_need_no_descriptor_each(daemon: FakeDaemon, tmp_path: Path) -> None:
+def test_running_jobs_add_no_descriptors_to_the_supervisor(daemon: FakeDaemon, tmp_path: Path) -> None:
     """S2.3 in part: Running jobs add no open files to the supervisor."""
     hold = tmp_path / "hold"
     hold.touch()
@@ -171,14 +171,14 @@ def test_many_jobs_need_no_descriptor_each(daemon: FakeDaemon, tmp_path: Path) -
     assert len(daemon.ends(300)) == 300
 
 
-def test_existing_record_is_taken(daemon: FakeDaemon, tmp_path: Path) -> None:
+def test_the_supervisor_starts_nothing_if_the_record_exists_already(daemon: FakeDaemon, tmp_path: Path) -> None:
     (tmp_path / "1.1").write_text("somebody's")
     daemon.send(daemon.start(1, "/bin/sh", "-c", "touch ran"))
     assert marshal.loads(daemon.socket.recv(1 << 20)) == [("taken", "1.1")]
     assert not (tmp_path / "ran").exists() and (tmp_path / "1.1").read_text() == "somebody's"
 
 
-def test_p8_fifos_and_huge_files_hold_up_no_other_job(daemon: FakeDaemon, tmp_path: Path) -> None:
+def test_p8_fifos_and_huge_files_delay_no_other_job(daemon: FakeDaemon, tmp_path: Path) -> None:
     """A FIFO at the path of a log, environment or record, or a huge environment, delays no other job."""
     with open(tmp_path / "huge", "wb") as stream:
         stream.truncate(1 << 40)
@@ -202,7 +202,7 @@ def test_p8_fifos_and_huge_files_hold_up_no_other_job(daemon: FakeDaemon, tmp_pa
     assert not flags & os.O_NONBLOCK  # the job's stdout stays in blocking mode
 
 
-def test_f04_log_folder_is_made_again(daemon: FakeDaemon, tmp_path: Path) -> None:
+def test_f04_a_missing_log_folder_is_created(daemon: FakeDaemon, tmp_path: Path) -> None:
     """F04: A missing log folder is created."""
     job = list(daemon.start(1, "/bin/echo", "there"))
     job[4] = str(tmp_path / "logs" / "1.log")
@@ -212,7 +212,7 @@ def test_f04_log_folder_is_made_again(daemon: FakeDaemon, tmp_path: Path) -> Non
     assert (tmp_path / "logs").stat().st_mode & 0o777 == 0o700
 
 
-def test_f01_the_ending_fits_on_a_full_disk(daemon: FakeDaemon, tmp_path: Path) -> None:
+def test_f01_the_end_of_a_job_fits_into_its_record_on_a_full_disk(daemon: FakeDaemon, tmp_path: Path) -> None:
     """F01: The record has its final size before the command ends, so that the ending fits on a full disk."""
     daemon.send(daemon.start(1, "/bin/sh", "-c", "sleep 0.2; exit 44"))
     end = time.monotonic() + LIMIT_S
@@ -239,13 +239,13 @@ def test_a_record_that_cannot_be_written_is_removed(daemon: FakeDaemon, tmp_path
     assert daemon.ends(1) == {"1.1": ("exit", 4)} and not (tmp_path / "ran").exists()
 
 
-def test_checksum_is_the_same_on_both_sides() -> None:
+def test_supervisor_and_package_compute_the_same_checksum() -> None:
     for text in (b"", b"exit 0 at 1", b"signal 9 at 123456789"):
         assert supervisor_file.checksum(text) == attempt_record.checksum(text)
     assert (supervisor_file.PID_AT, supervisor_file.END_AT) == (attempt_record.PID_AT, attempt_record.END_AT)
 
 
-def test_the_recorded_start_time_is_that_of_the_process(daemon: FakeDaemon, tmp_path: Path) -> None:
+def test_the_recorded_start_time_equals_the_one_in_proc(daemon: FakeDaemon, tmp_path: Path) -> None:
     """The start time in a record equals the one in /proc, even if the supervisor took it from the clock."""
     numbers = range(1, 151)
     daemon.send(*(daemon.start(n, "/bin/sleep", "600") for n in numbers))

@@ -157,7 +157,7 @@ def test_each_falsified_history_is_detected(doctor: Callable[[History], None], s
     assert any(one.startswith(said) for one in judge(history)), judge(history)
 
 
-def test_jobs_whose_end_nobody_can_know_may_be_lost() -> None:
+def test_the_judge_accepts_jobs_that_may_be_lost() -> None:
     """P5: The judge accepts a lost job if its supervisor and the daemon were killed at about the same time.
 
     It also accepts a job from a line that a full disk cut off, and an acknowledged line that was refused.
@@ -176,7 +176,7 @@ def test_jobs_whose_end_nobody_can_know_may_be_lost() -> None:
     assert judge(history) == []
 
 
-def test_a_job_whose_shim_was_killed_while_starting_it_may_be_lost() -> None:
+def test_the_judge_accepts_a_lost_job_if_its_shim_was_killed_at_the_start() -> None:
     """J10: If a shim was killed before it recorded the start of its job, the judge accepts that this job is lost.
 
     It accepts neither another lost job nor another reason of the loss.
@@ -196,7 +196,7 @@ def test_a_job_whose_shim_was_killed_while_starting_it_may_be_lost() -> None:
     assert judge(history)
 
 
-def test_a_job_whose_shim_was_killed_may_end_by_sighup() -> None:
+def test_the_judge_accepts_an_end_by_sighup_if_the_shim_was_killed() -> None:
     """B02: The judge accepts that a job ends by SIGHUP if its shim was killed."""
     history = good()
     a_hangup_with_no_shim_killed(history)
@@ -204,7 +204,7 @@ def test_a_job_whose_shim_was_killed_may_end_by_sighup() -> None:
     assert judge(history) == []
 
 
-def test_a_history_is_read_back_unchanged(tmp_path: Path) -> None:
+def test_a_saved_history_is_read_back_unchanged(tmp_path: Path) -> None:
     """A history that was saved is read unchanged, and can be judged again."""
     history = good()
     history.save(tmp_path / "history.json")

@@ -22,7 +22,7 @@ def looks(feed: Changes, number: int) -> tuple[list[int], int]:
     return list(chain(*found)), max(map(len, found))
 
 
-def test_all_jobs_of_a_long_queue_that_end_at_once_are_returned_once(tmp_path: Path) -> None:
+def test_each_job_of_a_long_queue_that_ends_at_once_is_returned_once(tmp_path: Path) -> None:
     """If all jobs of a long queue are cancelled together, the following looks return each of them once.
 
     Each look returns a limited number of them.

@@ -53,9 +53,7 @@ def daemon(places: Places, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate(timeout=30)
 
 
-def test_a_second_daemon_is_refused_and_told_the_pid_of_the_first(
-    places: Places, daemon: subprocess.Popen[str]
-) -> None:
+def test_a_second_daemon_is_refused_with_the_pid_of_the_first(places: Places, daemon: subprocess.Popen[str]) -> None:
     """S3.37: A second daemon is refused with a message that names the pid of the first one, and changes nothing."""
     assert daemon_alive(places)
     with pytest.raises(SchedulerError) as caught:
@@ -99,7 +97,7 @@ def test_checking_for_a_daemon_leaves_no_descriptor_or_lock(places: Places, daem
     assert len(os.listdir("/proc/self/fd")) <= before  # garbage collection may close other descriptors
 
 
-def test_checks_do_not_prevent_a_start(places: Places) -> None:
+def test_checks_for_a_daemon_do_not_prevent_a_start(places: Places) -> None:
     """H: A check for a living daemon holds the lock for a moment.
 
     A daemon that starts meanwhile waits and then starts.
@@ -147,13 +145,13 @@ def test_an_unreadable_daemon_json_is_ignored(places: Places, text: str) -> None
     daemon_lock.leave()
 
 
-def test_a_daemon_json_with_invalid_utf8_is_ignored(places: Places) -> None:
+def test_a_daemon_json_that_is_not_utf8_is_ignored(places: Places) -> None:
     """D: A `daemon.json` that is not UTF-8 counts as empty."""
     Path(places.daemon_info).write_bytes(b"\xff\xfe")
     assert holder(places) == {}
 
 
-def test_a_live_scheduler_can_be_found_and_a_dead_one_is_not(
+def test_the_register_lists_running_schedulers_only(
     places: Places, tmp_path: Path, daemon: subprocess.Popen[str]
 ) -> None:
     """Contract 2: A running scheduler is found in the register; ended schedulers and invalid entries are ignored."""
@@ -173,14 +171,14 @@ def test_a_live_scheduler_can_be_found_and_a_dead_one_is_not(
     assert registered(environ) == []
 
 
-def test_a_missing_register_folder_is_ignored(tmp_path: Path) -> None:
+def test_a_register_that_cannot_be_written_does_not_prevent_a_start(tmp_path: Path) -> None:
     """P8: If the register cannot be written, the scheduler runs. Commands find it then only with --state-file."""
     (tmp_path / "gpujob").touch()
     assert register({"XDG_RUNTIME_DIR": str(tmp_path)}, "/x.json") == ""
     assert registered({"XDG_RUNTIME_DIR": str(tmp_path)}) == []
 
 
-def test_the_register_is_private(tmp_path: Path) -> None:
+def test_the_register_has_private_modes(tmp_path: Path) -> None:
     """P9: At umask 000 the register's folder has mode 0700, and its files 0600."""
     old = os.umask(0)
     try:
@@ -215,7 +213,7 @@ def test_a17_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> 
     daemon_lock.leave()
 
 
-def test_a_pipe_in_place_of_daemon_json_does_not_block(tmp_path: Path) -> None:
+def test_a_fifo_at_the_path_of_daemon_json_does_not_block(tmp_path: Path) -> None:
     places = Places(str(tmp_path / "state.json"))
     places.make()
     os.mkfifo(places.daemon_info)

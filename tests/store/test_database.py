@@ -90,7 +90,7 @@ print(oct(os.stat(places.state_file).st_mode & 0o777), "state")
 
 
 @pytest.mark.parametrize("mask", ["0", "077", "022", "0777"])
-def test_everything_is_private_and_usable_at_any_umask(places: Places, mask: str) -> None:
+def test_files_of_the_scheduler_are_private_at_any_umask(places: Places, mask: str) -> None:
     """P9: At any umask the scheduler's folders have mode 0700, and its files, also the write-ahead log, 0600."""
     modes = dict(reversed(line.split(maxsplit=1)) for line in done(python(_MAKE, places.state_file, mask)).splitlines())
     assert {"store.db", "store.db-wal", "store.db-shm", "store.lock", "daemon.lock", "daemon.json", "wakeup"} <= set(
@@ -134,7 +134,7 @@ def test_no_file_of_the_state_folder_is_opened_through_a_link(places: Places, tm
     assert not (tmp_path / "victim").exists()
 
 
-def test_a_state_folder_is_made_private(places: Places) -> None:
+def test_a_state_folder_that_other_users_can_enter_is_made_private(places: Places) -> None:
     """P9: A state folder that other users can enter gets mode 0700."""
     os.mkdir(places.state_dir)
     os.chmod(places.state_dir, 0o777)
@@ -142,7 +142,7 @@ def test_a_state_folder_is_made_private(places: Places) -> None:
     assert stat.S_IMODE(os.stat(places.state_dir).st_mode) == 0o700
 
 
-def test_making_a_private_folder_leaves_the_umask_alone(tmp_path: Path) -> None:
+def test_creating_a_private_folder_does_not_change_the_umask(tmp_path: Path) -> None:
     """P9: Creating a private folder does not change the umask."""
     old = os.umask(0o027)
     try:
@@ -186,7 +186,7 @@ def _digest(path: str) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-def test_e13_a_store_of_a_newer_version_is_refused_and_left_untouched(places: Places) -> None:
+def test_e13_a_store_of_a_newer_version_is_refused_and_not_changed(places: Places) -> None:
     """E13: A store that a newer version wrote is refused and not changed."""
     Database(places).close()
     with sqlite3.connect(places.store) as connection:
@@ -203,7 +203,7 @@ def test_e13_a_store_of_a_newer_version_is_refused_and_left_untouched(places: Pl
 
 
 @pytest.mark.parametrize("data", [b"this is no database\n" * 100, b"SQLite format 3\0" + b"\xff" * 5000])
-def test_a_file_that_is_no_store_is_refused_and_left_untouched(places: Places, data: bytes) -> None:
+def test_a_file_that_is_no_store_is_refused_and_not_changed(places: Places, data: bytes) -> None:
     """E, P3: A file that is no store is refused with a hint at `gpujob recover`, and not changed."""
     places.make()
     Path(places.store).write_bytes(data)
@@ -224,7 +224,7 @@ def test_an_empty_store_beside_attempt_records_is_refused(places: Places) -> Non
     assert "gpujob recover" in caught.value.do
 
 
-def test_reading_a_store_that_holds_nothing_says_how_to_begin(places: Places) -> None:
+def test_the_error_for_an_empty_store_names_gpujob_start(places: Places) -> None:
     """P3: The error for an empty store names `gpujob start`."""
     places.make()
     with pytest.raises(StoreTrouble):
@@ -235,7 +235,7 @@ def test_reading_a_store_that_holds_nothing_says_how_to_begin(places: Places) ->
     assert "gpujob start" in caught.value.do
 
 
-def test_a_refused_store_leaves_no_descriptors(places: Places) -> None:
+def test_a_refused_store_leaves_no_descriptors_open(places: Places) -> None:
     """P8: Repeated attempts to open an invalid store leave no descriptors open."""
     places.make()
     Path(places.store).write_bytes(b"this is no database\n" * 100)
@@ -251,7 +251,7 @@ def test_a_refused_store_leaves_no_descriptors(places: Places) -> None:
 
 
 @pytest.mark.parametrize("name", ["a b", "a%41b", "a?mode=rwc", "a#b", "é", "a'b"])
-def test_any_folder_name_can_hold_a_store(tmp_path: Path, name: str) -> None:
+def test_a_store_works_in_a_folder_with_any_name(tmp_path: Path, name: str) -> None:
     """A store works in a folder with any name. Characters in the name that are special in a URI have no effect."""
     folder = tmp_path / name
     folder.mkdir()
@@ -267,7 +267,7 @@ def test_any_folder_name_can_hold_a_store(tmp_path: Path, name: str) -> None:
 # -- transactions -----------------------------------------------------------------------------------------
 
 
-def test_an_exception_rolls_back(database: Database) -> None:
+def test_an_exception_undoes_the_transaction(database: Database) -> None:
     """P4: An exception within a transaction undoes the whole transaction."""
     with pytest.raises(RuntimeError):
         with database.writing() as connection:
@@ -280,7 +280,7 @@ def test_an_exception_rolls_back(database: Database) -> None:
     assert insert(database) == 1
 
 
-def test_a_broken_statement_is_store_trouble_and_leaves_nothing(database: Database) -> None:
+def test_a_failed_statement_raises_store_trouble_and_undoes_the_transaction(database: Database) -> None:
     """P4, P8: A failed statement raises StoreTrouble and undoes the transaction."""
     with pytest.raises(StoreTrouble):
         with database.writing() as connection:
@@ -290,7 +290,7 @@ def test_a_broken_statement_is_store_trouble_and_leaves_nothing(database: Databa
     assert insert(database) == 1
 
 
-def test_what_is_committed_is_there_for_others_at_once(places: Places, database: Database) -> None:
+def test_a_commit_is_visible_to_other_connections_at_once(places: Places, database: Database) -> None:
     """P4: Another connection sees a commit immediately; a connection for reading cannot write."""
     reader = open_for_reading(places)
     assert rows.last_id(reader) == 0
@@ -342,7 +342,7 @@ database.close()
 """
 
 
-def test_e07_two_processes_that_write_at_once_lose_nothing(places: Places) -> None:
+def test_e07_two_processes_that_write_at_the_same_time_lose_no_job(places: Places) -> None:
     """P2, P4: Two processes that write at the same time both succeed, and no job is lost."""
     writers = [python(_INSERT, places.state_file, who) for who in ("a", "b")]
     for writer in writers:
@@ -362,7 +362,7 @@ def test_e07_two_processes_that_write_at_once_lose_nothing(places: Places) -> No
     database.close()
 
 
-def test_e07_checkpoints_and_readers_beside_two_writers_lose_nothing(places: Places) -> None:
+def test_e07_checkpoints_and_readers_beside_two_writers_lose_no_job(places: Places) -> None:
     """E07: Checkpoints of a third connection and readers beside two writers lose no job."""
     Database(places, checkpoints=True).close()
     other = sqlite3.connect(places.store, isolation_level=None, timeout=5)
@@ -447,7 +447,7 @@ with database.writing() as connection:
     database.close()
 
 
-def test_the_wakeup_file_has_one_byte_however_often_it_is_written(places: Places, database: Database) -> None:
+def test_the_wakeup_file_does_not_grow(places: Places, database: Database) -> None:
     """Wakeups overwrite the same byte, so the wakeup file does not grow."""
     for _ in range(100):
         database.wake_daemon()
@@ -464,7 +464,7 @@ def _as_it_was(
     return [{name: v for name, v in zip(names, row, strict=True) if name in keep} for row in cursor]
 
 
-def test_e14_a_store_of_the_first_version_is_opened_and_brought_up_to_date(places: Places) -> None:
+def test_e14_a_store_of_the_first_version_is_migrated(places: Places) -> None:
     """E14: A store of the first version is migrated with its jobs, refused lines and pauses; a copy of it is kept."""
     places.make()
     text = (Path(__file__).resolve().parents[1] / "data" / "store-v1.sql").read_text()

@@ -64,7 +64,7 @@ def test_ended_jobs_are_selected_by_number_and_age(database: Database) -> None:
     assert database.connection.execute("SELECT DISTINCT job FROM events ORDER BY job").fetchall() == [(5,), (6,)]
 
 
-def test_without_limits_all_ended_jobs_and_refused_lines_are_deleted(database: Database) -> None:
+def test_without_limits_all_unprotected_ended_jobs_and_refused_lines_are_deleted(database: Database) -> None:
     """Without limits one call deletes all unprotected ended jobs and the refused lines, as `reset` does."""
     for state in JobState:
         put(database, state, 10.0 if state in ENDED else None)
@@ -95,7 +95,7 @@ def test_without_limits_all_ended_jobs_and_refused_lines_are_deleted(database: D
     st.lists(st.tuples(st.sampled_from(list(JobState)), st.integers(1, 9)), min_size=1, max_size=12),
     st.none() | st.integers(0, 12), st.none() | st.integers(0, 10), st.none() | st.integers(1, 4),
 )  # fmt: skip
-def test_the_oldest_go_first_and_no_more_than_allowed(
+def test_the_jobs_that_ended_first_are_deleted_first(
     database: Database, jobs: list[tuple[JobState, int]], keep: int | None, before: int | None, most: int | None
 ) -> None:
     """The jobs that ended first are deleted first, and one call deletes at most ``most`` jobs.
@@ -121,7 +121,7 @@ def test_the_oldest_go_first_and_no_more_than_allowed(
     assert rows.last_id(database.connection) == made[-1].id, "ids are not given out twice"
 
 
-def test_logs_of_all_attempts_are_remembered(database: Database) -> None:
+def test_the_logs_of_all_attempts_of_a_deleted_job_are_recorded(database: Database) -> None:
     job = put(database, JobState.DONE, 10.0, "/logs/b")
     with database.writing() as connection:
         rows.write_events(connection, [Event(job.id, 1.0, "retry_scheduled", {"attempt": 1, "log": "/logs/a"})])
@@ -162,9 +162,7 @@ def test_an_environment_is_deleted_with_its_last_job(tmp_path: Path, database: D
     assert rows.meta(connection, "unswept") == "" and list(sweep_environments(database, database.places)) == []
 
 
-def test_an_environment_is_saved_under_the_lock_of_the_store(
-    monkeypatch: pytest.MonkeyPatch, database: Database
-) -> None:
+def test_an_environment_is_saved_while_the_store_is_locked(monkeypatch: pytest.MonkeyPatch, database: Database) -> None:
     """A submission holds the lock of the store while it saves the job's environment.
 
     Without the lock, a second submission would see the incomplete file and treat it as one that a crash has cut off.

@@ -13,7 +13,7 @@ from scheduler.store.gpu_renumbering import follow_moved
 from scheduler.store.paths import Places
 
 
-def test_a_job_whose_main_process_has_ended_keeps_its_card_while_it_is_stopped(tmp_path: Path) -> None:
+def test_a_stopping_job_keeps_its_gpu_after_renumbering(tmp_path: Path) -> None:
     """If the GPUs are renumbered while a job is stopping, the job keeps its GPU and gets the new number of the GPU.
 
     Its main process has ended here. The job is still shown as a live job.

@@ -58,7 +58,7 @@ def rows_in(path: str, table: str) -> int:
         connection.close()
 
 
-def test_five_minute_rows_keep_means_and_maxima(path: str) -> None:
+def test_five_minute_rows_contain_means_and_maxima(path: str) -> None:
     """Five-minute rows have the means and maxima of the ten-second rows; missing values do not count in a mean."""
     dice = random.Random(8)
     start = bucket_of(NOW, LONG_S) - 40 * LONG_S
@@ -89,7 +89,7 @@ def test_five_minute_rows_keep_means_and_maxima(path: str) -> None:
     assert [(sample.at, sample.used_mib) for sample in fine] == [(row[1], row[2]) for row in rows]
 
 
-def test_a_day_fine_and_ninety_days_coarse(path: str) -> None:
+def test_ten_second_rows_are_kept_for_a_day_and_five_minute_rows_for_90_days(path: str) -> None:
     """Ten-second rows are kept for a day and five-minute rows for 90 days; queries use both."""
     file = HistoryFile(path)
     old = bucket_of(NOW, LONG_S) - KEEP_LONG_S - 10 * LONG_S
@@ -106,7 +106,7 @@ def test_a_day_fine_and_ninety_days_coarse(path: str) -> None:
         assert connection.execute("SELECT min(at) FROM gpu_long").fetchone()[0] > NOW - KEEP_LONG_S
 
 
-def test_the_number_of_rows_is_limited(path: str) -> None:
+def test_the_number_of_history_rows_is_limited(path: str) -> None:
     """K18: The number of rows is limited; the oldest rows are deleted first."""
     file = HistoryFile(path, most_rows=500)
     start = bucket_of(NOW, LONG_S)
@@ -119,7 +119,7 @@ def test_the_number_of_rows_is_limited(path: str) -> None:
     assert history_db.job_history(path, 20 * 119) and not history_db.job_history(path, 0)
 
 
-def test_a_job_has_a_curve_for_each_attempt(path: str) -> None:
+def test_each_attempt_of_a_job_has_its_own_curve(path: str) -> None:
     """Each attempt of a job has its own curve of at most 2,000 points.
 
     A curve uses ten-second rows if they still exist, otherwise five-minute rows.
@@ -136,7 +136,7 @@ def test_a_job_has_a_curve_for_each_attempt(path: str) -> None:
     assert history_db.job_history(path, 2) == {}
 
 
-def test_pauses_to_the_moment_and_through_restarts(path: str) -> None:
+def test_pauses_are_stored_with_exact_times_across_restarts(path: str) -> None:
     """Pauses are stored with exact times, also if the file is closed and opened again in between.
 
     The last change of each GPU is never deleted.
@@ -171,7 +171,7 @@ def test_pass_counts_continue_over_restarts(path: str) -> None:
         assert found is not None and sum(found[0].values()) == run * 2 * sum(counts) and found[1] == run * 4.0
 
 
-def test_a_clock_that_is_set_back_loses_nothing_that_is_true_now(path: str) -> None:
+def test_after_the_clock_is_set_back_only_samples_of_the_future_are_deleted(path: str) -> None:
     file = HistoryFile(path)
     fill(file, [gpu(NOW + 3 * KEEP_SHORT_S + n * SHORT_S, 1.0) for n in range(90)])  # rows with future times
     fill(file, [gpu(NOW + n * SHORT_S, 2.0) for n in range(90)])
@@ -184,7 +184,7 @@ def test_a_clock_that_is_set_back_loses_nothing_that_is_true_now(path: str) -> N
 
 
 @pytest.mark.parametrize("what", ["noise", "empty", "other tables", "another version", "a page"])
-def test_a_damaged_file_is_set_aside_and_begun_anew(path: str, what: str) -> None:
+def test_a_damaged_history_file_is_replaced_by_a_new_one(path: str, what: str) -> None:
     file = HistoryFile(path)
     fill(file, [gpu(NOW - 1000 + n * SHORT_S) for n in range(100)])
     file.close()
@@ -209,7 +209,7 @@ def test_a_damaged_file_is_set_aside_and_begun_anew(path: str, what: str) -> Non
     assert os.path.exists(aside) is (what != "empty") and len(again.told) == (what != "empty")
 
 
-def test_a_file_that_is_removed_is_made_anew(path: str) -> None:
+def test_a_removed_history_file_is_created_again(path: str) -> None:
     file = HistoryFile(path)
     file.write(Batch(NOW, (gpu(NOW - 10),)))
     os.unlink(path)
@@ -219,7 +219,7 @@ def test_a_file_that_is_removed_is_made_anew(path: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["link", "folder", "fifo"])
-def test_what_is_no_file_is_left_alone(path: str, tmp_path: Path, what: str) -> None:
+def test_a_history_path_that_is_no_regular_file_is_not_used(path: str, tmp_path: Path, what: str) -> None:
     """A link, folder or FIFO in place of the file raises an error; it is not followed and does not block."""
     if what == "link":
         os.symlink(tmp_path / "victim", path)
@@ -232,7 +232,7 @@ def test_what_is_no_file_is_left_alone(path: str, tmp_path: Path, what: str) -> 
     assert not (tmp_path / "victim").exists()
 
 
-def test_a_locked_file_loses_only_the_batch(path: str) -> None:
+def test_a_locked_history_file_loses_only_the_current_samples(path: str) -> None:
     file = HistoryFile(path)
     file.write(Batch(NOW, (gpu(NOW - 10),), pauses=((NOW, frozenset({1})),)))
     other = sqlite3.connect(path, isolation_level=None)
@@ -266,7 +266,7 @@ print(failed > 0, file.told)
 """
 
 
-def test_a_full_disk_loses_samples_but_keeps_the_file(path: str) -> None:
+def test_a_full_disk_loses_samples_but_keeps_the_history_file(path: str) -> None:
     """F01: On a full disk samples are lost, but the history file is kept and used again once there is room.
 
     A limit on the size of files stands for the full disk.
@@ -296,7 +296,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("mask", ["0", "077", "0777"])
-def test_it_is_private_at_any_umask(tmp_path: Path, mask: str) -> None:
+def test_the_history_file_is_private_at_any_umask(tmp_path: Path, mask: str) -> None:
     """P9: At any umask the file, its log and its index have mode 0600."""
     code = (
         "import os, sys; os.umask(int(sys.argv[2], 8))\n"

@@ -54,7 +54,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     assert not list(tmp_path.glob(".*.new-*"))
 
 
-def test_s1_6_it_is_private_and_one_line_a_job(store: Store) -> None:
+def test_s1_6_a_rewritten_journal_is_private_and_has_one_line_for_each_job(store: Store) -> None:
     """S1.6: Lines are appended; a rewrite leaves one line for each job, in a private file at any umask."""
     old = os.umask(0o777)
     try:
@@ -71,7 +71,7 @@ def test_s1_6_it_is_private_and_one_line_a_job(store: Store) -> None:
     assert store.path.read_bytes() == record(1) + record(3, "completed") + record(4)
 
 
-def test_s1_6_lines_of_others_stay_at_the_beginning(store: Store) -> None:
+def test_s1_6_a_rewrite_of_the_journal_keeps_lines_of_other_programs_first(store: Store) -> None:
     """S1.6: A rewrite keeps the lines of other programs and the last line of each job that the store no longer has.
 
     They come first; the lines of the jobs in the store follow.
@@ -88,7 +88,7 @@ def test_s1_6_lines_of_others_stay_at_the_beginning(store: Store) -> None:
     assert store.path.read_bytes() == expected + record(1) + record(3, "running")
 
 
-def test_lines_of_an_earlier_scheduler_with_the_same_ids_stay(store: Store) -> None:
+def test_a_rewrite_of_the_journal_keeps_lines_of_an_earlier_scheduler_with_the_same_ids(store: Store) -> None:
     """A rewrite keeps lines of an earlier scheduler's jobs, which have the same ids but other acceptance times."""
     store.path.write_bytes(record(1, "failed", accepted="then") + record(1, "running") + record(3, accepted="before"))
     for _ in range(2):
@@ -97,7 +97,7 @@ def test_lines_of_an_earlier_scheduler_with_the_same_ids_stay(store: Store) -> N
         assert store.path.read_bytes() == before + record(1) + record(3, "running")
 
 
-def test_s1_12_a_torn_line_of_ours_is_written_anew(store: Store) -> None:
+def test_s1_12_a_cut_off_journal_line_of_the_scheduler_is_rewritten(store: Store) -> None:
     """S1.12: A torn line that the scheduler wrote is rewritten, and the lines of other jobs are kept."""
     for cut in range(1, len(record(3)) - 1):
         store.path.write_bytes(record(1) + b'{"mine": 1}\n' + record(3)[:cut])
@@ -108,7 +108,7 @@ def test_s1_12_a_torn_line_of_ours_is_written_anew(store: Store) -> None:
 
 @pytest.mark.parametrize("torn", [b'{"id": 50, "comm', b"\0" * 5000, b"note", b'{"mine": [1, 2', b"\xff\xfe"])
 @pytest.mark.parametrize("end", [b"", b"\n"])
-def test_s1_12_a_torn_line_that_is_not_ours_is_set_aside(store: Store, torn: bytes, end: bytes) -> None:
+def test_s1_12_a_cut_off_journal_line_of_another_program_is_moved_aside(store: Store, torn: bytes, end: bytes) -> None:
     """S1.12: A torn line that the scheduler did not write is moved to a private file, and reported."""
     store.path.write_bytes(b'{"mine": 1}\n' + record(1) + torn + end)
     store.write_new_file()
@@ -118,7 +118,7 @@ def test_s1_12_a_torn_line_that_is_not_ours_is_set_aside(store: Store, torn: byt
     assert store.file.told == [(f"{store.path}: 1 line is not JSON and was moved to {bad}", 30)]
 
 
-def test_s1_12_damage_in_the_middle_is_set_aside_too(store: Store) -> None:
+def test_s1_12_damaged_journal_lines_are_moved_to_one_new_file_for_each_rewrite(store: Store) -> None:
     """S1.12: Each rewrite moves the damaged lines to one new file, also if two rewrites run in the same second."""
     for _ in range(2):
         store.path.write_bytes(b"one\n" + record(1) + b"two\n" + record(99) + record(3)[:30] + b"\n" + record(3))
@@ -127,7 +127,7 @@ def test_s1_12_damage_in_the_middle_is_set_aside_too(store: Store) -> None:
     assert [bad.read_bytes() for bad in store.bad()] == [b"one\ntwo\n"] * 2
 
 
-def test_a_whole_last_line_without_its_end_is_kept(store: Store) -> None:
+def test_a_complete_last_journal_line_without_newline_is_kept(store: Store) -> None:
     """A complete last line without a newline is kept: some editors remove the last newline."""
     store.path.write_bytes(record(1) + b'{"mine": 1}')
     store.write_new_file()
@@ -138,7 +138,7 @@ def test_a_whole_last_line_without_its_end_is_kept(store: Store) -> None:
     assert not store.bad() and not store.file.told
 
 
-def test_an_overlong_line_is_set_aside_in_pieces(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_overlong_journal_line_is_moved_piece_by_piece(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line longer than ``LONGEST`` is moved aside piece by piece, and the lines after it are read."""
     monkeypatch.setattr(journal_file, "LONGEST", 1000)
     monkeypatch.setattr(journal_file, "PIECE", 700)
@@ -167,7 +167,7 @@ def test_an_append_to_a_removed_cut_or_replaced_journal_returns_false(store: Sto
         assert store.file.append(b"")
 
 
-def test_an_open_last_line_of_others_is_closed_first(store: Store) -> None:
+def test_an_append_first_completes_an_unfinished_line_of_another_program(store: Store) -> None:
     """An append first ends an unfinished line of another program with a newline."""
     store.write_new_file()
     with store.path.open("ab") as stream:
@@ -176,7 +176,7 @@ def test_an_open_last_line_of_others_is_closed_first(store: Store) -> None:
     assert store.path.read_bytes().endswith(b'\n{"half": \n' + record(4))
 
 
-def test_what_comes_while_it_is_written_anew_is_not_lost(store: Store) -> None:
+def test_lines_appended_during_a_rewrite_of_the_journal_are_kept(store: Store) -> None:
     """Lines that other programs append during a rewrite are kept.
 
     The lines of jobs in the store are taken from the store.
@@ -193,7 +193,7 @@ def test_what_comes_while_it_is_written_anew_is_not_lost(store: Store) -> None:
     assert store.bad()[0].read_bytes() == b'{"ha\n'
 
 
-def test_a_file_put_there_meanwhile_is_not_overwritten(store: Store) -> None:
+def test_a_file_created_during_a_rewrite_of_the_journal_is_not_overwritten(store: Store) -> None:
     for was_there in (False, True):
         steps = store.file.write_new_file(iter([record(1)]))
         next(steps)
@@ -206,7 +206,7 @@ def test_a_file_put_there_meanwhile_is_not_overwritten(store: Store) -> None:
         store.path.write_bytes(b"")
 
 
-def test_given_up_half_way_it_leaves_nothing_aside(store: Store) -> None:
+def test_an_abandoned_rewrite_of_the_journal_leaves_no_temporary_file(store: Store) -> None:
     store.write_new_file()
     before = store.path.read_bytes()
     steps: Any = store.file.write_new_file(iter([record(5)]))
@@ -215,7 +215,7 @@ def test_given_up_half_way_it_leaves_nothing_aside(store: Store) -> None:
     assert store.path.read_bytes() == before and store.file.append(b"")
 
 
-def test_what_a_killed_one_left_aside_is_removed(store: Store) -> None:
+def test_a_temporary_journal_file_of_a_killed_process_is_removed(store: Store) -> None:
     (store.path.parent / ".queue.jsonl.new-1").write_text("half")
     store.write_new_file()
     assert os.listdir(store.path.parent) == ["queue.jsonl"]
@@ -241,7 +241,7 @@ def in_the_way(path: Path, what: str) -> None:
     [("fifo", "not a regular file"), ("folder", "not a regular file"), ("link", "a symbolic link"), ("device", "a symbolic link"),
      ("another's", "another user")],
 )  # fmt: skip
-def test_a_link_or_folder_in_its_place_is_not_followed_or_replaced(store: Store, what: str, said: str) -> None:
+def test_a_journal_path_that_is_no_regular_file_is_refused_and_not_replaced(store: Store, what: str, said: str) -> None:
     """A FIFO, folder, link, device or another user's file at the path is not used or replaced, and does not block."""
     if what == "another's" and os.geteuid() != 0:
         pytest.skip("needs root")
@@ -263,7 +263,7 @@ def test_a_link_or_folder_in_its_place_is_not_followed_or_replaced(store: Store,
         assert (store.path.parent / "victim").read_text() == "precious"
 
 
-def test_of_two_schedulers_one_keeps_its_journal_there(store: Store) -> None:
+def test_two_schedulers_cannot_write_the_same_journal(store: Store) -> None:
     """A second scheduler cannot write the same journal until the first scheduler has closed it."""
     store.write_new_file()
     other = Store(store.path)
@@ -276,7 +276,7 @@ def test_of_two_schedulers_one_keeps_its_journal_there(store: Store) -> None:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_no_folder_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_journal_folder_names_the_file(tmp_path: Path) -> None:
     store = Store(tmp_path / "no" / "queue.jsonl")
     with pytest.raises(FileNotFoundError) as caught:
         store.write_new_file()
@@ -320,7 +320,7 @@ def test_a_full_disk_takes_no_half_line(small: Path) -> None:
     store.file.close()
 
 
-def test_a_full_disk_sets_nothing_aside_by_halves(small: Path) -> None:
+def test_on_a_full_disk_damaged_lines_stay_in_the_journal(small: Path) -> None:
     """P4: While the disk is full, damaged lines stay in the journal.
 
     When there is room, each is moved to one file, once.

@@ -121,7 +121,7 @@ CHANGES: dict[str, st.SearchStrategy[Any]] = {
 # -- jobs -------------------------------------------------------------------------------------------------
 
 
-def test_the_tests_below_cover_every_field_of_a_spec() -> None:
+def test_the_generated_job_specs_cover_every_field() -> None:
     """``SPECS`` generates values for every field of JobSpec."""
     assert set(SPECS.wrapped_strategy.kwargs) == {f.name for f in fields(JobSpec)}  # type: ignore[attr-defined]
 
@@ -131,7 +131,7 @@ def test_the_tests_below_cover_every_field_of_a_spec() -> None:
     notes=st.lists(ANY_TEXT, max_size=2).map(tuple),
     need=st.builds(ResourceRequest, st.integers(0, 9), st.integers(0, 1000)),
 )
-def test_a_new_job_is_read_back_as_it_was_given(
+def test_a_new_job_is_read_back_as_it_was_inserted(
     database: Database, spec: JobSpec, notes: tuple[str, ...], need: ResourceRequest
 ) -> None:
     """P4: A new job is read back as it was inserted."""
@@ -153,14 +153,14 @@ def test_every_change_of_a_job_is_read_back(database: Database, changes: dict[st
     assert rows.get(database.connection, job.id) == job
 
 
-def test_every_field_of_a_job_that_can_change_is_tried_above() -> None:
+def test_the_generated_changes_cover_every_field_of_a_job_that_can_change() -> None:
     """``CHANGES`` generates values for every field of Job that can change."""
     fixed = {"id", "spec", "identity", "submitted_at"}
     assert set(CHANGES) == set(Job.__slots__) - fixed  # type: ignore[attr-defined]
 
 
 @given(SPECS)
-def test_a_spec_survives_conversion_to_plain_values(spec: JobSpec) -> None:
+def test_a_job_spec_survives_conversion_to_plain_values(spec: JobSpec) -> None:
     """P4: A JobSpec is unchanged after it was converted to plain values and back.
 
     Keys of a newer version are ignored.
@@ -172,7 +172,7 @@ def test_a_spec_survives_conversion_to_plain_values(spec: JobSpec) -> None:
 @pytest.mark.parametrize(
     "state", [JobState.PENDING, JobState.STARTING, JobState.RUNNING, JobState.STOPPING, JobState.DONE]
 )
-def test_an_equal_line_is_blocked_while_a_job_waits_runs_or_has_succeeded(database: Database, state: JobState) -> None:
+def test_a_job_that_waits_runs_or_has_succeeded_blocks_an_equal_line(database: Database, state: JobState) -> None:
     """S3.27, S3.28: While a job waits, runs or has succeeded, no job with the same identity can be added."""
     with database.writing() as connection:
         job = rows.insert(connection, JobSpec(script="/a.py"), WHOLE, "same", (), 1.0)
@@ -187,7 +187,7 @@ def test_an_equal_line_is_blocked_while_a_job_waits_runs_or_has_succeeded(databa
 
 
 @pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED, JobState.SKIPPED])
-def test_an_equal_line_is_free_again_after_a_failure(database: Database, state: JobState) -> None:
+def test_a_failed_cancelled_or_skipped_job_does_not_block_an_equal_line(database: Database, state: JobState) -> None:
     """S3.29, C18: After a failure, a cancel or a skip, a job with the same identity can be added."""
     with database.writing() as connection:
         job = rows.insert(connection, JobSpec(script="/a.py"), WHOLE, "same", (), 1.0)
@@ -198,7 +198,7 @@ def test_an_equal_line_is_free_again_after_a_failure(database: Database, state: 
     assert again.id == 2
 
 
-def test_jobs_without_identity_never_block_each_other(database: Database) -> None:
+def test_jobs_without_an_identity_never_block_each_other(database: Database) -> None:
     """Contract 3: Jobs of `submit`, which have no identity, are never deduplicated."""
     with database.writing() as connection:
         for number in range(3):
@@ -206,7 +206,7 @@ def test_jobs_without_identity_never_block_each_other(database: Database) -> Non
     assert rows.counts(database.connection)["pending"] == 3
 
 
-def test_ids_are_never_given_twice(database: Database) -> None:
+def test_no_job_id_is_used_twice_after_a_row_was_deleted(database: Database) -> None:
     """P1: An id is used only once, because attempt records and logs are named by it."""
     with database.writing() as connection:
         for _ in range(3):
@@ -258,7 +258,7 @@ def test_an_edited_spec_is_read_back(database: Database) -> None:
 # -- the rest ---------------------------------------------------------------------------------------------
 
 
-def test_events_are_read_back_in_their_order(database: Database) -> None:
+def test_events_are_read_back_in_order(database: Database) -> None:
     """Contract 6: Events of a job are read in the order in which they were written, also with equal times."""
     events = [
         Event(1, 1.0, "accepted", {"from": "jobs.txt:1"}),
@@ -272,7 +272,7 @@ def test_events_are_read_back_in_their_order(database: Database) -> None:
 
 
 @pytest.mark.parametrize("later", [1e9, 1e9 + 1e-6], ids=["same instant", "a microsecond later"])
-def test_no_event_takes_the_place_of_another(database: Database, later: float) -> None:
+def test_events_with_equal_times_do_not_replace_each_other(database: Database, later: float) -> None:
     """P4: If two calls write events with equal or almost equal times, all events are kept."""
     first = [Event(1, 1e9, "accepted"), Event(1, 1e9, "changed")]
     second = [Event(1, later, "started"), Event(1, later, "ended")]
@@ -298,7 +298,7 @@ def test_requests_and_their_answers_are_read_back(database: Database, request_: 
     assert rows.answer_of(database.connection, row) == answer
 
 
-def test_requests_are_given_in_their_order(database: Database) -> None:
+def test_requests_are_returned_in_order(database: Database) -> None:
     """S3.31: Requests are returned in the order in which they were made."""
     wanted: list[Request] = [Pause((0,)), Resume((0,)), Pause((0,))]
     with database.writing() as connection:
@@ -307,9 +307,7 @@ def test_requests_are_given_in_their_order(database: Database) -> None:
 
 
 @pytest.mark.parametrize(("kind", "arguments"), [("dance", "{}"), ("pause", "{}"), ("pause", "[]"), ("pause", "{")])
-def test_k07_a_request_that_this_version_does_not_know_is_refused_once(
-    database: Database, kind: str, arguments: str
-) -> None:
+def test_k07_an_unknown_request_is_refused_once(database: Database, kind: str, arguments: str) -> None:
     """K07, P3: A request of an unknown kind or form is refused once, with a hint to restart the scheduler."""
     with database.writing() as connection:
         connection.execute("INSERT INTO requests (kind, arguments, made_at) VALUES (?, ?, 1)", (kind, arguments))
@@ -357,7 +355,7 @@ def test_pauses_gpus_reasons_and_holdings_are_read_back(database: Database) -> N
         skipping=st.booleans(),
     )
 )  # fmt: skip
-def test_how_far_a_file_was_read_is_read_back(database: Database, mark: FileMark) -> None:
+def test_the_reading_position_of_a_file_is_read_back(database: Database, mark: FileMark) -> None:
     """C40, P2: The reading position of a watched file is read back."""
     with database.writing(sync=False) as connection:
         kept.save_mark(connection, FileMark(mark.path, 1, 2, 3))
@@ -366,7 +364,7 @@ def test_how_far_a_file_was_read_is_read_back(database: Database, mark: FileMark
     assert kept.mark_of(database.connection, mark.path + "x") is None
 
 
-def test_equal_lines_are_counted_anew_when_the_file_was_replaced(database: Database) -> None:
+def test_equal_lines_are_counted_from_one_again_after_the_file_was_replaced(database: Database) -> None:
     """C07, C17, contract 3: When a file was replaced, its equal lines are counted from 1 again.
 
     The count before the replacement is returned, too: only a line beyond that count is a new job.
@@ -389,7 +387,7 @@ def test_equal_lines_are_counted_anew_when_the_file_was_replaced(database: Datab
         assert kept.count_line(connection, "g", "a") == (2, 0), "another file is another matter"
 
 
-def test_refusals_are_read_back_and_gathered_anew_with_their_file(database: Database) -> None:
+def test_refused_lines_are_read_back_and_removed_when_the_file_is_read_again(database: Database) -> None:
     """S3.9, P2: Refused lines are read back.
 
     When a file is read from its start again, its refused lines are removed.
@@ -420,7 +418,7 @@ def ended(connection: sqlite3.Connection, *jobs: int) -> None:
     connection.executemany("UPDATE jobs SET state='done', finished_at=id+1 WHERE id=?", [(job,) for job in jobs])
 
 
-def test_jobs_are_numbered_from_one_or_where_that_is_wanted_from_zero(tmp_path: Path) -> None:
+def test_job_ids_begin_with_one_or_on_request_with_zero(tmp_path: Path) -> None:
     """S4.3: Job ids begin with 1, or with 0 if that was requested before the first job."""
     for number, (zero, first) in enumerate(((False, 1), (True, 0))):
         database = Database(Places(str(tmp_path / f"{number}.json")))
@@ -438,7 +436,7 @@ def test_jobs_are_numbered_from_one_or_where_that_is_wanted_from_zero(tmp_path: 
 
 
 @pytest.mark.parametrize("zero", [False, True])
-def test_the_number_of_a_forgotten_job_is_not_given_out_again(database: Database, zero: bool) -> None:
+def test_the_id_of_a_deleted_job_is_not_used_again(database: Database, zero: bool) -> None:
     """S4.3 P4: The id of a deleted job is never used again, even if this job was the newest or the only one."""
     with database.writing() as connection:
         if zero:
@@ -459,7 +457,7 @@ def test_the_number_of_a_forgotten_job_is_not_given_out_again(database: Database
 
 
 @given(st.booleans(), st.lists(st.integers(-1, 5), max_size=30))
-def test_no_number_is_ever_given_out_twice(database: Database, zero: bool, steps: list[int]) -> None:
+def test_no_job_id_is_used_twice_after_any_deletions(database: Database, zero: bool, steps: list[int]) -> None:
     """S4.3 P4: No id is used twice. ``steps``: -1 adds a job, another number deletes one of the remaining jobs."""
     with database.writing(sync=False) as connection:
         connection.execute("DELETE FROM jobs")
@@ -501,7 +499,7 @@ def test_completion_hooks_are_stored_started_and_removed(database: Database) -> 
         assert rows.calls(connection) == [(5, None), (7, None)]
 
 
-def test_live_jobs_are_counted(database: Database) -> None:
+def test_jobs_that_have_not_ended_are_counted(database: Database) -> None:
     """S4.18: `unfinished`, which `ts -B` uses, returns the number of jobs that have not ended."""
     with database.writing() as connection:
         assert rows.unfinished(connection) == 0
@@ -512,7 +510,7 @@ def test_live_jobs_are_counted(database: Database) -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 7, 500])
-def test_event_histories_read_together_equal_those_read_singly(
+def test_event_histories_read_together_equal_those_read_one_by_one(
     database: Database, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The event histories of many jobs that one call reads are equal to those that are read job by job.
@@ -530,7 +528,7 @@ def test_event_histories_read_together_equal_those_read_singly(
     assert [len(events) for _, events in found] == [3, 0, 3, 3, 0, 3, 3]
 
 
-def test_the_first_migration_has_the_columns_of_the_table() -> None:
+def test_the_first_migration_creates_the_columns_of_the_table() -> None:
     """The first migration creates the columns of ``COLUMNS`` with ``since`` 1: equal names, types and defaults."""
     store = sqlite3.connect(":memory:", isolation_level=None)
     migrate(store, 0, 1)

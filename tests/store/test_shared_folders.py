@@ -34,13 +34,13 @@ def places(tmp_path: Path) -> Places:
      (0x0BD00BD0, "Lustre", True), (0x00C36400, "Ceph", True), (0x01021997, "9P", True), (0xEF53, "ext4", False),
      (0x01021994, "tmpfs", False), (0x794C7630, "overlay", False), (0x2FC12FC1, "ZFS", False), (0x4D44, "FAT", False)],
 )  # fmt: skip
-def test_e16_file_systems_that_machines_share_are_known_by_their_number(number: int, name: str, shared: bool) -> None:
+def test_e16_shared_file_systems_are_recognized_by_their_type_number(number: int, name: str, shared: bool) -> None:
     """E16: A file system is recognized by the type number from statfs(2). The number of SMB may be read as negative."""
     found = file_system(number)
     assert (found.name, found.shared, found.known) == (name, shared, True)
 
 
-def test_e16_an_unknown_file_system_says_so() -> None:
+def test_e16_an_unknown_file_system_is_reported_as_unknown() -> None:
     found = file_system(0x1234)
     assert not found.known and not found.shared and "0x1234" in found.name
 
@@ -62,14 +62,14 @@ def test_e16_without_working_locks_no_daemon_starts(places: Places, monkeypatch:
     assert registered({"XDG_RUNTIME_DIR": os.path.dirname(places.state_file)}) == []
 
 
-def test_e16_a_lock_that_two_can_hold_at_once_is_refused(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e16_a_file_system_with_ineffective_locks_is_refused(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", lambda fd, how: None)
     with pytest.raises(SchedulerError, match="two processes could hold the same lock"):
         DaemonLock(places).take({"pid": 7}, wait_s=0.1)
     assert not os.path.exists(places.daemon_info)
 
 
-def test_e16_no_daemon_starts_while_one_runs_on_another_machine(
+def test_e16_commands_refuse_a_store_whose_daemon_runs_on_another_machine(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """E16: While a daemon of another machine runs, commands on this machine neither read nor write the store."""
@@ -91,14 +91,14 @@ def test_e16_no_daemon_starts_while_one_runs_on_another_machine(
     open_for_reading(places).close()
 
 
-def test_e16_a_record_from_before_a_reboot_does_not_prevent_a_start(places: Places) -> None:
+def test_e16_a_daemon_json_from_before_a_reboot_does_not_prevent_a_start(places: Places) -> None:
     """H01: `daemon.json` of a daemon that was killed before a reboot is ignored, because no process holds the lock."""
     Path(places.daemon_info).write_text(json.dumps({"pid": 7, "boot": "another-boot", "host": "gpu2"}))
     open_for_reading(places).close()
     Database(places).close()
 
 
-def test_e16_a_daemon_that_has_just_taken_office_after_a_reboot_is_waited_for(
+def test_e16_a_command_waits_for_the_daemon_json_of_a_daemon_that_is_starting(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """E16: A command waits for a daemon that holds the lock but has not written `daemon.json` yet."""

@@ -15,7 +15,7 @@ import pytest
 from scheduler.system.atomic_files import append_line, replace_file, swap_file
 
 
-def test_a_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
+def test_replace_file_writes_the_new_content_with_mode_0600(tmp_path: Path) -> None:
     """S3.33, P9: A replaced file has the new content and mode 0600, whatever the umask and its previous mode."""
     path = tmp_path / "state.json"
     path.write_text("old")
@@ -30,7 +30,7 @@ def test_a_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["state.json"]
 
 
-def test_a_link_in_its_place_is_replaced_and_never_followed(tmp_path: Path) -> None:
+def test_replace_file_replaces_a_link_and_does_not_follow_it(tmp_path: Path) -> None:
     """P9: A link at the file's path is replaced, and its target is unchanged."""
     victim, path = tmp_path / "victim", tmp_path / "state.json"
     victim.write_text("precious")
@@ -40,7 +40,7 @@ def test_a_link_in_its_place_is_replaced_and_never_followed(tmp_path: Path) -> N
     assert not path.is_symlink() and path.read_bytes() == b"new"
 
 
-def test_a_link_laid_where_it_writes_aside_is_never_followed(tmp_path: Path) -> None:
+def test_replace_file_does_not_follow_a_link_at_its_temporary_path(tmp_path: Path) -> None:
     """P9: A link at the temporary file's path, which can be guessed, is not followed."""
     victim, path = tmp_path / "victim", tmp_path / "state.json"
     victim.write_text("precious")
@@ -51,7 +51,7 @@ def test_a_link_laid_where_it_writes_aside_is_never_followed(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_what_was_left_by_a_killed_process_is_no_obstacle(tmp_path: Path, sync: bool) -> None:
+def test_replace_file_overwrites_a_temporary_file_of_a_killed_process(tmp_path: Path, sync: bool) -> None:
     """P8: A temporary file that a killed process left is overwritten and removed."""
     path = tmp_path / "state.json"
     (tmp_path / f".state.json.new-{os.getpid()}").write_text("half")
@@ -59,7 +59,7 @@ def test_what_was_left_by_a_killed_process_is_no_obstacle(tmp_path: Path, sync: 
     assert os.listdir(tmp_path) == ["state.json"]
 
 
-def test_an_error_leaves_the_old_file_and_nothing_aside(tmp_path: Path) -> None:
+def test_a_failed_rename_keeps_the_old_file_and_removes_the_temporary_one(tmp_path: Path) -> None:
     """F, P4: If the rename fails, the old file stays and the temporary file is removed."""
     path = tmp_path / "state.json"
     (path / "inside").mkdir(parents=True)
@@ -69,7 +69,7 @@ def test_an_error_leaves_the_old_file_and_nothing_aside(tmp_path: Path) -> None:
     assert (path / "inside").is_dir()
 
 
-def test_a_full_disk_leaves_the_old_file_and_nothing_aside(tmp_path: Path) -> None:
+def test_a_failed_write_keeps_the_old_file_and_removes_the_temporary_one(tmp_path: Path) -> None:
     """F, P4: If the write fails (here at a file size limit), the old file stays, and the error names its path."""
     path = tmp_path / "state.json"
     path.write_text("old")
@@ -95,7 +95,7 @@ except OSError as error:
     assert os.listdir(tmp_path) == ["state.json"]
 
 
-def test_a_reader_sees_the_old_or_the_new_file_and_never_a_part(tmp_path: Path) -> None:
+def test_a_reader_gets_the_old_or_the_new_file_completely(tmp_path: Path) -> None:
     """S3.33: A reader gets the old or the new content completely while the file is replaced."""
     path = str(tmp_path / "state.json")
     versions = [bytes([65 + n]) * (1000 * (n + 1)) for n in range(5)]
@@ -131,7 +131,7 @@ def test_a_reader_sees_the_old_or_the_new_file_and_never_a_part(tmp_path: Path) 
         ("a\r\n", "a\r\nx\n"),
     ],
 )
-def test_an_appended_line_closes_an_unfinished_one_first(tmp_path: Path, before: str | None, after: str) -> None:
+def test_append_line_completes_a_last_line_without_newline(tmp_path: Path, before: str | None, after: str) -> None:
     """S3.40, C20: If the last line has no newline, `append_line` adds one before its own line."""
     path = tmp_path / "jobs.txt"
     if before is not None:
@@ -140,7 +140,7 @@ def test_an_appended_line_closes_an_unfinished_one_first(tmp_path: Path, before:
     assert path.read_bytes() == after.encode()
 
 
-def test_a_jobs_file_made_by_add_is_private(tmp_path: Path) -> None:
+def test_append_line_creates_a_file_with_mode_0600(tmp_path: Path) -> None:
     """P9: A file that `append_line` creates has mode 0600 whatever the umask."""
     old = os.umask(0)
     try:
@@ -150,13 +150,13 @@ def test_a_jobs_file_made_by_add_is_private(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "jobs.txt").stat().st_mode) == 0o600
 
 
-def test_an_appended_line_is_kept_byte_for_byte(tmp_path: Path) -> None:
+def test_append_line_keeps_bytes_that_are_not_utf8(tmp_path: Path) -> None:
     """Bytes that are not UTF-8, as file names may have, are written unchanged."""
     append_line(str(tmp_path / "jobs.txt"), "0,/é\udcff.py")
     assert (tmp_path / "jobs.txt").read_bytes() == b"0,/\xc3\xa9\xff.py\n"
 
 
-def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+def test_append_line_raises_an_error_for_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     """S3.41: `append_line` raises OSError for a folder and for a file in a missing folder."""
     with pytest.raises(OSError):
         append_line(str(tmp_path), "x")
@@ -191,7 +191,7 @@ def test_a_full_disk_takes_no_half_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("before", ["", "0,a.py,,\n", "0,a.py,,--half"])
 @pytest.mark.parametrize("room", [1, 2, 12])
 @pytest.mark.parametrize("others", ["", "0,c.py,,\n"])
-def test_a_line_that_the_disk_takes_in_part_becomes_a_comment(
+def test_a_partly_written_line_becomes_a_comment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, room: int, others: str
 ) -> None:
     """P4, S3.7: A line that is only partly written becomes a comment; lines of other writers are unchanged.
@@ -221,7 +221,7 @@ def test_a_line_that_the_disk_takes_in_part_becomes_a_comment(
     assert path.read_text().endswith("\n")
 
 
-def test_many_that_append_long_lines_at_once_never_mix(tmp_path: Path) -> None:
+def test_long_lines_appended_by_several_threads_are_not_mixed(tmp_path: Path) -> None:
     """C19, C20: Long lines that several threads append at the same time are not mixed."""
     path = str(tmp_path / "jobs.txt")
 
@@ -239,7 +239,7 @@ def test_many_that_append_long_lines_at_once_never_mix(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "link", "pipe"])
-def test_what_is_no_file_is_never_exchanged_for_one(tmp_path: Path, kind: str) -> None:
+def test_swap_file_keeps_a_folder_link_or_pipe_that_it_finds(tmp_path: Path, kind: str) -> None:
     """`swap_file` raises OSError and keeps a folder, link or pipe that it finds in place of the file.
 
     Such an entry may appear between the caller's check and the swap. No temporary file is left.

@@ -8,7 +8,7 @@ from pathlib import Path
 from scheduler.system.locks import lock_within, try_lock, unlock
 
 
-def test_a_lock_is_held_by_one_open_file_until_it_is_given_back(tmp_path: Path) -> None:
+def test_a_lock_is_held_by_one_open_file_until_it_is_released(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     path.touch()
     with path.open() as one, path.open() as other:
@@ -18,7 +18,7 @@ def test_a_lock_is_held_by_one_open_file_until_it_is_given_back(tmp_path: Path) 
         assert try_lock(other.fileno())
 
 
-def test_a_lock_that_is_closed_meanwhile_is_taken(tmp_path: Path) -> None:
+def test_a_lock_whose_file_is_closed_while_waiting_is_acquired(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     path.touch()
     held = path.open()

@@ -26,7 +26,7 @@ def read(reader: LogReader) -> bytes:
     return b"".join(reader.new())
 
 
-def test_it_goes_on_where_it_stopped_and_after_it_was_closed(log: Path) -> None:
+def test_a_log_reader_continues_at_its_place_also_after_close(log: Path) -> None:
     with LogReader(str(log)) as reader:
         assert read(reader) == b"one\n" and read(reader) == b""
         reader.close()
@@ -37,7 +37,7 @@ def test_it_goes_on_where_it_stopped_and_after_it_was_closed(log: Path) -> None:
         assert b"".join(reader.new(until=6)) == b"tw" and read(reader) == b"o\n"
 
 
-def test_a_cut_and_a_replaced_file_are_noticed(log: Path) -> None:
+def test_a_log_reader_notices_a_truncated_and_a_replaced_log(log: Path) -> None:
     with LogReader(str(log)) as reader:
         assert read(reader) == b"one\n" and not reader.is_cut() and not reader.is_replaced()
         log.write_bytes(b"a\n")
@@ -52,7 +52,7 @@ def test_a_cut_and_a_replaced_file_are_noticed(log: Path) -> None:
             reader.is_replaced()
 
 
-def test_a_packed_log_is_unpacked_as_it_grows_and_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+def test_a_packed_log_is_unpacked_as_it_grows_and_its_damage_is_reported(tmp_path: Path) -> None:
     path, packed = tmp_path / "job.log.gz", gzip.compress(LINES)
     path.write_bytes(packed[:-20])
     with LogReader(str(path)) as reader:
@@ -69,7 +69,7 @@ def test_a_packed_log_is_unpacked_as_it_grows_and_says_what_is_wrong_with_it(tmp
 
 
 @pytest.mark.parametrize("what", ["fifo", "folder"])
-def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path, what: str) -> None:
+def test_a_log_that_is_no_regular_file_is_refused_without_blocking(tmp_path: Path, what: str) -> None:
     path = tmp_path / "log"
     os.mkfifo(path) if what == "fifo" else path.mkdir()
     for open_it in (lambda: LogReader(str(path)), lambda: LogWindow(str(path), keep=10)):
@@ -77,7 +77,7 @@ def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path, what: str) -> 
             open_it()
 
 
-def test_a_log_of_ours_is_not_looked_for_behind_a_link(log: Path) -> None:
+def test_a_link_is_refused_as_a_log_of_this_program(log: Path) -> None:
     link = log.with_name("link")
     link.symlink_to(log)
     with LogReader(str(link)) as reader:
@@ -89,7 +89,7 @@ def test_a_log_of_ours_is_not_looked_for_behind_a_link(log: Path) -> None:
 @given(
     text=st.lists(st.sampled_from([b"", b"a", b"bc" * 40]), max_size=30), ended=st.booleans(), most=st.integers(0, 12)
 )
-def test_the_last_lines_are_those_that_splitting_gives(
+def test_to_last_lines_agrees_with_splitting_the_whole_log(
     tmp_path_factory: pytest.TempPathFactory, text: list[bytes], ended: bool, most: int
 ) -> None:
     data = b"\n".join(text) + (b"\n" if ended and text else b"")
@@ -106,7 +106,7 @@ def test_the_last_lines_are_those_that_splitting_gives(
 
 
 @pytest.mark.parametrize("name", ["log", "log.gz"])
-def test_a_window_reads_at_any_place_and_no_further_than_it_was_when_it_was_opened(tmp_path: Path, name: str) -> None:
+def test_a_log_window_reads_any_part_of_the_log_up_to_its_size_at_opening(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(gzip.compress(LINES) if name.endswith(".gz") else LINES)
     with LogWindow(str(path), keep=100) as window:
@@ -117,7 +117,7 @@ def test_a_window_reads_at_any_place_and_no_further_than_it_was_when_it_was_open
         assert not entered and 0 < len(LINES) - start <= 50
 
 
-def test_a_packed_log_that_stands_for_too_much_ends_where_it_may(tmp_path: Path) -> None:
+def test_a_packed_log_that_unpacks_to_too_much_is_cut_at_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "log.gz"
     path.write_bytes(gzip.compress(bytes(4 << 20)))
     with LogWindow(str(path), keep=10, most_unpacked=1 << 20) as window:

@@ -12,7 +12,7 @@ from scheduler.system.private_files import new_beside, new_private
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o777])
-def test_a_new_file_is_private_whatever_the_umask(tmp_path: Path, mask: int) -> None:
+def test_a_new_private_file_has_mode_0600_with_any_umask(tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
         folder = (
@@ -25,7 +25,7 @@ def test_a_new_file_is_private_whatever_the_umask(tmp_path: Path, mask: int) -> 
     assert stat.S_IMODE(made.stat().st_mode) == 0o600
 
 
-def test_what_stands_there_is_neither_opened_nor_followed(tmp_path: Path) -> None:
+def test_new_private_refuses_an_existing_file_or_link(tmp_path: Path) -> None:
     (tmp_path / "there").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name in ("there", "link"):
@@ -36,7 +36,7 @@ def test_what_stands_there_is_neither_opened_nor_followed(tmp_path: Path) -> Non
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_several_files_beside_one_have_names_of_their_own(tmp_path: Path) -> None:
+def test_new_beside_gives_each_file_a_different_name(tmp_path: Path) -> None:
     made = [new_beside(str(tmp_path / "state.json"), "bad") for _ in range(3)]
     for _, fd in made:
         os.close(fd)

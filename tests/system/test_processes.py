@@ -31,7 +31,7 @@ def _child(run: Callable[[], int], uid: int) -> int:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")
-def test_p5_the_status_of_a_zombie_of_another_user_is_unknown() -> None:
+def test_p5_the_exit_status_of_a_zombie_of_another_user_is_unknown() -> None:
     """P5: A process that may not trace a zombie of another user gets no exit code of it; the kernel would show 0."""
     pid = _child(lambda: os.execv("/bin/sh", ["sh", "-c", "exit 7"]), 65533)
     try:
@@ -70,7 +70,7 @@ def test_a08_the_environment_of_a_process_in_an_exec_is_read(variables: int) -> 
             os.waitpid(pid, 0)
 
 
-def test_a08_a_reader_that_got_no_processor_for_long_looks_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a08_an_exec_that_completed_while_the_reader_was_paused_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A08: An exec that completed while the reading process itself did not run is seen as completed."""
     pid = os.posix_spawn("/bin/sleep", ["sleep", "600"], {"MARK": "1"}, setsid=True)
     looks: list[bytes] = []
@@ -94,7 +94,7 @@ def test_a08_a_reader_that_got_no_processor_for_long_looks_once_more(monkeypatch
         os.waitpid(pid, 0)
 
 
-def test_a_process_without_an_environment_has_none() -> None:
+def test_a_process_without_an_environment_has_an_empty_one() -> None:
     """An empty environment is returned for a process started without one, for a zombie, and for an ended process."""
     pid = os.posix_spawn("/bin/sleep", ["sleep", "600"], {})
     try:

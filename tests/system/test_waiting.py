@@ -7,7 +7,7 @@ import itertools
 from scheduler.system.waiting import wait_until
 
 
-def test_a_condition_is_looked_at_until_it_is_met_and_at_least_once() -> None:
+def test_wait_until_checks_its_condition_until_it_is_true_and_at_least_once() -> None:
     looks = itertools.count()
     assert wait_until(lambda: next(looks) == 3, 30, every_s=0)
     assert next(looks) == 4

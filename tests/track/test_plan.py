@@ -60,7 +60,7 @@ def again(session: Session) -> Session:
     return session_of(json.loads(json.dumps(stored(session, "/r", T0 + 9))), session.id)
 
 
-def test_s0_4_every_state_has_one_of_five_words_and_its_symbol() -> None:
+def test_s0_4_each_state_has_one_of_five_words_and_a_symbol() -> None:
     """S0.4: Each state of a job has one of five words, and each word has its symbol."""
     assert set(WORDS) == set(JobState)
     assert SYMBOLS == {"pending": "○", "running": "►", "done": "✓", "interrupted": "✗", "skipped": "⊘"}
@@ -82,7 +82,7 @@ ENDINGS: list[tuple[Observation, str, int | None, int | None, str]] = [
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("observation, word, code, number, why", ENDINGS)
-def test_the_effect_of_each_observation(
+def test_each_observation_sets_status_exit_code_signal_and_reason(
     observation: Observation, word: str, code: int | None, number: int | None, why: str, begun: bool
 ) -> None:
     """Each observation gives a command its status, exit code, signal and reason.
@@ -96,7 +96,7 @@ def test_the_effect_of_each_observation(
     assert command.in_hand == (word == "running") == (command.tracker is not None)
 
 
-def test_s0_5_what_fails_by_itself_may_be_skipped_at_once_and_what_was_interrupted_not() -> None:
+def test_s0_5_skip_errors_skips_failed_commands_but_not_interrupted_ones() -> None:
     """S0.5: With `skip_errors`, a command that fails gets the status skipped. A command that a user stops does not.
 
     A stopped command has the status interrupted.
@@ -113,7 +113,7 @@ def test_s0_5_what_fails_by_itself_may_be_skipped_at_once_and_what_was_interrupt
     assert command.job.state is JobState.CANCELLED
 
 
-def test_s0_8_stopped_before_it_began() -> None:
+def test_s0_8_a_command_stopped_before_its_start_is_interrupted_without_a_duration() -> None:
     """S0.8: A command that is stopped before it began is interrupted and has no duration."""
     command = claimed()
     stop_asked(command, "interrupted by SIGTERM", T0 + 2)
@@ -124,7 +124,7 @@ def test_s0_8_stopped_before_it_began() -> None:
     assert command.job.state is JobState.CANCELLED, "what has ended is not ended again"
 
 
-def test_s0_10_a_late_result_replaces_lost() -> None:
+def test_s0_10_a_late_result_replaces_the_status_lost() -> None:
     """S0.10: If an attempt counted as lost and its result arrives later, the result counts.
 
     The result of an attempt is ignored when the command has a later attempt.
@@ -138,7 +138,7 @@ def test_s0_10_a_late_result_replaces_lost() -> None:
     assert command.status == "running"
 
 
-def test_s0_10_what_is_in_hand_is_taken_by_nobody_else() -> None:
+def test_s0_10_a_claimed_or_running_command_cannot_be_claimed_again() -> None:
     """S0.10: A command that is claimed or running cannot be claimed again."""
     with pytest.raises(InvalidMove):
         claim(running(), ME, 2, T0 + 3)
@@ -161,7 +161,7 @@ def test_s0_12_first_returns_the_first_command_of_a_status() -> None:
     assert (job.attempt_key, job.log) == ("1.2", "1.2.log")
 
 
-def test_skip_keeps_what_is_known_of_an_ending() -> None:
+def test_a_skipped_command_keeps_the_results_of_its_end() -> None:
     """A skipped command keeps exit code, signal, times and reason of its end."""
     session = a_session("a", "b", "c")
     for command, observation in zip(
@@ -174,7 +174,7 @@ def test_skip_keeps_what_is_known_of_an_ending() -> None:
     assert passed_over(session) == []
 
 
-def test_s0_5_the_last_line_counts_every_command_that_was_run() -> None:
+def test_s0_5_the_last_line_of_run_all_counts_every_command() -> None:
     """S0.5: The last line of `run-all` counts every command that was run."""
     tally = Tally()
     for code, skip in ((0, False), (1, True), (0, False), (1, False)):
@@ -184,7 +184,7 @@ def test_s0_5_the_last_line_counts_every_command_that_was_run() -> None:
     assert tally.told == "Finished: 4 ran, 1 skipped, 1 failed"
 
 
-def test_s0_3_the_report_and_the_file() -> None:
+def test_s0_3_a_report_has_the_documented_fields_and_a_session_is_read_back_unchanged() -> None:
     """S0.3: The report has the documented fields, and a session is unchanged after it was written and read."""
     session = a_session("a", "b")
     session.commands[0] = running()
@@ -198,14 +198,14 @@ def test_s0_3_the_report_and_the_file() -> None:
 
 
 @pytest.mark.parametrize("at", [0.0, T0, T0 + 0.001, T0 + 0.9994, T0 + 0.9996, 1.1])
-def test_times_are_read_back_as_they_were_written(at: float) -> None:
+def test_times_of_a_session_keep_their_milliseconds(at: float) -> None:
     """Times keep their milliseconds, however often they are written and read."""
     session = Session("20261122-091500", "n", at)
     text = utc(again(session).created_at)
     assert text == utc(at) and utc(again(again(session)).created_at) == text
 
 
-def test_a_file_with_the_five_words_alone_is_read() -> None:
+def test_a_session_file_of_the_original_program_is_read() -> None:
     """A file with only the five words as status, written by the original program or by hand, can be read."""
     words = ["pending", "running", "done", "interrupted", "skipped"]
     commands = [{"id": n, "cmd": "x", "status": word} for n, word in enumerate(words, 1)]
@@ -246,14 +246,14 @@ def wrong(**changes: Any) -> dict[str, Any]:
         (wrong(attempt="1"), "'attempt' of command 1 is 1, not a number"),
     ],
 )  # fmt: skip
-def test_s0_14_what_is_wrong_with_a_file_is_said(values: object, said: str) -> None:
+def test_s0_14_the_error_for_an_invalid_session_file_names_the_fault(values: object, said: str) -> None:
     """S0.14: An invalid session file is refused, and the error names the fault."""
     with pytest.raises(UsageError) as caught:
         session_of(values, "20261122-091500")
     assert str(caught.value) == said
 
 
-def test_ids_of_sessions() -> None:
+def test_the_id_of_a_new_session_sorts_last() -> None:
     """A new session's id sorts last, also if several are created in one second or the clock was set back."""
     assert next_id("20261122-091500", []) == "20261122-091500"
     assert next_id("20261122-091500", ["20261122-091500"]) == "20261122-091500-2"
@@ -269,7 +269,7 @@ def test_ids_of_sessions() -> None:
         assert not is_session_id(text)
 
 
-def test_an_empty_command_is_refused() -> None:
+def test_an_empty_tracked_command_is_refused() -> None:
     """A command that is empty or has only white space is refused."""
     for text in ("", "  \n"):
         with pytest.raises(UsageError):

@@ -24,7 +24,7 @@ def files(tmp_path: Path) -> SessionFiles:
     return SessionFiles(str(tmp_path))
 
 
-def test_s0_2_found_here_or_in_the_nearest_folder_above(files: SessionFiles, tmp_path: Path) -> None:
+def test_s0_2_sessions_are_found_in_the_nearest_folder_above(files: SessionFiles, tmp_path: Path) -> None:
     """S0.2: Sessions are found in the current folder, else in the nearest folder above it."""
     below = tmp_path / "a" / "b"
     below.mkdir(parents=True)
@@ -37,7 +37,7 @@ def test_s0_2_found_here_or_in_the_nearest_folder_above(files: SessionFiles, tmp
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o077, 0o777])
-def test_s0_2_private_under_any_umask(files: SessionFiles, mask: int) -> None:
+def test_s0_2_session_files_are_private_under_any_umask(files: SessionFiles, mask: int) -> None:
     """S0.2: Under any umask the files of a session are private to their owner, who can read and write them."""
     before = os.umask(mask)
     try:
@@ -54,7 +54,7 @@ def test_s0_2_private_under_any_umask(files: SessionFiles, mask: int) -> None:
         assert mode == 0o700 if path.is_dir() else not mode & 0o077, path
 
 
-def test_what_is_not_changed_is_not_written(files: SessionFiles) -> None:
+def test_an_unchanged_session_is_not_written(files: SessionFiles) -> None:
     """The file is not written if nothing changed, or if the change failed."""
     name = files.create("n", T0).id
 
@@ -71,7 +71,7 @@ def test_what_is_not_changed_is_not_written(files: SessionFiles) -> None:
     assert written() == before and not files.read(name).commands
 
 
-def test_s0_9_a_reader_has_one_whole_file_whatever_is_written_meanwhile(files: SessionFiles) -> None:
+def test_s0_9_a_reader_gets_one_complete_file_during_a_change(files: SessionFiles) -> None:
     """S0.9: The file is replaced, never overwritten: a reader of the old file reads it to the end."""
     name = files.create("n", T0).id
     with open(files.path(name)) as old:
@@ -81,7 +81,7 @@ def test_s0_9_a_reader_has_one_whole_file_whatever_is_written_meanwhile(files: S
     assert len(files.read(name).commands) == 1
 
 
-def test_s0_9_a_lock_that_is_held_is_waited_for_and_named_in_the_end(
+def test_s0_9_the_error_for_a_busy_session_lock_names_the_cause(
     files: SessionFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S0.9: If another process does not release the lock in time, a change fails with an error that names the cause.
@@ -101,7 +101,7 @@ def test_s0_9_a_lock_that_is_held_is_waited_for_and_named_in_the_end(
         pass
 
 
-def test_s0_9_a_removed_lock_locks_nobody_out_and_lets_nobody_in(files: SessionFiles) -> None:
+def test_s0_9_a_removed_session_lock_is_created_again(files: SessionFiles) -> None:
     """S0.9: If the lock file was removed, a new one is created and locked, and nothing waits for the old one."""
     name = files.create("n", T0).id
     path = os.path.join(files.sessions_dir, "lock")
@@ -112,7 +112,7 @@ def test_s0_9_a_removed_lock_locks_nobody_out_and_lets_nobody_in(files: SessionF
         assert os.path.exists(path)
 
 
-def test_names_and_ids(files: SessionFiles) -> None:
+def test_other_files_are_no_sessions_and_existing_folders_reserve_their_id(files: SessionFiles) -> None:
     """Files whose name is not that of a session are no sessions.
 
     A new session does not get an id for which a folder exists.
@@ -133,7 +133,7 @@ def test_names_and_ids(files: SessionFiles) -> None:
             files.read(name)
 
 
-def test_s0_14_what_is_no_plain_file_is_damaged(files: SessionFiles, tmp_path: Path) -> None:
+def test_s0_14_a_session_that_is_no_regular_file_is_reported_as_damaged(files: SessionFiles, tmp_path: Path) -> None:
     """S0.14: A pipe, folder or link in place of the file, or unreadable JSON, raises SessionDamaged without waiting."""
     name = files.create("n", T0).id
     path = Path(files.path(name))
@@ -152,7 +152,7 @@ def test_s0_14_what_is_no_plain_file_is_damaged(files: SessionFiles, tmp_path: P
         files.read(name)
 
 
-def test_a_full_disk_leaves_the_old_file(files: SessionFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_old_session_file(files: SessionFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a write fails on a full disk, the old file stays and no temporary file remains."""
     name = files.create("n", T0).id
 
@@ -167,7 +167,7 @@ def test_a_full_disk_leaves_the_old_file(files: SessionFiles, monkeypatch: pytes
     assert sorted(os.listdir(files.sessions_dir)) == sorted([name, f"{name}.json", "lock"])
 
 
-def test_what_killed_trackers_left_is_removed(files: SessionFiles) -> None:
+def test_leftover_files_of_killed_trackers_are_removed(files: SessionFiles) -> None:
     """Leftover files of killed trackers are removed: temporary files by a change, sockets by `make_folder`.
 
     The socket of a living tracker is kept.
@@ -184,7 +184,7 @@ def test_what_killed_trackers_left_is_removed(files: SessionFiles) -> None:
     assert not half.exists() and os.listdir(files.folder(name)) == [living]
 
 
-def test_s0_10_one_runs_all_at_a_time(files: SessionFiles) -> None:
+def test_s0_10_only_one_process_at_a_time_has_the_run_all_lock(files: SessionFiles) -> None:
     """S0.10: One process at a time has the lock of `run-all`; it is free again when the holder has closed it."""
     name = files.create("n", T0).id
     with files.running_all(name) as one, files.running_all(name) as two:

@@ -25,7 +25,7 @@ from scheduler.ts.words import Mistake, read
         ("-EzBmO name true", {"E": "", "z": "", "B": "", "m": "", "O": "name"}, "true"),
     ],
 )
-def test_s4_3_options_of_a_new_job_are_read_as_getopt_does(words: str, options: dict[str, str], command: str) -> None:
+def test_s4_3_options_of_a_new_job_are_parsed_like_getopt(words: str, options: dict[str, str], command: str) -> None:
     """S4.3: Option letters may be joined, and the value of an option may be joined to it or be the next word.
 
     The words of the job's command are not changed.
@@ -63,7 +63,7 @@ def test_s4_3_options_of_a_new_job_are_read_as_getopt_does(words: str, options: 
         ("-KC", "C", None),
     ],
 )
-def test_s4_4_actions_are_read_with_and_without_a_value(words: str, action: str, value: str | None) -> None:
+def test_s4_4_actions_are_parsed_with_and_without_a_value(words: str, action: str, value: str | None) -> None:
     """S4.4: Actions have short or long names and optional values.
 
     Of several actions, the last one counts. Without an action, `-l` is the action.
@@ -86,7 +86,7 @@ def test_s4_4_actions_are_read_with_and_without_a_value(words: str, action: str,
         ("-n", "The command is missing."),
     ],
 )
-def test_s4_7_what_cannot_be_meant_is_said_in_the_words_of_the_original(words: str, said: str) -> None:
+def test_s4_7_mistakes_are_reported_in_the_words_of_the_original(words: str, said: str) -> None:
     """S4.7: Unknown options, missing or superfluous values and a missing command give the original's messages."""
     with pytest.raises(Mistake, match=f"^{said.replace('.', '[.]')}$"):
         read(words.split())

@@ -192,7 +192,7 @@ def harmless(text: str) -> bool:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_k09_piped_output_is_plain_whole_and_aligned(house: House, verb: str) -> None:
+def test_k09_piped_output_equals_the_golden_file_without_colours(house: House, verb: str) -> None:
     """K09, S3.38, S3.39: Piped output has no colours, even with FORCE_COLOR, and equals the golden file."""
     text = house.piped(*VERBS[verb])
     golden(f"{verb}.piped", text)
@@ -210,7 +210,7 @@ def test_k09_no_line_is_wider_than_the_terminal(house: House, verb: str, columns
     assert house.on_terminal(columns, *VERBS[verb], TERM="dumb") == text
 
 
-def test_k09_at_twenty_columns_ids_and_states_are_there(house: House) -> None:
+def test_k09_at_twenty_columns_ids_and_states_are_shown_whole(house: House) -> None:
     """K09: On a terminal of 20 columns, ids and states of jobs and GPUs are shown whole."""
     text = house.on_terminal(20, "jobs", NO_COLOR="1")
     for number, state in enumerate("done failed done running pending pending pending cancelled".split(), 1):
@@ -220,7 +220,7 @@ def test_k09_at_twenty_columns_ids_and_states_are_there(house: House) -> None:
 
 
 @pytest.mark.parametrize("verb", ["status", "jobs", "show-done", "why-failed", "why-running"])
-def test_k09_states_are_coloured_on_a_terminal_and_words_stay(house: House, verb: str) -> None:
+def test_k09_colours_do_not_change_the_words_on_a_terminal(house: House, verb: str) -> None:
     """K09: A terminal shows colours unless NO_COLOR is set; without colours the words are the same."""
     text = house.on_terminal(100, *VERBS[verb])
     golden(f"{verb}.colour", text)
@@ -230,7 +230,7 @@ def test_k09_states_are_coloured_on_a_terminal_and_words_stay(house: House, verb
 
 
 @pytest.mark.parametrize(("verb", "variable"), [*((verb, "LC_ALL") for verb in VERBS), ("status", "LANG")])
-def test_k09_in_a_c_locale_everything_is_ascii(house: House, verb: str, variable: str) -> None:
+def test_k09_all_output_is_ascii_in_a_c_locale(house: House, verb: str, variable: str) -> None:
     """K09: All output is ASCII if LC_ALL or LANG selects the C locale."""
     said = {"LC_ALL": "", "LC_CTYPE": "", "PYTHONIOENCODING": "", variable: "C"}
     text = house.on_terminal(60, *VERBS[verb], NO_COLOR="1", **said)
@@ -240,7 +240,7 @@ def test_k09_in_a_c_locale_everything_is_ascii(house: House, verb: str, variable
     assert house.piped(*VERBS[verb], **said).isascii()
 
 
-def test_k09_errors_and_help_in_a_c_locale(house: House) -> None:
+def test_k09_errors_and_help_are_ascii_in_a_c_locale(house: House) -> None:
     """K09: In a C locale errors and help are ASCII and not empty, and there is no traceback."""
     for words in (["show", "长"], ["--help"], ["cancel", "--help"], ["jobs", "--state", "…"]):
         text = house.piped(*words, LC_ALL="C", PYTHONIOENCODING="")
@@ -248,7 +248,7 @@ def test_k09_errors_and_help_in_a_c_locale(house: House) -> None:
 
 
 @pytest.mark.smoke
-def test_k09_mistakes_are_answered_with_the_nearest(house: House) -> None:
+def test_k09_the_error_for_a_mistyped_word_names_the_most_similar_one(house: House) -> None:
     """K09: A mistyped verb, option, state or label gives one line, which names a similar known word if there is one."""
     lines = [
         f"{' '.join(words)}\n{house.piped(*words)}"

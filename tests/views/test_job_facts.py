@@ -10,7 +10,7 @@ from scheduler.views.job_facts import job_facts
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nc2VjcmV0\nbW9yZSBvZiBpdA==\n-----END OPENSSH PRIVATE KEY-----"
 
 
-def test_a_secret_of_several_lines_is_shown_nowhere() -> None:
+def test_a_secret_of_several_lines_is_masked_completely() -> None:
     """S15: A secret of several lines is masked as a whole, also in `show`, which prints line by line."""
     job = Job(1, JobSpec(arguments=("true",), info=f"first line\n{KEY}\nlast line"), ResourceRequest(0, 0))
     for text in ("\n".join(_facts(job, None)), "\n".join(fact.text for fact in job_facts(job))):
@@ -32,6 +32,6 @@ def test_a_commands_file_job_shows_the_command_that_ran() -> None:
     assert told["command"] == "a | b" and "as written" not in told
 
 
-def test_facts_that_say_nothing_are_left_out() -> None:
+def test_facts_without_a_value_are_not_shown() -> None:
     job = Job(1, JobSpec(arguments=("true",)), ResourceRequest(1, 500))
     assert {fact.name for fact in job_facts(job)} == {"command", "from", "priority", "need", "allowed GPUs"}

@@ -43,12 +43,12 @@ class Form(_Always, total=False):
         (Annotated[Optional[str], Field("One.", choices=("a",))], {"enum": ["a", None], "description": "One."}),
     ],
 )  # fmt: skip
-def test_each_kind_of_type(form: Any, schema: dict[str, Any]) -> None:
+def test_each_python_type_has_its_json_schema(form: Any, schema: dict[str, Any]) -> None:
     assert schema_of(form) == schema
     Draft202012Validator.check_schema(schema)
 
 
-def test_an_object_is_closed_and_says_which_keys_it_always_has() -> None:
+def test_an_object_schema_lists_required_keys_and_forbids_others() -> None:
     made = published("form", Form, {})
     assert made["title"] == "form" and made["description"] == "A form." and made["required"] == ["id"]
     validator = Draft202012Validator(made)
@@ -58,12 +58,12 @@ def test_an_object_is_closed_and_says_which_keys_it_always_has() -> None:
         assert not validator.is_valid(bad), bad
 
 
-def test_a_form_with_a_file_of_its_own_is_referred_to() -> None:
+def test_a_type_with_its_own_schema_file_becomes_a_reference() -> None:
     assert schema_of(list[Form], {Form: "form"}) == {"type": "array", "items": {"$ref": "form.schema.json"}}
     assert "$ref" not in str(published("form", Form, {Form: "form"}))
 
 
-def test_what_json_has_not_is_no_form() -> None:
+def test_a_type_without_a_json_equivalent_is_refused() -> None:
     with pytest.raises(TypeError, match="no equivalent in JSON"):
         schema_of(set)
 
@@ -74,7 +74,7 @@ def written(pattern: str, *folders: str) -> set[str]:
     return {found for text in texts for found in re.findall(pattern, text)}
 
 
-def test_the_choices_of_the_documents_are_all_that_the_program_writes() -> None:
+def test_the_schema_lists_every_event_kind_reason_code_and_state_of_the_program() -> None:
     """Each event kind, reason code and state that the program writes is a choice of the published schema.
 
     A reader that validates its input would refuse any other word.
@@ -92,6 +92,6 @@ def test_the_choices_of_the_documents_are_all_that_the_program_writes() -> None:
     assert tuple(mark.value for mark in Mark) == MARKS
 
 
-def test_the_schemas_are_schemas() -> None:
+def test_the_published_schemas_are_valid_json_schemas() -> None:
     for form in DOCUMENTS.values():
         Draft202012Validator.check_schema(schema_of(form))

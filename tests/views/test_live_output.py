@@ -9,7 +9,7 @@ from scheduler.views.live_output import Stream
 from tests.stories.harness import wait_for
 
 
-def test_an_unfinished_line_is_not_joined_with_the_log_after_it_was_truncated(tmp_path: Path) -> None:
+def test_an_unfinished_line_is_not_joined_with_output_after_a_truncation(tmp_path: Path) -> None:
     """If a log is truncated, the unfinished last line before that is a line of its own."""
     log = tmp_path / "1.log"
     log.write_text("first\nhalf a li")

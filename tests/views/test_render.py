@@ -63,7 +63,7 @@ def test_a_table_contains_no_control_characters(rows: list[list[str]]) -> None:
     assert not any(plays_the_terminal(line) for line in lines)
 
 
-def test_a_table_is_aligned_and_piped_it_is_not_cut() -> None:
+def test_table_columns_are_aligned_and_piped_cells_are_not_cut() -> None:
     """Contract 6: The columns of a table are aligned, and no cell is cut."""
     lines = render.table(("ID", "NAME"), [(1, "x" * 500), (100, "y")])
     assert lines == ["ID   NAME", f"1    {'x' * 500}", "100  y"]
@@ -71,7 +71,7 @@ def test_a_table_is_aligned_and_piped_it_is_not_cut() -> None:
 
 
 @given(st.text())
-def test_safe_text_keeps_what_is_harmless(text: str) -> None:
+def test_safe_escapes_control_characters_and_keeps_other_text(text: str) -> None:
     """C14: `safe` escapes control characters and leaves every other text unchanged."""
     shown = render.safe(text)
     assert not plays_the_terminal(shown)
@@ -79,13 +79,15 @@ def test_safe_text_keeps_what_is_harmless(text: str) -> None:
         assert shown == text
 
 
-def test_safe_text_can_be_written_whatever_bytes_a_name_had() -> None:
+def test_safe_text_can_be_encoded_as_utf8() -> None:
     """P3: The result of `safe` can be encoded as UTF-8 even if the bytes of a file name were not UTF-8."""
     render.safe("/tmp/jos\udce9").encode("utf-8")
 
 
 @given(label=TEXT, word=TEXT, reason=TEXT, log=TEXT, refused=TEXT, name=TEXT)
-def test_status_never_plays_the_terminal(label: str, word: str, reason: str, log: str, refused: str, name: str) -> None:
+def test_status_prints_no_control_characters(
+    label: str, word: str, reason: str, log: str, refused: str, name: str
+) -> None:
     """C14: No label, word, reason, log or name in `status` controls the terminal or starts a new line."""
     waiting = a_job(spec=JobSpec(arguments=(word,), label=label))
     running = a_job(spec=JobSpec(script="/" + word), state=JobState.RUNNING, gpus=(0,), log=log, started_at=1.0)
@@ -100,13 +102,13 @@ def test_status_never_plays_the_terminal(label: str, word: str, reason: str, log
     assert any(line.startswith("  jobs.txt:3:") for line in lines)
 
 
-def test_the_name_of_a_watched_file_cannot_play_the_terminal() -> None:
+def test_control_characters_in_the_name_of_a_watched_file_are_escaped() -> None:
     """C14: Control characters in the name of a watched file are escaped."""
     view = Overview(True, 7, {}, [], [], {}, [Refusal("/x/\x1b[2Jjobs.txt", 3, "t", "r")], 0, False, {})
     assert not any(plays_the_terminal(line) for line in render.status_lines(view, "/s", 10.0))
 
 
-def test_waiting_jobs_beyond_those_in_view_are_counted() -> None:
+def test_status_counts_the_waiting_jobs_that_it_does_not_show() -> None:
     """Contract 6: `status` prints how many waiting jobs it leaves out."""
     jobs = [Job(id=n, spec=JobSpec(arguments=("x",)), need=ResourceRequest(1, 1000), order=n) for n in range(1, 21)]
     view = Overview(False, None, {"pending": 30}, [], jobs, {}, [], 0, False, {})
@@ -117,17 +119,17 @@ def test_waiting_jobs_beyond_those_in_view_are_counted() -> None:
 # -- JSON -------------------------------------------------------------------------------------------------
 
 
-def test_a_job_in_json_has_the_keys_of_the_contract() -> None:
+def test_a_job_in_json_has_all_keys_of_the_contract() -> None:
     """Contract 6: A job in JSON has all keys of the contract."""
     assert set(KEYS) <= set(render.job_json(a_job()))
 
 
-def test_a_job_in_json_has_no_other_keys() -> None:
+def test_a_job_in_json_has_only_documented_keys() -> None:
     """Contract 6: A job in JSON has only the keys of the contract, `notes` and `interpreter`."""
     assert sorted(render.job_json(a_job())) == sorted([*KEYS, "notes", "interpreter"])
 
 
-def test_a_waiting_job_in_json() -> None:
+def test_unknown_values_of_a_waiting_job_are_null_in_json() -> None:
     """Contract 6: Values of a waiting job that are not known yet are null."""
     value = render.job_json(a_job(), Reason("no-room", "full"))
     for key in (
@@ -149,7 +151,7 @@ def test_a_waiting_job_in_json() -> None:
     assert value["command"] == ["python", "-u", "/a.py", "--x", "1"] and value["arguments"] == ["--x", "1"]
 
 
-def test_a_running_job_in_json_shows_what_is_run() -> None:
+def test_a_running_job_in_json_shows_the_command_with_added_options() -> None:
     """Contract 6: In the JSON of a running job, `command` includes the options that the scheduler added.
 
     The exit code, signal and end time of an earlier attempt are not shown.
@@ -170,7 +172,7 @@ def test_a_running_job_in_json_shows_what_is_run() -> None:
     assert value["exit_code"] is value["signal"] is value["finished_at"] is None, "of an earlier attempt"
 
 
-def test_an_ended_job_in_json() -> None:
+def test_an_ended_job_in_json_has_outcome_exit_code_times_and_failure() -> None:
     """Contract 6: An ended job has outcome, exit code, times and the cause of its failure."""
     value = render.job_json(
         a_job(
@@ -185,7 +187,7 @@ def test_an_ended_job_in_json() -> None:
     assert value["finished_at"] == "1970-01-01T00:00:03.000Z"
 
 
-def test_a_job_that_ended_well_has_no_failure_and_is_marked() -> None:
+def test_a_successful_job_with_an_out_of_memory_log_is_marked() -> None:
     """B22: A job that exits with 0 has no failure.
 
     If its log shows an out-of-memory error, "(oom?)" is added to its end.
@@ -196,14 +198,14 @@ def test_a_job_that_ended_well_has_no_failure_and_is_marked() -> None:
     assert render.job_json(job)["failure"] is None and how_it_ended(job) == "exit 0 (oom?)"
 
 
-def test_a_command_in_json_is_its_words() -> None:
+def test_a_command_in_json_is_its_list_of_words() -> None:
     """Contract 6: `command` is the list of words; the command of a commands file is ["sh", "-c", TEXT]."""
     value = render.job_json(a_job(spec=JobSpec(source="commands", arguments=("sh", "-c", "echo hi"))))
     assert value["command"] == value["arguments"] == ["sh", "-c", "echo hi"]
     assert value["script"] is None
 
 
-def test_the_name_in_tables_has_label_and_command() -> None:
+def test_the_name_of_a_job_in_tables_has_label_and_command() -> None:
     shown = [
         JobSpec(script="/a/train.py", arguments=("--lr", "0.1")).shown_words(),
         JobSpec(script="/a/train.py", arguments=("--name", "a b"), label="base").shown_words(),
@@ -213,21 +215,21 @@ def test_the_name_in_tables_has_label_and_command() -> None:
     assert shown == ["train.py --lr 0.1", "base: train.py --name 'a b'", "sh -c 'echo hi > x'", "echo hi '>' ''"]
 
 
-def test_ended_jobs_beyond_those_in_view_are_counted() -> None:
+def test_status_counts_the_ended_jobs_that_it_does_not_show() -> None:
     jobs = [a_job(state=JobState.DONE) for _ in range(20)]
     lines = render.status_lines(Overview(False, None, {"done": 20}, [], jobs, {}, [], 0, False, {}), "/x", 0.0)
     assert lines[-1].strip().endswith("and 10 more: gpujob jobs")
 
 
 @given(word=st.text(max_size=10) | st.just("\udcff"), state=st.sampled_from(JobState))
-def test_any_job_is_one_json_value_in_plain_ascii(word: str, state: JobState) -> None:
+def test_any_job_is_one_ascii_json_value(word: str, state: JobState) -> None:
     """Contract 6, C14: Every job is one JSON value in ASCII, whatever its words are."""
     text = json.dumps(render.job_json(a_job(spec=JobSpec(arguments=(word,), label=word), state=state)))
     assert json.loads(text)["arguments"] == [word]
     assert text.isascii() and not plays_the_terminal(text)
 
 
-def test_the_whole_status_in_json_has_the_keys_of_the_contract() -> None:
+def test_status_json_has_the_keys_of_the_contract() -> None:
     """Contract 6: `status --json` has the keys of the contract, and sizes in bytes."""
     view = Overview(
         True, 7, {"pending": 1}, [GpuView(Gpu(0, "u", "A", 0, 24000), "BUSY", 0.5, (1,), False)], [a_job()],
@@ -254,13 +256,13 @@ def test_the_whole_status_in_json_has_the_keys_of_the_contract() -> None:
         ("90:00", 5400), ("1:00:00", 3600), ("0", 0), (" 4H ", 14400), ("1w", 604800),
     ],
 )  # fmt: skip
-def test_durations_are_read(text: str, seconds: float) -> None:
+def test_durations_are_read_in_all_documented_forms(text: str, seconds: float) -> None:
     """Contract 6: Durations are read in all documented forms."""
     assert seconds_of(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1x", "1h30", "h", "1 h", "1e3", "1:2:3:4", "inf"])
-def test_what_is_no_duration_shows_what_would_be(text: str) -> None:
+def test_the_error_for_an_invalid_duration_shows_a_valid_one(text: str) -> None:
     """Contract 6, P3: An invalid duration is refused, and the error shows a valid one."""
     with pytest.raises(UsageError) as caught:
         seconds_of(text)
@@ -280,19 +282,19 @@ def test_what_is_no_duration_shows_what_would_be(text: str) -> None:
         ("0", 0),
     ],
 )
-def test_sizes_are_read_and_rounded_up(text: str, mib: int) -> None:
+def test_sizes_with_and_without_a_unit_are_converted_to_mib(text: str, mib: int) -> None:
     """Contract 6: A size is read with or without a unit, and converted to MiB. Without a unit, it is in MiB."""
     assert mib_of(text) == mib
 
 
 @pytest.mark.parametrize(("text", "mib"), [("1K", 1), ("1025K", 2)])
-def test_sizes_a_little_above_a_whole_number_are_rounded_up_too(text: str, mib: int) -> None:
+def test_sizes_are_rounded_up_to_whole_mib(text: str, mib: int) -> None:
     """Contract 6: Sizes are rounded up to whole MiB."""
     assert mib_of(text) == mib
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1X", "G", "1e3", "1 2"])
-def test_what_is_no_size_shows_what_would_be(text: str) -> None:
+def test_the_error_for_an_invalid_size_shows_a_valid_one(text: str) -> None:
     """Contract 6, P3: An invalid size is refused, and the error shows a valid one."""
     with pytest.raises(UsageError) as caught:
         mib_of(text)
@@ -303,7 +305,7 @@ def test_what_is_no_size_shows_what_would_be(text: str) -> None:
     ("seconds", "text"),
     [(4, "4 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (273600, "3 d 4 h"), (-5, "0 s"), (59.9, "59 s")],
 )
-def test_durations_are_shown_for_people(seconds: float, text: str) -> None:
+def test_durations_are_printed_with_at_most_two_units(seconds: float, text: str) -> None:
     """Contract 6: Durations are printed with at most two units; a negative one is 0 s."""
     assert span_text(seconds) == text
 
@@ -311,6 +313,6 @@ def test_durations_are_shown_for_people(seconds: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(None, None), (0.0, "1970-01-01T00:00:00.000Z"), (1e9 + 0.9999, "2001-09-09T01:46:40.999Z")]
 )
-def test_times_are_utc(seconds: float | None, text: str | None) -> None:
+def test_times_are_printed_in_utc_with_milliseconds(seconds: float | None, text: str | None) -> None:
     """Contract 6: Times are printed in UTC with milliseconds, cut and not rounded; None stays None."""
     assert render.maybe_utc(seconds) == text

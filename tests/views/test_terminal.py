@@ -26,7 +26,7 @@ def in_utf8() -> Iterator[None]:
 
 
 @given(TEXT)
-def test_k09_wide_and_combining_characters_are_counted_as_terminals_do(text: str) -> None:
+def test_k09_wide_characters_count_two_columns_and_combining_ones_none(text: str) -> None:
     """K09: A CJK character counts as two columns, a combining accent as none."""
     assert terminal.cells(text) == cell_len(text)
 
@@ -34,7 +34,7 @@ def test_k09_wide_and_combining_characters_are_counted_as_terminals_do(text: str
 @given(TEXT, st.integers(1, 40))
 @example("训练", 1)
 @example("训练", 3)
-def test_k09_a_cut_text_fits(text: str, most: int) -> None:
+def test_k09_a_cut_text_fits_the_width(text: str, most: int) -> None:
     """K09: A text that fits stays unchanged; a longer one is cut to the width, with "…" for the missing text."""
     for made in (terminal.cut(text, most), terminal.shortened(text, most)):
         assert cell_len(made) <= most
@@ -45,7 +45,7 @@ def test_k09_a_cut_text_fits(text: str, most: int) -> None:
 @given(TEXT, st.integers(2, 40), st.integers(0, 14))
 @example("a" * 50, 20, 14)
 @example("   " + "a" * 50, 20, 4)
-def test_k09_a_folded_text_fits_and_loses_nothing(text: str, most: int, indent: int) -> None:
+def test_k09_a_folded_text_fits_the_width_and_loses_no_character(text: str, most: int, indent: int) -> None:
     """K09: The lines of a folded text fit the width, and no character except blanks is lost."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(terminal, "width", lambda: most)
@@ -54,7 +54,7 @@ def test_k09_a_folded_text_fits_and_loses_nothing(text: str, most: int, indent: 
     assert "".join("".join(lines).split()) == "".join(text.split())
 
 
-def test_k09_a_long_word_is_folded_in_good_time() -> None:
+def test_k09_a_long_word_is_folded_quickly() -> None:
     """K09: A word of a million characters is folded quickly; one argument of a job may have 131,071 bytes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(terminal, "width", lambda: 20)
@@ -75,7 +75,7 @@ def test_k09_a_long_word_is_folded_in_good_time() -> None:
         ({"LANG": "C.UTF-8", "PYTHONIOENCODING": "latin-1"}, "iso8859-1"),
     ],
 )
-def test_k09_the_locale_tells_what_can_be_shown(environ: dict[str, str], found: str) -> None:
+def test_k09_the_locale_decides_which_characters_are_shown(environ: dict[str, str], found: str) -> None:
     """K09: The locale decides which characters are shown.
 
     If Python has set LC_CTYPE itself, this variable is ignored.

@@ -57,13 +57,13 @@ def test_the_first_command_starts_the_warm_process_and_the_next_one_uses_it(call
         ["start", "--gpus", "x"], ["web", "--port", "x"], ["--version"], [],
     ],
 )  # fmt: skip
-def test_a_forked_command_prints_and_returns_what_an_ordinary_one_does(shared: Caller, words: list[str]) -> None:
+def test_a_forked_command_prints_and_returns_the_same_as_an_ordinary_one(shared: Caller, words: list[str]) -> None:
     one, other = shared.run(*words), shared.ordinary(*words)
     assert (one.returncode, one.stdout, one.stderr) == (other.returncode, other.stdout, other.stderr)
 
 
 @pytest.mark.parametrize("words", [["wait", "1"], ["logs", "-f", "1"], ["status", "--watch"], ["submit", "-f", "true"]])
-def test_a_command_that_leaves_the_fork_prints_its_notes_once(shared: Caller, words: list[str]) -> None:
+def test_a_command_run_again_outside_its_fork_prints_its_notes_once(shared: Caller, words: list[str]) -> None:
     """A command that runs again in the process of its caller prints no note twice, here that of an unreadable file."""
     folder = shared.folder / "unreadable"
     folder.mkdir(exist_ok=True)
@@ -84,7 +84,7 @@ def test_a_command_that_leaves_the_fork_prints_its_notes_once(shared: Caller, wo
 @pytest.mark.parametrize(
     "words", [["submit", "-f", "--info-command", "echo once >> ran", "true"], ["ts", "-f", "true"]]
 )
-def test_a_command_that_leaves_the_fork_runs_its_info_command_once(caller: Caller, words: list[str]) -> None:
+def test_a_command_run_again_outside_its_fork_runs_its_info_command_once(caller: Caller, words: list[str]) -> None:
     caller.warm()
     caller.run("ts", "true")  # starts the server; to start it, `ts` leaves the fork at its beginning
     ran = caller.folder / "ran"
@@ -98,12 +98,12 @@ def test_a_command_that_leaves_the_fork_runs_its_info_command_once(caller: Calle
     assert ran.read_text() == "once\n"
 
 
-def test_completions_come_from_the_warm_process_too(shared: Caller) -> None:
+def test_completions_come_from_the_warm_process(shared: Caller) -> None:
     environ = {**shared.environ, "_GPUJOB_COMPLETE": "complete_bash", "COMP_WORDS": "gpujob\nsta", "COMP_CWORD": "1"}
     assert shared.run(env=environ).stdout == shared.ordinary(env=environ).stdout != b""
 
 
-def test_s4_2_a_command_imports_only_the_client(caller: Caller) -> None:
+def test_s4_2_a_command_imports_only_the_client_before_its_fork(caller: Caller) -> None:
     """S4.2: Before a command runs in a fork, its own process has imported only the client and no slow module."""
     caller.environ["PYTHONPROFILEIMPORTTIME"] = "1"
     caller.run("submit", "--", "true")
@@ -151,7 +151,7 @@ WORLDS: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_forked_command_has_the_callers_world(shared: Caller, world: str) -> None:
+def test_a_forked_command_has_the_process_properties_of_its_caller(shared: Caller, world: str) -> None:
     """A fork has the caller's umask, limits, nice value, CPUs, signals, folder, environment and descriptors."""
     (shared.folder / "other").mkdir(exist_ok=True)
     environ = {**shared.environ, "SECRET": "an\udcffy\nthing", "EMPTY": "", "TZ": "Asia/Tokyo"}
@@ -162,13 +162,13 @@ def test_a_forked_command_has_the_callers_world(shared: Caller, world: str) -> N
     assert one["world"] == other["world"]
 
 
-def test_times_are_shown_in_the_callers_zone(shared: Caller) -> None:
+def test_a_forked_command_shows_times_in_the_time_zone_of_its_caller(shared: Caller) -> None:
     for zone in ("Asia/Tokyo", "America/New_York"):
         environ = {**shared.environ, "TZ": zone}
         assert shared.run("show", "1", env=environ).stdout == shared.ordinary("show", "1", env=environ).stdout
 
 
-def test_the_warm_process_keeps_neither_descriptors_nor_variables_of_its_first_caller(caller: Caller) -> None:
+def test_the_warm_process_keeps_no_descriptors_or_variables_of_its_first_caller(caller: Caller) -> None:
     """The warm process holds no lock that its first caller passed on, and no secret of that caller's environment."""
     lock = caller.folder / "lock"
     with lock.open("w") as stream:
@@ -182,9 +182,7 @@ def test_the_warm_process_keeps_neither_descriptors_nor_variables_of_its_first_c
 
 
 @pytest.mark.parametrize("change", [{"LC_ALL": "C"}, {"PYTHONUTF8": "1"}, {"LD_BIND_NOW": "1"}])
-def test_variables_that_are_read_only_once_get_a_warm_process_of_their_own(
-    caller: Caller, change: dict[str, str]
-) -> None:
+def test_callers_with_other_startup_variables_get_another_warm_process(caller: Caller, change: dict[str, str]) -> None:
     caller.warm()
     environ = {**caller.environ, **change}
     assert not forked(caller, env=environ)
@@ -227,7 +225,7 @@ def command_of(caller: Caller) -> int:
 
 
 @pytest.mark.parametrize("number", ENDING)
-def test_a_signal_ends_the_command_and_its_caller(
+def test_a_signal_to_the_caller_ends_the_forked_command(
     caller: Caller, staying: subprocess.Popen[bytes], number: signal.Signals
 ) -> None:
     pid = command_of(caller)
@@ -237,20 +235,20 @@ def test_a_signal_ends_the_command_and_its_caller(
     assert not alive(pid)
 
 
-def test_ctrl_c_ends_the_command_with_130(caller: Caller, staying: subprocess.Popen[bytes]) -> None:
+def test_ctrl_c_ends_a_forked_command_with_130(caller: Caller, staying: subprocess.Popen[bytes]) -> None:
     os.killpg(staying.pid, signal.SIGINT)
     assert staying.wait(60) == 130
     assert errors_of(caller) == ""
 
 
-def test_a_killed_caller_leaves_no_command_behind(caller: Caller, staying: subprocess.Popen[bytes]) -> None:
+def test_a_killed_caller_leaves_no_forked_command_running(caller: Caller, staying: subprocess.Popen[bytes]) -> None:
     pid = command_of(caller)
     staying.kill()
     wait_for(lambda: not alive(pid), "the end of the command")
     assert forked(caller)
 
 
-def test_ctrl_z_stops_the_command_and_fg_continues_it(caller: Caller, staying: subprocess.Popen[bytes]) -> None:
+def test_ctrl_z_stops_a_forked_command_and_fg_continues_it(caller: Caller, staying: subprocess.Popen[bytes]) -> None:
     pid = command_of(caller)
     staying.send_signal(signal.SIGTSTP)
     wait_for(lambda: stopped(staying.pid) and stopped(pid), "both stopped")
@@ -260,14 +258,14 @@ def test_ctrl_z_stops_the_command_and_fg_continues_it(caller: Caller, staying: s
     assert staying.wait(60) == 0
 
 
-def test_a_command_whose_process_was_killed_ends_its_caller_with_the_same_signal(
+def test_a_killed_forked_command_ends_its_caller_with_the_same_signal(
     caller: Caller, staying: subprocess.Popen[bytes]
 ) -> None:
     os.kill(command_of(caller), signal.SIGKILL)
     assert staying.wait(60) == -signal.SIGKILL
 
 
-def test_a_killed_warm_process_is_told_and_the_next_command_runs(
+def test_a_killed_warm_process_is_reported_and_the_next_command_runs(
     caller: Caller, staying: subprocess.Popen[bytes]
 ) -> None:
     """If the warm process is killed, its running command fails with an error that refers to `gpujob status`.
@@ -288,7 +286,7 @@ def test_a_killed_warm_process_is_told_and_the_next_command_runs(
     assert forked(caller)
 
 
-def test_a_reader_that_has_gone_is_no_error(caller: Caller) -> None:
+def test_a_closed_stdout_of_a_forked_command_is_no_error(caller: Caller) -> None:
     caller.warm()
     read, write = os.pipe()
     os.close(read)
@@ -300,7 +298,7 @@ def test_a_reader_that_has_gone_is_no_error(caller: Caller) -> None:
 # -- doubtful cases -----------------------------------------------------------------------------------------
 
 
-def test_a_warm_process_that_does_not_answer_is_not_waited_for(caller: Caller) -> None:
+def test_a_stopped_warm_process_does_not_delay_commands(caller: Caller) -> None:
     server = caller.warm()
     os.kill(server, signal.SIGSTOP)
     wait_for(lambda: stopped(server), "a stop")
@@ -335,7 +333,7 @@ def test_a_changed_program_gets_a_new_warm_process(
     wait_for(lambda: not alive(before), "the end of the old one")
 
 
-def test_a_folder_that_others_can_enter_is_not_used(caller: Caller) -> None:
+def test_a_runtime_folder_that_other_users_can_enter_is_not_used(caller: Caller) -> None:
     caller.warm()
     (caller.runtime / "gpujob").chmod(0o755)
     assert not forked(caller)
@@ -343,7 +341,7 @@ def test_a_folder_that_others_can_enter_is_not_used(caller: Caller) -> None:
     assert forked(caller)
 
 
-def test_a_socket_that_speaks_another_language_is_not_waited_for(caller: Caller) -> None:
+def test_an_invalid_answer_on_the_socket_does_not_delay_a_command(caller: Caller) -> None:
     """If another process answers the request with invalid data, the command runs without the warm process."""
     os.kill(caller.warm(), signal.SIGKILL)
     caller.command = caller.plain
@@ -361,7 +359,7 @@ def test_a_socket_that_speaks_another_language_is_not_waited_for(caller: Caller)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xff\xff\xff", b"\0\0\0\1x", b"\0\0\0\4abcd", b"GET / HTTP/1.1\r\n\r\n"])
-def test_the_warm_process_survives_callers_that_send_nonsense(caller: Caller, data: bytes) -> None:
+def test_the_warm_process_survives_invalid_requests(caller: Caller, data: bytes) -> None:
     server = caller.warm()
     (path,) = [path for path in (caller.runtime / "gpujob").iterdir() if path.suffix == ""]
     made = client.connect(str(path))
@@ -372,7 +370,7 @@ def test_the_warm_process_survives_callers_that_send_nonsense(caller: Caller, da
     assert caller.servers() == [server]
 
 
-def test_a_word_that_names_a_descriptor_takes_the_ordinary_way(caller: Caller) -> None:
+def test_a_command_with_a_descriptor_path_argument_runs_without_a_fork(caller: Caller) -> None:
     """A command with an argument such as ``<(…)`` runs without a fork, which would not have the descriptor."""
     caller.warm()
     (caller.folder / "other.yaml").write_text("nonsense: 1\n")
@@ -399,7 +397,7 @@ def test_an_idle_warm_process_ends_and_removes_its_socket(caller: Caller) -> Non
     assert not [path for path in (caller.runtime / "gpujob").iterdir() if path.suffix == ""]
 
 
-def test_a_warm_process_whose_socket_was_removed_ends_at_its_next_look(caller: Caller) -> None:
+def test_a_warm_process_whose_socket_was_removed_ends(caller: Caller) -> None:
     """The warm process ends when its runtime folder is removed. The system removes it after the user's last session."""
     caller.warm()
     caller.end()
