@@ -57,8 +57,8 @@ def unpacked(path: Path) -> bytes:
 
 
 def test_s4_13_s4_16_stderr_can_have_its_own_log_and_output_can_be_discarded(
-    daemon: FakeDaemon,
-    tmp_path: Path,  # noqa: F811
+    daemon: FakeDaemon,  # noqa: F811
+    tmp_path: Path,
 ) -> None:
     """S4.13, S4.16: stderr can have a separate, private log; without a log the output is discarded."""
     apart = str(tmp_path / "1.log.e")
@@ -99,8 +99,8 @@ def test_s4_14_a_compressed_log_is_complete_when_the_ending_is_reported(daemon: 
 
 @QUICK
 def test_s4_14_leftover_processes_delay_the_report_of_the_end_only_up_to_a_limit(
-    daemon: FakeDaemon,
-    tmp_path: Path,  # noqa: F811
+    daemon: FakeDaemon,  # noqa: F811
+    tmp_path: Path,
 ) -> None:
     """S4.14: A leftover process that holds a packed log open delays the report of the end only up to a limit.
 
