@@ -35,7 +35,7 @@ class Bug:
 
 
 MACHINE = "tests/core/test_machine.py::test_the_guarantees_hold_in_random_histories_of_faults"
-POINT = "tests/stories/test_crash_points.py::test_a01_to_a17_daemon_killed_at_each_crash_point"
+POINT = "tests/stories/test_crash_points.py::test_a01_to_a17_each_attempt_runs_once_after_a_kill_of_the_daemon"
 BUGS = (
     Bug(
         "skipped fence",

@@ -81,7 +81,7 @@ def drained(m) -> int:
     return m.s.process.returncode
 
 
-def test_a_drain_waits_out_a_back_off_and_runs_the_retry(machine):
+def test_a_drain_waits_for_a_retry_and_runs_it(machine):
     m = machine(assign_retry_wait="1.5", gpu_interval=20).cards("GPU-a")  # at the retry the last reading is too old
     (m.s.folder / "fails.py").write_text("raise SystemExit(3)")
     m.s.append(f"0,{m.s.folder}/fails.py,,,;retries=1")
@@ -107,7 +107,7 @@ def test_one_unhealthy_reading_does_not_end_a_drain(machine):
 # -- requested and measured memory ------------------------------------------------------------------------
 
 
-def test_requested_memory_counts_the_memory_of_our_other_jobs(machine):
+def test_a_job_waits_while_other_jobs_leave_too_little_memory_for_it(machine):
     m = machine().cards("GPU-a")
     m.s.start()
     m.add("half", need="0.5")
@@ -223,7 +223,7 @@ def test_broken_nvml_packages_do_not_count_as_no_driver(machine):
     m.running("a")
 
 
-def test_a_start_waits_for_the_driver_of_the_last_start(machine):
+def test_no_job_starts_until_a_driver_seen_at_the_last_start_answers(machine):
     """If the last start read a driver, no job starts until the driver answers, even with --gpus N.
 
     With --gpu-interval 0 in addition, jobs start without the driver.
@@ -256,7 +256,7 @@ def test_a_start_waits_for_the_driver_of_the_last_start(machine):
 
 
 @pytest.mark.parametrize("how", ["option", "file"])
-def test_gpu_interval_0_needs_gpus(machine, how):
+def test_start_refuses_gpu_interval_0_without_the_option_gpus(machine, how):
     m = machine(**({"gpu_interval": 0} if how == "option" else {})).cards("GPU-a")
     words = ["--gpu-interval=0"] if how == "option" else []
     if how == "file":
@@ -276,7 +276,7 @@ def test_a_driver_error_at_the_first_start_is_one_readable_line(machine):
         assert word not in done.stderr, done.stderr
 
 
-def test_the_demo_runs_to_its_end_beside_an_nvidia_smi_that_fails(machine):
+def test_the_demo_runs_to_its_end_if_nvidia_smi_fails(machine):
     m = machine()
     m.s.environ["NVML_STUB_FILE"] = "/nonexistent"
     done = m.s.cli("demo")
@@ -295,7 +295,7 @@ def test_thresholds_accept_percent(machine):
     assert "limit 35 %" in m.waits(1, "foreign")["reason"]
 
 
-def test_a_hanging_nvidia_smi_holds_no_gpu(machine):
+def test_a_hanging_nvidia_smi_keeps_no_gpu_booked(machine):
     """An nvidia-smi that hangs does not keep the GPU of an ended job booked, even if it left its process group.
 
     While it hangs, no other nvidia-smi is started, and no job starts on a GPU.

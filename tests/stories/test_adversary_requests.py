@@ -103,7 +103,7 @@ def ended_meanwhile(scheduler):
     return s
 
 
-def test_requests_for_a_job_with_a_retry_due_are_done_at_the_start(ended_meanwhile):
+def test_requests_for_a_job_waiting_for_retry_are_carried_out_at_the_next_start(ended_meanwhile):
     """A job that waits for its retry can be held, edited, put first or cancelled; the next start carries this out."""
     s = ended_meanwhile
     assert "job 1 is already pending" in s.cli("retry", "1").stdout
@@ -124,7 +124,7 @@ def test_requests_for_a_job_with_a_retry_due_are_done_at_the_start(ended_meanwhi
     assert begun[6:9] == ["c", "a", "b"], "the one that was put first"
 
 
-def test_requests_without_daemon_are_refused_now_or_kept_in_order(ended_meanwhile):
+def test_requests_without_daemon_are_refused_or_stored_in_their_order(ended_meanwhile):
     s = ended_meanwhile
     assert "job 5 cannot be held: it is done, and only a waiting job can be held" in s.cli("hold", "5", code=1).stderr
     assert "job 5 has already ended (done)" in s.cli("cancel", "5").stdout
@@ -157,7 +157,7 @@ def test_requests_without_daemon_are_refused_now_or_kept_in_order(ended_meanwhil
     assert [s.job(n)["reason_code"] for n in (1, 7)] == ["hold-user"] * 2 and s.states()[6] == "cancelled"
 
 
-def test_a_retry_of_jobs_ended_without_daemon_is_done_at_the_start(ended_meanwhile):
+def test_a_retry_of_jobs_ended_without_daemon_is_carried_out_at_the_next_start(ended_meanwhile):
     """A `retry` of jobs that ended or were cancelled without a scheduler is carried out at the next start."""
     s = ended_meanwhile
     s.cli("cancel", "7")

@@ -175,7 +175,7 @@ def test_no_screen_overrides_the_settings_file(screens):
     s.wait_state(1, "done")
 
 
-def test_detach_passes_on_no_screen(screens):
+def test_start_detach_obeys_the_option_no_screen(screens):
     s = screens(gpus=1)
     s.folder.joinpath("own.yaml").write_text("screen: true\n")
     pid = int(s.cli("start", "--gpus", "1", "--detach", "--no-screen", "--config", "own.yaml").stdout.split()[-1])

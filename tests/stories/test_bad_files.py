@@ -109,7 +109,7 @@ def test_c02_text_added_to_a_read_line_is_refused(pouring):
     s.says("jobs.txt:2: the line was changed after it was read", times=1)
 
 
-def test_c02_a_last_line_of_blanks_counts_as_unread(pouring):
+def test_c02_a_line_appended_after_a_last_line_of_blanks_becomes_a_job(pouring):
     """C02, P2: A line appended with `echo` after a last line of blanks becomes a job."""
     append(pouring.s.jobs_file, pouring.good("a") + "\n   ")
     pouring.s.wait_ended(1)
@@ -205,7 +205,7 @@ SAVES = {
 
 
 @pytest.mark.parametrize("how", SAVES)
-def test_c07_a_save_by_an_editor_runs_only_what_is_new(pouring, how):
+def test_c07_a_save_by_an_editor_runs_only_new_lines(pouring, how):
     """C07: When an editor saves the jobs file, only the new line becomes a job.
 
     Unchanged lines, refused lines and lines of failed jobs make no second job. Refused lines get their new line
@@ -243,7 +243,7 @@ def test_c08_jobs_of_edited_and_removed_lines_stay(pouring):
     assert sorted(pouring.noted()) == ["TWO", "one", "three", "two"]
 
 
-def test_c09_c10_windows_line_ends_and_a_byte_order_mark(pouring):
+def test_c09_c10_windows_line_ends_and_byte_order_mark_get_into_no_job(pouring):
     """C09, C10: Windows line ends and a byte order mark do not become part of a job."""
     append(pouring.s.jobs_file, b"\xef\xbb\xbf0,note,,a;gpus=0\r\n\r\n# x\r\n0,note,,b;gpus=0\r\n0,words,,last\r\n")
     states = pouring.rest()
@@ -252,7 +252,7 @@ def test_c09_c10_windows_line_ends_and_a_byte_order_mark(pouring):
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
-def test_c11_a_utf16_file_is_refused_and_read_as_utf8_later(pouring, encoding):
+def test_c11_a_utf16_file_is_refused_until_it_is_saved_as_utf8(pouring, encoding):
     """C11: A UTF-16 file is reported once and not read; once it is saved as UTF-8, it is read."""
     s = pouring.s
     pouring.pour(pouring.good("before"))
@@ -286,7 +286,7 @@ def test_c16_a_submitted_job_without_wakeup_runs(scheduler):
 
 
 @pytest.mark.long
-def test_c16_a_great_many_lines_are_taken_while_commands_answer_and_jobs_run(pouring):
+def test_c16_commands_answer_and_jobs_run_while_many_lines_are_read(pouring):
     """C16: While 10,000 lines become one job each, other jobs run and commands are answered.
 
     The long form of the test appends a million lines.
@@ -332,7 +332,7 @@ def test_c17_equal_lines_become_one_job(pouring):
     assert pouring.noted() == ["same"]
 
 
-def test_c18_a_line_of_a_finished_job_is_skipped_and_of_a_failed_one_runs_again(pouring):
+def test_c18_a_repeated_line_is_skipped_after_success_and_runs_after_failure(pouring):
     """C18: A line that repeats the line of a done job does not run. A line that repeats a failed job runs it again."""
     s = pouring.s
     pouring.script("fails", "#!/bin/sh\necho fails >> noted\nexit 2\n")
@@ -367,7 +367,7 @@ def test_c19_lines_of_twenty_concurrent_writers_are_all_read(pouring):
     assert s.rows("SELECT count(*), count(DISTINCT identity) FROM jobs") == [(4000, 4000)] and pouring.refused() == {}
 
 
-def test_c20_long_lines_of_concurrent_writers(pouring):
+def test_c20_long_lines_of_concurrent_add_commands_are_not_mixed(pouring):
     """C20: Lines of 20 KB that concurrent `gpujob add` commands append are never mixed with other lines.
 
     Lines that shells append at the same time may be mixed with each other. Each line of the resulting file becomes a
@@ -472,7 +472,7 @@ def test_c36_a_file_that_becomes_unreadable_is_reported_once(of_nobody):
 
 
 @as_root
-def test_c36_a_file_that_cannot_be_read_at_the_start(of_nobody):
+def test_c36_the_scheduler_starts_with_an_unreadable_jobs_file(of_nobody):
     """C36: The scheduler starts with an unreadable file, reports it, and reads it when it becomes readable."""
     p, s = of_nobody, of_nobody.s
     s.jobs_file.chmod(0)
@@ -570,7 +570,7 @@ def test_c40_lines_appended_without_daemon_are_read_once(pouring):
 
 
 @as_root
-def test_b14_a_working_folder_that_may_not_be_entered_is_waited_for(of_nobody):
+def test_b14_a_job_waits_until_the_user_may_enter_its_working_folder(of_nobody):
     """B14: A job waits until the user may enter its working folder and all folders above; other jobs run meanwhile."""
     p, s = of_nobody, of_nobody.s
     (s.folder / "note").write_text('#!/bin/sh\necho "$1" >> "${0%/*}/noted"\n')

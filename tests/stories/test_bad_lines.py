@@ -54,7 +54,7 @@ def test_c13_invalid_utf8_refuses_one_line(pouring):
     assert "not UTF-8" in shown and "\ufffd" not in pouring.s.cli("status", "--json").stderr
 
 
-def test_c13_invalid_utf8_in_the_first_line(scheduler):
+def test_c13_a_first_line_that_resembles_a_utf16_mark_refuses_no_other_line(scheduler):
     """C13: A first line that only resembles a UTF-16 byte order mark is refused; the rest of the file is read."""
     p = Pouring(scheduler(gpus=1))
     p.pour(b"\xff\xfe", p.good("a"))
@@ -63,7 +63,7 @@ def test_c13_invalid_utf8_in_the_first_line(scheduler):
     assert p.noted() == ["a"] and "not UTF-8 at byte 1" in p.refused()[1]
 
 
-def test_c14_control_characters_are_stored_and_shown_escaped(pouring):
+def test_c14_control_characters_reach_the_job_unchanged_and_are_shown_escaped(pouring):
     """C14: Control characters reach the job unchanged, and are escaped in all output and in the main log."""
     evil = "\x1b]0;x\x07\x1b[2J\x9b31m\u202egpj\x7f"
     pouring.pour(f'0,words,,"{evil}";gpus=0', f"{evil},note,,{evil}", f"0,no-such{evil},,")
@@ -105,7 +105,7 @@ def test_c15_many_long_refused_lines_are_not_kept_in_memory(pouring):
     assert peak_kb(pouring.s.pid) - before < MOST_GROWTH_KB
 
 
-def test_c21_an_unbalanced_quote_swallows_no_following_line(pouring):
+def test_c21_an_unbalanced_quote_refuses_only_its_own_line(pouring):
     """C21: A line with an unbalanced quote is refused; the following lines run."""
     pouring.judge(
         [
@@ -144,7 +144,7 @@ def test_c22_the_corrected_line_in_the_reason_runs_as_intended(pouring):
         assert pouring.words(max(pouring.rest())) == words
 
 
-def test_c23_the_rest_of_the_line_is_the_gpu_list(scheduler):
+def test_c23_the_last_field_may_be_a_gpu_list_with_commas(scheduler):
     """C23: The last field may be a GPU list with commas; a number before it is an argument, which is logged once."""
     p = Pouring(scheduler(gpus=8))
     p.s.start()
@@ -183,7 +183,7 @@ def test_c24_wrong_fields_are_refused_and_comments_ignored(pouring):
     assert ["hash#tag", "#", "x"] in arguments
 
 
-def test_c25_bad_priorities(scheduler):
+def test_c25_bad_priorities_are_refused(scheduler):
     """C25: Priorities are whole numbers, and lower ones start first; other priorities are refused."""
     p = Pouring(scheduler(gpus=1))
     p.s.append("5,words,,late", "-7,words,,early", "+0,words,,middle")
@@ -199,7 +199,7 @@ def test_c25_bad_priorities(scheduler):
     )
 
 
-def test_c26_bad_gpu_lists(pouring):
+def test_c26_bad_gpu_lists_are_refused(pouring):
     """C26: Bad GPU lists are refused when they are read, without much memory; a GPU named twice counts once."""
     before = peak_kb(pouring.s.pid)
     pouring.judge(
@@ -242,7 +242,7 @@ def test_c27_a_need_that_can_never_be_met_is_refused_at_once(pouring):
     )
 
 
-def test_c27_lines_that_a_larger_machine_can_run_are_read_again(scheduler):
+def test_c27_refused_lines_are_read_again_after_the_number_of_gpus_changed(scheduler):
     """C27: If the number of GPUs has changed, `start` reads the refused lines of the jobs file again.
 
     Each of them becomes one job if the scheduler can now run it, and otherwise stays refused.
@@ -328,7 +328,7 @@ def test_c29_an_unknown_model_gets_the_default_need_and_is_logged_once(scheduler
     p.s.says("model nosuch is not in", times=1)
 
 
-def test_c30_where_the_model_is_looked_for(scheduler):
+def test_c30_the_last_llm_option_before_a_double_dash_names_the_model(scheduler):
     """C30: The model of a job is the last `--llm NAME` or `--llm=NAME` before a bare `--`, as argparse reads it."""
     p = Pouring(scheduler(gpus=1))
     table = {"default_requirement": 0.2, "models": {"a": 0.5, "b": 0.6, "a b": 0.7}}
@@ -345,7 +345,7 @@ def test_c30_where_the_model_is_looked_for(scheduler):
     assert dict(zip(samples, found.values(), strict=True)) == samples
 
 
-def test_c31_a_broken_model_table_leaves_the_last_good_one_in_force(scheduler):
+def test_c31_the_last_valid_model_table_stays_in_force_if_the_file_is_broken(scheduler):
     """C31: Each broken model table is logged once, with line and column; the last valid table stays in force."""
     p = Pouring(scheduler(gpus=1, monitor_interval=1))
     s, path = p.s, p.s.folder / "llm_config.json"
@@ -421,7 +421,7 @@ def test_c32_no_shell_interprets_a_field(pouring):
     assert not made
 
 
-def test_c33_option_look_alikes_are_no_options(pouring):
+def test_c33_a_script_or_environment_that_begins_with_a_dash_is_refused(pouring):
     """C33: A script or environment that begins with a dash is refused, with the correct spelling."""
     for name in ("-rf", "--help"):
         pouring.script(name, "#!/bin/sh\necho dash >> noted\n")

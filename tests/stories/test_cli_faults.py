@@ -172,7 +172,7 @@ def test_every_verb_refuses_wrong_words(two_jobs):
     assert snapshot(s) == before
 
 
-def test_bad_jobs_and_gpus_for_every_verb_that_names_one(two_jobs):
+def test_every_verb_refuses_words_that_name_no_job_or_gpu(two_jobs):
     """K: Every verb refuses words that name no job or GPU with exit code 2 or 6 and one line; nothing changes."""
     s = two_jobs.s
     lines: list[tuple[str, ...]] = []
@@ -202,7 +202,7 @@ def takes_any_text(option: JobOption) -> bool:
         return False
 
 
-def test_bad_values_for_every_option(two_jobs):
+def test_every_option_refuses_bad_values(two_jobs):
     """K: Every option that takes a number, size, time or choice refuses bad values with exit code 2, 3 or 6."""
     s = two_jobs.s
     odd = ["nonsense", "-5", "1" + "0" * 400, "nan", "\u0663", "x\ny"]
@@ -255,7 +255,7 @@ def refuses(name: str, value: str) -> bool:
     return False
 
 
-def test_k01_exit_codes_without_a_scheduler(scheduler):
+def test_k01_each_verb_works_or_exits_with_5_or_6_without_a_scheduler(scheduler):
     """K01: While no scheduler runs, each verb works, or exits with 5 or 6 and a short error.
 
     Verbs that only read work; for a job that does not exist they exit with 6. The scheduler was never started, or
@@ -288,7 +288,7 @@ def test_k01_exit_codes_without_a_scheduler(scheduler):
     s.release("runs")
 
 
-def test_k01_a_state_file_in_a_folder_that_is_not_there(scheduler):
+def test_k01_a_missing_folder_of_the_state_file_is_not_created(scheduler):
     """K01: If the folder of the given state file does not exist, verbs that only read show no jobs.
 
     Other verbs fail, and do not create the folder.
@@ -309,7 +309,7 @@ def test_k01_a_state_file_in_a_folder_that_is_not_there(scheduler):
     assert not (s.folder / "no").exists()
 
 
-def test_k01_a_store_of_no_bytes(scheduler):
+def test_k01_an_empty_store_is_reported_and_created_again(scheduler):
     """K01: A store of 0 bytes is reported in one line; a start creates it again."""
     s = scheduler(gpus=1)
     (s.folder / ".gpujob").mkdir(mode=0o700)
@@ -324,7 +324,7 @@ def test_k01_a_store_of_no_bytes(scheduler):
     assert s.status()["jobs"] == []
 
 
-def test_k07_a_store_of_a_newer_version(scheduler):
+def test_k07_every_verb_refuses_a_store_of_a_newer_version(scheduler):
     """K07: With a store of a newer version every verb names that version, changes nothing, and exits with 1."""
     p = Pouring(scheduler(gpus=1))
     s = p.s
@@ -345,7 +345,7 @@ def test_k07_a_store_of_a_newer_version(scheduler):
     assert (s.folder / ".gpujob" / "store.db").read_bytes() == before
 
 
-def test_k07_a_request_that_only_another_version_knows(scheduler):
+def test_k07_an_unknown_request_is_refused_and_others_are_carried_out(scheduler):
     """K07: An unknown or invalid request is refused; other requests are carried out."""
     p = Pouring(scheduler(gpus=1))
     s = p.s
@@ -459,7 +459,7 @@ def asleep(pid: int) -> bool:
     return text[text.rindex(")") + 2] == "S" and "_sqlite3" in Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_k09_a_pipe_that_is_closed_early(scheduler):
+def test_k09_a_pipe_that_is_closed_early_causes_no_error(scheduler):
     """K09: A verb whose reader closes the pipe early exits with 0 and prints nothing on stderr.
 
     A shell with `pipefail` therefore sees no failure.
@@ -525,7 +525,7 @@ def test_k05_killed_clients_do_not_disturb_the_scheduler(scheduler):
     wait_for(lambda: s.rows("SELECT count(*) FROM requests WHERE code IS NULL") == [(0,)], "all answered")
 
 
-def test_k09_output_in_ascii_locales(scheduler):
+def test_k09_names_in_utf8_work_in_ascii_locales(scheduler):
     """K09: Names in UTF-8 work with LANG=C, LC_ALL=C and ASCII output: no traceback, no partial character."""
     p = Pouring(scheduler(gpus=1))
     s = p.s
@@ -554,7 +554,7 @@ def test_k09_output_in_ascii_locales(scheduler):
 
 
 @pytest.mark.parametrize("words", [*READING, ["show", "nosuch"], ["status", "--help"]], ids=" ".join)
-def test_k09_output_on_a_terminal_of_20_columns(two_jobs, words):
+def test_k09_commands_work_on_a_terminal_of_20_columns(two_jobs, words):
     """K09: On a terminal of 20 columns no command prints a traceback, and the table of `jobs` fits the width."""
     s = two_jobs.s
     code, text = on_terminal(s, words, 20)
@@ -591,7 +591,7 @@ def on_terminal(s: Scheduler, words: list[str], columns: int) -> tuple[int, str]
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), out.decode("utf-8", "replace").replace("\r", "")
 
 
-def test_k09_an_output_that_is_closed_or_full(two_jobs):
+def test_k09_a_full_stdout_gives_one_error_line_and_a_closed_one_none(two_jobs):
     """K09: Closed stdout acts as /dev/null; stdout on a full disk gives one error line and code 1.
 
     A closed or full stderr changes no exit code.
@@ -650,7 +650,7 @@ def test_k09_an_output_that_is_closed_or_full(two_jobs):
     connection.close()
 
 
-def test_k09_a_scheduler_started_without_any_stream(scheduler):
+def test_k09_start_runs_jobs_if_its_standard_streams_are_closed(scheduler):
     """K09: `start` runs jobs even if its stdin, stdout and stderr are closed.
 
     None of the output of `start` gets into the log of a job.

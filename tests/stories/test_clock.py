@@ -135,7 +135,7 @@ entry()
 """
 
 
-def test_g04_a_stopped_scheduler_does_stored_requests_once_continued(scheduler):
+def test_g04_a_scheduler_continued_after_sigstop_carries_out_stored_requests_once(scheduler):
     """G04: While the scheduler is stopped (SIGSTOP), `submit` and verbs that only read work as usual.
 
     Other requests are stored, and their commands exit with 5. When the scheduler continues, it carries out each stored
@@ -190,7 +190,7 @@ def test_g04_a_stopped_scheduler_does_stored_requests_once_continued(scheduler):
     assert 0 < made <= spaced + 3, (made, spaced)  # one check, not one for each interval that has passed
 
 
-def test_g05_the_time_zone_changes_only_what_is_local(scheduler):
+def test_g05_the_time_zone_changes_only_log_names_and_the_main_log(scheduler):
     """G05: Stored and shown times are UTC in every zone; log names and the main log use local time."""
     s = scheduler(gpus=1)
     s.append(s.line("a"))

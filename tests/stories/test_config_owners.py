@@ -113,7 +113,7 @@ def test_s13_trust_group_in_a_group_writable_config_is_ignored(users: tuple[User
     assert TAKEN in start(me, place, "--trust-group", "true")
 
 
-def test_s13_an_access_list_counts_as_a_group(users: tuple[User, User], place: Path) -> None:
+def test_s13_a_file_that_an_access_list_lets_others_write_is_refused(users: tuple[User, User], place: Path) -> None:
     """S13: A file whose access list lets another user write to it is refused."""
     me, other = users
     path = write(place / "config.yaml", me)
@@ -131,7 +131,7 @@ def test_s13_an_access_list_counts_as_a_group(users: tuple[User, User], place: P
     assert f"its access list may let other users write to it: setfacl -b {path}" in said
 
 
-def test_a_config_that_may_not_be_read_is_one_error(users: tuple[User, User], place: Path) -> None:
+def test_an_unreadable_config_fails_start_and_no_other_verb(users: tuple[User, User], place: Path) -> None:
     """P3: `start` fails with exit code 2 for an unreadable config; other verbs continue."""
     me, other = users
     path = write(place / "config.yaml", other, 0o600)

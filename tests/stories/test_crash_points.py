@@ -2,7 +2,7 @@
 
 ``once``: a process is killed when it first passes the point; ``again``: the next process is killed as well; ``third``:
 a process is killed when it passes the point for the third time. `make test` tests each point in one way, and successive
-points in different ways; `make test-long` tests the other two ways. `test_a21_every_crash_point_has_a_story` fails if a
+points in different ways; `make test-long` tests the other two ways. `test_a21_every_crash_point_has_a_test` fails if a
 crash point in the source has no test here.
 """
 
@@ -72,7 +72,7 @@ AT_EACH_START = ("adopt.committed", "store.committed", "state.renamed", "store.b
 DEAF = "import signal, sys\nif sys.argv[2].startswith('deaf'): signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 
 
-def test_a21_every_crash_point_has_a_story() -> None:
+def test_a21_every_crash_point_has_a_test() -> None:
     """Each crash point in the source has a test, and each point named in the tests is in the source."""
     found = set()
     for path in (ROOT / "scheduler").rglob("*.py"):
@@ -201,7 +201,7 @@ def busy(scheduler: Callable[..., Scheduler], gpus: int = 5) -> Scheduler:
 
 
 @crossed([*DAEMON, *ADOPTING, *FENCE])
-def test_a01_to_a17_daemon_killed_at_each_crash_point(scheduler, point, way):
+def test_a01_to_a17_each_attempt_runs_once_after_a_kill_of_the_daemon(scheduler, point, way):
     """A01–A17, P1–P7: After a kill at any point each line is one job, each attempt runs once, exit codes are true."""
     s = busy(scheduler)
     first = list(PLAIN)[:3]
@@ -230,7 +230,7 @@ def test_a01_to_a17_daemon_killed_at_each_crash_point(scheduler, point, way):
 
 
 @crossed(SUPERVISOR)
-def test_b02_supervisor_killed_at_a_named_point(scheduler, point, way):
+def test_b02_no_attempt_runs_twice_after_a_kill_of_the_supervisor(scheduler, point, way):
     """A07, A08, B02: When supervisors are killed, no attempt runs twice. With ``again``, the daemon is killed, too.
 
     The exit codes of all jobs that are not lost are true.
@@ -260,7 +260,7 @@ def test_b02_supervisor_killed_at_a_named_point(scheduler, point, way):
 
 
 @crossed(SHIM)
-def test_j10_shim_killed_at_a_named_point(screens, point, way):
+def test_j10_no_attempt_starts_twice_after_a_kill_of_the_shim(screens, point, way):
     """J10, P1: When shims are killed, no attempt starts twice, and no failed job is shown as done.
 
     The GPUs become free. ``once``: every shim is killed; ``again``: every shim, and the daemon after the first start;
@@ -293,7 +293,7 @@ def test_j10_shim_killed_at_a_named_point(screens, point, way):
 
 
 @each_way
-def test_j10_daemon_killed_after_creating_a_session(screens, way):
+def test_j10_a_job_runs_once_if_the_daemon_dies_before_it_records_the_session(screens, way):
     """J10, P1: If the daemon dies before it records a session, the job runs once, and its exit code is recorded."""
     s = screens(gpus=2)
     s.append(*(s.line(f"k{n}", code=n, seconds=0.3) for n in range(4)))
@@ -315,7 +315,7 @@ def test_j10_daemon_killed_after_creating_a_session(screens, way):
 
 
 @crossed(RECOVER)
-def test_e02_recover_killed_and_run_again(scheduler, point, way):
+def test_e02_a_killed_recover_loses_nothing_when_it_is_repeated(scheduler, point, way):
     """E02: After a kill of `recover` no command uses the store until `recover` runs again; that run loses nothing."""
     s = filled(scheduler(gpus=2))
     s.kill()
@@ -348,7 +348,7 @@ def test_e02_recover_killed_and_run_again(scheduler, point, way):
 
 
 @pytest.mark.parametrize("way", ["old", "new"])
-def test_a18_killed_while_the_store_is_migrated(scheduler, way):
+def test_a18_a_kill_during_a_migration_of_the_store_loses_no_job(scheduler, way):
     """A18: A kill during a migration leaves a valid store of the old version; the next start completes the migration.
 
     A copy of the old store is kept, and no job is lost.
@@ -384,7 +384,7 @@ def test_a18_killed_while_the_store_is_migrated(scheduler, way):
 
 
 @each_way
-def test_a04_add_killed_before_it_answers(scheduler, way):
+def test_a04_a_killed_add_leaves_a_complete_line_and_its_repetition_adds_no_job(scheduler, way):
     """A04, P4: A killed `add` leaves a complete line; the same command again creates no second job."""
     s = scheduler(gpus=1)
     s.start()
@@ -405,7 +405,7 @@ def test_a04_add_killed_before_it_answers(scheduler, way):
 
 
 @crossed(["store.before_commit", "store.committed"])
-def test_a04_submit_and_cancel_killed_before_they_answer(scheduler, point, way):
+def test_a04_a_killed_submit_or_cancel_takes_effect_only_if_it_committed(scheduler, point, way):
     """A04, P4: A killed `submit` or `cancel` takes effect if and only if it committed, with or without a daemon."""
     s = scheduler(gpus=1)
     if way != "again":
@@ -440,7 +440,7 @@ def test_a04_submit_and_cancel_killed_before_they_answer(scheduler, point, way):
 
 
 @pytest.mark.smoke
-def test_a20_started_and_killed_again_and_again(scheduler):
+def test_a20_ten_killed_starts_leave_the_running_job_untouched(scheduler):
     """A20: Ten starts, each killed at a crash point, leave the running job untouched and leave no files behind."""
     s = scheduler(gpus=2)
     s.hold("a")
@@ -463,7 +463,7 @@ def test_a20_started_and_killed_again_and_again(scheduler):
 
 
 @each_way
-def test_a03_killed_in_the_midst_of_a_thousand_lines(scheduler, way):
+def test_a03_each_line_runs_once_if_the_daemon_is_killed_between_two_batches(scheduler, way):
     """A03, P2: If the daemon is killed between two batches of lines, at the start or later, each line runs once."""
     s = scheduler(gpus=1)
     p = Pouring(s)
@@ -482,7 +482,7 @@ def test_a03_killed_in_the_midst_of_a_thousand_lines(scheduler, way):
     assert sorted(map(int, p.noted())) == list(range(1000)) and len(s.states()) == 1000
 
 
-def test_a04_a_verb_whose_daemon_is_killed_before_it_answers(scheduler):
+def test_a04_the_next_daemon_carries_out_a_request_that_a_killed_one_did_not_answer(scheduler):
     """A04, P3, P4: If the daemon is killed before it answers a verb, the verb exits with 5.
 
     The next daemon carries out the request.
@@ -509,7 +509,7 @@ def test_a04_a_verb_whose_daemon_is_killed_before_it_answers(scheduler):
     assert s.starts("a") == 1 and s.status()["paused"]
 
 
-def test_a04_a_verb_whose_daemon_dies_before_the_request(scheduler, monkeypatch):
+def test_a04_a_verb_whose_daemon_dies_before_the_request_acts_as_without_daemon(scheduler, monkeypatch):
     """A04, P4: A daemon may die after a verb has found it alive, but before the verb stores its request.
 
     In this case the verb handles the request as it does when no daemon runs.

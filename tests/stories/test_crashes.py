@@ -24,7 +24,7 @@ def job_pid(s, key: str) -> int:
 
 
 @pytest.mark.smoke
-def test_a11_daemon_killed_while_a_job_runs(scheduler):
+def test_a11_a_running_job_is_adopted_after_a_kill_of_the_daemon(scheduler):
     """S3.35, A11: After kill -9 the next start adopts a running job with its GPU, and records its true exit code."""
     s = scheduler(gpus=2)
     s.hold("long")
@@ -44,7 +44,7 @@ def test_a11_daemon_killed_while_a_job_runs(scheduler):
 
 
 @pytest.mark.smoke
-def test_a10_job_ends_while_no_daemon_runs(scheduler):
+def test_a10_the_ending_of_a_job_is_recorded_while_no_daemon_runs(scheduler):
     """A10: The supervisor outlives the daemon and records the ending of a job."""
     s = scheduler(gpus=1)
     s.hold("a")
@@ -106,7 +106,7 @@ def test_b02_after_daemon_and_supervisor_died_the_ending_is_lost(scheduler):
     assert s.job(2)["state"] == "done" and s.starts("a") == 1
 
 
-def test_h01_h03_reboot_is_lost_and_not_run_again(scheduler):
+def test_h01_h03_a_job_that_ran_before_a_reboot_is_lost_and_not_run_again(scheduler):
     """H01, H03: A job that ran before a reboot is lost and does not run again.
 
     The boot id in its attempt record shows the reboot, even if a process with the recorded pid exists.

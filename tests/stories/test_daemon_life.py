@@ -255,7 +255,7 @@ def test_h10_a_stop_signal_during_a_del_method_ends_the_start(scheduler, number,
     assert "Traceback" not in s.said() and "scheduler started" not in s.said()
 
 
-def test_h11_the_terminal_it_was_started_from_is_closed(scheduler):
+def test_h11_scheduler_and_jobs_continue_when_their_terminal_is_closed(scheduler):
     """H11, P6: A scheduler in the foreground and its jobs continue when its terminal is closed."""
     s = scheduler(gpus=1)
     s.hold("a")
@@ -306,7 +306,7 @@ def test_h12_the_systemd_unit_stops_only_the_main_process(scheduler):
     assert s.stop() == 0 and alive(supervisor)  # like KillMode=process: only the main process gets the signal
 
 
-def test_h14_killed_again_and_again_at_random(scheduler):
+def test_h14_all_jobs_are_adopted_after_kills_at_random_moments(scheduler):
     """H14: After kills at random moments, as by the kernel's OOM killer, the next start adopts all jobs."""
     dice = random.Random(14)
     s = scheduler(gpus=2)
@@ -321,7 +321,7 @@ def test_h14_killed_again_and_again_at_random(scheduler):
     assert s.rows("SELECT exit_code FROM jobs ORDER BY id") == [(n % 3,) for n in range(12)]
 
 
-def test_h15_an_upgrade_takes_over_the_jobs_of_the_old_one(scheduler):
+def test_h15_an_upgrade_keeps_waiting_jobs_and_adopts_running_jobs(scheduler):
     """H15: A start upgrades a store of version 1: it keeps pauses and waiting jobs, and adopts running jobs."""
     s = scheduler(gpus=2)
     s.hold("a")
@@ -403,7 +403,7 @@ SURROUNDINGS: dict[str, dict[str, str | None]] = {
 
 
 @pytest.mark.parametrize("name", SURROUNDINGS)
-def test_h18_odd_or_missing_variables(scheduler, name):
+def test_h18_the_scheduler_works_with_odd_or_missing_variables(scheduler, name):
     """H18: With odd or missing variables the scheduler works; a job without its interpreter waits as `missing`."""
     s = scheduler(gpus=1)
     run = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from scheduler.entrypoint import entry; entry()"
@@ -441,7 +441,7 @@ def _show(s: Scheduler, job: int) -> dict[str, object]:
     return dict(json.loads(done.stdout)) if done.returncode == 0 else {"state": "", "reason_code": ""}
 
 
-def test_s23_modules_of_the_folder_are_not_imported(scheduler):
+def test_s23_the_daemon_imports_no_module_from_its_working_folder(scheduler):
     """S23, H18: The daemon imports no module from its working folder; the supervisor also ignores PYTHONPATH.
 
     The daemon itself respects PYTHONPATH, which users set on purpose.

@@ -87,7 +87,7 @@ def on_disk(scheduler: Callable[..., Scheduler], place: Path, **settings: object
     return s
 
 
-def test_e08_f01_a_full_store_starts_no_unrecorded_job(scheduler, disk):
+def test_e08_f01_no_unrecorded_job_starts_while_the_disk_of_the_store_is_full(scheduler, disk):
     """E08, F01: While the disk of the store is full, no job starts without a record of its start.
 
     Running jobs keep their true exit codes, even if they end while no scheduler runs. When space is free again, each
@@ -130,7 +130,7 @@ def test_e08_f01_a_full_store_starts_no_unrecorded_job(scheduler, disk):
     assert set(starts.values()) == {1} and s.starts("a") == s.starts("b") == 1
 
 
-def test_e08_a_full_store_recovers_without_a_restart(scheduler, disk):
+def test_e08_the_scheduler_recovers_from_a_full_disk_without_a_restart(scheduler, disk):
     """E08: A scheduler recovers without a restart when its disk has space again; each line becomes one job."""
     small = disk("size=12m")
     s = on_disk(scheduler, small.path, monitor_interval=600)  # recovery must not depend on this interval
@@ -152,7 +152,7 @@ def test_e08_a_full_store_recovers_without_a_restart(scheduler, disk):
     assert s.stop() == 0
 
 
-def test_e08_start_names_the_record_it_has_no_space_for(scheduler, disk):
+def test_e08_start_names_the_attempt_record_that_has_no_space(scheduler, disk):
     """E08, P3: `start` fails and names the attempt record if the disk has no space to write that record.
 
     The record is needed because the last daemon was killed after it had committed the start of an attempt and before it
@@ -358,7 +358,7 @@ LACKS = {"/dev/shm": 0, "/dev": 1, "/proc": 1}
 
 
 @pytest.mark.parametrize("lacks", LACKS, ids=[name.replace("/", "") for name in LACKS])
-def test_f17_start_without_dev_shm_dev_or_proc(scheduler, lacks):
+def test_f17_start_works_without_dev_shm_and_fails_without_dev_or_proc(scheduler, lacks):
     """F17: A scheduler works without /dev/shm.
 
     Without /dev or /proc `start` fails with one line that names the missing path.
@@ -380,7 +380,7 @@ def test_f17_start_without_dev_shm_dev_or_proc(scheduler, lacks):
 
 @pytest.mark.parametrize("mode", ["direct", "screen"])
 @pytest.mark.parametrize("mask", ["000", "077", "777"])
-def test_f12_private_modes_at_any_umask_which_jobs_inherit(scheduler, screens, mask, mode):
+def test_f12_files_are_private_at_any_umask_and_jobs_inherit_the_umask(scheduler, screens, mask, mode):
     """F12: The scheduler's files have mode 0600 and its folders 0700, whatever the umask of `start` is.
 
     Jobs run with the umask of `start`.

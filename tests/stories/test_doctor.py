@@ -263,7 +263,7 @@ def test_doctor_finds_leftover_processes(ill: Scheduler) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be two users")
-def test_doctor_finds_foreign_files_and_as_another_user_says_unknown(ill: Scheduler) -> None:
+def test_doctor_finds_foreign_files_and_shows_unknown_to_another_user(ill: Scheduler) -> None:
     """H17: `doctor` finds files of another owner.
 
     A user who may not look into the state folder gets the mark `unknown`, never `ok`. `start` is not proposed to that
@@ -308,7 +308,7 @@ def test_doctor_finds_foreign_files_and_as_another_user_says_unknown(ill: Schedu
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be two users")
-def test_h17_proposals_to_root_use_sudo_as_the_owner(ill: Scheduler) -> None:
+def test_h17_commands_proposed_to_root_run_as_the_owner_of_the_scheduler(ill: Scheduler) -> None:
     """H17: Commands proposed to root for another user's scheduler run as that user.
 
     Files that belong to that user are no finding.
@@ -433,7 +433,7 @@ def test_s10_doctor_warns_of_a_setuid_screen_before_5_0_1(ill: Scheduler) -> Non
     assert found_none["seen"] == "not in PATH" and "screen: true" in found_none["wrong"]
 
 
-def test_h11_doctor_warns_of_kill_user_processes(ill: Scheduler) -> None:
+def test_h11_doctor_warns_if_logout_ends_the_processes_of_the_user(ill: Scheduler) -> None:
     """H11: `doctor` warns if the login manager ends processes at logout, unless this user is exempt."""
     place, _ = logout.place_of(Path("/proc/self/cgroup").read_text())
     of_a_login = place in (logout.Place.HIDDEN, logout.Place.SESSION)
@@ -465,7 +465,7 @@ def test_doctor_kills_programs_that_hang(machine: Callable[..., Machine]) -> Non
         wait_for(lambda pid=pid: not alive(pid), "ended")
 
 
-def test_doctor_finds_ghost_memory(machine: Callable[..., Machine]) -> None:
+def test_doctor_finds_gpu_memory_that_no_living_process_owns(machine: Callable[..., Machine]) -> None:
     """`doctor` gives the mark `bad` to GPU memory that no living process owns, and to a lost GPU.
 
     Memory of a living process is no finding.
@@ -498,7 +498,7 @@ def test_doctor_finds_ghost_memory(machine: Callable[..., Machine]) -> None:
     assert marks(doctor(m.s, code=1), "GPU 2") == {"bad"}
 
 
-def test_doctor_without_nvml_or_with_an_old_library(machine: Callable[..., Machine]) -> None:
+def test_doctor_warns_of_missing_nvml_and_of_a_library_unlike_the_driver(machine: Callable[..., Machine]) -> None:
     """Without NVML there is a warning, and memory without a known owner is `unknown`.
 
     For a library that does not match the driver, `modprobe` is proposed.
@@ -557,7 +557,7 @@ def test_p3_a_hanging_check_without_a_thread_is_interrupted(monkeypatch: pytest.
     assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
-def test_doctor_where_no_inotify_instance_is_left(ill: Scheduler) -> None:
+def test_doctor_warns_if_no_inotify_instance_is_free(ill: Scheduler) -> None:
     """`doctor` warns if no inotify instance is free, and the proposed command raises the limit.
 
     The test changes the limit only in a new user namespace.
@@ -704,7 +704,7 @@ def test_e16_start_refuses_a_file_system_without_locks(ill: Scheduler, tmp_path:
     )
 
 
-def test_doctor_on_a_terminal_marks_by_word_and_colour(ill: Scheduler) -> None:
+def test_doctor_marks_findings_with_coloured_words_on_a_terminal(ill: Scheduler) -> None:
     """On a terminal, the mark of each finding (`ok`, `bad`, …) is a coloured word.
 
     A proposed command is never wrapped, so that it can be copied.

@@ -50,7 +50,7 @@ def _end_scheduler(folder: Path, environ: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sh")], ids=lambda page: page.stem)
-def test_the_commands_of_a_page_work_in_order(tmp_path: Path, page: Path, scheduler: Callable[..., Scheduler]) -> None:
+def test_documented_commands_succeed_in_order(tmp_path: Path, page: Path, scheduler: Callable[..., Scheduler]) -> None:
     """All `sh` blocks of a page succeed, in their order, in one shell that ends at the first command that fails."""
     home = tmp_path / "home"
     (home / "bin").mkdir(parents=True)
@@ -100,7 +100,7 @@ def _verbs() -> Any:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_command_that_a_page_shows_has_a_verb_and_options_that_exist(page: Path) -> None:
+def test_documented_commands_have_only_existing_verbs_and_options(page: Path) -> None:
     """Each `gpujob` command that a page shows has a verb and options that exist.
 
     The options of `ts` and `track` are not checked here, because these verbs parse their words themselves.
@@ -126,7 +126,7 @@ def test_every_command_that_a_page_shows_has_a_verb_and_options_that_exist(page:
                 assert word.partition("=")[0] in known, f"{page.name}: {shown}: no option {word}"
 
 
-def test_pages_are_short_and_have_one_title() -> None:
+def test_documentation_pages_are_short_and_have_one_title() -> None:
     """Each page has at most 200 lines and exactly one title.
 
     Tables written by `make tables` do not count. The pages acceptance, architecture and CHANGELOG are not checked.

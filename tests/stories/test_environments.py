@@ -138,7 +138,7 @@ def test_s3_26_activation_scripts_are_sourced(make):
     assert saw["words"] == ["from-shell"] and saw["CUDA_VISIBLE_DEVICES"] == "1" and saw["path"] == f"{big}/bin"
 
 
-def test_s3_26_exit_codes_signals_and_cancel_after_activation(make):
+def test_s3_26_after_activation_exit_codes_are_exact_and_cancel_works(make):
     """S3.26, S2: After activation, the command is the main process of the job.
 
     Its exit code or signal is recorded exactly, and `cancel` ends it.
@@ -158,7 +158,7 @@ def test_s3_26_exit_codes_signals_and_cancel_after_activation(make):
     assert not alive(int(next(entry[2] for entry in s.ledger() if entry[1] == "c")))
 
 
-def test_s3_26_scheduler_killed_while_a_job_is_being_activated(make):
+def test_s3_26_a_job_whose_scheduler_is_killed_during_activation_runs_once(make):
     """S3.26, P1: A job whose scheduler is killed during its activation is adopted, and its command runs once."""
     s = make()
     prefix = conda_prefix(s.home / "micromamba" / "envs" / "e")
@@ -175,7 +175,7 @@ def test_s3_26_scheduler_killed_while_a_job_is_being_activated(make):
     assert s.job(1)["exit_code"] == 5
 
 
-def test_s3_26_submit_and_add_take_environments(make):
+def test_s3_26_submit_and_add_accept_an_environment_by_name_or_folder(make):
     """S3.26: `submit` and `add` take an environment by name, or by a folder relative to the current folder."""
     s = make()
     conda_prefix(s.home / "miniconda3" / "envs" / "e")
@@ -194,7 +194,7 @@ def test_s3_26_submit_and_add_take_environments(make):
     assert shown(s, 3)["VIRTUAL_ENV"] == str(venv)
 
 
-def test_s3_26_conda_mode_may_be_changed_while_it_runs(make):
+def test_s3_26_a_changed_conda_mode_applies_to_later_starts_of_jobs(make):
     """S3.26: A `conda_mode` that is changed while the scheduler runs applies to later starts of jobs.
 
     `run` starts the command with `conda run`, `activate` sources the scripts of the environment, `direct` sources none.
@@ -257,7 +257,7 @@ def test_b15_a_job_waits_for_its_environment(make):
     assert [shown(s, n)["words"][0] for n in (1, 2, 3, 4)] == ["a", "b", "c", "d"]
 
 
-def test_b15_no_conda_to_run_it(make):
+def test_b15_a_job_with_conda_mode_run_waits_while_no_conda_is_found(make):
     """B15: With `conda_mode: run` a job waits while no conda is found; it does not run outside its environment."""
     s = make(conda_mode="run")
     conda_prefix(s.home / "miniconda3" / "envs" / "e")
@@ -300,7 +300,7 @@ def test_b15_activation_that_hangs_or_fails_fails_the_job(make):
     assert not alive(int((s.folder / "pid").read_text())), "what activation started was ended with it"
 
 
-def test_b15_conda_run_that_fails_or_hangs(make):
+def test_b15_a_conda_run_that_fails_or_exceeds_the_time_limit_ends_the_job(make):
     """B15, conda_mode run: If `conda run` fails, the job fails; if it hangs, the job's time limit ends it."""
     s = make(gpus=2, conda_mode="run", kill_grace=1)
     root = s.home / "miniconda3"
@@ -354,7 +354,7 @@ def test_b14_a_job_waits_for_its_working_folder(make):
     why_missing(s, 6, f"no such working folder {gone}")
 
 
-def test_b16_the_interpreter_is_looked_up_at_the_start(make):
+def test_b16_a_job_runs_the_python_that_is_found_when_it_starts(make):
     """B16: A job runs the python to which its link or PATH leads when it starts, not when it was queued."""
     s = make()
     venv = venv_prefix(s.folder / "venv")
@@ -413,7 +413,7 @@ def test_b12_a_job_waits_for_its_script(make):
     assert set(s.states().values()) == {"done"}
 
 
-def test_b13_a_program_that_cannot_be_executed_has_a_cause_and_no_exit_code(make):
+def test_b13_a_program_that_cannot_be_executed_fails_with_a_cause_and_no_exit_code(make):
     """B13: A program that cannot be executed fails its job in the first attempt, without an exit code.
 
     The cause is named: not executable, a missing interpreter, a first line that ends in CRLF, no `#!` line.
@@ -443,7 +443,7 @@ def test_b13_a_program_that_cannot_be_executed_has_a_cause_and_no_exit_code(make
     assert (job["outcome"], job["exit_code"]) == ("exit", 127), "a script's own 127 is its own"
 
 
-def test_b13_a_program_that_cannot_be_executed_after_activation(make):
+def test_b13_a_program_that_cannot_be_executed_after_activation_fails_the_job(make):
     """B13: A program that cannot be executed after activation fails its job with the class `start`.
 
     The log has the cause.
@@ -460,7 +460,7 @@ def test_b13_a_program_that_cannot_be_executed_after_activation(make):
 
 @pytest.mark.skipif(shutil.which("conda") is None, reason="there is no conda here")
 @pytest.mark.parametrize("mode", ["direct", "activate", "run"])
-def test_s3_26_a_real_conda(scheduler, mode):
+def test_s3_26_a_job_runs_in_an_environment_of_a_real_conda(scheduler, mode):
     """S3.26: A job runs in an environment of a real conda, in each `conda_mode`."""
     s = scheduler(1, conda_mode=mode)
     base = subprocess.run(["conda", "info", "--base"], capture_output=True, text=True, check=True).stdout.strip()

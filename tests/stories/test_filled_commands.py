@@ -61,7 +61,7 @@ def test_placeholders_of_a_retry_have_the_new_gpu(scheduler: Callable[..., Sched
     assert s.job(1)["arguments"][2] == "echo on {gpus}; exit 3"
 
 
-def test_nothing_is_replaced_in_ts_jobs(spooler: Callable[..., Spooler]) -> None:
+def test_placeholders_in_ts_jobs_are_not_replaced(spooler: Callable[..., Spooler]) -> None:
     """`ts`, like the original `ts`, does not replace `{gpus}` in commands."""
     s = spooler()
     s.add("sh", "-c", "echo '{gpus} {{share}}'")

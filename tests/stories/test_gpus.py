@@ -59,7 +59,7 @@ def test_s3_2_gpu_ids_selects_gpus(machine):
 
 
 @pytest.mark.smoke
-def test_i01_without_a_driver_gpus_are_declared_and_that_is_said(machine):
+def test_i01_start_reports_that_gpus_are_only_declared_without_a_driver(machine):
     m = machine(gpus=2)
     m.s.environ["NVML_STUB_FILE"] = "/nonexistent"
     m.s.start(PATH="/usr/bin:/bin") if not _has_nvidia_smi() else pytest.skip("a machine with nvidia-smi")
@@ -90,7 +90,7 @@ def test_i01_jobs_without_a_gpu_need_no_driver(machine):
     ("id_", "how"), [("i02", "hang"), ("i02", "deaf"), ("i03", "stop")], ids=["i02-hang", "i02-deaf", "i03-stop"]
 )
 @pytest.mark.waits
-def test_i02_i03_a_hanging_nvidia_smi_stops_only_starts(machine, id_, how):
+def test_i02_i03_a_hanging_nvidia_smi_blocks_only_starts_on_gpus(machine, id_, how):
     """I02, I03: While nvidia-smi hangs, no job starts on a GPU; running jobs, the loop and the verbs continue.
 
     At most one nvidia-smi hangs at any time.
@@ -127,7 +127,7 @@ def _state(pid: int) -> str:
 
 
 @pytest.mark.waits
-def test_i02_a_driver_that_hangs_from_the_first_call_on(machine):
+def test_i02_start_waits_a_limited_time_for_a_hanging_driver(machine):
     """I02: `start` waits a limited time for a hanging driver; the GPUs get no job until the driver answers."""
     m = machine(gpus=1).cards("GPU-a")
     m.driver.hang("nvmlInitWithFlags")
@@ -151,7 +151,7 @@ def test_i02_a_driver_that_hangs_from_the_first_call_on(machine):
     ],
     ids=["empty", "localised", "units", "cut"],
 )
-def test_i04_an_answer_that_cannot_be_read_frees_no_gpu(machine, text):
+def test_i04_no_job_starts_on_a_gpu_after_an_unreadable_nvidia_smi_answer(machine, text):
     m = machine().only_smi("GPU-a")
     m.s.start()
     m.readings(2)
@@ -182,7 +182,7 @@ def test_i04_unknown_memory_use_makes_a_gpu_unhealthy(machine, what):
 # -- a library that does not match ------------------------------------------------------------------------
 
 
-def test_i05_a_mismatch_while_running_holds_starts_and_ends_no_job(machine):
+def test_i05_a_driver_mismatch_at_run_time_blocks_starts_and_ends_no_job(machine):
     m = machine().cards("GPU-a", "GPU-b")
     m.s.start()
     m.add("old", gpus="0")
@@ -205,7 +205,7 @@ def test_i05_a_mismatch_while_running_holds_starts_and_ends_no_job(machine):
     m.s.says("GPU 0,1 can get jobs again")
 
 
-def test_i05_a_mismatch_at_the_first_start_waits_for_the_driver(machine):
+def test_i05_a_driver_mismatch_at_the_first_start_makes_jobs_wait(machine):
     m = machine(gpus=2).cards("GPU-a", "GPU-b")
     m.driver.error("nvmlInitWithFlags", MISMATCH)
     m.add("a", "b")
@@ -226,7 +226,7 @@ def test_i05_a_mismatch_at_the_first_start_waits_for_the_driver(machine):
 # -- GPUs that go and come --------------------------------------------------------------------------------
 
 
-def test_i06_i08_a_gpu_falls_off_the_bus_and_comes_back(machine):
+def test_i06_i08_a_missing_gpu_keeps_its_job_and_gets_new_ones_once_it_is_back(machine):
     m = machine().cards("GPU-a", "GPU-b", "GPU-c")
     m.s.start()
     m.add("on-b", gpus="1")
@@ -252,7 +252,7 @@ def test_i06_i08_a_gpu_falls_off_the_bus_and_comes_back(machine):
     m.s.says("GPU 1 (GPU-b) is gone; no new job starts there", times=1)
 
 
-def test_i06_a_gpu_that_is_listed_but_lost(machine):
+def test_i06_a_gpu_that_is_listed_but_lost_gets_no_job(machine):
     m = machine().cards("GPU-a", "GPU-b")
     m.s.start()
     m.driver.error("*", 15, "GPU-b")
@@ -320,7 +320,7 @@ def test_i09_without_hold_on_errors_a_gpu_with_errors_is_used(machine):
     m.running("a")
 
 
-def test_i17_cuda_visible_devices_of_the_daemon_limits_what_it_manages(machine):
+def test_i17_cuda_visible_devices_of_the_daemon_limits_the_managed_gpus(machine):
     m = machine().cards("GPU-a", "GPU-b", "GPU-c")
     m.s.start(CUDA_VISIBLE_DEVICES="2,GPU-b")
     m.s.says("CUDA_VISIBLE_DEVICES=2,GPU-b in the scheduler's environment: only GPU 1,2 is managed")
@@ -416,7 +416,7 @@ def test_readings_of_the_previous_daemon_are_not_shown(machine):
     assert INTERVAL_S and m.state(0, "STALE")
 
 
-def test_s2_6_gpus_of_the_driver_are_added_and_taken_away_while_it_runs(machine):
+def test_s2_6_gpus_of_the_driver_can_be_added_and_removed_at_run_time(machine):
     """S2.6: A changed config adds and removes GPUs at run time; a GPU that the driver does not show is refused."""
     m = machine().cards("GPU-a", "GPU-b")
     config = m.s.folder / "config.yaml"

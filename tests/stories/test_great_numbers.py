@@ -46,7 +46,7 @@ def multiply(s: Scheduler, number: int) -> None:
 
 
 @pytest.mark.long
-def test_e17_many_finished_jobs(scheduler):
+def test_e17_the_scheduler_works_with_many_ended_jobs_and_deletes_the_oldest(scheduler):
     """E17: With 5,000 ended jobs in the store, the scheduler starts, lists jobs and runs new ones.
 
     Then the setting `keep_finished` makes it delete the oldest jobs. The long form of the test uses a million jobs. The

@@ -56,7 +56,7 @@ def history_of(s: Scheduler) -> Path:
 
 
 @pytest.mark.waits
-def test_history_of_gpus_jobs_and_pauses(machine: Callable[..., Machine]) -> None:
+def test_the_history_contains_gpus_jobs_and_pauses(machine: Callable[..., Machine]) -> None:
     """The history has memory, load, power and booked share of each GPU, memory and load of each job, and all pauses.
 
     The metrics show the same GPUs.
@@ -100,7 +100,7 @@ def test_history_of_gpus_jobs_and_pauses(machine: Callable[..., Machine]) -> Non
     assert history_of(m.s).stat().st_mode & 0o777 == 0o600
 
 
-def test_k17_metrics_while_the_driver_hangs(machine: Callable[..., Machine]) -> None:
+def test_k17_metrics_show_the_last_reading_as_stale_while_the_driver_hangs(machine: Callable[..., Machine]) -> None:
     """K17: While the driver hangs, the metrics show the last reading, its age, and that it is stale.
 
     Without a scheduler they show no GPU.
@@ -248,7 +248,7 @@ def test_a_history_removed_or_damaged_while_running_is_replaced(scheduler: Calla
     assert samples(client) and path.with_name("history.db.damaged").exists()
 
 
-def test_without_history_there_is_no_file(scheduler: Callable[..., Scheduler]) -> None:
+def test_history_false_creates_no_history_file(scheduler: Callable[..., Scheduler]) -> None:
     """With `history: false` there is no history file; the metrics still have the counters of jobs."""
     s = scheduler(gpus=1, history="false")
     s.append(s.line("a"))

@@ -29,7 +29,7 @@ def ticks_of(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def test_h02_a_reused_pid_is_no_process_of_the_job():
+def test_h02_a_foreign_process_with_the_pid_of_an_ended_job_is_not_signalled():
     """H02: A foreign process with the pid of an ended job is not taken for a process of that job, and not signalled."""
     foreign_process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     try:
@@ -127,7 +127,7 @@ def test_p8_a_fifo_or_device_in_place_of_a_log_blocks_nothing(scheduler, put):
     s.wait_state(4, "done")
 
 
-def test_p8_fifos_in_place_of_own_files_block_nothing(scheduler):
+def test_p8_fifos_in_place_of_the_schedulers_files_block_nothing(scheduler):
     """FIFOs in place of the scheduler's own files block neither the daemon nor the verbs.
 
     Any job can put them there, as it runs with the user's rights. Only the job whose environment file is a FIFO waits.
@@ -288,7 +288,7 @@ def test_text_after_an_unterminated_line_causes_no_busy_loop(scheduler, tail):
     assert s.starts("b") == 1
 
 
-def test_e12_a_broken_store_makes_no_busy_loop(scheduler):
+def test_e12_a_removed_store_causes_no_busy_loop(scheduler):
     """E12: A store that is removed while in use is reported; no job starts, and there is no busy loop.
 
     When the store is back, the scheduler continues.
@@ -335,7 +335,7 @@ def test_jobs_that_kill_supervisor_or_group_have_exact_endings(scheduler):
     assert s.job(1)["exit_code"] == 6 and s.job(2)["signal"] == 9 and s.starts("after") == 1
 
 
-def test_e12_a_store_that_is_deleted_for_good(scheduler):
+def test_e12_a_deleted_store_is_reported_once_and_rebuilt_by_recover(scheduler):
     """E12: A deleted store is reported once, each verb names `gpujob recover`, and no job starts.
 
     After `recover` the exit code of the job that ran is known.

@@ -53,7 +53,7 @@ def a_turn(s: Scheduler) -> None:
     s.cli("submit", "--cpu", "--wait", "--", "true")
 
 
-def test_b08_loaders_of_a_killed_parent_keep_its_gpu(scheduler):
+def test_b08_data_loaders_keep_the_gpu_of_their_killed_parent_until_they_end(scheduler):
     """B08, P7: Data loaders that outlive their killed parent keep its GPU until they end; `status` names them."""
     s = scheduler(gpus=1)
     script(s, "train.py", LOADERS)
@@ -75,7 +75,7 @@ def test_b08_loaders_of_a_killed_parent_keep_its_gpu(scheduler):
     assert s.starts("next") == 1
 
 
-def test_b09_zombies_hold_nothing(scheduler):
+def test_b09_zombies_hold_no_gpu(scheduler):
     """B09: Zombies of a job or of its leftover processes hold no GPU, and the daemon keeps no zombies."""
     s = scheduler(gpus=1)
     script(s, "zombies.py", ZOMBIES)
@@ -177,7 +177,7 @@ def test_b18_f11_starts_are_retried_while_fork_fails(scheduler, few_processes):
     s.end_all()
 
 
-def test_b21_b22_closed_streams_and_oom_with_exit_code_0(scheduler):
+def test_b21_b22_closed_streams_change_no_ending_and_oom_with_code_0_is_done(scheduler):
     """B21: A job that closes stdout and stderr ends like any other.
 
     B22: Exit code 0 after GPU memory ran out is `done`, with a warning.
@@ -313,7 +313,7 @@ def test_f07_more_jobs_than_descriptors_are_adopted(scheduler):
     assert all(s.starts(key) == 1 for key in keys)
 
 
-def test_f10_a_file_size_limit_stops_starts(scheduler):
+def test_f10_no_job_starts_under_a_very_low_file_size_limit(scheduler):
     """F10: `start` fails with one line if the limit on the size of files is very low.
 
     If such a limit is set while the scheduler runs, no job starts. When the limit is lifted, jobs start again.

@@ -10,7 +10,7 @@ import time
 from tests.stories.harness import wait_for
 
 
-def test_editors_renames_rotation_and_truncation(scheduler):
+def test_each_line_runs_once_however_the_jobs_file_is_changed(scheduler):
     """S3.10, C03, C04, C05, C07: Each line runs once, whatever happens to the file.
 
     The file is edited in place, replaced, rotated with unread lines, truncated and deleted.
@@ -60,7 +60,7 @@ def test_an_unterminated_last_line_becomes_a_job_after_a_while(scheduler):
     assert "the line was changed after it was read" in s.cli("status").stdout
 
 
-def test_lines_added_while_no_daemon_runs(scheduler):
+def test_lines_added_while_no_daemon_runs_are_read_at_the_next_start(scheduler):
     """C40: Lines that are appended while no daemon runs are read at the next start.
 
     Lines in a file that was rotated away in the meantime are read, too.

@@ -170,7 +170,7 @@ def test_s1_12_a_torn_last_line_is_repaired_or_set_aside(scheduler: Callable[...
 
 
 @pytest.mark.parametrize("what", ["folder", "fifo", "link"])
-def test_a_folder_fifo_or_link_in_place_of_the_journal(scheduler: Callable[..., Scheduler], what: str) -> None:
+def test_a_folder_fifo_or_link_instead_of_a_journal_is_reported(scheduler: Callable[..., Scheduler], what: str) -> None:
     """A folder, FIFO or link in place of the journal is reported once and shown by `status` while it lasts.
 
     Jobs run, and the journal is complete soon after the obstacle is gone.
@@ -255,7 +255,7 @@ def test_a_journal_in_the_place_of_another_file_is_refused(scheduler: Callable[.
     assert s.jobs_file.read_bytes() == before
 
 
-def test_s1_12_repeated_kills_leave_no_foreign_line(
+def test_s1_12_repeated_kills_leave_only_readable_or_repairable_lines(
     scheduler: Callable[..., Scheduler],
 ) -> None:
     """S1.12, S1.6: At whatever moment the daemon is killed, its journal keeps only lines that can be read or repaired.

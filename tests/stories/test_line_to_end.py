@@ -80,7 +80,7 @@ def test_documented_lines_are_read_as_documented(scheduler):
 SHOW_ARGUMENTS = "import json, os, sys\nprint(json.dumps([sys.argv[1:], os.environ['GPUJOB_GPUS'], sys.executable]))\n"
 
 
-def test_s3_5_s3_8_lines_of_two_to_five_fields_and_gpu_lists(scheduler):
+def test_s3_5_s3_8_lines_of_two_to_five_fields_run_with_the_right_arguments(scheduler):
     """S3.5, S3.8: Lines of 2, 3, 4 and 5 fields run with the right arguments, without the spaces around fields.
 
     A list of GPUs is obeyed, and a bad one is refused with file, line and reason.
@@ -164,7 +164,7 @@ def test_bad_lines_are_refused_once_and_others_run(scheduler):
 
 
 @pytest.mark.smoke
-def test_priority_then_file_order(scheduler):
+def test_jobs_start_by_priority_and_then_by_file_order(scheduler):
     """S3.12: Jobs start by priority, the lowest number first, and by file order among equal priorities."""
     s = scheduler(gpus=1)
     s.hold("first")
@@ -180,7 +180,7 @@ def test_priority_then_file_order(scheduler):
 
 
 @pytest.mark.smoke
-def test_shares_of_a_gpu_and_jobs_for_two_gpus(scheduler):
+def test_half_gpu_jobs_share_a_gpu_and_a_job_for_two_gpus_waits_for_both(scheduler):
     """S3.13, S3.14, S3.15, S3.17: The model of a job sets its share; two half-GPU jobs fit on a GPU, a third waits.
 
     A job that needs two GPUs waits for two whole GPUs, and later jobs may start before it.
@@ -216,7 +216,7 @@ def test_shares_of_a_gpu_and_jobs_for_two_gpus(scheduler):
     assert state()["paused_gpus"] == []
 
 
-def test_s3_17_failing_starts_back_off_and_delay_no_other_job(scheduler):
+def test_s3_17_a_failing_start_is_tried_again_later_and_delays_no_other_job(scheduler):
     """S3.17: If the log folder of a job cannot be made, its start is tried again with growing waits.
 
     The first wait is --assign-retry-wait. The job delays no other job, and neither does a job that waits for a taken
@@ -270,7 +270,7 @@ def test_s3_17_other_jobs_start_long_before_the_next_try_of_a_failed_start(sched
 
 
 @pytest.mark.smoke
-def test_same_line_runs_once_and_again_after_a_failure(scheduler):
+def test_a_repeated_line_runs_only_if_the_earlier_job_failed(scheduler):
     """S3.27, S3.28, S3.29: A line that repeats the words of an earlier line in the same order does not run.
 
     There is one exception: if the job of the earlier line has failed, one more such line runs the job again.
@@ -297,7 +297,7 @@ def test_same_line_runs_once_and_again_after_a_failure(scheduler):
     assert s.job(4)["exit_code"] == 3 and s.job(5)["exit_code"] == 3
 
 
-def test_s3_29_retries_are_bounded_and_spaced(scheduler):
+def test_s3_29_retries_are_limited_and_wait_longer_each_time(scheduler):
     """S3.29: A failing job with retries=2 runs three times, each time after a longer wait and into its own log."""
     base = 0.5
     s = scheduler(gpus=1, assign_retry_wait=str(base))
@@ -315,7 +315,7 @@ def test_s3_29_retries_are_bounded_and_spaced(scheduler):
     assert pauses[0] >= 0.9 * base and pauses[1] >= 0.9 * base * 2, pauses  # the wait doubles, ±10 %
 
 
-def test_a_job_for_two_gpus_is_overtaken_ten_times(scheduler):
+def test_free_gpus_are_reserved_for_a_two_gpu_job_that_was_overtaken_ten_times(scheduler):
     """By default a job for two GPUs is overtaken ten times; then free GPUs are reserved for it."""
     s = scheduler(gpus=2)
     s.hold("long")
@@ -383,7 +383,7 @@ def test_missing_script_waits_and_starts_when_it_appears(scheduler):
     s.wait_state(1, "done")
 
 
-def test_b19_b20_jobs_get_no_descriptor_and_no_terminal(scheduler):
+def test_b19_b20_jobs_get_no_open_descriptor_and_no_terminal(scheduler):
     """B19, B20: A job has an empty stdin and no open descriptor above 2, and it leads its own session."""
     s = scheduler(gpus=1)
     (s.folder / "fds.py").write_text(
@@ -398,7 +398,7 @@ def test_b19_b20_jobs_get_no_descriptor_and_no_terminal(scheduler):
 
 
 @pytest.mark.smoke
-def test_commands_file_and_model_table_are_followed(scheduler):
+def test_lines_of_a_commands_file_run_and_a_changed_model_table_applies(scheduler):
     """The lines of a commands file run, and a changed model table changes the needs of waiting jobs.
 
     A broken model table is reported and not used.
@@ -421,7 +421,7 @@ def test_commands_file_and_model_table_are_followed(scheduler):
 
 
 @pytest.mark.smoke
-def test_drain_ends_with_the_right_code(scheduler):
+def test_drain_exits_with_0_only_if_all_jobs_succeeded(scheduler):
     """`start --drain` ends with code 0 if all jobs succeeded, and otherwise with 1. It names jobs that cannot start."""
     s = scheduler(gpus=1)
     s.append(s.line("ok"))
@@ -436,7 +436,7 @@ def test_drain_ends_with_the_right_code(scheduler):
     s.says("job 3 (never.py) cannot start: no such file")
 
 
-def test_exit_codes_of_start_without_gpus_and_with_bad_settings(scheduler):
+def test_start_exits_with_4_without_gpus_and_with_2_for_bad_settings(scheduler):
     """S3.2 in part: `start` ends with 4 if no GPU is found or declared, and with 2 for wrong settings."""
     s = scheduler()
     words = [sys.executable, "-m", "scheduler", "start"]
@@ -454,7 +454,7 @@ def test_exit_codes_of_start_without_gpus_and_with_bad_settings(scheduler):
     assert "chmod o-w" in s.cli("start", "--gpus", "1", code=1).stderr
 
 
-def test_s2_3_s3_36_five_thousand_waiting_jobs_need_no_descriptor_and_outlive_both_signals(scheduler):
+def test_s2_3_s3_36_5000_waiting_jobs_need_no_open_file_and_survive_sigint_and_sigterm(scheduler):
     """S2.3, S3.36: 5,000 waiting jobs need no open file and survive SIGINT and SIGTERM unchanged.
 
     The signals end the scheduler within 10 s, with exit codes 130 and 0. At the next start the pause is kept, and the
@@ -511,7 +511,7 @@ def test_s2_3_s3_36_five_thousand_waiting_jobs_need_no_descriptor_and_outlive_bo
 
 
 @pytest.mark.smoke
-def test_s3_36_the_exit_code_of_a_job_that_ended_without_a_scheduler(scheduler):
+def test_s3_36_the_exit_code_of_a_job_that_ended_without_a_scheduler_is_shown(scheduler):
     """S3.36: The next scheduler shows the exit code of a job that ended while no scheduler ran."""
     s = scheduler(gpus=1)
     s.hold("goes-on")

@@ -244,7 +244,7 @@ def test_f16_p1_s2_15_existing_files_are_not_used_as_logs(scheduler):
     assert not (folder / "nowhere").exists()
 
 
-def test_grep_exit_codes_and_usage_errors(scheduler):
+def test_logs_grep_exits_with_0_for_a_match_1_for_none_and_2_for_an_error(scheduler):
     """--grep exits with 0 if a line matches, with 1 if no line matches, and with 2 if the pattern is wrong.
 
     The error names the position in the pattern. --grep works with -n, --attempt and several jobs. A mistake in the
@@ -302,7 +302,7 @@ def test_s2_8_each_attempt_keeps_its_log(scheduler):
     assert "cannot read the log: it was removed" in error
 
 
-def test_s17_on_a_terminal_only_colours_pass_and_raw_is_refused(scheduler):
+def test_s17_logs_passes_only_colours_to_a_terminal_and_refuses_raw(scheduler):
     """S16, S17: On a terminal, `logs` prints no control codes of a log except those for colours.
 
     --raw is refused on a terminal. --grep highlights matches unless NO_COLOR is set.
@@ -325,7 +325,7 @@ def test_s17_on_a_terminal_only_colours_pass_and_raw_is_refused(scheduler):
         )
 
 
-def test_s3_20_following_on_a_terminal_redraws_the_line_in_its_place(scheduler):
+def test_s3_20_following_a_log_on_a_terminal_redraws_the_last_line_in_place(scheduler):
     """S3.20: On a terminal, `logs -f` draws a growing last line again in the same place.
 
     The line is cut to the width of the terminal. Ctrl-C ends `logs -f` with exit code 130.
@@ -355,7 +355,7 @@ def test_s3_20_following_on_a_terminal_redraws_the_line_in_its_place(scheduler):
 
 
 @pytest.mark.smoke
-def test_s3_20_following_through_a_pipe_prints_whole_lines(scheduler):
+def test_s3_20_following_a_log_through_a_pipe_prints_only_complete_lines(scheduler):
     """S3.20: Through a pipe, `logs -f` prints only complete lines.
 
     At the end of the job it also prints an incomplete last line. It works with -n and --grep. For a waiting job it
@@ -391,7 +391,7 @@ def test_s3_20_following_through_a_pipe_prints_whole_lines(scheduler):
         assert viewer.end(1) == ""
 
 
-def test_s3_20_following_goes_on_with_the_next_attempt(scheduler):
+def test_s3_20_following_a_log_continues_with_the_next_attempt(scheduler):
     """S3.20, S3.29: `logs -f` continues with the next attempt of a job, and ends when the job is cancelled."""
     s = scheduler(gpus=1, assign_retry_wait="0.05")
     s.start()
@@ -412,7 +412,7 @@ def test_s3_20_following_goes_on_with_the_next_attempt(scheduler):
 
 
 @pytest.mark.parametrize("how", ["cut", "replaced", "removed", "moved", "folder"])
-def test_f04_f05_following_a_log_that_is_cut_replaced_or_removed(scheduler, how):
+def test_f04_f05_following_reports_that_a_log_was_cut_replaced_or_removed(scheduler, how):
     """F03 (following), F04, F05, A19: `logs -f` reports once that the log was cut, replaced or removed.
 
     It continues at the start of a truncated or new file, and the job is not disturbed.
@@ -457,7 +457,7 @@ def test_f04_f05_following_a_log_that_is_cut_replaced_or_removed(scheduler, how)
         assert s.cli("logs", "2").stdout == "the folder is made again\n"
 
 
-def test_following_without_a_scheduler(scheduler):
+def test_following_a_log_without_a_scheduler_ends_with_the_running_job(scheduler):
     """Without a scheduler `logs -f` follows a running job to its end; for a waiting job it exits with 5."""
     s = scheduler(gpus=1, cpu_slots=1)
     s.start()
@@ -477,7 +477,7 @@ def test_following_without_a_scheduler(scheduler):
     assert "job 2 waits, and no scheduler is running" in s.cli("logs", "-f", "2", code=5).stderr
 
 
-def test_following_ends_quietly_when_its_reader_ends(scheduler):
+def test_following_a_log_ends_without_an_error_when_its_reader_ends(scheduler):
     """K09 (part): `logs -f | head -1` ends without an error, also while the job writes nothing."""
     s = scheduler(gpus=1)
     s.start()
@@ -493,7 +493,7 @@ def test_following_ends_quietly_when_its_reader_ends(scheduler):
 
 
 @pytest.mark.long_form
-def test_k15_logs_of_many_gigabytes_in_flat_memory(scheduler):
+def test_k15_logs_of_many_gigabytes_are_printed_with_limited_memory(scheduler):
     """K15, S3.20: `logs` prints logs of any size with 300 MB of address space.
 
     The logs: a sparse file of 10 GB, a progress bar of 40 MB (in the long form of the test: 400 MB), a line of 32 MB

@@ -94,7 +94,7 @@ def test_f02_jobs_run_without_space_for_the_main_log(scheduler):
         subprocess.run(["umount", str(small)], check=True)
 
 
-def test_f03_following_300_mb_needs_no_more_memory(scheduler):
+def test_f03_following_a_log_of_300_mb_needs_little_memory(scheduler):
     """F03, S3.20: `logs -f` prints a log of 300 MB completely; the scheduler's memory grows by less than 20 MB."""
     s = scheduler(gpus=1)
     s.start()

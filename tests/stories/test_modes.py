@@ -146,7 +146,7 @@ def _try_to_open(folder: str, got: str) -> None:
 
 
 @ROOT_ONLY
-def test_s5_another_user_opens_nothing_while_it_starts(
+def test_s5_another_user_can_open_no_file_while_the_scheduler_starts(
     users: tuple[User, User], place: Path, daemon_of: Callable[..., Daemon]
 ) -> None:
     """S5: While a scheduler with umask 000 starts and runs jobs, another user can at no time open one of its files.
@@ -203,7 +203,7 @@ def _swap(path: str, victim: str, stop: object) -> None:
 
 
 @pytest.mark.parametrize("what", ["picture", "info", "main log", "job log", "add"])
-def test_s8_a_link_that_is_swapped_in_is_never_written_through(tmp_path: Path, what: str) -> None:
+def test_s8_nothing_is_written_through_a_link_that_replaces_a_file(tmp_path: Path, what: str) -> None:
     """S8: If another process replaces a file by a link during a write, the target of the link is not changed.
 
     For each kind of write, the test makes at least 2000 attempts and continues until more than 50 of them have
@@ -256,7 +256,7 @@ def _mine(status: os.stat_result) -> None:
     assert status.st_uid == os.getuid()
 
 
-def test_s10_a_jobs_terminal_is_its_owners_alone(screens) -> None:
+def test_s10_no_other_user_can_write_to_the_terminal_of_a_job(screens) -> None:
     """S10: No other user can write to the terminal of a job (with `write` or `wall`).
 
     The screen session does not use screen's multi-user mode.
@@ -329,7 +329,7 @@ def test_s26_the_wheel_contains_only_the_package(tmp_path: Path) -> None:
 
 
 @pytest.mark.smoke
-def test_s1_nothing_listens(scheduler: Callable[..., Scheduler]) -> None:
+def test_s1_without_a_web_page_no_socket_accepts_connections(scheduler: Callable[..., Scheduler]) -> None:
     """S1: Without a web page, scheduler and supervisor have only Unix sockets, and none accepts connections."""
     s = scheduler(gpus=1)
     s.start()

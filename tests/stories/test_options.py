@@ -60,7 +60,7 @@ def test_s3_1_a_threshold_outside_0_to_1_is_refused(scheduler: Any, option: str,
     )
 
 
-def test_s3_43_runs_without_gputil_and_without_nvml(scheduler: Any, tmp_path: Path) -> None:
+def test_s3_43_the_scheduler_runs_without_gputil_and_without_nvml(scheduler: Any, tmp_path: Path) -> None:
     """S3.43: Without GPUtil and pynvml, the scheduler starts and runs jobs on declared GPUs."""
     shadow = tmp_path / "shadow"
     shadow.mkdir()
@@ -73,7 +73,7 @@ def test_s3_43_runs_without_gputil_and_without_nvml(scheduler: Any, tmp_path: Pa
     assert s.wait_ended(1) == {1: "done"}
 
 
-def test_s3_43_the_oldest_python_is_declared() -> None:
+def test_s3_43_python_3_10_is_declared_as_the_oldest_version() -> None:
     """S3.43: pyproject.toml and the Makefile name Python 3.10 as the oldest version."""
     text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
     assert 'requires-python = ">=3.10"' in text
@@ -82,7 +82,7 @@ def test_s3_43_the_oldest_python_is_declared() -> None:
     assert "gpujob needs Python 3.10 or newer" in makefile
 
 
-def test_s3_43_importing_starts_nothing_and_loads_no_gpu_library() -> None:
+def test_s3_43_importing_the_daemon_loads_no_gpu_library() -> None:
     """S3.43: Importing the daemon loads none of GPUtil, pynvml and distutils."""
     code = "import sys, scheduler.daemon.process; print([m for m in ('GPUtil', 'pynvml', 'distutils') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -72,7 +72,7 @@ def no_mark(s: Scheduler) -> None:
     assert list(s.folder.rglob(MARK)) == []
 
 
-def test_s12_two_hundred_payloads_in_every_field_of_lines_and_submits(s: Scheduler) -> None:
+def test_s12_no_payload_in_a_field_of_a_line_or_submission_is_executed(s: Scheduler) -> None:
     """S12, S7: No payload in a field of a jobs line or a submission is executed; jobs get the exact bytes as arguments.
 
     Fields: arguments, label, variable, working folder, conda environment, script.
@@ -118,7 +118,7 @@ def test_s12_two_hundred_payloads_in_every_field_of_lines_and_submits(s: Schedul
     no_mark(s)
 
 
-def test_s12_payloads_as_job_state_gpu_and_option_values(s: Scheduler) -> None:
+def test_s12_payloads_as_job_state_gpu_or_option_value_change_no_job(s: Scheduler) -> None:
     """S12, S6, S11: A verb that gets a payload as job, state, GPU or option value changes no job.
 
     The verb either gives an answer or refuses the payload.
@@ -191,7 +191,7 @@ def test_s27_add_writes_one_line_or_none(s: Scheduler) -> None:
     no_mark(s)
 
 
-def test_s12_payloads_in_files_that_people_edit(s: Scheduler) -> None:
+def test_s12_payloads_in_state_file_config_or_model_table_do_no_harm(s: Scheduler) -> None:
     """S12: Payloads in state file, config or model table are refused or read as text, and the scheduler continues."""
     s.start()
     state = s.folder / "gpu_scheduler_state.json"

@@ -30,7 +30,7 @@ def order(s) -> list[str]:
 
 
 @pytest.mark.smoke
-def test_hold_and_release_over_a_restart(scheduler):
+def test_a_held_job_waits_over_a_restart_until_it_is_released(scheduler):
     s = waiting(scheduler)
     assert (
         s.cli("hold", "2-3").stdout
@@ -57,7 +57,7 @@ def test_hold_and_release_over_a_restart(scheduler):
 
 
 @pytest.mark.smoke
-def test_first_and_swap_change_who_starts_next(scheduler):
+def test_first_and_swap_change_the_order_of_starts(scheduler):
     s = waiting(scheduler, 5)
     assert s.cli("first", "5", "3").stdout == "job 5 is now first in the queue\njob 3 is now first in the queue\n"
     assert s.cli("swap", "1", "4").stdout == "jobs 1 and 4 have changed places\n"
@@ -74,7 +74,7 @@ def test_first_and_swap_change_who_starts_next(scheduler):
     s.cli("swap", "1", "99", code=6)
 
 
-def test_edit_changes_what_a_waiting_job_asks_for(scheduler):
+def test_edit_changes_the_fields_of_a_waiting_job(scheduler):
     s = waiting(scheduler, 3)
     done = s.cli(
         "edit", "3", "--priority", "-5", "--label", "urgent", "--time", "4h", "--gpus", "0.5", "--allowed", "0"
@@ -115,7 +115,7 @@ def test_edited_fields_survive_a_save_of_the_jobs_file(scheduler):
     assert s.job(1)["priority"] == 3 and len(s.states()) == 2
 
 
-def test_job_names_ranges_labels_and_at(scheduler):
+def test_jobs_can_be_named_by_id_range_label_or_at_sign(scheduler):
     """Jobs can be named by id (`12`), range (`3-9`), label, `@` (the newest) and `@~1` (the one before it)."""
     s = waiting(scheduler, 4)
     s.cli("edit", "2", "--label", "base")
@@ -127,7 +127,7 @@ def test_job_names_ranges_labels_and_at(scheduler):
     s.cli("cancel", "9-7", code=2)
 
 
-def test_reset_deletes_ended_jobs_and_runs_nothing_twice(scheduler):
+def test_reset_deletes_ended_jobs_and_runs_no_line_twice(scheduler):
     s = waiting(scheduler, 3)
     s.append("not a line")
     s.cli("resume", "0")

@@ -113,7 +113,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_e01_e02_e03_damaged_is_refused_and_rebuilt(scheduler, kind):
+def test_e01_e02_e03_a_damaged_store_is_refused_and_rebuilt(scheduler, kind):
     """E01 E02 E03: A damaged store is refused and rebuilt; running jobs continue, and nothing runs twice.
 
     The damaged file is kept unchanged, and no id is assigned twice.
@@ -170,7 +170,7 @@ def pages_of(path: Path) -> int:
 
 
 @pytest.mark.long
-def test_e02_each_page_overwritten(scheduler):
+def test_e02_recover_succeeds_whichever_page_is_overwritten(scheduler):
     """E02: Whichever page is overwritten, `recover` succeeds: nothing runs twice, and the running job keeps its GPU.
 
     `recover` names each waiting job that is lost.
@@ -210,7 +210,7 @@ def test_e02_each_page_overwritten(scheduler):
 
 
 @pytest.mark.parametrize("quarter", [1, 2, 3])
-def test_e03_cut_at_each_quarter(scheduler, quarter):
+def test_e03_recover_of_a_truncated_store_keeps_the_rows_before_the_cut(scheduler, quarter):
     """E03: From a truncated store, `recover` keeps the rows before the cut; nothing runs twice.
 
     `recover` restores the other jobs from attempt records and from the jobs file.
@@ -227,7 +227,7 @@ def test_e03_cut_at_each_quarter(scheduler, quarter):
     ends_well(s, "done bad run")
 
 
-def test_e04_log_removed_after_a_crash(scheduler):
+def test_e04_recover_without_write_ahead_log_reads_the_attempt_records(scheduler):
     """E04: If the write-ahead log is lost, `recover` finds out from the attempt records which jobs ran.
 
     `recover` names each line for which it does not know whether the line ran. Such a line runs only if it is appended
@@ -247,7 +247,7 @@ def test_e04_log_removed_after_a_crash(scheduler):
     ends_well(s, "done bad run wait")
 
 
-def test_e04_damaged_log(scheduler):
+def test_e04_a_store_with_a_damaged_write_ahead_log_is_refused_and_rebuilt(scheduler):
     """E04: If the header of the write-ahead log is damaged, `start` refuses the store; `recover` rebuilds it."""
     s = filled(scheduler(gpus=2))
     s.kill()  # the write-ahead log is not copied back into the store
@@ -265,7 +265,7 @@ def test_e04_damaged_log(scheduler):
 
 
 @pytest.mark.smoke
-def test_e03_cut_to_nothing_beside_its_log_loses_nothing(scheduler):
+def test_e03_recover_reads_all_jobs_of_an_emptied_store_from_its_write_ahead_log(scheduler):
     """E03: An empty store beside its write-ahead log is refused, and `recover` reads all jobs from the log.
 
     SQLite would delete the log when it opens the empty file.
@@ -281,7 +281,7 @@ def test_e03_cut_to_nothing_beside_its_log_loses_nothing(scheduler):
 
 
 @pytest.mark.parametrize("records", ["records stay", "records removed"])
-def test_e05_old_copy_put_back(scheduler, records):
+def test_e05_no_job_runs_twice_after_an_old_copy_of_the_store_is_put_back(scheduler, records):
     """E05: If an old copy of the store is put back, attempt records show which jobs have ended since.
 
     Nothing runs twice. Without the attempt records, the jobs that had not ended in the old copy are recorded as lost,
@@ -326,7 +326,7 @@ def test_e05_old_copy_put_back(scheduler, records):
     nothing_twice(s)
 
 
-def test_e18_record_of_a_running_job_removed(scheduler):
+def test_e18_a_running_job_without_attempt_record_is_adopted(scheduler):
     """E18: A running job whose attempt record is missing is adopted by its pid and start time.
 
     If it then ends while no daemon runs, its outcome is lost, and it does not run again.
@@ -346,7 +346,7 @@ def test_e18_record_of_a_running_job_removed(scheduler):
     s.wait_state(6, "done")
 
 
-def test_e18_job_known_only_by_its_processes(scheduler):
+def test_e18_a_job_known_only_by_its_processes_keeps_its_gpu(scheduler):
     """E18 with E03: Without store and attempt record, a job keeps its GPU while its processes live; then it is lost."""
     s = filled(scheduler(gpus=2))
     s.stop()
@@ -363,7 +363,7 @@ def test_e18_job_known_only_by_its_processes(scheduler):
     assert s.starts("run") == 1 and s.job(3)["outcome"] == "lost"
 
 
-def test_e04_log_cut_anywhere(scheduler):
+def test_e04_no_job_runs_twice_wherever_the_write_ahead_log_is_cut(scheduler):
     """E04: Wherever the write-ahead log is cut, `start` refuses the store, and after `recover` nothing runs twice."""
     s = filled(scheduler(gpus=2))
     s.cli("submit", "--allowed", "0", "--", "true")  # every cut loses this id at least; .gpujob/high still has it
@@ -387,7 +387,7 @@ def test_e04_log_cut_anywhere(scheduler):
     ends_well(s, "done bad run")
 
 
-def test_e03_jobs_file_named_by_a_flag(scheduler):
+def test_e03_recover_finds_a_jobs_file_that_an_option_of_start_named(scheduler):
     """E03: Without the store, `recover` still finds the jobs file that was named by an option of `start`.
 
     The old lines of this file do not run again.
@@ -409,7 +409,7 @@ def test_e03_jobs_file_named_by_a_flag(scheduler):
     assert max(s.states()) == 3
 
 
-def test_e03_line_of_a_failed_job_may_be_run_again(scheduler):
+def test_e03_after_a_rebuild_a_repeated_line_runs_only_if_its_job_failed(scheduler):
     """E03: After a rebuild, a repeated line runs again if its job has failed, and does not run if its job is done."""
     s = scheduler(gpus=1)
     s.append(s.line("good"), s.line("bad", code=1))
@@ -425,7 +425,7 @@ def test_e03_line_of_a_failed_job_may_be_run_again(scheduler):
     assert (s.starts("good"), s.starts("bad")) == (1, 2)
 
 
-def test_e03_jobs_file_gone_and_back(scheduler):
+def test_e03_lines_of_known_jobs_do_not_run_again_when_the_jobs_file_is_back(scheduler):
     """E03: If the jobs file is missing during the rebuild and comes back, lines of known jobs do not run again."""
     s = scheduler(gpus=1)
     s.append(s.line("a"), s.line("b", code=1))
@@ -444,7 +444,7 @@ def test_e03_jobs_file_gone_and_back(scheduler):
     nothing_twice(s)
 
 
-def test_e03_gpu_stays_held_by_leftover_processes(scheduler):
+def test_e03_leftover_processes_keep_their_gpu_after_a_rebuild(scheduler):
     """E03, P7: If the store is lost, leftover processes are found by their mark, and their GPU stays allocated."""
     s = scheduler(gpus=1)
     s.hold("left")
@@ -487,7 +487,7 @@ def test_e01_screen_job_is_adopted_with_its_session(screens):
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(20 if LONG else 3))
-def test_e02_e04_random_damage_under_random_kills(scheduler, seed):
+def test_e02_e04_no_job_runs_twice_after_random_damage_and_kills(scheduler, seed):
     """E01 to E05 mixed: After kill -9, random damage and `recover`, no job runs twice and no GPU is overbooked."""
     dice = random.Random(seed)
     s = scheduler(gpus=2)
@@ -533,7 +533,7 @@ def test_e02_e04_random_damage_under_random_kills(scheduler, seed):
 
 
 @pytest.mark.parametrize("what", ["e02 a row", "e01 the version"])
-def test_e01_e02_valid_pages_with_wrong_contents(scheduler, what):
+def test_e01_e02_a_store_of_valid_pages_with_wrong_contents_is_refused_and_rebuilt(scheduler, what):
     """E01 E02: A store whose pages are valid but whose contents are wrong is refused with one line, and rebuilt."""
     s = filled(scheduler(gpus=2))
     s.stop()

@@ -25,7 +25,7 @@ def rows_of(s: Scheduler, *words: str) -> list[list[str]]:
     return list(csv.reader(io.StringIO(s.cli("report", "--csv", *words).stdout, newline=""), strict=True))
 
 
-def test_jobs_are_added_up_by_label_by_gpu_and_over_all(scheduler: Callable[..., Scheduler]) -> None:
+def test_report_sums_over_jobs_labels_and_gpus_are_equal(scheduler: Callable[..., Scheduler]) -> None:
     """`report` takes times from the store; the GPU time of a job is its run time multiplied by its allocated GPUs.
 
     The sums over jobs, over labels and over GPUs are equal. `report` needs no running scheduler and leaves the store
@@ -77,7 +77,7 @@ def test_jobs_are_added_up_by_label_by_gpu_and_over_all(scheduler: Callable[...,
     assert done.stderr == "gpujob: no scheduler is running\n"
 
 
-def test_filters_select_jobs_and_invalid_filters_are_refused(scheduler: Callable[..., Scheduler]) -> None:
+def test_report_filters_select_jobs_and_invalid_filters_are_refused(scheduler: Callable[..., Scheduler]) -> None:
     s = scheduler(gpus=1)
     assert s.cli("report", "--label", "a", code=6).stderr.count("\n") == 2
     s.start()
@@ -96,7 +96,7 @@ def test_filters_select_jobs_and_invalid_filters_are_refused(scheduler: Callable
         assert said.startswith("gpujob: ") and said.count("\n") == 1
 
 
-def test_csv_has_the_same_fields_in_each_row_and_no_formula_and_no_secret(scheduler: Callable[..., Scheduler]) -> None:
+def test_report_csv_has_equal_rows_and_no_formula_and_no_secret(scheduler: Callable[..., Scheduler]) -> None:
     s = scheduler(gpus=1).start()
     s.cli(
         "submit", "--label", "=1+1", "--wait", "--", "true", 'a "quoted", one', "two\nlines", "--token=hunter2hunter2"
@@ -117,7 +117,7 @@ def test_csv_has_the_same_fields_in_each_row_and_no_formula_and_no_secret(schedu
     assert rows_of(s)[-1][2] == "'=cmd"
 
 
-def test_what_ended_while_no_scheduler_ran_counts_to_its_true_end(scheduler: Callable[..., Scheduler]) -> None:
+def test_report_counts_a_job_that_ended_without_scheduler_to_its_real_end(scheduler: Callable[..., Scheduler]) -> None:
     """The run time of a job that ended while no scheduler ran is counted up to its real end.
 
     The report is the same before the next start, after it, and after `retry`.
@@ -142,7 +142,7 @@ def test_what_ended_while_no_scheduler_ran_counts_to_its_true_end(scheduler: Cal
     assert (again["attempts"], again["wait"]) == (1, pytest.approx(told["wait"], abs=1.0))
 
 
-def test_a_failed_attempt_with_a_retry_left_counts_to_its_end_without_a_scheduler(
+def test_report_counts_a_failed_attempt_only_to_its_end_without_a_scheduler(
     scheduler: Callable[..., Scheduler],
 ) -> None:
     s = scheduler(gpus=1)
@@ -157,7 +157,7 @@ def test_a_failed_attempt_with_a_retry_left_counts_to_its_end_without_a_schedule
     assert told == of(s)["jobs"][0] and told["run"] > 0 and told["attempts"] == 1, "a run that does not grow any more"
 
 
-def test_a_lost_attempt_is_marked(scheduler: Callable[..., Scheduler]) -> None:
+def test_report_marks_a_lost_attempt(scheduler: Callable[..., Scheduler]) -> None:
     """An attempt that was running at a reboot is marked as lost, because the time of its end is unknown."""
     s = scheduler(gpus=1)
     s.hold("run")
@@ -178,7 +178,7 @@ def test_a_lost_attempt_is_marked(scheduler: Callable[..., Scheduler]) -> None:
     assert "at most: 1 lost" in s.cli("report").stdout
 
 
-def test_deleted_jobs_are_not_counted_and_known_since_is_shown(
+def test_report_omits_deleted_jobs_and_shows_since_when_jobs_are_known(
     scheduler: Callable[..., Scheduler],
 ) -> None:
     s = scheduler(gpus=1).start()

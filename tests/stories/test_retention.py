@@ -91,7 +91,7 @@ def test_keep_logs_removes_only_logs_of_ended_jobs(scheduler):
 
 @pytest.mark.parametrize("point", ["prune.selected", "prune.deleted"])
 @pytest.mark.parametrize("at", [1, 3])
-def test_a19_killed_while_pruning_nothing_is_lost_and_it_goes_on(scheduler, point, at):
+def test_a19_a_daemon_killed_while_it_deletes_old_jobs_loses_no_other_job(scheduler, point, at):
     """A19: If the daemon is killed while it deletes old jobs, the next daemon deletes the rest; no other job is lost.
 
     A running job and its log stay. A job on which a waiting job depends stays, too.
@@ -133,7 +133,7 @@ def test_a19_killed_while_pruning_nothing_is_lost_and_it_goes_on(scheduler, poin
     assert s.starts("run") == s.starts("child") == 1 and all(s.starts(f"n{n}") == 1 for n in range(30))
 
 
-def test_wrong_settings_are_named(scheduler):
+def test_invalid_keep_logs_and_keep_finished_are_refused(scheduler):
     """With an invalid `keep_logs`, `start` exits with 2; a running scheduler keeps the last valid `keep_finished`."""
     s = scheduler(gpus=1)
     for value in ("30", "0G", "soon"):

@@ -110,7 +110,7 @@ def run(scheduler: Callable[..., Scheduler]) -> Run:
 
 
 @pytest.mark.smoke
-def test_s1_1_s1_13_a_file_of_commands_to_its_end(run: Run) -> None:
+def test_s1_1_s1_13_run_executes_each_command_of_a_file_once(run: Run) -> None:
     """S1.1, S1.13: All commands run once; the exit code is 0, or 1 if a command failed.
 
     Comments and blank lines are skipped.
@@ -131,7 +131,7 @@ def test_s1_1_s1_13_a_file_of_commands_to_its_end(run: Run) -> None:
     assert run.to_its_end(1) and run.s.job(3)["attempt"] == 2
 
 
-def test_s1_13_an_empty_file_is_done(run: Run) -> None:
+def test_s1_13_run_of_an_empty_commands_file_exits_with_0(run: Run) -> None:
     """S1.13: A file without commands ends with exit code 0."""
     run.commands("# nothing")
     assert "commands.txt: 0 commands: none" in run.to_its_end(0)
@@ -154,7 +154,7 @@ def test_run_is_refused_while_a_scheduler_runs(run: Run) -> None:
     assert len(said.splitlines()) == 1
 
 
-def test_s1_3_options_and_config(run: Run) -> None:
+def test_s1_3_options_and_config_keys_have_effect_and_options_override(run: Run) -> None:
     """S1.3: All documented options and config keys have their effect, and options override the config file."""
     folder = run.s.folder
     (folder / "config.yaml").write_text(
@@ -178,7 +178,7 @@ def test_s1_3_options_and_config(run: Run) -> None:
     assert "--min-free-mem-mb" in done.stderr
 
 
-def test_s1_4_s1_6_the_job_sees_its_gpu_and_its_record_says_all(run: Run) -> None:
+def test_s1_4_s1_6_a_job_sees_its_gpu_and_its_journal_record_is_complete(run: Run) -> None:
     """S1.4, S1.6: The job sees its GPU; the journal has pid, GPU, status, log, times, exit code and status history."""
     run.commands('echo "$CUDA_VISIBLE_DEVICES $$"; exit 4')
     run.to_its_end(1)
@@ -200,7 +200,7 @@ def test_s1_5_each_of_twenty_jobs_has_a_log(run: Run) -> None:
         assert Path(log).read_text() == f"out {n}\nerr {n}\n"
 
 
-def test_s1_9_the_same_command_twice_is_run_once_and_that_is_said(run: Run) -> None:
+def test_s1_9_a_repeated_command_runs_once_and_is_reported(run: Run) -> None:
     """S1.9: A command that is in the file twice runs once, and the repetition is reported."""
     run.commands("echo x >>out", "echo y >>out", "echo x >>out")
     said = run.to_its_end(0)
@@ -212,7 +212,7 @@ def test_s1_9_the_same_command_twice_is_run_once_and_that_is_said(run: Run) -> N
 
 
 @pytest.mark.smoke
-def test_s1_7_s1_8_after_a_crash_the_same_command_goes_on(run: Run) -> None:
+def test_s1_7_s1_8_run_continues_after_a_crash_and_no_job_runs_twice(run: Run) -> None:
     """S1.7, S1.8: After kill -9, the same command continues where it stopped, and nothing runs twice.
 
     A job that still runs is adopted, a job that ended in the meantime has its true exit code, and a waiting job starts.
@@ -239,7 +239,7 @@ def test_s1_7_s1_8_after_a_crash_the_same_command_goes_on(run: Run) -> None:
     assert jobs[run.held("b", "exit 7")]["exit_code"] == 7
 
 
-def test_s1_7_what_cannot_be_known_is_not_guessed(run: Run) -> None:
+def test_s1_7_a_job_killed_together_with_run_and_supervisor_is_lost(run: Run) -> None:
     """S1.7: If `run`, the supervisor and the job are killed together, the job is recorded as lost, without exit code."""
     run.commands(run.held("a"))
     run.start()
@@ -273,7 +273,7 @@ def _left_of(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_s1_12_a_truncated_last_line_of_the_journal(run: Run) -> None:
+def test_s1_12_a_truncated_last_line_of_the_journal_is_restored(run: Run) -> None:
     """S1.12: A truncated last line of the journal is restored by the next run, and no other job is lost."""
     run.commands("echo one", "echo two")
     run.to_its_end(0)
@@ -291,7 +291,7 @@ def test_s1_12_a_truncated_last_line_of_the_journal(run: Run) -> None:
 
 
 @pytest.mark.smoke
-def test_s1_2_s1_10_by_free_memory(machine: Callable[..., Machine]) -> None:
+def test_s1_2_s1_10_a_job_gets_the_gpu_with_the_most_free_memory(machine: Callable[..., Machine]) -> None:
     """S1.2, S1.10: A job gets the GPU with the most free memory, and waits while no GPU has the minimum free.
 
     `status` prints the same text when the GPU library does not work.
@@ -327,7 +327,7 @@ def test_s1_2_s1_10_by_free_memory(machine: Callable[..., Machine]) -> None:
     assert m.s.cli("status").stdout == text
 
 
-def test_s1_2_all_gpus_full_of_others_is_waited_for(machine: Callable[..., Machine]) -> None:
+def test_s1_2_run_waits_while_foreign_processes_fill_all_gpus(machine: Callable[..., Machine]) -> None:
     """S1.2: While foreign processes fill all GPUs, `run` waits, reads the GPUs again and again, and then continues."""
     m = machine(None).cards("GPU-a", "GPU-b")
     others = m.foreign_process()
@@ -341,7 +341,7 @@ def test_s1_2_all_gpus_full_of_others_is_waited_for(machine: Callable[..., Machi
     assert (m.s.folder / "out").read_text() == "1\n"
 
 
-def test_a_lower_minimum_counts_for_what_was_refused_or_waits(machine: Callable[..., Machine]) -> None:
+def test_a_lower_memory_minimum_applies_to_refused_and_waiting_commands(machine: Callable[..., Machine]) -> None:
     """A command that was refused, or had to wait, runs in the next `run` with a lower `--min-free-mem-mb`."""
     m = machine(None).cards("GPU-a")
     run = Run(m.s).commands("echo x >>out")
@@ -358,7 +358,7 @@ def test_a_lower_minimum_counts_for_what_was_refused_or_waits(machine: Callable[
     assert "1 command: 1 done" in said and (m.s.folder / "out").read_text() == "x\n"
 
 
-def test_s1_11_memory_promised_to_starting_jobs_counts(machine: Callable[..., Machine]) -> None:
+def test_s1_11_memory_reserved_for_starting_jobs_counts_as_used(machine: Callable[..., Machine]) -> None:
     """S1.11: Memory reserved for jobs that have just started counts as used, though the driver does not show it yet.
 
     Two of four jobs fit. After the time `settle`, only the memory that they really use counts, and the others start.
@@ -388,7 +388,7 @@ def run_held(key: str) -> str:
     return Run.held(key)
 
 
-def test_one_job_on_each_declared_gpu(run: Run) -> None:
+def test_a_declared_gpu_runs_one_job_at_a_time(run: Run) -> None:
     """A declared GPU runs one job at a time: its memory is unknown, so it cannot be shared by memory."""
     run.commands(*(run.held(key) for key in "abc"))
     run.start("--gpus", "2")
@@ -403,7 +403,7 @@ def test_one_job_on_each_declared_gpu(run: Run) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_sigint_or_sigterm_without_a_terminal_leaves_the_jobs(run: Run, number: int) -> None:
+def test_sigint_or_sigterm_without_a_terminal_ends_run_and_no_job(run: Run, number: int) -> None:
     """Without a terminal, `run` exits with 130 at SIGINT or SIGTERM.
 
     Its jobs continue, and the next `run` adopts them.
@@ -491,7 +491,7 @@ def terminal(run: Run) -> Iterator[Callable[..., Terminal]]:
         one.end()
 
 
-def test_ctrl_c_asks_and_goes_on(run: Run, terminal: Callable[..., Terminal]) -> None:
+def test_after_ctrl_c_the_answer_continue_runs_all_commands(run: Run, terminal: Callable[..., Terminal]) -> None:
     run.commands(run.held("a"), run.held("b"), run.held("c"))
     shown = terminal()
     run.begun("a", "b")
@@ -514,7 +514,7 @@ def test_ctrl_c_asks_and_goes_on(run: Run, terminal: Callable[..., Terminal]) ->
     assert "3 commands: 3 done" in shown.said
 
 
-def test_ctrl_c_ends_the_jobs_and_the_same_command_runs_them_again(run: Run, terminal: Callable[..., Terminal]) -> None:
+def test_after_ctrl_c_the_answer_end_cancels_jobs_until_next_run(run: Run, terminal: Callable[..., Terminal]) -> None:
     run.commands(run.held("a"), run.held("b"), run.held("c"))
     shown = terminal()
     run.begun("a", "b")
@@ -600,7 +600,7 @@ entrypoint.entry()
 """
 
 
-def test_ctrl_c_pressed_once_more_while_it_asks(run: Run, terminal: Callable[..., Terminal]) -> None:
+def test_a_second_ctrl_c_ends_run(run: Run, terminal: Callable[..., Terminal]) -> None:
     """A second Ctrl-C ends `run`, even if it arrives before the question is printed."""
     run.commands(run.held("a"))
     usual = run.s.command
@@ -615,7 +615,7 @@ def test_ctrl_c_pressed_once_more_while_it_asks(run: Run, terminal: Callable[...
     run.to_its_end(0)
 
 
-def test_a_command_removed_from_the_file_does_not_count(run: Run) -> None:
+def test_a_command_removed_from_the_file_does_not_affect_the_exit_code(run: Run) -> None:
     """The exit code of `run` depends only on commands that are still in the file.
 
     A command that failed and was then removed from the file does not count.
@@ -647,7 +647,7 @@ def test_run_exits_with_1_for_commands_whose_jobs_were_deleted(run: Run) -> None
 
 
 @pytest.mark.parametrize("how", ["utf-16", "gone", "others may write"])
-def test_a_file_that_cannot_be_read_is_no_success(run: Run, how: str) -> None:
+def test_run_exits_with_1_if_the_commands_file_cannot_be_read(run: Run, how: str) -> None:
     """If the commands file cannot be read at the start or at the end, `run` exits with 1."""
     if how == "utf-16":
         run.file.write_text("true\n", "utf-16")
@@ -673,7 +673,7 @@ def test_commands_files_of_equal_name_in_two_folders_are_kept_apart(run: Run) ->
     assert "1 command: 1 done\n" in run.to_its_end(0, "b/commands.txt")
 
 
-def test_a_file_that_is_no_journal_is_refused(run: Run) -> None:
+def test_run_refuses_a_file_with_other_contents_as_its_journal(run: Run) -> None:
     """`run` refuses a file with other contents as its journal, and leaves it unchanged.
 
     The mistake is likely: in the config, `jobs_file` names the watched file for `start`, but the journal for `run`.
@@ -686,7 +686,7 @@ def test_a_file_that_is_no_journal_is_refused(run: Run) -> None:
     assert run.s.jobs_file.read_text() == lines and not list(run.s.folder.glob("jobs.txt.*"))
 
 
-def test_two_runs_at_once(run: Run) -> None:
+def test_a_second_run_on_the_same_state_file_is_refused(run: Run) -> None:
     """A second `run` on the same state file exits with 1, names the pid of the first, and changes nothing."""
     run.commands(run.held("a"))
     run.start()

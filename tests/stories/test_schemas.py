@@ -55,7 +55,7 @@ def of(s: Scheduler, *words: str) -> Any:
     return json.loads(s.cli(*words, "--json").stdout)
 
 
-def test_s3_38_json_of_jobs_in_every_state_is_as_published(scheduler: Callable[..., Scheduler]) -> None:
+def test_s3_38_json_of_jobs_in_every_state_matches_the_schemas(scheduler: Callable[..., Scheduler]) -> None:
     """S3.38, S3.33: With jobs in all states, JSON of all verbs and the state file match their schemas.
 
     Verbs: status, jobs, show, why, report, screens. The jobs wait for many different reasons.
@@ -149,7 +149,7 @@ def test_s3_38_json_of_jobs_in_every_state_is_as_published(scheduler: Callable[.
     check("status", of(s, "status"))
 
 
-def test_s3_38_json_of_gpus_that_are_read_is_as_published(machine: Callable[..., Machine]) -> None:
+def test_s3_38_json_with_gpu_readings_matches_the_schemas(machine: Callable[..., Machine]) -> None:
     """S3.38: With GPU readings, JSON of `status` and the state file match their schemas; used memory is a number."""
     m = machine()
     m.cards("GPU-a", "GPU-b")
@@ -164,7 +164,7 @@ def test_s3_38_json_of_gpus_that_are_read_is_as_published(machine: Callable[...,
     check("state-file", json.loads(path.read_text()))
 
 
-def test_s3_39_json_of_screens_is_as_published(screens: Callable[..., Any]) -> None:
+def test_s3_39_json_with_a_screen_session_matches_the_schemas(screens: Callable[..., Any]) -> None:
     """S3.39: With a running session, JSON of screens, status and show match their schemas."""
     need_screen()
     s = screens(gpus=1)
@@ -180,7 +180,7 @@ def test_s3_39_json_of_screens_is_as_published(screens: Callable[..., Any]) -> N
     check("show", of(s, "show", "1"))
 
 
-def test_s3_38_json_before_the_first_start_is_as_published(scheduler: Callable[..., Scheduler]) -> None:
+def test_s3_38_json_before_the_first_start_matches_the_schemas(scheduler: Callable[..., Scheduler]) -> None:
     """S3.38: Before the first start of a scheduler, JSON of the verbs matches its schema."""
     s = scheduler()
     for verb in ("status", "jobs", "screens", "report"):

@@ -20,7 +20,7 @@ DETACH = b"\x01d"
 
 
 @pytest.mark.smoke
-def test_s3_21_session_name_attach_and_a_terminal_with_colours(plain_screens):
+def test_s3_21_a_user_can_attach_to_the_session_of_a_job_by_its_name(plain_screens):
     """S3.21: A session is named gpujob_<gpus>_<mode>_<id>, `screen -ls` lists it, `screen -r NAME` attaches to it.
 
     The job has a terminal with colours, and continues after the user detaches.
@@ -57,7 +57,7 @@ def test_s3_21_session_name_attach_and_a_terminal_with_colours(plain_screens):
     wait_for(lambda: name not in s.sessions(), "the end of the session")
 
 
-def test_j09_what_a_job_has_printed_is_seen_from_a_terminal_of_24_lines(plain_screens):
+def test_j09_earlier_output_of_a_job_is_visible_on_a_terminal_of_24_lines(plain_screens):
     """J09: A line that a job printed before a user attaches is visible on a terminal of 24 lines.
 
     Screen's status line does not scroll it away. The log contains only what the job printed.
@@ -92,7 +92,7 @@ def test_s3_22_the_mode_in_a_session_name_is_safe(screens, words, mode):
     s.wait_log(1, f"gpujob_0_{mode}_1")
 
 
-def test_s3_23_exit_codes_are_exact(screens):
+def test_s3_23_exit_codes_of_jobs_in_sessions_are_exact(screens):
     """S3.23: Exit code and signal are those of the job, not of screen, which exits with 0."""
     s = screens(gpus=4)
     codes = [0, 1, 3, 77, 137, 255, "s9", "s15", "s11", "s1"]
@@ -110,7 +110,7 @@ def test_s3_23_exit_codes_are_exact(screens):
 
 @pytest.mark.parametrize("how", ["quit", "kill", "server", "shim"])
 @pytest.mark.parametrize("trap", ["exit 0", ""], ids=["caught", "ignored"])
-def test_s3_23_session_ended_from_outside_is_failed(screens, how, trap):
+def test_s3_23_a_job_whose_session_is_ended_from_outside_is_failed(screens, how, trap):
     """S3.23, P5: If a user ends the session of a job, the job is failed, even if it then exits with 0.
 
     The session ends by screen's `quit` or `kill`, or because its screen process or shim is killed. A job that ignores
@@ -177,7 +177,7 @@ def test_s3_24_jobs_outlive_the_scheduler_and_are_adopted(screens, number):
     s.wait_no_session()
 
 
-def test_s3_23_session_of_an_adopted_job_ended_from_outside(screens):
+def test_s3_23_an_adopted_job_whose_session_is_ended_from_outside_is_failed(screens):
     """S3.23 after a restart: If the session or shim of an adopted job is ended by a user, the job is failed.
 
     The new scheduler is not the parent of any of these processes.
@@ -200,7 +200,7 @@ def test_s3_23_session_of_an_adopted_job_ended_from_outside(screens):
     assert two["state"] == "failed" and two["outcome"] in ("lost", "signal")
 
 
-def test_s3_25_without_screen_nothing_is_started(screens):
+def test_s3_25_start_fails_if_screen_is_not_installed(screens):
     """S3.25, J01: Without screen, `start --screen` exits with 1, names the package to install, and starts no job."""
     s = screens(gpus=1)
     empty = s.folder / "empty"
@@ -218,7 +218,7 @@ def test_s3_25_without_screen_nothing_is_started(screens):
     assert s.starts("a") == 1
 
 
-def test_s3_39_screens_lists_only_its_own(screens, tmp_path):
+def test_s3_39_screens_lists_only_sessions_of_its_own_scheduler(screens, tmp_path):
     """S3.39: `screens` lists only sessions of its own scheduler, each with the command that attaches to the session.
 
     If there is no session, `screens` exits with 0.
@@ -261,7 +261,7 @@ def test_s3_39_screens_lists_only_its_own(screens, tmp_path):
     assert other.job(1)["state"] == "running"
 
 
-def test_attach_attaches_to_exactly_this_session(screens):
+def test_attach_attaches_to_the_session_of_exactly_this_job(screens):
     """`attach JOB` attaches to the session of exactly this job, also while another terminal is attached to it."""
     s = screens(gpus=1)
     s.hold("a")
@@ -277,7 +277,7 @@ def test_attach_attaches_to_exactly_this_session(screens):
     assert s.job(1)["state"] == "running"
 
 
-def test_attach_says_what_is_wrong(screens):
+def test_attach_reports_why_it_cannot_attach(screens):
     """`attach` reports why it cannot attach: no terminal, no session yet, an ended job, an unknown job, several jobs."""
     s = screens(gpus=1)
     s.hold("a")
@@ -296,7 +296,7 @@ def test_attach_says_what_is_wrong(screens):
     assert "cannot attach to job 1: it is done" in s.cli("attach", "1", code=1).stderr
 
 
-def test_attach_to_a_job_without_a_session(scheduler):
+def test_attach_in_direct_mode_exits_with_1_and_names_logs(scheduler):
     """In direct mode, `attach` exits with 1 and names `logs -f`, and `screens` lists nothing."""
     s = scheduler(gpus=1)
     s.hold("a")
@@ -308,7 +308,7 @@ def test_attach_to_a_job_without_a_session(scheduler):
     assert s.cli("screens").stdout == "no job runs in a screen session\n"
 
 
-def test_a_window_opened_beside_is_not_in_the_log(screens):
+def test_output_of_a_second_window_is_not_in_the_log_of_the_job(screens):
     """Output of a window that a user opens in a session is not in the log of the job.
 
     The window keeps the session open after the end of the job. The end of the job is still recorded.
@@ -330,7 +330,7 @@ def test_a_window_opened_beside_is_not_in_the_log(screens):
     assert len(s.sessions()) == 1  # the user's window keeps it open
 
 
-def test_detached_with_screen(screens):
+def test_start_detach_runs_jobs_in_screen_sessions(screens):
     """`start --detach --screen` runs jobs in sessions, and the next scheduler adopts them."""
     s = screens(gpus=1)
     s.hold("a")
@@ -349,7 +349,7 @@ def test_detached_with_screen(screens):
     assert s.job(1)["exit_code"] == 4 and s.starts("a") == 1
 
 
-def test_retry_has_a_session_of_its_own(screens):
+def test_each_attempt_of_a_job_has_its_own_session(screens):
     """Each attempt of a job has its own session and log. All session names of a job contain the id of the job."""
     s = screens(gpus=1)
     s.script_of("work", "echo attempt $GPUJOB_ATTEMPT in $STY; [ $GPUJOB_ATTEMPT = 2 ] || exit 3")
@@ -378,7 +378,7 @@ def test_the_log_of_a_session_is_complete(screens):
     assert os.stat(s.job(1)["log"]).st_mode & 0o777 == 0o600
 
 
-def test_a_hundred_sessions_at_once(screens):
+def test_a_hundred_concurrent_sessions_have_exact_exit_codes(screens):
     """With a hundred sessions at the same time, all exit codes are right, and no session or file is left over."""
     s = screens(gpus=1, cpu_slots=100)
     gate = s.folder / "gate"
@@ -412,7 +412,7 @@ def test_cancel_ends_the_whole_session(screens):
     s.wait_no_session()
 
 
-def test_started_from_within_a_session(screens):
+def test_a_scheduler_inside_a_session_gives_each_job_its_own_session(screens):
     """A scheduler that itself runs in a screen session still gives each job its own session."""
     s = screens(gpus=1)
     s.script_of("work", "echo $STY $WINDOW $TERM; exit 0")

@@ -31,7 +31,7 @@ def refused(s, **environ: str) -> str:
     return done.stderr
 
 
-def test_j01_screen_is_missing_or_goes_missing(screens):
+def test_j01_a_job_waits_while_screen_is_missing(screens):
     """J01: Without screen, `start --screen` is refused.
 
     If screen disappears later, a job waits until screen is back, and then runs once.
@@ -56,7 +56,7 @@ def test_j01_screen_is_missing_or_goes_missing(screens):
     assert s.job(2)["exit_code"] == 6 and s.starts("b") == 1
 
 
-def test_j02_socket_folder_unusable_at_the_start(screens, tmp_path):
+def test_j02_start_fails_with_an_unusable_socket_folder(screens, tmp_path):
     """J02, P3: With an unusable socket folder, `start` exits with 1 and prints one line with screen's own reason."""
     s = screens(gpus=1)
     os.chmod(s.sockets, 0o755)
@@ -68,7 +68,7 @@ def test_j02_socket_folder_unusable_at_the_start(screens, tmp_path):
     s.start()
 
 
-def test_j02_socket_folder_unusable_while_running(screens):
+def test_j02_a_job_waits_while_the_socket_folder_is_unusable(screens):
     """J02: If the socket folder becomes unusable, a job waits, and its reason is the message of screen.
 
     The job runs once the folder is usable again.
@@ -85,7 +85,7 @@ def test_j02_socket_folder_unusable_while_running(screens):
     assert (job["exit_code"], s.starts("a")) == (3, 1)
 
 
-def test_j02_socket_folder_removed_while_running(screens):
+def test_j02_running_jobs_continue_without_the_socket_folder(screens):
     """J02: If a file replaces the socket folder, running jobs continue; new jobs wait until the folder is back."""
     s = screens(gpus=2, assign_retry_wait="0.2", max_assign_attempts=1000)
     s.hold("a")
@@ -109,7 +109,7 @@ def test_j02_socket_folder_removed_while_running(screens):
     assert s.job(2)["exit_code"] == 6 and s.starts("b") == 1
 
 
-def test_j03_session_quit_leftovers_hold_the_gpu(screens):
+def test_j03_leftover_processes_of_a_quit_session_keep_the_gpu(screens):
     """J03: A job whose session is ended by `quit` is failed, and its leftover processes keep its GPU allocated.
 
     This also holds after a restart of the scheduler.
@@ -149,7 +149,7 @@ def _mark_of(pid: int, s, job: int) -> bool:
     )
 
 
-def test_j04_server_killed(screens):
+def test_j04_a_job_whose_screen_process_is_killed_fails_by_sighup(screens):
     """J04: A job whose screen process is killed fails by SIGHUP.
 
     A job that ignores SIGHUP continues without its terminal, and keeps its GPU until it ends.
@@ -174,7 +174,7 @@ def test_j04_server_killed(screens):
     wait_for(lambda: [g["allocated"] for g in s.status()["gpus"]] == [0.0, 0.0], "both GPUs are free")
 
 
-def test_j05_a_screen_that_returns_0_and_starts_nothing(screens):
+def test_j05_a_job_could_not_start_if_screen_exits_with_0_without_a_session(screens):
     """J05: If screen exits with 0 but creates no session, the job does not run, and its outcome is could_not_start."""
     s = screens(gpus=1, max_assign_attempts=2, assign_retry_wait="0.1")
     bin_ = s.folder / "bin"
@@ -191,7 +191,7 @@ def test_j05_a_screen_that_returns_0_and_starts_nothing(screens):
     assert s.ledger() == [] and s.sessions() == {}
 
 
-def test_j06_name_taken_by_another(screens):
+def test_j06_a_session_name_that_is_in_use_is_extended(screens):
     """J06: If the session name of a job is in use, four characters are added to it; the other session continues."""
     s = screens(gpus=1)
     other = foreign_session(s.environ, "gpujob_0_unknown_1", "sleep", "600")
@@ -213,7 +213,7 @@ def test_j06_name_taken_by_another(screens):
     assert s.sessions()["gpujob_0_unknown_1"] == other and len(s.sessions()) == 2
 
 
-def test_j06_name_that_begins_like_another(screens):
+def test_j06_ctrl_c_and_cancel_do_not_affect_sessions_with_a_longer_name(screens):
     """J06: Ctrl-C in the session of job 1 and `cancel` of job 2 have no effect on other jobs.
 
     The session names of jobs 10 to 12 begin with the session name of job 1.
@@ -237,7 +237,7 @@ def test_j06_name_that_begins_like_another(screens):
 
 
 @pytest.mark.parametrize("mode", ["x" * 200, "a b", "$(touch x)", "-X quit", "../../x", "%n^C", "ä'\\\"", "a.b:c*"])
-def test_j07_odd_characters_in_the_mode(screens, mode):
+def test_j07_odd_characters_in_the_mode_give_a_safe_session_name(screens, mode):
     """J07: If the value of `--mode` has odd characters, the session name is still safe.
 
     The job gets the value unchanged.
@@ -280,7 +280,7 @@ def test_j08_a_dead_session_is_not_listed(screens):
     s.wait_state(3, "done")
 
 
-def test_j09_detach_resize_close_and_ctrl_c(screens):
+def test_j09_detaching_resizing_or_closing_a_terminal_stops_no_job(screens):
     """J09: Detaching, resizing or closing the terminal, Ctrl-Z and Ctrl-S do not stop a job.
 
     Ctrl-C ends only the job in whose session it is typed, and the signal is recorded.
@@ -328,7 +328,7 @@ def test_j09_detach_resize_close_and_ctrl_c(screens):
     s.wait_no_session()
 
 
-def test_j11_a_log_full_of_escape_codes(screens):
+def test_j11_logs_passes_no_escape_code_of_a_session_log_except_colours(screens):
     """J11: The log is exactly what the job printed; `logs` passes no escape codes to the terminal except colours.
 
     The job's output contains no code that asks the terminal for an answer, since that answer would also be in the log.
@@ -355,7 +355,7 @@ def test_j11_a_log_full_of_escape_codes(screens):
     assert piped.stdout == s.raw(1)
 
 
-def test_j12_hostile_screenrc_of_the_user(screens):
+def test_j12_the_screenrc_of_the_user_has_no_effect_on_sessions(screens):
     """J12: Settings of the user's and the system's screenrc have no effect on the sessions of jobs.
 
     The session ends with its job, logs to the log of the job, and is private.

@@ -41,7 +41,7 @@ def test_removed_folders_are_created_again(screens):
     assert s.job(2)["exit_code"] == 4 and s.starts("b") == 1
 
 
-def test_a_large_and_an_odd_environment(screens):
+def test_a_job_in_a_session_gets_a_large_and_odd_environment(screens):
     """A job gets an environment of 300 KB with values that are not UTF-8, without HOME, locale or a known TERM."""
     s = screens(gpus=1)
     s.script_of("work", 'echo ${#A} ${#B} "$LANG" "$HOME"; printf %s "$ODD" | od -An -tx1; echo ä')
@@ -55,7 +55,7 @@ def test_a_large_and_an_odd_environment(screens):
     assert s.log(1) == "100000 100000  \n ff 0a 25 6e 24 58\nä\n"
 
 
-def test_s12_two_hundred_payloads_reach_a_job_in_a_session_as_they_are(screens):
+def test_s12_payloads_reach_a_job_in_a_session_unchanged(screens):
     """S12, S11: A job in a session gets the exact bytes of its arguments: neither a shell nor screen expands them."""
     s = screens(gpus=1, cpu_slots=4)
     script = s.folder / "sees.sh"

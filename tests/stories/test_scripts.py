@@ -37,7 +37,7 @@ def digest(words):
     return f"{hashlib.sha256(chr(0).join(words).encode()).hexdigest()} {len(words)}\n"
 
 
-def test_any_executable_file_runs_itself(scheduler):
+def test_an_executable_file_in_a_jobs_line_is_run_directly(scheduler):
     """S3: An executable file in a jobs line is run directly, with unchanged arguments and without `--cuda`.
 
     Paths are relative to the jobs file. File names may contain blanks, quotes, commas, semicolons and other alphabets.
@@ -70,7 +70,7 @@ def test_any_executable_file_runs_itself(scheduler):
     s.wait_state(9, "done")
 
 
-def test_b17_long_arguments_arrive_whole(scheduler):
+def test_b17_a_job_gets_long_arguments_complete(scheduler):
     """S3, B17: A job gets 100 KB of arguments complete, from a jobs line and from `submit`.
 
     A jobs line with an argument that is too long for the kernel is refused.
@@ -95,7 +95,7 @@ def test_b17_long_arguments_arrive_whole(scheduler):
     assert len(s.states()) == 5, "the line that is too long is no job"
 
 
-def test_b17_what_the_kernel_would_refuse_is_refused_by_the_verbs(scheduler, monkeypatch):
+def test_b17_add_and_submit_refuse_arguments_too_long_for_the_kernel(scheduler, monkeypatch):
     """B17: `add` and `submit` refuse arguments, variables and commands that are too long for the kernel.
 
     The test calls them as functions, since no process can be started with such arguments.
@@ -131,7 +131,7 @@ def ranks(s, job_id):
     return {one.pop("RANK"): one for one in seen}
 
 
-def test_torchrun_starts_one_process_a_gpu(scheduler):
+def test_torchrun_starts_one_process_per_gpu(scheduler):
     """`;launch=torchrun` runs the torch of the job's environment with one process per GPU.
 
     A job without GPUs has one process. If the arguments contain `--cuda`, its value is replaced; otherwise `--cuda` is
@@ -181,7 +181,7 @@ def test_torchrun_starts_one_process_a_gpu(scheduler):
     assert "known: python, torchrun" in s.cli("submit", "--launch", "mpirun", "--", "train.py", code=2).stderr
 
 
-def test_submit_launch_python_runs_a_script_as_a_line_would(scheduler):
+def test_submit_launch_python_runs_a_script_as_a_jobs_line_does(scheduler):
     """`submit --launch python -- SCRIPT` runs a script as a jobs line does: with an interpreter and `--cuda`.
 
     The script runs in the current folder of `submit`.

@@ -10,7 +10,7 @@ from tests.stories.harness import wait_for
 from tests.stories.secret_shapes import SECRET, SHAPES
 
 
-def test_s15_no_secret_is_shown_anywhere(scheduler):
+def test_s15_no_output_or_readable_file_contains_a_secret(scheduler):
     """S15: Secrets of lines, submissions, commands files, labels and environments are in no output or readable file.
 
     The test uses all forms of secrets in `secret_shapes.py`. It does not check output and logs of jobs, because these

@@ -52,7 +52,7 @@ def test_s3_38_status_shows_state_fraction_allocation_memory_and_load(machine):
 
 
 @pytest.mark.parametrize("what", ["memory", "load"])
-def test_s3_16_a_gpu_that_others_use_gets_no_job_though_nothing_of_ours_is_on_it(machine, what):
+def test_s3_16_a_gpu_used_only_by_foreign_processes_gets_no_job(machine, what):
     m = machine().cards("GPU-a")
     m.driver.gpu("GPU-a", **({"used": 64_500} if what == "memory" else {"load": 80}))
     m.s.start()
@@ -65,7 +65,7 @@ def test_s3_16_a_gpu_that_others_use_gets_no_job_though_nothing_of_ours_is_on_it
 
 
 @pytest.mark.parametrize("what", ["memory", "load"])
-def test_s3_16_the_limits_can_be_set(machine, what):
+def test_s3_16_the_thresholds_of_memory_and_load_can_be_set(machine, what):
     m = machine(mem_threshold=0.3, load_threshold=0.3).cards("GPU-a")
     m.use("GPU-a", m.foreign_process(), 26_000 if what == "memory" else 100, load=35, total_load=35)
     m.s.start()
@@ -75,7 +75,7 @@ def test_s3_16_the_limits_can_be_set(machine, what):
 
 
 @pytest.mark.smoke
-def test_i10_a_foreign_process_keeps_jobs_out_and_is_named(machine):
+def test_i10_a_foreign_process_blocks_its_gpu_and_is_named(machine):
     m = machine().cards("GPU-a", "GPU-b")
     foreign_process = m.foreign_process()
     m.s.start()
@@ -108,7 +108,7 @@ def test_i10_a_small_foreign_use_blocks_only_whole_gpu_jobs(machine):
     m.running("whole")
 
 
-def test_two_half_gpu_jobs_at_full_load_share_a_gpu_foreign_load_blocks_it(machine):
+def test_a_gpu_is_blocked_by_foreign_load_and_not_by_the_load_of_its_jobs(machine):
     """S3.14, S3.16, placement: The thresholds apply to foreign use only.
 
     Two jobs with half a GPU each may load the GPU fully together. A foreign process with the same load keeps jobs away.
@@ -134,7 +134,7 @@ def test_two_half_gpu_jobs_at_full_load_share_a_gpu_foreign_load_blocks_it(machi
     assert "GPU 0 has" not in m.s.said() and "GPU 0 is" not in m.s.said()
 
 
-def test_a_job_over_its_share_is_named_and_counted(machine):
+def test_memory_that_a_job_uses_beyond_its_share_blocks_other_jobs(machine):
     m = machine().cards("GPU-a")
     m.s.start()
     m.add("greedy", need="0.25")
@@ -152,7 +152,7 @@ def test_a_job_over_its_share_is_named_and_counted(machine):
     m.running("half")
 
 
-def test_i12_a_fresh_job_counts_with_its_share_before_it_takes_memory(machine):
+def test_i12_a_new_job_books_its_share_before_it_uses_memory(machine):
     m = machine().cards("GPU-a")
     m.s.start()
     m.add("one", need="0.6")
@@ -173,7 +173,7 @@ def test_i12_a_fresh_job_counts_with_its_share_before_it_takes_memory(machine):
 
 @pytest.mark.waits
 @pytest.mark.parametrize("first", [81, 79])
-def test_i13_a_reading_that_flickers_around_the_limit(machine, first):
+def test_i13_readings_that_fluctuate_around_a_threshold_change_nothing(machine, first):
     """Readings that fluctuate around a threshold change nothing: a blocked GPU stays blocked, a free GPU stays free."""
     m = machine(gpu_interval=1.5).cards("GPU-a")  # each value is set before the next reading
     foreign_process = m.foreign_process()
@@ -199,7 +199,7 @@ def test_i13_a_reading_that_flickers_around_the_limit(machine, first):
 # -- memory that is released late -------------------------------------------------------------------------
 
 
-def test_i11_unreleased_memory_is_draining_then_foreign_then_accepted(machine):
+def test_i11_unreleased_memory_blocks_a_gpu_until_resume_with_force(machine):
     m = machine().cards("GPU-a")
     config = m.s.folder / "config.yaml"
     config.write_text("release: 600\n")  # the GPU stays DRAINING during the test
@@ -227,7 +227,7 @@ def test_i11_unreleased_memory_is_draining_then_foreign_then_accepted(machine):
     assert m.gpu(0)["state"] == "BUSY" and m.s.job(2)["gpus"] == [0]
 
 
-def test_i11_memory_that_is_released_late_only_delays(machine):
+def test_i11_memory_that_is_released_late_only_delays_the_next_job(machine):
     m = machine(release=60).cards("GPU-a")
     m.s.start()
     m.add("one", "two")
@@ -254,7 +254,7 @@ def test_resume_force_without_a_scheduler_is_refused(machine):
 # -- shares -----------------------------------------------------------------------------------------------
 
 
-def test_i14_tenths_and_thirds_fill_a_card_exactly(machine):
+def test_i14_fractional_shares_fill_a_gpu_exactly(machine):
     m = machine().cards("GPU-a", "GPU-b")
     m.s.start()
     keys = [f"k{i}" for i in range(10)]
@@ -289,7 +289,7 @@ def test_i15_invalid_gpu_needs_are_refused(machine):
     assert refused == set(range(1, len(bad) + 1))
 
 
-def test_i16_a_gpu_paused_while_its_job_runs(machine):
+def test_i16_a_paused_gpu_keeps_its_running_job_and_gets_no_new_one(machine):
     m = machine().cards("GPU-a")
     m.s.start()
     m.add("one", "two", need="0.5")

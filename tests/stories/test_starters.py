@@ -46,7 +46,7 @@ def seen_again(s) -> None:
 
 
 @pytest.mark.parametrize("mode", ["direct", "screen"])
-def test_a08_a_claimed_attempt_waits_for_its_late_starter(scheduler, screens, mode):
+def test_a08_a_claimed_attempt_keeps_its_gpu_and_runs_once_after_a_late_start(scheduler, screens, mode):
     """A08, P1, P7: If the daemon is killed, an attempt that is claimed but not yet started keeps its GPU.
 
     When the starter of the attempt continues, the job runs once, and its exit code is recorded.
@@ -67,7 +67,7 @@ def test_a08_a_claimed_attempt_waits_for_its_late_starter(scheduler, screens, mo
     assert (job["outcome"], job["exit_code"], job["attempt"], s.starts("late")) == ("exit", 7, 1, 1), job
 
 
-def test_a08_a_claimed_attempt_whose_starter_dies_is_lost(scheduler):
+def test_a08_a_claimed_attempt_is_lost_if_it_is_killed_before_its_start(scheduler):
     """If daemon and starter are killed after the claim and before the start, the job is lost and does not run again."""
     s = scheduler(gpus=1)
     starter = late(s, 7)
@@ -81,7 +81,7 @@ def test_a08_a_claimed_attempt_whose_starter_dies_is_lost(scheduler):
     wait_for(lambda: s.status()["gpus"][0]["allocated"] == 0, "the GPU is free")
 
 
-def test_a07_an_unclaimed_start_is_taken_back(scheduler):
+def test_a07_the_next_daemon_withdraws_a_start_that_was_not_claimed(scheduler):
     """A06, A07: If a start was sent but not claimed, the next daemon withdraws it and starts the job itself.
 
     The late supervisor then does not start the job.
@@ -101,7 +101,7 @@ def test_a07_an_unclaimed_start_is_taken_back(scheduler):
     assert s.starts("a") == 1
 
 
-def test_b05_cancelled_while_its_starter_is_late(scheduler):
+def test_b05_a_job_that_is_cancelled_during_a_late_start_ends(scheduler):
     """A14, B05: If a job is cancelled while its starter is stopped, the job ends as soon as the starter continues."""
     s = scheduler(gpus=1, kill_grace="0.2")
     s.hold("late")

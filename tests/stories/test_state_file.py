@@ -111,7 +111,7 @@ def test_d09_s3_32_edits_by_any_program_are_obeyed(scheduler, how):
     shows(s, 1)
 
 
-def test_s3_31_a_thousand_pauses_and_resumes_against_a_busy_daemon(scheduler):
+def test_s3_31_the_last_of_many_concurrent_pauses_and_resumes_counts(scheduler):
     """S3.31, D05, D11: If verbs and edits pause and resume GPUs at the same time, the last change of each GPU counts.
 
     Two threads use verbs, one thread saves edits, and jobs run all the time.
@@ -177,7 +177,7 @@ def test_s3_31_a_thousand_pauses_and_resumes_against_a_busy_daemon(scheduler):
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-def test_s3_31_verb_and_edit_in_turn_the_last_one_holds(scheduler, monkeypatch, seed):
+def test_s3_31_the_last_change_counts_if_verbs_and_edits_alternate(scheduler, monkeypatch, seed):
     """If verbs and edits change a pause one after the other, the last change counts.
 
     This also holds if a verb repeats the change of an edit and a later edit undoes it.
@@ -200,7 +200,7 @@ def test_s3_31_verb_and_edit_in_turn_the_last_one_holds(scheduler, monkeypatch, 
             shows(s, *([0] if on else []))
 
 
-def test_s3_33_complete_at_every_read_and_written_at_most_ten_times_a_second(scheduler):
+def test_s3_33_the_state_file_is_always_complete_and_written_at_most_10_times_a_second(scheduler):
     """S3.33: The state file is complete at every read and written at most ten times a second, while 300 jobs run."""
     s = scheduler(gpus=2, cpu_slots=8)
     s.start()
@@ -223,7 +223,7 @@ def test_s3_33_complete_at_every_read_and_written_at_most_ten_times_a_second(sch
 
 
 @pytest.mark.parametrize("damage", ["", '{"paused_gpus": [1', '{"paused_gpus": [1],}', "\0" * 64, '{"paused_gpus": 1}'])
-def test_d01_d02_d03_s3_34_damage_is_set_aside_and_pauses_stay(scheduler, damage):
+def test_d01_d02_d03_s3_34_an_invalid_state_file_is_saved_as_a_copy_and_pauses_stay(scheduler, damage):
     """S3.34: Invalid contents are saved unchanged in another file and reported once; the pauses stay in force."""
     s = scheduler(gpus=2)
     s.start()
@@ -252,7 +252,7 @@ def test_d04_an_unknown_key_is_reported(scheduler):
 
 
 @pytest.mark.smoke
-def test_d06_s3_42_deleting_it_resets_pauses_and_nothing_else(scheduler):
+def test_d06_s3_42_deleting_the_state_file_resets_only_the_pauses(scheduler):
     """S3.42: If the state file is deleted, the pauses are reset, the file is written again, and jobs stay unchanged.
 
     The main log, here with its default name, reports the reset.
@@ -279,7 +279,7 @@ def test_d06_s3_42_deleting_it_resets_pauses_and_nothing_else(scheduler):
 
 
 @pytest.mark.smoke
-def test_an_edit_made_while_no_daemon_runs_counts_before_anything_starts(scheduler):
+def test_an_edit_made_without_daemon_takes_effect_before_a_job_starts(scheduler):
     s = scheduler(gpus=1)
     s.start()
     s.stop()
@@ -362,7 +362,7 @@ def test_a_leftover_temporary_state_file_undoes_no_request(scheduler):
 
 
 @pytest.mark.parametrize("how", ["full", "read-only"])
-def test_d07_a_folder_that_cannot_be_written_for_a_while(scheduler, tmp_path, how):
+def test_d07_jobs_continue_while_the_state_file_cannot_be_written(scheduler, tmp_path, how):
     """If the state file cannot be written, jobs continue, and the file is updated when it can be written again.
 
     Root may write everywhere, so the test fills a file system or mounts it read-only.
@@ -414,7 +414,7 @@ def test_d07_a_folder_that_cannot_be_written_for_a_while(scheduler, tmp_path, ho
             subprocess.run(["umount", "-l", str(place)], check=False)
 
 
-def test_d08_a_link_in_its_place(scheduler):
+def test_d08_a_link_in_place_of_the_state_file_is_not_followed(scheduler):
     s = scheduler(gpus=1)
     other = s.folder / "bashrc"
     other.write_text("mine\n")
@@ -439,7 +439,7 @@ def test_d10_swap_and_backup_files_are_ignored(scheduler):
     assert paused(s) == [] and s.status()["daemon"]["alive"]
 
 
-def test_d11_two_programs_save_in_turn_the_last_whole_file_holds(scheduler):
+def test_d11_each_of_forty_saves_of_the_state_file_takes_effect(scheduler):
     s = scheduler(gpus=2)
     s.start()
     wait_for(path(s).exists, "state file")
@@ -455,7 +455,7 @@ def test_d11_two_programs_save_in_turn_the_last_whole_file_holds(scheduler):
     wait_for(lambda: told(0) == told(1) == 20, "forty edits in the log")
 
 
-def test_two_daemons_one_file(scheduler):
+def test_a_second_daemon_on_the_same_state_file_is_refused(scheduler):
     """S3.37: A second daemon on the same state file is refused, names the pid of the first, and changes nothing."""
     s = scheduler(gpus=1)
     s.start()
@@ -477,7 +477,7 @@ def test_edits_are_noticed_by_polling(scheduler):
     shows(s, 1)
 
 
-def test_the_daemon_stops_and_starts_while_it_is_edited(scheduler):
+def test_edits_of_the_state_file_survive_the_end_of_the_daemon(scheduler):
     s = scheduler(gpus=2)
     for number in range(4):
         s.start()

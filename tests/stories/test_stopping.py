@@ -33,7 +33,7 @@ def pids(s, *names: str) -> list[int]:
 
 
 @pytest.mark.smoke
-def test_b05_b07_cancel_ends_every_process_wherever_it_went(scheduler):
+def test_b05_b07_cancel_ends_all_processes_of_a_job(scheduler):
     """B05, B07: `cancel` ends all processes of a job.
 
     The processes are a plain child, a child that ignores SIGTERM, a child in another session, and a child in another
@@ -54,7 +54,7 @@ def test_b05_b07_cancel_ends_every_process_wherever_it_went(scheduler):
 
 
 @pytest.mark.smoke
-def test_b06_b07_s3_35_gpu_is_held_while_a_process_of_the_job_lives(scheduler):
+def test_b06_b07_s3_35_a_gpu_stays_allocated_while_a_process_of_its_job_lives(scheduler):
     """B06, B07, S3.35: A GPU stays allocated while any process of its last job lives, also after a restart.
 
     The exit code of the main process is recorded as soon as the main process ends.
@@ -94,7 +94,7 @@ def test_time_limit_ends_a_job(scheduler):
     assert job["attempt"] == 1 and s.starts("slow") <= 1  # on a busy machine it may end before it writes
 
 
-def test_b11_stopped_job_can_be_cancelled(scheduler):
+def test_b11_cancel_continues_and_ends_a_stopped_job(scheduler):
     """B11: `cancel` continues a job stopped by SIGSTOP, so that the job can act on SIGTERM."""
     s = scheduler(gpus=1)
     s.hold("a")
@@ -108,7 +108,7 @@ def test_b11_stopped_job_can_be_cancelled(scheduler):
     assert s.job(1)["state"] == "cancelled"
 
 
-def test_a14_a15_cancel_goes_on_after_the_daemon_was_killed(scheduler):
+def test_a14_a15_the_next_daemon_completes_the_cancel_of_a_killed_daemon(scheduler):
     """A14, A15: If the daemon is killed after it sent SIGTERM, the next one completes the cancel with SIGKILL."""
     s = scheduler(gpus=1, kill_grace="1")
     script = s.folder / "deaf.py"
@@ -127,7 +127,7 @@ def test_a14_a15_cancel_goes_on_after_the_daemon_was_killed(scheduler):
     assert s.job(1)["state"] == "cancelled"
 
 
-def test_jobs_cancelled_and_retried_without_a_daemon(scheduler):
+def test_waiting_jobs_are_cancelled_and_retried_immediately_without_a_daemon(scheduler):
     """Contract 3: Without a daemon, waiting jobs are cancelled and retried immediately.
 
     A running job is cancelled at the next start of the daemon; `cancel` exits with 5.

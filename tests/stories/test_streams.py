@@ -80,7 +80,7 @@ def foreground() -> Iterator[Callable[..., Foreground]]:
 # -- logs ------------------------------------------------------------------------------
 
 
-def test_s4_13_s4_14_s4_15_s4_16_log_options_of_submit_and_of_jobs_lines(scheduler):
+def test_s4_13_s4_14_s4_15_s4_16_log_options_act_alike_in_submit_and_jobs_lines(scheduler):
     """S4.13, S4.14, S4.15, S4.16: A job can have no log, a stderr log, a packed (gzip) log, and its own log folder and name.
 
     The options of `submit` and the keys of a jobs line have the same effect.
@@ -574,7 +574,7 @@ def test_s4_26_a_program_is_called_once_at_the_end_of_each_job(scheduler):
     wait_for(lambda: [call[1] for call in calls(s)].count(str(seven)) == 2, "another end, another call")
 
 
-def test_s4_26_an_on_finish_program_that_fails_or_hangs_holds_up_nothing(scheduler):
+def test_s4_26_an_on_finish_program_that_fails_or_hangs_delays_nothing(scheduler):
     """S4.26, P8: An on_finish program that is missing, fails or hangs delays neither jobs nor the scheduler's end.
 
     The problem is logged. A program that hangs does not count as a process of the job.
@@ -676,7 +676,7 @@ def test_s4_26_an_interrupted_on_finish_call_is_not_repeated(scheduler, point):
 SENDMAIL = '#!/bin/sh\n{ echo "words: $*"; cat; } > "$MAILS/$$.part"; mv "$MAILS/$$.part" "$MAILS/$$.mail"\n'
 
 
-def test_output_is_mailed_at_the_end(scheduler):
+def test_the_output_of_a_job_is_mailed_at_its_end(scheduler):
     """S4 (-m): The output of a job is mailed with the `sendmail` in PATH.
 
     The mail contains the unpacked output of a packed log, and its subject is encoded.

@@ -24,7 +24,7 @@ SESSION = r"\d{8}-\d{6}(-\d+)?"
 
 
 @pytest.mark.smoke
-def test_s0_1_quick_start_of_docs_track(tracked: Tracked) -> None:
+def test_s0_1_each_verb_works_as_in_the_quick_start_of_docs_track(tracked: Tracked) -> None:
     """S0.1: Each verb works as in the quick start of docs/track.md."""
     said = tracked.run("init", "reranker benchmark", code=0).stdout
     assert re.fullmatch(rf"Session {SESSION} \(reranker benchmark\) in {tracked.folder}/.gpu-tracker\n", said)
@@ -66,7 +66,7 @@ def test_s0_1_quick_start_of_docs_track(tracked: Tracked) -> None:
     tracked.run("status", "--session", "20200101-000000", code=6)
 
 
-def test_s0_2_state_is_json_in_the_folder_and_found_from_below(tracked: Tracked) -> None:
+def test_s0_2_a_session_is_a_private_file_and_found_from_subfolders(tracked: Tracked) -> None:
     """S0.2: Sessions are private files in .gpu-tracker, and are found from subfolders.
 
     A command runs in the folder in which `add` was called.
@@ -104,7 +104,7 @@ def test_s0_2_a_session_works_in_a_moved_folder(tracked: Tracked, tmp_path: Path
     assert "log: .gpu-tracker/" in tracked.run("status", code=0).stdout
 
 
-def test_s0_3_status_as_json(tracked: Tracked) -> None:
+def test_s0_3_status_json_has_exactly_the_documented_keys(tracked: Tracked) -> None:
     """S0.3: `status --json` has exactly the documented keys, times in ISO 8601, and null for unknown values."""
     tracked.begin("echo out; echo err >&2; exit 4", "true")
     tracked.run("run-all", code=1)
@@ -123,7 +123,7 @@ def test_s0_3_status_as_json(tracked: Tracked) -> None:
     }  # fmt: skip
 
 
-def test_s0_4_the_five_statuses_and_their_symbols(tracked: Tracked) -> None:
+def test_s0_4_json_and_text_show_the_five_statuses(tracked: Tracked) -> None:
     """S0.4: JSON and text show the five statuses; the text has symbols, with ASCII forms where stdout is not UTF-8."""
     tracked.begin("true", "false", gated("c"), "true")
     tracked.run("next", "--run", code=0)
@@ -189,7 +189,7 @@ def test_s0_5_skip_errors_skips_failed_commands(tracked: Tracked) -> None:
     assert tracked.statuses() == ["done", "skipped", "done", "skipped"]
 
 
-def test_s0_6_the_last_twenty_lines_are_kept(tracked: Tracked) -> None:
+def test_s0_6_the_last_twenty_lines_of_output_are_kept(tracked: Tracked) -> None:
     """S0.6: The last 20 lines of stdout and stderr are kept as a terminal would show them, without escape sequences."""
     tracked.begin()
     tracked.run("run", "seq 1 40; echo last >&2", code=0)
@@ -247,7 +247,7 @@ def test_a_command_reads_the_trackers_stdin(tracked: Tracked) -> None:
     assert not list((tracked.folder / ".gpu-tracker").rglob("caller-*"))
 
 
-def test_a_command_inside_a_job_keeps_the_jobs_marks(tracked: Tracked) -> None:
+def test_a_command_tracked_inside_a_job_gets_the_variables_of_the_job(tracked: Tracked) -> None:
     """A tracked command gets the GPUJOB_ variables of the job in which the tracker runs; outside of a job, only its own."""
     tracked.begin()
     text = "env | grep ^GPUJOB_ | grep -v ^GPUJOB_WARM= | sort"
@@ -260,7 +260,7 @@ def test_a_command_inside_a_job_keeps_the_jobs_marks(tracked: Tracked) -> None:
     assert tracked.command(2)["last_output"] == [own[0], "GPUJOB_TRACK_ID=2", own[2]]
 
 
-def test_s0_9_fifty_concurrent_adds(tracked: Tracked) -> None:
+def test_s0_9_fifty_concurrent_adds_get_distinct_ids(tracked: Tracked) -> None:
     """S0.9: Fifty concurrent `add` calls add fifty commands with distinct ids; a reader never sees a partial file."""
     tracked.begin()
     path, over, torn = tracked.files[0], threading.Event(), []
@@ -289,7 +289,7 @@ def test_s0_9_fifty_concurrent_adds(tracked: Tracked) -> None:
     assert {one["cmd"] for one in commands} == {f"echo {n}" for n in range(50)}
 
 
-def test_s0_10_two_concurrent_run_alls(tracked: Tracked) -> None:
+def test_s0_10_two_concurrent_run_alls_run_each_command_once(tracked: Tracked) -> None:
     """S0.10: Of two concurrent `run-all` calls, the second prints that it waits for the first; each command runs once."""
     tracked.begin(gated("a"), *(f"echo {n} >> ledger" for n in range(2, 9)))
     first = tracked.popen("run-all")
@@ -334,7 +334,7 @@ def test_s0_11_exit_code_tells_whether_a_command_failed(tracked: Tracked) -> Non
     assert codes == [7, 8, 0, 255, None, 0, 127]
 
 
-def test_s0_12_retry_and_next(tracked: Tracked) -> None:
+def test_s0_12_retry_takes_the_first_interrupted_command_and_next_the_first_pending(tracked: Tracked) -> None:
     """S0.12: `retry` runs the first interrupted command, `next` the first pending one; having none is no error."""
     tracked.begin("test -e one", "test -e two")
     tracked.run("next", "--run", code=1)
@@ -350,7 +350,7 @@ def test_s0_12_retry_and_next(tracked: Tracked) -> None:
     assert tracked.lines("run-all") == ["No pending commands.", "Finished: 0 ran, 0 skipped, 0 failed"]
 
 
-def test_s0_13_the_standard_library_is_enough(tracked: Tracked) -> None:
+def test_s0_13_every_verb_works_with_the_standard_library_alone(tracked: Tracked) -> None:
     """S0.13: Every verb and the help work with the standard library alone."""
     start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from scheduler.command_line import main; sys.exit(main(sys.argv[1:]))"
     words = [
@@ -401,7 +401,7 @@ def test_s0_14_a_corrupt_session_does_not_affect_others(tracked: Tracked, text: 
     assert tracked.json()["name"] == "third"
 
 
-def test_a_session_that_runs_is_not_deleted(tracked: Tracked) -> None:
+def test_a_session_with_a_running_command_is_not_deleted(tracked: Tracked) -> None:
     """`delete` refuses to delete a session while one of its commands runs.
 
     If the session file is corrupt, `delete` finds the running command in the attempt records.
@@ -475,7 +475,7 @@ def test_a_session_of_another_user_is_ignored(tracked: Tracked, tmp_path: Path) 
         (["status", "--session"], "--session needs a value; see gpujob track list"),
     ],
 )  # fmt: skip
-def test_usage_errors_are_one_line(tracked: Tracked, words: list[str], said: str) -> None:
+def test_track_usage_errors_are_one_line(tracked: Tracked, words: list[str], said: str) -> None:
     """A usage error gives exit code 2 and one line, and has no effect."""
     done = tracked.run(*words, code=2)
     assert (done.stdout, done.stderr.replace("\\u2026", "…")) == ("", f"gpujob: {said}\n")
@@ -493,7 +493,7 @@ def test_options_may_follow_a_quoted_command(tracked: Tracked) -> None:
         assert tracked.lines(*words)[0] == "Usage: gpujob track VERB"
 
 
-def test_the_whole_log_of_a_command(tracked: Tracked) -> None:
+def test_track_log_prints_the_whole_log_of_a_command(tracked: Tracked) -> None:
     tracked.begin("seq 30", "echo b; exit 3", "true")
     assert "command 1 has no log" in tracked.run("log", "1", code=6).stderr
     tracked.run("run-all", code=1)
@@ -524,7 +524,7 @@ def test_run_all_prints_what_to_do_after_a_failure(tracked: Tracked) -> None:
     assert "stopped with 2 commands pending: gpujob track retry" in done.stderr
 
 
-def test_a_program_named_gpu_tracker_is_the_tracker(tracked: Tracked) -> None:
+def test_a_program_named_gpu_tracker_works_as_gpujob_track(tracked: Tracked) -> None:
     """A program named `gpu-tracker` works as `gpujob track`.
 
     `gpujob track` reports that it does not read the sessions of the original gpu-tracker.

@@ -44,7 +44,7 @@ def killed(one: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.smoke
-def test_s0_7_the_tracker_is_killed_and_the_command_goes_on(tracked: Tracked) -> None:
+def test_s0_7_a_command_continues_after_its_tracker_is_killed(tracked: Tracked) -> None:
     """S0.7: If the tracker is killed, its command is shown as running until the command ends.
 
     Then the exit code and the output of the command are shown.
@@ -140,7 +140,7 @@ def test_s0_7_a_command_killed_with_tracker_and_supervisor_is_interrupted(tracke
     assert tracked.statuses() == ["done"] * 3
 
 
-def test_s0_7_a_command_runs_while_a_process_of_it_lives(tracked: Tracked) -> None:
+def test_s0_7_a_command_counts_as_running_while_one_of_its_processes_lives(tracked: Tracked) -> None:
     """S0.7: A command counts as running while a process that it started lives, even if its shell was killed."""
     tracked.begin()
     one = tracked.popen("run", "(sleep 305; true) & echo $! > child; touch begun.a; wait")
@@ -160,7 +160,7 @@ def test_s0_7_a_command_runs_while_a_process_of_it_lives(tracked: Tracked) -> No
     assert tracked.command(1)["status"] == "interrupted"
 
 
-def test_s0_7_commands_of_another_boot_have_ended(tracked: Tracked) -> None:
+def test_s0_7_a_command_started_before_a_reboot_counts_as_ended(tracked: Tracked) -> None:
     """S0.7: A command started before a reboot counts as ended, even if its pid exists; a recorded exit code is kept."""
     tracked.begin("echo two")
     one = tracked.popen("run", gated("a"))
@@ -200,7 +200,7 @@ def test_s0_7_a_claimed_command_that_never_started_is_pending_again(tracked: Tra
 
 
 @pytest.mark.parametrize("passes", [1, 2, 3])
-def test_s0_7_tracker_killed_at_each_write_of_the_session_file(tracked: Tracked, passes: int) -> None:
+def test_s0_7_a_tracker_killed_at_a_session_write_runs_no_command_twice(tracked: Tracked, passes: int) -> None:
     """S0.7: If the tracker is killed while it writes the session file, the command runs at most once.
 
     If the command ran, its exit code is shown. ``passes``: the write at which the tracker is killed, which is 1 when
@@ -222,7 +222,7 @@ def test_s0_7_tracker_killed_at_each_write_of_the_session_file(tracked: Tracked,
 @pytest.mark.parametrize(
     "point, code", [("supervisor.spawned", 6), ("supervisor.before_record", 6), ("supervisor.before_claim", None)]
 )
-def test_s0_7_the_supervisor_is_killed_under_the_tracker(tracked: Tracked, point: str, code: int | None) -> None:
+def test_s0_7_the_tracker_replaces_a_killed_supervisor(tracked: Tracked, point: str, code: int | None) -> None:
     """S0.7: If the supervisor of a command is killed, the tracker itself reads the exit code of the command.
 
     If the command had not been started, the tracker reports this.
@@ -240,7 +240,7 @@ def test_s0_7_the_supervisor_is_killed_under_the_tracker(tracked: Tracked, point
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-def test_s0_8_signals_end_the_whole_tree(tracked: Tracked, number: signal.Signals) -> None:
+def test_s0_8_a_signal_ends_all_processes_of_a_command(tracked: Tracked, number: signal.Signals) -> None:
     """S0.8: The command gets the tracker's signal immediately; processes that ignore it are killed within 5 s.
 
     The test allows 10 s. The command is recorded as interrupted, and the later commands do not run.
@@ -278,7 +278,7 @@ def test_s0_8_the_command_gets_the_trackers_signal(tracked: Tracked, number: sig
     assert (found["status"], found["exit_code"]) == ("interrupted", 0) and found["last_output"][-1] == "tidied"
 
 
-def test_s0_8_a_second_ctrl_c_kills_at_once(tracked: Tracked) -> None:
+def test_s0_8_a_second_ctrl_c_kills_the_command_immediately(tracked: Tracked) -> None:
     """S0.8: A second Ctrl-C kills the command immediately."""
     tracked.begin()
     text = "trap 'touch told' INT; touch begun.t; while :; do sleep 0.05; done"
@@ -315,7 +315,7 @@ class Terminal:
         return status + (1 << 20) if pid else None
 
 
-def test_s0_8_a_closed_terminal_ends_the_tree(tracked: Tracked) -> None:
+def test_s0_8_a_closed_terminal_ends_all_processes_of_a_command(tracked: Tracked) -> None:
     """S0.8: Without `--keep`, a closed terminal ends the command with all its processes."""
     tracked.begin(STUBBORN, "touch never")
     terminal = Terminal(tracked, "run-all")
@@ -330,7 +330,7 @@ def test_s0_8_a_closed_terminal_ends_the_tree(tracked: Tracked) -> None:
     assert not (tracked.folder / "never").exists()
 
 
-def test_s0_8_with_keep_a_closed_terminal_ends_nothing(tracked: Tracked) -> None:
+def test_s0_8_with_keep_commands_continue_after_the_terminal_is_closed(tracked: Tracked) -> None:
     """S0.8: With `--keep`, the running command and the later commands of `run-all` continue after the terminal was closed."""
     tracked.begin(gated("a"), "seq 1 3000", "echo three >> ledger")
     terminal = Terminal(tracked, "run-all", "--keep")
@@ -347,7 +347,7 @@ def test_s0_8_with_keep_a_closed_terminal_ends_nothing(tracked: Tracked) -> None
     assert (tracked.folder / "ledger").read_text() == "three\n"
 
 
-def test_s0_8_a_closed_stdout_is_a_lost_connection(tracked: Tracked) -> None:
+def test_s0_8_a_closed_stdout_counts_as_a_lost_connection(tracked: Tracked) -> None:
     """S0.8: A stdout without a reader counts as a lost connection; with `--keep` the command continues."""
     text = "touch begun.{0}; while [ ! -e go.{0} ]; do echo line; sleep 0.05; done; exit 3"
     tracked.begin()
@@ -439,7 +439,7 @@ def test_s0_7_an_unreaped_zombie_is_not_running(tracked: Tracked) -> None:
         host.wait()
 
 
-def test_s0_8_a_blocked_stdout_holds_up_neither_state_nor_signals(tracked: Tracked) -> None:
+def test_s0_8_a_blocked_stdout_delays_neither_state_nor_signals(tracked: Tracked) -> None:
     """S0.6, S0.8: If nobody reads the tracker's stdout, the tracker still records the state and handles signals."""
     tracked.begin()
     much = "head -c 400000 /dev/zero | tr '\\0' '\\n'; "
@@ -517,7 +517,7 @@ def test_s0_8_an_unkillable_command_is_shown_as_running(tracked: Tracked) -> Non
     assert ended["exit_code"] == 2 and "interrupted by SIGINT" in tracked.run("status", code=0).stdout
 
 
-def test_s0_8_the_end_of_a_reader_is_no_second_ctrl_c(tracked: Tracked) -> None:
+def test_s0_8_the_end_of_a_reader_does_not_count_as_a_second_ctrl_c(tracked: Tracked) -> None:
     """S0.8: In `track run … | tee log` the end of `tee` does not count as a second Ctrl-C; the command may clean up."""
     tracked.begin()
     text = "trap 'echo saving; sleep 0.5; touch saved; exit 5' INT; touch begun.r; while :; do sleep 0.05; done"

@@ -35,7 +35,7 @@ def test_s4_3_queueing_prints_only_the_id_and_ids_begin_at_zero(spooler: Callabl
 
 
 @pytest.mark.smoke
-def test_s4_4_s4_5_the_list_and_the_states(spooler: Callable[..., Spooler]) -> None:
+def test_s4_4_s4_5_ts_prints_list_and_states_in_the_original_format(spooler: Callable[..., Spooler]) -> None:
     """S4.4, S4.5: Without arguments `ts` prints the list, in the original's format and order; -s prints a state."""
     s = spooler()
     assert s.ts() == HEADER.format(0, 1)
@@ -124,7 +124,7 @@ def test_s4_7_an_impossible_request_exits_with_255_and_one_line(spooler: Callabl
     assert s.states() == {0: "running", 1: "queued", 2: "queued"}
 
 
-def test_s4_7_every_action_on_an_empty_server(spooler: Callable[..., Spooler]) -> None:
+def test_s4_7_every_action_without_jobs_prints_nothing_or_one_error_line(spooler: Callable[..., Spooler]) -> None:
     """S4.7: Without any job, each action prints an empty result, or one error line with exit code 255."""
     s = spooler()
     for words, said in {
@@ -165,7 +165,7 @@ def test_s4_33_an_invalid_percentage_is_refused(spooler: Callable[..., Spooler],
     assert s.ts("--get_gpu_free_perc") == "90"
 
 
-def test_s4_12_labels_commands_and_counts(spooler: Callable[..., Spooler]) -> None:
+def test_s4_12_ts_prints_labels_commands_and_counts(spooler: Callable[..., Spooler]) -> None:
     """S4.12: The list shows labels; -a prints a label, -F a command, -q the last id, -R the number of running jobs."""
     s = spooler(TS_SLOTS="2")
     assert (s.ts("-q"), s.ts("-R")) == ("-1", "0")
@@ -219,7 +219,7 @@ def test_s4_23_json_is_one_valid_line(spooler: Callable[..., Spooler]) -> None:
         assert read.stdout.split() == ["1", "3", "0", "2"]
 
 
-def test_s4_23_json_is_json_in_every_locale(spooler: Callable[..., Spooler]) -> None:
+def test_s4_23_json_is_valid_in_every_locale(spooler: Callable[..., Spooler]) -> None:
     """S4.23: Characters that the encoding of stdout cannot represent are written as JSON escapes."""
     s = spooler()
     s.ts("-n", "echo", "ünï", "🎉", "\n")

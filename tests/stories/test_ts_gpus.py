@@ -178,7 +178,7 @@ def test_s4_31_s4_32_named_gpus_are_used_immediately_and_claimed(
     assert g.sees(both) == "0,1"
 
 
-def test_s4_33_how_much_memory_must_be_free(graphics: Callable[..., Graphics]) -> None:
+def test_s4_33_a_job_gets_only_gpus_with_the_required_free_memory(graphics: Callable[..., Graphics]) -> None:
     """S4.33 (bug 11): -G needs 90 % free memory by default; a new percentage (1 to 100) applies to waiting jobs."""
     g = graphics("a")
     assert g.s.ts("--get_gpu_free_perc") == "90"
@@ -203,7 +203,7 @@ def test_s4_33_how_much_memory_must_be_free(graphics: Callable[..., Graphics]) -
     assert g.sees(second) == "0"
 
 
-def test_s4_34_which_gpus_may_be_used_at_the_start_and_changed_later(graphics: Callable[..., Graphics]) -> None:
+def test_s4_34_ts_visible_devices_limits_gpus_and_can_be_changed_later(graphics: Callable[..., Graphics]) -> None:
     """S4.34: TS_VISIBLE_DEVICES limits the GPUs of -G; --setenv changes the limit while jobs wait and run."""
     g = graphics("abc", TS_VISIBLE_DEVICES="1")
     running = g.hold("-G", "1", code=7)
@@ -230,7 +230,7 @@ def test_s4_34_which_gpus_may_be_used_at_the_start_and_changed_later(graphics: C
     assert g.sees(all_three) == "0,1,2"
 
 
-def test_s4_34_which_of_declared_gpus_may_be_used(spooler: Callable[..., Spooler]) -> None:
+def test_s4_34_ts_visible_devices_limits_declared_gpus(spooler: Callable[..., Spooler]) -> None:
     """S4.34: TS_VISIBLE_DEVICES also limits declared GPUs."""
     s = spooler(GPUJOB_SET_GPUS="2", TS_VISIBLE_DEVICES="1")
     sees = ("-G", "1", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
@@ -250,7 +250,7 @@ def test_s4_7_the_very_first_list_has_a_column_of_gpus(graphics: Callable[..., G
 
 
 @pytest.mark.parametrize("how", ["no driver", "a driver that fails"])
-def test_s4_35_without_gpus_jobs_without_gpus_run(graphics: Callable[..., Graphics], how: str) -> None:
+def test_s4_35_jobs_without_gpus_run_on_a_machine_without_gpus(graphics: Callable[..., Graphics], how: str) -> None:
     """S4.35 (bug 10): On a machine without usable GPUs, -G and -g are refused with the reason, and other jobs run."""
     g = graphics("" if how == "no driver" else "ab")
     if how != "no driver":
@@ -306,7 +306,7 @@ def test_s4_36_a_wide_job_is_not_starved_by_a_stream_of_narrow_ones(graphics: Ca
         g.s.wait_state(job, "finished")
 
 
-def test_s4_30_what_can_never_run_is_refused_at_once_with_the_reason(graphics: Callable[..., Graphics]) -> None:
+def test_s4_30_a_job_that_can_never_run_is_refused_with_the_reason(graphics: Callable[..., Graphics]) -> None:
     """S4.30 S4.7 (bugs 7, 11): A job that can never run, or an invalid number, is refused with the reason."""
     g = graphics("ab")
     for words, reason in (
@@ -325,7 +325,7 @@ def test_s4_30_what_can_never_run_is_refused_at_once_with_the_reason(graphics: C
     assert g.sees(0) == "0,1"
 
 
-def test_s4_4_s4_23_the_list_and_the_details_speak_of_gpus(graphics: Callable[..., Graphics]) -> None:
+def test_s4_4_s4_23_the_list_and_the_details_show_gpus(graphics: Callable[..., Graphics]) -> None:
     """S4.4 S4.23 S4.24: The list and its formats have a column of GPUs; -i prints the requested and the assigned GPUs."""
     g = graphics("ab")
     two = g.hold("-G", "2", "-L", "wide")

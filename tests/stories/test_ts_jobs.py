@@ -31,7 +31,7 @@ def asleep(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.smoke
-def test_s4_6_waiting_gives_the_code_of_the_job(spooler: Callable[..., Spooler]) -> None:
+def test_s4_6_waiting_for_a_job_returns_its_exit_code(spooler: Callable[..., Spooler]) -> None:
     """S4.6: -w, -f, -c and -t return the job's exit code, 255 if it was killed, skipped or could not be started."""
     s = spooler()
     s.add("sh", "-c", "exit 5")
@@ -55,7 +55,7 @@ def test_s4_6_waiting_gives_the_code_of_the_job(spooler: Callable[..., Spooler])
     assert [job["E-Level"] for job in s.jobs() if job["ID"] == number] == [9]
 
 
-def test_s4_8_without_an_id_the_last_in_the_queue_is_waited_for(spooler: Callable[..., Spooler]) -> None:
+def test_s4_8_waiting_without_an_id_waits_for_the_last_job_in_the_queue(spooler: Callable[..., Spooler]) -> None:
     """S4.8: -w without an id waits for the job that is last in the queue, not the one with the highest id."""
     s = spooler()
     s.add(*s.held("a"))
@@ -75,7 +75,7 @@ def test_s4_8_without_an_id_the_last_in_the_queue_is_waited_for(spooler: Callabl
 
 
 @pytest.mark.smoke
-def test_s4_9_s4_11_dependencies(spooler: Callable[..., Spooler]) -> None:
+def test_s4_9_s4_11_dependent_jobs_wait_for_the_end_or_success_of_others(spooler: Callable[..., Spooler]) -> None:
     """S4.9, S4.11: -D and -d wait for the end of jobs, -W for their success; otherwise a -W job is skipped.
 
     A -W job that depends on a skipped job is skipped, too.
@@ -102,7 +102,7 @@ def test_s4_9_s4_11_dependencies(spooler: Callable[..., Spooler]) -> None:
     assert [number for number, state in states.items() if state == "skipped"] == [3, 4]
 
 
-def test_s4_10_dependencies_on_failed_removed_and_unknown_jobs(spooler: Callable[..., Spooler]) -> None:
+def test_s4_10_after_a_failed_dependency_jobs_that_need_success_are_skipped(spooler: Callable[..., Spooler]) -> None:
     """S4.10: If a dependency failed or was removed or forgotten, a -W job is skipped and a -D job runs.
 
     Ids that no job has had yet are ignored.
@@ -130,7 +130,7 @@ def test_s4_10_dependencies_on_failed_removed_and_unknown_jobs(spooler: Callable
     assert s.ended(s.add("-D", "1", "true")) == 0
 
 
-def test_s4_13_s4_14_s4_15_where_the_output_goes(spooler: Callable[..., Spooler]) -> None:
+def test_s4_13_s4_14_s4_15_options_set_file_folder_and_packing_of_output(spooler: Callable[..., Spooler]) -> None:
     """S4.13, S4.14, S4.15: -E separates stderr, -z packs the output, -O and --set_logdir set the name and the folder.
 
     A missing folder is created.
@@ -168,7 +168,7 @@ def test_s4_13_s4_14_s4_15_where_the_output_goes(spooler: Callable[..., Spooler]
     assert s.output(5) == "y\n"
 
 
-def test_s4_16_without_output(spooler: Callable[..., Spooler]) -> None:
+def test_s4_16_with_the_option_n_no_output_is_stored(spooler: Callable[..., Spooler]) -> None:
     """S4.16: -n stores no output, and the list shows `stdout` in place of a file.
 
     -nf writes the output to the caller's stdout, and the job is forgotten when it ends.
@@ -189,7 +189,7 @@ def test_s4_16_without_output(spooler: Callable[..., Spooler]) -> None:
     assert list(s.states()) == [0]
 
 
-def test_s4_17_stdin_and_a_client_that_is_killed(spooler: Callable[..., Spooler]) -> None:
+def test_s4_17_a_foreground_job_reads_stdin_and_survives_its_killed_client(spooler: Callable[..., Spooler]) -> None:
     """S4.17: A -f job reads the caller's stdin, other jobs an empty stdin; a kill of the caller ends no job (bug 5)."""
     s = spooler()
     done = s.run("-f", "sh", "-c", "cat; exit 4", stdin="of the caller\n")
@@ -210,7 +210,7 @@ def test_s4_17_stdin_and_a_client_that_is_killed(spooler: Callable[..., Spooler]
     assert s.ended(3) == 8 and s.ended(4) == 0
 
 
-def test_s4_19_never_more_than_the_slots(spooler: Callable[..., Spooler]) -> None:
+def test_s4_19_jobs_never_use_more_than_the_slots(spooler: Callable[..., Spooler]) -> None:
     """S4.19: Jobs never use more than the slots. Jobs with few slots overtake a job that waits for many slots.
 
     A job that needs more slots than there are is refused.
@@ -249,7 +249,7 @@ def test_s4_19_never_more_than_the_slots(spooler: Callable[..., Spooler]) -> Non
     assert s.ended(s.add("true")) == 0
 
 
-def test_s4_20_killing_jobs(spooler: Callable[..., Spooler]) -> None:
+def test_s4_20_killing_a_job_sends_sigterm_to_all_its_processes(spooler: Callable[..., Spooler]) -> None:
     """S4.20: -k sends SIGTERM to all processes of a job, and -T to all processes of all running jobs.
 
     Jobs that this signal killed have error level -1.
@@ -278,7 +278,7 @@ def test_s4_20_killing_jobs(spooler: Callable[..., Spooler]) -> None:
     assert {job["E-Level"] for job in s.jobs() if job["ID"] in (0, 1, 2, 4, 5)} == {-1}
 
 
-def test_s4_21_order_removal_and_clearing(spooler: Callable[..., Spooler]) -> None:
+def test_s4_21_jobs_can_be_reordered_removed_and_cleared(spooler: Callable[..., Spooler]) -> None:
     """S4.21: -u moves a waiting job to the front, -U exchanges two jobs, -r removes a job, -C forgets finished jobs.
 
     -u of a running job is an error without effect (bug 1: it ended the original's server).
@@ -317,7 +317,7 @@ def test_s4_21_order_removal_and_clearing(spooler: Callable[..., Spooler]) -> No
     assert len(s.ts().splitlines()) == 1
 
 
-def test_s4_22_a_removed_job_is_waited_for_no_longer(spooler: Callable[..., Spooler]) -> None:
+def test_s4_22_removing_a_job_ends_the_calls_that_wait_for_it(spooler: Callable[..., Spooler]) -> None:
     """S4.22: If -r removes a job, the -w and -f calls that wait for it end with exit code 255.
 
     The -W jobs that depend on it are skipped. (Bug 3: in the original, these calls and jobs waited forever.)
@@ -337,7 +337,7 @@ def test_s4_22_a_removed_job_is_waited_for_no_longer(spooler: Callable[..., Spoo
     assert s.ended(2) == 255 and s.states() == {0: "running", 2: "skipped"}
 
 
-def test_s4_26_a_program_is_called_at_each_end(spooler: Callable[..., Spooler]) -> None:
+def test_s4_26_ts_onfinish_is_called_once_per_job(spooler: Callable[..., Spooler]) -> None:
     """S4.26: TS_ONFINISH is called once per job, with id, error level, output file and command; not for skipped jobs.
 
     The command's words are joined without quotes, as in the original.
@@ -368,7 +368,7 @@ def test_s4_26_a_program_is_called_at_each_end(spooler: Callable[..., Spooler]) 
     assert [calls[number][2] for number in ("3", "5", "6", "7")] == ["-1", "-1", "-1", "0"]
 
 
-def test_s4_37_following_the_output(spooler: Callable[..., Spooler]) -> None:
+def test_s4_37_following_prints_the_output_and_returns_the_exit_code(spooler: Callable[..., Spooler]) -> None:
     """S4.37: -t prints the last ten lines, -c all lines; both then follow the output, and return the job's exit code."""
     s = spooler()
     s.add("sh", "-c", f"seq 30; {s.held('a')[2]} echo after; exit 4")
@@ -426,7 +426,7 @@ def test_s4_17_ctrl_c_reaches_the_job_while_its_id_cannot_be_printed(spooler: Ca
     assert caller.communicate(timeout=60)[1] == "" and caller.returncode == 33
 
 
-def test_s4_17_ctrl_c_in_front_of_a_job_goes_to_the_job(spooler: Callable[..., Spooler]) -> None:
+def test_s4_17_a_foreground_call_passes_ctrl_c_to_its_job(spooler: Callable[..., Spooler]) -> None:
     """S4.17: `ts -f` passes Ctrl-C on to its job, and returns the exit code of the job."""
     s = spooler()
     caller = s.popen("-f", "sh", "-c", "trap 'exit 33' INT; touch ready; while :; do sleep 0.05; done")

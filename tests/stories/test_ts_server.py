@@ -337,7 +337,9 @@ def two_busy_loops() -> Iterator[None]:
 
 
 @pytest.mark.long_form
-def test_s4_1_a_script_of_many_calls(spooler: Callable[..., Spooler], tmp_path: Path, two_busy_loops: None) -> None:
+def test_s4_1_a_script_of_many_calls_prints_what_the_manual_promises(
+    spooler: Callable[..., Spooler], tmp_path: Path, two_busy_loops: None
+) -> None:
     """S4.1: A shell script with more than 65 calls of `./ts` prints what the manual promises, and nothing on stderr.
 
     The long form runs it ten times, beside two busy loops.
@@ -349,7 +351,7 @@ def test_s4_1_a_script_of_many_calls(spooler: Callable[..., Spooler], tmp_path: 
 
 
 @pytest.mark.long
-def test_s4_1_the_calls_of_the_originals_test_script(
+def test_s4_1_calls_of_the_original_test_script_print_the_expected_output(
     spooler: Callable[..., Spooler], tmp_path: Path, two_busy_loops: None
 ) -> None:
     """S4.1: The calls of the original's own test script, in its order, print what is expected.
@@ -404,7 +406,7 @@ def test_s4_2_calls_return_while_jobs_run_and_the_server_is_busy(spooler: Callab
     assert s.ended(4) == 0
 
 
-def test_s4_18_s4_25_a_full_queue(spooler: Callable[..., Spooler]) -> None:
+def test_s4_18_s4_25_calls_wait_while_the_queue_is_full_or_exit_with_2(spooler: Callable[..., Spooler]) -> None:
     """S4.18, S4.25: If the queue is full, -B exits with 2, and other calls wait until there is room.
 
     With TS_MAXCONN=7, one job fills the queue. A waiting client that is killed queues no job (bug 4).
@@ -491,7 +493,7 @@ def test_s4_6_waiting_for_a_job_without_a_recorded_end_returns_255(spooler: Call
     assert waits.communicate(timeout=60) == ("", "") and waits.returncode == 255
 
 
-def test_s4_7_errors_of_socket_name_folder_and_stdout(spooler: Callable[..., Spooler]) -> None:
+def test_s4_7_a_bad_socket_name_folder_or_stdout_is_one_error_line(spooler: Callable[..., Spooler]) -> None:
     """S4.7: A call that fails prints one error line and exits with 255.
 
     Causes are a socket name that is not UTF-8, a deleted working folder, and a full stdout. With a full stdout, `ts -f`
@@ -533,7 +535,7 @@ def _sleeps(pid: int) -> bool:
     return Path(f"/proc/{pid}/syscall").read_text().split()[0] in ("230", "115", "270", "72", "23")
 
 
-def test_settings_that_a_user_wrote_in_another_form_are_read(spooler: Callable[..., Spooler]) -> None:
+def test_ts_reads_settings_in_every_form_that_the_scheduler_accepts(spooler: Callable[..., Spooler]) -> None:
     """`ts` reads a setting in the server's config in every form that the scheduler accepts (docs/ts.md)."""
     s = spooler()
     assert s.ended(s.add("true")) == 0
@@ -553,7 +555,7 @@ def test_settings_that_a_user_wrote_in_another_form_are_read(spooler: Callable[.
         assert (s.ts("-S"), s.ts("--get_gpu_free_perc").split()[-1].rstrip("%.")) == (slots, share), changed
 
 
-def test_s4_25_variables_of_the_server(spooler: Callable[..., Spooler], tmp_path: Path) -> None:
+def test_s4_25_variables_select_and_configure_the_server(spooler: Callable[..., Spooler], tmp_path: Path) -> None:
     """S4.25: TS_SOCKET selects the server. TS_SLOTS and TS_MAXFINISHED take effect when the server starts.
 
     TMPDIR is the folder for output files. With an invalid TS_SLOTS there is one slot.
@@ -578,7 +580,7 @@ def test_s4_25_variables_of_the_server(spooler: Callable[..., Spooler], tmp_path
         assert nothing.ts("-S") == "1"
 
 
-def test_s4_25_where_a_server_lives_nobody_else_can_write(spooler: Callable[..., Spooler], tmp_path: Path) -> None:
+def test_s4_25_no_other_user_can_write_in_the_server_folder(spooler: Callable[..., Spooler], tmp_path: Path) -> None:
     """S4.25: The server's files are private. They are beside the socket.
 
     If others can write in the folder of the socket, the server's files are in the home folder.
@@ -603,7 +605,7 @@ def test_s4_25_where_a_server_lives_nobody_else_can_write(spooler: Callable[...,
 
 
 @pytest.mark.smoke
-def test_s4_28_a_killed_server_loses_nothing(spooler: Callable[..., Spooler]) -> None:
+def test_s4_28_a_killed_server_loses_no_job(spooler: Callable[..., Spooler]) -> None:
     """S4.28: If the server is killed, the running job continues, and the queued jobs run in their order afterwards.
 
     Exit codes are right, and clients continue to wait. (Bug 2: in the original, all of this was lost.)
@@ -697,7 +699,7 @@ def test_s4_28_the_saved_list_queues_all_jobs_again(spooler: Callable[..., Spool
     assert every == sorted(["two words", "second", "third", "fourth", "fifth"] * 2)
 
 
-def test_s4_28_the_saved_list_knows_commands_that_look_like_options(
+def test_s4_28_the_saved_list_queues_commands_that_begin_with_a_dash(
     spooler: Callable[..., Spooler], tmp_path: Path
 ) -> None:
     """S4.28: In the saved list, `--` stands before a command that begins with a dash."""
@@ -710,7 +712,7 @@ def test_s4_28_the_saved_list_knows_commands_that_look_like_options(
     assert '$("$TS" -E -- -odd -x)' in saved.read_text()
 
 
-def test_s4_28_s4_1_after_the_end_of_a_server_its_job_goes_on(spooler: Callable[..., Spooler]) -> None:
+def test_s4_28_s4_1_a_running_job_continues_after_the_end_of_its_server(spooler: Callable[..., Spooler]) -> None:
     """S4.28, S4.1: -K waits until the server has ended; then ids begin at 0 again.
 
     A running job continues, and its end is recorded.
@@ -761,7 +763,7 @@ def test_s4_29_variables_are_set_and_read_back(spooler: Callable[..., Spooler]) 
     assert b"KEPT=over a kill" in Path(f"/proc/{s.pid()}/environ").read_bytes().split(b"\0")
 
 
-def test_s4_1_the_end_of_a_server_that_is_about_to_begin(spooler: Callable[..., Spooler]) -> None:
+def test_s4_1_a_server_that_has_just_started_can_be_ended(spooler: Callable[..., Spooler]) -> None:
     """S4.1: -K ends a server that the first call has just started: no server and no waiting job is left."""
     s = spooler()
     for _ in range(3):
@@ -773,7 +775,7 @@ def test_s4_1_the_end_of_a_server_that_is_about_to_begin(spooler: Callable[..., 
         assert s.states() == {}
 
 
-def test_s4_28_a_server_that_was_killed_is_not_taken_for_the_next_one(spooler: Callable[..., Spooler]) -> None:
+def test_s4_28_a_killed_server_is_not_mistaken_for_the_next_one(spooler: Callable[..., Spooler]) -> None:
     """S4.28: Until a new server has written `daemon.json`, the `daemon.json` of a killed server does not count.
 
     This is so even if the new server already holds the lock.

@@ -76,7 +76,7 @@ def owned(user: User, *folders: str) -> set[str]:
     return found
 
 
-def test_s7_p9_another_user_reads_changes_and_signals_nothing(
+def test_s7_p9_another_user_cannot_read_change_or_signal_anything(
     users: tuple[User, User], place: Path, daemon_of: Callable[..., Daemon]
 ) -> None:
     """S7, P9, S9: Another user has no access by any verb, nor to any file, process or environment of the scheduler."""

@@ -46,7 +46,7 @@ def test_add_writes_a_line_that_the_scheduler_runs(scheduler):
 
 
 @pytest.mark.smoke
-def test_submit_keeps_folder_environment_and_words(scheduler):
+def test_submit_keeps_folder_environment_and_arguments(scheduler):
     """`submit` runs a command unchanged and prints its id; `submit --wait` returns the exit code of the command.
 
     If the same command is submitted twice, it runs as two jobs.
@@ -84,7 +84,7 @@ def test_submit_keeps_folder_environment_and_words(scheduler):
     assert "MINE" not in s.cli("show", "1").stdout + s.cli("jobs", "--json").stdout + s.said()
 
 
-def test_s2_2_the_gpu_choice_reaches_a_command_by_its_environment_alone(scheduler):
+def test_s2_2_the_choice_of_gpus_changes_only_the_environment_of_a_command(scheduler):
     """S2.2: The choice of GPUs (0, 1, both, none) changes neither arguments, folder nor stdin of a command.
 
     The command's environment differs from the submitter's only in the documented variables.
@@ -113,7 +113,7 @@ def test_s2_2_the_gpu_choice_reaches_a_command_by_its_environment_alone(schedule
         assert seen["GPUJOB_GPUS"] == gpus
 
 
-def test_submit_without_a_daemon_waits_for_one(scheduler):
+def test_a_job_submitted_without_a_daemon_runs_when_one_starts(scheduler):
     """`submit` works without a scheduler and prints that none runs; the job runs when a scheduler starts."""
     s = scheduler(gpus=1)
     done = s.cli("submit", "--cpu", "--", "true")
@@ -145,7 +145,7 @@ def test_submit_wait_exits_with_5_when_the_scheduler_ends(scheduler):
 
 
 @pytest.mark.smoke
-def test_dependencies(scheduler):
+def test_after_waits_for_the_end_and_after_ok_for_the_success_of_a_job(scheduler):
     """A job with `after` runs when the other job has ended, with or without success.
 
     A job with `after_ok` is skipped if the other job ends in any other state than done.
@@ -166,7 +166,7 @@ def test_dependencies(scheduler):
 
 
 @pytest.mark.smoke
-def test_status_jobs_show_why_and_logs(scheduler):
+def test_status_jobs_show_why_and_logs_show_jobs_in_all_states(scheduler):
     """S3.38 in part: `status`, `jobs`, `show`, `why` and `logs` show jobs in all states, reasons and refused lines."""
     s = scheduler(gpus=2)
     s.hold("run")
@@ -238,7 +238,7 @@ def test_retry_keeps_the_id_and_both_logs(scheduler):
 
 
 @pytest.mark.smoke
-def test_pause_and_resume(scheduler):
+def test_verbs_and_edits_pause_and_resume_gpus(scheduler):
     """S3.30 in part: Verbs, with and without a scheduler, and edits of the state file pause and resume GPUs.
 
     Running jobs continue.
@@ -274,7 +274,7 @@ def test_pause_and_resume(scheduler):
 
 
 @pytest.mark.smoke
-def test_detach_and_errors_of_start(scheduler):
+def test_start_detach_returns_when_ready_or_fails_with_the_reason(scheduler):
     """`start --detach` returns when the scheduler is ready; a start that fails gives the reason and its exit code."""
     s = scheduler(gpus=1)
     out = s.cli("start", "--gpus", "1", "--detach").stdout
@@ -289,7 +289,7 @@ def test_detach_and_errors_of_start(scheduler):
         wait_for(lambda: not s.status()["daemon"]["alive"], "its end")
 
 
-def test_errors_are_one_line(scheduler):
+def test_unknown_verbs_and_options_give_one_error_line(scheduler):
     """An unknown verb or option gives exit code 2 and an error line without a traceback."""
     s = scheduler(gpus=1)
     for words in (["nonsense"], ["status", "--nope"], ["start", "--gpus"], ["pause"], ["cancel"], ["queue", "stop"]):
@@ -299,7 +299,7 @@ def test_errors_are_one_line(scheduler):
     assert s.cli("status").returncode == 0  # a folder without a scheduler is no error
 
 
-def test_large_paste_is_accepted_while_status_answers(scheduler):
+def test_status_answers_while_10000_appended_lines_become_jobs(scheduler):
     """10,000 lines that are appended together become 10,000 jobs, and `status` answers in the meantime."""
     s = scheduler(gpus=1)
     s.hold("block")

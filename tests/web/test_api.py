@@ -73,7 +73,7 @@ def said(page: Page, path: str, body: Any = None) -> str:
 
 
 @pytest.mark.smoke
-def test_status_jobs_and_gpus_are_what_the_verbs_print(page: Page) -> None:
+def test_status_jobs_and_gpus_are_the_json_that_the_verbs_print(page: Page) -> None:
     """S3.38: Status, jobs and GPUs are the JSON that the verbs print, and match the published schemas."""
     number = made(page, ["true"], label="one")
     page.scheduler.wait_state(number, "done")
@@ -90,7 +90,7 @@ def test_status_jobs_and_gpus_are_what_the_verbs_print(page: Page) -> None:
     assert list(gpus) == ["schema", "gpus"] and gpus["gpus"] == told["gpus"] and len(gpus["gpus"]) == 2
 
 
-def test_jobs_by_state(page: Page) -> None:
+def test_the_list_of_jobs_can_be_limited_to_states(page: Page) -> None:
     """The list of jobs can be limited to one or several states; an unknown or empty state is an error."""
     good, bad = made(page, ["true"]), made(page, ["false"])
     page.scheduler.wait_state(good, "done")
@@ -109,7 +109,7 @@ def test_jobs_by_state(page: Page) -> None:
     assert page.get("/api/jobs?stat=done").status == 400 and page.get("/api/jobs?state=done&state=done").status == 400
 
 
-def test_k16_an_id_that_is_not_plain_digits_is_not_there(page: Page) -> None:
+def test_k16_a_job_id_that_is_not_in_plain_digits_is_404(page: Page) -> None:
     """K16, S20: A job id that is not in plain decimal digits is answered with 404, like an id without a job.
 
     Examples are signs, digits of other scripts, percent-encoded characters and parts of a path.
@@ -177,7 +177,7 @@ def test_s2_4_cancel_removes_a_waiting_job_and_ends_all_processes_of_a_running_o
     assert acted(page, 987654, "cancel", 404).startswith("there is no job 987654")
 
 
-def test_s2_5_the_whole_scheduler_is_paused(page: Page) -> None:
+def test_s2_5_no_job_starts_while_the_queue_is_paused(page: Page) -> None:
     """S2.5: While the queue is paused, no job starts, and running jobs continue."""
     running = made(page, ledger(page, "goes-on", held=True))
     page.scheduler.wait_state(running, "running")
@@ -213,7 +213,7 @@ def test_s2_6_gpus_are_paused_and_resumed(page: Page) -> None:
     assert page.post("/api/gpus/7/pause").status == 404 and page.post("/api/gpus/7/resume").status == 404
 
 
-def test_s2_7_lower_numbers_start_first(page: Page) -> None:
+def test_s2_7_jobs_with_lower_priority_numbers_start_first(page: Page) -> None:
     """S2.7, S2.14: Jobs start in the order of their current priorities; a job put first starts before all others."""
     blockers = [made(page, ledger(page, f"b{n}", held=True)) for n in range(2)]
     for number in blockers:
@@ -248,7 +248,7 @@ def test_s2_7_lower_numbers_start_first(page: Page) -> None:
         )
 
 
-def test_s2_8_run_again_with_a_record_of_its_own_and_the_old_output_kept(page: Page) -> None:
+def test_s2_8_a_retry_is_a_new_attempt_and_keeps_the_previous_log(page: Page) -> None:
     """S2.8, S2.15: A retry has the same id, a new attempt and a new log; the previous log is unchanged."""
     number = made(page, ["sh", "-c", "echo run $GPUJOB_ATTEMPT; exit 3"])
     page.scheduler.wait_state(number, "failed")
@@ -269,7 +269,7 @@ def test_s2_8_run_again_with_a_record_of_its_own_and_the_old_output_kept(page: P
     assert {"started", "failed", "requeued"} <= {event["kind"] for event in story["events"]}
 
 
-def test_s2_9_the_pid_is_shown_and_a_job_killed_from_outside_has_failed(page: Page) -> None:
+def test_s2_9_a_job_killed_from_outside_is_failed_and_its_pid_is_still_shown(page: Page) -> None:
     """S2.9: A job killed with SIGKILL is failed with signal 9; its pid is still shown, and its GPU is free."""
     number = made(page, ["sleep", "600"])
     page.scheduler.wait_state(number, "running")
@@ -282,7 +282,7 @@ def test_s2_9_the_pid_is_shown_and_a_job_killed_from_outside_has_failed(page: Pa
     wait_for(lambda: [gpu["allocated"] for gpu in page.get("/api/gpus").json()["gpus"]] == [0, 0], "free GPUs")
 
 
-def test_s2_12_why_a_command_could_not_be_started_stands_in_its_log(page: Page) -> None:
+def test_s2_12_a_log_has_the_output_or_the_reason_of_a_failed_start(page: Page) -> None:
     """S2.12, S2.1: A log has stdout and stderr in their order, or the reason why the command could not be started."""
     number = made(page, ["/no/such/program", "x"])
     page.scheduler.wait_state(number, "failed")
@@ -293,7 +293,7 @@ def test_s2_12_why_a_command_could_not_be_started_stands_in_its_log(page: Page) 
     assert page.get(f"/api/jobs/{number}/log").text == "a\nb\nc\n"
 
 
-def test_s2_13_several_share_a_gpu_and_one_has_a_pair(page: Page) -> None:
+def test_s2_13_half_gpu_jobs_share_a_gpu_and_a_two_gpu_job_gets_both(page: Page) -> None:
     """S2.13, S2.2: Two half-GPU jobs share a GPU; a job with two GPUs gets both in CUDA_VISIBLE_DEVICES."""
     halves = [made(page, ledger(page, f"h{n}", held=True), gpus=0.5) for n in range(2)]
     for number in halves:
@@ -335,7 +335,7 @@ def test_s2_3_waiting_jobs_hold_no_open_file(page: Page) -> None:
     page.scheduler.cli("cancel", f"{numbers[0]}-{numbers[-1]}")
 
 
-def test_hold_and_release(page: Page) -> None:
+def test_a_held_job_starts_only_after_its_release(page: Page) -> None:
     """A held job starts only after its release; hold and release may be repeated, and are 409 for an ended job."""
     page.post("/api/queue/pause")
     number = made(page, ["true"])
@@ -349,7 +349,7 @@ def test_hold_and_release(page: Page) -> None:
         assert "done" in acted(page, number, verb, 409)
 
 
-def test_a_job_that_runs_cannot_be_run_again_held_or_put_first(page: Page) -> None:
+def test_a_running_job_cannot_be_retried_held_released_or_put_first(page: Page) -> None:
     """If a job runs, a request to retry, hold or release it or to put it first is answered with 409 and a reason.
 
     The request changes nothing.
@@ -362,7 +362,7 @@ def test_a_job_that_runs_cannot_be_run_again_held_or_put_first(page: Page) -> No
     assert page.scheduler.states()[number] == "running"
 
 
-def test_what_is_submitted_may_have_all_options(page: Page) -> None:
+def test_every_option_of_a_submission_has_its_effect(page: Page) -> None:
     """Every option of a submission has its effect, whether its value is a number or a text."""
     folder = page.folder / "work"
     folder.mkdir(exist_ok=True)
@@ -389,7 +389,7 @@ def test_what_is_submitted_may_have_all_options(page: Page) -> None:
     assert page.get(f"/api/jobs/{here}/log").text == f"{page.folder}\n"  # the folder of the jobs file
 
 
-def test_jobs_do_not_get_the_page_s_own_variables(page: Page) -> None:
+def test_jobs_do_not_get_the_variables_of_the_page(page: Page) -> None:
     """A job gets the scheduler's GPUJOB_ variables, and no GPUJOB_ variable of the page's process."""
     number = made(page, ["sh", "-c", "env | grep ^GPUJOB_ | cut -d= -f1 | sort"], cpu=True)
     page.scheduler.wait_state(number, "done")
@@ -418,7 +418,7 @@ BAD: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("body", "named"), BAD, ids=[str(n) for n in range(len(BAD))])
-def test_what_cannot_be_submitted_is_refused_by_name(page: Page, body: Any, named: str) -> None:
+def test_an_invalid_submission_is_400_and_names_the_json_key(page: Page, body: Any, named: str) -> None:
     """An invalid submission is 400 and queues no job; the error names the JSON key, not a command-line option."""
     before = page.scheduler.rows("SELECT count(*) FROM jobs")
     data = json.dumps(body).encode()
@@ -432,7 +432,7 @@ def test_what_cannot_be_submitted_is_refused_by_name(page: Page, body: Any, name
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"nul", b"\xff\xfe", b'{"command": ["x"], "gpus": NaN}', b"[" * 100_000, b"9" * 5000]
 )
-def test_what_is_no_json_is_refused(page: Page, data: bytes) -> None:
+def test_a_body_that_is_no_json_object_is_400(page: Page, data: bytes) -> None:
     """A body that is no JSON object is 400 on every route that accepts a body."""
     for path in ("/api/jobs", "/api/preview", "/api/queue/pause", "/api/jobs/1/cancel", "/api/gpus/0/pause"):
         answer = page.ask("POST", path, {**page.bearer, "Content-Type": "application/json"}, data)
@@ -440,7 +440,7 @@ def test_what_is_no_json_is_refused(page: Page, data: bytes) -> None:
     assert page.get("/api/status").json()["paused"] is False
 
 
-def test_keys_that_are_not_known_are_named(page: Page) -> None:
+def test_an_unknown_key_in_a_body_is_400_and_named(page: Page) -> None:
     """S6: An unknown key in a body is answered with 400, and the error names it.
 
     Some of these routes accept no keys at all.
@@ -458,7 +458,7 @@ def test_keys_that_are_not_known_are_named(page: Page) -> None:
     assert page.get("/api/status").json()["paused"] is False
 
 
-def test_other_methods_change_nothing(page: Page) -> None:
+def test_methods_other_than_get_and_post_change_nothing(page: Page) -> None:
     """Methods other than GET and POST are 405 or 404 and change nothing, also with the token."""
     number = made(page, ["true"])
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"):
@@ -475,7 +475,7 @@ def test_other_methods_change_nothing(page: Page) -> None:
     assert page.get("/api/status").json()["paused"] is False
 
 
-def test_s12_a_command_with_every_character_reaches_the_job_as_it_is(page: Page) -> None:
+def test_s12_a_command_with_every_character_reaches_the_job_unchanged(page: Page) -> None:
     """S12: The words of a command reach the job unchanged: no shell of the scheduler reads them."""
     words = ["a b", "$(touch pwned)", "`touch pwned`", ";touch pwned", "'\"\\", "ünïcode ☃", "-x", "--", "\t", "*"]
     number = made(page, ["printf", "%s\\n", *words], cpu=True, cwd=str(page.folder))
@@ -486,7 +486,7 @@ def test_s12_a_command_with_every_character_reaches_the_job_as_it_is(page: Page)
 
 
 @pytest.mark.smoke
-def test_a_preview_tells_what_submitting_then_does(page: Page) -> None:
+def test_a_preview_shows_where_a_job_would_start_and_queues_no_job(page: Page) -> None:
     """A preview shows on which GPUs a job would start, or why it would wait or never start. It queues no job."""
     rows = page.scheduler.rows("SELECT count(*), max(id) FROM jobs")
     version = page.scheduler.rows("SELECT count(*) FROM events")
@@ -523,7 +523,7 @@ def test_a_preview_tells_what_submitting_then_does(page: Page) -> None:
     assert behind["reason_code"] == "behind" and "1 job with the same request is before it" in behind["reason"]
 
 
-def test_s2_10_without_a_scheduler_reading_goes_on_and_changes_are_made_here(pages: Callable[[], Page]) -> None:
+def test_s2_10_without_a_scheduler_jobs_can_be_read_added_and_changed(pages: Callable[[], Page]) -> None:
     """S2.10, S3.30: While no scheduler runs, the page shows the store, and a job can be added and changed.
 
     A request that only a scheduler can carry out is stored for the next one.
@@ -554,7 +554,7 @@ def test_s2_10_without_a_scheduler_reading_goes_on_and_changes_are_made_here(pag
     assert page.get("/api/gpus").json()["gpus"][1]["paused"] is True
 
 
-def test_each_change_answers_with_its_result(page: Page) -> None:
+def test_the_answer_to_each_change_describes_its_result(page: Page) -> None:
     """The answer to a change has a header that describes the result and effects that a user may not expect."""
     page.post("/api/queue/pause")
     number, other = made(page, ["true"], priority=5), made(page, ["false"], priority=1)
@@ -582,7 +582,7 @@ def test_each_change_answers_with_its_result(page: Page) -> None:
     assert said(page, "/api/queue/resume") == "the queue is resumed"
 
 
-def test_stored_requests_answer_that_they_wait_for_the_next_scheduler(pages: Callable[[], Page]) -> None:
+def test_the_answer_to_a_stored_request_says_when_it_is_carried_out(pages: Callable[[], Page]) -> None:
     """While no scheduler runs, a cancel of a running job is answered with 200 and the state that the job still has.
 
     The message says that the job is cancelled at the next start of the scheduler.
@@ -603,7 +603,7 @@ def test_stored_requests_answer_that_they_wait_for_the_next_scheduler(pages: Cal
     page.scheduler.wait_state(number, "cancelled")
 
 
-def test_a_removed_folder_is_an_error(pages: Callable[[], Page]) -> None:
+def test_every_route_is_503_while_the_state_folder_is_missing(pages: Callable[[], Page]) -> None:
     """While the state folder is missing, every route is 503 with a reason; once it is back, the page works again."""
     page = pages()
     page.start()
@@ -652,7 +652,7 @@ def test_with_a_stopped_scheduler_only_changes_fail(pages: Callable[[], Page]) -
     page.scheduler.wait_state(number, "cancelled")
 
 
-def test_a_missing_store_is_reported(pages: Callable[[], Page]) -> None:
+def test_reading_is_503_while_the_store_is_damaged(pages: Callable[[], Page]) -> None:
     """While the store is damaged, reading is 503 with a reason; once the store is restored, reading works again."""
     page = pages()
     page.start()
@@ -666,7 +666,7 @@ def test_a_missing_store_is_reported(pages: Callable[[], Page]) -> None:
     wait_for(lambda: page.get("/api/jobs").status == 200, "it is read again")
 
 
-def test_curves_are_given_in_base_units(page: Page) -> None:
+def test_histories_can_be_read_and_invalid_times_are_400(page: Page) -> None:
     """The histories of GPUs and of a job can be read; an unknown job is 404, an invalid time is 400."""
     number = made(page, ["true"])
     page.scheduler.wait_state(number, "done")

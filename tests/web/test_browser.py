@@ -60,7 +60,7 @@ def row(tab: Tab, job: int) -> Any:
     return tab.locator(f'[data-key="run-{job}"], [data-key="wait-{job}"], [data-key="end-{job}"]')
 
 
-def test_signing_in_by_the_form(lab: Lab) -> None:
+def test_the_form_signs_in_with_the_right_token_only(lab: Lab) -> None:
     with lab.context(signed_in=False) as context:
         tab = context.new_page()
         tab.goto(lab.page.url)
@@ -78,7 +78,7 @@ def test_signing_in_by_the_form(lab: Lab) -> None:
 
 
 @pytest.mark.smoke
-def test_a_job_appears_by_itself_after_echo(lab: Lab) -> None:
+def test_a_job_added_to_the_jobs_file_appears_without_a_reload(lab: Lab) -> None:
     """A job added to the jobs file appears on the page without a reload; the test prints the delay (target: 2 s)."""
     with lab.tab() as tab:
         expect(tab.locator("#live")).to_have_text("live")
@@ -93,7 +93,7 @@ def test_a_job_appears_by_itself_after_echo(lab: Lab) -> None:
         expect(row(tab, number)).to_contain_text("exit 0")
 
 
-def test_s2_4_following_searching_and_cancelling_a_running_job(lab: Lab) -> None:
+def test_s2_4_a_running_job_can_be_followed_searched_and_cancelled(lab: Lab) -> None:
     """S2.4, S2.9: The page of a running job follows its log and shows its pid; cancel asks before it ends the job."""
     job = lab.talker("follow", label="follow-me")
     lab.s.wait_state(job, "running")
@@ -123,7 +123,7 @@ def test_s2_4_following_searching_and_cancelling_a_running_job(lab: Lab) -> None
         expect(tab.locator("#job-head button")).to_have_text(["retry"])
 
 
-def test_a_long_log_says_what_is_not_shown_and_gives_it(lab: Lab) -> None:
+def test_a_long_log_shows_its_last_lines_and_a_button_adds_earlier_ones(lab: Lab) -> None:
     """A long log shows only its last lines, and a text above it says so.
 
     A button adds earlier lines. The lines that are visible then do not move.
@@ -225,7 +225,7 @@ def test_a_search_typed_before_the_log_is_loaded_works(lab: Lab) -> None:
         expect(tab.locator("#log mark.here")).to_be_in_viewport()
 
 
-def test_s2_5_pausing_and_resuming_a_gpu_and_the_queue(lab: Lab) -> None:
+def test_s2_5_switches_pause_and_resume_a_gpu_and_the_queue(lab: Lab) -> None:
     """S2.5: The switches show whether a GPU or the queue is paused, and pause or resume it."""
     with lab.tab() as tab:
         switch = tab.get_by_role("switch", name="GPU 1 takes new jobs")
@@ -248,7 +248,7 @@ def test_s2_5_pausing_and_resuming_a_gpu_and_the_queue(lab: Lab) -> None:
         assert lab.s.status()["paused"] is False
 
 
-def test_s2_7_why_a_job_waits_is_read_without_a_click_and_the_order_can_be_changed(lab: Lab) -> None:
+def test_s2_7_the_first_page_shows_why_a_job_waits_and_changes_the_order(lab: Lab) -> None:
     """S2.7: The first page shows why each job waits. Its controls put a job first, hold, release or cancel it.
 
     They also change its priority.
@@ -304,7 +304,7 @@ def test_s2_7_why_a_job_waits_is_read_without_a_click_and_the_order_can_be_chang
         lab.s.wait_state(job, "done")
 
 
-def test_submitting_with_a_look_at_what_would_happen(lab: Lab) -> None:
+def test_the_submit_page_shows_a_preview_and_submits_the_job(lab: Lab) -> None:
     # A GPU can be DRAINING for a moment after a job's end, and the page requests the preview only once.
     wait_for(lambda: all(gpu["state"] == "AVAILABLE" for gpu in lab.s.status()["gpus"]), "free GPUs")
     with lab.tab("/submit") as tab:
@@ -378,7 +378,7 @@ def test_a_count_links_to_the_jobs_of_that_state(lab: Lab) -> None:
         expect(tab.locator(f'[data-key="row-{more}"]')).to_contain_text("done")
 
 
-def test_s2_8_retry_runs_it_again_as_a_second_attempt(lab: Lab) -> None:
+def test_s2_8_the_page_shows_both_attempts_after_a_retry(lab: Lab) -> None:
     """S2.8: After a retry the page shows both attempts."""
     job = int(lab.s.cli("submit", "--gpus", "0", "--", "python", "-c", "raise SystemExit(3)").stdout)
     lab.s.wait_state(job, "failed")
@@ -389,7 +389,7 @@ def test_s2_8_retry_runs_it_again_as_a_second_attempt(lab: Lab) -> None:
         expect(tab.locator("#job-head")).to_contain_text("Failed: exit 3")
 
 
-def test_the_timeline_shows_it_and_zooms(lab: Lab) -> None:
+def test_the_timeline_shows_a_running_job_and_zooms(lab: Lab) -> None:
     job = lab.talker("bar", gpus="0.5", label="a-bar")
     lab.s.wait_state(job, "running")
     with lab.tab("/timeline?hours=1") as tab:
@@ -437,7 +437,7 @@ def test_very_short_bars_can_be_clicked_and_pauses_are_visible(lab: Lab) -> None
         lab.s.cli("resume", "2")
 
 
-def test_the_header_is_as_high_on_every_page(lab: Lab) -> None:
+def test_the_header_has_the_same_height_on_every_page(lab: Lab) -> None:
     with lab.tab() as tab:
         for width in (360, 800, 1280):
             tab.set_viewport_size({"width": width, "height": 800})
@@ -453,7 +453,7 @@ def test_the_header_is_as_high_on_every_page(lab: Lab) -> None:
             assert len(set(found.values())) == 1, (width, found)
 
 
-def test_by_keyboard_alone_from_signing_in_to_cancelling_a_job(lab: Lab) -> None:
+def test_signing_in_and_cancelling_a_job_work_by_keyboard_alone(lab: Lab) -> None:
     job = lab.talker("keys", label="keys")
     lab.s.wait_state(job, "running")
     with lab.context(signed_in=False) as context:
@@ -500,7 +500,7 @@ def test_an_update_of_the_page_keeps_elements_and_opened_details(lab: Lab) -> No
         assert tab.evaluate("document.querySelector('#runs details').open") is opened
 
 
-def test_every_page_at_both_widths_and_in_both_schemes(lab: Lab) -> None:
+def test_every_page_fits_both_widths_in_both_colour_schemes(lab: Lab) -> None:
     """Every page fits a narrow and a wide window, in the light and the dark scheme; the test saves screenshots.
 
     All elements have names, and links and buttons are large enough.
@@ -623,7 +623,7 @@ class Foreign(HTMLParser):
         return parser.wrong
 
 
-def test_without_scripts_every_page_is_read(lab: Lab) -> None:
+def test_every_page_can_be_read_without_scripts(lab: Lab) -> None:
     """Without scripts every page can be read; buttons are hidden, and commands are shown in their place."""
     job = lab.talker("plain", gpus="0.5", label="plain")
     lab.s.wait_state(job, "running")
@@ -655,7 +655,7 @@ def test_the_page_shows_the_end_and_the_return_of_the_scheduler(lab: Lab) -> Non
         expect(tab.locator("#scheduler")).to_contain_text("scheduler is running")
 
 
-def test_a_lost_connection_is_said(lab: Lab) -> None:
+def test_the_page_reports_a_lost_connection(lab: Lab) -> None:
     """When the connection to the server is lost, the page says so, and its clocks stop until the connection is back.
 
     This test is the last, because it restarts the page's server.

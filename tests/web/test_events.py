@@ -59,7 +59,7 @@ def test_each_change_of_a_job_is_an_event(page: Page, listen: Callable[..., List
     assert any(line.startswith("id: ") for line in one.raw) and "retry: 2000" in one.raw
 
 
-def test_what_jobs_do_that_start_and_end_between_two_looks(page: Page, listen: Callable[..., Listening]) -> None:
+def test_a_stream_reports_a_job_that_lived_between_two_reads(page: Page, listen: Callable[..., Listening]) -> None:
     """If a job starts and ends between two looks at the store, every stream still reports its end."""
     both = [listen(), listen()]
     numbers = [submit(page, "true", cpu=True) for _ in range(20)]
@@ -80,7 +80,7 @@ def test_a_stream_begins_with_the_current_state(page: Page, listen: Callable[...
     assert again.until("queue", lambda value: True, "the queue")["counts"] == page.get("/api/status").json()["counts"]
 
 
-def test_reasons_pauses_attempts_and_changes_are_told(page: Page, listen: Callable[..., Listening]) -> None:
+def test_a_stream_reports_changes_of_jobs_and_pauses(page: Page, listen: Callable[..., Listening]) -> None:
     """A stream reports each change of a reason, pause, priority, hold or attempt, and each cancel."""
     one = listen()
     assert page.post("/api/gpus/1/pause").status == 200
@@ -111,7 +111,7 @@ def test_reasons_pauses_attempts_and_changes_are_told(page: Page, listen: Callab
     assert states[-1] == "cancelled" and states.index("running") < len(states) - 1
 
 
-def test_a_scheduler_that_dies_and_comes_again_is_told(
+def test_a_stream_reports_the_end_and_the_start_of_the_scheduler(
     pages: Callable[[], Page], listen: Callable[..., Listening]
 ) -> None:
     """A stream reports the scheduler's end and start, and job ends in between; a missing store ends no stream."""
@@ -142,7 +142,7 @@ def test_a_scheduler_that_dies_and_comes_again_is_told(
     one.until("job", lambda job: job["id"] == after and job["state"] == "done", "that all is well again")
 
 
-def test_after_a_store_that_could_not_be_read_the_page_says_that_the_scheduler_runs(
+def test_a_stream_reports_the_scheduler_again_when_the_store_is_readable_again(
     pages: Callable[[], Page], listen: Callable[..., Listening]
 ) -> None:
     """If the store cannot be read, a stream reports `trouble`.
@@ -162,7 +162,7 @@ def test_after_a_store_that_could_not_be_read_the_page_says_that_the_scheduler_r
     wait_for(lambda: ("scheduler", {"alive": True}) in one.events[at:], "that it still runs")
 
 
-def test_another_process_that_writes_without_a_scheduler_is_seen(
+def test_a_stream_reports_changes_made_while_no_scheduler_runs(
     pages: Callable[[], Page], listen: Callable[..., Listening]
 ) -> None:
     """A stream reports the changes that commands make while no scheduler runs.
@@ -180,7 +180,7 @@ def test_another_process_that_writes_without_a_scheduler_is_seen(
         one.until("job", lambda job, number=number: job["id"] == number and job["state"] == "cancelled", "its end")
 
 
-def test_streams_end_with_the_page_and_gone_clients_are_forgotten(
+def test_open_streams_do_not_delay_the_end_and_a_disconnect_frees_a_place(
     pages: Callable[[], Page], listen: Callable[..., Listening]
 ) -> None:
     """Open streams do not delay the end of the server.
@@ -209,7 +209,7 @@ def test_streams_end_with_the_page_and_gone_clients_are_forgotten(
     assert "Traceback" not in page.said() and "ERROR" not in page.said(), page.said()
 
 
-def test_a_stream_with_too_many_waiting_events_ends_with_again() -> None:
+def test_a_stream_with_too_many_unsent_events_ends_with_the_event_again() -> None:
     """If too many events of a stream are not sent yet, they are dropped.
 
     The stream sends the event `again` and ends.
@@ -226,7 +226,7 @@ def test_a_stream_with_too_many_waiting_events_ends_with_again() -> None:
     assert asyncio.run(run()) == [("again", "{}"), None]
 
 
-def test_a_look_does_not_read_all_waiting_jobs(pages: Callable[[], Page]) -> None:
+def test_a_stream_reads_only_changed_rows_of_the_store(pages: Callable[[], Page]) -> None:
     """A look at the store reads only changed rows. The test counts the steps of SQLite, not the seconds."""
     page = pages()
     client = SchedulerClient(str(page.folder / "gpu_scheduler_state.json"))

@@ -39,7 +39,7 @@ def at(answer: Answer, name: str) -> int:
     return int(answer.headers[f"x-gpujob-log-{name}"])
 
 
-def test_the_last_lines(page: Page) -> None:
+def test_tail_returns_the_last_lines_of_a_log(page: Page) -> None:
     """`tail` returns the last lines (200 by default), also an unfinished line; a waiting job has an empty log."""
     number, log = ended(page, "seq 1000; printf 'no end'")
     assert get(page, number).text == "".join(f"{n}\n" for n in range(802, 1001)) + "no end"
@@ -76,7 +76,7 @@ def test_earlier_parts_are_returned_piece_by_piece(page: Page, packed: bool) -> 
         assert page.get(f"/api/jobs/{number}/log?{query}").status == 400, query
 
 
-def test_a_found_line_tells_its_place(page: Page) -> None:
+def test_each_found_line_has_its_position_in_a_header(page: Page) -> None:
     number, _ = ended(page, "seq 90000")
     answer = get(page, number, "?find=777&tail=1000")
     places = answer.headers["x-gpujob-log-places"].split(",")
@@ -88,7 +88,7 @@ def test_a_found_line_tells_its_place(page: Page) -> None:
     assert "x-gpujob-log-places" not in get(page, number, "?find=nowhere").headers
 
 
-def test_a_log_is_followed_byte_by_byte(page: Page) -> None:
+def test_from_returns_the_part_of_a_log_after_the_previous_answer(page: Page) -> None:
     """`from` returns the part of a log after the previous answer.
 
     An unfinished last line is sent again once it is longer.
@@ -132,7 +132,7 @@ def test_a_log_longer_than_an_answer_is_followed_in_parts(page: Page) -> None:
     assert text[len(lines) :].count("☃") > 100_000
 
 
-def test_a_log_that_was_cut_begins_anew(page: Page) -> None:
+def test_a_truncated_log_is_returned_from_its_start(page: Page) -> None:
     """A log that was truncated is returned from its start, and a header of the answer says so.
 
     Each attempt has its own log.
@@ -164,7 +164,7 @@ def test_find_returns_numbered_lines(page: Page) -> None:
 
 
 @pytest.mark.parametrize("end", [b"", b"\x1b[0m", b"\r", b"unfinished"])
-def test_line_numbers_are_right_whatever_follows_the_last_line_end(page: Page, end: bytes) -> None:
+def test_invisible_bytes_after_the_last_line_end_do_not_count_as_a_line(page: Page, end: bytes) -> None:
     """Bytes after the last line end that show nothing are no line. The number of a found line does not count them."""
     number, log = ended(page)
     log.write_bytes(b"one\nneedle\nthree\n" + end)
@@ -206,7 +206,7 @@ def test_s17_progress_bars_are_one_line_and_control_characters_are_removed(page:
     assert "\ufffd" in rest
 
 
-def test_k15_logs_of_ten_gigabytes_are_shown_in_flat_memory(page: Page) -> None:
+def test_k15_logs_of_ten_gigabytes_are_shown_with_limited_memory(page: Page) -> None:
     """K15: The ends of a sparse 10 GiB log, a 1 GiB line and binary data are shown in bounded memory."""
     number, log = ended(page)
     get(page, number)
@@ -237,7 +237,7 @@ def test_k15_logs_of_ten_gigabytes_are_shown_in_flat_memory(page: Page) -> None:
     log.write_bytes(b"")
 
 
-def test_packed_logs_are_unpacked_and_bombs_are_bounded(page: Page) -> None:
+def test_packed_logs_are_shown_unpacked_with_limited_memory(page: Page) -> None:
     """Packed logs are shown unpacked; a small log that unpacks to 600 MiB needs bounded memory."""
     number, log = ended(page, "seq 1000", gzip=True)
     assert log.name.endswith(".gz") and get(page, number, "?tail=2").text == "999\n1000\n"
@@ -276,14 +276,14 @@ def test_k16_a_pipe_or_link_in_place_of_a_log_does_not_block(page: Page, what: s
         assert answer.status == 200 or list(answer.json()) == ["error"]
 
 
-def test_s20_only_files_that_the_store_names(page: Page) -> None:
+def test_s20_a_log_query_that_names_a_file_or_path_is_400(page: Page) -> None:
     """S20: A parameter of the query that names a file or a path is answered with 400."""
     number, _ = ended(page)
     for query in ("?file=/etc/passwd", "?path=..", "?log=/etc/passwd", "?attempt=../1", "?attempt=1/../../x"):
         assert page.get(f"/api/jobs/{number}/log{query}").status == 400, query
 
 
-def test_a_log_of_a_running_job_that_grows_fast_ends_an_answer(page: Page) -> None:
+def test_an_answer_contains_a_growing_log_only_up_to_its_size_at_the_request(page: Page) -> None:
     """An answer contains a fast-growing log only up to its size at the time of the request."""
     number = submit(page, "yes | head -c 20000000; exec sleep 600")
     wait_for(lambda: page.scheduler.states()[number] == "running", "that it runs")

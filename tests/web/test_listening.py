@@ -77,7 +77,7 @@ def many(page: Page, number: int) -> Iterator[list[socket.socket]]:
 
 
 @pytest.mark.waits
-def test_k10_s21_a_head_that_comes_byte_by_byte_is_cut_and_others_are_served(page: Page) -> None:
+def test_k10_s21_a_slow_request_head_is_408_and_delays_no_other_client(page: Page) -> None:
     """K10, S21: A request head that arrives byte by byte is answered with 408 at the time limit (slowloris).
 
     Other clients are served meanwhile.
@@ -105,7 +105,7 @@ def test_k10_s21_a_head_that_comes_byte_by_byte_is_cut_and_others_are_served(pag
 
 
 @pytest.mark.waits
-def test_k10_a_body_that_does_not_come_is_408(page: Page) -> None:
+def test_k10_an_incomplete_body_is_408_at_the_time_limit(page: Page) -> None:
     """K10: A body that is not complete within its time limit is 408."""
     with page.connect() as slow:
         slow.sendall(
@@ -123,7 +123,7 @@ def test_k10_an_idle_keep_alive_connection_is_closed(page: Page) -> None:
         assert read_all(kept).startswith(b"HTTP/1.1 200 ")  # returns only because the server closed the connection
 
 
-def test_k10_more_connections_than_there_is_room_for_cut_the_oldest_idle_ones(page: Page) -> None:
+def test_k10_too_many_connections_close_the_oldest_idle_ones(page: Page) -> None:
     """K10, S21: If too many connections are open, the page closes the oldest idle ones and accepts new ones.
 
     It answers requests meanwhile, and jobs start.
@@ -143,7 +143,7 @@ def test_k10_more_connections_than_there_is_room_for_cut_the_oldest_idle_ones(pa
 
 
 @pytest.mark.waits
-def test_k10_a_client_that_does_not_read_is_cut(page: Page) -> None:
+def test_k10_a_client_that_reads_no_answers_is_disconnected(page: Page) -> None:
     """K10: A client that reads no answers is disconnected, and the page keeps few of its answers in memory."""
     before = page.rss_kib()
     with socket.socket() as lazy:
@@ -199,7 +199,7 @@ def nonsense(page: Page) -> dict[str, bytes]:
 
 
 @pytest.mark.waits
-def test_k11_nonsense_is_answered_with_4xx_and_the_end(page: Page) -> None:
+def test_k11_an_invalid_request_is_4xx_and_closes_the_connection(page: Page) -> None:
     """K11: An invalid request gets one 4xx answer, and the connection is closed: the bytes after it are not read."""
     before = page.rss_kib()
     told = nonsense(page)
@@ -215,7 +215,7 @@ def test_k11_nonsense_is_answered_with_4xx_and_the_end(page: Page) -> None:
     assert page.rss_kib() - before < FLAT_KIB
 
 
-def test_k11_more_than_a_mebibyte_is_413_and_is_not_kept(page: Page) -> None:
+def test_k11_a_body_above_1_mib_is_413_and_not_kept_in_memory(page: Page) -> None:
     """K11: A body above 1 MiB is answered with 413, whether its length is declared or it arrives in chunks.
 
     The client gets the answer while it still sends, and the page does not keep the body in memory.
@@ -233,7 +233,7 @@ def test_k11_more_than_a_mebibyte_is_413_and_is_not_kept(page: Page) -> None:
     assert page.rss_kib() - before < FLAT_KIB
 
 
-def test_k11_chunks_of_a_byte_each_and_a_body_of_just_a_mebibyte_are_read(page: Page) -> None:
+def test_k11_chunks_of_one_byte_and_a_body_of_exactly_1_mib_are_accepted(page: Page) -> None:
     """K11: Chunks of one byte and a body of exactly 1 MiB are accepted."""
     kind = {**page.bearer, "Content-Type": "application/json"}
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in b"{" + b" " * 20_000 + b"}") + b"0\r\n\r\n"
@@ -242,7 +242,7 @@ def test_k11_chunks_of_a_byte_each_and_a_body_of_just_a_mebibyte_are_read(page: 
     assert page.ask("POST", "/api/nothing", {**kind, "Expect": "100-continue"}, b"{}").status == 404
 
 
-def test_k11_requests_behind_each_other_are_answered_in_turn(page: Page) -> None:
+def test_k11_pipelined_requests_are_answered_in_order(page: Page) -> None:
     """K11: Pipelined requests are answered in order; the body of a refused request is not read as a request."""
     json = "Content-Type: application/json\r\n"
     inner = head(page).decode()
@@ -279,7 +279,7 @@ def test_k11_an_incomplete_request_is_400(page: Page) -> None:
 # -- K13: the port ----------------------------------------------------------------------------------------
 
 
-def test_k13_a_taken_port_is_one_line_with_who_has_it(page: Page, pages: Callable[[], Page]) -> None:
+def test_k13_a_port_in_use_is_one_error_line_that_names_the_process(page: Page, pages: Callable[[], Page]) -> None:
     """K13: If the port is in use, the page prints one line that names the process, and exits with 1 (docs/json.md)."""
     other = pages().start("--port", str(page.port), ready=False)
     assert other.process is not None and other.process.wait(60) == 1
@@ -288,7 +288,7 @@ def test_k13_a_taken_port_is_one_line_with_who_has_it(page: Page, pages: Callabl
     assert page.get("/api/status").status == 200
 
 
-def test_k13_the_port_is_free_again_at_once(pages: Callable[[], Page]) -> None:
+def test_k13_the_port_can_be_used_again_immediately_after_a_kill(pages: Callable[[], Page]) -> None:
     """K13: After a kill the port can be used again immediately, despite a connection to the killed page."""
     port = fixed_port()
     page = pages().start("--port", str(port))
@@ -302,7 +302,7 @@ def test_k13_the_port_is_free_again_at_once(pages: Callable[[], Page]) -> None:
 
 
 @pytest.mark.parametrize("words", [("--port", "x"), ("--port", "65536"), ("--port", "-1"), ("--tls-cert", "x"), ("--host", "no such host", "--behind-proxy"), ("--tls-cert", "/dev/null", "--tls-key", "/dev/null")])  # fmt: skip
-def test_k13_options_that_cannot_be_meant_are_usage_errors(pages: Callable[[], Page], words: tuple[str, ...]) -> None:
+def test_k13_invalid_options_are_usage_errors_of_one_line(pages: Callable[[], Page], words: tuple[str, ...]) -> None:
     """P3: An invalid option is an error of one line with exit code 2."""
     page = pages().start(*words, ready=False)
     assert page.process is not None and page.process.wait(60) == 2
@@ -313,7 +313,7 @@ def test_k13_options_that_cannot_be_meant_are_usage_errors(pages: Callable[[], P
 
 
 @pytest.mark.long_form
-def test_k14_ten_thousand_guesses(page: Page) -> None:
+def test_k14_many_guessed_tokens_are_401_and_need_no_additional_memory(page: Page) -> None:
     """K14: A wrong token is answered with 401, and the right token stays valid.
 
     Many guesses need no additional memory, and the page logs only their number.
@@ -354,7 +354,7 @@ def test_k14_ten_thousand_guesses(page: Page) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_k10_it_ends_at_once_with_connections_open(pages: Callable[[], Page], number: int, code: int) -> None:
+def test_k10_open_connections_do_not_delay_the_pages_end(pages: Callable[[], Page], number: int, code: int) -> None:
     """K10: Idle connections, incomplete requests and open streams do not delay the end of the page."""
     page = pages().start()
     with page.connect() as idle, page.connect() as half, page.connect() as body, page.connect() as stream:
@@ -377,7 +377,7 @@ def test_the_page_prints_its_address_token_file_and_tunnel_command(page: Page) -
     assert f"ssh -L {page.port}:127.0.0.1:{page.port} " in said
 
 
-def test_s1_ipv6_loopback(pages: Callable[[], Page]) -> None:
+def test_s1_the_page_can_listen_on_the_ipv6_loopback_address(pages: Callable[[], Page]) -> None:
     """S1: The page can listen on ::1, the loopback address of IPv6."""
     if (
         not Path("/proc/net/if_inet6").exists()
@@ -395,7 +395,7 @@ def test_s1_ipv6_loopback(pages: Callable[[], Page]) -> None:
 
 
 @pytest.mark.waits
-def test_s21_tls_and_a_handshake_that_stops_half_way(pages: Callable[[], Page], tmp_path: Path) -> None:
+def test_s21_a_client_that_stops_in_its_handshake_delays_no_other(pages: Callable[[], Page], tmp_path: Path) -> None:
     """S1, S21: With a certificate the page uses HTTPS; a client that stops in its handshake delays no other client."""
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     made = subprocess.run(
@@ -420,7 +420,7 @@ def test_s21_tls_and_a_handshake_that_stops_half_way(pages: Callable[[], Page], 
     assert page.stop() == 0
 
 
-def test_s1_without_its_libraries_one_line_says_what_to_install(tmp_path: Path) -> None:
+def test_s1_without_its_libraries_the_page_prints_the_install_command(tmp_path: Path) -> None:
     """P3: Without its libraries, `gpujob web` prints one line with the install command and creates no files."""
     program = "import sys; sys.modules['uvicorn'] = None\nfrom scheduler.command_line import main\nsys.exit(main(['web', '--port', '0']))"
     done = subprocess.run(
@@ -435,7 +435,7 @@ def test_s1_without_its_libraries_one_line_says_what_to_install(tmp_path: Path) 
     assert not (tmp_path / ".gpujob").exists()
 
 
-def test_k12_a_flood_of_requests_and_jobs_all_the_same(page: Page) -> None:
+def test_k12_jobs_start_and_all_requests_are_answered_in_a_flood(page: Page) -> None:
     """K12: 3,000 requests over six connections, sent without waiting for answers, are all answered.
 
     Jobs start meanwhile.

@@ -109,7 +109,7 @@ def value(client: SchedulerClient, name: str, **labels: str) -> float:
     return found
 
 
-def test_each_name_has_its_type_its_help_and_its_labels(client: SchedulerClient) -> None:
+def test_each_metric_has_its_type_help_text_and_labels(client: SchedulerClient) -> None:
     """Every metric of the contract has its type, its help text and its labels, even if it has no value yet."""
     found = families(client)
     assert found.keys() == NAMES.keys() and CONTENT_TYPE.startswith("text/plain; version=0.0.4")
@@ -123,7 +123,7 @@ def test_each_name_has_its_type_its_help_and_its_labels(client: SchedulerClient)
     assert not re.search(r"^(python|process)_", text, re.M) and "_created" not in text
 
 
-def test_values_are_in_base_units_and_joinable_by_uuid(client: SchedulerClient) -> None:
+def test_metrics_are_in_base_units_and_gpu_metrics_have_the_uuid(client: SchedulerClient) -> None:
     who = {"gpu": "0", "uuid": "GPU-5fd4f087"}
     parts = {
         part: value(client, "gpujob_gpu_memory_bytes", **who, part=part)
@@ -158,14 +158,14 @@ def test_values_are_in_base_units_and_joinable_by_uuid(client: SchedulerClient) 
     assert value(client, "gpujob_build_info", version=__version__) == 1
 
 
-def test_s22_no_name_argument_or_path_is_told(client: SchedulerClient) -> None:
+def test_s22_metrics_contain_no_name_argument_path_or_user_of_a_job(client: SchedulerClient) -> None:
     """S22: No name, argument, path or user of a job is in the metrics."""
     text = metrics(client).decode()
     for word in ("alice", "secret", "train", "--lr", "/data", "/home", "label", str(client.places.state_dir), "☃"):
         assert word not in text, word
 
 
-def test_k18_ten_thousand_jobs_with_odd_names_make_no_series(client: SchedulerClient) -> None:
+def test_k18_ten_thousand_jobs_with_odd_names_add_no_time_series(client: SchedulerClient) -> None:
     """K18: The number of time series does not grow with the number of jobs. No job name makes the output invalid."""
     before = sum(len(family.samples) for family in families(client).values())
     database = Database(client.places)
@@ -178,14 +178,14 @@ def test_k18_ten_thousand_jobs_with_odd_names_make_no_series(client: SchedulerCl
     assert value(client, "gpujob_jobs", state="pending") == 10_001
 
 
-def test_without_a_scheduler_no_gpu_has_a_value(tmp_path: Path) -> None:
+def test_gpu_metrics_have_no_values_before_the_first_scheduler_start(tmp_path: Path) -> None:
     """In a folder where no scheduler has run, `gpujob_up` is 0 and the metrics of GPUs have no values."""
     found = families(SchedulerClient(str(tmp_path / "gpu_scheduler_state.json")))
     assert found.keys() == NAMES.keys() and found["gpujob_up"].samples[0].value == 0
     assert not [name for name in found if name.startswith("gpujob_gpu_") and found[name].samples]
 
 
-def test_without_prometheus_client_it_says_what_to_install(
+def test_metrics_without_prometheus_client_name_the_install_command(
     client: SchedulerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)

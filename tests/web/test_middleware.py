@@ -59,7 +59,7 @@ def test_s1_every_route_and_method_without_token_is_401(page: Page, path: str) -
             check_headers(answer)
 
 
-def test_s1_it_listens_on_loopback_alone(page: Page) -> None:
+def test_s1_the_page_listens_only_on_loopback_by_default(page: Page) -> None:
     """S1, S2.11: By default the page listens on 127.0.0.1 only."""
     rows = [
         line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
@@ -77,7 +77,7 @@ def test_s1_another_address_needs_tls_or_a_proxy(pages: Callable[[], Page], host
     assert not page.token_file.exists()
 
 
-def test_s1_get_of_the_first_page_answers_with_the_form(page: Page) -> None:
+def test_s1_the_first_page_without_a_token_is_a_sign_in_form(page: Page) -> None:
     """S1: Without a token, `/` is a sign-in form without scripts; its style has the nonce of the answer."""
     answer = page.ask("GET", "/")
     assert answer.status == 401 and answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -112,7 +112,7 @@ def test_s1_get_of_the_first_page_answers_with_the_form(page: Page) -> None:
         "bearerT",
     ],
 )
-def test_s1_k14_what_is_not_the_token_is_401(page: Page, said: str) -> None:
+def test_s1_k14_any_value_other_than_the_token_is_401(page: Page, said: str) -> None:
     """S1, K14: A value other than the exact token is 401, and so is the token in a URL or in a cookie."""
     token = page.token
     headers = {"Authorization": said.replace("T", token[:-1])}
@@ -122,7 +122,7 @@ def test_s1_k14_what_is_not_the_token_is_401(page: Page, said: str) -> None:
     assert page.ask("GET", "/api/status", {"Cookie": f"gpujob_{page.port}={token}"}).status == 401
 
 
-def test_s2_the_matrix_of_methods_origins_and_kinds(page: Page) -> None:
+def test_s2_only_a_json_post_of_the_own_origin_can_change_something(page: Page) -> None:
     """S2: A change is accepted only as a POST of JSON, and only without an `Origin` or with the page's own.
 
     A request with the cookie also needs the header X-Gpujob.
@@ -162,7 +162,7 @@ def test_s2_only_the_exact_header_value_allows_a_change(page: Page, mark: str | 
     assert page.ask("POST", "/api/nothing", {**headers, "X-Gpujob": "1"}, b"{}").status == 404
 
 
-def test_s2_a_preflight_is_not_answered_with_leave(page: Page) -> None:
+def test_s2_a_cors_preflight_of_another_origin_is_refused(page: Page) -> None:
     """S2: A CORS preflight of another origin is refused, with and without the token."""
     asks = {
         "Origin": "http://evil.test",
@@ -183,7 +183,7 @@ def test_s2_json_may_name_its_charset(page: Page) -> None:
 # -- S3: Host ---------------------------------------------------------------------------------------------
 
 
-def test_s3_only_our_own_names_are_answered_to(page: Page) -> None:
+def test_s3_a_host_that_is_no_name_of_the_page_is_421(page: Page) -> None:
     """S3: A `Host` that is not one of the page's names is 421, with or without the token (DNS rebinding)."""
     port = page.port
     good = [f"127.0.0.1:{port}", f"localhost:{port}", f"LOCALHOST:{port}", f"LocalHost:{port}", f"[::1]:{port}"]
@@ -204,7 +204,7 @@ def test_s3_only_our_own_names_are_answered_to(page: Page) -> None:
     assert page.ask("POST", "/login", {"Host": f"evil.test:{port}"}, b"token=x").status == 421
 
 
-def test_s3_no_host_and_two_hosts(page: Page) -> None:
+def test_s3_a_request_without_host_or_with_two_is_refused(page: Page) -> None:
     """S3: A request without `Host`, or with two of them, is refused."""
     host = f"Host: 127.0.0.1:{page.port}\r\n"
     token = f"Authorization: Bearer {page.token}\r\n"
@@ -219,7 +219,7 @@ def test_s3_no_host_and_two_hosts(page: Page) -> None:
         assert re.match(rb"HTTP/1.1 (400|421) ", answer), answer
 
 
-def test_s3_names_of_a_proxy(pages: Callable[[], Page]) -> None:
+def test_s3_exactly_the_given_names_of_a_proxy_are_accepted(pages: Callable[[], Page]) -> None:
     """S3: With `--name`, exactly the given names are accepted in addition, with their port.
 
     Behind a proxy, browsers send the cookie over HTTPS only.
@@ -238,7 +238,7 @@ def test_s3_names_of_a_proxy(pages: Callable[[], Page]) -> None:
 # -- signing in and out -----------------------------------------------------------------------------------
 
 
-def test_s4_the_form_is_exchanged_for_a_cookie_that_is_not_the_token(page: Page) -> None:
+def test_s4_signing_in_gives_a_cookie_that_is_not_the_token(page: Page) -> None:
     """S4: The form gives a signed cookie that is not the token: HttpOnly, SameSite=Strict, named after the port."""
     answer = page.login()
     assert (answer.status, answer.headers["location"]) == (303, "/")
@@ -252,7 +252,7 @@ def test_s4_the_form_is_exchanged_for_a_cookie_that_is_not_the_token(page: Page)
     assert Key(page.token, page.port).is_cookie(value)
 
 
-def test_s4_a_cookie_that_was_changed_or_has_run_out_lets_nobody_in(page: Page) -> None:
+def test_s4_a_changed_or_expired_cookie_is_401(page: Page) -> None:
     """S4: A changed or expired cookie is 401, and so is the cookie of another port."""
     key = Key(page.token, page.port)
     good = key.cookie()
@@ -282,20 +282,20 @@ def test_s4_a_wrong_token_in_the_form_is_401_with_the_form(page: Page) -> None:
     assert 'name="next" value="/jobs/3"' in page.ask("POST", "/login", kind, b"token=x&next=/jobs/3").text
 
 
-def test_k16_signing_in_under_another_spelling_is_401(page: Page) -> None:
+def test_k16_signing_in_at_another_spelling_of_the_path_is_401(page: Page) -> None:
     """K16, S4: Only the exact path `/login` can be used without a token."""
     kind, form = {"Content-Type": "application/x-www-form-urlencoded"}, f"token={page.token}".encode()
     for path in ("/%6cogin", "/login/", "//login", "/./login", "/LOGIN"):
         assert page.ask("POST", path, kind, form).status == 401, path
 
 
-def test_k11_many_headers_in_one_piece_are_431(page: Page) -> None:
+def test_k11_too_many_or_too_long_headers_are_431(page: Page) -> None:
     """K11: Too many or too long headers are 431, also if they arrive in one packet."""
     for more in ({"X-Long": "x" * 17_000}, {f"X-{n}": "y" * 20 for n in range(800)}):
         assert page.ask("GET", "/api/status", {**page.bearer, **more}).status == 431
 
 
-def test_s2_signing_in_from_elsewhere_is_403(page: Page) -> None:
+def test_s2_signing_in_from_another_origin_is_403(page: Page) -> None:
     """S2: Signing in from another origin is 403; `Origin: null` is allowed if the browser reports same-origin."""
     own = f"http://127.0.0.1:{page.port}"
     for origin in ("http://evil.test", "null", f"http://localhost:{page.port}"):
@@ -327,7 +327,7 @@ def test_s3_signing_in_redirects_only_to_own_pages(page: Page, path: str, place:
     assert len([name for name, _ in answer.pairs if name == "set-cookie"]) == 1
 
 
-def test_s4_signing_out_takes_the_cookie_away(page: Page) -> None:
+def test_s4_signing_out_revokes_the_cookie_on_the_server(page: Page) -> None:
     """S4: Signing out revokes the cookie on the server; it needs the page's origin or X-Gpujob."""
     own = {"Origin": f"http://127.0.0.1:{page.port}"}
     cookie, other = page.cookie(), page.cookie()
@@ -373,7 +373,7 @@ def test_s4_removing_the_token_file_signs_everybody_out(pages: Callable[[], Page
 # -- S4, S5: the token file -------------------------------------------------------------------------------
 
 
-def test_s4_the_token_is_nowhere_but_in_its_file(pages: Callable[[], Page]) -> None:
+def test_s4_the_token_is_only_in_its_file(pages: Callable[[], Page]) -> None:
     """S4: The token is in no other file or log, and in no command line, environment or answer."""
     page = pages()
     page.scheduler.start()
@@ -397,7 +397,7 @@ def test_s4_the_token_is_nowhere_but_in_its_file(pages: Callable[[], Page]) -> N
     assert holding == [str(page.token_file)]
 
 
-def test_s5_the_token_is_private_from_its_first_moment(tmp_path: Path) -> None:
+def test_s5_the_token_file_is_created_private(tmp_path: Path) -> None:
     """S5: At umask 000 the token file is created with mode 0600, and no file gets a wider mode."""
     trace = tmp_path / "trace"
     program = "import os,sys; os.umask(0); from scheduler.web.auth import token_of; from scheduler.store.paths import Places; token_of(Places(sys.argv[1]))"
@@ -475,7 +475,7 @@ def test_s5_pages_that_start_together_share_one_complete_token(tmp_path: Path) -
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="root alone can be another user too")
-def test_s5_another_user_opens_no_token_while_it_is_made() -> None:
+def test_s5_another_user_cannot_open_the_token_file_while_it_is_created() -> None:
     """S5: Another user can never open the token file or its folder while they are created.
 
     The umask is 000 here, and all users may write to the folder above.
@@ -519,7 +519,7 @@ def test_s5_another_user_opens_no_token_while_it_is_made() -> None:
 
 
 @pytest.mark.parametrize("what", ["mode", "group", "short", "empty", "link", "folder", "fifo", "words", "binary"])
-def test_s5_a_token_file_that_is_not_to_be_trusted_is_refused(tmp_path: Path, what: str) -> None:
+def test_s5_an_unsafe_token_file_is_refused_and_not_changed(tmp_path: Path, what: str) -> None:
     """S5: A token file with an unsafe mode, type or content is refused with one line, and not changed."""
     places = Places(str(tmp_path / "gpu_scheduler_state.json"))
     tmp_path.chmod(0o700)
@@ -549,7 +549,7 @@ def test_s5_a_token_file_that_is_not_to_be_trusted_is_refused(tmp_path: Path, wh
 # -- S6, S20, K16: names and paths ------------------------------------------------------------------------
 
 
-def test_s6_names_are_looked_up_in_a_table_and_nowhere_else(page: Page) -> None:
+def test_s6_names_that_are_not_in_the_table_of_routes_are_404(page: Page) -> None:
     """S6: Names that are not in the table of routes are 404, such as attributes, dots and random names."""
     names = [
         "__class__",
@@ -581,7 +581,7 @@ def test_s6_names_are_looked_up_in_a_table_and_nowhere_else(page: Page) -> None:
      "/api/%73tatus", "/api/status/", "/api/status%00", "/api/status;x", "/api/./status", "/api/status/..", "/\\api\\status", "/API/status",
      "/static//etc/passwd", "/static/%2fetc%2fpasswd", "/api/jobs/%31", "http://127.0.0.1/api/status", "*"],
 )  # fmt: skip
-def test_k16_s20_path_tricks_are_404(page: Page, path: str) -> None:
+def test_k16_s20_a_path_in_another_spelling_is_404(page: Page, path: str) -> None:
     """K16, S20: A path that is not written exactly as in the table of routes is 404."""
     answer = page.get(path)
     assert answer.status == 404, answer
@@ -593,7 +593,7 @@ def test_k16_s20_path_tricks_are_404(page: Page, path: str) -> None:
 
 
 @pytest.mark.smoke
-def test_s19_every_answer_carries_its_headers(page: Page) -> None:
+def test_s19_every_answer_has_the_security_headers(page: Page) -> None:
     """S19: Pages, API answers and errors of all kinds have the security headers."""
     port = page.port
     answers = [page.get("/"), page.get("/api/status"), page.get("/nothing"), page.ask("DELETE", "/api/status", page.bearer), page.login(),
@@ -623,7 +623,7 @@ def test_s19_errors_are_json_for_programs_and_pages_for_people(page: Page) -> No
 # -- S22, S23 ---------------------------------------------------------------------------------------------
 
 
-def test_s23_modules_in_the_folder_are_not_imported(pages: Callable[[], Page]) -> None:
+def test_s23_the_page_imports_no_module_from_the_project_folder(pages: Callable[[], Page]) -> None:
     """S23: Python files in the project's folder are not imported in place of libraries."""
     page = pages()
     for name in ("starlette", "uvicorn", "h11", "token", "calls", "ssl", "logging"):
@@ -633,7 +633,7 @@ def test_s23_modules_in_the_folder_are_not_imported(pages: Callable[[], Page]) -
     assert not (page.folder / "stolen").exists()
 
 
-def test_the_page_works_without_a_scheduler_and_sees_one_that_comes(pages: Callable[[], Page]) -> None:
+def test_the_page_works_without_a_scheduler_and_notices_a_later_one(pages: Callable[[], Page]) -> None:
     """Without a scheduler the page shows the store; it notices a scheduler that starts later."""
     page = pages().start()
     assert page.get("/api/status").json()["daemon"]["alive"] is False

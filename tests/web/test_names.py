@@ -57,7 +57,7 @@ class Kept:
 
 
 @pytest.mark.long
-def test_s6_made_up_names_are_unknown_and_the_page_lives(page: Page) -> None:
+def test_s6_unknown_names_are_400_or_404_and_change_nothing(page: Page) -> None:
     """S6: An unknown name in a path, key, state or parameter is answered with 400 or 404.
 
     Such requests change nothing, and the page continues to run.

@@ -24,7 +24,7 @@ ENDLESS = "/api/events"
 UNFIT = ("positive_data_acceptance", "unsupported_method")
 
 
-def test_the_document_is_openapi_and_names_every_route_once() -> None:
+def test_the_openapi_document_is_valid_and_describes_each_route_once() -> None:
     """The document is valid OpenAPI 3.1 and describes each route once, with all its answers."""
     from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
 
@@ -49,7 +49,7 @@ def test_the_document_is_openapi_and_names_every_route_once() -> None:
     assert set(told["components"]["securitySchemes"]) == {"token", "browser"}
 
 
-def test_the_document_is_served(page: Page) -> None:
+def test_the_page_serves_the_openapi_document(page: Page) -> None:
     """The page serves the document that `document` returns."""
     answer = page.get("/api/openapi.json")
     assert answer.status == 200 and answer.headers["content-type"] == "application/json"
@@ -58,7 +58,7 @@ def test_the_document_is_served(page: Page) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(3000 if LONG else 300)
-def test_schemathesis_finds_no_answer_that_is_not_described(pages: Callable[[], Page], tmp_path: Path) -> None:
+def test_the_openapi_document_describes_every_answer(pages: Callable[[], Page], tmp_path: Path) -> None:
     """S6: The document describes every answer of the page to generated requests, valid and invalid ones.
 
     The generated requests contain no command that can run.

@@ -188,7 +188,7 @@ def test_every_page_renders_with_jobs_in_every_state(shop: Shop, path: str) -> N
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_every_page_renders_with_nothing_to_show(tmp_path: Path, path: str) -> None:
+def test_every_page_renders_before_the_first_scheduler_start(tmp_path: Path, path: str) -> None:
     """In a folder where no scheduler has run, every page renders; the first page shows the commands to start with."""
     client = Client(SchedulerClient(str(tmp_path / "gpu_scheduler_state.json")))
     answer = client.get(path)
@@ -210,7 +210,7 @@ def test_only_actions_allowed_by_the_state_are_offered(shop: Shop, number: int, 
     assert state.value in Read(html).text
 
 
-def test_a_cancel_asks_and_names_the_jobs_that_never_run_then(shop: Shop) -> None:
+def test_a_cancel_asks_and_names_the_jobs_that_it_would_skip(shop: Shop) -> None:
     """Before a cancel, the page asks and names all jobs that would be skipped.
 
     A job that depends on the cancelled job by `after` is not skipped.
@@ -239,7 +239,7 @@ def test_a_job_that_was_put_first_is_marked(shop: Shop) -> None:
     assert re.search(r'wait-1".*?data-th="priority">5 <i class="tag"[^>]*>first</i>.*?wait-2".*?>-5</td>', html, re.S)
 
 
-def test_counts_lead_to_a_list_by_state_and_label(shop: Shop) -> None:
+def test_the_list_of_jobs_can_be_filtered_by_state_and_label(shop: Shop) -> None:
     """The list of jobs can be filtered by state and label, newest first; an unknown state is an error."""
     shop.put(
         *jobs_in_every_state(submitted_at=NOW - 4000),
@@ -293,13 +293,13 @@ def test_the_waiting_time_ends_at_the_first_start(shop: Shop) -> None:
     assert "waited 3 min 04 s for its first start" in text
 
 
-def test_the_running_time_is_updated_in_both_places(shop: Shop) -> None:
+def test_the_running_time_is_updated_in_both_places_of_a_job_page(shop: Shop) -> None:
     shop.put(*jobs_in_every_state(submitted_at=NOW - 4000))
     assert shop.get("/jobs/3").count(f'data-since="{NOW - 3600:.0f}"') == 2
     assert "data-since" not in shop.get("/jobs/5")
 
 
-def test_commands_stand_as_a_shell_needs_them(shop: Shop) -> None:
+def test_commands_on_pages_are_quoted_for_a_shell(shop: Shop) -> None:
     """Commands are quoted for a shell: a command that is pasted into a shell gives the same words."""
     words = ("sh", "-c", "echo 'a  b'; ls | wc")
     shop.put(a_job(1, arguments=words, script="", label="mine"))
@@ -317,7 +317,7 @@ def test_commands_stand_as_a_shell_needs_them(shop: Shop) -> None:
     (JobState.RUNNING, "0", "No readings: it uses no GPU."), (JobState.CANCELLED, "0.5", "No readings: it never ran."),
     (JobState.DONE, "0.5", "No readings were kept."),
 ])  # fmt: skip
-def test_a_job_page_says_why_there_is_no_curve(shop: Shop, state: JobState, gpus: str, sentence: str) -> None:
+def test_a_job_page_gives_the_reason_for_a_missing_curve(shop: Shop, state: JobState, gpus: str, sentence: str) -> None:
     more = {**STATES[state], **({"gpus": ()} if gpus == "0" else {})}
     shop.put(a_job(1, gpus, state=state, submitted_at=NOW - 4000, **more))
     assert sentence in Read(shop.get("/jobs/1")).text
@@ -329,27 +329,27 @@ def test_a_job_that_could_not_start_is_not_shown_as_pending(shop: Shop) -> None:
     assert "It could not start." in text and "No readings: it could not start." in text and "yet" not in text
 
 
-def test_without_scripts_each_command_stands_alone(shop: Shop) -> None:
+def test_without_scripts_a_job_page_lists_the_allowed_commands(shop: Shop) -> None:
     shop.put(*jobs_in_every_state(submitted_at=NOW - 4000))
     for number, expected in ((1, ["first 1", "hold 1", "cancel 1"]), (3, ["cancel 3"]), (5, ["retry 5"]), (4, [])):
         html = shop.get(f"/jobs/{number}")
         assert re.findall(r"<li><code>gpujob (.*?)</code></li>", html) == expected
 
 
-def test_the_timeline_opens_at_what_there_is(shop: Shop) -> None:
+def test_the_timeline_shows_one_hour_if_all_jobs_are_recent_and_else_six(shop: Shop) -> None:
     """Without a query, the Timeline shows one hour if all jobs are from the last hour, else six hours."""
     for ago, zoom in ((600, "1 h"), (7200, "6 h")):
         shop.put(a_job(1, submitted_at=time.time() - ago))
         assert re.search(r'aria-current="true">([^<]*)<', shop.get("/timeline"))[1] == zoom  # type: ignore[index]
 
 
-def test_a_label_that_no_job_has_is_told_within_the_report(shop: Shop) -> None:
+def test_the_report_page_says_that_no_job_has_the_label(shop: Shop) -> None:
     shop.put(a_job(1))
     text = Read(shop.get("/report?label=none", 404)).text
     assert "There is no job with this label." in text and "Report" in text and "state.json" not in text
 
 
-def test_of_ten_thousand_waiting_jobs_the_first_are_shown_and_the_rest_counted(shop: Shop) -> None:
+def test_the_first_200_waiting_jobs_are_shown_and_the_rest_is_counted(shop: Shop) -> None:
     shop.put(*(a_job(n) for n in range(1, 10_001)))
     html = shop.get("/")
     assert html.count('data-key="wait-') == 200
@@ -357,7 +357,7 @@ def test_of_ten_thousand_waiting_jobs_the_first_are_shown_and_the_rest_counted(s
     shop.put()
 
 
-def test_pages_that_do_not_exist_and_questions_that_make_no_sense(shop: Shop) -> None:
+def test_missing_pages_are_404_and_invalid_queries_are_400(shop: Shop) -> None:
     shop.put(a_job(1))
     for path, code in (
         ("/jobs/77", 404), ("/timeline?hours=nan", 400), ("/timeline?hours=0", 400), ("/timeline?end=x", 400), ("/heatmap?measure=x", 400),
@@ -386,7 +386,7 @@ TEXTS = st.text(
 
 
 @given(text=TEXTS, state=st.sampled_from(list(STATES)))
-def test_s19_whatever_stands_in_a_job_is_only_text(text: str, state: JobState) -> None:
+def test_s19_a_text_in_a_job_adds_no_html_element_or_attribute(text: str, state: JobState) -> None:
     """S19: Any text in a job gives the same elements and attributes as a harmless text."""
     harmless = _harmless(state)
     found = _rendered(f"<b>{text}", state)
@@ -495,7 +495,7 @@ def _contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_every_state_has_a_glyph_of_its_own_kind() -> None:
+def test_every_state_has_its_own_symbol() -> None:
     assert {state.value for state in JobState} <= set(rendering.GLYPHS)
     glyphs = [rendering.GLYPHS[state.value] for state in JobState]
     assert len(set(glyphs)) == len(glyphs)

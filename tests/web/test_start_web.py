@@ -75,7 +75,7 @@ def test_the_page_ends_when_the_scheduler_is_killed(pages: Callable[[], Page]) -
     page.scheduler.release("long")
 
 
-def test_k13_the_port_is_taken_the_scheduler_goes_on_without(pages: Callable[[], Page]) -> None:
+def test_k13_jobs_run_while_the_port_of_the_page_is_in_use(pages: Callable[[], Page]) -> None:
     """K13: A port in use is reported once, with the process that uses it, and jobs run.
 
     The page starts when the port is free.
@@ -113,7 +113,7 @@ def test_k10_a_page_that_dies_is_started_again(pages: Callable[[], Page], number
 
 
 @pytest.mark.parametrize("end", ["SIGTERM", "SIGKILL"])
-def test_k12_a_stopped_page_changes_nothing(pages: Callable[[], Page], end: str) -> None:
+def test_k12_a_stopped_page_delays_no_job_and_no_verb(pages: Callable[[], Page], end: str) -> None:
     """K10, K12: A stopped page (SIGSTOP) delays neither jobs nor verbs nor the end of the scheduler.
 
     The page ends after the scheduler has ended.
@@ -138,7 +138,7 @@ def test_k12_a_stopped_page_changes_nothing(pages: Callable[[], Page], end: str)
             os.kill(pid, signal.SIGCONT)
 
 
-def test_k13_without_its_libraries_the_scheduler_goes_on(pages: Callable[[], Page]) -> None:
+def test_k13_jobs_run_if_the_libraries_of_the_page_are_missing(pages: Callable[[], Page]) -> None:
     """P3: Without the page's libraries, the scheduler prints how to install them, and runs jobs."""
     page = pages()
     broken = page.folder / "broken"
@@ -168,7 +168,7 @@ def test_s4_output_of_the_page_is_logged_and_limited(pages: Callable[[], Page]) 
     assert page.scheduler.stop() == 0
 
 
-def test_it_is_off_by_default_and_a_setting_like_any_other(pages: Callable[[], Page]) -> None:
+def test_the_page_is_off_by_default_and_can_be_set_in_the_config(pages: Callable[[], Page]) -> None:
     """S1, S3.1: There is no page by default; `web: true` in the config starts one, except for `gpujob run`."""
     plain = pages()
     plain.scheduler.start()
@@ -190,7 +190,7 @@ def test_it_is_off_by_default_and_a_setting_like_any_other(pages: Callable[[], P
     assert not dispatcher.token_file.exists()
 
 
-def test_b02_the_page_is_not_taken_for_a_job_when_the_supervisor_dies(pages: Callable[[], Page]) -> None:
+def test_b02_the_page_is_not_mistaken_for_a_job_when_the_supervisor_dies(pages: Callable[[], Page]) -> None:
     """B02: If the supervisor dies before it starts a claimed attempt, the page is not mistaken for the job's process.
 
     The page is then the newest child of the daemon.

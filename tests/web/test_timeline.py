@@ -75,14 +75,14 @@ def test_too_many_bars_are_merged_and_counted(found: list[Run], most: int) -> No
         assert all(a.end <= b.start + 1e-6 for a, b in itertools.pairwise(band.merged))
 
 
-def test_two_halves_lie_above_each_other() -> None:
+def test_two_half_gpu_runs_are_drawn_one_above_the_other() -> None:
     pair = [Run(n, 1, NOW, NOW + 100, (0,), 500, "running") for n in (1, 2)]
     (band,) = layout(pair, NOW, NOW + 200, [0])
     assert sorted(bar.pieces for bar in band.bars) == [((0.0, 0.5),), ((0.5, 1.0),)]
     assert band.rows == 2
 
 
-def test_one_after_the_other_fill_the_band_though_their_times_overlap_a_moment() -> None:
+def test_consecutive_runs_fill_the_band_even_if_their_times_overlap_briefly() -> None:
     """Two runs of a whole GPU both fill the band.
 
     The recorded end of the first run may be later than the start of the second run.
@@ -94,7 +94,7 @@ def test_one_after_the_other_fill_the_band_though_their_times_overlap_a_moment()
     assert band.bars[0].end == NOW + 100
 
 
-def test_room_in_two_places_is_used_in_two_pieces() -> None:
+def test_a_bar_is_drawn_in_two_pieces_if_no_single_gap_is_high_enough() -> None:
     """If no single gap of a band is high enough for a bar, the bar is drawn in two pieces.
 
     Here the first and the third quarter of the band are free.
@@ -106,7 +106,7 @@ def test_room_in_two_places_is_used_in_two_pieces() -> None:
     assert bar.pieces == ((0.0, 0.25), (0.5, 0.75))
 
 
-def test_runs_without_a_gpu_have_a_band_of_their_own_the_last() -> None:
+def test_runs_without_a_gpu_have_their_own_band_at_the_end() -> None:
     cpu = [Run(n, 1, NOW, NOW + 50, (), 0, "done") for n in range(3)]
     bands = layout(cpu, NOW, NOW + 100, [1, 0])
     assert [band.gpu for band in bands] == [0, 1, None]
@@ -124,7 +124,7 @@ def test_the_axis_has_few_round_times(hours: float) -> None:
 # -- curves -----------------------------------------------------------------------------------------------
 
 
-def test_a_gap_stays_a_gap() -> None:
+def test_a_curve_has_a_gap_where_readings_are_missing() -> None:
     points = [(NOW + at, 0.5) for at in (0, 10, 20, 200, 210)]
     line, area = svg_curves.paths(points, NOW, NOW + 300, 1.0, 30)
     assert line.count("M") == 2 and area.count("Z") == 2
@@ -135,7 +135,7 @@ def test_a_gap_stays_a_gap() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 1000), st.none() | st.floats(0, 5)), max_size=40), st.floats(0.1, 10))
-def test_curves_stay_in_their_box(points: list[tuple[float, float | None]], top: float) -> None:
+def test_curves_stay_inside_their_area(points: list[tuple[float, float | None]], top: float) -> None:
     line, _ = svg_curves.paths(sorted(points, key=lambda p: p[0]), 0, 1000, top, 100)
     numbers = [float(word) for word in line.replace("M", " ").replace("L", " ").split()]
     assert all(-1 <= x <= 1001 for x in numbers[::2]) and all(0 <= y <= 100 for y in numbers[1::2])
@@ -146,6 +146,6 @@ def test_hours_without_readings_are_none_and_not_zero() -> None:
     assert svg_curves.by_hour(points, NOW, 3) == [0.75, None, None]
 
 
-def test_what_was_booked_is_counted_by_the_hour_and_of_the_last_by_what_is_over_of_it() -> None:
+def test_the_booked_share_of_each_hour_is_averaged_over_elapsed_time() -> None:
     found = [(NOW - 1800, NOW + 1800, 1.0), (NOW + 3600, NOW + 5400, 0.5)]
     assert svg_curves.booked_by_hour(found, NOW, 2, NOW + 5400) == [0.5, 0.5]
