@@ -331,7 +331,7 @@ def test_a_paused_queue_is_the_reason_of_all() -> None:
 
 
 def test_a_job_behind_others_of_its_kind_is_told_how_many() -> None:
-    reason = Reason("no-room", "needs one whole GPU; the most free on an allowed GPU is 0 (GPU 0)")
+    reason = Reason("no-room", "needs one whole GPU; the largest free share of an allowed GPU is 0 (GPU 0)")
     assert reason_with_place(reason, 0) is reason
     assert reason_with_place(reason, 1).sentence.startswith("1 job with the same request is before it")
     behind = reason_with_place(reason, 3)
