@@ -492,7 +492,7 @@ def test_ctrl_c_asks_and_goes_on(run: Run, terminal: Callable[..., Terminal]) ->
     shown.until("0/3")
     shown.type("\x03")
     shown.until("2 jobs are running.")
-    shown.until("(l)eave them running, (e)nd all that runs, or (c)ontinue?")
+    shown.until("(l)eave them running, (e)nd them, or (c)ontinue?")
     shown.type("what\n")
     shown.until("l, e or c: ")
     shown.said = ""

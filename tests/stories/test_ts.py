@@ -67,7 +67,8 @@ def test_s4_4_s4_5_the_list_and_the_states(spooler: Callable[..., Spooler]) -> N
 
 
 LOG_NAME = (
-    "cannot use this log name: it must have 1 to 200 bytes, without / and control characters; write a plain file name"
+    "cannot use this log name: it must have 1 to 200 bytes, and neither / nor control characters; "
+    "write a plain file name"
 )
 
 
