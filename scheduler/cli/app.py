@@ -582,11 +582,7 @@ def web_page(
     port: Annotated[str, typer.Option("--port", metavar="N", help="Port; 0: any free port.")] = "4004",
     host: Annotated[
         str,
-        typer.Option(
-            "--host",
-            metavar="ADDRESS",
-            help="Address to listen on; if other machines can reach it, TLS or a proxy is needed.",
-        ),
+        typer.Option("--host", metavar="ADDRESS", help="Address; needs TLS or a proxy if other machines can reach it."),
     ] = "127.0.0.1",
     tls_cert: Annotated[str, typer.Option("--tls-cert", metavar="PATH", help="Certificate (PEM), for HTTPS.")] = "",
     tls_key: Annotated[str, typer.Option("--tls-key", metavar="PATH", help="Key of the certificate (PEM).")] = "",

@@ -421,8 +421,8 @@ def test_c33_option_look_alikes_are_no_options(pouring):
         pouring.script(name, "#!/bin/sh\necho dash >> noted\n")
     pouring.judge(
         [
-            ("0,-rf,,a", "looks like an option; write ./-rf if that is its name"),
-            ("0,--help,,a", "looks like an option; write ./--help"),
+            ("0,-rf,,a", "looks like an option; if a script really is named -rf, write ./-rf"),
+            ("0,--help,,a", "looks like an option; if a script really is named --help, write ./--help"),
             ("0,-c,,a", "looks like an option"),
             ("0,note,-p,a", "cannot be the name of an environment"),
             ("0,note,--name,a", "cannot be the name of an environment"),

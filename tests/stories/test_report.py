@@ -171,7 +171,8 @@ def test_a_lost_attempt_is_marked(scheduler: Callable[..., Scheduler]) -> None:
     found = of(s)
     assert found["jobs"][0]["outcome"] == "lost" and found["jobs"][0]["lost"] == 1 == found["total"]["lost"]
     assert found["gpus"][0]["lost"] == 1 and found["jobs"][0]["run"] > 0
-    assert "at most: 1 lost" in s.cli("report").stdout
+    said = s.cli("report").stdout
+    assert said.count("upper limit (1 lost)") == 3 and "run time is an upper limit (1 lost)" in said
 
 
 def test_deleted_jobs_are_not_counted_and_known_since_is_shown(
@@ -179,10 +180,10 @@ def test_deleted_jobs_are_not_counted_and_known_since_is_shown(
 ) -> None:
     s = scheduler(gpus=1).start()
     s.cli("submit", "--wait", "--", "true")
-    assert of(s)["known_since"] is None and "known " not in s.cli("report").stdout
+    assert of(s)["known_since"] is None and "complete " not in s.cli("report").stdout
     ended = of(s)["jobs"][0]["finished_at"]
     s.cli("reset", "--yes")
     s.cli("submit", "--wait", "--", "true")
     found = of(s)
     assert [job["id"] for job in found["jobs"]] == [2] and found["known_since"] == ended
-    assert f"known      since {ended}" in s.cli("report").stdout
+    assert f"complete   since {ended}" in s.cli("report").stdout

@@ -115,7 +115,7 @@ def test_s1_1_s1_13_a_file_of_commands_to_its_end(run: Run) -> None:
     run.commands("# what follows is run", "", "  # and this not", "echo one >>out", "  echo two >>out", "")
     said = run.to_its_end(0, "--gpus", "1")
     assert (run.s.folder / "out").read_text() == "one\ntwo\n"
-    assert "commands.txt: 2 commands: 2 done\n" in said and "each of these GPUs runs one job at a time" in said
+    assert "commands.txt: 2 commands: 2 done\n" in said and "each GPU runs one job at a time" in said
     with run.file.open("a") as stream:
         stream.write("exit 3\n")
     said = run.to_its_end(1)
