@@ -170,7 +170,7 @@ def start(
         bool, typer.Option("--drain", help="End when nothing is left to do; exit 1 if any job failed.")
     ] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Run in the background; return when the scheduler runs.")
+        bool, typer.Option("--detach", help="Run in the background; return once the scheduler is ready.")
     ] = False,
     state_file: StateFile = None,
     config: ConfigFile = None,
@@ -205,7 +205,7 @@ def run_commands(
     config: ConfigFile = None,
     **settings: Any,
 ) -> None:
-    """Run a file of shell commands on the GPUs until all have ended; run it again to continue after a stop."""
+    """Run a file of shell commands on the GPUs until all have ended; after a stop, the same command continues."""
     from scheduler.cli.run import run as dispatch
 
     if file and settings["commands_file"]:
@@ -222,7 +222,7 @@ def add(
     gpus: Annotated[str, _words("--gpus", "LIST", "Allowed GPUs: 0,2 or 0-3.", completions.gpu_list, "--allowed")] = "",
     pairs: Annotated[
         Optional[list[str]],
-        _words("--set", "K=V", "Option without a column of its own: gpus=0.5, time=4h, label=x…", completions.line_key),
+        _words("--set", "K=V", "Option for which add has no flag: gpus=0.5, time=4h, label=x…", completions.line_key),
     ] = None,
     output_file: Annotated[
         str, typer.Option("--output-file", metavar="PATH", help="Jobs file to append to; -: only print the line.")
@@ -369,7 +369,7 @@ def logs(
         ),
     ] = None,
     attempt: Annotated[
-        str, typer.Option("--attempt", metavar="N", help="Log of an earlier attempt [the last one].")
+        str, typer.Option("--attempt", metavar="N", help="Number of the attempt whose log to show [the last].")
     ] = "",
     state_file: StateFile = None,
     config: ConfigFile = None,
@@ -451,7 +451,7 @@ def wait(
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
-    """Wait until jobs have ended; exit with the job's own exit code, for several with 1 if any failed."""
+    """Wait until jobs have ended; exit with the exit code of the job, or for several jobs with 1 if any failed."""
     from scheduler.cli import control
 
     raise typer.Exit(control.wait(jobs or [], timeout=timeout, **_which(state_file, config)))
@@ -469,7 +469,7 @@ def pause(gpus: Gpus, state_file: StateFile = None, config: ConfigFile = None) -
 def resume(
     gpus: PausedGpus,
     force: Annotated[
-        bool, typer.Option("--force", help="Accept the memory and processes of others that are there now.")
+        bool, typer.Option("--force", help="Accept the foreign processes and memory that are on the GPUs now.")
     ] = False,
     state_file: StateFile = None,
     config: ConfigFile = None,
@@ -502,7 +502,7 @@ def screens(json: Json = False, state_file: StateFile = None, config: ConfigFile
 
 @app.command("attach")
 def attach(job: SessionJob, state_file: StateFile = None, config: ConfigFile = None) -> None:
-    """Attach this terminal to a job's screen session (Ctrl-a d leaves it running)."""
+    """Attach this terminal to a job's screen session; Ctrl-a d detaches it, and the job continues."""
     from scheduler.cli import sessions
 
     raise typer.Exit(sessions.attach(job, **_which(state_file, config)))
@@ -562,7 +562,7 @@ def recover(
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
-    """Rebuild a damaged store from what can be read; or accept a copied state folder as the one in use."""
+    """Rebuild a damaged store from what can be read, or adopt a moved or copied state folder."""
     from scheduler.cli import control
 
     raise typer.Exit(control.recover(dry_run=dry_run, **_which(state_file, config)))
@@ -582,7 +582,7 @@ def web_page(
     port: Annotated[str, typer.Option("--port", metavar="N", help="Port; 0: any free port.")] = "4004",
     host: Annotated[
         str,
-        typer.Option("--host", metavar="ADDRESS", help="Address; one that other machines reach needs TLS or a proxy."),
+        typer.Option("--host", metavar="ADDRESS", help="Address; needs TLS or a proxy if other machines can reach it."),
     ] = "127.0.0.1",
     tls_cert: Annotated[str, typer.Option("--tls-cert", metavar="PATH", help="Certificate (PEM), for HTTPS.")] = "",
     tls_key: Annotated[str, typer.Option("--tls-key", metavar="PATH", help="Key of the certificate (PEM).")] = "",

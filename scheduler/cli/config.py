@@ -62,7 +62,7 @@ def _lines(settings: Settings, running: dict[str, tuple[Any, str]], origin: bool
         if key in running and written(running[key][0]) != written(getattr(settings.config, key)):
             value, whence = running[key]
             until = "" if key in RELOADABLE else ", until it is restarted"
-            notes.append(f"the running scheduler: {written(value)} ({whence}{until})")
+            notes.append(f"the running scheduler uses {written(value)} ({whence}{until})")
         note = render.safe("; ".join(notes))
         lines.append(f"{line:<{width}}  # {note}" if note else line)
     return lines

@@ -176,7 +176,7 @@ def resume(
 def queue(what: str, *, state_file: str | None = None, config: str | None = None) -> int:
     """Pause or resume the whole queue; ``what`` is ``pause`` or ``resume``. Raises UsageError for another word."""
     if what not in ("pause", "resume"):
-        raise UsageError(f"queue has no word {what!r}", do="write gpujob queue pause or gpujob queue resume")
+        raise UsageError(f"queue does not know {what!r}", do="write gpujob queue pause or gpujob queue resume")
     return _ask(state_file_for(state_file, config), config, PauseQueue(what == "pause"))
 
 

@@ -49,7 +49,7 @@ def _gpus() -> dict[str, object]:
     try:
         found = probe.first().gpus
     except NoGpuData:
-        print("gpujob: no GPU found; the demo simulates two", file=sys.stderr)
+        print("gpujob: no GPU found; the demo simulates two GPUs", file=sys.stderr)
         return {"gpus": 2, "gpu_interval": 0}
     finally:
         probe.close()

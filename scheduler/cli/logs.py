@@ -62,7 +62,7 @@ def logs(
     client = SchedulerClient(state_file_for(state_file, config))
     numbers = client.select([job])
     if follow and len(numbers) > 1:
-        raise UsageError(f"cannot follow {job}: it names {len(numbers)} jobs", do="name one")
+        raise UsageError(f"cannot follow {job}: it names {len(numbers)} jobs", do="name one job")
     printer = Printer(raw, pattern)
     try:
         if len(numbers) > 1:
@@ -120,7 +120,7 @@ def _log(job: Job, events: Sequence[Event], wanted: int | None, printer: Printer
             )
         return job.log
     if wanted not in known:
-        has = f"it has {', '.join(map(str, sorted(known)))}" if known else f"it is {job.state.value}"
+        has = f"it has logs of {', '.join(map(str, sorted(known)))}" if known else f"it is {job.state.value}"
         raise NotFound(f"job {job.id} has no log of attempt {wanted}: {has}", do=f"see gpujob show {job.id}")
     return known[wanted]
 
@@ -196,7 +196,10 @@ class Printer:
         if most is None:
             return
         if self.raw and is_packed(log.path):
-            raise UsageError("-n counts lines, and --raw gives a packed log as it is", do="leave one of them out")
+            raise UsageError(
+                "cannot combine -n and --raw: the log is compressed, and its lines are not counted",
+                do="leave one of them out",
+            )
         if self.raw:
             log.to_last_lines(most, sys.maxsize)
         elif self.pattern is not None or log.packed:
@@ -431,7 +434,7 @@ class _Following:
             self.log = log = _opened(self.path, self.printer)
         except SchedulerError as error:
             if self.job.state.holds_gpus and self.job.process is not None:
-                self.printer.say(f"{error}; waiting for a new one")
+                self.printer.say(f"{error}; waiting for a new log")
             return None
         self.ever_read = True
         self.printer.begin(log, most)

@@ -114,11 +114,14 @@ def _as_text(found: Report) -> list[str]:
     if total.jobs:
         said += f": {render.counts_text(total.states)}; run {_span(total.run_ms)}, {_hours(total.gpu_ms)} GPU-hours"
         said += "" if mean is None else f"; waited {_span(mean)} on average"
-        said += f"; {_lost(total.lost)}" if total.lost else ""
+        said += f"; run time is an {_lost(total.lost)}" if total.lost else ""
     lines += ["", *terminal.folded(said, render.LABEL)]
     lines += terminal.folded(f"time       {utc(found.start)} to {utc(found.end)}", render.LABEL)
     if found.known_since is not None:
-        text = f"known      since {maybe_utc(found.known_since)}: jobs that ended earlier may be forgotten, and are not counted"
+        text = (
+            f"complete   since {maybe_utc(found.known_since)}: jobs that ended earlier may be forgotten, and are then "
+            "not counted"
+        )
         lines += terminal.folded(text, render.LABEL)
     return lines
 
@@ -137,7 +140,7 @@ def _hours(gpu_ms: int) -> str:
 
 
 def _lost(number: int) -> str:
-    return f"at most: {number} lost" if number else ""
+    return f"upper limit ({number} lost)" if number else ""
 
 
 def _ids(line: Line) -> str:

@@ -216,7 +216,8 @@ def _report_results(client: SchedulerClient, settings: Settings, before: _Comman
     if found.forgotten:
         which = "1 command was" if len(found.forgotten) == 1 else f"{len(found.forgotten)} commands were"
         _print_line(
-            f"{which} run before and forgotten (reset, keep_finished), and not run again; to run the whole file again: gpujob run --again",
+            f"{which} run earlier, then forgotten (by gpujob reset or keep_finished), and therefore not run again; "
+            "to run the whole file again: gpujob run --again",
             sys.stderr,
         )
     if bad:
@@ -336,7 +337,7 @@ class _Question:
             f"\n{which} running. To continue later, give the same command again. It repeats the jobs that you end now.",
             flush=True,
         )
-        self.shown.ask("(l)eave them running, (e)nd all that runs, or (c)ontinue? [Ctrl-C again leaves] ")
+        self.shown.ask("(l)eave them running, (e)nd them, or (c)ontinue? [Ctrl-C again: leave] ")
 
     def answer(self) -> str:
         if not self.heard():  # put into the background after the question

@@ -80,7 +80,7 @@ def attach(job: str, *, state_file: str | None = None, config: str | None = None
     client = SchedulerClient(state_file_for(state_file, config))
     numbers = client.select([job])
     if len(numbers) != 1:
-        raise UsageError(f"cannot attach to {job}: it names {len(numbers)} jobs", do="name one")
+        raise UsageError(f"cannot attach to {job}: it names {len(numbers)} jobs", do="name one job")
     number = numbers[0]
     mine = [found for found in client.sessions() if found.id == number and _lives(found)]
     if not mine:

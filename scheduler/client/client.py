@@ -559,7 +559,7 @@ class SchedulerClient:
         """Record ``home`` (machine and folder) as the place of the store. Raises SchedulerError if a scheduler runs."""
         if self.alive():
             raise SchedulerError(
-                "cannot adopt the store: a scheduler is running on it",
+                "cannot adopt the store: a scheduler is using it",
                 where=self.places.state_file,
                 do="end the scheduler first",
             )

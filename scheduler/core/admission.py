@@ -272,8 +272,8 @@ class Admission:
             worst = max(outgrown, key=lambda t: outgrown[t])
             card.why_overcommit = Verdict(
                 "over-share",
-                f"job {worst.job} uses {mib_text(outgrown[worst])} of its {mib_text(int(_promised(worst, capacity)))} share on "
-                f"GPU {card.gpu.index}",
+                f"job {worst.job} uses {mib_text(outgrown[worst])} on GPU {card.gpu.index}, more than its share of "
+                f"{mib_text(int(_promised(worst, capacity)))}",
             )
         elif card.overcommit:
             card.why_overcommit = Verdict("foreign", _in_use(card.gpu.index, foreign, foreign_processes))
@@ -476,7 +476,7 @@ class Admission:
         if card.freed_at is not None:
             if card.read_at <= card.freed_at:
                 return Verdict(
-                    "releasing", f"GPU {index} was just freed by a job; it is read before it gets another job"
+                    "releasing", f"GPU {index} was just freed by a job; no job starts on it before its next reading"
                 )
             grown = card.foreign_mib - card.before_mib
             if self._releasing(card, reading):
@@ -492,10 +492,11 @@ class Admission:
         if card.blocked and card.below:
             return Verdict(
                 "foreign",
-                f"GPU {index} was just in use by foreign processes; it gets jobs again when further readings show it free",
+                f"GPU {index} was just in use by foreign processes; it gets jobs again when further readings show "
+                "that it is free",
             )
         if card.blocked or card.above:
-            again = "" if card.blocked else "; it is read again shortly"
+            again = "" if card.blocked else "; the next reading follows shortly"
             if card.foreign_mib >= _below(self.thresholds.memory) * reading.memory_total_mib:
                 return Verdict("foreign", _in_use(index, card.foreign_mib, card.foreign_processes) + again)
             busy = f"{100 * (reading.load or 0):.0f} % busy"
@@ -564,19 +565,21 @@ class Admission:
             limit = f"{100 * self.thresholds.tolerance:g} %"
             return Verdict(
                 card.whole.code,
-                f"{card.whole.sentence}; a job that needs a whole GPU waits while this is above {limit} of its memory",
+                f"{card.whole.sentence}; a job that needs a whole GPU waits while that is more than {limit} of the "
+                "GPU's memory",
             )
         if parts + card.overcommit > free:
             return Verdict(
-                card.why_overcommit.code, f"{card.why_overcommit.sentence}; the rest is less than the share of this job"
+                card.why_overcommit.code,
+                f"{card.why_overcommit.sentence}; the rest of the GPU is less than the share of this job",
             )
         if not self.has_room(index, parts, vram_mib):
             if self.thresholds.by_memory:
                 code = "no-room" if self.tenants(index) else "foreign"  # without jobs, foreign processes use the memory
                 left = f"GPU {index} has {mib_text(self.free_mib(index))} that are neither in use nor booked"
-                return Verdict(code, f"{left}, and the job needs {mib_text(vram_mib)}" if vram_mib else left)
+                return Verdict(code, f"{left}, but the job needs {mib_text(vram_mib)}" if vram_mib else left)
             return Verdict(
-                "no-room", f"GPU {index} has too little memory left beside the memory that its jobs have booked or use"
+                "no-room", f"GPU {index} has too little memory that is neither in use nor booked by its jobs"
             )
         return NOTHING_FORBIDDEN
 

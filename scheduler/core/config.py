@@ -244,7 +244,9 @@ class Config:
         reload=True, section="when a GPU gets no new job",
     )
     load_threshold: float = _option(
-        0.8, _share, "a GPU gets no new job while foreign processes keep it this busy (two readings in a row; three readings below end it)",
+        0.8, _share,
+        "a GPU gets no new job while foreign processes keep it this busy; "
+        "this begins with two such readings in a row, and ends with three lower readings in a row",
         "SHARE", reload=True,
     )
     whole_gpu_tolerance: float = _option(
@@ -282,7 +284,9 @@ class Config:
         False, _flag, "run each job in a GNU screen session of its own (gpujob screens lists them)", "", section="how jobs run"
     )
     cuda_ids: str = _option(
-        "physical", _one_of(*CUDA_MODES), "ids in --cuda and CUDA_VISIBLE_DEVICES: physical, local, unset, auto, or none (no --cuda is added)", "MODE",
+        "physical", _one_of(*CUDA_MODES),
+        "which GPU ids jobs get in --cuda and CUDA_VISIBLE_DEVICES: physical, local, unset, auto, or none "
+        "(no --cuda is added)", "MODE",
         reload=True,
     )
     python: str = _option(
@@ -290,11 +294,13 @@ class Config:
     )
     conda_mode: str = _option(
         "auto", _one_of(*CONDA_MODES),
-        "how a job enters its conda environment: direct (its python, with the variables set), activate (its activation scripts are sourced first), "
-        "run (conda run); auto: activate if it has activation scripts, else direct", "MODE", reload=True,
+        "how a job enters its conda environment: direct (the python of the environment, with the variables set), "
+        "activate (the activation scripts of the environment are sourced first), run (conda run); "
+        "auto: activate if the environment has activation scripts, else direct", "MODE", reload=True,
     )
     activation_limit: float = _option(
-        60.0, _seconds, "time limit for the activation of a conda environment; after it the job fails", "S", reload=True
+        60.0, _seconds, "a job fails if the activation of its conda environment takes longer than this", "S",
+        reload=True
     )
 
     order: str = _option(

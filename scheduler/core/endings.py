@@ -83,7 +83,7 @@ def after_no_start(job: Job, why: str, lasting: bool, rules: Rules) -> Meaning:
         return CANCELLED
     if lasting or job.start_failures + 1 >= rules.starts:
         return Meaning(Move.FAILED, Outcome.COULD_NOT_START)
-    why = f"start failed: {why}; next is try {job.start_failures + 2} of {rules.starts}"
+    why = f"start failed: {why}; the next try is number {job.start_failures + 2} of {rules.starts}"
     return Meaning(Move.RETRY_SCHEDULED, Outcome.COULD_NOT_START, RETRY_COULD_NOT_START, why)
 
 

@@ -38,7 +38,7 @@ _SIGNS = (
     (
         "import",
         re.compile(r"ModuleNotFoundError: No module named"),
-        "a module is missing: is it the right conda_env? (gpujob show names the interpreter; without conda_env it is the scheduler's own python)",
+        "a module is missing: does the job need another conda_env? (gpujob show names the interpreter that ran it)",
     ),
 )
 FAILURE_KINDS = tuple(kind for kind, _, _ in _SIGNS)

@@ -275,24 +275,24 @@ class Event:
 # Codes of the reasons to wait, each with its meaning (the table in docs/gpus.md).
 REASON_CODES = {
     "new": "the scheduler has not considered it yet",
-    "no-room": "no allowed GPU has enough free",
+    "no-room": "no allowed GPU has enough free capacity",
     "no-wide-room": "too few whole GPUs are free at the same time",
     "behind": "jobs with the same request are before it in the queue, and wait too",
-    "allowed-busy": "a GPU that it is not allowed to use has room; the allowed ones have not",
+    "allowed-busy": "only GPUs that it is not allowed to use have room",
     "paused": "a GPU that it needs, or the whole queue, is paused",
     "missing": "its script, environment or working folder does not exist yet",
-    "backoff": "its last attempt failed; the next one starts after a pause",
+    "backoff": "its last attempt failed; the next attempt starts after a pause",
     "depends": "a job that it depends on (`after`, `after_ok`) has not ended",
-    "hold-user": "a user holds it: `gpujob release`",
-    "never": "no state of this machine can hold it; the machine has changed since it was accepted",
+    "hold-user": "a user holds it; to release it: `gpujob release`",
+    "never": "this machine, as it is now, can never run it; the machine has changed since the job was accepted",
     "claimed": "a running job named this GPU (`on=`), so nothing else starts there",
     "reserved": "the free GPUs are reserved for a job that was overtaken `max_overtakes` times",
     "stale": "there is no recent reading of the GPU",
     "gone": "the driver no longer lists the GPU",
-    "unhealthy": "MIG mode, memory errors, or unreadable memory use",
-    "foreign": "processes of other users use too much of the GPU",
+    "unhealthy": "the GPU has MIG mode on or memory errors, or its memory use cannot be read",
+    "foreign": "processes that belong to no job on this GPU use too much of it",
     "over-share": "a job on the GPU uses more memory than its share",
-    "releasing": "memory of a job that just ended has not come back yet",
+    "releasing": "memory of a job that just ended is not released yet",
 }
 
 

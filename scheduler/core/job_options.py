@@ -206,13 +206,14 @@ JOB_OPTIONS: dict[str, JobOption] = {
             name="after_ok", metavar="IDS", kind=JOBS, field="after_ok", read=job_ids, edit=True, completion="job_list",
             key="after_ok", example="12",
             help="Start when these jobs have succeeded.",
-            meaning="start when job 12 has succeeded; skipped if it fails",
+            meaning="start when job 12 has succeeded; if it does not succeed, this job is skipped",
             form=FormField("After success of", "ids; skipped if one of them fails"),
         ),
         JobOption(
             name="vram", metavar="SIZE", field="vram_mib", read=mib_of, edit=True, key="vram", example="18G",
             help="GPU memory that it needs on each GPU: 18G.",
-            meaning="memory it needs on each GPU (counted where the GPU's size is known); without `gpus=` and a known model it shares a GPU by it",
+            meaning="memory it needs on each GPU (counted where the GPU's size is known); without `gpus=` and without "
+            "a known model, its share of a GPU is computed from this memory",
             form=FormField("GPU memory", "needed on each GPU: 18G", "any"),
         ),
         JobOption(
@@ -229,7 +230,7 @@ JOB_OPTIONS: dict[str, JobOption] = {
         ),
         JobOption(
             name="cwd", metavar="PATH", kind=PATH, field="cwd", edit=True, key="cwd", example="/data/x",
-            help="Working folder; default: the submitter's, over HTTP that of the jobs file.",
+            help="Working folder; default: the submitter's current folder; over HTTP: the folder of the jobs file.",
             meaning="working folder; default: the one in which the scheduler was started",
             form=FormField("Folder", "", ""),
         ),
@@ -245,15 +246,16 @@ JOB_OPTIONS: dict[str, JobOption] = {
         JobOption(
             name="cuda", metavar="MODE", field="cuda", read=_one_of(CUDA_MODES), edit=True, completion="cuda_mode",
             key="cuda", example="local",
-            help="Ids in --cuda, instead of the setting cuda_ids: physical, local, unset, auto, or none (no --cuda is added).",
-            meaning="`cuda_ids` mode of this job",
+            help="Overrides the setting cuda_ids: physical, local, unset, auto, or none (no --cuda is added).",
+            meaning="overrides the setting `cuda_ids` for this job",
         ),
         JobOption(
             name="launch", metavar="HOW", field="launch", read=_one_of(LAUNCHERS), edit=True, completion="launcher",
             key="launch", example="torchrun",
-            help="The command is a Python script: python or torchrun runs it.",
-            meaning="run the `.py` script as `python -m torch.distributed.run --standalone --nproc_per_node=N SCRIPT ARGS`, N = its GPUs "
-            "(1 without any), with the environment's python; an existing `--cuda` is replaced, none is added. Default: `python`",
+            help="Launcher of the command, which must be a Python script: python or torchrun.",
+            meaning="run the `.py` script as `python -m torch.distributed.run --standalone --nproc_per_node=N SCRIPT "
+            "ARGS`, with the environment's python (N: number of its GPUs, 1 if it has none); a `--cuda` in ARGS gets "
+            "the ids of these GPUs, but no `--cuda` is added. Default: `python`",
         ),
         JobOption(name="cpu", kind=BOOLEAN, sets=("gpus", "0"), help="Needs no GPU."),
         JobOption(
@@ -293,20 +295,21 @@ JOB_OPTIONS: dict[str, JobOption] = {
         JobOption(
             name="log_name", metavar="NAME", field="log_name", read=_log_name, key="log_name", example="run.log",
             help="Name of its log.",
-            meaning="its log is `run.log`; of later attempts `run_a2.log`, and `run_2.log` where a file of that name is there already; "
-            "`keep_logs` never removes it",
+            meaning="its log is `run.log`, or `run_2.log` if `run.log` exists already; the log of the second attempt "
+            "is `run_a2.log`; `keep_logs` never removes these logs",
         ),
         JobOption(
             name="on_finish", metavar="PROGRAM", field="on_finish", read=_one_line, key="on_finish", example="notify.sh",
-            help="Program called at its end with id, error level, log, command.",
-            meaning="a program called at its end (of its PATH, or a path: `./notify.sh`), in its folder and environment, with id, error level "
-            "(exit code, or -1), log (empty if none) and command; what it prints goes to `.gpujob/on_finish.log`. Once, after the last "
-            "attempt; not for a job that never began",
+            help="Program to call at the end of the job, with id, error level, log and command.",
+            meaning="a program to call at the end of the job (a name in the job's PATH, or a path: `./notify.sh`). It "
+            "runs in the job's folder and environment; its arguments are id, error level (exit code, or -1), log (or "
+            "nothing) and command; its output goes to `.gpujob/on_finish.log`. It is called once, after the last "
+            "attempt, but not for a job that never began",
         ),
         JobOption(
             name="mail", metavar="WHO", field="mail_to", read=_one_line, key="mail", example="me@example.org",
-            help="Send its output there at its end.",
-            meaning="send its output there at its end (by `sendmail`)",
+            help="Mail its output to this address at the end of the job.",
+            meaning="mail its output to this address at the end of the job (with `sendmail`)",
         ),
         JobOption(
             name="info", metavar="TEXT", field="info", key="info", example='"commit 1a2b3c"',
@@ -401,7 +404,7 @@ def allowed_gpus(values: Mapping[str, Any]) -> tuple[int, ...] | None:
         raise Refused("on= and gpus= exclude each other", do="leave one of them out")
     if allowed not in (None, on):
         raise Refused(
-            f"on= names GPU {gpu_ids_text(on)}, but GPU {gpu_ids_text(allowed or ())} is allowed",
+            f"on= names GPU {gpu_ids_text(on)}, but the list of allowed GPUs names GPU {gpu_ids_text(allowed or ())}",
             do="leave one of them out",
         )
     return on

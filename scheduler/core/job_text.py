@@ -33,7 +33,7 @@ def sentence(event: Event, job: Job) -> tuple[str, int]:
         session = f"; gpujob attach {job.id}, or screen -r {job.session_name}" if job.session else ""
         return f"{name} runs on {gpus}, pid {detail['pid']}{attempt}{session}", INFO
     if event.kind == "gpu_gone":
-        return f"{name} runs on GPU {detail['gpu']}, which is gone; the job is not ended", WARNING
+        return f"{name} runs on GPU {detail['gpu']}, which is gone; gpujob does not end the job", WARNING
     if event.kind == "stray":
         used = f" ({mib_text(detail['memory'] >> 20)})" if detail.get("memory") else ""
         return (

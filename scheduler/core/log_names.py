@@ -20,7 +20,7 @@ def check_log_name(name: str) -> None:
         or not 0 < length <= LONGEST_NAME
     ):
         raise UsageError(
-            f"cannot use this log name: it must have 1 to {LONGEST_NAME} bytes, without / and control characters",
+            f"cannot use this log name: it must have 1 to {LONGEST_NAME} bytes, and neither / nor control characters",
             do="write a plain file name",
         )
 

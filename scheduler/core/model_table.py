@@ -146,7 +146,7 @@ def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tup
                 also = f" (did you mean {near}?)" if near else ""
                 missing = "is not in the model table" if table.models else "is unknown, because there is no model table"
                 which = "the share computed from its vram" if spec.vram_mib else "the default"
-                notes.append(f"model {model} {missing}{also}; the job needs {which}, {text}")
+                notes.append(f"model {model} {missing}{also}; the job requests {which}, {text}")
     rounded = rounding_note(text)
     if rounded:
         notes.append(rounded)

@@ -299,7 +299,7 @@ class Fleet:
         if need.count > fitting and not need.by_name:
             asked = need.in_words()
             if kind.allowed is not None:
-                return f"needs {asked}, but only {gpu_ids_text(kind.allowed)} are allowed"
+                return f"needs {asked}, but only GPU {gpu_ids_text(kind.allowed)} is allowed"
             return f"needs {asked}, but {f'no server here has more than {fitting}' if fitting else 'no GPU is managed'}"
         if kind.vram_mib:
             large = mask_of(i for i, g in self.gpus.items() if g.memory_mib is None or g.memory_mib >= kind.vram_mib)
@@ -338,17 +338,18 @@ class Fleet:
         if kind.allowed is not None:
             elsewhere = self.find(PlacementClass(need, None, kind.vram_mib))
             if elsewhere is not None:
-                s = "s" * (len(elsewhere) > 1)
                 return Reason(
                     "allowed-busy",
-                    f"would fit on GPU{s} {gpu_ids_text(elsewhere)}, but only {gpu_ids_text(kind.allowed)} "
-                    f"{'is' if len(kind.allowed) == 1 else 'are'} allowed",
+                    f"would fit on GPU {gpu_ids_text(elsewhere)}, but only GPU {gpu_ids_text(kind.allowed)} is allowed",
                 )
         paused = allowed & self.paused_mask
-        tail = f"; GPU {gpu_ids_text(ids_of(paused))} paused" if paused else ""
+        tail = f"; paused: GPU {gpu_ids_text(ids_of(paused))}" if paused else ""
         if need.count == 1:
             most = max(ids_of(usable), key=lambda i: (self.free[i], -i))
-            text = f"needs {need.in_words()}; the most free on an allowed GPU is {decimal_text(self.free[most])} (GPU {most})"
+            text = (
+                f"needs {need.in_words()}; the largest free share of an allowed GPU is "
+                f"{decimal_text(self.free[most])} (GPU {most})"
+            )
             if self.free[most] >= need.parts and not kind.vram_mib:
                 return Reason("no-room", f"fits on GPU {most}; it starts shortly")
             if self.free[most] >= need.parts:

@@ -32,7 +32,7 @@ from scheduler.system.safe_open import plain
 
 LARGEST_SAID = 1 << 20  # bytes of `.gpujob/on_finish.log`, the actions' output; a larger file is emptied
 MARKS = ("GPUJOB_ID", "GPUJOB_ATTEMPT")  # not passed on: they may be from a job that submitted this job
-KILLED = "the scheduler was killed while it ran on_finish or mail at the end of the job: whether they ran is not known"
+KILLED = "the scheduler was killed while it ran on_finish or mail at the end of the job: it is unknown whether they ran"
 SENDMAIL = ("/usr/sbin", "/usr/lib", "/usr/bin")
 
 
@@ -144,7 +144,7 @@ class CompletionHooks:
         path = program if "/" in program else program_in(environ.get("PATH") or os.defpath, program)
         if not path:
             beside = os.path.join(job.spec.cwd, program)
-            do = f"; write ./{program} for the one in the job's folder" if os.path.isfile(beside) else ""
+            do = f"; for the program in the job's folder, write ./{program}" if os.path.isfile(beside) else ""
             self._warn(job, f"on_finish: program {program!r} not found in PATH{do}")
             return
         words = [program, str(job.id), str(job.error_level), job.log, command_text(job)]

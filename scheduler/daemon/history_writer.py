@@ -149,7 +149,8 @@ class HistoryWriter:
         try:
             self._write_all()
         except Exception as error:  # noqa: BLE001  logged by the loop; the thread itself cannot log
-            self._told.append((f"no history is kept any more, a defect of gpujob, please report it: {error!r}", 30))
+            text = f"no history is kept any more: internal error of gpujob, please report it: {error!r}"
+            self._told.append((text, 30))
 
     def _write_all(self) -> None:
         file = HistoryFile(self.path)

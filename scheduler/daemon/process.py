@@ -153,7 +153,7 @@ class DaemonProcess:
                 self._check_early()
                 if config.min_free_mem_mb and managed.gpus and managed.probe is None:
                     managed.notes.append(
-                        "the memory of GPUs that are not read is not known (min_free_mem_mb): each of these GPUs runs one job at a time"
+                        "min_free_mem_mb cannot be checked, because GPUs are not read: each GPU runs one job at a time"
                     )
                 with db.writing() as connection:
                     managed.notes += follow_moved(connection, moved_gpus(stored, managed.shown))

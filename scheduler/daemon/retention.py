@@ -101,7 +101,7 @@ class Retention:
         if done:
             self.say(f"removed {' and '.join(done)}", 20)
         if trouble and trouble != self._trouble:
-            self.say(f"old jobs and logs were not removed: {trouble}; tried again within the hour", 30)
+            self.say(f"old jobs and logs were not removed: {trouble}; gpujob tries again within the hour", 30)
         self._trouble = trouble
 
     def _round(self, config: Config) -> Iterator[None]:

@@ -73,7 +73,10 @@ def judge(seen: FolderSeen, who: DoctorUser) -> Finding:
     if not system.modes:
         return bad(f"{system.name} stores no owners and modes: everybody can read and change the files", seen.move)
     if system.shared:
-        wrong = f"{system.name} may be shared with other machines: there no command of this scheduler works, and changes of files are polled for"
+        wrong = (
+            f"{system.name} may be shared with other machines: commands for this scheduler do not work there, "
+            "and changes of files are noticed only by polling"
+        )
         return bad(wrong, seen.move, Mark.WARN)
     if system.memory:
         return bad(f"a restart of the machine deletes the files on {system.name}", seen.move, Mark.WARN)

@@ -48,7 +48,7 @@ def judge_driver(seen: DriverSeen, who: DoctorUser) -> Finding:
     if seen.unread:
         return good("NVML", "not read (gpu_interval: 0): the scheduler allocates GPUs without readings")
     if seen.late_s:
-        wrong = "the driver hangs, or takes long to start (nvidia-persistenced keeps it running); if it hangs, only a restart helps"
+        wrong = "the driver hangs (only a reboot helps) or is slow to start (nvidia-persistenced keeps it loaded)"
         return Finding("NVML", Mark.BAD, f"no answer within {seen.late_s:g} s", wrong, who.root("reboot"))
     if seen.way == "nvml":
         if seen.gpus:
@@ -111,9 +111,7 @@ def judge_gpus(readings: Sequence[GpuSnapshot], dead: Set[int] | None, who: Doct
         ids = gpu_ids_text(reading.ordinal for reading in fine)
         out.insert(
             0,
-            good(
-                "GPU", f"{ids}: {names}, no memory without an owner" if names else f"{ids}: no memory without an owner"
-            ),
+            good("GPU", f"{ids}: {f'{names}, ' if names else ''}no memory of ended processes"),
         )
     return out
 
@@ -164,7 +162,7 @@ def ghost(reading: GpuSnapshot, dead: Set[int] | None, check: str, reset: str) -
     if dead is None:
         why = "processes outside of this container are not shown"
         return not_determined(check, f"which processes use {mib_text(rest)} of its memory ({told})", why)
-    return Finding(check, Mark.BAD, told, f"no process owns {mib_text(rest)} of it", reset)
+    return Finding(check, Mark.BAD, told, f"no process owns {mib_text(rest)} of this memory", reset)
 
 
 def dead(pids: Set[int]) -> set[int] | None:

@@ -66,7 +66,9 @@ def judge(seen: LoginSeen, who: DoctorUser) -> Finding:
     if seen.place is Place.MANAGER:
         if seen.lingers is None:
             return not_determined(
-                "logout", f"whether lingering is enabled for {who.name}", f"without it {what} ends with the last login"
+                "logout",
+                f"whether lingering is enabled for {who.name}",
+                f"without lingering, {what} ends with the last login",
             )
         if seen.lingers:
             return good("logout", f"{what} belongs to your own systemd, and lingering is enabled")
@@ -103,7 +105,7 @@ def _of_service(seen: LoginSeen, who: DoctorUser, what: str) -> Finding | None:
     unit = seen.unit
     if not seen.kill_mode:
         return not_determined(
-            "logout", f"the KillMode of {unit}", f"unless it is process, a stop of {unit} ends all jobs"
+            "logout", f"the KillMode of {unit}", f"unless KillMode=process is set, a stop of {unit} ends all jobs"
         )
     if seen.kill_mode in ("process", "none"):
         return None

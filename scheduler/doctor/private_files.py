@@ -50,7 +50,7 @@ def judge(seen: FilesSeen, who: DoctorUser) -> list[Finding]:
     if seen.link:
         link = word(seen.link)
         mend = f'd="$(readlink -f {link})" && rm {link} && mv "$d" {link} && {seen.recover}'
-        found.append(Finding("files", Mark.BAD, seen.link, "the state folder is a link, which start refuses", mend))
+        found.append(Finding("files", Mark.BAD, seen.link, "the state folder is a link: no scheduler starts", mend))
     if seen.no_folder:
         place = word(seen.no_folder)
         found.append(

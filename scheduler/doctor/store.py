@@ -79,7 +79,8 @@ def judge_scheduler(seen: SchedulerSeen) -> list[Finding]:
         found.append(good("scheduler", f"runs, pid {seen.pid}" if seen.pid else "runs"))
     elif seen.running:
         wrong = (
-            f"{jobs} according to the store, without a scheduler: time limits, waiting jobs and GPUs wait for a start"
+            f"{jobs} according to the store, but no scheduler runs: until the next start, time limits have no effect, "
+            "waiting jobs do not start, and freed GPUs stay unused"
         )
         found.append(Finding("scheduler", Mark.WARN, "none runs", wrong, seen.start))
     else:
@@ -88,7 +89,7 @@ def judge_scheduler(seen: SchedulerSeen) -> list[Finding]:
         told = f"other schedulers with the same GPUs: {'; '.join(seen.others[:3])}{'; …' * (len(seen.others) > 3)}"
         wrong = "schedulers do not see the bookings of other schedulers: give each its own GPUs (--gpu-ids)"
         if not seen.free:
-            wrong += "; no GPU is known to be free of other schedulers, so end one of them or take GPUs from it"
+            wrong += "; other schedulers manage all GPUs known here, so end one of them or give it fewer GPUs"
         first = f"{kill} {seen.pid} && sleep 6 && " if seen.alive else ""
         mend = f"{first}{seen.apart} --gpu-ids {seen.free}" if seen.free and seen.apart else ""
         found.append(Finding("scheduler", Mark.WARN, told, wrong, mend))

@@ -156,8 +156,8 @@ def _numbered(first: Readings, stored: Sequence[Gpu], notes: list[str]) -> dict[
             numbered[free] = replace(gpu, index=free)
     lost = gpu_ids_text(gpu.index for gpu in vanished)
     notes.append(
-        f"GPU {lost} of the last start ({', '.join(gpu.uuid for gpu in vanished)}) is no longer shown by the driver; the "
-        "other GPUs keep their numbers"
+        f"the driver no longer shows GPU {lost} ({', '.join(gpu.uuid for gpu in vanished)}), which it showed at the "
+        "last start; the other GPUs keep their numbers"
     )
     return numbered
 

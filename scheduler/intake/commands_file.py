@@ -17,7 +17,7 @@ def parse(line: str, line_context: LineContext, origin: str = "") -> Parsed | No
         return None
     if len(os.fsencode(text)) > LONGEST_WORD:
         raise UsageError(
-            f"the command is too long: {len(text)} characters", do=f"a command may have {LONGEST_WORD} bytes"
+            f"the command is too long: {len(text)} characters", do=f"a command may have at most {LONGEST_WORD} bytes"
         )
     if "\0" in text:
         raise UsageError("the command holds a NUL byte", do="remove it")

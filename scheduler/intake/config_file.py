@@ -36,7 +36,7 @@ def read_entries(path: str, trust_group: bool = False) -> tuple[dict[str, Entry]
         data, places = _private(path, trust_group), places_of(path)
     except FileNotFoundError:
         how = "the target of this link does not exist" if os.path.islink(path) else "no such config file"
-        raise UsageError(how, where=path, do="name another with --config") from None
+        raise UsageError(how, where=path, do="name another file with --config") from None
     except OSError as error:
         raise cannot_be_read(error, path) from None
     try:

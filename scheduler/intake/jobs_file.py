@@ -58,7 +58,7 @@ def parse(line: str, line_context: LineContext, origin: str = "") -> Parsed | No
         return None
     if len(text) > LONGEST_LINE:
         raise UsageError(
-            f"the line is too long: {len(text)} characters", do=f"a line may have {LONGEST_LINE} characters"
+            f"the line is too long: {len(text)} characters", do=f"a line may have at most {LONGEST_LINE} characters"
         )
     if "\0" in text:
         raise UsageError("the line holds a NUL byte", do="remove it")
@@ -85,22 +85,27 @@ def parse(line: str, line_context: LineContext, origin: str = "") -> Parsed | No
         if error.code == BACKWARDS:
             raise  # a GPU list with a mistake such as 3-1, not arguments with a comma
         quoted = _quoted_spelling(fields, rest)
-        right = f"write 2, 0,2 or 0-3; or, if it belongs to the arguments, quote them: {quoted}"
+        right = f"write a GPU list such as 0,2 or 0-3; or, if this belongs to the arguments, quote them: {quoted}"
         if len(quoted) > LONGEST_SHOWN:  # a shortened spelling would be wrong
-            right = "write 2, 0,2 or 0-3; or, if it belongs to the arguments, put double quotes around all of them"
+            right = (
+                "write a GPU list such as 0,2 or 0-3; or, if this belongs to the arguments, put double quotes around "
+                "all arguments"
+            )
         raise UsageError(f"the fifth field is wrong: {error.what}", do=right) from None
     if rest is not None and _BARE_LIST.fullmatch(rest.text) and re.search(r"(^|\s)\d+$", arguments_field.text):
         if not arguments_field.quoted:
             notes.append(
-                f"the line is read as arguments ending in {arguments_field.text.split()[-1]} and allowed GPUs "
-                f"{gpu_ids_text(allowed or ())}; quote the arguments if the list belongs to them"
+                f"{rest.text} is read as the list of allowed GPUs, and the arguments end with "
+                f"{arguments_field.text.split()[-1]}; if {rest.text} is part of the arguments, put the arguments in "
+                "quotes"
             )
     try:
         _check_managed(allowed, line_context.managed)
     except Refused as error:
         if notes and rest is not None:  # more likely an argument with commas than a list of missing GPUs
             raise Refused(
-                error.what, do=f"{error.do}; or, if it is an argument: {_quoted_spelling(fields, rest)}"
+                error.what,
+                do=f"{error.do}; or, if this is part of the arguments, write: {_quoted_spelling(fields, rest)}",
             ) from None
         raise
     words = _words(arguments_field.text)
@@ -256,7 +261,9 @@ def _script(text: str, line_context: LineContext) -> str:
     if not text:
         raise UsageError("the script is missing", do=f"write {FORMAT}")
     if text.startswith("-"):
-        raise UsageError(f"the script {text!r} looks like an option", do=f"write ./{text} if that is its name")
+        raise UsageError(
+            f"the script {text!r} looks like an option", do=f"if a script really is named {text}, write ./{text}"
+        )
     return _path(text, line_context)
 
 
@@ -268,7 +275,9 @@ def _path(text: str, line_context: LineContext) -> str:
 
 def _environment_name(text: str, line_context: LineContext) -> str:
     if text.startswith("-") or any(char in text for char in "\n\r"):
-        raise UsageError(f"{text!r} cannot be the name of an environment", do="write its name or its folder")
+        raise UsageError(
+            f"{text!r} cannot be the name of an environment", do="write the name or the folder of an environment"
+        )
     return _path(text, line_context) if "/" in text else text
 
 
@@ -330,7 +339,7 @@ def _check_width(spec: JobSpec) -> None:
         need = ResourceRequest.parse(spec.gpus)
         if need.count > len(spec.allowed):
             raise Refused(
-                f"needs {need.in_words()}, but only {gpu_ids_text(spec.allowed)} are allowed",
+                f"needs {need.in_words()}, but only GPU {gpu_ids_text(spec.allowed)} is allowed",
                 do="allow more GPUs, or request less",
             )
 
@@ -341,7 +350,7 @@ def write_line(
     """Return a line (without newline) that `parse` reads as these values. Raises UsageError."""
     for name, text in (("script", script), ("environment", conda), ("arguments", arguments), ("GPU list", gpus)):
         if "\n" in text or "\r" in text or "\0" in text:
-            raise UsageError(f"the {name} holds a line break or NUL byte", do="a job is one line")
+            raise UsageError(f"the {name} holds a line break or NUL byte", do="write each job as one line")
     if not script.strip():
         raise UsageError("the script is missing", do=f"write {FORMAT}")
     fields = [str(priority), quoted(script), quoted(conda), quoted(arguments), gpus.strip()]

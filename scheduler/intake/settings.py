@@ -126,7 +126,7 @@ class _Gathering:
         self.values["jobs_file"], self.origin["jobs_file"] = "", "not used by gpujob run, which reads a commands file"
         for key, value in DISPATCHER.items():
             if not self.level[key]:
-                self.values[key], self.origin[key] = value, f"{DEFAULT} of run"
+                self.values[key], self.origin[key] = value, f"{DEFAULT} of gpujob run"
 
     def settle_gpus(self) -> None:
         """If `gpus` and `gpu_ids` contradict each other, drop the value from the weaker source.
@@ -268,7 +268,7 @@ def find_config(environ: Mapping[str, str], named: str | None, folder: str) -> s
     if named or variable:
         path = _absolute(named or variable or "", folder)
         if not os.path.lexists(path):
-            do = "name another with --config" if named else "correct or unset GPUJOB_CONFIG"
+            do = "name another file with --config" if named else "correct or unset GPUJOB_CONFIG"
             raise UsageError("no such config file", where=path, do=do)
         return path
     home = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".config")

@@ -74,7 +74,8 @@ def other_writers(status: os.stat_result, path: str, trust_group: bool = False, 
     """
     me, owner = os.getuid(), status.st_uid
     if owner not in (me, 0):
-        return Exposure(OWNER, f"it belongs to user {owner}", path, owner, f"chown it to yourself: {word(path)}")
+        do = f"make yourself its owner (chown): {word(path)}"
+        return Exposure(OWNER, f"it belongs to user {owner}", path, owner, do)
     sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     if status.st_mode & stat.S_IWOTH and not sticky:
         return Exposure(WRITERS, "all users may write to it", path, owner, f"chmod o-w {word(path)}")

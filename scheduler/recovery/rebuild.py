@@ -69,7 +69,7 @@ def recover(places: Places, config: Config, home: str, environ_home: str, *, dry
     if daemon_alive(places):
         pid = holder(places).get("pid", "unknown")
         raise SchedulerError(
-            f"cannot rebuild the store: a scheduler is running with it (pid {pid})",
+            f"cannot rebuild the store: a scheduler is using it (pid {pid})",
             where=places.state_file,
             do=f"end it first (running jobs continue): kill {pid}",
         )
@@ -327,7 +327,7 @@ def _say_jobs(out: Rebuilt, left: Salvaged, report: Report) -> None:
     if out.from_records:
         say(f"restored from attempt records: job {gpu_ids_text(sorted(out.from_records))}")
     if out.lost:
-        say(f"lost (failed, it is not known how they ended): job {gpu_ids_text(sorted(out.lost))}")
+        say(f"lost (counted as failed, because their end is not known): job {gpu_ids_text(sorted(out.lost))}")
     if out.gone:
         say(f"no trace found of: job {gpu_ids_text(out.gone)}")
     if out.unreadable:
@@ -338,4 +338,4 @@ def _say_jobs(out: Rebuilt, left: Salvaged, report: Report) -> None:
         )
     for problem in sorted(set(left.trouble.values())):
         names = [HEAD.get(name, name) for name, what in sorted(left.trouble.items()) if what == problem]
-        say(f"not completely readable: {', '.join(names)} ({problem})")
+        say(f"parts of the store that are not completely readable: {', '.join(names)} ({problem})")

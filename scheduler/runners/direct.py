@@ -445,7 +445,10 @@ class DirectRunner(LocalRunner):
         found = seen(self._supervisor)
         if found is None or found.state not in "Tt":
             return ""
-        return f"no job can start and no ending is noticed: the supervisor is stopped; continue it with: kill -CONT {self._supervisor}"
+        return (
+            "no job can start, and the end of a job is not noticed: the supervisor is stopped; continue it with: "
+            f"kill -CONT {self._supervisor}"
+        )
 
     def close(self) -> None:
         """Close all descriptors; the jobs continue, and the supervisor ends after its last job."""

@@ -224,7 +224,8 @@ class Shim:
             os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG)  # consume the stop: waitid would repeat it
             if found.si_code == os.CLD_STOPPED and found.si_status in KEYBOARD_STOPS:
                 self.say(
-                    "gpujob: the job was stopped from the keyboard and is continued: a stopped job would keep its GPU unused"
+                    "gpujob: the job was stopped from the keyboard and is continued: "
+                    "a stopped job would hold its GPU without using it"
                 )
                 os.killpg(pid, signal.SIGCONT)
         exited = found.si_code == os.CLD_EXITED
@@ -236,7 +237,7 @@ class Shim:
             how = "exit" if exited else "signal"
         fd = supervisor.open_own(self.launch["record"], text)
         if fd < 0:
-            self.say("gpujob: cannot record the ending: the attempt record was removed")
+            self.say("gpujob: cannot record how the job ended: the attempt record was removed")
         else:
             self.write_end(fd, how, code)
             os.close(fd)
@@ -249,7 +250,7 @@ class Shim:
             os.pwrite(fd, supervisor.end_bytes(how, code), END_AT)
             os.fdatasync(fd)
         except OSError as error:
-            self.say(f"gpujob: cannot record the ending: {error.strerror}")
+            self.say(f"gpujob: cannot record how the job ended: {error.strerror}")
 
     def say(self, text):
         """Print a line on the terminal, and thereby into the job's log."""

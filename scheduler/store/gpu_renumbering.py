@@ -37,5 +37,5 @@ def follow_moved(connection: sqlite3.Connection, moved: Mapping[int, int]) -> li
         rows.save_holdings(connection, [replace(holding, gpus=new(holding.gpus))], [], boot)
     which = ", ".join(f"GPU {old} is now GPU {number}" for old, number in sorted(moved.items()))
     jobs = f"; the GPU lists of {len(changed)} jobs were changed accordingly" if changed else ""
-    return [f"the driver renumbered the GPUs: {which}; pauses follow the card (paused now: "
+    return [f"the driver renumbered the GPUs: {which}; paused GPUs stay paused under their new numbers (paused now: "
             f"{gpu_ids_text(rows.paused_gpus(connection)) or 'none'}){jobs}"]  # fmt: skip

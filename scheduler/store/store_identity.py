@@ -88,7 +88,7 @@ def check_home(db: Database, places: Places) -> None:
         raise SchedulerError(
             f"cannot use the store: its folder was moved from {before}, and the lines of its jobs file would run again",
             where=places.state_dir,
-            do="move it back (a link to it is fine), or accept that they run again: gpujob recover",
+            do="move the folder back (a link to it is fine here), or accept that the lines run again: gpujob recover",
         )
     if not belongs(made, here):
         elsewhere = made.partition(":")[0] != here.partition(":")[0]

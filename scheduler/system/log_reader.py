@@ -98,10 +98,10 @@ class LogReader:
         if self._unpacker is None:
             return ""
         if self._unpacker.damaged:
-            return "the packed log is damaged; the part after the damage cannot be shown"
+            return "the compressed log is damaged; the part after the damage cannot be shown"
         return (
             "" if self._unpacker.has_end
-            else "the packed log is incomplete: its job still writes to it, or the program that packed it was killed"
+            else "the compressed log is incomplete: its job still writes to it, or its compression was interrupted"
         )  # fmt: skip
 
     def to_last_lines(self, most: int, step_back: int = STEP_BACK) -> bool:

@@ -214,7 +214,10 @@ class Work:
             )
         if before and not self.at.ending_signal:
             which = ", ".join(f"[{number}]" for number in before)
-            self.out.aside(f"not run, since interrupted earlier: {which} (gpujob track retry or skip)")
+            self.out.aside(
+                f"not run, because interrupted earlier: {which} (gpujob track retry runs the first of them again, "
+                "gpujob track skip skips all of them)"
+            )
         return self._code(tally.failed > 0)
 
 
@@ -313,7 +316,7 @@ def _lines(tracker: Tracker, command: Command, number: int, told: int) -> list[s
     if command.status == RUNNING:
         who = f"pid {command.job.process.pid}" if command.job.process is not None else "starting"
         if is_abandoned(command):
-            who += "; its tracker was killed, and it continues"
+            who += "; its tracker was killed, but the command continues"
         lines.append(f"{beside}{who}")
     elif command.status in (INTERRUPTED, SKIPPED) and command.job.attempt:
         if command.job.reason:
@@ -347,8 +350,8 @@ def log(tracker: Tracker, typed: Typed) -> int:
     else:
         command = max(session.commands, key=lambda one: one.job.started_at or 0.0, default=None)
     if command is None or not command.job.log:
-        which = f"command {typed.id} has" if typed.id else "no command has"
-        raise NotFound(f"{which} no log", where=f"session {session.id}", do="see gpujob track status")
+        what = f"command {typed.id} has no log" if typed.id else "no command has a log"
+        raise NotFound(what, where=f"session {session.id}", do="see gpujob track status")
     out, path = Out(), tracker.log(command)
     try:
         with LogReader(path, unpack=False, ours=True) as reader:
@@ -366,7 +369,7 @@ def remaining(tracker: Tracker, _: Typed) -> int:
     for command in found:
         print(f"{command.symbol} [{command.id}] {command.told}: {shown(command)}")
     if not found:
-        print("Nothing remains.")
+        print("No commands remain.")
     return 0
 
 

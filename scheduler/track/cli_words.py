@@ -140,7 +140,7 @@ def _command(typed: Typed, rest: list[str], options: Sequence[str]) -> None:
         later = rest[1:]
         _options(typed, later, options)
         if later:
-            do = f"put all of it into one pair of quotes, or write -- first: gpujob track {typed.verb} -- …"
+            do = f"put the whole command into one pair of quotes, or write -- first: gpujob track {typed.verb} -- …"
             raise UsageError(f"it is not clear whether {later[0][:40]!r} belongs to the command", do=do)
         del rest[1:]
     if not rest:

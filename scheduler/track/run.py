@@ -462,7 +462,7 @@ class _Run:
         except (OSError, SchedulerError) as error:
             why = f"{error.strerror} ({error.filename})" if isinstance(error, OSError) else str(error)
             what = f"cannot record the end of command {self.job.id}: {why}"
-            raise SchedulerError(what, do="see how it ended, once that works again: gpujob track status") from None
+            raise SchedulerError(what, do="remove the cause, then see how it ended: gpujob track status") from None
         if self.follower is None and not isinstance(ending, Unclaimed):
             self._follow(0)
         if self.follower is not None:

@@ -29,9 +29,9 @@ class NoSession(SchedulerError):
     """Raised if there is no session in a folder or in any folder above it."""
 
     def __init__(self, folder: str) -> None:
-        do = "begin one: gpujob track init NAME"
+        do = "begin a session: gpujob track init NAME"
         if any(name.startswith("ses_") for name in _names_in(os.path.join(folder, FOLDER))):
-            do = f"the sessions of gpu-tracker in {FOLDER} are not read; {do}"
+            do = f"the sessions that the program gpu-tracker left in {FOLDER} are not read; {do}"
         super().__init__(f"no session here ({folder}) or in a folder above", do=do)
 
 

@@ -52,7 +52,7 @@ ReasonCode = Annotated[
 Notes = Annotated[list[str], Field("Notes on the job, as sentences.")]
 Submitted = Annotated[Moment, Field("When the job was accepted (ISO 8601, UTC, milliseconds).")]
 Finished = Annotated[MaybeMoment, Field("When the job ended (ISO 8601, UTC, milliseconds); null before its end.")]
-Log = Annotated[Optional[str], Field("Absolute path of the log of the last attempt; null before the first.")]
+Log = Annotated[Optional[str], Field("Absolute path of the log of the last attempt; null before the first attempt.")]
 
 FailureDocument = TypedDict(
     "FailureDocument",
@@ -80,8 +80,8 @@ class JobDocument(TypedDict):
     exit_code: ExitCode
     signal: Signal
     priority: Annotated[int, Field("Priority; jobs with lower values start first.")]
-    command: Annotated[list[str], Field("Words of the command as run; a line of a commands file is sh, -c, TEXT.")]
-    script: Annotated[Optional[str], Field("Absolute path of the script of a jobs line; null for a command.")]
+    command: Annotated[list[str], Field("Words of the command that is run; for a commands file: sh, -c, LINE.")]
+    script: Annotated[Optional[str], Field("Absolute path of the script that the line names; null for a command.")]
     arguments: Annotated[list[str], Field("Words as written: the arguments after the script, or the whole command.")]
     conda_env: Annotated[Optional[str], Field("Environment, by name or folder; null for none.")]
     allowed_gpus: Annotated[Optional[list[Number]], Field("GPUs on which the job may run; null for any.")]
@@ -92,7 +92,7 @@ class JobDocument(TypedDict):
     interpreter: Annotated[
         Optional[str], Field("Interpreter that ran the script, with its version if known; null before the first start.")
     ]  # fmt: skip
-    attempt: Annotated[int, Field("Number of the last attempt; 0 before the first.", minimum=0)]
+    attempt: Annotated[int, Field("Number of the last attempt; 0 before the first attempt.", minimum=0)]
     label: Label
     reason: ReasonText
     reason_code: ReasonCode
@@ -100,7 +100,7 @@ class JobDocument(TypedDict):
     notes: Notes
     submitted_at: Submitted
     started_at: Annotated[
-        MaybeMoment, Field("When the last attempt began (ISO 8601, UTC, milliseconds); null before the first.")
+        MaybeMoment, Field("When the last attempt began (ISO 8601, UTC, milliseconds); null before the first attempt.")
     ]  # fmt: skip
     finished_at: Finished
     log: Log
@@ -279,7 +279,7 @@ Lost = Annotated[
     Field("Number of these attempts whose end is unknown; their run time counts until the scheduler noticed the end."),
 ]
 Tries = Annotated[Number, Field("Number of attempts that ran in the reported time.")]
-GpuSeconds = Annotated[Seconds, Field("Run time multiplied by GPUs and share of each, in seconds.")]
+GpuSeconds = Annotated[Seconds, Field("Run time multiplied by the number of GPUs and the share of each, in seconds.")]
 GpuHours = Annotated[Seconds, Field("GPU time in hours.")]
 
 
@@ -353,12 +353,13 @@ ReportDocument = TypedDict(
         "from": Annotated[Moment, Field("Start of the reported time (ISO 8601, UTC).")],
         "to": Annotated[Moment, Field("End of the reported time: now.")],
         "known_since": Annotated[
-            MaybeMoment, Field("Time since which all jobs are known; jobs that ended earlier may be deleted. Null if no job is known.")
+            MaybeMoment,
+            Field("Time since which all jobs are known; jobs that ended earlier may be forgotten. Null without jobs."),
         ],
         "jobs": Annotated[list[ReportedJob], Field("The jobs, by id.")],
         "labels": Annotated[list[SumsOfLabel], Field("Sums by label.")],
         "gpus": Annotated[list[SumsOfGpu], Field("Sums by GPU.")],
-        "total": Annotated[Sums, Field("Sums over all.")],
+        "total": Annotated[Sums, Field("Sums over all jobs.")],
     },
 )  # fmt: skip
 ReportDocument.__doc__ = "Output of gpujob report --json: waiting time, run time and GPU use of jobs, and their sums."
@@ -407,8 +408,8 @@ class GpuInStateFile(TypedDict):
 
     index: Annotated[Number, Field("Number of the GPU in this scheduler.")]
     uuid: Annotated[str, Field("UUID of the GPU, independent of its number.")]
-    state: Annotated[str, Field("State.", choices=GPU_STATES)]
-    allocated: Annotated[Share, Field("Share of it that is given out.")]
+    state: Annotated[str, Field("State of the GPU.", choices=GPU_STATES)]
+    allocated: Annotated[Share, Field("Share of the GPU that is allocated to jobs.")]
     jobs: Annotated[list[Number], Field("Jobs on the GPU.")]
     reason: Annotated[Optional[str], Field("Why the GPU gets no jobs, as a sentence; null if it may get jobs.")]
 
@@ -441,7 +442,7 @@ class StateFileDocument(TypedDict):
     updated_at: Annotated[str, Field("When the file was written (ISO 8601, UTC, seconds).", pattern=_SECOND)]
 
 
-JournalState = Annotated[str, Field("Where the job is.", choices=STATUSES)]
+JournalState = Annotated[str, Field("Status of the job.", choices=STATUSES)]
 
 
 class JournalDocument(TypedDict):
@@ -462,12 +463,13 @@ class JournalDocument(TypedDict):
     start_time: Annotated[
         MaybeMoment, Field("When the last attempt began (ISO 8601, UTC, milliseconds); null while pending.")
     ]
-    end_time: Annotated[MaybeMoment, Field("When it ended (ISO 8601, UTC, milliseconds); null while it has not.")]
-    log_file: Annotated[Optional[str], Field("Absolute path of the log of the last attempt; null before the first.")]
+    end_time: Finished
+    log_file: Log
     exit_code: Annotated[
         Optional[int],
         Field(
-            "Exit code of the command; null before the end, and if there is none: ended by a signal, never started, or unknown.",
+            "Exit code of the command; null before the end of the job, and if the job was ended by a signal, never "
+            "started, or ended in an unknown way.",
             minimum=0, maximum=255,
         ),
     ]  # fmt: skip

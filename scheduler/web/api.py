@@ -129,12 +129,14 @@ CALLS = (
     _read("/api/jobs/{id}/story", _story, "Event history and attempts of a job.", "story", _ID),
     Call(
         "GET", "/api/jobs/{id}/log", job_log.log, "Log of a job: its last lines, the part before or after a byte, or the lines that contain a text.",
-        {200: ("Text as a terminal would show it in the end; empty if there is no log yet.", None)},
+        {200: ("Text as a terminal would finally show it; empty if there is no log yet.", None)},
         (
             _ID,
             Parameter("tail", "query", _WHOLE, f"Number of last lines: {job_log.DEFAULT_LINES} by default, at most {job_log.MOST_LINES}."),
-            Parameter("from", "query", _WHOLE, "Return the log from this byte on (X-Gpujob-Log-End of the previous answer)."),
-            Parameter("before", "query", _WHOLE, "Return the last lines before this byte (X-Gpujob-Log-Start of an answer)."),
+            Parameter("from", "query", _WHOLE,
+                      "Return the log from this byte on: send the X-Gpujob-Log-End of the previous answer."),
+            Parameter("before", "query", _WHOLE,
+                      "Return the last lines before this byte: send the X-Gpujob-Log-Start of an earlier answer."),
             Parameter("find", "query", {"type": "string", "minLength": 1, "maxLength": job_log.LONGEST_WORD},
                       "Return the last lines that contain this text, with their numbers; cannot be combined with from or before."),
             Parameter("attempt", "query", {"type": "integer", "minimum": 1}, "Number of the attempt; default: the last attempt."),

@@ -338,8 +338,8 @@ def _place_of(ask: Ask, job: Job) -> str:
     if not names:
         return ""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    jobs, verb = ("job", "comes") if len(names) == 1 else ("jobs", "come")
-    return f"{jobs} {', '.join(names[:MOST_NAMED])}{more} still {verb} before it, having been put first"
+    jobs, were, verb = ("job", "was", "comes") if len(names) == 1 else ("jobs", "were", "come")
+    return f"{jobs} {', '.join(names[:MOST_NAMED])}{more}, which {were} put first, still {verb} before it"
 
 
 def pause_gpu(ask: Ask) -> Response:

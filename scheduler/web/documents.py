@@ -56,7 +56,7 @@ class PreviewAnswer(TypedDict):
     schema: Version
     would: Annotated[str, Field(choices=("start", "wait", "never"))]
     gpus: list[Number]
-    reason: Annotated[Optional[str], Field("Why it would wait, or never start.")]
+    reason: Annotated[Optional[str], Field("Why the job would wait, or could never start.")]
     reason_code: Optional[str]
     need: Annotated[Optional[float], Field("Number of GPUs that the job needs.")]
     command: list[str]

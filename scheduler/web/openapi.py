@@ -13,9 +13,9 @@ from scheduler.web.routes import JSON, Call
 
 HIGHEST = 10**15 - 1  # largest value of an integer parameter
 ABOUT = (
-    "The scheduler of one machine's GPUs. Reading is GET; each change is a POST of a JSON object. Sign in with the token "
-    "that lies beside the scheduler's store, as `Authorization: Bearer`; a browser that has signed in also sends "
-    "`X-Gpujob: 1` with each change."
+    "The scheduler of one machine's GPUs. A GET request reads; each change is a POST request with a JSON object. Sign "
+    "in with the token that lies beside the scheduler's store, as `Authorization: Bearer`; a browser that has signed "
+    "in also sends `X-Gpujob: 1` with each change."
 )
 OF_THE_GATE = {
     400: "The request cannot be read, or has an unknown key or an invalid value.",

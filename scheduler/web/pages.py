@@ -474,13 +474,13 @@ def _static(name: str) -> Call:
     def give(_ask: Ask) -> Response:
         return Response(static_file(name), media_type=STATIC[name])
 
-    return Call("GET", f"/static/{name}", give, f"A file of the pages: {name}.", page=True)
+    return Call("GET", f"/static/{name}", give, f"A file used by the web pages: {name}.", page=True)
 
 
 CALLS = (
     Call("GET", "/", _now, "Overview: the GPUs, the running and waiting jobs, and the last ended jobs.", page=True),
     Call("GET", "/jobs", _jobs, "The newest jobs, by state and label.", page=True),
-    Call("GET", "/jobs/{id}", _job, "All of a job.", page=True),
+    Call("GET", "/jobs/{id}", _job, "All facts about one job, with its log.", page=True),
     Call("GET", "/timeline", _timeline, "The jobs that ran on each GPU, over time.", page=True),
     Call("GET", "/heatmap", _heatmap, "How busy the GPUs were, by the hour.", page=True),
     Call("GET", "/submit", _submit, "A form for a new job.", page=True),

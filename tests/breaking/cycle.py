@@ -168,7 +168,7 @@ class Cycle:
         broken = verdict.broken.append
         said = self.said()
         # Python prints WAKEUP when a write into its wakeup pipe fails, which happens only by injection.
-        if "Traceback" in said.replace(WAKEUP, "") or "defect of gpujob" in said:
+        if "Traceback" in said.replace(WAKEUP, "") or "internal error of gpujob" in said:
             broken("a traceback or a defect")
         ledger = self.ledger()
         starts = Counter(entry[1] for entry in ledger if entry[0] == "start")

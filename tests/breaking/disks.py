@@ -181,7 +181,7 @@ class Disks:
                 daemon = self._run("daemon", *words, boot=str(boot))
             if "scheduler started" not in daemon.said():
                 broken.append(f"does not start: {daemon.said()}")
-            if "Traceback" in self.cycle.said() or "defect of gpujob" in self.cycle.said():
+            if "Traceback" in self.cycle.said() or "internal error of gpujob" in self.cycle.said():
                 broken.append("a traceback")
             broken += self._judge(before, how, _whole(tree.get(STATE_FILE)))
         except (TimeoutError, OSError, ValueError, sqlite3.Error) as error:

@@ -166,7 +166,7 @@ class Machine:
             broken.append(f"GPUs are not free: {shown['gpu_status']}")
         if self.rows("PRAGMA integrity_check") != [("ok",)]:
             broken.append("the store is damaged")
-        if "Traceback" in self.said() or "defect of gpujob" in self.said():
+        if "Traceback" in self.said() or "internal error of gpujob" in self.said():
             broken.append("a traceback")
         how["tried again on request"] = sum(n > 1 for _, n in starts)
         return broken, how

@@ -176,7 +176,7 @@ def test_an_unknown_load_does_not_block_a_gpu(bench: Bench) -> None:
     assert first.code == second.code == "foreign", (
         "memory alone decides: held at the first sample, blocked at the second"
     )
-    assert "it is read again shortly" in first.sentence and "it is read again shortly" not in second.sentence
+    assert "the next reading follows shortly" in first.sentence and "next reading" not in second.sentence
 
 
 @pytest.mark.parametrize("unread", ["lost", "stale", "trouble", "unlisted"])
@@ -337,7 +337,7 @@ def test_a_job_over_its_share_counts_with_its_real_use_and_the_reason_names_it(b
     bench.read(DRIVER + 31_744, a_process(11, 31_744, owner="12.1"))
     assert bench.card.overcommit_mib == 31_744 - promised
     assert bench.forbids("0.75") == "over-share" and bench.forbids("0.5") == ""
-    assert bench.card.why_overcommit.sentence == "job 12 uses 31 GiB of its 19.3 GiB share on GPU 0"
+    assert bench.card.why_overcommit.sentence == "job 12 uses 31 GiB on GPU 0, more than its share of 19.3 GiB"
     assert bench.card.verdict == NOTHING_FORBIDDEN, "it blocks by what it uses, not the whole card"
 
 
@@ -534,9 +534,8 @@ def test_the_reason_says_that_a_gpu_needs_more_readings_before_it_is_free(bench:
     for _ in range(2):
         bench.read(DRIVER + 70_000, a_process(mib=70_000))
     for _ in range(2):
-        assert (
-            bench.read().sentence
-            == "GPU 0 was just in use by foreign processes; it gets jobs again when further readings show it free"
+        assert bench.read().sentence == (
+            "GPU 0 was just in use by foreign processes; it gets jobs again when further readings show that it is free"
         )
     assert bench.read() == NOTHING_FORBIDDEN
 

@@ -333,7 +333,7 @@ def test_all_jobs_wait_with_the_reason_paused_if_the_queue_is_paused() -> None:
 
 
 def test_the_reason_of_a_job_counts_the_equal_jobs_before_it() -> None:
-    reason = Reason("no-room", "needs one whole GPU; the most free on an allowed GPU is 0 (GPU 0)")
+    reason = Reason("no-room", "needs one whole GPU; the largest free share of an allowed GPU is 0 (GPU 0)")
     assert reason_with_place(reason, 0) is reason
     assert reason_with_place(reason, 1).sentence.startswith("1 job with the same request is before it")
     behind = reason_with_place(reason, 3)

@@ -27,7 +27,10 @@ def test_a_start_that_failed_for_a_temporary_reason_is_retried_after_growing_wai
         job = play.job(1)
         assert (job.state, job.attempt, job.start_failures) == (S.PENDING, attempt, attempt)
         assert play.reason(1) == "backoff"
-        assert job.reason == f"start failed: fork refused; next is try {attempt + 1} of 5; next attempt in {wait} s"
+        assert (
+            job.reason
+            == f"start failed: fork refused; the next try is number {attempt + 1} of 5; next attempt in {wait} s"
+        )
         assert play.scheduler.fleet.free[0] == 1000
         play.tell(after=wait - 0.01)
         assert play.state(1) is S.PENDING

@@ -102,7 +102,7 @@ def test_a_failed_start_is_retried_unless_its_cause_is_permanent() -> None:
     job = a_job(1, state=S.STARTING, start_failures=1)
     ending = after_no_start(job, "fork refused", False, DAEMON)
     assert (ending.how, ending.cause) == (M.RETRY_SCHEDULED, "could_not_start")
-    assert ending.why == "start failed: fork refused; next is try 3 of 3"
+    assert ending.why == "start failed: fork refused; the next try is number 3 of 3"
     assert after_no_start(job, "no such file", True, DAEMON).how is M.FAILED
     assert after_no_start(job, "fork refused", False, NEVER_AGAIN).how is M.FAILED
     job.start_failures = 2

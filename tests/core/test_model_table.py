@@ -66,8 +66,9 @@ def test_a_job_needs_what_the_model_table_says_else_its_default(words: str, need
 def test_without_a_model_table_a_job_needs_one_gpu() -> None:
     """S3.13: Without a model table a job needs one GPU."""
     assert need_of(a_spec(arguments=("--llm", "qwen2.5-3b-inst")), ModelTable()) == (
-        ResourceRequest(1, 1000), ("model qwen2.5-3b-inst is unknown, because there is no model table; the job needs the default, 1",),
-    )  # fmt: skip
+        ResourceRequest(1, 1000),
+        ("model qwen2.5-3b-inst is unknown, because there is no model table; the job requests the default, 1",),
+    )
     assert need_of(a_spec(arguments=("--lr", "1")), ModelTable()) == (ResourceRequest(1, 1000), ())
 
 
@@ -108,10 +109,11 @@ def test_slots_apply_if_the_model_table_says_no_gpu() -> None:
 def test_the_note_on_an_unknown_model_names_the_most_similar_model() -> None:
     _, notes = need_of(a_spec(arguments=("--llm", "qwen2.5-3b-instr")), TABLE)
     assert notes == (
-        "model qwen2.5-3b-instr is not in the model table (did you mean qwen2.5-3b-inst?); the job needs the default, 0.7",
+        "model qwen2.5-3b-instr is not in the model table (did you mean qwen2.5-3b-inst?); "
+        "the job requests the default, 0.7",
     )
     _, notes = need_of(a_spec(arguments=("--llm", "zzz")), TABLE)
-    assert notes == ("model zzz is not in the model table; the job needs the default, 0.7",)
+    assert notes == ("model zzz is not in the model table; the job requests the default, 0.7",)
 
 
 def test_rounding_up_the_need_of_a_model_is_noted() -> None:
@@ -196,7 +198,7 @@ def test_a_requested_share_or_a_known_model_overrides_requested_memory() -> None
     assert need_of(a_spec(vram_mib=5_120, gpus="0.5"), TABLE, CARDS)[0] == ResourceRequest(1, 500)
     assert need_of(a_spec(vram_mib=5_120, arguments=words), TABLE, CARDS[:1]) == need_of(a_spec(arguments=words), TABLE)
     need, (note,) = need_of(a_spec(vram_mib=5_120, arguments=("--llm", "zzz")), TABLE, CARDS[:1])
-    assert need == ResourceRequest(1, 63) and note.endswith("needs the share computed from its vram, 0.063")
+    assert need == ResourceRequest(1, 63) and note.endswith("requests the share computed from its vram, 0.063")
 
 
 def test_a_model_table_can_be_written_as_json_and_read_back() -> None:

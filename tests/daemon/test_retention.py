@@ -261,7 +261,7 @@ def test_a_store_error_ends_only_the_current_retention_round(bench: Bench, monke
     bench.db.connection.execute("PRAGMA query_only=1")
     names = bench.round("", "1")
     bench.round("", "1")
-    assert len(names) == 2 and len(bench.said) == 1 and "tried again within the hour" in bench.said[0]
+    assert len(names) == 2 and len(bench.said) == 1 and "tries again within the hour" in bench.said[0]
     bench.db.connection.execute("PRAGMA query_only=0")
     bench.round("", "1")
     assert bench.said[1:] == ["removed 1 ended job"]

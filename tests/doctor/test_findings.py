@@ -359,7 +359,7 @@ def test_gpus_without_problems_share_one_finding() -> None:
     assert [(one.check, one.mark) for one in found] == [
         ("GPU", OK), ("GPU 1", BAD), ("GPU 4", WARN), ("GPU 5", BAD)
     ]  # fmt: skip
-    assert found[0].seen == "0,2: H100, no memory without an owner"
+    assert found[0].seen == "0,2: H100, no memory of ended processes"
     assert [one.mend for one in found[1:]] == [
         "sudo reboot", "sudo nvidia-smi -i 4 -mig 0", "sudo nvidia-smi --gpu-reset -i 5"
     ]  # fmt: skip
@@ -408,7 +408,7 @@ def test_g04_a_stopped_scheduler_and_schedulers_with_the_same_gpus_are_reported(
     for one in found:
         whole(one)
     assert [one.mark for one in found] == marks and found[-1].mend == mend
-    assert not seen.others or seen.hidden or seen.free or "no GPU is known" in found[-1].wrong, (
+    assert not seen.others or seen.hidden or seen.free or "other schedulers manage all GPUs" in found[-1].wrong, (
         "in words, where no command can help"
     )
 
@@ -479,7 +479,7 @@ def test_h17_root_is_offered_no_chown_of_another_users_files() -> None:
     If the scheduler's owner owns the file, the mark is unknown, and the proposed command repeats the check as this
     owner. If a third user owns the file, the mark is bad, without a command.
     """
-    mine = exposed("/a/j", Exposure(OWNER, "it belongs to user 7", "/a/j", 7, "chown it to yourself: /a/j"))
+    mine = exposed("/a/j", Exposure(OWNER, "it belongs to user 7", "/a/j", 7, "make yourself its owner (chown): /a/j"))
     found = inputs.judge("jobs file", "/a/j", mine, ROOT, True, owner=7, again="sudo -u adam AGAIN")
     whole(found)
     assert (found.mark, found.mend) == (UNKNOWN, "sudo -u adam AGAIN")

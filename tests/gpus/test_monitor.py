@@ -70,7 +70,7 @@ def test_gpus_keep_their_indices_if_one_has_disappeared(
     vanished = [number for name, number in before.items() if name not in now and "-" not in now]
     assert bool(notes) == bool(vanished)
     for number in vanished:
-        assert str(number) in notes[0] and "no longer shown by the driver" in notes[0]
+        assert str(number) in notes[0] and "the driver no longer shows GPU" in notes[0]
 
 
 def test_declared_and_unread_gpus_are_not_reported_as_disappeared() -> None:

@@ -84,7 +84,7 @@ def test_an_ambiguous_line_gets_one_note_that_says_how_it_was_read() -> None:
     parsed = parse("2,/i.py,,--batch_size 1,4,5,6,7", DOOR)
     assert parsed is not None
     assert len(parsed.notes) == 1
-    assert "4-7" in parsed.notes[0] and "quote" in parsed.notes[0]
+    assert "4,5,6,7 is read as the list of allowed GPUs" in parsed.notes[0] and "in quotes" in parsed.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -424,9 +424,13 @@ def test_option_on_requests_gpus_by_name(text: str, ids: tuple[int, ...], where:
         ("0,/a.py,,x;on=0, 3 ", "can be read as more GPUs or as a GPU list", ';on="0,3" for more GPUs'),
         ("0,/a.py,,x;on=0,3;label=z", "can be read as more GPUs or as a GPU list", ';on="0,3" for more GPUs'),
         ("0,/a.py,,x;label=z;on=0,0", "can be read as more GPUs or as a GPU list", "or put the GPU list before ;on="),
-        ('0,/a.py,,x;on="0,3",1', "on= names GPU 0,3, but GPU 1 is allowed", "leave one of them out"),
-        ("0,/a.py,,x,1;on=0", "on= names GPU 0, but GPU 1 is allowed", "leave one of them out"),
-        ("0,/a.py,,x,0-3;on=0", "on= names GPU 0, but GPU 0-3 is allowed", "leave one of them out"),
+        (
+            '0,/a.py,,x;on="0,3",1',
+            "on= names GPU 0,3, but the list of allowed GPUs names GPU 1",
+            "leave one of them out",
+        ),
+        ("0,/a.py,,x,1;on=0", "on= names GPU 0, but the list of allowed GPUs names GPU 1", "leave one of them out"),
+        ("0,/a.py,,x,0-3;on=0", "on= names GPU 0, but the list of allowed GPUs names GPU 0-3", "leave one of them out"),
         ("0,/a.py,,x;on=0;gpus=1", "on= and gpus= exclude each other", "leave one of them out"),
         ("0,/a.py,,x;on=7", "GPU 7 is not managed here", "managed: 0-3"),
         ("0,/a.py,,x;on=0+7", "GPU 7 is not managed here", "managed: 0-3"),

@@ -567,7 +567,7 @@ def test_a_config_file_that_is_no_regular_file_is_refused_at_once(tmp_path: Path
         path.symlink_to("/dev/zero")
     elif make == "dangling":
         path.symlink_to("nowhere")
-        says = "the target of this link does not exist; name another with --config"
+        says = "the target of this link does not exist; name another file with --config"
     else:
         path.symlink_to(path)
         says = "cannot be read: Too many levels of symbolic links"

@@ -34,7 +34,10 @@ def told(folder: Path, state: JobState, how: str = "", code: int = 0, boot: str 
 def test_a_start_that_failed_for_a_temporary_reason_is_shown_as_pending(tmp_path: Path, state: JobState) -> None:
     job, event = told(tmp_path, state, "never", FULL, start_failures=1)
     assert (job.state, job.gpus, job.reason_code) == (JobState.PENDING, (), "backoff")
-    assert "No space left on device; next is try 3 of 3; the job starts again when a scheduler runs" in job.reason
+    assert (
+        "No space left on device; the next try is number 3 of 3; the job starts again when a scheduler runs"
+        in job.reason
+    )
     assert event is not None and event.kind == "retry_scheduled"
 
 

@@ -218,7 +218,9 @@ def at_the_end(place: World, at_rest: tuple[int, int]) -> list[str]:
     status = json.loads(place.cli("status", "--json").stdout)
     wrong += [f"GPU {gpu['index']}: {gpu['allocated']} given out" for gpu in status["gpus"] if gpu["allocated"]]
     said = place.said()
-    wrong += [f"said: {line}" for line in said.splitlines() if "Traceback" in line or "a defect of gpujob" in line]
+    wrong += [
+        f"said: {line}" for line in said.splitlines() if "Traceback" in line or "internal error of gpujob" in line
+    ]
     if place.rows("PRAGMA integrity_check") != [("ok",)]:
         wrong.append("the store is damaged")
     return wrong

@@ -491,7 +491,7 @@ def test_c37_files_that_others_could_write_are_refused_with_the_remedy(scheduler
     p.pour(p.good("a"))
     for change, mend, text in (
         (lambda: s.jobs_file.chmod(0o666), lambda: s.jobs_file.chmod(0o600), "all users may write to it: chmod o-w"),
-        (lambda: os.chown(s.jobs_file, 65534, -1), lambda: os.chown(s.jobs_file, 0, -1), "it belongs to user 65534: chown it to yourself"),
+        (lambda: os.chown(s.jobs_file, 65534, -1), lambda: os.chown(s.jobs_file, 0, -1), "it belongs to user 65534: make yourself its owner (chown)"),
         (lambda: s.folder.chmod(0o777), lambda: s.folder.chmod(0o700), "its folder is not safe: all users may write to it: chmod o-w"),
     ):  # fmt: skip
         change()

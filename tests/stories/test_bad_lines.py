@@ -130,10 +130,10 @@ def test_c22_the_corrected_line_in_the_reason_runs_as_intended(pouring):
         ('0,words,,--say "a b",c', ["--say", "a b,c"]),
         ("0,words,,--range 3-1,2-a", ["--range", "3-1,2-a"]),
     ]
-    pouring.judge([(line, "if it belongs to the arguments, quote them: ") for line, _ in samples])
+    pouring.judge([(line, "if this belongs to the arguments, quote them: ") for line, _ in samples])
     for number, (_, words) in enumerate(samples):
         reason = pouring.refused()[2 * (number + 1)]
-        pouring.pour(reason.split("if it belongs to the arguments, quote them: ")[1])
+        pouring.pour(reason.split("if this belongs to the arguments, quote them: ")[1])
         states = pouring.rest()
         job = max(states)
         assert states[job] == "done" and pouring.words(job)[: len(words)] == words
@@ -154,7 +154,7 @@ def test_c23_the_last_field_may_be_a_gpu_list_with_commas(scheduler):
     assert [job["allowed_gpus"] for job in jobs] == [[4, 5, 6, 7]] * 3
     assert [job["gpus"][0] in (4, 5, 6, 7) for job in jobs] == [True] * 3
     assert jobs[2]["arguments"] == ["--batch_size", "1"]
-    p.s.says("the line is read as arguments ending in 1 and allowed GPUs 4-7", times=1)
+    p.s.says("4,5,6,7 is read as the list of allowed GPUs, and the arguments end with 1", times=1)
 
 
 def test_c24_wrong_fields_are_refused_and_comments_ignored(pouring):
@@ -230,7 +230,7 @@ def test_c27_a_need_that_can_never_be_met_is_refused_at_once(pouring):
     pouring.judge(
         [
             ("0,note,,never;gpus=4", "2"),
-            ("0,note,,never,0;gpus=2", "only 0 are allowed"),
+            ("0,note,,never,0;gpus=2", "only GPU 0 is allowed"),
             ("0,note,,never;gpus=3x0.5", "3"),
             ("0,note,,never;gpus=-1", "gpus"),
             ("0,note,,never;gpus=nan", "gpus"),
@@ -321,9 +321,9 @@ def test_c29_an_unknown_model_gets_the_default_need_and_is_logged_once(scheduler
     p.rest()
     assert [p.s.job(n)["need"] for n in (1, 2, 3)] == [0.25, 0.25, 0.5]
     assert p.s.job(1)["notes"] == [
-        "model qwen2.5-7 is not in the model table (did you mean qwen2.5-7b?); the job needs the default, 0.25"
+        "model qwen2.5-7 is not in the model table (did you mean qwen2.5-7b?); the job requests the default, 0.25"
     ]
-    assert p.s.job(2)["notes"] == ["model nosuch is not in the model table; the job needs the default, 0.25"]
+    assert p.s.job(2)["notes"] == ["model nosuch is not in the model table; the job requests the default, 0.25"]
     assert p.s.job(3)["notes"] == []
     p.s.says("model nosuch is not in", times=1)
 
@@ -427,8 +427,8 @@ def test_c33_a_script_or_environment_that_begins_with_a_dash_is_refused(pouring)
         pouring.script(name, "#!/bin/sh\necho dash >> noted\n")
     pouring.judge(
         [
-            ("0,-rf,,a", "looks like an option; write ./-rf if that is its name"),
-            ("0,--help,,a", "looks like an option; write ./--help"),
+            ("0,-rf,,a", "looks like an option; if a script really is named -rf, write ./-rf"),
+            ("0,--help,,a", "looks like an option; if a script really is named --help, write ./--help"),
             ("0,-c,,a", "looks like an option"),
             ("0,note,-p,a", "cannot be the name of an environment"),
             ("0,note,--name,a", "cannot be the name of an environment"),

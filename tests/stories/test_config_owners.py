@@ -39,7 +39,7 @@ def test_c37_s13_files_that_another_could_write_are_refused(users: tuple[User, U
         (0o664, -1, me, ""),  # a group without other members
         (0o664, shared, me, f"its group may write to it: chmod g-w {path}"),
         (0o644, shared, me, ""),
-        (0o644, -1, other, f"it belongs to user {other.uid}: chown it to yourself: {path}"),
+        (0o644, -1, other, f"it belongs to user {other.uid}: make yourself its owner (chown): {path}"),
         (0o644, -1, User("root", 0, 0), ""),
     ):
         write(path, owner, mode, group)

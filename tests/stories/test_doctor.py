@@ -229,7 +229,7 @@ def test_doctor_finds_a_state_folder_that_is_a_link_or_a_file(ill: Scheduler) ->
     house.rename(elsewhere)
     house.symlink_to(elsewhere)
     found = doctor(ill, code=1)
-    assert "the state folder is a link, which start refuses" in found["files"][0]["wrong"]
+    assert "the state folder is a link: no scheduler starts" in found["files"][0]["wrong"]
     mend(ill, found["files"][0])
     assert house.is_dir() and not house.is_symlink()
     assert marks(doctor(ill), "files") == {"ok"} and ill.states() == {1: "done"}

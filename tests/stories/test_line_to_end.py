@@ -74,7 +74,7 @@ def test_documented_lines_are_read_as_documented(scheduler):
     assert jobs[0]["arguments"] == ["--llm", "qwen2.5-7b-inst", "--epochs", "100"]
     assert jobs[2]["arguments"] == ["--llm", "qwen2.5-32b-inst", "--batch_size", "1"]
     assert [j["reason_code"] for j in jobs[:3]] == ["missing"] * 3
-    s.says("the line is read as arguments ending in 1 and allowed GPUs 4-7")
+    s.says("is read as the list of allowed GPUs, and the arguments end with 1")
 
 
 SHOW_ARGUMENTS = "import json, os, sys\nprint(json.dumps([sys.argv[1:], os.environ['GPUJOB_GPUS'], sys.executable]))\n"

@@ -175,7 +175,8 @@ def test_report_marks_a_lost_attempt(scheduler: Callable[..., Scheduler]) -> Non
     found = of(s)
     assert found["jobs"][0]["outcome"] == "lost" and found["jobs"][0]["lost"] == 1 == found["total"]["lost"]
     assert found["gpus"][0]["lost"] == 1 and found["jobs"][0]["run"] > 0
-    assert "at most: 1 lost" in s.cli("report").stdout
+    said = s.cli("report").stdout
+    assert said.count("upper limit (1 lost)") == 3 and "run time is an upper limit (1 lost)" in said
 
 
 def test_report_omits_deleted_jobs_and_shows_since_when_jobs_are_known(
@@ -183,10 +184,10 @@ def test_report_omits_deleted_jobs_and_shows_since_when_jobs_are_known(
 ) -> None:
     s = scheduler(gpus=1).start()
     s.cli("submit", "--wait", "--", "true")
-    assert of(s)["known_since"] is None and "known " not in s.cli("report").stdout
+    assert of(s)["known_since"] is None and "complete " not in s.cli("report").stdout
     ended = of(s)["jobs"][0]["finished_at"]
     s.cli("reset", "--yes")
     s.cli("submit", "--wait", "--", "true")
     found = of(s)
     assert [job["id"] for job in found["jobs"]] == [2] and found["known_since"] == ended
-    assert f"known      since {ended}" in s.cli("report").stdout
+    assert f"complete   since {ended}" in s.cli("report").stdout

@@ -118,7 +118,7 @@ def test_s1_1_s1_13_run_executes_each_command_of_a_file_once(run: Run) -> None:
     run.commands("# what follows is run", "", "  # and this not", "echo one >>out", "  echo two >>out", "")
     said = run.to_its_end(0, "--gpus", "1")
     assert (run.s.folder / "out").read_text() == "one\ntwo\n"
-    assert "commands.txt: 2 commands: 2 done\n" in said and "each of these GPUs runs one job at a time" in said
+    assert "commands.txt: 2 commands: 2 done\n" in said and "each GPU runs one job at a time" in said
     with run.file.open("a") as stream:
         stream.write("exit 3\n")
     said = run.to_its_end(1)
@@ -498,7 +498,7 @@ def test_after_ctrl_c_the_answer_continue_runs_all_commands(run: Run, terminal: 
     shown.until("0/3")
     shown.type("\x03")
     shown.until("2 jobs are running.")
-    shown.until("(l)eave them running, (e)nd all that runs, or (c)ontinue?")
+    shown.until("(l)eave them running, (e)nd them, or (c)ontinue?")
     shown.type("what\n")
     shown.until("l, e or c: ")
     shown.said = ""

@@ -144,7 +144,9 @@ def test_memory_that_a_job_uses_beyond_its_share_blocks_other_jobs(machine):
     m.add("small", need="0.25")
     reason = m.waits(2, "over-share")["reason"]
     assert re.fullmatch(
-        r"job 1 uses 48.8 GiB of its 19.4 GiB share on GPU 0; the rest is less than the share of this job", reason
+        r"job 1 uses 48.8 GiB on GPU 0, more than its share of 19.4 GiB; "
+        r"the rest of the GPU is less than the share of this job",
+        reason,
     ), reason
     m.running("small")
     m.still_waits(2, 3)

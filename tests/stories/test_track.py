@@ -53,7 +53,7 @@ def test_s0_1_each_verb_works_as_in_the_quick_start_of_docs_track(tracked: Track
     assert tracked.lines("retry", code=1)[0] == "Running [3]: echo now; exit 3"
     assert tracked.lines("skip") == ["⊘ [3] skipped (exit=3): echo now; exit 3", "Skipped 1 command."]
     assert tracked.lines("next", "--run") == ["Running [4]: echo later", "later", "✓ [4] done (exit=0)"]
-    assert tracked.lines("remaining") == ["Nothing remains."]
+    assert tracked.lines("remaining") == ["No commands remain."]
     first = tracked.files[0].stem
     second = tracked.begin(name="another").files[-1].stem
     listed = tracked.run("list", code=0).stdout.splitlines()
@@ -73,7 +73,7 @@ def test_s0_2_a_session_is_a_private_file_and_found_from_subfolders(tracked: Tra
     """
     done = tracked.run("status")
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch(r"gpujob: no session here .*; begin one: gpujob track init NAME\n", done.stderr)
+    assert re.fullmatch(r"gpujob: no session here .*; begin a session: gpujob track init NAME\n", done.stderr)
     below = tracked.folder / "a" / "b"
     below.mkdir(parents=True)
     tracked.begin("pwd")
@@ -156,7 +156,10 @@ def test_s0_5_run_all_stops_at_the_first_failure(tracked: Tracked) -> None:
     assert tracked.statuses() == ["done", "interrupted", "pending"]
     done = tracked.run("run-all", code=0)
     assert done.stdout.splitlines()[-1] == "Finished: 1 ran, 0 skipped, 0 failed"
-    assert done.stderr == "gpujob: not run, since interrupted earlier: [2] (gpujob track retry or skip)\n"
+    assert done.stderr == (
+        "gpujob: not run, because interrupted earlier: [2] (gpujob track retry runs the first of them again, "
+        "gpujob track skip skips all of them)\n"
+    )
 
 
 def test_the_advice_after_a_second_failure_names_the_command_that_retry_runs(tracked: Tracked) -> None:
@@ -468,7 +471,7 @@ def test_a_session_of_another_user_is_ignored(tracked: Tracked, tmp_path: Path) 
         (["run-all", "--skip-error"], "track run-all has no option '--skip-error'; did you mean --skip-errors? see gpujob track --help"),
         (["run"], "track run: the command is missing; gpujob track run \"python train.py\""),
         (["add", "  "], "the command is empty; gpujob track add \"python train.py\""),
-        (["run", "python x.py", "more"], "it is not clear whether 'more' belongs to the command; put all of it into one pair of quotes, or write -- first: gpujob track run -- …"),
+        (["run", "python x.py", "more"], "it is not clear whether 'more' belongs to the command; put the whole command into one pair of quotes, or write -- first: gpujob track run -- …"),
         (["init"], "the session needs a name; gpujob track init NAME"),
         (["delete"], "delete takes the id of one session; see gpujob track list"),
         (["status", "more"], "track status: unexpected word 'more'; see gpujob track --help"),
@@ -531,7 +534,10 @@ def test_a_program_named_gpu_tracker_works_as_gpujob_track(tracked: Tracked) -> 
     """
     (tracked.folder / ".gpu-tracker").mkdir(mode=0o700)
     (tracked.folder / ".gpu-tracker" / "ses_20260101_101010_123.json").write_text("{}")
-    assert "sessions of gpu-tracker in .gpu-tracker are not read" in tracked.run("status", code=1).stderr
+    assert (
+        "the sessions that the program gpu-tracker left in .gpu-tracker are not read"
+        in tracked.run("status", code=1).stderr
+    )
     program = tracked.folder / "gpu-tracker"
     program.write_text(f"#!{sys.executable}\nfrom scheduler.entrypoint import entry\n\nentry()\n")
     program.chmod(0o755)

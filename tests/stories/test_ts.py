@@ -70,7 +70,8 @@ def test_s4_4_s4_5_ts_prints_list_and_states_in_the_original_format(spooler: Cal
 
 
 LOG_NAME = (
-    "cannot use this log name: it must have 1 to 200 bytes, without / and control characters; write a plain file name"
+    "cannot use this log name: it must have 1 to 200 bytes, and neither / nor control characters; "
+    "write a plain file name"
 )
 
 

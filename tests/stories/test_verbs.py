@@ -382,9 +382,8 @@ def test_p5_wait_counts_a_job_deleted_by_reset_as_last_seen(scheduler, capsys):
     client.once = [end_and_forget]
     with pytest.raises(NotFound) as told:
         wait_for_jobs(client, (3, 4), 60, time.monotonic())
-    assert "cannot wait for job 3: deleted (gpujob reset) before the end was seen" in str(told.value) and log in str(
-        told.value
-    )
+    said = str(told.value)
+    assert "cannot wait for job 3: deleted (gpujob reset) before this command saw the end" in said and log in said
     assert "there is no job 3" in s.cli("wait", "3", code=6).stderr
 
 

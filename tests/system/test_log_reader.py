@@ -57,7 +57,7 @@ def test_a_packed_log_is_unpacked_as_it_grows_and_its_damage_is_reported(tmp_pat
     path.write_bytes(packed[:-20])
     with LogReader(str(path)) as reader:
         before = read(reader)
-        assert reader.packed and LINES.startswith(before) and "the packed log is incomplete" in reader.trouble()
+        assert reader.packed and LINES.startswith(before) and "the compressed log is incomplete" in reader.trouble()
         path.write_bytes(packed)
         assert before + read(reader) == LINES and reader.trouble() == ""
     path.write_bytes(packed[:100] + bytes(200))

@@ -567,7 +567,7 @@ def test_the_answer_to_each_change_describes_its_result(page: Page) -> None:
     assert said(page, f"{at}/priority", {"priority": -5}) == f"job {number}: priority 5 -> -5"
     assert said(page, f"/api/jobs/{other}/first") == f"job {other} is now first in the queue"
     told = said(page, f"{at}/priority", {"priority": -6})
-    assert told == f"job {number}: priority -5 -> -6; job {other} still comes before it, having been put first"
+    assert told == f"job {number}: priority -5 -> -6; job {other}, which was put first, still comes before it"
     told = said(page, f"/api/jobs/{other}/priority", {"priority": 9})
     assert "it was put first and stays first at any priority" in told
     for verb in ("cancel", "retry"):  # this puts the job back at the place of its priority, as the message announces

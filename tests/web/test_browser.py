@@ -292,7 +292,7 @@ def test_s2_7_the_first_page_shows_why_a_job_waits_and_changes_the_order(lab: La
         wait_for(lambda: lab.s.job(one)["reason"] in " ".join((head.text_content() or "").split()), "its reason")
         tab.fill("#priority", "-5")
         tab.click("text=change")
-        expect(tab.locator("#said")).to_contain_text(f"job {two} still comes before it, having been put first")
+        expect(tab.locator("#said")).to_contain_text(f"job {two}, which was put first, still comes before it")
         wait_for(lambda: lab.s.job(one)["priority"] == -5, "its priority")
         tab.click("#job-head button:has-text('cancel')")
         expect(tab.locator("dialog")).to_contain_text("retry puts it back")
@@ -665,7 +665,7 @@ def test_the_page_reports_a_lost_connection(lab: Lab) -> None:
         lab.page.stop()
         expect(tab.locator("#live")).to_contain_text("not live")
         banner = tab.locator("#stale")
-        expect(banner).to_have_text(re.compile(r"^✗ Not live, data of \d\d:\d\d:\d\d: no connection"))
+        expect(banner).to_have_text(re.compile(r"^✗ Not live; the data is from \d\d:\d\d:\d\d: no connection"))
         assert tab.evaluate("getComputedStyle(document.querySelector('#gpus')).opacity") == "0.5"
         clocks = "[...document.querySelectorAll('[data-since]')].map((e) => e.textContent)"
         stand = tab.evaluate(clocks)

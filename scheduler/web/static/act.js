@@ -28,7 +28,7 @@
       const said = decodeURIComponent(answer.headers.get("X-Gpujob-Said") || "");
       return { ok: answer.ok, status: answer.status, body, said };
     } catch {
-      return { ok: false, status: 0, body: { error: "no connection to gpujob web. Is it still running, and the tunnel open?" } };
+      return { ok: false, status: 0, body: { error: "no connection to gpujob web. Is it still running, and is the tunnel open?" } };
     }
   }
 

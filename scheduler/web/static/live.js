@@ -32,7 +32,7 @@
       document.getElementById("stale")?.remove();
     } else {
       const banner = document.getElementById("stale") ?? document.createElement("p");
-      const text = `✗ Not live, data of ${seenAt}: ${why}`;
+      const text = `✗ Not live; the data is from ${seenAt}: ${why}`;
       if (!banner.isConnected) {
         Object.assign(banner, { id: "stale", className: "banner bad" });
         banner.setAttribute("role", "alert");
@@ -143,8 +143,8 @@
         else if (!stream || stream.readyState === EventSource.CLOSED) tell("not live: updated every 10 s", false);
       } else fresh(false, `the server answers with error ${answer.status}${said(text)}`);
     } catch (error) {
-      if (error.name === "TimeoutError") fresh(false, "gpujob web does not answer within 30 s");
-      else fresh(false, "no connection to gpujob web. Is it still running, and the tunnel open?");
+      if (error.name === "TimeoutError") fresh(false, "gpujob web did not answer within 30 s");
+      else fresh(false, "no connection to gpujob web. Is it still running, and is the tunnel open?");
     }
     looking = false;
     took = Date.now() - begun;
