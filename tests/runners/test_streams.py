@@ -130,7 +130,7 @@ def test_s4_14_a_killed_compressor_loses_only_the_rest_of_the_log(daemon: FakeDa
     daemon.send(daemon.start(1, "/bin/sh", "-c", text, streams=PACKED))
     told(daemon, "up", "1.1")
     children = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children")
-    packers = [int(pid) for pid in children.read_text().split() if b"gzip" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    packers = [int(pid) for pid in children.read_text().split() if Path(f"/proc/{pid}/comm").read_text() == "gzip\n"]
     os.kill(packers[0], signal.SIGKILL)
     until(lambda: str(packers[0]) not in children.read_text().split(), "the packer is reaped")
     go.touch()
@@ -420,7 +420,7 @@ def test_s4_14_b02_the_gzip_of_a_dead_supervisor_is_neither_a_job_nor_a_leftover
     bench.until(Started, 1)
     supervisor = bench.runner.supervisor_pid
     children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-    packer = next(int(pid) for pid in children if b"gzip" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    packer = next(int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text() == "gzip\n")
     os.kill(packer, signal.SIGSTOP)  # keeps it alive until SIGCONT
     os.kill(supervisor, signal.SIGKILL)
     bench.wait(lambda: bench.runner.supervisor_pid != supervisor, "another supervisor")
