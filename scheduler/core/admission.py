@@ -85,6 +85,7 @@ class GpuAdmission:
     measured_at: float = -math.inf  # time of the last reading that contains the memory in use
     verdict: Verdict = NOTHING_FORBIDDEN  # for every job
     whole: Verdict = NOTHING_FORBIDDEN  # for jobs that need a whole GPU
+    whole_until: str = ""  # how long these jobs wait, as words of a sentence
     overcommit: int = 0  # memory in use beyond the booked shares, minus the tolerance, in thousandths of the GPU
     overcommit_mib: int = 0  # the same memory in MiB, without subtracting the tolerance
     why_overcommit: Verdict = NOTHING_FORBIDDEN
@@ -424,9 +425,18 @@ class Admission:
         """
         working = [process for process in foreign if process.compute]
         memory = sum(process.memory_mib or 0 for process in working)
-        if any(process.memory_mib is None for process in working) or memory > self.thresholds.tolerance * total:
+        unknown = [process for process in working if process.memory_mib is None]
+        if unknown or memory > self.thresholds.tolerance * total:
             card.whole_blocked, card.clean = True, 0
-            card.whole = Verdict("foreign", _in_use(card.gpu.index, memory, working))
+            silent = (
+                f"GPU {card.gpu.index} is used by foreign processes whose memory the driver does not report"
+                f"{_largest_process(unknown)}"
+            )
+            card.whole = Verdict("foreign", silent if unknown else _in_use(card.gpu.index, memory, working))
+            card.whole_until = (
+                "until they end" if unknown
+                else f"while that is more than {100 * self.thresholds.tolerance:g} % of the GPU's memory"
+            )  # fmt: skip
             return
         card.clean += 1
         if first or card.clean >= UNBLOCK_AFTER:
@@ -562,12 +572,8 @@ class Admission:
         if card.verdict.code:
             return card.verdict
         if parts == WHOLE and card.whole_blocked:
-            limit = f"{100 * self.thresholds.tolerance:g} %"
-            return Verdict(
-                card.whole.code,
-                f"{card.whole.sentence}; a job that needs a whole GPU waits while that is more than {limit} of the "
-                "GPU's memory",
-            )
+            waits = f"a job that needs a whole GPU waits {card.whole_until}"
+            return Verdict(card.whole.code, f"{card.whole.sentence}; {waits}")
         if parts + card.overcommit > free:
             return Verdict(
                 card.why_overcommit.code,

@@ -298,6 +298,9 @@ class Fleet:
         fitting = max(((allowed & mask).bit_count() for mask in self._server_mask.values()), default=0)
         if need.count > fitting and not need.by_name:
             asked = need.in_words()
+            if kind.allowed is not None and allowed.bit_count() >= need.count:  # enough, but not on one server
+                here = f"no server has more than {fitting} of the allowed GPUs {gpu_ids_text(kind.allowed)}"
+                return f"needs {asked}, but {here}"
             if kind.allowed is not None:
                 return f"needs {asked}, but only GPU {gpu_ids_text(kind.allowed)} is allowed"
             return f"needs {asked}, but {f'no server here has more than {fitting}' if fitting else 'no GPU is managed'}"

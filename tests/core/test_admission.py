@@ -307,6 +307,16 @@ def test_a_whole_gpu_request_tolerates_two_percent_foreign_memory(bench: Bench, 
     assert bench.forbids("1") == code and bench.forbids("0.5") == ""
 
 
+def test_the_reason_says_that_the_memory_of_a_foreign_process_is_not_known(bench: Bench) -> None:
+    """If the driver reports no memory for a foreign process, the reason does not say that it uses 0 MiB."""
+    bench.read(DRIVER, a_process(pid=7, mib=None), a_process(pid=8, mib=10))
+    sentence = bench.admission.forbids(0, 1000, 1000).sentence
+    assert sentence == (
+        "GPU 0 is used by foreign processes whose memory the driver does not report (pid 7, user x); "
+        "a job that needs a whole GPU waits until they end"
+    )
+
+
 def test_a_display_server_does_not_block_a_whole_gpu_request() -> None:
     bench = Bench()
     shown = a_process(900, 3_000, compute=False)

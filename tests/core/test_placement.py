@@ -514,7 +514,7 @@ def test_the_reason_of_a_wide_job_that_lacks_memory_names_the_memory() -> None:
         ((2, 2), a_kind("3"), "no server here has more than 2"),
         ((), a_kind("1"), "no GPU is managed"),
         ((4,), a_kind("2", (1,)), "only GPU 1 is allowed"),
-        ((2, 2), a_kind("2", (1, 2)), "only GPU 1,2 is allowed"),
+        ((2, 2), a_kind("2", (1, 2)), "no server has more than 1 of the allowed GPUs 1,2"),
         ((2,), a_kind("1", (2,)), "GPU 2 is not managed here (managed: 0,1)"),
         ((2,), a_kind("1", (1, 2)), "GPU 2 is not managed here"),
         ((), a_kind("1", (0,)), "GPU 0 is not managed here (managed: none)"),
