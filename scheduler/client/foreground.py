@@ -24,6 +24,7 @@ class Interrupts:
 
     def __init__(self, client: SchedulerClient, number: int) -> None:
         self.client, self.number = client, number
+        self._passing_on = False
         self.cancel_sent = False  # True once Ctrl-C has sent a cancel request, which may have come too late
 
     def __enter__(self) -> Interrupts:
@@ -42,6 +43,9 @@ class Interrupts:
     def _pass_on(self, _number: int, _frame: FrameType | None) -> None:
         from scheduler.client.send_request import do
 
+        if self._passing_on:  # a second Ctrl-C: it would wait for a lock that the first one holds
+            return
+        self._passing_on = True
         try:
             job = self.client.begun(self.number)
             if job is None or job.state.ended:
@@ -53,6 +57,8 @@ class Interrupts:
             do(self.client, Cancel((self.number,)))
         except SchedulerError as error:  # a daemon is just starting or ending; the user can press Ctrl-C again
             print(f"gpujob: {error}", file=sys.stderr)
+        finally:
+            self._passing_on = False
 
 
 def stay(client: SchedulerClient, number: int, caller: Caller) -> int:
