@@ -120,7 +120,7 @@ def _log(job: Job, events: Sequence[Event], wanted: int | None, printer: Printer
             )
         return job.log
     if wanted not in known:
-        has = f"it has logs of {', '.join(map(str, sorted(known)))}" if known else f"it is {job.state.value}"
+        has = f"it has logs of attempts {', '.join(map(str, sorted(known)))}" if known else f"it is {job.state.value}"
         raise NotFound(f"job {job.id} has no log of attempt {wanted}: {has}", do=f"see gpujob show {job.id}")
     return known[wanted]
 

@@ -334,7 +334,7 @@ class _Question:
         self.shown.stop()
         which = "1 job is" if jobs == 1 else f"{jobs} jobs are"
         print(
-            f"\n{which} running. To continue later, give the same command again. It repeats the jobs that you end now.",
+            f"\n{which} running. The same command continues later; jobs that you end now then run again.",
             flush=True,
         )
         self.shown.ask("(l)eave them running, (e)nd them, or (c)ontinue? [Ctrl-C again: leave] ")

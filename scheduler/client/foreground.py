@@ -77,9 +77,7 @@ def stay(client: SchedulerClient, number: int, caller: Caller) -> int:
                 break
             except NoDaemon:
                 if not said:
-                    said_once = (
-                        f"gpujob: no scheduler is running; waiting for job {number} until one starts (gpujob start)"
-                    )
+                    said_once = f"gpujob: no scheduler is running; job {number} waits until one starts (gpujob start)"
                     print(said_once, file=sys.stderr)
                 said = True
                 time.sleep(EVERY_S)

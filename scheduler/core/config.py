@@ -314,7 +314,7 @@ class Config:
     )
 
     max_assign_attempts: int = _option(
-        5, _whole(1), "number of failed tries to start a job after which the job fails", "N",
+        5, _whole(1), "a job fails after this number of failed tries to start it", "N",
         reload=True, section="tries and endings"
     )
     assign_retry_wait: float = _option(

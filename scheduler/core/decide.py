@@ -27,6 +27,7 @@ from scheduler.core.observations import (
     Now,
     Observation,
     Readings,
+    Restored,
     Started,
     Unclaimed,
 )
@@ -63,6 +64,8 @@ class _Decision(DecisionPass):
             self._started(observation)
         elif isinstance(observation, Arrived):
             self.enqueue(observation.job)
+        elif isinstance(observation, Restored):
+            self.restore(observation.jobs)
         elif isinstance(observation, NeverRan):
             self._never_ran(observation)
         elif isinstance(observation, Unclaimed):

@@ -5,6 +5,7 @@ A parked job waits outside the queue, because it is not ready to start. A skippe
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from scheduler.core.backoff import LONGEST_WAIT_S
@@ -12,7 +13,7 @@ from scheduler.core.job import Event, Holding, Job, JobState, Outcome
 from scheduler.core.observations import (
     Now,
 )
-from scheduler.core.placement_class import class_of
+from scheduler.core.placement_class import WaitingJob, class_of
 from scheduler.core.requests import Answer
 from scheduler.core.scheduler_state import SchedulerState
 from scheduler.core.states import Move, move
@@ -103,6 +104,13 @@ class DecisionPass:
         estimate = state.estimates.of(job.spec, job.need) if state.policy.order.rule == "short" else None
         key = state.policy.order.key(job.priority, job.order, job.submitted_at, estimate)
         state.queue.push(job.id, class_of(job), key)
+
+    def restore(self, jobs: Iterable[WaitingJob]) -> None:
+        """Queue jobs that may start as soon as there is room. Whether their files exist is checked at their start."""
+        state, order = self.state, self.state.policy.order
+        for job in jobs:
+            state.front = min(state.front, job.order)
+            state.queue.push(job.id, job.kind, order.key(job.priority, job.order, job.submitted_at, None))
 
     def _park(self, job: Job, code: str, sentence: str) -> None:
         self.state.queue.drop(job.id)

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Union
 
 from scheduler.core.gpu_snapshot import GpuSnapshot
 from scheduler.core.job import Failure, Job, Process
+from scheduler.core.placement_class import WaitingJob
 from scheduler.core.requests import Request
 
 
@@ -31,6 +33,17 @@ class Arrived:
     """A PENDING job in the store has to be queued: it is new, or was changed while it waited."""
 
     job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """After a start of the scheduler: the waiting jobs in the store that may start as soon as there is room.
+
+    Each other waiting job (held, in a back-off, or with another reason to wait) comes as `Arrived`. A million jobs are
+    queued in seconds by these facts; to read the jobs themselves would take four times as long.
+    """
+
+    jobs: Sequence[WaitingJob]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,4 +140,4 @@ class Readings:
     problem: str = ""
 
 
-Observation = Union[Arrived, Started, Ended, NeverRan, Unclaimed, Lost, Gone, Missing, Asked, Readings]
+Observation = Union[Arrived, Restored, Started, Ended, NeverRan, Unclaimed, Lost, Gone, Missing, Asked, Readings]

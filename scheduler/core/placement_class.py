@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from scheduler.core.gpu import ResourceRequest, gpu_ids_text
 from scheduler.core.job import Job, Reason
@@ -21,6 +22,16 @@ class PlacementClass:
         """The class as text, which is the key of the class in the store's table of reasons."""
         allowed = "*" if self.allowed is None else gpu_ids_text(self.allowed)
         return f"{self.need.count}x{self.need.parts}/{allowed}/{self.vram_mib}"
+
+
+class WaitingJob(NamedTuple):
+    """The facts about a waiting job from which its place in the queue follows (see `Order.key`, without estimates)."""
+
+    id: int
+    kind: PlacementClass
+    priority: int
+    order: int
+    submitted_at: float
 
 
 def class_of(job: Job) -> PlacementClass:

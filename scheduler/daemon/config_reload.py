@@ -77,7 +77,7 @@ class ConfigReload:
         """Do nothing: there is nothing to release."""
 
     def look_at_all(self, now: Now) -> None:
-        """Make the next step read both files, even if no change was noticed."""
+        """Make the next step read the config file and the model table, even if no change was noticed."""
         if self.settings.config_file and self.config_due == math.inf:
             self.config_due = now.mono
         if self.settings.config.llm_config and self.table_due == math.inf:
@@ -174,7 +174,9 @@ class ConfigReload:
         if table != self.context.table:
             self.target.use_table(table, now)
         elif self.table_trouble:
-            self.context.say(f"{harmless(config.llm_config)}: can be read again; nothing has changed", 20, kind="table")
+            self.context.say(
+                f"{harmless(config.llm_config)}: valid again, and equal to the model table in force", 20, kind="table"
+            )
         self.table_trouble = ""
 
 

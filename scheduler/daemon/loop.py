@@ -30,6 +30,7 @@ from scheduler.core.observations import (
     Now,
     Observation,
     Readings,
+    Restored,
     Started,
     Unclaimed,
 )
@@ -51,7 +52,7 @@ from scheduler.daemon.pass_messages import PassMessages
 from scheduler.daemon.prepare_launch import LaunchPreparer
 from scheduler.daemon.problems import Problems, passing
 from scheduler.daemon.program_lookup import ProgramLookup
-from scheduler.daemon.rebooking import changed_needs
+from scheduler.daemon.rebooking import update_needs
 from scheduler.daemon.retention import Retention
 from scheduler.daemon.state_file import Edit
 from scheduler.daemon.state_writer import StateWriter, open_state_file
@@ -162,7 +163,10 @@ class Daemon:
             _, _, attempt = holding.key.partition(".")
             self.runner.watch_leftovers(holding.key, holding.job, int(attempt), holding.processes)
         self._last_id = rows.last_id(connection)  # first: a job submitted in between is found twice, not missed
-        observations += [Arrived(job) for job in rows.pending(connection)]
+        if state.policy.order.rule == "short":  # the order depends on the command of each job
+            observations += [Arrived(job) for job in rows.pending(connection)]
+        else:
+            observations += [Restored(list(rows.ready(connection))), *map(Arrived, rows.not_ready(connection))]
         self.problems.note()
         self.files.go_back(connection)
         if stale:
@@ -472,10 +476,9 @@ class Daemon:
     def use_table(self, table: ModelTable, now: Now) -> None:
         """Apply a new model table: recompute the needs of waiting jobs. Raises StoreTrouble."""
         context = self._context
-        changed = changed_needs(self.gpus.gpus, table, rows.pending(context.db.connection))
         with context.db.writing() as connection:
             rows.set_meta(connection, "model_table", table.as_json())
-            rows.save(connection, changed)
+            changed = update_needs(connection, self.gpus.gpus, table)
         context.table = table
         context.say(f"model table reloaded: {len(table.models)} models, default need {table.default}", 20, kind="table")
         self._at_hand.update({job.id: job for job in changed if job.id in self._at_hand})

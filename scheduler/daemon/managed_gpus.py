@@ -11,7 +11,7 @@ from scheduler.core.observations import Now, Readings
 from scheduler.core.policy import thresholds_of
 from scheduler.daemon.context import Context
 from scheduler.daemon.parts import NEVER
-from scheduler.daemon.rebooking import changed_needs
+from scheduler.daemon.rebooking import update_needs
 from scheduler.gpus.monitor import UNREAD, Flag, GpuMonitor
 from scheduler.store import jobs as rows
 
@@ -100,11 +100,9 @@ class ManagedGpus:
 
     def save(self, gpus: Sequence[Gpu]) -> None:
         """Store these GPUs, and recompute and store the needs of waiting jobs. Raises StoreTrouble, sqlite3.Error."""
-        db = self._context.db
-        changed = changed_needs(gpus, self._context.table, rows.pending(db.connection))
-        with db.writing() as connection:
+        with self._context.db.writing() as connection:
             rows.save_gpus(connection, gpus)
-            rows.save(connection, changed)
+            update_needs(connection, gpus, self._context.table)
 
     def sessions(self) -> set[int]:
         """Return the POSIX sessions of the processes that read the GPUs. These processes belong to no job."""

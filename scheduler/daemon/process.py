@@ -32,7 +32,7 @@ from scheduler.daemon.main_log import MainLog
 from scheduler.daemon.managed_gpus import ManagedGpus
 from scheduler.daemon.problems import passing
 from scheduler.daemon.queue_export import script_of
-from scheduler.daemon.rebooking import changed_needs, rebooked
+from scheduler.daemon.rebooking import rebooked, update_needs
 from scheduler.daemon.web_child import WebChild
 from scheduler.gpus.monitor import GpuMonitor, Managed, managed_gpus, moved_gpus, other_schedulers
 from scheduler.intake.file_watcher import file_system_of, watcher
@@ -158,10 +158,10 @@ class DaemonProcess:
                 with db.writing() as connection:
                     managed.notes += follow_moved(connection, moved_gpus(stored, managed.shown))
                     rows.save_gpus(connection, managed.gpus)
-                    for job in rebooked(config, managed.gpus, table, rows.pending(connection)):
+                    for job in rebooked(config, managed.gpus, table, rows.pending_commands(connection)):
                         rows.respec(connection, job)
                         rows.save(connection, [job])
-                    rows.save(connection, changed_needs(managed.gpus, table, rows.pending(connection)))
+                    update_needs(connection, managed.gpus, table, at_start=True)
                     forget_readings(connection)
                     rows.set_meta(connection, "jobs_file", config.jobs_file)
                     rows.set_meta(connection, "llm_config", config.llm_config)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from scheduler import __version__
 from scheduler.core.config import Config
 from scheduler.core.gpu import Gpu
 from scheduler.core.job import Job
 from scheduler.core.model_table import ModelTable, booking_memory, need_of
+from scheduler.store import jobs as rows
+
+BASIS = "needs_basis"  # key in `meta`: what the needs of the waiting jobs were last computed from
 
 
 def rebooked(config: Config, gpus: Sequence[Gpu], table: ModelTable, waiting: Iterable[Job]) -> list[Job]:
@@ -26,6 +32,22 @@ def rebooked(config: Config, gpus: Sequence[Gpu], table: ModelTable, waiting: It
             job.spec, job.need = spec, need_of(spec, table, gpus)[0]
             found.append(job)
     return found
+
+
+def update_needs(
+    connection: sqlite3.Connection, gpus: Sequence[Gpu], table: ModelTable, *, at_start: bool = False
+) -> list[Job]:
+    """Recompute and store the needs of waiting jobs, in the caller's transaction. Return the jobs with another need.
+
+    ``at_start``: if GPUs and table are those of the last call, only the jobs are read whose need another process may
+    have computed, or that ended and wait again. With 100,000 waiting lines of a jobs file this saves a second.
+    """
+    basis = json.dumps([__version__, table.as_json(), [(gpu.index, gpu.server, gpu.memory_mib) for gpu in gpus]])
+    same = at_start and rows.meta(connection, BASIS) == basis
+    changed = changed_needs(gpus, table, rows.pending_elsewhere(connection) if same else rows.pending(connection))
+    rows.save(connection, changed)
+    rows.set_meta(connection, BASIS, basis)
+    return changed
 
 
 def changed_needs(gpus: Sequence[Gpu], table: ModelTable, waiting: Iterable[Job]) -> list[Job]:

@@ -166,9 +166,9 @@ def ghost(reading: GpuSnapshot, dead: Set[int] | None, check: str, reset: str) -
 
 
 def dead(pids: Set[int]) -> set[int] | None:
-    """Return those of ``pids``, which the driver reports, that belong to no existing process.
+    """Return those of ``pids`` that belong to no existing process. ``pids``: process ids that the driver reports.
 
-    Return None in a container: there the same process has another pid than the driver reports.
+    Return None in a container, where the pids of processes differ from those that the driver reports.
     """
     try:
         if os.readlink("/proc/self/ns/pid") != WHOLE_MACHINE:

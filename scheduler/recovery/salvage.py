@@ -37,7 +37,7 @@ def new_schema(connection: sqlite3.Connection) -> None:
 
 
 def copy_store(store: str, copy: str) -> None:
-    """Copy a store with its write-ahead log; SQLite creates the -shm file of the copy itself. Raises OSError."""
+    """Copy a store and its write-ahead log, but not its -shm file, which SQLite creates again. Raises OSError."""
     with open(copy, "wb"):
         os.chmod(copy, 0o600)
     for ending in ("", "-wal"):

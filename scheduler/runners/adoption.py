@@ -63,14 +63,14 @@ def start_trouble(job: int, attempt: int, number: int, at: float, stage: str = "
         "record": "its attempt record cannot be written",
         "folder": "its working folder cannot be entered",
         "environment": "its environment cannot be read",
-        "caller": "the command that waits for it in the foreground did not pass its input and output",
+        "caller": "the command that waits for the job did not give it its stdin, stdout and stderr",
         "gzip": "its log cannot be compressed",
     }
     text = os.strerror(number) if number else "not started"
     if stage in where:
         text = f"{where[stage]}: {text}"
     if stage == "caller" and number in GONE:
-        text = "the command that waited for it in the foreground has ended"
+        text = "the command that waited for the job in the foreground has ended"
     if stage == "log" and number == errno.EEXIST:
         text = "another scheduler has just created a log of the same name in this folder"
     lasting = stage in ("", "program", "caller", "gzip") and number not in PASSING

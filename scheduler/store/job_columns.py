@@ -80,7 +80,8 @@ def _allowed(job: Job) -> str | None:
     return None if job.allowed is None else gpu_ids_text(job.allowed)
 
 
-def _allowed_of(text: str | None) -> tuple[int, ...] | None:
+def allowed_of(text: str | None) -> tuple[int, ...] | None:
+    """Return the allowed GPUs that a stored text names; None: any GPU is allowed."""
     return parse_gpu_ids(text) if text else None
 
 
@@ -123,7 +124,7 @@ COLUMNS: tuple[Column, ...] = (
     _plain("priority", "INTEGER NOT NULL"),
     # Order among equal priorities; 0 stands for the id.
     Column(name="place", sql="INTEGER NOT NULL", write="order", field="order", read=lambda place, number: place or number, second="id"),
-    Column(name="allowed", sql="TEXT", write=_allowed, field="allowed", read=_allowed_of),
+    Column(name="allowed", sql="TEXT", write=_allowed, field="allowed", read=allowed_of),
     Column(name="vram_mib", sql="INTEGER NOT NULL DEFAULT 0", write=lambda job: job.spec.vram_mib or 0, when=SPEC),
     Column(name="waits_for", sql="INTEGER NOT NULL DEFAULT 0", write=lambda job: 1 if job.spec.after or job.spec.after_ok else 0, when=SPEC),
     _plain("submitted_at", "REAL NOT NULL", when=ONCE),

@@ -15,7 +15,7 @@ from scheduler.store.paths import DEFAULT_STEM, Places
 def this_machine() -> str:
     """Return the id of this machine, or its host name if it has no id.
 
-    Neither is stored in the state folder, so a copy of the folder on another machine gets another id.
+    The result is not read from the state folder: if that folder is copied to another machine, the result differs there.
     """
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         try:

@@ -187,6 +187,6 @@ def is_abandoned(command: Command) -> bool:
 
 
 def supervised(command: Command) -> bool:
-    """Return whether the tracker that claimed the command lives."""
+    """Return whether the process of `gpujob track` that claimed this command is alive."""
     who = command.tracker
     return who is not None and who.boot == boot_id() and lives(who.process)

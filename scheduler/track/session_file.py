@@ -200,9 +200,11 @@ class SessionFiles:
 
     @contextlib.contextmanager
     def _locked(self, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
-        """Hold the lock on all session files. Raises NoSession, or SchedulerError after ``wait_s`` seconds.
+        """Hold the lock on all session files.
 
-        If the lock file was removed or replaced before it was locked, the new file is locked instead.
+        Raises NoSession if the folder of the sessions does not exist, and SchedulerError if the lock is not free within
+        ``wait_s`` seconds. If the lock file is removed or replaced during the wait, the file that then has its name is
+        locked; a missing file is created.
         """
         path = os.path.join(self.sessions_dir, LOCK)
         until = time.monotonic() + wait_s

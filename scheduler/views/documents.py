@@ -202,7 +202,9 @@ class EventDocument(_EventAlways, total=False):
     attempt: Annotated[Number, Field("Number of the attempt.")]
     pid: Annotated[int, Field("Pid of the main process of the job.", minimum=1)]
     gpus: Annotated[list[Number], Field("GPUs of the job, or GPUs that leftover processes hold.")]
-    share: Annotated[Share, Field("Share of each GPU that the job has; 0 for GPUs that the job names itself.")]
+    share: Annotated[
+        Share, Field("Share of each of its GPUs that is allocated to the job; 0 if the job names its GPUs.")
+    ]
     ran: Annotated[Seconds, Field("Run time of the ended attempt, in seconds.")]
     gpu: Annotated[Number, Field("GPU that disappeared, or that the job uses without an allocation.")]
     memory: Annotated[

@@ -29,9 +29,9 @@ def paths(points: Points, start: float, end: float, top: float, gap_s: float) ->
 
 
 def gap_of(points: Points) -> float:
-    """Return the longest time between two readings that the curve still joins, in seconds.
+    """Return a time in seconds: the curve is interrupted between two neighbouring points that are further apart.
 
-    This is three times the shortest time between two of the ``points``.
+    The result is three times the shortest time between two neighbouring ``points``.
     """
     return 3 * min((later[0] - earlier[0] for earlier, later in pairwise(points)), default=60.0)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scheduler.core.decide import MOST_STARTS_A_TURN, decide
 from scheduler.core.gpu import WHOLE, ResourceRequest
 from scheduler.core.job import Failure, Job, JobState, Outcome, Process, Reason
-from scheduler.core.observations import Arrived, Asked, Ended, Gone, Missing, Now, Started, Unclaimed
+from scheduler.core.observations import Arrived, Asked, Ended, Gone, Missing, Now, Restored, Started, Unclaimed
 from scheduler.core.placement import Fleet
-from scheduler.core.placement_class import class_of, reason_with_place
+from scheduler.core.placement_class import WaitingJob, class_of, reason_with_place
 from scheduler.core.queue import Order
 from scheduler.core.requests import Hold, Pause, PauseQueue, Resume
 from scheduler.core.scheduler_state import SchedulerState
@@ -32,6 +34,35 @@ def test_a_job_that_fits_starts_in_the_pass_of_its_arrival() -> None:
     assert plan.changed == {1: job} and plan.must_sync and not plan.empty
     assert play.scheduler.fleet.free == {0: 500, 1: 1000}
     assert play.scheduler.live == {1: job} and play.scheduler.waiting() == 0
+
+
+@given(
+    wishes=st.lists(
+        st.tuples(st.sampled_from(["0.3", "1", "2"]), st.integers(-2, 2), st.integers(-3, 9)), min_size=1, max_size=8
+    ),
+    aging=st.sampled_from([0.0, 2.0]),
+)
+def test_jobs_restored_at_a_start_run_in_the_order_of_jobs_that_arrive(
+    wishes: list[tuple[str, int, int]], aging: float
+) -> None:
+    """After a start of the scheduler, jobs that are queued by their facts start in the same order as whole jobs."""
+    started = []
+    for restored in (True, False):
+        play = a_world(2, order=Order(aging_h=aging))
+        jobs = [
+            a_job(number, need, priority=priority, order=order or number, submitted_at=T0 + number)
+            for number, (need, priority, order) in enumerate(wishes, 1)
+        ]
+        if restored:
+            play.rows.update({job.id: job for job in jobs})
+            facts = [WaitingJob(job.id, class_of(job), job.priority, job.order, job.submitted_at) for job in jobs]
+            play.tell(Restored(facts))
+        else:
+            play.arrive(*jobs)
+        while play.scheduler.live:
+            play.tell(*(play.ended(job) for job in list(play.scheduler.live)))
+        started.append((play.started, play.scheduler.front))
+    assert started[0] == started[1] and sorted(started[0][0]) == list(range(1, len(wishes) + 1))
 
 
 def test_a_pass_without_events_has_an_empty_plan() -> None:

@@ -61,7 +61,10 @@ def hooks(tmp_path: Path) -> Iterator[Hooks]:
 def test_a_hook_that_was_started_is_recorded_when_the_store_can_be_written_again(
     hooks: Hooks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hook whose start could not be recorded is recorded later: it is not started again, and its warning is kept."""
+    """If the store cannot record that a hook was started, this is recorded later. The hook is not started again.
+
+    A warning about the hook is not lost.
+    """
     job = hooks.ended("no-such-program")
     strike, calls = rows.strike_calls, [0]
 

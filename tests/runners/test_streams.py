@@ -443,7 +443,7 @@ def test_s4_17_an_ended_caller_is_reported_in_words(bench: DirectBench) -> None:
     gone = Streams(caller=(os.getpid(), ticks_of(os.getpid()), str(bench.folder / "nobody")))
     bench.start(1, "/bin/true", streams=gone)
     observation = bench.until(NeverRan, 1)
-    assert observation.lasting and observation.why == "the command that waited for it in the foreground has ended"
+    assert observation.lasting and observation.why == "the command that waited for the job in the foreground has ended"
 
 
 def test_a_program_runs_if_a_warning_cannot_be_written() -> None:

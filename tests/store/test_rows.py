@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scheduler.core.file_offsets import FileMark, Refusal
 from scheduler.core.gpu import Gpu, ResourceRequest
 from scheduler.core.job import Event, Failure, Holding, Job, JobSpec, JobState, Outcome, Process, Reason
+from scheduler.core.placement_class import WaitingJob, class_of
 from scheduler.core.requests import Answer, Cancel, Pause, PauseQueue, Request, Requeue, Resume
 from scheduler.store import file_offsets as kept
 from scheduler.store import jobs as rows
@@ -507,6 +508,51 @@ def test_jobs_that_have_not_ended_are_counted(database: Database) -> None:
         assert rows.unfinished(connection) == 4
         ended(connection, *made[:3])
         assert rows.unfinished(connection) == 1
+
+
+WAITING = ("priority", "order", "allowed", "attempt", "not_before", "reason_code", "held")
+
+
+@given(
+    jobs=st.lists(
+        st.tuples(
+            SPECS,
+            st.builds(ResourceRequest, st.integers(0, 9), st.integers(0, 1000)),
+            st.fixed_dictionaries({}, optional={name: CHANGES[name] for name in WAITING}),
+        ),
+        max_size=4,
+    )
+)
+def test_waiting_jobs_are_read_for_a_start_of_the_scheduler(
+    database: Database, jobs: list[tuple[JobSpec, ResourceRequest, dict[str, Any]]]
+) -> None:
+    """Each waiting job is read either as a job or, if only room can be missing for it, by its facts.
+
+    The jobs whose need is checked at a start are those that no scheduler has read from a jobs file, and earlier ones.
+    """
+    with database.writing(sync=False) as connection:
+        connection.execute("DELETE FROM jobs")
+        for spec, need, changes in jobs:
+            job = rows.insert(connection, spec, need, "", (), 1.0)
+            for name, value in changes.items():
+                setattr(job, name, value)
+            rows.save(connection, [job])
+    connection = database.connection
+    waiting = {job.id: job for job in rows.pending(connection)}
+    ready, others = list(rows.ready(connection)), list(rows.not_ready(connection))
+    assert sorted([job.id for job in ready] + [job.id for job in others]) == list(waiting)
+    for found in ready:
+        job = waiting[found.id]
+        assert found == WaitingJob(job.id, class_of(job), job.priority, job.order, job.submitted_at)
+        assert not (job.held or job.reason_code or job.spec.after or job.spec.after_ok) and job.not_before is None
+    assert all(
+        job.held or job.reason_code or job.spec.after or job.spec.after_ok or job.not_before is not None
+        for job in others
+    )
+    of_commands = [job for job in waiting.values() if job.spec.source == "commands"]
+    assert list(rows.pending_commands(connection)) == of_commands
+    elsewhere = [job for job in waiting.values() if job.attempt or job.spec.source != "line"]
+    assert list(rows.pending_elsewhere(connection)) == elsewhere
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 7, 500])

@@ -75,8 +75,8 @@ def test_config_show_shows_differences_to_the_running_scheduler(scheduler):
     config.write_text("order: fifo\nkill_grace: 3\n")
     s.start("--mem-threshold", "0.7")
     lines = {line.partition(":")[0]: line for line in s.cli("config", "show").stdout.splitlines()}
-    assert lines["mem_threshold"].endswith("# the running scheduler: 0.7 (command line)")
-    assert lines["gpus"].endswith("# the running scheduler: 2 (command line)")
+    assert lines["mem_threshold"].endswith("# the running scheduler uses 0.7 (command line)")
+    assert lines["gpus"].endswith("# the running scheduler uses 2 (command line)")
     assert lines["kill_grace"] == "kill_grace: 3"
     edit(config, "kill_grace: 4\norder: short\n")
     said(s, "config reloaded: kill_grace 3 -> 4; order needs a restart")

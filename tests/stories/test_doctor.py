@@ -309,9 +309,9 @@ def test_doctor_finds_foreign_files_and_shows_unknown_to_another_user(ill: Sched
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be two users")
 def test_h17_commands_proposed_to_root_run_as_the_owner_of_the_scheduler(ill: Scheduler) -> None:
-    """H17: Commands proposed to root for another user's scheduler run as that user.
+    """H17: If root runs `doctor` for a scheduler of another user, the proposed commands run as that user.
 
-    Files that belong to that user are no finding.
+    Files that belong to that user are not reported as a finding.
     """
     lists = ill.folder.with_name(f"{ill.folder.name}-run")  # root's register of schedulers, which root must own
     lists.mkdir(0o700)

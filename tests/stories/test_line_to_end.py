@@ -529,8 +529,8 @@ def test_s3_36_the_exit_code_of_a_job_that_ended_without_a_scheduler_is_shown(sc
 def test_s2_14_no_gpu_is_idle_while_a_job_waits(scheduler):
     """S2.14: No GPU stands idle between two jobs, or while a job waits.
 
-    A long job and shorter ones run on three GPUs and note their times. The intervals are so long that no periodic check
-    can start a job.
+    A long job and shorter ones run on three GPUs and record when they start and end. The periodic checks are so rare
+    that none of them can start a job in this test.
     """
     most_s = 10.0  # limit for a start on a busy machine; the intervals are 600 s
     s = scheduler(gpus=3, monitor_interval=600, state_interval=600, gpu_interval=600)

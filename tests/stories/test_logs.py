@@ -271,7 +271,7 @@ def test_logs_grep_exits_with_0_for_a_match_1_for_none_and_2_for_an_error(schedu
         error = s.cli("logs", "1", *words, code=2).stderr
         assert error.startswith("gpujob: ") and error.count("\n") == 1
     s.cli("logs", "1-3", "-f", code=2)
-    assert "it has 1" in s.cli("logs", "1", "--attempt", "2", code=6).stderr
+    assert "it has logs of attempts 1" in s.cli("logs", "1", "--attempt", "2", code=6).stderr
     s.cli("logs", "9", code=6)
     done = subprocess.run(
         f"{sys.executable} -m scheduler logs 1-2 | head -1", shell=True, cwd=s.folder, env=s.environ,

@@ -102,7 +102,7 @@ def test_a07_the_next_daemon_withdraws_a_start_that_was_not_claimed(scheduler):
 
 
 def test_b05_a_job_that_is_cancelled_during_a_late_start_ends(scheduler):
-    """A14, B05: If a job is cancelled while its starter is stopped, the job ends as soon as the starter continues."""
+    """A14, B05: If a job is cancelled while the process that starts it is suspended, it ends once that one continues."""
     s = scheduler(gpus=1, kill_grace="0.2")
     s.hold("late")
     starter = late(s, 7)

@@ -430,7 +430,7 @@ def test_s4_17_a_killed_caller_fails_a_waiting_job_and_leaves_a_running_one(sche
     s.cli("queue", "resume")
     s.wait_state(1, "failed")
     told = s.cli("why", "1").stdout
-    assert "could not start" in told and "the command that waited for it in the foreground has ended" in told, told
+    assert "could not start" in told and "the command that waited for the job in the foreground has ended" in told, told
     assert not (s.folder / "ran").exists()
     one = foreground(s, "--cpu", "--", "sh", "-c", "read a; echo rest; cat; exit 5", stdin=subprocess.PIPE)
     s.wait_state(2, "running")
@@ -465,13 +465,13 @@ def test_s4_17_s4_28_a_foreground_job_survives_a_kill_of_the_scheduler(scheduler
     s.cli("queue", "resume")
     s.wait_state(1, "running")
     s.kill()
-    wait_for(lambda: "no scheduler is running; waiting for job 1" in said.read_text(), "the caller notices it")
+    wait_for(lambda: "no scheduler is running; job 1 waits until one starts" in said.read_text(), "the caller notices it")
     one.process.stdin.write(b"late\n")
     one.process.stdin.close()
     one.process.stdin = None
     code, out, _ = one.ended()
     assert (code, out) == (6, "1\n") and s.log(1) == "got late\n", said.read_text()
-    assert said.read_text().count("no scheduler is running; waiting for job 1") == 1, said.read_text()
+    assert said.read_text().count("no scheduler is running; job 1 waits until one starts") == 1, said.read_text()
     assert s.job(1)["state"] == "failed" and s.states()[1] == "running", "nobody has taken note of it yet"
     s.start()
     s.wait_state(1, "failed")

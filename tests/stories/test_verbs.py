@@ -167,7 +167,7 @@ def test_after_waits_for_the_end_and_after_ok_for_the_success_of_a_job(scheduler
 
 @pytest.mark.smoke
 def test_status_jobs_show_why_and_logs_show_jobs_in_all_states(scheduler):
-    """S3.38 in part: `status`, `jobs`, `show`, `why` and `logs` show jobs in all states, reasons and refused lines."""
+    """S3.38 in part: The reading verbs show jobs in every state, why jobs wait, and which lines were refused."""
     s = scheduler(gpus=2)
     s.hold("run")
     s.append(
@@ -227,7 +227,7 @@ def test_logs_prints_the_last_lines(scheduler):
 
 @pytest.mark.smoke
 def test_retry_keeps_the_id_and_both_logs(scheduler):
-    """S2.8 in part: `retry` makes another attempt with the same id and its own log."""
+    """S2.8 in part: `retry` starts another attempt of the same job. It has a new log; the earlier log stays."""
     s = scheduler(gpus=1)
     s.append(s.line("a", code=1))
     s.start()

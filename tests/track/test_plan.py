@@ -162,7 +162,7 @@ def test_s0_12_first_returns_the_first_command_of_a_status() -> None:
 
 
 def test_a_skipped_command_keeps_the_results_of_its_end() -> None:
-    """A skipped command keeps exit code, signal, times and reason of its end."""
+    """If an interrupted command is skipped, the exit code, signal, times and reason of its end are kept."""
     session = a_session("a", "b", "c")
     for command, observation in zip(
         session.commands, (Ended(1, 1, 3, None, T0 + 5), Lost(2, 1, "why", T0 + 5)), strict=False
