@@ -465,7 +465,9 @@ def test_s4_17_s4_28_a_foreground_job_survives_a_kill_of_the_scheduler(scheduler
     s.cli("queue", "resume")
     s.wait_state(1, "running")
     s.kill()
-    wait_for(lambda: "no scheduler is running; job 1 waits until one starts" in said.read_text(), "the caller notices it")
+    wait_for(
+        lambda: "no scheduler is running; job 1 waits until one starts" in said.read_text(), "the caller notices it"
+    )
     one.process.stdin.write(b"late\n")
     one.process.stdin.close()
     one.process.stdin = None
