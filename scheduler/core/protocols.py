@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Protocol
 
 from scheduler.core.job import Job, Process
@@ -31,8 +31,12 @@ class Runner(Protocol):
     def adopt(self, job: Job) -> list[Observation]:
         """Adopt an attempt found in the store: return the observations about it, and watch it if it still lives."""
 
-    def stop(self, job: Job, hard: bool) -> None:
-        """Send SIGTERM (SIGKILL if ``hard``) to every process of the attempt, also in other sessions and groups."""
+    def stop(self, jobs: Iterable[tuple[Job, bool]]) -> None:
+        """Send a signal to every process of the jobs' attempts, also in other sessions and groups.
+
+        ``jobs``: pairs of a job and whether the signal is SIGKILL instead of SIGTERM. One search finds the processes of
+        all jobs: to cancel 1,000 jobs must not take 1,000 searches.
+        """
 
     def watch_leftovers(self, key: str, job: int, attempt: int, processes: Sequence[Process]) -> None:
         """Let ``look`` report Gone(key) after ``processes`` and all other processes of the attempt have ended."""

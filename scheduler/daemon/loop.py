@@ -388,8 +388,9 @@ class Daemon:
         if launches:
             self.runner.flush()
             crash_point("start.sent")
+        if plan.stops:
+            self.runner.stop([(stop.job, stop.hard) for stop in plan.stops])
         for stop in plan.stops:
-            self.runner.stop(stop.job, stop.hard)
             crash_point("cancel.kill_sent" if stop.hard else "cancel.term_sent")
         for observation in observations:
             if isinstance(observation, (Ended, Lost)) and observation.leftovers:

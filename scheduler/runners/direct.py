@@ -11,7 +11,6 @@ import marshal
 import os
 import select
 import shutil
-import signal
 import socket
 import sys
 import time
@@ -421,16 +420,15 @@ class DirectRunner(LocalRunner):
                 newest = Process(pid, found.ticks)
         return newest
 
-    def stop(self, job: Job, hard: bool, soft: int = signal.SIGTERM) -> None:
-        """Signal the processes of the attempt (see `LocalRunner.stop`); give up an attempt that is not claimed yet."""
+    def _withdrawn(self, job: Job) -> bool:
         attempt = self._sent.get(job.attempt_key)
         if attempt is not None:
             with contextlib.suppress(OSError):  # a full disk: the job is stopped as soon as it has started
                 if attempt_record.give_up(attempt.path, job, self.boot, time.time_ns()):
                     del self._sent[job.attempt_key]
                     self._facts.append(Unclaimed(attempt.job, attempt.attempt))
-                    return
-        super().stop(job, hard, soft)
+                    return True
+        return False
 
     def trouble(self) -> str:
         """Return why no job can start (no supervisor, or a stopped one) and what to do; empty if jobs can start.

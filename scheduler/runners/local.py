@@ -20,7 +20,9 @@ from scheduler.system.proc import boot_id
 from scheduler.system.processes import (
     JOB_NAMES,
     Mark,
+    ProcessTable,
     Seen,
+    Target,
     become_subreaper,
     carries,
     environment_of,
@@ -131,6 +133,7 @@ class LocalRunner:
         self._most_watched = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - KEPT_FREE
         self._adopted: dict[int, WatchedAttempt] = {}  # pidfd of the leader → attempt whose end it shows
         self._zombies: list[_Zombie] = []
+        self._table: ProcessTable | None = None  # during a look at zombies: read after all of their ends
         self._claims: list[_Claim] = []
         self._leftovers: dict[int, tuple[str, Mark, Process]] = {}  # pidfd → key and mark of its attempt, process
         self._held: dict[str, Mark] = {}  # key of an attempt with leftover processes → its mark
@@ -220,7 +223,7 @@ class LocalRunner:
         always searched.
         """
         if not attempt.ours:
-            return tuple(members(self._mark(attempt), attempt.process))
+            return tuple(members(self._mark(attempt), attempt.process, table=self._table))
         for _ in range(MOST_LOOKS):
             orphans = self._orphans_of(attempt)
             if not orphans:
@@ -343,6 +346,7 @@ class LocalRunner:
         """Settle the attempts in `_zombies` whose ending is recorded or lost; check the rest again later."""
         now = time.monotonic()
         waiting = []
+        ended: list[tuple[_Zombie, attempt_record.AttemptRecord]] = []
         for zombie in self._zombies:
             if zombie.due > now:
                 waiting.append(zombie)
@@ -354,16 +358,28 @@ class LocalRunner:
             found = read_ending(
                 attempt.path, attempt.process, self.state_file, terminal=self.terminal, impatient=impatient
             )
-            if found.kind is Record.ENDED:
-                self._ended(attempt, found.how, found.code, found.ended_at or time.time())
-            elif not still:
-                left = tuple(members(self._mark(attempt), attempt.process))
-                self._facts.append(Lost(attempt.job, attempt.attempt, why_lost(found.kind, True), time.time(), left))
+            if found.kind is Record.ENDED or not still:
+                ended.append((zombie, found))
             else:
                 zombie.wait = min(LONGEST_LOOK_S, zombie.wait * 2)
                 zombie.due = now + zombie.wait
                 waiting.append(zombie)
-        self._zombies = waiting
+        settled = 0
+        try:
+            # One search for the leftover processes of all attempts that ended before it.
+            self._table = ProcessTable() if len(ended) > 1 else None
+            for zombie, found in ended:
+                attempt = zombie.attempt
+                if found.kind is Record.ENDED:
+                    self._ended(attempt, found.how, found.code, found.ended_at or time.time())
+                else:
+                    left = tuple(members(self._mark(attempt), attempt.process, table=self._table))
+                    why = why_lost(found.kind, True)
+                    self._facts.append(Lost(attempt.job, attempt.attempt, why, time.time(), left))
+                settled += 1
+        finally:
+            self._table = None
+            self._zombies = [*waiting, *(zombie for zombie, _ in ended[settled:])]
 
     # -- after a restart ----------------------------------------------------------------------------------
 
@@ -420,10 +436,20 @@ class LocalRunner:
 
     # -- ending -------------------------------------------------------------------------------------------
 
-    def stop(self, job: Job, hard: bool, soft: int = signal.SIGTERM) -> None:
-        """Send SIGTERM (or ``soft``), or SIGKILL if ``hard``, to all processes of the attempt."""
-        known = [p for held, _, p in self._leftovers.values() if held == job.attempt_key and p not in self._unsure]
-        signal_all(Mark(job.id, job.attempt, self.state_file, self.names), job.process, known, hard, soft)
+    def stop(self, jobs: Iterable[tuple[Job, bool]], soft: int = signal.SIGTERM) -> None:
+        """Send SIGKILL to all processes of each job that is paired with True, else ``soft``."""
+        targets = []
+        for job, hard in jobs:
+            if self._withdrawn(job):
+                continue
+            left = [p for held, _, p in self._leftovers.values() if held == job.attempt_key and p not in self._unsure]
+            mark = Mark(job.id, job.attempt, self.state_file, self.names)
+            targets.append(Target(mark, job.process, tuple(left), hard))
+        signal_all(targets, soft)
+
+    def _withdrawn(self, _job: Job) -> bool:
+        """Withdraw the start of an attempt if it has not begun; return whether it was withdrawn."""
+        return False
 
     def watch_leftovers(self, key: str, job: int, attempt: int, processes: Sequence[Process]) -> None:
         """Watch leftover processes of the attempt ``key``.

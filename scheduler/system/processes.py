@@ -305,68 +305,124 @@ def carries(pid: int, mark: Mark) -> bool:
     return bool(entries) and all(line in entries for line in mark.lines())
 
 
-def members(mark: Mark, leader: Process | None, known: Iterable[Process] = (), *, sure: bool = False) -> list[Process]:
+class ProcessTable:
+    """All processes at one moment, with indexes. One table serves the searches for the processes of many attempts.
+
+    A table must be read after the event that a search is about: it does not have processes that started later.
+    """
+
+    def __init__(self) -> None:
+        self.seen: dict[int, Seen] = {}
+        self._children: dict[int, list[int]] = {}
+        self._groups: dict[int, list[int]] = {}  # of sessions, too: pid of the session's or group's leader → pids
+        self._marked: dict[tuple[str, ...], dict[bytes, list[tuple[int, frozenset[bytes]]]]] = {}
+        for pid in _all_pids():
+            found = seen(pid)
+            if found is not None:
+                self.seen[pid] = found
+                self._children.setdefault(found.parent, []).append(pid)
+                for number in {found.session, found.group}:
+                    self._groups.setdefault(number, []).append(pid)
+
+    def has(self, process: Process) -> bool:
+        """Return whether this process, and no other one with its pid, is in the table."""
+        found = self.seen.get(process.pid)
+        return found is not None and found.ticks == process.ticks
+
+    def led_by(self, number: int) -> list[Seen]:
+        """Return the processes whose session or process group has this number."""
+        return [self.seen[pid] for pid in self._groups.get(number, ())]
+
+    def with_descendants(self, pids: Iterable[int]) -> set[int]:
+        """Return these pids, and those of all descendants."""
+        found: set[int] = set()
+        open_pids = list(pids)
+        while open_pids:
+            pid = open_pids.pop()
+            if pid not in found:
+                found.add(pid)
+                open_pids += self._children.get(pid, ())
+        return found
+
+    def carrying(self, mark: Mark) -> list[int]:
+        """Return the pids of the live processes that have the attempt's mark in their environment."""
+        index = self._marked.get(mark.names)
+        if index is None:  # the environments are read once for all attempts
+            index = self._marked[mark.names] = {}
+            heads = tuple(name.encode() + b"=" for name in mark.names)
+            for pid, found in self.seen.items():
+                entries = environment_of(pid) if found.alive and pid != os.getpid() else []
+                marks = frozenset(entry for entry in entries if entry.startswith(heads))
+                for entry in marks:
+                    if entry.startswith(heads[0]):
+                        index.setdefault(entry, []).append((pid, marks))
+        first, *others = mark.lines()
+        return [pid for pid, marks in index.get(first, ()) if all(line in marks for line in others)]
+
+
+def members(
+    mark: Mark,
+    leader: Process | None,
+    known: Iterable[Process] = (),
+    *,
+    sure: bool = False,
+    table: ProcessTable | None = None,
+) -> list[Process]:
     """Return all live processes of an attempt. ``leader``: its main process; ``known``: other processes of the attempt.
 
     Besides these, the result has the processes in the leader's session or process group, all descendants, and all
     processes with the mark. The leader's pid is the number of its session and group. Once the leader is gone, the
     kernel may give this pid to another process, which may begin a session or group with this number. So after the
     leader's end, its session and group count only while no process has this pid. With ``sure`` (for signals), a process
-    of the session or group must then also have the mark.
+    of the session or group must then also have the mark. ``table``: the processes to search; None: those of now.
     """
-    table: dict[int, Seen] = {}
-    for pid in _all_pids():
-        found = seen(pid)
-        if found is not None:
-            table[pid] = found
-    mine = {process.pid for process in (*known, *((leader,) if leader else ())) if _is(table, process)}
+    table = table or ProcessTable()
+    marked = set(table.carrying(mark))
+    mine = {process.pid for process in (*known, *((leader,) if leader else ())) if table.has(process)}
     if leader is not None:
-        number = leader.pid
-        led = number in mine
-        for pid, found in table.items():
-            if (found.session == number or found.group == number) and found.ticks >= leader.ticks:
-                if led or (number not in table and (not sure or carries(pid, mark))):
-                    mine.add(pid)
-    grew = True
-    while grew:
-        grew = False
-        for pid, found in table.items():
-            if pid not in mine and found.parent in mine:
-                mine.add(pid)
-                grew = True
+        led = leader.pid in mine
+        for found in table.led_by(leader.pid):
+            if found.ticks >= leader.ticks:
+                if led or (leader.pid not in table.seen and (not sure or found.pid in marked)):
+                    mine.add(found.pid)
+    mine = table.with_descendants(mine) | marked
     me = os.getpid()
-    for pid, found in table.items():
-        if pid not in mine and found.alive and pid != me and carries(pid, mark):
-            mine.add(pid)
-    return [Process(pid, table[pid].ticks) for pid in sorted(mine) if table[pid].alive and pid != me]
+    return [Process(pid, table.seen[pid].ticks) for pid in sorted(mine) if table.seen[pid].alive and pid != me]
 
 
-def _is(table: dict[int, Seen], process: Process) -> bool:
-    found = table.get(process.pid)
-    return found is not None and found.ticks == process.ticks
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An attempt whose processes get a signal. ``leader``, ``known``: as for `members`; ``hard``: SIGKILL is sent."""
+
+    mark: Mark
+    leader: Process | None
+    known: tuple[Process, ...] = ()
+    hard: bool = False
 
 
-def signal_all(
-    mark: Mark, leader: Process | None, known: Iterable[Process], hard: bool, soft: int = signal.SIGTERM
-) -> list[Process]:
-    """Send a signal to every process of an attempt: SIGKILL if ``hard``, else ``soft``. Return the processes found.
+def signal_all(targets: Iterable[Target], soft: int = signal.SIGTERM) -> list[Process]:
+    """Send a signal to every process of these attempts: SIGKILL, or ``soft`` if not ``hard``. Return the processes.
 
     With ``hard`` the search is repeated until it finds no new process, so that a child forked in the meantime does not
     escape. The signal ``soft`` is sent once, followed by SIGCONT, because a stopped process cannot react to it.
     """
     told: set[Process] = set()
-    known = tuple(known)
+    remaining: list[tuple[Target, set[Process]]] = [(target, set()) for target in targets]
     for _ in range(MOST_SWEEPS):
-        found = [process for process in members(mark, leader, known, sure=True) if process not in told]
-        if not found:
+        if not remaining:
             break
-        for process in found:
-            send(process, signal.SIGKILL if hard else soft)
-            if not hard:
-                send(process, signal.SIGCONT)
-        told.update(found)
-        if not hard:
-            break  # programs may take a second SIGTERM for another request; new children get the SIGKILL
+        table = ProcessTable()
+        again = []
+        for target, before in remaining:
+            found = set(members(target.mark, target.leader, target.known, sure=True, table=table)) - before
+            for process in sorted(found, key=lambda process: process.pid):
+                send(process, signal.SIGKILL if target.hard else soft)
+                if not target.hard:
+                    send(process, signal.SIGCONT)
+            told |= found
+            if target.hard and found:  # else programs may take a second SIGTERM for another request
+                again.append((target, before | found))
+        remaining = again
     return sorted(told, key=lambda process: process.pid)
 
 

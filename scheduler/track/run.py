@@ -342,7 +342,7 @@ class _Run:
             self._follow(0)
             self._save(lambda command: plan.take(command, observation))
             if self.steps:  # a signal came before the pid was known
-                self.runner.stop(self.job, hard=False, soft=self.signals.caught[0])
+                self.runner.stop([(self.job, False)], self.signals.caught[0])
         elif (
             isinstance(observation, Unclaimed)
             and not self.heard
@@ -415,7 +415,7 @@ class _Run:
             raise SchedulerError(what, do="see later whether it has ended: gpujob track status")
 
     def _tell(self, number: int) -> None:
-        self.runner.stop(self.job, hard=number == signal.SIGKILL, soft=number)
+        self.runner.stop([(self.job, number == signal.SIGKILL)], number)
 
     def _left(self) -> bool:
         """Return whether processes of a stopped command still live; False for a command that was not stopped."""

@@ -146,7 +146,7 @@ def test_stop_signals_all_processes_of_the_job(bench: Bench) -> None:
     job, _ = bench.job(1)
     job.process = bench.leaders[0]
     bench.wait(lambda: "ready" in bench.text(1), "ready")
-    bench.runner.stop(job, hard=False)
+    bench.runner.stop([(job, False)])
     ended = bench.until(Ended)
     assert ended.signal == signal.SIGTERM
     if ended.leftovers:

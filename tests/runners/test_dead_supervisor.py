@@ -225,7 +225,7 @@ def test_b05_a_cancel_withdraws_a_start_that_was_not_read_yet(tmp_path: Path) ->
         launch = Launch("1.1", ("/usr/bin/touch", str(ran)), {}, str(tmp_path), str(tmp_path / "log"))
         runner.start(job, launch)
         runner.flush()
-        runner.stop(job, hard=False)
+        runner.stop([(job, False)])
         assert runner.next_look() == 0.0 and runner.look() == [Unclaimed(1, 1)]
         os.kill(supervisor, signal.SIGCONT)
         second = Launch("2.1", ("/bin/true",), {}, str(tmp_path), str(tmp_path / "log"))

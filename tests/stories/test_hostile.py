@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.core.job import Process
-from scheduler.system.processes import Mark, members, seen, send, signal_all
+from scheduler.system.processes import Mark, Target, members, seen, send, signal_all
 from tests.gpus.stub import compiled
 from tests.stories.harness import alive, wait_for
 
@@ -39,7 +39,7 @@ def test_h02_a_foreign_process_with_the_pid_of_an_ended_job_is_not_signalled():
         mark = Mark(1, 1, "/nowhere/state.json")
         assert members(mark, gone) == [] and members(mark, gone, sure=True) == []
         assert Process(foreign_process.pid, found.ticks) in members(mark, Process(foreign_process.pid, found.ticks))
-        assert not send(gone, signal.SIGKILL) and signal_all(mark, gone, [gone], hard=True) == []
+        assert not send(gone, signal.SIGKILL) and signal_all([Target(mark, gone, (gone,), hard=True)]) == []
         assert foreign_process.poll() is None
     finally:
         foreign_process.kill()
