@@ -6,16 +6,22 @@ not marked ``story``; `make test-long` runs those marked ``long``, and those mar
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
 from hypothesis import HealthCheck
+
+from scheduler.warm import client
 
 # If this variable is set, each of thousands of interpreters compiles the whole program again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -24,7 +30,10 @@ sys.dont_write_bytecode = False
 # Each worker collects thousands of tests, which stay: the garbage collector need not visit them again and again.
 gc.disable()
 
-os.environ["GPUJOB_WARM"] = "0"  # a warm process would outlive the test that started it; `tests/warm` tests it
+# A usual warm process would outlive the test that started it, so it is switched off; `tests/warm` tests it. With
+# GPUJOB_TESTS_WARM=1 (`make test-warm`), the commands of all tests run in the warm processes of a folder of this worker.
+WARM_FOLDER = tempfile.mkdtemp(prefix="gpujob-warm-") if os.environ.get("GPUJOB_TESTS_WARM") == "1" else ""
+os.environ["GPUJOB_WARM"] = WARM_FOLDER or "0"
 
 # `python` in a job is the tested interpreter, not a script of pyenv, which starts ten shells for each job.
 os.environ["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH") or os.defpath))
@@ -73,6 +82,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     last = len(items) * (workers - 1) // workers
     items[:] = [*others[:last], *waits, *others[last:]]
+
+
+def pytest_sessionfinish() -> None:
+    """End the warm processes of this worker."""
+    if WARM_FOLDER:
+        for path in Path(WARM_FOLDER).glob("warm-*"):
+            with contextlib.suppress(OSError):  # it has ended
+                made = client.connect(str(path))
+                if made is not None:
+                    os.kill(client.peer_of(made)[0], signal.SIGKILL)
+        shutil.rmtree(WARM_FOLDER)
 
 
 def pytest_collection_finish() -> None:

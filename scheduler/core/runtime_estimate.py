@@ -7,14 +7,16 @@ from collections import deque
 
 from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import JobSpec
-from scheduler.core.model_table import model_in
+from scheduler.core.model_table import model_in, words_of
 
 
 def mode_of(arguments: tuple[str, ...]) -> str | None:
-    """Return the value of the last ``--mode X`` or ``--mode=X``, else None."""
+    """Return the value of the last ``--mode X`` or ``--mode=X`` before a bare ``--``, else None."""
     found = None
     words = iter(arguments)
     for word in words:
+        if word == "--":
+            break
         if word == "--mode":
             found = next(words, found)
         elif word.startswith("--mode="):
@@ -33,8 +35,10 @@ class Estimates:
 
     @staticmethod
     def _keys(spec: JobSpec, need: ResourceRequest) -> tuple[tuple[str, ...], ...]:
-        script = spec.script or " ".join(spec.arguments[:1])
-        signature = ("signature", script, model_in(spec.arguments) or "", mode_of(spec.arguments) or "")
+        words = tuple(words_of(spec))
+        # A command such as `python train.py`: the script says more than the interpreter.
+        script = spec.script or next((word for word in words if word.endswith((".py", ".sh"))), " ".join(words[:1]))
+        signature = ("signature", script, model_in(words) or "", mode_of(words) or "")
         return signature, ("script", script), ("class", str(need))
 
     def learn(self, spec: JobSpec, need: ResourceRequest, seconds: float) -> None:

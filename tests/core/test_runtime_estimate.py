@@ -20,6 +20,24 @@ def test_the_mode_is_the_last_mode_argument(words: str, mode: str | None) -> Non
     assert mode_of(tuple(words.split())) == mode
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("sh", "-c", "python a.py --x 1 && date"), ("sh", "-c", "python b.py")),  # lines of a commands file
+        (("sh", "-c", "cd x; ./prepare.sh"), ("sh", "-c", "cd x; ./train.sh")),
+        (("python3", "a.py"), ("python3", "b.py")),
+        (("sh", "-c", "python a.py --mode train"), ("sh", "-c", "python a.py --mode eval")),
+    ],
+)
+def test_commands_that_run_different_scripts_are_not_similar(one: tuple[str, ...], other: tuple[str, ...]) -> None:
+    """The estimate for a command comes from runs of the same script, not from all runs of `sh` or `python`."""
+    estimates = Estimates()
+    for words, seconds in ((one, 10.0), (other, 1000.0)):
+        estimates.learn(a_spec(source="submit", script="", arguments=words), ONE, seconds)
+    for words, seconds in ((one, 10.0), (other, 1000.0)):
+        assert estimates.of(a_spec(source="submit", script="", arguments=words), ONE) == seconds
+
+
 def test_without_runs_there_is_no_estimate() -> None:
     assert Estimates().of(a_spec(), ONE) is None
 
