@@ -61,7 +61,7 @@ def decide_case(plan: Plan) -> Report:
 
 
 def _measure(waiting: int, gpus: int) -> tuple[float, list[float]]:
-    """Return the microseconds per added job and the milliseconds of each decision."""
+    """Return the microseconds for each added job (their mean) and the milliseconds for each decision."""
     fleet = Fleet(Gpu(n, f"declared:{n}", server=n // SERVER) for n in range(gpus))
     state = SchedulerState(fleet, lambda number: job_of(number, gpus))
     now = Now(1e9, 1e6)

@@ -1,4 +1,4 @@
-"""Case disk: the current cost of single disk operations, to tell a slow disk from a slow scheduler."""
+"""Case disk: the present cost of single disk operations. It shows whether the disk is slow or the scheduler."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ BLOCK = b"\0" * 4096
 
 
 def disk(plan: Plan) -> Report:
-    """Measure the three disk operations that every job needs at least once, each alone.
+    """Measure the three disk operations that every job needs at least once. Each operation is measured alone.
 
-    For about a minute after thousands of files were removed from an ext4 file system, creating a file there is many
-    times slower.
+    After thousands of files were removed from an ext4 file system, creating a file on it is many times slower for about
+    a minute.
     """
     progress("disk")
     folder = os.path.join(plan.folder, "disk")

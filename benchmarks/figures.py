@@ -16,13 +16,13 @@ import scheduler
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median; of an even number of values, the mean of the middle two."""
+    """Return the median. For an even number of values, this is the mean of the middle two values."""
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def p99(values: Sequence[float]) -> float:
-    """Return the 99th percentile (nearest rank; the largest of fewer than 100 values)."""
+    """Return the 99th percentile (nearest rank). For fewer than 100 values, this is the largest value."""
     return sorted(values)[math.ceil(len(values) * 0.99) - 1]
 
 

@@ -1,8 +1,8 @@
 """HTTP client that floods the page at a fixed rate: `python -m benchmarks.flooding PORT RATE SECONDS CONNECTIONS`.
 
-It sends without waiting for answers. It reads the token from stdin and prints a JSON object: ``sent``, ``answered``
-(answers by status code), ``seconds`` (of sending), ``whole_s`` (with the wait for the last answers), ``worst_s`` (the
-slowest answer).
+It sends requests without waiting for answers. It reads the token from stdin and prints a JSON object. ``sent``: number
+of requests. ``answered``: answers by status code. ``seconds``: how long it sent requests. ``whole_s``: the same time
+with the wait for the last answers. ``worst_s``: time of the slowest answer in seconds.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ async def _read(
 async def flood(port: int, token: str, rate: float, seconds: float, connections: int) -> dict[str, object]:
     """Send ``rate`` requests per second for ``seconds`` seconds; return the object that the module prints.
 
-    The requests are distributed evenly over the connections. If the server no longer reads from one connection and its
-    send buffer is full, all further requests are delayed.
+    The requests are distributed evenly over the connections. If the server no longer reads from one of the connections
+    and the send buffer of this connection is full, all further requests are delayed.
     """
     request = f"GET /api/status HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
     found: dict[str, int] = {}

@@ -23,11 +23,17 @@ PATIENCE_S = 60.0
 
 
 class Stuck(Exception):
-    """Raised when an expected event did not happen in time or a command failed; the measurement is void."""
+    """Raised when an expected event did not happen in time, or when a command failed.
+
+    The measurement is then invalid.
+    """
 
 
 def wait_until(happened: Callable[[], bool], what: str, patience_s: float = PATIENCE_S, step_s: float = 0.01) -> None:
-    """Call ``happened`` every ``step_s`` seconds until it returns true. Raises Stuck after ``patience_s`` seconds."""
+    """Call ``happened`` every ``step_s`` seconds until it returns true.
+
+    Raises Stuck if it has not returned true after ``patience_s`` seconds.
+    """
     deadline = time.monotonic() + patience_s
     while not happened():
         if time.monotonic() > deadline:
@@ -36,7 +42,7 @@ def wait_until(happened: Callable[[], bool], what: str, patience_s: float = PATI
 
 
 def switches(pid: int) -> int:
-    """Return the number of context switches of all threads of a process so far, voluntary and involuntary."""
+    """Return how many context switches (voluntary and involuntary) all threads of a process have had so far."""
     total = 0
     for task in os.listdir(f"/proc/{pid}/task"):
         with contextlib.suppress(FileNotFoundError):
@@ -46,7 +52,10 @@ def switches(pid: int) -> int:
 
 
 def wait_quiet(pids: tuple[int, ...], patience_s: float = PATIENCE_S) -> None:
-    """Wait until none of these processes has run for QUIET_S seconds. Raises Stuck after ``patience_s`` seconds."""
+    """Wait until all these processes have slept for QUIET_S seconds without a break.
+
+    Raises Stuck if this has not happened after ``patience_s`` seconds.
+    """
     deadline = time.monotonic() + patience_s
     before, since = -1, time.monotonic()
     while True:
@@ -62,7 +71,7 @@ def wait_quiet(pids: tuple[int, ...], patience_s: float = PATIENCE_S) -> None:
 
 
 def append(path: str, text: str) -> int:
-    """Append ``text`` with one write; return the monotonic time just before it, in nanoseconds."""
+    """Append ``text`` with one write. Return the monotonic time just before the write, in nanoseconds."""
     data = text.encode()
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     try:
@@ -75,9 +84,10 @@ def append(path: str, text: str) -> int:
 
 
 def ledger(path: str) -> list[tuple[str, int, int]]:
-    """Return (word, start, end) of each line that the job program has appended to a file; empty if there is no file.
+    """Return (word, start, end) of each line that the job program has appended to a file.
 
-    ``word`` is the job's argument. Start and end are monotonic times in nanoseconds.
+    ``word`` is the job's argument. Start and end are monotonic times in nanoseconds. If there is no file, the result is
+    empty.
     """
     try:
         with open(path, encoding="ascii") as stream:
@@ -185,15 +195,18 @@ class House:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Return the process ids of the daemon and of its supervisor (there is none in screen mode)."""
+        """Return the process ids of the daemon and of its supervisor. In screen mode there is no supervisor."""
         return (self.pid, self.supervisor) if self.supervisor else (self.pid,)
 
     def path(self, name: str) -> str:
-        """Return the path of a file in the folder."""
+        """Return the path of a file in the scheduler's folder."""
         return os.path.join(self.folder, name)
 
     def wait_quiet(self, patience_s: float = PATIENCE_S) -> None:
-        """Wait until daemon and supervisor have not run for QUIET_S seconds. Raises Stuck."""
+        """Wait until daemon and supervisor have slept for QUIET_S seconds without a break.
+
+        Raises Stuck if this has not happened after ``patience_s`` seconds.
+        """
         wait_quiet(self.pids, patience_s)
 
     @contextlib.contextmanager
@@ -208,7 +221,8 @@ class House:
     def wait_ended(self, count: int, patience_s: float = PATIENCE_S, step_s: float = 0.1) -> None:
         """Wait until ``count`` jobs have ended.
 
-        Raises Stuck after ``patience_s`` seconds, or if the state of an ended job is not ``done``.
+        Raises Stuck if this has not happened after ``patience_s`` seconds, or if the state of an ended job is not
+        ``done``.
         """
         with self.reading() as connection:
             wait_until(
@@ -231,7 +245,10 @@ def _one(connection: sqlite3.Connection, question: str) -> int:
 
 
 def timed(words: list[str], folder: str, environ: dict[str, str]) -> float:
-    """Run a program and return the seconds from its start to its end. Raises Stuck when it fails or takes 60 s."""
+    """Run a program and return the seconds from its start to its end.
+
+    Raises Stuck if the program fails or takes longer than 60 s.
+    """
     before = time.perf_counter()
     try:
         done = subprocess.run(words, cwd=folder, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)

@@ -1,4 +1,7 @@
-"""Cases paste, idle, edit and cli: many lines in one append, an idle daemon, edits of the state file, commands."""
+"""Cases paste, idle, edit and cli.
+
+paste: many lines in one append. idle: a daemon without work. edit: edits of the state file. cli: commands.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 class _Asking(threading.Thread):
-    """A thread that calls `status` again and again and records the seconds of each call."""
+    """A thread that runs the command `status` repeatedly and records how many seconds each call takes."""
 
     def __init__(self, house: House) -> None:
         super().__init__(daemon=True)
@@ -33,7 +36,7 @@ class _Asking(threading.Thread):
             self.error = error
 
     def stop(self) -> list[float]:
-        """End after the current call; return the seconds of all calls. Raises the error of a failed call."""
+        """End the thread after its current call. Return the seconds of all calls. Raises the error of a failed call."""
         self.over.set()
         self.join(70.0)
         if self.error:
@@ -42,9 +45,9 @@ class _Asking(threading.Thread):
 
 
 def paste(plan: Plan) -> Report:
-    """Measure how fast the scheduler accepts many lines that one write appends, and how long `status` takes meanwhile.
+    """Measure how fast the scheduler accepts many lines, and how long `status` takes during this time.
 
-    The queue is paused, so that no job starts.
+    All lines are appended with one write. The queue is paused, so that no job starts.
     """
     count = plan.count(10_000)
     with House(plan.folder, gpus=2) as house, house.reading() as store:
@@ -143,8 +146,8 @@ def _memory(pid: int) -> dict[str, float]:
 def edit(plan: Plan) -> Report:
     """Measure how long the daemon takes to obey an edit of the state file, and to write a new version of the file.
 
-    The daemon has obeyed when the edit is in the store. An edit replaces the file by a rename. Measures first with an
-    idle daemon, then while jobs start and end.
+    The daemon has obeyed an edit when the edit is in the store. Each edit replaces the file by a rename. The first
+    measurement is with an idle daemon, the second while jobs start and end.
     """
     count = plan.count(100)
     with House(plan.folder, gpus=2) as house, house.reading() as store:

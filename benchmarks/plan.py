@@ -19,7 +19,7 @@ class Plan:
     million: bool = True
 
     def count(self, full: int, least: int = 4) -> int:
-        """Return ``full`` times the scale of this run, at least ``least``."""
+        """Return ``full``, multiplied by the scale of this run, but at least ``least``."""
         return max(least, round(full * self.scale))
 
     @functools.cached_property

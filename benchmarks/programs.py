@@ -1,4 +1,7 @@
-"""The two C programs: the job, and the floor, a minimal job starter that the scheduler is compared with."""
+"""The two C programs: the job and the floor.
+
+The floor is a minimal job starter, with which the scheduler is compared.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ class Programs:
     floor: str
 
     def lines(self, words: list[str]) -> str:
-        """Return lines of a jobs file that call the job program, one line for each text of arguments."""
+        """Return lines of a jobs file that call the job program. Each of ``words`` holds the arguments of one line."""
         return "".join(f"0,{self.job},,{text}\n" for text in words)
 
     def run_floor(self, count: int, slots: int, *words: str) -> float:
-        """Run ``count`` jobs with the floor, at most ``slots`` at a time; return the seconds that they took.
+        """Run ``count`` jobs with the floor, at most ``slots`` jobs at a time. Return the seconds that all jobs took.
 
         The floor is a loop of `posix_spawn` and `wait` in C. ``words``: the arguments of the job program.
         """
@@ -41,7 +44,10 @@ class Programs:
 
 
 def build(folder: str) -> Programs:
-    """Compile both programs into ``folder``, statically where the C library allows it. Raises NoCompiler."""
+    """Compile both programs into ``folder``. Raises NoCompiler.
+
+    The programs are linked statically if the C library allows this.
+    """
     compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
     if not compiler:
         raise NoCompiler("no C compiler (cc, gcc) in PATH; set CC, or measure only: idle cli decide")

@@ -70,7 +70,7 @@ def _bare(plan: Plan, house: House, word: str) -> float:
 def readings(plan: Plan) -> Report:
     """Measure the time of one reading of eight simulated GPUs.
 
-    Then measures job starts and the CPU time of an idle daemon, with readings and without.
+    Then measure job starts and the CPU time of an idle daemon, without readings and with readings.
     """
     folder = Path(plan.folder, "driver")
     folder.mkdir(exist_ok=True)

@@ -1,4 +1,7 @@
-"""Case ts: `gpujob ts` compared with Debian's `tsp`, in single calls and with many jobs queued by a shell loop."""
+"""Case ts: `gpujob ts` compared with Debian's `tsp`.
+
+Single calls are compared, and many jobs that a shell loop queues.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 class _Program:
-    """One of the compared `ts` programs, with its own server."""
+    """One of the `ts` programs that are compared, with its own server."""
 
     def __init__(self, name: str, path: str, folder: Path) -> None:
         self.name, self.path = name, path
@@ -96,7 +99,7 @@ def _busy_cores() -> Iterator[None]:
 
 
 def spool(plan: Plan) -> Report:
-    """Measure `gpujob ts` and Debian's `tsp` (where it is installed), with idle and with busy processor cores."""
+    """Measure `gpujob ts` and, if it is installed, Debian's `tsp`: with idle and with busy processor cores."""
     count, jobs = plan.count(20), plan.count(1000, 20)
     report = Report(
         "ts",

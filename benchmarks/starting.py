@@ -1,4 +1,4 @@
-"""Cases start, gap and burst: the delays of starting jobs, compared with a C loop that has no store."""
+"""Cases start, gap and burst: how long it takes to start jobs, compared with a C loop that has no store."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ BLOCK = 10
 
 
 def start(plan: Plan) -> Report:
-    """Measure the time from an appended line to the first instruction of its job.
+    """Measure the time from the append of a line to the first instruction of its job.
 
-    An idle daemon is compared with the C floor. They take turns, BLOCK starts each, so that a change of the machine's
-    load affects both.
+    An idle daemon is compared with the C floor. Daemon and floor take turns after BLOCK starts each, so that a change
+    of the machine's load affects both.
     """
     count = plan.count(50)
     ours: list[float] = []
@@ -49,7 +49,7 @@ def start(plan: Plan) -> Report:
 
 
 def _one_start(plan: Plan, house: House, file: str, word: str, kind: str, pids: tuple[int, ...]) -> float:
-    """Append a line; return the milliseconds from then until the first instruction of its job.
+    """Append a line. Return the milliseconds from the append to the first instruction of the line's job.
 
     Returns only when the processes ``pids`` are idle again.
     """
@@ -64,7 +64,10 @@ def _one_start(plan: Plan, house: House, file: str, word: str, kind: str, pids: 
 
 
 def gap(plan: Plan) -> Report:
-    """Measure the time from the end of a job to the start of the next, with one GPU and a queue of whole-GPU jobs."""
+    """Measure the time from the end of a job to the start of the next job.
+
+    There is one GPU, and each job in the queue needs the whole GPU.
+    """
     count = plan.count(100)
     ours: list[float] = []
     floors: list[float] = []
@@ -100,7 +103,10 @@ def _gaps(path: str) -> list[float]:
 
 
 def burst(plan: Plan) -> Report:
-    """Measure jobs per second on two GPUs, from the append to the end of the last job; the jobs exit immediately."""
+    """Measure jobs per second on two GPUs, from the append of the lines to the end of the last job.
+
+    The jobs exit immediately.
+    """
     count = plan.count(1000)
     ours: list[float] = []
     floors: list[float] = []

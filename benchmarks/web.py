@@ -50,7 +50,7 @@ class _Page:
 
 @contextlib.contextmanager
 def _idle(page: _Page, number: int) -> Iterator[dict[str, object]]:
-    """Keep ``number`` connections open that send nothing. A connection that the page closes is replaced."""
+    """Keep ``number`` connections open, on which nothing is sent. Replace each connection that the page closes."""
     opened: list[socket.socket] = []
     over = threading.Event()
 
@@ -81,9 +81,9 @@ def _idle(page: _Page, number: int) -> Iterator[dict[str, object]]:
 
 @contextlib.contextmanager
 def _slow(page: _Page) -> Iterator[dict[str, object]]:
-    """Run two slow clients. They connect again whenever the page closes the connection.
+    """Run two slow clients. When the page closes the connection of a client, the client connects again.
 
-    One sends a header byte every 0.5 s; the other sends requests and never reads the answers.
+    One client sends a header byte every 0.5 s. The other client sends requests and never reads the answers.
     """
     over = threading.Event()
     ask = f"GET /api/status HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nAuthorization: Bearer {page.token}\r\n\r\n".encode()
@@ -115,7 +115,7 @@ def _slow(page: _Page) -> Iterator[dict[str, object]]:
 
 @contextlib.contextmanager
 def _flood(page: _Page, seconds: float) -> Iterator[dict[str, object]]:
-    """Run the flooding client in another process; its results are in the yielded dict after the with block."""
+    """Run the flooding client in another process. After the with block, the yielded dict holds the client's results."""
     words = [sys.executable, "-m", "benchmarks.flooding", str(page.port), str(RATE), str(seconds), str(WAYS)]
     client = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert client.stdin is not None
@@ -132,7 +132,7 @@ def _flood(page: _Page, seconds: float) -> Iterator[dict[str, object]]:
 
 
 def web(plan: Plan) -> Report:
-    """Measure the time from an appended line to the first instruction of its job.
+    """Measure the time from the append of a line to the first instruction of its job.
 
     Measures without a page, with a page that nobody uses, and with clients that load the page.
     """
@@ -187,7 +187,7 @@ def web(plan: Plan) -> Report:
 
 
 def _one(plan: Plan, house: House, word: str) -> float:
-    """Append a line; return the milliseconds until the first instruction of its job."""
+    """Append a line. Return the milliseconds from the append to the first instruction of the line's job."""
     path = house.path("web.ledger")
     before = os.path.getsize(path) if os.path.exists(path) else 0
     at = append(house.jobs_file, plan.programs.lines([f"{path} {word}"]))

@@ -115,7 +115,7 @@ def _not_loaded(error: ImportError) -> str:
 
 
 def _removed_folder(error: OSError) -> str:
-    """Return an error message if the current folder was removed, which the kernel's error does not say.
+    """Return an error message if the current folder was removed. The kernel's error does not say this.
 
     For any other error, return an empty text.
     """
@@ -131,16 +131,16 @@ def _removed_folder(error: OSError) -> str:
 
 
 def _after_broken_pipe() -> int:
-    """Return exit code 0 after a broken pipe. Redirect stdout, so that the interpreter does not fail at exit."""
+    """Return exit code 0 after a broken pipe. Redirect stdout, so that the interpreter does not fail when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0
 
 
 def _fill_standard_streams() -> None:
-    """Open /dev/null on those of the descriptors 0, 1 and 2 that are closed.
+    """Open /dev/null on each of the descriptors 0, 1 and 2 that is closed.
 
     Otherwise a file that is opened later, such as the store, could get one of these numbers, and our output would be
-    written into it.
+    written into this file.
     """
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:

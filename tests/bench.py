@@ -1,4 +1,4 @@
-"""Test benches for the runners: a runner in a temporary folder, its jobs and its observations."""
+"""Test benches for the runners. A bench has a runner in a temporary folder, its jobs, and the runner's observations."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ LIMIT_S = 30.0
 
 
 class Bench:
-    """A runner in its own folder, and its observations.
+    """A runner in its own folder, and the observations that this runner returned.
 
-    ``observations``: all so far; ``leaders``: the main processes of the jobs. Subclasses choose the runner.
+    ``observations``: all observations so far; ``leaders``: the main processes of the jobs. A subclass creates the
+    runner.
     """
 
     name = ""
@@ -65,14 +66,18 @@ class Bench:
         return job
 
     def look(self) -> None:
-        """Wait up to 20 ms for an event, and add the runner's new observations."""
+        """Wait up to 20 ms for an event, and append the runner's new observations to ``observations``."""
         select.select(self.runner.descriptors(), [], [], 0.02)
         found = self.runner.look()
         self.leaders += [observation.process for observation in found if isinstance(observation, Started)]
         self.observations += found
 
     def until(self, kind: type, job: int = 0) -> Any:
-        """Call `look` until there is an observation of this type (and of this job, if not 0); return the observation."""
+        """Call `look` until an observation has this type; return the observation.
+
+        If ``job`` is not 0, the observation must also belong to this job. Raises AssertionError after ``LIMIT_S``
+        seconds.
+        """
         end = time.monotonic() + LIMIT_S
         while time.monotonic() < end:
             for observation in self.observations:
@@ -82,7 +87,10 @@ class Bench:
         raise AssertionError(f"no {kind.__name__} of job {job}: {self.observations}")
 
     def wait(self, condition: Callable[[], Any], what: str) -> Any:
-        """Call `look` until ``condition`` is true; return its result."""
+        """Call `look` until ``condition`` returns a true value; return this value.
+
+        ``what``: a description of the condition for the error message. Raises AssertionError after ``LIMIT_S`` seconds.
+        """
         end = time.monotonic() + LIMIT_S
         while not (found := condition()):
             assert time.monotonic() < end, f"not seen: {what}: {self.observations}"
@@ -90,12 +98,12 @@ class Bench:
         return found
 
     def raw(self, number: int, attempt: int = 1) -> bytes:
-        """Return the bytes of an attempt's log; empty if there is none."""
+        """Return the contents of an attempt's log; empty if the log does not exist."""
         path = self.folder / "logs" / f"{number}.{attempt}.log"
         return path.read_bytes() if path.exists() else b""
 
     def text(self, number: int) -> str:
-        """Return the log of the first attempt, with the line ends that a pipe would have."""
+        """Return the log of the job's first attempt as text. CR LF, which a terminal writes, is converted to LF."""
         return self.raw(number).decode(errors="surrogateescape").replace("\r\n", "\n")
 
     def whole(self, number: int) -> str:
@@ -108,7 +116,7 @@ class Bench:
         return str(self.folder / "attempts" / f"{number}.{attempt}")
 
     def orphan(self, runner: Any) -> None:
-        """Close this runner, as a simulation of a killed daemon within one process."""
+        """Close this runner, to imitate a daemon that was killed. The test process continues."""
         runner.close()
 
     def close(self) -> None:
@@ -120,7 +128,7 @@ class Bench:
 
 
 class DirectBench(Bench):
-    """A bench whose jobs are children of a supervisor, without screen."""
+    """A bench whose runner starts jobs as children of a supervisor, without GNU Screen."""
 
     name = "direct"
 
@@ -157,7 +165,7 @@ class DirectBench(Bench):
 
 
 class ScreenBench(Bench):
-    """A bench with jobs in terminal sessions. ``sockets``: the socket folder of these sessions."""
+    """A bench whose runner starts each job in a terminal session. ``sockets``: the socket folder of these sessions."""
 
     name = "screen"
 
@@ -182,7 +190,7 @@ class ScreenBench(Bench):
 
 @contextlib.contextmanager
 def direct_bench(folder: Path) -> Iterator[DirectBench]:
-    """Yield a DirectBench for one test, and close it."""
+    """Yield a DirectBench for one test. Close the bench after the test."""
     made = DirectBench(folder)
     yield made
     made.close()
@@ -190,9 +198,10 @@ def direct_bench(folder: Path) -> Iterator[DirectBench]:
 
 @contextlib.contextmanager
 def screen_bench(folder: Path, **environ: str) -> Iterator[ScreenBench]:
-    """Yield a ScreenBench for one test; close it, and end its sessions.
+    """Yield a ScreenBench for one test. After the test, close the bench and end its sessions.
 
-    The runner gives the session of an ended job more time to write the log: tests read the log after `Ended`.
+    When a job ends, the runner waits longer than usual for its session to write the log, because tests read the log
+    after `Ended`.
     """
     with socket_folder() as sockets, mock.patch.object(screen, "LOG_PATIENCE_S", 5.0):
         made = ScreenBench(folder, sockets, **environ)

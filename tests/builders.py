@@ -28,19 +28,23 @@ OOM = Failure("oom", "torch.OutOfMemoryError: CUDA out of memory.", "")
 
 
 def examples(number: int) -> settings:
-    """Return settings for an expensive property test: ``number`` examples where other tests run 100."""
+    """Return settings for an expensive property test, which runs ``number`` examples while other tests run 100."""
     return settings(max_examples=number * settings().max_examples // 100)
 
 
 def a_spec(**changes: Any) -> JobSpec:
-    """Return the JobSpec of a line that runs ``/data/train.py`` without arguments, with these changes."""
+    """Return the JobSpec of a job that runs ``/data/train.py`` without arguments.
+
+    ``changes``: other values of its fields.
+    """
     return replace(JobSpec(script="/data/train.py"), **changes)
 
 
 def a_job(id: int = 1, need: str = "1", **changes: Any) -> Job:
-    """Return a waiting job. ``changes``: fields of JobSpec and of Job; ``allowed`` and ``priority`` are set in both.
+    """Return a waiting job. ``changes``: values of the fields of Job and of its JobSpec.
 
-    With ``on``, the job requests these GPUs by name. With ``need="0"``, it requests ``slots`` CPU slots.
+    Job and JobSpec both have the fields ``allowed`` and ``priority``: a change of them is made in both. With ``on``,
+    the job requests these GPUs by name. With ``need="0"``, the job requests ``slots`` CPU slots.
     """
     if changes.get("on"):
         changes.setdefault("allowed", changes["on"])
@@ -59,12 +63,15 @@ def a_job(id: int = 1, need: str = "1", **changes: Any) -> Job:
 
 
 def a_gpu(index: int = 0, **changes: Any) -> Gpu:
-    """Return a declared GPU of server 0, with these changes."""
+    """Return a declared GPU of server 0. ``changes``: other values of its fields."""
     return replace(Gpu(index, f"declared:{index}"), **changes)
 
 
 def some_gpus(*servers: int, memory_mib: int | None = None) -> list[Gpu]:
-    """Return the GPUs of some servers. ``servers``: number of GPUs of each; ``some_gpus(8, 4)`` is two servers."""
+    """Return the GPUs of several servers. Each argument is the number of GPUs of one server.
+
+    `some_gpus(8, 4)` returns the GPUs of two servers.
+    """
     gpus: list[Gpu] = []
     for server, count in enumerate(servers):
         gpus += [a_gpu(len(gpus) + i, server=server, memory_mib=memory_mib) for i in range(count)]
@@ -72,15 +79,15 @@ def some_gpus(*servers: int, memory_mib: int | None = None) -> list[Gpu]:
 
 
 def a_kind(need: str = "1", allowed: Iterable[int] | None = None, vram_mib: int = 0) -> PlacementClass:
-    """Return a placement class."""
+    """Return the placement class of jobs with this need, these allowed GPUs and this GPU memory."""
     return PlacementClass(ResourceRequest.parse(need), None if allowed is None else tuple(allowed), vram_mib)
 
 
 class Play:
-    """A scheduler state and a simulated store. Each `tell` is one pass.
+    """A scheduler state and a simulated store. Each call of `tell` is one pass.
 
-    As in the daemon, reading a job from the store returns a copy of the job. The copy shows the job after the last
-    recorded pass, without the changes of the current pass. A job that arrives in the current pass is not copied.
+    As in the daemon, the scheduler gets a copy when it reads a job from the store. The copy has the values that were
+    recorded at the end of the previous pass. A job that arrives in the current pass is not copied.
 
     ``rows``: id → job in the store; ``started``: ids of started jobs; ``journal``: (job, kind) of all events.
     """
@@ -105,7 +112,10 @@ class Play:
         return Now(self.wall, self.mono)
 
     def tell(self, *observations: Observation, after: float = 0.0) -> Plan:
-        """Let ``after`` seconds pass, decide on these observations, and record the plan; return it."""
+        """Advance the clock by ``after`` seconds, decide on these observations, and record the plan.
+
+        Return the plan.
+        """
         self.wall += after
         self.mono += after
         self.fresh = {
@@ -123,7 +133,7 @@ class Play:
         return plan
 
     def arrive(self, *jobs: Job, after: float = 0.0) -> Plan:
-        """Add new waiting jobs in one pass."""
+        """Let these waiting jobs arrive, all in one pass; return the plan of this pass."""
         return self.tell(*(Arrived(job) for job in jobs), after=after)
 
     def ask(self, request: Request, after: float = 0.0) -> Plan:
@@ -131,49 +141,55 @@ class Play:
         return self.tell(Asked(1, request), after=after)
 
     def job(self, job: int) -> Job:
-        """Return a job as the store has it."""
+        """Return the job with this id from the store."""
         return self.rows[job]
 
     def state(self, job: int) -> JobState:
         return self.rows[job].state
 
     def began(self, job: int, pid: int | None = None) -> Started:
-        """Return the observation that the current attempt runs."""
+        """Return the observation that the current attempt of a job runs."""
         return Started(job, self.rows[job].attempt, Process(pid or 1000 + job, 77), self.wall)
 
     def ended(self, job: int, code: int | None = 0, **changes: Any) -> Ended:
-        """Return the observation that the current attempt ended."""
+        """Return the observation that the current attempt of a job ended."""
         return replace(Ended(job, self.rows[job].attempt, code, None, self.wall), **changes)
 
     def never_ran(self, job: int, why: str = "fork refused", lasting: bool = False) -> NeverRan:
-        """Return the observation that the current attempt could not be started."""
+        """Return the observation that the current attempt of a job could not be started."""
         return NeverRan(job, self.rows[job].attempt, why, lasting, self.wall)
 
     def lost(self, job: int, **changes: Any) -> Lost:
-        """Return the observation that the end of the current attempt cannot be known."""
+        """Return the observation that nobody can know how the current attempt of a job ended."""
         return replace(Lost(job, self.rows[job].attempt, "nobody saw its end", self.wall), **changes)
 
     def run(self, *jobs: Job) -> None:
-        """Add these jobs and let them start; fail unless all are RUNNING then."""
+        """Let these jobs arrive and start. Fail unless all of them are then RUNNING."""
         self.arrive(*jobs)
         self.tell(*(self.began(job.id) for job in jobs))
         assert all(self.state(job.id) is JobState.RUNNING for job in jobs)
 
     def reason(self, job: int) -> str:
-        """Return the reason code of a waiting job: its own, else that of its placement class."""
+        """Return the reason code of a waiting job.
+
+        If the job has no reason code, return that of its placement class.
+        """
         found = self.rows[job]
         return found.reason_code or self.scheduler.class_reasons()[class_of(found).key].code
 
 
 def a_policy(**changes: Any) -> Policy:
-    """Return the default settings with these changes, and without a limit on overtaking."""
+    """Return the default settings, but without a limit on overtaking. ``changes``: other values of its fields."""
     return replace(policy_of(Config()), **{"max_overtakes": 0, **changes})
 
 
 def a_world(
     *servers: int, cpu_slots: int = 1 << 30, missing: Callable[[Job], str] | None = None, **policy: Any
 ) -> Play:
-    """Return a Play with these servers (default: one server with one GPU). ``policy``: fields of Policy."""
+    """Return a Play with these servers. Each positional argument is the number of GPUs of one server.
+
+    Without a positional argument, there is one server with one GPU. ``policy``: values of the fields of Policy.
+    """
     more = {"missing": missing} if missing else {}
     return Play(Fleet(some_gpus(*(servers or (1,))), cpu_slots), policy=a_policy(**policy), **more)
 
@@ -181,7 +197,7 @@ def a_world(
 def check_ledger(state: SchedulerState) -> None:
     """Assert that the ledger matches the jobs: the free part of a GPU is 1000 minus the thousandths that jobs hold.
 
-    Attempts that could not be booked do not count. The claimed GPUs are those of jobs that named their GPUs.
+    Attempts for which the ledger had no room do not count. A GPU is claimed if a job that named this GPU holds it.
     """
     free = dict.fromkeys(state.fleet.gpus, WHOLE)
     slots = state.fleet.cpu_slots

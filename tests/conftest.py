@@ -1,7 +1,8 @@
 """Settings of all tests: marks, order, Hypothesis profiles, and a check that tests leave this process unchanged.
 
-`make test` runs all tests that are not marked ``long``; `make quick` runs those of them that are marked ``smoke`` or
-not marked ``story``; `make test-long` runs those marked ``long``, and those marked ``long_form`` with more examples.
+`make test` runs all tests without the mark ``long``. `make quick` runs a part of these tests: the tests with the mark
+``smoke`` and the tests without the mark ``story``. `make test-long` runs the tests with the mark ``long``, and runs the
+property tests (mark ``long_form``) with more examples.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ STORY_FOLDERS = ("tests/stories/", "tests/web/", "tests/breaking/")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Mark the stories, let pytest select the tests by their marks, and change the order of the selected tests.
 
-    Tests that wait long come first on the last worker, so that they run beside the other tests.
+    The last worker begins with the tests that wait for a long time. Meanwhile the other workers run the other tests.
     """
     for item in items:
         if hypothesis.is_hypothesis_test(getattr(item, "obj", None)):
@@ -96,17 +97,20 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Enable the garbage collector after the collection of the tests. Objects that exist by then are never examined."""
+    """Enable the garbage collector after the tests are collected.
+
+    It never examines objects that exist at this moment.
+    """
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(autouse=True)
 def _state_of_this_process() -> Iterator[None]:
-    """Undo a test's changes of this process (subreaper, umask), and fail if the test changed the umask.
+    """After each test, undo its changes of this process (subreaper, umask). Fail if the test changed the umask.
 
-    A runner makes its process a subreaper, which becomes the parent of orphans. If this setting stayed, orphans of later
-    tests would become children of this process, and then zombies that nobody reaps.
+    A runner makes its process a subreaper: this process then becomes the parent of orphans. If the test process stayed
+    a subreaper, it would get the orphans of later tests, and they would stay zombies, because nothing reaps them.
     """
     before = os.umask(0o022)
     os.umask(before)

@@ -1,9 +1,10 @@
 """Runs the stories with a copy of the program that has random delays, to find tests and code that depend on timing.
 
-``make delays`` (``python -m tests.delays [PYTEST ARGUMENT…]``) takes about 12 minutes. The copy has a delay of some 10
-to 100 ms at each crash point, before each pass of the daemon, and before it writes its log or the state file. The tests
-check their conditions more often. If a story fails here, there are two possible causes: the story checks something that
-the program does only after the event that the story has waited for, or the program does not handle an order of events.
+``make delays`` (``python -m tests.delays [PYTEST ARGUMENT…]``) takes about 12 minutes. The copy has random delays,
+mostly of 10 to 100 ms: at each crash point, before each pass of the daemon, and before the daemon writes its log or the
+state file. The tests check their conditions more often. If a story fails here, there are two possible causes. Either
+the story waits for one event, and then checks something that the program does only later. Or the program does not
+handle this order of events.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ CHANGES = Bug(
 
 
 def main(words: list[str]) -> int:
-    """Run the stories, or the given pytest arguments, in the changed copy; return pytest's exit code."""
+    """Run the stories, or the given pytest arguments, in the copy with delays; return pytest's exit code."""
     with tempfile.TemporaryDirectory(prefix="delays-") as made:
         folder = Path(made) / "copy"
         copy_to(folder)

@@ -6,9 +6,10 @@ import os
 
 
 def clean(*drop: str) -> dict[str, str]:
-    """Return this process's environment without variables of gpujob, and without those that begin with ``drop``.
+    """Return this process's environment without the variables of gpujob.
 
-    GPUJOB_WARM stays (see `tests/conftest.py`): a usual warm process would outlive the test that started it.
+    Variables whose names begin with one of the texts ``drop`` are left out, too. GPUJOB_WARM keeps its value (see
+    `tests/conftest.py`).
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("GPUJOB_", *drop))}
     return {**kept, "GPUJOB_WARM": os.environ["GPUJOB_WARM"]}

@@ -1,10 +1,10 @@
 """Starts `gpujob` commands and schedulers as forks of one process that has imported the program.
 
 The imports of a new interpreter take a quarter of a second, and the suite starts thousands of commands and hundreds of
-schedulers. A fork has the arguments, folder, environment and standard streams that a new interpreter would have; its parent
-process is the server. Commands with another locale are forked from a server that was started with that locale. `demo`,
-`attach` and commands with a preloaded library, a time zone or another PYTHONPATH get new interpreters. Earlier
-commands do not influence later ones.
+schedulers. A fork has the arguments, folder, environment and standard streams that a new interpreter would have; its
+parent process is the fork server. There is one fork server for each combination of locale and Python variables. `demo`,
+`attach`, and commands with a preloaded library, a time zone or another PYTHONPATH run in new interpreters. An earlier
+command does not influence later commands.
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ WEB_MODULES = ("scheduler.web.server", "scheduler.web.command")
 
 
 def serve(listener_fd: int) -> None:
-    """Fork a command for each request until stdin ends; answer its pid, and its exit code when it has ended."""
+    """Fork a command for each request, until stdin ends.
+
+    The server answers each request with the pid of the command. When the command has ended, it also sends the exit
+    code.
+    """
     for name in MODULES:
         importlib.import_module(name)
     from scheduler.command_line import import_all
@@ -103,7 +107,10 @@ def _tell_ends(waiting: dict[int, socket.socket]) -> None:
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Return a request and its three descriptors; None if the client has ended before the request was complete."""
+    """Return a request, and the descriptors of its three standard streams.
+
+    None if the client ended during the request.
+    """
     data, files = b"", array.array("i")
     while not data.endswith(b"\n"):
         piece, beside, *_ = connection.recvmsg(1 << 20, socket.CMSG_SPACE(3 * files.itemsize))
@@ -162,7 +169,10 @@ def _die_of_ctrl_c() -> None:
 
 
 def _opened(fd: int, old: io.TextIOWrapper) -> io.TextIOWrapper:
-    """Return a standard stream for this descriptor as an interpreter opens it; ``old``: the server's stream."""
+    """Return a new standard stream for this descriptor, with the properties that an interpreter would give it.
+
+    ``old``: the stream of the fork server. Its encoding and error handling are used.
+    """
     unbuffered = bool(fd and os.environ.get("PYTHONUNBUFFERED"))
     raw = open(fd, "wb" if fd else "rb", 0 if unbuffered else -1, closefd=False)  # noqa: SIM115  it stays open
     by_line = fd == 2 or raw.isatty()
@@ -184,7 +194,7 @@ class ForkedProcess:
         self.pid = int(self._line(60.0))
 
     def _line(self, timeout: float) -> bytes:
-        """Return the next line from the server. Raises subprocess.TimeoutExpired."""
+        """Return the next line from the fork server. Raises subprocess.TimeoutExpired after ``timeout`` seconds."""
         end = time.monotonic() + timeout
         while b"\n" not in self._data:
             self._connection.settimeout(max(0.0, end - time.monotonic()))
@@ -199,20 +209,26 @@ class ForkedProcess:
         return line
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end of the process; return its exit code, or minus its signal. Raises subprocess.TimeoutExpired."""
+        """Wait for the end of the process; return its exit code, or the negative number of the signal that killed it.
+
+        Raises subprocess.TimeoutExpired if the process runs longer than ``timeout`` seconds (None: an hour).
+        """
         if self.returncode is None:
             self.returncode = int(self._line(3600.0 if timeout is None else timeout))
             self._connection.close()
         return self.returncode
 
     def poll(self) -> int | None:
-        """Return the exit code of the process, or minus its signal; None while it runs."""
+        """Return the exit code of the process, or None while it runs.
+
+        For a process that a signal killed, return the negative number of the signal.
+        """
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(0.0)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send the process a signal, unless it has ended."""
+        """Send a signal to the process, unless the process has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -229,8 +245,8 @@ class ForkedProcess:
 class _Server:
     """A running fork server. It ends when this process ends.
 
-    Its environment is that of this process and ``variables``. Other variables of its first command, such as a crash
-    point, would affect later commands.
+    Its environment is that of this process, but its locale and Python variables are ``variables``. The server gets no
+    other variable of its first command: a crash point, for example, would affect later commands.
     """
 
     def __init__(self, variables: frozenset[tuple[str, str]]) -> None:
@@ -249,7 +265,7 @@ class _Server:
     def fork(
         self, words: Sequence[str], folder: Path, environ: Mapping[str, str], files: Sequence[int]
     ) -> ForkedProcess:
-        """Start a command with these descriptors as its standard streams."""
+        """Start a command as a fork. ``files``: the descriptors of its stdin, stdout and stderr."""
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.connect(self.path)
@@ -268,7 +284,10 @@ _servers: dict[frozenset[tuple[str, str]], _Server] = {}
 
 
 def _server_for(words: Sequence[str], environ: Mapping[str, str]) -> _Server | None:
-    """Return the fork server that was started with these variables; None if a command needs a new interpreter."""
+    """Return the fork server for the locale and Python variables in ``environ``; start it if it does not run.
+
+    None if the command needs a new interpreter.
+    """
     own_modules = environ.get("PYTHONPATH") != str(ROOT)
     if own_modules or set(words) & NEW_INTERPRETER_VERBS or not NEW_INTERPRETER_VARIABLES.isdisjoint(environ):
         return None
@@ -281,7 +300,10 @@ def _server_for(words: Sequence[str], environ: Mapping[str, str]) -> _Server | N
 def start(
     words: Sequence[str], folder: Path, environ: Mapping[str, str], out: File, errors: File, given: File | None = None
 ) -> ForkedProcess | subprocess.Popen[bytes]:
-    """Start `gpujob WORDS…` in the background. ``given``: its stdin, a file or a descriptor; None: empty."""
+    """Start `gpujob WORDS…` in the background.
+
+    ``given``: the command's stdin, as a file or a descriptor. If it is None, stdin is empty.
+    """
     server = _server_for(words, environ)
     if server is None:
         return subprocess.Popen(
@@ -296,7 +318,10 @@ def start(
 def run(
     words: Sequence[str], folder: Path, environ: Mapping[str, str], given: str, timeout: float
 ) -> subprocess.CompletedProcess[str]:
-    """Run `gpujob WORDS…` to its end with the text ``given`` on its stdin. Raises subprocess.TimeoutExpired."""
+    """Run `gpujob WORDS…` to its end with the text ``given`` on its stdin.
+
+    Raises subprocess.TimeoutExpired if the command runs longer than ``timeout`` seconds; the command is then killed.
+    """
     server = _server_for(words, environ)
     if server is None:
         return subprocess.run(

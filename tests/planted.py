@@ -25,7 +25,8 @@ LIMIT_S = 900
 class Bug:
     """A bug that can be planted.
 
-    ``changes``: (file, text that occurs once in it, its replacement). ``tests``: at least one of these must fail.
+    ``changes``: tuples of a file, a text that occurs exactly once in this file, and the text that replaces it.
+    ``tests``: the tests that are run. At least one of these tests must fail.
     """
 
     name: str
@@ -174,7 +175,10 @@ BUGS = (
 
 
 def plant(bug: Bug, folder: Path) -> None:
-    """Change the copy in ``folder``. Raises ValueError if a text does not occur exactly once."""
+    """Make the changes of a bug in the copy of the program in ``folder``.
+
+    Raises ValueError if a text that the bug replaces does not occur exactly once in its file.
+    """
     for name, old, new in bug.changes:
         path = folder / name
         text = path.read_text()
@@ -192,7 +196,7 @@ def copy_to(folder: Path) -> None:
 
 
 def caught_by(bug: Bug) -> tuple[str, float]:
-    """Return the first test that fails with this bug, and the seconds until it failed.
+    """Run the tests of a bug. Return the name of the first test that fails, and the seconds until its failure.
 
     The name is empty if no test fails.
     """
@@ -235,7 +239,7 @@ def main(words: list[str]) -> int:
 
 
 def note(bug: Bug, found: str) -> None:
-    """Write the result of a bug into planted.md; the rows of other bugs stay."""
+    """Write the result of a bug into planted.md. The rows of other bugs stay unchanged."""
     rows = {line.split(" | ")[0].removeprefix("| "): line for line in RESULT.read_text().splitlines() if " | " in line}
     rows[bug.name] = f"| {bug.name} | {bug.what} | {f'`{found}`' if found else '**not caught**'} |"
     head = "Written by `make planted`: each bug was put into a copy of the program, and its tests were run.\n"

@@ -34,7 +34,7 @@ exec "$@"
 
 
 def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
-    """Write an executable file and return its path. The file is complete and executable from its first moment."""
+    """Write an executable file and return its path. The file appears at this path complete and executable."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.new")
     aside.write_text(text)
@@ -44,7 +44,10 @@ def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
 
 
 def conda_prefix(prefix: Path, python: bool = True) -> Path:
-    """Create a complete conda environment, with a link to this interpreter if ``python``; return its folder."""
+    """Create a complete conda environment; return its folder.
+
+    If ``python`` is true, bin/python is a link to an interpreter.
+    """
     (prefix / "conda-meta").mkdir(parents=True, exist_ok=True)
     (prefix / "conda-meta" / "history").touch()
     (prefix / "bin").mkdir(exist_ok=True)
@@ -54,7 +57,7 @@ def conda_prefix(prefix: Path, python: bool = True) -> Path:
 
 
 def venv_prefix(prefix: Path) -> Path:
-    """Create a venv of this interpreter, without pip; return its folder."""
+    """Create a venv of this interpreter, without pip; return the folder of the venv."""
     (prefix / "bin").mkdir(parents=True)
     (prefix / "bin" / "python").symlink_to(BASE_PYTHON)
     (prefix / "pyvenv.cfg").write_text(f"home = {os.path.dirname(BASE_PYTHON)}\nversion = {VERSION}\n")
@@ -68,7 +71,7 @@ def site_packages(prefix: Path) -> Path:
 
 
 def activation(prefix: Path, text: str, name: str = "a.sh") -> Path:
-    """Write an activation script, as a package installs it; return its path."""
+    """Write an activation script where a conda package would install it; return the path of the script."""
     path = prefix / "etc" / "conda" / "activate.d" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -76,7 +79,7 @@ def activation(prefix: Path, text: str, name: str = "a.sh") -> Path:
 
 
 def conda_sh(root: Path, text: str = CONDA_SH) -> Path:
-    """Write the file with the shell function of a conda installation; return its path."""
+    """Write conda.sh, which defines the shell function `conda` of an installation; return the path of the file."""
     path = root / "etc" / "profile.d" / "conda.sh"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)

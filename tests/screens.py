@@ -26,7 +26,7 @@ LIMIT_S = 60.0
 
 
 def need_screen() -> str:
-    """Return the path of screen. If there is no screen, skip the test, or fail it in CI."""
+    """Return the path of screen. If screen is not installed, skip the test; in CI, fail the test."""
     found = shutil.which("screen")
     if found is None:
         if os.environ.get("CI") == "true":
@@ -37,7 +37,10 @@ def need_screen() -> str:
 
 @contextlib.contextmanager
 def socket_folder() -> Iterator[Path]:
-    """Yield a private folder for SCREENDIR with a short path, as sockets need; end all sessions in it."""
+    """Yield a private folder for the sockets of screen (SCREENDIR). At the end, kill all sessions in the folder.
+
+    The folder's path is short, because the path of a socket has a limited length.
+    """
     need_screen()
     folder = Path(tempfile.mkdtemp(prefix="gs", dir="/tmp"))  # mode 700
     try:
@@ -48,7 +51,7 @@ def socket_folder() -> Iterator[Path]:
 
 
 def marked(*marks: str) -> list[Process]:
-    """Return the living processes with an environment entry that begins with one of ``marks``."""
+    """Return the living processes in whose environment an entry begins with one of ``marks``."""
     found = []
     wanted = tuple(os.fsencode(mark) for mark in marks)
     for name in os.listdir("/proc"):
@@ -60,7 +63,7 @@ def marked(*marks: str) -> list[Process]:
 
 
 def end_marked(*marks: str) -> None:
-    """Kill the processes that `marked` returns (servers, shims, jobs) by pid and start time, until none is left."""
+    """Kill the processes that `marked` returns (servers, shims, jobs), until `marked` finds none."""
     end = time.monotonic() + LIMIT_S
     while found := marked(*marks):
         for process in found:
@@ -72,7 +75,7 @@ def end_marked(*marks: str) -> None:
 
 
 def sessions_in(folder: Path | str) -> dict[str, int]:
-    """Return name → pid of the living sessions whose sockets are in this folder."""
+    """Return name → pid for each living session whose socket is in this folder."""
     made = {}
     for entry in os.listdir(folder):
         number, _, name = entry.partition(".")
@@ -91,7 +94,7 @@ def listed(environ: Mapping[str, str]) -> str:
 def tell(environ: Mapping[str, str], session: str, *words: str) -> None:
     """Send a command to a session.
 
-    ``session``: PID.NAME, because screen also takes a NAME for one that begins with it.
+    ``session`` must be PID.NAME. For a name alone, screen would also choose a session whose name begins with it.
     """
     number, dot, _ = session.partition(".")
     assert dot and number.isdigit(), session
@@ -102,7 +105,7 @@ def tell(environ: Mapping[str, str], session: str, *words: str) -> None:
 
 
 def foreign_session(environ: Mapping[str, str], name: str, *argv: str) -> int:
-    """Start a session that belongs to no scheduler; return the pid of its server."""
+    """Start a session that belongs to no scheduler; return the pid of the session's screen process."""
     subprocess.run(["screen", "-c", os.devnull, "-dmS", name, *argv], env=dict(environ), check=True, timeout=LIMIT_S)
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
@@ -115,7 +118,10 @@ def foreign_session(environ: Mapping[str, str], name: str, *argv: str) -> int:
 
 
 class Terminal:
-    """A terminal with a command in it. ``text``: what it has shown; ``code``: its exit code, None while it runs."""
+    """A terminal in which one command runs.
+
+    ``text``: the output that the terminal has shown; ``code``: the exit code of the command, None while it runs.
+    """
 
     def __init__(self, argv: Iterable[str], environ: Mapping[str, str], rows: int = 24, columns: int = 80) -> None:
         argv = list(argv)
@@ -139,15 +145,15 @@ class Terminal:
         self.code: int | None = None
 
     def resize(self, rows: int, columns: int) -> None:
-        """Change the size, as a window manager does."""
+        """Change the size of the terminal, as a window manager does."""
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def type(self, keys: bytes) -> None:
-        """Press these keys."""
+        """Send these bytes to the command, as if a user typed them."""
         os.write(self.fd, keys)
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Read the terminal's output until ``condition`` is true; fail after ``LIMIT_S`` seconds."""
+        """Read the terminal's output until ``condition`` returns a true value; fail after ``LIMIT_S`` seconds."""
         end = time.monotonic() + LIMIT_S
         while not condition():
             assert time.monotonic() < end, f"not seen: {what}: {self.text[-2000:]!r}"
@@ -179,9 +185,9 @@ class Terminal:
         return self.code
 
     def close(self) -> None:
-        """Close the terminal, so that its command gets SIGHUP, and wait for the command's end.
+        """Close the terminal, so that the command gets SIGHUP, and wait for the command's end.
 
-        Kill it after ``LIMIT_S`` seconds.
+        After ``LIMIT_S`` seconds, kill the command.
         """
         if self.fd >= 0:
             os.close(self.fd)

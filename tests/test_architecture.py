@@ -21,7 +21,10 @@ MOST_LINES = 700
 
 @dataclass(frozen=True)
 class Package:
-    """Contents of a package, and its permitted imports: packages, or single modules by their dotted names."""
+    """The contents of a package, and the imports that it may have.
+
+    ``may``: dotted names of packages, or of single modules.
+    """
 
     holds: str
     may: tuple[str, ...] = ()
@@ -119,7 +122,7 @@ def module_exists(dotted: str) -> bool:
 
 
 def imports_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line, absolute dotted module name) of every import, also inside functions."""
+    """Yield the line and the full dotted module name of each import in a file, also of imports inside functions."""
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -143,12 +146,15 @@ def allowed(name: str, may: tuple[str, ...]) -> bool:
 
 
 def module_of(path: Path) -> str:
-    """Return the dotted name below the program ("core.job"); for a package's own file the package's name."""
+    """Return the module's dotted name below the program ("core.job"). For `__init__.py` this is the package's name."""
     return ".".join(path.relative_to(PROGRAM).with_suffix("").parts).removesuffix(".__init__")
 
 
 def find_circle(arrows: dict[str, set[str]]) -> list[str]:
-    """Return the modules of an import cycle, the first one also at the end; empty if there is no cycle."""
+    """Return the modules of an import cycle, in order; the last entry repeats the first one.
+
+    Empty if there is no cycle.
+    """
     done: set[str] = set()
 
     def search(module: str, path: list[str]) -> list[str]:
@@ -173,7 +179,7 @@ def find_circle(arrows: dict[str, set[str]]) -> list[str]:
 def each_file(paths: list[Path] = FILES) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
     """Return a decorator that turns a check of one file into one test of all files.
 
-    A failure names each failing file.
+    If the test fails, its message names each file in which the check failed.
     """
 
     def made(check: Callable[[Path], None]) -> Callable[[], None]:
@@ -202,7 +208,7 @@ def test_import_rules_for_single_files_name_existing_files() -> None:
 
 
 def test_packages_import_only_packages_below_them() -> None:
-    """PACKAGES lists the packages from bottom to top: each may import only packages listed before it."""
+    """A package may import only packages that PACKAGES lists before it."""
     below: list[str] = []
     for name, package in PACKAGES.items():
         up = [other for other in package.may if other.split(".")[0] not in below]
@@ -227,7 +233,7 @@ def test_modules_import_only_lower_layers(path: Path) -> None:
 
 
 def test_there_are_no_import_cycles() -> None:
-    """There are no import cycles; imports inside functions and for types count, too."""
+    """There are no import cycles. Imports inside functions and imports of types count too."""
     arrows = {module_of(path): {other for _, other in ours(path)} for path in FILES}
     circle = find_circle(arrows)
     assert not circle, f"{' -> '.join(circle)}: move what they share into a module that both import"

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def documents() -> list[Path]:
-    """Return all documents of the project except the changelog, which describes the past."""
+    """Return the paths of all documents of the project. The changelog is left out, because it describes the past."""
     found = [
         *ROOT.glob("*.md"),
         *(ROOT / "docs").glob("*.md"),
@@ -129,7 +129,7 @@ def test_every_test_with_a_row_id_is_named_in_that_row() -> None:
 def test_every_test_that_a_document_names_exists() -> None:
     """Each `test_…` in a document is the name of a test or of a test file.
 
-    `test_h02_…` with "…" is the beginning of one.
+    If "…" follows the name, as in `test_h02_…`, at least one name begins with it.
     """
     paths = list((ROOT / "tests").rglob("test_*.py"))
     names = {path.stem for path in paths}
@@ -149,7 +149,7 @@ def test_links_in_documents_have_targets() -> None:
 
 
 def test_files_and_names_mentioned_in_documents_and_docstrings_exist() -> None:
-    """Documents and docstrings name only files and names of the program that exist (`core/states.py: TABLE`).
+    """Each file that a document or a docstring names exists. In `core/states.py: TABLE`, the file contains this name.
 
     `NAME.py` and the names of users' own scripts are not checked.
     """

@@ -15,7 +15,7 @@ from tests import fork_server
 
 
 def test_the_exit_code_of_a_command_that_ends_early_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exit code of a command that ends before the client continues is not lost."""
+    """If a command ends before the client waits for its answer, its exit code is not lost."""
     send_fds = socket.send_fds
 
     def send_and_wait(connection: socket.socket, data: list[bytes], files: Sequence[int]) -> int:
@@ -34,7 +34,10 @@ def test_the_exit_code_of_a_command_that_ends_early_is_kept(tmp_path: Path, monk
 
 
 def test_the_fork_server_keeps_no_variable_of_its_first_command(tmp_path: Path) -> None:
-    """A server keeps no variable of its first command: a crash point would kill later commands."""
+    """A fork server keeps no variable of its first command.
+
+    If it kept a crash point, later commands would be killed.
+    """
     environ = {
         **os.environ,
         "PYTHONPATH": str(fork_server.ROOT),

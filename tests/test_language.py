@@ -1,6 +1,6 @@
 """Checks of the language: messages, docstrings and documents use clear words, and all errors have one form.
 
-The patterns find the forms that most often need a second reading. They do not replace a reader.
+The patterns find the forms that most often make a reader stop. They do not replace a human reader.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PROPER = re.compile(
 
 
 def functions_and_classes(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield place and docstring of a module, its classes and functions."""
+    """Yield the place and the docstring of a module, and of each of its classes and functions."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -57,7 +57,10 @@ def riddle(docstring: str) -> str:
 
 
 def bad_form(error: str) -> str:
-    """Return what is wrong with the form of an error: ``cannot X: reason; do Y``, lower case, no full stop."""
+    """Return what is wrong with the form of an error; empty if nothing is wrong.
+
+    The form is ``cannot X: reason; do Y``, in lower case and without a full stop.
+    """
     first = error.lstrip("'\"(`")
     if first[:1].isupper() and not PROPER.match(first):
         return "begins with a capital"
@@ -111,7 +114,7 @@ def test_messages_use_clear_words() -> None:
 
 
 def test_error_messages_have_one_form() -> None:
-    """Errors begin in lower case, have no full stop and say "cannot" once before what to do."""
+    """An error begins in lower case and has no full stop. It has at most one "cannot" before the semicolon."""
     errors = [m for m in make_messages.messages() if m.kind == "error" and not m.file.startswith(ORIGINAL_WORDS)]
     assert len(errors) > 500
     assert not {f"{m.file}:{m.line}": (bad_form(m.text), m.text) for m in errors if bad_form(m.text)}
@@ -119,7 +122,7 @@ def test_error_messages_have_one_form() -> None:
 
 @pytest.mark.parametrize("folder", ["scheduler", "tests", "docs", "benchmarks"])
 def test_docstrings_name_their_subject_in_clear_words(folder: str) -> None:
-    """The first line of a docstring names its subject; no docstring has a private or unclear word."""
+    """The first line of each docstring names its subject, and no docstring has a private or unclear word."""
     found = [entry for path in sorted((ROOT / folder).rglob("*.py")) for entry in functions_and_classes(path)]
     assert found
     assert not {place: riddle(text) or unclear(text) for place, text in found if riddle(text) or unclear(text)}
@@ -135,7 +138,7 @@ def test_documents_use_clear_words(path: Path) -> None:
 
 
 def test_messages_quoted_by_the_troubleshooting_page_exist() -> None:
-    """Each message in a table of the page is part of a message of the program or of an error text of the system."""
+    """Each message in a table of the troubleshooting page is part of a message of the program or of a system error."""
     page = (ROOT / "docs/troubleshooting.md").read_text()
     rows = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| ") and " | " in line]
     quoted = [text for row in rows for text in re.findall(r"`([^`]+)`", row)]

@@ -33,7 +33,7 @@ def test_each_text_that_make_delays_replaces_occurs_once() -> None:
 
 @pytest.mark.parametrize("module", ["tests.soak", "tests.planted"])
 def test_the_test_tools_print_help_without_pytest(module: str) -> None:
-    """Without pytest, the tools print their help. An unknown name is an error, not a run without tests."""
+    """The test tools print their help if pytest is not installed. An unknown name is an error: no test runs."""
     without = "import runpy, sys; sys.modules['pytest'] = None; sys.argv = sys.argv[1:]; runpy.run_module(sys.argv[0], run_name='__main__')"
 
     def run(word: str) -> subprocess.CompletedProcess[str]:

@@ -117,8 +117,8 @@ def add(
 def _as_options(pairs: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Return the texts KEY=VALUE of ``--set`` in two forms.
 
-    The first form is the text ``;key=value…`` for the end of the line. The second form is a dict: field of JobSpec →
-    value. Raises UsageError or Refused for a wrong text.
+    The first form is the text ``;key=value…`` for the end of a line of the jobs file. The second form is a dict: field
+    of JobSpec → value. Raises UsageError or Refused for a wrong text.
     """
     values: dict[str, Any] = {}
     for pair in pairs:
@@ -149,9 +149,10 @@ def submit(
 ) -> int:
     """Queue a command with the current folder and environment, print the job's id, and return the exit code.
 
-    ``wait`` and ``foreground`` wait for the end of the job and return an exit code that tells how the job ended
-    (`client/wait.py: code_of`); otherwise the exit code is 0. With ``wait``, Ctrl-C ends the wait with exit code 130.
-    With ``foreground``, Ctrl-C is passed on to a running job; a waiting job is cancelled, with exit code 130.
+    ``wait`` and ``foreground`` wait for the end of the job. The exit code then tells how the job ended
+    (`client/wait.py: code_of`). Without them, the exit code is 0. With ``wait``, Ctrl-C ends the wait with exit code
+    130. With ``foreground``, Ctrl-C is passed on to a running job. If the job still waits, Ctrl-C cancels the job, with
+    exit code 130.
     ``info_command``: shell text whose output becomes the job's ``info``. ``env``: texts NAME=VALUE. ``options``: values
     by option name (`core/job_options.py`). Raises UsageError, Refused, SchedulerError.
     """

@@ -108,7 +108,7 @@ def _parameter(name: str, kind: Any, default: Any, declared: Any) -> inspect.Par
 def _with(*rows: inspect.Parameter) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that replaces the ``**`` parameter of a verb's function by the parameters ``rows``.
 
-    They come after the verb's arguments and before its own options.
+    The parameters ``rows`` come after the verb's arguments and before its own options.
     """
 
     def declare(verb: Callable[..., None]) -> Callable[..., None]:
@@ -145,7 +145,7 @@ def _setting(name: str, help: str = "") -> inspect.Parameter:
 def _job_option(option: JobOption, *, edit: bool = False) -> inspect.Parameter:
     """Return the Typer option for a row of `JOB_OPTIONS`, for `submit`, `add` and `edit`.
 
-    ``edit``: a text option that is not given has the value None. For `edit`, an empty text restores the default.
+    ``edit``: the option is for `edit`. There a missing text option has the value None; an empty text means the default.
     """
     complete = getattr(completions, option.completion) if option.completion else None
     declared = typer.Option(
@@ -660,7 +660,7 @@ def all_verbs() -> Any:
 
 
 def _declared(words: list[str]) -> Any:
-    """Return the Click command for ``words``. Usually it has only the verb with which ``words`` begin.
+    """Return the Click command for ``words``. Usually it has only one verb, the first of ``words``.
 
     The reason is that building all verbs takes longer than most verbs run. `help` needs all verbs, because it describes
     other verbs.

@@ -37,9 +37,9 @@ Completion = Callable[[typer.Context, str], list[tuple[str, str]]]
 
 
 def _quietly(find: Callable[[SchedulerClient, str], Iterable[tuple[str, str]]]) -> Completion:
-    """Return a completion that offers what ``find`` yields for the scheduler that the command line names.
+    """Return a completion that offers the words that ``find`` yields for the scheduler named on the command line.
 
-    It offers nothing if ``find`` fails, and leaves out words that contain characters outside `_PLAIN`.
+    The completion offers nothing if ``find`` fails. It leaves out words that contain characters outside `_PLAIN`.
     """
 
     def complete(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
@@ -90,7 +90,7 @@ def _jobs(states: Iterable[JobState]) -> Completion:
 
 
 def _list_of(complete: Completion) -> Completion:
-    """Return a completion for comma-separated lists: it completes the last item, and offers no item twice."""
+    """Return a completion for comma-separated lists. It completes the last item, and offers no item twice."""
 
     def whole(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
         before, comma, last = incomplete.rpartition(",")

@@ -15,10 +15,10 @@ from scheduler.views import render
 
 
 def show(*, origin: bool = False, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
-    """Print every setting as a line of YAML, or all as JSON, and return the exit code 0. Raises SchedulerError.
+    """Print every setting as a line of YAML, or all settings as one JSON document, and return the exit code 0.
 
     ``origin``: at the end of each line, a comment says where the value comes from. If the running scheduler uses
-    another value of a setting, a comment shows that value (with or without ``origin``).
+    another value of a setting, a comment shows that value (with or without ``origin``). Raises SchedulerError.
     """
     settings = settings_for({"state_file": state_file} if state_file else {}, config)
     found = state_file_for(state_file, config)
@@ -51,8 +51,8 @@ def _json(settings: Settings, running: dict[str, tuple[Any, str]], alive: bool) 
 def _lines(settings: Settings, running: dict[str, tuple[Any, str]], origin: bool) -> list[str]:
     """Return lines of YAML that can be saved as a config file.
 
-    Comments show where each value comes from (only with ``origin``), and the value of the running scheduler if it
-    differs.
+    With ``origin``, comments show where each value comes from. If the running scheduler uses another value of a
+    setting, a comment shows that value.
     """
     values = {key: f"{key}: {written(value)}" for key, value in settings.config.policy_values().items()}
     width = min(60, max(map(len, values.values())))
@@ -69,9 +69,10 @@ def _lines(settings: Settings, running: dict[str, tuple[Any, str]], origin: bool
 
 
 def check(file: str = "", *, state_file: str | None = None, config: str | None = None) -> int:
-    """Check the config ``file`` alone, or all that `start` would read; print the result and return the exit code 0.
+    """Check settings, print the result, and return the exit code 0.
 
-    Raises SchedulerError if there is a mistake. Several mistakes are raised together, as Mistakes.
+    With ``file``, only this config file is checked. Otherwise all settings that `start` would read are checked, and the
+    model table. Raises SchedulerError if there is a mistake. Several mistakes are raised together, as Mistakes.
     """
     named = file or config
     path = find_config({} if file else os.environ, named, os.getcwd())

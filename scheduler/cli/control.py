@@ -95,7 +95,7 @@ def first(jobs: Sequence[str], *, state_file: str | None = None, config: str | N
 
 
 def swap(jobs: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
-    """Exchange the places of two waiting jobs. Raises UsageError unless ``jobs`` name exactly two."""
+    """Exchange the places of two waiting jobs. Raises UsageError unless ``jobs`` name exactly two jobs."""
     found = state_file_for(state_file, config)
     ids = _chosen(found, jobs)
     if len(ids) != 2:
@@ -161,7 +161,7 @@ def resume(
 ) -> int:
     """Resume paused GPUs.
 
-    ``force``: also start jobs beside the foreign processes and memory that are there now.
+    ``force``: start jobs even beside the foreign processes and memory that are on the GPUs now.
     Raises NoDaemon if ``force`` is given and no scheduler runs.
     """
     found = state_file_for(state_file, config)
@@ -206,10 +206,10 @@ def reset(*, yes: bool = False, state_file: str | None = None, config: str | Non
 def wait(jobs: Sequence[str], *, timeout: str = "", state_file: str | None = None, config: str | None = None) -> int:
     """Wait until the given jobs (all jobs if ``jobs`` is empty) have ended, and return an exit code.
 
-    For one job, the exit code tells how the job ended (`client/wait.py: code_of`). For several jobs, it is 0 if all
-    succeeded, else 1. If some jobs have not ended after ``timeout`` (a duration), it is 124.
-    Raises NoDaemon if jobs have not ended and no scheduler runs, and NotFound if a job does not exist or was deleted
-    before its end was seen.
+    For one job, the exit code tells how the job ended (`client/wait.py: code_of`). For several jobs, the exit code is 0
+    if all jobs succeeded, else 1. If some jobs have not ended after ``timeout`` (a duration), the exit code is 124.
+    Raises NoDaemon if jobs have not ended and no scheduler runs. Raises NotFound if a job does not exist, or was
+    deleted before this command saw its end.
     """
     limit = seconds_of(timeout) if timeout else None
     need_own_process()

@@ -32,7 +32,7 @@ WIDTH = 60
 
 
 def demo(*, keep: bool = False) -> int:
-    """Run the example jobs and return 0 if all ended as expected, else 1. ``keep``: do not delete the folder."""
+    """Run the example jobs. Return 0 if all jobs ended as expected, else 1. ``keep``: do not delete the folder."""
     need_own_process()
     folder = tempfile.mkdtemp(prefix="gpujob-demo-")
     try:

@@ -17,9 +17,10 @@ WIDTH = 14  # columns for the name of a check
 
 
 def doctor(*, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
-    """Print all findings, as text or JSON; return 1 if one of them is bad, else 0.
+    """Print all findings, as text or JSON. Return 1 if at least one finding is bad, else 0.
 
-    Raises SchedulerError if it cannot tell which scheduler is meant.
+    Raises SchedulerError if the state file or config that the user has named cannot be used, or if several schedulers
+    run and the user has named none of them.
     """
     need_own_process()  # the checks examine the process that the user started
     from scheduler.core.errors import word

@@ -41,10 +41,11 @@ def logs(
 ) -> int:
     """Print the logs of jobs and return the exit code.
 
-    The code is 1 if ``grep`` matches no line, or if several jobs are named and none of them has a log, else 0.
+    The exit code is 1 in two cases: ``grep`` matches no line, or several jobs are named and none of them has a log.
+    Otherwise it is 0.
 
     ``follow``: continue until the job ends; ``lines``: number of last lines to print; ``raw``: print the bytes
-    unchanged; ``attempt``: number of the attempt, empty: the last one. Raises UsageError, NotFound, NoDaemon,
+    unchanged; ``attempt``: number of the attempt, empty: the last attempt. Raises UsageError, NotFound, NoDaemon,
     SchedulerError.
     """
     most = _whole(lines, "-n") if lines else None
@@ -107,8 +108,8 @@ def _pattern(text: str) -> re.Pattern[str]:
 def _log(job: Job, events: Sequence[Event], wanted: int | None, printer: Printer) -> str:
     """Return the path of the log of attempt ``wanted``. Raises NotFound if this attempt has no log.
 
-    If ``wanted`` is None, return the path of the last attempt's log, or an empty text if that attempt has none. In this
-    case also print a note if earlier attempts have logs.
+    If ``wanted`` is None, return the path of the last attempt's log, or an empty text if the last attempt has no log.
+    In this case also print a note if earlier attempts have logs.
     """
     known = logs_of(job, events)
     if wanted is None:
@@ -128,7 +129,7 @@ def _log(job: Job, events: Sequence[Event], wanted: int | None, printer: Printer
 def _several(
     client: SchedulerClient, numbers: Sequence[int], printer: Printer, most: int | None, wanted: int | None
 ) -> int:
-    """Print the logs of several jobs, each below a header, and return how many were printed."""
+    """Print the logs of several jobs, each below a header. Return the number of logs that were printed."""
     shown = 0
     for number in numbers:
         try:
@@ -157,7 +158,7 @@ def _opened(path: str, printer: Printer) -> LogReader:
 
 
 def _print_log(path: str, printer: Printer, most: int | None) -> None:
-    """Print what a log holds now, or only its last ``most`` lines."""
+    """Print the present contents of a log; with ``most``, print only the last ``most`` lines."""
     with _opened(path, printer) as log:
         end = log.size  # a fixed end: the job may write faster than we print
         printer.begin(log, most)
@@ -188,10 +189,10 @@ class Printer:
         self._header = header
 
     def begin(self, log: LogReader, most: int | None) -> None:
-        """Begin to print a log: only its last ``most`` lines, or all lines if ``most`` is None.
+        """Begin to print a log. Print only its last ``most`` lines, or all lines if ``most`` is None.
 
-        Raises UsageError if ``most`` is given for a packed log that is printed raw: lines of packed data cannot be
-        counted.
+        Raises UsageError if ``most`` is given and the packed data of a log is printed raw: the lines of packed data
+        cannot be counted.
         """
         if most is None:
             return
@@ -208,7 +209,7 @@ class Printer:
             self._folder.enter()
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the log. Print the lines that they complete; if raw, print the bytes themselves.
+        """Take the next bytes of the log. Print the lines that they complete, or, if raw, the bytes themselves.
 
         If only the last lines are wanted, the lines are collected until `caught_up` or `end` is called.
         """
@@ -322,8 +323,8 @@ class Printer:
 class _Following:
     """Prints the output of one job until the job ends.
 
-    It continues after the log was truncated, removed or replaced, and with the log of each new attempt. ``once``: stop
-    at the end of the current attempt.
+    If the log is truncated, removed or replaced, or if a new attempt has a new log, the output continues. ``once``:
+    stop at the end of the current attempt.
     """
 
     def __init__(self, client: SchedulerClient, job: Job, printer: Printer, once: bool) -> None:
@@ -337,7 +338,7 @@ class _Following:
     def run(self, most: int | None) -> None:
         """Print the logs until the job ends.
 
-        Raises NoDaemon if the job waits and no scheduler runs, SchedulerError if it has no log.
+        Raises NoDaemon if the job waits and no scheduler runs, and SchedulerError if the job ends without a log.
         """
         try:
             while True:
@@ -362,7 +363,7 @@ class _Following:
             )
 
     def _look(self) -> bool:
-        """Read the job's state, switch to the log of a new attempt, and return whether no more output will come.
+        """Read the job's state. If a new attempt has a log, switch to it. Return True if no more output will come.
 
         Raises NoDaemon if the job waits and no scheduler runs.
         """
@@ -397,7 +398,7 @@ class _Following:
         return False
 
     def _say_why_it_waits(self) -> None:
-        """Print why the job waits: once per attempt, and only when the scheduler has considered the job."""
+        """Print why the job waits. Do this once per attempt, and only after the scheduler has considered the job."""
         if self.job.state is not JobState.PENDING or self.waits_said == self.job.attempt:
             return
         job, reason, _ = self.client.job(self.number)

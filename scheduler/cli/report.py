@@ -35,9 +35,10 @@ def report(
     state_file: str | None = None,
     config: str | None = None,
 ) -> int:
-    """Print the report and return the exit code 0, also if jobs failed.
+    """Print the report and return the exit code 0, even if jobs have failed.
 
-    ``since``: a duration or a date; ``label``: only jobs with this label. Raises UsageError, NotFound.
+    ``since``: a duration or a date; ``label``: only jobs with this label. Raises UsageError for a wrong ``since`` and
+    for ``json`` with ``csv``. Raises NotFound if no job has the label.
     """
     if json and csv:
         raise UsageError("cannot combine --json and --csv", do="leave one of them out")
@@ -59,9 +60,9 @@ def report(
 def _moment(text: str, now: float) -> float:
     """Return the time that `--since` names, in seconds since 1970 (UTC).
 
-    ``text``: a duration before ``now``, or a date. A date without a time of day means its midnight. A date without a
-    time zone is in local time. Raises UsageError if ``text`` is neither a duration nor a date, or if the time is after
-    ``now``.
+    ``text``: a duration before ``now``, or a date. A date without a time of day means midnight at the beginning of this
+    day. A date without a time zone is in local time. Raises UsageError if ``text`` is neither a duration nor a date, or
+    if the time is after ``now``.
     """
     try:
         ago = seconds_of(text)

@@ -44,11 +44,12 @@ def run(
     config: str | None = None,
     **said: str | bool,
 ) -> int:
-    """Run a file of commands on the GPUs until all have ended; return 0 if all succeeded, 1 if not, 130 if stopped.
+    """Run a file of commands on the GPUs until all commands have ended, and return the exit code.
 
-    ``file``: path of the file; if it is empty, the settings name the file. ``again``: also run commands that have ended
-    before. ``said``: settings of the command line, by name. Some defaults differ from those of `start`
-    (`intake/settings.py: DISPATCHER`). Raises SchedulerError, for example Taken if a scheduler already runs.
+    The exit code is 0 if all commands succeeded, 1 if not, and 130 if a signal ended the run. ``file``: path of the
+    file; if it is empty, the settings name the file. ``again``: also run commands that have ended before. ``said``:
+    settings given on the command line, by name. Some defaults differ from those of `start` (`intake/settings.py:
+    DISPATCHER`). Raises SchedulerError, for example Taken if a scheduler already runs.
     """
     need_own_process()
     flags: dict[str, Any] = {**said, **({"commands_file": file} if file else {})}
@@ -92,7 +93,7 @@ def run(
 
 
 def _check_file(path: str, named: str) -> None:
-    """Raise UsageError if there is no commands file: `start` would wait for one, `run` does not."""
+    """Raise UsageError if there is no commands file. (`start` would wait for the file; `run` does not.)"""
     if not os.path.isfile(path):
         what = "is not a file" if os.path.exists(path) else "no such commands file"
         do = "name the file: gpujob run --commands-file FILE (to run one command: gpujob submit -- COMMAND)"
@@ -122,8 +123,8 @@ def _check_no_scheduler(client: SchedulerClient) -> None:
 class _Commands:
     """The commands in the file, grouped by what the store knows about them.
 
-    ``jobs``: the newest job of each command; ``forgotten``: identities of commands that were read before and whose jobs
-    were deleted since; ``unread``: number of commands that were never read.
+    ``jobs``: the newest job of each command. ``forgotten``: identities of commands that were read before; their jobs
+    were deleted since. ``unread``: number of commands that were never read.
     """
 
     jobs: list[Job]
@@ -161,7 +162,7 @@ def _requeue_all(client: SchedulerClient, settings: Settings, config: str | None
 
 
 def _requeue_stopped(client: SchedulerClient, settings: Settings, config: str | None) -> bool:
-    """Requeue the jobs that the user ended after Ctrl-C in an earlier run. Return whether there are any.
+    """Requeue the jobs that the user ended after Ctrl-C in an earlier run. Return whether jobs were requeued.
 
     Jobs whose commands are no longer in the file are left out.
     """
@@ -228,7 +229,7 @@ def _report_results(client: SchedulerClient, settings: Settings, before: _Comman
 
 
 def _print_line(text: str, stream: TextIO | None = None) -> None:
-    """Print a line. If the stream is broken, redirect it to /dev/null, so that the exit code does not change."""
+    """Print a line. A broken stream is redirected to /dev/null, so that the exit code does not change."""
     out = stream or sys.stdout
     try:
         print(safe(f"gpujob: {text}"), file=out, flush=True)
@@ -316,7 +317,7 @@ class _Shown:
 class _Question:
     """The question after Ctrl-C: leave the running jobs, end them, or continue (`daemon/interrupt.py: Question`).
 
-    It is repeated below whatever is printed before the answer.
+    If something is printed before the user answers, the question is printed again below.
     """
 
     fd = 0

@@ -28,10 +28,11 @@ def start(
     detach: bool = False,
     **said: str | bool,
 ) -> int:
-    """Run the daemon until a signal ends it, or with ``drain`` until nothing is left to do; return its exit code.
+    """Run the daemon and return its exit code.
 
-    ``detach``: run the daemon in the background and return when it is ready. ``said``: settings of the command line, by
-    name. Raises SchedulerError.
+    The daemon runs until a signal ends it, or with ``drain`` until nothing is left to do. ``detach``: run the daemon in
+    the background and return when it is ready. ``said``: settings given on the command line, by name. Raises
+    SchedulerError.
     """
     need_own_process(stays=not detach)
     flags: dict[str, Any] = {**said, "state_file": state_file} if state_file else dict(said)
@@ -60,7 +61,7 @@ def start(
 
 
 def _is_null(fd: int) -> bool:
-    """Return whether the descriptor is /dev/null. If it is, nobody sees what is printed there."""
+    """Return whether the descriptor is /dev/null. If it is, nobody sees the text that is printed there."""
     found = os.fstat(fd)
     return stat.S_ISCHR(found.st_mode) and found.st_rdev == os.stat(os.devnull).st_rdev
 
@@ -80,9 +81,9 @@ def _say_ready(fd: int, stream: Stream) -> None:
 
 
 def _print_page_address(meant: Config) -> None:
-    """Print the address of the web page, and how to read its token.
+    """Print the address of the web page, and the command that shows its token.
 
-    If the port turns out to be in use, only the main log reports this.
+    If the port is already in use, this function does not notice it; only the main log reports it.
     """
     from scheduler.store.paths import Places
     from scheduler.views.ssh_tunnel import LOOPBACK, tunnel

@@ -27,7 +27,7 @@ def answer(words: list[str]) -> int:
 
 
 def _join_equals(environ: os._Environ[str]) -> None:
-    """Remove the words ``=`` from COMP_WORDS: bash splits ``--state=fa`` into three words, Click expects two."""
+    """Remove the words ``=`` from COMP_WORDS: bash splits ``--state=fa`` into three words, but Click expects two."""
     if not environ.get("COMP_CWORD", "").isdigit():
         return
     words, current = environ.get("COMP_WORDS", "").split("\n"), int(environ["COMP_CWORD"])

@@ -37,7 +37,7 @@ def status(
 ) -> int:
     """Print GPUs, running jobs, waiting jobs with their reasons, the jobs that ended last, and refused lines.
 
-    ``watch``: repeat it after this duration (empty: 2 seconds) until Ctrl-C; None: print it once. Returns the exit
+    ``watch``: repeat the output after this duration (empty: 2 seconds) until Ctrl-C; None: print once. Returns the exit
     code: 0, or 130 after Ctrl-C. Raises UsageError for a wrong duration, and for ``json`` with ``watch``.
     """
     every = seconds_of(watch) if watch else 2.0
@@ -62,7 +62,11 @@ def _status_lines(client: SchedulerClient) -> list[str]:
 
 
 def _watch(client: SchedulerClient, every: float) -> int:
-    """Show the status every ``every`` seconds until Ctrl-C: in place on a terminal, else one block below the other."""
+    """Show the status every ``every`` seconds until Ctrl-C.
+
+    On a terminal, each status replaces the previous status. Elsewhere, each status is printed below the previous
+    status.
+    """
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -95,8 +99,7 @@ def jobs(
 ) -> int:
     """Print all jobs as a table or JSON, and return the exit code 0. Raises UsageError.
 
-    ``state``: print only jobs in these states (comma-separated). ``last``: print at most this number of jobs, the
-    newest.
+    ``state``: print only jobs in these states (comma-separated). ``last``: print only this number of the newest jobs.
     """
     known = [s.value for s in JobState]
     states = [ALSO_CALLED.get(word, word) for word in state.split(",") if word]
@@ -227,7 +230,8 @@ def why(job: str, *, json: bool = False, state_file: str | None = None, config: 
 def _looked_at(client: SchedulerClient, number: int, until: float) -> tuple[Job, Reason | None]:
     """Return a job and the reason why it waits; the reason is None if the job does not wait.
 
-    If the scheduler has not yet considered the job, wait for that, at most until ``until`` (monotonic seconds).
+    If the scheduler has not yet considered the job, first wait until it has, at most until ``until`` (monotonic
+    seconds).
     """
     while True:
         found, reason, _ = client.job(number)
@@ -237,7 +241,7 @@ def _looked_at(client: SchedulerClient, number: int, until: float) -> tuple[Job,
 
 
 def _telling(job: Job) -> str:
-    """Return the path of the job's stderr file; if that is missing or empty, the path of the job's log."""
+    """Return the path of the job's stderr file. If this file is missing or empty, return the path of the job's log."""
     errors = stderr_log(job)
     return errors if errors and os.path.exists(errors) and os.path.getsize(errors) else job.log
 

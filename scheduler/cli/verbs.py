@@ -26,7 +26,7 @@ ELSEWHERE = {
 
 
 class Verbs(TyperGroup):
-    """The Typer group of all verbs. Its error for an unknown verb names the verb that was probably meant."""
+    """The Typer group of all verbs. For an unknown verb, the error names the verb that the user probably meant."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that ``args`` name, as Click expects it. Raises UsageError for an unknown verb."""

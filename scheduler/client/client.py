@@ -43,7 +43,7 @@ HIDDEN = "hidden"  # key in the table `meta`: ids of the jobs that `forget` coul
 
 
 class QueueFull(SchedulerError):
-    """Raised by `submit` when ``most`` jobs are already waiting or running."""
+    """Raised by `submit` if as many jobs as ``most`` allows are already waiting or running."""
 
 
 class SchedulerClient:
@@ -88,18 +88,19 @@ class SchedulerClient:
     def ask(self, request: Request, wait_s: float = ANSWER_S) -> Answer:
         """Send a request to the daemon and return its answer.
 
-        Raises NotAsked if no daemon runs; nothing is stored then. Raises NoDaemon if the daemon ends or does not answer
-        within ``wait_s`` seconds; the request stays in the store and is carried out later.
+        Raises NotAsked if no daemon runs; the request is then not stored. Raises NoDaemon if the daemon ends, or if it
+        does not answer within ``wait_s`` seconds. In both of these cases the request stays in the store and is carried
+        out later.
         """
         from scheduler.core.requests import Answer, to_row
 
         return Answer(0, *self.ask_for(*to_row(request), wait_s))
 
     def ask_for(self, kind: str, arguments: Mapping[str, Any], wait_s: float = ANSWER_S) -> tuple[int, tuple[str, ...]]:
-        """Send a request, given by the name of its kind and its fields; return exit code and lines of the answer.
+        """Send a request, given by the name of its kind and its fields. Return exit code and lines of the answer.
 
         A caller uses this method instead of `ask` if the import of the request classes (`core/requests.py`) takes too
-        long. Raises as `ask` does.
+        long. Raises the same errors as `ask`.
         """
         if not self.alive():
             raise NotAsked("no scheduler is running", where=self.places.state_file, do="start it: gpujob start")
@@ -183,7 +184,8 @@ class SchedulerClient:
     def _keep_environment(self, environment: Mapping[str, str]) -> str:
         """Save all variables of a job in a private file, and return its path. Jobs with equal variables share a file.
 
-        The caller holds the store's lock. Every process that adds or removes such files holds it too. Raises OSError.
+        The caller holds the store's lock. Every process that adds or removes such a file also holds this lock. Raises
+        OSError.
         """
         data = b"\0".join(os.fsencode(f"{name}={value}") for name, value in sorted(environment.items()))
         path = os.path.join(self.places.environments, digest(data, 16))
@@ -224,7 +226,7 @@ class SchedulerClient:
     # -- queries ------------------------------------------------------------------------------------------
 
     def _now(self, connection: sqlite3.Connection, jobs: Iterable[Job], alive: bool) -> list[Job]:
-        """Return the jobs. Without a daemon, a job stored as running gets the state that its attempt record gives."""
+        """Return the jobs. Without a daemon, jobs stored as running get the states that their attempt records show."""
         found = list(jobs)
         if alive or not any(job.state in HOLDING for job in found):
             return found
@@ -277,8 +279,8 @@ class SchedulerClient:
         """Return the newest matching jobs, newest first, and the total number of matching jobs.
 
         ``states``: the states that match; empty: all states. ``label``: the label that matches; empty: any label.
-        ``most``: maximum number of jobs to return. Without a daemon, the total is exact if it is less than ``most``,
-        else an estimate.
+        ``most``: maximum number of jobs to return. With a daemon, the total is exact. Without a daemon, the total is
+        exact only if it is less than ``most``; otherwise it is an estimate.
         """
         with self._reading() as connection:
             alive = self.alive()
@@ -319,8 +321,8 @@ class SchedulerClient:
     def newest(self, states: Iterable[JobState], prefix: str, most: int) -> tuple[list[Job], dict[str, list[int]]]:
         """Return the newest jobs whose id begins with ``prefix``, and the labels that begin with ``prefix``.
 
-        The labels are returned as a dict: label → ids of its jobs. Only jobs in ``states`` count. ``most``: maximum
-        number of jobs, and maximum number of labels. Used for completion in a shell.
+        The labels are returned as a dict: label → ids of the jobs with this label. Only jobs in ``states`` count.
+        ``most``: the maximum number of jobs, and also the maximum number of labels. Used for completion in a shell.
         """
         names = [state.value for state in states]
         with self._reading() as connection:
@@ -336,7 +338,7 @@ class SchedulerClient:
             return counted(connection, path)
 
     def pauses(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the ids of the managed GPUs, and the ids of the paused GPUs, managed or not."""
+        """Return the ids of the managed GPUs, and the ids of all paused GPUs, managed or not."""
         with self._reading() as connection:
             return tuple(gpu.index for gpu in rows.gpus(connection)), rows.paused_gpus(connection)
 
@@ -482,7 +484,7 @@ class SchedulerClient:
     def reset(self) -> int:
         """Delete all ended jobs and the refused lines from the store; return the number of deleted jobs.
 
-        Jobs that an unfinished job depends on stay, and so do jobs whose leftover processes hold GPUs.
+        An ended job stays if an unfinished job depends on it, or if its leftover processes hold GPUs.
         """
         from scheduler.store.deletion import forget_finished
 
@@ -511,7 +513,7 @@ class SchedulerClient:
             return rows.last_id(connection) if self.places.exist() else -1
 
     def forget(self, jobs: Sequence[int]) -> None:
-        """Delete these jobs from the store, and mark those that cannot be deleted as hidden (see `listed`).
+        """Delete these jobs from the store. Mark the jobs that cannot be deleted as hidden (see `listed`).
 
         A job can be deleted if it has ended, holds no GPU, and no unfinished job depends on it.
         """
@@ -529,7 +531,7 @@ class SchedulerClient:
             database.close()
 
     def number_from_zero(self) -> None:
-        """Number the jobs from 0 instead of 1; has an effect only before the first job."""
+        """Make job ids begin at 0 instead of 1. This has an effect only before the first job."""
         database = Database(self.places)
         try:
             with database.writing() as connection:
@@ -547,7 +549,10 @@ class SchedulerClient:
             database.close()
 
     def begun(self, number: int) -> Job | None:
-        """Return a job, or None if there is none. Waits up to `BEGUN_S` seconds while the job is STARTING."""
+        """Return the job with this id; None if there is no such job.
+
+        If the job is STARTING, first wait until it is not, at most `BEGUN_S` seconds.
+        """
         end = time.monotonic() + BEGUN_S
         while True:
             job = self.known([number]).get(number)
@@ -600,7 +605,7 @@ def _check_possible(connection: sqlite3.Connection, gpus: list[Gpu], job: Job) -
 
 
 def _noted(connection: sqlite3.Connection, setting: str) -> Any:
-    """Return the value of a setting that the last daemon recorded, or None."""
+    """Return the value of a setting that the last daemon recorded; None if the value is not known."""
     noted = rows.meta(connection, "settings")
     return json.loads(noted).get(setting, [None])[0] if noted else None
 

@@ -1,7 +1,7 @@
 """Requests made while no scheduler runs, for jobs that were running when the last scheduler ended.
 
-Only the next start of the scheduler records how such a job ended. So a request for the job is stored, and that start
-carries it out. A request that the start would refuse is refused immediately.
+Only the next start of the scheduler records how such a job ended. So a request for such a job is stored, and the next
+start carries out the request. If the next start would refuse the request, it is refused immediately.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Tried:
 
 @dataclass(slots=True)
 class Divided:
-    """A request in two parts: one to carry out now, and one to store for the next start.
+    """A request in two parts: one part to carry out now, and one part to store for the next start.
 
-    ``lines``: the answer for all jobs that are not in ``at_once``. ``code``: the exit code of the first refused job
-    among them; 0 if none was refused.
+    ``lines``: the answers for the jobs that are not in ``at_once``. ``code``: the exit code of the first of these jobs
+    that is refused; 0 if none is refused.
     """
 
     at_once: Request

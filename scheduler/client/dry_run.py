@@ -153,7 +153,7 @@ def _state(connection: sqlite3.Connection, config: Config, gpus: list[Gpu], now:
 
 
 class _LastAdmission(Admission):
-    """Admission that uses the stored GPU readings and the verdicts that the daemon reached on these readings."""
+    """Admission that uses the stored GPU readings and the daemon's verdicts on these readings."""
 
     @classmethod
     def of_last(cls, gpus: Sequence[Gpu], read: Mapping[int, LastReading], config: Config, now: Now) -> _LastAdmission:

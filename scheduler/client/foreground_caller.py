@@ -16,7 +16,7 @@ class Caller:
     """The Unix socket from which the supervisor gets descriptors of this process for a foreground job.
 
     The descriptors are stdin, and with ``output`` also stdout and stderr. The socket is created in the private folder
-    ``folder``. Raises SchedulerError if that fails.
+    ``folder``. Raises SchedulerError if the socket cannot be created.
     """
 
     def __init__(self, folder: str, *, output: bool) -> None:

@@ -1,4 +1,8 @@
-"""Finds the scheduler that a command means: by flag, variable, config or current folder, or because only one runs."""
+"""Finds the scheduler that a command means.
+
+A flag, a variable, the config or the current folder can name the scheduler. Otherwise the only running scheduler is
+meant.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ def settings_for(flags: Mapping[str, Any], config_file: str | None = None, *, di
 def settings_if_readable(flags: Mapping[str, Any], config_file: str | None = None) -> Settings:
     """Return the settings. If they cannot be read, print the error on stderr and use only flags and defaults.
 
-    The same error is printed only once in a process.
+    In one process, the same error is printed only once.
     """
     try:
         return settings_for(flags, config_file)
@@ -46,7 +50,7 @@ def _say(trouble: SchedulerError, then: str = "") -> None:
 def state_file_for(state_file: str | None, config_file: str | None = None) -> str:
     """Return the state file of the scheduler that the command means. Raises UsageError if that is ambiguous.
 
-    If this scheduler is meant only because the user runs no other one, the path is printed on stderr.
+    If the command means this scheduler only because the user runs no other one, the path is printed on stderr.
     """
     for said, where in ((state_file, "--state-file"), (os.environ.get("GPUJOB_STATE_FILE"), "GPUJOB_STATE_FILE")):
         if said:
@@ -62,9 +66,11 @@ def state_file_for(state_file: str | None, config_file: str | None = None) -> st
 
 
 def _unnamed(here: str) -> str:
-    """Return the state file in the folder ``here``, else that of the only running scheduler, else the default path.
+    """Return the state file if no flag, variable or config names a scheduler.
 
-    Raises UsageError if several schedulers of the user run and the folder ``here`` has no state file.
+    This is the state file in the folder ``here``, if this folder has a state file or a state folder. Else it is the
+    state file of the only running scheduler. If no scheduler runs, it is the default path in ``here``. Raises
+    UsageError if several schedulers of the user run and ``here`` has no state file.
     """
     default = os.path.join(here, "gpu_scheduler_state.json")
     # `start` creates the state folder before the state file.

@@ -25,7 +25,10 @@ from scheduler.system.proc import boot_id
 
 
 def carry_out(places: Places, config: Config, request: Request) -> Answer:
-    """Carry out a request while no scheduler runs, and return the answer. Raises Taken if one has just started."""
+    """Carry out a request while no scheduler runs, and return the answer.
+
+    Raises Taken if a scheduler has just started.
+    """
     places.make()
     daemon_lock = DaemonLock(places)
     daemon_lock.take({"pid": os.getpid(), "what": "a command without daemon"}, wait_s=2.0)

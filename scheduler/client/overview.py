@@ -1,4 +1,4 @@
-"""Overview of a scheduler, read from its store and its attempt records; `Watch` reports changes of it."""
+"""Overview of a scheduler, read from its store and its attempt records. `Watch` reports changes of the overview."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ ALIVE_EVERY_S = 1.0  # seconds between checks of whether a daemon runs
 class GpuView:
     """A GPU as `status` shows it.
 
-    ``allocated``: the booked share of the GPU, 0 to 1. ``jobs``: ids of the jobs that hold the GPU. An ended job is
-    among them while its leftover processes hold the GPU.
+    ``allocated``: the booked share of the GPU, 0 to 1. ``jobs``: ids of the jobs that hold the GPU. These include ended
+    jobs whose leftover processes hold the GPU.
     """
 
     gpu: Gpu
@@ -96,7 +96,7 @@ def overview_of(connection: sqlite3.Connection, places: Places, alive: bool, mos
 
 
 def _gpu_views(connection: sqlite3.Connection, alive: bool, live: Sequence[Job]) -> list[GpuView]:
-    """Return the managed GPUs. ``live``: a list of jobs that contains all jobs that hold GPUs."""
+    """Return the managed GPUs. ``live``: jobs, among them all jobs that hold GPUs."""
     paused = set(rows.paused_gpus(connection))
     booked = _booked(connection, live)
     read = readings(connection) if alive else {}
@@ -111,7 +111,7 @@ def _gpu_views(connection: sqlite3.Connection, alive: bool, live: Sequence[Job])
 
 
 def as_recorded(connection: sqlite3.Connection, jobs: Sequence[Job], attempts: str) -> list[Job]:
-    """Return the jobs; a job that is stored as running gets the state that its attempt record gives.
+    """Return the jobs. A job that is stored as running gets the state that its attempt record shows.
 
     For use while no scheduler runs. See `runners/recorded_end.py`.
     """
@@ -127,7 +127,7 @@ def as_recorded(connection: sqlite3.Connection, jobs: Sequence[Job], attempts: s
 def story_as_recorded(
     connection: sqlite3.Connection, job: Job, events: Sequence[Event], attempts: str
 ) -> tuple[Job, Sequence[Event]]:
-    """Return a job with the state that its attempt record gives, and its event history.
+    """Return a job with the state that its attempt record shows, and its event history.
 
     If the next scheduler will run the job again, the event of that retry is added to the history.
     """
@@ -139,9 +139,10 @@ def story_as_recorded(
 
 
 def _recount(counts: dict[str, int], rows_: Sequence[Job], now: list[Job]) -> list[Job]:
-    """Correct ``counts`` (state → number of jobs), which counts jobs by their stored states; return ``now``.
+    """Correct ``counts`` for jobs whose actual state differs from their stored state, and return ``now``.
 
-    ``rows_``: jobs with their stored states. ``now``: the same jobs, in the same order, with their actual states.
+    ``counts``: state → number of jobs, according to the stored states. ``rows_``: jobs with their stored states.
+    ``now``: the same jobs, in the same order, with their actual states.
     """
     for row, job in zip(rows_, now, strict=True):
         counts[row.state.value] -= 1
@@ -167,8 +168,8 @@ def _booked(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int, tu
 def reasons_of(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int, Reason]:
     """Return id → reason, for each waiting job.
 
-    The reason is the job's own one if it has one. Otherwise it is the reason of the job's placement class, with the
-    position of the job in this class.
+    If the store has a reason for the job itself, this reason is returned. Otherwise it is the reason of the job's
+    placement class, with the position of the job in this class.
     """
     classes = rows.class_reasons(connection)
     before: dict[str, int] = {}
@@ -186,7 +187,7 @@ def reasons_of(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int,
 
 
 def reason_of(connection: sqlite3.Connection, job: Job) -> Reason:
-    """Return the reason of one waiting job, as `reasons_of` does, but without reading all waiting jobs."""
+    """Return the reason of one waiting job. The result is the same as in `reasons_of`, but fewer jobs are read."""
     if job.reason_code:
         return Reason(job.reason_code, without_secrets(job.reason))
     reason = rows.class_reasons(connection).get(class_of(job).key) or NOT_YET
@@ -194,9 +195,9 @@ def reason_of(connection: sqlite3.Connection, job: Job) -> Reason:
 
 
 def words_run(job: Job) -> list[str]:
-    """Return the words of a job's command as they are run.
+    """Return the words of a job's command as the scheduler runs them.
 
-    Before a job has GPUs, `{gpus}` is not filled in and `--cuda` is missing.
+    Before a job has GPUs, `{gpus}` is not replaced and `--cuda` is missing.
     """
     spec = job.spec
     if job.argv and job.state is not JobState.PENDING:  # a job that waits for a retry may get other GPUs
@@ -231,8 +232,8 @@ class News:
 class Watch:
     """Reads a store repeatedly and returns only what has changed. For use by one thread.
 
-    It returns every change of the first waiting jobs in the queue (`store/change_feed.py: MOST_WAITING`). For the
-    waiting jobs behind them, it returns only that they were added, started or ended.
+    For the first waiting jobs in the queue (`store/change_feed.py: MOST_WAITING`), it returns every change. For the
+    waiting jobs behind them, it returns only that a job was added, was started or has ended.
     """
 
     def __init__(self, places: Places) -> None:
@@ -302,6 +303,6 @@ class Watch:
 def _reported_values(gpus: Iterable[GpuView]) -> list[tuple[object, ...]]:
     """Return the values whose changes `Watch` reports, for each GPU.
 
-    Memory, load and temperature are not among them.
+    Changes of memory, load and temperature are not reported.
     """
     return [(one.gpu.uuid, one.state, one.paused, one.allocated, one.jobs) for one in gpus]

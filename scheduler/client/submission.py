@@ -39,13 +39,13 @@ def _print_nothing(text: str) -> None:
 
 
 def in_terminal(text: str) -> str:
-    """Return the gpujob command that a user types in a terminal to submit ``text``, which is shell text."""
+    """Return the gpujob command that submits the shell text ``text``, as a user types it in a terminal."""
     return f"gpujob submit -- sh -c {shlex.quote(text)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """The input of a submission. Relative paths in it are relative to ``folder``.
+    """The input of a submission. Its relative paths are relative to ``folder``.
 
     ``options``: name of an option (`core/job_options.py: SUBMIT_OPTIONS`) → its text, empty if the option is not given.
     ``env``: NAME=VALUE texts, which override ``environ``. If ``umask`` is None, the job gets the scheduler's umask. If
@@ -105,9 +105,10 @@ def spec_of(given: Submission, named: Named = flag, shell: Shell = in_terminal) 
 def table_for(
     spec: JobSpec, client: SchedulerClient, config: str | None, warn: Callable[[str], None] = _print_nothing
 ) -> ModelTable:
-    """Return the model table. For a job that names its GPU need, return an empty table without reading the file.
+    """Return the model table for a job.
 
-    Otherwise the same as `model_table_for`.
+    If the job names its GPU need, the table is not needed: return an empty table without reading the file. Otherwise
+    return the result of `model_table_for`.
     """
     return ModelTable() if spec.gpus else model_table_for(client, config, warn)
 
@@ -117,8 +118,8 @@ def model_table_for(
 ) -> ModelTable:
     """Return the model table. If its file cannot be read, return the last good table of the running scheduler.
 
-    In the second case, ``warn`` is called with a message. If there is no last good table either, raises the error of
-    `model_table`.
+    If the last good table is returned, ``warn`` is called with a message. If there is no last good table, the error of
+    `model_table` is raised.
     """
     path = client.remembered("llm_config") or settings_of(client, config).llm_config
     noted = client.remembered("model_table") if client.alive() else ""
@@ -136,9 +137,9 @@ def model_table_for(
 def trusting(client: SchedulerClient, config: str | None, look: Callable[[bool], Read]) -> Read:
     """Call ``look``, which reads a file, and return its result.
 
-    The argument of ``look`` says whether a file that the group can write is accepted. ``look`` raises FileTrouble if
-    other users can write the file and this is not accepted. The first call is ``look(False)``. If it raises
-    FileTrouble, the setting `trust_group` is read, and ``look`` is called again with its value.
+    The argument of ``look`` says whether ``look`` accepts a file that the user's group can write. ``look`` raises
+    FileTrouble if other users can write the file and this is not accepted. The first call is ``look(False)``. If it
+    raises FileTrouble, the setting `trust_group` is read, and ``look`` is called again with the value of this setting.
     """
     try:
         return look(False)
@@ -150,7 +151,7 @@ def trusting(client: SchedulerClient, config: str | None, look: Callable[[bool],
 
 
 def settings_of(client: SchedulerClient, config: str | None) -> Config:
-    """Return the settings of this scheduler; if they cannot be read, print the error on stderr and return defaults."""
+    """Return the settings of this scheduler. If they cannot be read, print the error on stderr and return defaults."""
     return settings_if_readable({"state_file": client.places.state_file}, config).config
 
 

@@ -10,7 +10,10 @@ LONGEST_SAID = 64 << 10  # bytes
 
 
 def limits_here() -> tuple[tuple[int, int, int], ...]:
-    """Return the resource limits of this process for JobSpec.limits: (resource, soft, hard), without unlimited ones."""
+    """Return the resource limits of this process for JobSpec.limits, as (resource, soft, hard).
+
+    Resources without any limit are left out.
+    """
     known = sorted({number for name, number in vars(resource).items() if name.startswith("RLIMIT_")})
     found = ((which, *resource.getrlimit(which)) for which in known)
     return tuple(limit for limit in found if limit[1:] != (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

@@ -21,9 +21,10 @@ STUCK = ("missing", "paused", "never", "hold-user")  # reason codes that only a 
 
 
 def code_of(job: Job) -> int:
-    """Return the exit code for an ended job: its own exit code, or 128 + the number of the signal that ended it.
+    """Return the exit code for an ended job.
 
-    For any other outcome, the exit code is 0 for success and 1 for failure.
+    If the job exited by itself, this is the job's own exit code. If a signal ended the job, it is 128 + the number of
+    the signal. For all other jobs it is 0 if the job succeeded, else 1.
     """
     if job.outcome is Outcome.EXIT and job.exit_code is not None:
         return job.exit_code
@@ -35,11 +36,11 @@ def code_of(job: Job) -> int:
 def wait_for(client: SchedulerClient, ids: tuple[int, ...] | None, limit: float | None, since: float) -> int:
     """Wait until the jobs have ended, and return an exit code.
 
-    For a single job, it is the result of `code_of`. For several jobs, it is 0 if all succeeded, else 1.
-    ``ids``: the ids of the jobs; None: all jobs that have not ended. ``limit``: the wait ends this many seconds after
-    ``since`` (monotonic) and returns `TIMED_OUT`; None: no limit.
-    If a job is deleted during the wait, its state when it was last seen counts. Raises NotFound if it had not ended
-    then, and NoDaemon if jobs have not ended and no scheduler runs.
+    For a single job, this is the result of `code_of`. For several jobs, it is 0 if all jobs succeeded, else 1. ``ids``:
+    the ids of the jobs; None: all jobs that have not ended. ``limit``: the wait ends this many seconds after ``since``
+    (monotonic) and returns `TIMED_OUT`; None: no limit.
+    If a job is deleted during the wait, the last state that this function saw counts. Raises NotFound if a deleted job
+    had not ended in this state. Raises NoDaemon if jobs have not ended and no scheduler runs.
     """
     pause_s = 0.01
     said = False
@@ -93,7 +94,10 @@ def _say_why(client: SchedulerClient, waiting: Sequence[int]) -> None:
 
 
 def _why_failed(client: SchedulerClient, job: Job) -> str:
-    """Return what the outcome of a failed job does not say, such as why it could not be started; else an empty text."""
+    """Return why a job failed, if its outcome alone does not say it: for example, why the job could not be started.
+
+    Return an empty text if nothing more is known.
+    """
     with contextlib.suppress(NotFound):  # deleted in the meantime
         for event in reversed(client.job(job.id)[2]):
             if event.detail.get("attempt") == job.attempt and "outcome" in event.detail:
@@ -102,7 +106,7 @@ def _why_failed(client: SchedulerClient, job: Job) -> str:
 
 
 def _say_failed(client: SchedulerClient, ended: Sequence[Job]) -> None:
-    """Print which jobs did not succeed and how each ended, which the exit code alone does not show."""
+    """Print which jobs did not succeed, and how each of them ended. The exit code alone does not show this."""
     failed = [job for job in ended if not job.succeeded]
     for job in failed[:MOST_NAMED]:
         why = _why_failed(client, job) if job.outcome is not Outcome.EXIT else ""

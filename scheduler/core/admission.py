@@ -53,8 +53,8 @@ class Thresholds:
 class Tenant:
     """An attempt of this scheduler with an allocation on a GPU.
 
-    ``key``: the attempt, such as ``12.1``; ``parts``: thousandths of the GPU; ``vram_mib``: MiB that the job asked for
-    on each GPU (0: none); ``started_at``: seconds since 1970, None before the start.
+    ``key``: the attempt, such as ``12.1``; ``parts``: thousandths of the GPU that are booked; ``vram_mib``: MiB that
+    the job requested on each GPU (0: none requested); ``started_at``: seconds since 1970, None before the start.
     """
 
     key: str
@@ -107,7 +107,7 @@ class GpuAdmission:
 
     @property
     def reserved_mib(self) -> int | None:
-        """MiB in use by driver, display and accepted processes; None if the memory in use is not reported."""
+        """MiB in use by the driver, a display and processes that a user accepted; None if the use is not reported."""
         told = self.reading
         if told is None or told.memory_used_mib is None:
             return None
@@ -121,12 +121,12 @@ class GpuAdmission:
         return self.whole.sentence if self.whole_blocked else self.why_overcommit.sentence
 
     def is_known(self, admission: Admission) -> bool:
-        """Return True if this GPU has been read at least once, or if the last reading of the GPUs failed."""
+        """Return whether the first reading is over: this GPU has been read, or the last reading failed."""
         return self.read_at > -math.inf or bool(admission.trouble)
 
     @property
     def state(self) -> str:
-        """The verdict as a state for tables, one of `core/gpu.py: GPU_STATES`; empty if the GPU is not blocked."""
+        """The state of a blocked GPU for tables, one of `core/gpu.py: GPU_STATES`; empty if the GPU is not blocked."""
         words = {
             "stale": "STALE",
             "gone": "GONE",
@@ -143,7 +143,9 @@ def _nobody(gpu: int) -> Sequence[Tenant]:
 
 @dataclass(slots=True)
 class Admission:
-    """The judged readings of all GPUs. Declared GPUs are never read: their Admission is empty and forbids nothing.
+    """The readings of all GPUs, and the verdicts on them.
+
+    Declared GPUs are never read: their Admission has no GPUs and keeps no job away.
 
     ``cards``: state of each GPU, by index; ``tenants``: returns the attempts with an allocation on a GPU. In a mask,
     bit ``i`` stands for GPU ``i``.
@@ -169,7 +171,7 @@ class Admission:
         return made
 
     def ordinals(self) -> dict[int, int]:
-        """Return index → the driver's current number, for the GPUs whose number differs from their index."""
+        """Return index → the driver's current number, only for GPUs whose index differs from the driver's number."""
         return {
             index: card.reading.ordinal
             for index, card in self.cards.items()
@@ -179,7 +181,7 @@ class Admission:
     # -- applying readings --------------------------------------------------------------------------------
 
     def take(self, readings: Readings, now: Now) -> None:
-        """Apply new readings, or the failure to read the GPUs; then judge all GPUs again."""
+        """Apply the result of a reading, which may be a failure; then judge all GPUs again."""
         self.trouble = readings.problem
         self.took_s = max(0.0, now.mono - readings.at)
         if not readings.problem:
@@ -207,11 +209,11 @@ class Admission:
 
     @property
     def uncertain(self) -> bool:
-        """True if a GPU is not blocked yet but its last counted sample reached a threshold: the next sample decides."""
+        """True if the next sample decides whether a GPU is blocked, because its last sample reached a threshold."""
         return any(card.above and not card.blocked for card in self.cards.values())
 
     def left(self, gpus: Iterable[int], now: Now) -> bool:
-        """Record that a job left these GPUs, so that each GPU is read again before it gets another job.
+        """Record that a job left these GPUs. Each of them is then read again before a job starts there.
 
         Return True if at least one of these GPUs can be read. Declared GPUs are never read.
         """
@@ -225,7 +227,10 @@ class Admission:
         return bool(mine)
 
     def accept(self, gpus: Iterable[int], now: Now) -> None:
-        """Accept the foreign memory and processes on these GPUs, as a user requested: they no longer keep jobs away."""
+        """Accept the present foreign processes and their memory on these GPUs: they no longer keep jobs away.
+
+        A user requests this with `gpujob resume --force`.
+        """
         for gpu in gpus:
             card = self.cards.get(gpu)
             if card is not None:
@@ -290,9 +295,9 @@ class Admission:
     ) -> tuple[dict[str, float], list[GpuProcess]]:
         """Return the memory in use by each attempt (attempt key → MiB), and the foreign processes.
 
-        The driver may not show the memory of an attempt: it gives no process list, no figures, or pids of another
-        container. Such an attempt is assumed to use its share, or all memory in use whose owner is not known if that
-        is less than the share.
+        For some attempts the driver does not show the memory in use: it gives no list of processes, no memory figures,
+        or pids of another container. The memory of such an attempt is estimated: it is the attempt's share, or the
+        memory in use without a known owner, whichever is less.
         """
         own: dict[str, float] = {}
         foreign: list[GpuProcess] = []
@@ -332,8 +337,8 @@ class Admission:
     def _settling(self, process: GpuProcess, tenants: Sequence[Tenant], now: Now) -> str:
         """Return the key of the attempt that probably started ``process``; empty if no attempt fits.
 
-        Only processes of the scheduler's own user are assigned to an attempt. The attempt is the latest one that
-        started before the process and at most ``settle_s`` seconds ago.
+        Only processes of the scheduler's own user are assigned to an attempt. The result is the attempt that started
+        last before the process. An attempt that started more than ``settle_s`` seconds ago does not fit.
         """
         if not process.ours or not process.visible:
             return ""
@@ -344,7 +349,7 @@ class Admission:
         return ""
 
     def _learn_baseline(self, card: GpuAdmission, rest: float, foreign: Sequence[GpuProcess], total: int) -> None:
-        """Learn the baseline of a GPU without jobs: memory in use that no compute process owns (driver, display)."""
+        """Learn the baseline of a GPU without jobs: the memory that the driver and a display use."""
         working = [process for process in foreign if process.compute]
         if any(process.memory_mib is None for process in working):
             return
@@ -403,10 +408,10 @@ class Admission:
         return max(0.0, reading.load - sum(process.load or 0.0 for process in others))
 
     def _releasing(self, card: GpuAdmission, reading: GpuSnapshot) -> bool:
-        """Return whether a job that has left the GPU may still hold memory there.
+        """Return whether memory of a job that has ended may still be in use.
 
-        This is assumed for at most ``release_s`` seconds, while the foreign memory is larger than at the job's end by
-        more than the tolerance. It is never assumed if jobs book memory.
+        This is so if the foreign memory has grown by more than the tolerance since the job's end. The memory of the
+        ended job then counts as foreign. After ``release_s`` seconds, or if jobs book memory, the result is False.
         """
         if (
             self.thresholds.by_memory
@@ -419,9 +424,9 @@ class Admission:
     def _whole(self, card: GpuAdmission, foreign: Sequence[GpuProcess], total: int, first: bool) -> None:
         """Block or unblock a GPU for jobs that need a whole GPU.
 
-        The GPU is blocked if its foreign compute processes use more memory than the tolerance, or an unknown amount.
-        It is unblocked after ``UNBLOCK_AFTER`` consecutive readings that do not show this. If there was no recent
-        reading before (``first``), one such reading is enough.
+        The GPU is blocked if a reading shows that foreign compute processes use more memory than the tolerance, or an
+        unknown amount. All other readings are clean. The GPU is unblocked after ``UNBLOCK_AFTER`` consecutive clean
+        readings. ``first``: there was no recent reading before; one clean reading then unblocks the GPU.
         """
         working = [process for process in foreign if process.compute]
         memory = sum(process.memory_mib or 0 for process in working)
@@ -520,8 +525,8 @@ class Admission:
     def free_mib(self, index: int) -> int:
         """Return the MiB of a GPU that are neither in use nor set aside for a job; 0 if unknown.
 
-        During the first ``settle_s`` seconds of a job, the unused rest of its share or requested memory is set aside.
-        After that time nothing is set aside for the job.
+        During the first ``settle_s`` seconds of a job, memory is set aside for the job: the part of its share, or of
+        its requested memory, that the job does not use yet. After this time nothing is set aside for the job.
         """
         card = self.cards[index]
         reading = card.reading
@@ -534,7 +539,10 @@ class Admission:
         return max(0, int(free))
 
     def most_mib(self, index: int) -> int:
-        """Return the MiB that a job alone on a GPU can use: total memory minus tolerance and baseline; 0 if unknown."""
+        """Return the MiB that one job can use on an otherwise empty GPU; 0 if unknown.
+
+        This is the total memory minus the tolerance and the baseline.
+        """
         card = self.cards.get(index)
         if card is None or card.reading is None or not card.reading.memory_total_mib:
             return 0
@@ -544,9 +552,9 @@ class Admission:
     def has_room(self, index: int, parts: int, vram_mib: int) -> bool:
         """Return whether the GPU has enough memory left for the job; True if its memory is not known.
 
-        If jobs book memory, the job must fit into `free_mib`. Otherwise it must fit into the memory that foreign
-        processes and the jobs on the GPU leave free. For each of these jobs its share is subtracted, or the memory that
-        it uses if this is more than `OUTGROWN` times its share.
+        If jobs book memory, the job must fit into `free_mib`. Otherwise the job must fit into the memory that remains
+        after the baseline, the foreign memory, and the shares of the jobs on the GPU are subtracted. A job that uses
+        more than `OUTGROWN` times its share counts with the memory that it uses.
         """
         card = self.cards.get(index)
         if card is None or card.reading is None or not card.reading.memory_total_mib:
@@ -564,7 +572,7 @@ class Admission:
         """Return why the readings keep a job away from GPU ``index``; `NOTHING_FORBIDDEN` if the job may start there.
 
         ``parts``: thousandths of the GPU that the job needs; ``free``: thousandths that are free in the ledger;
-        ``vram_mib``: MiB that the job asked for (0: none).
+        ``vram_mib``: MiB that the job requested (0: none requested).
         """
         card = self.cards.get(index)
         if card is None:
@@ -604,9 +612,10 @@ def _key(process: GpuProcess) -> tuple[int, float]:
 
 
 def _accepted_mib(card: GpuAdmission, reading: GpuSnapshot) -> int:
-    """Return how many of the accepted MiB the accepted processes still use.
+    """Return the MiB that the accepted processes still use of the accepted memory.
 
-    Processes that have ended are removed from ``card.accepted``.
+    Memory that these processes allocated after the acceptance is not counted. Ended processes are removed from
+    ``card.accepted``.
     """
     if card.accepted and reading.processes is not None:
         there = {_key(process): process.memory_mib or 0 for process in reading.processes}
@@ -624,7 +633,10 @@ def _in_use(index: int, mib: float, processes: Sequence[GpuProcess]) -> str:
 
 
 def _largest_process(processes: Sequence[GpuProcess]) -> str:
-    """Return the pid and user (or job) of the process with the most memory, in parentheses; empty without processes."""
+    """Return pid and owner of the process with the most memory, in parentheses; empty if there are no processes.
+
+    The owner is a user, or a job of this scheduler.
+    """
     if not processes:
         return ""
     largest = max(processes, key=lambda process: (process.memory_mib or 0, -process.pid))

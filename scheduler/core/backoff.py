@@ -18,13 +18,13 @@ def backoff_s(attempt: int, base: float, jitter: float) -> float:
 def doubled_s(base: float, failures: int, longest: float) -> float:
     """Return the seconds to wait after ``failures`` failures in a row: base · 2^(failures-1), at most ``longest``.
 
-    The exponent is limited, because 2.0 ** 1024 raises OverflowError, and ``failures`` can become so large.
+    The exponent is limited, because 2.0 ** 1024 raises OverflowError, and ``failures`` can exceed 1024.
     """
     return min(longest, base * 2.0 ** min(failures - 1, 40))
 
 
 class Backoff:
-    """Exponential back-off: each wait is twice as long as the one before it, up to a limit. Times in seconds."""
+    """Exponential back-off: each wait is twice as long as the previous wait, up to a limit. Times are in seconds."""
 
     def __init__(self, first_s: float, longest_s: float) -> None:
         self.first_s, self.longest_s = first_s, longest_s
@@ -33,7 +33,7 @@ class Backoff:
     def next(self, longest_s: float | None = None) -> float:
         """Return the wait before the next try.
 
-        ``longest_s``: limit for this wait, in place of the general limit; the wait after it does not exceed it either.
+        ``longest_s``: limit for this wait and the next wait, in place of the general limit; None: the general limit.
         """
         most = self.longest_s if longest_s is None else longest_s
         self.tries += 1
@@ -42,5 +42,5 @@ class Backoff:
         return wait_s
 
     def reset(self) -> None:
-        """Go back to the first wait, after a success."""
+        """Begin again with the first wait. To be called after a success."""
         self.wait_s, self.tries = self.first_s, 0

@@ -1,4 +1,4 @@
-"""Limits of the kernel on the words of a command."""
+"""The kernel's limits on the length of a command and of its words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _bytes(word: str) -> bytes:
 
 
 def check_words(words: Collection[str]) -> None:
-    """Raise UsageError if a word holds a NUL byte, or if the kernel would refuse the words as too long (E2BIG)."""
+    """Raise UsageError if a word holds a NUL byte, or if the words are too long for the kernel (E2BIG)."""
     total = 0
     for word in words:
         total += len(word if word.isascii() else _bytes(word)) + 1

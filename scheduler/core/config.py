@@ -376,9 +376,10 @@ def defaults() -> dict[str, Any]:
 
 
 def read_option(name: str, value: Any, where: str, *, named: bool = False) -> Any:
-    """Return the typed value of one setting. Raises UsageError that names ``where``, the key and a correct spelling.
+    """Return the typed value of one setting. Raises UsageError if the key is unknown or the value is wrong.
 
-    ``named``: ``where`` already names the setting, so the message does not repeat the key.
+    The error names ``where`` and the key, and says what to write. ``where``: the place of the setting, such as a file
+    and line. ``named``: ``where`` already names the setting, so the message does not repeat the key.
     """
     option = OPTIONS.get(name)
     if option is None:
@@ -398,7 +399,7 @@ def config_from(values: Mapping[str, Any]) -> Config:
 
 
 def written(value: Any) -> str:
-    """Return a setting's value as written in a config file: one line of YAML that reads back as the same value."""
+    """Return a setting's value as one line of YAML. A config file with this line gives the same value again."""
     if value is None:
         return "null"
     if isinstance(value, bool):

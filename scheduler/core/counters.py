@@ -35,7 +35,7 @@ def label_of(bound: float) -> str:
 
 
 def bucket(bounds: Sequence[float], seconds: float) -> str:
-    """Return the label of the bucket that a duration falls into."""
+    """Return the label of the bucket for a duration. The upper bound of a bucket belongs to the bucket."""
     place = bisect_left(bounds, seconds)
     return label_of(bounds[place]) if place < len(bounds) else INF
 
@@ -80,7 +80,11 @@ def counted(events: Iterable[Event], jobs: Mapping[int, Job], began_before: Call
 
 
 def cumulative(bounds: Sequence[float], counts: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Return the buckets as Prometheus defines them: (label, number of values up to the bound), ascending."""
+    """Return the buckets as Prometheus defines them, ascending.
+
+    Each bucket is (label, number of all values up to the upper bound of the bucket). ``counts``: label → number of the
+    values in this bucket alone.
+    """
     total, out = 0.0, []
     for label in (*map(label_of, bounds), INF):
         total += counts.get(label, 0.0)

@@ -43,8 +43,8 @@ UNDYING_S = 5.0  # from the first SIGKILL to the note UNDYING; a large process n
 def decide(state: SchedulerState, observations: Iterable[Observation], now: Now, jitter: float = 0.5) -> Plan:
     """Apply the observations to the state, decide which jobs start and which are stopped, and return the plan.
 
-    ``jitter``: a random number in [0, 1) that spreads back-offs. The state is changed as the plan describes; a caller
-    that cannot record the plan must rebuild its state from the store.
+    ``jitter``: a random number in [0, 1) that varies the length of back-offs. ``state`` is changed as the plan
+    describes. If the caller cannot record the plan, it must build a new state from the store.
     """
     decision = _Decision(state, now, jitter)
     for observation in observations:
@@ -125,9 +125,9 @@ class _Decision(DecisionPass):
         self._finish(job, observation.leftovers, observation.note)
 
     def _with_memory(self, job: Job, found: Failure | None) -> Failure | None:
-        """Add to a cause of failure the memory that the job asked for and its peak use, both in MiB on one GPU.
+        """Return a copy of the cause of failure, with two sizes added; None if ``found`` is None.
 
-        Return the completed copy; None if ``found`` is None.
+        The sizes are the memory that the job requested and the most memory that it used, both in MiB on one GPU.
         """
         if found is None:
             return None
@@ -196,7 +196,10 @@ class _Decision(DecisionPass):
         self.enqueue(job)
 
     def _end(self, job: Job, ending: Meaning, leftovers: tuple[Process, ...], why: str = "") -> None:
-        """End a job and free its GPUs. ``why``: details of the cause, stored with the event; empty: none."""
+        """End a job, and free its GPUs unless leftover processes use them.
+
+        ``why``: details of the cause, stored with the event; empty: no details.
+        """
         self._release(job, leftovers)
         move(job, ending.how, self.now.wall)
         job.outcome = ending.outcome

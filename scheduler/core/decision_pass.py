@@ -1,4 +1,4 @@
-"""The plan of a pass, and the steps that all decisions share: queue a job, park it, skip it, stop it.
+"""The plan of a pass, and the steps that several kinds of decisions use: queue, park, skip or stop a job.
 
 A parked job waits outside the queue, because it is not ready to start. A skipped job has ended in the state SKIPPED.
 """
@@ -21,7 +21,7 @@ from scheduler.core.states import Move, move
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The order to send a signal to all processes of a job: SIGKILL if ``hard``, else SIGTERM."""
+    """A signal that is to be sent to all processes of a job: SIGKILL if ``hard``, else SIGTERM."""
 
     job: Job
     hard: bool
@@ -62,7 +62,10 @@ class DecisionPass:
         self.plan = Plan()
 
     def find(self, job_id: int) -> Job | None:
-        """Return a job as changed in this pass, else from ``state.live``, else from the store; None if unknown."""
+        """Return a job, with the changes of this pass; None if there is no such job.
+
+        The job comes from the plan if this pass changed it, else from ``state.live``, else from the store.
+        """
         return self.plan.changed.get(job_id) or self.state.live.get(job_id) or self.state.fetch(job_id)
 
     def changed(self, job: Job, kind: str, **detail: object) -> None:
@@ -74,7 +77,8 @@ class DecisionPass:
     def enqueue(self, job: Job) -> None:
         """Queue a PENDING job if it is ready to start.
 
-        Otherwise park the job with the reason, or skip it if a job that had to succeed before it did not succeed.
+        If the job is not ready, park it and record the reason. If the job depends on the success of another job, and
+        that job has ended without success, skip the job.
         """
         state = self.state
         state.queue.drop(job.id)
@@ -106,7 +110,7 @@ class DecisionPass:
         state.queue.push(job.id, class_of(job), key)
 
     def restore(self, jobs: Iterable[WaitingJob]) -> None:
-        """Queue jobs that may start as soon as there is room. Whether their files exist is checked at their start."""
+        """Queue jobs that may start as soon as there is room. Their files are checked only when the jobs start."""
         state, order = self.state, self.state.policy.order
         for job in jobs:
             state.front = min(state.front, job.order)
@@ -125,9 +129,9 @@ class DecisionPass:
         self._park(job, "missing", sentence)
 
     def _depends(self, job: Job) -> list[int] | None:
-        """Return the ids of the dependencies that have not ended; park the job if there are any.
+        """Return the ids of the jobs that this job must wait for. If there are such jobs, park this job.
 
-        If a dependency in ``after_ok`` did not succeed or is not known, skip the job and return None.
+        If a job in ``after_ok`` ended without success, or is not known, skip this job and return None.
         """
         waits_for = []
         for parent_id in dict.fromkeys((*job.spec.after_ok, *job.spec.after)):
@@ -157,7 +161,7 @@ class DecisionPass:
         self.after_end(job)
 
     def after_end(self, job: Job) -> None:
-        """Decide again on each job that waits for this ended job: queue it, park it for another reason, or skip it."""
+        """Decide again on the jobs that wait for the end of ``job``: queue, park or skip each of them."""
         for child_id in self.state.children.pop(job.id, ()):
             if self.state.parked.get(child_id) == "depends":
                 child = self.find(child_id)

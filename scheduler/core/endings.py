@@ -1,4 +1,4 @@
-"""The meaning of an attempt's end for its job: done, failed, cancelled, or another attempt.
+"""The meaning of an attempt's end for its job: the job is done, has failed, is cancelled, or gets another attempt.
 
 The daemon, `recover`, `track`, and `status` without a running scheduler all call these functions, so that they agree.
 """
@@ -22,12 +22,12 @@ def _unknown(job: Job) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules for another attempt after a failed one.
+    """The rules that decide whether a job gets another attempt after a failed attempt.
 
-    ``starts``: the number of failed starts after which the job fails, even if the cause is temporary. ``retries``:
-    whether the job's own option ``retries`` applies. ``oom_retries``: the number of further attempts after a lack of
-    GPU memory; each of them gets more memory. ``most_mib``: returns the most MiB that a job can get on one GPU; it is
-    called only for jobs that book MiB (`core/model_table.py: booking_memory`).
+    ``starts``: after this number of failed starts the job fails, even if the cause is temporary. ``retries``: whether
+    the job's own option ``retries`` applies. ``oom_retries``: how many more attempts a job gets after a lack of GPU
+    memory; each of these attempts books more memory. ``most_mib``: returns the most MiB that a job can get on one GPU.
+    This function is called only for jobs that book MiB (`core/model_table.py: booking_memory`).
     """
 
     starts: int = 0
@@ -43,8 +43,9 @@ NEVER_AGAIN = Rules(retries=False)
 class Meaning:
     """The meaning of an attempt's end. ``how``: the job's next change of state; ``outcome``: how the attempt ended.
 
-    After Move.RETRY_SCHEDULED another attempt follows: ``cause`` is one of `core/counters.py: RETRIES`, ``why`` is the
-    reason as a sentence. ``need`` or ``vram_mib`` is set if the next attempt asks for more GPU memory.
+    If ``how`` is Move.RETRY_SCHEDULED, another attempt follows. Then ``cause`` is one of `core/counters.py: RETRIES`,
+    and ``why`` is the reason as a sentence. If the next attempt requests more GPU memory, ``need`` or ``vram_mib`` is
+    its new request.
     """
 
     how: Move
@@ -59,9 +60,9 @@ CANCELLED = Meaning(Move.STOPPED, Outcome.CANCELLED)
 
 
 def after_run(job: Job, rules: Rules) -> Meaning:
-    """Return the meaning of the end of a command that ran.
+    """Return the meaning of the end of an attempt whose command ran.
 
-    ``job`` holds its exit code or signal, and the cause of failure found in its log.
+    ``job`` holds the command's exit code or signal, and the cause of failure found in the log.
     """
     if _is_cancelled(job):
         return CANCELLED
@@ -73,12 +74,15 @@ def after_run(job: Job, rules: Rules) -> Meaning:
 
 
 def after_loss(job: Job) -> Meaning:
-    """Return the meaning of the end of an attempt with unknown outcome: cancelled or failed, never another attempt."""
+    """Return the meaning of the end of an attempt whose outcome is unknown.
+
+    The job is cancelled or has failed. It never gets another attempt, because its command may have run.
+    """
     return CANCELLED if _is_cancelled(job) else Meaning(Move.FAILED, Outcome.LOST)
 
 
 def after_no_start(job: Job, why: str, lasting: bool, rules: Rules) -> Meaning:
-    """Return the meaning of a failed start. ``why``: the cause as text; ``lasting``: another try would fail as well."""
+    """Return the meaning of a failed start. ``why``: the cause as text; ``lasting``: another start would fail too."""
     if job.state is JobState.STOPPING:
         return CANCELLED
     if lasting or job.start_failures + 1 >= rules.starts:
@@ -114,7 +118,7 @@ def _after_failure(job: Job, outcome: Outcome, rules: Rules) -> Meaning:
 def _with_more_memory(job: Job, outcome: Outcome, rules: Rules) -> Meaning:
     """Return a retry with twice the share or memory, but at most a whole GPU.
 
-    If the job already had the most memory that it can get, return a failure.
+    If the job already had the most memory that a job can get, return a failure.
     """
     before = job.spec.vram_mib or 0
     # The job decides, not the present setting: the setting may have changed while the job ran.

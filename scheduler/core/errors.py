@@ -16,8 +16,8 @@ class SchedulerError(Exception):
     """An error that is shown to the user: a one-line message and the exit code of the command.
 
     ``what``: a whole sentence without a final full stop; ``where``: the file, line or job; ``do``: what the user can
-    do. ``exit_code``: see docs/json.md (1: error). ``code``: the kind of error, for callers that do not treat all
-    errors of a class alike.
+    do. ``exit_code``: see docs/json.md (1: error). ``code``: distinguishes errors of the same class; empty if no caller
+    has to distinguish them.
     """
 
     exit_code = 1
@@ -40,7 +40,7 @@ class SchedulerError(Exception):
 
 
 class UsageError(SchedulerError):
-    """An option, a value, a config file or a line that cannot be read (exit code 2)."""
+    """Error: an option, a value, a config file or a line cannot be read (exit code 2)."""
 
     exit_code = 2
 
@@ -56,7 +56,7 @@ DECIDE_ANEW = "decide again"  # code of a pass that must be repeated because a f
 
 
 class Mistakes(UsageError):
-    """Several mistakes found together. The one-line message is the first mistake and the number of further mistakes."""
+    """Several mistakes, reported in one error. Its message has the first mistake and the number of further mistakes."""
 
     def __init__(self, errors: Sequence[SchedulerError]) -> None:
         first = errors[0]
@@ -71,10 +71,10 @@ class Mistakes(UsageError):
 
 
 def raise_all(errors: Sequence[SchedulerError]) -> None:
-    """Raise a single error unchanged, several errors as `Mistakes`; do nothing if ``errors`` is empty.
+    """Raise ``errors``: a single error unchanged, several errors as one `Mistakes`. Do nothing if ``errors`` is empty.
 
-    If there is an error that is not a UsageError, raise only the first such error. Example: the error about a file that
-    other users could write, which has exit code 1.
+    If an error is no UsageError, raise only this error (the first such error if there are several). Example: a
+    FileTrouble, which has exit code 1; a `Mistakes` has exit code 2.
     """
     for error in errors:
         if not isinstance(error, UsageError):
@@ -89,8 +89,8 @@ def raise_all(errors: Sequence[SchedulerError]) -> None:
 class Exposure:
     """The reason why other users could write a file or folder: ``code`` is OWNER, WRITERS or LINK.
 
-    ``said``: the reason as text; ``place``: path of that file, folder or link; ``owner``: user id of its owner;
-    ``mend``: what to do; ``also``: an alternative, printed after ``mend``.
+    ``said``: the reason as text; ``place``: path of the file, folder or link that is not safe; ``owner``: user id of
+    the owner of ``place``; ``mend``: what to do; ``also``: an alternative, printed after ``mend``.
     """
 
     code: str
@@ -109,7 +109,10 @@ OWNER, WRITERS, LINK = "owner", "writers", "link"
 
 
 class FileTrouble(SchedulerError):
-    """A file that users edit (jobs file, config, model table) cannot be read now; reading is tried again later."""
+    """Error: a file that users edit (jobs file, config, model table) cannot be read now, or is not safe to read.
+
+    The daemon tries again later.
+    """
 
     def __init__(self, what: str, *, where: str = "", exposure: Exposure | None = None) -> None:
         super().__init__(what, where=where)
@@ -117,43 +120,43 @@ class FileTrouble(SchedulerError):
 
 
 class Refused(SchedulerError):
-    """A valid request that cannot be fulfilled, such as a job that this machine can never run (exit code 3)."""
+    """Error: a valid request cannot be fulfilled. Example: this machine can never run the job (exit code 3)."""
 
     exit_code = 3
 
 
 class NoGpuData(SchedulerError):
-    """No GPU can be seen and none is declared (exit code 4)."""
+    """Error: no GPU can be seen, and no GPU is declared (exit code 4)."""
 
     exit_code = 4
 
 
 class NoDaemon(SchedulerError):
-    """The command needs a running scheduler, and none answers (exit code 5)."""
+    """Error: the command needs a running scheduler, and no scheduler answers (exit code 5)."""
 
     exit_code = 5
 
 
 class NotAsked(NoDaemon):
-    """No scheduler runs, and the request was not stored: it will not be carried out."""
+    """Error: no scheduler runs. The request was not stored, so it will not be carried out."""
 
 
 class NotFound(SchedulerError):
-    """No such job or GPU (exit code 6)."""
+    """Error: there is no such job or GPU (exit code 6)."""
 
     exit_code = 6
 
 
 class InvalidMove(SchedulerError):
-    """A move that the state of the job does not allow; nothing was changed."""
+    """Error: a job in this state cannot make this move (`core/states.py`). Nothing was changed."""
 
 
 class StoreTrouble(SchedulerError):
-    """The store could not be read or written; the daemon starts no job until the store can be used again."""
+    """Error: the store could not be read or written. The daemon starts no job until the store can be used again."""
 
 
 class Damaged(StoreTrouble):
-    """The contents of the store cannot be trusted; the store was left unchanged."""
+    """Error: the contents of the store cannot be trusted. The store was left unchanged."""
 
     def __init__(self, what: str, *, where: str = "", code: str = "") -> None:
         super().__init__(
@@ -165,7 +168,7 @@ class Damaged(StoreTrouble):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the known word that was probably meant, or an empty text."""
+    """Return the known word that the user probably meant by ``word``; empty if no known word is near."""
     import difflib  # imported here: only mistyped words need it
 
     found = difflib.get_close_matches(word[:LONGEST_GUESSED], list(known), 1)
@@ -173,7 +176,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean status?`` with the known word nearest to ``word``, or an empty text."""
+    """Return ``; did you mean status?``, with the known word nearest to ``word``; empty if no known word is near."""
     near = nearest(word, known)
     return f"; did you mean {near}?" if near else ""
 

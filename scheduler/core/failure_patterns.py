@@ -45,9 +45,10 @@ FAILURE_KINDS = tuple(kind for kind, _, _ in _SIGNS)
 
 
 def warning_in(tail: str, need: ResourceRequest) -> Failure | None:
-    """Return the cause of failure that `failure_in` finds in ``tail`` if it is lack of GPU memory, else None.
+    """Return the lack of GPU memory that ``tail`` reports. If `failure_in` finds another cause or none, return None.
 
-    This is for jobs that end with exit code 0. Their script may have caught the error, so the user is only warned.
+    This function is for jobs that ended with exit code 0. The script may have handled the error, so the user only gets
+    a warning.
     """
     found = failure_in(tail, need) if _SIGNS[0][1].search(tail) else None
     return found if found is not None and found.kind == OUT_OF_MEMORY else None

@@ -38,10 +38,11 @@ class LineRead:
 class Batch:
     """Lines of a watched file, and the read position after these lines; one transaction records both.
 
-    ``restart``: the file was replaced, and these are the first lines of the new file; equal lines are counted from 0
-    again. ``settled``: the replay is complete after these lines. ``more``: more lines can be read immediately.
-    ``again``: not empty if these are refused lines that are checked again after a change of the GPUs; it then describes
-    the current GPUs. ``left_out``: why the rest of the previous file is not read; empty if there is no such rest.
+    ``restart``: the file was replaced, and these are the first lines of the new file; the counts of equal lines start
+    at 0 again. ``settled``: the replay is complete after these lines. ``more``: more lines can be read immediately.
+    ``again``: empty for new lines. After a change of the GPUs, refused lines are checked again; their batch describes
+    the current GPUs in ``again``. ``left_out``: why unread lines of the previous file are ignored; empty if there are
+    no such lines.
     """
 
     mark: FileMark

@@ -22,7 +22,7 @@ def _is_plain(text: str) -> bool:
 def parts_of(text: str) -> int:
     """Return the thousandths of a GPU that a decimal text stands for, rounded up (``0.3334`` → 334).
 
-    Raises UsageError when the text is no number, and Refused when it is below 0 or above HIGHEST_GPU_ID.
+    Raises UsageError if the text is no number, and Refused if the number is below 0 or above HIGHEST_GPU_ID.
     """
     if _is_plain(text):
         return int(text) * WHOLE
@@ -48,9 +48,10 @@ class ResourceRequest:
     """The resources that a job needs, in one of three forms.
 
     - ``count`` different GPUs of one server, ``parts`` thousandths of each.
-    - No GPU (``count`` 0): ``parts`` is the number of slots for jobs without GPUs; 0 stands for one slot.
-    - ``count`` GPUs that the job itself names (``parts`` 0): the job starts there beside all other jobs and processes.
-      Nothing is booked on these GPUs. While the job runs, only jobs that name these GPUs too are placed there.
+    - No GPU (``count`` 0): ``parts`` is the number of slots that the job takes; 0 stands for one slot. Slots limit how
+      many jobs without GPUs run at the same time.
+    - ``count`` GPUs that the job itself names (``parts`` 0): the job starts there even if other jobs and processes use
+      these GPUs. Nothing is booked on them. While the job runs, only jobs that name the same GPUs are placed there.
     """
 
     count: int
@@ -59,7 +60,10 @@ class ResourceRequest:
     @classmethod
     @functools.lru_cache(maxsize=1024)
     def parse(cls, text: str) -> ResourceRequest:
-        """Read ``0.5``, ``2``, ``1.5`` (rounded up to 2 whole GPUs) or ``2x0.5``. Raises UsageError, Refused."""
+        """Read ``0.5``, ``2``, ``1.5`` (rounded up to 2 whole GPUs) or ``2x0.5``.
+
+        Raises UsageError if the text is no GPU need, and Refused if no server can have these GPUs.
+        """
         match = re.fullmatch(r"\s*([0-9]{1,4})\s*[xX*]\s*(\S+)\s*", text)
         if match:
             count, parts = int(match.group(1)), parts_of(match.group(2))
@@ -156,15 +160,17 @@ GPU_STATES = ("AVAILABLE", "BUSY", "PAUSED", "STALE", "GONE", "UNHEALTHY", "FORE
 def gpu_state(*, paused: bool, admission: str, booked: bool) -> str:
     """Return the state of a GPU, one of `GPU_STATES`.
 
-    ``admission``: the state according to the readings of the GPU (`core/admission.py: GpuAdmission.state`), or empty.
+    ``admission``: the state according to the readings of the GPU (`core/admission.py: GpuAdmission.state`); empty if
+    the readings do not block the GPU.
     """
     return "PAUSED" if paused else admission or ("BUSY" if booked else "AVAILABLE")
 
 
 def parse_gpu_ids(text: str) -> tuple[int, ...] | None:
-    """Read ``2``, ``0,2``, ``0-3``, ``0-1,5``; return ascending ids without duplicates, None (any GPU) for empty text.
+    """Read a list such as ``2``, ``0,2``, ``0-3`` or ``0-1,5``. Return the ids ascending and without duplicates.
 
-    Raises UsageError with a correct spelling, and Refused for an id above HIGHEST_GPU_ID.
+    An empty text gives None, which means any GPU. Raises UsageError if the text is no such list, and Refused for an id
+    above HIGHEST_GPU_ID.
     """
     if not text.strip():
         return None
@@ -185,7 +191,7 @@ def parse_gpu_ids(text: str) -> tuple[int, ...] | None:
 
 
 def gpu_ids_text(ids: Iterable[int]) -> str:
-    """Return ids as the shortest list that `parse_gpu_ids` reads back: (0, 1, 2, 5) → ``0-2,5``."""
+    """Return ids as a short list that `parse_gpu_ids` can read: (0, 1, 2, 5) → ``0-2,5``."""
     runs: list[list[int]] = []
     for gpu in sorted(ids):
         if runs and gpu == runs[-1][1] + 1:

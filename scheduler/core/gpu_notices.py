@@ -1,4 +1,4 @@
-"""Messages about GPUs whose verdict has changed; part of the decisions (`decide.py`)."""
+"""Messages about changed verdicts on GPUs; part of the decisions (`decide.py`)."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def judge_gpus(decision: DecisionPass) -> None:
 
 
 def _name_strays(decision: DecisionPass, index: int, card: GpuAdmission) -> None:
-    """Add a note to each job that has a process on GPU ``index`` without an allocation there.
+    """Add a note to each job that has a process on GPU ``index`` but no allocation there.
 
-    A job gets this note only once for the same GPU.
+    Each job gets the note for this GPU only once.
     """
     strays = {
         foreign_process.owner: foreign_process for foreign_process in card.foreign_processes if foreign_process.owner

@@ -69,7 +69,10 @@ def edit(decision: DecisionPass, job: Job, changes: Mapping[str, Any], need: tup
 
 
 def _check_parents(decision: DecisionPass, job: Job, spec: JobSpec) -> None:
-    """Raise NotFound for a dependency that does not exist, Refused if the job would wait for itself."""
+    """Check the jobs that this job would wait for.
+
+    Raises NotFound if one of them does not exist, and Refused if this job would wait for itself, even indirectly.
+    """
     for parent in (*spec.after, *spec.after_ok):
         if decision.find(parent) is None:
             raise NotFound(f"cannot wait for job {parent}: there is no such job", do="see gpujob jobs")

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 
 def answer(decision: DecisionPass, observation: Asked) -> None:
-    """Carry out a request as far as possible, and add its answer to the plan. A state file edit gets no answer."""
+    """Carry out a request as far as possible, and add the answer to the plan.
+
+    An edit of the state file gets no answer.
+    """
     request = observation.request
     if isinstance(request, StateEdited):
         _edited(decision, request)
@@ -61,7 +64,10 @@ def answer(decision: DecisionPass, observation: Asked) -> None:
 
 
 def _each(decision: DecisionPass, jobs: Iterable[int], act: Callable[[Job], str]) -> tuple[list[str], int]:
-    """Call ``act`` for each job; return one answer line for each job, and the first exit code that is not 0, else 0."""
+    """Call ``act`` for each job. Return one answer line for each job, and the exit code.
+
+    The exit code is that of the first error, or 0 if there is no error.
+    """
     lines, code = [], 0
     for job_id in jobs:
         job = decision.find(job_id)
@@ -123,7 +129,7 @@ def _pause_queue(decision: DecisionPass, on: bool) -> str:
 
 
 def _edited(decision: DecisionPass, edit: StateEdited) -> None:
-    """Apply an edit of the state file: change only the pauses that the user who saved the file meant to change."""
+    """Apply an edit of the state file. Change only the pauses that the user meant to change (`Pauses.is_changed`)."""
     state = decision.state
     fleet, book = state.fleet, state.pauses
     # A paused GPU that is no longer managed keeps its pause: it holds when the GPU is managed again.
@@ -158,7 +164,7 @@ def _edited(decision: DecisionPass, edit: StateEdited) -> None:
 
 
 def _waits(job: Job, what: str) -> None:
-    """Raise SchedulerError unless the job waits. ``what``: participle for the message, such as "held"."""
+    """Raise SchedulerError if the job does not wait. ``what``: the intended change for the message, such as "held"."""
     if job.state is not JobState.PENDING:
         raise SchedulerError(
             f"job {job.id} cannot be {what}: it is {job.state.value}, and only a waiting job can be {what}"

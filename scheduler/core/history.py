@@ -30,9 +30,10 @@ JOB_COLUMNS = "memory load memory_most load_most".split()
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """A sample of one GPU over an interval that begins at ``at``: means, and for two values the maxima.
+    """A sample of one GPU over an interval that begins at ``at``.
 
-    ``booked``: share in the ledger; ``paused``: the GPU was paused at any time in the interval.
+    ``used_max_mib`` and ``load_max`` are maxima in the interval, the other numbers are means. ``booked``: the share
+    that is booked in the ledger; ``paused``: whether the GPU was paused at any time in the interval.
     """
 
     at: float
@@ -51,7 +52,10 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True)
 class JobSample:
-    """A sample of one attempt in the interval from ``at``: its memory (sum over its GPUs) and load (mean over them)."""
+    """A sample of one attempt over an interval that begins at ``at``.
+
+    The memory is the sum over the GPUs of the attempt, the load is the mean over these GPUs.
+    """
 
     at: float
     memory_mib: float | None
@@ -74,9 +78,9 @@ class Batch:
     """The rows of one transaction: samples of an interval, changes of pauses, durations of passes.
 
     ``at``: time of writing. ``gpus``: rows of index, interval start, GPU_COLUMNS; ``jobs``: rows of job, attempt,
-    interval start, JOB_COLUMNS. ``pauses``: for each change, its time and the set of the GPUs (or QUEUE) that are
-    paused after it. ``ticks``: for each bucket of durations, the number of passes since the scheduler's start;
-    ``tick_sum``: seconds that these passes took together.
+    interval start, JOB_COLUMNS. ``pauses``: for each change of pauses, the time, and the set of all GPUs that are
+    paused after the change (with QUEUE if the queue is paused). ``ticks``: for each bucket of durations, the number of
+    passes since the scheduler's start; ``tick_sum``: seconds that these passes took together.
     """
 
     at: float
@@ -88,7 +92,7 @@ class Batch:
 
 
 class Mean:
-    """Means and maxima of added samples, column by column; None for a column without a value."""
+    """Computes means and maxima of samples, column by column. The result is None for a column without a value."""
 
     __slots__ = ("_most", "_numbers", "_sums")
 
@@ -156,8 +160,8 @@ def gpu_values(card: GpuAdmission | None, booked: float, paused: bool) -> Values
 def job_values(key: str, cards: Iterable[GpuAdmission]) -> Values:
     """Return memory (MiB) and load of an attempt on these GPUs; None for a value that the driver does not give.
 
-    For an attempt without figures, `core/admission.py` assumes memory in use. This is not a measured value, so it is
-    left out here.
+    Only measured values count. If the driver gives no memory figure for an attempt, `core/admission.py` estimates one.
+    This function does not use the estimate.
     """
     memory: float | None = None
     loads: list[float] = []
@@ -213,10 +217,11 @@ class Question:
 
 
 def question(since: float, until: float, step_s: float, now: float) -> Question:
-    """Return the query for samples from ``since`` to ``until`` that are at least ``step_s`` seconds apart.
+    """Return the query for samples from ``since`` to ``until``.
 
-    The step is so long that there are about ``MOST_POINTS`` samples at most. If the 10-second means reach back to
-    ``since`` and the step is below 5 minutes, the query reads the 10-second means, else the 5-minute means.
+    The time between two samples is ``step_s`` seconds, or more if there would otherwise be more than about
+    ``MOST_POINTS`` samples. If this time is below 5 minutes, and the 10-second means reach back to ``since``, the query
+    reads the 10-second means. In all other cases it reads the 5-minute means.
     """
     until = min(until, now + SHORT_S)
     since = max(since, now - KEEP_LONG_S)
@@ -229,7 +234,7 @@ def question(since: float, until: float, step_s: float, now: float) -> Question:
 def pause_spans(changes: Iterable[tuple[float, int, bool]], since: float, until: float) -> list[PauseSpan]:
     """Return the pauses that overlap the time from ``since`` to ``until``, sorted by their start.
 
-    ``changes``: (time, GPU or ``QUEUE``, whether it is paused after that time), oldest first.
+    ``changes``: (time, GPU or ``QUEUE``, True for a pause and False for its end), oldest first.
     """
     begun: dict[int, float] = {}
     found: list[PauseSpan] = []

@@ -10,7 +10,8 @@ from scheduler.core.job import JobSpec
 def identity_of(spec: JobSpec) -> str:
     """Return a hash of script path, conda environment and arguments: 32 hex digits. Priority and GPU list do not count.
 
-    The fields are separated by NUL bytes, which none of them can contain, so different fields never give the same text.
+    The fields are separated by NUL bytes before the text is hashed. No field can contain a NUL byte, so different
+    fields never give the same text.
     """
     words = [spec.script, spec.conda_env, *spec.arguments]
     return hashlib.blake2b("\0".join(words).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()

@@ -30,7 +30,7 @@ class JobState(enum.Enum):
 
     @property
     def ended(self) -> bool:
-        """True for the four final states, which a job leaves only when a user asks for it."""
+        """True for the four final states. A job leaves a final state only if a user requests it (`gpujob retry`)."""
         return self in ENDED
 
     @property
@@ -58,7 +58,7 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """A job as the user asked for it. The submitter's environment is kept elsewhere: in ``env_file`` (mode 0600)."""
+    """A job as the user requested it. The file ``env_file`` (mode 0600) holds the submitter's environment."""
 
     source: str = "line"  # line (of the jobs file), commands (file), submit, ts, track, recover
     script: str = ""  # absolute path; empty for a command
@@ -108,14 +108,21 @@ class JobSpec:
 
     @property
     def written_text(self) -> str:
-        """The whole command as written, secrets hidden: the line of a commands file, else words quoted for a shell."""
+        """The whole command, with secrets hidden.
+
+        For a job of a commands file this is the line as written. Otherwise it is the words, quoted for a shell.
+        """
         if self.shell_text is not None:
             return without_secrets(self.shell_text)
         return shlex.join(words_without_secrets((self.script, *self.arguments) if self.script else self.arguments))
 
     @property
     def shown_name(self) -> str:
-        """A short name for tables: label, shortened line of a commands file, script's file name, or first word."""
+        """A short name for tables, with secrets hidden.
+
+        It is the first of these that the job has: the label, the shortened line of a commands file, the file name of
+        the script, the first word of the command.
+        """
         if self.label:
             return without_secrets(self.label)
         if self.shell_text is not None:
@@ -135,7 +142,7 @@ class JobSpec:
         return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most - most // 2 - 1) :]}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields that differ from their defaults, as plain values for JSON."""
+        """Return field → value for JSON. Fields with their default value are left out."""
         out: dict[str, Any] = {}
         for name, default in _SPEC_DEFAULTS.items():
             value = getattr(self, name)
@@ -145,7 +152,7 @@ class JobSpec:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> JobSpec:
-        """Return the JobSpec for values from `as_dict`; unknown keys, which a newer version may write, are ignored."""
+        """Return the JobSpec for values from `as_dict`. Unknown keys are ignored: a newer version may write them."""
         known: dict[str, Any] = {
             name: _as_tuple(value) if isinstance(value, list) else value
             for name, value in values.items()
@@ -171,7 +178,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A cause of failure found in a job's log (`core/failure_patterns.py`). Sizes in MiB are memory of one GPU."""
+    """A cause of failure, found in a job's log (`core/failure_patterns.py`). Sizes are MiB of memory on one GPU."""
 
     kind: str
     line: str = ""
@@ -226,7 +233,7 @@ class Job:
 
     @property
     def attempt_key(self) -> str:
-        """Key of the current or last attempt, which names its attempt record: ``12.1``."""
+        """Key of the current or last attempt, such as ``12.1``. It is also the name of the attempt record."""
         return f"{self.id}.{self.attempt}"
 
     @property
@@ -244,9 +251,10 @@ class Job:
 
     @property
     def error_level(self) -> int:
-        """The exit code; -1 if there is none because the job ended by a signal, was not started, or is lost.
+        """The exit code of the command; -1 if there is no exit code.
 
-        A stopped job that exits by itself after SIGTERM has an exit code.
+        There is none if a signal ended the command, if the command was not started, or if the outcome is unknown. A
+        command that receives SIGTERM and then exits by itself has an exit code.
         """
         return self.exit_code if self.exit_code is not None else -1
 
@@ -298,7 +306,7 @@ REASON_CODES = {
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """The reason why a job waits: a code for programs (one of `REASON_CODES`), a sentence for people."""
+    """The reason why a job waits: one of `REASON_CODES` for programs, and a sentence for people."""
 
     code: str
     sentence: str

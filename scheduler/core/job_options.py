@@ -1,4 +1,4 @@
-"""The options of a job, one row each: name, function that reads its text, and where it may be given.
+"""The options of a job. The row of an option has its name, the function that reads its text, and its places of use.
 
 A row defines the option of `gpujob submit` and `gpujob edit`, the key of a line in the jobs file, the key of the HTTP
 API, the field of the form on the web page, the shell completion, and rows of tables in the documents
@@ -50,9 +50,10 @@ class FormField:
 class JobOption:
     """One option of a job.
 
-    ``read`` turns the text into the value of ``field``, a field of JobSpec (raises UsageError, Refused). An option
-    without ``field`` stands for a key of the jobs file with a fixed text: ``sets`` is (key, text). ``key``: name of the
-    option on a line of the jobs file; empty if the option is not allowed there.
+    ``field``: the field of JobSpec that the option sets. ``read``: returns the value of this field for a text; raises
+    UsageError if the text is wrong, and Refused if the value is not possible. ``sets``: (key, text). An option without
+    ``field`` has the same effect as this key with this text on a line of the jobs file. ``key``: name of the option on
+    a line of the jobs file; empty if the option is not allowed there.
     """
 
     name: str
@@ -324,14 +325,14 @@ PATH_FIELDS = frozenset(option.field for option in JOB_OPTIONS.values() if optio
 
 
 def as_on_a_line(key: str) -> str:
-    """Return the name of a key in messages about a line of the jobs file: ``;key=``."""
+    """Return a key as it is shown in messages about a line of the jobs file: ``;key=``."""
     return f";{key}="
 
 
 def read_line_keys(pairs: Collection[tuple[str, str]], named: Named = as_on_a_line) -> dict[str, Any]:
     """Return fields of JobSpec from the (key, text) pairs of a line. ``named``: returns a key's name in messages.
 
-    Raises UsageError for an unknown or repeated key, and the errors of `JobOption.read`.
+    Raises UsageError for an unknown or repeated key or a wrong text, and Refused for a value that is not possible.
     """
     values: dict[str, Any] = {}
     for key, text in pairs:
@@ -349,7 +350,8 @@ def read_line_keys(pairs: Collection[tuple[str, str]], named: Named = as_on_a_li
 def read_options(texts: Mapping[str, str], named: Named = flag) -> dict[str, Any]:
     """Return fields of JobSpec from options. An option with an empty text counts as not given.
 
-    ``texts``: option name → text. ``named``: returns an option's name in messages. Raises UsageError, Refused.
+    ``texts``: option name → text. ``named``: returns an option's name in messages. Raises UsageError for a wrong text
+    or for options that exclude each other, and Refused for a value that is not possible.
     """
     if texts.get("cpu") and texts.get("gpus"):
         raise UsageError(f"{named('cpu')} and {named('gpus')} exclude each other", do="leave one of them out")
@@ -364,7 +366,7 @@ def read_options(texts: Mapping[str, str], named: Named = flag) -> dict[str, Any
 
 
 def check_utf8(text: str, where: str) -> None:
-    """Raise UsageError for a text that the store cannot hold because it is not UTF-8. ``where``: place of the text."""
+    """Raise UsageError if a text is not valid UTF-8, because the store cannot hold it. ``where``: place of the text."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -381,7 +383,7 @@ def _read_into(values: dict[str, Any], option: JobOption, text: str, called: str
 def changed_fields(texts: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields of JobSpec that `edit` changes, with their new values.
 
-    ``texts``: option name → text; an empty text resets the field to its default. Raises UsageError, Refused.
+    ``texts``: option name → text; an empty text resets the field to its default. Raises the errors of `read_options`.
     """
     defaults = JobSpec()
     given = read_options(texts)
@@ -392,9 +394,10 @@ def changed_fields(texts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def allowed_gpus(values: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Return the GPUs that a job may use: those of ``on`` if given, else those of ``allowed`` (None: any).
+    """Return the GPUs that a job may use: the value of ``on``, or of ``allowed`` if ``on`` is not given; None: any GPU.
 
-    Raises Refused if both are given and differ, or if ``on`` is given together with ``gpus``.
+    ``values``: field of JobSpec → value. Raises Refused if ``on`` and ``allowed`` name different GPUs, or if both
+    ``on`` and ``gpus`` are given.
     """
     on: tuple[int, ...] | None = values.get("on")
     allowed: tuple[int, ...] | None = values.get("allowed")

@@ -16,7 +16,10 @@ PLAIN = {"held": "held", "released": "released", "first": "put first", "requeued
 
 
 def harmless(text: str) -> str:
-    """Return ``text`` with control, line-break and direction characters escaped, so it cannot control a terminal."""
+    """Return ``text`` in a form that cannot control a terminal.
+
+    Control characters, line breaks and characters that change the text direction are escaped.
+    """
     return _UNSAFE.sub(
         lambda found: f"\\x{ord(found.group()):02x}" if ord(found.group()) < 256 else f"\\u{ord(found.group()):04x}",
         text,
@@ -101,7 +104,7 @@ def ending(detail: dict[str, object]) -> str:
 
 
 def accepted(job: Job) -> str:
-    """Return the log message for a newly accepted job, with its notes."""
+    """Return the log message about a job that was just accepted. It includes the notes of the job."""
     notes = f" ({'; '.join(map(harmless, job.notes))})" if job.notes else ""
     return f"job {job.id} ({harmless(job.spec.shown_name)}) accepted from {job.spec.origin or job.spec.source}{notes}"
 
@@ -119,6 +122,6 @@ def how_it_ended(job: Job) -> str:
 
 
 def state_text(job: Job) -> str:
-    """Return the state of an ended job, with the outcome if it adds something: ``failed: exit 3``, ``cancelled``."""
+    """Return the state of an ended job, and its outcome if this differs: ``failed: exit 3``, ``cancelled``."""
     how = how_it_ended(job)
     return job.state.value if how in ("", job.state.value) else f"{job.state.value}: {how}"

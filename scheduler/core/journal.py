@@ -47,7 +47,7 @@ _SHORT = re.compile(r'(\{|\{"|\{"i|\{"id|\{"id"|\{"id":|\{"id": \d{0,18},?|\{"id
 
 
 def status_of(job: Job) -> str:
-    """Return a job's status in the journal, one of `STATUSES`. A placed job without a process yet is ``pending``."""
+    """Return a job's status in the journal, one of `STATUSES`. A starting job is ``pending`` until its process runs."""
     if job.state in ENDS:
         return ENDS[job.state]
     return RUNNING if job.state.holds_gpus and job.process is not None else PENDING
@@ -56,8 +56,8 @@ def status_of(job: Job) -> str:
 def history_of(job: Job, moments: Iterable[tuple[float, str]]) -> list[list[str]]:
     """Return the changes of a job's status, oldest first, each as [time (ISO 8601, UTC), status].
 
-    ``moments``: time and kind of all events of the job, oldest first. The times of the last attempt are the start and
-    end of its process; the times of earlier attempts are those at which the daemon recorded the events.
+    ``moments``: time and kind of all events of the job, oldest first. For the last attempt, the times are the start and
+    the end of its process. For earlier attempts, the times are those at which the daemon recorded the events.
     """
     found: list[tuple[float, str]] = [(job.submitted_at, PENDING)]
     for at, kind in moments:
@@ -118,7 +118,7 @@ def identity_of_record(value: Any) -> Who | None:
 
 
 def torn_id(torn: bytes) -> int | None:
-    """Return the job id at the start of an incomplete record; None if the line starts differently or is too short."""
+    """Return the job id at the start of an incomplete record; None if no job id can be read from ``torn``."""
     found = _BEGINNING.match(torn[:40].decode("utf-8", "replace"))
     return int(found[1]) if found else None
 
@@ -126,7 +126,7 @@ def torn_id(torn: bytes) -> int | None:
 def is_beginning(torn: bytes, job: Job | None) -> bool:
     """Return whether ``torn`` is an incomplete record of ``job``.
 
-    If ``job`` is None, return whether ``torn`` is the beginning of a record of any job, cut off before the command.
+    If ``job`` is None, return whether ``torn`` can be the beginning of any record, and ends before the command.
     """
     if job is None:
         return len(torn) <= 40 and _SHORT.fullmatch(torn.decode("utf-8", "replace")) is not None
@@ -137,7 +137,10 @@ def is_beginning(torn: bytes, job: Job | None) -> bool:
 
 
 def _text(text: str) -> str:
-    """Return ``text`` with surrogates (bytes that are not UTF-8) escaped, because many JSON readers reject them."""
+    """Return ``text`` with surrogates escaped, because many JSON readers reject them.
+
+    A surrogate stands for a byte that is not UTF-8.
+    """
     return text.encode("utf-8", "backslashreplace").decode()
 
 

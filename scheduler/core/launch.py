@@ -52,8 +52,8 @@ class Streams:
     """The streams of a job besides its log.
 
     ``errors``: separate file for stderr; empty: stderr goes to the log. ``gzip``: program that packs the log; empty:
-    the log is not packed. ``caller``: pid, start time (clock ticks) and socket path of the process that lends its own
-    descriptors to the job; None: no process does.
+    the log is not packed. ``caller``: pid, start time (clock ticks) and socket path of the process whose descriptors
+    the job uses as its streams; None: the job does not use the streams of another process.
     """
 
     errors: str = ""
@@ -158,9 +158,10 @@ def script_words(spec: JobSpec, python: str, arguments: Sequence[str], gpus: int
 
 
 def with_cuda(arguments: Sequence[str], ids: str, *, add: bool = True) -> tuple[str, ...]:
-    """Return ``arguments`` with ``ids`` as the value of each ``--cuda``. ``add``: add ``--cuda IDS`` if there is none.
+    """Return ``arguments`` with ``ids`` as the value of each ``--cuda``.
 
-    A word that begins with ``--`` is never the value of ``--cuda``. Words after a bare ``--`` stay unchanged.
+    ``add``: if there is no ``--cuda``, add ``--cuda IDS``. A word that begins with ``--`` is never the value of
+    ``--cuda``. Words after a bare ``--`` stay unchanged.
     """
     end = list(arguments).index("--") if "--" in arguments else len(arguments)
     out: list[str] = []

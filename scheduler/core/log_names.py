@@ -26,11 +26,11 @@ def check_log_name(name: str) -> None:
 
 
 def log_name(job: Job, stamp: str, number: int = 1, letters: str = "") -> str:
-    """Return the file name of a job's log: ``job_<id>_<stamp>.log``; attempts after the first add ``_a2``.
+    """Return the file name of a job's log: ``job_<id>_<stamp>.log``. From the second attempt on, ``_a2`` is added.
 
-    ``stamp``: local time as YYYYmmdd_HHMMSS. ``number``: 2, 3, … (added as ``_2``) if the names with lower numbers are
-    in use. A job that names its log gets that name, such as ``run.log``; later attempts get ``run_a2.log``. A `ts` job
-    gets ``<name>.<letters>``. The name of a packed log ends in ``.gz``; in screen mode no log is packed.
+    ``stamp``: local time as YYYYmmdd_HHMMSS. ``number``: 1, or 2, 3, … (added as ``_2``, …) if the names with lower
+    numbers are in use. If the job names its log ``run.log``, the second attempt gets ``run_a2.log``. The log of a `ts`
+    job is ``<name>.<letters>``. The name of a packed log ends in ``.gz``; in screen mode no log is packed.
     """
     packed = ".gz" if job.spec.gzip and job.runner != "screen" else ""
     if job.spec.log_name and job.spec.source == "ts":
@@ -47,7 +47,8 @@ def log_name(job: Job, stamp: str, number: int = 1, letters: str = "") -> str:
 def is_packed(log: str) -> bool:
     """Return whether a log is packed (gzip). The name of the log decides.
 
-    The job's present options do not show it, because a later attempt may run with another runner.
+    The job's present options do not tell whether the log of an earlier attempt is packed, because that attempt may have
+    used another runner.
     """
     return log.endswith(".gz")
 
@@ -58,12 +59,12 @@ def errors_of(log: str) -> str:
 
 
 def stderr_log(job: Job) -> str:
-    """Return the path of the job's separate stderr file; empty if the job has no such file or has not begun."""
+    """Return the path of the job's separate stderr file; empty if the job has no such file or has not started."""
     return errors_of(job.log) if job.spec.stderr_apart and job.log and job.runner != "screen" else ""
 
 
 def logs_of(job: Job, events: Iterable[Event]) -> dict[int, str]:
-    """Return attempt → path of its log, as far as the job and its events name them."""
+    """Return attempt → path of its log. Attempts whose log neither the job nor its events name are left out."""
     found = {
         int(event.detail["attempt"]): str(event.detail["log"])
         for event in events

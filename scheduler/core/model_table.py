@@ -19,7 +19,7 @@ MOST_SAID = 20  # mistakes in a table, after which it is not read further
 
 @dataclass(frozen=True, slots=True)
 class ModelTable:
-    """Model name → GPU need, as in `llm_config.json`. Needs are kept as written, for the notes to the user."""
+    """Model name → GPU need, as in `llm_config.json`. Needs are kept as written: notes to the user quote them."""
 
     default: str = "1"
     models: Mapping[str, str] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class ModelTable:
 
 
 def table_from(data: Any, where: str, place: Callable[[str], str] | None = None) -> ModelTable:
-    """Return the ModelTable of parsed JSON. Raises UsageError that names the mistakes and their places.
+    """Return the ModelTable of parsed JSON. Raises UsageError if ``data`` has mistakes; the error names their places.
 
     ``where``: path of the file; ``place``: returns the file and line of a key, for the errors.
     """
@@ -101,7 +101,7 @@ def model_in(arguments: Sequence[str]) -> str | None:
 
 
 def words_of(spec: JobSpec) -> Sequence[str]:
-    """Return the words of a job in which options are searched: its arguments, or the words of its shell command."""
+    """Return the words in which options are searched: a job's arguments, or the words of its shell command."""
     if spec.is_script or spec.arguments[:2] != ("sh", "-c") or len(spec.arguments) < 3:
         return spec.arguments
     try:
@@ -111,11 +111,11 @@ def words_of(spec: JobSpec) -> Sequence[str]:
 
 
 def booking_memory(spec: JobSpec, mib: int, *, read: bool) -> JobSpec:
-    """Return ``spec`` changed so that the job books GPU memory: its own ``vram_mib``, else ``mib``.
+    """Return ``spec`` with the change that the job books GPU memory: its own ``vram_mib``, or ``mib`` if it has none.
 
     ``mib``: the setting `min_free_mem_mb`. ``spec`` is returned unchanged if ``mib`` is 0, if the job states its GPU
-    need, or if it names its GPUs. ``read``: whether the GPUs are read. If they are not, memory cannot be booked, and
-    the job books one whole GPU.
+    need, or if the job names its GPUs. ``read``: whether the GPUs are read. If the GPUs are not read, memory cannot be
+    booked, and the job books one whole GPU.
     """
     if not mib or spec.gpus or spec.on:
         return spec
@@ -127,8 +127,8 @@ def booking_memory(spec: JobSpec, mib: int, *, read: bool) -> JobSpec:
 def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tuple[ResourceRequest, tuple[str, ...]]:
     """Return the need of a job, and notes about it for the user (rounded up, unknown model).
 
-    ``gpus``: the managed GPUs. A job that gives only its GPU memory (``vram``) needs the share that has this memory.
-    Raises UsageError or Refused for a need that cannot be read or is impossible.
+    ``gpus``: the managed GPUs. If the job gives only its GPU memory (``vram``), it needs the share of a GPU that has
+    this memory. Raises UsageError if the need cannot be read, and Refused if no server can have these GPUs.
     """
     notes: list[str] = []
     if spec.on:
@@ -159,9 +159,9 @@ def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tup
 
 
 def _part_of_a_gpu(mib: int, allowed: Collection[int] | None, gpus: Collection[Gpu]) -> str:
-    """Return ``mib`` as a share of the smallest allowed GPU that has so much memory.
+    """Return ``mib`` as a share of the smallest allowed GPU that has at least ``mib`` MiB.
 
-    Return "1" if no allowed GPU has so much memory, or if the size of an allowed GPU is not known.
+    Return "1" if no allowed GPU has ``mib`` MiB, or if the memory size of an allowed GPU is not known.
     """
     sizes = [gpu.memory_mib for gpu in gpus if allowed is None or gpu.index in allowed]
     large = [size for size in sizes if size is not None and size >= mib]

@@ -30,7 +30,7 @@ class Now:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A PENDING job in the store has to be queued: it is new, or was changed while it waited."""
+    """A PENDING job in the store is new, or was changed while it waited. `decide` has to queue or park it."""
 
     job: Job
 
@@ -39,8 +39,8 @@ class Arrived:
 class Restored:
     """After a start of the scheduler: the waiting jobs in the store that may start as soon as there is room.
 
-    Each other waiting job (held, in a back-off, or with another reason to wait) comes as `Arrived`. A million jobs are
-    queued in seconds by these facts; to read the jobs themselves would take four times as long.
+    Jobs that wait for another reason, such as a back-off or a hold, come as `Arrived`. For speed, ``jobs`` has only the
+    facts that the queue needs: a million complete jobs would take four times as long to read.
     """
 
     jobs: Sequence[WaitingJob]
@@ -61,7 +61,7 @@ class Started:
 class Ended:
     """The main process of an attempt ended: exactly one of ``exit_code`` and ``signal`` is set.
 
-    ``leftovers``: processes of the attempt that still live; ``failure``: the cause that the end of the log names.
+    ``leftovers``: processes of the attempt that still live; ``failure``: the cause of failure found in the log.
     """
 
     job: int
@@ -77,7 +77,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class NeverRan:
-    """The command could not be started. ``lasting``: another try would fail too, as for a wrong script."""
+    """The command could not be started. ``lasting``: another start would fail too, for example with a wrong script."""
 
     job: int
     attempt: int
@@ -88,9 +88,9 @@ class NeverRan:
 
 @dataclass(frozen=True, slots=True)
 class Unclaimed:
-    """The attempt did not begin and never will.
+    """The attempt was not started, and no process can start it any more.
 
-    Its attempt record was claimed or closed without a start, so no process can start the attempt any more.
+    The attempt record prevents a start, because it says that the attempt was given up.
     """
 
     job: int
@@ -99,7 +99,7 @@ class Unclaimed:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The attempt is over, and its outcome cannot be known. ``leftovers``: its processes that still live."""
+    """The attempt has ended, and its outcome is unknown. ``leftovers``: processes of the attempt that still live."""
 
     job: int
     attempt: int

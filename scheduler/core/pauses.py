@@ -1,6 +1,6 @@
-"""Merges pauses set by commands with edits of the state file.
+"""Pauses and resumes come from commands and from edits of the state file. This module merges them.
 
-An edit does not undo a change that the user who made the edit had not read.
+If a command changes a pause after a user has read the file, the user's later edit does not undo this change.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ MOST_REMEMBERED = 200  # changes by verbs
 
 @dataclass(slots=True)
 class Pauses:
-    """The latest changes of pauses, each with a revision of the state file. Edits of this file are applied with them.
+    """The latest changes of pauses, and the rules for an edit of the state file.
 
-    An edit is applied as a three-way merge, based on the version of the file that the user had read. If a verb (such as
-    `gpujob pause`) has changed a pause after that version, this change stays, unless the edit changes the same pause.
-    If there are several edits of a pause, the last one counts.
+    An edit is compared with the version of the file that the user had read. If a verb (such as `gpujob pause`) has
+    changed a pause after that version, this change stays, unless the edit changes the same pause. If there are several
+    edits of a pause, the last edit counts.
 
-    ``changes``: the changes by verbs, each as (first revision that shows the change, GPU or QUEUE, value before the
-    change). ``edited``: GPU or QUEUE → first revision that shows the last edit of its pause.
+    ``changes``: the changes by verbs, each as (first revision of the file that shows the change, GPU or QUEUE, value
+    before the change). ``edited``: GPU or QUEUE → first revision that shows the last edit of this pause.
     """
 
     revision: int = 0  # of the current version of the state file
@@ -33,15 +33,15 @@ class Pauses:
         del self.changes[:-MOST_REMEMBERED]
 
     def by_edit(self, what: int) -> None:
-        """Record that an edit changed ``what``: earlier changes of ``what`` by verbs no longer affect later edits."""
+        """Record that an edit changed ``what``. Earlier changes of ``what`` by verbs have no effect on later edits."""
         self.changes = [change for change in self.changes if change[1] != what]
         self.edited[what] = self.revision + 1
 
     def is_changed(self, what: int, now: bool, wanted: bool, read: int | None) -> bool:
-        """Return whether the user who saved the value ``wanted`` for ``what`` meant to change the pause.
+        """Return whether a user intends to change the pause of ``what``.
 
-        ``now``: the current value; ``read``: the revision that the user had read. If ``read`` is None (unknown), every
-        difference from ``now`` counts as meant.
+        ``wanted``: the value that the user saved; ``now``: the current value; ``read``: the revision of the file that
+        the user had read. If ``read`` is None (unknown), the result is True whenever ``wanted`` differs from ``now``.
         """
         if read is not None and read <= self.revision:
             for revision, changed, before in self.changes:

@@ -1,13 +1,14 @@
 """The ledger: best-fit placement of resource requests on GPUs, or the reason why a request does not fit.
 
-Best fit: a share goes to the usable GPU with the smallest sufficient free share (ties: the server with the fewest
-entirely free GPUs, then the lowest id). A job for several GPUs goes to a server on which it fits; if there are several,
-to the one with the fewest entirely free GPUs. Sets of GPUs are bit masks: the cost of a search grows with the number of
-distinct free shares, not with the number of GPUs.
+Best fit for a job on one GPU: among the usable GPUs with enough free share, take the GPU with the least free share. If
+several GPUs are equal, prefer the server with the fewest entirely free GPUs, then the lowest id. A job for several GPUs
+goes to the server on which it fits; if it fits on several servers, to the server with the fewest entirely free GPUs.
+Sets of GPUs are bit masks: the cost of a search grows with the number of distinct free shares, not with the number of
+GPUs.
 
-Besides bookings there are claims and reservations. A *claim* keeps the GPUs that a running job named: only jobs that
-name these GPUs too are placed there. A *reservation* keeps GPUs for a job that was overtaken too often: jobs behind it
-in the queue are not placed there.
+Besides bookings there are claims and reservations. A *claim* keeps the GPUs that a running job named: only other jobs
+that name these GPUs are placed there. A *reservation* keeps GPUs for a job that was overtaken too often: jobs that come
+later in the queue are not placed there.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from scheduler.core.placement_class import PlacementClass
 class Fleet:
     """The ledger: all managed GPUs with their free shares, memory not yet booked, pauses, claims and reservations.
 
-    ``free[i]``: free thousandths of GPU ``i``, 0 to 1000; ``take`` and ``give_back`` keep it in this range, or raise
-    ValueError and change nothing. GPU ids may have gaps.
+    ``free[i]``: free thousandths of GPU ``i``, 0 to 1000. A call of ``take`` or ``give_back`` that would leave this
+    range raises ValueError and changes nothing. GPU ids may have gaps.
     """
 
     def __init__(self, gpus: Iterable[Gpu], cpu_slots: int = 1 << 30, retired: Iterable[int] = ()) -> None:
         """Create a ledger without bookings.
 
-        ``cpu_slots``: number of slots for jobs without GPUs. ``retired``: GPUs that are no longer managed but still
-        have jobs; these jobs can be booked, and no new job is placed there.
+        ``cpu_slots``: number of slots for jobs without GPUs. ``retired``: GPUs that are no longer managed but on which
+        jobs still run. These jobs can be booked there, but no new job is placed there.
         """
         self.gpus: dict[int, Gpu] = {gpu.index: gpu for gpu in gpus}
         self.all_mask = mask_of(self.gpus)
@@ -59,7 +60,7 @@ class Fleet:
         self._ever: dict[PlacementClass, str] = {}
 
     def manages(self, gpu: int) -> bool:
-        """Return whether this is the id of a managed GPU, on which jobs may be placed."""
+        """Return whether ``gpu`` is the id of a managed GPU. Jobs are placed only on managed GPUs."""
         return gpu >= 0 and bool(self.all_mask >> gpu & 1)
 
     @property
@@ -69,19 +70,19 @@ class Fleet:
 
     @property
     def usable_mask(self) -> int:
-        """Mask of the GPUs that are neither paused nor blocked by their readings nor kept for other jobs."""
+        """Mask of the usable GPUs: they are not paused, not blocked by their readings, not claimed and not reserved."""
         return self.all_mask & ~self.paused_mask & ~self.admission.blocked_mask & ~self.kept_mask
 
     @property
     def kept_mask(self) -> int:
-        """Mask of the GPUs that are claimed by name or reserved."""
+        """Mask of the GPUs that are claimed or reserved."""
         return self._kept_from(None)
 
     def _kept_from(self, kind: PlacementClass | None) -> int:
         """Return the mask of the claimed and reserved GPUs on which jobs of ``kind`` must not be placed.
 
-        If ``kind`` has a reservation itself, only earlier reservations count. If it has none, or if ``kind`` is None,
-        all reservations count.
+        If a job of ``kind`` has a reservation, only earlier reservations count. If no job of ``kind`` has one, or if
+        ``kind`` is None, all reservations count.
         """
         kept = mask_of(self.claims)
         for _, mask in self._reserved_before(kind):
@@ -101,11 +102,14 @@ class Fleet:
         self._ever.clear()
 
     def allowed_mask(self, allowed: tuple[int, ...] | None) -> int:
-        """Return the mask of the managed GPUs among ``allowed`` (None: all)."""
+        """Return the mask of the GPUs in ``allowed`` that are managed; if ``allowed`` is None, of all managed GPUs."""
         return self.all_mask if allowed is None else mask_of(allowed) & self.all_mask
 
     def find(self, kind: PlacementClass) -> tuple[int, ...] | None:
-        """Return the best GPUs for a job of ``kind``, ascending; () if it needs no GPU; None if it does not fit."""
+        """Return the best GPUs for a job of ``kind``, ascending; None if the job does not fit.
+
+        For a job without GPUs the result is () if there are enough free slots, else None.
+        """
         need = kind.need
         if need.count == 0:
             return () if self.cpu_free >= need.slots and not self.slots_reserved else None
@@ -188,8 +192,8 @@ class Fleet:
     def take(self, need: ResourceRequest, gpus: tuple[int, ...], vram_mib: int = 0) -> None:
         """Book ``need`` on ``gpus``, and ``vram_mib`` MiB on each GPU.
 
-        Raises ValueError, and books nothing, if the shares do not fit. Slots, and GPUs that the job named, are booked
-        without this check.
+        Raises ValueError, and books nothing, if the shares do not fit. There is no such check for slots. If the job
+        named its GPUs, they are claimed, and no share is booked.
         """
         if need.count == 0:
             self.cpu_free -= need.slots
@@ -206,7 +210,10 @@ class Fleet:
                 self.memory_free[i] -= vram_mib
 
     def give_back(self, need: ResourceRequest, gpus: tuple[int, ...], vram_mib: int = 0) -> None:
-        """Undo ``take``. Raises ValueError, and frees nothing, if a GPU would have more than 1000 free thousandths."""
+        """Undo a call of ``take`` with these arguments.
+
+        Raises ValueError, and frees nothing, if a GPU would then have more than 1000 free thousandths.
+        """
         if need.count == 0:
             self.cpu_free += need.slots
             return
@@ -243,11 +250,11 @@ class Fleet:
     # -- reservations -------------------------------------------------------------------------------------
 
     def reserve(self, job: int, kind: PlacementClass) -> None:
-        """Reserve for ``job`` GPUs of one server, or the next free slots if the job needs no GPU.
+        """Reserve GPUs of one server for ``job``, or the next free slots if the job needs no GPU.
 
-        The GPUs that lack the least for the job are chosen. Jobs behind ``job`` are not placed there until
-        `open_to_all` is called. Paused GPUs and GPUs with a lasting problem are never reserved. If no server has
-        enough other GPUs for the job, nothing is reserved.
+        Among the possible GPUs, those with the least missing share are chosen. Paused GPUs, and GPUs with a lasting
+        problem, are not possible. If no server has enough possible GPUs, nothing is reserved. Jobs that come later in
+        the queue are not placed on the reserved GPUs until `open_to_all` is called.
         """
         need = kind.need
         if need.count == 0:
@@ -270,7 +277,10 @@ class Fleet:
         self.slots_reserved = 0
 
     def competes(self, kind: PlacementClass, need: ResourceRequest, gpus: tuple[int, ...]) -> bool:
-        """Return whether allocating ``need`` on ``gpus`` took GPUs or slots that a job of ``kind`` could have used."""
+        """Return whether a job of ``kind`` could have used the GPUs or slots that another job got.
+
+        ``need``: the request of the other job; ``gpus``: the GPUs that the other job got.
+        """
         if kind.need.count == 0:
             return need.count == 0
         return bool(self.allowed_mask(kind.allowed) & mask_of(gpus))
@@ -389,7 +399,10 @@ class Fleet:
         return Reason("no-room", f"needs {need.slots} slots; {free} of {self.cpu_slots} {are} free")
 
     def _kept(self, kind: PlacementClass, usable: int) -> Reason | None:
-        """Return the reason if a job waits only because GPUs with room are claimed or reserved, else None."""
+        """Return the reason if a job waits only because suitable GPUs are claimed or reserved; else None.
+
+        Suitable GPUs are usable and have enough free share.
+        """
         need, kept = kind.need, self._kept_from(kind)
         fitting = mask_of(i for i in ids_of(usable) if self.free[i] >= need.parts)
         most = max((fitting & mask).bit_count() for mask in self._server_mask.values())
@@ -410,7 +423,7 @@ class Fleet:
         )
 
     def _forbidden(self, need: ResourceRequest, usable: int, vram_mib: int) -> Reason | None:
-        """Return the reason if a job waits only because readings block GPUs with room in the ledger, else None."""
+        """Return the reason if a job waits only because readings block GPUs with enough free share; else None."""
         verdicts = {}
         room: dict[int, int] = {}
         for i in ids_of(usable):
@@ -438,8 +451,9 @@ class Fleet:
 
 
 def _lacks(gpus: list[tuple[bool, int, int]], need: ResourceRequest) -> tuple[int, int]:
-    """Return what these GPUs lack for ``need``: the number of unsuitable GPUs, and the sum of missing thousandths.
+    """Return what is missing on these GPUs for ``need``.
 
+    The result is (number of GPUs that cannot take their part of the need now, sum of the missing thousandths).
     ``gpus``: for each GPU (True if it is unusable, its free thousandths as a negative number, its id).
     """
     missing = sum(unusable or -free < need.parts for unusable, free, _ in gpus)

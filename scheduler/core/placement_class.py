@@ -19,13 +19,13 @@ class PlacementClass:
 
     @property
     def key(self) -> str:
-        """The class as text, which is the key of the class in the store's table of reasons."""
+        """The class as text. The store's table of reasons uses this text as key."""
         allowed = "*" if self.allowed is None else gpu_ids_text(self.allowed)
         return f"{self.need.count}x{self.need.parts}/{allowed}/{self.vram_mib}"
 
 
 class WaitingJob(NamedTuple):
-    """The facts about a waiting job from which its place in the queue follows (see `Order.key`, without estimates)."""
+    """The facts about a waiting job that determine its place in the queue, if no estimates are used (`Order.key`)."""
 
     id: int
     kind: PlacementClass
@@ -40,9 +40,9 @@ def class_of(job: Job) -> PlacementClass:
 
 
 def reason_with_place(reason: Reason, before: int) -> Reason:
-    """Return why a job waits if ``before`` jobs of its class come before it.
+    """Return why a job waits. ``before``: the number of jobs of the same class that come before it in the queue.
 
-    ``reason``: why the first job of the class waits; it is returned unchanged if ``before`` is 0.
+    ``reason``: why the first job of the class waits. If ``before`` is 0, this reason is returned unchanged.
     """
     if before <= 0:
         return reason

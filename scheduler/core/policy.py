@@ -14,7 +14,7 @@ UNCHANGED_S = 5.0  # replaces an interval of 0, with which GPUs are never read
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The settings that decisions depend on; durations in seconds. `policy_of` makes it; the defaults are in Config."""
+    """The settings that decisions depend on; durations are in seconds. `policy_of` takes them from a Config."""
 
     order: Order
     max_assign_attempts: int

@@ -11,16 +11,16 @@ from scheduler.core.observations import Observation, Readings
 
 
 class Runner(Protocol):
-    """Starts attempts, reports their progress and ends them. It decides nothing and does not use the store.
+    """Starts attempts, reports their progress and ends them. A runner decides nothing and does not use the store.
 
-    ``look`` reports each fact exactly once and in order (Started before Ended). An event loop waits on ``descriptors``.
-    No method may block for longer than a write to a pipe takes.
+    ``look`` reports each fact exactly once and in order (Started before Ended). The daemon's event loop waits on
+    ``descriptors``. No method may block for longer than a write to a pipe takes.
     """
 
     name: str  # stored with each attempt: direct, screen
 
     def start(self, job: Job, launch: Launch) -> None:
-        """Request the start of an attempt. ``look`` reports the result; a bad command raises nothing here."""
+        """Request the start of an attempt. ``look`` reports the result, also if the command cannot be started."""
 
     def flush(self) -> None:
         """Send all starts requested since the last flush."""
@@ -29,7 +29,7 @@ class Runner(Protocol):
         """Return the observations since the last call."""
 
     def adopt(self, job: Job) -> list[Observation]:
-        """Adopt an attempt found in the store: return the observations about it, and watch it if it still lives."""
+        """Adopt the attempt of a job in the store. Return the observations about it, and watch it if it still runs."""
 
     def stop(self, jobs: Iterable[tuple[Job, bool]]) -> None:
         """Send a signal to every process of the jobs' attempts, also in other sessions and groups.
@@ -39,7 +39,10 @@ class Runner(Protocol):
         """
 
     def watch_leftovers(self, key: str, job: int, attempt: int, processes: Sequence[Process]) -> None:
-        """Let ``look`` report Gone(key) after ``processes`` and all other processes of the attempt have ended."""
+        """Watch the leftover processes of an attempt. When all of them have ended, ``look`` reports Gone(key).
+
+        ``processes``: the leftover processes that are known now. All other processes of the attempt are watched, too.
+        """
 
     def leave_alone(self, sessions: Set[int]) -> None:
         """Treat the processes of these sessions as belonging to no job, even if they become children of the daemon."""
@@ -61,7 +64,7 @@ class Runner(Protocol):
 
 
 class Probe(Protocol):
-    """GPU reader: reports which GPUs exist and what uses them. Only ``first`` blocks.
+    """GPU reader: reports which GPUs exist, and which processes use them. Only ``first`` blocks.
 
     A failed reading is reported as a failure, never as a machine without GPUs.
     """
@@ -69,7 +72,7 @@ class Probe(Protocol):
     absent: bool  # the last reading failed because there is no driver at all
 
     def first(self, slow: Callable[[], None] | None = None, meanwhile: Callable[[], None] | None = None) -> Readings:
-        """Wait for the first reading, at the start of the daemon, and return it. Raises NoGpuData if it fails.
+        """Wait for the first reading, at the start of the daemon, and return it. Raises NoGpuData if the reading fails.
 
         ``slow``: called once if the wait takes more than 2 s. ``meanwhile``: called several times a second during the
         wait and once at the end; an exception from ``meanwhile`` ends the wait.
@@ -79,7 +82,7 @@ class Probe(Protocol):
         """Start a reading, unless one is in progress."""
 
     def look(self) -> Readings | None:
-        """Return the requested reading once it has succeeded or failed, else None."""
+        """Return the result of the requested reading; None while the reading runs or if none was requested."""
 
     def sessions(self) -> set[int]:
         """Return the sessions of the reader's own processes, which belong to no job."""

@@ -1,6 +1,6 @@
 """The queue of waiting jobs: one heap for each placement class.
 
-So the cost of a pass grows with the number of classes and of started jobs, not with the number of waiting jobs.
+The cost of a pass grows with the number of classes and the number of started jobs, not with the number of waiting jobs.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ MOST_PASSES = 1000  # starts remembered for each class; a sensible `max_overtake
 class Order:
     """The order of waiting jobs.
 
-    ``rule``: ``fifo``, or ``short`` (jobs expected to be short first). ``aging_h``: hours of waiting that outweigh one
-    priority level; 0: waiting does not change the order.
+    ``rule``: ``fifo``, or ``short`` (jobs with a short expected run time first). ``aging_h``: hours of
+    waiting that count as much as one level of priority; 0: the waiting time does not count.
     """
 
     rule: str = "fifo"
     aging_h: float = 0.0
 
     def key(self, priority: int, order: int, submitted_at: float, estimate_s: float | None) -> Key:
-        """Return the sort key of a job, which stays the same while the job waits: smaller keys start first.
+        """Return the sort key of a job. Jobs with smaller keys start first. The key stays the same while the job waits.
 
-        ``order``: place among equal priorities; below 0: before all other jobs. ``estimate_s``: expected run time.
+        ``order``: place among jobs with the same priority; below 0: before all other jobs. ``estimate_s``: expected run
+        time in seconds, None if unknown.
         """
         if order < 0:
             return (-math.inf, order)
@@ -105,9 +106,10 @@ class Queue:
         return self._where[job][1]
 
     def overtake(self, job: int, by: Key) -> None:
-        """Record that a job with the sort key ``by`` overtook ``job``: it got GPUs or slots that ``job`` waits for.
+        """Record that another job overtook ``job``: the other job got GPUs or slots that ``job`` waits for.
 
-        All other jobs of the same class whose sort key is smaller than ``by`` count as overtaken, too.
+        ``by``: the sort key of the other job. In the class of ``job``, all jobs with a smaller sort key than ``by``
+        count as overtaken.
         """
         line = self._where[job][0]
         self._moment += 1
@@ -137,8 +139,9 @@ class Queue:
     def in_order(self) -> Generator[tuple[int, PlacementClass], bool, None]:
         """Yield waiting jobs with their classes, in the order of their sort keys.
 
-        If the caller starts the yielded job, it removes the job with ``drop`` and answers with ``send(True)``. After
-        any other answer, no further job of the same class is yielded: if one job of a class does not fit, none fits.
+        If the caller starts the yielded job, the caller removes the job with ``drop`` and answers with ``send(True)``.
+        After any other answer, no further job of the same class is yielded: if one job does not fit, no other job of
+        its class fits.
         """
         heads = []
         for line in list(self._lines.values()):

@@ -1,4 +1,4 @@
-"""Verdicts on attempts found after a crash: a table with an entry for each possible finding."""
+"""Decides what to do with an attempt that is found after a crash: a table with a verdict for each possible case."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scheduler.core.job import JobState
 
 
 class Record(enum.Enum):
-    """Content of an attempt record."""
+    """The content of an attempt record."""
 
     NONE = "none"  # there is none: nobody claimed the attempt
     CLAIMED = "claimed"  # claimed, no pid yet: the command may have been started

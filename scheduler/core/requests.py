@@ -19,9 +19,9 @@ class Cancel:
 class Requeue:
     """Run these ended jobs again: same id, new attempt, new log. ``unless_done``: leave out jobs in state DONE.
 
-    ``after``: for each job, the number of the ended attempt that the user knows. A job with a later attempt is not
-    started again, so that several equal requests at the same time start only one attempt. Empty: each job is started
-    again, whatever the number of its last attempt is.
+    ``after``: for each job, the number of the last attempt that the user knows. If the job has had a later attempt, it
+    is not run again. So several equal requests at the same time start only one attempt. If ``after`` is empty, each job
+    is run again.
     """
 
     jobs: tuple[int, ...]
@@ -29,7 +29,7 @@ class Requeue:
     after: tuple[int, ...] = ()
 
     def seen(self) -> dict[int, int]:
-        """Return job id → number of the ended attempt that the user knows, for the jobs with a number in ``after``."""
+        """Return ``after`` as a mapping: job id → number of the last attempt that the user knows."""
         return dict(zip(self.jobs, self.after, strict=False))
 
 
@@ -42,7 +42,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Start jobs on these GPUs again. ``force``: accept the foreign processes and memory that are on them now."""
+    """Start jobs on these GPUs again. ``force``: the present foreign processes there no longer keep jobs away."""
 
     gpus: tuple[int, ...]
     force: bool = False
@@ -85,7 +85,10 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Change waiting jobs. ``changes``: field of JobSpec → new value; ``needs``: new need (count, parts) per job."""
+    """Change waiting jobs. ``changes``: field of JobSpec → new value.
+
+    ``needs``: the new need (count, parts) of each job; empty if the needs stay the same.
+    """
 
     jobs: tuple[int, ...]
     changes: dict[str, Any]
@@ -94,10 +97,11 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class StateEdited:
-    """An edit of the state file: exactly the GPUs in ``gpus`` are to be paused. It is never stored as a request.
+    """An edit of the state file by a user. It is applied immediately and never stored as a request.
 
-    ``gpus``, ``paused`` (the whole queue): None if the file lacks the key; the value then stays unchanged. ``read``:
-    the revision of the version that was edited; None if the file does not give it.
+    ``gpus``: the GPUs that are to be paused; all other GPUs are to be resumed. ``paused``: whether the whole queue is
+    to be paused. A field is None if the file lacks its key; these pauses then stay unchanged. ``read``: the revision of
+    the file that the user edited; None if the file does not contain the revision.
     """
 
     gpus: tuple[int, ...] | None

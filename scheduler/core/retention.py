@@ -1,4 +1,4 @@
-"""Limits on the number and age of the ended jobs that are kept, and on the size and age of their logs."""
+"""Limits for what is kept of ended jobs: the number and age of the jobs, the size and age of their logs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Limits on what is kept. None: no limit.
+    """Limits for the ended jobs, or for their logs. None: no limit.
 
-    ``most``: this number of the newest jobs, or of bytes of the newest logs, is kept. ``age_s``: nothing is kept for
-    more than this number of seconds.
+    ``most``: how many jobs are kept, or how many bytes of logs; the newest are kept. ``age_s``: how many seconds a job
+    or a log is kept at most.
     """
 
     most: int | None = None
@@ -29,12 +29,12 @@ class Keep:
 
 
 def keep_logs(text: str) -> Keep:
-    """Read ``30d``, ``20G``, ``30d 20G`` or an empty text (no limit). Raises UsageError."""
+    """Read a limit for logs: ``30d``, ``20G``, ``30d 20G`` or an empty text (no limit). Raises UsageError."""
     return _keep(text, _bytes, "30d, 20G or 30d 20G")
 
 
 def keep_finished(text: str) -> Keep:
-    """Read ``10000``, ``90d``, ``10000 90d`` or an empty text (no limit). Raises UsageError."""
+    """Read a limit for jobs: ``10000``, ``90d``, ``10000 90d`` or an empty text (no limit). Raises UsageError."""
     return _keep(text, _number, "10000, 90d or 10000 90d")
 
 

@@ -27,7 +27,8 @@ def mode_of(arguments: tuple[str, ...]) -> str | None:
 class Estimates:
     """The last 3 run times of each group of similar jobs; the median of a group is the estimate.
 
-    There are three kinds of groups: jobs with equal script, model and mode; with equal script; with equal need.
+    There are three kinds of groups: jobs with equal script, model and mode; jobs with equal script; jobs with equal
+    need. The first of these groups that has a run time gives the estimate.
     """
 
     def __init__(self) -> None:
@@ -50,7 +51,10 @@ class Estimates:
             runs.append(max(0.0, seconds))  # the clock may have been set back while it ran
 
     def of(self, spec: JobSpec, need: ResourceRequest) -> float | None:
-        """Return the expected run time in seconds: the job's time limit, else the median of similar jobs, else None."""
+        """Return the expected run time in seconds; None if it is unknown.
+
+        This is the job's time limit. For a job without a time limit it is the median of similar jobs.
+        """
         if spec.time_limit_s is not None:
             return spec.time_limit_s
         for key in self._keys(spec, need):

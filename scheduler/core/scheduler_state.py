@@ -24,7 +24,7 @@ LEAST_GRACE_S = 3.0  # from SIGTERM to SIGKILL after a restart: the first SIGTER
 
 
 def never_missing(job: Job) -> str:
-    """Return an empty text, which means that the job lacks no file.
+    """Return an empty text, which means that all files that the job needs exist.
 
     This is the default of ``SchedulerState.missing``, for a scheduler state without access to the disk.
     """
@@ -32,7 +32,7 @@ def never_missing(job: Job) -> str:
 
 
 def no_blocker(identity: str) -> Job | None:
-    """Return None, which means that there is no equal job.
+    """Return None, which means that there is no job with the same identity.
 
     This is the default of ``SchedulerState.blocker``, for a scheduler state without a store.
     """
@@ -43,8 +43,9 @@ def no_blocker(identity: str) -> Job | None:
 class SchedulerState:
     """The data that ``decide`` reads and changes: GPUs, jobs, queue, timers, settings.
 
-    ``fetch``: job id → the Job as stored, or None. ``missing``: a sentence on what a job lacks on disk, or "".
-    ``blocker``: identity → an equal job that waits, runs or is done, or None. These functions change nothing.
+    Three fields are functions, which change nothing. ``fetch``: returns the stored job with this id; None if there is
+    no such job. ``missing``: returns a sentence about a file or folder that the job lacks; empty if the job lacks
+    nothing. ``blocker``: returns a job with this identity that waits, runs or is done; None if there is no such job.
     """
 
     fleet: Fleet
@@ -86,7 +87,7 @@ class SchedulerState:
         return found
 
     def next_timer(self) -> float | None:
-        """Return the time (monotonic seconds) when the next timer is due or a GPU reading becomes stale, or None."""
+        """Return when the next timer is due or a GPU reading becomes stale (monotonic seconds); None: never."""
         due = [self.timers[0][0]] if self.timers else []
         look = self.fleet.admission.next_look
         return min([*due, look], default=None) if look is not None else (due[0] if due else None)
@@ -96,7 +97,7 @@ class SchedulerState:
         return len(self.queue) + len(self.parked)
 
     def class_reasons(self) -> dict[str, Reason]:
-        """Return placement class (as text) → the reason why its jobs wait at present."""
+        """Return key of the placement class → the reason why jobs of this class wait at present."""
         if self.queue_paused:
             paused = Reason("paused", "the queue is paused; resume it: gpujob queue resume")
             return {kind.key: paused for kind in self.queue.classes()}
@@ -110,9 +111,9 @@ class SchedulerState:
         return dict(found)
 
     def adopt(self, job: Job, now: Now) -> None:
-        """Add a STARTING, RUNNING or STOPPING job read from the store: book its GPUs and set its timers.
+        """Add a STARTING, RUNNING or STOPPING job from the store: book its GPUs and set its timers.
 
-        If its GPUs cannot be booked, its attempt is added to ``unbooked``, and the job gets a note.
+        If the GPUs cannot be booked, the attempt is added to ``unbooked``, and the job gets a note.
         """
         try:
             self.fleet.take(job.need, job.gpus, job.spec.vram_mib or 0)
@@ -128,7 +129,10 @@ class SchedulerState:
             self.at(now.mono + left, "kill", job)
 
     def hold(self, holding: Holding) -> None:
-        """Add an allocation that leftover processes hold, and book its GPUs; add it to ``unbooked`` if that fails."""
+        """Add an allocation that leftover processes hold, and book its GPUs.
+
+        If the GPUs cannot be booked, the attempt is added to ``unbooked``.
+        """
         try:
             self.fleet.take(holding.need, holding.gpus, holding.vram_mib)
         except ValueError:

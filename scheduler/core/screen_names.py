@@ -10,7 +10,10 @@ LONGEST_GPUS = 30  # keeps the whole name below the 80 characters that screen ac
 
 
 def session_name(job: int, gpus: Sequence[int], arguments: Sequence[str]) -> str:
-    """Return ``gpujob_<gpus>_<mode>_<id>``: GPUs joined by ``-``, the value of ``--mode``, the job's id."""
+    """Return the session name ``gpujob_<gpus>_<mode>_<id>``.
+
+    ``<gpus>``: the GPUs joined by ``-``; ``<mode>``: the value of ``--mode`` in ``arguments``; ``<id>``: the job's id.
+    """
     which = "-".join(map(str, gpus)) or "cpu"
     if len(which) > LONGEST_GPUS:
         which = f"{len(gpus)}gpus"
@@ -43,9 +46,10 @@ def shortened(name: str, most: int) -> str:
 
 
 def free_name(name: str, short_id: str, attempt: int, taken: Container[str]) -> str:
-    """Return ``name`` if it is not taken.
+    """Return ``name`` if it is not in ``taken``, else a longer name that is not in ``taken``.
 
-    Otherwise add the scheduler's short id. If that name is taken as well, add the attempt or a number, too.
+    The longer name ends in the scheduler's short id. If this name is taken, too, the number of the attempt or another
+    number follows the short id.
     """
     for candidate in (name, f"{name}_{short_id}", f"{name}_{short_id}_a{attempt}"):
         if candidate not in taken:

@@ -19,7 +19,7 @@ _HINT = re.compile(
 
 
 def is_secret(name: str, value: str = "") -> bool:
-    """Return whether ``value``, given to the option, variable or key ``name``, is a secret."""
+    """Return whether ``value`` is a secret. ``name``: the option, variable or key that has this value."""
     from scheduler.core import masking as shapes
 
     if not shapes.SECRET_NAME.search(name) or shapes.HARMLESS_NAME.search(name):
@@ -50,7 +50,10 @@ def _hidden(found: re.Match[str]) -> str:
 
 
 def words_without_secrets(words: Iterable[str]) -> tuple[str, ...]:
-    """Return the words of a command with each secret replaced by ``***``, also after an option such as ``--token``."""
+    """Return the words of a command with each secret replaced by ``***``.
+
+    A word after an option such as ``--token`` is a secret, too.
+    """
     words = tuple(words)
     if not any(map(_HINT.search, words)):
         return words

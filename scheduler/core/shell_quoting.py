@@ -1,4 +1,4 @@
-"""Quoting of words for a shell, in the shorter of two correct spellings."""
+"""Quotes words for a shell: in single or in double quotes, whichever is easier to read."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _ACTS = frozenset('$`"\\!')  # special also between double quotes
 
 
 def quoted(word: str) -> str:
-    """Return a word quoted for a shell: unquoted where possible, else in single quotes.
+    """Return a word for a shell: without quotes if the word needs none, else in single quotes.
 
-    A word that holds a single quote is put in double quotes, unless it also holds characters special in double quotes.
+    A word with a single quote is put in double quotes, unless it also has characters with a meaning in double quotes.
     """
     single = shlex.quote(word)
     if "'" not in word or _ACTS.intersection(word):

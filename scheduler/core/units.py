@@ -17,9 +17,10 @@ LATEST = 253402300799.0  # the last second of the year 9999, the latest that ``d
 
 
 def seconds_of(text: str) -> float:
-    """Read ``90``, ``4s``, ``30m``, ``4h``, ``2d``, ``1h30m`` or ``1-12:00:00`` as seconds. Raises UsageError.
+    """Read a duration such as ``90`` (seconds), ``4s``, ``30m``, ``4h``, ``2d`` or ``1h30m``; return seconds.
 
-    ``90:00`` is minutes and seconds, ``1:30:00`` hours, minutes and seconds, ``1-12:00`` days, hours and minutes.
+    ``90:00`` is minutes and seconds, ``1:30:00`` is hours, minutes and seconds, ``1-12:00`` is days, hours and minutes,
+    ``1-12:00:00`` is days, hours, minutes and seconds. Raises UsageError.
     """
     bare = text.strip().lower()
     wrong = UsageError(f"{text[:40]!r} is not a duration", do="write 90, 4s, 30m, 4h, 2d or 1-12:00:00")
@@ -44,7 +45,7 @@ def seconds_of(text: str) -> float:
 
 
 def mib_of(text: str) -> int:
-    """Read ``18G``, ``512M`` or a bare number of MiB, rounded up to whole MiB. Raises UsageError."""
+    """Read a size such as ``18G``, ``512M`` or a number of MiB; return whole MiB, rounded up. Raises UsageError."""
     match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([kKmMgGtT]?)(?:i?[bB])?\s*", text, re.ASCII)
     if not match:
         raise UsageError(f"{text[:40]!r} is not a size", do="write 18G or 512M")
@@ -83,5 +84,5 @@ def utc(seconds: float) -> str:
 
 
 def maybe_utc(seconds: float | None) -> str | None:
-    """Return `utc` of ``seconds``; None for None."""
+    """Return `utc` of ``seconds``; None if ``seconds`` is None."""
     return None if seconds is None else utc(seconds)

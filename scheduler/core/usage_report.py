@@ -17,7 +17,10 @@ _MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class AttemptUse:
-    """Run time and GPUs of one attempt. ``lost``: its end is not known; ``run_ms`` then ends when this was noticed."""
+    """Run time and GPUs of one attempt.
+
+    ``lost``: the end of the attempt is not known. ``run_ms`` then counts up to the time when the loss was noticed.
+    """
 
     number: int
     started_ms: int  # since 1970
@@ -67,7 +70,10 @@ class Line:
 
 @dataclass(slots=True)
 class Total:
-    """Sums over lines of the report. ``started``: jobs that have started; ``lost``: attempts whose end is not known."""
+    """Sums over lines of the report.
+
+    ``started``: number of jobs that have started; ``lost``: number of attempts whose end is not known.
+    """
 
     jobs: int = 0
     states: dict[str, int] = field(default_factory=lambda: {state.value: 0 for state in JobState})
@@ -101,7 +107,10 @@ class Total:
 
 @dataclass(slots=True)
 class GpuUse:
-    """Use of one GPU. If two jobs share it, ``run_ms`` counts both in full, ``gpu_ms`` counts each by its share."""
+    """Use of one GPU. If two jobs share the GPU, ``run_ms`` is the sum of their full run times.
+
+    ``gpu_ms`` is the sum of run time times share (thousandths of the GPU).
+    """
 
     gpu: int
     jobs: int = 0
@@ -128,9 +137,10 @@ class Report:
 
 
 def attempts_of(job: Job, events: Iterable[Event], now: float) -> tuple[AttemptUse, ...]:
-    """Return the attempts of a job, oldest first: earlier ones from its events, the last one from the job itself.
+    """Return the attempts of a job, oldest first.
 
-    A running attempt counts up to ``now`` (seconds since 1970). No time is negative, even if the clock was set back.
+    The last attempt is computed from ``job``, the earlier attempts from ``events``. A running attempt counts up to
+    ``now`` (seconds since 1970). No duration is negative, even if the clock was set back.
     """
     booked = job.need.parts if job.need.count else 0
     found: dict[int, AttemptUse] = {}
@@ -166,9 +176,9 @@ def report_of(
 ) -> Report:
     """Return the report over these jobs. ``stories``: each job with its events.
 
-    ``since``: start of the period. Jobs that ended before it are left out. If an attempt began before it, only the part
-    of the attempt within the period counts. None: the period starts with the first submission. ``gpus``: GPUs to list
-    even if no job used them.
+    ``since``: start of the period (seconds since 1970); None: the period starts with the first submission. Jobs that
+    ended before the period are left out. If an attempt began before the period, only its part within the period counts.
+    ``gpus``: GPUs that are listed even if no job used them.
     """
     lines: list[Line] = []
     labels: dict[str, Total] = {}

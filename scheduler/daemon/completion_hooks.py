@@ -37,7 +37,10 @@ SENDMAIL = ("/usr/sbin", "/usr/lib", "/usr/bin")
 
 
 def wanted_of(changed: Iterable[Job]) -> list[int]:
-    """Return the ids of the ended jobs that have actions. Leaves out skipped jobs and jobs that were never started."""
+    """Return the ids of the jobs in ``changed`` that have ended and have actions.
+
+    Skipped jobs and jobs that were never started are left out.
+    """
     return [
         job.id
         for job in changed
@@ -51,8 +54,8 @@ def wanted_of(changed: Iterable[Job]) -> list[int]:
 class CompletionHooks:
     """Runs the recorded actions after each pass.
 
-    ``environ``: the environment of the actions of a job that has no stored environment. ``folder``: the working folder
-    of an action if the job's working folder does not exist.
+    If a job has no stored environment, its actions run in the environment ``environ``. If the working folder of a job
+    does not exist, its actions run in ``folder``.
     """
 
     def __init__(self, db: Database, places: Places, environ: Mapping[str, str], folder: str,
@@ -95,7 +98,10 @@ class CompletionHooks:
             self._start()
 
     def _start(self) -> None:
-        """Start the actions of the jobs in ``_to_start``, and record it. If this raises, a later step continues."""
+        """Start the actions of the jobs in ``_to_start``, and then delete the records of these actions.
+
+        If this method raises an error, a later step does the remaining work.
+        """
         while self._to_start:
             self._done.append(self._to_start.popleft())  # before the start: no action is started twice
             for job in self._jobs(self._done[-1:]):

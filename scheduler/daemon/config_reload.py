@@ -47,9 +47,10 @@ class Reloadable(Protocol):
 
 @dataclass(slots=True)
 class ConfigReload:
-    """Reloads the config and the model table, and logs each problem with these files once.
+    """Reloads the config file and the model table. Logs each problem with one of these files once.
 
-    ``load`` reads all settings again, so that flags and environment variables still take precedence over the file.
+    ``load`` reads the settings from all sources again, so that flags and environment variables still take precedence
+    over the config file.
     """
 
     context: Context
@@ -77,14 +78,17 @@ class ConfigReload:
         """Do nothing: there is nothing to release."""
 
     def look_at_all(self, now: Now) -> None:
-        """Make the next step read the config file and the model table, even if no change was noticed."""
+        """Make the next step read the config file and the model table, even if no event has reported a change."""
         if self.settings.config_file and self.config_due == math.inf:
             self.config_due = now.mono
         if self.settings.config.llm_config and self.table_due == math.inf:
             self.table_due = now.mono
 
     def step(self, now: Now) -> None:
-        """Read the files that have changed and are completely written. Raises StoreTrouble."""
+        """Read the config file and the model table if they have changed and are written completely.
+
+        Raises StoreTrouble.
+        """
         config_file, table_file = self.settings.config_file, self.settings.config.llm_config
         if config_file and config_file in self.context.changed:
             # Half of a config may be valid YAML, too: wait until the file stops changing, unless it has an end marker.
@@ -122,7 +126,10 @@ class ConfigReload:
             self.noted = note
 
     def _take(self, fresh: Settings) -> list[str]:
-        """Apply the settings that may change. Return texts to log: changes, and settings that need a restart."""
+        """Apply the changed settings that may change at run time, and return texts to log.
+
+        The texts name the applied changes, the settings that need a restart, and GPUs that cannot be chosen.
+        """
         old, new = self.settings.config, fresh.config
         values = {key: (getattr(old, key), getattr(new, key)) for key in OPTIONS}
         changed = {key for key, (before, after) in values.items() if before != after}
@@ -156,7 +163,7 @@ class ConfigReload:
         return words
 
     def _read_table(self, now: Now) -> None:
-        """Read the model table again. If it is invalid or missing, the last valid table stays in force."""
+        """Read the model table again. If its file is invalid or missing, the last valid table stays in force."""
         config = self.context.config
         try:
             table = model_table(config.llm_config, config.trust_group, needed=self.has_table)
@@ -189,7 +196,7 @@ def _has_end_marker(path: str) -> bool:
 
 
 def _still_written_s(path: str, now: Now) -> float:
-    """Return the seconds to wait before the file is read, because a program may still be writing it.
+    """Return the seconds to wait before the file is read, since a program may still be writing the file.
 
     The result is 0 if the file has not changed within the last ``SETTLE_S`` seconds, if it has an end marker, or if it
     cannot be accessed.

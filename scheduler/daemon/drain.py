@@ -12,7 +12,7 @@ LASTING = frozenset({"gone", "unhealthy"})
 
 
 class Drain:
-    """Finds out whether waiting jobs can still start.
+    """Finds out whether any waiting job can still start.
 
     The loop calls `is_stuck` between passes, after the state has been updated with all observations.
     """

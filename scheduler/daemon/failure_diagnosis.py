@@ -11,10 +11,10 @@ from scheduler.runners.log_end import log_finding_of
 
 
 def with_causes(state: SchedulerState, observations: list[Observation]) -> list[Observation]:
-    """Return the observations, with the cause added to each ending and to each start that would fail again.
+    """Return the observations, after adding the cause of the failure to some of them.
 
-    The cause of an ending is searched in the job's log. The cause of a failed start is searched in the job's program
-    file. An observation stays as it is if no cause is found.
+    For an ending, the cause is searched in the job's log. For a failed start that would fail again, the cause is
+    searched in the job's program file. An observation stays as it is if no cause is found.
     """
     out: list[Observation] = []
     for observation in observations:

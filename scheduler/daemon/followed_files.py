@@ -42,8 +42,8 @@ class FollowedFiles:
     """All watched files.
 
     ``machine`` returns a text that describes the GPUs (`ingest.machine_text`). When this text changes, refused lines
-    are read again, because the current GPUs may be able to run them. ``noted`` is called when a problem with a file
-    begins or ends.
+    are read again, because their jobs may be able to run on the current GPUs. ``noted`` is called when a problem with a
+    file begins or ends.
     """
 
     def __init__(self, context: Context, machine: Callable[[], str], noted: Callable[[], None]) -> None:
@@ -61,7 +61,10 @@ class FollowedFiles:
         self._context.changed.add(path)
 
     def step(self, now: Now) -> None:
-        """Fill ``batches`` with lines of files that have changed, have more lines or are due. Raises sqlite3.Error."""
+        """Fill ``batches`` with lines of the watched files. Raises sqlite3.Error.
+
+        A file is read if it has changed, if its ``due`` has passed, or if the last read has left lines.
+        """
         self.batches = []
         for path, file in self.files.items():
             due = path in self._context.changed or (file.due != 0 and now.mono >= file.due)
@@ -88,7 +91,7 @@ class FollowedFiles:
         self._judged.clear()
 
     def accept(self, batches: list[tuple[FollowedFile, Batch]]) -> None:
-        """Note that these batches were recorded: the next step continues with the lines after them."""
+        """Note that these batches were recorded, so that the next step continues with the lines after them."""
         for file, batch in batches:
             file.follower.accept(batch)
             self.more = self.more or batch.more
@@ -108,7 +111,7 @@ class FollowedFiles:
         return found
 
     def unread(self) -> list[str]:
-        """Return a sentence for each file that cannot be read, but not for missing files and /dev/null.
+        """Return a sentence for each file that cannot be read. Leave out missing files and /dev/null.
 
         A drain reports these sentences at its end.
         """
@@ -129,7 +132,7 @@ class FollowedFiles:
             file.follower.close()
 
     def _read_refused_again(self, path: str, file: FollowedFile) -> None:
-        """Read the refused lines of a file again, once for each change of the GPUs. Raises OSError."""
+        """Read the refused lines of a file again, once after each change of the GPUs. Raises OSError."""
         if path in self._judged:
             return
         connection, machine = self._context.db.connection, self._machine()
@@ -154,7 +157,7 @@ class FollowedFiles:
             file.due = file.follower.look_again_at
 
     def _failed(self, path: str, file: FollowedFile, error: FileTrouble | OSError, now: Now) -> None:
-        """Log the error once. A disk error may be temporary, so schedule another try soon."""
+        """Log the error once. If it is a disk error, schedule another try soon, because the error may be temporary."""
         text, file.due = str(error), 0.0
         if not isinstance(error, OSError):
             file.failing_since = None

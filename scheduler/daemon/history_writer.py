@@ -1,7 +1,7 @@
 """Writes the history for curves and `/metrics`: the loop collects numbers, a thread writes them every ten seconds.
 
-Problems of the file (a full disk, a lock, a disk that hangs) do not affect the loop: numbers that the thread cannot
-write in time are dropped.
+Problems with the history file (a full disk, a lock, a disk that hangs) do not affect the loop: numbers that the thread
+cannot write in time are dropped.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class HistoryWriter:
             self._off(f"no history is kept: {error}")
 
     def step(self, now: Now) -> None:
-        """Count the duration of the pass that began at ``now``, and take a sample if one is due."""
+        """Count the duration of the pass that began at ``now``. Take a sample of GPUs and jobs if one is due."""
         if self._due == math.inf:
             return
         try:
@@ -70,7 +70,7 @@ class HistoryWriter:
         return self._due
 
     def close(self) -> None:
-        """Write the last batch, waiting ``END_S`` seconds at most. A second call does nothing."""
+        """Write the last batch, and wait at most ``END_S`` seconds for this. A second call does nothing."""
         if self._due == math.inf:
             return
         self._close_bucket(self._sampled_wall)

@@ -29,7 +29,7 @@ JUDGED_FOR = "refused_for:"  # key in `meta`, before the file's path: the GPUs f
 
 @dataclass(slots=True)
 class IngestResult:
-    """The results of some batches: jobs to queue, events to record, and facts to log."""
+    """The results of a pass's batches: jobs to queue, events to record, and other results to log."""
 
     jobs: list[Job] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -44,7 +44,8 @@ class IngestResult:
 class Tally:
     """Identities (`core/identity.py`) of the jobs in the lines of one batch.
 
-    They are collected so that the store updates the line counts of the whole batch in one step.
+    The store counts how many lines each identity has. The identities are collected here so that the store updates these
+    counts for the whole batch in one step.
     """
 
     counted: list[str] = field(default_factory=list)
@@ -56,7 +57,8 @@ class Reader:
     """Records batches of lines of one file in the store.
 
     ``table``: the current model table; ``fleet``: the current ledger. ``memory_mib``: the setting `min_free_mem_mb`. A
-    job whose line gives no GPU need books this many MiB of GPU memory; with 0, the model table gives its need.
+    job whose line states no GPU need books this many MiB of GPU memory. If the setting is 0, the need comes from the
+    model table.
     """
 
     parse: Parser
@@ -183,11 +185,13 @@ def _with_edits(old: JobSpec, new: JobSpec) -> JobSpec:
 def refused_lines(
     connection: sqlite3.Connection, follower: Follower, machine: str, known_refusals: set[tuple[str, str]]
 ) -> Batch | None:
-    """Return a batch of the refused lines that are still in the file; None if the file cannot be read now.
+    """Return a batch of the refused lines that are still in the watched file; None if the file cannot be read now.
 
-    Leaves out lines that `recover` listed as undecided: they may have run.
+    Leaves out lines that `recover` listed as undecided, because their jobs may have run.
 
-    ``machine``: describes the current GPUs (`machine_text`); stored with the batch. Raises OSError, sqlite3.Error.
+    ``machine``: text that describes the current GPUs (`machine_text`); it becomes part of the batch.
+    ``known_refusals``: the refusals of the returned lines are added to this set, since they were logged before. Raises
+    OSError, sqlite3.Error.
     """
     found = kept.refused_in(connection, follower.path)
     refused = {number: line for number, line in found.items() if not line[1].startswith(kept.UNSURE)}
@@ -200,9 +204,10 @@ def refused_lines(
 
 
 def machine_text(gpus: Iterable[Gpu], memory_mib: int = 0) -> str:
-    """Return a text that describes the GPUs and the MiB of GPU memory that a job books (``memory_mib``; 0: none).
+    """Return a text that describes the GPUs and ``memory_mib``.
 
-    When this text changes, refused lines are read again, because the current GPUs may be able to run them.
+    ``memory_mib``: the MiB of GPU memory that a job without a stated need books; 0: none.
+    When this text changes, refused lines are read again, because their jobs may be able to run on the current GPUs.
     """
     books = [f"books:{memory_mib}"] if memory_mib else []
     return " ".join([*books, *(f"{gpu.index}:{gpu.server}:{gpu.memory_mib or '-'}" for gpu in gpus)]) or "none"
@@ -213,7 +218,7 @@ def _hash(text: str) -> str:
 
 
 def _shortened(reason: str) -> str:
-    """Return the reason. If it has more than ``LONGEST_REASON`` characters, its middle is left out."""
+    """Return the reason. If the reason has more than ``LONGEST_REASON`` characters, leave out its middle."""
     return reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 200]}…{reason[-199:]}"
 
 

@@ -29,14 +29,17 @@ class Question(Protocol):
         """Ask the user. ``jobs``: the number of running jobs."""
 
     def answer(self) -> str:
-        """Read the answer from ``fd``. Return LEAVE, END or GO_ON; empty if the user must answer again."""
+        """Read the answer from ``fd``. Return LEAVE, END or GO_ON; an empty text: the user must answer again."""
 
     def over(self) -> None:
-        """End the question: no answer is expected any more."""
+        """End the question: an answer is no longer expected."""
 
 
 class Interrupt:
-    """Decides whether Ctrl-C ends the scheduler. ``question``: None if no user can be asked."""
+    """Decides whether Ctrl-C ends the scheduler.
+
+    ``question``: the object that asks the user; None if no user can be asked.
+    """
 
     def __init__(self, context: Context, question: Question | None) -> None:
         self._context, self.question = context, question

@@ -37,9 +37,11 @@ AGAIN_S, LONGEST_AGAIN_S = 2.0, 60.0  # back-off after an error
 
 
 class JournalWriter:
-    """Writes the journal of a running scheduler. An error is logged once, shown while it lasts, and delays no job.
+    """Writes the journal of a running scheduler.
 
-    ``say`` logs a text at a level. ``note`` is called whenever ``trouble`` has changed.
+    An error is logged once, and `status` shows it while it lasts. It delays no job.
+
+    ``say`` logs a text at a level. ``note`` is called whenever the text returned by `troubles` has changed.
     """
 
     def __init__(self, db: Database, path: str, say: Callable[[str, int], None], note: Callable[[], None]) -> None:
@@ -60,13 +62,16 @@ class JournalWriter:
         self._run(BEGIN_S)
 
     def take(self, plan: Plan, gathered: IngestResult) -> None:
-        """Note the jobs that a recorded pass changed, for the next `step`."""
+        """Note the jobs that a recorded pass has changed. The next `step` appends these jobs."""
         self._new.update(job.id for job in gathered.jobs)
         self._owed |= self._new
         self._owed.update(event.job for event in (*gathered.events, *plan.events) if event.kind in SHOWN)
 
     def distrust(self) -> None:
-        """Rewrite the whole journal in the next step: a pass may have been committed without a call of `take`."""
+        """Make the next step rewrite the whole journal.
+
+        Called when a pass may have been committed without a call of `take`.
+        """
         self._whole = True
         self._drop_work()
 
@@ -75,7 +80,7 @@ class JournalWriter:
         return self._not_before if self._busy else NEVER
 
     def step(self, now: Now) -> None:
-        """Append the changed jobs, and continue a rewrite if one is needed; takes a few milliseconds at most."""
+        """Append the changed jobs, and continue a rewrite if one is needed. Takes at most a few milliseconds."""
         if self._busy and now.mono >= self._not_before:
             self._try(SLICE_S)
 

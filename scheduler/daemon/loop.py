@@ -184,9 +184,10 @@ class Daemon:
         crash_point("adopt.committed")
 
     def _unrecorded_end(self, job: Job) -> list[Observation]:
-        """Return the unrecorded observations of the job's attempt if one of them ends the attempt, else an empty list.
+        """Return the observations of the job's attempt that are not recorded yet, if one of them ends the attempt.
 
-        These observations must be kept: the runner reports an ending, with the leftover processes, only once.
+        Otherwise return an empty list. The observations must be kept, because the runner reports an ending and the
+        leftover processes only once.
         """
         told: list[Observation] = [
             observation
@@ -197,7 +198,7 @@ class Daemon:
         return told if any(not isinstance(observation, Started) for observation in told) else []
 
     def _show_state(self) -> None:
-        """Mark the state file as out of date and update its GPU indexes. The first call opens the file."""
+        """Mark the state file as out of date, and update its GPU indexes. The first call opens the state file."""
         numbers = {gpu.uuid: gpu.index for gpu in self.gpus.gpus}
         if not hasattr(self, "state_writer"):
             context = self._context
@@ -291,7 +292,8 @@ class Daemon:
     ) -> None:
         """Decide and record in one transaction, then start and end processes and log what happened.
 
-        ``sync``: whether the commit must survive a power loss. Raises StoreTrouble, sqlite3.Error.
+        ``batches``: new lines of watched files. ``sync``: whether the commit must survive a power loss. ``edit``: an
+        edit of the state file, which is applied like a request. Raises StoreTrouble, sqlite3.Error.
         """
         gathered = IngestResult()
         kinds = {type(observation) for observation in observations}
@@ -495,9 +497,9 @@ class Daemon:
             self.paint(now)
 
     def paint(self, now: Now) -> None:
-        """Apply a new edit of the state file, if there is one. Then write the state file and store why jobs wait.
+        """Apply a new edit of the state file, if there is one. Then write the state file.
 
-        Raises StoreTrouble, sqlite3.Error.
+        Also stores the reasons why jobs wait. Raises StoreTrouble, sqlite3.Error.
         """
         edit = self.state_writer.look(now, self._context.config.state_interval, heard=True)
         if edit is not None:
@@ -552,7 +554,7 @@ class Daemon:
         return max(0.0, min(due) - now)
 
     def idle(self) -> bool:
-        """Return whether no job runs, no job waits and nothing is left to read."""
+        """Return whether no job runs, no job waits, and no lines are left to read."""
         busy = self.state.live or self.state.waiting() or self._has_more or self.woken or self._lazy
         return not busy and not self.files.unsettled
 
@@ -562,7 +564,7 @@ class Daemon:
         return not busy and self._drain.is_stuck(self.state)
 
     def settle(self) -> None:
-        """Record the postponed observations and write the state file for the last time. Raises StoreTrouble."""
+        """Record the postponed observations, and write the state file for the last time. Raises StoreTrouble."""
         self._lazy_due = 0.0
         self.tick()
         self.paint(self.now())

@@ -19,8 +19,8 @@ NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL
 class MainLog:
     """The main log. It collects the records of a pass and writes them with one system call.
 
-    It replaces the standard library's rotating handler, which formats, stats and flushes for each record. That handler
-    takes 75 µs per record, and no job can start in this time (docs/performance.md).
+    It replaces the rotating handler of the standard library. For each record, that handler formats a text, calls `stat`
+    and flushes the file. This takes 75 µs per record, and no job can start in this time (docs/performance.md).
     """
 
     def __init__(self, path: str, most_bytes: int = 10 << 20, kept: int = 5) -> None:

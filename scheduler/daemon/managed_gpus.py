@@ -19,8 +19,8 @@ from scheduler.store import jobs as rows
 class ManagedGpus:
     """The managed GPUs with their GPU reader, their latest readings and their admission (`core/admission.py`).
 
-    ``shown``: all GPUs that the driver showed at the start, managed or not. ``monitor``: None for declared GPUs, which
-    are not read. ``first``: the readings taken at the start.
+    ``shown``: all GPUs that the driver showed when the daemon started, managed or not. ``monitor``: the GPU reader;
+    None for declared GPUs, which are not read. ``first``: the readings taken when the daemon started.
     """
 
     def __init__(
@@ -39,15 +39,18 @@ class ManagedGpus:
         self.readings = self.monitor.look(now.mono, self._interval()) if self.monitor is not None else None
 
     def first_readings(self) -> Readings | None:
-        """Return the readings taken at the start, with the owners of GPU processes. Later calls return None."""
+        """Return the readings taken at the daemon's start, with the owners of GPU processes.
+
+        The second and all later calls return None.
+        """
         found, self._first = self._first, None
         return self.monitor.identified(found) if self.monitor is not None and found is not None else None
 
     def admission_now(self, now: Now) -> Admission | None:
-        """Return the admission of the managed GPUs, for use in a new state; None for declared GPUs.
+        """Return the admission of the managed GPUs, for use when the state is rebuilt; None for declared GPUs.
 
         While the managed GPUs stay the same, each call returns the same object. After a change of the managed GPUs, the
-        result is a new object, which takes over only the memory peaks of the old one.
+        result is a new object, which takes over only the memory peaks of the old object.
         """
         if self.monitor is None:
             return None
@@ -65,7 +68,7 @@ class ManagedGpus:
             self.monitor.read(now.mono - FRESH_S)
 
     def read(self, since: float) -> None:
-        """Request a reading, unless a reading that began at ``since`` (monotonic seconds) or later is under way."""
+        """Request a reading, unless a reading is under way that began at ``since`` (monotonic seconds) or later."""
         if self.monitor is not None:
             self.monitor.read(since)
 
@@ -76,7 +79,7 @@ class ManagedGpus:
         self._flag = Flag(gpus)
 
     def bind_unread(self, readings: Readings) -> bool:
-        """Set UUID, name and memory of the GPUs for which these were unknown because the driver did not answer.
+        """Set UUID, name and memory of the GPUs where they are unknown because the driver did not answer earlier.
 
         Return whether a GPU has changed. Raises StoreTrouble, sqlite3.Error.
         """
@@ -121,7 +124,8 @@ class ManagedGpus:
     def _interval(self) -> float:
         """Return the seconds between two readings.
 
-        It is at most ``FRESH_S`` while the next sample decides whether a GPU is blocked (`Admission.uncertain`).
+        This time is at most ``FRESH_S`` while the next reading decides whether a GPU is blocked
+        (`Admission.uncertain`).
         """
         interval = thresholds_of(self._context.config).interval_s
         return min(FRESH_S, interval) if self.admission.uncertain else interval

@@ -23,7 +23,7 @@ class PassMessages:
         self.ended_badly = 0
 
     def adopted(self, jobs: Iterable[Job], wall: float) -> None:
-        """Log the running jobs among ``jobs`` as adopted. Leave out the jobs that were already logged as running.
+        """Log that the running jobs among ``jobs`` are adopted. Leave out jobs that were already logged as running.
 
         ``wall``: the time of the adoption, in seconds since 1970.
         """
@@ -35,7 +35,10 @@ class PassMessages:
                 self._told_running.add(job.id)
 
     def announce(self, plan: Plan, gathered: IngestResult, find: Callable[[int], Job | None]) -> None:
-        """Log the results of one pass. ``find`` returns a job by its id, for jobs that the pass has not changed."""
+        """Log the results of one pass.
+
+        ``find`` returns the job with a given id. It is called only for jobs that the pass has not changed.
+        """
         if len(gathered.jobs) > MOST_NAMED:
             first, last = gathered.jobs[0], gathered.jobs[-1]
             self._context.say(f"{len(gathered.jobs)} jobs accepted: {first.id} to {last.id}", kind="accepted")

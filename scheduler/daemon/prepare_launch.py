@@ -42,7 +42,7 @@ class LaunchPreparer:
     def prepare(self, plan: Plan, ordinals: Mapping[int, int], now: Now) -> list[tuple[Job, Launch]]:
         """Return (job, launch) for each job that the plan starts, and set the job's log, command and session name.
 
-        ``ordinals``: GPU index → the driver's number of this GPU, for each GPU where these numbers differ. Raises
+        ``ordinals``: GPU index → the driver's number of this GPU, for each GPU whose two numbers differ. Raises
         StoreTrouble with the code DECIDE_ANEW if a file that a job needs has disappeared.
         """
         launches = []
@@ -86,7 +86,11 @@ def _say_streams(job: Job) -> None:
 
 
 def _within_limits(job: Job, launch: Launch, limits: dict[int, tuple[int, int]]) -> Launch:
-    """Return the launch. If the submitter's resource limits differ from ours, a wrapper command sets them."""
+    """Return the launch.
+
+    If the submitter's resource limits differ from ``limits``, the launch begins with a wrapper command that sets them.
+    A hard limit in ``limits`` is never exceeded.
+    """
     if not job.spec.limits or "/" not in launch.argv[0]:
         return launch
     theirs = {which: (soft, hard) for which, soft, hard in job.spec.limits}
@@ -105,7 +109,9 @@ def _within_limits(job: Job, launch: Launch, limits: dict[int, tuple[int, int]])
 
 
 def _free_log(job: Job, log_dir: str, stamp: str, taken: Collection[str]) -> str:
-    """Return a path for the job's log that is not in ``taken`` and names no existing file; empty if no output is kept.
+    """Return a path for the job's log. No file exists at this path, and it is not in ``taken``.
+
+    Return an empty text if the job's output is not kept. ``stamp``: date and time for the file name.
 
     Other schedulers may use the same names. The file is created with O_EXCL: if two schedulers choose the same path,
     one start fails and is tried again with another path.

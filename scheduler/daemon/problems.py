@@ -22,7 +22,7 @@ class Problems:
         self.sources: list[Callable[[], list[str]]] = []
 
     def look_at_runner(self) -> None:
-        """Check whether the runner can start jobs, and log it when this changes.
+        """Check whether the runner can start jobs. Log the result if it differs from the last one.
 
         In direct mode, no job can start while the supervisor is missing or is stopped by a signal.
         """

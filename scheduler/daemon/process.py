@@ -97,7 +97,7 @@ class DaemonProcess:
     def run(self, *, drain: bool = False) -> Ending:
         """Run the daemon until a signal ends it or, with ``drain``, until no job can run any more.
 
-        Raises SchedulerError when it cannot start, and KeyboardInterrupt on Ctrl-C during the start.
+        Raises SchedulerError if the daemon cannot start, and KeyboardInterrupt if Ctrl-C is pressed during the start.
         """
         # A handler must not raise: Python ignores exceptions inside __del__ methods, so the signal could be lost.
         early = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN]
@@ -338,7 +338,7 @@ class DaemonProcess:
         return Ending(130 if self.stop_signal == signal.SIGINT else 0)
 
     def _end_by(self, number: int) -> None:
-        """Make signal ``number`` end the scheduler after this pass. SIGTERM replaces an earlier SIGINT."""
+        """Make the scheduler end after this pass because of signal ``number``. SIGTERM replaces an earlier SIGINT."""
         if self.stop_signal != signal.SIGTERM:
             self.stop_signal = number
 
@@ -369,7 +369,7 @@ class DaemonProcess:
         return tuple(left)
 
     def _settings_loader(self, folder: str) -> Callable[[], Settings]:
-        """Return a function that loads the settings again. ``folder``: folder where relative paths in flags start."""
+        """Return a function that loads the settings again. Relative paths in flags are relative to ``folder``."""
         settings = self.settings
         return lambda: load(
             self.flags, self.environ, settings.config_file or None, folder, dispatcher=settings.dispatcher

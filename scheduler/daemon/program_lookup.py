@@ -17,7 +17,7 @@ MISSING_A_ROUND = 200  # jobs
 
 
 class ProgramLookup:
-    """Finds the programs of jobs, and looks again for files that waiting jobs lack."""
+    """Finds the programs of jobs. Looks again for missing files of waiting jobs."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -57,10 +57,11 @@ class ProgramLookup:
         self._found.clear()
 
     def look_again(self, parked: Mapping[int, str], fetch: Callable[[int], Job | None], now: Now) -> list[Arrived]:
-        """Return the jobs that lacked a script, a folder or an environment and lack nothing now.
+        """Return the jobs that lacked a script, a folder or an environment, and now lack nothing.
 
-        ``parked``: the waiting jobs outside the queue, as job id → reason code. The disk is searched at most once in
-        ``MISSING_AGAIN_S`` seconds and for at most ``MISSING_A_ROUND`` jobs; until then, the result is empty.
+        ``parked``: the waiting jobs outside the queue, as job id → reason code. A search looks at ``MISSING_A_ROUND``
+        jobs at most. The result is empty until the next search is due, ``MISSING_AGAIN_S`` seconds after the previous
+        search.
         """
         self._found.clear()
         if now.mono < self._missing_due:

@@ -13,7 +13,7 @@ from scheduler.core.secrets import without_secrets
 def script_of(jobs: Iterable[Job], ended: Iterable[Job], now: float) -> str:
     """Return a shell script that queues the unfinished jobs again.
 
-    ``jobs``: the waiting and running jobs in queue order; ``ended``: jobs that the script lists only in comments;
+    ``jobs``: the waiting and running jobs in queue order. ``ended``: jobs that appear only in comments of the script.
     ``now``: seconds since 1970. Each line queues one job with `ts`, in the job's folder and with the job's options. The
     line saves the new job id in a shell variable. The lines of dependent jobs use this variable.
     """

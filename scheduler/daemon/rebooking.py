@@ -20,7 +20,7 @@ BASIS = "needs_basis"  # key in `meta`: what the needs of the waiting jobs were 
 def rebooked(config: Config, gpus: Sequence[Gpu], table: ModelTable, waiting: Iterable[Job]) -> list[Job]:
     """Recompute the needs of waiting jobs after a change of the settings. Return the jobs whose need has changed.
 
-    Only a job from a commands file is changed, and only if it was never started and no user has edited it.
+    Only jobs from a commands file are recomputed. Jobs that were started before or edited by a user are left out.
     """
     found = []
     for job in waiting:
@@ -37,10 +37,11 @@ def rebooked(config: Config, gpus: Sequence[Gpu], table: ModelTable, waiting: It
 def update_needs(
     connection: sqlite3.Connection, gpus: Sequence[Gpu], table: ModelTable, *, at_start: bool = False
 ) -> list[Job]:
-    """Recompute and store the needs of waiting jobs, in the caller's transaction. Return the jobs with another need.
+    """Recompute and store the needs of waiting jobs. Return the jobs whose need has changed.
 
-    ``at_start``: if GPUs and table are those of the last call, only the jobs are read whose need another process may
-    have computed, or that ended and wait again. With 100,000 waiting lines of a jobs file this saves a second.
+    Runs in the caller's transaction. ``at_start``: the daemon is starting. If GPUs and model table are then the same as
+    in the last call, only two kinds of jobs are read: jobs whose need another process may have computed, and jobs that
+    ended and wait again. With 100,000 waiting lines of a jobs file this saves a second.
     """
     basis = json.dumps([__version__, table.as_json(), [(gpu.index, gpu.server, gpu.memory_mib) for gpu in gpus]])
     same = at_start and rows.meta(connection, BASIS) == basis

@@ -41,8 +41,9 @@ class Retention:
 
     ``settings`` returns the current config. ``quiet`` returns whether the daemon has nothing else to do.
 
-    A round begins when the daemon starts, when the settings have changed, and once an hour, or more often if an age
-    limit is below ten hours (`_round_s`). An error ends the round and is logged; the next round removes the rest.
+    A round begins when the daemon starts, when the settings have changed, and once an hour. Rounds are more frequent if
+    an age limit is below ten hours (`_round_s`). An error ends the round and is logged; the next round removes the
+    rest.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ def _round_s(config: Config) -> float:
 
 
 class _Logs:
-    """Removes logs of ended jobs from ``folder``: logs that are too old, and logs that exceed the size limit.
+    """Removes logs of ended jobs from ``folder``, if they are too old or if all logs together exceed the size limit.
 
     To meet the size limit, the logs of deleted jobs are removed first, then the oldest logs of the other ended jobs.
     Only files whose paths are in this store are removed, because other schedulers and people may also have files in the
@@ -147,7 +148,7 @@ class _Logs:
         self.fd = -1
 
     def remove(self) -> Iterator[None]:
-        """Check all logs and remove the logs that are due, in steps. Raises OSError."""
+        """Check all logs and remove the logs that are due. Yields between two steps of this work. Raises OSError."""
         try:
             self.fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:

@@ -27,7 +27,8 @@ def commands_in(path: str, trust_group: bool) -> list[str]:
 def read_as_new(places: Places, path: str, identities: Collection[str]) -> None:
     """Make the scheduler read the commands file again from its beginning. Raises SchedulerError.
 
-    ``identities``: identities of the commands whose jobs were deleted. Their lines then count as new lines.
+    ``identities``: identities of the commands whose jobs were deleted. The lines of these commands then count as new
+    lines.
     """
     database = Database(places)
     try:

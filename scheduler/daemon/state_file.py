@@ -86,7 +86,7 @@ class StateFile:
             self._adopt_leftover(name)
 
     def _adopt_leftover(self, name: str) -> None:
-        """Watch a file that a killed daemon left, because it may hold an edit. Delete the file if it is invalid."""
+        """Watch a file that a killed daemon left: it may hold an edit. Delete the file if it is invalid."""
         with contextlib.suppress(OSError):
             fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
@@ -142,7 +142,7 @@ class StateFile:
             self.known, self.missing_since = edit.data, None
 
     def overdue(self, now: float) -> bool:
-        """Return whether the contents have been invalid for longer than a save takes.
+        """Return whether the state file has had invalid contents for longer than a program takes to save it.
 
         `paint` then replaces the file, and a copy of the invalid contents is saved beside it.
         """
@@ -293,7 +293,8 @@ class StateFile:
     def paint(self, document: dict[str, Any], now: float) -> bool:
         """Write a new version of the state file. Later, `look` checks the replaced file for edits. Raises OSError.
 
-        Writes nothing and returns False if a save may be in progress or the file was just deleted: call `look` first.
+        If a program may be saving the file, or if the file was just deleted, writes nothing and returns False. The
+        caller must then call `look` before the next try.
         """
         if self.missing_since is not None or (self.broken_since is not None and not self.overdue(now)):
             return False

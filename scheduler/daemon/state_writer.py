@@ -141,7 +141,7 @@ class StateWriter:
             self.say(f"{self.file.path} can be written again", 20, "state")
 
     def _blocked(self, state: SchedulerState, reasons: Mapping[str, Reason], now: Now) -> dict[str, int]:
-        """Return reason code → number of waiting jobs. The numbers may be old, since counting takes long."""
+        """Return reason code → number of waiting jobs. The numbers may be out of date, because counting takes long."""
         self.count_owed = now.mono < self.count_due
         if self.count_owed:
             return self.told_blocked

@@ -17,9 +17,10 @@ REFUSED_AFTER = 3  # failed passes in a row after which open requests are refuse
 
 
 class StoreOutage:
-    """A store outage. An outage begins with a failed pass and ends with the next pass that does not fail.
+    """The store outages of a daemon.
 
-    ``retry`` opens the store again and rebuilds the state; if it raises, the outage continues.
+    An outage begins with a failed pass and ends with the next pass that does not fail. ``retry`` opens the store again
+    and rebuilds the state. If ``retry`` raises an error, the outage continues.
     """
 
     def __init__(self, context: Context, retry: Callable[[], None]) -> None:
@@ -56,7 +57,10 @@ class StoreOutage:
             self._until = 0.0
 
     def decided(self) -> None:
-        """Note that the decisions of a pass are recorded: requests are carried out, even if a part fails afterwards."""
+        """Note that the decisions of a pass are recorded. This sets the number of failed passes to 0.
+
+        Requests are then no longer refused, even if a part of the daemon fails later in the pass.
+        """
         self._tries = 0
 
     def over(self) -> None:

@@ -134,7 +134,7 @@ class WebChild:
         self._tell(text, 30 if bad else 20)
 
     def _died(self, now: float) -> None:
-        """Schedule a restart after the page's process died. If the process had lived long, the back-off starts over."""
+        """Schedule a restart after the page's process has died. After a long life, the back-off begins again."""
         if self._rest:
             self._read_line(self._rest)
         lived = now - self._begun
@@ -147,7 +147,7 @@ class WebChild:
         self._rise(now, "" if self._port_taken else text, most)
 
     def _rise(self, now: float, text: str, most: float = LONGEST_BREAK_S) -> None:
-        """Set the time of the next start. The wait doubles with each call, up to ``most`` seconds.
+        """Set the time of the next start of the page. The wait doubles with each call, up to ``most`` seconds.
 
         ``text`` is logged if it is not empty and was not logged before.
         """

@@ -14,18 +14,18 @@ IN_TURN_S = 2.0  # seconds for a check that runs without a thread
 
 
 class _Late(BaseException):
-    """Raised inside a check when its time limit has passed.
+    """Raised inside a check when the time limit of the check has passed.
 
     It is a BaseException, so that no ``except Exception`` in the check catches it.
     """
 
 
 class Running:
-    """A check that runs in its own thread and always has findings, even if it raises or hangs.
+    """A check that runs in its own thread. It always has findings, even if it raises an error or hangs.
 
-    If no thread can be started (a limit on processes or memory), the check runs in the constructor, and SIGALRM
-    interrupts it after `IN_TURN_S` seconds. Only a disk access that no signal can interrupt then delays the other
-    checks for longer.
+    If no thread can be started (a limit on processes or memory), the check runs in the constructor. SIGALRM then
+    interrupts it after `IN_TURN_S` seconds. If the check waits for a disk access that no signal can interrupt, it
+    delays the other checks for longer.
     """
 
     def __init__(self, check: str, what: str, look: Callable[[], list[Finding]]) -> None:
@@ -86,10 +86,10 @@ class Running:
 
 
 def crowded(processes: tuple[int, int], memory: tuple[int, int]) -> Finding:
-    """Return the finding that no thread could be started.
+    """Return the finding which says that no thread could be started.
 
-    ``processes``: (soft limit, hard limit) on the number of this user's processes; ``memory``: the same for the bytes
-    of memory of one process; -1: no limit.
+    ``processes``: (soft limit, hard limit) on the number of this user's processes; -1: no limit. ``memory``: (soft
+    limit, hard limit) on the bytes of memory of one process; -1: no limit.
     """
     limits = [f"{processes[0]} processes and threads at most (ulimit -u)"] if processes[0] >= 0 else []
     limits += [f"{memory[0] >> 10} KiB of memory at most (ulimit -v)"] if memory[0] >= 0 else []

@@ -51,7 +51,7 @@ def judge(seen: ClockSeen, who: DoctorUser) -> Finding:
 
 
 def clock_synchronised() -> bool | None:
-    """Return whether the kernel considers its clock synchronised, as timedatectl shows; None if that is not known."""
+    """Return whether the kernel considers its clock synchronised, as timedatectl shows; None if this is not known."""
     buffer = ctypes.create_string_buffer(512)  # struct timex; field `modes` is 0, so nothing is changed
     try:
         state = ctypes.CDLL(None).adjtimex(buffer)

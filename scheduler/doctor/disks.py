@@ -162,9 +162,10 @@ def check_log_folder(exam: Examination) -> list[Finding]:
 def _move(exam: Examination) -> str:
     """Return the next command for moving the scheduler to a local disk; empty if there is no such command.
 
-    Each run of `gpujob doctor` proposes one step. If the scheduler runs: end it. If no scheduler runs and the store
-    still shows running jobs: start it, so that it settles them. Otherwise move the files, or, if there are no files
-    yet, start the scheduler on the local disk.
+    Each run of `gpujob doctor` proposes one step. If the scheduler runs, the command ends it. If no scheduler runs and
+    the store still shows running jobs, the command starts the scheduler, so that the scheduler settles these jobs.
+    Otherwise the command moves the files. If there are no files yet, the command starts the scheduler on the local
+    disk.
     """
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", exam.who.name)
     there = f"/var/tmp/gpujob-{name}"  # noqa: S108  the proposed mkdir fails if this folder exists

@@ -38,7 +38,7 @@ class Driver:
         return self._probe.package
 
     def readings(self, until: float, anew: bool = False) -> Readings | None:
-        """Return the readings; None if none arrive by ``until`` (monotonic seconds). ``anew``: take new readings."""
+        """Return the readings; None if none arrive by ``until`` (monotonic seconds). ``anew``: request new readings."""
         if anew:
             self._probe.ask()
         while True:

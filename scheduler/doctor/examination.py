@@ -82,9 +82,10 @@ class Examination:
         self.driver = Driver(environ)
 
     def whose(self) -> int:
-        """Return the user id of the scheduler's owner; before the first start, of the user who may start it here.
+        """Return the user id of the scheduler's owner.
 
-        The owner of most of the scheduler's files counts, because a single file may have the wrong owner.
+        This is the owner of most of the scheduler's files, because a single file may have the wrong owner. If there are
+        no files yet, this is the user who may start the scheduler here.
         """
         above = os.path.dirname(self.places.state_dir)
         tops = (self.places.state_dir, self.places.state_file, self.places.store, self.places.attempts)
@@ -106,9 +107,10 @@ class Examination:
 
     @property
     def others(self) -> bool:
-        """Whether another user than this one owns the scheduler.
+        """Whether the scheduler belongs to another user than this one.
 
-        In this case root must not create files in the state folder; any other user cannot change anything there.
+        If so, root must not create files in the state folder. Any other user cannot change anything in the state
+        folder.
         """
         return self.owner != self.who.uid
 
@@ -119,7 +121,7 @@ class Examination:
 
     @property
     def recover(self) -> str:
-        """The command that rebuilds the store, or adopts a copied one."""
+        """The command that rebuilds the store, or adopts a copied store."""
         return f"{self.sudo}gpujob recover{self.suffix}"
 
     @property
@@ -145,7 +147,8 @@ class Examination:
     def start(self) -> str:
         """The command that starts the scheduler; empty if a start would be refused.
 
-        If an earlier command line declared the GPUs, and no setting does, the command declares the same GPUs.
+        If the GPUs were declared on an earlier command line, and no setting declares them, the command declares the
+        same GPUs.
         """
         ids = sorted(gpu.index for gpu in self.dir_seen.gpus)
         if (

@@ -53,12 +53,12 @@ class DoctorUser:
 
 
 def good(check: str, seen: str) -> Finding:
-    """Return a finding that nothing is wrong."""
+    """Return a finding which says that nothing is wrong."""
     return Finding(check, Mark.OK, seen)
 
 
 def not_determined(check: str, what: str, why: str = "") -> Finding:
-    """Return a finding marked UNKNOWN: something could not be determined."""
+    """Return a finding marked UNKNOWN. It says that ``what`` could not be determined, and why."""
     return Finding(check, Mark.UNKNOWN, f"unknown: {what}", why)
 
 
@@ -70,15 +70,15 @@ def worst(findings: Iterable[Finding]) -> Mark:
 
 
 def many(names: Sequence[str], number: int) -> str:
-    """Return the first of ``names`` and how many more there are, such as ``NAME and 3 more``.
+    """Return the first of ``names`` and the number of the other names, such as ``NAME and 3 more``.
 
-    ``number``: the total number; ``names`` may contain only some of the names.
+    ``number``: how many names there are in total; ``names`` may contain only some of them.
     """
     return names[0] if number == 1 else f"{names[0]} and {number - 1} more"
 
 
 def status_of(path: str) -> os.stat_result | None:
-    """Return the status of ``path`` (of the link itself, if it is a link); None if it cannot be examined."""
+    """Return the status of ``path``; None if ``path`` cannot be examined. A link is not followed."""
     try:
         return os.lstat(path)
     except OSError:
@@ -88,7 +88,7 @@ def status_of(path: str) -> os.stat_result | None:
 def owner_of(path: str) -> str:
     """Return the name of the owner of ``path``; empty if ``path`` does not exist.
 
-    If this user may not examine ``path``, return the owner of the nearest folder above that can be examined.
+    If this user may not examine ``path``, return the owner of the nearest folder above ``path`` that can be examined.
     """
     while True:
         try:

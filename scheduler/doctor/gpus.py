@@ -86,7 +86,7 @@ def _pip(seen: DriverSeen, packages: str) -> str:
 
 
 def judge_gputil(seen: DriverSeen) -> Finding:
-    """Return the finding on GPUtil: whether it could read nvidia-smi if NVML failed."""
+    """Return the finding on GPUtil: whether GPUtil could read nvidia-smi if NVML failed."""
     trouble = seen.imports[1]
     if not seen.smi:
         return good("GPUtil", "not needed: there is no nvidia-smi for it to read")
@@ -101,7 +101,8 @@ def judge_gputil(seen: DriverSeen) -> Finding:
 def judge_gpus(readings: Sequence[GpuSnapshot], dead: Set[int] | None, who: DoctorUser) -> list[Finding]:
     """Return the findings on the GPUs; all GPUs without a problem share one finding.
 
-    ``dead``: pids that the driver reports although no such process exists; None in a container, which hides processes.
+    ``dead``: pids that the driver reports although no such process exists. In a container, which hides processes,
+    ``dead`` is None.
     """
     found = [(reading, _gpu(reading, dead, who)) for reading in readings]
     fine = [reading for reading, finding in found if finding is None]
@@ -133,8 +134,9 @@ def _gpu(reading: GpuSnapshot, dead: Set[int] | None, who: DoctorUser) -> Findin
 def ghost(reading: GpuSnapshot, dead: Set[int] | None, check: str, reset: str) -> Finding | None:
     """Return a finding if GPU memory is in use that belongs to no living process, else None.
 
-    An amount that the driver and a display may use themselves is allowed. If the owners of the memory cannot be
-    determined, the finding is marked UNKNOWN. ``dead``: see `judge_gpus`; ``reset``: command that resets the GPU.
+    The driver and a display may use some memory themselves; such an amount is allowed. If the owners of the memory
+    cannot be determined, the finding is marked UNKNOWN. ``dead``: see `judge_gpus`; ``reset``: command that resets the
+    GPU.
     """
     used, total = reading.memory_used_mib, reading.memory_total_mib
     if used is None or not total:
@@ -166,9 +168,9 @@ def ghost(reading: GpuSnapshot, dead: Set[int] | None, check: str, reset: str) -
 
 
 def dead(pids: Set[int]) -> set[int] | None:
-    """Return those of ``pids`` that belong to no existing process. ``pids``: process ids that the driver reports.
+    """Return the process ids in ``pids`` that belong to no existing process. The driver has reported ``pids``.
 
-    Return None in a container, where the pids of processes differ from those that the driver reports.
+    Return None in a container. There a process has another pid than the one that the driver reports.
     """
     try:
         if os.readlink("/proc/self/ns/pid") != WHOLE_MACHINE:

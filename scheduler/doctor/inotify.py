@@ -18,7 +18,7 @@ IN_DELETE_SELF = 0x400
 
 @dataclass(frozen=True, slots=True)
 class InotifySeen:
-    """The result of an attempt to watch a folder, and the limits of inotify."""
+    """The result of trying to watch a folder, and the limits of inotify."""
 
     refused: str = ""  # what the kernel refused: instance, watch
     instances: int | None = None  # fs.inotify.max_user_instances
@@ -70,8 +70,8 @@ def _least(one: int | None, other: int | None) -> int | None:
 def _raise(what: str, machine: int | None, space: int | None, who: DoctorUser) -> str:
     """Return the command that raises the limit on ``what`` ("instances" or "watches").
 
-    ``machine``: limit of the machine; ``space``: limit of this user namespace. The command raises the lower of the two;
-    they differ only in containers.
+    ``machine``: limit of the machine; ``space``: limit of this user namespace. The command raises the lower of these
+    two limits. They differ only in containers.
     """
     name = f"fs.inotify.max_user_{what}"
     if space is not None and (machine is None or space < machine):

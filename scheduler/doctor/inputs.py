@@ -31,8 +31,8 @@ def judge(
     """Return the finding on a config, jobs file, commands file or model table.
 
     ``error``: why the scheduler does not read the file, or None. ``there``: whether the file exists. ``device``:
-    whether the path is a device, or a link that leads to no regular file; no command that moves it away is then
-    proposed. ``owner``: user id of the scheduler's owner, None if the owner runs `gpujob doctor`; ``again``: the
+    whether the path is a device, or a link that leads to no regular file. If so, no command that moves the file away is
+    proposed. ``owner``: user id of the scheduler's owner, None if the owner runs `gpujob doctor`. ``again``: the
     command with which the owner repeats the check.
     """
     if error is None:
@@ -101,9 +101,9 @@ def check_inputs(exam: Examination) -> list[Finding]:
 
 
 def _trouble(look: Callable[[], object], path: str) -> tuple[SchedulerError | None, bool]:
-    """Return why a file that people write cannot be read (None: it can be read), and whether it exists.
+    """Return why a file that people write cannot be read (None: it can be read), and whether the file exists.
 
-    A missing file gives (None, False). ``look``: reads the file; raises OSError or SchedulerError.
+    For a missing file, return (None, False). ``look``: reads the file; raises OSError or SchedulerError.
     """
     try:
         os.stat(path)

@@ -109,7 +109,7 @@ def check_leftovers(exam: Examination) -> list[Finding]:
 def _processes(exam: Examination) -> list[Leftover]:
     """Return the leftover processes that still live 0.2 s after they were found.
 
-    The wait leaves out processes that are just ending.
+    Because of this wait, processes that are just ending are left out.
     """
     known = {(job.id, job.attempt) for job in exam.dir_seen.in_hand or ()}
     left = {

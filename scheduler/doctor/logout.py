@@ -98,7 +98,7 @@ def judge(seen: LoginSeen, who: DoctorUser) -> Finding:
 
 
 def _of_service(seen: LoginSeen, who: DoctorUser, what: str) -> Finding | None:
-    """Return the finding on the systemd service of the process; None if jobs survive a stop of that service.
+    """Return the finding on the systemd service of the process; None if jobs survive a stop of the service.
 
     ``what``: name of the process in the finding.
     """
@@ -123,8 +123,8 @@ def _of_service(seen: LoginSeen, who: DoctorUser, what: str) -> Finding | None:
 def look(programs: Programs, pid: int | None, start: str) -> LoginSeen:
     """Collect the facts on the process ``pid`` of the scheduler.
 
-    ``pid`` None: no scheduler runs. Then collect them on this process, because a scheduler started from the same login
-    would have the same place. ``start``: command that starts the scheduler.
+    If ``pid`` is None, no scheduler runs. The facts are then collected on this process, because a scheduler that is
+    started from the same login would have the same place. ``start``: command that starts the scheduler.
     """
     place, unit = place_of(text_of(f"/proc/{pid or os.getpid()}/cgroup"))
     answer = programs.manager.answer(programs.until)
@@ -160,10 +160,10 @@ def _lingers(programs: Programs) -> bool | None:
 
 
 def logind_files(roots: Sequence[str] = ("/usr/lib", "/usr/local/lib", "/run", "/etc")) -> dict[str, str]:
-    """Return the settings in systemd-logind's files, in the order of logind.conf(5).
+    """Return the settings in systemd-logind's files, which are read in the order of logind.conf(5).
 
-    Files in ``logind.conf.d`` override ``logind.conf``. Of files with the same name, the one in the last of ``roots``
-    is read.
+    Files in ``logind.conf.d`` override ``logind.conf``. If several folders in ``roots`` have a file with the same name,
+    only the file in the last of these folders is read.
     """
     main = next((text for root in reversed(roots) if (text := text_of(f"{root}/systemd/logind.conf"))), "")
     pieces: dict[str, str] = {}
@@ -178,6 +178,9 @@ def logind_files(roots: Sequence[str] = ("/usr/lib", "/usr/local/lib", "/run", "
 
 
 def check_logout(exam: Examination) -> list[Finding]:
-    """Check that a logout does not end the running scheduler or, if none runs, one that is started from this login."""
+    """Check that a logout does not end the scheduler.
+
+    If no scheduler runs, check that a logout would not end a scheduler that is started from this login.
+    """
     pid = exam.dir_seen.pid if exam.dir_seen.alive else None
     return [judge(look(exam.programs, pid, exam.start), exam.who)]

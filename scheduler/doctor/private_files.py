@@ -145,7 +145,7 @@ def _walked(exam: Examination, owner: int, out: FilesSeen) -> FilesSeen:
 
 
 def _ours(exam: Examination, tops: Sequence[str], untold: list[str]) -> Iterator[str]:
-    """Yield the paths of the state file, the main logs, the folders ``tops`` and their contents.
+    """Yield the paths of the state file, the main logs, the folders ``tops`` and the contents of these folders.
 
     Of the log folder, only job logs are yielded. Folders that cannot be read are added to ``untold``.
     """

@@ -32,9 +32,9 @@ class Asked:
                 )  # fmt: skip
 
     def answer(self, until: float) -> tuple[int, str] | None:
-        """Return exit code and output. Return None if the program is missing, or has not ended at ``until``.
+        """Return exit code and output. Return None if the program is missing, or has not ended by ``until``.
 
-        ``until``: monotonic seconds. A program that has not ended is killed.
+        ``until``: monotonic seconds. A program that has not ended by then is killed.
         """
         process = self._process
         if process is None:
@@ -82,7 +82,7 @@ class Programs:
                 asked.close()
 
     def imports(self) -> tuple[str | None, str | None]:
-        """Return the import errors of pynvml and GPUtil. An empty text: no error; None: the import has no result.
+        """Return the import errors of pynvml and GPUtil. An empty text: no error; None: it is not known.
 
         The imports are tried only if nvidia-smi is installed: importing GPUtil takes a third of a second and is useless
         without nvidia-smi.

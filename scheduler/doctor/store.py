@@ -51,7 +51,7 @@ def judge_store(seen: StoreSeen) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSeen:
-    """The scheduler of this state file, and other schedulers with the same GPUs."""
+    """The scheduler of this state file, and other schedulers that manage the same GPUs."""
 
     alive: bool
     pid: int | None = None
@@ -164,7 +164,7 @@ def _settings_of(noted: str) -> dict[str, tuple[Any, str]]:
 
 
 def take_running_settings(exam: Examination) -> None:
-    """Replace the settings with those of the running scheduler, which may have been started with other flags."""
+    """Replace the settings by those of the running scheduler, which may have been started with other flags."""
     changes = {key: value for key, (value, _) in exam.dir_seen.running.items() if key in OPTIONS}
     changes.pop("state_file", None)
     if changes.get("gpu_ids") is not None:

@@ -1,4 +1,4 @@
-"""Activates a conda environment, then executes the job's command in the same process, with the same pid.
+"""Activates a conda environment, then executes the job's command in the same process, so that the pid stays the same.
 
 Run as ``python -I -S activate.py WORD…``; imports only the standard library, like `supervisor.py`. The environment
 variable GPUJOB_ACTIVATION, which is removed before the command runs, holds a JSON object:
@@ -57,7 +57,7 @@ def parsed(data: bytes) -> dict[bytes, bytes]:
 
 
 def shell_words(told: dict[str, Any]) -> list[str]:
-    """Return the command line of the shell that activates the environment. Raises NotActivated if no shell exists."""
+    """Return the command line of the shell that activates the environment. Raises NotActivated if there is no shell."""
     shell = next((path for path in ("/bin/bash", "/usr/bin/bash", "/bin/sh") if os.access(path, os.X_OK)), "")
     if not shell:
         raise NotActivated("neither bash nor sh was found")
@@ -74,7 +74,11 @@ def shell_words(told: dict[str, Any]) -> list[str]:
 
 
 def activated(told: dict[str, Any], before: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """Activate the environment and return the variables for the command. Raises NotActivated or OSError."""
+    """Activate the environment and return the variables for the command.
+
+    ``told``: the contents of GPUJOB_ACTIVATION; ``before``: the variables before the activation. Raises NotActivated if
+    the activation fails, and OSError if the shell cannot be started.
+    """
     inside = {name: value for name, value in before.items() if name not in OF_THE_SHELL[-2:]}
     if not told["conda_sh"]:
         for name, value in told["settings"].items():
@@ -95,7 +99,7 @@ def activated(told: dict[str, Any], before: dict[bytes, bytes]) -> dict[bytes, b
 
 
 def output_of(words: list[str], environment: dict[bytes, bytes], limit: float) -> bytes:
-    """Return what the shell writes to descriptor 3.
+    """Run the shell and return what it writes to descriptor 3. ``words``: command line of the shell.
 
     Raises NotActivated if the shell fails, writes nothing, or runs longer than ``limit`` seconds.
     """

@@ -28,7 +28,7 @@ _NO_VARIABLES: Mapping[str, str | None] = {}
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A thing that a job needs and that does not exist. ``sentence``: its description for the job's owner."""
+    """A thing that a job needs and that does not exist. ``sentence``: a message about it for the job's owner."""
 
     sentence: str
 
@@ -54,7 +54,10 @@ class Remembered:
         self._kept: dict[str, tuple[tuple[int, ...], Any]] = {}
 
     def of(self, path: str, read: Callable[[str], Value], absent: Value) -> Value:
-        """Return ``read(path)``, from the cache if the file is unchanged; ``absent`` if the file does not exist."""
+        """Return the value of ``read(path)``; ``absent`` if the file does not exist.
+
+        If the file is unchanged, the value comes from the cache.
+        """
         try:
             status = os.stat(path)
         except OSError:
@@ -106,7 +109,7 @@ class Prefixes:
     def _named(self, name: str, environ: Mapping[str, str]) -> Iterator[str]:
         """Yield the folders of environments with this name, in the order in which conda searches.
 
-        The first folder counts, even if its environment is incomplete, because conda chooses it too.
+        The caller uses only the first folder, even if the environment there is incomplete, because conda does so, too.
         """
         if name == "base":
             for root in self.roots(environ):
@@ -122,7 +125,7 @@ class Prefixes:
                     yield known
 
     def names(self, environ: Mapping[str, str]) -> list[str]:
-        """Return the names of all complete environments that `find` finds by name."""
+        """Return the names with which `find` finds a complete environment."""
         found = ["base"]
         for folder in self._folders(environ):
             found += self.files.of(folder, _names, _NOTHING)
@@ -141,12 +144,15 @@ class Prefixes:
         return name if os.path.basename(folder) == "envs" else prefix
 
     def _values(self, variable: str, environ: Mapping[str, str]) -> list[str]:
-        """Return the non-empty values of a variable without duplicates: the job's value, then the daemon's."""
+        """Return the values of a variable: first the job's value, then the daemon's value if it differs.
+
+        Empty values are left out.
+        """
         both = (environ.get(variable, ""), self.environ.get(variable, ""))
         return [value for value in dict.fromkeys(both) if value]
 
     def roots(self, environ: Mapping[str, str]) -> Iterator[str]:
-        """Yield the existing folders in which conda or mamba may be installed, the likeliest first."""
+        """Yield the existing folders in which conda or mamba may be installed, the most likely folder first."""
         seen = set()
         for root in self._places(environ):
             if root not in seen:
@@ -196,7 +202,7 @@ class Prefixes:
             yield os.path.join(root, "envs")
 
     def activation_of(self, prefix: Prefix, environ: Mapping[str, str]) -> str:
-        """Return the path of `conda.sh` for this environment; empty if no such file exists, as with micromamba."""
+        """Return the path of `conda.sh` for this environment; empty if there is no such file. Micromamba has none."""
         own = os.path.dirname(os.path.dirname(prefix.path))
         for root in (prefix.path, own, *self.roots(environ)):
             path = os.path.join(root, "etc", "profile.d", "conda.sh")
@@ -225,7 +231,7 @@ class Prefixes:
         yield from self._in_path(tool, environ)
 
     def variables_of(self, prefix: Prefix) -> dict[str, str | None]:
-        """Return the variables that conda stores for an environment. A variable with the value None is to be unset."""
+        """Return the variables that conda stores for an environment. The value None stands for an unset variable."""
         found: dict[str, str | None] = {}
         folder = os.path.join(prefix.path, "etc", "conda", "env_vars.d")  # of packages, in the order of file names
         for name in self.files.of(folder, _names, _NOTHING):
@@ -235,9 +241,9 @@ class Prefixes:
         return found
 
     def settings_of(self, prefix: Prefix, path: str) -> dict[str, str | None]:
-        """Return the variables that an environment sets, apart from those that its scripts set.
+        """Return the variables that an environment sets. Variables that its activation scripts set are not included.
 
-        A variable with the value None is to be unset. ``path``: PATH before the environment is entered.
+        The value None means that the variable is unset. ``path``: the value of PATH outside the environment.
         """
         inside = os.path.join(prefix.path, "bin") + os.pathsep + path
         if prefix.virtual:
@@ -253,7 +259,7 @@ class Prefixes:
         }
 
     def has_scripts(self, prefix: Prefix) -> bool:
-        """Return whether activation has to source shell scripts of the environment."""
+        """Return whether the environment has shell scripts that its activation must source."""
         folder = os.path.join(prefix.path, "etc", "conda", "activate.d")
         return any(name.endswith(".sh") for name in self.files.of(folder, _names, _NOTHING))
 
@@ -273,7 +279,7 @@ def program_in(path: str, *names: str) -> str:
 
 
 def _checked(prefix: str, name: str) -> Prefix | Missing:
-    """Return the environment in this folder if it is complete, else what is missing."""
+    """Return the environment in the folder ``prefix`` if it is complete, else what is missing."""
     virtual = os.path.isfile(os.path.join(prefix, "pyvenv.cfg"))
     if not virtual and not os.path.isfile(os.path.join(prefix, "conda-meta", "history")):
         return Missing(
@@ -291,7 +297,10 @@ def _checked(prefix: str, name: str) -> Prefix | Missing:
 
 
 def _expanded(folder: str, environ: Mapping[str, str], home: str) -> str:
-    """Return ``folder`` with ``~`` and ``$NAME`` expanded like conda does, from the variables of the job."""
+    """Return ``folder`` with ``~`` and ``$NAME`` replaced by their values, as conda does.
+
+    ``environ``: the variables of the job; ``home``: the value of ``~``.
+    """
     if folder == "~" or folder.startswith("~/"):
         folder = home + folder[1:]
     return re.sub(
@@ -326,7 +335,7 @@ def _lines(path: str) -> tuple[str, ...]:
 
 
 def _envs_dirs(path: str) -> tuple[str, ...]:
-    """Return ``envs_dirs`` of a .condarc. An invalid file gives an empty result: conda itself reports the error."""
+    """Return the value of ``envs_dirs`` in a .condarc file; empty for an invalid file, which conda itself reports."""
     import yaml
 
     try:

@@ -1,4 +1,7 @@
-"""Finds the versions of interpreters, and why a script, folder or program cannot be used. It runs no program."""
+"""Finds the version of an interpreter, and the reason why a script, folder or program cannot be used.
+
+No program is run for this.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def described(program: str, files: Remembered) -> str:
 
 
 def version_of(program: str, files: Remembered) -> str:
-    """Return the version of a Python interpreter; empty if unknown. A link is followed to its current target."""
+    """Return the version of a Python interpreter; empty if unknown. For a link, return the version of its target."""
     real = os.path.realpath(program)
     named = _FILE.search(real)
     short = named[1] if named else ""
@@ -65,7 +68,7 @@ def _meta_version(folder: str) -> str:
 
 
 def script_trouble(script: str) -> str:
-    """Return why a script cannot be run now, as a reason to wait; empty if the script is a plain file."""
+    """Return why a script cannot be run now, as a reason why its job waits; empty if the script is a plain file."""
     try:
         mode = os.stat(script).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -78,7 +81,7 @@ def script_trouble(script: str) -> str:
 
 
 def folder_trouble(folder: str) -> str:
-    """Return why a folder cannot be a job's working folder now, as a reason to wait; empty if the folder is usable."""
+    """Return why a folder cannot be a working folder now, as a reason why its job waits; empty if it can be used."""
     try:
         mode = os.stat(folder).st_mode
     except (FileNotFoundError, NotADirectoryError):

@@ -38,9 +38,9 @@ class Environments:
         self._prefixes = Prefixes({**environ, "HOME": self.home}, self._files)
 
     def find(self, job: Job) -> Found | Missing:
-        """Return the program, environment and variables with which a job would run, or what is missing.
+        """Return the program, environment and variables with which a job would run now, or what is missing.
 
-        The disk is checked at each call.
+        Each call checks the files on the disk again.
         """
         spec = job.spec
         trouble = folder_trouble(spec.cwd) if spec.cwd else ""
@@ -58,7 +58,10 @@ class Environments:
         return way if isinstance(way, Missing) else self._found(job, prefix, *way, environ)
 
     def _own(self, job: Job) -> Mapping[str, str]:
-        """Return the variables that a job starts with: the stored variables of its submitter, else the daemon's."""
+        """Return the variables that a job starts with.
+
+        These are the stored variables of its submitter, or the daemon's variables if none are stored.
+        """
         if not job.spec.env_file:
             return self.environ
         return self._files.of(job.spec.env_file, stored_environment, None) or self.environ
@@ -66,10 +69,10 @@ class Environments:
     def _way(
         self, prefix: Prefix, environ: Mapping[str, str]
     ) -> tuple[tuple[str, ...], Mapping[str, str | None]] | Missing:
-        """Return how a job enters an environment, or what is missing for that.
+        """Return how a job enters an environment, or what the job lacks for it.
 
-        The result is a pair: the words to put before the command, and the variables to set. A variable with the value
-        None is to be unset. For a conda environment, the result depends on ``mode``.
+        The result is (words to put before the command, variables to set). The value None means that the variable is
+        unset. For a conda environment, the result depends on ``mode``.
         """
         settings = self._prefixes.settings_of(prefix, environ.get("PATH") or os.defpath)
         activate = self.mode == "activate" or (self.mode == "auto" and self._prefixes.has_scripts(prefix))
@@ -121,10 +124,10 @@ class Environments:
         return Found(program, prefix=folder, environment=settings, wrapper=wrapper, interpreter=interpreter)
 
     def _command(self, job: Job, wrapper: tuple[str, ...], path: str) -> str:
-        """Return the path of a command's program, searched in ``path``, the job's PATH.
+        """Return the path of a command's program. ``path``: the job's PATH, in which the program is searched.
 
-        If the program is not found, the result is its name, and the start fails. The result is also the name if
-        ``wrapper`` is not empty, because the wrapper may change PATH.
+        If ``wrapper`` is not empty, the name of the program is returned, because the wrapper may change PATH. If the
+        program is not found, its name is returned, too; the start of the job then fails.
         """
         word = job.spec.arguments[0]
         if "/" in word:
@@ -134,9 +137,9 @@ class Environments:
         return program_in(path, word) or word
 
     def _python(self) -> str:
-        """Return the interpreter for scripts that name no environment; empty if none is found.
+        """Return the interpreter for jobs without an environment; empty if none is found.
 
-        The interpreter is searched at each call.
+        Each call searches the interpreter again.
         """
         path = self.environ.get("PATH", os.defpath)
         if self.python:

@@ -33,8 +33,8 @@ LONGEST_BACKOFF_S = 30.0
 class Managed:
     """The GPUs to manage, and the GPU reader for them.
 
-    ``probe``: the GPU reader, None if the GPUs are declared or there are none; ``notes``: messages for the user;
-    ``first``: the first reading, None if there is none.
+    ``probe``: the GPU reader; None if the GPUs are declared, or if no GPUs are managed. ``notes``: messages for the
+    user. ``first``: the first reading; None if the GPUs have not been read.
     """
 
     gpus: list[Gpu]
@@ -51,13 +51,15 @@ def managed_gpus(
     say: Callable[[str], None] = lambda text: None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Managed:
-    """Return the GPUs to manage according to the settings and the driver. Raises NoGpuData or Refused.
+    """Return the GPUs to manage according to the settings and the driver.
 
     ``stored``: the GPUs that the previous daemon of this scheduler managed. ``say``: called with a message for the user
-    if the driver is slow. ``meanwhile``: called several times a second while waiting for the driver; an exception that
-    it raises ends the wait.
+    if the driver is slow. ``meanwhile``: called several times a second during the wait for the driver; an exception
+    that ``meanwhile`` raises ends the wait.
 
-    If a driver is installed but does not answer, the GPUs are managed, and no job gets a GPU until the driver answers.
+    If a driver is installed but does not answer, the GPUs of the settings or of the previous daemon are managed. No job
+    gets a GPU until the driver answers. Raises NoGpuData if it is not known which GPUs there are, and Refused if the
+    settings name a GPU that does not exist.
     """
     wanted = _wanted(config)
     if wanted == ():
@@ -128,9 +130,9 @@ def managed_after_change(
 def _numbered(first: Readings, stored: Sequence[Gpu], notes: list[str]) -> dict[int, Gpu]:
     """Return the GPUs by index. The index of a GPU is normally the driver's number of this GPU.
 
-    ``stored``: the GPUs that the previous daemon managed. If one of them has vanished, the others keep their previous
-    indexes, because jobs and pauses refer to GPUs by index. The vanished GPU stays in the result, so that admission
-    reports it as gone, and a message is added to ``notes``.
+    ``stored``: the GPUs that the previous daemon managed. If one of these GPUs is no longer shown by the driver, the
+    other GPUs keep their previous indexes, because jobs and pauses refer to GPUs by index. The missing GPU stays in the
+    result, so that admission reports it as gone, and a message is added to ``notes``.
     """
     before = {gpu.uuid: gpu for gpu in stored if not gpu.uuid.startswith((DECLARED, UNREAD))}
     by_ordinal = {gpu.index: gpu for gpu in before.values()}
@@ -165,8 +167,8 @@ def _numbered(first: Readings, stored: Sequence[Gpu], notes: list[str]) -> dict[
 def _without_answer(probe: Probe, wanted: tuple[int, ...] | None, stored: Sequence[Gpu], error: NoGpuData) -> Managed:
     """Return the GPUs to manage when the first reading failed.
 
-    The GPUs are declared only if no driver is installed. Raises NoGpuData if neither the settings nor the previous
-    daemon show which GPUs there are.
+    They become declared GPUs only if no driver is installed, and the previous daemon managed no GPUs of a driver.
+    Raises NoGpuData if neither the settings nor the previous daemon tell which GPUs there are.
     """
     real = {gpu.index: gpu for gpu in stored if not gpu.uuid.startswith((DECLARED, UNREAD))}
     if probe.absent and not real:
@@ -186,10 +188,11 @@ def _without_answer(probe: Probe, wanted: tuple[int, ...] | None, stored: Sequen
 
 
 def _visible(text: str | None, found: Mapping[int, Gpu], notes: list[str]) -> tuple[int, ...]:
-    """Return the ids of the GPUs that ``text`` lists. If it is None or lists no GPU of this machine, return all ids.
+    """Return the ids of the GPUs that CUDA_VISIBLE_DEVICES lists, up to the first entry that names no GPU in ``found``.
 
-    ``text``: the value of CUDA_VISIBLE_DEVICES in the daemon's own environment; None if the variable is not set. Unless
-    it is None, a message is added to ``notes``.
+    ``text``: the value of this variable in the daemon's environment; None if the variable is not set. If ``text`` is
+    None, or its first entry names no GPU, all ids are returned. If ``text`` is not None, a message is added to
+    ``notes``.
     """
     everything = tuple(sorted(found))
     if text is None:
@@ -251,8 +254,8 @@ class GpuMonitor:
     def look(self, now_mono: float, interval_s: float) -> Readings | None:
         """Return the result of a reading that has finished or failed since the last call; None if there is none.
 
-        If the next reading is due, it is begun. ``now_mono``: monotonic seconds; ``interval_s``: seconds between two
-        readings.
+        This call also begins the next reading if it is due. ``now_mono``: monotonic seconds; ``interval_s``: seconds
+        between two readings.
         """
         found = self.probe.look()
         if found is not None:
@@ -268,7 +271,7 @@ class GpuMonitor:
         return found
 
     def identified(self, readings: Readings) -> Readings:
-        """Return the readings, with three facts from /proc added to each process: user, start time, owning attempt."""
+        """Return the readings. For each process, the user, the start time and the owner (an attempt) are added."""
         return replace(readings, gpus=tuple(map(self._identified, readings.gpus)))
 
     def next_look(self, interval_s: float) -> float:
@@ -279,7 +282,7 @@ class GpuMonitor:
     def _due(self, interval_s: float) -> float:
         """Return when to read the GPUs again (monotonic seconds).
 
-        After failures the wait grows, because each try starts two processes.
+        The wait grows with each failure in a row, because each try starts two processes.
         """
         if self._failures:
             interval_s = max(interval_s, doubled_s(interval_s, self._failures, LONGEST_BACKOFF_S))
@@ -316,7 +319,8 @@ class GpuMonitor:
     def _owner(self, pid: int, leaders: Mapping[int, str]) -> str:
         """Return the key of the attempt that a process belongs to; empty if it belongs to no attempt.
 
-        The owner is found by the environment or session of the process or of its ancestors.
+        The process belongs to an attempt if the environment or the session of the process, or of one of its ancestors,
+        shows this.
         """
         for _ in range(MOST_PARENTS):
             if pid in leaders:

@@ -1,4 +1,7 @@
-"""GPU reader for NVIDIA GPUs: asks NVML, or else nvidia-smi, in a separate process, and so never blocks the daemon."""
+"""GPU reader for NVIDIA GPUs: asks NVML, and nvidia-smi if NVML does not answer.
+
+A separate process asks, so the daemon never has to wait for the driver.
+"""
 
 from __future__ import annotations
 
@@ -97,9 +100,9 @@ class NvidiaProbe:
         self._next_way(now)
 
     def _next_way(self, now: float) -> None:
-        """Ask NVML or nvidia-smi, whichever is the next in ``_ways``: the list of those not yet asked for this reading.
+        """Ask NVML or nvidia-smi. ``_ways`` lists which of the two were not tried yet; the first entry is asked.
 
-        If a killed reader process is still dying, ask nothing now: the next `look` tries again.
+        If a killed reader process has not died yet, ask nothing now. The next `look` tries again.
         """
         while True:
             current = self._reader
@@ -141,7 +144,7 @@ class NvidiaProbe:
             return
 
     def _dying(self, now: float) -> bool:
-        """Return whether a killed reader process still exists and does not count as stuck yet."""
+        """Return whether a killed reader process still exists, and was killed so recently that it may still die."""
         return bool(self._stuck) and now < self._stuck_at
 
     def _spawn(self, way: str) -> _Reader:
@@ -176,7 +179,7 @@ class NvidiaProbe:
         return made
 
     def _end(self, gone: _Reader) -> None:
-        """Kill a reader process and its process group, and close its pipes. `_bury` reaps it when it is dead."""
+        """Kill a reader process and its process group, and close its pipes. `_bury` later reaps the process."""
         self._epoll.unregister(gone.out)
         os.close(gone.into)
         os.close(gone.out)
@@ -292,7 +295,7 @@ class NvidiaProbe:
     # -- at the start -------------------------------------------------------------------------------------
 
     def first(self, slow: Callable[[], None] | None = None, meanwhile: Callable[[], None] | None = None) -> Readings:
-        """Wait for the first reading and return it. Raises NoGpuData with the errors of NVML and nvidia-smi.
+        """Wait for the first reading and return it. If it fails, raise NoGpuData with the reasons.
 
         ``slow``: called once if the driver is slow; ``meanwhile``: called several times a second during the wait.
         """
@@ -332,9 +335,10 @@ class NvidiaProbe:
 
 
 def _started_by(token: str) -> bool:
-    """Return whether a process that was started by the reader process with this ``token`` still exists.
+    """Return whether a process with this ``token`` in its environment still exists.
 
-    A process of nvidia-smi may hang in the driver, where it cannot be killed.
+    The reader process gives the token to the nvidia-smi process that it starts. This process may hang in the driver,
+    where it cannot be killed.
     """
     mark = f"{READER}={token}".encode()
     for name in os.listdir("/proc"):

@@ -1,7 +1,7 @@
 """The reader process: reads the GPUs by NVML, or by nvidia-smi through GPUtil. It may be killed at any time.
 
-Run as ``python reader_process.py nvml|smi`` (or ``imports``, which only checks the Python modules for both). For each
-line on stdin the process writes one line of JSON to stdout::
+Run as ``python reader_process.py nvml`` or ``python reader_process.py smi``. (With ``imports`` the process only checks
+whether the Python modules can be imported.) For each line on stdin the process writes one line of JSON to stdout::
 
     {"gpus": [{"ordinal", "uuid", "name", "total", "used", "reserved", "load", "temperature", "power", "energy",
                "processes", "lost", "problem", "errors"}], "driver": "550.54"}
@@ -9,8 +9,8 @@ line on stdin the process writes one line of JSON to stdout::
 
 Memory is in MiB, load in percent, power in watts, energy in joules since the driver was loaded; null means that the
 driver does not give the value. ``processes`` is null or a list of [pid, MiB, computes, percent]. ``errors`` names
-uncorrected memory errors and fatal XIDs. After it has written a line with ``trouble``, the process ends, because only a
-new process can load a library that was replaced. This file imports no other module of gpujob.
+uncorrected memory errors and fatal XIDs (error codes of the driver). After a line with ``trouble`` the process ends,
+because only a new process can load a library that was replaced. This file imports no other module of gpujob.
 """
 
 import contextlib
@@ -166,7 +166,7 @@ class Nvml:
         return list(found.values())
 
     def _listed(self, handle, names):
-        """Return the processes from the first of these NVML functions that works; None if none works."""
+        """Call the NVML functions with these names until one works, and return its list of processes; else None."""
         for name in names:
             ask = getattr(self.n, name, None)
             if ask is None:
@@ -220,7 +220,7 @@ class Nvml:
 
 
 class Smi:
-    """Reads the GPUs by nvidia-smi through GPUtil. If one GPU is broken, no GPU can be read.
+    """Reads the GPUs by nvidia-smi through GPUtil. If one GPU cannot be read, no GPU can be read.
 
     The processes on the GPUs are not read.
     """

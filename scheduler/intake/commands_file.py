@@ -11,7 +11,10 @@ from scheduler.intake.jobs_file import LineContext, Parsed
 
 
 def parse(line: str, line_context: LineContext, origin: str = "") -> Parsed | None:
-    """Return a job that runs ``line`` with `sh -c`; None for an empty line or a comment. Raises UsageError."""
+    """Return a job that runs ``line`` with `sh -c`; None for an empty line or a comment.
+
+    Raises UsageError if the line is too long or holds a NUL byte.
+    """
     text = line.strip()
     if not text or text.startswith("#"):
         return None

@@ -28,9 +28,9 @@ class Entry:
 def read_entries(path: str, trust_group: bool = False) -> tuple[dict[str, Entry], list[SchedulerError]]:
     """Read a config file; return its entries by key, and the mistakes found in the file.
 
-    ``trust_group``: accept that the groups of the file and of its folders may write them. The key
-    `trust_group` in the file has this effect for the folders, but not for the file itself. Raises UsageError if the
-    file cannot be read or is no config file, FileTrouble if other users could write the file.
+    ``trust_group``: whether the file and its folders may be writable for their groups. If the file sets the key
+    `trust_group`, only its folders may be writable for their groups. Raises UsageError if the file cannot be read or is
+    no config file, and FileTrouble if other users could write the file.
     """
     try:
         data, places = _private(path, trust_group), places_of(path)
@@ -113,7 +113,7 @@ def _entries(text: str, path: str) -> tuple[dict[str, Entry], list[SchedulerErro
 
 
 def _tree(text: str, path: str) -> Any:
-    """Return the YAML document as nodes. Nodes are not converted to Python values. Raises UsageError."""
+    """Return the YAML document as nodes, not as Python values. Raises UsageError if the text is not YAML."""
     import yaml
 
     try:
@@ -147,7 +147,7 @@ def _value(name: str, node: yaml.Node, where: str) -> str | list[str] | None:
     """Return the text of a value as written, so that 010 does not become 8, nor 3.10 become 3.1.
 
     The YAML type of a value matters in two cases: for null the result is None, and a boolean is refused if the setting
-    is a text. Raises UsageError.
+    is a text. Raises UsageError if the value is not allowed.
     """
     import yaml
 

@@ -21,12 +21,12 @@ POLL_S = 1.0
 
 
 class InotifyWatcher:
-    """Watcher that uses inotify. It also detects that an editor replaced a file by a new version. Raises OSError.
+    """Watcher that uses inotify. It also detects that an editor replaced a file by a new version.
 
-    A file itself is watched for writes. Its folder, and the folder of a link to the file, are watched only for names
-    that appear or disappear, so that writes to other files in the folder cause no events. The class uses inotify
-    without watchdog, because it then detects a write after 0.04 instead of 0.36 ms and needs no extra thread
-    (docs/performance.md).
+    The file itself is watched for writes. The folder of the file, and the folder of a link to the file, are watched
+    only for names that appear or disappear. So writes to other files in a folder cause no events. The class does not
+    use watchdog: without watchdog, a write is detected after 0.04 instead of 0.36 ms, and no extra thread is needed
+    (docs/performance.md). Raises OSError if inotify cannot be used.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,8 @@ class InotifyWatcher:
     def rearm(self) -> None:
         """Renew the watches, so that they apply to the files and folders that are at the paths now.
 
-        Needed after a rename or when a folder was created; the daemon also calls it at each safety interval.
+        This is necessary after a file was renamed or a folder was created. For safety, the daemon also calls this
+        method at regular intervals.
         """
         wanted: dict[str, tuple[int, set[str]]] = {}
         self._names = {}
@@ -159,12 +160,12 @@ class PollingWatcher:
             return  # full: the descriptor is readable already
 
     def _folders(self) -> set[str]:
-        """Return the folders of the watched files, and of the files that links among them name, that exist."""
+        """Return the existing folders of the watched paths. For a link, add the folder of the file behind the link."""
         places = {place for path in self._paths for place in (path, os.path.realpath(path))}
         return {folder for folder in map(os.path.dirname, places) if os.path.isdir(folder)}
 
     def rearm(self) -> None:
-        """Poll the folders that were missing before: watchdog stops polling a folder that disappears."""
+        """Begin to poll again the folders that were missing before, because watchdog stops to poll a missing folder."""
         emitters = self._observer.emitters if self._observer is not None else ()  # type: ignore[attr-defined]
         if {emitter.watch.path for emitter in emitters if emitter.is_alive()} != self._folders():
             self.watch(self._paths)
@@ -194,7 +195,7 @@ class PollingWatcher:
 
 
 def file_system_of(path: str) -> FileSystem | None:
-    """Return the kind of file system that a path is on; None if it cannot be determined."""
+    """Return the kind of file system that holds a path; None if the kind cannot be determined."""
     buffer = ctypes.create_string_buffer(256)
     if ctypes.CDLL(None).statfs(os.fsencode(path), buffer) != 0:
         return None
@@ -202,7 +203,7 @@ def file_system_of(path: str) -> FileSystem | None:
 
 
 def is_network_folder(path: str) -> bool:
-    """Return whether the folder is on a shared file system such as NFS: inotify misses the writes of other machines."""
+    """Return whether the folder is on a shared file system such as NFS: inotify misses writes of other machines."""
     found = file_system_of(path)
     return found is not None and found.shared
 
@@ -210,7 +211,8 @@ def is_network_folder(path: str) -> bool:
 def watcher(how: str, folders: Iterable[str]) -> tuple[InotifyWatcher | PollingWatcher, str]:
     """Return a watcher, and a note for the user that says why the watcher polls (empty for inotify).
 
-    ``how``: the setting `watch` (auto, inotify or poll). Raises OSError.
+    ``how``: the setting `watch` (auto, inotify or poll). Raises OSError if ``how`` is inotify and inotify cannot be
+    used, or if ``how`` is auto and inotify fails with an unexpected error.
     """
     if how == "poll":
         return PollingWatcher(), "files are polled every second, because of the setting watch: poll"

@@ -28,7 +28,7 @@ _BLANKS = re.compile(r"[ \t\r\n]+")
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A job parsed from a line, and notes about it for the user."""
+    """A job that was read from a line, and notes about the job for the user."""
 
     spec: JobSpec
     notes: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Parsed:
 
 @dataclass(frozen=True, slots=True)
 class LineContext:
-    """Folders and GPUs of the scheduler that the parser needs.
+    """The folders and GPUs of the scheduler. The parser needs them to read a line.
 
     ``folder``: folder where relative paths start; ``home``: home folder for ``~/``; ``managed``: ids of the managed
     GPUs.
@@ -50,8 +50,8 @@ class LineContext:
 def parse(line: str, line_context: LineContext, origin: str = "") -> Parsed | None:
     """Parse one line (without its newline); return None for an empty line or a comment.
 
-    ``origin``: file and line number (`jobs.txt:7`), stored in the job. Raises UsageError or Refused. The attribute
-    ``do`` of the error says how to correct the line.
+    ``origin``: file and line number (`jobs.txt:7`), stored in the job. Raises UsageError if the line cannot be read,
+    and Refused if the job can never run here. The attribute ``do`` of the error says how to correct the line.
     """
     text = line.strip(" \t\r\n")
     if not text or text.startswith("#"):
@@ -171,7 +171,10 @@ def _split(text: str) -> tuple[list[_Field], _Field | None, list[tuple[str, str]
 
 
 def _take_field(text: str, position: int, options_follow: bool) -> tuple[_Field, int]:
-    """Return the field at ``position``, and the position of its end: a comma, an option, or the end of the line."""
+    """Return the field at ``position``, and the position of its end.
+
+    A field ends before a comma, before an option (if ``options_follow``), or at the end of the line.
+    """
     start = position
     while position < len(text) and text[position] in " \t":
         position += 1
@@ -300,7 +303,7 @@ def _words(text: str) -> tuple[str, ...]:
 def _literals(words: Collection[str]) -> list[str]:
     """Return a list with a note about the first word that a shell would expand; empty if there is no such word.
 
-    The arguments of a line are not expanded, because no shell runs.
+    The note tells the user that the word is not expanded, because no shell runs.
     """
     if not _LITERAL.search(" ".join(words)):
         return []
@@ -347,7 +350,10 @@ def _check_width(spec: JobSpec) -> None:
 def write_line(
     script: str, *, priority: int = 0, conda: str = "", arguments: str = "", gpus: str = "", options: str = ""
 ) -> str:
-    """Return a line (without newline) that `parse` reads as these values. Raises UsageError."""
+    """Return a line (without newline) that `parse` reads as these values.
+
+    Raises UsageError if there is no script, or if a value holds a line break or a NUL byte.
+    """
     for name, text in (("script", script), ("environment", conda), ("arguments", arguments), ("GPU list", gpus)):
         if "\n" in text or "\r" in text or "\0" in text:
             raise UsageError(f"the {name} holds a line break or NUL byte", do="write each job as one line")

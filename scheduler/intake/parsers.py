@@ -1,4 +1,4 @@
-"""Parsers of watched files, by the key of the setting that names the file."""
+"""The parsers of the watched files. The key of a parser is the setting that names the watched file."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ DISPATCHER = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of one scheduler: its config, and the origin of each value by key.
+    """The settings of one scheduler. ``origin``: key → where its value comes from.
 
     An origin is `command line`, the name of an environment variable, `FILE:LINE`, `default`, or a short explanation.
     ``config_file``: path of the config file; empty if none was read.
@@ -45,10 +45,10 @@ class Settings:
 
 
 class _Gathering:
-    """Collects settings from several sources: the value of each key from its strongest source, and all mistakes.
+    """Collects settings from several sources, and all mistakes in them. A source of a higher rank has precedence.
 
-    ``level``: key → rank of the source of its present value. The ranks are: 0 default, 1 config file, 2 variable,
-    3 GPUJOB_STATE_FILE, 4 command line.
+    ``level``: key → rank of the source of its present value. The ranks are: 0 default, 1 config file, 2 variable
+    GPUJOB_SET_…, 3 variable GPUJOB_STATE_FILE, 4 command line.
     """
 
     def __init__(self, here: str) -> None:
@@ -58,7 +58,7 @@ class _Gathering:
         self.errors: list[SchedulerError] = []
 
     def take(self, key: str, value: Any, level: int, origin: str, folder: str, *, where: str, named: bool) -> None:
-        """Set one value, or append the mistake in it to ``errors``.
+        """Set one value. If the value is wrong, append the error to ``errors`` instead.
 
         ``folder``: folder where a relative path starts; ``where``: place of the value, named in the error.
         """
@@ -72,7 +72,10 @@ class _Gathering:
         self.values[key], self.origin[key], self.level[key] = typed, origin, level
 
     def config(self, path: str) -> None:
-        """Apply a config file to the keys that no stronger source has set. A key without a value keeps its default."""
+        """Apply the values of a config file. A key keeps its value if a source of a higher rank has set it.
+
+        A key without a value in the file keeps its default.
+        """
         told = self.values["trust_group"] if self.level["trust_group"] else False
         try:
             entries, errors = read_entries(path, bool(told))
@@ -129,9 +132,9 @@ class _Gathering:
                 self.values[key], self.origin[key] = value, f"{DEFAULT} of gpujob run"
 
     def settle_gpus(self) -> None:
-        """If `gpus` and `gpu_ids` contradict each other, drop the value from the weaker source.
+        """If `gpus` and `gpu_ids` contradict each other, drop the value whose source has the lower rank.
 
-        If both come from equally strong sources, the contradiction is a mistake.
+        If the sources of both values have the same rank, the contradiction is a mistake.
         """
         ids, number = self.values["gpu_ids"], self.values["gpus"]
         if ids is None or number is None or len(ids) == number:
@@ -163,12 +166,13 @@ def load(
 ) -> Settings:
     """Return the settings. Sources in order of precedence: command line, variables, config file, defaults.
 
-    ``flags``: options that were given on the command line. ``dispatcher``: apply the rules of `gpujob run`, which has
-    its own defaults, and in which ``jobs_file`` names the journal.
+    ``flags``: options that were given on the command line. ``dispatcher``: whether the rules of `gpujob run` apply:
+    some defaults differ, and ``jobs_file`` names the journal.
 
     A relative path from a flag or variable starts at ``folder`` (None: the current folder). A relative path from the
     config file starts at the folder of the config file, and a default path starts at the folder of the state file.
-    Raises UsageError for one mistake, Mistakes for several, FileTrouble if other users could write the config file.
+    Raises UsageError for one mistake, Mistakes for several mistakes, and FileTrouble if other users could write the
+    config file.
     """
     here = folder or os.getcwd()
     found = _Gathering(here)
@@ -201,7 +205,10 @@ def _settled(found: _Gathering, path: str, dispatcher: bool = False) -> Settings
 
 
 def without_config(flags: Mapping[str, Any], folder: str | None = None) -> Settings:
-    """Return the settings from flags and defaults alone, for commands that must work with an unreadable config file."""
+    """Return the settings from flags and defaults only.
+
+    Commands use this function if they must work even if the config file cannot be read.
+    """
     found = _Gathering(folder or os.getcwd())
     found.flags(flags)
     return _settled(found, "")
@@ -212,8 +219,9 @@ def named_state_file(
 ) -> tuple[str, SchedulerError | None]:
     """Return the path of the state file that the environment or the config file names, and the error in the settings.
 
-    The path is empty if neither of them names a state file. The error is None if the settings are valid. The path is
-    found even if another setting is invalid. Raises UsageError if the path cannot be determined.
+    The path is empty if neither the environment nor the config file names a state file. The error is None if all
+    settings are valid. If only other settings are wrong, the path is returned together with the error. Raises
+    UsageError if the path cannot be determined.
     """
     try:
         settings = load({}, environ, config_file, folder)
@@ -259,10 +267,10 @@ def _names_a_state_file(path: str) -> bool:
 
 
 def find_config(environ: Mapping[str, str], named: str | None, folder: str) -> str:
-    """Return the path of the config file; empty if there is none. Raises UsageError.
+    """Return the path of the config file; empty if there is none.
 
-    The file is the first of: ``named``, $GPUJOB_CONFIG, ./config.yaml, the user's config file. A missing file that
-    ``named`` or $GPUJOB_CONFIG names is an error.
+    If ``named`` or else $GPUJOB_CONFIG gives a path, the result is this path. Raises UsageError if this file does not
+    exist. Without such a path, the result is ./config.yaml, or else the user's config file.
     """
     variable = environ.get("GPUJOB_CONFIG")
     if named or variable:
@@ -298,10 +306,10 @@ def _absolute(path: str, folder: str) -> str:
 
 
 def model_table(path: str, trust_group: bool = False, *, needed: bool = False) -> ModelTable:
-    """Return the model table at ``path``; without a file, an empty table: every model then needs a whole GPU.
+    """Return the model table at ``path``. If there is no file, return an empty table: each model then needs one GPU.
 
-    ``needed``: a missing file is an error. Raises UsageError with file, line and column if the file is not JSON of the
-    right shape (Mistakes if there are several), FileTrouble if other users could write the file.
+    ``needed``: whether a missing file is an error. Raises UsageError if the file is no valid model table (Mistakes
+    if there are several mistakes), and FileTrouble if other users could write the file. The errors name the lines.
     """
     if not path:
         return ModelTable()

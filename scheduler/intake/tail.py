@@ -35,15 +35,15 @@ NO_SUCH_FILE = "no such file; it is read when it appears"
 
 
 def read_plain(path: str, most: int) -> bytes:
-    """Return at most ``most`` bytes of a plain file. Raises OSError, also for a FIFO or device, instead of blocking."""
+    """Return at most ``most`` bytes of a plain file. Raises OSError if the file is not plain or cannot be read."""
     with open(path, "rb", opener=plain_or_link) as stream:
         return stream.read(most) or b""
 
 
 def read_private(path: str, most: int, trust_group: bool = False) -> bytes:
-    """Return at most ``most`` bytes of a plain file that no other user could write. Does not check the file's folders.
+    """Return at most ``most`` bytes of a plain file that no other user could write. The folders are not checked.
 
-    Raises OSError, or FileTrouble if other users could write the file.
+    Raises FileTrouble if other users could write the file, and OSError if it is not plain or cannot be read.
     """
     with open(path, "rb", opener=plain_or_link) as stream:
         exposed = other_writers(os.fstat(stream.fileno()), path, trust_group, stream.fileno())
@@ -68,9 +68,9 @@ def not_read(exposed: Exposure, path: str) -> FileTrouble:
 def other_writers(status: os.stat_result, path: str, trust_group: bool = False, fd: int = -1) -> Exposure | None:
     """Return why users other than this user and root could write a file or folder, and how to fix that.
 
-    The result is None if no other user could write it. ``status``: its stat; ``fd``: descriptor of the open file; if it
-    is -1, the access list is read by ``path``. The access list matters only if the mode allows the group to write,
-    because the group bits of the mode limit all entries of an access list.
+    The result is None if no other user could write the file or folder. ``status``: stat of the file or folder; ``fd``:
+    its descriptor; -1: the access list is read by ``path``. The access list matters only if the mode allows the group
+    to write, because the group bits of the mode limit all entries of an access list.
     """
     me, owner = os.getuid(), status.st_uid
     if owner not in (me, 0):
@@ -109,7 +109,10 @@ def _group_has_others(gid: int, me: int) -> bool:
 
 
 def check_private(path: str, status: os.stat_result, trust_group: bool = False) -> None:
-    """Raise FileTrouble if another user could write or replace the file at ``path``. Raises OSError."""
+    """Raise FileTrouble if another user could write or replace the file at ``path``. ``status``: stat of the file.
+
+    Raises OSError if a folder cannot be examined.
+    """
     exposed = other_writers(status, path, trust_group)
     if exposed:
         raise not_read(exposed, path)
@@ -123,7 +126,7 @@ def check_owner(path: str, status: os.stat_result) -> None:
 
 
 def places_of(path: str) -> tuple[str, ...]:
-    """Return the absolute form of ``path``. While the last path is a link, append the target of this link."""
+    """Return the absolute form of ``path``. If this path is a link, add the path to which the link leads, and so on."""
     places = [os.path.abspath(path)]
     while os.path.islink(places[-1]) and len(places) <= MOST_LINKS:
         folder = os.path.realpath(os.path.dirname(places[-1]))
@@ -134,7 +137,7 @@ def places_of(path: str) -> tuple[str, ...]:
 def check_places(path: str, places: Sequence[str], trust_group: bool) -> None:
     """Raise FileTrouble if another user could replace the file or a link at one of ``places`` (see `places_of`).
 
-    ``path``: path of the file for the error. May also raise OSError.
+    ``path``: the path that the error names. Raises OSError if a folder cannot be examined.
     """
     for place in places:
         folder = os.path.dirname(place)
@@ -187,8 +190,8 @@ class Follower:
     def look(self, now: float) -> Batch | None:
         """Return the next lines; None if no line is ready. ``now``: monotonic seconds.
 
-        After the call, ``look_again_at`` is the time of the next look (monotonic seconds), or None to look again when
-        the file changes. Raises FileTrouble if the file is missing, unreadable, no plain file, or writable for other
+        After the call, ``look_again_at`` is the time of the next call (monotonic seconds). None: call again when the
+        file changes. Raises FileTrouble if the file is missing, unreadable, no plain file, or writable for other
         users. Raises OSError for an error that may be temporary (a disk error, or no free descriptor).
         """
         self.look_again_at = None
@@ -221,9 +224,9 @@ class Follower:
         return self._look_at(held, now)
 
     def _open(self, fresh: os.stat_result) -> None:
-        """Open the file at the path.
+        """Open the file at the path. ``fresh``: stat of this file.
 
-        If the previous file was renamed within its folder and still has unread lines, open that file instead.
+        If the previous file was renamed within its folder and still has unread lines, open the previous file instead.
         """
         self._places = places_of(self.path)
         if self.mark.inode and (fresh.st_dev, fresh.st_ino) != (self.mark.device, self.mark.inode):
@@ -256,8 +259,8 @@ class Follower:
     def _rest_of_old(self, now: float) -> Batch | None:
         """Return the unread lines of a file that was renamed or deleted while it was open; None if there are none.
 
-        If other users could write this old file, the batch has no lines. The mark of this batch has the effect that the
-        old file is never read again. Raises FileTrouble.
+        If other users could write this old file, the batch has no lines. After `accept` of this batch, the old file is
+        never read again. Raises FileTrouble if another user could replace the file.
         """
         if self._fd < 0:
             return None
@@ -280,8 +283,8 @@ class Follower:
     def _left_out(self, held: os.stat_result) -> str:
         """Return why the unread lines of an old file are ignored; empty if they are used.
 
-        They are ignored if other users can write the file now, or could write it at the last look. A file whose mode
-        was corrected since then is not safe: another user may have written lines into it before, and this may be the
+        The lines are ignored if other users can write the file now, or could write it at the last look. A file whose
+        mode was corrected in the meantime is not safe: another user may have added lines before, and this may be the
         reason why the owner moved the file.
         """
         name = os.readlink(f"/proc/self/fd/{self._fd}") if held.st_nlink else ""
@@ -331,10 +334,10 @@ class Follower:
         return batch
 
     def _only_grows(self, held: os.stat_result, now: float, settles: float) -> bool:
-        """Return whether the file has only grown for APPENDED_S seconds, that is, its earlier bytes have not changed.
+        """Return whether the earlier bytes of the file have not changed for APPENDED_S seconds.
 
-        If False, set ``look_again_at``. ``settles``: when the file is read if it does not change before (monotonic
-        seconds).
+        If the result is False, set ``look_again_at``. ``settles``: the time (monotonic seconds) at which the file is
+        read if it does not change any more.
         """
         if self._grows is not None:
             size, crc, since = self._grows
@@ -359,7 +362,10 @@ class Follower:
         return replace(batch, restart=True, more=True)
 
     def _prefix_unchanged(self, held: os.stat_result, whole: bool = False) -> bool:
-        """Return whether the part already read is unchanged. ``whole``: compare all of that part, not only its end."""
+        """Return whether the part that was already read is unchanged.
+
+        ``whole``: compare the whole part. Otherwise only the end of a long part is compared.
+        """
         mark = self.mark
         if not mark.offset:
             return True
@@ -376,9 +382,9 @@ class Follower:
         return os.pread(self._fd, len(self._tail), mark.offset - len(self._tail)) == self._tail
 
     def check_whole(self) -> None:
-        """Make the next look compare the whole part that was already read with its checksum.
+        """Let the next call of `look` compare the checksum of the whole part that was already read.
 
-        If the file has not changed since the last comparison of this kind, do nothing.
+        If the file has not changed since the last comparison of the whole part, do nothing.
         """
         try:
             unchanged = self._fd < 0 or os.fstat(self._fd).st_ctime_ns == self._whole_ctime
@@ -388,10 +394,10 @@ class Follower:
             self._checked_ctime = self._tail_for = -1
 
     def old_lines(self, numbers: Collection[int]) -> list[LineRead] | None:
-        """Return the lines with these numbers again. They were read before.
+        """Read lines again that were read before, and return them. ``numbers``: the numbers of these lines.
 
-        The result is None if no file is open, or if other users could write the file. The list is empty if the file was
-        replaced or rewritten, because the next look then reads the whole file again. Raises OSError.
+        The result is None if no file is open, or if other users could write the file. The result is an empty list if
+        the file was replaced or rewritten; the next call of `look` then reads the whole file again. Raises OSError.
         """
         if self._fd < 0:
             return None
@@ -427,9 +433,9 @@ class Follower:
             start += len(piece)
 
     def _take(self, mark: FileMark, size: int, last: bool) -> Batch:
-        """Return the lines after ``mark``. Raises FileTrouble.
+        """Return the lines after ``mark``. Raises FileTrouble if the file is UTF-16.
 
-        ``last``: text after the last newline counts as a line.
+        ``size``: size of the file; ``last``: whether text after the last newline counts as a line.
         """
         data = os.pread(self._fd, CHUNK, mark.offset)
         if mark.offset == 0 and data[:2] in UTF_16 and (b"\0" in data or len(data) == 2):

@@ -1,7 +1,7 @@
 """Restores the reading positions of watched files.
 
-If the reading position of a file is lost, all lines count as read, and lines without a known job are reported to the
-user.
+If the reading position of a file is lost, all lines of the file count as read. Lines without a known job are reported
+to the user.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Looked:
     """The result of `look_through`: the lines of a watched file.
 
     ``mark``: the position up to which the file was read; None if nothing could be read. ``trouble``: why the file could
-    not be read, or not to its end; empty if there was no error.
+    not be read completely; empty if there was no error.
     """
 
     mark: FileMark | None = None
@@ -102,12 +102,13 @@ def settle_file(
 ) -> int:  # fmt: skip
     """Record which lines of the file count as read. Return the number of lines about which the user has to decide.
 
-    These are the lines that count as read and have no known job: their jobs may have run. Each of these lines is stored
-    as a refused line and reported with ``say``.
+    The user has to decide about each line that counts as read but has no known job: its job may have run. Each of these
+    lines is stored as a refused line and reported with ``say``.
 
     ``known``: identities of the known jobs. ``trusted``: whether the stored reading positions are complete and up to
     date. If so, lines after these positions are new lines; if not, all lines count as read. ``all_known``: whether the
-    store has lost no job. If so, the user need not decide about any line, because a missing job was deleted on purpose.
+    store still has all its jobs. If so, the user need not decide about any line, because a missing job was deleted on
+    purpose.
     """
     before = {row[0] for row in connection.execute("SELECT identity FROM line_counts WHERE path=?", (path,))}
     if not trusted:

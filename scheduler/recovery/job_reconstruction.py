@@ -37,7 +37,7 @@ _LOG = re.compile(r"job_(\d{1,18})_\d{8}_\d{6}(?:_a(\d{1,9}))?(?:_\d{1,9})?\.log
 
 @dataclass(slots=True)
 class Rebuilt:
-    """The reconstructed jobs, and lists of job ids by the way in which the jobs were found."""
+    """The reconstructed jobs, and lists of job ids. Each list holds the jobs with one result of the reconstruction."""
 
     jobs: dict[int, Job] = field(default_factory=dict)
     from_records: list[int] = field(default_factory=list)
@@ -59,9 +59,9 @@ class Alive:
     def of(self, job: Job, leader: Process | None) -> tuple[Process, ...]:
         """Return the processes of the job's last attempt.
 
-        These are the processes marked with the attempt, and the processes in the POSIX session of ``leader``, the main
-        process of the attempt. The kernel may have reused the id of this session for a new session, in which all
-        processes were started after the job ended. So the session counts only if one of its processes was started
+        These are the processes with the mark of the attempt, and the processes in the POSIX session of ``leader``, the
+        main process of the attempt. If the kernel has reused the session's id for a new session, all processes in the
+        new session were started after the job ended. So the session counts only if one of its processes was started
         before the job ended.
         """
         found = set(self.marked.get((job.id, job.attempt), ()))
@@ -123,9 +123,9 @@ def put_together(
 ) -> Rebuilt:
     """Reconstruct all jobs that have left a row, an attempt record, a process or a log.
 
-    ``left``: the readable rows of the jobs table; ``whole``: whether these are all its rows. ``held``: the GPUs that
-    leftover processes hold, according to the store. ``last``: the highest job id ever assigned, according to the store.
-    ``now``: seconds since 1970.
+    ``left``: the readable rows of the jobs table; ``whole``: whether all rows of this table are readable. ``held``: the
+    GPUs that leftover processes hold, according to the store. ``last``: the highest job id ever assigned, according to
+    the store. ``now``: seconds since 1970.
     """
     out = Rebuilt()
     for row in left:
@@ -170,7 +170,7 @@ def put_together(
 def _take_records(out: Rebuilt, places: Places, whole: bool, last: int) -> None:
     """Add each job that has an attempt record but no row in the store, or only a row with an older attempt.
 
-    A job without a row is not added if its row cannot have been lost, because the job was then deleted on purpose.
+    If the row of a job is missing but no row can have been lost, the job was deleted on purpose and is not added.
     ``whole``, ``last``: as in `put_together`.
     """
     sure = whole and not out.stale
@@ -212,7 +212,7 @@ def _of_record(number: int, attempt: int, path: str) -> Job | None:
 
 
 def _take_processes(out: Rebuilt, living: Alive) -> None:
-    """Add each job that has living processes of an attempt without a row and without an attempt record.
+    """Add each job that has living processes of an attempt, if no row and no attempt record shows this attempt.
 
     The GPUs of such a job are read from the environment of one of these processes.
     """
@@ -232,7 +232,7 @@ def _take_processes(out: Rebuilt, living: Alive) -> None:
 
 
 def _booked(process: Process) -> tuple[tuple[int, ...], ResourceRequest]:
-    """Return GPUs and need of an attempt from the environment of a process; no GPUs if the values are invalid."""
+    """Return GPUs and need of an attempt from the environment of a process. Invalid values give no GPUs."""
     said = {name: os.fsdecode(value) for name, _, value in (e.partition(b"=") for e in environment_of(process.pid))}
     try:
         gpus = parse_gpu_ids(said.get(b"GPUJOB_GPUS", "")) or ()
@@ -245,8 +245,8 @@ def _booked(process: Process) -> tuple[tuple[int, ...], ResourceRequest]:
 def _settle(out: Rebuilt, job: Job, places: Places, logs: Mapping[tuple[int, int], str], now: float) -> None:
     """End a job if its attempt has ended or is lost, according to the table of verdicts in `core/recovery.py`.
 
-    If the row of the job is up to date, an ending in the attempt record is left to the next start of the scheduler. The
-    next start also decides about all other jobs.
+    If the row of the job is up to date, the job is not ended because of an ending in the attempt record: the next start
+    of the scheduler applies this ending. The next start also decides about all jobs that are not ended here.
     """
     there = look(os.path.join(places.attempts, job.attempt_key), job, places.state_file)
     found, verdict = there.record, there.verdict(job.state)
@@ -316,10 +316,10 @@ def _hold(out: Rebuilt, living: Alive, held: Sequence[Holding]) -> None:
 
 
 def _one_for_each_line(out: Rebuilt, now: float) -> None:
-    """If several jobs come from equal lines, make the newest the only job that a further equal line repeats.
+    """If several jobs come from equal lines, keep only the identity of the newest of these jobs.
 
-    An older job that waits is ended as lost: the newer job was accepted, so the older job had ended. Any other older
-    job loses its identity.
+    A further equal line then repeats the newest job. An older job that waits is ended as lost: the newer job was
+    accepted, so the older job must have ended before. Any other older job loses its identity.
     """
     taken: set[str] = set()
     for number in sorted(out.jobs, reverse=True):

@@ -51,7 +51,7 @@ REFUSED = "the store was rebuilt before this request was carried out; make it ag
 
 @dataclass(slots=True)
 class Report:
-    """The output lines and the exit code of `recover`. ``healthy``: there was nothing to rebuild."""
+    """The output lines and the exit code of `recover`. ``healthy``: whether there was nothing to rebuild."""
 
     lines: list[str] = field(default_factory=list)
     code: int = 0
@@ -110,7 +110,10 @@ def _nobody_writes(places: Places) -> Iterator[None]:
 
 
 def damage_of(places: Places) -> Damaged | None:
-    """Return the error of a damaged or outdated store, else None. Raises StoreTrouble if a newer gpujob wrote it."""
+    """Return the error if the store is damaged or out of date, else None.
+
+    Raises StoreTrouble if a newer version of gpujob wrote the store.
+    """
     try:
         check_sound(places, pages="integrity_check", records=True)
         if not os.path.exists(places.store):
@@ -198,7 +201,7 @@ def _exchange(places: Places, bad: str, report: Report) -> Report:
 
 
 def _finish_exchange(places: Places, dry: bool) -> Report:
-    """Finish an interrupted exchange and return its report. ``dry``: only report."""
+    """Finish an interrupted exchange and return its report. ``dry``: change nothing, only report."""
     with open(places.recovering, encoding="utf-8", opener=plain) as stream:
         note = json.load(stream)
     report = Report(list(note["lines"]), int(note["code"]))
@@ -294,7 +297,7 @@ def _restore_pauses(connection: sqlite3.Connection, state_file: str, report: Rep
 
 
 def _refuse_requests(connection: sqlite3.Connection) -> int:
-    """Refuse the open requests, because they may have been carried out already. Return how many were refused.
+    """Refuse the open requests, because they may have been carried out already. Return the number of refused requests.
 
     Requests that only keep jobs from running (Cancel, Hold) stay open.
     """
@@ -305,7 +308,10 @@ def _refuse_requests(connection: sqlite3.Connection) -> int:
 
 
 def _watched(places: Places, config: Config, left: Salvaged) -> dict[str, str]:
-    """Return path → kind (name of the setting) of all files watched by an earlier daemon or by the current settings."""
+    """Return path → kind (name of the setting) of all watched files.
+
+    These are the files that an earlier daemon watched, and the files that the current settings name.
+    """
     found = watched_before(places)
     found.update({path: kind for kind in PARSERS if (path := str(getattr(config, kind)))})
     meta: dict[Any, Any] = {row["key"]: row["value"] for row in left.rows.get("meta", [])}

@@ -83,10 +83,11 @@ def _key_of(model: sqlite3.Connection, name: str) -> tuple[tuple[str, ...], bool
 def _open(copy: str, fresh: str, wanted: set[str]) -> tuple[sqlite3.Connection, str]:
     """Open the copy. Return the connection and a description of the damage (empty: no damage).
 
-    If the first page of the copy is damaged, parts of it are replaced until SQLite finds the tables: first its header
-    by the header of a new store, then the whole page by the first page of a new store, then by the first page of a
-    store of each older version. With such a page, SQLite finds at least the tables of the first migration, because
-    these tables start at the same pages in every store. If this does not help, an empty database is opened instead.
+    If the first page of the copy is damaged, three replacements are tried in turn, until SQLite finds the tables.
+    First, the header of the page is replaced by the header of a new store. Second, the whole page is replaced by the
+    first page of a new store. Third, it is replaced by the first page of a store of an older version, for each older
+    version. With such a page, SQLite finds at least the tables of the first migration, because these tables start at
+    the same pages in every store. If nothing helps, an empty database is opened instead.
     """
     first = sqlite3.connect(":memory:")
     migrate(first, 0, 1)
@@ -151,8 +152,8 @@ def _read_table(
 ) -> None:
     """Add the readable rows of a table to ``left``.
 
-    A damaged table is read from both ends up to the damage. If it has row ids (``by_row``), each row between the two
-    ends is then looked up by its id. ``top``: the highest possible row id; 0: not known.
+    A damaged table is read from both ends up to the damage. If the table has row ids (``by_row``), each row between the
+    two readable parts is then looked up by its id. ``top``: the highest possible row id; 0: not known.
     """
     rows, problem = _until_error(connection, f"SELECT * FROM {name} NOT INDEXED ORDER BY {', '.join(key)}")
     if problem:

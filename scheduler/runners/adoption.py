@@ -101,14 +101,16 @@ def ending(job: int, attempt: int, how: str, code: int, at: float, left: Sequenc
 def read_ending(
     path: str, process: Process | None, state_file: str, *, terminal: bool, impatient: bool = False
 ) -> attempt_record.AttemptRecord:
-    """Return the record at ``path``. If its supervisor or shim was killed, read a missing ending from the zombie.
+    """Return the record at ``path``. If the supervisor or shim was killed, read a missing ending from the zombie.
 
     A supervisor or shim records the ending before it reaps the leader (``process``). If the supervisor or shim was
-    killed, the kernel gives the leader a new parent. If that parent reaps nothing (process 1 of many containers), the
-    leader stays a zombie, and its exit code can still be read. While the supervisor or shim lives, the record is
-    returned without an ending, unless ``impatient``: then the zombie is read, because the supervisor or shim may be
-    stopped. ``terminal``: the job ran in a screen session, which ended with its shim. Raises OSError like
-    `attempt_record.read`.
+    killed, the kernel gives the leader a new parent. In many containers the new parent is process 1, which reaps
+    nothing. The leader then stays a zombie, and its exit code can still be read.
+
+    While the supervisor or shim lives, the zombie is not read, because the supervisor or shim will record the ending.
+    Exception: if ``impatient`` is true, the zombie is read, because the supervisor or shim may be suspended by SIGSTOP.
+    ``state_file``: path that identifies the supervisor or shim. ``terminal``: the job ran in a screen session, which
+    ended with its shim. Raises OSError like `attempt_record.read`.
     """
     there = seen_as(process) if process is not None else None
     found = attempt_record.read(path)  # read after `seen_as`: a parent that was dead then has recorded all it could
@@ -125,10 +127,10 @@ def read_ending(
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """State of an attempt found after a crash: its record, its leader, and which of its processes live.
+    """State of an attempt that was found after a crash: its record, its leader, and which of its processes live.
 
-    ``process``: the leader, None if it is unknown; ``same_boot``: no reboot since the attempt started; ``others``: live
-    processes of the attempt that were found in /proc.
+    ``process``: the leader; None if the leader is unknown. ``same_boot``: the machine was not restarted since the
+    attempt started. ``others``: live processes of the attempt that were found in /proc.
     """
 
     record: attempt_record.AttemptRecord
@@ -143,7 +145,7 @@ class Look:
 
 
 def look(path: str, job: Job, state_file: str, names: tuple[str, str, str] = JOB_NAMES) -> Look:
-    """Inspect the last attempt of ``job``. Raises OSError.
+    """Inspect the last attempt of ``job``. Raises OSError if the attempt record cannot be read.
 
     ``path``: path of the attempt record; ``names``: environment variables of the attempt's mark (see
     `system.processes.Mark`).
@@ -173,10 +175,11 @@ def look(path: str, job: Job, state_file: str, names: tuple[str, str, str] = JOB
 
 
 def _leader_among(others: Sequence[Process], job: Job) -> Process | None:
-    """Return the leader of an attempt whose starter was killed before it recorded the pid; None if uncertain.
+    """Return the leader of an attempt whose record has no pid.
 
-    The starter is the supervisor or shim. The leader is the only process in ``others`` that leads its session (in
-    screen mode: its process group) and whose parent is no process of the attempt.
+    The pid is missing if the supervisor or shim was killed before it recorded the pid. The leader is the only process
+    in ``others`` that leads its session (in screen mode: its process group) and whose parent is not in ``others``.
+    Return None if there is no such process, or if there are several.
     """
     number_of = os.getpgid if job.runner == "screen" else os.getsid
     pids = {process.pid for process in others}

@@ -121,8 +121,8 @@ def meaning(how: str, code: int) -> tuple[int | None, int | None, str]:
 def read(path: str) -> AttemptRecord:
     """Read the record at ``path``.
 
-    The kind is Record.NONE if there is no file, Record.BROKEN if the file is unreadable, Record.CLAIMED if the record
-    is incomplete. Raises OSError if the process has no free descriptor or memory.
+    The result's ``kind`` is Record.NONE if there is no file, Record.BROKEN if the file is unreadable, and
+    Record.CLAIMED if the record is incomplete. Raises OSError if the process has no free descriptor or memory.
     """
     try:
         with open(path, "rb", opener=plain) as stream:
@@ -187,9 +187,10 @@ def give_up(path: str, job: Job, boot: str, at_ns: int) -> bool:
 
 
 def _name(draft: str, path: str, data: bytes) -> None:
-    """Give the file ``draft`` a second name, ``path``. Raises FileExistsError if ``path`` exists; raises OSError.
+    """Give the file ``draft`` a second name, ``path``.
 
-    On a file system without hard links, write ``data`` (the contents of ``draft``) to a new file ``path``.
+    On a file system without hard links, write ``data`` (the contents of ``draft``) to a new file ``path``. Raises
+    FileExistsError if ``path`` exists, and another OSError if the disk fails.
     """
     try:
         os.link(draft, path)
@@ -200,9 +201,9 @@ def _name(draft: str, path: str, data: bytes) -> None:
 
 
 def _write_new(path: str, data: bytes) -> None:
-    """Create the private file ``path`` with ``data``; also create its folder if that is missing.
+    """Create the private file ``path`` with the contents ``data``. Create the file's folder if it is missing.
 
-    Raises OSError. A file that could not be written completely is removed.
+    If the file cannot be written completely, it is removed, and OSError is raised.
     """
     fd = new_private(path, make_folder=True)  # the folder may have been removed
     with contextlib.closing(os.fdopen(fd, "wb", buffering=0)) as stream:
@@ -228,7 +229,7 @@ def write_end(path: str, how: str, code: int, at_ns: int, *, sync: bool) -> None
 def write_pid(path: str, process: Process, boot: str, at_ns: int, supervisor: int) -> None:
     """Write the PID field in place. Raises OSError.
 
-    ``supervisor``: pid of the job's parent, 0 if the parent is dead.
+    ``supervisor``: pid of the job's parent; 0 if the parent is dead.
     """
     fd = plain(path, os.O_WRONLY)
     try:

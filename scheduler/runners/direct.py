@@ -78,7 +78,10 @@ class DirectRunner(LocalRunner):
     # -- the supervisor ---------------------------------------------------------------------------------------
 
     def _spawn_supervisor(self) -> None:
-        """Start a supervisor, and queue the jobs' base environment as the first packet to it. Raises OSError."""
+        """Start a supervisor. Queue the jobs' base environment as the first packet to this supervisor.
+
+        Raises OSError if the supervisor cannot be started.
+        """
         environment = self._packet([("env", self.environ)])
         argv = [
             sys.executable,
@@ -120,9 +123,9 @@ class DirectRunner(LocalRunner):
         self._outbox.insert(0, environment)
 
     def _restart_supervisor(self) -> None:
-        """Start a new supervisor after the death of the old one. Do nothing before the back-off has passed.
+        """Start a new supervisor after the old one has died. Do nothing until the back-off has passed.
 
-        Queued starts wait until a supervisor runs.
+        Starts of jobs stay in the queue until a supervisor runs.
         """
         if time.monotonic() < self._supervisor_due:
             return
@@ -231,7 +234,10 @@ class DirectRunner(LocalRunner):
     # -- looking ------------------------------------------------------------------------------------------
 
     def next_look(self) -> float | None:
-        """Return when to call `look` even if no descriptor is readable (monotonic seconds); None if not needed."""
+        """Return the time (monotonic seconds) at which `look` must be called even if no descriptor is readable.
+
+        Return None if `look` need not be called before a descriptor is readable.
+        """
         due = self._due()
         if self._socket is None:
             due.append(self._supervisor_due)
@@ -314,7 +320,7 @@ class DirectRunner(LocalRunner):
                 self._orphan_ended(pid, exited, code)
 
     def _death_is_unsettled(self) -> bool:
-        """Return True if the supervisor is dead and `_supervisor_died` has not handled that yet."""
+        """Return True if the supervisor is dead and `_supervisor_died` has not handled its death yet."""
         if self._death_unsettled:
             return True
         found = seen(self._supervisor)
@@ -365,10 +371,10 @@ class DirectRunner(LocalRunner):
     def _settle_sent(
         self, key: str, attempt: WatchedAttempt, unknown: set[int], nameless: set[int], now: float
     ) -> None:
-        """Settle an attempt that was sent to the supervisor, which died without an answer.
+        """Settle an attempt that was sent to the supervisor. The supervisor has died without an answer.
 
-        ``unknown``: pids of the daemon's children that belong to no known attempt; ``nameless``: the pids in
-        ``unknown`` that no attempt record names.
+        ``unknown``: pids of the daemon's children that belong to no known attempt. ``nameless``: the pids in
+        ``unknown`` that are in no attempt record.
         """
         found = attempt_record.read(attempt.path)
         if found.kind is Record.NONE:
@@ -404,8 +410,8 @@ class DirectRunner(LocalRunner):
         """Return the leader of a claimed attempt whose record has no pid; None if no child can be the leader.
 
         The result is the session leader in ``nameless`` that started last. A process with the mark of another attempt
-        is skipped: it is an orphan that created a session. A process without a readable mark is accepted, because it
-        may be a zombie, whose environment cannot be read.
+        is skipped: it is an orphan that created a session. A process whose mark cannot be read is accepted, because the
+        process may be a zombie, whose environment cannot be read.
         """
         newest: Process | None = None
         for pid in nameless:
@@ -431,9 +437,10 @@ class DirectRunner(LocalRunner):
         return False
 
     def trouble(self) -> str:
-        """Return why no job can start (no supervisor, or a stopped one) and what to do; empty if jobs can start.
+        """Return why no job can start, and what to do about it; empty if jobs can start.
 
-        A stopped supervisor is not continued automatically, because a SIGSTOP is sent on purpose.
+        No job can start if there is no supervisor, or if the supervisor is suspended by SIGSTOP. A suspended supervisor
+        is not continued automatically, because somebody has sent SIGSTOP on purpose.
         """
         if self._socket is not None and time.monotonic() - self._supervisor_since > SHORT_LIFE_S:
             self._no_supervisor = ""

@@ -1,8 +1,8 @@
 """Executes a program in a folder with resource limits: ``python -I -S exec_limited.py FOLDER LIMITS PROGRAM WORDS…``.
 
-FOLDER: a path, or ``-`` for the current folder. LIMITS: a list of ``RESOURCE:SOFT:HARD``, separated by commas; the
-three numbers are those of `resource.setrlimit`; ``-``: no limits. WORDS: all arguments of the program, beginning with
-argv[0]. The program replaces this process and keeps its pid, session and descriptors.
+FOLDER: a path, or ``-`` for the current folder. LIMITS: a list of ``RESOURCE:SOFT:HARD``, separated by commas, or ``-``
+for no limits. RESOURCE, SOFT and HARD are the numbers that `resource.setrlimit` takes. WORDS: all arguments of the
+program, beginning with argv[0]. The program replaces this process and keeps its pid, session and descriptors.
 """
 
 import os

@@ -50,8 +50,8 @@ HELPERS = (b"GPUJOB_SESSION=", b"GPUJOB_READER=", b"GPUJOB_SUPERVISOR=", b"GPUJO
 class WatchedAttempt:
     """An attempt that the runner watches.
 
-    ``path``: path of the attempt record; ``process``: the leader, None while it is unknown; ``ours``: this daemon
-    started the attempt, so that orphans of the attempt become the daemon's children.
+    ``path``: path of the attempt record; ``process``: the leader, None while it is unknown; ``ours``: whether this
+    daemon started the attempt. If so, orphans of the attempt become children of the daemon; otherwise they do not.
     """
 
     job: int
@@ -69,10 +69,10 @@ class WatchedAttempt:
 
 @dataclass(slots=True)
 class _Zombie:
-    """An attempt that is checked repeatedly: its leader ended without a recorded ending, or has no pidfd.
+    """An attempt that the runner checks repeatedly, because its leader ended without a recorded ending or has no pidfd.
 
-    ``since``: start of the checks and ``due``: the next check (both monotonic seconds); ``wait``: seconds between two
-    checks.
+    ``since``: start of the checks (monotonic seconds). ``due``: time of the next check (monotonic seconds). ``wait``:
+    seconds between two checks.
     """
 
     attempt: WatchedAttempt
@@ -149,7 +149,7 @@ class LocalRunner:
         return os.path.join(self.attempts, key)
 
     def descriptors(self) -> list[int]:
-        """Return the epoll descriptor, which is readable when one of the watched descriptors is."""
+        """Return the epoll descriptor. It is readable when at least one of the watched descriptors is readable."""
         return [self._epoll.fileno()]
 
     def _due(self) -> list[float]:
@@ -161,7 +161,7 @@ class LocalRunner:
         return ()
 
     def _unreported(self) -> Iterable[WatchedAttempt]:
-        """Return the attempts whose ending is not reported yet, except those in `_zombies` and `_claims`."""
+        """Return the attempts whose ending is not reported yet. Leave out the attempts in `_zombies` and `_claims`."""
         return self._adopted.values()
 
     def leave_alone(self, sessions: Set[int]) -> None:
@@ -178,7 +178,7 @@ class LocalRunner:
     # -- looking ------------------------------------------------------------------------------------------
 
     def _watch(self, attempt: WatchedAttempt) -> None:
-        """Watch for the end of the leader through a pidfd or, if no pidfd can be opened, by repeated checks in `look`.
+        """Watch for the end of the leader through a pidfd. Without a pidfd, `look` checks the leader repeatedly.
 
         If the leader has already ended, the next `look` settles the attempt from its record.
         """
@@ -218,9 +218,9 @@ class LocalRunner:
 
         Each leftover process is an orphan or the descendant of an orphan. The kernel makes the orphans of this daemon's
         jobs children of the daemon. So if no child of the daemon can belong to the attempt, the attempt has no leftover
-        process; otherwise all of /proc is searched. An orphan in a session of its own and without a mark may belong to
-        several jobs; it is then a leftover process of each of them. For an attempt of an earlier daemon, /proc is
-        always searched.
+        process; otherwise all of /proc is searched. An orphan without a mark that has created its own session may
+        belong to several jobs; it counts as a leftover process of each of these jobs. For an attempt of an earlier
+        daemon, /proc is always searched.
         """
         if not attempt.ours:
             return tuple(members(self._mark(attempt), attempt.process, table=self._table))
@@ -234,11 +234,13 @@ class LocalRunner:
         return tuple(orphans)
 
     def _orphans_of(self, attempt: WatchedAttempt) -> list[Process]:
-        """Return live children of the daemon that may belong to the attempt and are no leftovers of other attempts.
+        """Return the live children of the daemon that may belong to the attempt.
+
+        A leftover process of another attempt is left out, unless it has the mark of this attempt.
 
         If a child dies after the list of children was read, its own children become children of the daemon, but are
         missing from the list. The dead child stays a zombie until it is reaped. So the list is read again until it
-        contains an orphan or no new zombie.
+        contains an orphan, or until it contains no new zombie.
         """
         # Once its screen process has ended, an exiting shim is the daemon's child, and its environment is unreadable.
         self._shims = {shim for shim in self._shims if lives(shim)}
@@ -287,9 +289,9 @@ class LocalRunner:
         return own
 
     def _ended_children(self) -> Iterator[tuple[int, bool, int]]:
-        """Yield (pid, whether it exited, exit code or signal) of each ended child.
+        """Yield (pid, whether the child exited by itself, exit code or signal) of each ended child.
 
-        The child is reaped when the caller asks for the next one, so the caller can still read its zombie.
+        A child is reaped only when the caller asks for the next child. Until then, the caller can read the zombie.
         """
         while True:
             try:
@@ -343,7 +345,7 @@ class LocalRunner:
             self._facts.append(Lost(attempt.job, attempt.attempt, why_lost(found.kind, True), now, left))
 
     def _look_at_zombies(self) -> None:
-        """Settle the attempts in `_zombies` whose ending is recorded or lost; check the rest again later."""
+        """Settle the attempts in `_zombies` whose ending is recorded or lost. Check the other attempts again later."""
         now = time.monotonic()
         waiting = []
         ended: list[tuple[_Zombie, attempt_record.AttemptRecord]] = []
@@ -384,10 +386,11 @@ class LocalRunner:
     # -- after a restart ----------------------------------------------------------------------------------
 
     def adopt(self, job: Job) -> list[Observation]:
-        """Adopt or settle an attempt found in the store. Return the observations; watch the attempt if it still runs.
+        """Adopt or settle an attempt that was found in the store, and return the observations about it.
 
-        An attempt that this runner already handles stays unchanged. While a supervisor or shim may just be starting the
-        attempt, the list is empty, and `look` returns the observations later. Raises OSError.
+        If the attempt still runs, it is watched. An attempt that this runner already handles stays unchanged. While a
+        supervisor or shim may just be starting the attempt, the list is empty, and `look` returns the observations
+        later. Raises OSError.
         """
         key = job.attempt_key
         for attempt in self._unreported():
@@ -494,9 +497,10 @@ class LocalRunner:
             self._facts.append(Gone(key))
 
     def trouble(self) -> str:
-        """Return an empty text: each attempt has its own shim, so no single failure stops all attempts.
+        """Return an empty text.
 
-        `DirectRunner`, whose attempts share one supervisor, overrides this method.
+        In this runner each attempt has its own shim, so no single failure stops all attempts. `DirectRunner` overrides
+        this method, because its attempts share one supervisor.
         """
         return ""
 

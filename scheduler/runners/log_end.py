@@ -14,7 +14,7 @@ MOST_UNPACKED = 8 << 20  # bytes; a packed log that unpacks to more is not read,
 
 
 def log_finding_of(job: Job, exit_code: int | None) -> Failure | None:
-    """Return the known cause of failure found in the log, or None.
+    """Return the known cause of the failure that the log shows, or None.
 
     After exit code 0, the log is searched only for signs that GPU memory ran out.
     """

@@ -1,7 +1,8 @@
 """Program that mails a job's log: ``python -I -S mailer.py SENDMAIL TO SUBJECT LOG PACKED``.
 
-The exit code of the program is sendmail's. If LOG is empty, the mail has no text; if PACKED is not empty, the log is
-packed with gzip. The program imports only the standard library, so it can continue after the scheduler has ended.
+LOG: path of the log; if this word is empty, the mail has no text. PACKED: empty, or any text if the log is packed with
+gzip. The exit code is the exit code of sendmail. The program imports only the standard library, so it can continue
+after the scheduler has ended.
 """
 
 import os
@@ -10,7 +11,7 @@ import sys
 
 
 def header(text):
-    """Return ``text`` as the value of a mail header, on one line so that the text cannot add another header."""
+    """Return ``text`` as the value of a mail header. The value is one line, so it cannot add another header."""
     line = " ".join(text.split())
     return line if line.isascii() else "=?utf-8?B?" + encoded(line) + "?="
 

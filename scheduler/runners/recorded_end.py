@@ -18,10 +18,10 @@ ENDED_ALONE = "the job ended while no scheduler was running"
 
 
 def as_recorded(job: Job, attempts: str, rules: Rules) -> tuple[Job, Event | None]:
-    """Return a copy of ``job`` with the ending from its attempt record, and the event of a retry.
+    """Return a copy of ``job`` with the ending from its attempt record, and the event of the retry (None: no retry).
 
-    The copy is what the next scheduler will make of the job when it starts. If the record has no ending, ``job`` itself
-    is returned. The event is None if the job is not retried. ``attempts``: folder of the attempt records.
+    The next scheduler gives the job the same state when it starts. If the record has no ending, ``job`` itself is
+    returned. ``attempts``: folder of the attempt records.
     """
     try:
         told = attempt_record.read(os.path.join(attempts, job.attempt_key))

@@ -1,8 +1,8 @@
 """Runner of screen mode: each attempt runs in its own GNU screen session, under a shim that writes the attempt record.
 
 The daemon starts ``screen -D -m``. The screen process stays a child of the daemon, so the daemon immediately knows the
-pid of that process. The full name of the session begins with this pid. Only the attempt record shows whether the job
-started; the exit code of screen does not.
+pid of the screen process. The full name of the session begins with this pid. Only the attempt record shows whether the
+job started. The exit code of screen does not show this.
 """
 
 from __future__ import annotations
@@ -294,7 +294,10 @@ class ScreenRunner(LocalRunner):
     # -- looking ------------------------------------------------------------------------------------------
 
     def next_look(self) -> float | None:
-        """Return when to call `look` even if no descriptor is readable (monotonic seconds); None if not needed."""
+        """Return the time (monotonic seconds) at which `look` must be called even if no descriptor is readable.
+
+        Return None if `look` need not be called before a descriptor is readable.
+        """
         due = [*self._due(), *(session.due for session in self._sessions.values())]
         if self._endings:
             due.append(time.monotonic() + LOOK_AGAIN_S)
@@ -356,7 +359,7 @@ class ScreenRunner(LocalRunner):
                 self._forget(key)
 
     def _look_at(self, session: _Session, now: float) -> bool:
-        """Check whether the session's job started, and report the result; return False if there is no result yet."""
+        """Check whether the session's job has started, and report the result. Return False if there is no result."""
         attempt = session.attempt
         found = attempt_record.read(attempt.path)
         if found.kind is Record.NEVER_RAN:
@@ -417,7 +420,7 @@ class ScreenRunner(LocalRunner):
                 super()._ended(one.attempt, one.how, one.code, one.at)
 
     def _give_up(self, session: _Session, why: str) -> bool:
-        """Give up the attempt and report that it did not start; return False if the shim has claimed the attempt."""
+        """Give up the attempt and report that it did not start. Return False if the shim has claimed the attempt."""
         attempt = session.attempt
         if not attempt_record.give_up(attempt.path, session.job, self.boot, time.time_ns()):
             return False
@@ -427,7 +430,10 @@ class ScreenRunner(LocalRunner):
         return True
 
     def _settle_over(self, session: _Session) -> None:
-        """Settle a session that ended before the daemon saw its job: the job never started, or the shim was killed."""
+        """Settle a session that ended before the daemon saw its job run.
+
+        Either the job was never started, or the shim was killed.
+        """
         if self._give_up(session, "the session ended before the job started"):
             return
         job = replace(session.job, boot=self.boot, runner="screen")

@@ -158,8 +158,8 @@ class Shim:
         """Resize the window to 23 lines before the job prints anything.
 
         A terminal of 24 lines shows 23 lines of the window and screen's status line. If the window had 24 lines, screen
-        would hide its top line, which is the job's first line. Screen resizes a detached window only if an escape
-        sequence in the output requests this; the method removes this sequence from the log.
+        would hide the top line of the window, which is the job's first line. Screen resizes a detached window only if
+        an escape sequence in the output requests this. The method removes this sequence from the log.
         """
         log = os.path.join(os.environ.get("GPUJOB_LOG_DIR", ""), os.environ.get("GPUJOB_LOG", ""))
         try:
@@ -215,7 +215,8 @@ class Shim:
     def wait(self, pid, text):
         """Wait for the end of the job, record the ending, and reap the job.
 
-        If the PID field of the record is not ``text``, the file is the record of another attempt and is not changed.
+        ``text``: contents of the PID field of this attempt. If the record has another PID field, it is the record of
+        another attempt and is not changed.
         """
         while True:
             found = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)

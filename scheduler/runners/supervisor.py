@@ -65,7 +65,7 @@ def now_ticks():
 
 
 def plain(path, flags):
-    """Open a plain file (copy of `plain` in `system/safe_open.py`). A FIFO at the path cannot block the caller."""
+    """Open a plain file (copy of `plain` in `system/safe_open.py`). A FIFO at this path does not block the caller."""
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o600)
     if os.fstat(fd).st_mode & 0o170000 != 0o100000:
         os.close(fd)
@@ -74,7 +74,7 @@ def plain(path, flags):
 
 
 def open_own(path, text):
-    """Open the record at ``path``. Return -1 if the file is gone or its PID field is not ``text``.
+    """Open the record at ``path``. Return -1 if the file cannot be opened or its PID field is not ``text``.
 
     A different PID field shows that the file is the record of another attempt.
     """
@@ -93,9 +93,10 @@ def open_own(path, text):
 
 
 def environment(base, env_file, changes):
-    """Return a job's environment: the variables of ``env_file``, or ``base`` without a file, changed by ``changes``.
+    """Return the environment of a job.
 
-    The value None in ``changes`` removes a variable.
+    It consists of the variables in the file ``env_file``, or, if ``env_file`` is empty, of the variables in ``base``.
+    ``changes`` replaces or adds variables; the value None removes a variable.
     """
     made = base
     if env_file:
@@ -182,8 +183,8 @@ class Supervisor:
     def receive(self):
         """Handle all packets received so far, and notice the death of the daemon.
 
-        After the daemon's death, a read gives end of file. A read may first fail with ECONNRESET, although packets are
-        still left to read.
+        After the daemon has died, a read gives end of file. Before that, a read may fail with ECONNRESET although there
+        are still packets to read.
         """
         resets = 0
         while True:
@@ -432,7 +433,10 @@ class Supervisor:
         return packer, into
 
     def let_go(self):
-        """Queue the end messages of jobs with a packed log, once the log is complete or its time limit has passed."""
+        """Queue the end messages of jobs with a packed log.
+
+        The message of a job is queued when its log is complete, or when the time limit for its log has passed.
+        """
         for pid, (message, until) in list(self.held.items()):
             if pid not in self.packers.values() or time.monotonic() >= until:
                 self.out.append(message)
@@ -453,7 +457,10 @@ class Supervisor:
             self.out.append(("note", "", "end not written"))
 
     def reap(self):
-        """Reap ended processes. The ending of a job is recorded first, so that a crash in between does not lose it."""
+        """Reap ended processes.
+
+        The ending of a job is recorded before the job is reaped, so that a crash in between does not lose the ending.
+        """
         while True:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -1,6 +1,6 @@
-"""Finds the jobs that changed in the store since the last look, without reading all jobs again.
+"""Finds the jobs that changed in the store since the last call, without reading all jobs again.
 
-The cost of a look grows with the number of running and changed jobs, not with the number of waiting or ended jobs.
+The cost of a call grows with the number of running and changed jobs, not with the number of waiting or ended jobs.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ Raw = tuple[Any, ...]  # a row for `store/job_columns.py: job_of`
 
 
 class Changes:
-    """Finds changed jobs over a read-only connection that stays open. Only one thread may use an object.
+    """Finds changed jobs. The read-only connection to the store stays open between the calls.
 
-    Its methods raise StoreTrouble and sqlite3.Error.
+    Only one thread may use an object of this class. The methods raise StoreTrouble or sqlite3.Error if the store cannot
+    be read.
     """
 
     def __init__(self, places: Places) -> None:
@@ -46,7 +47,10 @@ class Changes:
         self._first_due = 0.0
 
     def close(self) -> None:
-        """Close the connection. The next `moment` opens it again; `jobs` then still compares with its previous call."""
+        """Close the connection. The next call of `moment` opens it again.
+
+        The rows of the last call of `jobs` are kept, so the next call still returns all changes since then.
+        """
         if self._connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.close()
@@ -54,7 +58,7 @@ class Changes:
 
     @contextlib.contextmanager
     def moment(self, force: bool = False) -> Iterator[sqlite3.Connection | None]:
-        """Yield a connection in a read transaction; None if there is no store or nothing changed since the last call.
+        """Yield a connection in a read transaction; None if there is no store or no change since the last call.
 
         ``force``: yield the connection even if nothing changed.
         """
@@ -77,8 +81,8 @@ class Changes:
     def _open(self) -> sqlite3.Connection | None:
         """Return the connection, or None if there is no store.
 
-        The connection is opened again if the store or its write-ahead log is another file than before. This is also
-        normal: the last process that closes the store deletes the log, and the next process creates a new log.
+        The connection is opened again if the store or its write-ahead log was replaced. A new log is normal: the last
+        process that closes the store deletes the log, and the next process that opens the store creates a new log.
         """
         there = _files(self.places.store)
         if self._connection is not None and there == self._file:
@@ -126,8 +130,8 @@ class Changes:
     def _look_at_first(self, connection: sqlite3.Connection, found: dict[int, Raw]) -> None:
         """Update ``first``, the rows of the first waiting jobs in the queue. ``found``: rows that were already read.
 
-        It takes long to sort a long queue. So most calls do not look for new first jobs: they only read the present
-        jobs of ``first`` again, and remove the jobs that no longer wait.
+        It takes long to find the first jobs of a long queue. So most calls only read the jobs in ``first`` again, and
+        remove those jobs that no longer wait.
         """
         now = time.monotonic()
         if now >= self._first_due:

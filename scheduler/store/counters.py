@@ -12,8 +12,8 @@ from scheduler.core.job import Event, Job
 def count(connection: sqlite3.Connection, events: Iterable[Event], jobs: Mapping[int, Job]) -> None:
     """Add these events to the counters.
 
-    The caller must write the events in the same transaction, after this call: the function looks in the stored events
-    to see which jobs had started before.
+    The caller must store the events in the same transaction, after this call. This function finds in the events that
+    are already stored which jobs had started before.
     """
 
     def began_before(job: int) -> bool:

@@ -28,11 +28,11 @@ _HELD = (errno.EAGAIN, errno.EACCES)  # errors of flock if another process has t
 
 
 class Taken(SchedulerError):
-    """Raised if a scheduler with this state file runs already."""
+    """Error: a scheduler with this state file already runs."""
 
 
 class Elsewhere(SchedulerError):
-    """Raised if the daemon of this state file runs on another machine that shares the folder."""
+    """Error: the daemon of this state file runs on another machine that shares the folder."""
 
 
 def no_locks(path: str, why: str) -> SchedulerError:
@@ -62,9 +62,10 @@ class DaemonLock:
         self._mine = False
 
     def take(self, info: dict[str, Any], wait_s: float = 1.0) -> None:
-        """Take the lock and write ``info`` to `daemon.json`. Waits for at most ``wait_s`` seconds.
+        """Take the lock and write ``info`` to `daemon.json`.
 
-        Raises Taken (with the pid of the holder), and SchedulerError if the file system has no locks.
+        Raises Taken if another process still holds the lock after ``wait_s`` seconds; the error gives the pid of this
+        process. Raises SchedulerError if the file system has no locks.
         """
         from filelock import Timeout
 
@@ -102,7 +103,7 @@ class DaemonLock:
     def _check_it_holds(self) -> None:
         """Raise SchedulerError if the lock appears free although this process has just taken it.
 
-        On such a file system a second daemon could take the lock at the same time.
+        The locks of such a file system have no effect: a second daemon could take the lock, too.
         """
         if not daemon_alive(self.places):
             raise no_locks(self.places.daemon_lock, "two processes could hold the same lock")
@@ -137,7 +138,7 @@ class DaemonLock:
 
 
 def holder(places: Places) -> dict[str, Any]:
-    """Return the contents of `daemon.json`, which a starting daemon writes; empty if this file cannot be read."""
+    """Return the contents of `daemon.json`, which a daemon writes at its start; empty if the file cannot be read."""
     try:
         with open(places.daemon_info, encoding="utf-8", opener=plain) as stream:
             data = json.load(stream)
@@ -159,9 +160,9 @@ def _held(fd: int, how: int) -> bool:
 
 
 def daemon_alive(places: Places) -> bool:
-    """Return whether a daemon (or a command in its place) holds the lock now.
+    """Return whether a process holds the lock now: a daemon, or a command that does the work of the daemon.
 
-    The kernel releases the lock when the holder ends. Raises SchedulerError if the file system has no locks.
+    The kernel releases the lock when this process ends. Raises SchedulerError if the file system has no locks.
     """
     for path, flags in ((places.daemon_lock, os.O_RDWR), (places.state_dir, os.O_RDONLY | os.O_DIRECTORY)):
         try:
@@ -185,7 +186,7 @@ def check_here(places: Places) -> None:
     """Raise Elsewhere if the daemon runs on another machine that shares the folder.
 
     SQLite's index of the write-ahead log is shared only among processes of one machine. So a process on this machine
-    could read wrong data, and a write by it could damage the store.
+    could read wrong data. If it wrote to the store, it could damage the store.
     """
     told = holder(places)
     if told.get("boot") in (None, boot_id()):
@@ -211,8 +212,8 @@ def check_here(places: Places) -> None:
 def register_folder(environ: dict[str, str]) -> str:
     """Return the path of the register: a folder with one file for each live scheduler of this user.
 
-    The folder need not exist. The result is an empty text if this user owns no suitable folder. For example, under sudo
-    ``environ`` may name folders of the calling user, and root must not create files there.
+    The folder need not exist. The result is empty if the folders that ``environ`` names do not belong to this user.
+    Example: under sudo the folders may belong to the user who called sudo, and root must not create files there.
     """
     runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     if not _is_ours(runtime):
@@ -235,7 +236,10 @@ def _is_ours(folder: str) -> bool:
 
 
 def register(environ: dict[str, str], state_file: str) -> str:
-    """Write this scheduler's file into the register. Return its path, or an empty text if it could not be written."""
+    """Write the file of this scheduler into the register.
+
+    Return the path of the file, or an empty text if the file could not be written.
+    """
     folder = register_folder(environ)
     if not folder:
         return ""
@@ -255,7 +259,7 @@ def register(environ: dict[str, str], state_file: str) -> str:
 
 
 def check_no_other(environ: dict[str, str], places: Places) -> None:
-    """Raise Taken if a daemon of this state file still runs although its state folder with the lock is gone."""
+    """Raise Taken if another daemon of this state file still runs, even if the state folder was moved or removed."""
     folder = register_folder(environ)
     try:
         names = os.listdir(folder) if _is_ours(folder) else []

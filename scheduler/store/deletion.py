@@ -36,8 +36,8 @@ def forget_finished(
     neither, all ended jobs are deleted, and also the stored refused lines. ``most``: delete at most this many jobs,
     beginning with the earliest end.
 
-    A job stays if its leftover processes hold GPUs, or if an unfinished job names it in ``after`` or ``after_ok``.
-    Ids are not reused. The line counts of watched files stay, so a line that was run is not run again.
+    A job is not deleted if its leftover processes hold GPUs, or if an unfinished job names it in ``after`` or
+    ``after_ok``. Ids are not reused. The line counts of watched files stay, so a line that was run is not run again.
     """
     if keep is None and before is None:
         connection.execute("DELETE FROM refused")
@@ -46,9 +46,9 @@ def forget_finished(
 
 
 def last_to_go(connection: sqlite3.Connection, keep: int | None, before: float | None) -> tuple[float, int]:
-    """Return the bound (end, id) for `forget_until` that has the same effect as ``keep`` and ``before``.
+    """Return the bound (end, id) up to which `forget_until` has to delete jobs.
 
-    For the meaning of ``keep`` and ``before``, see `forget_finished`. Reads only indexes.
+    For the meaning of ``keep`` and ``before``, see `forget_finished`. The function is fast: it reads only indexes.
     """
     bound = (-math.inf if before is None else before, 0)
     if keep is not None:
@@ -66,7 +66,8 @@ def last_to_go(connection: sqlite3.Connection, keep: int | None, before: float |
 def forget_until(connection: sqlite3.Connection, bound: tuple[float, int], most: int | None = None) -> int:
     """Delete at most ``most`` jobs that ended at or before ``bound`` (end, id), beginning with the earliest end.
 
-    Leaves out the jobs that `forget_finished` keeps. Returns the number of deleted jobs.
+    Jobs with leftover processes, and jobs on which unfinished jobs depend, are not deleted. Return the number of
+    deleted jobs.
     """
     parents = _parents(connection)
     chosen: list[int] = []
@@ -92,7 +93,7 @@ def forget_until(connection: sqlite3.Connection, bound: tuple[float, int], most:
 
 
 def forget(connection: sqlite3.Connection, jobs: Sequence[int]) -> None:
-    """Delete these ended jobs and their event histories, even if other jobs depend on them."""
+    """Delete these ended jobs and their event histories, even jobs on which unfinished jobs depend."""
     last = rows.last_id(connection)
     before = until = float(rows.meta(connection, rows.FORGOTTEN_UNTIL) or "-inf")
     for number in jobs:
@@ -120,7 +121,7 @@ def _parents(connection: sqlite3.Connection) -> set[int]:
 
 
 def _forget(connection: sqlite3.Connection, number: int) -> float:
-    """Delete a job and its event history. Return its end (seconds since 1970), minus infinity if it has none.
+    """Delete a job and its event history. Return the job's end (seconds since 1970), minus infinity if it has no end.
 
     The paths of the job's logs are kept in the table `old_logs`, so that `keep_logs` still applies to these files.
     """
@@ -143,8 +144,8 @@ def ended_with_logs(
 ) -> list[tuple[float, int, list[str]]]:
     """Return (end, id, paths of all logs) of ended jobs, latest end first.
 
-    Only jobs whose (end, id) is below ``before`` are returned, and at most ``most`` jobs. Leaves out jobs with leftover
-    processes on GPUs.
+    At most ``most`` jobs are returned, and only jobs whose (end, id) is below ``before``. Jobs with leftover processes
+    on GPUs are left out.
     """
     page = connection.execute(
         f"SELECT finished_at, id FROM jobs WHERE {_ENDED} AND (finished_at, id) < (?, ?)"
@@ -161,14 +162,14 @@ def ended_with_logs(
 
 
 def _files(job: Job, logs: Iterable[str]) -> list[str]:
-    """Return the paths of these logs. If the job writes stderr to separate files, add the paths of these files."""
+    """Return the paths of these logs. If the job writes stderr to separate files, the paths of those are added."""
     return [path for log in logs for path in ((log, errors_of(log)) if job.spec.stderr_apart else (log,))]
 
 
 def old_logs(connection: sqlite3.Connection, before: tuple[float, str], most: int) -> list[tuple[float, str]]:
     """Return (end of the job, path) of the logs of deleted jobs, latest end first.
 
-    Only entries below ``before`` are returned, and at most ``most`` entries.
+    At most ``most`` entries are returned, and only entries below ``before`` (end of the job, path).
     """
     return connection.execute(
         "SELECT at, path FROM old_logs WHERE (at, path) < (?, ?) ORDER BY at DESC, path DESC LIMIT ?", (*before, most)

@@ -11,7 +11,7 @@ TEXT_KEPT = 500
 
 
 def mark_of(connection: sqlite3.Connection, path: str) -> FileMark | None:
-    """Return the reading position of a file, or None if the file was never read."""
+    """Return the read position in a file; None if the file was never read."""
     row = connection.execute(
         "SELECT device, inode, place, lines, crc, replaying, open_line, skipping FROM files WHERE path=?", (path,)
     ).fetchone()
@@ -21,7 +21,7 @@ def mark_of(connection: sqlite3.Connection, path: str) -> FileMark | None:
 
 
 def save_mark(connection: sqlite3.Connection, mark: FileMark) -> None:
-    """Store the reading position of a file."""
+    """Store the read position in a file."""
     connection.execute(
         "INSERT INTO files (path, device, inode, place, lines, crc, replaying, open_line, skipping)"
         " VALUES (?,?,?,?,?,?,?,?,?) ON CONFLICT (path) DO UPDATE SET device=excluded.device, inode=excluded.inode,"
@@ -81,12 +81,12 @@ def uncount(connection: sqlite3.Connection, path: str, identities: Iterable[str]
 
 
 def duplicates(connection: sqlite3.Connection) -> int:
-    """Return the number of lines in all files that did not become jobs because they repeat an earlier job."""
+    """Return the number of lines, in all files, that did not become jobs because they repeat an earlier job."""
     return int(connection.execute("SELECT coalesce(sum(repeated), 0) FROM line_counts WHERE repeated>0").fetchone()[0])
 
 
 def count_lines(connection: sqlite3.Connection, path: str, identities: Sequence[str]) -> None:
-    """Count one more line for each of these identities. For use while no recount of the file is in progress."""
+    """Count one more line for each of these identities. Must not be called during a recount of the file."""
     connection.executemany(
         "INSERT INTO line_counts (path, identity, n) VALUES (?,?,1) ON CONFLICT (path, identity) DO UPDATE SET n=n+1",
         [(path, identity) for identity in identities],
@@ -94,7 +94,7 @@ def count_lines(connection: sqlite3.Connection, path: str, identities: Sequence[
 
 
 def count_repeated(connection: sqlite3.Connection, path: str, identities: Sequence[str]) -> None:
-    """Note for each of these identities that one more line repeats a waiting, running or succeeded job."""
+    """Record for each of these identities that the file has one more line that only repeats an earlier job."""
     connection.executemany(
         "UPDATE line_counts SET repeated=repeated+1 WHERE path=? AND identity=?",
         [(path, identity) for identity in identities],

@@ -1,4 +1,4 @@
-"""Updates the stored GPU numbers after the driver renumbered the GPUs: each number still means the same card."""
+"""Changes the stored GPU numbers after the driver renumbered the GPUs, so that they still mean the same GPUs."""
 
 from __future__ import annotations
 

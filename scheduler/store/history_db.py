@@ -1,4 +1,4 @@
-"""The history file `.gpujob/history.db`: written by one thread of the daemon, read for curves and metrics.
+"""The history file `.gpujob/history.db`. One thread of the daemon writes it; the curves and metrics are read from it.
 
 No job and no decision of the scheduler depends on this file. So writes are not synced, and a missing, damaged or
 unusable file is replaced by a new file.
@@ -64,7 +64,7 @@ PRAGMA user_version={VERSION};
 
 
 class HistoryFile:
-    """The history file, opened for its only writer. All methods must be called from one thread."""
+    """The history file, opened for writing. Only one process may do this, and only one thread may call the methods."""
 
     def __init__(self, path: str, most_rows: int = MOST_ROWS) -> None:
         self.path, self.most_rows = path, most_rows
@@ -78,7 +78,7 @@ class HistoryFile:
     def write(self, batch: Batch) -> None:
         """Add a batch, whole or not at all. Raises OSError or sqlite3.Error if the batch was not written.
 
-        A damaged file is set aside, and the batch is written to a new file.
+        A damaged file is renamed, and the batch is written to a new file.
         """
         try:
             self._write(batch)
@@ -255,7 +255,7 @@ def _places(number: int) -> str:
 
 
 def _reading(path: str) -> contextlib.closing[sqlite3.Connection]:
-    """Return a read-only connection. Raises sqlite3.Error or OSError if there is no history of this version."""
+    """Return a read-only connection. Raises sqlite3.Error or OSError if no history file of this version can be read."""
     os.stat(path)
     connection = read_only(path)
     try:
@@ -271,8 +271,8 @@ def _reading(path: str) -> contextlib.closing[sqlite3.Connection]:
 def _rows_of(table: str, columns: str, short: bool) -> str:
     """Return SQL that selects all rows about GPUs or about jobs (``table``: `gpu` or `job`).
 
-    ``short``: select the short-term rows. Otherwise select the long-term averages, and the newest short-term rows, of
-    which no average exists yet.
+    ``short``: select only the short-term rows. Otherwise select the long-term averages, and those short-term rows that
+    are too new to have an average.
     """
     if short:
         return f"SELECT {columns} FROM {table}_short"
@@ -283,8 +283,8 @@ def _rows_of(table: str, columns: str, short: bool) -> str:
 def gpu_history(path: str, since: float, until: float, step_s: float, now: float) -> dict[int, list[GpuSample]]:
     """Return GPU index → samples from ``since`` to ``until``, oldest first.
 
-    Samples are at least ``step_s`` seconds apart, and each GPU has about ``MOST_POINTS`` samples at most. ``since``,
-    ``until`` and ``now`` are seconds since 1970. The result is empty if there is no readable history.
+    The time between two samples is at least ``step_s`` seconds. Each GPU has at most about ``MOST_POINTS`` samples.
+    ``since``, ``until`` and ``now`` are seconds since 1970. The result is empty if there is no readable history.
     """
     asked = question(since, until, step_s, now)
     found: dict[int, list[GpuSample]] = {}
@@ -304,7 +304,7 @@ def gpu_history(path: str, since: float, until: float, step_s: float, now: float
 def job_history(path: str, job: int) -> dict[int, list[JobSample]]:
     """Return attempt → samples of the memory and load of this attempt of the job, oldest first.
 
-    Each attempt has about ``MOST_POINTS`` samples at most. The result is empty if there is no readable history.
+    Each attempt has at most about ``MOST_POINTS`` samples. The result is empty if there is no readable history.
     """
     found: dict[int, list[JobSample]] = {}
     with contextlib.suppress(*_UNKNOWN), _reading(path) as connection:

@@ -48,7 +48,7 @@ def newest_attempts(places: Places) -> dict[int, int]:
 
 
 def evidence(places: Places) -> str:
-    """Return a clause for a message that says how it is known that jobs existed; empty for a new state folder."""
+    """Return the evidence that the state folder has had jobs, as a part of a sentence; empty for a new state folder."""
     if newest_attempts(places):
         return "there are attempt records beside it"
     given = high(places)
@@ -77,10 +77,11 @@ def _size(path: str) -> int:
 
 
 def check_not_older(connection: sqlite3.Connection, places: Places, given: int, *, records: bool) -> None:
-    """Raise Damaged if the store lacks a known id or attempt: it is an old copy, or its write-ahead log was lost.
+    """Raise Damaged if the store lacks a known id or attempt: the store is an old copy, or its log was lost.
 
-    ``given``: the result of `high`, read before the store; ``records``: compare the attempt records too. An up-to-date
-    store has all ids and attempts, because each of them is committed to the store before it is written to a file.
+    ``given``: the result of `high`, which the caller must get before it reads the store; ``records``: also compare the
+    store with the attempt records. An up-to-date store has all ids and attempts, because each id and each attempt is
+    committed to the store before it is written to a file.
     """
     sentence = _older(connection, places, given, records)
     if sentence:
@@ -103,7 +104,7 @@ def _older(connection: sqlite3.Connection, places: Places, given: int, records: 
 def _begun(connection: sqlite3.Connection, places: Places, last: int) -> Iterator[tuple[int, int]]:
     """Yield (job, attempt) of the attempt records that have to be compared with the store.
 
-    Leaves out the first attempt of each job that has started according to the store: the store certainly has this
+    If the store says that a job has started, the record of its first attempt is left out, because the store has this
     attempt. This saves one query for each of perhaps a million jobs. ``last``: the highest id in the store.
     """
     try:

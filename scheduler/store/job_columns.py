@@ -28,10 +28,10 @@ class Column:
     """A column of the table `jobs`.
 
     ``write``: the attribute of Job that is stored (`need.count`), or a function that makes the stored value from a Job.
-    ``field``: the field of Job that is filled from the column. It is empty if the column only serves queries, or only
-    serves as the ``second`` of another column. ``read``: a function that converts the stored value into the value of
-    the field; None: no conversion. ``second``: the name of another column; ``read`` gets its value as second argument.
-    ``since``: the version of the store that introduced the column.
+    ``field``: the field of Job that is filled from the column. It is empty if the column is only used in queries, or
+    only as the ``second`` of another column. ``read``: a function that converts the stored value into the value of the
+    field; None: no conversion. ``second``: the name of another column, whose value is the second argument of ``read``;
+    empty: ``read`` has one argument. ``since``: the version of the store that introduced the column.
     """
 
     name: str
@@ -60,7 +60,7 @@ def ids_of(text: str) -> tuple[int, ...]:
 
 
 def _visible(text: str) -> str:
-    """Return a text that SQLite can store: bytes of a path that are not UTF-8 are replaced by backslash escapes."""
+    """Return a text that SQLite can store. Bytes that are not UTF-8, as in some paths, become backslash escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -106,7 +106,7 @@ _BLOCKING = frozenset({JobState.PENDING, *HOLDING, JobState.DONE})
 
 
 def blocks(job: Job) -> bool:
-    """Return whether a line with the same identity counts as a repetition of this job."""
+    """Return whether a line with the identity of this job repeats the job, and so does not become a new job."""
     return bool(job.identity) and job.state in _BLOCKING
 
 
@@ -158,7 +158,7 @@ COLUMNS: tuple[Column, ...] = (
 
 
 class Writer:
-    """Converts jobs into rows that have only the given columns. ``names``: the names of these columns in order.
+    """Converts jobs into rows of the given columns. ``names``: the names of these columns, in the order of a row.
 
     For speed, a single `attrgetter` reads all values that are plain attributes of Job.
     """
@@ -219,8 +219,8 @@ def job_of(row: Sequence[Any]) -> Job:
 
 
 def job_of_row(row: Mapping[str, Any]) -> Job:
-    """Return the Job that a row describes. ``row``: column → value. Raises Damaged.
+    """Return the Job that a row describes. ``row``: column → value. A missing column gets its default.
 
-    A missing column gets its default.
+    Raises Damaged if the row holds invalid values.
     """
     return job_of([row.get(name, _DEFAULTS[name]) for name in READ])

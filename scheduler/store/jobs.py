@@ -58,7 +58,7 @@ def insert(
 
 
 def save(connection: sqlite3.Connection, jobs: Iterable[Job]) -> None:
-    """Update all columns of these jobs except those from the spec (see `respec`) and those that never change."""
+    """Update the changeable columns of these jobs. For the columns that come from the spec, see `respec`."""
     found = [(CHANGED.row(job), job.id) for job in jobs]
     connection.executemany(_UPDATE, [(*_WITHOUT_INDEX(row), number) for row, number in found])
     for update, place in zip(_UPDATE_INDEXED, _AT_INDEXED, strict=True):
@@ -66,7 +66,7 @@ def save(connection: sqlite3.Connection, jobs: Iterable[Job]) -> None:
 
 
 def restore(connection: sqlite3.Connection, jobs: Iterable[Job]) -> None:
-    """Insert complete jobs with their present ids, for `gpujob recover`. No row may have one of these ids."""
+    """Insert complete jobs with the ids that they have, for `gpujob recover`. The store must not have these ids yet."""
     connection.executemany(_RESTORE, map(WHOLE.row, jobs))
 
 
@@ -91,7 +91,7 @@ def events_of(connection: sqlite3.Connection, job: int) -> list[Event]:
 
 
 def with_events(connection: sqlite3.Connection, jobs: Iterable[Job]) -> Iterator[tuple[Job, list[Event]]]:
-    """Yield each job with its event history, in the given order. One query reads the events of `AT_ONCE` jobs."""
+    """Yield each job with its event history, in the given order. Each query reads the events of `AT_ONCE` jobs."""
     jobs = iter(jobs)
     while some := list(islice(jobs, AT_ONCE)):
         stories: dict[int, list[Event]] = {job.id: [] for job in some}
@@ -112,7 +112,7 @@ def first_submitted(connection: sqlite3.Connection) -> float | None:
 
 
 def get(connection: sqlite3.Connection, job: int) -> Job | None:
-    """Return the job with this id, or None."""
+    """Return the job with this id; None if there is no such job."""
     row = connection.execute(f"{SELECT} WHERE id=?", (job,)).fetchone()
     return job_of(row) if row else None
 
@@ -134,7 +134,7 @@ def moments_of(connection: sqlite3.Connection, job: int) -> list[tuple[float, st
 
 
 def blocker_of(connection: sqlite3.Connection, identity: str) -> Job | None:
-    """Return the waiting, running or succeeded job with this identity, or None."""
+    """Return the waiting, running or succeeded job with this identity; None if there is no such job."""
     row = connection.execute(f"{SELECT} WHERE blocking=?", (identity,)).fetchone()
     return job_of(row) if row else None
 
@@ -163,7 +163,7 @@ def pending_commands(connection: sqlite3.Connection) -> Iterator[Job]:
 
 
 def pending_elsewhere(connection: sqlite3.Connection) -> Iterator[Job]:
-    """Yield the waiting jobs that are not from a jobs file, or that have run before, ordered by id."""
+    """Yield waiting jobs, ordered by id: all jobs that have run before, and all jobs that are not from a jobs file."""
     return _pending_of(connection, "(attempt>0 OR substr(spec, 1, 10)='{\"source\":')")
 
 
@@ -173,9 +173,9 @@ def _pending_of(connection: sqlite3.Connection, condition: str) -> Iterator[Job]
 
 
 def ready(connection: sqlite3.Connection) -> Iterator[WaitingJob]:
-    """Yield the waiting jobs without a stored reason to wait, ordered by id: only room can be missing for them.
+    """Yield the waiting jobs that can start as soon as there is room, ordered by id.
 
-    Raises Damaged.
+    For these jobs no other reason to wait is stored. Raises Damaged if a row holds invalid values.
     """
     kinds: dict[tuple[Any, ...], PlacementClass] = {}
     for number, priority, place, submitted_at, *wish in connection.execute(
@@ -194,39 +194,39 @@ def ready(connection: sqlite3.Connection) -> Iterator[WaitingJob]:
 
 
 def not_ready(connection: sqlite3.Connection) -> Iterator[Job]:
-    """Yield the waiting jobs that `ready` leaves out, ordered by id. Raises Damaged."""
+    """Yield the waiting jobs that `ready` leaves out, ordered by id. Raises Damaged if a row holds invalid values."""
     return _pending_of(connection, f"NOT ({_READY})")
 
 
 def new_pending(connection: sqlite3.Connection, after: int) -> Iterator[Job]:
-    """Yield the same jobs as `pending`, in the same order. This is faster if few ids are above ``after``."""
+    """Yield the same jobs as `pending`, in the same order. This query is faster if few ids are above ``after``."""
     for row in connection.execute(f"{SELECT} WHERE id>? AND state='pending' ORDER BY id", (after,)).fetchall():
         yield job_of(row)
 
 
 def last_id(connection: sqlite3.Connection) -> int:
-    """Return the highest assigned id. If there was no job yet: 0, or -1 if ids start at 0."""
+    """Return the highest assigned id. If no id was assigned yet, return 0, or -1 if ids start at 0."""
     return int(connection.execute(LAST_ID).fetchone()[0])
 
 
 def keep_last_id(connection: sqlite3.Connection, last: int) -> None:
-    """Make the next job get an id above ``last``, even if the jobs up to ``last`` are deleted."""
+    """Store ``last`` as the highest assigned id, so that new jobs get higher ids even if old jobs are deleted."""
     set_meta(connection, "last_id", str(last))
 
 
 def number_from_zero(connection: sqlite3.Connection) -> None:
-    """Make the first job get the id 0. Does nothing if an id was assigned before."""
+    """Let the ids start at 0. If an id was already assigned, do nothing."""
     if not meta(connection, "last_id") and last_id(connection) == 0:
         keep_last_id(connection, -1)
 
 
 def unfinished(connection: sqlite3.Connection) -> int:
-    """Return the number of jobs that wait or run."""
+    """Return the number of jobs that wait, or whose main process has not ended."""
     return int(connection.execute("SELECT count(*) FROM jobs WHERE finished_at IS NULL").fetchone()[0])
 
 
 def id_back(connection: sqlite3.Connection, steps: int) -> int | None:
-    """Return the id of the job that is ``steps`` jobs older than the newest job, or None if there is no such job."""
+    """Return the id of the job that comes ``steps`` jobs before the newest job; None if there is no such job."""
     row = connection.execute("SELECT id FROM jobs ORDER BY id DESC LIMIT 1 OFFSET ?", (steps,)).fetchone()
     return int(row[0]) if row else None
 
@@ -303,7 +303,10 @@ def ended_last(connection: sqlite3.Connection) -> float:
 
 
 def select(connection: sqlite3.Connection, states: Sequence[str] = (), most: int | None = None) -> Iterator[Job]:
-    """Yield the jobs in ``states`` (empty: in all), ordered by id. ``most``: yield only the ``most`` newest jobs."""
+    """Yield the jobs in ``states`` (empty: jobs in all states), ordered by id. ``most``: yield only the newest jobs.
+
+    If ``most`` is None, all these jobs are yielded.
+    """
     where = f" WHERE state IN ({','.join('?' * len(states))})" if states else ""
     if states and _LIVE.issuperset(states):
         where += " AND finished_at IS NULL"  # for the index on finished_at: a million jobs may have ended
@@ -317,13 +320,13 @@ def select(connection: sqlite3.Connection, states: Sequence[str] = (), most: int
 
 
 def ended_since(connection: sqlite3.Connection, at: float) -> Iterator[Job]:
-    """Yield the jobs that have not ended or ended at ``at`` (seconds since 1970) or later, ordered by id."""
+    """Yield the jobs that ended at ``at`` (seconds since 1970) or later, and the unfinished jobs, ordered by id."""
     for row in connection.execute(f"{SELECT} WHERE finished_at IS NULL OR finished_at>=? ORDER BY id", (at,)):
         yield job_of(row)
 
 
 def known_since(connection: sqlite3.Connection) -> float | None:
-    """Return a time (seconds since 1970): the store still has every job that ended after this time.
+    """Return a time (seconds since 1970). The store still has all jobs that ended after this time.
 
     Jobs that ended earlier may have been deleted. The result is None if no job is missing, or if the time is unknown
     because the store has no jobs.
@@ -346,9 +349,9 @@ def labelled(connection: sqlite3.Connection, label: str) -> list[Job]:
 def newest_labelled(
     connection: sqlite3.Connection, label: str, states: Sequence[str], most: int
 ) -> tuple[list[Job], int]:
-    """Return the newest jobs with this label in these states, ordered by id, and the total number of such jobs.
+    """Return the newest jobs with this label and one of these states, ordered by id, and the number of all such jobs.
 
-    ``most``: maximum number of jobs to return.
+    ``most``: how many jobs are returned at most.
     """
     # Matches the JSON of the spec; inside another value the quotes would be escaped with backslashes.
     where = f"WHERE instr(spec, ?)>0 AND state IN ({','.join('?' * len(states))})"
@@ -362,7 +365,7 @@ def newest_labelled(
 def labels(connection: sqlite3.Connection, states: Sequence[str], most: int) -> dict[str, list[int]]:
     """Return label → ids of the jobs with this label, newest first.
 
-    Considers only jobs in these states, and of these only the ``most`` newest jobs that have a label.
+    Only the ``most`` newest jobs with a label and one of these states are read.
     """
     rows = connection.execute(
         f"SELECT id, spec FROM jobs WHERE spec LIKE '%\"label\"%' AND state IN ({','.join('?' * len(states))})"
@@ -378,7 +381,7 @@ def labels(connection: sqlite3.Connection, states: Sequence[str], most: int) -> 
 
 
 def newest(connection: sqlite3.Connection, states: Sequence[str], prefix: str, most: int) -> list[Job]:
-    """Return the ``most`` newest jobs in these states whose id begins with the digits ``prefix``, newest first."""
+    """Return the ``most`` newest jobs with one of these states and an id that begins with ``prefix``, newest first."""
     rows = connection.execute(
         f"{SELECT} WHERE state IN ({','.join('?' * len(states))}) AND substr(id, 1, ?) = ? ORDER BY id DESC LIMIT ?",
         (*states, len(prefix), prefix, most),
@@ -403,7 +406,7 @@ def ask(connection: sqlite3.Connection, request: Request, now: float) -> int:
 
 
 def ask_for(connection: sqlite3.Connection, kind: str, arguments: Mapping[str, Any], now: float) -> int:
-    """Store a request given as kind and arguments (`core/requests.py: to_row`). Return the id of its row."""
+    """Store a request. Return the id of its row. ``kind``, ``arguments``: see `core/requests.py: to_row`."""
     row = connection.execute(
         "INSERT INTO requests (kind, arguments, made_at) VALUES (?,?,?)", (kind, json.dumps(arguments), now)
     ).lastrowid
@@ -413,7 +416,7 @@ def ask_for(connection: sqlite3.Connection, kind: str, arguments: Mapping[str, A
 def asked(connection: sqlite3.Connection) -> list[tuple[float, int, Request]]:
     """Return the unanswered requests, oldest first: (time in seconds since 1970, id of the row, request).
 
-    A request that this version does not know is left out and answered with a refusal.
+    A request that this version does not know is not returned. It gets the answer that it cannot be carried out.
     """
     from scheduler.core.requests import Answer, from_row
 
@@ -478,9 +481,9 @@ def pause_changes(connection: sqlite3.Connection) -> list[tuple[int, int, bool]]
 
 
 def lowest_place(connection: sqlite3.Connection) -> int:
-    """Return the lowest place of an unfinished job that a user put first; 0 if there is no such job.
+    """Return the lowest place of all unfinished jobs that a user put first; 0 if there are no such jobs.
 
-    The place (`Job.order`) of a job that was put first is below 0. A lower place is further ahead in the queue.
+    The place (`Job.order`) of a job that was put first is below 0. The job with the lowest place starts first.
     """
     found = connection.execute("SELECT min(place) FROM jobs WHERE finished_at IS NULL AND place < 0").fetchone()[0]
     return int(found or 0)
@@ -514,7 +517,7 @@ def save_gpus(connection: sqlite3.Connection, found: Iterable[Gpu]) -> None:
 
 
 def holdings(connection: sqlite3.Connection) -> list[tuple[Holding, str]]:
-    """Return the holdings (GPUs of leftover processes), each with the boot id under which it was stored."""
+    """Return the holdings (GPUs of leftover processes), each with the id of the boot in which it was stored."""
     rows = connection.execute("SELECT key, job, need_count, need_parts, gpus, vram_mib, processes, boot FROM holdings")
     return [
         (
@@ -533,7 +536,7 @@ def holdings(connection: sqlite3.Connection) -> list[tuple[Holding, str]]:
 
 
 def save_holdings(connection: sqlite3.Connection, held: Iterable[Holding], freed: Iterable[str], boot: str) -> None:
-    """Store the new holdings ``held`` with the boot id ``boot``; delete the holdings with a key in ``freed``."""
+    """Store the new holdings ``held`` with the boot id ``boot``. Delete the holdings whose key is in ``freed``."""
     connection.executemany(
         "INSERT OR REPLACE INTO holdings VALUES (?,?,?,?,?,?,?,?)",
         [
@@ -566,7 +569,7 @@ def begin_call(connection: sqlite3.Connection, job: int, now: float) -> None:
 
 
 def strike_calls(connection: sqlite3.Connection, jobs: Iterable[int]) -> None:
-    """Delete the records that `note_calls` made for these jobs: their hooks have run, or are not to be run again."""
+    """Delete the records of `note_calls` for these jobs, because their hooks have run or must not run again."""
     connection.executemany("DELETE FROM calls WHERE job=?", [(job,) for job in jobs])
 
 

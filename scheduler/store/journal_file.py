@@ -32,8 +32,7 @@ Span = tuple[int, int]  # part of the file: offset and length in bytes
 def holds_records(path: str) -> bool:
     """Return whether the file at ``path`` may be a journal.
 
-    A missing, unreadable or empty file may be a journal. A file with contents may be a journal if one of its first
-    lines begins with ``{``.
+    The result is True if the file is missing, unreadable or empty, or if one of its first lines begins with ``{``.
     """
     try:
         with open(path, "rb", opener=plain) as stream:
@@ -46,7 +45,7 @@ def holds_records(path: str) -> bool:
 
 @dataclass(slots=True)
 class _Found:
-    """The positions of lines in the old file: lines that the new file gets, and damaged lines."""
+    """The positions of two kinds of lines in the old file: lines to copy to the new file, and damaged lines."""
 
     kept: dict[object, Span] = field(default_factory=dict)  # for a job that is not in the store, only its last line
     damaged: list[Span] = field(default_factory=list)
@@ -57,9 +56,11 @@ class _Found:
 class JournalFile:
     """The journal file of one scheduler.
 
-    On a rewrite, the lines of jobs are made from the store, and lines of other programs are kept. Lines that are not
-    JSON are moved to another file. ``is_ours``: returns whether the store has the job of a line. ``is_torn``: returns
-    whether bytes that are not JSON are the beginning of a line of this scheduler whose write was interrupted.
+    When the file is rewritten, the lines of jobs are made from the store, and lines of other programs are kept. Lines
+    that are not JSON are moved to another file.
+
+    ``is_ours``: returns whether the store has the job of a line. ``is_torn``: returns whether bytes that are not JSON
+    are an incomplete line of this scheduler.
     """
 
     def __init__(self, path: str, is_ours: Callable[[Who], bool], is_torn: Callable[[bytes], bool]) -> None:
@@ -70,15 +71,16 @@ class JournalFile:
 
     @property
     def grown(self) -> bool:
-        """Whether most of the file consists of outdated lines, which later lines replace."""
+        """Whether most of the file consists of outdated lines: a later line gives the present state of the same job."""
         return self._fd >= 0 and self._size > 2 * self._compact + SLACK
 
     def append(self, data: bytes, first: int = 0) -> bool:
         """Append whole lines with one write.
 
-        Return False, without a write, if the file is not open or was removed, replaced or truncated; the caller then
-        has to call `write_new_file`. ``first``: number of bytes of ``data`` that belong to jobs without a line so far.
-        Raises OSError. An incomplete write is removed again, unless another program has appended lines after it.
+        If the file is not open, or was removed, replaced or truncated, nothing is written and the result is False. The
+        caller then has to call `write_new_file`. ``first``: how many bytes of ``data`` belong to jobs that had no line
+        before. Raises OSError if the write fails or is incomplete. Incomplete lines are removed again, unless another
+        program has appended lines after them.
         """
         if self._fd < 0:
             return False
@@ -103,9 +105,9 @@ class JournalFile:
     def write_new_file(self, pages: Iterable[bytes], last: Callable[[], bytes] = bytes) -> Generator[None, None, None]:
         """Write a new file in steps: first the lines to keep from the old file, then ``pages``.
 
-        The last step replaces the old file. Until then, lines can be appended to the old file. ``last`` returns the
-        lines of jobs that changed after their page was made. Raises OSError. An error before the replacement leaves the
-        old file unchanged.
+        The last step replaces the old file. Before this step, lines can be appended to the old file. ``last`` returns
+        the lines of the jobs that changed after their page was made. Raises OSError; the old file then stays unchanged,
+        unless the error comes after the replacement.
         """
         old = self._open_old()
         folder, name = os.path.split(self.path)
@@ -153,7 +155,7 @@ class JournalFile:
     # -- the old file -------------------------------------------------------------------------------------
 
     def _open_old(self) -> int:
-        """Return a descriptor of the old file, -1 if there is no file. Raises OSError if it must not be replaced."""
+        """Return a descriptor of the old file; -1 if there is none. Raises OSError if the file must not be replaced."""
         try:
             fd = plain(self.path, os.O_RDONLY)
         except FileNotFoundError:

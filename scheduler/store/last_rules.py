@@ -1,4 +1,4 @@
-"""Reads the retry rules of the last daemon from the settings that the last daemon stored."""
+"""Reads the retry rules of the last daemon. They are part of the settings in the store."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 A step is never changed, not even in its SQL comments: `recovery/salvage.py` replaces a damaged first page of a store
 with the first page of a new store. This works only if the same steps created both stores.
 
-`store/job_columns.py` lists the columns of the table `jobs`. A test compares the first step with this list, and each
-later column is added with the step of its version.
+`store/job_columns.py` lists the columns of the table `jobs`. A test compares the first step with this list. The step of
+a later version adds the columns that the list gives for this version.
 """
 
 from __future__ import annotations

@@ -31,7 +31,10 @@ class Places:
 
     @property
     def state_dir(self) -> str:
-        """The state folder (store, locks, attempt records): `.gpujob`, or `.gpujob-<stem>` for a renamed state file."""
+        """The state folder: it holds the store, the locks and the attempt records.
+
+        Its name is `.gpujob`, or `.gpujob-<stem>` if the state file has another name than usual.
+        """
         folder, name = os.path.split(self.state_file)
         stem = name[:-5] if name.endswith(".json") else name
         return os.path.join(folder, ".gpujob" if stem == DEFAULT_STEM else f".gpujob-{stem}")
@@ -115,8 +118,8 @@ class Places:
     def make(self) -> None:
         """Create the state folder and its subfolders, which only the owner may read.
 
-        Raises SchedulerError if a folder is a link, a file or belongs to another user, if the parent folder does not
-        exist, or if root would create the folders in a folder of a user.
+        Raises SchedulerError if the parent folder does not exist, if one of the folders belongs to another user or is a
+        link or a file, or if this process runs as root and the parent folder belongs to another user.
         """
         above = os.path.dirname(self.state_dir)
         if not os.path.isdir(above):  # not created: the path is more likely mistyped
@@ -141,8 +144,8 @@ def name_of(uid: int) -> str:
 def check_not_for_another(folder: str) -> None:
     """Raise SchedulerError if this process runs as root and the folder belongs to another user.
 
-    The user could not use files that root creates there. Sticky folders that everybody may write, such as /tmp, are
-    allowed.
+    The other user could not use files that root creates there. There is no error for sticky folders in which all users
+    may create files, such as /tmp.
     """
     if os.getuid() != 0:
         return

@@ -35,9 +35,9 @@ def read_state(
 ) -> SchedulerState:
     """Return the scheduler's state without jobs: GPUs, pauses, the lowest place in the queue, estimates of run times.
 
-    ``fetch``: returns the job with an id, by default from the store; ``missing``: returns a sentence about a file that
-    a job needs and that does not exist, else an empty text; ``may_start``: whether jobs may be started. A GPU that is
-    no longer managed stays in the ledger while jobs or leftover processes use it. Raises sqlite3.Error.
+    ``fetch``: returns the job with a given id; None: jobs are read from the store. ``missing``: returns a sentence
+    about a file that a job lacks; empty if the job lacks no file. ``may_start``: whether jobs may be started. A GPU
+    that is no longer managed stays in the ledger while jobs or leftover processes use it. Raises sqlite3.Error.
     """
     in_use = {gpu for job in rows.in_hand(connection) for gpu in job.gpus}
     in_use |= {gpu for holding, _ in rows.holdings(connection) for gpu in holding.gpus}
@@ -63,10 +63,10 @@ def read_state(
 def book_active(
     connection: sqlite3.Connection, state: SchedulerState, boot: str, now: Now
 ) -> tuple[list[Job], list[Holding], list[str]]:
-    """Book the GPUs of starting, running and stopping jobs and of leftover processes. Raises sqlite3.Error.
+    """Book the GPUs of starting, running and stopping jobs, and the GPUs of leftover processes. Raises sqlite3.Error.
 
-    Returns these jobs, the holdings of the current boot (``boot``: id of this boot), and the keys of holdings of
-    earlier boots, whose processes no longer exist.
+    Return (these jobs, the holdings of the current boot, the keys of the holdings of earlier boots). For holdings of
+    earlier boots no GPU is booked, because no process survives a reboot. ``boot``: id of the current boot.
     """
     in_hand, held, stale = list(rows.in_hand(connection)), [], []
     for holding, its_boot in rows.holdings(connection):

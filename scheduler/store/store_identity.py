@@ -15,7 +15,7 @@ from scheduler.store.paths import DEFAULT_STEM, Places
 def this_machine() -> str:
     """Return the id of this machine, or its host name if it has no id.
 
-    The result is not read from the state folder: if that folder is copied to another machine, the result differs there.
+    The id does not come from the state folder. So it differs on another machine to which the folder is copied.
     """
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         try:
@@ -31,30 +31,30 @@ def this_machine() -> str:
 def home_of(places: Places) -> str:
     """Return ``MACHINE:DEVICE:INODE:PATH`` of the state folder. This text identifies the place of the store.
 
-    A copy of the folder has another device or inode. A moved folder has another path; this matters because the store
-    knows watched files by their paths.
+    A copy of the folder has another device or inode. A moved folder has another path. The path matters because the
+    store records the paths of watched files.
     """
     status = os.stat(places.state_dir)
     return f"{this_machine()}:{status.st_dev}:{status.st_ino}:{os.path.realpath(places.state_dir)}"
 
 
 def belongs(made: str, here: str) -> bool:
-    """Return whether a store with the recorded place ``made`` belongs to the place ``here``.
+    """Return whether a store is at its recorded place. ``made``: the recorded place; ``here``: the present place.
 
-    A store without a recorded place belongs to each place. `home_of` describes the form of a place; old versions
-    recorded no path.
+    Both have the form of the result of `home_of`. If ``made`` is empty, the result is True. Old versions recorded the
+    place without the path; the path is then not compared.
     """
     return not made or made == here or here.startswith(made + ":")
 
 
 def moved_from(made: str, here: str) -> str:
-    """Return the folder in which the state folder was before it was moved; empty if it was not moved."""
+    """Return the folder that held the state folder before the state folder was moved; empty if it was not moved."""
     old, new = made.split(":", 3), here.split(":", 3)
     return os.path.dirname(old[3]) if len(old) == 4 and old[:3] == new[:3] and old[3] != new[3] else ""
 
 
 def check_original(made: str, here: str) -> None:
-    """Raise SchedulerError if the state folder is a copy and a scheduler still runs on the original.
+    """Raise SchedulerError if the state folder is a copy, and a scheduler still uses the original folder.
 
     ``made``: the place that the store has recorded; ``here``: the present place (`home_of`).
     """
@@ -79,7 +79,8 @@ def check_original(made: str, here: str) -> None:
 def check_home(db: Database, places: Places) -> None:
     """Raise SchedulerError if the store was made on another machine or in another folder.
 
-    A scheduler there may own the store's running jobs. Without an error, the current folder and host name are stored.
+    A scheduler on that machine or in that folder may still manage the running jobs. If there is no error, store the
+    current folder and host name.
     """
     here, made = home_of(places), rows.meta(db.connection, "home")
     host = rows.meta(db.connection, "host")

@@ -1,4 +1,4 @@
-"""Writes files completely or not at all. Only their owner can read them. To read files, see `system/safe_open.py`."""
+"""Writes files completely or not at all, with mode 0600. To read files, see `system/safe_open.py`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def replace_file(path: str, data: bytes, *, sync: bool = True) -> None:
     """Write ``data`` to a temporary file (0600), sync the file, and rename it to ``path``. Raises OSError.
 
     A link at ``path`` is replaced, not followed. After an error the old file stays, with one exception: if only the
-    sync of the folder failed, the file was already replaced. ``sync``: False to sync neither the file nor its folder.
+    sync of the folder failed, the file was already replaced. ``sync``: whether the file and its folder are synced.
     """
     aside = _write_temporary(path, data, sync)
     try:
@@ -38,7 +38,7 @@ def replace_file(path: str, data: bytes, *, sync: bool = True) -> None:
 
 
 def leftover_temporaries(path: str) -> list[str]:
-    """Return the paths of the temporary files that killed writers of ``path`` left in its folder."""
+    """Return the paths of temporary files for ``path``. They remain if a process is killed while it writes ``path``."""
     folder, name = os.path.split(path)
     start = f".{name}.new-"
     with contextlib.suppress(OSError):
@@ -74,9 +74,10 @@ def _write_temporary(path: str, data: bytes, sync: bool) -> str:
 def swap_file(path: str, data: bytes, there: bool, *, sync: bool = False) -> int:
     """Put a new file at ``path`` and return a descriptor of the old file, so that the caller can read the old contents.
 
-    ``there``: whether the caller expects a file at ``path``. If False, the result is -1. ``sync``: sync the new file,
-    but not its folder. Raises FileNotFoundError if the expected file does not exist, FileExistsError if a file exists
-    that was not expected, and other OSErrors. After an error the old file stays.
+    ``there``: whether the caller expects a file at ``path``; if not, the result is -1. ``sync``: whether the new file
+    is synced; its folder is not synced. Raises FileNotFoundError if the caller expects a file and there is none, and
+    FileExistsError if the caller expects no file and there is one. Raises OSError if the new file cannot be written.
+    After an error the old file stays.
     """
     aside = _write_temporary(path, data, sync)
     out = -1
@@ -103,9 +104,9 @@ def swap_file(path: str, data: bytes, there: bool, *, sync: bool = False) -> int
 
 
 def _open_file(path: str, shown: str) -> int:
-    """Return a descriptor of the plain file at ``path``. Raises OSError.
+    """Return a descriptor of the plain file at ``path``. Raises OSError if the file is not plain or cannot be opened.
 
-    If the file is not plain, the error names ``shown`` as the file.
+    ``shown``: the path that the error names if the file is not plain.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -115,7 +116,7 @@ def _open_file(path: str, shown: str) -> int:
 
 
 def _replace_plainly(aside: str, path: str, there: bool) -> int:
-    """Do the work of `swap_file` by link or rename, on file systems that cannot exchange two names, such as NFS."""
+    """Replace the file as `swap_file` does, on file systems that cannot exchange two names, such as NFS."""
     if not there:
         os.link(aside, path, follow_symlinks=False)
         return -1
@@ -145,7 +146,7 @@ def _renameat2() -> Callable[[str, str, int], None]:
 
 
 def has_writer(fd: int) -> bool:
-    """Return whether a process has this file open for writing. If the file system cannot tell, return True.
+    """Return whether a process has this file open for writing. If this cannot be found out, return True.
 
     The kernel grants a read lease only on a file that no process has open for writing (fcntl(2), F_SETLEASE).
     """
@@ -160,7 +161,7 @@ def has_writer(fd: int) -> bool:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of ``data``. Raises OSError."""
+    """Write ``data`` completely, with several writes if needed. Raises OSError."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
@@ -178,12 +179,12 @@ def sync_folder(folder: str) -> None:
 def append_line(path: str, line: str, check: Callable[[os.stat_result], None] = lambda status: None) -> None:
     """Append one line with a single write, and sync the file. Raises OSError.
 
-    If the last line of the file has no newline, a newline is written first. Half a line might be read as another job.
-    So disk space is reserved first, and nothing is written if the disk is full. If the write is still incomplete, the
-    written part is turned into a comment.
+    If the last line of the file has no newline, a newline is written first. An incomplete line might be read as another
+    job. So disk space is reserved first, and nothing is written if the disk is full. If the write is incomplete all the
+    same, the written part is turned into a comment.
 
-    ``check`` gets the stat of the opened file and raises an exception if the file must not be written. Links are
-    resolved before the file is opened, so a link that is created afterwards is not followed.
+    ``check``: called with the stat of the opened file; raises an exception if the file must not be written. Links are
+    resolved before the file is opened, so a link that is created later is not followed.
     """
     path = os.path.realpath(path)
     new = not os.path.lexists(path)

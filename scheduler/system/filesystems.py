@@ -1,4 +1,4 @@
-"""Properties of file systems by statfs(2) number: shared between machines, kept in memory, or without file modes."""
+"""Kinds of file systems by statfs(2) number: some are shared between machines, in memory, or without file modes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Lets a command that runs as a fork of the warm process ask for a process of its own."""
+"""Lets a command that runs in a fork of the warm process continue in the process that the user started.
+
+The warm process holds the imported program in memory, so a command that runs in a fork of this process starts fast.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ from typing import ClassVar
 
 
 class NeedsOwnProcess(BaseException):
-    """Raised if the command must run again, from its beginning, in the process that the user started."""
+    """Raised in a fork if the command must run again, from its beginning, in the process that the user started."""
 
 
 class ForkedCommand:
     """Facts about the command that this process runs.
 
-    ``here``: whether this process is a fork of the warm process. ``stays``: whether the command has announced, by
-    `need_own_process`, that it needs the process that the user started.
+    ``here``: whether this process is a fork of the warm process. ``stays``: whether the command has called
+    `need_own_process` with ``stays``.
     """
 
     here: ClassVar[bool] = False
@@ -25,9 +28,11 @@ def need_own_process(*, stays: bool = True) -> None:
 
     A fork has no terminal of its own, and ends together with the warm process. So a command calls this function
     before it asks a question, waits for a long time, replaces itself with another program, or starts a process that
-    outlives it. The command must not have printed anything nor run a user's command before (so it calls this function before
-    `state_file_for`, which may print a note), and must give the same result when it runs again.
-    ``stays``: False leaves `ForkedCommand.stays` unchanged.
+    outlives the command.
+
+    Before this call, the command must not print anything and must not run a user's command. So it calls this function
+    before `state_file_for`, which may print a note. The command must have the same effect when it runs again.
+    ``stays``: whether to set `ForkedCommand.stays`.
     """
     ForkedCommand.stays = ForkedCommand.stays or stays
     if ForkedCommand.here:

@@ -14,7 +14,10 @@ _TAKEN = frozenset({errno.EWOULDBLOCK, errno.EACCES, errno.EINTR})
 
 
 def try_lock(fd: int, how: int = fcntl.LOCK_EX) -> bool:
-    """Lock a file; return False if the file is locked already. Raises OSError where locks are not supported."""
+    """Lock a file. Return False if another process has the lock. Raises OSError if the file system has no locks.
+
+    ``how``: LOCK_EX for an exclusive lock, LOCK_SH for a shared lock.
+    """
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
     except OSError as error:
@@ -25,7 +28,10 @@ def try_lock(fd: int, how: int = fcntl.LOCK_EX) -> bool:
 
 
 def lock_within(fd: int, wait_s: float, poll_s: float = POLL_S) -> bool:
-    """Wait up to ``wait_s`` seconds to lock a file; return whether it was locked. Raises OSError like `try_lock`."""
+    """Wait up to ``wait_s`` seconds for the lock of a file. Return whether this process now has the lock.
+
+    Raises OSError if the file system has no locks.
+    """
     until = time.monotonic() + wait_s
     while not try_lock(fd):
         if time.monotonic() >= until:

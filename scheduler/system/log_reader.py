@@ -1,4 +1,4 @@
-"""Readers of job logs. A log may be packed, truncated, replaced by another file or a FIFO, or larger than memory.
+"""Readers of job logs. A log may be packed, or larger than memory. A job may truncate or replace its log.
 
 `LogReader` reads forwards and follows a growing log; `LogWindow` reads at any position up to the current end.
 """
@@ -19,10 +19,10 @@ LONGEST_LINE_SHOWN = 64 << 10  # bytes shown of the end of a line whose start is
 
 
 class LogReader:
-    """An open log that is read forwards. Raises OSError if ``path`` cannot be opened as a plain file.
+    """An open log that is read forwards. Raises OSError if ``path`` is no plain file or cannot be opened.
 
-    ``unpack``: unpack the log if it is packed; ``ours``: do not follow a link; ``at``: position in the file, that is,
-    the number of bytes read so far.
+    ``unpack``: whether a packed log is unpacked; ``ours``: whether the scheduler has made the file, so that a link at
+    ``path`` is an error; ``at``: position in the file, which is the number of bytes read so far.
     """
 
     def __init__(self, path: str, *, unpack: bool = True, ours: bool = False) -> None:
@@ -77,7 +77,7 @@ class LogReader:
                 yield from self._unpacker.feed(data)
 
     def is_cut(self) -> bool:
-        """Return whether the file was truncated, that is, became shorter than the part that was read."""
+        """Return whether the file was truncated: it is shorter than the part that was already read."""
         return self.size < self.at
 
     def is_replaced(self) -> bool:
@@ -91,9 +91,9 @@ class LogReader:
         self._unpacker = Unpacker() if self._unpacker is not None else None
 
     def trouble(self) -> str:
-        """Return why the log cannot be shown completely, or an empty text.
+        """Return why a packed log cannot be shown completely; empty if there is no such problem.
 
-        Only a packed log can have such a problem. The result depends on the part that was read so far.
+        The result depends on the part of the log that was read so far. A log that is not packed has no such problem.
         """
         if self._unpacker is None:
             return ""
@@ -108,7 +108,7 @@ class LogReader:
         """Go to the start of the last ``most`` lines. Return whether the new position is inside a line.
 
         The search runs backwards from the end of the log, so its cost does not depend on the size of the log. If a line
-        is longer than about ``step_back`` bytes, the search stops inside this line. Not for logs that are unpacked.
+        is longer than about ``step_back`` bytes, the search stops inside this line. The log must not be packed.
         """
         end = position = newest = self.size
         found = 0
@@ -132,10 +132,11 @@ class LogReader:
 
 
 class LogWindow:
-    """A log that can be read at any position up to the end that it had when it was opened. Raises OSError.
+    """A log that can be read at any position. What a job writes after the log was opened is not read.
 
     ``keep``: how many bytes of the end of a packed log are kept in memory; ``size``: length of the unpacked log in
     bytes; ``cut``: whether a packed log is only read in part, because it unpacks to ``most_unpacked`` bytes or more.
+    Raises OSError if ``path`` is no plain file or cannot be read.
     """
 
     def __init__(self, path: str, *, keep: int, most_unpacked: int = MOST_UNPACKED, ours: bool = False) -> None:
@@ -160,7 +161,7 @@ class LogWindow:
 
     @property
     def at_hand(self) -> int:
-        """Number of bytes at the end that can be read without unpacking the log again."""
+        """Number of bytes at the end of the log that can be read without unpacking the log again."""
         return len(self._end) if self._packed else self.size
 
     def _unpack_all(self, keep: int, most: int) -> None:
@@ -202,7 +203,8 @@ class LogWindow:
     def last_lines(self, most: int, within: int) -> tuple[int, bool]:
         """Return the position of the last ``most`` lines, and whether this position is inside a line.
 
-        Only the last ``within`` bytes of the log are searched. If they have fewer lines, the position is later.
+        Only the last ``within`` bytes of the log are searched. If they hold fewer whole lines, the result is the first
+        whole line. If they hold no whole line, the result is a position inside the last line.
         """
         if not most:
             return self.size, False

@@ -1,4 +1,4 @@
-"""Starts this program again as a separate process: a scheduler in the background, or the web page."""
+"""Starts this program again as a separate process, for a scheduler in the background or for the web page."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def start_own(
 ) -> int:
     """Start a command in a new session, with /dev/null as its input, and return its pid. Raises OSError.
 
-    ``words``: the command line, for example from `own_command`. ``files``: descriptor number in the new process →
-    descriptor of this process that is duplicated; other descriptors are inherited as usual.
+    ``words``: the command line, for example from `own_command`. ``files``: descriptor in the new process → descriptor
+    of this process for the same file; all other descriptors are inherited as usual.
     ``folder``: working folder of the new process; empty: the folder of this process.
     """
     need_own_process(stays=False)

@@ -13,8 +13,8 @@ _MAGIC = b"\x1f\x8b"
 class Unpacker:
     """Unpacks one log. The caller passes the bytes of the log piece by piece to `feed`.
 
-    Data that are not packed are returned unchanged. Such a log exists if a job could not be started: it may hold only
-    the reason as text.
+    Data that are not packed are returned unchanged. If a job could not be started, its log may hold only the reason, as
+    text that is not packed.
     """
 
     def __init__(self) -> None:
@@ -25,11 +25,11 @@ class Unpacker:
 
     @property
     def has_end(self) -> bool:
-        """Whether the data fed so far is complete: the last gzip stream has ended, or the data is not packed."""
+        """Whether the data passed so far are complete: the last gzip stream has ended, or the data are not packed."""
         return self._plain is not False or self._machine.eof
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the unpacked contents of ``data`` in pieces. After damage, this and later calls yield no more."""
+        """Yield the unpacked contents of ``data`` in pieces. The contents after a damaged place are not yielded."""
         if self._plain is None:
             self._head += data
             if len(self._head) < len(_MAGIC):

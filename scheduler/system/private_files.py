@@ -7,9 +7,9 @@ import time
 
 
 def new_private(path: str, flags: int = os.O_WRONLY, *, make_folder: bool = False) -> int:
-    """Create a file with mode 0600 and return its descriptor. ``make_folder``: create a missing folder too (0700).
+    """Create a file with mode 0600 and return its descriptor. ``make_folder``: create a missing folder, too (0700).
 
-    Raises FileExistsError if the path names a file or link already, and other OSErrors.
+    Raises FileExistsError if there is already a file or link at ``path``, and OSError if no file can be created.
     """
     flags |= os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     try:

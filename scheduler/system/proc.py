@@ -22,7 +22,7 @@ def boot_id() -> str:
 
 
 def whole(path: str) -> bytes:
-    """Return the contents of a file of /proc. Raises OSError. `open` would make three more system calls."""
+    """Return the contents of a file of /proc. Raises OSError. It makes three system calls less than `open`."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = piece = os.read(fd, PIECE)
@@ -35,9 +35,9 @@ def whole(path: str) -> bytes:
 
 
 def stat_fields(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat without the first two, pid and name. Raises OSError.
+    """Return the fields of /proc/PID/stat from the third field on. The first two fields are pid and name.
 
-    So the state of the process has index 0, and its start time has index 19.
+    So the state of the process has index 0, and its start time has index 19. Raises OSError if the pid is free.
     """
     # The name before them is in parentheses, and may itself contain parentheses and blanks.
     return whole(f"/proc/{pid}/stat").rpartition(b")")[2].split()

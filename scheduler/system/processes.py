@@ -40,9 +40,9 @@ class Seen:
 
 
 def _unless_short(error: OSError) -> None:
-    """Raise ``error`` again if it only shows that this process is short of descriptors or memory (`SHORT_OF`).
+    """Raise ``error`` again if it means that this process has no free descriptor or memory (`SHORT_OF`).
 
-    Such an error does not show whether the process in question exists.
+    Such an error does not tell whether the process exists whose files were to be read.
     """
     if error.errno in SHORT_OF:
         raise error
@@ -51,7 +51,7 @@ def _unless_short(error: OSError) -> None:
 def seen(pid: int) -> Seen | None:
     """Return the process that has this pid now; None if no process has it.
 
-    Raises OSError if /proc cannot be read for lack of descriptors or memory (`SHORT_OF`).
+    Raises OSError if /proc cannot be read because this process has no free descriptor or memory (`SHORT_OF`).
     """
     try:
         fields = stat_fields(pid)
@@ -78,9 +78,9 @@ def stands(process: Process) -> bool:
 def zombie_status(process: Process) -> int | None:
     """Return the wait status of a zombie; None if the process is no zombie or the status cannot be read.
 
-    The status is field 52 of /proc/PID/stat. The kernel shows 0 in this field if we may not trace the process (a
-    process of another user, or a setuid program such as `sudo`). This 0 would look like exit code 0. So the function
-    also reads the link /proc/PID/ns/pid, which fails without the same permission. Raises OSError as `seen` does.
+    The status is field 52 of /proc/PID/stat. If we may not trace the process (a process of another user, or a setuid
+    program such as `sudo`), the kernel shows 0 in this field. This 0 would look like exit code 0. So the function also
+    reads the link /proc/PID/ns/pid. This fails if we may not trace the process. Raises OSError as `seen` does.
     """
     try:
         fields = stat_fields(process.pid)
@@ -125,7 +125,10 @@ def open_pidfd(process: Process) -> int:
 
 
 def send(process: Process, number: int) -> bool:
-    """Send a signal to this process; return False if it is gone or the signal is not permitted. Raises OSError."""
+    """Send a signal to this process. Return False if the process has ended or the signal is not permitted.
+
+    Raises OSError if the process cannot be examined.
+    """
     fd = open_pidfd(process)
     if fd < 0:
         return False
@@ -139,9 +142,9 @@ def send(process: Process, number: int) -> bool:
 
 
 def become_subreaper() -> None:
-    """Make this process the parent of all orphans among its descendants, so that no process of a job escapes.
+    """Let this process become the parent of its descendants whose own parent ends, so that no process of a job escapes.
 
-    Raises OSError.
+    Raises OSError if the kernel refuses.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
@@ -170,8 +173,8 @@ JOB_NAMES = ("GPUJOB_ID", "GPUJOB_ATTEMPT", "GPUJOB_STATE_FILE")  # the variable
 class Mark:
     """The mark of an attempt: variables in the environment of all its processes, unless a process removed them.
 
-    ``names``: names of the three variables (job, attempt, state file). Commands of `track` use other names than jobs,
-    since these commands may run within a job (`track/plan.py`).
+    ``names``: names of the three variables (job, attempt, state file). The commands of `gpujob track` may run within a
+    job, so other names are used for them than for jobs (`track/plan.py`).
     """
 
     job: int
@@ -180,7 +183,7 @@ class Mark:
     names: tuple[str, str, str] = JOB_NAMES
 
     def is_of_another(self, entries: Collection[bytes]) -> bool:
-        """Return whether the environment ``entries`` carry the mark of another attempt of the same scheduler."""
+        """Return whether the environment ``entries`` have the mark of another attempt of the same scheduler."""
         job, attempt, state_file = self.lines()
         if state_file not in entries or {job, attempt} <= set(entries):
             return False
@@ -237,8 +240,9 @@ def is_supervisor(pid: int, state_file: str) -> bool:
 def starter_lives(key: str, state_file: str) -> bool:
     """Return whether a live process may still start the attempt ``key``.
 
-    Such a process is the attempt's shim, or the supervisor of a previous daemon while its socket is open. (It closes
-    the socket when it has read all start messages.) It can also be a process that a shim or supervisor has just forked.
+    Such a process is the attempt's shim, or a supervisor of a previous daemon that has not read all start messages yet.
+    (A supervisor closes its socket after the last message.) A process that a shim or supervisor has just forked counts,
+    too.
     """
     ours = SUPERVISOR_MARK + os.fsencode(state_file)
     handed = b"/" + os.fsencode(key) + b".launch"

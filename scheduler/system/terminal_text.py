@@ -1,4 +1,4 @@
-"""Converts text for terminals, so that the text fits their character set and cannot control them."""
+"""Converts text for a terminal, so that the text fits the terminal's character set and cannot control the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TURNING = "[\u202a-\u202e\u2066-\u2069]"  # change the direction of text
 
 
 def _plainly(error: UnicodeError) -> tuple[str, int]:
-    """Handle characters that a codec cannot encode: typographic ones are replaced by ASCII, all others are escaped."""
+    """Handle characters that a codec cannot encode: replace typographic characters by ASCII, escape all others."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     found = error.object[error.start : error.end]
@@ -30,7 +30,7 @@ codecs.register_error("gpujob", _plainly)
 
 
 def charset() -> str:
-    """Return the encoding that output has to fit: ASCII if the user's locale is C or POSIX, else that of stdout."""
+    """Return the encoding of the output: ASCII if the user's locale is C or POSIX, else the encoding of stdout."""
     said = os.environ.get("LC_ALL") or _ctype() or os.environ.get("LANG")
     return "ascii" if said in ("C", "POSIX") else getattr(sys.stdout, "encoding", None) or "utf-8"
 
@@ -64,7 +64,7 @@ def shown(text: str) -> str:
 
 
 def safe(text: object) -> str:
-    """Return ``text`` as it can be printed safely on a terminal.
+    """Return ``text`` in a form that can be printed on a terminal without side effects.
 
     Control characters, line breaks and characters that change the text direction are escaped. Characters that the
     encoding of the output lacks are replaced.

@@ -1,4 +1,4 @@
-"""Waits for a condition that no event announces, by checking it repeatedly up to a time limit."""
+"""Waits for a condition about which there is no event: checks the condition repeatedly, up to a time limit."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ BY_SIGNAL = 128
 
 
 def run(words: Sequence[str]) -> int:
-    """Run a `track` command line and return the exit code. Raises SchedulerError."""
+    """Run a `gpujob track` command line and return the exit code. Raises SchedulerError."""
     typed = read(words)
     if typed.verb == "help":
         print(HELP, end="")
@@ -103,7 +103,10 @@ def retry(tracker: Tracker, typed: Typed) -> int:
 
 
 def run_all(tracker: Tracker, typed: Typed) -> int:
-    """Run all pending commands one after another. If another `run-all` of the session runs, wait for its end first."""
+    """Run all pending commands one after another.
+
+    If another `run-all` runs commands of this session, first wait for the end of that `run-all`.
+    """
     with Work(tracker, typed) as work, tracker.files.running_all(tracker.name) as turn:
         said = False
         while not turn.come():
@@ -117,7 +120,7 @@ def run_all(tracker: Tracker, typed: Typed) -> int:
 
 
 class Work:
-    """Runs commands in the foreground: shows their output unchanged, and prints a line about the result of each."""
+    """Runs commands in the foreground. Shows the output of each command, then prints a line about the result."""
 
     def __init__(self, tracker: Tracker, typed: Typed) -> None:
         need_own_process()
@@ -173,7 +176,7 @@ class Work:
         return self._code(command.status != DONE)
 
     def _note_running(self) -> None:
-        """Print a note for each command that still runs: it may use the GPU that the next command needs."""
+        """Print a note for each command that still runs, because it may use the GPU that the next command needs."""
         for command in self.tracker.session().having(RUNNING):
             who = f"pid {command.job.process.pid}" if command.job.process is not None else "starting"
             self.out.aside(f"[{command.id}] still runs ({who}); only run-all waits for its end")
@@ -181,7 +184,7 @@ class Work:
     def all(self) -> int:
         """Watch commands of killed trackers to their ends, then run all pending commands; return the exit code.
 
-        Stops after the first command that ends as interrupted.
+        Stops after the first command whose state is then interrupted.
         """
         skip, tally = self.typed.skip_errors, Tally()
         left = [command.id for command in self.tracker.session().commands if is_abandoned(command)]
@@ -224,9 +227,9 @@ class Work:
 def _in_background() -> bool:
     """Return whether stdin is a terminal on which this process is in the background.
 
-    The kernel stops a background process that reads from its terminal. It would not stop the command, which runs in a
-    session of its own: the command would take input that is meant for the shell. So in the background the command gets
-    no stdin. Also True if stdin is a terminal that does not control this process.
+    The kernel stops a background process that reads from its terminal. It would not stop the command, because the
+    command runs in its own session. The command would then take input that is meant for the shell. So in the background
+    the command gets no stdin. The result is also True if stdin is a terminal that does not control this process.
     """
     try:
         return os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
@@ -247,7 +250,7 @@ class Out:
         self._fresh = True
 
     def raw(self, data: bytes) -> None:
-        """Write output of a command. Raises OSError if stdout has no reader; after that, calls do nothing."""
+        """Write output of a command. Raises OSError if stdout has no reader; further calls then do nothing."""
         if self.gone:
             return
         self._fresh = data.endswith(b"\n")

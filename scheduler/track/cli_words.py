@@ -62,7 +62,8 @@ HELP_WORDS = ("-h", "--help")
 class Typed:
     """A parsed command line.
 
-    ``text``: the command to run; for `init`, the name of the session. ``session``: id of a session; empty: the newest.
+    ``text``: the command to run; for `init`, the name of the session. ``session``: id of a session; empty: the newest
+    session.
     """
 
     verb: str

@@ -48,9 +48,9 @@ class TrackerProcess:
 class Command:
     """A command of a session.
 
-    ``job``: the state of the command; ``job.spec.cwd`` is relative to the session's root folder, ``job.log`` to the
-    session's log folder. ``last_output``: last lines of the command's log; ``tracker``: the tracker that has claimed
-    the command, or None.
+    ``job``: the state of the command. ``job.spec.cwd`` is relative to the session's root folder. ``job.log`` is
+    relative to the session's log folder. ``last_output``: last lines of the command's log. ``tracker``: the tracker
+    that has claimed the command, or None.
     """
 
     job: Job
@@ -121,9 +121,10 @@ class Session:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of the commands of one `run-all`.
+    """Counts of the commands that one `run-all` ran.
 
-    ``skipped``: commands that failed and were then skipped. ``ran``: all commands, also the failed and the skipped.
+    ``ran``: number of all these commands. ``failed``: number of commands that failed. ``skipped``: number of commands
+    that failed and were then marked as skipped.
     """
 
     ran: int = 0
@@ -164,7 +165,10 @@ def _job(number: int, text: str, folder: str, now: float) -> Job:
 
 
 def claim(command: Command, tracker: TrackerProcess, attempt: int, now: float) -> None:
-    """Claim a command that is pending or has ended, for a new attempt by ``tracker``. Raises InvalidMove if it runs."""
+    """Claim a command for a new attempt by ``tracker``. The command is pending or has ended.
+
+    Raises InvalidMove if the command runs.
+    """
     job = command.job
     if job.state is not JobState.PENDING:
         move(job, Move.REQUEUED, now)
@@ -177,17 +181,17 @@ def claim(command: Command, tracker: TrackerProcess, attempt: int, now: float) -
 
 
 def stop_asked(command: Command, why: str, now: float) -> None:
-    """Record that a running command is being stopped. Whatever its exit code, the command then ends as interrupted."""
+    """Record that a running command is being stopped. It then ends as interrupted, whatever its exit code is."""
     if command.job.state in (JobState.STARTING, JobState.RUNNING):
         move(command.job, Move.STOP_ASKED, now)
         command.job.stop_why, command.job.stop_at = why, now
 
 
 def take(command: Command, observation: Observation, *, skip_errors: bool = False) -> None:
-    """Change the command's state as an observation requires. Observations of other attempts are ignored.
+    """Change the command's state as an observation of its last attempt requires. Ignore observations of other attempts.
 
-    The observation comes from the runner, or from the search for attempts after a crash. ``skip_errors``: mark the
-    command as skipped if it fails without being stopped.
+    The observation comes from the runner, or from the search for attempts after a crash. ``skip_errors``: if the
+    command fails and was not stopped, mark it as skipped.
     """
     job = command.job
     if not is_of(observation, job):
@@ -248,8 +252,8 @@ def _restart(job: Job) -> None:
 def _settle(command: Command, ending: Meaning, at: float, why: str = "", skip: bool = False) -> None:
     """Move a command to its final state.
 
-    ``why``: reason of a failure; it is ignored for a stopped command, which keeps the reason for the stop. ``skip``:
-    mark a failed command as skipped.
+    ``why``: reason of a failure. A stopped command keeps the reason why it was stopped, and ``why`` is ignored.
+    ``skip``: mark a failed command as skipped.
     """
     why = {Move.STOPPED: command.job.stop_why, Move.SUCCEEDED: ""}.get(ending.how, why)
     move(command.job, ending.how, at)

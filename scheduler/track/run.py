@@ -58,7 +58,7 @@ class Gives(Protocol):
 
 
 class Signals:
-    """Context in which the signals that would end the tracker are only recorded, because its command must end first.
+    """Context in which a signal does not end the tracker, but is only recorded, because the command must end first.
 
     ``keep``: if True, SIGHUP is ignored. A signal that was ignored when the tracker started (by nohup, or by a shell
     for a background process) stays ignored.
@@ -107,7 +107,7 @@ class Signals:
 
 
 class Follower(threading.Thread):
-    """Thread that shows a log as it grows, so that a blocked terminal blocks only this thread and not the tracker.
+    """Thread that shows a log as it grows. A blocked terminal blocks only this thread, and not the tracker.
 
     ``at``: offset in bytes at which the thread begins to read the log.
     """
@@ -118,7 +118,7 @@ class Follower(threading.Thread):
         self._over, self._cut = threading.Event(), False
 
     def run(self) -> None:
-        """Show the log until `finish` was called and all of it is shown."""
+        """Show the log until `finish` was called and the whole log is shown."""
         with contextlib.suppress(OSError):  # no log, an unreadable log, or no reader of our output
             with LogReader(self.path, unpack=False, ours=True) as log:
                 log.at = self.at
@@ -156,9 +156,9 @@ class Follower(threading.Thread):
 class Foreground:
     """Runs commands of a session in the foreground. ``keep``: see `Signals`.
 
-    ``show``: called with the output of commands; ``begun``: called with each command that is started or adopted;
-    ``gives``: called with the log folder; returns the `Gives` that gives stdin to the commands, or None if the commands
-    get no stdin.
+    ``show``: called with the output of commands. ``begun``: called with each command that is started or adopted.
+    ``gives``: called with the log folder; returns the `Gives` object that passes stdin to the commands, or None if the
+    commands get no stdin.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Foreground:
 
     @property
     def ending_signal(self) -> int:
-        """Number of the signal that asked the tracker to end; 0 if none did."""
+        """Number of the signal that asked the tracker to end; 0 if no signal has arrived."""
         return self.signals.caught[0] if self.signals.caught else 0
 
     @property
@@ -206,7 +206,7 @@ class Foreground:
     def run(self, pick: Pick, *, skip_errors: bool = False) -> Command | None:
         """Run the command that ``pick`` chooses. After its end, return the command with its new state.
 
-        Return None if ``pick`` finds no command. ``skip_errors``: mark the command as skipped if it fails. Raises
+        Return None if ``pick`` finds no command. ``skip_errors``: if the command fails, mark it as skipped. Raises
         SchedulerError, OSError.
         """
         runner = self.runner
@@ -246,7 +246,10 @@ class Foreground:
         plan.claim(command, self.me, attempt, time.time())
 
     def claim_new_attempt(self, number: int, observation: Observation) -> Command:
-        """Record that the last attempt of a command never began (``observation``), and claim a new attempt."""
+        """Claim a new attempt of a command, and record that its last attempt never began.
+
+        ``observation``: the observation which says that the last attempt never began.
+        """
         with self.tracker.files.changing(self.tracker.name) as session:
             command = session.command(number)
             plan.take(command, observation)
@@ -292,9 +295,9 @@ class _Run:
     def until_ended(self, start: Callable[[Command], None] | None, shown: int = 0) -> Command:
         """Start or adopt the command, watch it until its end is recorded, and return it.
 
-        ``start``: function that starts the command; None: adopt it. ``shown``: number of bytes of its log that were
-        shown before. Raises SchedulerError, OSError. After an error the supervisor still writes the end to the attempt
-        record, and the next call of `track` reads it there.
+        ``start``: function that starts the command; None: adopt the command. ``shown``: number of bytes of the
+        command's log that were shown before. Raises SchedulerError, OSError. After an error the supervisor still writes
+        the end to the attempt record, and the next call of `track` reads it there.
         """
         self.start = start
         if start is not None:
@@ -383,9 +386,9 @@ class _Run:
     # -- signals and stopping -----------------------------------------------------------------------------
 
     def _act_on_signals(self) -> None:
-        """Pass the first signal to the command. If processes survive, send SIGTERM and later SIGKILL.
+        """Pass the first signal on to the command. If processes of the command survive, send SIGTERM and later SIGKILL.
 
-        A second Ctrl-C sends SIGKILL at once.
+        A second Ctrl-C sends SIGKILL immediately.
         """
         now = time.monotonic()
         if len(self.signals.caught) > self.heard:

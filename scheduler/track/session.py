@@ -97,10 +97,10 @@ class Tracker:
         return attempt_record.read(self.record(command)).kind is Record.ENDED
 
     def dated(self, command: Command, observation: Observation) -> Observation:
-        """Return ``observation``, with a better time and reason if no supervisor recorded the command's end.
+        """Return ``observation``. If no supervisor recorded the command's end, correct the time and the reason.
 
-        The time is then that of the last output (`last_sign`). The reason of a loss says "the tracker" instead of "the
-        scheduler", or says that the machine was restarted.
+        The time is then the time of the last output (`last_sign`). In the reason of a loss, "the scheduler" is replaced
+        by "the tracker". If the machine was restarted, the reason says this instead.
         """
         if not isinstance(observation, (Lost, Ended)) or self.is_written_down(command):
             return observation
@@ -114,8 +114,8 @@ class Tracker:
     def last_sign(self, command: Command) -> float:
         """Return the time of the command's last output, in seconds since 1970 (UTC).
 
-        If the command has written nothing, return the time of its start. The returned time counts as the end of a
-        command whose end is not recorded.
+        If the command has written nothing, return the time of its start. If the end of a command is not recorded, the
+        returned time counts as the time of its end.
         """
         started = command.job.started_at or time.time()
         try:
@@ -148,7 +148,10 @@ class Tracker:
         self.files.delete(self.name, self._check_idle)
 
     def _check_idle(self) -> None:
-        """Raise SchedulerError if a command runs. If the session file is damaged, look at the attempt records."""
+        """Raise SchedulerError if a command runs.
+
+        If the session file is damaged, the attempt records show which commands run.
+        """
         try:
             session = self.files.read(self.name)
             self.settle(session)

@@ -202,9 +202,9 @@ class SessionFiles:
     def _locked(self, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
         """Hold the lock on all session files.
 
-        Raises NoSession if the folder of the sessions does not exist, and SchedulerError if the lock is not free within
-        ``wait_s`` seconds. If the lock file is removed or replaced during the wait, the file that then has its name is
-        locked; a missing file is created.
+        Raises NoSession if the folder of the sessions does not exist. Raises SchedulerError if the lock is not free
+        within ``wait_s`` seconds. If the lock file is removed or replaced during the wait, the new lock file is used;
+        if it is missing, it is created.
         """
         path = os.path.join(self.sessions_dir, LOCK)
         until = time.monotonic() + wait_s
@@ -239,14 +239,14 @@ class SessionFiles:
 
 
 class Turn:
-    """The lock of a `run-all`: one process at a time runs all commands of a session. ``path``: the lock file."""
+    """The lock of a `run-all`. Only one process at a time runs all commands of a session. ``path``: the lock file."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.fd = _private(path)
 
     def come(self) -> bool:
-        """Take the lock if it is free, and write this process's pid to the file; return whether the lock was taken."""
+        """Take the lock if it is free, and write this process's pid to the lock file. Return whether this succeeded."""
         if not try_lock(self.fd):
             return False
         os.ftruncate(self.fd, 0)

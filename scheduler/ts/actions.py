@@ -32,9 +32,10 @@ NAMES = {
 
 
 class Actions:
-    """The actions of `ts`. Each method takes the option's value (None: not given) and returns the exit code.
+    """The actions of `ts`.
 
-    The methods raise Mistake, RequestError and SchedulerError.
+    Each method takes the value of its option (None: no value is given) and returns the exit code. The methods raise
+    Mistake, RequestError and SchedulerError.
     """
 
     def __init__(self, spooler: Spooler) -> None:

@@ -78,7 +78,7 @@ def parents_of(job: Job) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return ``text``; if it is longer than ``most``, its first ``most`` - 5 characters and ``...``."""
+    """Return ``text``. A text longer than ``most`` is cut to its first ``most`` - 5 characters and ``...``."""
     return text if len(text) <= most else f"{text[: most - 5]}..."
 
 

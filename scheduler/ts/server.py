@@ -1,12 +1,12 @@
 """The server of a `ts` call. Each TS_SOCKET has its own server.
 
-The first call starts the server, and -K ends it; a call after -K starts another server. The time from the first call to
--K is a generation of the server (``life`` in the code). A generation is an ordinary scheduler with its own state file,
-config and store.
+The first call starts the server, and -K ends it. The next call after -K starts another server. The time from the first
+call to -K is a generation of the server (``life`` in the code). A generation is an ordinary scheduler with its own
+state file, config and store.
 
-All files of one TS_SOCKET are in one private folder. This folder is beside the socket's path if nobody else can write
-there, else below `$XDG_STATE_HOME/gpujob/ts`. It has a numbered folder for each generation. Its file `current` contains
-the number of the current generation, or 0 if there is none.
+All files of one TS_SOCKET are in one private folder. If only this user can write beside the socket's path, this folder
+is there; otherwise it is below `$XDG_STATE_HOME/gpujob/ts`. The private folder has a numbered folder for each
+generation. Its file `current` contains the number of the current generation, or 0 if there is none.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def temporary(environ: Mapping[str, str]) -> str:
 def folder_of(environ: Mapping[str, str]) -> str:
     """Return the private folder of the server, beside the socket's path or below the user's state folder.
 
-    If the folder already exists at one of these places, that one is returned.
+    If the folder already exists at one of these two places, return the existing folder.
     """
     path = socket_of(environ)
     beside = f"{path}.gpujob"
@@ -132,7 +132,8 @@ class Server:
     def in_office(self) -> int:
         """Return the pid of the running daemon; 0 if no daemon runs or the daemon's pid is not recorded yet.
 
-        The recorded pid may be that of a previous daemon, so start time and boot id are compared with the process.
+        The recorded pid may be the pid of a previous daemon. So the recorded start time and boot id are compared with
+        the process.
         """
         told = holder(self.places) if daemon_alive(self.places) else {}
         return int(told["pid"]) if _is_running(told) else 0
@@ -140,7 +141,7 @@ class Server:
     # -- beginning ----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin a generation if there is none, and start its daemon unless it runs. Raises SchedulerError."""
+        """Begin a generation if there is none. Start its daemon if the daemon does not run. Raises SchedulerError."""
         if self.alive() or (self.exists() and self._starting()):
             return
         make_private_folder(self.folder)
@@ -154,7 +155,10 @@ class Server:
                 self._start()
 
     def go_on(self) -> bool:
-        """Start the daemon again unless it runs; return False if -K ended this generation. Raises SchedulerError."""
+        """Start the daemon again if it does not run. Return False if -K ended this generation.
+
+        Raises SchedulerError.
+        """
         if self.alive() or self._starting():
             return True
         with self._locked():
@@ -173,7 +177,7 @@ class Server:
         return sorted(int(name) for name in os.listdir(self.folder) if name.isascii() and name.isdigit())
 
     def _forget_lives(self, lives: list[int]) -> None:
-        """Delete old generations, except the `LIVES_KEPT` newest and those with jobs that may still run."""
+        """Delete old generations, except the `LIVES_KEPT` newest ones and those with jobs that may still run."""
         import shutil
 
         for life in lives[:-LIVES_KEPT]:
@@ -185,7 +189,10 @@ class Server:
                     shutil.rmtree(home)
 
     def _new_life(self, number: int) -> None:
-        """Create generation ``number`` with the settings of this environment; finally write its number to `current`."""
+        """Create generation ``number``, and then write its number to `current`.
+
+        The TS_ variables in the environment of this call determine the settings of the generation.
+        """
         self.life = number
         make_private_folder(self.home)
         slots = _number(self.environ, "TS_SLOTS", 1)
@@ -242,7 +249,7 @@ class Server:
         return os.path.join(self.home, "started")
 
     def _starting(self) -> bool:
-        """Return whether the daemon that was started last still runs; it need not be ready."""
+        """Return whether the process of the daemon that was started last still exists. The daemon need not be ready."""
         return bool(self._started_pid())
 
     def _runs_or_starts(self) -> bool:
@@ -298,8 +305,8 @@ class Server:
     def _typed(self, name: str, simple: Callable[[str], Any]) -> Any:
         """Return the value of a setting in the config file; the setting's default if the file has no valid value.
 
-        ``simple``: reads the text of a value as `ts` writes it, and raises ValueError for a text in another form. Such
-        a text is read by `read_option`.
+        ``simple``: reads a value in the form in which `ts` writes it, and raises ValueError for any other form. A value
+        in another form is read by `read_option`.
         """
         text = self.settings().get(name, "").strip("\"'")
         try:
@@ -340,7 +347,7 @@ class Server:
     # -- its environment ----------------------------------------------------------------------------------
 
     def server_environment(self) -> dict[str, str]:
-        """Return the daemon's environment: the first call's, with the changes of --setenv and --unsetenv."""
+        """Return the daemon's environment: the environment of the first call, as changed by --setenv and --unsetenv."""
         with open(os.path.join(self.home, "environment"), "rb", opener=plain) as stream:
             items = [os.fsdecode(item).partition("=") for item in stream.read().split(b"\0")]
         return {name: value for name, equals, value in items if equals}
@@ -371,7 +378,7 @@ class Server:
     def _stop(self, number: int) -> None:
         """End the daemon with signal ``number`` and wait until it has ended. Jobs continue. Raises SchedulerError.
 
-        A daemon that is still starting gets SIGKILL: it has done nothing yet.
+        A daemon that is still starting gets SIGKILL, because it has not done anything yet.
         """
         end = time.monotonic() + READY_S
         while self._runs_or_starts():
@@ -419,7 +426,7 @@ def _is_running(told: Mapping[str, Any]) -> bool:
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
-    """Return the number in variable ``name``; ``default`` unless it is a whole number of 1 or more."""
+    """Return the number in variable ``name``. If this is not a whole number of 1 or more, return ``default``."""
     text = environ.get(name, "").strip()
     return int(text) if text.isascii() and text.isdigit() and 0 < int(text) < 10**9 else default
 

@@ -49,7 +49,11 @@ class Spooler:
     # -- jobs ---------------------------------------------------------------------------------------------
 
     def jobs(self) -> tuple[list[Job], list[Job]]:
-        """Return the unfinished jobs (running first, then in queue order) and the finished jobs, oldest end first."""
+        """Return the unfinished jobs and the finished jobs.
+
+        The unfinished jobs are sorted: first the running jobs, then the waiting jobs in queue order. The finished jobs
+        are sorted by the time of their end, oldest first.
+        """
         found, hidden = self.client.listed()
         live = [job for job in found if not job.state.ended]
         live.sort(
@@ -74,8 +78,8 @@ class Spooler:
         """Return the job with the id ``value``. If ``value`` is None, return the last unfinished job in the list.
 
         If ``value`` is None and all jobs have ended, return the job that ended last.
-        Raises NoSuchJob if there is no such job. Its text is ``none`` if ``value`` is None; otherwise it is
-        ``unknown``, a format that is filled with the id. Raises RequestError if ``value`` is no number.
+        Raises NoSuchJob if there is no such job. The text of this error is ``none`` if ``value`` is None. Otherwise it
+        is ``unknown``, a format text into which the id is put. Raises RequestError if ``value`` is no number.
         """
         return self._chosen(value, none, unknown, lambda live, ended: (live or ended)[-1])
 
@@ -83,9 +87,9 @@ class Spooler:
         """Return the job with the id ``value``. If ``value`` is None, return the first running job.
 
         If ``value`` is None and no job runs, return the job that ended last.
-        Raises NoSuchJob if there is no such job. If ``value`` is None, its text is ``NO_JOBS`` for an empty list, and
-        ``none`` if all jobs wait. Otherwise its text is ``unknown``, a format that is filled with the id. Raises
-        RequestError if ``value`` is no number.
+        Raises NoSuchJob if there is no such job. If ``value`` is None, the text of this error is ``NO_JOBS`` for an
+        empty list, and ``none`` if all jobs wait. Otherwise the text is ``unknown``, a format text into which the id is
+        put. Raises RequestError if ``value`` is no number.
         """
 
         def pick(live: list[Job], ended: list[Job]) -> Job:
@@ -124,9 +128,9 @@ class Spooler:
     def current_state(self, number: int) -> Job | None:
         """Return the job with its current state. Raises SchedulerError.
 
-        Returns None if the job was removed, or if it has ended after -K and its end is not recorded in time. Starts the
-        daemon again if it was killed. After -K the daemon is not started again: running jobs continue, and their
-        attempt records show how they ended.
+        If the daemon was killed, it is started again. After -K, the daemon is not started again: running jobs continue,
+        and their attempt records show how they ended. Returns None if the job was removed. Also returns None if the job
+        has ended after -K and its end is not recorded in time.
         """
         goes_on = self.server.go_on()  # before the job is read: after False, -K has cancelled the waiting jobs
         job = self.client.known([number]).get(number)
@@ -182,7 +186,7 @@ def number_of(value: str) -> int:
 
 
 def code_of(job: Job) -> int:
-    """Return the exit code that -w, -f, -c and -t give for an ended job: the job's own, or 255 if the job has none."""
+    """Return the exit code that -w, -f, -c and -t give for an ended job: the job's exit code; 255 if it has none."""
     return job.exit_code if job.exit_code is not None else ERROR
 
 

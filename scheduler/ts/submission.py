@@ -34,8 +34,8 @@ ENDED = "The server was ended (-K) before the job was in its queue."
 def queue(spooler: Spooler, typed: Typed) -> int:
     """Queue the command and return the exit code of `ts`. Raises Mistake, RequestError, SchedulerError.
 
-    The exit code is 0; 2 if the queue is full and -B is given; 255 if the job's id cannot be printed. With -f, `ts`
-    waits for the job and returns the job's exit code.
+    The exit code is 0 if the job is queued, 2 if the queue is full and -B is given, and 255 if the job's id cannot be
+    printed. With -f, `ts` waits for the job and returns the job's exit code.
     """
     options = typed.options
     if "f" in options or spooler.environ.get("TS_ENV"):
@@ -82,7 +82,7 @@ def _submit(
 ) -> Job | None:
     """Queue the job and return it; None if the queue is full and ``wait`` is False. Raises RequestError.
 
-    For a job with a ``caller``, Ctrl-C is blocked from the submission until `_stay` handles it.
+    If the job has a ``caller`` (option -f), Ctrl-C is blocked from the submission until `_stay` handles it.
     """
     most = spooler.server.most_jobs()
     while True:

@@ -97,11 +97,12 @@ def _long(typed: Typed, text: str, words: Sequence[str], position: int) -> int:
 def _value(
     typed: Typed, what: str, takes: str, given: str | None, shown: str, words: Sequence[str], position: int
 ) -> int:
-    """Store an option with its value; return the position of the next unread word. Raises Mistake.
+    """Store an option with its value. Return the position of the next unread word. Raises Mistake.
 
-    ``what``: letter or name of the option. ``takes``: NONE, NEEDED or MAYBE. ``given``: a value in the same word as the
-    option; if it is None, the next word is the value of an option that takes one. ``shown``: the option as the user
-    wrote it, for error messages. ``position``: the position of the next word.
+    ``what``: letter or name of the option. ``takes``: whether the option takes a value: NONE, NEEDED or MAYBE.
+    ``given``: a value in the same word as the option. If ``given`` is None and the option takes a value, the next word
+    is the value. ``shown``: the option as the user wrote it, for error messages. ``position``: the position of the next
+    word.
     """
     if given is None and takes != NONE and position < len(words):
         given, position = words[position], position + 1

@@ -69,7 +69,7 @@ def job_facts(job: Job) -> list[Fact]:
 def _as_written(job: Job) -> str:
     """Return the command as the user wrote it, for example with ``{gpus}``.
 
-    Returns an empty text for a script, and if the command is run exactly as it was written.
+    Returns an empty text for a script. Also returns an empty text if the command is run exactly as it was written.
     """
     spec = job.spec
     if spec.is_script or list(spec.arguments[1:]) == words_run(job)[1:]:
@@ -80,7 +80,7 @@ def _as_written(job: Job) -> str:
 def _memory(failure: Failure) -> str:
     """Return a text about the GPU memory of a failed job; empty if nothing is known.
 
-    The text says how much memory the job asked for, and the most that it was seen to use.
+    The text says how much memory the job asked for, and the largest amount that it was seen to use.
     """
     asked = f"asked for {mib_text(failure.asked_mib)} of a GPU" if failure.asked_mib else ""
     used = f"used up to {mib_text(failure.peak_mib)}" if failure.peak_mib else ""

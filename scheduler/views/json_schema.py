@@ -21,9 +21,9 @@ class Field:
 
 
 def schema_of(form: Any, named: Mapping[Any, str] | None = None) -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of a type. None becomes null.
+    """Return the JSON Schema (2020-12) of a type. The type None becomes null.
 
-    A TypedDict becomes an object that allows only its keys.
+    A TypedDict becomes an object that allows only the keys of the TypedDict.
     ``named``: type → name of the schema file of this type. Where such a type occurs, the schema refers to that file.
     Raises TypeError for a type without a JSON equivalent.
     """

@@ -37,8 +37,8 @@ class _Log:
 class Stream:
     """Prints messages and job output from its own thread, so that a blocked terminal does not block the daemon.
 
-    The job output is read from the logs: there is no pipe between a job and its log. ``write``: function that prints a
-    text (default: on stdout). ``follow``: whether to print job output.
+    The job output is read from the logs, because there is no pipe between a job and its log. ``write``: function that
+    prints a text (default: on stdout). ``follow``: whether to print job output.
     """
 
     def __init__(self, write: Callable[[str], None] | None = None, follow: bool = True) -> None:
@@ -56,7 +56,7 @@ class Stream:
             self._said.put(said)
 
     def close(self, wait_s: float = 3.0) -> None:
-        """Print the queued messages and the rest of the logs; wait at most ``wait_s`` seconds until that is done."""
+        """Print the queued messages and the rest of the logs. Wait at most ``wait_s`` seconds until this is done."""
         self._closed = True
         self._said.put(None)
         self._thread.join(wait_s)
@@ -117,8 +117,8 @@ class Stream:
     def _print_log(self, log: _Log, last: bool) -> None:
         """Print the new part of a log. ``last``: whether this is the last call for this log.
 
-        A call prints at most `MOST_BYTES` bytes; the last call prints at most `MOST_BEHIND` bytes. If more than
-        `MOST_BEHIND` bytes have not been printed, skips all of them except the last `MOST_BYTES`.
+        A call prints at most `MOST_BYTES` bytes; the last call prints at most `MOST_BEHIND` bytes. If the new part is
+        longer than `MOST_BEHIND` bytes, everything except its last `MOST_BYTES` bytes is skipped.
         """
         try:
             reader = self._opened(log)

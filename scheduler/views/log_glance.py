@@ -15,10 +15,10 @@ LONGEST_LINE = 2000  # characters
 
 
 def last_lines(path: str, most: int) -> list[str]:
-    """Return the last ``most`` lines of a log as a terminal would show them, without colours; long lines are cut.
+    """Return the last ``most`` lines of a log as a terminal would show them, without colours. Long lines are cut.
 
-    Raises OSError, with EFBIG for a packed log that unpacks to more than `MOST_UNPACKED` bytes
-    (`system/log_reader.py`).
+    Raises OSError if the log cannot be read. The error is EFBIG if a packed log unpacks to more than `MOST_UNPACKED`
+    bytes (`system/log_reader.py`).
     """
     with LogWindow(path, keep=LOOKED_AT_PACKED) as log:
         if log.cut:

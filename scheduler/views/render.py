@@ -138,7 +138,7 @@ def run_time(job: Job, now: float) -> str:
 def near(path: str) -> str:
     """Return the path relative to the current folder if that is shorter, else the path unchanged.
 
-    A path that would lead more than one folder up stays unchanged, too.
+    If the relative path would begin with ``../..``, the path also stays unchanged.
     """
     if not path:
         return path
@@ -154,8 +154,8 @@ def gpus_text(job: Job) -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """Return the lines of a table with aligned columns.
 
-    On a terminal the lines are made to fit (first the column NAME is shortened, then lines are cut at the right), and
-    states are coloured.
+    On a terminal, states are coloured and the lines are made to fit: first the column NAME is shortened, then lines are
+    cut at the right.
     """
     body = [[safe(cell) for cell in row] for row in rows]
     widths = [max(map(terminal.cells, column)) for column in zip(head, *body, strict=True)]
@@ -180,7 +180,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """Return ``3 pending, 2 running, 40 done``, without states that have no jobs."""
+    """Return a text such as ``3 pending, 2 running, 40 done``. States without jobs are left out."""
     return ", ".join(f"{number} {state}" for state, number in counts.items() if number) or "none"
 
 
@@ -228,8 +228,8 @@ def status_lines(
 ) -> list[str]:
     """Return the lines that `status` prints.
 
-    ``now``: seconds since 1970. ``commands``: None, except for a scheduler that `gpujob run` has started; then all its
-    jobs, and job id → why the job waits.
+    ``now``: seconds since 1970. ``commands``: for a scheduler that `gpujob run` has started, all its jobs, and job id →
+    why the job waits; None for any other scheduler.
     """
     lines = terminal.folded(f"scheduler  {_daemon(view, now)}  ({safe(state_file)})", LABEL)
     lines += terminal.folded(f"jobs       {counts_text(view.counts)}", LABEL)

@@ -19,5 +19,5 @@ def user_and_machine() -> str:
 
 
 def tunnel(port: int, target: str = LOOPBACK) -> str:
-    """Return the command that forwards a port of the user's machine to the same port of ``target``."""
+    """Return the ssh command that forwards a port of the user's own machine to the same port of ``target``."""
     return f"ssh -L {port}:{target}:{port} {user_and_machine()}"

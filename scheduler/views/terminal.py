@@ -43,7 +43,7 @@ def painted(word: str) -> str:
 
 
 def cells(text: str) -> int:
-    """Return the number of terminal columns of a text. For emoji sequences it may be too high, never too low."""
+    """Return the number of terminal columns of a text. For emoji sequences it may be too high, but never too low."""
     return len(text) if text.isascii() else sum(map(_cells, text))
 
 
@@ -56,7 +56,7 @@ def _cells(char: str) -> int:
 
 
 def cut(text: str, most: int | None) -> str:
-    """Return the text cut to at most ``most`` columns, with … at the end if it was cut. ``most`` None: no limit."""
+    """Return the text, cut to at most ``most`` columns (None: no limit). A text that was cut ends with ``…``."""
     if most is None or cells(text) <= most:
         return text
     dots = shown(ELLIPSIS)
@@ -64,7 +64,10 @@ def cut(text: str, most: int | None) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return the text in at most ``most`` columns, with … in the middle, because names often differ at the end."""
+    """Return the text with at most ``most`` columns. A longer text has … in its middle.
+
+    The middle is left out because names often differ at the end.
+    """
     dots = shown(ELLIPSIS)
     room = most - len(dots)
     if cells(text) <= most or room < 2:
@@ -80,7 +83,7 @@ def _beginning(text: str, most: int) -> str:
 def _pieces(text: str, most: int) -> Iterator[str]:
     """Yield the text in pieces of at most ``most`` columns.
 
-    A single character that is wider than ``most`` columns is a piece nevertheless.
+    If a single character is wider than ``most`` columns, it becomes a piece of its own.
     """
     start = used = 0
     for at, char in enumerate(text):
@@ -94,10 +97,10 @@ def _pieces(text: str, most: int) -> Iterator[str]:
 
 
 def folded(text: str, indent: int = 0, state: str = "") -> list[str]:
-    """Return the text as lines that fit the terminal; as one line if stdout is no terminal.
+    """Return the text as lines that fit the terminal. If stdout is no terminal, return one line.
 
-    Lines break at spaces; all but the first are indented by ``indent`` columns. ``state``: the state word in the first
-    line, to be coloured.
+    Lines break at spaces. All lines except the first are indented by ``indent`` columns. ``state``: the state word in
+    the first line, which is coloured.
     """
     most = width()
     lines = [text] if most is None or cells(text) <= most else _folded(text, indent, most)

@@ -48,7 +48,7 @@ def without_colours(text: str) -> str:
 
 
 def clipped(text: str, most: int) -> str:
-    """Return the beginning of a text, at most ``most`` columns, with all colour sequences of the whole text."""
+    """Return the beginning of a text, at most ``most`` columns. All colour sequences of the whole text are kept."""
     if columns(text) <= most:
         return text
     out, left = [], most
@@ -65,7 +65,7 @@ def clipped(text: str, most: int) -> str:
 
 
 def _in_force(text: str) -> str:
-    """Return the colour sequences still in effect at the end of a text, the last `MOST_COLOURS` at most."""
+    """Return the colour sequences that are in effect at the end of a text; at most the last `MOST_COLOURS` of them."""
     found: list[str] = _SGR.findall(text)
     for number in range(len(found) - 1, -1, -1):
         if found[number] in ("\x1b[m", RESET):
@@ -122,7 +122,7 @@ class Folder:
         self._entered = self._entered_over = False
 
     def enter(self) -> None:
-        """State that the output to be fed begins in the middle of a line. This line gets a mark at its start."""
+        """Note that the next bytes for `feed` begin in the middle of a line. This line gets a mark at its start."""
         self._entered = True
 
     def feed(self, data: bytes, last: bool = False) -> list[str]:
@@ -225,9 +225,9 @@ class Folder:
             self._over += text
 
     def _forget_entered(self) -> None:
-        """Drop the earlier text of a line whose beginning was not seen. Called when new text overwrites it.
+        """Drop the earlier text of a line whose beginning was not seen. Called when new text overwrites this line.
 
-        The column of the earlier text is unknown, so it is not known which part of it stays visible.
+        The column of the earlier text is unknown, so it is not known which part of the earlier text stays visible.
         """
         if self._entered_over:
             self._under, self._under_lost = "", 0

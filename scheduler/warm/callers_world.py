@@ -1,4 +1,7 @@
-"""Gives a fork of the warm process the limits, priority and signal settings of the process that asked for a command."""
+"""Gives a fork of the warm process the limits, priority and signal settings of its caller.
+
+The caller is the process that asked the warm process to run a command.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ SETTABLE_SIGNALS = tuple(sorted(signal.valid_signals() - {signal.SIGKILL, signal
 class DifferentWorldError(Exception):
     """Raised if this process cannot imitate the caller.
 
-    This is so if rights, namespaces, root folder, limits or scheduling policy of the two processes differ.
+    The reason is that the two processes differ in rights, namespaces, root folder, limits or scheduling policy.
     """
 
 
@@ -51,7 +54,10 @@ def _status(pid: int) -> dict[bytes, bytes]:
 
 
 def _file_identity(path: str) -> tuple[int, int] | None:
-    """Return device and inode of a file in /proc. Return None if it does not exist: this kernel lacks the namespace."""
+    """Return device and inode of a file in /proc; None if the file does not exist.
+
+    The file of a namespace does not exist if this kernel has no such namespaces.
+    """
     try:
         found = os.stat(path)
     except FileNotFoundError:
@@ -62,8 +68,8 @@ def _file_identity(path: str) -> tuple[int, int] | None:
 def _take_over_limits(pid: int) -> None:
     """Take over resource limits, nice value, CPUs and OOM score adjustment.
 
-    Raises PermissionError or ValueError if the caller's limits are higher than this process may set, and ValueError if
-    the caller has another scheduling policy.
+    Raises PermissionError or ValueError if the caller's limits are higher than the limits that this process may set.
+    Raises ValueError if the caller has another scheduling policy.
     """
     for kind in LIMITS:
         limits = resource.prlimit(pid, kind)
@@ -84,10 +90,10 @@ def _take_over_limits(pid: int) -> None:
 
 
 def _take_over_signals(ignored: int, ignored_here: int, blocked: int) -> None:
-    """Set signal actions and blocked signals as in a new interpreter that the caller starts.
+    """Set signal actions and blocked signals as they would be in a new interpreter started by the caller.
 
     ``ignored`` and ``blocked``: the signals that the caller ignores and blocks. ``ignored_here``: the signals that this
-    process ignores. Bit N-1 of a mask stands for signal N.
+    process ignores. In these masks, bit N-1 stands for signal N.
     """
     for number in SETTABLE_SIGNALS:
         if (ignored ^ ignored_here) >> (number - 1) & 1:

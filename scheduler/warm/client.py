@@ -1,7 +1,7 @@
 """Asks the warm process of this user to run a command, so that the command need not import the program.
 
-Every command imports this module first, so it imports only modules that are built in or small. If the warm process
-cannot be used for any reason, `run` returns None and the command runs in this process, with the same result.
+Every command imports this module first, so the module imports only modules that are built in or small. If the warm
+process cannot be used for any reason, `run` returns None, and the command runs in this process, with the same result.
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` imports enum and re, which take 5 ms
@@ -53,7 +53,7 @@ class Connection:
             return  # the command has ended, and its exit code is on the way
 
     def release(self) -> None:
-        """Disconnect, restore the signal handlers, and raise once more the signals that arrived since `catch`."""
+        """Disconnect and restore the signal handlers. Raise again the signals that have arrived since `catch`."""
         for number, before in self.before.items():
             _signal.signal(number, before)
         self.socket.close()
@@ -82,9 +82,9 @@ def identity(environment: bytes) -> bytes:
 
 
 def socket_path(identity: bytes) -> str:
-    """Return the path of the socket for this identity. Its folder is meant for this user only.
+    """Return the path of the socket for this identity. Only this user should have access to the folder of the socket.
 
-    This function does not check the folder; `connect` and the start of the warm process do.
+    This function does not check the folder. `connect` and the start of the warm process check it.
     """
     user = os.getuid()
     named = os.environ.get("GPUJOB_WARM", "")
@@ -106,7 +106,7 @@ def usable(words: list[str]) -> bool:
 
     It cannot if GPUJOB_WARM=0 switches it off, if a crash point is set, if this process has the rights of another user,
     or if the interpreter was started with options. It also cannot if a word names a file of this process (in /proc or
-    /dev), since a fork has another pid, no terminal, and only the descriptors 0, 1 and 2.
+    /dev). The reason: a fork of the warm process has another pid, no terminal, and only the descriptors 0, 1 and 2.
     """
     if os.environ.get("GPUJOB_WARM") == "0" or "GPUJOB_CRASH_AT" in os.environ:
         return False
@@ -121,7 +121,7 @@ def connect(path: str) -> _socket.socket | None:
     """Return a connection to the process that listens at ``path``.
 
     Return None if the process belongs to another user, or if other users have access to the folder of the socket.
-    Raises OSError if no process listens or it does not answer in time.
+    Raises OSError if no process listens, or if the process does not answer in time.
     """
     if not is_private(os.path.dirname(path)):
         return None
@@ -147,8 +147,9 @@ def peer_of(connection: _socket.socket) -> tuple[int, int]:
 def run(words: list[str]) -> int | None:
     """Run the command line ``words`` (program name first) in the warm process; return its exit code.
 
-    If the command died of a signal, this process dies of the same signal. Return None if the command must run in this
-    process: there is no warm process, it refused, or the command needs a process of its own.
+    If a signal ended the command, the same signal ends this process. Return None if the command must run in this
+    process. That is the case if there is no warm process, if the warm process refuses, or if the command needs its own
+    process.
     """
     try:
         if (words[1:2] and words[1] in STAYING) or not usable(words):
@@ -208,9 +209,9 @@ def _send(to: _socket.socket, data: bytes, files: tuple[int, ...]) -> None:
 
 
 def _end_of(connection: Connection) -> int | None:
-    """Wait until the command has ended; return its exit code, or None if it must run in this process.
+    """Wait until the command has ended. Return its exit code, or None if the command must run in this process.
 
-    Prints an error and returns 1 if the connection ends without an exit code: how the command ended is then unknown.
+    If the connection ends without an exit code, it is not known how the command ended: print an error and return 1.
     """
     data = b""
     while len(data) < 5:

@@ -87,7 +87,7 @@ def _become(words: list[str], environment: bytes, files: list[int], caller: sock
 def _opened(fd: int, old: io.TextIOWrapper) -> io.TextIOWrapper:
     """Open a standard stream on the descriptor, as an interpreter does at its start.
 
-    ``old``: the same stream of the warm process. The new stream has its encoding and its handling of errors.
+    ``old``: the same stream of the warm process. The new stream has the encoding and the error handling of ``old``.
     """
     unbuffered = bool(fd and os.environ.get("PYTHONUNBUFFERED"))
     raw = open(fd, "wb" if fd else "rb", 0 if unbuffered else -1, closefd=False)  # noqa: SIM115  used until the end

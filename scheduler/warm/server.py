@@ -64,10 +64,10 @@ def _make_folder(folder: str) -> bool:
 
 
 def _lock(path: str, *, probe: bool = False) -> int | None:
-    """Take the lock of the warm process for this socket and return its descriptor; None if another process holds it.
+    """Take the lock of the warm process for this socket. Return the descriptor of the lock file.
 
-    ``probe``: only find out whether the lock is free. The lock is released immediately, and the returned number is not
-    an open descriptor. Raises OSError.
+    Return None if another process holds the lock. ``probe``: only find out whether the lock is free. In this case the
+    lock is released immediately, and the returned number is not an open descriptor. Raises OSError.
     """
     fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -110,7 +110,7 @@ def serve(main: Main, prepare: Callable[[], None]) -> int:
 def _installed() -> dict[str, tuple[int, int, int]]:
     """Return path → (inode, size in bytes, time of change in ns).
 
-    The paths are those of the program's files and of the folders of libraries.
+    The paths are those of the program's files and of the folders in which Python looks for libraries.
     """
     program = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     paths = [
@@ -214,7 +214,7 @@ class _Server:
                 channel.close()  # without an answer it means a refusal
 
     def _pass_on(self, command: Command) -> None:
-        """Send the command the signals that its caller has received. If the caller is gone, send SIGKILL."""
+        """Pass the signals of the caller on to the command. If the caller has ended, send SIGKILL to the command."""
         try:
             numbers = command.caller.recv(64) or bytes((signal.SIGKILL,))
         except BlockingIOError:

@@ -31,7 +31,7 @@ def all_calls() -> tuple[Call, ...]:
 
 
 def make_app(source: Source, more: Sequence[BaseRoute] = ()) -> Starlette:
-    """Return the application; the caller puts the gate (`middleware.Gate`) in front of it.
+    """Return the application, without the gate. The caller puts the gate (`middleware.Gate`) in front of it.
 
     ``more``: further routes; they are matched before the routes of the tables.
     """
@@ -77,7 +77,8 @@ async def _in_thread(ask: Ask, kind: str, does: Callable[..., Response], *words:
 def _answer(call: Call, ask: Ask) -> Response:
     """Call the route's function and return its answer. Raises SchedulerError.
 
-    First checks that the state folder still exists: without the check, the page would show a scheduler without jobs.
+    First checks that the state folder exists. Without this check, the page would show a scheduler without jobs after
+    the state folder was removed.
     """
     if not call.path.startswith("/static/"):
         ask.source.check_there()

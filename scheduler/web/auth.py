@@ -79,8 +79,8 @@ def _read(path: str) -> str:
 class Key:
     """The token. An object of this class checks tokens, and issues, checks and revokes cookies.
 
-    A cookie is signed with a key that is made from the token and the port. A cookie therefore stays valid if
-    `gpujob web` is restarted on the same port with the same token.
+    A cookie is signed with a key that is made from the token and the port. A cookie therefore stays valid if `gpujob
+    web` is started again on the same port with the same token.
     """
 
     def __init__(self, token: str, port: int) -> None:
@@ -114,10 +114,10 @@ class Key:
         return ours and value not in self._revoked and int(found[1]) > (time.time() if now is None else now)
 
     def revoke(self, value: str) -> None:
-        """Revoke a cookie; does nothing if the cookie is not valid.
+        """Revoke a cookie. Does nothing if the cookie is not valid.
 
-        Revoked cookies are kept only in the memory of this process, at most `MOST_REVOKED` of them. A cookie that is
-        dropped from there is valid again until it expires.
+        Revoked cookies are kept only in the memory of this process, at most `MOST_REVOKED` of them; the oldest are
+        dropped. A dropped cookie is accepted again until it expires.
         """
         if self.is_cookie(value):
             self._revoked[value] = None

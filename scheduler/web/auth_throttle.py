@@ -25,10 +25,10 @@ class Guesses:
         self._timer: asyncio.TimerHandle | None = None
 
     async def wrong(self) -> None:
-        """Count a wrong token, and wait at most `LONGEST_S` seconds before the request is answered.
+        """Count a wrong token, and delay the answer to its request by at most `LONGEST_S` seconds.
 
-        The wait grows with the number of recent wrong tokens. If `MOST_WAITING` requests wait already, returns at once,
-        so that the waits use few resources.
+        The delay grows with the number of recent wrong tokens. If `MOST_WAITING` answers are already delayed, the
+        method returns immediately, so that the delays use few resources.
         """
         now = time.monotonic()
         self._recent = self._recent + 1 if now - self._last < FORGET_S else 1
@@ -45,9 +45,9 @@ class Guesses:
             self._waiting -= 1
 
     def say(self) -> None:
-        """Log the number of wrong tokens since the last message, and set a timer to call this again after `EVERY_S`.
+        """Log the number of wrong tokens since the last message, and call this method again after `EVERY_S` seconds.
 
-        Does nothing if there were no wrong tokens; then the next wrong token calls this method.
+        If there were no wrong tokens, do nothing. The next wrong token then calls this method.
         """
         self._timer = None
         if self._untold:

@@ -25,8 +25,9 @@ def web(
 ) -> int:
     """Serve until Ctrl-C (returns 130) or SIGTERM (returns 0).
 
-    Raises UsageError for a wrong option, SchedulerError if a library is missing or the port is taken. A process that
-    the daemon has started raises no error for a taken port: it prints a line that the daemon reads, and returns 1.
+    Raises UsageError for a wrong option, SchedulerError if a library is missing or the port is in use. If the daemon
+    has started this process and the port is in use, no error is raised: the process prints a line that the daemon
+    reads, and returns 1.
     """
     need_own_process()
     if not port.isascii() or not port.isdigit() or len(port) > 5:

@@ -57,7 +57,10 @@ def _text(key: str, value: Any) -> str:
 
 
 def _ids(key: str, value: Any) -> str:
-    """Return GPU or job ids as text: a list is joined by commas, any other value goes to `_text`. Raises UsageError."""
+    """Return GPU or job ids as text. The items of a list are joined by commas. Raises UsageError.
+
+    A value that is not a list is converted by `_text`.
+    """
     if not isinstance(value, list):
         return _text(key, value)
     if any(not isinstance(one, int) or isinstance(one, bool) or one < 0 for one in value):
@@ -206,9 +209,9 @@ def would(ask: Ask) -> Response:
 
 
 def _doubt(spec: JobSpec, environment: Mapping[str, str]) -> str:
-    """Return why the command would fail immediately; empty if no reason is found.
+    """Return why the command would fail immediately; an empty text if no reason is found.
 
-    Checks that the program exists and is executable. Does not check scripts and commands in a conda environment.
+    Checks that the program exists and is executable. Scripts, and commands in a conda environment, are not checked.
     """
     if spec.is_script or spec.conda_env or not spec.arguments:
         return ""
@@ -226,8 +229,8 @@ def _doubt(spec: JobSpec, environment: Mapping[str, str]) -> str:
 def _carry_out(ask: Ask, request: Request) -> str:
     """Carry out a request and return a sentence about the result. Raises NotFound, Conflict, UsageError.
 
-    Some requests need a daemon. If none runs, such a request is stored and the next daemon carries it out; the answer
-    then has the exit code ``LATER``, which counts as success.
+    Some requests need a daemon. If no daemon runs, such a request is stored, and the next daemon carries it out. The
+    answer then has the exit code ``LATER``, which counts as success.
     """
     answer = ask.source.do(request)
     text = "; ".join(answer.lines)
@@ -241,7 +244,11 @@ def _carry_out(ask: Ask, request: Request) -> str:
 
 
 def _done(value: Mapping[str, Any], said: str) -> Response:
-    """Return an answer. Its body is ``value``, the new state; its header `SAID` is ``said``, what was done."""
+    """Return an answer of the API.
+
+    ``value``: the body, which describes the new state. ``said``: the value of the header `SAID`, which says what was
+    done.
+    """
     return as_json(value, headers={SAID: quote(without_secrets(said)[:LONGEST_SAID])})
 
 
@@ -286,7 +293,7 @@ def _on_job(
 
 
 def _also(ask: Ask, verb: str, job: Job) -> list[str]:
-    """Return further sentences about a retried job; an empty list for the other verbs.
+    """Return further sentences about a retried job. For other verbs than `retry`, return an empty list.
 
     The sentences say which dependencies the user has to retry first, or that the job is still held.
     """
@@ -324,10 +331,11 @@ def priority(ask: Ask) -> Response:
 
 
 def _place_of(ask: Ask, job: Job) -> str:
-    """Return a note on where a job is in the queue after a change of its priority; empty if there is nothing to note.
+    """Return a note about the place of a job in the queue after a change of its priority; empty if there is no note.
 
-    Jobs that were put first start before all other jobs, whatever their priorities are. The note says that this job was
-    put first, or which other jobs were. It is empty if the job does not wait, or if no job was put first.
+    Jobs that were put first start before all other jobs, whatever priorities they have. If this job was put first, the
+    note says this. Otherwise the note names the jobs that were put first. There is no note if the job does not wait, or
+    if no job was put first.
     """
     if job.state is not JobState.PENDING:
         return ""

@@ -32,7 +32,10 @@ class Connections:
         self._all: dict[Connection, None] = {}
 
     def active(self, one: Connection) -> None:
-        """Make this connection the most recently active one: it was opened, or its request was answered."""
+        """Make this connection the most recently active one.
+
+        Called when the connection is opened, and when one of its requests was answered.
+        """
         self._all.pop(one, None)
         self._all[one] = None
 
@@ -43,8 +46,9 @@ class Connections:
     def make_room(self, newcomer: Connection) -> bool:
         """Return whether the connection ``newcomer`` may stay open.
 
-        It may if at most `MOST_OPEN` connections are open. Else the least recently active of the other connections that
-        are not being served is aborted to make room; if all others are being served, returns False.
+        It may stay open if at most `MOST_OPEN` connections are open. If more are open, another connection that is not
+        being served is aborted: the least recently active one. If all other connections are being served, returns
+        False.
         """
         if len(self._all) <= MOST_OPEN:
             return True
@@ -57,7 +61,7 @@ class Connections:
 class _Polite:
     """The transport that uvicorn sees: `close` calls `Connection.close_politely`.
 
-    The other methods are those of the real transport.
+    All other methods are the methods of the real transport.
     """
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
@@ -161,10 +165,10 @@ class Connection(H11Protocol):
             self._have_head()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Handle the end of the client's data. The answer to an incomplete request is an error.
+        """Handle the end of the client's data. If the request is incomplete, answer with an error.
 
         Returns True if a complete request still waits for its answer: the connection then stays open. In all other
-        cases, and always with TLS, returns a false value, and the transport closes.
+        cases, and always with TLS, returns None or False, and the transport closes the connection.
         """
         if self.closing:
             return None

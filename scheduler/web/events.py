@@ -36,7 +36,7 @@ Told = tuple[str, str]  # name of the event, its data as one line of JSON
 
 
 class _Listener:
-    """The queue of events for one stream. Any thread may add events; one event loop reads them."""
+    """The queue of events for one stream. Any thread may add events. Only one event loop reads them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -48,8 +48,8 @@ class _Listener:
     def tell(self, told: Iterable[Told]) -> None:
         """Add events to the queue.
 
-        If more than `MOST_QUEUED` events are in the queue then, they are dropped: the client gets the event ``again``
-        instead, and the stream ends.
+        If the queue then has more than `MOST_QUEUED` events, all of them are dropped. The client gets the event
+        ``again`` instead, and the stream ends.
         """
         with self._lock:
             if self._over:
@@ -62,7 +62,7 @@ class _Listener:
             self._rouse()
 
     def end(self) -> None:
-        """End the stream once the events in the queue are sent."""
+        """End the stream after the events in the queue have been sent."""
         with self._lock:
             self._over = True
             self._rouse()
@@ -106,15 +106,15 @@ class Hub:
         self._wake.set()
 
     def end_all(self) -> None:
-        """End all open streams; new ones are still accepted."""
+        """End all open streams. New streams are still accepted."""
         with self._lock:
             for one in self._listeners:
                 one.end()
 
     def join(self) -> _Listener:
-        """Add a stream and return its queue. Raises NotNow if too many streams are open or the server stops.
+        """Add a stream and return its queue. Raises NotNow if too many streams are open or the server is stopping.
 
-        Blocks until the watcher has read the store for the first time, `FIRST_LOOK_S` seconds at most.
+        Waits until the watcher has read the store for the first time, but at most `FIRST_LOOK_S` seconds.
         """
         listener = _Listener()
         with self._lock:

@@ -1,9 +1,9 @@
 """The route of the HTTP API that returns the log of a job as text.
 
 A request asks for the last lines, for the part after or before a given byte, or for the lines that contain a word. The
-text is what a terminal would finally show (`views/terminal_replay.py`); for example, all updates of a progress bar
-become one line. The number of bytes that are read from a log is limited. Only files that the store names as logs of the
-job are opened.
+text is what a terminal would show at the end of the output (`views/terminal_replay.py`). For example, all updates of a
+progress bar become one line. The number of bytes that are read from a log is limited. Only files that the store names
+as logs of the job are opened.
 """
 
 from __future__ import annotations
@@ -114,10 +114,10 @@ def log(ask: Ask) -> Response:
 
 
 def _part(log: LogWindow, start: int | None, lines: int, before: int | None = None) -> Part:
-    """Return the part of the log from byte ``start`` on, or the last lines if ``start`` is None or after the end.
+    """Return the part of the log that begins at byte ``start``, or the last lines of the log.
 
-    ``lines``: number of last lines. ``before``: position of the byte where the last lines end; None: the end of the
-    log.
+    The last lines are returned if ``start`` is None or is after the end of the log. ``lines``: number of last lines.
+    ``before``: position of the byte where the last lines end; None: the end of the log.
     """
     size = log.size
     if before is not None:
@@ -147,7 +147,7 @@ def _part(log: LogWindow, start: int | None, lines: int, before: int | None = No
 
 
 def _half_character(data: bytes) -> int:
-    """Return how many bytes at the end of ``data`` belong to an incomplete UTF-8 character; 0 if there is none."""
+    """Return how many bytes at the end of ``data`` belong to an incomplete UTF-8 character; 0: the end is complete."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0x80:
@@ -160,9 +160,10 @@ def _half_character(data: bytes) -> int:
 def _found(log: LogWindow, word: str, most: int) -> Part:
     """Return the last ``most`` lines that contain a word, with their line numbers. The case of letters is ignored.
 
-    If the beginning of the log was not read, the lines are numbered from the end: ``-1`` is the last. The search reads
-    the log in blocks from the end to the beginning. A block has only whole lines, except for very long lines. Only
-    blocks that contain the word are converted with `Folder`, which is slow. Raises NotNow if too many searches run.
+    If the beginning of the log was not read, the lines are numbered from the end: ``-1`` is the last line. The search
+    reads the log in blocks from the end to the beginning. A block has only whole lines, except for very long lines.
+    Only blocks that contain the word are converted with `Folder`, which is slow. Raises NotNow if too many searches
+    run.
     """
     if not _searching.acquire(timeout=PATIENCE_S):
         raise NotNow("cannot search the log: too many searches are running", do="try again in a few seconds")

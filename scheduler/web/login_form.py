@@ -65,9 +65,10 @@ def page_of(path: str) -> str:
 
 
 def login_page(token_file: str, nonce: str, next_page: str = "/", wrong: str = "") -> bytes:
-    """Return the sign-in page. ``token_file``: path of the token file, quoted for a shell.
+    """Return the sign-in page.
 
-    ``next_page``: path of the page after signing in. ``wrong``: why the previous attempt to sign in failed, or empty.
+    ``token_file``: path of the token file, quoted for a shell. ``next_page``: path to which the browser is redirected
+    after signing in. ``wrong``: why the previous attempt to sign in failed; empty if no attempt has failed.
     """
     said = f'<p class="wrong" id="wrong" role="alert">{html.escape(wrong)}</p>\n' if wrong else ""
     inner = _FORM.substitute(

@@ -66,7 +66,7 @@ class _Figures:
         self.stale_s, self.now = max(LEAST_STALE_S, STALE_AFTER * interval_s), now
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics; a metric whose values are unknown has a type and no samples."""
+        """Yield all metrics. If the values of a metric are unknown, the metric has a type but no samples."""
         yield from self._scheduler()
         yield from self._jobs()
         yield from self._gpus()
@@ -112,7 +112,7 @@ class _Figures:
         yield _gauge("gpujob_queue_blocked", "Waiting jobs by the reason why they wait.", ("reason",), blocked)
 
     def _gpus(self) -> Iterator[Metric]:
-        """Yield the metrics of the GPUs; without samples if no daemon runs, since the stored readings may be old."""
+        """Yield the metrics of the GPUs. If no daemon runs, they have no samples, since stored readings may be old."""
         gpus = self.view.gpus if self.view.alive else ()
         who = {gpu.gpu.index: (str(gpu.gpu.index), gpu.gpu.uuid) for gpu in gpus}
 
@@ -150,7 +150,7 @@ class _Figures:
 
 
 def _parts(gpu: GpuView) -> list[tuple[str, int]]:
-    """Return the parts of a GPU's memory in MiB; they add up to the GPU's memory. Empty if they are unknown."""
+    """Return the parts of a GPU's memory in MiB. The parts add up to the GPU's memory. Empty if a part is unknown."""
     read = gpu.reading
     if read is None or read.foreign_mib is None or read.reserved_mib is None or not read.memory_total_mib:
         return []
@@ -184,7 +184,7 @@ def _labelled_counter(
 
 
 def _counter(name: str, text: str, label: str, known: Sequence[str], tallied: Mapping[str, float]) -> Metric:
-    """Return a counter with one sample for every label value in ``known``, also if the sample is 0.
+    """Return a counter with one sample for every label value in ``known``, even if the sample is 0.
 
     If a counter had no sample before its first increase, the function `rate` of Prometheus would miss that increase.
     """

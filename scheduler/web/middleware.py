@@ -89,7 +89,7 @@ class Refusal(Exception):
 
 
 class _Disconnected(Exception):
-    """The client has disconnected before its request was complete."""
+    """Raised when the client disconnects before its request is complete."""
 
 
 class _Asked:
@@ -129,7 +129,7 @@ class _Asked:
 class _Answer:
     """Sends the answer to one request, and adds the headers that every answer gets.
 
-    ``begun``: whether the answer has begun. ``complete``: whether all of it was sent.
+    ``begun``: whether the answer has begun. ``complete``: whether the whole answer was sent.
     """
 
     def __init__(self, send: Send, path: str, nonce: str) -> None:
@@ -194,9 +194,10 @@ class Gate:
     # -- the checks, in their order -------------------------------------------------------------------
 
     async def _judge(self, asked: _Asked, scope: Scope, receive: Receive, answer: _Answer) -> bool:
-        """Check a request. Return True if the application has to answer it, False if this method has answered it.
+        """Check a request. Return True if the application has to answer the request, False if it was answered here.
 
-        Raises Refusal, _Disconnected.
+        Raises Refusal if the request does not pass, and _Disconnected if the client disconnects before the end of the
+        request.
         """
         if asked.all(b"transfer-encoding") and asked.all(b"content-length"):
             raise Refusal(
@@ -251,7 +252,10 @@ class Gate:
         )
 
     async def _check_token(self, asked: _Asked) -> bool:
-        """Return True if a cookie authenticates the request, False if the token does. Else raises Refusal."""
+        """Return True if a cookie authenticates the request, and False if the token authenticates it.
+
+        Raises Refusal if neither of them does.
+        """
         said = asked.all(b"authorization")
         if said:
             scheme, _, token = said[0].strip().partition(" ")
@@ -383,7 +387,10 @@ async def _body(asked: _Asked, receive: Receive, most: int) -> bytes:
 
 
 def _replayed(scope: Scope, receive: Receive) -> Callable[[], Awaitable[Message]]:
-    """Return the application's function ``receive``. If the gate has read the body, the first call returns the body."""
+    """Return a replacement for the function ``receive``, for use by the application.
+
+    If the gate has read the body, the first call of the replacement returns this body.
+    """
     if BODY not in scope:
         return receive
     left = [scope[BODY]]

@@ -42,7 +42,7 @@ THIN = 1.2  # per cent of the width: narrower bars are drawn at least 3 pixels w
 
 
 def _page(ask: Ask, template: str, status: int = 200, **names: Any) -> Response:
-    """Return a whole page. ``names``: variables of the template; ``here`` names the page's entry in the navigation."""
+    """Return a whole page. ``names``: variables of the template. ``here`` is the page's entry in the navigation."""
     places = ask.source.client.places
     values = {"now": time.time(), "nonce": ask.nonce, "folder": os.path.dirname(places.state_file) or "/", **names}
     values.setdefault("machine", os.uname().nodename)
@@ -78,7 +78,7 @@ def _now(ask: Ask) -> Response:
 
 
 def _last_hour(ask: Ask, view: Overview, now: float) -> dict[int, dict[str, str]]:
-    """Return the SVG paths of the curves of the last hour, by GPU, for GPUs with readings."""
+    """Return GPU → SVG paths of its curves of the last hour. GPUs without readings are left out."""
     sizes = {gpu.gpu.index: gpu.gpu.memory_mib for gpu in view.gpus}
     found: dict[int, dict[str, str]] = {}
     for gpu, samples in ask.source.client.gpu_history(now - HOUR_S, now, CURVE_S).items():
@@ -170,7 +170,7 @@ def _last_lines(path: str) -> tuple[list[str], str]:
 
 
 def _job_charts(ask: Ask, job_id: int) -> list[dict[str, Any]]:
-    """Return a chart for each attempt with readings."""
+    """Return a chart for each attempt that has readings."""
     charts = []
     for attempt, samples in sorted(ask.source.client.job_history(job_id).items()):
         if not samples:
@@ -255,7 +255,7 @@ def _timeline_link(hours: float, end: float | None) -> str:
 def _asked(ask: Ask, name: str, default: float, least: float, most: float) -> float:
     """Return a parameter of the query as a number; ``default`` if the parameter is missing or empty.
 
-    Raises UsageError if it is no number, or not between ``least`` and ``most``.
+    Raises UsageError if the parameter is no number, or if the number is not between ``least`` and ``most``.
     """
     text = ask.request.query_params.get(name, "")
     if not text:
@@ -270,7 +270,7 @@ def _asked(ask: Ask, name: str, default: float, least: float, most: float) -> fl
 
 
 def _runs(ask: Ask, view: Overview, start: float, now: float) -> tuple[dict[int, Job], list[timeline.Run]]:
-    """Return (job id → job, attempts): the attempts that had not ended before ``start``, and their jobs."""
+    """Return (job id → job, attempts). Attempts that had ended before ``start`` are left out, and so are their jobs."""
     memory = {gpu.gpu.index: gpu.gpu.memory_mib for gpu in view.gpus}
     report = ask.source.client.report(now, start)
     runs = [
@@ -294,7 +294,10 @@ def _drawn(
     names: Mapping[int, str],
     pauses: Iterable[tuple[int | None, float, float]],
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return the bands with positions (x in per cent of the width, y in pixels), and their total height in pixels."""
+    """Return the bands with positions, and their total height in pixels.
+
+    The x positions are in per cent of the width, and the y positions in pixels.
+    """
 
     def x(at: float) -> float:
         return 100 * (at - start) / (edge - start)
@@ -395,7 +398,7 @@ def _heat(
 def _heat_table(rows: Mapping[int, list[float | None]], starts: list[float]) -> list[tuple[str, list[Any]]]:
     """Return the heat map as table rows, newest first. A row is (hour or day, cells), with a cell for each GPU.
 
-    A cell is (mean, highest hourly mean). A row stands for an hour if at most 24 hours are shown, else for a day.
+    A row stands for an hour if at most 24 hours are shown, else for a day. A cell is (mean, highest mean of an hour).
     """
     form = "%a %H:%M" if len(starts) <= 24 else "%a %d %b"
     spans: dict[str, list[int]] = {}

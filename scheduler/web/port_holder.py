@@ -12,7 +12,10 @@ _LISTENS = "0A"
 
 
 def holder_of(port: int) -> str:
-    """Return who listens on a port: ``pid 4711 (COMMAND)``, or ``user ann`` if the pid is hidden; empty if nobody."""
+    """Return who listens on a port: ``pid 4711 (COMMAND)``, or ``user ann`` if the pid is hidden.
+
+    Return an empty text if nobody listens on the port.
+    """
     found = [entry for table in ("tcp", "tcp6") for entry in _listening(table, port)]
     for _, inode in found:
         pid = _process_with(f"socket:[{inode}]")

@@ -107,7 +107,7 @@ def size(mib: float | None) -> str:
 def environment() -> Environment:
     """Return the template environment. It applies `plain` to every text and escapes the text for HTML.
 
-    A variable that a template uses but that was not given is an error.
+    If a template uses a variable that was not given, this is an error.
     """
     made = Environment(
         loader=FileSystemLoader(os.path.join(HERE, "templates")),

@@ -56,13 +56,13 @@ class Parameter:
 class Call:
     """A route: a row of a table from which the application, its checks and the OpenAPI document are made.
 
-    ``path``: in Starlette's syntax (``/api/jobs/{id}``); a name in braces stands for a whole number, any other text is
-    answered with 404.
+    ``path``: in Starlette's syntax (``/api/jobs/{id}``). A name in braces stands for a whole number; a request with any
+    other text in its place is answered with 404.
     ``does``: function that returns the answer. It runs in a thread and may block; for its errors see `STATUS`.
     ``about``: summary. ``answers``: status → (meaning, JSON Schema of the body, or None if the body is not JSON).
     ``body``: JSON Schema of the request's body. ``media``: media type of a successful answer if it is not JSON.
     ``headers``: further headers of a successful answer → their meaning.
-    ``page``: whether the route answers with an HTML page: then errors are pages too, and OpenAPI omits the route.
+    ``page``: whether the route answers with an HTML page. If so, its errors are pages too, and OpenAPI omits the route.
     """
 
     method: str

@@ -52,8 +52,8 @@ class Way:
     """The address and options under which the page is served.
 
     ``cert`` and ``key``: PEM files for TLS, empty without TLS. ``names``: further accepted values of `Host`; a proxy
-    may need them. ``until``: descriptor of a pipe that the daemon holds open while the daemon lives; -1 if the daemon
-    has not started this process.
+    may need them. ``until``: descriptor of a pipe that the daemon holds open while it lives; -1 if the daemon has not
+    started this process.
     """
 
     host: str = LOOPBACK
@@ -96,7 +96,7 @@ class Way:
 
 
 def serve(state_file: str, way: Way, *, config: str | None = None) -> int:
-    """Serve the page until a signal or the end of the daemon that has started this process.
+    """Serve the page until a signal arrives or, if the daemon has started this process, until the daemon ends.
 
     Returns 130 after SIGINT, 0 after SIGTERM or the end of the daemon.
 
@@ -136,7 +136,7 @@ def serve(state_file: str, way: Way, *, config: str | None = None) -> int:
 
 
 class _TokenFile:
-    """A watcher of the token file. Removing the file or changing the token in it signs out all users."""
+    """A watcher of the token file. If the file is removed or its token is changed, all users are signed out."""
 
     def __init__(self, places: Places, token: str, key: Key, log: _Log, hub: Hub) -> None:
         self._places, self._token, self._key, self._log, self._hub = places, token, key, log, hub
@@ -225,9 +225,9 @@ class _Server(uvicorn.Server):
 
 
 class _Log(logging.Handler):
-    """The log on stderr. Each message is one line, in which the token is masked.
+    """The log on stderr. Each message is one line. The token is masked.
 
-    At most `MOST` messages are printed in `EVERY_S` seconds; the number of omitted messages is added to the next one.
+    At most `MOST` messages are printed in `EVERY_S` seconds. The next message then says how many messages were omitted.
     """
 
     MOST, EVERY_S, LONGEST = 10, 10.0, 2000
@@ -344,7 +344,7 @@ def _hosts(way: Way, port: int) -> frozenset[str]:
 
 
 def _be_modest() -> None:
-    """Lower the CPU priority of this process below that of jobs and daemon; raise its limit on open descriptors."""
+    """Make the CPU priority of this process lower than that of jobs and daemon. Raise its limit on open descriptors."""
     os.nice(NICE)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)

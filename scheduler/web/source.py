@@ -1,4 +1,4 @@
-"""The scheduler that the page shows, with a short-lived cache of its overview, shared by all requests."""
+"""The scheduler that the page shows. All requests share a short-lived cache of its overview."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class Source:
     def status(self) -> bytes:
         """Return the JSON of `gpujob status --json`. Raises SchedulerError if the store cannot be read.
 
-        The JSON is cached for `FRESH_S` seconds, or for as long as it took to make it, whichever is longer. With
-        100,000 waiting jobs it takes seconds to make the JSON; because of the cache, this work takes at most half of
-        the time.
+        The JSON is cached for `FRESH_S` seconds or for the time that it took to make the JSON, whichever is longer.
+        With 100,000 waiting jobs, this takes seconds. Because of the cache, the server spends at most half of its time
+        on it.
         """
         with self._status_lock:
             outdated = self._status_after != self._changes or time.monotonic() >= self._status_until

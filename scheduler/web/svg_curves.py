@@ -1,4 +1,4 @@
-"""Readings over time as SVG paths and as hourly means, computed by pure functions; gaps in the readings stay gaps."""
+"""Readings over time as SVG paths and as hourly means. The functions are pure. Gaps in the readings stay gaps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WIDTH, HEIGHT = 1000, 100
 
 
 def paths(points: Points, start: float, end: float, top: float, gap_s: float) -> tuple[str, str]:
-    """Return two SVG paths: a curve, and the area below the curve. Both are empty if there are no readings.
+    """Return two SVG paths: a curve, and the area below the curve. Both paths are empty if there are no readings.
 
     The paths are values of the attribute ``d``, for a box of 1000 by 100. ``points``: (time, value or None), in order
     of time. ``start`` and ``end``: times at the left and right edge. ``top``: value at the upper edge. Readings that
@@ -29,7 +29,7 @@ def paths(points: Points, start: float, end: float, top: float, gap_s: float) ->
 
 
 def gap_of(points: Points) -> float:
-    """Return a time in seconds: the curve is interrupted between two neighbouring points that are further apart.
+    """Return the longest time in seconds between two neighbouring points that the curve joins.
 
     The result is three times the shortest time between two neighbouring ``points``.
     """
@@ -73,10 +73,10 @@ def by_hour(points: Points, first: float, hours: int) -> list[float | None]:
 
 
 def booked_by_hour(runs: Iterable[tuple[float, float, float]], first: float, hours: int, now: float) -> list[float]:
-    """Return, for each hour, the mean share of a GPU (0 to 1) that was booked.
+    """Return for each hour the mean share of a GPU (0 to 1) that was booked.
 
-    ``runs``: (start, end, share of the GPU) of each attempt on the GPU. ``first``: start of the first hour. The mean of
-    the current hour is over the time up to ``now``.
+    ``runs``: (start, end, share of the GPU) of each attempt on the GPU. ``first``: start of the first hour. For the
+    current hour, only the time up to ``now`` counts.
     """
     booked = [0.0] * hours
     for start, end, share in runs:

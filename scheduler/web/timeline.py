@@ -1,6 +1,7 @@
 """Layout of the Timeline. Each GPU has a band, and each attempt on the GPU is a bar in the band.
 
-The height of a bar is the attempt's share of the GPU. Bars of attempts at the same time are above each other.
+The height of a bar is the attempt's share of the GPU. If attempts run at the same time, their bars are drawn one above
+the other.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A run in one band. ``pieces``: the vertical ranges that the bar takes in the band: (from, to), between 0 and 1.
+    """A run in one band.
 
-    A bar has several pieces if no free range in the band is high enough for the whole bar.
+    ``pieces``: the vertical ranges (from, to) that the bar takes in the band, between 0 and 1. A bar has several pieces
+    if no free range in the band is high enough for the whole bar.
     """
 
     run: Run
@@ -55,7 +57,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A period in which short runs are not drawn as bars, but only counted. ``number``: how many."""
+    """A period in which short runs are not drawn as bars, but only counted. ``number``: the number of these runs."""
 
     start: float
     end: float
@@ -76,11 +78,11 @@ class Band:
 
 
 def layout(runs: Iterable[Run], start: float, end: float, gpus: Iterable[int], most: int = MOST_BARS) -> list[Band]:
-    """Return a band for each GPU in ``gpus`` or in a run. If some runs use no GPU, the last band is theirs.
+    """Return a band for each GPU in ``gpus`` or in a run. If some runs use no GPU, the last band is for these runs.
 
-    In the band of each of its GPUs, a run between ``start`` and ``end`` (seconds since 1970) is either a bar or counted
-    in ``merged``. Bars of a band do not overlap, and at any time their heights add up to at most 1. ``most``: largest
-    number of bars in all bands; the longest runs become bars.
+    A run that overlaps the time from ``start`` to ``end`` (seconds since 1970) is in the band of each of its GPUs.
+    There the run is either a bar or counted in ``merged``. Bars of a band do not overlap, and at any time their heights
+    add up to at most 1. ``most``: largest number of bars in all bands together; the longest runs become bars.
     """
     seen = [run for run in runs if run.start < end and run.end >= start]
     bands: dict[int | None, list[Run]] = {gpu: [] for gpu in sorted(gpus)}
@@ -106,7 +108,7 @@ def _length(run: Run, start: float, end: float) -> float:
 def _merged_ones(
     bands: Mapping[int | None, Sequence[Run]], start: float, end: float, most: int
 ) -> dict[int | None, set[int]]:
-    """Return band → indexes of the runs that get no bar. The ``most`` longest runs of all bands get bars."""
+    """Return band → indexes of the runs that get no bar. The ``most`` longest runs in all bands together get bars."""
     found: dict[int | None, set[int]] = {}
     if sum(map(len, bands.values())) <= most:
         return found
@@ -164,7 +166,7 @@ def _stacked(runs: Sequence[Run], start: float, end: float, least: int, cpu: boo
 
 
 def _peak(ordered: Sequence[Run], ends: Sequence[float], heights: Sequence[int]) -> int:
-    """Return the highest total height that the runs have at any time. ``ends``: times when the runs end."""
+    """Return the highest total height of the runs at any time. ``ends``: the end of each run."""
     peak = 0
     active: list[int] = []
     for number, run in enumerate(ordered):
@@ -187,7 +189,8 @@ def _gaps(active: Iterable[int], taken: dict[int, list[tuple[int, int]]], room: 
 def _fit(gaps: Sequence[tuple[int, int]], height: int) -> list[tuple[int, int]]:
     """Return the pieces (from, to) of a bar of this height. ``gaps``: the free ranges of the band.
 
-    The bar is one piece in the first gap that is high enough. If there is no such gap, it is divided over several gaps.
+    The bar is one piece in the first gap that is high enough. If no gap is high enough, the bar is divided over several
+    gaps.
     """
     for low, high in gaps:
         if high - low >= height:

@@ -22,9 +22,10 @@ MEMORY_PARTS = ("ours", "foreign", "reserved", "free")
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """A button. ``path``: path of the POST request that it sends; ``hint``: tooltip; ``kind``: CSS class.
+    """A button.
 
-    ``ask``: question that the user has to confirm first; empty: no question.
+    ``path``: path of the POST request that the button sends; ``hint``: tooltip; ``kind``: CSS class. ``ask``: question
+    that the user has to confirm first; empty: no question.
     """
 
     verb: str
@@ -64,7 +65,7 @@ def acts(job: Job, skipped: Sequence[int] = ()) -> list[Act]:
 
 
 def _then(skipped: Sequence[int]) -> str:
-    """Return a sentence which says that the jobs ``skipped`` will be skipped; empty if there are none."""
+    """Return a sentence which says that the jobs in ``skipped`` will be skipped; empty if there are no such jobs."""
     if not skipped:
         return ""
     if len(skipped) == 1:
@@ -75,7 +76,7 @@ def _then(skipped: Sequence[int]) -> str:
 
 
 def in_need(view: Overview) -> dict[int, list[int]]:
-    """Return job id → ids of the waiting jobs that would be skipped, directly or indirectly, if that job failed."""
+    """Return job id → ids of waiting jobs that would be skipped, directly or indirectly, if the job failed."""
     needed: dict[int, set[int]] = {}
     for job in view.jobs:
         if job.state is JobState.PENDING:
@@ -172,7 +173,7 @@ def gpu_cards(view: Overview) -> list[GpuRow]:
 
 
 def memory_parts(gpu: GpuView) -> dict[str, float] | None:
-    """Return part of the GPU's memory (`MEMORY_PARTS`) → MiB; None if the memory in use or in total is unknown.
+    """Return part of the GPU's memory (`MEMORY_PARTS`) → MiB. Return None if the used or the total memory is unknown.
 
     The part ``reserved`` is the memory of the driver and the display, and foreign memory that the user has accepted.
     """
@@ -193,7 +194,7 @@ SHOWN_ABOVE = frozenset({"failure", "hint", "note", "attempt"})  # facts that ar
 
 
 def facts(job: Job) -> list[Fact]:
-    """Return the facts that `gpujob show` prints, without those that the page shows elsewhere."""
+    """Return the facts that `gpujob show` prints. Leave out the facts that the page shows elsewhere."""
     return [fact for fact in job_facts(job) if fact.name not in SHOWN_ABOVE]
 
 
@@ -249,7 +250,7 @@ def related(job: Job, view: Overview) -> list[Job]:
 def run_of(job: Job, attempt: AttemptUse, number: int, now: float, memory: Mapping[int, int | None]) -> Run:
     """Return an attempt in the form that the Timeline needs.
 
-    ``number``: how many attempts the job has. ``memory``: GPU → its total memory in MiB, None if unknown.
+    ``number``: how many attempts the job has. ``memory``: GPU → its total memory in MiB; None if this is unknown.
     """
     last = attempt.number == job.attempt and job.started_at is not None
     start = attempt.started_ms / 1000

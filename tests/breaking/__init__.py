@@ -1,1 +1,4 @@
-"""Tests of the program under faults: failing system calls, the disk states that a power cut leaves, and power cuts."""
+"""Tests of the program under faults.
+
+The faults are failing system calls, power cuts, and the disk states that a power cut leaves.
+"""

@@ -28,7 +28,7 @@ FLAGS = ("--gpus=2", "--gpu-interval=0", "--assign-retry-wait=0.05")
 
 @dataclass(slots=True)
 class Verdict:
-    """The result of `Cycle.judge`: broken promises, and the number of jobs by outcome."""
+    """The result of `Cycle.judge`: the broken promises, and for each outcome the number of jobs with this outcome."""
 
     broken: list[str] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -63,9 +63,9 @@ class Cycle:
         return self.folder / ".gpujob"
 
     def line(self, key: str, code: int, seconds: str = "") -> str:
-        """Return a line of the jobs file: a job with this key and exit code.
+        """Return a line of the jobs file; its job has this key and this exit code.
 
-        ``seconds``: how long the job sleeps before it ends; empty: it does not sleep.
+        ``seconds``: how long the job sleeps before it ends. If it is empty, the job does not sleep.
         """
         return f"0,{self.folder}/job,,{self.folder} {key} {code} {seconds},;gpus=1;cuda=none\n"
 
@@ -75,7 +75,7 @@ class Cycle:
             stream.write("".join(self.line(key, CODES[key]) for key in keys))
 
     def start(self, *words: str, held: bool = False, boot: str = "") -> Forked:
-        """Start a daemon. ``held`` and ``boot`` as in `Forge.start`."""
+        """Start a daemon. ``held`` and ``boot`` have the same meaning as in `Forge.start`."""
         output = self.folder / f"daemon-{len(self.made)}.out"
         self.made.append(
             self.forge.start(["start", *FLAGS, *words], self.folder, self.environ, output, held=held, boot=boot)

@@ -41,11 +41,11 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A point in the recording: right before or after a sync, or when a line of output was written.
+    """A point in the recording: just before a sync, just after a sync, or the writing of a line of output.
 
-    ``done``, ``syncs``: the number of operations and of syncs before this moment. If a line of output was written:
-    ``told`` is the word for the file with this line (see `Recording.read`), and ``words`` are the words of the line.
-    After a sync both are empty.
+    ``done``, ``syncs``: the number of operations and of syncs before this moment. ``told``: the word for the file to
+    which the line was written (see `Recording.read`). ``words``: the words of the line. If no line was written,
+    ``told`` and ``words`` are empty.
     """
 
     done: int
@@ -56,7 +56,10 @@ class Moment:
 
 @dataclass(slots=True)
 class Recording:
-    """All operations below ``root``. ``synced[n]``: the number of the sync that made operation n durable, or None."""
+    """All operations below ``root``.
+
+    ``synced[n]``: the number of the sync that made operation n durable; None if no sync did so.
+    """
 
     root: Path
     ops: list[Op] = field(default_factory=list)
@@ -244,10 +247,10 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A possible state of the disk: the operations before ``moment`` without those in ``dropped``.
+    """A possible state of the disk. It has all operations before ``moment``, except the operations in ``dropped``.
 
-    ``torn``: (n, low, high): of the data of operation n, only the bytes from low to high reached the disk; n is -1 if
-    no write is torn. ``kind``: how the state was chosen.
+    ``torn``: (n, low, high): only the bytes from low to high of the data of operation n have reached the disk. n is -1
+    if no write is torn. ``kind``: how the state was chosen.
     """
 
     moment: Moment
@@ -269,8 +272,8 @@ class State:
 def states(recording: Recording, most: int, seed: int) -> list[State]:
     """Return up to ``most`` different states.
 
-    For each moment, two states come first: the one with all and the one with none of the operations that are not synced
-    at this moment. The order of the other states is random and depends on ``seed``.
+    Two states of each moment come first. In one of them, all operations that are not synced at this moment have reached
+    the disk; in the other, none of them has. The order of all other states is random and depends on ``seed``.
     """
     dice = random.Random(seed)
     sure: list[State] = []
@@ -296,9 +299,9 @@ def states(recording: Recording, most: int, seed: int) -> list[State]:
 
 
 def _distinct(moments: Sequence[Moment]) -> list[Moment]:
-    """Return one moment, the last, for each pair of ``done`` and ``syncs``.
+    """Return the moments without repetition: of all moments with equal ``done`` and ``syncs``, only the last one.
 
-    Moments with an equal pair have equal disk states.
+    Such moments have the same possible disk states.
     """
     last: dict[tuple[int, int], Moment] = {}
     for moment in moments:

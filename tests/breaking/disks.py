@@ -45,7 +45,10 @@ SEED, MOST, SHORT = 20261121, 5000, 100
 
 @dataclass(slots=True)
 class Story:
-    """The output up to a moment: starts, ends, acknowledged ids and confirmed cancels, by the jobs' keys."""
+    """The output of the jobs and commands up to a moment, by the keys of the jobs.
+
+    The output consists of starts, ends, acknowledged ids and confirmed cancels.
+    """
 
     starts: set[tuple[str, int]] = field(default_factory=set)
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -54,7 +57,7 @@ class Story:
     cut: int = 0  # which lines the jobs file misses: 3: the last one; 4: all; else none
 
     def hear(self, told: str, words: tuple[str, ...]) -> None:
-        """Add one line. ``told``: the word for the file that it was written to."""
+        """Add a line of output. ``told``: the word for the file to which the line was written."""
         if told == "ledger" and words[0] == "start":
             self.starts.add((words[1], int(words[2])))
         elif told == "ledger":
@@ -284,7 +287,10 @@ class Disks:
         return broken
 
     def close(self, *, forge: bool = True) -> None:
-        """End all processes. ``forge`` False: end only the forked daemons and commands."""
+        """End all processes.
+
+        If ``forge`` is False, end only the forked daemons and commands, and not the forking server.
+        """
         for one in self.ours:
             one.close()
         self.ours.clear()
@@ -322,9 +328,10 @@ class Figures:
 
 
 def work(place: Path, seed: int, most: int, share: tuple[int, int], figures: Figures) -> None:
-    """Record a cycle, replay some of its states, and add the results to ``figures``.
+    """Record a cycle, replay some of its disk states, and add the results to ``figures``.
 
-    ``most``: number of states that are computed. ``share``: (k, n): of these, every n-th from index k on is replayed.
+    ``most``: how many states are computed. ``share``: (k, n): every n-th of these states is replayed, beginning with
+    the state at index k.
     """
     first, step = share
     disks = Disks(place / f"house-{first}")

@@ -141,7 +141,7 @@ class Forge:
         """Fork `gpujob WORDS…` and return the process.
 
         ``held``: the process stops itself until it gets SIGCONT. ``boot``: a file with the boot id that the process
-        sees; empty: the process sees the machine's boot id.
+        sees. If it is empty, the process sees the machine's boot id.
         """
         assert self.process.stdin is not None and self.process.stdout is not None
         Path(f"{output}.code").unlink(missing_ok=True)
@@ -165,9 +165,9 @@ class Forge:
         limit: float = 30.0,
         **how: str,
     ) -> Forked:
-        """Fork a command, wait for its end and return it. Raises TimeoutError after ``limit`` seconds.
+        """Fork a command, wait for its end and return the ended process.
 
-        ``how``: further arguments of `start`.
+        ``how``: further arguments of `start`. Raises TimeoutError if the command has not ended after ``limit`` seconds.
         """
         made = self.start(words, folder, environ, output, **how)  # type: ignore[arg-type]
         try:
@@ -178,7 +178,7 @@ class Forge:
         return made
 
     def close(self) -> None:
-        """End the forking process; forked processes continue."""
+        """End the forking server. The forked processes continue."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
         self.process.wait()
@@ -186,9 +186,10 @@ class Forge:
 
 
 def until(condition, what: str, limit: float = 60.0):  # type: ignore[no-untyped-def]
-    """Call ``condition`` until its result is true, and return this result. Raises TimeoutError after ``limit`` seconds.
+    """Call ``condition`` repeatedly until its result is true; return this result.
 
-    ``what``: what is awaited, for the error.
+    ``what``: a description of the condition for the error. Raises TimeoutError if no result is true within ``limit``
+    seconds.
     """
     end = time.monotonic() + limit
     while not (found := condition()):

@@ -17,8 +17,8 @@ _STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 def unsynced_starts(log: Path, job: str) -> tuple[list[str], int]:
     """Return an error for each start that came too early, and the number of starts that were sent to a supervisor.
 
-    A start is too early if the daemon sends it after a write to the store that is not synced yet. It is also an error
-    if a job's command is executed before its start was sent. ``job``: the program of all jobs.
+    A start comes too early if the daemon sends it after a write to the store and before the sync of this write. It is
+    also an error if a job's command is executed before its start was sent. ``job``: the program that all jobs run.
     """
     wrong, sent = [], 0
     dirty: dict[str, int] = {}  # file of the store → pid that has written and not synced it
@@ -66,9 +66,9 @@ def unsynced_words(log: Path, files: Sequence[str]) -> tuple[list[str], int]:
 
 
 def syncs_after_failure(log: Path) -> list[str]:
-    """Return an error for each start that was sent after a failed sync, before the store was synced again.
+    """Return an error for each start that was sent after a failed sync and before the next successful sync.
 
-    The failed sync is a sync of the store's log. The later sync must be a sync of the file of the store itself.
+    The failed sync is a sync of the store's log. The successful sync must be a sync of the file of the store itself.
     """
     wrong, suspect = [], False
     for call in calls(log):

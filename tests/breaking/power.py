@@ -62,7 +62,10 @@ class Machine:
         script.chmod(0o700)
 
     def on(self, *words: str, last_pid: int = 0) -> None:
-        """Boot with a new boot id, and start a daemon. ``last_pid``: if not 0, new pids begin after this number."""
+        """Boot with a new boot id, and start a daemon.
+
+        If ``last_pid`` is not 0, new pids begin after this number.
+        """
         boot = self.folder / "boot"
         boot.write_text(f"{uuid.uuid4()}\n")
         for name in "ended", "off":
@@ -173,9 +176,9 @@ class Machine:
 
 
 def storm(machine: Machine, cuts: int, dice: random.Random) -> tuple[list[str], Counter[str]]:
-    """Add jobs, and cut the power at random moments, ``cuts`` times. Then let all jobs end.
+    """Add jobs, and cut the power ``cuts`` times at random moments. Then let all jobs end.
 
-    Return the broken promises, and the number of jobs by outcome.
+    Return the broken promises, and for each outcome the number of jobs with this outcome.
     """
     bar = sys.stderr.isatty()
     for number in range(cuts):

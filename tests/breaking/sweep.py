@@ -68,10 +68,10 @@ MARGIN = 2  # a cycle may have a few calls more than the counted one
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One fault at one call.
+    """A fault at a system call.
 
-    ``when``: the executions of the call that fail, counted from 1, in strace's notation (``2``, ``1..3``). ``path``: if
-    not empty, only calls on this file of the cycle's folder are counted.
+    ``when``: the executions of the call at which the fault occurs, counted from 1, in strace's notation (``2``,
+    ``1..3``). ``path``: if it is not empty, only calls on this file of the cycle's folder are counted.
     """
 
     target: str
@@ -94,8 +94,8 @@ class Point:
 class Result:
     """The result of a point.
 
-    ``hit``: whether the fault was injected. ``how``: how the daemon ended (for the target submit: how `gpujob submit`
-    ended): ``killed``, or ``code`` and the exit code.
+    ``hit``: whether the fault was injected. ``how``: how the daemon ended: ``killed``, or ``code`` and the exit code.
+    For the target submit, ``how`` says how `gpujob submit` ended.
     """
 
     point: Point

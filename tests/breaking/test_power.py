@@ -86,7 +86,10 @@ def machine(other_boots: None, tmp_path: Path) -> Machine:
 
 
 def test_h01_no_job_runs_twice_after_power_cuts(machine: Machine) -> None:
-    """H01, P1: After power cuts, interrupted jobs are lost and waiting jobs run; a job starts again only as a retry."""
+    """H01, P1: After a power cut, each job that was running is lost, and the waiting jobs run.
+
+    A job starts again only as a retry.
+    """
     broken, how = storm(machine, CUTS, random.Random(SEED))
     assert not broken, (SEED, broken, how)
     assert how["exit"] + how["lost"] == len(machine.codes)
@@ -133,7 +136,7 @@ def test_h03_a_process_with_the_same_pid_and_start_time_in_another_boot_is_not_t
 
 @pytest.mark.smoke
 def test_h02_a_process_with_a_reused_pid_is_not_the_job(other_boots: None, tmp_path: Path) -> None:
-    """H02: A foreign process that got the pid of an ended job is neither mistaken for the job nor signalled."""
+    """H02: If a foreign process has got the pid of an ended job, it is neither mistaken for the job nor signalled."""
     machine = Machine(tmp_path / "disk")
     machine.line("a", 0, 600)
     done = _in_a_namespace(machine.folder, _REUSE, str(machine.folder))

@@ -63,7 +63,10 @@ def test_a21_e09_e10_no_job_is_lost_or_run_twice_with_a_fault_at_a_system_call(
 def test_a21_e09_a_failed_read_of_the_jobs_file_is_repeated(
     tracing: None, forge: Forge, tmp_path: Path, call: str, fault: str, when: str
 ) -> None:
-    """A21, E09: A failed read of the jobs file is logged once and retried, and a drain waits for the lines."""
+    """A21, E09: If a read of the jobs file fails, this is logged once, and the read is tried again.
+
+    A scheduler with --drain does not end before it has read the lines.
+    """
     point = Point("daemon", call, fault, when, path="jobs.txt")
     result = strike(forge, tmp_path / "cycle", point)
     assert result.hit and not result.verdict.broken, (result.point, result.how)
@@ -125,7 +128,8 @@ def test_e09_after_a_failed_sync_no_job_starts_before_the_next_successful_sync(
 ) -> None:
     """E09: After a failed sync no job starts before the store is synced again.
 
-    The kernel reports the failure only once: a later successful sync of the log does not show that the data is saved.
+    The kernel reports the failure only once. Therefore a later successful sync of the log does not prove that the data
+    is on the disk.
     """
     cycle = Cycle(forge, tmp_path / "cycle")
     try:

@@ -34,7 +34,10 @@ class Call:
 
     @property
     def fd_path(self) -> str:
-        """The path of the file whose descriptor is the first argument; empty if this argument is no descriptor."""
+        """The path of the file whose descriptor is the first argument of the call.
+
+        If the first argument is no descriptor, the path is empty.
+        """
         found = _FD.match(self.args)
         return unhex(found[2]) if found else ""
 
@@ -90,13 +93,16 @@ class Tracer:
             self.let_go()
 
     def let_go(self) -> None:
-        """Detach from the process, which continues."""
+        """Detach from the traced process. The process continues."""
         self.process.terminate()
         self.process.wait()
 
 
 def attach(pid: int, log: Path, words: Iterable[str]) -> Tracer:
-    """Attach strace to a process; return when the process is traced. Raises RuntimeError if strace ends."""
+    """Attach strace to a process; return when the process is traced.
+
+    Raises RuntimeError if strace ends before the process is traced.
+    """
     assert STRACE is not None
     process = subprocess.Popen(
         [STRACE, "-qq", "-o", str(log), *words, "-p", str(pid)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -113,9 +119,9 @@ def attach(pid: int, log: Path, words: Iterable[str]) -> Tracer:
 
 
 def recorded(log: Path, trace: str) -> list[str]:
-    """Return the words to put before a command, so that strace records its calls and their data.
+    """Return the words to put before a command so that strace records the command's system calls and their data.
 
-    The calls of child processes are recorded too. ``trace``: the names of the calls, separated by commas.
+    The calls of child processes are recorded, too. ``trace``: the names of the calls, separated by commas.
     """
     assert STRACE is not None
     return [STRACE, "-f", "--seccomp-bpf", "-qq", "-y", "-xx", "-s", "8000000", "-e", f"trace={trace}", "-o", str(log)]

@@ -87,7 +87,10 @@ def test_start_has_the_documented_options(name: str) -> None:
 def test_a_mistake_prints_one_line_on_stderr_and_has_its_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], line: str, code: int, text: str
 ) -> None:
-    """S3.41, contract 6, P3: A mistake prints one line on stderr and nothing on stdout; its kind sets the exit code."""
+    """S3.41, contract 6, P3: A mistake prints one line on stderr and nothing on stdout.
+
+    The exit code depends on the kind of mistake.
+    """
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith(("GPUJOB", "XDG"))]:
         monkeypatch.delenv(name)
@@ -103,7 +106,7 @@ def test_a_mistake_prints_one_line_on_stderr_and_has_its_exit_code(
 
 @pytest.mark.parametrize("line", ["stauts", "--nope", "status --jsonn", "pause 3-1"])
 def test_a_mistake_prints_no_traceback_in_a_real_process(tmp_path: Path, line: str) -> None:
-    """P3: A mistake in a real process gives exit code 2 and one line on stderr."""
+    """P3: A mistake in a command that runs as a process gives exit code 2 and one line on stderr."""
     ran = gpujob(tmp_path, *line.split())
     assert ran.returncode == 2
     assert ran.stdout == ""
@@ -122,7 +125,7 @@ def test_verb_help_prints_usage_and_all_options(tmp_path: Path, verb: str) -> No
 
 
 def test_gpujob_help_names_every_command(tmp_path: Path) -> None:
-    """P3: `gpujob --help` names every command; --version prints the version."""
+    """P3: `gpujob --help` names every command. `gpujob --version` prints the version."""
     ran = gpujob(tmp_path, "--help")
     assert ran.returncode == 0
     assert all(verb in ran.stdout for verb in COMMANDS)
@@ -155,7 +158,10 @@ def test_an_interrupted_command_exits_with_130_and_prints_nothing(tmp_path: Path
 
 
 def test_add_appends_a_line_to_the_jobs_file_and_prints_it(tmp_path: Path) -> None:
-    """S3.6, S3.40: `add` appends a line to the jobs file and prints it; `--output-file -` only prints it."""
+    """S3.6, S3.40: `add` appends a line to the jobs file and prints the line.
+
+    `add --output-file -` only prints the line.
+    """
     ran = gpujob(
         tmp_path, "add", "/a.py", "--conda", "e", "--args", "--layers 1,2", "--priority", "-3", "--gpus", "0,1"
     )
@@ -184,7 +190,7 @@ def test_add_refuses_bad_lines_and_unsafe_files(tmp_path: Path) -> None:
 
 
 def test_submit_prints_the_id_and_reading_verbs_work_without_a_daemon(tmp_path: Path) -> None:
-    """Contract 6: `submit` prints the job's id on stdout; reading verbs work without a scheduler."""
+    """Contract 6: `submit` prints the job's id on stdout. Verbs that only read the store work without a scheduler."""
     ran = gpujob(tmp_path, "submit", "--label", "base", "--", "echo", "a b", "--json")
     assert (ran.returncode, ran.stdout) == (0, "1\n")
     assert "no scheduler is running" in ran.stderr
@@ -199,7 +205,8 @@ def test_submit_prints_the_id_and_reading_verbs_work_without_a_daemon(tmp_path: 
 def test_words_that_are_not_utf8_cause_no_traceback(tmp_path: Path, verb: str) -> None:
     """P3, P8: Words that are not UTF-8 cause no traceback.
 
-    The test sets stdout to the strict mode of a locale such as en_US.UTF-8, in which a plain print of them would fail.
+    The test sets stdout to the strict mode of a locale such as en_US.UTF-8. In this mode, Python cannot print such
+    words unchanged.
     """
     assert gpujob(tmp_path, "submit", "--", b"/tmp/jos\xe9", b"\xff").stdout == "1\n"
     words = {"show": ["show", "1"], "add": ["add", b"jos\xe9.py", "--output-file", "-"]}.get(verb, [verb])
@@ -241,7 +248,7 @@ def test_a_program_whose_name_looks_like_a_shell_command_is_accepted(tmp_path: P
 
 
 def test_help_and_version_also_work_as_verbs(tmp_path: Path) -> None:
-    """P3: `help` and `version` as verbs print what --help and --version print."""
+    """P3: `gpujob help` prints the same as `gpujob --help`, and `gpujob version` the same as `gpujob --version`."""
     assert gpujob(tmp_path, "help").stdout == gpujob(tmp_path, "--help").stdout
     assert gpujob(tmp_path, "help", "cancel").stdout == gpujob(tmp_path, "cancel", "--help").stdout
     assert gpujob(tmp_path, "version").stdout == gpujob(tmp_path, "--version").stdout
@@ -269,7 +276,7 @@ def test_hints_for_verbs_of_other_programs_hide_no_real_verb() -> None:
 
 
 def test_a_folder_as_state_file_is_refused(tmp_path: Path) -> None:
-    """A folder given as the state file is refused, and no file is created in it or beside it."""
+    """If the state file that a user names is a folder, it is refused. No file is created in the folder or beside it."""
     (tmp_path / "config.yaml").write_text("state_file: inner\n")
     (tmp_path / "inner").mkdir()
     before = sorted(tmp_path.rglob("*"))
@@ -317,7 +324,7 @@ def test_p3_errors_in_a_removed_folder_name_it(tmp_path: Path, monkeypatch: pyte
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """Return the package folder of a copy of the program, which a test may damage."""
+    """Return the package folder of a copy of the program. The test may damage this copy."""
     shutil.copytree(
         Path(ROOT, "scheduler"), tmp_path / "copy" / "scheduler", ignore=shutil.ignore_patterns("__pycache__")
     )
@@ -328,7 +335,10 @@ def copied(tmp_path: Path) -> Path:
 def test_p3_a_missing_module_of_the_program_prints_one_line(
     copied: Path, tmp_path: Path, file: str, words: str
 ) -> None:
-    """P3: A missing module, as after an interrupted upgrade, gives one line on stderr and exit code 1."""
+    """P3: If a module of the program is missing, a command prints one line on stderr and exits with 1.
+
+    A module can be missing after an interrupted upgrade.
+    """
     (copied / file).unlink()
     done = from_copy(copied, tmp_path, *words.split())
     module = file.removesuffix(".py").replace("/", ".")
@@ -347,7 +357,7 @@ def from_copy(copied: Path, folder: Path, *words: str) -> subprocess.CompletedPr
 
 @pytest.mark.parametrize("verb", ["status", "start", "show", "add"])
 def test_e11_a_command_without_a_free_descriptor_prints_one_line(tmp_path: Path, verb: str) -> None:
-    """P3: Without a free file descriptor to load modules, a command prints one line and no traceback."""
+    """P3: If no file descriptor is free to load modules, a command prints one line and no traceback."""
     program = (
         "import resource, sys; from scheduler import command_line; import scheduler.core.errors, scheduler.system.terminal_text;"
         " resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)); sys.exit(command_line.main([sys.argv[1], *sys.argv[2:]]))"

@@ -24,7 +24,7 @@ TRAP = "\\$(touch trapped)`touch trapped`'\";touch trapped;[/red]*"
 
 
 def need(name: str) -> str:
-    """Return the path of a shell. If it is not installed, skip the test, or fail it when CI is set."""
+    """Return the path of a shell. If the shell is not installed, skip the test; if CI is set, fail the test."""
     found = shutil.which(name)
     if not found:
         text = f"{name} is not installed; as root: apt-get install -y {name}"
@@ -99,7 +99,10 @@ def fish(house: Scheduler, line: str) -> dict[str, str]:
 
 
 def zsh(house: Scheduler, line: str, ready: Callable[[str], object]) -> str:
-    """Type ``line`` and TAB into zsh on a terminal; return the terminal's output once ``ready`` accepts it."""
+    """Type ``line`` and TAB into zsh on a terminal.
+
+    Return the terminal's output as soon as ``ready`` accepts the output.
+    """
     child, fd = pty.fork()
     if child == 0:
         os.chdir(house.folder)
@@ -148,12 +151,15 @@ def zsh(house: Scheduler, line: str, ready: Callable[[str], object]) -> str:
     ],
 )
 def test_k09_bash_offers_the_jobs_that_the_verb_applies_to(house: Scheduler, verb: str, offered: set[str]) -> None:
-    """K09: Bash offers ids and labels of the jobs that the verb applies to, without labels that need quoting."""
+    """K09: Bash offers the ids and labels of the jobs that the verb applies to.
+
+    It leaves out labels that need quoting.
+    """
     assert set(bash(house, verb, "")) == offered
 
 
 def test_k09_bash_completes_prefixes_lists_and_option_values(house: Scheduler) -> None:
-    """K09: The completion for bash covers ids and labels, GPUs, environments, option values and verbs.
+    """K09: The completion for bash offers ids and labels, GPUs, environments, option values and verbs.
 
     It completes a prefix, a list with commas, and the value after `--state=`. Bash itself completes file names.
     """
@@ -185,7 +191,10 @@ def test_k09_bash_completes_prefixes_lists_and_option_values(house: Scheduler) -
 
 
 def test_s15_a_label_that_is_a_secret_is_not_offered(house: Scheduler) -> None:
-    """S15: A label that looks like a secret is not offered, and the error for a mistyped label does not show it."""
+    """S15: A label that looks like a secret is not offered.
+
+    The error for a mistyped label does not show such a label.
+    """
     secret = "hf_s3cr3tValue9xQAbCdEfGhIjKlMnOp123456"
     house.cli("edit", "5", "--label", secret)
     try:
@@ -206,7 +215,7 @@ def test_k09_completion_reads_the_scheduler_of_the_state_file_option(house: Sche
 
 
 def test_k09_zsh_shows_the_name_of_each_job_and_runs_no_name_as_a_command(house: Scheduler) -> None:
-    """K09: zsh shows each job's name beside its id; no name or label is run as a command."""
+    """K09: zsh shows each job's name beside the job's id. No name or label is run as a command."""
     text = zsh(house, "gpujob cancel ", lambda text: "running long" in text and "later" in text)
     assert "3" in text and "base" not in text
     assert not (house.folder / "trapped").exists()
@@ -214,7 +223,10 @@ def test_k09_zsh_shows_the_name_of_each_job_and_runs_no_name_as_a_command(house:
 
 
 def test_k09_fish_shows_the_name_of_each_job_and_runs_no_name_as_a_command(house: Scheduler) -> None:
-    """K09: fish shows each job's name beside its id and completes GPUs and states; no name or label is run."""
+    """K09: fish shows each job's name beside the job's id. No name or label is run as a command.
+
+    fish also completes GPUs and states.
+    """
     found = fish(house, "cancel ")
     assert set(found) == {"3", "4", "5", "long", "later"}
     assert found["3"].startswith("running long") and found["later"] == "job 4"
@@ -225,7 +237,7 @@ def test_k09_fish_shows_the_name_of_each_job_and_runs_no_name_as_a_command(house
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_k09_show_completion_prints_a_script_for_the_command_gpujob(house: Scheduler, shell: str) -> None:
-    """K09: --show-completion prints a script for the command gpujob, also when called as `python -m scheduler`."""
+    """K09: --show-completion prints a script for the command gpujob. This also holds for `python -m scheduler`."""
     done = run(house, [need(shell), "-c", f"{sys.executable} -m scheduler --show-completion; true"])
     assert done.returncode == 0 and "gpujob" in done.stdout and "_GPUJOB_COMPLETE" in done.stdout
     assert "scheduler" not in done.stdout and "main" not in done.stdout
@@ -273,7 +285,10 @@ def test_k09_completion_without_a_usable_store_prints_no_error(tmp_path: Path, d
 
 
 def test_k09_completion_offers_the_newest_fifty_jobs(scheduler_with_many: Path) -> None:
-    """K09: Of many jobs only the newest 50 are offered, newest first. Older ones are offered if a prefix is typed."""
+    """K09: Completion offers only the newest 50 jobs, the newest first.
+
+    An older job is offered if its prefix is typed.
+    """
     found = ask(scheduler_with_many, "gpujob cancel ").stdout.split()
     assert found == [str(n) for n in range(300, 250, -1)]
     assert ask(scheduler_with_many, "gpujob cancel 12").stdout.split() == [*map(str, range(129, 119, -1)), "12"]

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Asked:
-    """A command that was run in ``folder``: exit code, stdout and stderr."""
+    """The result of a command that was run in ``folder``: exit code, stdout and stderr."""
 
     def __init__(self, folder: Path, *words: str, **environ: str) -> None:
         kept = clean()
@@ -47,7 +47,10 @@ def test_config_show_prints_a_valid_config_file_with_the_same_settings(tmp_path:
 
 
 def test_config_show_origin_names_the_source_of_each_setting(tmp_path: Path) -> None:
-    """Contract 2: --origin names each setting's source: command line, variable, line of the file, or default."""
+    """Contract 2: --origin names the source of each setting.
+
+    A source is the command line, a variable, a line of the config file, or the default.
+    """
     config = tmp_path / "own.yaml"
     config.write_text("# mine\nmem_threshold: 0.9\norder: short\n")
     shown = Asked(
@@ -85,7 +88,7 @@ def test_config_show_json_prints_one_json_value(tmp_path: Path) -> None:
 
 
 def test_config_check_prints_one_line_for_each_mistake(tmp_path: Path) -> None:
-    """P3: `config check` prints one line for each mistake and exits with 2; if there is no mistake, it exits with 0."""
+    """P3: `config check` prints one line for each mistake and exits with 2. Without a mistake, it exits with 0."""
     config = tmp_path / "config.yaml"
     assert Asked(tmp_path, "config", "check").out == "no mistakes; there is no config file\n"
     config.write_text("aging: 1\n")

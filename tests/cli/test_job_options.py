@@ -1,4 +1,4 @@
-"""Tests of job options (JOB_OPTIONS): each has one meaning on the command line, in a jobs file and in the API."""
+"""Tests of job options (JOB_OPTIONS): an option means the same on the command line, in a jobs file and in the API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests of the folding of log bytes into lines as a terminal shows them, against a simple model of a terminal."""
+"""Tests of how the bytes of a log are folded into lines, as a terminal shows them.
+
+A simple terminal model is the reference.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def folded(data: bytes, colours: bool = False, longest: int = 1 << 20) -> list[s
     ],
 )
 def test_s3_20_control_characters_and_escapes_are_folded_as_a_terminal_does(data: bytes, lines: list[str]) -> None:
-    """S3.20, S16, S17: Carriage returns overwrite text; escapes and control bytes are removed.
+    """S3.20, S16, S17: Text after a carriage return overwrites the line; escapes and control bytes are removed.
 
     Invalid bytes become U+FFFD.
     """
@@ -76,7 +79,10 @@ def test_s3_20_control_characters_and_escapes_are_folded_as_a_terminal_does(data
     ],
 )
 def test_s17_only_colours_reach_a_terminal_and_are_reset_at_the_end_of_a_line(data: bytes, lines: list[str]) -> None:
-    """S17: Of all escape sequences only colours are passed on, and each coloured line ends with a colour reset."""
+    """S17: Colours are the only escape sequences that reach the terminal.
+
+    Each coloured line ends with a colour reset.
+    """
     assert folded(data, colours=True) == lines
 
 
@@ -87,10 +93,10 @@ def test_colours_that_are_never_reset_do_not_accumulate() -> None:
 
 
 def terminal_line(data: bytes) -> list[str]:
-    """Return the lines that a model of a terminal shows for ``data``.
+    """Return the lines that a simple model of a terminal shows for ``data``.
 
-    The model has one cell for each column and a cursor, and it can erase cells. A cell that is None is the right half
-    of a wide character.
+    The model has a cursor, and one cell for each column; it can erase cells. A wide character takes two cells: the
+    second cell is None.
     """
     text = re.sub(r"[\x00-\x06\x08]", "", data.decode("utf-8", "replace"))
     lines: list[str] = []
@@ -147,7 +153,7 @@ PIECES = [
 def test_s3_20_folding_agrees_with_the_terminal_model_for_any_split_of_the_bytes(
     pieces: list[bytes], cuts: list[int]
 ) -> None:
-    """S3.20, S17: Folding gives the lines of the terminal model, no matter where the bytes are cut into pieces.
+    """S3.20, S17: Folding gives the lines of the terminal model, no matter how the bytes are split into pieces.
 
     If colours are kept, the text without the colours is the same.
     """
@@ -165,7 +171,10 @@ def test_s3_20_folding_agrees_with_the_terminal_model_for_any_split_of_the_bytes
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=6))
 def test_s17_no_control_characters_reach_a_line(data: bytes, cuts: list[int]) -> None:
-    """S17: No bytes of a job put control characters into a line; how the bytes are split does not change the lines."""
+    """S17: The output of a job never puts control characters into a line.
+
+    The split of the bytes does not change the lines.
+    """
     wanted = folded(data)
     edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     folder = Folder()
@@ -175,7 +184,10 @@ def test_s17_no_control_characters_reach_a_line(data: bytes, cuts: list[int]) ->
 
 
 def test_characters_counted_as_one_column_are_narrow() -> None:
-    """Each character that `_ODD` does not match takes exactly one column; wide characters are counted as two."""
+    """Each character that the pattern `_ODD` does not match takes exactly one column.
+
+    A wide character counts as two columns.
+    """
     for number in range(0x20, 0x11000):
         char = chr(number)
         if not _ODD.match(char) and unicodedata.category(char) not in ("Cc", "Cs"):
@@ -195,9 +207,9 @@ def test_k15_a_line_that_is_too_long_is_cut_with_a_mark() -> None:
 
 
 def test_s3_20_a_large_progress_bar_is_one_line_and_needs_constant_memory() -> None:
-    """S3.20, K15: A progress bar of 64 MB is one line, and the memory in use does not grow with it.
+    """S3.20, K15: A progress bar of 64 MB is one line. The memory in use does not grow with the length of the output.
 
-    A test in tests/stories does this with 1 GB.
+    A test in tests/stories repeats this with 1 GB.
     """
     update = "".join(f"\r{n:3d}%|{'█' * (n // 5):20}| {n}/100" for n in range(100)).encode()
     folder = Folder()
@@ -230,7 +242,7 @@ def test_s3_20_a_large_progress_bar_is_one_line_and_needs_constant_memory() -> N
 )
 @pytest.mark.parametrize("step", [1, 3, 100])
 def test_k15_a_line_read_from_its_middle_is_marked(data: bytes, lines: list[str], step: int) -> None:
-    """K15: A line read from its middle is marked with "…", unless a carriage return later overwrites its beginning."""
+    """K15: A line that is read from its middle begins with "…", unless text after a carriage return overwrites it."""
     folder = Folder()
     folder.enter()
     found = [line for at in range(0, len(data), step) for line in folder.feed(data[at : at + step])]
@@ -238,7 +250,7 @@ def test_k15_a_line_read_from_its_middle_is_marked(data: bytes, lines: list[str]
 
 
 def test_k15_a_packed_log_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
-    """K15: `last_lines` reads a gzip log too, but refuses a log whose unpacked size exceeds a limit."""
+    """K15: `last_lines` reads a gzip log. It refuses a gzip log that is larger than a limit when it is unpacked."""
     path = tmp_path / "a.log.gz"
     path.write_bytes(gzip.compress(b"".join(b"line %d\n" % n for n in range(100_000)) + b"last\rLAST"))
     assert last_lines(str(path), 2) == ["line 99999", "LAST"]
@@ -253,7 +265,7 @@ def test_k15_a_packed_log_that_unpacks_to_too_much_is_refused(tmp_path: Path) ->
 
 
 def test_k15_last_lines_are_searched_from_the_end_of_the_log(tmp_path: Path) -> None:
-    """K15: `last_lines` searches from the end of the log, also in a file of 4 GB and in a very long line."""
+    """K15: `last_lines` searches backwards from the end of the log, also in a file of 4 GB and in a very long line."""
     path = tmp_path / "log"
     path.write_bytes(b"".join(b"line %d\n" % n for n in range(100_000)))
     assert last_lines(str(path), 2) == ["line 99998", "line 99999"]

@@ -22,7 +22,7 @@ from tests.builders import examples
 
 
 def test_an_unfinished_store_counts_as_empty_only_while_a_daemon_holds_the_lock(tmp_path: Path) -> None:
-    """While a daemon holds the lock, a store that is not finished yet counts as empty; else NothingYet is raised.
+    """While a daemon holds the lock, a store that is not finished yet counts as empty. Otherwise NothingYet is raised.
 
     So `demo` and other commands can read the store right after the start of a daemon.
     """
@@ -56,9 +56,9 @@ def test_an_unfinished_store_counts_as_empty_only_while_a_daemon_holds_the_lock(
     )
 )
 def test_reason_of_agrees_with_reasons_of(tmp_path_factory: pytest.TempPathFactory, wishes: list[Any]) -> None:
-    """`reason_of` gives the same reason for a job as `reasons_of`, which gives the reasons of all jobs.
+    """`reason_of` gives the same reason for a job as `reasons_of`, which returns the reasons of all jobs.
 
-    The number of jobs before it, which is a part of some reasons, is the same too.
+    Some reasons contain the number of jobs ahead of the job; this number is also the same.
     """
     database = Database(Places(str(tmp_path_factory.mktemp("reasons") / "state.json")))
     try:
@@ -84,14 +84,14 @@ def test_reason_of_agrees_with_reasons_of(tmp_path_factory: pytest.TempPathFacto
 
 
 class Open:
-    """Stands in for the caller of a foreground job; the test needs only its method `close`."""
+    """A caller of a foreground job. It has only the method `close`, which the test needs."""
 
     def close(self) -> None:
         """Do nothing."""
 
 
 def stored(client: SchedulerClient, *states: JobState) -> list[Job]:
-    """Store one job in each of these states, and return the jobs. A DONE job has exit code 0."""
+    """Store one job in each of these states, and return these jobs. A DONE job has exit code 0."""
     database = Database(client.places)
     try:
         with database.writing() as connection:
@@ -124,7 +124,10 @@ def test_without_a_daemon_newest_in_skips_jobs_stored_as_running(tmp_path: Path,
 def test_a_late_ctrl_c_does_not_change_the_exit_code_of_submit_foreground(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: JobState, code: int
 ) -> None:
-    """After Ctrl-C `submit --foreground` exits with 130 if the job was cancelled, else with the job's exit code."""
+    """After Ctrl-C `submit --foreground` exits with 130 if the job was cancelled.
+
+    Otherwise it exits with the job's exit code.
+    """
     client = SchedulerClient(str(tmp_path / "state.json"))
     (job,) = stored(client, state)
 

@@ -1,4 +1,4 @@
-"""Tests of previews: on a quiet scheduler a preview predicts what happens to the job after its submission."""
+"""Tests of previews: while nothing else happens, a preview predicts what happens to the job after its submission."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def submitted(s: Scheduler, wish: JobSpec) -> int:
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduler]:
-    """A scheduler with four GPUs and two CPU slots."""
+    """A scheduler with four GPUs and two CPU slots, which nobody else uses."""
     folder = tmp_path_factory.mktemp("quiet")
     folder.chmod(0o700)
     made = Scheduler(folder, 4)
@@ -73,9 +73,9 @@ WISHES = st.builds(
 @examples(6)
 @given(wishes=st.lists(WISHES, min_size=3, max_size=6), paused=st.sets(st.integers(0, 3), max_size=2))
 def test_a_preview_predicts_what_the_submission_does(quiet: Scheduler, wishes: list[JobSpec], paused: set[int]) -> None:
-    """A preview predicts what its submission then does: start or wait, the GPUs, the reason code and the reason.
+    """A preview predicts whether the job starts or waits, its GPUs, the reason code and the reason.
 
-    The test waits after each submission until the job has started or has a reason to wait.
+    The test then submits the job, and waits until the job has started or has a reason to wait.
     """
     s, ids = quiet, []
     if paused:
@@ -105,7 +105,8 @@ def test_a_preview_predicts_what_the_submission_does(quiet: Scheduler, wishes: l
 def test_a_preview_reports_dependencies_pauses_and_missing_folders(quiet: Scheduler) -> None:
     """A preview reports dependencies, missing folders and environments, and a paused queue as reasons to wait.
 
-    If a job in `after_ok` has failed, the preview is ``never``; if a dependency does not exist, it raises NotFound.
+    If a job in `after_ok` has failed, the preview's verdict is ``never``. If a job that the preview depends on does not
+    exist, the preview raises NotFound.
     """
     s = quiet
     failed, running = submitted(s, spec("false")), submitted(s, spec("sleep", "600", gpus="0.5"))
@@ -132,7 +133,7 @@ def test_a_preview_reports_dependencies_pauses_and_missing_folders(quiet: Schedu
 
 
 def test_a_preview_writes_nothing(quiet: Scheduler) -> None:
-    """A preview writes no row and no file."""
+    """A preview writes no row to the store and creates no file."""
     s = quiet
 
     def picture() -> tuple[object, ...]:
@@ -151,7 +152,7 @@ def test_a_preview_writes_nothing(quiet: Scheduler) -> None:
 def test_a_preview_without_a_scheduler_says_that_the_job_waits_for_one(tmp_path: Path) -> None:
     """Without a running scheduler a preview says that the job waits for a scheduler.
 
-    If the job needs more GPUs than there are, the preview is ``never``.
+    If the job needs more GPUs than exist, the preview's verdict is ``never``.
     """
     places = Places(str(tmp_path / "gpu_scheduler_state.json"))
     found = preview(places, CONFIG, spec(gpus="0.5"), ENVIRON, ModelTable(), alive=False)
@@ -166,7 +167,7 @@ def test_a_preview_without_a_scheduler_says_that_the_job_waits_for_one(tmp_path:
 
 
 def test_a_preview_does_not_allocate_a_gpu_with_foreign_processes(machine: Callable[..., Machine]) -> None:
-    """A preview does not allocate a GPU with foreign processes; its reason code is that of the later submission."""
+    """A preview does not allocate a GPU with foreign processes. Its reason code equals that of the later submission."""
     m = machine()
     m.cards("GPU-a", "GPU-b")
     m.use("GPU-b", m.foreign_process(), 70_000, load=90)

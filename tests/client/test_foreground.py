@@ -12,7 +12,10 @@ from scheduler.core.job import Job
 
 
 class Client:
-    """A client of a scheduler. The user presses Ctrl-C twice more while it looks for the job, which has ended."""
+    """A client of a scheduler. During each of the first two calls of `begun`, the user presses Ctrl-C.
+
+    `begun` always returns None: it finds no job that could be cancelled.
+    """
 
     def __init__(self) -> None:
         self.looks = 0
@@ -25,7 +28,10 @@ class Client:
 
 
 def test_a_second_ctrl_c_does_not_interrupt_the_first_one() -> None:
-    """While a Ctrl-C is passed on, another one is ignored: it would wait for a lock that the first one holds."""
+    """While the first Ctrl-C is passed on to the job, a second Ctrl-C is ignored.
+
+    Otherwise the second Ctrl-C would wait for a lock that the first one holds.
+    """
     client = Client()
     with Interrupts(cast("SchedulerClient", client), 1):
         os.kill(os.getpid(), signal.SIGINT)

@@ -48,9 +48,10 @@ def test_an_end_by_signal_differs_from_exit_code_137(bench: Bench) -> None:
 
 
 def test_a_failed_start_is_reported_with_its_reason(bench: Bench) -> None:
-    """B12, B13: A start that fails is reported as NeverRan, and the log contains the reason.
+    """B12, B13: If a start fails, the runner reports NeverRan, and the log contains the reason.
 
-    Causes: the program is missing or not executable, its interpreter is missing, or the working folder is missing.
+    The causes in this test: the program is missing or not executable, its interpreter is missing, or the working folder
+    is missing.
     """
     plain = bench.folder / "plain"
     plain.write_text("echo no first line")
@@ -72,7 +73,7 @@ def test_a_failed_start_is_reported_with_its_reason(bench: Bench) -> None:
 
 
 def test_an_attempt_whose_record_exists_already_is_not_started(bench: Bench) -> None:
-    """P1: An attempt whose record another process has created is not started."""
+    """P1: If another process has created the record of an attempt, the runner does not start the attempt."""
     job, launch = bench.job(1, "/bin/sh", "-c", "touch ran")
     assert attempt_record.give_up(bench.record(1), job, boot_id(), 1)
     bench.runner.start(job, launch)
@@ -198,7 +199,10 @@ def test_children_of_an_orphan_that_dies_during_the_search_are_found(
 
 
 def test_a_running_attempt_survives_its_runner_and_is_adopted(bench: Bench) -> None:
-    """P6: Another runner adopts a running attempt, and reads its exit code from the record."""
+    """P6: A running attempt survives its runner.
+
+    Another runner adopts the attempt, and reads its exit code from the record.
+    """
     hold = bench.folder / "hold"
     hold.touch()
     bench.start(1, "/bin/sh", "-c", f"while [ -e {hold} ]; do sleep 0.02; done; exit 21")
@@ -240,7 +244,10 @@ def test_an_attempt_with_a_torn_record_is_lost(bench: Bench) -> None:
 
 
 def test_the_log_is_complete_when_the_end_is_reported(bench: Bench) -> None:
-    """When the ending is reported, the log is complete, because the diagnosis of a failure reads its last lines."""
+    """When the end of a job is reported, its log is complete.
+
+    The diagnosis of a failure reads the last lines of the log.
+    """
     for number in range(1, 9):
         bench.start(
             number, "/bin/sh", "-c", "yes 0123456789abcdefghijklmnopqrstuvwxyz | head -c 1000000; echo; echo LAST"
@@ -251,7 +258,10 @@ def test_the_log_is_complete_when_the_end_is_reported(bench: Bench) -> None:
 
 
 def test_s4_13_s4_14_direct_mode_separates_stderr_and_packs_logs(bench: Bench) -> None:
-    """S4.13, S4.14: Direct mode can write stderr to its own file and pack logs; screen mode writes one plain log."""
+    """S4.13, S4.14: Direct mode can write stderr to a separate file and compress logs.
+
+    Screen mode writes one plain log.
+    """
     errors = str(bench.folder / "logs" / "1.1.log.e")
     bench.start(1, "/bin/sh", "-c", "echo out; echo err >&2; exit 7", streams=Streams(errors=errors))
     assert bench.until(Ended, 1).exit_code == 7

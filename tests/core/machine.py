@@ -1,8 +1,8 @@
 """A simulated machine for tests of the real `decide`: its clock, GPUs, disk, supervisors and jobs, and their faults.
 
-`decide`, the recovery table and the scheduler state are the real ones. The loop of the daemon and the runners are
-modelled here in a few lines. The machine keeps its own counts of starts, ends and bookings, so that `check` can verify
-the ledger.
+`decide`, the recovery table and the scheduler state are those of the program. The loop of the daemon and the runners
+are imitated here in a few lines. The machine keeps its own counts of starts, ends and bookings, so that `check` can
+verify the ledger.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Disk:
 class Supervisor:
     """A simulated supervisor process.
 
-    ``inbox``: attempts to start, in order; ``claimed``: the attempt that it is starting; ``alone``: its daemon died.
+    ``inbox``: the attempts that it must start, in order; ``claimed``: the attempt that it has claimed but not started;
+    ``alone``: whether the daemon that started this supervisor is dead.
     """
 
     inbox: list[str] = field(default_factory=list)
@@ -89,8 +90,8 @@ class Supervisor:
 class Proc:
     """A live process of an attempt.
 
-    ``supervisor``: the supervisor that started the process and sees its end; None if no supervisor sees its end.
-    ``child_of_daemon``: the daemon is the parent of the process; ``deaf``: the process ignores SIGTERM.
+    ``supervisor``: the supervisor that will see the end of the process, or None. ``child_of_daemon``: the daemon is the
+    parent of the process. ``deaf``: the process ignores SIGTERM.
     """
 
     process: Process
@@ -144,7 +145,10 @@ class Machine:
         return None if row is None else replace(row)
 
     def start(self, crash: str = "") -> None:
-        """Start a daemon with a new supervisor, unless a daemon runs; ``crash``: as in `turn`."""
+        """Start a daemon with a new supervisor, unless a daemon runs.
+
+        ``crash``: the point at which the daemon is killed.
+        """
         if self.state is None:
             self.supervisor = Supervisor()
             self.supervisors.append(self.supervisor)
@@ -167,7 +171,7 @@ class Machine:
             self.kill_daemon()
 
     def _load(self, crash: str) -> None:
-        """Rebuild the state from the disk, settle running attempts, and run the first pass (see `Daemon._load`)."""
+        """Rebuild the state from the disk, settle unfinished attempts, and run the first pass (see `Daemon._load`)."""
         fleet = Fleet(self.gpus)
         state = SchedulerState(fleet, self._fetch, self.policy)
         fleet.admission = Admission.of(self.gpus, Thresholds(), self.now)
@@ -197,7 +201,7 @@ class Machine:
         self._turn([*observations, *(Arrived(job) for job in pending)], crash)
 
     def _settle(self, job: Job) -> list[Observation]:
-        """Return the observations about an attempt found after a restart, as `runners/adoption.py: settle` does."""
+        """Return the observations about an unfinished attempt after a restart (see `runners/adoption.py: settle`)."""
         key, (job_id, attempt) = job.attempt_key, (job.id, job.attempt)
         record = self.disk.records.get(key) or Rec(Record.NONE, int(job.boot or self.boot))
         same_boot = record.boot == self.boot
@@ -285,7 +289,7 @@ class Machine:
         self.observations += [Gone(holding.key) for holding in plan.held if not self._alive(holding.key)]
 
     def _judge_plan(self, plan: Plan) -> None:
-        """Check that starts use only GPUs that this pass read as free, and that no job waits although it fits."""
+        """Check that jobs start only on GPUs that this pass read as free, and that no job that fits waits."""
         state = self.state
         assert state is not None
         for job in plan.starts:
@@ -303,22 +307,19 @@ class Machine:
         return GpuSnapshot(f"declared:{gpu}", gpu, "a card", TOTAL, used, 0.0, None, ())
 
     def _die_of_nothing(self) -> None:
-        """Drop the state and the observations after a failed transaction.
+        """After a failed transaction, drop the state and the observations of this pass.
 
-        The next `_load` makes these observations again.
+        The next call of `_load` finds the dropped observations again.
         """
         self.observations, self.state = [], None
 
     def mend(self) -> None:
-        """Rebuild the state of the same daemon process after a failed transaction.
-
-        Its supervisor is still the same process.
-        """
+        """Rebuild the state after a failed transaction. The daemon process and its supervisor are still the same."""
         if self.state is None and self.supervisor in self.supervisors and not self.supervisor.alone:
             self._guard(self._load, "")
 
     def kill_daemon(self) -> None:
-        """Kill the daemon with SIGKILL: its state is lost, and nobody sees the ends of its child processes."""
+        """Kill the daemon with SIGKILL. Its state is lost, and no process will see how the daemon's children end."""
         self.state, self.observations, self.fresh = None, [], {}
         self.supervisor.alone = True
         for proc in self.procs.values():
@@ -355,8 +356,8 @@ class Machine:
     def supervisor_killed(self, supervisor: Supervisor) -> None:
         """Kill a supervisor with SIGKILL.
 
-        If its daemon lives, the daemon becomes the parent of the supervisor's jobs. Otherwise nobody sees how these
-        jobs end.
+        If the supervisor's daemon lives, the daemon becomes the parent of the supervisor's jobs. Otherwise no process
+        sees how these jobs end.
         """
         self.supervisors.remove(supervisor)
         mine = supervisor is self.supervisor and not supervisor.alone
@@ -423,7 +424,7 @@ class Machine:
             self.observations.append(observation)
 
     def reboot(self, forget: bool) -> None:
-        """Reboot the machine: all processes end. ``forget``: records of unfinished attempts are lost too."""
+        """Reboot the machine: all processes end. ``forget``: the records of unfinished attempts are lost too."""
         if self.up:
             self.kill_daemon()
         self.unseen |= {proc.key for proc in self.procs.values()}
@@ -438,7 +439,10 @@ class Machine:
     # -- guarantees ---------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Compare the scheduler's guarantees with the machine's own counts; a daemon need not run."""
+        """Verify the guarantees of the scheduler against the machine's own counts.
+
+        This is possible without a daemon.
+        """
         disk = self.disk
         assert all(count <= 1 for count in self.starts.values()), f"started twice: {self.starts}"
         load = dict.fromkeys(range(len(self.gpus)), 0)
@@ -470,7 +474,7 @@ class Machine:
         assert runs <= allowed, f"job {job.id} ran {runs} times, {allowed} were asked for"
 
     def quiet(self) -> None:
-        """End all faults and processes; check that nothing stays allocated and that only held jobs wait."""
+        """End all faults and processes. Check that no GPU stays allocated and that only held jobs wait."""
         self.full, self.cards = False, ["free"] * len(self.gpus)
         self.disk.requests[max(self.disk.requests, default=0) + 1] = Resume(tuple(range(len(self.gpus))))
         self.disk.requests[max(self.disk.requests) + 1] = PauseQueue(False)

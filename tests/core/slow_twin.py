@@ -1,4 +1,4 @@
-"""Reference implementation of placement and start order: sorts all waiting jobs and scans all GPUs.
+"""Reference implementation of placement and start order: it sorts all waiting jobs and scans all GPUs.
 
 It is slow and simple on purpose, so that a reader can check it. Property tests compare the real code with it.
 """
@@ -16,7 +16,7 @@ from scheduler.core.placement_class import PlacementClass
 
 @dataclass
 class SlowFleet:
-    """The GPUs as a plain list, and the free thousandths of each as a dict."""
+    """The GPUs as a list, and the free thousandths of each GPU as a dict."""
 
     gpus: list[Gpu]
     cpu_free: int = 1 << 30
@@ -73,7 +73,7 @@ class SlowFleet:
         return tuple(sorted(sorted(here, key=lambda i: (self.free[i], i))[:count]))
 
     def change(self, need: ResourceRequest, gpus: Iterable[int], vram_mib: int, sign: int) -> None:
-        """Book a request on these GPUs (sign -1), or free it (sign +1)."""
+        """Book a request on these GPUs (``sign`` is -1), or free what it booked (``sign`` is +1)."""
         self.cpu_free += sign * need.slots
         for i in gpus if need.by_name else ():
             self.claims.append(i) if sign < 0 else self.claims.remove(i)
@@ -86,7 +86,7 @@ class SlowFleet:
 
 @dataclass
 class SlowScheduler:
-    """The waiting jobs with their sort keys, and the running jobs; a pass tries to start each waiting job in order."""
+    """The waiting jobs with their sort keys, and the running jobs. A pass tries to start each waiting job, in order."""
 
     fleet: SlowFleet
     waiting: dict[int, tuple[tuple[float, float], PlacementClass]] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class SlowScheduler:
     paused: bool = False
 
     def start_all(self, before_each: Callable[[int], None] = lambda job: None) -> list[tuple[int, tuple[int, ...]]]:
-        """Start all jobs that fit; return their ids and GPUs in the order of the starts."""
+        """Start all jobs that fit. Return (job id, GPUs) of each started job, in the order of the starts."""
         started = []
         if not self.paused:
             for job, (_, kind) in sorted(self.waiting.items(), key=lambda item: (item[1][0], item[0])):

@@ -21,7 +21,10 @@ DRIVER = 800  # MiB in use on an empty GPU
 
 
 def a_process(pid: int = 4711, mib: int | None = None, **changes: Any) -> GpuProcess:
-    """Return a process of another user that computes on the GPU; ``owner``: the attempt that it belongs to, if any."""
+    """Return a process on the GPU. ``owner``: the attempt to which the process belongs.
+
+    Without an owner, the process belongs to another user.
+    """
     changes.setdefault("user", "ours" if changes.get("owner") else "x")
     changes.setdefault("ours", bool(changes.get("owner")))
     return replace(GpuProcess(pid, mib), **changes)
@@ -32,9 +35,9 @@ def a_tenant(job: int = 1, parts: int = 500, vram_mib: int = 0, started_at: floa
 
 
 class Bench:
-    """An Admission with a simulated clock, and readings of GPU 0; ``on``: the attempts on GPU 0.
+    """An Admission with a simulated clock, and readings of GPU 0. All other GPUs are idle.
 
-    All other GPUs are idle.
+    ``on``: the attempts that run on GPU 0.
     """
 
     def __init__(self, gpus: int = 1, **limits: Any) -> None:
@@ -61,7 +64,11 @@ class Bench:
     def read(
         self, used: int | None = DRIVER, *processes: GpuProcess, after: float = INTERVAL, **changes: Any
     ) -> Verdict:
-        """Apply a reading of GPU 0 (``used`` in MiB, ``load`` in percent; other GPUs idle) and return its verdict."""
+        """Apply a reading in which only GPU 0 is used; return the verdict about GPU 0.
+
+        ``used``: MiB in use; ``processes``: the processes on the GPU; ``after``: seconds since the last reading.
+        ``changes``: other values of the reading, such as ``load`` in percent.
+        """
         self.wait(after)
         load = changes.pop("load", 0)
         told = GpuSnapshot(
@@ -81,7 +88,7 @@ class Bench:
         return self.card.verdict
 
     def forbids(self, need: str = "0.5", free: int | None = None) -> str:
-        """Return the code of the reason why GPU 0 takes no job with this need, or an empty string if it takes one."""
+        """Return the code of the reason why GPU 0 takes no job with this need. Empty if GPU 0 takes such a job."""
         promised = sum(tenant.parts for tenant in self.on)
         return self.admission.forbids(
             0, ResourceRequest.parse(need).parts, 1000 - promised if free is None else free
@@ -197,7 +204,7 @@ def test_the_first_reading_after_a_gap_blocks_a_full_gpu_at_once(bench: Bench, u
 
 
 def test_two_jobs_with_half_a_gpu_at_full_load_and_memory_do_not_block_each_other(bench: Bench) -> None:
-    """S3.14, S3.16: Two jobs with half a GPU each do not block each other, however much memory and load they use."""
+    """S3.14, S3.16: Two jobs with half a GPU each do not block each other, whatever memory and load they use."""
     bench.on = [a_tenant(1)]
     busy = a_process(11, 38_000, owner="1.1", load=0.95)
     for _ in range(10):
@@ -235,7 +242,7 @@ def test_thresholds_apply_to_foreign_use_only(bench: Bench, mib: int, load: int,
 
 
 def test_load_on_a_gpu_without_our_jobs_blocks_it_even_if_no_process_is_listed(bench: Bench) -> None:
-    """S3.16: Load on a GPU without jobs of this scheduler counts as foreign, although no process is listed."""
+    """S3.16: If no job of this scheduler is on a GPU, its load counts as foreign, even if no process is listed."""
     bench.read(load=90)
     assert bench.read(load=90).sentence == "GPU 0 is 90 % busy with foreign processes; limit 80 %"
 
@@ -282,7 +289,7 @@ def test_a_gpu_that_is_full_at_the_first_reading_sets_no_memory_baseline() -> No
 
 
 def test_foreign_memory_below_the_threshold_reduces_the_room_for_jobs(bench: Bench) -> None:
-    """Foreign use below the threshold does not block a GPU, but jobs get only the memory that it leaves free."""
+    """Foreign memory below the threshold does not block a GPU. But jobs get only the memory that is left."""
     assert bench.read(DRIVER + 48_000, a_process(mib=48_000)) == NOTHING_FORBIDDEN
     assert bench.forbids("0.5") == "foreign" and bench.forbids("0.3") == ""
     assert bench.admission.tight_mask == 1 and bench.usable()
@@ -308,7 +315,7 @@ def test_a_whole_gpu_request_tolerates_two_percent_foreign_memory(bench: Bench, 
 
 
 def test_the_reason_says_that_the_memory_of_a_foreign_process_is_not_known(bench: Bench) -> None:
-    """If the driver reports no memory for a foreign process, the reason does not say that it uses 0 MiB."""
+    """If the driver does not report how much memory a foreign process uses, the reason does not say 0 MiB."""
     bench.read(DRIVER, a_process(pid=7, mib=None), a_process(pid=8, mib=10))
     sentence = bench.admission.forbids(0, 1000, 1000).sentence
     assert sentence == (
@@ -358,7 +365,7 @@ def test_use_within_the_requested_memory_is_not_over_the_share(bench: Bench) -> 
 
 
 def test_a_job_without_memory_use_yet_counts_with_its_whole_share(bench: Bench) -> None:
-    """I12: A job that does not use its memory yet counts with its whole share."""
+    """I12: Until a job uses memory, its whole share of the GPU's memory counts as used."""
     bench.on = [a_tenant(1, 600, started_at=None)]
     bench.read()
     assert bench.card.overcommit == 0
@@ -407,7 +414,7 @@ def test_an_unknown_process_counts_for_the_younger_of_two_new_jobs(bench: Bench)
 
 
 def test_without_a_process_list_jobs_count_with_their_shares(bench: Bench) -> None:
-    """Without a list of processes, each job is assumed to use its share of the memory. (GPUtil gives no such list.)"""
+    """Without a list of processes, as with GPUtil, each job is assumed to use its share of the GPU's memory."""
     bench.on = [a_tenant(1, 500)]
     bench.read(DRIVER + 38_000, processes=None, load=95)
     assert bench.card.foreign_mib == 0 and bench.card.own_mib > 37_000
@@ -460,9 +467,9 @@ def test_a_gpu_gets_a_new_job_only_after_a_reading_since_the_last_job_ended(benc
 
 
 def test_a_reading_requested_before_a_job_ended_does_not_free_its_gpu(bench: Bench) -> None:
-    """A reading that was requested before a job ended does not free the GPU.
+    """A reading that was requested before a job ended does not free the job's GPU.
 
-    Such a reading may still show the job's process.
+    Such a reading may still contain the job's process.
     """
     bench.on = [a_tenant(1, 1000)]
     process = a_process(11, 70_000, owner="1.1")
@@ -479,7 +486,10 @@ def test_a_reading_requested_before_a_job_ended_does_not_free_its_gpu(bench: Ben
 
 
 def test_memory_left_after_a_job_blocks_the_gpu_and_is_foreign_after_release_s(bench: Bench) -> None:
-    """I11: After a job's end, its GPU waits until the memory is released; after ``release_s`` the memory is foreign."""
+    """I11: After a job's end, its GPU takes no job until the job's memory is released.
+
+    Memory that is not released within ``release_s`` seconds counts as foreign.
+    """
     bench.on = [a_tenant(1, 1000)]
     process = a_process(11, 70_000, owner="1.1")
     bench.read(DRIVER + 70_000, process)
@@ -498,7 +508,7 @@ def test_memory_left_after_a_job_blocks_the_gpu_and_is_foreign_after_release_s(b
 
 
 def test_memory_released_within_release_s_never_counts_as_foreign(bench: Bench) -> None:
-    """I11: Memory that is released within ``release_s`` after the end of a job never counts as foreign."""
+    """I11: Memory that is released within ``release_s`` seconds after the end of a job never counts as foreign."""
     bench.on = [a_tenant(1, 1000)]
     process = a_process(11, 70_000, owner="1.1")
     bench.read(DRIVER + 70_000, process)
@@ -511,7 +521,7 @@ def test_memory_released_within_release_s_never_counts_as_foreign(bench: Bench) 
 
 
 def test_a_gpu_waits_for_the_memory_release_of_both_ended_jobs(bench: Bench) -> None:
-    """I11: When two jobs end one after the other, the GPU waits until the memory of both is released."""
+    """I11: If two jobs on a GPU end one after the other, the GPU waits until the memory of both jobs is released."""
     bench.on = [a_tenant(1), a_tenant(2)]
     one, other = a_process(11, 38_000, owner="1.1"), a_process(12, 38_000, owner="2.1")
     bench.read(DRIVER + 76_000, one, other)
@@ -527,7 +537,7 @@ def test_a_gpu_waits_for_the_memory_release_of_both_ended_jobs(bench: Bench) -> 
 
 
 def test_gpu_stays_blocked_until_a_reading_after_release_s(bench: Bench) -> None:
-    """I11: A GPU stays blocked between the end of ``release_s`` and the next reading."""
+    """I11: After ``release_s`` seconds a GPU stays blocked until it is read again."""
     bench.on = [a_tenant(1, 1000)]
     process = a_process(11, 70_000, owner="1.1")
     bench.read(DRIVER + 70_000, process)
@@ -570,7 +580,7 @@ def test_load_right_after_the_end_of_a_job_does_not_count_as_foreign(bench: Benc
     ids=["nobody", "hidden", "busy", "no-figure"],
 )
 def test_accepted_foreign_processes_and_memory_do_not_block_a_gpu(bench: Bench, there: tuple[GpuProcess, ...]) -> None:
-    """I11: Processes and memory that a user accepted with ``resume --force`` do not block the GPU."""
+    """I11: Foreign processes and memory that a user accepted with ``resume --force`` do not block the GPU."""
     load = 90 if there and there[0].load else 0
     for _ in range(2):
         bench.read(DRIVER + 70_000, *there, load=load)
@@ -625,9 +635,9 @@ def test_resume_force_does_not_unblock_a_gone_or_stale_gpu(bench: Bench) -> None
 
 
 def foreign(bench: Bench, percent: float, load: bool = False) -> bool:
-    """Apply a reading of GPU 0 in which foreign processes use ``percent``; return whether the GPU is then blocked.
+    """Apply a reading in which foreign processes use ``percent`` of GPU 0; return whether the GPU is then blocked.
 
-    ``load``: ``percent`` is their share of the load, otherwise their share of the memory.
+    If ``load`` is true, they use ``percent`` of the computing time; otherwise they use ``percent`` of the memory.
     """
     if load:
         bench.read(DRIVER + 100, a_process(mib=100), load=percent)
@@ -638,7 +648,10 @@ def foreign(bench: Bench, percent: float, load: bool = False) -> bool:
 
 @pytest.mark.parametrize("load", [False, True], ids=["memory", "load"])
 def test_a_gpu_is_blocked_after_two_samples_above_and_free_after_three_below(bench: Bench, load: bool) -> None:
-    """I13: A GPU is blocked after two samples above the threshold, and free again after three samples well below it."""
+    """I13: After two samples above the threshold a GPU is blocked.
+
+    After three samples well below the threshold, the GPU is free again.
+    """
     assert [foreign(bench, each, load) for each in (85, 70, 85, 85)] == [False, False, False, True]
     assert [foreign(bench, each, load) for each in (74, 74, 76, 74, 74, 79, 70, 70, 70)] == [True] * 8 + [False]
 

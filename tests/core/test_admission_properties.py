@@ -1,6 +1,6 @@
 """Property tests of admission control with random readings.
 
-The masks of blocked GPUs agree with the verdicts, and no job is placed on a GPU with a verdict against it.
+The masks of blocked GPUs agree with the verdicts. No job is placed on a GPU whose verdict forbids this.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ READING = st.builds(
 
 @dataclass(frozen=True)
 class Told:
-    """An event on the GPUs: ``what`` happens ``seconds`` after the previous event."""
+    """An event on the GPUs. ``what``: its kind; ``seconds``: the time since the previous event."""
 
     what: str
     seconds: float = 1.0
@@ -87,7 +87,7 @@ EVENT = st.builds(
 
 
 class Watched:
-    """Three GPUs to which random events happen; `check` verifies what must hold after each event."""
+    """Three GPUs to which random events happen. After each event, `check` verifies the properties that must hold."""
 
     def __init__(self, errors: bool = False) -> None:
         self.thresholds = Thresholds(interval_s=5.0, hold_on_errors=errors)
@@ -116,7 +116,7 @@ class Watched:
         self.admission.judge(self.now)
 
     def known(self, gpu: int) -> bool:
-        """Return whether the last reading contains enough about this GPU to allocate it."""
+        """Return whether the last reading contains enough values of this GPU to allocate the GPU."""
         if self.last is None or self.trouble:
             return False
         if self.now.mono - self.last.at > STALE_AFTER * self.thresholds.interval_s:
@@ -215,7 +215,7 @@ def test_find_respects_the_verdicts_and_why_not_names_a_failing_rule(
 
 
 class BothRead(Both):
-    """The real scheduler and the slow scheduler; both judge readings of the GPUs."""
+    """The real scheduler and the slow scheduler. Both get the same readings of the GPUs."""
 
     def __init__(self, servers: list[int], memory_mib: int | None) -> None:
         super().__init__(servers, memory_mib)
@@ -226,7 +226,7 @@ class BothRead(Both):
         choose = self.twin.start_all
 
         def start_all(*more: Any) -> list[tuple[int, tuple[int, ...]]]:
-            """Let the slow scheduler judge the readings with its own list of running jobs.
+            """Let the slow scheduler start jobs. Admission control then uses the slow scheduler's list of running jobs.
 
             The list of the real scheduler cannot be used, because it already contains the jobs that this pass starts.
             """
@@ -240,7 +240,7 @@ class BothRead(Both):
         self.twin.start_all = start_all  # type: ignore[method-assign]
 
     def tenants(self, gpu: int) -> list[Tenant]:
-        """Return the attempts on a GPU as the slow scheduler knows them."""
+        """Return the attempts on a GPU, according to the slow scheduler."""
         return [
             Tenant(f"{job}.1", job, kind.need.parts, kind.vram_mib)
             for job, (kind, gpus) in self.twin.running.items()
@@ -252,7 +252,7 @@ class BothRead(Both):
         super().turn(observations)
 
     def say(self, pick: int = 0) -> Readings:
-        """Return readings of all GPUs; ``pick`` chooses which GPUs have which problem (0: no GPU has a problem)."""
+        """Return a reading of all GPUs. ``pick`` chooses the problem of each GPU; with 0 no GPU has a problem."""
         told = []
         for gpu in self.gpus:
             reading = GpuSnapshot(gpu.uuid, gpu.index, "", TOTAL, 0, 0.0, processes=())
@@ -345,7 +345,7 @@ def test_readings_around_the_threshold_start_no_job_twice_and_lose_none(events: 
 
 
 def test_a_disappeared_gpu_adds_a_note_to_its_job_and_one_message() -> None:
-    """I06: If a GPU disappears, the job that runs on it gets a note, and users get one message."""
+    """I06: If a GPU disappears, the job on this GPU gets a note, and one message is logged."""
     play = Play(Fleet(some_gpus(2), SLOTS))
     state = play.scheduler
     state.fleet.admission = Admission.of(state.fleet.gpus.values(), state.policy.thresholds, play.now)

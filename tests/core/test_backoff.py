@@ -1,4 +1,7 @@
-"""Tests of the back-off: waits double, vary by up to a tenth, and are at most ten minutes."""
+"""Tests of the back-off: a wait is twice as long as the last wait, and at most ten minutes.
+
+Each wait varies at random by up to a tenth.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of clock changes: waits follow the monotonic clock, also when the wall clock is set or the machine sleeps."""
+"""Tests of clock changes: waits use the monotonic clock, so a change of the wall clock does not affect them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_g01_retries_follow_the_monotonic_clock(jump: float) -> None:
 
 @JUMPS
 def test_g01_a_clock_jump_does_not_change_time_limit_and_grace(jump: float) -> None:
-    """G01: Time limit and grace time do not change when the wall clock jumps."""
+    """G01: A jump of the wall clock changes neither the time limit of a job nor its grace time."""
     play = a_world(1, kill_grace_s=15.0)
     play.run(a_job(1, time_limit_s=60.0))
     play.wall += jump
@@ -51,7 +51,10 @@ def test_g01_a_clock_jump_does_not_change_time_limit_and_grace(jump: float) -> N
 
 @JUMPS
 def test_g01_a_restart_after_a_clock_jump_ends_no_job_early(jump: float) -> None:
-    """G01, P6: After a restart, a job's run time is computed from the start of its process, not from the wall clock."""
+    """G01, P6: After a restart, a job's run time is counted from the start of its process.
+
+    The wall clock is not used for this.
+    """
     job = a_job(1, time_limit_s=60.0, state=S.RUNNING, gpus=(0,), attempt=1, started_at=T0, process=Process(9, 500_00))
     state = SchedulerState(Fleet(some_gpus(1)), {1: job}.get, a_policy())
     state.adopt(job, Now(T0 + jump, M0, since_boot=540.0))  # the job began 500 s after boot
@@ -61,7 +64,7 @@ def test_g01_a_restart_after_a_clock_jump_ends_no_job_early(jump: float) -> None
 
 @JUMPS
 def test_g01_after_restart_and_clock_jump_a_retry_waits_at_most_the_longest_wait(jump: float) -> None:
-    """G01: After a restart, the due time of a job in the store delays the job by at most the longest wait.
+    """G01: If a job waits for its retry at a restart, it waits at most the longest wait of the back-off.
 
     This holds for each jump of the wall clock. A cancelled job gets its SIGKILL at most one grace time after the
     restart.
@@ -83,7 +86,7 @@ def test_g01_after_restart_and_clock_jump_a_retry_waits_at_most_the_longest_wait
 
 @JUMPS
 def test_g01_jobs_of_equal_priority_start_in_order_of_arrival(jump: float) -> None:
-    """G01: Jobs of equal priority start in the order of their arrival, not of their submission times."""
+    """G01: Jobs of equal priority start in the order in which they arrived, whatever their submission times are."""
     play = a_world(1)
     play.run(a_job(1))
     play.arrive(a_job(2, submitted_at=T0))
@@ -115,7 +118,7 @@ def test_g02_times_are_utc_and_correct_after_2038() -> None:
 
 
 def test_g03_suspend_of_the_machine_causes_no_timeout() -> None:
-    """G03: After eight hours of suspend, in which only the wall clock advances, nothing has timed out."""
+    """G03: If the machine sleeps for eight hours, only the wall clock advances, and no job exceeds its time limit."""
     play = a_world(4, kill_grace_s=15.0, assign_retry_wait_s=30.0)
     play.run(*(a_job(n, time_limit_s=60.0) for n in (1, 2, 3)))
     play.arrive(a_job(4))

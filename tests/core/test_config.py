@@ -163,7 +163,7 @@ ANYTHING = st.one_of(
 
 @given(st.sampled_from(sorted(OPTIONS)), ANYTHING)
 def test_any_value_is_read_or_refused_with_a_usage_error(name: str, value: Any) -> None:
-    """P3: Any value is read as the right type or refused with one short UsageError; no other exception occurs."""
+    """P3: Any value is read as a value of the right type, or refused with one short UsageError."""
     try:
         read = read_option(name, value, "config.yaml")
     except UsageError as error:
@@ -187,7 +187,7 @@ def test_any_unknown_key_is_refused_with_one_short_error(name: str) -> None:
 
 
 def test_an_error_names_a_command_line_option_once() -> None:
-    """S3.1: An error about a command-line option names the option once."""
+    """S3.1: The error for a command-line option names this option once."""
     with pytest.raises(UsageError) as caught:
         read_option("mem_threshold", "8", "--mem-threshold", named=True)
     assert str(caught.value) == "--mem-threshold: must be a share between 0 and 1, not 8; write 0.8 for 80 %"
@@ -223,5 +223,5 @@ def test_path_settings_and_reloadable_settings_are_known_and_disjoint() -> None:
 
 @pytest.mark.parametrize("text", ["5\x1f", "\x1c5", " 5 "])
 def test_a_number_may_have_any_white_space_around_it(text: str) -> None:
-    """A number may have any white space around it, including control characters that `float` alone rejects."""
+    """A number may have any white space around it, also control characters that `float` does not accept."""
     assert read_option("kill_grace", text, "x") == 5.0 and priority_of(text) == 5

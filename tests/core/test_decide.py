@@ -45,7 +45,10 @@ def test_a_job_that_fits_starts_in_the_pass_of_its_arrival() -> None:
 def test_jobs_restored_at_a_start_run_in_the_order_of_jobs_that_arrive(
     wishes: list[tuple[str, int, int]], aging: float
 ) -> None:
-    """After a start of the scheduler, jobs that are queued by their facts start in the same order as whole jobs."""
+    """After a start of the scheduler, jobs start in the same order whether they were restored or have just arrived.
+
+    A restored job is in the queue with only those of its values that the queue needs (`WaitingJob`).
+    """
     started = []
     for restored in (True, False):
         play = a_world(2, order=Order(aging_h=aging))
@@ -74,7 +77,7 @@ def test_a_pass_without_events_has_an_empty_plan() -> None:
 
 
 def test_the_most_urgent_job_starts_first_and_equal_jobs_in_file_order() -> None:
-    """S3.12 S2.7: The most urgent job starts first; jobs of equal priority start in the order of the file."""
+    """S3.12 S2.7: The most urgent job starts first. Jobs of equal priority start in the order of the file."""
     play = a_world(1)
     play.run(a_job(9))
     play.arrive(
@@ -87,7 +90,7 @@ def test_the_most_urgent_job_starts_first_and_equal_jobs_in_file_order() -> None
 
 
 def test_smaller_jobs_overtake_a_job_that_does_not_fit() -> None:
-    """S3.17: A later job that fits overtakes a wide job that does not fit; the wide job starts when there is room."""
+    """S3.17: If a wide job does not fit, a later job that fits starts first. The wide job starts when there is room."""
     play = a_world(2)
     play.run(a_job(1))
     play.arrive(a_job(2, "2", priority=0), a_job(3, "0.5", priority=9))
@@ -113,7 +116,7 @@ def test_waiting_for_room_does_not_count_as_an_attempt() -> None:
 
 
 def test_two_jobs_with_half_a_gpu_run_together_and_a_third_waits() -> None:
-    """S3.14: Two jobs with half a GPU each run together, and a third waits."""
+    """S3.14: Two jobs with half a GPU each run on one GPU, and a third such job waits."""
     play = a_world(1)
     play.arrive(a_job(1, "0.5"), a_job(2, "0.5"), a_job(3, "0.5"))
     assert play.started == [1, 2]
@@ -434,7 +437,7 @@ def test_a_paused_gpu_gets_no_new_job_and_its_jobs_continue() -> None:
 
 
 def test_a_pause_reports_unknown_gpus_and_pauses_the_known_ones() -> None:
-    """S3.32: A pause of an unknown GPU is answered with an error, and the known GPUs of the request are paused."""
+    """S3.32: If a pause names a GPU that is not managed, the answer is an error. The other named GPUs are paused."""
     play = a_world(2)
     plan = play.ask(Pause((7, 1)))
     assert plan.answers[0].code == 6
@@ -443,7 +446,7 @@ def test_a_pause_reports_unknown_gpus_and_pauses_the_known_ones() -> None:
 
 
 def test_the_last_pause_or_resume_in_a_pass_decides() -> None:
-    """S3.31: The last of many pauses and resumes in one pass decides."""
+    """S3.31: If one pass gets many pauses and resumes of a GPU, the last one decides."""
     play = a_world(1)
     for last in (Pause((0,)), Resume((0,))):
         plan = play.tell(
@@ -465,7 +468,7 @@ def test_a_paused_queue_starts_no_job_and_starts_jobs_at_once_when_resumed() -> 
 
 
 def test_adopted_jobs_keep_their_gpus() -> None:
-    """S3.35: Jobs that are adopted from the store keep their GPUs."""
+    """S3.35: Running jobs that a new scheduler adopts keep their GPUs."""
     play = a_world(2)
     running = a_job(1, "0.5", state=S.RUNNING, attempt=1, gpus=(1,), process=Process(5, 5), started_at=T0 - 60)
     play.rows[1] = running
@@ -485,7 +488,7 @@ def test_the_next_timer_is_none_or_the_time_of_the_first_delayed_job() -> None:
 
 
 def test_i19_a_wide_job_starts_when_no_more_narrow_jobs_arrive() -> None:
-    """I19: One-GPU jobs overtake a two-GPU job as long as they keep arriving; the two-GPU job starts after the last."""
+    """I19: One-GPU jobs overtake a two-GPU job as long as more of them arrive. Then the two-GPU job starts."""
     play = a_world(2)
     play.run(a_job(1))
     play.tell(after=1.0)

@@ -1,4 +1,7 @@
-"""Tests of dependencies: a job waits until others end or succeed; if one must succeed and fails, the job is skipped."""
+"""Tests of dependencies: a job waits until other jobs have ended or succeeded.
+
+If a job that must succeed fails, the jobs that depend on it are skipped.
+"""
 
 from __future__ import annotations
 

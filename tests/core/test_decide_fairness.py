@@ -1,4 +1,4 @@
-"""Tests of fairness: the limit of overtakes, reservations, jobs that name their GPUs, slots of jobs without GPUs."""
+"""Tests of fairness: limit of overtakes, reservations, jobs that name their GPUs, slots of jobs without GPUs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def started(plan: Plan) -> list[int]:
 
 
 def full(k: int, wide: Job, *servers: int, cpu_slots: int = 1 << 30, first: Job | None = None) -> Play:
-    """Return a Play in which job 1 runs and job 2 (``wide``) waits for room; ``k``: limit of overtakes."""
+    """Return a Play in which job 1 runs and job 2 (``wide``) waits for room. ``k``: the limit of overtakes.
+
+    ``servers``: the number of GPUs of each server; without them, one server with two GPUs. ``first``: job 1.
+    """
     play = a_world(*(servers or (2,)), cpu_slots=cpu_slots, max_overtakes=k)
     play.run(first or a_job(1))
     assert started(play.arrive(wide)) == []
@@ -29,9 +32,9 @@ def full(k: int, wide: Job, *servers: int, cpu_slots: int = 1 << 30, first: Job 
 
 
 def stream(play: Play, count: int, first: int = 10, **wish: object) -> list[int]:
-    """Let ``count`` jobs arrive one by one, and return the ids of the jobs that start meanwhile.
+    """Let ``count`` jobs arrive one by one; return the ids of the jobs that start in this time.
 
-    After each arrival, the jobs that were already running end, except job 1.
+    After each arrival, the jobs that ran before the arrival end. Job 1 does not end.
     """
     before = len(play.started)
     need = str(wish.pop("need", "1"))
@@ -47,7 +50,10 @@ def stream(play: Play, count: int, first: int = 10, **wish: object) -> list[int]
 
 @pytest.mark.parametrize("k", [1, 2, 3, 10])
 def test_s4_36_a_wide_job_is_overtaken_a_limited_number_of_times_then_gets_free_gpus(k: int) -> None:
-    """S4.36: A two-GPU job is overtaken at most ``k`` times by one-GPU jobs, then free GPUs are reserved for it."""
+    """S4.36: One-GPU jobs overtake a two-GPU job at most ``k`` times.
+
+    Then free GPUs are reserved for the two-GPU job.
+    """
     play = full(k, a_job(2, "2"))
     assert stream(play, 20) == list(range(10, 10 + k))
     assert play.reason(10 + k) == "reserved" and play.reason(2) == "no-wide-room"
@@ -62,7 +68,7 @@ def test_s4_36_with_limit_zero_a_job_may_be_overtaken_without_end() -> None:
 
 
 def test_s4_36_many_starts_in_one_pass_respect_the_limit_of_overtakes() -> None:
-    """S4.36: Even if many jobs could start in one pass, no more jobs overtake than the limit allows."""
+    """S4.36: The limit of overtakes also holds if many jobs could start in one pass."""
     play = full(3, a_job(2, "6"), 6)
     assert started(play.arrive(*(a_job(n) for n in range(3, 12)))) == [3, 4, 5]
     assert started(play.tell(*(play.ended(n) for n in (1, 3, 4)))) == []
@@ -70,7 +76,10 @@ def test_s4_36_many_starts_in_one_pass_respect_the_limit_of_overtakes() -> None:
 
 
 def test_s4_36_a_job_whose_script_has_vanished_overtakes_no_job() -> None:
-    """S4.36: Only jobs that start are counted: jobs whose turn comes after their script vanished do not count."""
+    """S4.36: A job overtakes only if it starts.
+
+    A job that cannot start, because its script has vanished, does not count.
+    """
     gone: set[str] = set()
     play = a_world(2, max_overtakes=2, missing=lambda job: "no such file" if job.spec.script in gone else "")
     play.run(a_job(1), a_job(2))
@@ -89,7 +98,7 @@ def test_s4_36_the_limit_of_overtakes_protects_a_request_for_part_of_a_gpu() -> 
 
 
 def test_s4_36_the_limit_of_overtakes_protects_a_request_for_slots() -> None:
-    """S4.36 S4.19: The limit protects a job of two slots from jobs of one slot."""
+    """S4.36 S4.19: The limit of overtakes protects a job that needs two slots from jobs that need one slot."""
     play = full(2, a_job(2, "0", slots=2), cpu_slots=2, first=a_job(1, "0"))
     assert stream(play, 9, need="0") == [10, 11]
     assert play.reason(12) == "reserved" and play.reason(2) == "no-room"
@@ -98,7 +107,7 @@ def test_s4_36_the_limit_of_overtakes_protects_a_request_for_slots() -> None:
 
 
 def test_s4_19_jobs_of_few_slots_overtake_a_job_of_many_slots() -> None:
-    """S4.19: A job of many slots is overtaken by jobs of few slots; only `max_overtakes` limits that."""
+    """S4.19: Jobs that need few slots overtake a job that needs many slots. Only `max_overtakes` limits this."""
     play = full(0, a_job(2, "0", slots=3), cpu_slots=3, first=a_job(1, "0"))
     assert started(play.arrive(a_job(3, "0"), a_job(4, "0"), a_job(5, "0"))) == [3, 4]
     play.tell(play.ended(1), play.ended(3))
@@ -106,7 +115,7 @@ def test_s4_19_jobs_of_few_slots_overtake_a_job_of_many_slots() -> None:
 
 
 def test_s4_36_a_job_on_other_gpus_does_not_count_as_an_overtake() -> None:
-    """S4.36: A job that uses other GPUs, or none, overtakes nobody."""
+    """S4.36: A job overtakes a waiting job only if it uses a GPU that the waiting job may use."""
     play = full(1, a_job(2, "2", allowed=(0, 1)), 4, first=a_job(1, allowed=(0,)))
     assert len(stream(play, 9, allowed=(2, 3))) == 9
     assert len(stream(play, 9, first=30, need="0")) == 9
@@ -143,7 +152,7 @@ def test_s4_36_no_gpu_is_reserved_for_a_job_that_waits_for_a_paused_gpu() -> Non
 
 
 def test_s4_36_no_slot_is_reserved_for_a_job_that_needs_more_slots_than_exist() -> None:
-    """S4.36 S4.19: No slot is reserved for a job that needs more slots than exist after `-S` was lowered."""
+    """S4.36 S4.19: If `-S` was lowered, a job may need more slots than exist. No slot is reserved for such a job."""
     play = full(1, a_job(2, "0", slots=3), cpu_slots=3, first=a_job(1, "0"))
     assert stream(play, 3, need="0") == [10]
     play.scheduler.fleet.resize(2)
@@ -155,7 +164,10 @@ def test_s4_36_no_slot_is_reserved_for_a_job_that_needs_more_slots_than_exist() 
 
 
 def test_s4_36_an_overtake_counts_for_each_of_two_equal_waiting_jobs() -> None:
-    """S4.36: An overtake counts for each of two equal waiting jobs, so cancelling the first resets nothing."""
+    """S4.36: If two equal jobs wait, an overtake counts for both of them.
+
+    If the first job is cancelled, the count of the second job stays.
+    """
     play = full(1, a_job(2, "2"))
     play.arrive(a_job(3, "2"))
     assert stream(play, 3) == [10]  # job 10 overtakes both waiting jobs
@@ -178,7 +190,10 @@ LATER = st.lists(st.sampled_from(["0.25", "0.5", "0.6", "1", "2", "2x0.5"]), min
 def test_s4_36_each_waiting_job_starts_in_the_end_although_others_keep_arriving(
     servers: tuple[int, ...], need: str, k: int, later: list[str], picks: list[int]
 ) -> None:
-    """S4.36: A waiting job starts in the end, although later jobs keep arriving and running jobs end in any order."""
+    """S4.36: Each waiting job starts at some time, even if later jobs keep arriving.
+
+    This holds for any order in which running jobs end.
+    """
     play = a_world(*servers, max_overtakes=k)
     last = 0
 
@@ -216,7 +231,7 @@ def test_s4_36_each_waiting_job_starts_in_the_end_although_others_keep_arriving(
 
 
 def test_s4_31_a_job_that_names_its_gpus_starts_at_once_on_used_or_reserved_gpus() -> None:
-    """S4.31: A job that names its GPUs starts immediately, also on GPUs that are in use or reserved."""
+    """S4.31: A job that names its GPUs starts at once, even if these GPUs are in use or reserved."""
     play = full(1, a_job(2, "2"))
     assert stream(play, 3) == [10]
     assert play.reason(11) == "reserved"
@@ -227,7 +242,7 @@ def test_s4_31_a_job_that_names_its_gpus_starts_at_once_on_used_or_reserved_gpus
 
 
 def test_s4_32_a_gpu_named_by_two_jobs_stays_claimed_until_both_have_ended() -> None:
-    """S4.32: A GPU that two jobs claim by name gets other jobs only after both have ended."""
+    """S4.32: A GPU that two running jobs have named gets no other job until both jobs have ended."""
     play = a_world(1)
     play.run(a_job(1, on=(0,)), a_job(2, on=(0,)))
     assert started(play.arrive(a_job(3, "0.1"))) == [] and play.reason(3) == "claimed"
@@ -248,7 +263,7 @@ def test_s4_31_a_job_that_names_its_gpus_waits_only_for_a_pause() -> None:
 
 
 def test_s4_32_claims_are_restored_after_a_restart() -> None:
-    """S4.32 P1: Claims by name are restored when the state is rebuilt from the rows."""
+    """S4.32 P1: After a restart, the GPUs that running jobs have named are claimed again."""
     play = a_world(2)
     play.run(a_job(1, on=(0, 1)), a_job(2, on=(0,)))
     again = a_world(2)

@@ -19,7 +19,7 @@ S = JobState
 
 
 def test_a_start_that_failed_for_a_temporary_reason_is_retried_after_growing_waits() -> None:
-    """S3.17 S3.29: A start that failed for a temporary reason is retried after growing waits, up to a limit."""
+    """S3.17 S3.29: If a start failed for a temporary reason, it is retried after growing waits, up to a limit."""
     play = a_world(1, max_assign_attempts=5, assign_retry_wait_s=5.0)
     play.arrive(a_job(1))
     for attempt, wait in enumerate((5, 10, 20, 40), start=1):
@@ -192,9 +192,9 @@ def test_a_requeue_restores_all_retries_of_a_job() -> None:
 
 
 def test_several_requeues_of_the_same_attempt_start_one_attempt() -> None:
-    """If several users ask to repeat attempt 1, the first request starts attempt 2. The others start nothing.
+    """If several users ask to run a job again after attempt 1, the first request starts attempt 2.
 
-    The users of the other requests get a message that the job is starting or has run again.
+    The other requests start nothing. Their users get a message that the job is starting or has run again.
     """
     play = a_world(1)
     play.run(a_job(1))

@@ -1,4 +1,7 @@
-"""Tests of ending jobs: by request and by time limit, first with SIGTERM and after the grace time with SIGKILL."""
+"""Tests of how jobs are ended, by request or at the time limit.
+
+They first get SIGTERM, and after the grace time SIGKILL.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Property tests with random histories: the real decision equals the slow scheduler's, and the guarantees hold."""
+"""Property tests with random histories: the real scheduler decides like the slow one, and its guarantees hold."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OTHER_FORMS: dict[str, dict[str, Any]] = {"2 slots": {"slots": 2}, "GPU 0 by nam
 
 @dataclass(frozen=True)
 class Step:
-    """One event; ``pick`` chooses a job or GPU among the existing ones."""
+    """One event. ``pick`` chooses the job or the GPU of the event among those that exist."""
 
     what: str
     need: str = "1"
@@ -74,7 +74,7 @@ SERVERS = st.lists(st.integers(1, 8), min_size=1, max_size=3)
 
 
 class Both:
-    """The real scheduler state and the slow scheduler, with the same events applied to both."""
+    """The real scheduler and the slow scheduler. Each event is applied to both of them."""
 
     def __init__(self, servers: list[int], memory_mib: int | None) -> None:
         self.gpus = some_gpus(*servers, memory_mib=memory_mib)
@@ -84,7 +84,10 @@ class Both:
         self.queue_paused = False
 
     def facts_of(self, turn: list[Step]) -> list[Observation]:
-        """Apply the steps of one pass to the slow scheduler, and return their observations for the real one."""
+        """Apply the steps of one pass to the slow scheduler.
+
+        Return the same events as observations for the real scheduler.
+        """
         observations: list[Observation] = []
         for step in turn:
             observations += getattr(self, f"_{step.what}")(step)
@@ -178,7 +181,7 @@ class Both:
             assert job.reason or reasons[class_of(job).key].sentence, "a job waits without a reason"
 
     def empty_the_machine(self) -> None:
-        """Resume the queue and all GPUs, and end all jobs, until no job runs."""
+        """Resume the queue and all GPUs. Then end the running jobs, again and again, until no job runs."""
         self.twin.paused = False
         self.twin.fleet.paused.clear()
         observations: list[Observation] = [
@@ -234,7 +237,7 @@ def test_each_accepted_job_starts_once_and_all_bookings_are_freed_at_the_end(
 def test_no_job_that_fits_waits_behind_a_less_urgent_one_and_paused_gpus_get_no_job(
     servers: list[int], memory_mib: int | None, turns: list[list[Step]]
 ) -> None:
-    """S3.12 S3.30: No job that fits waits behind a less urgent one, and a paused GPU gets no job."""
+    """S3.12 S3.30: No job that fits waits while a less urgent job starts, and a paused GPU gets no job."""
     both = Both(servers, memory_mib)
     play, gpus = both.play, both.gpus
     for turn in turns:
@@ -272,7 +275,10 @@ WILD = st.tuples(
 
 
 def a_fact(play: Play, what: str, number: int, need: str) -> Observation | None:
-    """Return an observation about job (or GPU) ``number``, even an implausible one; None if none is possible."""
+    """Return an observation about the job or the GPU with this number; it may be implausible.
+
+    None if no such observation exists: the job is unknown, has arrived before or can never run, or ``what`` is "wait".
+    """
     if what == "arrive":
         parents = (number - 1,) if number % 3 == 0 else ()
         limit = 20.0 if number % 2 else None

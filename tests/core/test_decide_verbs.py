@@ -13,7 +13,7 @@ S = JobState
 
 
 def full(jobs: int = 3, **of_world: object) -> Play:
-    """Return a Play with job 1 running on the only GPU and jobs 2 to ``jobs`` waiting."""
+    """Return a Play in which job 1 runs on the only GPU, and jobs 2 to ``jobs`` wait."""
     play = a_world(1, **of_world)
     play.run(a_job(1))
     for number in range(2, jobs + 1):
@@ -22,7 +22,7 @@ def full(jobs: int = 3, **of_world: object) -> Play:
 
 
 def starts_next(play: Play, running: int = 1) -> int:
-    """End the running job and return the job that gets the GPU."""
+    """End the running job. Return the id of the job that then starts."""
     play.tell(play.ended(running))
     return play.started[-1]
 
@@ -66,7 +66,10 @@ def test_a_requeue_does_not_change_a_held_job() -> None:
 
 @pytest.mark.parametrize("parent", [(), (1,)])
 def test_a_cancelled_job_that_was_held_cannot_be_released(parent: tuple[int, ...]) -> None:
-    """A cancelled job stays cancelled, with the time of its end, even if the job that it waited for has failed."""
+    """A held job that is cancelled stays cancelled and keeps the time of its end, even if it is released later.
+
+    This also holds if a job that it depended on has failed.
+    """
     play = full()
     play.arrive(a_job(4, after_ok=parent))
     play.ask(Hold((4,)))

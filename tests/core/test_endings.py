@@ -1,4 +1,7 @@
-"""Tests of the meaning of an attempt's end, which is the same for the daemon, `recover`, `track` and `status`."""
+"""Tests of what the end of an attempt means for its job.
+
+The daemon, `recover`, `track` and `status` use the same rules.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,10 @@ def test_a_job_that_ran_out_of_gpu_memory_is_repeated_with_twice_the_share(need:
 
 
 def test_a_job_that_books_memory_is_repeated_with_twice_the_memory_up_to_the_limit() -> None:
-    """A job books memory if its need is the smallest share and it requests memory, whatever the setting is now."""
+    """If a job that books memory runs out of GPU memory, its retry books twice the memory, up to a limit.
+
+    A job books memory if its need is the smallest share and it requests memory. The present setting does not matter.
+    """
     rules = Rules(oom_retries=2, most_mib=lambda job: 10_000)
     for before, after in ((3_000, 6_000), (6_000, 10_000)):
         ending = after_run(ran(1, need="0.001", vram_mib=before, log_finding=OOM), rules)

@@ -67,6 +67,6 @@ def test_the_hint_for_a_bad_device_ordinal_names_the_cuda_ids_setting() -> None:
     ],
 )
 def test_the_hint_for_out_of_memory_fits_the_request_of_the_job(need: str, hint: str) -> None:
-    """After a lack of GPU memory, the hint fits what the job had requested: a share, whole GPUs, memory or no GPU."""
+    """If a job ran out of GPU memory, the hint depends on its request: a share, whole GPUs, memory or no GPU."""
     failure = failure_in("CUDA out of memory", ResourceRequest.parse(need))
     assert failure is not None and hint in failure.hint

@@ -1,4 +1,4 @@
-"""Tests of resource requests and GPU lists: they are read exactly, or refused with the correct spelling."""
+"""Tests of resource requests and GPU lists. An invalid one is refused, and the error shows the correct spelling."""
 
 from __future__ import annotations
 
@@ -107,7 +107,10 @@ def test_ten_tenths_are_exactly_one_gpu() -> None:
     ],
 )
 def test_a_request_is_read_as_a_number_of_gpus_and_a_share_of_each(text: str, need: tuple[int, int]) -> None:
-    """S3.15: A request is read as a number of GPUs and a share of each; a need above 1 is rounded up to whole GPUs."""
+    """S3.15: A request is read as a number of GPUs and the share of each of these GPUs.
+
+    A need above 1 is rounded up to whole GPUs.
+    """
     assert ResourceRequest.parse(text) == ResourceRequest(*need)
 
 
@@ -244,7 +247,7 @@ def test_the_decimal_text_of_a_share_can_be_read_back(parts: int) -> None:
     ],
 )
 def test_a_gpu_list_is_read_as_ascending_ids_without_duplicates(text: str, ids: tuple[int, ...] | None) -> None:
-    """S3.8: A GPU list is read as ascending ids without duplicates; an empty one means any GPU."""
+    """S3.8: A GPU list is read as ascending ids without duplicates. An empty list allows any GPU."""
     assert parse_gpu_ids(text) == ids
 
 
@@ -265,7 +268,7 @@ def test_a_gpu_list_is_read_as_ascending_ids_without_duplicates(text: str, ids: 
     ],
 )
 def test_an_invalid_gpu_list_is_refused(text: str, error: type[SchedulerError], says: str) -> None:
-    """S3.8: A wrong GPU list is refused with the correct spelling or the unknown id."""
+    """S3.8: An invalid GPU list is refused. The error shows the correct spelling or names the unknown id."""
     with pytest.raises(error, match=says):
         parse_gpu_ids(text)
 

@@ -1,7 +1,7 @@
 """Tests of the recorded samples of GPUs and jobs.
 
-A mean contains only measured values. Samples are grouped into intervals, pauses are listed, and an answer has a maximum
-size.
+A mean contains only measured values. Samples are grouped into intervals, pauses are listed, and an answer to a query
+has a maximum size.
 """
 
 from __future__ import annotations
@@ -88,7 +88,10 @@ def test_a_reading_is_split_into_own_foreign_and_reserved_memory() -> None:
 
 
 def test_a_gpu_that_is_not_read_has_no_measured_values() -> None:
-    """A GPU that is not read has no measured values in the history. Its last reading is not repeated."""
+    """While a GPU cannot be read, the history has no measured values for it.
+
+    The values of the last reading are not repeated.
+    """
     admission = read(a_reading())
     card = admission.cards[0]
     assert gpu_values(card, 0.0, False)[0] == 5000

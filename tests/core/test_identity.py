@@ -1,4 +1,4 @@
-"""Tests of job identity: two lines are the same job if script, arguments in order, and environment are equal."""
+"""Tests of job identity: two lines are the same job if their scripts, arguments and environments are equal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def identity(script: str, environment: str, arguments: tuple[str, ...]) -> str:
     ],
 )
 def test_order_and_content_of_arguments_environment_and_script_change_the_identity(other: dict[str, Any]) -> None:
-    """S3.27: Another order of arguments, other arguments, another environment or script make a different job."""
+    """S3.27: Other arguments, another order of them, another environment or another script make a different job."""
     assert identity_of(a_spec(arguments=("--x", "1", "--y", "2"))) != identity_of(a_spec(**other))
 
 
@@ -58,13 +58,13 @@ def test_priority_gpu_list_and_other_options_do_not_change_the_identity(same: di
 def test_identities_are_equal_exactly_if_script_environment_and_arguments_are_equal(
     one: tuple[Any, ...], other: tuple[Any, ...]
 ) -> None:
-    """S3.27: Identities are equal exactly if script, environment and arguments are equal."""
+    """S3.27: Two identities are equal if script, environment and arguments are equal, and different otherwise."""
     assert (identity(*one) == identity(*other)) == (one == other)
 
 
 @given(st.lists(WORD, min_size=2, max_size=6), st.data())
 def test_joining_two_fields_changes_the_identity(words: list[str], data: st.DataObject) -> None:
-    """S3.27: Joining two arguments, or the script and the environment, changes the identity."""
+    """S3.27: If two arguments are joined into one, or the script and the environment, the identity changes."""
     at = data.draw(st.integers(0, len(words) - 1))
     joined = [*words[:at], "".join(words[at : at + 2]), *words[at + 2 :]]
     assert (identity("/s", "", tuple(words)) == identity("/s", "", tuple(joined))) == (words == joined)

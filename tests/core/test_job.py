@@ -1,4 +1,4 @@
-"""Tests of JobSpec: it survives storage in JSON, and has a short name for display."""
+"""Tests of JobSpec (it is stored as JSON and read back unchanged, and has a short name for display) and of errors."""
 
 from __future__ import annotations
 

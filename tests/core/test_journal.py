@@ -1,4 +1,7 @@
-"""Tests of the journal: a job as one JSON line with times, codes and history, and lines that were cut off."""
+"""Tests of the journal: a job is one JSON line with times, codes and history.
+
+Lines that were cut off are recognized.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ RAN: Moments = [(T0 + 5.1, "started"), (T0 + 9.2, "done")]
 
 
 def at(seconds: float) -> str:
-    """Return the time ``seconds`` after T0 (1970-01-12 13:46:40 UTC) as the journal writes it."""
+    """Return the text that the journal writes for the time ``seconds`` seconds after T0 (1970-01-12 13:46:40 UTC)."""
     return f"1970-01-12T13:{46 + int(40 + seconds) // 60:02}:{(40 + seconds) % 60:06.3f}Z"
 
 
@@ -77,13 +80,16 @@ def test_s1_6_gpu_id_is_a_number_a_list_or_null(gpus: tuple[int, ...], shown: ob
 
 
 def test_s1_6_the_record_of_a_job_without_a_process_has_no_gpu_and_no_log_path() -> None:
-    """Before a job has a process, its record has no GPU and no log path."""
+    """Until a job has a process, its record has no GPU and no log path."""
     job = a_job(state=JobState.STARTING, attempt=1, gpus=(0,), log="/logs/job_1.log")
     assert record_of(job, []) == record_of(a_job(), [])
 
 
 def test_s1_6_history_contains_retries_and_requeues() -> None:
-    """A history takes the times of the last attempt from the job's row, and those of earlier attempts from events."""
+    """The history of a job takes the times of the last attempt from the job's row in the store.
+
+    It takes the times of earlier attempts from the job's events.
+    """
     moments: Moments = [
         (T0 + 1, "held"), (T0 + 2, "released"), (T0 + 3, "started"), (T0 + 4, "retry_scheduled"), (T0 + 5, "unclaimed"),
         (T0 + 6, "started"), (T0 + 7, "stopping"), (T0 + 7, "leftovers"), (T0 + 8, "cancelled"), (T0 + 9, "requeued"),
@@ -97,7 +103,10 @@ def test_s1_6_history_contains_retries_and_requeues() -> None:
 
 
 def test_s1_6_history_with_missing_events_ends_with_the_current_state() -> None:
-    """`recover` keeps jobs whose events could not be read; their history still ends with the current state."""
+    """The history of a job ends with the current state, even if the events of the job are missing.
+
+    This happens if `recover` keeps a job whose events it cannot read.
+    """
     assert record_of(ran(), [])["history"] == [[at(0), "pending"], [at(9), "completed"]]
     running = ran(state=JobState.RUNNING, finished_at=None, exit_code=None)
     assert record_of(running, [])["history"] == [[at(0), "pending"], [at(5), "running"]]
@@ -110,7 +119,7 @@ def test_s1_6_history_of_a_failed_job_that_is_skipped_keeps_the_time_of_its_fail
 
 
 def test_s1_6_a_record_has_an_exit_code_only_if_the_job_ended_with_one() -> None:
-    """S1.7: A record has an exit code only if the job has ended with one."""
+    """S1.7: The exit code of a record is null unless the job has ended with an exit code."""
     for outcome in (Outcome.SIGNAL, Outcome.LOST, Outcome.COULD_NOT_START):
         record = record_of(ran(state=JobState.FAILED, exit_code=None, outcome=outcome), RAN)
         assert (record["status"], record["exit_code"], record["outcome"]) == ("failed", None, outcome.value)
@@ -158,7 +167,10 @@ def jobs(draw: st.DrawFn) -> Job:
 
 @given(jobs(), st.lists(st.tuples(moments_of, st.sampled_from([*STATUS_AFTER, "held", "undying"])), max_size=6))
 def test_s1_6_any_job_becomes_one_line_of_json_that_can_be_read_back(job: Job, moments: Moments) -> None:
-    """S1.6: Any job becomes one ASCII line of JSON that reads back and is recognized as a record of this program."""
+    """S1.6: Any job becomes one line of JSON in ASCII.
+
+    The line can be read back, and is recognized as a record of this program.
+    """
     record = record_of(job, moments)
     line = line_of(record)
     assert line.isascii() and line.count(b"\n") == 1 and line.endswith(b"\n")
@@ -172,7 +184,7 @@ def test_s1_6_any_job_becomes_one_line_of_json_that_can_be_read_back(job: Job, m
 def test_s1_12_any_cut_off_line_is_recognized_as_the_record_of_its_job(job: Job, data: st.DataObject) -> None:
     """S1.12: A line that was cut off is not valid JSON, but is recognized as the beginning of a record.
 
-    If the job's id is complete, the line is recognized as the beginning of this job's record.
+    If the line contains the whole id of the job, it is recognized as the record of this job.
     """
     line = line_of(record_of(job, []))
     torn = line[: data.draw(st.integers(1, len(line) - 2))]
@@ -187,7 +199,7 @@ def test_s1_12_any_cut_off_line_is_recognized_as_the_record_of_its_job(job: Job,
 
 
 def test_s1_12_text_of_other_programs_is_not_recognized_as_a_cut_off_line() -> None:
-    """S1.12: Text that gpujob did not write is never taken for a line that was cut off, and so it is not deleted."""
+    """S1.12: Text of another program is never mistaken for a cut-off line of gpujob. So gpujob does not delete it."""
     job = a_job(3)
     line = line_of(record_of(job, []))
     for torn in (b"note to self", b"", b'{"id": "x', b'{"job": 3, "c', b"\0" * 50, b'{"id": 3, "commander": 1'):
@@ -208,7 +220,7 @@ def test_s1_6_other_json_values_are_not_recognized_as_records(value: object) -> 
 
 
 def test_s1_6_records_of_other_versions_are_recognized() -> None:
-    """Records that another version wrote are recognized, so an upgrade does not write a second record of a job."""
+    """Records that another version of gpujob wrote are recognized, so an upgrade writes no second record of a job."""
     for keys in ((*KEYS, "more"), (*KEYS[:3], "history"), KEYS):
         assert identity_of_record({**dict.fromkeys(keys, 7), "history": [["2026", "pending"]]}) == (7, "2026")
 

@@ -51,7 +51,7 @@ def launched(mode: str = "physical", *, found: Found = PYTHON, need: str = "2", 
     ],
 )
 def test_an_existing_cuda_argument_is_replaced_otherwise_one_is_added(before: str, after: str) -> None:
-    """S3.18: An existing `--cuda` argument gets the job's GPUs as its value; otherwise one is added."""
+    """S3.18: If a job has a `--cuda` argument, its value is replaced by the job's GPUs. Otherwise `--cuda` is added."""
     assert with_cuda(tuple(before.split()), "4,6") == tuple(after.split())
 
 
@@ -109,7 +109,7 @@ def test_the_environment_of_a_job_contains_its_id_attempt_gpus_and_share() -> No
 def test_torchrun_starts_one_process_for_each_gpu_and_gets_no_new_cuda_argument() -> None:
     """No `--cuda` is added to a torchrun job, because its processes use LOCAL_RANK.
 
-    An existing `--cuda` gets the GPUs.
+    If the job already has a `--cuda` argument, its value is replaced by the job's GPUs.
     """
     start = ("/usr/bin/python", "-m", "torch.distributed.run", "--standalone")
     launch = launched(launch="torchrun", arguments=("--lr", "1"))
@@ -192,7 +192,7 @@ def test_each_attempt_has_its_own_log_name(attempt: int, name: str) -> None:
 def test_a_job_can_choose_the_name_of_its_log(changes: dict[str, Any], name: str) -> None:
     """S2.1 S4.14 S4.15: A job can choose the name of its log.
 
-    The name gets random letters if the job comes from `ts`, and `.gz` if the log is compressed.
+    Random letters are added if the job comes from `ts`. The ending `.gz` is added if the log is compressed.
     """
     assert log_name(a_job(12, **changes), "S", letters="abc123") == name
 
@@ -215,13 +215,16 @@ def test_the_log_name_of_an_existing_file_gets_a_number() -> None:
     ],
 )
 def test_a_job_gets_the_output_streams_that_it_requested(changes: dict[str, Any], streams: Streams) -> None:
-    """S4.13 S4.14 S4.17: A job gets a packed log, a separate stderr file or its caller's descriptors if requested."""
+    """S4.13 S4.14 S4.17: A job gets a compressed log, a separate stderr file or its caller's descriptors on request."""
     job = a_job(12, **{"log": "/logs/12.log", **changes})
     assert launch_of(job, PYTHON, mode="physical", state_file="/s", cwd="/").streams == streams
 
 
 def test_variables_of_a_job_do_not_override_those_of_the_environment_and_scheduler() -> None:
-    """Contract 3: `;env=A=1` sets a variable of the job, but none that the scheduler or the environment sets."""
+    """Contract 3: `;env=A=1` sets a variable of the job.
+
+    It has no effect on a variable that the scheduler or the Python environment sets.
+    """
     given = ("A=1", "B=x=y", "C=", "CUDA_VISIBLE_DEVICES=7", "GPUJOB_ID=0", "CONDA_PREFIX=/mine", "VIRTUAL_ENV=/mine")
     found = Found("/opt/e/bin/python", environment={"CONDA_PREFIX": "/opt/e", "VIRTUAL_ENV": None})
     environment = launched(found=found, variables=given).environment
@@ -245,13 +248,13 @@ def test_variables_of_a_job_do_not_override_those_of_the_environment_and_schedul
 def test_without_gpus_cuda_visible_devices_is_minus_1_for_ts_jobs_else_empty(
     source: str, on: tuple[int, ...], mode: str, visible: str | None
 ) -> None:
-    """S4.30: A job without GPUs sees CUDA_VISIBLE_DEVICES=-1 if it comes from `ts`, else an empty value."""
+    """S4.30: A job without GPUs has an empty CUDA_VISIBLE_DEVICES. If it comes from `ts`, the value is -1."""
     launch = launched(mode, need="2" if on else "0", on=on, source=source)
     assert launch.environment["CUDA_VISIBLE_DEVICES"] == visible
 
 
 def test_a_job_that_names_its_gpus_sees_them_and_a_share_of_0() -> None:
-    """S4.31: A job that chooses its GPUs by name sees them in its variables, and GPUJOB_SHARE is 0."""
+    """S4.31: A job that names its GPUs gets these GPUs in its variables, and GPUJOB_SHARE is 0."""
     job = a_job(12, on=(0, 3), source="ts", arguments=("train",), script="", log="/logs/12.log", attempt=1)
     job.gpus = (0, 3)
     environment = launch_of(job, Found("/bin/train"), mode="physical", state_file="/s", cwd="/").environment
@@ -260,7 +263,10 @@ def test_a_job_that_names_its_gpus_sees_them_and_a_share_of_0() -> None:
 
 
 def test_i06_cuda_holds_driver_numbers_and_gpujob_gpus_holds_scheduler_ids() -> None:
-    """I06: `--cuda` and CUDA_VISIBLE_DEVICES hold the driver's numbers; GPUJOB_GPUS holds the scheduler's ids."""
+    """I06: `--cuda` and CUDA_VISIBLE_DEVICES contain the GPU numbers of the driver.
+
+    GPUJOB_GPUS contains the GPU ids of the scheduler.
+    """
     job = a_job(1, "2", gpus="", attempt=1)
     job.gpus = (1, 2)
     launch = launch_of(job, PYTHON, mode="physical", state_file="/s.json", cwd="/", ordinals={1: 0, 2: 1})
@@ -269,7 +275,7 @@ def test_i06_cuda_holds_driver_numbers_and_gpujob_gpus_holds_scheduler_ids() -> 
 
 
 def test_f16_attempts_of_the_same_second_have_different_logs() -> None:
-    """F16: Attempts that start in the same second have different logs, since id and attempt are part of the name."""
+    """F16: Attempts that start in the same second have different logs, because the name contains job id and attempt."""
     jobs = [a_job(n) for n in (1, 11, 111) for _ in range(4)]
     for n, job in enumerate(jobs):
         job.attempt = (1, 2, 11, 12)[n % 4]
@@ -325,7 +331,10 @@ def words_of(source: str, *arguments: str, **changes: Any) -> tuple[str, ...]:
 
 
 def test_placeholders_are_filled_into_commands_but_not_into_scripts_and_ts_jobs() -> None:
-    """`{gpus}` and `{share}` are filled into commands in every `--cuda` mode, but not into scripts and `ts` jobs."""
+    """`{gpus}` and `{share}` are replaced in commands, whatever the mode of `--cuda` is.
+
+    They are not replaced in the arguments of a script, or in a job of `ts`.
+    """
     for source in ("submit", "commands"):
         assert words_of(source, "-d{gpus}", "{share}", need="2x0.25") == ("/bin/x", "-d4,6", "0.25")
         for mode in ("physical", "local", "unset", "none"):
@@ -338,7 +347,7 @@ def test_placeholders_are_filled_into_commands_but_not_into_scripts_and_ts_jobs(
 
 
 def test_gpu_ids_filled_into_a_command_are_those_of_the_driver() -> None:
-    """The ids filled into a command are the driver's current numbers, as in CUDA_VISIBLE_DEVICES."""
+    """`{gpus}` in a command is replaced by the driver's current numbers, as in CUDA_VISIBLE_DEVICES."""
     job = a_job(12, "2", script="", arguments=("x", "{gpus}"), source="submit")
     job.gpus = (6, 4)
     launch = launch_of(job, Found("/bin/x"), mode="physical", state_file="/s", cwd="/", ordinals={6: 1})

@@ -27,7 +27,7 @@ CODES = st.sampled_from([0, 0, 0, 1, 137, 255])
 
 
 class Faults(RuleBasedStateMachine):
-    """Rules for everything that can happen to the machine; Hypothesis applies them in random order."""
+    """Rules for everything that can happen to the machine. Hypothesis applies the rules in random order."""
 
     @initialize(gpus=st.integers(1, 3), tries=st.integers(1, 3))
     def begin(self, gpus: int, tries: int) -> None:
@@ -98,7 +98,7 @@ class Faults(RuleBasedStateMachine):
 
     @rule(works=st.sampled_from([0, 1, 2, 6, 6, 6]))
     def a_turn(self, works: int) -> None:
-        """Run one pass; the supervisor then makes ``works`` steps."""
+        """Run one pass of the daemon. Then the supervisor makes ``works`` steps."""
         m = self.m
         m.mend()
         m.mono += 0.1
@@ -169,7 +169,7 @@ class Faults(RuleBasedStateMachine):
     @precondition(lambda self: self.some(leader=True))
     @rule(pick=PICK, code=CODES)
     def a_job_ends_before_its_orphan(self, pick: int, code: int) -> None:
-        """End a job that leaves a process behind, and start a new job before that process ends."""
+        """End a job that leaves an orphan process behind, and start a new job before the orphan ends."""
         pid = self.chosen(pick, leader=True)
         self.m.orphan(pid)
         self.m.ends(pid, code)
@@ -194,7 +194,10 @@ class Faults(RuleBasedStateMachine):
 
 
 def test_the_guarantees_hold_in_random_histories_of_faults() -> None:
-    """The guarantees hold in 200 random histories of up to 50 events; GPUJOB_EXAMPLES sets another number."""
+    """The guarantees hold in 200 random histories of up to 50 events.
+
+    GPUJOB_EXAMPLES sets another number of histories.
+    """
     examples = int(os.environ.get("GPUJOB_EXAMPLES", "200"))
     run_state_machine_as_test(
         Faults,
@@ -206,7 +209,7 @@ def test_the_guarantees_hold_in_random_histories_of_faults() -> None:
 
 
 def test_jobs_run_and_end_on_the_simulated_machine() -> None:
-    """On the simulated machine, jobs run and end; otherwise the random histories would prove nothing."""
+    """Jobs run and end on the simulated machine. If they did not, the random histories would prove nothing."""
     m = Machine(1, a_policy())
     m.lines += [("1", 0, 0)] * 2
     m.start()

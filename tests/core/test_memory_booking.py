@@ -1,6 +1,6 @@
 """Tests of jobs that book memory instead of a share.
 
-They check the choice of the GPU, memory that is booked and not used yet, and what a retry books.
+They check the choice of the GPU, memory that is booked but not in use yet, and the memory that a retry books.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_s1_11_booked_memory_counts_as_used_until_the_settle_time_has_passed(ben
 
 
 def test_s1_2_only_free_memory_limits_jobs_that_book_memory(bench: Bench) -> None:
-    """S1.2: For jobs that book memory, only the free memory of a GPU counts: thresholds and load do not matter."""
+    """S1.2: A job that books memory is limited only by the free memory of the GPU, not by thresholds or load."""
     for _ in range(3):
         assert bench.read(74_000, a_process(9, 73_000), load=100) == NOTHING_FORBIDDEN
     assert free(bench) == TOTAL - 74_000
@@ -116,7 +116,7 @@ def test_free_memory_is_at_least_zero_and_at_most_what_the_driver_reports(
 
 
 def a_fleet(*used: int, tenants: dict[int, list[Tenant]] | None = None) -> Fleet:
-    """Return a fleet of GPUs with TOTAL MiB each, of which ``used`` MiB are in use."""
+    """Return a fleet of GPUs. Each argument is the number of MiB that are in use on one GPU. Each GPU has TOTAL MiB."""
     gpus = [a_gpu(i, memory_mib=TOTAL) for i in range(len(used))]
     now = Now(T0, M0)
     fleet = Fleet(gpus)
@@ -146,7 +146,7 @@ def wants(mib: int = MINIMUM, allowed: tuple[int, ...] | None = None) -> Placeme
 def test_s1_2_a_job_that_books_memory_gets_the_gpu_with_the_most_free_memory(
     used: tuple[int, ...], kind: PlacementClass, gpus: tuple[int, ...] | None
 ) -> None:
-    """S1.2: A job that books memory gets the GPU with the most free memory, if that is enough."""
+    """S1.2: A job that books memory gets the GPU with the most free memory. If this is not enough, the job waits."""
     fleet = a_fleet(*used)
     assert fleet.find(kind) == gpus
     if gpus is None:
@@ -155,7 +155,7 @@ def test_s1_2_a_job_that_books_memory_gets_the_gpu_with_the_most_free_memory(
 
 
 def test_s1_11_each_job_counts_the_memory_booked_before_it_in_the_same_pass() -> None:
-    """S1.11: In one pass, each job is placed in the memory that the jobs placed before it have left free."""
+    """S1.11: In one pass, a job gets only memory that the jobs placed before it in this pass have not booked."""
     tenants: dict[int, list[Tenant]] = {0: [], 1: []}
     fleet = a_fleet(TOTAL - 20_000, TOTAL - 14_000, tenants=tenants)
     chosen = []
@@ -218,7 +218,7 @@ def test_an_out_of_memory_retry_books_twice_the_memory_up_to_the_limit() -> None
 
 
 def test_a_request_of_a_thousandth_gets_the_best_fit_if_jobs_book_shares() -> None:
-    """If jobs book shares, the request 0.001 gets the GPU where it fits best, not the GPU with the most free memory."""
+    """If jobs book shares, the request 0.001 gets the GPU with the best fit, not the one with the most free memory."""
     fleet = Fleet([a_gpu(index, memory_mib=TOTAL) for index in range(2)])
     fleet.admission = Admission.of(fleet.gpus.values(), Thresholds(), Now(T0, M0))
     used = [GpuSnapshot(gpu.uuid, gpu.index, "", TOTAL, 1_000 * (1 + gpu.index), 0.0) for gpu in fleet.gpus.values()]

@@ -1,4 +1,4 @@
-"""Tests of jobs that request GPU memory on GPUs where memory is booked or in use.
+"""Tests of jobs that request GPU memory, on GPUs on which memory is booked or in use.
 
 They also check adopted jobs for which the ledger has no room.
 """
@@ -31,7 +31,7 @@ def bench() -> Bench:
 
 
 def fits(bench: Bench, need: str, vram_mib: int = 0) -> bool:
-    """Return whether a job with this request is placed on GPU 0; check `forbids` and the reasons too."""
+    """Return whether a job with this request is placed on GPU 0. Also check that `forbids` and the reasons agree."""
     fleet = Fleet([a_gpu(memory_mib=TOTAL)])
     for tenant in bench.on:
         fleet.take(ResourceRequest(1, tenant.parts), (0,), tenant.vram_mib)
@@ -104,7 +104,10 @@ def test_the_reason_names_the_job_of_our_process_on_a_gpu_without_its_allocation
 
 @pytest.mark.parametrize("limit", [0.01, 0.05, 0.1, 0.8])
 def test_a_gpu_is_unblocked_with_any_threshold(limit: float) -> None:
-    """With any threshold, also one below the usual hysteresis of 5 %, a blocked GPU becomes free again without load."""
+    """Without foreign load, a blocked GPU becomes free again, whatever the threshold is.
+
+    A threshold may be lower than the usual hysteresis of 5 %.
+    """
     made = Bench(load=limit, memory=max(limit, 0.1))
     assert made.read(load=90).code == "foreign"
     for _ in range(3):
@@ -164,9 +167,9 @@ def test_leftovers_of_an_overbooked_job_free_no_booking_twice() -> None:
 
 
 def test_uncertain_leftovers_do_not_delay_the_end_of_a_cancelled_job() -> None:
-    """Leftover processes keep the GPU of a cancelled job allocated.
+    """If a cancelled job leaves processes, its GPU stays allocated, even if it is unsure whose processes they are.
 
-    They delay the job's end only if they certainly belong to the job.
+    The job ends only after all processes that certainly belong to it. It does not wait for unsure ones.
     """
     left = (Process(99, 9),)
     for unsure, after in ((left, S.CANCELLED), ((), S.STOPPING)):

@@ -1,6 +1,6 @@
-"""Tests of a job's need: its own request, otherwise the need of its model in the model table, otherwise the default.
+"""Tests of a job's need: it is the job's own request, otherwise the model table's need for the job's model.
 
-The default is that of the model table. Without a table it is one GPU.
+For other jobs it is the default of the model table. Without a model table, the default is one GPU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TABLE = ModelTable("0.7", {"qwen2.5-3b-inst": "0.5", "qwen2.5-32b-inst": "2", "o
     ],
 )
 def test_the_model_is_the_last_llm_argument_before_a_double_dash(words: str, model: str | None) -> None:
-    """S3.13: The model is the value of the last `--llm` before a bare `--`."""
+    """S3.13: The model of a job is the value of its last `--llm` argument. Arguments after a bare `--` do not count."""
     assert model_in(words.split()) == model
 
 
@@ -56,9 +56,9 @@ def test_the_model_is_the_last_llm_argument_before_a_double_dash(words: str, mod
     ],
 )
 def test_a_job_needs_what_the_model_table_says_else_its_default(words: str, need: str) -> None:
-    """S3.13: A job needs what the table says for its model.
+    """S3.13: A job needs what the model table says for its model.
 
-    Without a known model, it needs the default of the table.
+    If the table does not contain the model, the job needs the default of the table.
     """
     assert need_of(a_spec(arguments=tuple(words.split())), TABLE)[0] == ResourceRequest.parse(need)
 
@@ -97,12 +97,12 @@ def test_the_request_of_a_job_overrides_that_of_its_model() -> None:
 def test_named_gpus_and_slots_override_the_model_table(
     changes: dict[str, Any], need: ResourceRequest, notes: tuple[str, ...]
 ) -> None:
-    """S4.19 S4.31: GPUs by name, and slots of jobs without GPUs, are requests of their own kind."""
+    """S4.19 S4.31: If a job names its GPUs, or requests slots instead of GPUs, the model table is not used."""
     assert need_of(a_spec(**changes), TABLE) == (need, notes)
 
 
 def test_slots_apply_if_the_model_table_says_no_gpu() -> None:
-    """S4.19: If the table says that a job needs no GPU, the job takes the slots that it requests."""
+    """S4.19: If the model table says that a job needs no GPU, the job takes the number of slots that it requests."""
     assert need_of(a_spec(slots=4), ModelTable("0")) == (ResourceRequest(0, 4), ())
 
 

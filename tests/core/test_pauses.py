@@ -1,4 +1,7 @@
-"""Tests of pauses by commands and by edits of the state file: an edit does not undo changes made after it was read."""
+"""Tests of pauses by commands and by edits of the state file.
+
+An edit does not undo a pause that was made after the user had read the file.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ def paused(state: SchedulerState) -> tuple[int, ...]:
 
 
 def ask(state: SchedulerState, request: object, at: float = 1.0) -> list[str]:
-    """Apply a request and return its messages."""
+    """Apply a request; return the messages for the user."""
     plan = decide(state, [Asked(1, request)], Now(at, at))  # type: ignore[arg-type]
     return [text for text, _ in plan.notices]
 
 
 def test_an_edit_of_the_state_file_sets_exactly_the_pauses_that_it_lists() -> None:
-    """S3.32: An edit of the state file sets the pauses to exactly those that it lists."""
+    """S3.32: After an edit of the state file, exactly the GPUs that the file lists are paused."""
     state = a_world()
     assert ask(state, StateEdited((1, 3), False)) == [
         "GPU 1 paused by an edit of the state file", "GPU 3 paused by an edit of the state file",
@@ -81,9 +84,9 @@ def test_s3_31_saving_an_older_copy_does_not_undo_a_resume_by_a_command() -> Non
 
 
 def test_s3_31_a_pause_that_repeats_an_edit_survives_the_save_of_an_older_copy() -> None:
-    """S3.31: If an edit pauses a GPU and a command pauses it again, the GPU stays paused when an older copy is saved.
+    """S3.31: An edit pauses a GPU, and a command pauses it again. Then a user saves an older copy of the file.
 
-    An older copy is one that was read before the edit and the command.
+    The GPU stays paused. The older copy was read before the edit and the command.
     """
     state = a_world()
     ask(state, StateEdited((1,), False, 0))
@@ -96,7 +99,7 @@ def test_s3_31_a_pause_that_repeats_an_edit_survives_the_save_of_an_older_copy()
 
 
 def test_the_last_saved_file_decides_between_two_edits() -> None:
-    """D11: If two programs save old copies in turn, the last saved file decides."""
+    """D11: If two programs save old copies of the state file in turn, the file that was saved last decides."""
     state = a_world()
     for number in range(20):
         wanted = (number % 2,)
@@ -133,9 +136,9 @@ STEP = st.one_of(
 def test_a_save_changes_only_gpus_that_its_writer_or_an_earlier_edit_changed(steps: list[tuple[str, int, int]]) -> None:
     """S3.31, D05: A save of the state file changes only the GPU that its writer changed, and GPUs that an edit changed.
 
-    Three writers read the file, change one GPU each and save the file, with commands in between. Besides the writer's
-    own GPU, a save changes only GPUs whose last change is an edit that came after the writer had read the file. It
-    never undoes a command.
+    Three writers read the file, change one GPU each and save the file; between this, commands pause and resume GPUs. A
+    save never undoes a command. Apart from the GPU of its writer, it can change only a GPU whose last change was an
+    edit, and only if this edit came after the writer had read the file.
     """
     state = a_world()
     picture: tuple[tuple[int, ...], int] = ((), 0)

@@ -16,7 +16,11 @@ from tests.core.slow_twin import SlowFleet
 
 
 def a_fleet(*servers: int, free: dict[int, int] | None = None, paused: tuple[int, ...] = (), slots: int = 8) -> Fleet:
-    """Return a fleet of servers with these numbers of GPUs; ``free``: free thousandths of some of the GPUs."""
+    """Return a fleet. Each positional argument is the number of GPUs of one server.
+
+    ``free``: the free thousandths of some GPUs; the other GPUs are free. ``paused``: ids of paused GPUs; ``slots``: the
+    number of slots.
+    """
     fleet = Fleet(some_gpus(*servers), slots)
     for gpu, parts in (free or {}).items():
         if parts < WHOLE:
@@ -74,7 +78,7 @@ def test_a_request_is_placed_on_the_gpus_where_it_fits_best(
 
 
 def test_two_requests_for_half_a_gpu_share_one_gpu_and_a_third_does_not_fit() -> None:
-    """S3.14: Two requests for half a GPU share one GPU, and a third does not fit."""
+    """S3.14: Two requests for half a GPU fit on one GPU, and a third such request does not fit."""
     fleet, half = a_fleet(1), a_kind("0.5")
     fleet.take(half.need, (0,))
     assert fleet.find(half) == (0,)
@@ -188,7 +192,7 @@ def by_name(*gpus: int) -> PlacementClass:
 def test_a_job_without_gpus_is_placed_if_enough_slots_are_free(
     slots: int, used: int, wanted: int, fits: bool, code: str, sentence: str
 ) -> None:
-    """S4.19: A job without GPUs is placed if enough slots are free, and otherwise the reason names the slots."""
+    """S4.19: A job without GPUs is placed if enough slots are free. Otherwise the reason names the slots."""
     fleet = a_fleet(1, slots=slots)
     for _ in range(used):
         fleet.take(of_slots(1).need, ())
@@ -218,7 +222,7 @@ def test_running_jobs_keep_their_slots_if_the_number_of_slots_is_lowered() -> No
 
 @given(st.lists(st.tuples(st.sampled_from(["take", "take", "give", "resize"]), st.integers(1, 6)), max_size=60))
 def test_slots_are_overbooked_only_after_their_number_was_lowered(steps: list[tuple[str, int]]) -> None:
-    """S4.19: More slots are in use than exist only after their number was lowered."""
+    """S4.19: More slots than exist are in use only if the number of slots was lowered."""
     fleet, running = a_fleet(1, slots=4), []
     slots = 4
     for what, number in steps:
@@ -258,7 +262,10 @@ def test_slots_are_overbooked_only_after_their_number_was_lowered(steps: list[tu
 def test_a_job_gets_the_gpus_that_it_names_even_if_they_are_in_use(
     free: dict[int, int], paused: tuple[int, ...], named: tuple[int, ...], code: str
 ) -> None:
-    """S4.31: A job gets the GPUs that it names, unless one of them is paused or not managed."""
+    """S4.31: A job gets the GPUs that it names, even if they are in use.
+
+    It waits if one of these GPUs is paused or not managed.
+    """
     fleet = a_fleet(2, 2, free=free, paused=paused)
     assert fleet.find(by_name(*named)) == (None if code else named)
     if code:
@@ -269,14 +276,14 @@ def test_a_job_gets_the_gpus_that_it_names_even_if_they_are_in_use(
 
 
 def test_the_reason_names_the_paused_gpu_that_the_job_named() -> None:
-    """S4.31: The reason to wait names the paused GPU among the GPUs that the job named."""
+    """S4.31: If a job waits because one of the GPUs that it named is paused, the reason names this GPU."""
     sentence = a_fleet(3, paused=(2,)).why_not(by_name(0, 2)).sentence
     assert sentence == "GPU 2, which the job named, is paused"
     assert a_fleet(3, paused=(0, 2)).why_not(by_name(0, 2)).code == "paused"
 
 
 def test_a_claimed_gpu_gets_no_other_job_until_the_last_claim_has_ended() -> None:
-    """S4.32: A GPU that jobs claim by name gets no other job until the last of these jobs has ended."""
+    """S4.32: If jobs name a GPU, the GPU gets no other job until the last of these jobs has ended."""
     fleet = a_fleet(2)
     for _ in range(2):
         fleet.take(ResourceRequest(1, 0), (0,))
@@ -293,7 +300,7 @@ def test_a_claimed_gpu_gets_no_other_job_until_the_last_claim_has_ended() -> Non
 
 
 def test_the_reason_names_each_claimed_gpu_that_prevents_the_placement() -> None:
-    """S4.32: The reason to wait names each claimed GPU that prevents the placement, and no other claimed GPU."""
+    """S4.32: The reason to wait names each claimed GPU that prevents the placement. It names no other claimed GPU."""
     fleet = a_fleet(3)
     fleet.take(ResourceRequest(2, 0), (0, 2))
     assert fleet.why_not(a_kind("2")).sentence == "GPU 0,2 are in use by a job that named them"
@@ -332,7 +339,10 @@ def test_the_gpus_that_lack_the_least_are_reserved_for_an_overtaken_job(
     servers: tuple[int, ...], free: dict[int, int], paused: tuple[int, ...], claimed: tuple[int, ...], kind: PlacementClass,
     kept: tuple[int, ...],
 ) -> None:  # fmt: skip
-    """S4.36: For a job with a reservation, the GPUs that lack the least are reserved; no other job gets them."""
+    """S4.36: For an overtaken job, those GPUs are reserved on which the least room is missing.
+
+    No other job gets them.
+    """
     fleet = a_fleet(*servers, free=free, paused=paused)
     for gpu in claimed:
         fleet.take(ResourceRequest(1, 0), (gpu,))
@@ -360,7 +370,7 @@ def test_two_overtaken_jobs_get_reservations_of_different_gpus() -> None:
 
 
 def test_the_reason_of_a_job_with_a_reservation_does_not_name_this_reservation() -> None:
-    """S4.36: The reason why a job with a reservation waits never names this reservation, but what the job lacks."""
+    """S4.36: If GPUs are reserved for a job, its reason to wait names what the job lacks, never its own reservation."""
     fleet = a_fleet(2)
     fleet.take(ResourceRequest(1, 0), (0,))
     wide = a_kind("2")
@@ -386,7 +396,7 @@ def test_free_slots_are_reserved_for_the_first_overtaken_job_without_gpus() -> N
 
 
 def test_no_slot_is_reserved_for_a_job_that_needs_more_slots_than_exist() -> None:
-    """S4.36: No slot is reserved for a job that needs more slots than exist after `-S` was lowered."""
+    """S4.36: If `-S` was lowered, a job may need more slots than exist. No slot is reserved for such a job."""
     fleet = a_fleet(1, slots=4)
     fleet.resize(2)
     fleet.reserve(5, of_slots(3))
@@ -394,7 +404,7 @@ def test_no_slot_is_reserved_for_a_job_that_needs_more_slots_than_exist() -> Non
 
 
 def test_no_gpu_is_reserved_if_a_needed_gpu_is_gone() -> None:
-    """S4.36: If too few GPUs remain for a job because one is gone or unhealthy, no GPU is reserved for the job."""
+    """S4.36: If a GPU is gone or unhealthy, too few GPUs may remain for a job. Then no GPU is reserved for this job."""
     fleet = a_fleet(3, free={2: 0})
     fleet.admission.blocked_mask = fleet.admission.lasting_mask = 0b001
     fleet.reserve(5, a_kind("3"))
@@ -419,7 +429,7 @@ def test_no_gpu_is_reserved_if_a_needed_gpu_is_gone() -> None:
 def test_an_assignment_competes_if_it_takes_what_a_waiting_job_could_use(
     waits: PlacementClass, given: ResourceRequest, gpus: tuple[int, ...], competes: bool
 ) -> None:
-    """S4.36: An assignment competes with a waiting job if it takes GPUs or slots that the waiting job could use."""
+    """S4.36: A start competes with a waiting job if it takes GPUs or slots that the waiting job could use."""
     assert a_fleet(4).competes(waits, given, gpus) == competes
 
 
@@ -569,7 +579,7 @@ NEEDS = ("0", "0.001", "0.1", "0.25", "0.3334", "0.5", "0.75", "1", "2", "4", "8
 
 @st.composite
 def machines(draw: st.DrawFn) -> list[tuple[int, int | None]]:
-    """Return (server, MiB of memory) of each GPU; the GPUs of a server need not have consecutive ids."""
+    """Return (server, MiB of memory) of each GPU. The ids of the GPUs of one server need not be consecutive."""
     servers = draw(st.lists(st.integers(0, 3), min_size=1, max_size=12))
     known = draw(st.booleans())
     return [(server, draw(st.sampled_from([16_000, 24_000])) if known else None) for server in servers]

@@ -1,4 +1,7 @@
-"""Tests of the queue of waiting jobs: its heaps, one for each placement class, give the same order as one full sort."""
+"""Tests of the queue of waiting jobs. It has one heap for each placement class.
+
+Its order equals that of one full sort.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ KINDS = (HALF, WHOLE_GPU, WIDE, a_kind("0.5", (0,)))
 
 
 def all_in_order(queue: Queue) -> list[int]:
-    """Take each job that the queue offers, as if all fitted, and return their ids in this order."""
+    """Take the jobs that the queue offers, one after the other, as if each job fitted.
+
+    Return their ids in this order.
+    """
     out = []
     turns = queue.in_order()
     offer = next(turns, None)
@@ -41,7 +47,7 @@ def all_in_order(queue: Queue) -> list[int]:
 def test_order_fifo_is_priority_then_file_order(
     first: tuple[int, int, float, float | None], second: tuple[int, int, float, float | None]
 ) -> None:
-    """S3.12: The order is by priority, then by place in the file."""
+    """S3.12: Jobs are ordered by priority, and jobs of equal priority by their place in the file."""
     assert Order().key(*first) < Order().key(*second)
 
 
@@ -147,7 +153,7 @@ def test_overtakes_are_counted_since_the_job_got_its_place() -> None:
 
 
 def test_an_overtake_counts_for_all_jobs_of_the_class_before_the_overtaking_job() -> None:
-    """S4.36: An overtake counts for all waiting jobs of the class that are ahead of the overtaking job."""
+    """S4.36: An overtake counts for each waiting job of the class that is ahead of the overtaking job."""
     queue = Queue()
     for job in (1, 2, 5):
         queue.push(job, WIDE, (0, job))

@@ -1,4 +1,4 @@
-"""Tests of the recovery table: the verdict for an attempt found after a crash, in all 144 cases."""
+"""Tests of the recovery table: it gives a verdict about an attempt that is found after a crash, in all 144 cases."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ EVERYTHING = list(product(HOLDING_STATES, Record, (True, False), Found))
 
 
 def test_each_combination_of_the_recovery_table_has_a_verdict() -> None:
-    """S3.35: Each combination of state, record, boot and found processes has a verdict."""
+    """S3.35: There is a verdict for each combination of job state, record, same or other boot, and processes found."""
     assert HOLDING_STATES == (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
     assert len(EVERYTHING) == 3 * 6 * 2 * 4
     assert set(TABLE) == set(EVERYTHING) == set(ROWS)

@@ -1,4 +1,4 @@
-"""Tests of requests: each kind survives storage in the database."""
+"""Tests of requests: a request of each kind can be stored in the database and read back unchanged."""
 
 from __future__ import annotations
 

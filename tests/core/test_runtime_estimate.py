@@ -1,4 +1,7 @@
-"""Tests of runtime estimates: the time limit, else the median of similar runs, else unknown."""
+"""Tests of runtime estimates: the time limit, otherwise the median of similar runs.
+
+Otherwise the estimate is unknown.
+"""
 
 from __future__ import annotations
 

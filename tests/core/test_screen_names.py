@@ -44,7 +44,7 @@ def test_a_session_name_contains_gpus_mode_and_job_id(gpus, arguments, name):
 
 @given(st.integers(1, 10**12), st.lists(st.integers(0, 200), max_size=80, unique=True), WORDS)
 def test_any_session_name_is_safe_and_short(job, gpus, arguments):
-    """J07: Any session name is safe and short enough, also with the suffixes that are added if it is in use."""
+    """J07: Any session name has only safe characters and is short enough, also with the additions for a name in use."""
     name = session_name(job, sorted(gpus), arguments)
     assert SAFE.fullmatch(name) and name.endswith(f"_{job}")
     assert len(name) + len("_abcd_a9999") <= MOST
@@ -54,7 +54,10 @@ def test_any_session_name_is_safe_and_short(job, gpus, arguments):
 
 @given(st.integers(1, 99), st.sets(st.sampled_from(["n", "n_abcd", "n_abcd_a3", "n_abcd_2", "n_abcd_3", "nn", "n_"])))
 def test_a_session_name_in_use_is_not_used_again(attempt, taken):
-    """J06: If a session name is in use, the scheduler's short id is added, and if needed the attempt or a number."""
+    """J06: If a session name is in use, the scheduler's short id is added to the name.
+
+    If this name is in use too, the attempt or a number is added.
+    """
     name = free_name("n", "abcd", attempt, taken)
     assert name not in taken
     assert name == "n" if "n" not in taken else name.startswith("n_abcd")
@@ -88,9 +91,9 @@ def test_a_session_name_in_use_gets_a_suffix(taken, name):
     ],
 )
 def test_a_session_name_that_is_too_long_keeps_the_job_id(name: str, most: int, short: str) -> None:
-    """A session name that is too long for the path of a socket loses letters before the job's id.
+    """If a session name is too long for the path of a socket, letters before the job's id are removed.
 
-    The id stays complete.
+    The job's id stays complete.
     """
     assert shortened(name, most) == short and len(short) <= most
 
@@ -104,7 +107,7 @@ def test_any_shortened_session_name_is_safe_and_fits(job, gpus, arguments, most)
 
 
 def test_s11_session_names_have_only_safe_characters() -> None:
-    """S11: Whatever the mode is, a session name has only safe characters and ends with the job's id."""
+    """S11: A session name has only safe characters and ends with the job's id, whatever the mode of the job is."""
     for mode in (
         "-X stuff x",
         "a b",

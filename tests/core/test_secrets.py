@@ -37,7 +37,7 @@ def test_s15_secrets_of_all_known_forms_are_hidden(name: str) -> None:
     ],
 )
 def test_s15_text_that_only_resembles_a_secret_is_shown(text: str) -> None:
-    """S15: Numbers of tokens, model names and the program's own messages are not hidden."""
+    """S15: Text that only looks like a secret is shown: counts of tokens, names of models, messages of the program."""
     assert without_secrets(text) == text
     assert words_without_secrets(text.split()) == tuple(text.split())
 

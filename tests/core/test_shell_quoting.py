@@ -1,4 +1,4 @@
-"""Tests of shell quoting: if a quoted command is pasted into a shell, the shell reads the same words."""
+"""Tests of shell quoting: if a user pastes a quoted command into a shell, the shell reads the original words."""
 
 from __future__ import annotations
 

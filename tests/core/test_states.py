@@ -1,4 +1,4 @@
-"""Tests of the state table: each move in each state is a row of the table, or is refused without a change."""
+"""Tests of the state table: in each state, a move is either a row of the table, or is refused and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of durations and sizes: common spellings are read, others are refused."""
+"""Tests of durations and sizes: common spellings are read, and all other texts are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the usage report: which attempts it lists, how it cuts their times to the reported period, and its sums."""
+"""Tests of the usage report: the attempts that it lists, their times within the reported period, and its sums."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def job(state: JobState = JobState.DONE, start: float | None = 10, end: float | 
 
 
 def runs(made: Job, *events: Event) -> list[tuple[int, int, int, bool]]:
-    """Return (attempt, start in seconds after T0, seconds of run, lost) of each attempt in the report."""
+    """Return a tuple for each attempt of this job in the report.
+
+    The tuple is: attempt number, start in seconds after T0, run time in seconds, and whether the attempt is lost.
+    """
     found = attempts_of(made, events, NOW)
     return [(one.number, one.started_ms // 1000 - int(T0), one.run_ms // 1000, one.lost) for one in found]
 
@@ -103,7 +106,7 @@ def test_the_report_has_the_gpus_and_the_share_of_each_attempt() -> None:
 
 
 def test_the_run_time_of_an_attempt_is_computed_from_the_times_of_the_run() -> None:
-    """The duration is computed from the times of the run, not from the time at which the daemon recorded its end."""
+    """The run time of an attempt ends when the job ended, not when the daemon recorded the end."""
     play = a_world(1)
     play.run(a_job(1, "0.5", retries=1))
     event = next(event for event in play.plan.events if event.kind == "started")
@@ -179,9 +182,9 @@ def made_of(label: str, need: str, before: list[Any], state: JobState, start: fl
 
 @given(st.lists(ONE, max_size=6), st.none() | TIMES)
 def test_parts_of_the_report_add_up_to_its_totals_and_are_not_negative(shapes: list[Any], since: float | None) -> None:
-    """The values of labels, jobs and GPUs add up to the totals of the report, and no value is negative.
+    """The values of the labels, of the jobs and of the GPUs each add up to the totals of the report.
 
-    This holds for all times of the clock.
+    No value is negative. This also holds if the clock was changed.
     """
     stories = [made_of(*shape) for shape in shapes]
     found = report_of(stories, now=NOW, since=None if since is None else T0 + since)

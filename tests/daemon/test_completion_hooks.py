@@ -24,7 +24,7 @@ NOW = Now(1.0, 1.0)
 
 
 class Hooks(CompletionHooks):
-    """Completion hooks of jobs in a store in a temporary folder. ``said``: the warnings that were logged."""
+    """The completion hooks of the jobs in a new store. ``said``: the warnings that were logged."""
 
     def __init__(self, folder: Path) -> None:
         self.said: list[str] = []
@@ -34,7 +34,10 @@ class Hooks(CompletionHooks):
         )
 
     def ended(self, program: str, *, begun: bool = False) -> int:
-        """Store an ended job with a program as its on_finish, and return its id. ``begun``: the program was started."""
+        """Store an ended job whose on_finish is ``program``; return the job's id.
+
+        ``begun``: the store says that a scheduler has started the program.
+        """
         spec = JobSpec(arguments=("true",), source="submit", on_finish=program, cwd=self.folder)
         with self.db.writing() as connection:
             job = rows.insert(connection, spec, ResourceRequest(0, 0), "", (), 1.0)
@@ -61,9 +64,9 @@ def hooks(tmp_path: Path) -> Iterator[Hooks]:
 def test_a_hook_that_was_started_is_recorded_when_the_store_can_be_written_again(
     hooks: Hooks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the store cannot record that a hook was started, this is recorded later. The hook is not started again.
+    """If the store cannot record that a hook was started, this is recorded later.
 
-    A warning about the hook is not lost.
+    The hook is not started a second time. A warning about the hook is not lost.
     """
     job = hooks.ended("no-such-program")
     strike, calls = rows.strike_calls, [0]
@@ -86,7 +89,7 @@ def test_a_hook_that_was_started_is_recorded_when_the_store_can_be_written_again
 def test_a_hook_that_raises_does_not_drop_the_hooks_of_other_jobs(
     hooks: Hooks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the start of one hook raises an unexpected error, the next step starts the remaining hooks."""
+    """If the start of one hook raises an unexpected error, the next step starts the hooks of the other jobs."""
     jobs = [hooks.ended(program) for program in ("broken", "no-such-program")]
     usual = CompletionHooks._call
 
@@ -118,7 +121,10 @@ def test_a_hook_without_free_descriptors_gets_a_warning(hooks: Hooks, monkeypatc
 def test_the_warning_about_a_hook_of_a_killed_scheduler_is_recorded(
     hooks: Hooks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The warning is recorded together with the deletion of the hook's record: neither happens without the other."""
+    """If a scheduler was killed while its hook ran, a warning about the hook is recorded and logged.
+
+    The warning is recorded in the same transaction that deletes the stored call of the hook.
+    """
     job = hooks.ended("/bin/true", begun=True)
 
     def full_disk(*_: object) -> None:

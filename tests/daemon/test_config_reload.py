@@ -1,4 +1,4 @@
-"""Tests of the time at which a running daemon reads its changed config."""
+"""Tests of when a running daemon reads a config that was changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHANGED_AT = 1_000_000.0
 
 
 class Target:
-    """A receiver of reloaded settings, in place of the daemon. ``config``: the settings it received last."""
+    """A receiver of reloaded settings, in place of the daemon. ``config``: the settings that it received last."""
 
     def __init__(self) -> None:
         self.config = Config()
@@ -37,7 +37,10 @@ class Target:
 
 
 def begun(tmp_path: Path) -> tuple[ConfigReload, Target, list[str], Path]:
-    """Create a config with `kill_grace: 5`; return its reload, the target, the logged messages, and its path."""
+    """Create a config file with `kill_grace: 5`, and a ConfigReload that reads it.
+
+    Return the ConfigReload, the receiver of its settings, the logged messages, and the path of the config file.
+    """
     path, said = tmp_path / "config.yaml", []
     flags: dict[str, Any] = {"state_file": str(tmp_path / "gpu_scheduler_state.json")}
 
@@ -55,9 +58,9 @@ def begun(tmp_path: Path) -> tuple[ConfigReload, Target, list[str], Path]:
 
 
 def test_a_changed_config_is_read_only_after_it_stops_changing(tmp_path: Path) -> None:
-    """P3: A periodic check reads the config only when it has not changed for ``SETTLE_S`` seconds.
+    """P3: A periodic check reads a changed config only if it has been unchanged for ``SETTLE_S`` seconds.
 
-    So it reads no half-saved file.
+    So the daemon does not read a file of which an editor has saved only a part.
     """
     reload, target, said, path = begun(tmp_path)
     path.write_text("")  # a user saves it in place

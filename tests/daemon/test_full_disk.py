@@ -34,7 +34,7 @@ def told() -> list[str]:
 
 @pytest.fixture
 def daemon(tmp_path: Path, told: list[str]) -> Iterator[Daemon]:
-    """A daemon without GPUs, files or jobs."""
+    """Yield a daemon that has no GPUs, no watched files and no jobs."""
     places = Places(str(tmp_path / "gpu_scheduler_state.json"))
     places.make()
     db = Database(places)
@@ -59,7 +59,10 @@ def daemon(tmp_path: Path, told: list[str]) -> Iterator[Daemon]:
 def test_a_full_disk_is_not_reported_as_a_defect(
     daemon: Daemon, told: list[str], error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P3: If a pass fails on a full disk, the report names the path and a remedy; other errors are called defects."""
+    """P3: If a pass fails because the disk is full, the report names the path and a remedy.
+
+    Another error is reported as a defect of the program.
+    """
 
     def fail(_daemon: Daemon, _now: object) -> None:
         raise error
@@ -70,7 +73,7 @@ def test_a_full_disk_is_not_reported_as_a_defect(
 
 
 def test_the_daemon_recovers_after_a_thousand_failed_passes(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After more than a thousand failed passes, as in a long outage, the daemon still tries passes and recovers."""
+    """After a long outage with more than a thousand failed passes, the next pass without an error ends the outage."""
 
     def fail(_daemon: Daemon, _now: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -87,7 +90,7 @@ def test_the_daemon_recovers_after_a_thousand_failed_passes(daemon: Daemon, monk
 def test_an_error_of_a_daemon_part_after_each_pass_is_logged_once(
     daemon: Daemon, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a part of the daemon fails after each pass, the error is logged once, and requests are not refused."""
+    """If a part of the daemon fails after each pass, the error is logged once, and requests are still accepted."""
 
     class Failing:
         fails = True

@@ -24,7 +24,7 @@ START = bucket_of(1_800_000_000.0, SHORT_S)
 
 @pytest.fixture(autouse=True)
 def enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allow `close` a minute to wait until the thread has written all samples, because the disk may be busy."""
+    """Let `close` wait up to a minute until the thread has written all samples, because the disk may be busy."""
     monkeypatch.setattr(history_writer, "END_S", 60.0)
 
 
@@ -34,7 +34,7 @@ def state() -> SchedulerState:
 
 
 class Clock:
-    """A history writer with a fake clock. ``at``: seconds on that clock; ``said``: logged texts."""
+    """A history writer with a simulated clock. ``at``: seconds on this clock; ``said``: logged texts."""
 
     def __init__(self, path: Path, state: SchedulerState) -> None:
         self.path, self.state, self.at = str(path), state, 0.0
@@ -51,9 +51,9 @@ class Clock:
 
 
 def test_the_history_has_one_sample_for_each_interval_and_none_for_a_gap(tmp_path: Path, state: SchedulerState) -> None:
-    """The history has one sample for each interval, and none for the time in which the machine slept.
+    """The history has one sample for each interval. It has no sample for the time in which the machine slept.
 
-    After a change of the clock the samples continue at the new time.
+    If the clock is changed, the next samples have the new time.
     """
     loop = Clock(tmp_path / "history.db", state)
     loop.kept.begin()

@@ -1,4 +1,4 @@
-"""Tests of `machine_text`: refused lines of the jobs file are read again if this text about the machine changes."""
+"""Tests of `machine_text`, a text about the GPUs. If it changes, the refused lines of the jobs file are read again."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ def gpu(index: int) -> Gpu:
 
 
 def test_different_machines_have_different_machine_texts() -> None:
-    """Different machines have different texts, even if their numbers have the same digits in a row.
+    """Two different machines have different texts, even if the digits of their numbers are the same.
 
-    Example: GPU 11 with 600 MiB, and GPU 1 with 6001 MiB.
+    For example, GPU 11 with 600 MiB and GPU 1 with 6001 MiB have different texts.
     """
     assert machine_text([gpu(11)], 600) != machine_text([gpu(1)], 6001)
     assert machine_text([]) == "none"

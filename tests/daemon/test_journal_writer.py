@@ -36,9 +36,10 @@ def now() -> Now:
 
 
 class Keeping:
-    """A store with jobs, and its journal.
+    """A store with jobs, and the journal of this store.
 
-    ``said``: logged texts with their levels; ``noted``: the troubles that the journal has reported (empty: it ended).
+    ``said``: logged texts with their levels; ``noted``: the text of each trouble that the journal has reported, and an
+    empty text for the end of a trouble.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -54,7 +55,7 @@ class Keeping:
         self.said.append((text, level))
 
     def submit(self, *commands: str) -> list[Job]:
-        """Add jobs with these commands, as one pass of the daemon does; return the jobs."""
+        """Add one job for each of these commands, as one pass of the daemon does; return the jobs."""
         with self.db.writing(sync=False) as connection:
             made = [
                 rows.insert(
@@ -86,7 +87,7 @@ class Keeping:
         return self.change(job, kind, end, 2, exit_code=code, finished_at=T0 + 2, outcome=how)
 
     def steps(self) -> None:
-        """Run steps of the journal until all changes are written. Ignore the time at which a step is due."""
+        """Run steps of the journal until all changes are written. Do not wait until a step is due."""
         while self.journal.due() != NEVER:
             self.journal._not_before = 0.0
             self.journal.step(now())
@@ -100,9 +101,9 @@ class Keeping:
 
 @pytest.fixture
 def keeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeping]:
-    """A `Keeping` whose rewrites may take a minute each, because the disk may be busy.
+    """Yield a `Keeping`. The rewrites of its journal may take a minute each, because the disk may be busy.
 
-    The journal is rewritten at the daemon's start and at its end.
+    The journal is rewritten when the daemon starts and when it ends.
     """
     monkeypatch.setattr(journal_writer, "BEGIN_S", 60.0)
     monkeypatch.setattr(journal_writer, "END_S", 60.0)
@@ -114,7 +115,10 @@ def keeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeping
 
 
 def test_s1_6_each_status_change_adds_a_line_and_the_end_keeps_the_last_of_each_job(keeping: Keeping) -> None:
-    """S1.6: Each change of a job's status adds one line. When the daemon ends, the last line of each job is kept."""
+    """S1.6: Each change of a job's status adds one line.
+
+    When the daemon ends, the journal is reduced to the last line of each job.
+    """
     keeping.journal.begin()
     assert keeping.path.read_bytes() == b"" and keeping.journal.due() == NEVER
     one, two = keeping.submit("a", "b")
@@ -174,7 +178,10 @@ def test_a_deleted_job_keeps_its_last_line_in_the_journal(keeping: Keeping) -> N
 
 
 def test_a_journal_that_has_grown_too_large_is_rewritten(keeping: Keeping) -> None:
-    """A journal that has grown too large is rewritten in slices; the new file has the changes made meanwhile."""
+    """A journal that has grown too large is rewritten in slices.
+
+    Changes made during the rewrite are in the new file.
+    """
     jobs = keeping.submit(*map(str, range(120)))
     keeping.journal.begin()
     compact = keeping.path.stat().st_size
@@ -219,7 +226,10 @@ def test_many_journal_lines_are_written_in_several_steps(keeping: Keeping) -> No
 
 
 def test_pending_journal_lines_are_written_at_the_end(keeping: Keeping, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the daemon ends, it appends the changes that are not written yet, even if no time is left for a rewrite."""
+    """When the daemon ends, it appends the changes that it has not written yet.
+
+    This holds even if no time is left for a rewrite.
+    """
     keeping.submit("a")
     keeping.journal.begin()
     keeping.submit(*map(str, range(450)))
@@ -231,7 +241,7 @@ def test_pending_journal_lines_are_written_at_the_end(keeping: Keeping, monkeypa
 def test_after_a_failed_pass_the_journal_is_rewritten(keeping: Keeping) -> None:
     """After a failed pass the journal is rewritten from the store.
 
-    The pass may have recorded changes in the store without reporting them to the journal (`take`).
+    The failed pass may have recorded changes in the store that it did not report to the journal (`take`).
     """
     keeping.submit("a")
     keeping.journal.begin()
@@ -243,9 +253,9 @@ def test_after_a_failed_pass_the_journal_is_rewritten(keeping: Keeping) -> None:
 
 
 def test_a_journal_error_is_logged_once_and_the_write_is_retried(keeping: Keeping) -> None:
-    """An error is logged once and reported as a trouble until it ends. No change is lost.
+    """If the journal cannot be written, the error is logged once, and reported as a trouble until a write succeeds.
 
-    The write is tried again at growing intervals.
+    The write is tried again at growing intervals. No change is lost.
     """
     keeping.path.mkdir()
     one, two = keeping.submit("a", "b")
@@ -272,7 +282,10 @@ def test_a_journal_error_is_logged_once_and_the_write_is_retried(keeping: Keepin
 def test_journal_lines_that_could_not_be_written_are_appended_later(
     keeping: Keeping, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P4: Lines that could not be appended are appended later; if there are too many of them, the file is rewritten."""
+    """P4: Lines that could not be appended are appended later.
+
+    If there are too many such lines, the file is rewritten.
+    """
     keeping.submit("a")
     keeping.journal.begin()
     node = keeping.path.stat().st_ino
@@ -295,7 +308,7 @@ def test_journal_lines_that_could_not_be_written_are_appended_later(
 
 
 def test_an_unreadable_row_is_reported_and_the_journal_stays_unchanged(keeping: Keeping) -> None:
-    """A row of the store that cannot be read is reported, and the journal's file stays unchanged."""
+    """If a row of the store cannot be read, this is reported, and the journal's file stays unchanged."""
     keeping.run(*keeping.submit("a"))
     with keeping.db.writing() as connection:
         connection.execute("UPDATE jobs SET state='nonsense'")

@@ -1,4 +1,4 @@
-"""Tests of the main log: one record per line, rotation, and a log that is moved, removed or replaced."""
+"""Tests of the main log: a record is one line, the log is rotated, and it may be moved, removed or replaced."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def test_log_rotation_keeps_five_old_logs(tmp_path: Path) -> None:
 
 
 def test_p8_two_processes_that_rotate_one_log_lose_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F16: No record is lost if one of two schedulers with the same log writes while the other rotates the log."""
+    """F16: Two schedulers write the same log.
+
+    If one of them writes while the other rotates the log, no record is lost.
+    """
     one, other = (MainLog(str(tmp_path / "log"), most_bytes=400) for _ in range(2))
     move, told, within = os.replace, list[str](), list[int]()
 
@@ -116,7 +119,7 @@ def test_after_logrotate_the_log_is_reopened_under_its_name(tmp_path: Path) -> N
 def test_log_records_lost_on_a_full_disk_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """F01: When the disk has space again, a record states how many records were lost.
 
-    A record that was written only in part stays on a line of its own.
+    A record that was written only in part has a line of its own.
     """
     log = MainLog(str(tmp_path / "log"))
     write, room = os.write, [10, 0]
@@ -146,10 +149,10 @@ def test_log_records_lost_on_a_full_disk_are_counted(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("what", ["fifo", "folder", "link"])
 def test_a_log_path_that_is_no_regular_file_is_refused(tmp_path: Path, what: str) -> None:
-    """S8: If a FIFO, folder or link is at the path of the log, the start fails.
+    """S8: If a FIFO, folder or link is at the path of the log, the start of the scheduler fails.
 
-    If one of them replaces the log of a running scheduler, records are lost until it is removed. The log then states
-    how many.
+    If a FIFO, folder or link replaces the log of a running scheduler, records are lost until a user removes it. The log
+    then states how many records were lost.
     """
     path = tmp_path / "log"
     log = MainLog(str(path))

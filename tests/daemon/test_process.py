@@ -13,7 +13,10 @@ from scheduler.store.paths import Places
 
 
 def test_e08_an_error_without_a_path_names_the_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """E08: If an error names no path, as after a write on a full disk, the message names the state folder."""
+    """E08: If an error names no path, the daemon's message names the state folder.
+
+    A write on a full disk causes such an error.
+    """
 
     def full(daemon: DaemonProcess, drain: bool) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

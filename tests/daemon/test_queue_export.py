@@ -1,4 +1,4 @@
-"""Tests of the shell script that the setting `save_list` writes, which queues the unfinished jobs again."""
+"""Tests of `save_list`: this setting writes a shell script that submits the unfinished jobs again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.builders import a_job
 def test_s4_28_a_job_comes_after_its_dependencies_in_the_exported_script() -> None:
     """S4.28: In the script, a job comes after its dependencies, because its line uses their new ids.
 
-    This holds for any order of the queue.
+    This does not depend on the order of the queue.
     """
     jobs = [a_job(3, after_ok=(1,)), a_job(2, after=(3,)), a_job(1)]
     lines = [line for line in script_of(jobs, [], 0.0).splitlines() if line.startswith("cd ")]

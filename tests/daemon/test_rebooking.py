@@ -1,4 +1,4 @@
-"""Tests of the needs of waiting jobs at a start of the scheduler."""
+"""Tests of the needs of waiting jobs when the scheduler starts: which of them are computed again."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ def test_a_start_with_another_table_or_other_gpus_recomputes_all_needs(database:
 
 
 def test_a_start_with_the_same_table_and_gpus_recomputes_the_needs_of_submitted_jobs(database: Database) -> None:
-    """With the same table and GPUs, the needs of lines of a jobs file are those that the last scheduler computed.
+    """If the model table and the GPUs are unchanged, a start computes only some needs again.
 
-    A job that another process submitted, and a job that ran before, may have another need.
+    These are the needs of jobs that another process submitted, and of jobs that have run before. Other jobs from a jobs
+    file keep the need that the last scheduler computed.
     """
     gpus = some_gpus(2)
     with database.writing() as connection:

@@ -1,4 +1,4 @@
-"""Tests of retention: old jobs and logs are removed, a few at a time, and all other files are kept."""
+"""Tests of retention: old jobs and old logs are removed, a few in each step. All other files are kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ NOW = time.time()
 
 
 class Bench:
-    """A store, a log folder, and the retention of both. ``said``: logged texts; ``quiet``: whether the loop is idle."""
+    """A store, a log folder, and the Retention that removes old jobs and logs from them.
+
+    ``said``: logged texts; ``quiet``: whether the daemon's loop is idle.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "logs"
@@ -45,7 +48,7 @@ class Bench:
         self.retention.step(Now(time.time(), 0.0))
 
     def job(self, days: float, *, state: JobState = JobState.DONE, attempts: int = 1, size: int = 100) -> Job:
-        """Add a job that ended ``days`` ago, with a log of ``size`` bytes for each attempt; return it."""
+        """Add a job that ended ``days`` days ago; return the job. Each of its attempts has a log of ``size`` bytes."""
         with self.db.writing() as connection:
             job = rows.insert(connection, JobSpec(script="/x.py"), WHOLE, "", (), NOW)
             job.state, job.attempt = state, attempts
@@ -63,7 +66,7 @@ class Bench:
         return job
 
     def round(self, logs: str = "", finished: str = "") -> list[str]:
-        """Run a whole round with these settings; return the names of the remaining logs."""
+        """Run a whole round of retention with these limits; return the names of the remaining logs."""
         self.config = replace(self.config, keep_logs=logs, keep_finished=finished)
         self.retention._wish = None
         self.step()
@@ -106,7 +109,7 @@ def test_logs_are_removed_by_size_oldest_job_first_with_all_its_attempts(bench: 
 
 
 def test_f16_logs_with_a_number_in_their_name_are_removed_too(bench: Bench) -> None:
-    """F16: A log whose first name was taken, so that its name ends with `_2.log`, is removed when it is old.
+    """F16: A log whose name ends with `_2.log`, because another file had its first name, is removed when it is old.
 
     `recover` finds the job and the attempt from such a name.
     """
@@ -124,8 +127,8 @@ def test_f16_logs_with_a_number_in_their_name_are_removed_too(bench: Bench) -> N
 def test_s8_retention_removes_only_logs_of_ended_jobs(bench: Bench, tmp_path: Path) -> None:
     """S8, A19: Retention removes a file only if it is in the log folder and is the log of an ended job.
 
-    The log of a job that still holds GPUs stays. Files with other names, logs of unknown jobs, links, folders, and logs
-    in other folders stay too.
+    The log of a job that still holds GPUs is kept. Files with other names, logs of unknown jobs, links, folders, and
+    logs in other folders are kept too.
     """
     mine = bench.job(99)
     running, waiting = bench.job(0, state=JobState.RUNNING), bench.job(0, state=JobState.PENDING, attempts=2)
@@ -176,7 +179,10 @@ def test_s8_retention_does_not_follow_a_link_in_the_place_of_the_log_folder(benc
 def test_s8_retention_does_not_follow_a_link_that_replaces_a_selected_log(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S8, A19: A link that replaces a log between its selection and its removal is not followed."""
+    """S8, A19: Retention selects old logs and then removes them.
+
+    If a link replaces a selected log, it is not followed.
+    """
     job = bench.job(99)
     target = tmp_path / "precious"
     target.write_text("precious")
@@ -192,7 +198,7 @@ def test_s8_retention_does_not_follow_a_link_that_replaces_a_selected_log(
 
 
 def test_logs_of_deleted_jobs_count_towards_the_limit(bench: Bench) -> None:
-    """If `keep_finished` deletes a job, its logs stay until they exceed `keep_logs`."""
+    """If `keep_finished` deletes a job, the logs of this job are kept until `keep_logs` removes them."""
     jobs = [bench.job(10 - n, attempts=2) for n in range(5)]
     everything = set(os.listdir(bench.folder))
     assert set(bench.round(finished="2")) == everything
@@ -210,7 +216,7 @@ def test_logs_of_deleted_jobs_count_towards_the_limit(bench: Bench) -> None:
 def test_retention_works_in_short_steps(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Retention works in slices of at most 5 ms. While the daemon's loop is busy, it runs one slice a second.
 
-    The next round begins an hour after the last, or at once if the settings change.
+    The next round begins one hour after the end of the last round. If the settings change, it begins at once.
     """
     clock = itertools.count(time.monotonic(), 0.001)  # each reading of the clock, and so each step, takes 1 ms
     monkeypatch.setattr(retention.time, "monotonic", lambda: next(clock))
@@ -246,14 +252,14 @@ def test_retention_works_in_short_steps(bench: Bench, monkeypatch: pytest.Monkey
     [("", "", 3600), ("20G", "100", 3600), ("30d", "", 3600), ("10m", "90d", 60), ("90d", "30s", 3), ("1s", "", 1)],
 )
 def test_retention_runs_more_often_for_short_age_limits(bench: Bench, logs: str, finished: str, seconds: float) -> None:
-    """If an age limit is short, rounds are more frequent, so that a log does not stay much longer than the limit."""
+    """If an age limit is short, rounds are more frequent, so that no log is kept much longer than the limit."""
     before = time.monotonic()
     bench.round(logs, finished)
     assert before + seconds <= bench.retention.due() <= time.monotonic() + seconds
 
 
 def test_a_store_error_ends_only_the_current_retention_round(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """E08 in part: An error of the store ends only the current round, in which no job is removed; it is logged once.
+    """E08 in part: If the store cannot be written, the current round removes no job; the error is logged once.
 
     A later round removes the jobs.
     """

@@ -19,7 +19,7 @@ CARDS = [{"index": 0, "uuid": "GPU-a"}, {"index": 1, "uuid": "GPU-b"}]
 
 @pytest.fixture
 def painted(tmp_path: Path) -> Iterator[StateFile]:
-    """A state file of which the daemon has written one version."""
+    """Yield a state file that the daemon has written once."""
     file = StateFile(str(tmp_path / "state.json"))
     assert file.paint(a_picture(), 0.0)
     yield file
@@ -40,7 +40,7 @@ def wish(edit: Edit | None) -> StateEdited | None:
 
 
 def save(file: StateFile, **changes: Any) -> None:
-    """Apply these changes to the state file and save it in place, as most editors do."""
+    """Change these values in the state file, as an editor that saves in place does."""
     Path(file.path).write_text(json.dumps({**read(file), **changes}))
 
 
@@ -60,7 +60,7 @@ def test_a_paused_index_in_the_state_file_follows_its_gpu_after_renumbering(tmp_
 
 
 def test_a_paused_index_that_belongs_to_another_gpu_now_is_ignored(tmp_path: Path) -> None:
-    """I07: A paused index for which the file lists no UUID is ignored if a GPU of the file has moved to this index."""
+    """I07: A paused index without a UUID in the file is ignored if another GPU of the file now has this index."""
     path = tmp_path / "state.json"
     path.write_text(json.dumps({"paused_gpus": [2, 3], "gpus": CARDS}))
     file = StateFile(str(path), numbers={"GPU-a": 0, "GPU-b": 2})
@@ -102,7 +102,10 @@ def test_d05_an_edit_that_the_daemon_has_overwritten_is_still_read(painted: Stat
 
 
 def test_d05_an_edit_written_into_the_replaced_state_file_is_read(painted: StateFile) -> None:
-    """D05: If a program still has the replaced file open and writes an edit into it, the edit is read."""
+    """D05: If a program writes an edit into a state file that the daemon has replaced, the edit is read.
+
+    The program still has the replaced file open.
+    """
     document = json.dumps({**read(painted), "paused_gpus": [1]})
     with open(painted.path, "w") as stream:
         assert painted.paint(a_picture(), 1.0), "an empty file, seen for the first time by the exchange"
@@ -237,13 +240,13 @@ def test_two_invalid_state_files_within_a_second_are_both_kept(painted: StateFil
     ],
 )
 def test_missing_keys_of_the_state_file_change_nothing(painted: StateFile, text: str, meant: StateEdited) -> None:
-    """D03, D04: If a key is missing or its name is misspelt, its setting stays unchanged."""
+    """D03, D04: If a key is missing or misspelt, the setting that it stands for stays unchanged."""
     Path(painted.path).write_text(text)
     assert wish(painted.look(0.0)) == meant
 
 
 def test_each_key_of_the_state_file_is_on_its_own_line(painted: StateFile) -> None:
-    """Each key is on its own line, so that a user or sed can edit it."""
+    """In the state file each key is on its own line, so that a user or a program such as sed can change it."""
     lines = Path(painted.path).read_text().splitlines()
     assert ' "paused_gpus": [],' in lines and ' "paused": false,' in lines
     assert read(painted) == json.loads(Path(painted.path).read_text())
@@ -356,7 +359,10 @@ def test_a_state_file_deleted_while_no_daemon_ran_resets_the_pauses(painted: Sta
 
 
 def test_e09_a_replaced_state_file_that_cannot_be_read_is_reported_after_retries(tmp_path: Path) -> None:
-    """E09: If the replaced file cannot be read, the read is repeated for some seconds. Then the failure is reported."""
+    """E09: If the state file that the daemon has replaced cannot be read, the daemon tries again for some seconds.
+
+    Then the failure is reported.
+    """
     file = StateFile(str(tmp_path / "state.json"))
     file._outs.append(_Out(os.open(tmp_path, os.O_RDONLY), b"", 0.0))  # a folder cannot be read as a file
     assert file.look(0.0) is None and not file.said and file._outs

@@ -44,7 +44,7 @@ OK, WARN, BAD, UNKNOWN = Mark.OK, Mark.WARN, Mark.BAD, Mark.UNKNOWN
 def whole(finding: Finding) -> None:
     """Assert the rules that each finding must obey.
 
-    A bad finding says what is wrong, an unknown one begins with "unknown: ", and a good one has no command.
+    A good finding has no command. An unknown finding begins with "unknown: ". Any other finding says what is wrong.
     """
     assert finding.seen
     assert (finding.mark is OK) == (not finding.wrong) or finding.mark is UNKNOWN
@@ -85,7 +85,8 @@ def test_s10_versions_of_screen_are_parsed(said: str, version: tuple[int, ...]) 
 def test_s10_a_setuid_screen_before_5_0_1_is_reported_as_bad(version: str, setuid: bool, mark: Mark) -> None:
     """S10: A screen older than 5.0.1 with the setuid bit is reported as bad, because of CVE-2025-23395.
 
-    The proposed command clears the bit of the file to which the link `screen` leads.
+    The proposed command clears the setuid bit. If `screen` is a link, the command names the file to which the link
+    leads.
     """
     said = f"Screen version {version} (GNU)" if version else "Segmentation fault"
     found = screen.judge(ScreenSeen("/usr/bin/screen", "/usr/bin/screen-4", said, setuid), EVE)
@@ -163,7 +164,7 @@ def test_h11_a_scheduler_ended_by_a_logout_is_reported(seen: LoginSeen, who: Doc
 def test_h12_a_unit_whose_stop_ends_all_jobs_is_reported(
     place: Place, kill_mode: str, daemon: bool, mark: Mark, mend: str
 ) -> None:
-    """H12: If a stop of the scheduler's systemd unit would also end all jobs, Doctor proposes KillMode=process."""
+    """H12: If stopping the scheduler's systemd unit would end all jobs, Doctor proposes KillMode=process."""
     seen = replace(IN_SESSION, place=place, unit="g.service", kill_mode=kill_mode, daemon=daemon, lingers=True)
     found = logout.judge(seen, EVE)
     whole(found)
@@ -203,9 +204,9 @@ def test_h12_the_proposed_command_keeps_a_backslash_in_the_unit_name(place: Plac
      (InotifySeen("instance", 128, 128, 1, 1, 128, "poll"), OK, "")],
 )  # fmt: skip
 def test_an_exhausted_inotify_limit_is_reported(seen: InotifySeen, mark: Mark, mend: str) -> None:
-    """If no inotify instance or watch is left, the proposed command raises the limit that is exhausted.
+    """If no inotify instance or no inotify watch is left, the proposed command raises the limit that is reached.
 
-    There is a limit of the machine and one of the user namespace; the lower one counts.
+    The machine and the user namespace each have such a limit. The lower limit counts.
     """
     found = inotify.judge(seen, EVE)
     whole(found)
@@ -343,7 +344,7 @@ def test_gpu_memory_without_a_living_process_is_reported(
 ) -> None:
     """Doctor reports GPU memory in use that belongs to no living process as bad.
 
-    If the processes are not known (in a container, or without NVML), the mark of the finding is unknown.
+    In a container, or without NVML, the processes are not known. Then the mark of the finding is unknown.
     """
     (found,) = gpus.judge_gpus([seen], dead, EVE)
     whole(found)
@@ -399,10 +400,10 @@ def test_problems_of_the_store_are_reported(seen: StoreSeen, mark: Mark, mend: s
 def test_g04_a_stopped_scheduler_and_schedulers_with_the_same_gpus_are_reported(
     seen: SchedulerSeen, marks: list[Mark], mend: str
 ) -> None:
-    """G04: Doctor reports a stopped scheduler, with the command that continues it.
+    """G04: Doctor reports a stopped scheduler (SIGSTOP), with the command that continues it.
 
-    It also reports other schedulers that manage the same GPUs. If some GPUs are free of them, the proposed command
-    starts this scheduler on these GPUs.
+    Doctor also reports other schedulers that manage the same GPUs. If they do not manage all GPUs, the proposed command
+    starts this scheduler on the remaining GPUs.
     """
     found = store.judge_scheduler(seen)
     for one in found:
@@ -461,7 +462,7 @@ FILES = [
 
 @pytest.mark.parametrize("error, mark, mend", FILES)
 def test_c37_input_files_that_others_can_write_are_named(error: SchedulerError | None, mark: Mark, mend: str) -> None:
-    """C37: For a file that other users can write, Doctor reports these users and the command that fixes it.
+    """C37: Doctor reports a file that other users can write, with the command that fixes this.
 
     For a mistake in a file, Doctor proposes an editor command that opens the file at the line of the mistake.
     """
@@ -474,10 +475,10 @@ def test_c37_input_files_that_others_can_write_are_named(error: SchedulerError |
 
 
 def test_h17_root_is_offered_no_chown_of_another_users_files() -> None:
-    """H17: If root runs Doctor for another user's scheduler, Doctor proposes no chown of this user's files.
+    """H17: If root runs Doctor for another user's scheduler, Doctor does not propose to change a file's owner.
 
     If the scheduler's owner owns the file, the mark is unknown, and the proposed command repeats the check as this
-    owner. If a third user owns the file, the mark is bad, without a command.
+    owner. If a third user owns the file, the mark is bad, and no command is proposed.
     """
     mine = exposed("/a/j", Exposure(OWNER, "it belongs to user 7", "/a/j", 7, "make yourself its owner (chown): /a/j"))
     found = inputs.judge("jobs file", "/a/j", mine, ROOT, True, owner=7, again="sudo -u adam AGAIN")

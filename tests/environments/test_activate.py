@@ -22,7 +22,7 @@ SHOW = "import json, os; print(json.dumps({k: v for k, v in os.environ.items()})
 
 
 class Bench:
-    """An environment in a temporary folder, and the launcher that runs commands in it."""
+    """An environment in a temporary folder, and the activation launcher, which runs commands in this environment."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -57,12 +57,15 @@ class Bench:
         return done
 
     def shown(self) -> dict[str, str]:
-        """Return the environment variables that a command gets."""
+        """Return the environment variables of a command that the launcher runs."""
         found: dict[str, str] = json.loads(self.run(BASE_PYTHON, "-c", SHOW).stdout.splitlines()[-1])
         return found
 
     def refused(self) -> str:
-        """Run a command that must not start; return the output, whose last line reports the failed activation."""
+        """Run the launcher with a command that must not start.
+
+        Return the output; its last line reports the failed activation.
+        """
         done = self.run("/bin/sh", "-c", "touch ran; echo ran", code=1)
         assert "ran" not in done.stdout and not (self.folder / "ran").exists()
         last = done.stderr.splitlines()[-1]
@@ -135,7 +138,7 @@ def test_activation_cannot_change_the_variables_of_job_and_gpus(bench: Bench, wi
 
 
 def test_activation_adds_no_variables_of_shell_or_python(bench: Bench) -> None:
-    """The command gets no variable that only the launcher has set: its Python sets LC_CTYPE, its shell sets SHLVL."""
+    """The command gets no variable that exists only because of the launcher: Python sets LC_CTYPE, the shell SHLVL."""
     (bench.folder / "rc").write_text("export FROM_BASH_ENV=1\n")
     bench.environ.update(LC_ALL="C", SHLVL="4", BASH_ENV=str(bench.folder / "rc"), PWD="/somewhere")
     activation(bench.prefix, "cd /\nexport NEW=1\n")
@@ -150,7 +153,7 @@ def test_activation_adds_no_variables_of_shell_or_python(bench: Bench) -> None:
 
 
 def test_large_or_binary_variables_survive_activation(bench: Bench) -> None:
-    """Values that are larger than a pipe, have line breaks or are not UTF-8 reach the command unchanged."""
+    """Variables reach the command unchanged, even if a value is larger than a pipe, has line breaks or is not UTF-8."""
     bench.environ["OLD"] = "two\nlines \udcff"
     activation(bench.prefix, 'export BIG=$(printf "%090000d" 7) MORE=$(printf "%090000d" 8) TWO="a\nb=c"\n')
     show = "import os; print(len(os.environ['BIG']), len(os.environ['MORE']), ascii(os.environ['TWO'] + os.environ['OLD']))"
@@ -167,7 +170,10 @@ def test_words_of_a_command_are_never_read_as_shell_text(bench: Bench) -> None:
 
 
 def test_activation_keeps_the_pid_exit_code_and_signal_of_the_command(bench: Bench) -> None:
-    """The command replaces the launcher's process: process id, exit code and signal are the command's."""
+    """The command replaces the process of the launcher.
+
+    So the process id, the exit code and the signal are the command's own.
+    """
     activation(bench.prefix, "true\n")
     words = bench.words("/bin/sh", "-c", "echo $$; exit 37")
     process = subprocess.Popen(words, env=bench.environment(), stdout=subprocess.PIPE, text=True)
@@ -177,7 +183,7 @@ def test_activation_keeps_the_pid_exit_code_and_signal_of_the_command(bench: Ben
 
 
 def test_activation_passes_no_extra_descriptors_and_ignored_signals(bench: Bench) -> None:
-    """B20: The command has only descriptors 0, 1 and 2, and ignores the same signals as without activation."""
+    """B20: The command has only the descriptors 0, 1 and 2. It ignores the same signals as without activation."""
     activation(bench.prefix, "sleep 1000 >/dev/null 2>&1 &\necho $! >> background\n")  # keeps a pipe open
     text = "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd'))[:-1])"
     assert bench.run(BASE_PYTHON, "-c", text).stdout == "[0, 1, 2]\n"
@@ -269,7 +275,7 @@ def test_the_launcher_refuses_to_run_without_gpujob(bench: Bench) -> None:
 def test_a_failed_start_after_activation_is_reported(bench: Bench, text: str | None, word: str, said: str) -> None:
     """B13: If the command cannot be started after activation, the launcher prints the reason and exits with 1.
 
-    The exit codes of a shell, 126 and 127, are not used.
+    It does not use 126 and 127, the exit codes of a shell in this case.
     """
     if text is not None:
         word = str(executable(bench.folder / "bad", text))

@@ -1,4 +1,4 @@
-"""Tests of environments: search by name or folder, reasons why one cannot be used, and how a job enters one."""
+"""Tests of environments: they are found by name or folder, jobs can enter them, and unusable ones have a reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAUNCHER = ("python", "activate.py")
 
 
 class Bench:
-    """A home folder, a script, and `Environments` that searches them."""
+    """A home folder, a script, and an `Environments` object that searches this home folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.home = folder, folder / "home"
@@ -109,9 +109,10 @@ def test_the_condarc_of_an_installation_is_read(bench: Bench) -> None:
 
 
 def test_installations_of_mamba_and_of_the_conda_in_path_are_found(bench: Bench) -> None:
-    """S3.26: Environments are found in three more installations.
+    """S3.26: Environments are found in three further places.
 
-    These are the root folder of micromamba, the installation that MAMBA_EXE names, and that of the conda in PATH.
+    These are the root folder of micromamba, the installation that MAMBA_EXE names, and the installation of the conda
+    that is found in PATH.
     """
     one = conda_prefix(bench.home / ".local" / "share" / "mamba" / "envs" / "one")
     assert bench.found("one").prefix == str(one)
@@ -132,7 +133,7 @@ def test_the_folder_of_a_single_micromamba_program_is_no_installation(bench: Ben
 
 
 def test_the_conda_of_the_submitter_is_searched_first(bench: Bench) -> None:
-    """S4: If the submitter's conda and the daemon's both have an environment of this name, the submitter's is used."""
+    """S4: If the submitter's conda and the daemon's conda both have this environment, the submitter's is used."""
     mine = conda_prefix(bench.folder / "mine" / "envs" / "e")
     conda_prefix(bench.home / "miniconda3" / "envs" / "e")
     stored = bench.folder / "env"
@@ -151,7 +152,10 @@ def test_dots_are_not_accepted_as_environment_names(bench: Bench, name: str) -> 
 
 
 def test_the_first_environment_of_a_name_is_used_even_if_incomplete(bench: Bench) -> None:
-    """B15: If several environments have the same name, the first counts, as for conda, even if it is incomplete."""
+    """B15: Of several environments with the same name, the first one is used, even if it is incomplete.
+
+    conda does the same.
+    """
     conda_prefix(bench.home / "miniforge3" / "envs" / "e")
     half = bench.home / "miniconda3" / "envs" / "e"
     half.mkdir(parents=True)
@@ -162,7 +166,7 @@ def test_the_first_environment_of_a_name_is_used_even_if_incomplete(bench: Bench
 
 
 def test_each_fault_of_an_environment_has_its_own_reason(bench: Bench) -> None:
-    """B15: The reason and the remedy differ if an environment is missing, is incomplete, or has no python."""
+    """B15: A missing environment, an incomplete one and one without python have different reasons and remedies."""
     path = bench.home / "envs" / "e"
     assert "create it (conda create -n nosuch)" in bench.missing("nosuch")
     assert f"no environment {path}: there is no such folder; create it" in bench.missing(str(path))
@@ -180,8 +184,8 @@ def test_each_fault_of_an_environment_has_its_own_reason(bench: Bench) -> None:
 def test_no_job_uses_an_environment_whose_python_is_a_broken_link(bench: Bench) -> None:
     """B15, B16: If bin/python of an environment is a link to a missing file, no job uses the environment.
 
-    This is also true for a job that runs a command or a shell script: it would run the python of a later folder in
-    PATH.
+    This also holds for a job that runs a command or a shell script. Otherwise the job would run the python of a later
+    folder in PATH.
     """
     prefix = venv_prefix(bench.folder / "venv")
     base = executable(bench.folder / "base" / "bin" / "python3.11")
@@ -245,7 +249,7 @@ def test_an_environment_has_the_name_that_conda_gives_it(bench: Bench, place: st
 
 
 def test_mode_auto_activates_only_environments_with_activation_scripts(bench: Bench) -> None:
-    """S3.26: The mode "auto" activates environments with scripts in `activate.d` and enters the others directly."""
+    """S3.26: The mode "auto" activates an environment that has scripts in `activate.d`. It enters others directly."""
     prefix = conda_prefix(bench.home / "miniconda3" / "envs" / "e")
     assert bench.found("e").wrapper == ()
     activation(prefix, "", "only.fish")
@@ -262,7 +266,10 @@ def test_mode_auto_activates_only_environments_with_activation_scripts(bench: Be
 
 
 def test_activation_uses_conda_sh_of_the_own_installation_else_of_any_other(bench: Bench) -> None:
-    """S3.26: Activation uses conda.sh of the environment's own installation, else of any other."""
+    """S3.26: Activation uses the conda.sh of the environment's own installation.
+
+    If this installation has none, activation uses the conda.sh of any other installation.
+    """
     conda_prefix(bench.home / "miniforge3" / "envs" / "e")
     bench.environments.mode = "activate"
     bench.environments.limit_s = 5
@@ -280,7 +287,7 @@ def test_activation_uses_conda_sh_of_the_own_installation_else_of_any_other(benc
 
 
 def test_mode_run_uses_conda_else_mamba_else_micromamba(bench: Bench) -> None:
-    """B15: The mode "run" uses conda, else mamba, else micromamba; without any of them the job waits."""
+    """B15: The mode "run" uses conda, otherwise mamba, otherwise micromamba. Without any of them the job waits."""
     root = bench.home / "miniconda3"
     prefix = conda_prefix(root / "envs" / "e")
     bench.environments.mode = "run"

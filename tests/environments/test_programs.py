@@ -1,4 +1,4 @@
-"""Tests of two facts that gpujob finds without running a program: its version, and why it cannot be started."""
+"""Tests of what gpujob finds out about a program without running it: its version, and why it cannot start."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def test_the_version_of_a_conda_environment_is_read_from_its_packages(tmp_path: 
 
 
 def test_the_version_is_read_again_if_a_python_link_changes(tmp_path: Path) -> None:
-    """B16: If the link leads to another program, the version is read again, even if both have equal time stamps."""
+    """B16: If the link bin/python is changed to another program, the version is read again.
+
+    This also holds if the time stamps of both programs are equal.
+    """
     files = Remembered()
     old, new = executable(tmp_path / "python3.10"), executable(tmp_path / "python3.12")
     for path in (old, new):
@@ -154,7 +157,7 @@ def test_the_reason_names_the_fault_of_an_unusable_script(tmp_path: Path, text: 
 
 
 def test_the_reason_for_a_program_that_cannot_run_names_it(tmp_path: Path) -> None:
-    """B13: A program that is missing, a folder or not accessible is named in the reason."""
+    """B13: If a program is missing, is a folder or is not accessible, the reason names the program."""
     assert why_not_started("nosuch") == "program nosuch not found in PATH"
     assert why_not_started("/no/such") == "no such file /no/such"
     assert "is a folder" in why_not_started(str(tmp_path))

@@ -68,7 +68,7 @@ def test_an_environment_is_found_by_name_in_the_usual_folders(home: Path, script
 def test_an_environment_is_found_by_name_in_the_folders_of_conda_variables(
     tmp_path: Path, home: Path, script: str, variable: str
 ) -> None:
-    """S3.26: An environment is found by name in the folders that conda's and mamba's variables name."""
+    """S3.26: An environment is found by name in the folders that the variables of conda and mamba name."""
     root = tmp_path / "root"
     conda_env(root / "envs" / "e")
     value = {"CONDA_ENVS_PATH": f"/nowhere:{root}/envs", "CONDA_EXE": f"{root}/bin/conda"}.get(variable, str(root))
@@ -86,7 +86,7 @@ def test_an_environment_is_found_by_name_in_the_list_of_conda(tmp_path: Path, ho
 
 
 def test_a_path_that_is_not_utf8_in_the_list_of_conda_causes_no_error(tmp_path: Path, home: Path, script: str) -> None:
-    """P8: A path in conda's list of environments that is not UTF-8 causes no error; file names may be any bytes."""
+    """P8: A path that is not UTF-8 in conda's list of environments causes no error: a file name may be any bytes."""
     (home / ".conda").mkdir()
     (home / ".conda" / "environments.txt").write_bytes(b"/home/jos\xe9/envs/e\n")
     assert "no environment e" in missing(Environments({"HOME": str(home)}), job(script=script, conda_env="e"))
@@ -99,7 +99,7 @@ def test_environment_base_is_the_folder_of_the_installation(home: Path, script: 
 
 
 def test_a_job_with_an_unknown_environment_waits_until_it_exists(home: Path, script: str) -> None:
-    """S3.26, contract 3: A job with an unknown environment waits, and the environment is found once it exists."""
+    """S3.26, contract 3: A job with an unknown environment waits until the environment exists."""
     environments = Environments({"HOME": str(home)})
     wanted = job(script=script, conda_env="nosuch-env-here")
     assert "nosuch-env-here" in missing(environments, wanted)
@@ -145,7 +145,7 @@ def test_a_job_with_a_missing_or_incomplete_environment_folder_waits(tmp_path: P
 
 
 def test_a_job_with_a_missing_script_waits_until_it_exists(tmp_path: Path, home: Path) -> None:
-    """Contract 3: A job whose script is missing or a folder waits until the script exists."""
+    """Contract 3: If a job's script is missing or is a folder, the job waits until the script exists."""
     environments = Environments({"HOME": str(home), "PATH": os.environ["PATH"]})
     path = tmp_path / "x.py"
     assert f"no such file {path}" in missing(environments, job(script=str(path)))
@@ -157,14 +157,17 @@ def test_a_job_with_a_missing_script_waits_until_it_exists(tmp_path: Path, home:
 
 
 def test_a_script_that_is_not_python_is_started_directly(tmp_path: Path, home: Path) -> None:
-    """Contract 3: A script that is no Python script is started directly, not with a Python interpreter."""
+    """Contract 3: A script that is not a Python script is started directly, without a Python interpreter."""
     path = executable(tmp_path / "run.sh")
     answer = found(Environments({"HOME": str(home)}), job(script=str(path)))
     assert (answer.program, answer.runs_by_itself) == (str(path), True)
 
 
 def test_scripts_run_with_the_python_setting_else_with_python_of_path(tmp_path: Path, home: Path, script: str) -> None:
-    """Contract 3: Scripts run with the setting `python`, else with python of PATH, else with python3 of PATH."""
+    """Contract 3: Scripts run with the interpreter that the setting `python` names.
+
+    Without the setting, they run with `python` in PATH, or with `python3` if PATH has no `python`.
+    """
     folder = tmp_path / "bin"
     third = executable(folder / "python3")
     environ = {"HOME": str(home), "PATH": str(folder)}
@@ -180,7 +183,7 @@ def test_scripts_run_with_the_python_setting_else_with_python_of_path(tmp_path: 
 
 
 def test_a_job_without_any_python_waits_and_the_reason_says_so(tmp_path: Path, home: Path, script: str) -> None:
-    """Contract 3: Without an interpreter the job waits; the reason names PATH or the setting `python`."""
+    """Contract 3: If no interpreter is found, the job waits. The reason names PATH or the setting `python`."""
     assert "no python in PATH" in missing(Environments({"HOME": str(home), "PATH": str(tmp_path)}), job(script=script))
     environments = Environments({"HOME": str(home), "PATH": str(tmp_path)}, "/nowhere/python")
     assert "no python at /nowhere/python (setting python)" in missing(environments, job(script=script))
@@ -199,7 +202,10 @@ def test_a_leading_tilde_in_the_python_setting_is_the_home_folder(
 
 
 def test_a_command_is_searched_for_in_the_path_that_the_job_will_have(tmp_path: Path, home: Path) -> None:
-    """S4: A command is searched for in the PATH that the job will have: the submitter's, or its environment's."""
+    """S4: A command is searched for in the PATH that the job will have.
+
+    This is the PATH of the job's environment, or of the user who submitted the job.
+    """
     tool = executable(tmp_path / "bin" / "tool")
     environments = Environments({"HOME": str(home), "PATH": "/nowhere"})
     stored = tmp_path / "env"
@@ -215,9 +221,9 @@ def test_a_command_is_searched_for_in_the_path_that_the_job_will_have(tmp_path: 
 
 
 def test_a_script_that_sets_cuda_visible_devices_itself_is_recognized(tmp_path: Path) -> None:
-    """Contract 4: `names_devices` recognises a script that sets CUDA_VISIBLE_DEVICES itself.
+    """Contract 4: `names_devices` recognizes a script that sets CUDA_VISIBLE_DEVICES itself.
 
-    The setting `cuda_ids: auto` depends on this.
+    With the setting `cuda_ids: auto`, this decides which GPU ids the script gets.
     """
     path = tmp_path / "a.py"
     path.write_text('os.environ["CUDA_VISIBLE_DEVICES"] = a.cuda\n')

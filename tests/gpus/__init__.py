@@ -1,1 +1,1 @@
-"""Tests of the GPU readers, and fakes of NVIDIA's library and of nvidia-smi."""
+"""Tests of the GPU readers, and imitations (fakes) of NVIDIA's library and of nvidia-smi."""

@@ -40,9 +40,10 @@ def functions() -> frozenset[str]:
 
 
 def _cache_folder() -> Path:
-    """Return a private cache folder in the temporary folder.
+    """Return a private cache folder below the temporary folder.
 
-    If the usual name belongs to another user, or other users can write there, create a folder with a random name.
+    If the folder with the usual name belongs to another user, or other users can write to it, create a folder with a
+    random name.
     """
     folder = Path(tempfile.gettempdir()) / f"gpujob-tests-{os.getuid()}"
     with suppress(FileExistsError):
@@ -67,9 +68,9 @@ def library_folder(old: bool = False) -> Path:
 
 
 def compiled(source: Path, name: str, flags: tuple[str, ...]) -> Path:
-    """Compile a C file, unless the library is in the cache, and return the path of the library.
+    """Compile a C file to a library, and return its path. A library that is already in the cache is not compiled again.
 
-    Each test process compiles into its own file and renames it, so the library is never incomplete.
+    Each test process compiles into its own file and then renames this file. So the library is never incomplete.
     """
     state = "\0".join((*flags, os.uname().machine)).encode() + source.read_bytes()
     folder = _cache_folder() / f"{source.stem}-{hashlib.sha256(state).hexdigest()[:20]}"
@@ -104,7 +105,7 @@ def compiled(source: Path, name: str, flags: tuple[str, ...]) -> Path:
 
 
 class _Described:
-    """Base class of the fakes. The GPUs are described in a text file, which is always replaced as a whole."""
+    """Base class of the fakes. A text file describes the GPUs; each change replaces the whole file."""
 
     def __init__(self, folder: Path, name: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -116,7 +117,10 @@ class _Described:
         self._write()
 
     def gpu(self, uuid: str, **values: Value) -> None:
-        """Add a GPU as the last one, or change these values of an existing GPU. The values' names are in ``KEYS``."""
+        """Add a GPU after the existing GPUs, or change values of an existing GPU.
+
+        ``KEYS`` lists the names of the values.
+        """
         wrong = set(values) - set(KEYS)
         if wrong:
             raise TypeError(f"a GPU has no {', '.join(sorted(wrong))}; it has {', '.join(KEYS)}")
@@ -124,12 +128,15 @@ class _Described:
         self._write()
 
     def remove(self, uuid: str) -> None:
-        """Remove a GPU. A process that has a handle of the GPU then gets the error GPU_IS_LOST."""
+        """Remove a GPU. If a process has a handle of this GPU, its calls then fail with GPU_IS_LOST."""
         del self._gpus[uuid]
         self._write()
 
     def order(self, uuids: Iterable[str]) -> None:
-        """Give the GPUs new indices in the order of ``uuids``. Raise ValueError unless ``uuids`` has each GPU once."""
+        """Give the GPUs new indices in the order of ``uuids``.
+
+        Raises ValueError unless ``uuids`` contains each GPU exactly once.
+        """
         uuids = list(uuids)
         if sorted(uuids) != sorted(self._gpus):
             raise ValueError(f"not an order of {sorted(self._gpus)}: {uuids}")
@@ -143,7 +150,7 @@ class _Described:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Make all changes of the block visible at the same time."""
+        """Make all changes within the ``with`` block visible at its end, at the same time."""
         self._held = True
         try:
             yield
@@ -173,9 +180,9 @@ def _word(value: Value) -> str:
 
 
 class FakeDriver(_Described):
-    """A fake NVIDIA driver for processes started with ``environ()``.
+    """A fake NVIDIA driver for processes that are started with the variables of ``environ()``.
 
-    Each call of such a process sees the latest changes.
+    Each call that such a process makes sees the latest changes.
     """
 
     def __init__(self, folder: Path, old: bool = False) -> None:
@@ -187,14 +194,18 @@ class FakeDriver(_Described):
         super().__init__(folder, "nvml.txt")
 
     def remove(self, uuid: str) -> None:
-        """Remove a GPU and its processes. A process that has a handle of the GPU then gets the error GPU_IS_LOST."""
+        """Remove a GPU and its processes.
+
+        If a process has a handle of this GPU, its calls then fail with GPU_IS_LOST.
+        """
         self._processes = {key: value for key, value in self._processes.items() if key[0] != uuid}
         super().remove(uuid)
 
     def process(self, uuid: str, pid: int, mem: int | None, type: str = "C", util: int | None = None) -> None:
-        """Add or change a process on a GPU. The used memory of the GPU stays unchanged (see ``gpu``).
+        """Add or change a process on a GPU. The used memory of the GPU stays unchanged; ``gpu`` sets it.
 
-        ``mem``: MiB, None if not reported; ``type``: C (compute) or G (graphics); ``util``: percent, None: no sample.
+        ``mem``: MiB, or None if the driver does not report it. ``type``: C (compute) or G (graphics). ``util``:
+        percent, or None if the driver has no sample.
         """
         if type not in ("C", "G"):
             raise ValueError(f"type is C for compute or G for graphics, not {type!r}")
@@ -202,23 +213,27 @@ class FakeDriver(_Described):
         self._write()
 
     def no_process(self, pid: int) -> None:
-        """Remove this process from all GPUs."""
+        """Remove the process with this pid from all GPUs."""
         self._processes = {key: value for key, value in self._processes.items() if key[1] != pid}
         self._write()
 
     def error(self, function: str, code: int, uuid: str | None = None) -> None:
-        """Let a function of NVML return the error ``code``, for one GPU or for all.
+        """Let a function of NVML return the error ``code`` for this GPU. Without ``uuid``, this holds for all GPUs.
 
-        ``function``: ``*`` stands for every function about a GPU. If several rules fit a call, the first one counts.
+        ``function``: a name, or ``*`` for every function about a GPU. If several rules fit a call, the first rule
+        applies.
         """
         self._rule("error", function, uuid, str(code))
 
     def hang(self, function: str, uuid: str | None = None) -> None:
-        """Let a function of NVML never return, for one GPU or for all; ``*`` stands for every function about a GPU."""
+        """Let a function of NVML never return for this GPU. Without ``uuid``, this holds for all GPUs.
+
+        ``function``: a name, or ``*`` for every function about a GPU.
+        """
         self._rule("hang", function, uuid)
 
     def clear_errors(self) -> None:
-        """Remove all errors and hangs. Calls that already hang never return."""
+        """Remove all errors and hangs. A call that already hangs still never returns."""
         self._errors = []
         self._write()
 
@@ -228,7 +243,7 @@ class FakeDriver(_Described):
         self._write()
 
     def topology(self, one: str, other: str, level: int) -> None:
-        """Set the topology level of two GPUs, as NVML numbers it: 10 for one switch, 50 for different sockets."""
+        """Set the topology level of two GPUs, as a number of NVML: 10 for the same switch, 50 for different sockets."""
         self._topology[one, other] = level
         self._write()
 
@@ -255,7 +270,10 @@ class FakeDriver(_Described):
 
 
 class FakeSmi(_Described):
-    """A fake nvidia-smi for processes started with ``environ()``; each run reads the latest changes."""
+    """A fake nvidia-smi for processes that are started with the variables of ``environ()``.
+
+    Each run of nvidia-smi sees the latest changes.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._ending: list[str] = []
@@ -270,23 +288,26 @@ class FakeSmi(_Described):
             os.mkfifo(never, 0o600)  # a hanging nvidia-smi waits in its open(): there is no writer
 
     def text(self, *lines: str) -> None:
-        """Let nvidia-smi print these lines unchanged after the rows of the GPUs."""
+        """Let nvidia-smi print the rows of the GPUs, and after them these lines unchanged."""
         self._end(*(f"text {line}" for line in lines))
 
     def cut(self, text: str) -> None:
-        """Let nvidia-smi print this text after the rows of the GPUs, without a newline."""
+        """Let nvidia-smi print the rows of the GPUs, and after them this text without a newline."""
         self._end(f"cut {text}")
 
     def exit(self, code: int, text: str = "") -> None:
-        """Let nvidia-smi print this text after the rows of the GPUs, and exit with this code."""
+        """Let nvidia-smi print the rows of the GPUs and this text, and exit with this code."""
         self._end(*(f"text {line}" for line in text.splitlines()), f"exit {code}")
 
     def hang(self, deaf: bool = False) -> None:
-        """Let nvidia-smi hang after the rows of the GPUs. ``deaf``: it ignores SIGTERM, SIGINT and SIGHUP."""
+        """Let nvidia-smi print the rows of the GPUs and then hang. ``deaf``: it ignores SIGTERM, SIGINT and SIGHUP."""
         self._end("hang deaf" if deaf else "hang")
 
     def stop(self) -> None:
-        """Let nvidia-smi stop (SIGSTOP) after the rows of the GPUs, similar to a program in uninterruptible sleep."""
+        """Let nvidia-smi print the rows of the GPUs and then stop itself (SIGSTOP).
+
+        This is similar to a program that the kernel does not let run or die (uninterruptible sleep).
+        """
         self._end("stop")
 
     def clear(self) -> None:
@@ -295,9 +316,9 @@ class FakeSmi(_Described):
         self._write()
 
     def environ(self, path: str | None = None) -> dict[str, str]:
-        """Return the environment variables with which a process finds the fake.
+        """Return the environment variables with which a process finds the fake nvidia-smi.
 
-        ``path``: the rest of PATH; None: the PATH of this process.
+        ``path``: the rest of PATH. If it is None, the rest is the PATH of this process.
         """
         behind = os.environ.get("PATH", os.defpath) if path is None else path
         return {"PATH": f"{self.program_folder}:{behind}", "NVIDIA_SMI_FILE": str(self.file)}

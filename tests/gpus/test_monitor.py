@@ -1,4 +1,4 @@
-"""Tests of `GpuMonitor`: GPU indices after restarts, reading intervals, and names of other schedulers."""
+"""Tests of `GpuMonitor`: GPU indices after restarts, intervals between readings, and names of other schedulers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from scheduler.gpus.monitor import DECLARED, UNREAD, GpuMonitor, moved_gpus, oth
 
 
 def stored(**numbers: int) -> list[Gpu]:
-    """Return GPUs as the store has them from the last start: ``a=0`` is GPU-a with index 0."""
+    """Return GPUs as the last start of the scheduler stored them: ``a=0`` is GPU-a with index 0."""
     return [Gpu(number, f"GPU-{name}", "a card") for name, number in numbers.items()]
 
 
 def shown(*names: str) -> Readings:
-    """Return a reading with these GPUs in the driver's order; ``-``: a lost GPU without a UUID."""
+    """Return a reading that lists these GPUs in the driver's order. ``-`` is a lost GPU without a UUID."""
     return Readings(
         1.0,
         tuple(
@@ -104,7 +104,7 @@ def test_the_loss_of_a_gpu_does_not_count_as_a_move_of_the_others() -> None:
 
 
 class OneAnswer:
-    """A GPU reader whose next reading the test sets."""
+    """A GPU reader. The test sets the reading that it returns next."""
 
     absent = False
 
@@ -163,7 +163,10 @@ def named() -> Iterator[list[socket.socket]]:
 
 
 def test_a_forged_scheduler_name_is_neither_accepted_nor_printed(named: list[socket.socket]) -> None:
-    """A forged socket name, which any user can bind, is neither taken for a scheduler nor printed."""
+    """Any user can bind a socket name that looks like that of a scheduler.
+
+    Such a name is not accepted and not printed.
+    """
     me, other = os.getuid(), os.getppid()
     tail = f"{other:0>7}"  # leading zeros: no scheduler binds this name
     good = f"gpujob/{me}/{tail}/0,2-3"

@@ -43,7 +43,7 @@ def smi(tmp_path: Path) -> FakeSmi:
 
 @pytest.fixture
 def probe(tmp_path: Path) -> Iterator[Make]:
-    """Return a function that creates GPU readers, which see the given fakes and not the driver of this machine."""
+    """Return a function that creates GPU readers. They use the given fakes, and not the driver of this machine."""
     made: list[NvidiaProbe] = []
 
     def make(*standins: FakeDriver | FakeSmi, deadline_s: float = PATIENCE_S) -> NvidiaProbe:
@@ -62,12 +62,12 @@ def probe(tmp_path: Path) -> Iterator[Make]:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give a new reader process no extra time for its first answer."""
+    """Give a new reader process only the normal time limit for its first answer."""
     monkeypatch.setattr(nvidia, "FIRST_DEADLINE_S", 0.0)
 
 
 def look(probe: NvidiaProbe) -> Readings:
-    """Wait for a reading that was requested before, in the way of the daemon's loop, and return it."""
+    """Wait for the reading that was requested before, as the daemon's loop waits, and return this reading."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         found = probe.look()
@@ -96,9 +96,9 @@ def one(probe: NvidiaProbe) -> GpuSnapshot:
 
 
 def reader_asked(probe: NvidiaProbe) -> nvidia._Reader:
-    """Wait until a reader process has a request, and return that process.
+    """Wait until a reader process has a request; return this process.
 
-    It gets the request only after the last killed reader process is dead.
+    A new reader process gets the request only after the reader process that was killed last is dead.
     """
     wait_for(lambda: probe._reader is not None or probe.look() is not None, "a reader")
     assert probe._reader is not None
@@ -110,7 +110,7 @@ def reader_of(probe: NvidiaProbe) -> int:
 
 
 def family(pid: int) -> list[int]:
-    """Return the pids of the live processes in the session that ``pid`` leads."""
+    """Return the pids of the living processes in the session of the process ``pid``."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit() and alive(int(name)):
@@ -166,7 +166,7 @@ def test_processes_are_reported_with_memory_kind_and_load(driver: FakeDriver, pr
 
 
 def test_a_gpu_lost_during_a_reading_is_reported_with_its_uuid(driver: FakeDriver, probe: Make) -> None:
-    """I06: A lost GPU keeps its UUID in the reading, without values; the other GPUs are read."""
+    """I06: If a GPU is lost during a reading, the reading has its UUID but no values. The other GPUs are read."""
     with driver.together():
         driver.gpu("GPU-1")
         driver.gpu("GPU-2", used=7)
@@ -219,7 +219,10 @@ def test_a_lost_gpu_that_was_never_read_is_reported_without_a_uuid(driver: FakeD
 
 @pytest.mark.parametrize("when", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2"])
 def test_a_version_mismatch_of_library_and_driver_is_reported(driver: FakeDriver, probe: Make, when: str) -> None:
-    """I05: A version mismatch of library and driver is reported as the cause; once it is fixed, readings succeed."""
+    """I05: If the versions of library and driver differ, this is reported as the cause.
+
+    Once fixed, readings succeed.
+    """
     driver.gpu("GPU-1")
     made = probe(driver)
     before = 0
@@ -307,7 +310,7 @@ def test_a_refused_process_list_is_reported_as_unknown_not_as_empty(driver: Fake
 
 
 def test_memory_errors_and_fatal_xid_events_are_reported(driver: FakeDriver, probe: Make) -> None:
-    """I09: Uncorrected memory errors and fatal XID events are reported, and stay in later readings."""
+    """I09: Uncorrected memory errors and fatal XID events are reported. Later readings still report them."""
     with driver.together():
         driver.gpu("GPU-1")
         driver.gpu("GPU-2", ecc=None)
@@ -344,7 +347,7 @@ def test_ask_and_look_return_while_the_reader_process_hangs(driver: FakeDriver, 
 
 @pytest.mark.parametrize("call", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlDeviceGetUtilizationRates"])
 def test_a_hanging_reader_is_killed_and_reported(hasty: None, driver: FakeDriver, probe: Make, call: str) -> None:
-    """I02: A reader process that does not answer in time is killed and reported; later readings succeed."""
+    """I02: If a reader process does not answer in time, it is killed, and this is reported. Later readings succeed."""
     driver.gpu("GPU-1")
     made = probe(driver, deadline_s=PATIENCE_S)
     if call != "nvmlInitWithFlags":
@@ -365,7 +368,7 @@ def test_a_hanging_reader_is_killed_and_reported(hasty: None, driver: FakeDriver
 
 
 def test_the_first_answer_of_a_reader_process_has_a_longer_limit(driver: FakeDriver, probe: Make) -> None:
-    """The first answer of a reader process has a longer limit, since an idle driver takes seconds to wake up."""
+    """The first answer of a reader process has a longer time limit: an idle driver takes seconds to wake up."""
     driver.gpu("GPU-1")
     made = probe(driver, deadline_s=0.001)
     made.ask()
@@ -378,7 +381,7 @@ def test_the_first_answer_of_a_reader_process_has_a_longer_limit(driver: FakeDri
 def test_no_second_reader_process_is_started_until_a_killed_one_has_ended(
     hasty: None, driver: FakeDriver, smi: FakeSmi, probe: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I03: While a killed reader process has not ended, no other reader process is started."""
+    """I03: While a reader process that was killed has not ended, no other reader process is started."""
     driver.gpu("GPU-1")
     smi.gpu("GPU-1")
     driver.hang("nvmlDeviceGetCount_v2")
@@ -403,7 +406,7 @@ def test_no_second_reader_process_is_started_until_a_killed_one_has_ended(
 
 
 def test_a_stopped_reader_process_is_killed_after_its_limit(hasty: None, driver: FakeDriver, probe: Make) -> None:
-    """I03: A stopped reader process is killed after its limit."""
+    """I03: A reader process that is stopped (SIGSTOP) is killed when its time limit is over."""
     driver.gpu("GPU-1")
     made = probe(driver)
     good(made)
@@ -490,7 +493,7 @@ time.sleep(1000)
 @pytest.mark.parametrize("state", ["answered", "hanging"])
 @pytest.mark.parametrize("way", ["nvml", "smi"])
 def test_a_reader_dies_with_its_parent(driver: FakeDriver, smi: FakeSmi, tmp_path: Path, way: str, state: str) -> None:
-    """A reader process, and the nvidia-smi that it has started, die when their parent is killed."""
+    """If the parent of a reader process is killed, the reader process and its nvidia-smi die too."""
     driver.gpu("GPU-1")
     smi.gpu("GPU-1")
     environ = {**BASE, **driver.environ(), "PATH": "/nonexistent"}
@@ -573,7 +576,7 @@ def test_nvidia_smi_is_used_if_nvml_is_not_available(two: FakeSmi, probe: Make) 
 
 
 def test_a_failed_nvml_is_retried_at_the_next_reading(driver: FakeDriver, two: FakeSmi, probe: Make) -> None:
-    """NVML is retried at the next reading after a failure, since only NVML lists processes."""
+    """After a failure of NVML, the next reading tries NVML again, because only NVML lists processes."""
     driver.gpu("GPU-1")
     driver.gpu("GPU-2")
     driver.error("nvmlInitWithFlags", MISMATCH)
@@ -665,7 +668,10 @@ def test_nvidia_smi_without_devices_is_a_failed_reading(smi: FakeSmi, probe: Mak
 
 @pytest.mark.parametrize("how", ["hang", "deaf", "stop"])
 def test_an_nvidia_smi_that_does_not_end_is_killed(hasty: None, two: FakeSmi, probe: Make, how: str) -> None:
-    """I02, I03: An nvidia-smi that does not end is killed with its reader process, and `ask` does not wait for it."""
+    """I02, I03: An nvidia-smi that does not end is killed together with its reader process.
+
+    `ask` does not wait for this.
+    """
     made = probe(two)
     good(made)
     {"hang": two.hang, "deaf": lambda: two.hang(deaf=True), "stop": two.stop}[how]()

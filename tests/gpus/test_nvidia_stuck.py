@@ -41,7 +41,10 @@ __all__ = ["driver", "hasty", "probe", "smi"]
 def test_a_hanging_nvml_is_tried_less_often_while_nvidia_smi_answers(
     hasty: None, driver: FakeDriver, smi: FakeSmi, probe: Make
 ) -> None:
-    """While nvidia-smi answers, a hanging NVML is tried less and less often, as each try takes the full time limit."""
+    """While nvidia-smi answers, a hanging NVML is tried less and less often.
+
+    Each try takes the full time limit.
+    """
     driver.gpu("GPU-1")
     smi.gpu("GPU-1")
     driver.hang("nvmlInitWithFlags")
@@ -79,7 +82,7 @@ def test_a_hanging_nvml_is_tried_less_often_while_nvidia_smi_answers(
 
 
 def test_after_a_first_answer_a_new_reader_has_the_normal_limit(driver: FakeDriver, smi: FakeSmi, probe: Make) -> None:
-    """After the first answer, a new reader process gets only the normal time limit: the driver is awake."""
+    """After the driver has answered once, a new reader process has the normal time limit: the driver is awake."""
     driver.gpu("GPU-1")
     made = probe(driver, deadline_s=1.0)
     made.ask()
@@ -96,7 +99,7 @@ def test_after_a_first_answer_a_new_reader_has_the_normal_limit(driver: FakeDriv
 def test_a_killed_reader_process_that_dies_late_loses_no_reading(
     hasty: None, driver: FakeDriver, smi: FakeSmi, probe: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I02, I03: A killed reader process that dies late, as on a busy machine, is not reported as stuck."""
+    """I02, I03: If a killed reader process dies late, as on a busy machine, it is not reported as stuck."""
     driver.gpu("GPU-1")
     smi.gpu("GPU-1")
     driver.hang("nvmlInitWithFlags")
@@ -177,9 +180,10 @@ def test_packages_that_cannot_be_imported_do_not_make_the_driver_absent(
 
 @pytest.fixture
 def stray(tmp_path: Path, smi: FakeSmi) -> Iterator[Path]:
-    """Replace nvidia-smi by a program that hangs in a new session while a file exists; return the path of that file.
+    """Replace nvidia-smi by a program that hangs in a new session while a file exists. Return the path of this file.
 
-    Signals to the process group of the reader do not reach the program. Without the file, the program runs the fake.
+    Signals to the reader's process group do not reach the program. If the file does not exist, the program runs the
+    fake nvidia-smi.
     """
     hold = tmp_path / "hold"
     program = smi.program_folder / "nvidia-smi"

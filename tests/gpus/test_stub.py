@@ -49,7 +49,10 @@ QUERY = ["--query-gpu=index,uuid", "--format=csv,noheader,nounits"]
 
 
 class Failed(Exception):
-    """An expression raised an error in the child; ``kinds``: names of the error's class and its base classes."""
+    """An expression in the child raised an exception.
+
+    ``kinds``: the names of the exception's class and base classes.
+    """
 
     def __init__(self, kinds: list[str]) -> None:
         super().__init__(kinds[0])
@@ -57,7 +60,7 @@ class Failed(Exception):
 
 
 class Child:
-    """A Python process that has loaded pynvml with the fake, and evaluates expressions."""
+    """A Python process that has loaded pynvml with the fake NVML. It evaluates expressions."""
 
     def __init__(self, driver: FakeDriver, start: str = "nvmlInit()") -> None:
         self.process = subprocess.Popen(
@@ -72,7 +75,10 @@ class Child:
             self(start)
 
     def __call__(self, expression: str) -> Any:
-        """Evaluate a Python expression in the child, and return its value. Raises Failed."""
+        """Evaluate a Python expression in the child, and return its value.
+
+        Raises Failed if the expression raises an error.
+        """
         self.send(expression)
         return self.answer()
 
@@ -97,7 +103,7 @@ class Child:
         return raised.value.kinds[0]
 
     def end(self) -> str:
-        """Kill the child, and return its output on stderr."""
+        """Kill the child, and return what it printed on stderr."""
         self.process.kill()
         _, said = self.process.communicate(timeout=ANSWER_S)
         return said

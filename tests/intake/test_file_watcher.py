@@ -19,7 +19,7 @@ Watcher = InotifyWatcher | PollingWatcher
 
 
 def wait_for(watch: Watcher, *paths: Path) -> None:
-    """Wait until all these paths were reported; fail if any other path is reported."""
+    """Wait until each of these paths was reported. Fail if any other path is reported."""
     wanted = {str(path) for path in paths}
     seen: set[str] = set()
     limit = time.monotonic() + LIMIT
@@ -33,7 +33,7 @@ def wait_for(watch: Watcher, *paths: Path) -> None:
 
 
 def drain(watch: Watcher, quiet_s: float) -> set[str]:
-    """Return all paths reported until none is reported for ``quiet_s`` seconds."""
+    """Wait until no path is reported for ``quiet_s`` seconds. Return all paths that were reported."""
     found: set[str] = set()
     while select.select([watch.fd], [], [], quiet_s)[0]:
         found |= watch.changed()
@@ -75,7 +75,7 @@ def test_an_unchanged_file_is_not_reported(watch: Watcher, jobs: Path) -> None:
 
 
 def test_an_append_a_replacement_a_deletion_and_a_creation_are_reported(watch: Watcher, jobs: Path) -> None:
-    """S3.10, C03, C04, C07, C38: An append to a file, its replacement, its deletion and its creation are reported."""
+    """S3.10, C03, C04, C07, C38: The watcher reports an append to a file, its replacement, deletion and creation."""
     watch.watch([str(jobs)])
     append(jobs, "b\n")
     wait_for(watch, jobs)
@@ -99,9 +99,9 @@ def test_an_append_a_replacement_a_deletion_and_a_creation_are_reported(watch: W
 
 
 def test_rearm_watches_a_file_whose_folder_was_created_later(watch: Watcher, tmp_path: Path) -> None:
-    """`rearm` begins to watch a file whose folder was created after the call of `watch`.
+    """If the folder of a file is created after the call of `watch`, `rearm` begins to watch the file.
 
-    It does so again if the folder is deleted and created a second time.
+    This also works if the folder is deleted and created a second time.
     """
     jobs = tmp_path / "later" / "jobs.txt"
     watch.watch([str(jobs)])
@@ -123,7 +123,7 @@ def test_a_truncated_and_rewritten_file_is_reported(watch: Watcher, jobs: Path) 
 
 
 def test_a_missing_watched_file_is_reported_when_it_is_created(watch: Watcher, tmp_path: Path) -> None:
-    """P8: A watched file that does not exist yet is reported when it is created."""
+    """P8: If a watched file does not exist yet, it is reported when it is created."""
     jobs = tmp_path / "later.txt"
     watch.watch([str(jobs)])
     jobs.write_text("a\n")
@@ -131,7 +131,7 @@ def test_a_missing_watched_file_is_reported_when_it_is_created(watch: Watcher, t
 
 
 def test_a_change_to_the_target_of_a_link_is_reported_with_the_link_name(watch: Watcher, tmp_path: Path) -> None:
-    """C35: A change to the target of a symbolic link is reported as a change of the link."""
+    """C35: If the watched path is a symbolic link, a change of its target is reported as a change of the link."""
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     real, link = tmp_path / "there" / "real.txt", tmp_path / "here" / "jobs.txt"
@@ -151,7 +151,7 @@ def test_a_change_to_the_target_of_a_link_is_reported_with_the_link_name(watch: 
 
 
 def test_changes_to_other_files_of_the_folder_are_not_reported(watch: Watcher, jobs: Path) -> None:
-    """Changes to other files of the folder are not reported."""
+    """Changes of other files in the folder of a watched file are not reported."""
     watch.watch([str(jobs)])
     for name in ("other.txt", "jobs.txt.swp", "xjobs.txt", "4913"):
         neighbour = jobs.parent / name
@@ -163,7 +163,7 @@ def test_changes_to_other_files_of_the_folder_are_not_reported(watch: Watcher, j
 
 
 def test_each_call_of_watch_replaces_the_watched_paths(watch: Watcher, jobs: Path) -> None:
-    """Each call of `watch` replaces the paths watched before."""
+    """A call of `watch` replaces the paths that were watched before."""
     other = jobs.parent / "other.txt"
     other.write_text("a\n")
     watch.watch([str(jobs), str(other)])
@@ -202,7 +202,7 @@ def watches_of(kernel: InotifyWatcher) -> int:
 
 
 def test_many_replacements_of_a_file_leave_no_extra_watches(kernel: InotifyWatcher, jobs: Path) -> None:
-    """C07: After 200 saves by an editor that replaces the file, one watch on the file and one on its folder remain."""
+    """C07: An editor replaces the file 200 times. Then there is still one watch on the file and one on its folder."""
     kernel.watch([str(jobs)])
     for number in range(200):
         aside = jobs.with_suffix(".tmp")
@@ -217,7 +217,7 @@ def test_many_replacements_of_a_file_leave_no_extra_watches(kernel: InotifyWatch
 
 
 def test_many_rotations_of_a_file_leave_no_extra_watches(kernel: InotifyWatcher, jobs: Path) -> None:
-    """C04: Files that were rotated away are no longer watched."""
+    """C04: After a file was rotated, the old file is no longer watched."""
     kernel.watch([str(jobs)])
     for number in range(20):
         jobs.rename(f"{jobs}.{number}")
@@ -230,7 +230,7 @@ def test_many_rotations_of_a_file_leave_no_extra_watches(kernel: InotifyWatcher,
 
 
 def test_writes_to_other_files_of_the_folder_do_not_wake_the_watcher(kernel: InotifyWatcher, jobs: Path) -> None:
-    """Writes to the scheduler's log in the same folder do not make the descriptor readable."""
+    """Writes to the scheduler's log, in the folder of a watched file, do not make the watcher's descriptor readable."""
     neighbour = jobs.parent / "gpu_scheduler.log"
     neighbour.write_text("x\n")
     kernel.watch([str(jobs)])
@@ -241,7 +241,7 @@ def test_writes_to_other_files_of_the_folder_do_not_wake_the_watcher(kernel: Ino
 
 
 def test_a_link_with_a_changed_target_is_followed(kernel: InotifyWatcher, tmp_path: Path) -> None:
-    """C35: After a link is changed to another target, writes to the new target are reported."""
+    """C35: If a link gets another target, writes to the new target are reported."""
     one, two, link = tmp_path / "one.txt", tmp_path / "two.txt", tmp_path / "jobs.txt"
     one.write_text("a\n")
     two.write_text("b\n")
@@ -257,7 +257,7 @@ def test_a_link_with_a_changed_target_is_followed(kernel: InotifyWatcher, tmp_pa
 
 
 def test_all_files_are_reported_after_an_overflow_of_the_event_queue(kernel: InotifyWatcher, jobs: Path) -> None:
-    """After an overflow of the kernel's event queue all watched files are reported."""
+    """After an overflow of the kernel's event queue, each watched file is reported."""
     other = jobs.parent / "other.txt"
     other.write_text("a\n")
     kernel.watch([str(jobs), str(other)])
@@ -277,7 +277,7 @@ def test_all_files_are_reported_after_an_overflow_of_the_event_queue(kernel: Ino
 
 
 def test_the_inotify_watcher_comes_without_a_note_and_the_polling_watcher_with_one(tmp_path: Path) -> None:
-    """C38: The inotify watcher is chosen without a note; the polling watcher comes with a note."""
+    """C38: `watcher` returns the inotify watcher with an empty note, and the polling watcher with a note for users."""
     made, note = watcher("auto", [str(tmp_path)])
     assert isinstance(made, InotifyWatcher) and note == ""
     made.close()
@@ -289,7 +289,10 @@ def test_the_inotify_watcher_comes_without_a_note_and_the_polling_watcher_with_o
 
 
 def test_watch_inotify_raises_an_error_if_inotify_cannot_be_set_up(tmp_path: Path) -> None:
-    """F: If inotify cannot be set up, `watch: inotify` raises an error; the polling watcher is not used instead."""
+    """F: If inotify cannot be set up, `watch: inotify` raises an error.
+
+    The polling watcher is not used in its place.
+    """
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""Tests of the jobs file's format: how a line is parsed, and the errors for lines that are refused."""
+"""Tests of the format of a jobs file: how a line is parsed, and the errors for lines that are refused."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_example_lines_of_the_readme_are_parsed_as_documented(
 
 
 def test_an_ambiguous_line_gets_one_note_that_says_how_it_was_read() -> None:
-    """Contract 3: If an unquoted list can belong to the arguments or to the GPUs, one note says how it was read.
+    """Contract 3: An unquoted list can belong to the arguments or be the GPU list. One note says how it was read.
 
     For example, `--batch_size 1,4,5,6,7` is read as `--batch_size 1` on GPUs 4-7.
     """
@@ -129,7 +129,10 @@ def test_an_unambiguous_line_gets_no_note(line: str) -> None:
     ],
 )  # fmt: skip
 def test_a_line_of_two_to_five_fields_with_blanks_around_them_is_a_job(line: str, expected: JobSpec) -> None:
-    """S3.5, C09, C24: A job has two to five fields; spaces, tabs and line ends around them are removed."""
+    """S3.5, C09, C24: A line with two to five fields is a job.
+
+    Spaces, tabs and line ends around a field are removed.
+    """
     assert spec_of(line) == expected
 
 
@@ -200,7 +203,7 @@ def test_an_invalid_priority_is_refused_with_the_format_or_the_limits(text: str)
     ],
 )  # fmt: skip
 def test_gpu_lists_are_sorted_and_duplicate_ids_removed(text: str, ids: tuple[int, ...] | None) -> None:
-    """S3.8, C23, C26: A GPU list is sorted, and duplicate ids are removed."""
+    """S3.8, C23, C26: A GPU list is sorted. An id that occurs twice is kept once."""
     assert spec_of(f"0,/a.py,,--x y,{text}").allowed == ids
 
 
@@ -208,7 +211,10 @@ def test_gpu_lists_are_sorted_and_duplicate_ids_removed(text: str, ids: tuple[in
     "text", ["-1", "a", "0-", "-", ",", "0,", ",0", "0,,1", "1.5", "0 1", "0;1", "0-1-2", "0:3", "all", "0x1", "[0]"]
 )
 def test_an_invalid_gpu_list_is_refused_with_the_arguments_in_quotes(text: str) -> None:
-    """S3.7, S3.8, C26: A line whose fifth field is no GPU list is refused; the error shows the arguments in quotes."""
+    """S3.7, S3.8, C26: A line whose fifth field is not a GPU list is refused.
+
+    The error shows the arguments in quotes.
+    """
     error = error_of(f"0,/a.py,e,--x y,{text}")
     assert isinstance(error, UsageError)
     assert '0,/a.py,e,"--x y,' in error.do
@@ -216,20 +222,20 @@ def test_an_invalid_gpu_list_is_refused_with_the_arguments_in_quotes(text: str) 
 
 @pytest.mark.parametrize("text", ["3-1", "0,3-1"])
 def test_a_backward_gpu_range_is_refused(text: str) -> None:
-    """S3.8, C26: A GPU range that runs backwards is refused."""
+    """S3.8, C26: A GPU range whose first id is above its last id is refused."""
     error = error_of(f"0,/a.py,,--x y,{text}")
     assert "backwards" in error.what
 
 
 @pytest.mark.parametrize("line", ["0,/a.py,,--x y,3-1", "0,/a.py,,,3-1"])
 def test_the_error_for_a_backward_gpu_range_shows_the_corrected_range(line: str) -> None:
-    """S3.8, contract 3: The error for a backward GPU range shows the corrected range."""
+    """S3.8, contract 3: If the first id of a GPU range is above the last id, the error shows the corrected range."""
     assert "1-3" in error_of(line).do
 
 
 @pytest.mark.parametrize("text", ["0-999999999", "4096", "0-4096", "999999999"])
 def test_a_gpu_range_above_the_highest_id_is_refused_without_expanding_it(text: str) -> None:
-    """C26: A GPU id above 4095 is refused, also in a range, and the range is never expanded."""
+    """C26: A GPU id above 4095 is refused, also in a range. The ids of such a range are never listed in memory."""
     error = error_of(f"0,/a.py,,x,{text}")
     assert isinstance(error, Refused)
     assert "4095" in error.do
@@ -242,7 +248,7 @@ def test_a_gpu_id_of_5000_digits_is_a_usage_error() -> None:
 
 @pytest.mark.parametrize("text", ["9", "0,9", "2-4", "4", "9,10"])
 def test_an_unmanaged_gpu_is_refused_and_the_error_names_the_managed_ones(text: str) -> None:
-    """S3.8, C26: A GPU that is not managed is refused; the error names the managed GPUs."""
+    """S3.8, C26: A GPU list with a GPU that is not managed is refused. The error names the managed GPUs."""
     error = error_of(f"0,/a.py,,x,{text}", FOUR)
     assert isinstance(error, Refused)
     assert "0-3" in error.do
@@ -255,7 +261,7 @@ def test_every_gpu_list_is_refused_if_no_gpu_is_managed() -> None:
 
 @given(st.sets(st.integers(0, 4095), min_size=1, max_size=60))
 def test_a_written_gpu_list_is_read_back_unchanged(ids: set[int]) -> None:
-    """S3.6: A written GPU list is parsed back to the same GPUs."""
+    """S3.6: A GPU list that is written as text is parsed to the same GPUs."""
     text = gpu_ids_text(ids)
     assert parse_gpu_ids(text) == tuple(sorted(ids))
     assert spec_of(f"0,/a.py,,x,{text}").allowed == tuple(sorted(ids))
@@ -290,9 +296,9 @@ def test_a_written_gpu_list_is_read_back_unchanged(ids: set[int]) -> None:
 )
 @pytest.mark.parametrize("tail", ["", ",", ",0", ",0,2", ";label=z", ",0;label=z"])
 def test_arguments_are_unquoted_like_csv_and_split_like_shell_words(field: str, words: list[str], tail: str) -> None:
-    """S3.5, S3.6, C22: The arguments field is unquoted like a CSV field and then split into words like a shell command.
+    """S3.5, S3.6, C22: The quotes of the arguments field are removed as in CSV. The text is then split as a shell does.
 
-    The result is the same whether a GPU list, options or nothing follow the field.
+    The result does not depend on whether a GPU list, options or nothing follows the field.
     """
     spec = spec_of(f"0,/a.py,,{field}{tail}")
     assert list(spec.arguments) == words
@@ -305,9 +311,9 @@ def test_arguments_are_unquoted_like_csv_and_split_like_shell_words(field: str, 
 )
 @pytest.mark.parametrize("tail", ["", ",0"])
 def test_an_unbalanced_quote_is_refused_and_the_error_shows_the_literal_spelling(field: str, tail: str) -> None:
-    """S3.7, C21: A line with an unbalanced quote is refused; the error shows how to write a literal quote.
+    """S3.7, C21: A line with an unbalanced quote is refused. The error shows how to write a literal quote.
 
-    A backslash at the end of the field escapes the comma: that line is valid, and the comma belongs to the argument.
+    If a backslash ends the field, it escapes the comma. Such a line is valid, and the comma belongs to the argument.
     """
     if tail and field.endswith("\\"):
         assert spec_of(f"0,/a.py,,{field}{tail}").arguments[-1].endswith(",0")
@@ -331,7 +337,7 @@ def test_an_unbalanced_quote_is_refused_and_the_error_shows_the_literal_spelling
 def test_an_unquoted_comma_is_refused_and_the_suggested_line_is_read_back_correctly(line: str, right: str) -> None:
     """S3.6, S3.7, C22: Arguments with an unquoted comma are refused. The error shows the line with quotes.
 
-    This quoted line is read with the arguments that the user meant.
+    The line with quotes is parsed to the arguments that the user meant.
     """
     error = error_of(line)
     assert right in error.do
@@ -345,7 +351,7 @@ def test_an_unquoted_comma_is_refused_and_the_suggested_line_is_read_back_correc
 @example("--x 1;after=2,3")
 @example("a\\,1")
 def test_no_text_of_an_accepted_line_is_lost(arguments: str) -> None:
-    """S3.7: No letter of an accepted line is lost: it is in the parsed arguments, the GPU list or an option."""
+    """S3.7: If a line is accepted, each of its letters is in the parsed arguments, the GPU list or an option."""
     line = f"0,/a.py,,{arguments}"
     try:
         parsed = parse(line, DOOR)
@@ -410,7 +416,10 @@ def test_options_are_accepted_after_fields_four_and_five(options: str, field: st
     "where", ["0,/a.py,,--x 1{}", "0,/a.py,,{}", "0,/a.py,,--x 1{},", "0,/a.py,,--x 1,{}", "0,/a.py,,--x 1{};label=z"]
 )
 def test_option_on_requests_gpus_by_name(text: str, ids: tuple[int, ...], where: str) -> None:
-    """Contract 3, S4.31: A job with `;on=` requests the GPUs that the option lists, and no other GPU is allowed."""
+    """Contract 3, S4.31: A job with `;on=` requests exactly the GPUs that this option lists.
+
+    It may use no other GPU.
+    """
     spec = spec_of(where.format(f";on={text}"), FOUR)
     assert spec.on == spec.allowed == ids
     assert need_of(spec, ModelTable())[0] == ResourceRequest(len(ids), 0)
@@ -446,7 +455,7 @@ def test_option_on_requests_gpus_by_name(text: str, ids: tuple[int, ...], where:
     ],
 )
 def test_a_line_with_contradictory_or_ambiguous_gpus_or_variables_is_refused(line: str, says: str, do: str) -> None:
-    """Contract 3: A line whose `;on=` or `;env=` is ambiguous, contradictory or invalid is refused."""
+    """Contract 3: A line is refused if its `;on=` or `;env=` is ambiguous, contradictory or invalid."""
     error = error_of(line, FOUR)
     assert says in error.what and do in error.do
 
@@ -470,7 +479,7 @@ def test_all_options_can_be_combined_in_one_line() -> None:
     "field", ['--m "a;label=b"', '"--m a;label=b"', '--m "x;y=1" "z;w=2"', "a;b", "a;", ";;", "--q ;x"]
 )
 def test_a_semicolon_in_quotes_or_without_a_key_belongs_to_the_arguments(field: str) -> None:
-    """Contract 3: A semicolon that is quoted or begins no `;key=value` pair belongs to the arguments."""
+    """Contract 3: A semicolon belongs to the arguments if it is in quotes, or if no `key=value` follows it."""
     spec = spec_of(f"0,/a.py,,{field},1")
     text = field[1:-1] if field.startswith('"') else field
     assert list(spec.arguments) == shlex.split(text)
@@ -494,7 +503,7 @@ def test_the_error_for_an_unknown_option_names_the_most_similar_one(key: str, ne
 
 
 def test_the_error_for_an_unknown_option_without_a_similar_one_lists_all() -> None:
-    """Contract 3: The error for an unknown key without a similar known key lists all keys."""
+    """Contract 3: If no known key is similar to an unknown key, the error lists all known keys."""
     do = error_of("0,/a.py,,x;wibble=1").do
     assert all(key in do for key in LINE_KEYS)
     assert "quote" in do
@@ -513,7 +522,7 @@ def test_the_error_for_an_unknown_option_without_a_similar_one_lists_all() -> No
     ],
 )  # fmt: skip
 def test_the_error_for_an_invalid_option_value_names_its_key(option: str) -> None:
-    """Contract 3: The error for an invalid value names its key and says how to write the value."""
+    """Contract 3: The error for an invalid value of an option names the option, and says how to write the value."""
     key = option.partition("=")[0]
     assert f";{key}=" in error_of(f"0,/a.py,,x;{option}").what
 
@@ -527,19 +536,22 @@ def test_an_empty_too_long_or_unprintable_label_is_refused(label: str) -> None:
 
 @pytest.mark.parametrize("tail", ["13", "13,14", " 13", "0-3", "13 , 14"])
 def test_an_unquoted_list_after_option_after_is_refused_with_the_quoted_spelling(tail: str) -> None:
-    """C22: An unquoted list after `;after=` is refused, since its numbers could be GPUs. The error shows the quotes."""
+    """C22: An unquoted list after `;after=` is refused, because its numbers could be GPUs.
+
+    The error shows the list in quotes.
+    """
     error = error_of(f"0,/a.py,,x;after=12,{tail}")
     assert 'after="12,' in error.do
 
 
 @pytest.mark.parametrize("line", ["0,/a.py,,x;after=12,13;label=z", "0,/a.py,,x;after=12,13 ;time=4h"])
 def test_an_unquoted_list_after_option_after_is_refused_before_another_option(line: str) -> None:
-    """C22, S3.7: An unquoted list after `;after=` is refused also when another option follows."""
+    """C22, S3.7: An unquoted list after `;after=` is also refused if another option follows the list."""
     assert "after" in error_of(line).what
 
 
 def test_a_gpu_list_before_option_after_is_accepted() -> None:
-    """C22: A GPU list before `;after=` is accepted together with an unquoted list of jobs."""
+    """C22: If a GPU list precedes `;after=`, an unquoted list of jobs after `;after=` is accepted."""
     spec = spec_of("0,/a.py,,x,0,1;after=12,13")
     assert (spec.allowed, spec.after) == ((0, 1), (12, 13))
 
@@ -552,7 +564,7 @@ def test_a_gpu_list_before_option_after_is_accepted() -> None:
     ],
 )  # fmt: skip
 def test_a_job_that_requests_more_gpus_than_its_gpu_list_has_is_refused(line: str, ok: bool) -> None:
-    """C27: A job that requests more GPUs than its own GPU list has is refused."""
+    """C27: A job that requests more GPUs than its GPU list contains is refused."""
     if ok:
         spec_of(line)
     else:
@@ -570,7 +582,7 @@ def test_a_job_that_requests_more_gpus_than_its_gpu_list_has_is_refused(line: st
     ],
 )
 def test_a_number_too_large_for_the_store_is_refused_as_a_mistake_of_its_line(option: str) -> None:
-    """P3, P8: A number too large for the store is refused as an ordinary mistake of its line."""
+    """P3, P8: If a number is too large for the store, its line is refused like a line with any other mistake."""
     with pytest.raises((UsageError, Refused)):
         parse(f"0,/a.py,,x;{option}", DOOR)
 
@@ -588,13 +600,13 @@ def test_a_number_too_large_for_the_store_is_refused_as_a_mistake_of_its_line(op
     ],
 )  # fmt: skip
 def test_a_relative_script_path_starts_at_the_folder_of_the_jobs_file(written: str, path: str) -> None:
-    """C34: A relative script path is based on the jobs file's folder; only `~/` is expanded."""
+    """C34: A relative script path starts at the folder of the jobs file. Only `~/` is expanded."""
     assert spec_of(f"0,{written}").script == path
 
 
 @pytest.mark.parametrize("script", ["-rf", "--help", "-c"])
 def test_a_script_name_that_looks_like_an_option_is_refused_with_the_correct_spelling(script: str) -> None:
-    """C33: A script whose name begins with `-` is refused; the error shows it with `./`."""
+    """C33: A script whose name begins with `-` is refused. The error shows the name with `./` before it."""
     assert f"./{script}" in error_of(f"0,{script},,x").do
 
 
@@ -610,7 +622,7 @@ def test_a_script_name_that_looks_like_an_option_is_refused_with_the_correct_spe
     ],
 )
 def test_a_python_environment_is_read_as_a_name_or_a_path(written: str, env: str) -> None:
-    """Contract 3: An environment is a name, or a path (if it contains a slash)."""
+    """Contract 3: An environment with a slash is read as a path. Any other environment is read as a name."""
     assert spec_of(f"0,/a.py,{written},x").conda_env == env
 
 
@@ -633,7 +645,7 @@ def test_shell_syntax_in_arguments_is_passed_unchanged(word: str) -> None:
 
 @pytest.mark.parametrize("word", ["$HOME", "$(id)", "`id`", "${X}", "*.txt"])
 def test_one_note_says_that_text_which_a_shell_would_expand_is_literal(word: str) -> None:
-    """Contract 3, settled details: One note says that text which a shell would expand is passed unchanged."""
+    """Contract 3, settled details: A shell would expand some texts in arguments. One note says that they are kept."""
     parsed = parse(f"0,/a.py,,--x {word} {word}", DOOR)
     assert parsed is not None and len(parsed.notes) == 1
     assert word in parsed.notes[0] and "is passed unchanged" in parsed.notes[0]
@@ -649,7 +661,7 @@ def test_a_line_with_a_nul_byte_is_refused(line: str) -> None:
 
 @pytest.mark.parametrize("line", ["0,/\x1ba\0.py", "0,/\x07a.py,e\0", "0,/a.py,,x;cwd=\x1b\0"])
 def test_a_nul_byte_after_another_control_character_is_refused_by_name(line: str) -> None:
-    """C12, C14: The error names the NUL byte also if other control characters precede it."""
+    """C12, C14: The error names the NUL byte, even if another control character precedes it."""
     assert "NUL" in error_of(line).what
 
 
@@ -676,14 +688,14 @@ def test_option_launch_selects_python_or_torchrun() -> None:
 
 
 def test_the_length_limit_of_a_command_counts_bytes() -> None:
-    """The limit of the whole command (E2BIG) counts bytes, not characters."""
+    """The limit for the length of the whole command (E2BIG) is in bytes, not in characters."""
     with pytest.raises(UsageError, match="too long"):
         check_words(["é" * 1000] * 600)
     check_words(["e" * 1000] * 600)
 
 
 def test_a_command_with_too_many_words_is_refused() -> None:
-    """The limit of the whole command (E2BIG) counts the bytes of all its words."""
+    """The limit for the length of the whole command (E2BIG) applies to the bytes of all its words together."""
     with pytest.raises(UsageError) as caught:
         check_words(["x" * 1023] * 1025)
     assert "too long" in caught.value.what and caught.value.do
@@ -707,7 +719,10 @@ def test_a_line_that_is_too_long_is_refused_and_the_error_names_the_limit() -> N
     ],
 )  # fmt: skip
 def test_the_model_of_a_line_is_the_last_llm_argument_before_a_double_dash(arguments: str, model: str | None) -> None:
-    """S3.13, C30: The model is the value of the last `--llm` before a bare `--`."""
+    """S3.13, C30: The model of a job is the value of its last `--llm` argument.
+
+    Arguments after a bare `--` do not count.
+    """
     assert model_in(spec_of(f"0,/a.py,,{arguments}").arguments) == model
 
 
@@ -715,7 +730,7 @@ def test_the_model_of_a_line_is_the_last_llm_argument_before_a_double_dash(argum
 
 
 def test_write_line_quotes_arguments_that_contain_commas() -> None:
-    """S3.6: `write_line` quotes arguments that contain commas, so that the line is parsed back."""
+    """S3.6: `write_line` puts arguments that contain commas in quotes. So the line is parsed to the same arguments."""
     line = write_line("/a.py", arguments="--layers 1,2", gpus="0,1")
     assert line == '0,/a.py,,"--layers 1,2",0,1'
     spec = spec_of(line)
@@ -759,7 +774,7 @@ TEXT = st.lists(st.one_of(NASTY, st.text(PRINTABLE, max_size=4)), max_size=6).ma
 def test_any_line_of_write_line_is_parsed_back_to_the_same_values(
     script: str, conda: str, words: list[str], gpus: set[int], priority: int
 ) -> None:
-    """S3.6, S3.7, C22: Any line that `write_line` returns is parsed back to the same values."""
+    """S3.6, S3.7, C22: Any line that `write_line` returns is parsed to the values from which it was written."""
     path = "/" + script
     assume(not conda.startswith("-") and "/" not in conda)
     line = write_line(path, priority=priority, conda=conda, arguments=shlex.join(words), gpus=gpu_ids_text(gpus))
@@ -800,7 +815,7 @@ PIECES = st.sampled_from(
 @given(st.one_of(st.text(max_size=60), st.lists(PIECES, max_size=16).map("".join), st.lists(PIECES, max_size=12).map(lambda p: "0,a.py,," + "".join(p))))  # fmt: skip
 @example("0,a.py,,;vram=0" + "9" * 30)
 def test_any_text_is_read_as_a_job_as_no_job_or_refused(text: str) -> None:
-    """P3, P8: Any text is read as a job, read as an empty line or comment, or refused with UsageError or Refused."""
+    """P3, P8: Any text is read as a job, as an empty line or comment, or it raises UsageError or Refused."""
     try:
         found = parse(text, FOUR)
     except (UsageError, Refused) as error:
@@ -815,7 +830,7 @@ def test_any_text_is_read_as_a_job_as_no_job_or_refused(text: str) -> None:
 
 @given(st.text(st.sampled_from(string.ascii_letters + " \t=,.-$*#;"), max_size=60))
 def test_the_fast_path_splits_plain_arguments_like_shlex(text: str) -> None:
-    """S3.5: Arguments without quotes, split by the fast path, give the same words as `shlex.split`."""
+    """S3.5: Arguments without quotes are split by faster code. It returns the same words as `shlex.split`."""
     spec = spec_of(f"0,/a.py,,{quoted(text)}")
     assert list(spec.arguments) == shlex.split(text)
 
@@ -825,13 +840,13 @@ def test_the_fast_path_splits_plain_arguments_like_shlex(text: str) -> None:
 
 @pytest.mark.parametrize(("text", "ids"), [("12", (12,)), ("12,13", (12, 13)), ("1+2 3", (1, 2, 3)), ("5,5", (5,))])
 def test_a_list_of_job_ids_is_read(text: str, ids: tuple[int, ...]) -> None:
-    """Contract 3, `after`: Job ids may be separated by commas, `+` or spaces; duplicates are removed."""
+    """Contract 3, `after`: Job ids may be separated by commas, `+` or spaces. Duplicates are removed."""
     assert job_ids(text) == ids
 
 
 @pytest.mark.parametrize("text", ["", ",", "a", "1-3", "1.5", "9" * 16])
 def test_an_invalid_list_of_job_ids_is_refused(text: str) -> None:
-    """Contract 3, `after`: A text that is no list of job ids is refused; the error says how to write one."""
+    """Contract 3, `after`: A text that is not a list of job ids is refused. The error says how to write such a list."""
     with pytest.raises(UsageError) as caught:
         job_ids(text)
     assert caught.value.do
@@ -853,16 +868,16 @@ def test_empty_lines_and_comments_of_a_commands_file_are_not_jobs(line: str) -> 
 
 @pytest.mark.parametrize("line", ["echo \0", "x" * (LONGEST_WORD + 1)])
 def test_a_command_with_a_nul_byte_or_too_many_bytes_is_refused(line: str) -> None:
-    """C12, C15: A command with a NUL byte or longer than the kernel accepts is refused."""
+    """C12, C15: A command is refused if it has a NUL byte or is longer than the kernel accepts."""
     with pytest.raises(UsageError) as caught:
         commands_file.parse(line, DOOR)
     assert caught.value.do
 
 
 def test_the_length_limit_of_a_commands_file_line_counts_bytes() -> None:
-    """A command longer than the kernel accepts (E2BIG) is refused when its line is read.
+    """If a command is longer than the kernel accepts (E2BIG), it is refused when its line is read.
 
-    Its bytes count, not characters.
+    The limit is in bytes, not in characters.
     """
     with pytest.raises(UsageError):
         commands_file.parse("é" * (LONGEST_WORD // 2 + 1), DOOR)

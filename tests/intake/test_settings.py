@@ -45,7 +45,7 @@ def error_of(folder: Path, **values: Any) -> SchedulerError:
 
 
 def test_flags_override_variables_config_file_and_defaults_in_this_order(tmp_path: Path) -> None:
-    """Contract 2: A flag overrides a variable, a variable the config file, and the file the default."""
+    """Contract 2: A flag overrides a variable. A variable overrides the config file, which overrides the default."""
     config = "kill_grace: 1\n"
     variables = {f"{PREFIX}KILL_GRACE": "2"}
     for flags, environ, text, value, origin in (
@@ -60,7 +60,7 @@ def test_flags_override_variables_config_file_and_defaults_in_this_order(tmp_pat
 
 
 def test_every_setting_has_an_origin_and_a_help_text(tmp_path: Path) -> None:
-    """Contract 2: Every setting has an origin, shown by `config show --origin`, and a help text."""
+    """Contract 2: Every setting has a help text, and an origin that `config show --origin` prints."""
     found = given_by(tmp_path)
     assert set(found.origin) == set(OPTIONS) == set(found.config.policy_values())
     assert set(found.origin.values()) == {"default"}
@@ -81,7 +81,7 @@ def test_defaults_are_those_of_the_readme(tmp_path: Path) -> None:
 
 
 def test_the_state_file_variable_overrides_the_config_file_but_not_the_flag(tmp_path: Path) -> None:
-    """Contract 2, finding it: GPUJOB_STATE_FILE overrides the config file; the flag overrides both."""
+    """Contract 2, finding it: GPUJOB_STATE_FILE overrides the config file. The flag overrides GPUJOB_STATE_FILE."""
     environ = {"GPUJOB_STATE_FILE": "/v/s.json"}
     found = given_by(tmp_path, environ=environ, config="state_file: c.json\n")
     assert (found.config.state_file, found.origin["state_file"]) == ("/v/s.json", "GPUJOB_STATE_FILE")
@@ -90,10 +90,10 @@ def test_the_state_file_variable_overrides_the_config_file_but_not_the_flag(tmp_
 
 
 def test_the_base_folder_of_a_relative_path_depends_on_its_source(tmp_path: Path) -> None:
-    """Contract 3, settled details: The base of a relative path depends on its source.
+    """Contract 3, settled details: The folder at which a relative path starts depends on the path's source.
 
-    It is the current folder for flags and variables, the config's folder for the config file, and the state file's
-    folder for defaults.
+    A path in a flag or variable starts at the current folder, a path in the config file at the folder of the config
+    file, and a default path at the folder of the state file.
     """
     there = tmp_path / "there"
     there.mkdir()
@@ -112,7 +112,7 @@ def test_the_base_folder_of_a_relative_path_depends_on_its_source(tmp_path: Path
 
 
 def test_with_an_empty_jobs_file_setting_no_jobs_file_is_watched(tmp_path: Path) -> None:
-    """S3.44: If `jobs_file` is set to an empty text, no jobs file is watched."""
+    """S3.44: If the setting `jobs_file` is an empty text, no jobs file is watched."""
     assert given_by(tmp_path, flags={"jobs_file": ""}).config.jobs_file == ""
     assert given_by(tmp_path, environ={f"{PREFIX}JOBS_FILE": ""}).config.jobs_file == ""
     assert given_by(tmp_path, config='jobs_file: ""\n').config.jobs_file == ""
@@ -124,9 +124,12 @@ def test_a_leading_tilde_in_a_path_is_the_home_folder(tmp_path: Path) -> None:
 
 
 def test_the_config_file_is_found_by_flag_variable_folder_and_home_in_this_order(tmp_path: Path) -> None:
-    """Contract 2: The config file is the first one of --config, GPUJOB_CONFIG, ./config.yaml and the user's config.
+    """Contract 2: If --config names a config file, this file is used; otherwise the file that GPUJOB_CONFIG names.
 
-    The user's config is $XDG_CONFIG_HOME/gpujob/config.yaml, or ~/.config/gpujob/config.yaml if that is not set.
+    If neither names a file, ./config.yaml is used if it exists, otherwise the user's config.
+
+    The user's config is $XDG_CONFIG_HOME/gpujob/config.yaml. If XDG_CONFIG_HOME is not set, it is
+    ~/.config/gpujob/config.yaml.
     """
     places = {name: tmp_path / name for name in ("flag", "variable", "here", "xdg/gpujob", "home/.config/gpujob")}
     for place in places.values():
@@ -149,7 +152,7 @@ def test_the_config_file_is_found_by_flag_variable_folder_and_home_in_this_order
 
 
 def test_a_named_config_file_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
-    """P3: A config file that is named but does not exist is a usage error."""
+    """P3: If a user names a config file that does not exist, this is a usage error."""
     with pytest.raises(UsageError) as caught:
         load({}, {"HOME": "/h"}, "nosuch.yaml", str(tmp_path))
     assert str(tmp_path / "nosuch.yaml") in str(caught.value)
@@ -167,14 +170,14 @@ def test_a_named_config_file_that_does_not_exist_is_an_error(tmp_path: Path) -> 
     ],
 )  # fmt: skip
 def test_a_text_has_the_same_value_from_each_source(tmp_path: Path, key: str, text: str, value: object) -> None:
-    """Contract 2: A text gives the same value from a flag, a variable and the config file."""
+    """Contract 2: A text has the same value in a flag, in a variable and in the config file."""
     assert getattr(given_by(tmp_path, flags={key: text}).config, key) == value
     assert getattr(given_by(tmp_path, environ={PREFIX + key.upper(): text}).config, key) == value
     assert getattr(given_by(tmp_path, config=f"{key}: '{text}'\n").config, key) == value
 
 
 def test_a_yaml_list_is_read_as_a_gpu_list(tmp_path: Path) -> None:
-    """Contract 4: A YAML list is accepted as a GPU list; it is sorted, and duplicates are removed."""
+    """Contract 4: A YAML list is accepted as a GPU list. The list is sorted, and duplicates are removed."""
     assert given_by(tmp_path, config="gpu_ids: [2, 0, 2]\n").config.gpu_ids == (0, 2)
 
 
@@ -188,7 +191,7 @@ def test_a_yaml_list_is_read_as_a_gpu_list(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_the_error_for_an_invalid_setting_names_its_source_and_key(tmp_path: Path, key: str, text: str) -> None:
-    """P3: An invalid value ends with exit code 2, and the error names its source and key."""
+    """P3: An invalid value gives exit code 2. The error names the source and the key of the value."""
     for place, values in (
         (f"--{key.replace('_', '-')}", {"flags": {key: text}}),
         (PREFIX + key.upper(), {"environ": {PREFIX + key.upper(): text}}),
@@ -209,9 +212,9 @@ def test_the_error_for_a_misspelt_value_names_the_most_similar_one(tmp_path: Pat
 @pytest.mark.parametrize("text", [".inf", "-.inf", ".nan", "true", "[1]", "{a: 1}", "2024-01-01"])
 @pytest.mark.parametrize("key", ["monitor_interval", "aging", "log_dir", "order", "trust_group"])
 def test_a_yaml_value_of_a_wrong_type_is_an_error(tmp_path: Path, key: str, text: str) -> None:
-    """P3: A YAML value of the wrong type is an error with exit code 2. A value whose text is valid is accepted.
+    """P3: A YAML value of the wrong type is an error with exit code 2. If its text is a valid value, it is accepted.
 
-    For example, `log_dir: 2024-01-01` is the name of a folder.
+    For example, `log_dir: 2024-01-01` is a date in YAML, but its text is the name of a folder.
     """
     if (key, text) == ("trust_group", "true"):
         assert given_by(tmp_path, config="trust_group: true\n").config.trust_group is True
@@ -271,7 +274,7 @@ def test_the_error_for_an_unknown_gpujob_variable_names_the_most_similar_one(tmp
 
 
 def test_the_error_for_an_unknown_config_key_without_a_similar_one_lists_all(tmp_path: Path) -> None:
-    """Contract 2: The error for an unknown key without a similar known key lists all keys."""
+    """Contract 2: If no known key is similar to an unknown key, the error lists all known keys."""
     do = error_of(tmp_path, config="xyzzy: 1\n").do
     assert all(key in do for key in defaults())
 
@@ -284,7 +287,7 @@ def test_the_error_for_an_unknown_config_key_without_a_similar_one_lists_all(tmp
     [("gpus: 2\na: b: c\n", 2), ("gpus: [1\n", 2), ("\tgpus: 1\n", 1), ("gpus: 1\n  x: 2\n", 2), ('a: "\n', 2)],
 )
 def test_the_error_for_invalid_yaml_names_its_line(tmp_path: Path, text: str, line: int) -> None:
-    """P3: The error for invalid YAML names the line; the exit code is 2."""
+    """P3: The error for invalid YAML names the line of the mistake and has exit code 2."""
     error = error_of(tmp_path, config=text)
     assert error.where == f"{tmp_path / 'config.yaml'}:{line}"
     assert error.exit_code == 2
@@ -292,7 +295,7 @@ def test_the_error_for_invalid_yaml_names_its_line(tmp_path: Path, text: str, li
 
 @pytest.mark.parametrize("text", ["- gpus\n", "gpus\n", "42\n"])
 def test_a_config_file_without_a_yaml_mapping_is_refused(tmp_path: Path, text: str) -> None:
-    """P3: YAML that is no mapping is refused; the error shows the form `key: value`."""
+    """P3: A config file that is not a YAML mapping is refused. The error shows the form `key: value`."""
     assert "key: value" in error_of(tmp_path, config=text).what
 
 
@@ -330,7 +333,10 @@ def test_a_folder_as_config_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o666, 0o646])
 def test_a_config_file_that_all_users_may_write_is_refused(tmp_path: Path, mode: int) -> None:
-    """C37, P9: A config file that all users may write is refused with exit code 1; the error shows the fix."""
+    """C37, P9: A config file that all users may write is refused with exit code 1.
+
+    The error shows a command that fixes it.
+    """
     (tmp_path / "config.yaml").write_text("gpus: 2\n")
     (tmp_path / "config.yaml").chmod(mode)
     error = error_of(tmp_path)
@@ -350,9 +356,9 @@ def test_a_config_file_of_another_user_is_refused(tmp_path: Path) -> None:
 
 @as_root
 def test_a_config_file_that_its_group_may_write_is_refused_without_trust_group(tmp_path: Path) -> None:
-    """Contract 3, settled details: A config file that its group may write is refused without `trust_group`.
+    """Contract 3, settled details: Without `trust_group`, a config file that its group may write is refused.
 
-    `trust_group` counts only if a flag or a variable sets it.
+    `trust_group` in the config file itself does not count: it must be set by a flag or a variable.
     """
     path = tmp_path / "config.yaml"
     path.write_text("gpus: 2\n")
@@ -375,7 +381,7 @@ def test_a_config_file_that_its_group_may_write_is_refused_without_trust_group(t
 
 
 def test_the_model_table_gives_the_default_and_the_need_of_each_model(tmp_path: Path) -> None:
-    """S3.13: The model table gives the default requirement and the requirement of each model."""
+    """S3.13: The model table contains the default need, and the need of each model."""
     path = tmp_path / "m.json"
     path.write_text('\ufeff{"default_requirement": 0.5, "models": {"a": 2, "b": "2x0.5", "c": 0}}')
     assert model_table(str(path)) == ModelTable("0.5", {"a": "2", "b": "2x0.5", "c": "0"})
@@ -391,7 +397,7 @@ def test_without_a_model_table_every_job_needs_one_gpu(tmp_path: Path) -> None:
     [('{"models": {"a": 1}', ":1:20"), ("", ":1:1"), ('{\n "models": {\n "a": x}}', ":3:7"), ("[1,", ":1:4")],
 )
 def test_the_error_for_an_invalid_json_model_table_names_the_position(tmp_path: Path, text: str, place: str) -> None:
-    """C31, P3: The error for invalid JSON names the line and column."""
+    """C31, P3: If the model table is invalid JSON, the error names the line and the column."""
     path = tmp_path / "m.json"
     path.write_text(text)
     with pytest.raises(UsageError) as caught:
@@ -409,7 +415,7 @@ def test_the_error_for_an_invalid_json_model_table_names_the_position(tmp_path: 
     ids=range(13),
 )  # fmt: skip
 def test_the_error_for_an_invalid_model_table_names_the_file(tmp_path: Path, text: str) -> None:
-    """C31, P3: JSON that is no valid model table raises one UsageError that names the file."""
+    """C31, P3: If JSON is not a valid model table, one UsageError is raised, which names the file."""
     path = tmp_path / "m.json"
     path.write_text(text)
     with pytest.raises(UsageError) as caught:
@@ -418,7 +424,7 @@ def test_the_error_for_an_invalid_model_table_names_the_file(tmp_path: Path, tex
 
 
 def test_a_number_of_5000_digits_in_the_model_table_is_a_usage_error(tmp_path: Path) -> None:
-    """C31, P8: A number of 5000 digits in the model table raises UsageError, which the running daemon survives."""
+    """C31, P8: A number of 5000 digits in the model table raises UsageError, so a running daemon continues."""
     path = tmp_path / "m.json"
     path.write_text('{"models": {"a": ' + "9" * 5000 + "}}")
     with pytest.raises(UsageError):
@@ -426,7 +432,7 @@ def test_a_number_of_5000_digits_in_the_model_table_is_a_usage_error(tmp_path: P
 
 
 def test_an_unreadable_model_table_is_a_usage_error(tmp_path: Path) -> None:
-    """C31: A model table that is a folder or no UTF-8 raises UsageError."""
+    """C31: A model table raises UsageError if it is a folder or not UTF-8."""
     with pytest.raises(UsageError):
         model_table(str(tmp_path))
     (tmp_path / "m.json").write_bytes(b"\xff\xfe{\0}\0")
@@ -435,7 +441,7 @@ def test_an_unreadable_model_table_is_a_usage_error(tmp_path: Path) -> None:
 
 
 def test_a_path_setting_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    """F15: A path that is not UTF-8 is refused when the settings are read, because the store can keep only text."""
+    """F15: A path that is not UTF-8 is refused when the settings are read, because the store can contain only text."""
     with pytest.raises(UsageError, match="is not UTF-8"):
         load({"log_dir": "/home/jos\udce9/logs"}, {"HOME": str(tmp_path)}, None, str(tmp_path))
 
@@ -444,7 +450,10 @@ def test_a_path_setting_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 
 
 def lines_of(folder: Path, text: str) -> list[str]:
-    """Return the error's lines for this config text, one for each mistake, without the file's folder."""
+    """Return the lines of the error for this config text: one line for each mistake.
+
+    The file's folder is removed from them.
+    """
     return [line.replace(f"{folder}/", "") for line in error_of(folder, config=text).lines]
 
 
@@ -466,7 +475,7 @@ def test_one_error_lists_all_mistakes_of_a_config_file_with_their_lines(tmp_path
 def test_one_error_lists_the_mistakes_of_flags_variables_and_config_file(tmp_path: Path) -> None:
     """S3.1, P3: One error lists the mistakes in all flags, in all variables and in the config file.
 
-    It also lists a mistake in a value that a stronger source overrides.
+    It also lists an invalid value that another source overrides.
     """
     error = error_of(
         tmp_path,
@@ -504,7 +513,7 @@ def test_the_origin_of_a_config_value_includes_its_line(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_config_value_is_read_as_its_literal_text(tmp_path: Path, text: str, key: str, value: Any) -> None:
-    """Contract 2: A value is read as the text that the file contains. An empty value and null stand for the default.
+    """Contract 2: A value is read as the text in the file. An empty value or null stands for the default.
 
     YAML itself would convert values such as 010, 3.10 and yes.
     """
@@ -538,7 +547,7 @@ def test_a_config_value_is_read_as_its_literal_text(tmp_path: Path, text: str, k
     ids=range(19),
 )  # fmt: skip
 def test_the_error_for_an_invalid_config_file_has_line_reason_and_fix(tmp_path: Path, data: bytes, says: str) -> None:
-    """P3, S14: Each invalid config file gives an error with its line, a reason and a fix; the exit code is 2."""
+    """P3, S14: For each invalid config file, the error has a line, a reason, a remedy and exit code 2."""
     (tmp_path / "config.yaml").write_bytes(data)
     error = error_of(tmp_path)
     assert str(error).startswith(f"{tmp_path}/config.yaml{says}") and error.exit_code == 2
@@ -553,9 +562,9 @@ def test_s14_yaml_aliases_are_not_expanded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", ["fifo", "folder", "device", "dangling", "loop"])
 @pytest.mark.parametrize("named", [True, False])
 def test_a_config_file_that_is_no_regular_file_is_refused_at_once(tmp_path: Path, make: str, named: bool) -> None:
-    """P3: A config file that is no regular file is a usage error, and reading it never blocks.
+    """P3: A config file that is not a regular file is a usage error. Reading it never blocks.
 
-    This holds for a file that a flag names and for one that was found in the current folder.
+    This holds for a file that a flag names, and for a file that is found in the current folder.
     """
     path = tmp_path / "config.yaml"
     says = "cannot be read: not a regular file"
@@ -580,9 +589,9 @@ def test_a_config_file_that_is_no_regular_file_is_refused_at_once(tmp_path: Path
 
 
 def test_the_stronger_source_decides_between_gpus_and_gpu_ids(tmp_path: Path) -> None:
-    """Contract 2, 4: Of `gpus` and `gpu_ids`, the one from the stronger source is used.
+    """Contract 2, 4: If `gpus` and `gpu_ids` come from different sources, the value from the stronger source is used.
 
-    Two values of the same source must agree.
+    If both come from the same source, their values must agree.
     """
     found = given_by(tmp_path, flags={"gpu_ids": "0,2"}, config="gpus: 8\n")
     assert (found.config.gpus, found.config.gpu_ids) == (None, (0, 2))
@@ -605,7 +614,7 @@ def test_the_stronger_source_decides_between_gpus_and_gpu_ids(tmp_path: Path) ->
     ],
 )  # fmt: skip
 def test_a_command_finds_the_state_file_in_a_faulty_config_file(tmp_path: Path, text: str, found: str) -> None:
-    """P3: A command finds the state file in a config that has other mistakes; the mistakes are returned too."""
+    """P3: A command finds the state file in a config file that has other mistakes. The mistakes are returned too."""
     (tmp_path / "config.yaml").write_text(text)
     said, trouble = named_state_file({"HOME": "/h"}, None, str(tmp_path))
     assert said == found.replace("HERE", str(tmp_path))
@@ -613,7 +622,7 @@ def test_a_command_finds_the_state_file_in_a_faulty_config_file(tmp_path: Path, 
 
 
 def test_a_config_mistake_that_leaves_the_state_file_unknown_is_an_error(tmp_path: Path) -> None:
-    """P3: A mistake that leaves the state file unknown raises UsageError, so that no wrong scheduler is used."""
+    """P3: If a mistake leaves the state file unknown, UsageError is raised, so that no wrong scheduler is used."""
     for text in ("state_file: [1]\n", "a: [\nstate_file: s.json\n", "state_file: ''\n"):
         (tmp_path / "config.yaml").write_text(text)
         with pytest.raises(UsageError):
@@ -648,7 +657,7 @@ def test_a_config_mistake_that_leaves_the_state_file_unknown_is_an_error(tmp_pat
     ids=range(12),
 )  # fmt: skip
 def test_i15_c31_a_model_table_mistake_is_reported_with_line_and_fix(tmp_path: Path, text: str, says: str) -> None:
-    """I15, C31, S14: The error for a mistake in the model table names its line, a reason and a fix."""
+    """I15, C31, S14: The error for a mistake in the model table names the line, a reason and a remedy."""
     path = tmp_path / "m.json"
     path.write_text(text)
     with pytest.raises(UsageError) as caught:
@@ -668,7 +677,10 @@ def test_c31_one_error_lists_all_mistakes_of_a_model_table(tmp_path: Path) -> No
 
 
 def test_c31_a_required_model_table_that_is_missing_is_an_error(tmp_path: Path) -> None:
-    """C31: A missing model table raises UsageError if it is required. A link without a target always raises it."""
+    """C31: If a model table is required, a missing one raises UsageError.
+
+    A link without a target raises UsageError in any case.
+    """
     with pytest.raises(UsageError, match="no such model table"):
         model_table(str(tmp_path / "m.json"), needed=True)
     (tmp_path / "m.json").symlink_to("nowhere")

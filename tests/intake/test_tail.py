@@ -1,4 +1,4 @@
-"""Tests of `Follower`: it returns each complete line of a watched file once, whatever is done to the file."""
+"""Tests of `Follower`: it returns each complete line of a watched file once, whatever happens to the file."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="chown needs root")
 class Reading:
     """A Follower with a simulated clock, and the data that it has returned so far.
 
-    ``lines``: all lines; ``restarts``, ``settled``: the numbers of batches that were marked as a restart, or as
-    settled.
+    ``lines``: all returned lines; ``restarts``: the number of batches that were marked as a restart; ``settled``: the
+    number of batches that were marked as settled.
     """
 
     def __init__(self, path: Path | str, mark: FileMark | None = None) -> None:
@@ -52,7 +52,7 @@ class Reading:
         return [line.text for line in self.lines]
 
     def look(self) -> Batch | None:
-        """Call `Follower.look` once and accept the batch, if there is one."""
+        """Call `Follower.look` once. If it returns a batch, accept the batch."""
         batch = self.follower.look(self.now)
         if batch is not None:
             self.follower.accept(batch)
@@ -62,7 +62,7 @@ class Reading:
         return batch
 
     def all(self) -> list[LineRead]:
-        """Look until no batch is returned; return the new lines."""
+        """Call `look` until it returns no batch; return the new lines."""
         before = len(self.lines)
         for _ in range(10_000):
             if self.look() is None:
@@ -70,12 +70,12 @@ class Reading:
         raise AssertionError("looking never comes to rest")
 
     def later(self, seconds: float) -> list[LineRead]:
-        """Advance the clock by ``seconds``, then look until no batch is returned; return the new lines."""
+        """Advance the clock by ``seconds``. Then call `look` until it returns no batch; return the new lines."""
         self.now += seconds
         return self.all()
 
     def settle(self) -> list[LineRead]:
-        """Look and advance the clock until every settling time has passed; return the new lines."""
+        """Call `look` and advance the clock until the Follower waits for nothing any more; return the new lines."""
         before = len(self.lines)
         self.all()
         for _ in range(3):
@@ -89,7 +89,7 @@ class Reading:
         return str(caught.value)
 
     def again(self) -> Reading:
-        """Return a new Reading that has only the mark of this one, as after a restart of the daemon."""
+        """Return a new Reading that starts at the mark of this one. A restart of the daemon has the same effect."""
         self.follower.close()
         return Reading(self.path, self.follower.mark)
 
@@ -110,9 +110,9 @@ def append(path: Path | str, data: bytes | str) -> None:
 
 
 def tick(path: Path | str) -> None:
-    """Wait until a write to the file is sure to change its ctime.
+    """Wait until a write to the file certainly changes the file's ctime.
 
-    The clock of file times has ticks of some milliseconds.
+    The clock of file times advances in ticks of some milliseconds.
     """
     probe = f"{path}.tick"
     limit = time.monotonic() + 5
@@ -130,7 +130,7 @@ def tick(path: Path | str) -> None:
 
 
 def test_each_appended_line_is_returned_once_with_its_number(jobs: Path, reading: Reading) -> None:
-    """S3.10, P2: Each appended line is returned once, with its line number."""
+    """S3.10, P2: Each line that is appended is returned once, with its line number."""
     append(jobs, "a\nb\n")
     assert [(line.number, line.text) for line in reading.all()] == [(1, "a"), (2, "b")]
     assert reading.all() == []
@@ -139,14 +139,14 @@ def test_each_appended_line_is_returned_once_with_its_number(jobs: Path, reading
 
 
 def test_an_empty_file_gives_no_lines_and_no_second_batch(jobs: Path, reading: Reading) -> None:
-    """An empty file gives no lines. After its first batch, `look` returns no further batch."""
+    """For an empty file, `look` returns one batch without lines, and no second batch."""
     jobs.touch()
     assert reading.settle() == []
     assert reading.look() is None
 
 
 def test_a_batch_that_was_not_accepted_is_returned_again(jobs: Path, reading: Reading) -> None:
-    """P4: A batch that was not accepted (its transaction failed) is returned again."""
+    """P4: If a batch was not accepted, because its transaction failed, it is returned again."""
     append(jobs, "a\nb\n")
     first = reading.follower.look(1.0)
     append(jobs, "c\n")
@@ -160,7 +160,7 @@ def test_a_batch_that_was_not_accepted_is_returned_again(jobs: Path, reading: Re
 
 
 def test_a_restart_batch_that_was_not_accepted_is_returned_again_as_a_restart(jobs: Path, reading: Reading) -> None:
-    """P2, P4: A restart batch that was not accepted is returned again as a restart."""
+    """P2, P4: If a batch that is marked as a restart was not accepted, it is returned again with this mark."""
     append(jobs, "a\nb\n")
     reading.all()
     tick(jobs)
@@ -173,7 +173,7 @@ def test_a_restart_batch_that_was_not_accepted_is_returned_again_as_a_restart(jo
 
 
 def test_a_batch_has_a_maximum_number_of_lines_and_says_if_there_are_more(jobs: Path, reading: Reading) -> None:
-    """C16: A batch has at most 512 lines, so that no pass is long. It says whether more lines can be read."""
+    """C16: A batch has at most 512 lines, so that no pass is long. The batch says whether more lines can be read."""
     append(jobs, "".join(f"line {n}\n" for n in range(1000)))
     batches = []
     while (batch := reading.look()) is not None:
@@ -193,7 +193,7 @@ def test_a_line_longer_than_one_read_is_returned_whole(jobs: Path, reading: Read
 
 
 def test_after_a_restart_only_lines_after_the_mark_are_returned(jobs: Path, reading: Reading) -> None:
-    """C40, P2: After a restart of the daemon, only lines after the mark are returned."""
+    """C40, P2: After a restart of the daemon, only lines after the stored position (mark) are returned."""
     append(jobs, "a\nb\n")
     reading.all()
     append(jobs, "c\n")
@@ -206,7 +206,7 @@ def test_after_a_restart_only_lines_after_the_mark_are_returned(jobs: Path, read
 
 
 def test_an_incomplete_last_line_is_not_returned_before_its_newline(jobs: Path, reading: Reading) -> None:
-    """S3.11, C01: An incomplete last line is not returned before it is complete or unchanged for 2 seconds."""
+    """S3.11, C01: A last line without newline is not returned until it gets a newline or is unchanged for 2 seconds."""
     append(jobs, "a\n0,/a")
     reading.all()
     assert reading.texts == ["a"]
@@ -229,7 +229,7 @@ def test_an_incomplete_last_line_waits_again_after_a_restart(jobs: Path, reading
 
 
 def test_a_last_line_without_newline_is_returned_after_two_unchanged_seconds(jobs: Path, reading: Reading) -> None:
-    """C02: A last line without newline is returned once it is unchanged for 2 seconds."""
+    """C02: A last line without newline is returned when it has been unchanged for 2 seconds."""
     append(jobs, "a\nb")
     reading.all()
     assert reading.later(1.99) == []
@@ -238,9 +238,9 @@ def test_a_last_line_without_newline_is_returned_after_two_unchanged_seconds(job
 
 
 def test_the_next_look_is_due_when_an_incomplete_last_line_is_final(jobs: Path, reading: Reading) -> None:
-    """C02: When an incomplete last line follows other lines, the next look is due when that line has its final length.
+    """C02: If a last line without newline follows other lines, the next look is due when this line is final.
 
-    It counts as final if it is unchanged for ``OPEN_LINE_S`` seconds.
+    The last line counts as final when it has been unchanged for ``OPEN_LINE_S`` seconds.
     """
     append(jobs, "a\nb")
     assert reading.look() is not None
@@ -249,7 +249,7 @@ def test_the_next_look_is_due_when_an_incomplete_last_line_is_final(jobs: Path, 
 
 @pytest.mark.parametrize("rest", ["  ", "\t", "\ufeff"])
 def test_blanks_after_the_last_newline_belong_to_the_next_line(jobs: Path, reading: Reading, rest: str) -> None:
-    """C02, P2: Blanks after the last newline are not read as a line; text appended to them is a job."""
+    """C02, P2: Blanks after the last newline are not read as a line. If text is appended to them, the text is a job."""
     append(jobs, rest if rest == "\ufeff" else f"a\n{rest}")
     reading.all()
     assert reading.later(3) == [] and reading.follower.look_again_at is None
@@ -259,7 +259,7 @@ def test_blanks_after_the_last_newline_belong_to_the_next_line(jobs: Path, readi
 
 
 def test_a_replaced_file_that_ends_in_blanks_is_read_to_its_end(jobs: Path, reading: Reading) -> None:
-    """C07: A replaced file counts as read to its end if only blanks are left."""
+    """C07: A replaced file counts as read to its end if only blanks have not been read."""
     append(jobs, "a\nb\n")
     reading.all()
     jobs.write_text("b\nc\n  ")
@@ -269,7 +269,7 @@ def test_a_replaced_file_that_ends_in_blanks_is_read_to_its_end(jobs: Path, read
 
 
 def test_a_utf16_mark_without_nul_bytes_refuses_only_the_first_line(jobs: Path, reading: Reading) -> None:
-    """C13, C11: A file that begins with a UTF-16 mark but has no NUL byte is read; only its first line is refused."""
+    """C13, C11: If a file begins with a UTF-16 mark but has no NUL byte, only its first line is refused."""
     jobs.write_bytes(b"\xff\xfe\na\n")
     reading.all()
     assert [(line.text, bool(line.problem)) for line in reading.lines][1:] == [("a", False)] and reading.lines[
@@ -278,7 +278,10 @@ def test_a_utf16_mark_without_nul_bytes_refuses_only_the_first_line(jobs: Path, 
 
 
 def test_old_lines_returns_lines_by_number_unless_the_file_was_rewritten(jobs: Path, reading: Reading) -> None:
-    """C27: `old_lines` returns the lines with these numbers if they were read before and the file is not rewritten."""
+    """C27: `old_lines` returns the lines with these numbers. Lines that were not read before are left out.
+
+    If the file was rewritten, no line is returned.
+    """
     append(jobs, "a\nb\r\n" + "x" * (LONGEST_LINE + 10) + "\nd\n")
     assert reading.follower.old_lines([1]) is None
     reading.all()
@@ -304,7 +307,10 @@ def test_a_newline_after_a_returned_last_line_gives_no_new_line(jobs: Path, read
 
 @pytest.mark.parametrize("growth", ["xyz\n", "xyz"])
 def test_text_added_to_a_returned_last_line_is_reported_and_not_run(jobs: Path, reading: Reading, growth: str) -> None:
-    """C02: Text added to a last line that was already read is a problem of that line, not a job."""
+    """C02: If text is added to a last line that was already read, this is a problem of the line.
+
+    The problem is reported, and no job is made of the added text.
+    """
     append(jobs, "a\nb")
     reading.all()
     reading.later(2)
@@ -320,7 +326,7 @@ def test_text_added_to_a_returned_last_line_is_reported_and_not_run(jobs: Path, 
 
 
 def test_text_added_to_a_returned_last_line_is_reported_after_a_restart(jobs: Path, reading: Reading) -> None:
-    """C02: Text added to a last line that was already read is also reported after a restart of the daemon."""
+    """C02: Text added to a last line that was already read is also reported if the daemon was restarted meanwhile."""
     append(jobs, "a")
     reading.all()
     reading.later(2)
@@ -335,7 +341,7 @@ def test_text_added_to_a_returned_last_line_is_reported_after_a_restart(jobs: Pa
 
 
 def test_a_missing_file_is_reported_and_read_once_it_appears(jobs: Path, reading: Reading) -> None:
-    """P3: A missing file raises FileTrouble; it is read once it appears."""
+    """P3: A missing file raises FileTrouble. When the file appears, it is read."""
     assert "no such file" in reading.trouble()
     append(jobs, "a\n")
     reading.settle()
@@ -355,7 +361,7 @@ def test_a_deleted_and_recreated_file_is_read_from_its_start(jobs: Path, reading
 
 
 def test_unread_lines_of_a_deleted_file_are_returned(jobs: Path, reading: Reading) -> None:
-    """C03, P2: Unread lines of a file that was deleted are still returned."""
+    """C03, P2: If a file is deleted, its unread lines are still returned."""
     append(jobs, "a\n")
     reading.all()
     append(jobs, "b\nc")
@@ -365,7 +371,7 @@ def test_unread_lines_of_a_deleted_file_are_returned(jobs: Path, reading: Readin
 
 
 def test_unread_lines_of_a_rotated_file_are_returned_before_those_of_the_new_file(jobs: Path, reading: Reading) -> None:
-    """C04, P2: Unread lines of a rotated file are returned before those of the new file."""
+    """C04, P2: If a file is rotated, its unread lines are returned before the lines of the new file."""
     append(jobs, "a\n")
     reading.all()
     append(jobs, "b\n")
@@ -375,7 +381,7 @@ def test_unread_lines_of_a_rotated_file_are_returned_before_those_of_the_new_fil
 
 
 def test_unread_lines_of_a_rotated_file_are_returned_in_several_batches(jobs: Path, reading: Reading) -> None:
-    """C04, P2: Unread lines of a rotated file are all returned, also if there are more than one batch holds."""
+    """C04, P2: If a rotated file has more unread lines than one batch can contain, all of them are returned."""
     append(jobs, "a\n")
     reading.all()
     append(jobs, "".join(f"{n}\n" for n in range(600)))
@@ -385,7 +391,7 @@ def test_unread_lines_of_a_rotated_file_are_returned_in_several_batches(jobs: Pa
 
 
 def test_a_file_rotated_while_no_daemon_ran_is_found_by_its_inode(jobs: Path, reading: Reading) -> None:
-    """C04, C40, P2: A file that was rotated while no daemon ran is found by its inode and read to its end."""
+    """C04, C40, P2: If a file was rotated while no daemon ran, it is found by its inode and read to its end."""
     append(jobs, "a\n")
     reading.all()
     append(jobs, "b\n")
@@ -407,7 +413,7 @@ def test_lines_appended_to_a_renamed_file_before_a_new_one_exists_are_returned(j
 
 
 def test_a_truncated_and_rewritten_file_is_read_from_its_start_once_unchanged(jobs: Path, reading: Reading) -> None:
-    """C05: A file that was truncated and written again is read from its start once it is unchanged."""
+    """C05: If a file was truncated and written again, it is read from its start as soon as it no longer changes."""
     append(jobs, "a\nb\nc\n")
     reading.all()
     tick(jobs)
@@ -420,9 +426,9 @@ def test_a_truncated_and_rewritten_file_is_read_from_its_start_once_unchanged(jo
 
 
 def test_c05_a_replaced_file_is_read_while_lines_are_appended_to_it(jobs: Path, reading: Reading) -> None:
-    """C05, P2: The lines of a replaced file are read while a program keeps appending lines to it.
+    """C05, P2: The lines of a replaced file are read, even if a program keeps appending lines to the file.
 
-    The replay ends when the file no longer changes.
+    The replay (reading the file from its start again) ends when the file no longer changes.
     """
     append(jobs, "a\nb\n")
     reading.all()
@@ -438,7 +444,7 @@ def test_c05_a_replaced_file_is_read_while_lines_are_appended_to_it(jobs: Path, 
 
 
 def test_a_file_rewritten_with_more_bytes_between_looks_is_read_from_its_start(jobs: Path, reading: Reading) -> None:
-    """C06, P2: A file rewritten with more bytes than before is read from its start."""
+    """C06, P2: If a file is rewritten between two looks, it is read from its start, even if it has more bytes."""
     append(jobs, "a\nb\n")
     reading.all()
     tick(jobs)
@@ -448,7 +454,7 @@ def test_a_file_rewritten_with_more_bytes_between_looks_is_read_from_its_start(j
 
 
 def test_a_file_rewritten_while_no_daemon_ran_is_read_from_its_start(jobs: Path, reading: Reading) -> None:
-    """C06, C40: A file rewritten while no daemon ran is read from its start."""
+    """C06, C40: If a file is rewritten while no daemon runs, it is read from its start."""
     append(jobs, "a\nb\n")
     reading.all()
     anew = reading.again()
@@ -458,7 +464,10 @@ def test_a_file_rewritten_while_no_daemon_ran_is_read_from_its_start(jobs: Path,
 
 
 def test_an_emptied_file_gives_a_settled_batch(jobs: Path, reading: Reading) -> None:
-    """C05: A file that was emptied gives a settled batch, so that its former lines are dropped."""
+    """C05: An emptied file gives a batch that is marked as settled.
+
+    So the lines that the file had before are dropped.
+    """
     append(jobs, "a\nb\n")
     reading.all()
     tick(jobs)
@@ -469,9 +478,9 @@ def test_an_emptied_file_gives_a_settled_batch(jobs: Path, reading: Reading) -> 
 
 
 def test_a_file_truncated_and_rewritten_with_the_same_text_is_not_read_again(jobs: Path, reading: Reading) -> None:
-    """C07: A file that was truncated and then written with the same text is not read again.
+    """C07: If a file is truncated and then written with the same text, it is not read again.
 
-    An editor that saves in place causes this.
+    An editor that saves in place does this.
     """
     append(jobs, "a\nb\n")
     reading.all()
@@ -485,9 +494,9 @@ def test_a_file_truncated_and_rewritten_with_the_same_text_is_not_read_again(job
 
 @pytest.mark.parametrize("size", [10, CHECKED_WHOLE + 20_000], ids=["small", "large"])
 def test_a_rewrite_that_keeps_size_and_mtime_is_found_by_content(jobs: Path, reading: Reading, size: int) -> None:
-    """C39: A rewrite that keeps size and mtime is found.
+    """C39: A rewrite that changes neither size nor mtime is found.
 
-    In a small file the next look finds it, in a large file only a look after `check_whole`.
+    In a small file the next look finds the rewrite. In a large file only a look after `check_whole` finds it.
     """
     jobs.write_text("old line\n" + "# pad\n" * (size // 6) + "last\n")
     reading.all()
@@ -503,7 +512,7 @@ def test_a_rewrite_that_keeps_size_and_mtime_is_found_by_content(jobs: Path, rea
 
 
 def test_check_whole_does_not_read_an_unchanged_file_again(jobs: Path, reading: Reading) -> None:
-    """C39: `check_whole` does not cause an unchanged file to be read again."""
+    """C39: If a file is unchanged, `check_whole` does not cause its lines to be returned again."""
     jobs.write_text("# pad\n" * 20_000)
     reading.all()
     for _ in range(3):
@@ -547,7 +556,7 @@ sys.exit(0 if tried else 77)
 
 
 def test_a_rewrite_within_one_clock_tick_is_found(tmp_path: Path) -> None:
-    """C06, C39: A rewrite that leaves the ctime unchanged, within one tick of the kernel's clock, is found.
+    """C06, C39: A rewrite within one tick of the kernel's clock is found, although the ctime is unchanged.
 
     File times are as coarse as a tick (4 ms) on ext4 and xfs before Linux 6.13, and on ramfs.
     """
@@ -595,7 +604,10 @@ def _in_place(path: Path) -> None:
 def test_a_save_by_an_editor_returns_all_lines_again_as_a_restart(
     jobs: Path, reading: Reading, save: Callable[[Path], None]
 ) -> None:
-    """C07, C08: After a save by an editor all lines are returned again, marked as a restart."""
+    """C07, C08: After an editor has saved the file, all its lines are returned again.
+
+    The first of the batches is marked as a restart.
+    """
     append(jobs, "a\nb\nc\n")
     reading.all()
     tick(jobs)
@@ -608,7 +620,10 @@ def test_a_save_by_an_editor_returns_all_lines_again_as_a_restart(
 
 
 def test_a_replay_of_several_batches_is_marked_to_its_end(jobs: Path, reading: Reading) -> None:
-    """C07: A replay of several batches stays marked as such to its end, also across a restart of the daemon."""
+    """C07: If the replay of a file needs several batches, its mark says until the end that a replay runs.
+
+    This also holds if the daemon is restarted during the replay.
+    """
     append(jobs, "".join(f"{n}\n" for n in range(700)))
     reading.all()
     tick(jobs)
@@ -625,7 +640,7 @@ def test_a_replay_of_several_batches_is_marked_to_its_end(jobs: Path, reading: R
 
 
 def test_a_file_replaced_during_its_replay_is_read_from_its_start_again(jobs: Path, reading: Reading) -> None:
-    """C07: A file that is replaced during its replay is read from its start again."""
+    """C07: If a file is replaced during its replay, it is read from its start once more."""
     append(jobs, "".join(f"{n}\n" for n in range(700)))
     reading.all()
     tick(jobs)
@@ -643,7 +658,7 @@ def test_a_file_replaced_during_its_replay_is_read_from_its_start_again(jobs: Pa
 
 
 def test_a_file_that_is_rewritten_repeatedly_is_read_once_unchanged(jobs: Path, reading: Reading) -> None:
-    """C05: A file that is rewritten repeatedly is not read before it is unchanged."""
+    """C05: If a file is rewritten repeatedly, it is read only when it no longer changes."""
     append(jobs, "a\nb\n")
     reading.all()
     for n in range(20):
@@ -666,7 +681,10 @@ def test_a_byte_order_mark_at_the_start_of_the_file_is_removed(jobs: Path, readi
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le-bom", "utf-16-be-bom"])
 def test_a_utf16_file_is_reported_and_its_mark_does_not_move(jobs: Path, reading: Reading, encoding: str) -> None:
-    """C11: A UTF-16 file raises FileTrouble, and its mark does not move; once saved as UTF-8, it is read."""
+    """C11: A UTF-16 file raises FileTrouble, and its stored position (mark) does not move.
+
+    When the file is saved as UTF-8, it is read.
+    """
     bom = {"utf-16": b"", "utf-16-le-bom": b"\xff\xfe", "utf-16-be-bom": b"\xfe\xff"}[encoding]
     jobs.write_bytes(bom + "0,/a.py\n".encode(encoding.removesuffix("-bom")))
     assert "UTF-16" in reading.trouble()
@@ -678,7 +696,7 @@ def test_a_utf16_file_is_reported_and_its_mark_does_not_move(jobs: Path, reading
 
 
 def test_a_utf8_file_that_replaces_a_utf16_file_is_read(jobs: Path, reading: Reading) -> None:
-    """C11, P8: A UTF-8 file that replaces a UTF-16 file is read."""
+    """C11, P8: If a UTF-8 file replaces a UTF-16 file, the new file is read."""
     jobs.touch()
     reading.all()
     append(jobs, "0,/a.py\n".encode("utf-16"))
@@ -691,7 +709,7 @@ def test_a_utf8_file_that_replaces_a_utf16_file_is_read(jobs: Path, reading: Rea
 
 
 def test_invalid_utf8_refuses_only_its_own_line(jobs: Path, reading: Reading) -> None:
-    """C13: Bytes that are not UTF-8 cause only their own line to be refused."""
+    """C13: If a line has bytes that are not UTF-8, only this line is refused."""
     append(jobs, b"a\nb\xff\xfec\nd\n\xff\n")
     lines = reading.all()
     assert [bool(line.problem) for line in lines] == [False, True, False, True]
@@ -717,14 +735,17 @@ def test_carriage_returns_at_line_ends_are_removed(jobs: Path, reading: Reading)
 
 
 def test_a_nul_byte_stays_in_its_line(jobs: Path, reading: Reading) -> None:
-    """C12: A NUL byte stays in its line, which the parser refuses; the following lines are read."""
+    """C12: A NUL byte is returned as part of its line, and the parser refuses this line.
+
+    The following lines are read.
+    """
     append(jobs, b"a\0b\nc\n")
     reading.all()
     assert reading.texts == ["a\0b", "c"]
 
 
 def test_a_line_of_ten_megabytes_is_refused_with_little_memory(jobs: Path, reading: Reading) -> None:
-    """C15: A line of 10 MB is refused and needs less than 8 MiB of memory; the following lines are read."""
+    """C15: A line of 10 MB is refused, and this needs less than 8 MiB of memory. The following lines are read."""
     with open(jobs, "wb") as stream:
         stream.write(b"a\n")
         for _ in range(160):
@@ -749,7 +770,7 @@ def test_a_line_of_ten_megabytes_is_refused_with_little_memory(jobs: Path, readi
 
 
 def test_a_line_that_grows_beyond_the_limit_is_reported_once(jobs: Path, reading: Reading) -> None:
-    """C15, P3: A line that grows beyond the limit is reported once, also across restarts of the daemon."""
+    """C15, P3: If a line grows beyond the limit, this is reported once, even if the daemon is restarted."""
     lines: list[LineRead] = []
     for _ in range(5):
         append(jobs, b"x" * 600_000)
@@ -764,7 +785,7 @@ def test_a_line_that_grows_beyond_the_limit_is_reported_once(jobs: Path, reading
 
 
 def test_a_link_to_a_file_in_another_folder_is_followed(tmp_path: Path) -> None:
-    """C35, C07: A symbolic link is followed. This includes a target that was replaced, and a link with a new target."""
+    """C35, C07: A symbolic link is followed, also if its target is replaced or if the link gets another target."""
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     real, link = tmp_path / "there" / "real.txt", tmp_path / "here" / "jobs.txt"
@@ -814,7 +835,7 @@ def _fifo_link(path: Path) -> None:
 def test_a_path_that_is_no_regular_file_is_reported_without_blocking(
     jobs: Path, reading: Reading, make: Callable[[Path], None]
 ) -> None:
-    """C35: A path that is no plain file raises FileTrouble and never blocks."""
+    """C35: A path that is not a regular file raises FileTrouble and never blocks."""
     make(jobs)
     assert str(jobs) in reading.trouble()
     assert str(jobs) in reading.trouble()
@@ -826,7 +847,7 @@ def test_a_path_that_is_no_regular_file_is_reported_without_blocking(
 
 @pytest.mark.timeout(20)
 def test_a_watched_file_replaced_by_a_fifo_is_reported(jobs: Path, reading: Reading) -> None:
-    """C35: A watched file that is replaced by a FIFO raises FileTrouble."""
+    """C35: If a FIFO replaces a watched file, FileTrouble is raised."""
     append(jobs, "a\n")
     reading.all()
     jobs.unlink()
@@ -850,7 +871,7 @@ def test_a_file_that_all_users_may_write_is_not_read_until_corrected(jobs: Path,
 
 
 def test_a_file_that_becomes_writable_for_all_users_is_no_longer_read(jobs: Path, reading: Reading) -> None:
-    """C37: The mode is checked at each look: a file that becomes writable for all users is not read."""
+    """C37: Each look checks the mode of the file. If the file becomes writable for all users, it is no longer read."""
     append(jobs, "a\n")
     reading.all()
     jobs.chmod(0o666)
@@ -864,9 +885,9 @@ def test_a_file_that_becomes_writable_for_all_users_is_no_longer_read(jobs: Path
 def test_p9_c37_unread_lines_of_a_renamed_file_that_others_could_write_are_never_returned(
     tmp_path: Path, jobs: Path, reading: Reading, restarted: bool
 ) -> None:
-    """If other users could write a file and it was then renamed, its unread lines are never returned.
+    """If a file that other users could write is renamed, its unread lines are never returned.
 
-    This is still true if the mode is corrected after the rename, or if the beginning of the file has changed.
+    This also holds if the mode is corrected after the rename, or if the beginning of the file has changed.
     """
     append(jobs, "a\n")
     reading.all()
@@ -905,7 +926,7 @@ def test_c37_a_file_with_a_corrected_mode_is_read_after_a_rename(tmp_path: Path,
 
 
 def test_p9_the_suggested_chmod_command_quotes_any_file_name(tmp_path: Path) -> None:
-    """The command in the message quotes the file's name for a shell and fits on one line."""
+    """The suggested chmod command quotes the name of the file for a shell, and is a single line."""
     for name in ("a $(touch PWNED);b", "a'b", "a\nb"):
         path = tmp_path / name
         path.touch()
@@ -931,9 +952,9 @@ def test_a_file_of_another_user_is_not_read(jobs: Path, reading: Reading) -> Non
 
 @as_root
 def test_a_file_that_its_group_may_write_is_refused_if_the_group_has_other_users(jobs: Path) -> None:
-    """C37, contract 3, settled details: A file that its group may write is refused if the group has other users.
+    """C37, contract 3, settled details: If its group may write a file and has other users, the file is refused.
 
-    With `trust_group` it is accepted.
+    With `trust_group`, the file is accepted.
     """
     append(jobs, "a\n")
     jobs.chmod(0o664)
@@ -950,7 +971,10 @@ def test_a_file_that_its_group_may_write_is_refused_if_the_group_has_other_users
 
 @pytest.mark.parametrize(("mode", "fine"), [(0o777, False), (0o1777, True), (0o755, True), (0o702, False)])
 def test_a_file_in_a_folder_that_other_users_may_write_is_refused(tmp_path: Path, mode: int, fine: bool) -> None:
-    """C37, P9: A file is not read if other users may write to its folder, unless the folder is sticky, like /tmp."""
+    """C37, P9: If other users may write to the folder of a file, the file is not read.
+
+    If the folder is sticky, like /tmp, the file is read.
+    """
     folder = tmp_path / "open"
     folder.mkdir()
     jobs = folder / "jobs.txt"
@@ -978,7 +1002,10 @@ def test_a_file_in_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
 
 
 def test_lines_appended_by_twenty_processes_at_once_are_all_read(jobs: Path, reading: Reading) -> None:
-    """C19, P2: Lines that 20 processes append at the same time are all read, in the order of each process."""
+    """C19, P2: If 20 processes append lines at the same time, all lines are read.
+
+    Lines of one process stay in their order.
+    """
     jobs.touch()
     code = "import sys\nfor n in range(200):\n    with open(sys.argv[1], 'a') as f: f.write(f'{sys.argv[2]} {n}\\n')\n"
     writers = [subprocess.Popen([sys.executable, "-S", "-c", code, str(jobs), str(who)]) for who in range(20)]
@@ -1014,7 +1041,7 @@ CHUNKS = st.lists(
 def test_each_line_is_read_once_however_writes_are_split(
     chunks: list[str], looks: list[int], restarts: set[int]
 ) -> None:
-    """P2, S3.11: Each line is read once, however the writes are split and however often the daemon restarts."""
+    """P2, S3.11: Each line is read once, whatever pieces it is written in and however often the daemon restarts."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "jobs.txt")
         path.touch()
@@ -1048,7 +1075,10 @@ def test_each_line_is_read_once_however_writes_are_split(
 def test_after_any_changes_the_last_state_of_a_file_is_read_completely(
     versions: list[list[str]], ways: list[str], looked: list[bool]
 ) -> None:
-    """C03-C08, P2: Once the file is unchanged, the lines since the last restart batch are the file's lines."""
+    """C03-C08, P2: When the file no longer changes, all its lines have been returned since the last restart batch.
+
+    No other line has been returned since then.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "jobs.txt")
         path.touch()

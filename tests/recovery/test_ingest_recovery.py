@@ -1,4 +1,4 @@
-"""Tests of what `recover` does with the lines of a watched file that can be read only in part."""
+"""Tests of what `recover` does with a watched file if it can read only a part of the file."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def identity(path: Path, line: str) -> str:
 def test_lines_of_known_jobs_after_a_read_error_are_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If a read error ends the reading of a file, lines of known jobs after the error are not run a second time.
+    """If a read error ends the reading of a file, later lines of this file whose jobs are known are not run again.
 
-    `recover` stores the file as replaced, and marks these lines as read.
+    `recover` stores the file as replaced, and marks the lines of known jobs as read.
     """
     jobs = tmp_path / "jobs.txt"
     lines = [f"0,a.py,,{'x' * 1000} {number}," for number in range(1000)]

@@ -1,6 +1,6 @@
-"""Tests of reading the rows of a damaged store. They are read from a copy of the store.
+"""Tests of how rows of a damaged store are read. The rows are read from a copy of the store.
 
-If the first page is damaged, the copy gets that of a new store.
+If the first page is damaged, the first page of a new store replaces it in the copy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def places(tmp_path: Path) -> Places:
 
 
 def fill(places: Places, number: int, seed: int = 1) -> dict[int, Job]:
-    """Create a store with ``number`` jobs and close it; return the jobs by id. The rows of some jobs exceed a page."""
+    """Create a store with ``number`` jobs and close it; return the jobs by id. Some rows are larger than a page."""
     dice = random.Random(seed)
     database = Database(places, checkpoints=True)
     with database.writing() as connection:
@@ -63,7 +63,7 @@ def damage(places: Places, page: int, data: bytes | None = None) -> None:
 
 
 def layout(places: Places) -> list[tuple[int, str, str]]:
-    """Return (page number, table or index, kind of page) of each page of the store."""
+    """Return the page number, the table or index, and the kind of each page of the store."""
     connection = sqlite3.connect(places.store)
     try:
         return connection.execute("SELECT pageno, name, pagetype FROM dbstat").fetchall()
@@ -75,9 +75,9 @@ def layout(places: Places) -> list[tuple[int, str, str]]:
 
 @pytest.mark.long
 def test_e02_a_damaged_leaf_page_loses_only_its_rows(places: Places, tmp_path: Path) -> None:
-    """E02: A damaged leaf page of the jobs table loses only its own rows; all other rows are read unchanged.
+    """E02: If a leaf page of the jobs table is damaged, only the rows in this page are lost. Other rows are unchanged.
 
-    Jobs below a damaged inner page may be lost. The events and the settings are read in any case.
+    If an inner page is damaged, the jobs in the pages below it may be lost. All events and settings are read.
     """
     jobs = fill(places, 60)
     whole = Path(places.store).read_bytes()
@@ -115,9 +115,9 @@ def test_e01_a_damaged_first_page_loses_no_row(places: Places, tmp_path: Path, s
 
 @pytest.mark.parametrize("version", range(1, VERSION))
 def test_e01_jobs_of_a_store_of_an_older_version_are_read(places: Places, tmp_path: Path, version: int) -> None:
-    """E01, E14: Jobs of a store of an older version are read, also if its first page is damaged.
+    """E01, E14: Jobs are read from a store of an older version, also if its first page is damaged.
 
-    They get the defaults of columns that were added later.
+    A column that a later version added has its default.
     """
     places.make()
     connection = sqlite3.connect(places.store, isolation_level=None)
@@ -163,7 +163,7 @@ def read_both(places: Places, tmp_path: Path):
 
 
 def test_e03_a_job_in_the_write_ahead_log_of_an_emptied_store_is_read(places: Places, tmp_path: Path) -> None:
-    """E03: A job that is still in the write-ahead log is read although the store's file is empty."""
+    """E03: A job that is still in the write-ahead log is read, although the store's own file is empty."""
     database = Database(places, checkpoints=True)
     with database.writing() as connection:
         rows.insert(connection, JobSpec(arguments=("true",)), ResourceRequest(0, 0), "", (), 1.0)
@@ -174,9 +174,9 @@ def test_e03_a_job_in_the_write_ahead_log_of_an_emptied_store_is_read(places: Pl
 
 
 def test_e05_a_store_below_the_recorded_highest_job_id_is_refused(places: Places) -> None:
-    """E05: The file with the highest job id does not count jobs of a transaction that failed.
+    """E05: A store whose highest job id is lower than the recorded one is refused: the store is out of date.
 
-    A store whose highest job id is lower than the one in this file is refused.
+    The highest job id is recorded in a file of its own. A job of a failed transaction does not count.
     """
     from scheduler.core.errors import Damaged
     from scheduler.store import integrity

@@ -1,4 +1,4 @@
-"""Tests of `adoption.settle` on an attempt whose record and processes change during the call."""
+"""Tests of `adoption.settle` on an attempt whose record and processes change while the function runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMAND = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 class Attempt:
-    """A claimed attempt and its processes; the test process acts as its supervisor."""
+    """A claimed attempt and its processes. The test process does the work of the supervisor."""
 
     def __init__(self, folder: Path, job: Job) -> None:
         self.job, self.state_file = job, str(folder / "state.json")
@@ -41,7 +41,10 @@ class Attempt:
         attempt_record.write_pid(self.path, process, self.job.boot, time.time_ns(), 0)
 
     def end(self) -> None:
-        """Kill the main process, record an exit code, then reap the process, in the order of a supervisor."""
+        """Kill the main process, record an exit code, and reap the process.
+
+        A supervisor does this in the same order.
+        """
         self.started[0].kill()
         attempt_record.write_end(self.path, "exit", 7, time.time_ns(), sync=False)
         self.started[0].wait()
@@ -60,7 +63,7 @@ def attempt(tmp_path: Path) -> Iterator[Attempt]:
 
 
 def once(monkeypatch: pytest.MonkeyPatch, name: str, after: Callable[[], None]) -> None:
-    """Let the first call of the function ``name`` in `adoption` call ``after`` before it returns its result."""
+    """Change the function ``name`` of `adoption`: its first call also calls ``after`` before it returns."""
     real, left = getattr(adoption, name), [after]
 
     def call(*words: object, **named: object) -> object:
@@ -76,9 +79,9 @@ def once(monkeypatch: pytest.MonkeyPatch, name: str, after: Callable[[], None]) 
 def test_an_attempt_that_ends_during_the_check_is_not_lost(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch, children: int
 ) -> None:
-    """A08, P3: An attempt that ends between the read of its record and the search for its processes is not lost.
+    """A08, P3: If an attempt ends after its record was read and before its processes are searched for, it is not lost.
 
-    ``children``: number of its processes that outlive the main process.
+    ``children``: the number of processes of the attempt that outlive its main process.
     """
     for _ in range(1 + children):
         attempt.start()
@@ -91,7 +94,7 @@ def test_an_attempt_that_ends_during_the_check_is_not_lost(
 def test_an_attempt_that_starts_during_the_check_is_adopted(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """A08: An attempt that was only claimed, and starts after the given step of the check, is adopted."""
+    """A08: If a claimed attempt starts after the given step of the check, it is adopted."""
 
     def begin() -> None:
         attempt.start()
@@ -104,7 +107,7 @@ def test_an_attempt_that_starts_during_the_check_is_adopted(
 def test_an_attempt_that_runs_and_ends_during_the_check_is_not_lost(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A08: An attempt that starts and ends during the check is finished with its recorded exit code."""
+    """A08: If the pid and the end of an attempt are recorded during the check, the attempt is finished, not lost."""
     attempt.start()
 
     def go_on() -> None:

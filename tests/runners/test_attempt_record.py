@@ -1,4 +1,4 @@
-"""Tests of `attempt_record.give_up`: the claim of an attempt that will never run."""
+"""Tests of `attempt_record.give_up`, with which a daemon claims an attempt that must never run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def give_up(path: Path) -> bool:
 
 
 def test_p1_a_daemon_that_dies_during_the_claim_leaves_the_attempt_unclaimed(tmp_path: Path) -> None:
-    """P1: A record gets its name only when it is complete, so a daemon that dies leaves no empty claim."""
+    """P1: A record gets its name only when it is complete.
+
+    So a daemon that dies during a claim leaves no empty record.
+    """
     path = tmp_path / JOB.attempt_key
     child = os.fork()
     if child == 0:
@@ -40,7 +43,10 @@ def test_p1_a_daemon_that_dies_during_the_claim_leaves_the_attempt_unclaimed(tmp
 def test_p1_only_the_first_claim_of_an_attempt_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int | None
 ) -> None:
-    """P1: The second claim is refused and changes nothing, also where the file system has no hard links."""
+    """P1: A second claim of an attempt is refused and changes nothing.
+
+    This also holds on a file system without hard links.
+    """
     if refused is not None:
 
         def link(source: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Tests of the runner after its supervisor's death, and of a supervisor that cannot send its messages."""
+"""Tests of the runner after the death of its supervisor, and of a supervisor that cannot send its messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _job(number: int) -> Job:
 
 
 def _runner(folder: Path) -> DirectRunner:
-    """Return a runner that ignores other children of the test process (such as a browser), as a daemon does."""
+    """Return a runner that ignores the other children of the test process, such as a browser."""
     runner = DirectRunner(str(folder), str(folder / "state.json"), {}, str(folder / "errors"))
     others = (seen(pid) for pid in own_children() if pid != runner.supervisor_pid)
     runner.leave_alone({found.session for found in others if found is not None})
@@ -39,7 +39,7 @@ def _runner(folder: Path) -> DirectRunner:
 
 
 def _ended_child(code: int) -> Process:
-    """Return a zombie: a child of this process that led its session and exited with ``code``."""
+    """Return a zombie. It is a child of this process that led its own session and exited with ``code``."""
     child = os.fork()
     if not child:
         os.setsid()
@@ -51,7 +51,7 @@ def _ended_child(code: int) -> Process:
 
 
 def _observed(runner: DirectRunner, number: int) -> list[Observation]:
-    """Return the observations of the runner, as soon as there are ``number`` of them or 20 s have passed."""
+    """Return the observations of the runner. Wait until there are ``number`` observations, but at most 20 s."""
     observations: list[Observation] = []
     end = time.monotonic() + 20
     while len(observations) < number and time.monotonic() < end:
@@ -63,7 +63,8 @@ def _observed(runner: DirectRunner, number: int) -> list[Observation]:
 def test_a21_the_zombie_of_one_job_does_not_give_another_job_its_exit_code(tmp_path: Path) -> None:
     """A21, P5: A claimed attempt without a pid does not get the exit code of another job's zombie.
 
-    The supervisor was killed between two starts: the first job had ended and was not reaped; the second never ran.
+    Here the supervisor was killed between two starts. The first job had ended, but was not reaped. The second job never
+    ran.
     """
     helper = subprocess.Popen(["sleep", "600"], start_new_session=True)
     runner = _runner(tmp_path)
@@ -89,10 +90,10 @@ def test_a21_the_zombie_of_one_job_does_not_give_another_job_its_exit_code(tmp_p
 
 
 def test_p5_the_exit_code_of_an_unreaped_zombie_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P5: If the supervisor of an ended job is dead and the job is a zombie, its exit code is read from the kernel.
+    """P5: If a job is a zombie and its supervisor is dead, the runner reads the exit code from the kernel.
 
-    The runner does not wait for a record then. Such a zombie remains in a container whose process 1 does not reap,
-    after supervisor and daemon were killed.
+    The runner does not wait for a record. If supervisor and daemon of a job in a container were killed, and process 1
+    of the container does not reap processes, the job stays a zombie.
     """
     monkeypatch.setattr(local, "ZOMBIE_PATIENCE_S", math.inf)
     hold = tmp_path / "hold"
@@ -128,7 +129,10 @@ def test_p5_the_exit_code_of_an_unreaped_zombie_is_read(tmp_path: Path, monkeypa
 
 
 def test_a_stopped_supervisor_is_reported(tmp_path: Path) -> None:
-    """A stopped supervisor (SIGSTOP) is reported with the command that continues it; the runner leaves it stopped."""
+    """If the supervisor is stopped (SIGSTOP), the runner reports the command that continues it.
+
+    The runner does not continue the supervisor itself.
+    """
     runner = _runner(tmp_path)
     try:
         os.kill(runner.supervisor_pid, signal.SIGSTOP)
@@ -144,7 +148,10 @@ def test_a_stopped_supervisor_is_reported(tmp_path: Path) -> None:
 
 
 def test_p3_a_failed_start_of_the_supervisor_is_retried(tmp_path: Path) -> None:
-    """P3, P1: A failed start of the supervisor is reported and retried with a back-off; jobs start once it succeeds."""
+    """P3, P1: If the supervisor cannot be started, this is reported, and the start is retried with a back-off.
+
+    Jobs start when a later start of the supervisor succeeds.
+    """
     house = tmp_path / "house"
     house.mkdir()
     (tmp_path / "attempts").mkdir()
@@ -182,7 +189,10 @@ def test_p3_a_failed_start_of_the_supervisor_is_retried(tmp_path: Path) -> None:
 def test_b02_an_error_after_the_death_of_the_supervisor_loses_no_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, number: int
 ) -> None:
-    """B02: If the supervisor died and a record cannot be read or written, a later look settles all of its attempts."""
+    """B02: If a record cannot be read or written after the supervisor has died, no attempt is lost.
+
+    A later call of `look` settles all attempts of this supervisor.
+    """
     runner = _runner(tmp_path)
     supervisor = runner.supervisor_pid
     try:
@@ -214,7 +224,10 @@ def test_b02_an_error_after_the_death_of_the_supervisor_loses_no_attempt(
 
 
 def test_b05_a_cancel_withdraws_a_start_that_was_not_read_yet(tmp_path: Path) -> None:
-    """B05, P1: A start request that a stopped supervisor has not read yet is withdrawn by a cancel, and never runs."""
+    """B05, P1: If a stopped supervisor has not read a start request yet, a cancel withdraws the request.
+
+    The job then never runs.
+    """
     runner = DirectRunner(str(tmp_path), str(tmp_path / "state.json"), dict(os.environ), str(tmp_path / "errors"))
     job = _job(1)
     supervisor = runner.supervisor_pid
@@ -238,7 +251,10 @@ def test_b05_a_cancel_withdraws_a_start_that_was_not_read_yet(tmp_path: Path) ->
 
 
 def test_e09_unsent_messages_of_the_supervisor_are_sent_again(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    """A message that cannot be sent for lack of buffer space is sent again; it is dropped if the daemon is gone."""
+    """If the supervisor cannot send a message for lack of buffer space, it sends the message again later.
+
+    If the daemon has ended, the message is dropped.
+    """
     read, write = os.pipe()
     supervisor = supervisor_file.Supervisor.__new__(supervisor_file.Supervisor)
     supervisor.fd, supervisor.out, supervisor.unsent = write, [("end", "1.1", 5, "exit", 3, 7)], False

@@ -1,4 +1,4 @@
-"""Tests of `as_recorded`: while no scheduler runs, a job is shown in the state that it gets at the next start."""
+"""Tests of `as_recorded`: while no scheduler runs, a job is shown in the state that the next scheduler will give it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the shim: it claims the attempt, runs the job in a screen session, survives signals, records the end."""
+"""Tests of the shim. It claims the attempt, runs the job in a screen session, survives signals, and records the end."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ def python(program: str) -> tuple[str, ...]:
 
 
 def said(bench: ScreenBench, number: int) -> Any:
-    """Wait for the job's end; return the last line of its log, parsed as a Python literal."""
+    """Wait for the end of the job. Return the last line of its log, parsed as a Python literal."""
     return ast.literal_eval(bench.whole(number).strip().splitlines()[-1])
 
 
 class Alone:
-    """A shim on its own pseudo-terminal, without screen."""
+    """A shim that runs without screen, on a pseudo-terminal of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.terminal: Terminal | None = None
 
     def run(self, *argv: str, before: Sequence[str] = (), **changes: Any) -> int:
-        """Run the shim with this command to its end, and return the shim's exit code."""
+        """Run the shim with this command until the shim ends; return the exit code of the shim."""
         job = Job(id=1, spec=JobSpec(arguments=argv), need=ResourceRequest(1, 1000), attempt=1)
         launch = {
             "record": str(self.folder / "1.1"), "data": attempt_record.blank(job, boot_id()), "boot": boot_id(), "argv": argv,
@@ -94,14 +94,14 @@ def alone(tmp_path: Path) -> Iterator[Alone]:
 
 
 def test_the_shim_starts_nothing_if_the_record_exists_already(alone: Alone, tmp_path: Path) -> None:
-    """P1: A shim that finds the attempt record created by another process starts nothing."""
+    """P1: If another process has created the attempt record, the shim starts nothing."""
     (tmp_path / "1.1").write_text("somebody's")
     assert alone.run("/bin/sh", "-c", "touch ran") == 0
     assert not (tmp_path / "ran").exists() and (tmp_path / "1.1").read_text() == "somebody's"
 
 
 def test_a_shim_without_a_launch_file_does_nothing(tmp_path: Path) -> None:
-    """Without its launch file, which the scheduler removes to withdraw a start, the shim does nothing."""
+    """The scheduler removes the launch file to withdraw a start. A shim without a launch file does nothing."""
     done = subprocess.run(
         [sys.executable, "-I", "-S", shim_file.__file__],
         env={"GPUJOB_LAUNCH": str(tmp_path / "gone")},
@@ -144,7 +144,7 @@ def test_shim_and_package_agree_on_the_record_layout() -> None:
 
 
 def test_the_launch_file_is_private_and_removed(bench: ScreenBench) -> None:
-    """The launch file, which contains the job's whole environment, has mode 0600 and is removed."""
+    """The launch file has mode 0600 and is removed, because it contains the whole environment of the job."""
     old = os.umask(0)
     try:
         job, launch = bench.job(1, "/bin/true")
@@ -179,7 +179,7 @@ def test_exit_codes_and_signals_are_exact(bench: ScreenBench) -> None:
 
 
 def test_ctrl_c_ends_only_its_own_job(bench: ScreenBench) -> None:
-    """J09 in part: Ctrl-C in a session ends its job by SIGINT; the shim and other jobs live on."""
+    """J09 in part: Ctrl-C in a session ends the job of this session by SIGINT. The shim and other jobs continue."""
     first = run(bench, 1, "/bin/sleep", "600")
     second = run(bench, 2, "/bin/sleep", "601")
     tell(bench.environ, first.session, "stuff", "\003")
@@ -204,7 +204,7 @@ def test_a_job_that_catches_ctrl_c_ends_with_its_own_exit_code(bench: ScreenBenc
 
 
 def test_ctrl_z_and_ctrl_s_do_not_stop_a_job(bench: ScreenBench) -> None:
-    """Ctrl-Z and Ctrl-S are ordinary characters for a job, so that they cannot stop it by mistake."""
+    """Ctrl-Z and Ctrl-S are ordinary characters for a job, so a user cannot stop the job by mistake."""
     keys = bench.folder / "keys"
     started = run(
         bench, 1, "/bin/sh", "-c", f"stty -icanon min 1 -echo; echo set; head -c 2 > {keys}; echo still; exit 9"
@@ -216,7 +216,7 @@ def test_ctrl_z_and_ctrl_s_do_not_stop_a_job(bench: ScreenBench) -> None:
 
 
 def test_a_job_stopped_from_the_keyboard_is_continued(bench: ScreenBench) -> None:
-    """A job that enables Ctrl-Z and is stopped by it is continued, and a line in its log reports this."""
+    """If a job enables Ctrl-Z and a user stops it with Ctrl-Z, the shim continues it and adds a line to the log."""
     # The shell starts no program here: dash uses vfork, and a stop of the child before its exec would not be reported.
     started = run(bench, 1, "/bin/sh", "-c", "stty susp ^Z; echo set; read line; echo on; exit 3")
     bench.wait(lambda: "set" in bench.text(1), "ready")
@@ -284,9 +284,9 @@ def test_a_job_whose_session_was_ended_from_outside_has_failed(
 
 
 def test_an_exiting_shim_is_not_a_leftover_process(bench: ScreenBench) -> None:
-    """The shim of a screen session does not count as a leftover process of a job while it exits.
+    """While the shim of a screen session exits, it does not count as a leftover process of a job.
 
-    It looks like one then: it is a child of the daemon, and its environment is empty.
+    At this moment it looks like a leftover process: it is a child of the daemon, and its environment is empty.
     """
     shim = subprocess.Popen(["/bin/sleep", "600"], env={}, start_new_session=True)  # without a job's marks
     leader = subprocess.Popen(["/bin/sleep", "600"], env={})
@@ -305,7 +305,7 @@ def test_an_exiting_shim_is_not_a_leftover_process(bench: ScreenBench) -> None:
 
 
 def test_a_leftover_process_is_reported_only_for_its_own_job(bench: ScreenBench) -> None:
-    """S3.35: A leftover process is reported only for its own job, also if another job ends at the same moment."""
+    """S3.35: If two jobs end at the same moment, a leftover process is reported only for the job that started it."""
     children = [subprocess.Popen(["/bin/sleep", "600"], env={}) for _ in range(2)]
     orphan_env = {"GPUJOB_ID": "2", "GPUJOB_ATTEMPT": "1", "GPUJOB_STATE_FILE": bench.runner.state_file}
     try:
@@ -337,9 +337,9 @@ def test_a_leftover_process_is_reported_only_for_its_own_job(bench: ScreenBench)
 def test_the_runner_reads_the_exit_code_of_a_job_whose_shim_was_killed(
     bench: ScreenBench, code: int, how: tuple[int | None, int | None]
 ) -> None:
-    """If the shim is killed, the runner becomes the parent of the job and reads its exit code.
+    """If the shim of a job is killed, the runner becomes the parent of the job and reads the job's exit code.
 
-    An exit code of 0 is recorded as SIGHUP, because the job's session has ended.
+    Exit code 0 is recorded as SIGHUP, because the session of the job has ended.
     """
     hold = bench.folder / "hold"
     hold.touch()
@@ -357,7 +357,7 @@ def test_the_runner_reads_the_exit_code_of_a_job_whose_shim_was_killed(
 
 
 def test_the_exit_code_is_read_even_if_shim_and_job_end_before_the_start_was_seen(bench: ScreenBench) -> None:
-    """The runner reads the exit code even if shim and job end before the runner has seen the job start."""
+    """If the shim and the job end before the runner has observed the start of the job, the exit code is still read."""
     bench.start(1, "/bin/sh", "-c", "trap '' HUP; touch up; while [ ! -e go ]; do sleep 0.02; done; exit 9")
 
     def leader() -> Any:
@@ -399,7 +399,7 @@ def test_a_stopped_job_gets_sighup(bench: ScreenBench) -> None:
 
 
 def test_the_log_has_the_unchanged_bytes_of_a_job_except_line_ends(bench: ScreenBench) -> None:
-    """The log has the job's bytes unchanged, except that the terminal adds a carriage return to line ends."""
+    """The log has the output of the job unchanged, but the terminal adds a carriage return to each line end."""
     data = bytes(range(1, 256)) + b"a\tb\x1b[31mred\x1b[0m\x1b]0;title\x07\n"
     (bench.folder / "data").write_bytes(data)
     run(bench, 1, "/bin/cat", "data")
@@ -478,7 +478,7 @@ def test_a_job_gets_the_umask_of_the_runner_or_its_own(bench: ScreenBench, umask
 
 
 def test_a_job_gets_the_base_environment_its_changes_and_the_terminal_variables(tmp_path: Path) -> None:
-    """A job's environment is the base environment, the job's changes, and the variables of its terminal session."""
+    """A job's environment has the variables of the base environment, of the job, and of its terminal session."""
     foreign = {"STY": "1.other", "WINDOW": "7", "TERMCAP": "junk", "LINES": "9", "COLUMNS": "9", "TERM": "vt52"}
     with screen_bench(tmp_path, **foreign, MINE="a=b\nc", GPUJOB_CRASH_AT="") as bench:
         started = run(bench, 1, *python("import os; print(ascii(dict(os.environ)))"), environment={"OWN": "1"})
@@ -492,9 +492,9 @@ def test_a_job_gets_the_base_environment_its_changes_and_the_terminal_variables(
 
 
 def test_a_job_gets_sysscreenrc_from_the_base_environment(tmp_path: Path) -> None:
-    """A job gets SYSSCREENRC with the value from the base environment, which differs from that of its screen session.
+    """A job gets the value of SYSSCREENRC from the base environment. Its screen session has another value.
 
-    GPUJOB_SESSION is never passed to a job: it marks processes that belong to no job.
+    A job never gets GPUJOB_SESSION, because this variable marks processes that belong to no job.
     """
     with screen_bench(tmp_path, SYSSCREENRC="/theirs", GPUJOB_SESSION="theirs") as bench:
         run(bench, 1, "/bin/sh", "-c", "echo $SYSSCREENRC-$GPUJOB_SESSION")
@@ -538,7 +538,10 @@ def test_f08_sessions_and_failed_starts_leave_no_descriptor_and_no_file(bench: S
 
 
 def test_f01_on_a_full_disk_the_shim_removes_the_record_and_starts_nothing(alone: Alone, tmp_path: Path) -> None:
-    """F01: If the record cannot be written, the shim removes it and starts nothing. The attempt can then be retried."""
+    """F01: If the shim cannot write the record of an attempt, it removes the record and starts nothing.
+
+    The attempt can then be retried.
+    """
     assert alone.run("/bin/sh", "-c", "touch ran", before=["prlimit", "--fsize=100"]) == 1
     assert not (tmp_path / "ran").exists() and not (tmp_path / "1.1").exists()
 

@@ -1,4 +1,4 @@
-"""Tests of a job's streams under the supervisor: no log, stderr log, packed log, descriptors of a caller."""
+"""Tests of a job's streams under the supervisor: no log, stderr log, compressed log, descriptors of a caller."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 def told(daemon: FakeDaemon, kind: str, key: str) -> tuple[object, ...]:  # noqa: F811
-    """Receive messages until one of this kind about this attempt arrives, and return it."""
+    """Receive messages until one of this kind about this attempt arrives; return this message."""
     while True:
         for message in marshal.loads(daemon.socket.recv(1 << 20)):
             if message[:2] == (kind, key):
@@ -60,7 +60,7 @@ def test_s4_13_s4_16_stderr_can_have_its_own_log_and_output_can_be_discarded(
     daemon: FakeDaemon,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    """S4.13, S4.16: stderr can have a separate, private log; without a log the output is discarded."""
+    """S4.13, S4.16: stderr can have a separate, private log. If a job has no log, its output is discarded."""
     apart = str(tmp_path / "1.log.e")
     daemon.send(daemon.start(1, "/bin/sh", "-c", "echo out; echo err >&2; exit 3", streams=(apart, "", None)))
     silent = list(daemon.start(2, "/bin/sh", "-c", "echo out; echo err >&2; exit 4"))
@@ -76,7 +76,10 @@ def test_s4_13_s4_16_stderr_can_have_its_own_log_and_output_can_be_discarded(
 
 
 def test_s4_13_an_existing_errors_file_is_not_changed(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
-    """S4.13, P1: An existing stderr log belongs to another scheduler: it is not changed, and the start fails."""
+    """S4.13, P1: If the stderr log of a job exists already, another scheduler owns it.
+
+    The file is not changed, and the start of the job fails.
+    """
     theirs = tmp_path / "1.log.e"
     theirs.write_text("theirs")
     daemon.send(daemon.start(1, "/bin/sh", "-c", "touch ran", streams=(str(theirs), "", None)))
@@ -85,7 +88,10 @@ def test_s4_13_an_existing_errors_file_is_not_changed(daemon: FakeDaemon, tmp_pa
 
 
 def test_s4_14_a_compressed_log_is_complete_when_the_ending_is_reported(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
-    """S4.14: Packed logs of twenty parallel jobs are complete when the supervisor reports the endings."""
+    """S4.14: When the supervisor reports the end of a job, the compressed log is complete.
+
+    Here twenty jobs run in parallel.
+    """
     text = "yes 0123456789abcdef | head -c 300000; echo LAST; echo err >&2; exit 7"
     daemon.send(*(daemon.start(n, "/bin/sh", "-c", text, streams=PACKED) for n in range(1, 21)))
     seen_so_far: dict[str, bytes] = {}
@@ -102,9 +108,9 @@ def test_s4_14_leftover_processes_delay_the_report_of_the_end_only_up_to_a_limit
     daemon: FakeDaemon,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    """S4.14: A leftover process that holds a packed log open delays the report of the end only up to a limit.
+    """S4.14: If a leftover process holds a compressed log open, the end of the job is reported after a limit.
 
-    Output that it writes later is still in the log.
+    Output that the leftover process writes after the report is in the log.
     """
     hold = tmp_path / "hold"
     hold.touch()
@@ -124,7 +130,10 @@ def test_s4_14_leftover_processes_delay_the_report_of_the_end_only_up_to_a_limit
 
 
 def test_s4_14_a_killed_compressor_loses_only_the_rest_of_the_log(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
-    """S4.14: If gzip is killed, only the rest of the log is lost; the exit code is correct, and other jobs run."""
+    """S4.14: If gzip is killed, only the rest of the log is lost.
+
+    The exit code of the job is correct, and other jobs run.
+    """
     go = tmp_path / "go"
     text = f"while [ ! -e {go} ]; do sleep 0.02; done; exit 6"
     daemon.send(daemon.start(1, "/bin/sh", "-c", text, streams=PACKED))
@@ -141,9 +150,9 @@ def test_s4_14_a_killed_compressor_loses_only_the_rest_of_the_log(daemon: FakeDa
 
 
 def test_s4_14_without_gzip_no_job_starts_and_the_log_contains_the_reason(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811  # noqa: F811
-    """S4.14: If gzip or the command cannot be started, the log contains the reason.
+    """S4.14: If gzip or the job's command cannot be started, the log contains the reason.
 
-    The log is plain text if gzip did not start, and packed otherwise.
+    If gzip did not start, the log is plain text; otherwise the log is compressed.
     """
     daemon.send(daemon.start(1, "/bin/sh", "-c", "touch ran", streams=("", "/no/such/gzip", None)))
     assert told(daemon, "no", "1.1")[2:] == ("gzip", errno.ENOENT)
@@ -169,7 +178,7 @@ def ticks_of(pid: int) -> int:
 
 
 class Caller:
-    """The test process as the caller of a foreground job; it passes the descriptors ``fd0``, ``fd1``, ``fd2``."""
+    """The test process as the caller of a foreground job. It passes its descriptors ``fd0``, ``fd1`` and ``fd2``."""
 
     def __init__(self, folder: Path, **given: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -231,7 +240,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 def test_s4_17_a_job_gets_the_descriptors_of_its_caller(
     daemon: FakeDaemon, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int]  # noqa: F811
 ) -> None:  # fmt: skip
-    """S4.17: A job gets the caller's stdin, or all three streams; no other process gets these descriptors."""
+    """S4.17: A job gets the stdin of its caller, or all three streams. No other process gets these descriptors."""
     read, write = pipe
     os.write(write, b"from the caller\n")
     look = "read line; echo got $line; ls /proc/self/fd | wc -l"
@@ -263,7 +272,10 @@ def test_s4_17_a_job_gets_the_descriptors_of_its_caller(
 def test_s4_17_a_long_socket_path_works_and_leaves_no_descriptor_open(
     daemon: FakeDaemon, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int]  # noqa: F811
 ) -> None:  # fmt: skip
-    """S4.17, F08: The path of the caller's socket may exceed 107 bytes; the supervisor leaves no descriptor open."""
+    """S4.17, F08: The path of the caller's socket may be longer than 107 bytes.
+
+    The supervisor leaves no descriptor open.
+    """
     folder = tmp_path / ("x" * 120)
     one = caller(folder, fd0=pipe[0])
     assert len(str(one.path)) > 107
@@ -322,7 +334,7 @@ class Empty(Caller):
 
 
 class TooMany(Caller):
-    """A caller that passes more descriptors than it names."""
+    """A caller that passes more descriptors than it announces."""
 
     def give(self, asking: socket.socket) -> None:
         socket.send_fds(asking, [b"\0"], self.fds * 3)
@@ -335,7 +347,10 @@ class TooMany(Caller):
 def test_s4_17_a_caller_that_passes_wrong_descriptors_delays_no_other_job(
     daemon: FakeDaemon, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int], kind: type[Caller], number: int  # noqa: F811
 ) -> None:  # fmt: skip
-    """S4.17, F08: If a caller passes no or wrong descriptors, only its job fails, and no descriptor stays open."""
+    """S4.17, F08: If a caller passes no descriptors or wrong ones, only the job of this caller fails.
+
+    No descriptor stays open in the supervisor.
+    """
     daemon.send(daemon.start(9, "/bin/true"))
     daemon.ends(1)
     before = sorted(os.listdir(f"/proc/{daemon.process.pid}/fd"))
@@ -351,9 +366,9 @@ def test_s4_17_a_caller_that_passes_wrong_descriptors_delays_no_other_job(
 
 @QUICK
 def test_s4_17_a_start_fails_if_its_caller_stays_stopped(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
-    """S4.17: If the caller is stopped and does not continue in time, the start of its job fails.
+    """S4.17: If the caller of a job is stopped (SIGSTOP) and does not continue in time, the start of the job fails.
 
-    When the caller continues, a later job gets its stdin.
+    When the caller continues, a later job gets the stdin of this caller.
     """
     program = (
         "import os, socket, sys\n"
@@ -391,7 +406,7 @@ def test_s4_17_a_start_fails_if_its_caller_stays_stopped(daemon: FakeDaemon, tmp
 def test_s4_17_a_supervisor_without_a_daemon_passes_stdin_of_the_caller_to_the_job(
     daemon: FakeDaemon, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int]  # noqa: F811
 ) -> None:  # fmt: skip
-    """S4.17, P6: A supervisor whose daemon has died still starts a foreground job with the caller's stdin."""
+    """S4.17, P6: After the death of its daemon, a supervisor still starts a foreground job with the caller's stdin."""
     os.write(pipe[1], b"line\n")
     daemon.send(daemon.start(1, "/bin/sh", "-c", "read line; echo $line; exit 8", streams=caller(fd0=pipe[0]).streams))
     daemon.socket.close()
@@ -409,7 +424,7 @@ def bench(tmp_path: Path) -> Iterator[DirectBench]:
 
 
 def test_s4_14_b02_the_gzip_of_a_dead_supervisor_is_neither_a_job_nor_a_leftover(bench: DirectBench) -> None:
-    """S4.14, B02: The gzip of a dead supervisor is mistaken neither for a job nor for a leftover process."""
+    """S4.14, B02: If a supervisor dies, its gzip process is not mistaken for a job or for a leftover process."""
     hold, other = bench.folder / "hold", bench.folder / "other"
     hold.touch()
     other.touch()
@@ -439,7 +454,10 @@ def test_s4_14_b02_the_gzip_of_a_dead_supervisor_is_neither_a_job_nor_a_leftover
 
 
 def test_s4_17_an_ended_caller_is_reported_in_words(bench: DirectBench) -> None:
-    """S4.17: If the caller of a foreground job has ended, the start fails, is not retried, and is reported in words."""
+    """S4.17: If the caller of a foreground job has ended, the start of the job fails and is not retried.
+
+    The reason says in words that the caller has ended.
+    """
     gone = Streams(caller=(os.getpid(), ticks_of(os.getpid()), str(bench.folder / "nobody")))
     bench.start(1, "/bin/true", streams=gone)
     observation = bench.until(NeverRan, 1)
@@ -447,7 +465,7 @@ def test_s4_17_an_ended_caller_is_reported_in_words(bench: DirectBench) -> None:
 
 
 def test_a_program_runs_if_a_warning_cannot_be_written() -> None:
-    """A program runs although a limit cannot be set and the warning about it cannot be written."""
+    """If a resource limit cannot be set, and the warning about this cannot be written, the program still runs."""
     words = [sys.executable, "-I", "-S", exec_limited.__file__, "-", "99:1:1", "/bin/sh", "sh", "-c", "exit 7"]
     with open("/dev/full", "wb") as full:
         assert subprocess.run(words, stderr=full, check=False).returncode == 7

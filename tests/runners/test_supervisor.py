@@ -1,4 +1,4 @@
-"""Tests of the supervisor: starts and ends of jobs, descriptors, errors of files, and the daemon's death."""
+"""Tests of the supervisor: starts and ends of jobs, descriptors, errors of files, and the death of its daemon."""
 
 from __future__ import annotations
 
@@ -29,10 +29,13 @@ Streams = tuple[str, str, tuple[int, int, str] | None]  # path of the stderr log
 
 
 class FakeDaemon:
-    """A supervisor process that a test controls through the daemon's side of its socket."""
+    """The test in the place of the daemon: it starts a supervisor process and uses the daemon's end of the socket."""
 
     def __init__(self, folder: Path, **constants: int) -> None:
-        """Start the supervisor. ``constants``: replacements for constants in `supervisor.py`, such as limits in ms."""
+        """Start a supervisor.
+
+        ``constants``: other values of constants in `supervisor.py`, such as limits in milliseconds.
+        """
         self.folder = folder
         text = Path(supervisor_file.__file__).read_text()
         for name, value in constants.items():
@@ -71,7 +74,7 @@ class FakeDaemon:
 
 @pytest.fixture
 def daemon(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FakeDaemon]:
-    """Return a FakeDaemon; an indirect parameter of the test gives its ``constants``."""
+    """Yield a FakeDaemon. An indirect parameter of the test gives the ``constants``."""
     made = FakeDaemon(tmp_path, **getattr(request, "param", {}))
     yield made
     made.socket.close()
@@ -85,7 +88,7 @@ def daemon(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FakeDaemo
 def test_starts_in_a_packet_file_that_cannot_be_read_are_refused(daemon: FakeDaemon) -> None:
     """If the supervisor cannot read a packet file with start requests, it refuses these requests.
 
-    Without an answer, the daemon would believe that the jobs are starting for as long as the supervisor lives.
+    Without an answer, the daemon would believe that the jobs are starting, until the supervisor ends.
     """
     daemon.send(("file", str(daemon.folder / "packet"), ["1.1", "2.1"]))
     answers = marshal.loads(daemon.socket.recv(1 << 20))
@@ -107,9 +110,9 @@ def wait_ended(path: Path) -> attempt_record.AttemptRecord:
 
 
 def test_start_requests_of_a_dead_daemon_are_carried_out(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """The supervisor carries out all start requests of a dead daemon.
+    """If the daemon dies, the supervisor still carries out all start requests of this daemon.
 
-    If the daemon has not read all answers, the supervisor reads ECONNRESET before the end of file.
+    If the daemon has not read all answers, the supervisor gets the error ECONNRESET before the end of file.
     """
     hold = tmp_path / "hold"
     hold.touch()
@@ -179,7 +182,7 @@ def test_the_supervisor_starts_nothing_if_the_record_exists_already(daemon: Fake
 
 
 def test_p8_fifos_and_huge_files_delay_no_other_job(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """A FIFO at the path of a log, environment or record, or a huge environment, delays no other job."""
+    """If a log, environment or record is a FIFO, or an environment is huge, no other job is delayed."""
     with open(tmp_path / "huge", "wb") as stream:
         stream.truncate(1 << 40)
     for name in ("1.log", "pipe"):
@@ -213,7 +216,10 @@ def test_f04_a_missing_log_folder_is_created(daemon: FakeDaemon, tmp_path: Path)
 
 
 def test_f01_the_end_of_a_job_fits_into_its_record_on_a_full_disk(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """F01: The record has its final size before the command ends, so that the ending fits on a full disk."""
+    """F01: A record has its final size before the command ends.
+
+    So the end of the job can be recorded on a full disk.
+    """
     daemon.send(daemon.start(1, "/bin/sh", "-c", "sleep 0.2; exit 44"))
     end = time.monotonic() + LIMIT_S
     while not ((tmp_path / "1.1").exists() and (tmp_path / "1.1").stat().st_size) and time.monotonic() < end:
@@ -229,7 +235,7 @@ def test_f01_the_end_of_a_job_fits_into_its_record_on_a_full_disk(daemon: FakeDa
 
 @pytest.mark.parametrize("room", [0, 100, 300])
 def test_a_record_that_cannot_be_written_is_removed(daemon: FakeDaemon, tmp_path: Path, room: int) -> None:
-    """P1, P5, F01: A record that cannot be written is removed, so that the attempt can be started again."""
+    """P1, P5, F01: If a record cannot be written, it is removed, so that the attempt can be started again."""
     resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
     daemon.send(daemon.start(1, "/bin/sh", "-c", f"touch {tmp_path}/ran"))
     assert marshal.loads(daemon.socket.recv(1 << 20))[0][:3] == ("no", "1.1", "record")
@@ -246,7 +252,7 @@ def test_supervisor_and_package_compute_the_same_checksum() -> None:
 
 
 def test_the_recorded_start_time_equals_the_one_in_proc(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """The start time in a record equals the one in /proc, even if the supervisor took it from the clock."""
+    """The start time in a record equals the start time in /proc, even if the supervisor took it from the clock."""
     numbers = range(1, 151)
     daemon.send(*(daemon.start(n, "/bin/sleep", "600") for n in numbers))
     found: dict[int, int] = {}

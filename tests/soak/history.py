@@ -22,10 +22,10 @@ def now() -> float:
 
 @dataclass
 class Wish:
-    """A requested job. ``key`` identifies the job and is one of its arguments.
+    """A requested job. ``key`` identifies the job and is one of the job's arguments.
 
-    ``way``: how it is requested (`WAYS`); ``seconds``: how long it runs; ``code``, ``signal``: how it ends; ``said``:
-    ``ok`` or the error of the request.
+    ``way``: how the job is requested (`WAYS`); ``seconds``: how long the job runs; ``code``, ``signal``: how the job
+    ends; ``said``: ``ok`` or the error of the request.
     """
 
     key: str
@@ -43,7 +43,7 @@ class Wish:
 
     @property
     def ending(self) -> tuple[str, int | None, int | None]:
-        """The outcome, exit code and signal that the store must have."""
+        """The ending that the store must have: outcome, exit code and signal."""
         return ("exit", self.code, None) if self.signal is None else ("signal", None, self.signal)
 
 
@@ -65,8 +65,8 @@ class Life:
 class Kill:
     """A SIGKILL that the soak sent.
 
-    ``life``: the number of the daemon that was killed, or that had started the killed supervisor or shim. 0: that
-    daemon had already ended.
+    ``life``: the number of a daemon. If a daemon was killed, it is this daemon. If a supervisor or a shim was killed,
+    it is the daemon that had started the process; 0 if that daemon had already ended.
     """
 
     what: str  # daemon, supervisor, shim

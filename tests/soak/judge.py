@@ -1,4 +1,7 @@
-"""Compares the store after a soak with the ledger, the acknowledgements and the kills. It has no side effects."""
+"""Compares the store after a soak with the ledger, the acknowledgements and the kills.
+
+The comparison has no side effects.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ UNPROVEN = "its supervisor was killed before it recorded the start"  # the attem
 
 
 def judge(history: History) -> list[str]:
-    """Return a sentence for each error; empty if there are none."""
+    """Return a sentence for each error; return an empty list if there are no errors."""
     court = _Court(history)
     return [
         *court.each_wish(),
@@ -60,9 +63,10 @@ class _Court:
         self.writers = [kill for kill in history.kills if kill.what != "daemon"]
 
     def each_wish(self) -> Iterator[str]:
-        """Yield each acknowledged request that led neither to a job nor to a refused line.
+        """Yield a sentence for each acknowledged request that led neither to a job nor to a refused line.
 
-        Yield also each request with several jobs, and each job whose id differs from the one that `submit` printed.
+        Yield also a sentence for each request with several jobs, and for each job whose id differs from the id that
+        `submit` printed.
         """
         refused = "\n".join(self.history.refused)
         for wish in self.history.wishes:
@@ -76,9 +80,10 @@ class _Court:
                 yield f"{wish.key}: submit said job {wish.id}, the store has {[row.id for row in rows]}"
 
     def foreign_processes(self) -> Iterator[str]:
-        """Yield the jobs that no writer requested, if there are more of them than lines that a full disk cut off.
+        """Yield a sentence if the store has more jobs that no writer requested than lines that a full disk cut off.
 
-        A line that was cut off may be read as a job.
+        A job that no writer requested is only an error beyond this number, because the scheduler may read a cut line as
+        a job.
         """
         torn = sum(wish.torn for wish in self.history.wishes)
         if len(self.others) > torn:
@@ -138,7 +143,7 @@ class _Court:
         return f"a wrong ending, {wish.ending} is right"
 
     def hit(self, wish: Wish, row: Row) -> list[Kill]:
-        """Return the kills of a supervisor or shim that may have been responsible for this job."""
+        """Return the kills of each supervisor or shim that may have been the parent of this job."""
         began, ended = self.began[wish.key], self.ended.get(wish.key, float("inf"))
         found = []
         for kill in self.writers:
@@ -155,13 +160,16 @@ class _Court:
         return found
 
     def heirs(self, kill: Kill) -> set[int]:
-        """Return the possible parents of the jobs of a killed supervisor or shim: its daemon, and PID 1."""
+        """Return the pids that a job may have as its parent after its supervisor or shim was killed.
+
+        These are the pid of the daemon that started the killed process, and PID 1.
+        """
         return {1, *(life.pid for life in self.history.lives if life.number == kill.life)}
 
     def over(self, wish: Wish, kill: Kill) -> float:
         """Return a time (seconds since boot) at which the job had certainly ended.
 
-        A daemon that was alive at that time knew the exit code.
+        A daemon that was alive at this time knew the exit code of the job.
         """
         if wish.key in self.ended:
             return self.ended[wish.key]

@@ -122,9 +122,9 @@ class Meddler:
             self.cancels[-1].code = self.verb("cancel", str(job))
 
     def cancel_cut_lines(self) -> None:
-        """Cancel each job that waits for a script which does not exist.
+        """Cancel each job that waits for a script that does not exist.
 
-        A full disk has cut off the line of such a job within the name of its script. The job would wait forever.
+        A full disk has cut off the line of such a job in the middle of the script's name. The job would wait forever.
         """
         for (job,) in self.world.rows("SELECT id FROM jobs WHERE finished_at IS NULL AND reason_code='missing'"):
             self.cancels.append(Cancel(job, now(), self.verb("cancel", str(job))))
@@ -146,7 +146,11 @@ class Meddler:
                 self.save(path, "".join(f"{line}\n" for line in lines), how)
 
     def save(self, path: Path, text: str, how: str) -> None:
-        """Save the jobs file ``in place`` or by a rename; ``backup``: rename the old file first, then the new one."""
+        """Save the jobs file: overwrite it, or rename a new file to its path.
+
+        ``how``: ``in place`` overwrites the file. ``backup`` first renames the old file, and then renames the new file
+        to the path. Any other word only renames the new file.
+        """
         aside = path.with_name("jobs.txt.aside")
         if how == "in place":
             path.write_text(text)
@@ -188,7 +192,7 @@ class Meddler:
         self.did["hang"] += 1
 
     def calm(self) -> bool:
-        """Resume the queue and all GPUs; return whether the status shows all of them resumed."""
+        """Resume the queue and all GPUs; return whether `status` shows that nothing is paused any more."""
         self.verb("queue", "resume")
         self.verb("resume", f"0-{GPUS - 1}")
         done = self.world.cli("status", "--json")

@@ -55,9 +55,9 @@ def soak(
     keep: bool = False,
     talk: bool = False,
 ) -> Result:
-    """Run a soak. Raises AssertionError if something is wrong, or if the jobs do not end.
+    """Run a soak. Raises AssertionError if the judge finds an error, or if the jobs do not end.
 
-    ``seconds``: the time over which jobs and kills are spread. ``keep``: keep the folder also without an error.
+    ``seconds``: the time over which jobs and kills are spread. ``keep``: keep the folder even if there is no error.
     ``talk``: print the progress, and end early at a signal.
     """
     result = Result()
@@ -119,7 +119,7 @@ def _end_early(given: Given, killer: Killer) -> None:
 
 
 class _Thread(threading.Thread):
-    """A thread that saves the exception of its function in ``error``."""
+    """A thread that runs a function. If the function raises an exception, ``error`` is this exception."""
 
     def __init__(self, run: Callable[[], None]) -> None:
         super().__init__(daemon=True)
@@ -133,7 +133,11 @@ class _Thread(threading.Thread):
             self.error = error
 
     def end(self) -> None:
-        """Wait until the thread ends. Raises the thread's exception, or AssertionError after 120 s."""
+        """Wait until the thread has ended.
+
+        Raises the exception of the thread, if there is one. Raises AssertionError if the thread has not ended after 120
+        s.
+        """
         self.join(120)
         assert not self.is_alive(), f"{self.what} does not end"
         if self.error is not None:
@@ -188,15 +192,19 @@ def gathered(place: World, given: Given, meddler: Meddler, seed: int) -> History
 
 
 def _at_of(log: str, shift: float) -> float:
-    """Return when the last attempt began, in seconds since boot, from the name of its log; 0 without an attempt."""
+    """Return the time at which the last attempt began, in seconds since boot; 0 if there was no attempt.
+
+    The time is read from the name of the attempt's log. ``shift``: the current time in seconds since boot minus the
+    current time in seconds since 1970.
+    """
     found = re.search(r"_(\d{8}_\d{6})(?:_a\d+)?\.log$", log)
     return calendar.timegm(time.strptime(found[1], "%Y%m%d_%H%M%S")) + shift if found else 0.0
 
 
 def badly_said(place: World, given: Given) -> list[str]:
-    """Return the error messages of verbs and starts that have a wrong form.
+    """Return the error messages of verbs and starts whose form is wrong.
 
-    A message has the wrong form if it has several lines or a traceback, or does not name a file on the small disk.
+    The form is wrong if a message has several lines or a traceback, or if it does not name a file on the small disk.
     """
     said = [one for one in given.errors if not one.startswith("echo")]
     said += place.refused_starts

@@ -160,7 +160,8 @@ def test_each_falsified_history_is_detected(doctor: Callable[[History], None], s
 def test_the_judge_accepts_jobs_that_may_be_lost() -> None:
     """P5: The judge accepts a lost job if its supervisor and the daemon were killed at about the same time.
 
-    It also accepts a job from a line that a full disk cut off, and an acknowledged line that was refused.
+    The judge also accepts a job from a line that a full disk cut off, and an acknowledged line that the scheduler
+    refused.
     """
     for at, ended in ((10.05, 10.06), (10.05, 10.04), (10.12, 10.9)):
         history = good()
@@ -179,7 +180,7 @@ def test_the_judge_accepts_jobs_that_may_be_lost() -> None:
 def test_the_judge_accepts_a_lost_job_if_its_shim_was_killed_at_the_start() -> None:
     """J10: If a shim was killed before it recorded the start of its job, the judge accepts that this job is lost.
 
-    It accepts neither another lost job nor another reason of the loss.
+    The judge does not accept that another job is lost, or that this job is lost for another reason.
     """
     history = good()
     history.ledger = [entry for entry in history.ledger if entry[1] != "k0"]

@@ -107,9 +107,10 @@ class World:
         return self.lives[-1]
 
     def start(self, mode: str, ready: bool = True) -> None:
-        """Start a daemon in ``mode``, direct or screen, and wait until it is ready, unless ``ready`` is False.
+        """Start a daemon in ``mode``, direct or screen. Wait until the daemon is ready, unless ``ready`` is False.
 
-        A start that fails (the disk is full) is recorded in ``refused_starts`` and tried again.
+        If a start fails because the disk is full, its error is recorded in ``refused_starts``, and the start is tried
+        again.
         """
         end = time.monotonic() + START_LIMIT_S
         words = [sys.executable, "-m", "scheduler", "start", "--kill-grace=1", "--cpu-slots=4", "--gpu-interval=1",
@@ -167,7 +168,7 @@ class World:
     # -- supervisors and shims ----------------------------------------------------------------------------
 
     def servants(self) -> list[tuple[Process, str]]:
-        """Return (process, kind) of the daemon's supervisor and shims, and of the parents of running jobs."""
+        """Return the daemon's supervisor and shims, and the parents of running jobs, as pairs (process, kind)."""
         assert self.process is not None
         pids = children(self.process.pid)
         pids += [below for pid in pids for below in children(pid)]

@@ -41,7 +41,10 @@ class Given:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def next(self, dice: random.Random) -> Wish | None:
-        """Return the next job to request; None if enough are acknowledged or open, or if the soak is closed."""
+        """Return the next job to request, or None if there is none.
+
+        There is none if enough requests are acknowledged or without a result, or if the soak is closed.
+        """
         with self.lock:
             if self.closed or self.acknowledged + self.open >= self.jobs * min(1.0, self.share):
                 return None
@@ -51,7 +54,10 @@ class Given:
             return made
 
     def note(self, one: Wish, said: str, took: float = 0.0) -> None:
-        """Record the result of a request: ``ok`` or an error. ``took``: seconds of the verb, 0 without one."""
+        """Record the result of a request: ``ok`` or an error.
+
+        ``took``: the duration of the verb in seconds, or 0 if no verb was run.
+        """
         with self.lock:
             self.open -= 1
             one.said = said
@@ -64,7 +70,10 @@ class Given:
 
     @property
     def done(self) -> bool:
-        """Return whether enough requests are acknowledged, or the soak is closed and each request has a result."""
+        """Return whether no further request has to be waited for.
+
+        This is so if enough requests are acknowledged, or if the soak is closed and each request has a result.
+        """
         return self.acknowledged >= self.jobs or (self.closed and not self.open)
 
 
@@ -126,7 +135,7 @@ class Writer:
         return [one.key, str(one.seconds), end, one.kind, str(self.world.ledger), f"{one.key}.ok"]
 
     def echo(self, one: Wish) -> None:
-        """Append a line with one write, as `echo >>` does; a full disk may cut it off."""
+        """Append a line to the jobs file with one write, as `echo >>` does. A full disk may cut off the line."""
         line = f"{one.priority},{self.world.job},,{' '.join(self.words(one))};gpus={one.share},\n".encode()
         with self.pens.one():
             fd = os.open(self.world.jobs_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -151,7 +160,10 @@ class Writer:
         one.id = int(self.told(one, "submit", *wishes, "--", str(self.world.job), *self.words(one)) or 0)
 
     def told(self, one: Wish, *words: str) -> str:
-        """Run a verb; return its output, empty on an error. Exit code 0 is the acknowledgement."""
+        """Run a verb. Return its output, or an empty text if the verb failed.
+
+        Exit code 0 of the verb acknowledges the request.
+        """
         began = time.monotonic()
         done = self.world.cli(*words)
         took = time.monotonic() - began
@@ -194,7 +206,7 @@ class Killer:
         return self.dice.choice(("direct", "direct", "direct", "screen", "screen")) if self.world.screens else "direct"
 
     def await_a_line(self) -> None:
-        """Wait up to about a second until a job writes a line, and then up to 5 ms more."""
+        """Wait until a job writes a line to the ledger, but about a second at most. Then wait for up to 5 ms more."""
         before = self.world.ledger.stat().st_size
         for _ in range(LOOKS):
             if self.world.ledger.stat().st_size != before:

@@ -1,4 +1,4 @@
-"""Tests of the change feed: each job that changes is returned, however many change at once."""
+"""Tests of the change feed: each job that changes is returned, even if many jobs change at the same time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from scheduler.store.paths import Places
 
 
 def looks(feed: Changes, number: int) -> tuple[list[int], int]:
-    """Look ``number`` times; return the ids of all returned jobs, and the largest number of jobs in one look."""
+    """Look ``number`` times.
+
+    Return the ids of all returned jobs, and the largest number of jobs that one look returned.
+    """
     found = []
     for _ in range(number):
         with feed.moment() as connection:
@@ -23,9 +26,9 @@ def looks(feed: Changes, number: int) -> tuple[list[int], int]:
 
 
 def test_each_job_of_a_long_queue_that_ends_at_once_is_returned_once(tmp_path: Path) -> None:
-    """If all jobs of a long queue are cancelled together, the following looks return each of them once.
+    """If all jobs of a long queue are cancelled together, each of them is returned once by one of the following looks.
 
-    Each look returns a limited number of them.
+    Each look returns a limited number of jobs.
     """
     database = Database(Places(str(tmp_path / "state.json")))
     feed = Changes(database.places)

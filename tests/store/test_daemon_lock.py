@@ -54,7 +54,7 @@ def daemon(places: Places, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_second_daemon_is_refused_with_the_pid_of_the_first(places: Places, daemon: subprocess.Popen[str]) -> None:
-    """S3.37: A second daemon is refused with a message that names the pid of the first one, and changes nothing."""
+    """S3.37: A second daemon is refused and changes nothing. The message names the pid of the first daemon."""
     assert daemon_alive(places)
     with pytest.raises(SchedulerError) as caught:
         DaemonLock(places).take({"pid": os.getpid()}, wait_s=0.1)
@@ -65,7 +65,7 @@ def test_a_second_daemon_is_refused_with_the_pid_of_the_first(places: Places, da
 
 
 def test_the_lock_is_free_after_its_holder_was_killed(places: Places, daemon: subprocess.Popen[str]) -> None:
-    """S3.37: A new daemon gets the lock of a killed one, although `daemon.json` still contains the old pid."""
+    """S3.37: If a daemon was killed, a new daemon gets the lock, although `daemon.json` still contains the old pid."""
     daemon.kill()
     daemon.wait(30)
     assert not daemon_alive(places)
@@ -80,7 +80,7 @@ def test_the_lock_is_free_after_its_holder_was_killed(places: Places, daemon: su
 
 
 def test_a_waiting_daemon_gets_the_released_lock(places: Places, daemon: subprocess.Popen[str]) -> None:
-    """H: A daemon that waits for the lock gets it when the previous daemon ends (a quick restart)."""
+    """H: If a daemon waits for the lock, it gets the lock when the previous daemon ends. A quick restart needs this."""
     assert daemon.stdin is not None
     daemon.stdin.write("leave\n")
     daemon.stdin.flush()
@@ -91,16 +91,16 @@ def test_a_waiting_daemon_gets_the_released_lock(places: Places, daemon: subproc
 
 
 def test_checking_for_a_daemon_leaves_no_descriptor_or_lock(places: Places, daemon: subprocess.Popen[str]) -> None:
-    """A thousand checks of a living daemon report it as alive and leave no descriptor open."""
+    """A thousand checks whether a daemon lives find the living daemon and leave no descriptor open."""
     before = len(os.listdir("/proc/self/fd"))
     assert all(daemon_alive(places) for _ in range(1000))
     assert len(os.listdir("/proc/self/fd")) <= before  # garbage collection may close other descriptors
 
 
 def test_checks_for_a_daemon_do_not_prevent_a_start(places: Places) -> None:
-    """H: A check for a living daemon holds the lock for a moment.
+    """H: A check whether a daemon lives holds the lock for a moment.
 
-    A daemon that starts meanwhile waits and then starts.
+    A daemon that starts in this moment waits, then starts.
     """
     looker = subprocess.Popen(
         [
@@ -135,7 +135,7 @@ def test_without_a_state_folder_no_daemon_is_alive(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", "\x00"])
 def test_an_unreadable_daemon_json_is_ignored(places: Places, text: str) -> None:
-    """An invalid `daemon.json` is ignored: only the lock decides whether a daemon lives."""
+    """If `daemon.json` is invalid, it is ignored. Only the lock shows whether a daemon lives."""
     Path(places.daemon_info).write_text(text)
     assert holder(places) == {}
     daemon_lock = DaemonLock(places)
@@ -154,7 +154,7 @@ def test_a_daemon_json_that_is_not_utf8_is_ignored(places: Places) -> None:
 def test_the_register_lists_running_schedulers_only(
     places: Places, tmp_path: Path, daemon: subprocess.Popen[str]
 ) -> None:
-    """Contract 2: A running scheduler is found in the register; ended schedulers and invalid entries are ignored."""
+    """Contract 2: The register lists the running schedulers. Ended schedulers and invalid entries are left out."""
     environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
     folder = Path(register_folder(environ))
     assert registered(environ) == [places.state_file]
@@ -172,7 +172,7 @@ def test_the_register_lists_running_schedulers_only(
 
 
 def test_a_register_that_cannot_be_written_does_not_prevent_a_start(tmp_path: Path) -> None:
-    """P8: If the register cannot be written, the scheduler runs. Commands find it then only with --state-file."""
+    """P8: If the register cannot be written, the scheduler still runs. Commands then need --state-file to find it."""
     (tmp_path / "gpujob").touch()
     assert register({"XDG_RUNTIME_DIR": str(tmp_path)}, "/x.json") == ""
     assert registered({"XDG_RUNTIME_DIR": str(tmp_path)}) == []
@@ -190,7 +190,7 @@ def test_the_register_has_private_modes(tmp_path: Path) -> None:
 
 
 def test_a17_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
-    """A17, L7: Temporary files of dead processes, old start messages and entries of dead daemons are removed."""
+    """A17, L7: Temporary files of dead processes, old start messages, and entries of dead daemons are removed."""
     places = Places(str(tmp_path / "state.json"))
     places.make()
     dead = subprocess.Popen(["true"])

@@ -1,4 +1,4 @@
-"""Tests of the store: modes, refused folders and files, versions, transactions and the write lock."""
+"""Tests of the store: file modes, refused folders and files, versions, transactions, and the write lock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="chown needs root")
 
 
 def python(code: str, *words: str) -> subprocess.Popen[str]:
-    """Start a Python process that runs ``code`` and can import the program."""
+    """Start a Python process that runs ``code``. The process can import the program."""
     return subprocess.Popen(
         [sys.executable, "-c", code, *words],
         env={**os.environ, "PYTHONPATH": ROOT},
@@ -91,7 +91,10 @@ print(oct(os.stat(places.state_file).st_mode & 0o777), "state")
 
 @pytest.mark.parametrize("mask", ["0", "077", "022", "0777"])
 def test_files_of_the_scheduler_are_private_at_any_umask(places: Places, mask: str) -> None:
-    """P9: At any umask the scheduler's folders have mode 0700, and its files, also the write-ahead log, 0600."""
+    """P9: At any umask the folders of the scheduler have mode 0700.
+
+    Its files have mode 0600, also the write-ahead log.
+    """
     modes = dict(reversed(line.split(maxsplit=1)) for line in done(python(_MAKE, places.state_file, mask)).splitlines())
     assert {"store.db", "store.db-wal", "store.db-shm", "store.lock", "daemon.lock", "daemon.json", "wakeup"} <= set(
         modes
@@ -112,7 +115,7 @@ def test_a_state_folder_of_another_user_is_refused(places: Places) -> None:
 
 @pytest.mark.parametrize("what", ["link", "file"])
 def test_a_state_folder_that_is_a_link_or_a_file_is_refused(places: Places, tmp_path: Path, what: str) -> None:
-    """P9: A link or a file in place of the state folder is refused, and not followed."""
+    """P9: If the state folder is a link or a file, it is refused. The link is not followed."""
     if what == "link":
         (tmp_path / "elsewhere").mkdir()
         os.symlink(tmp_path / "elsewhere", places.state_dir)
@@ -126,7 +129,7 @@ def test_a_state_folder_that_is_a_link_or_a_file_is_refused(places: Places, tmp_
 
 @pytest.mark.parametrize("name", ["store.db", "store.lock", "wakeup"])
 def test_no_file_of_the_state_folder_is_opened_through_a_link(places: Places, tmp_path: Path, name: str) -> None:
-    """P9: A link in place of a file of the state folder is refused, and not followed."""
+    """P9: If a file of the state folder is a link, it is refused. The link is not followed."""
     os.mkdir(places.state_dir, 0o700)
     os.symlink(tmp_path / "victim", os.path.join(places.state_dir, name))
     with pytest.raises(SchedulerError):
@@ -167,7 +170,7 @@ def test_creating_a_private_folder_does_not_change_the_umask(tmp_path: Path) -> 
     ],
 )  # fmt: skip
 def test_the_state_folder_is_named_after_the_state_file(state_file: str, house: str) -> None:
-    """Contract 2: The state file determines the state folder's name, so that two schedulers can share a folder."""
+    """Contract 2: The name of the state folder depends on the state file, so that two schedulers can share a folder."""
     assert Places(state_file).state_dir == house
 
 
@@ -187,7 +190,7 @@ def _digest(path: str) -> str:
 
 
 def test_e13_a_store_of_a_newer_version_is_refused_and_not_changed(places: Places) -> None:
-    """E13: A store that a newer version wrote is refused and not changed."""
+    """E13: If a newer version of gpujob wrote the store, the store is refused and not changed."""
     Database(places).close()
     with sqlite3.connect(places.store) as connection:
         connection.execute("PRAGMA journal_mode=DELETE")
@@ -204,7 +207,7 @@ def test_e13_a_store_of_a_newer_version_is_refused_and_not_changed(places: Place
 
 @pytest.mark.parametrize("data", [b"this is no database\n" * 100, b"SQLite format 3\0" + b"\xff" * 5000])
 def test_a_file_that_is_no_store_is_refused_and_not_changed(places: Places, data: bytes) -> None:
-    """E, P3: A file that is no store is refused with a hint at `gpujob recover`, and not changed."""
+    """E, P3: A file that is not a store is refused and not changed. The error refers to `gpujob recover`."""
     places.make()
     Path(places.store).write_bytes(data)
     with pytest.raises(StoreTrouble) as caught:
@@ -216,7 +219,7 @@ def test_a_file_that_is_no_store_is_refused_and_not_changed(places: Places, data
 
 
 def test_an_empty_store_beside_attempt_records_is_refused(places: Places) -> None:
-    """E: An empty store beside attempt records is refused: jobs that have run would start again."""
+    """E: If there are attempt records, an empty store is refused, because jobs that have run would start again."""
     places.make()
     Path(places.attempts, "1.1").touch()
     with pytest.raises(StoreTrouble) as caught:
@@ -236,7 +239,7 @@ def test_the_error_for_an_empty_store_names_gpujob_start(places: Places) -> None
 
 
 def test_a_refused_store_leaves_no_descriptors_open(places: Places) -> None:
-    """P8: Repeated attempts to open an invalid store leave no descriptors open."""
+    """P8: If an invalid store is opened repeatedly, no descriptor stays open."""
     places.make()
     Path(places.store).write_bytes(b"this is no database\n" * 100)
 
@@ -252,7 +255,7 @@ def test_a_refused_store_leaves_no_descriptors_open(places: Places) -> None:
 
 @pytest.mark.parametrize("name", ["a b", "a%41b", "a?mode=rwc", "a#b", "é", "a'b"])
 def test_a_store_works_in_a_folder_with_any_name(tmp_path: Path, name: str) -> None:
-    """A store works in a folder with any name. Characters in the name that are special in a URI have no effect."""
+    """A store works in a folder with any name. Characters of the name that are special in a URI do no harm."""
     folder = tmp_path / name
     folder.mkdir()
     places = Places(str(folder / "gpu_scheduler_state.json"))
@@ -268,7 +271,7 @@ def test_a_store_works_in_a_folder_with_any_name(tmp_path: Path, name: str) -> N
 
 
 def test_an_exception_undoes_the_transaction(database: Database) -> None:
-    """P4: An exception within a transaction undoes the whole transaction."""
+    """P4: An exception during a transaction undoes the whole transaction."""
     with pytest.raises(RuntimeError):
         with database.writing() as connection:
             rows.insert(connection, JobSpec(arguments=("x",)), ResourceRequest(1, 1000), "", (), 1.0)
@@ -291,7 +294,7 @@ def test_a_failed_statement_raises_store_trouble_and_undoes_the_transaction(data
 
 
 def test_a_commit_is_visible_to_other_connections_at_once(places: Places, database: Database) -> None:
-    """P4: Another connection sees a commit immediately; a connection for reading cannot write."""
+    """P4: Another connection sees a commit immediately. A connection that was opened for reading cannot write."""
     reader = open_for_reading(places)
     assert rows.last_id(reader) == 0
     insert(database)
@@ -303,7 +306,10 @@ def test_a_commit_is_visible_to_other_connections_at_once(places: Places, databa
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_commit_survives_the_death_of_its_process(places: Places, sync: bool) -> None:
-    """P4: A commit survives if its process is killed immediately afterwards; an open transaction is undone."""
+    """P4: If a process is killed immediately after a commit, the commit survives.
+
+    If a process is killed during a transaction, the transaction is undone.
+    """
     code = """
 import os, signal, sys
 from scheduler.store.database import Database
@@ -343,7 +349,7 @@ database.close()
 
 
 def test_e07_two_processes_that_write_at_the_same_time_lose_no_job(places: Places) -> None:
-    """P2, P4: Two processes that write at the same time both succeed, and no job is lost."""
+    """P2, P4: If two processes write at the same time, both of them succeed, and no job is lost."""
     writers = [python(_INSERT, places.state_file, who) for who in ("a", "b")]
     for writer in writers:
         assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
@@ -363,7 +369,7 @@ def test_e07_two_processes_that_write_at_the_same_time_lose_no_job(places: Place
 
 
 def test_e07_checkpoints_and_readers_beside_two_writers_lose_no_job(places: Places) -> None:
-    """E07: Checkpoints of a third connection and readers beside two writers lose no job."""
+    """E07: While two processes write, a third connection makes checkpoints and other processes read. No job is lost."""
     Database(places, checkpoints=True).close()
     other = sqlite3.connect(places.store, isolation_level=None, timeout=5)
     other.execute("SELECT count(*) FROM jobs").fetchone()  # opens the write-ahead log, so that no writer removes it
@@ -393,7 +399,7 @@ def test_e07_checkpoints_and_readers_beside_two_writers_lose_no_job(places: Plac
 
 
 def test_a_busy_lock_raises_store_trouble_after_the_wait(places: Places) -> None:
-    """P3: If the lock stays busy for the whole wait, a write raises StoreTrouble with the lock's path.
+    """P3: If the lock is still busy at the end of the wait, a write raises StoreTrouble with the path of the lock.
 
     When the lock is free again, the next write succeeds.
     """
@@ -423,7 +429,7 @@ def test_a_busy_lock_raises_store_trouble_after_the_wait(places: Places) -> None
 
 
 def test_a_lock_held_by_a_killed_process_is_free(places: Places) -> None:
-    """H: A lock whose holder was killed is free: the kernel releases the locks of a dead process."""
+    """H: If the process that holds the lock is killed, the lock is free: the kernel releases its locks."""
     code = """
 import os, sys
 from scheduler.store.database import Database
@@ -448,7 +454,7 @@ with database.writing() as connection:
 
 
 def test_the_wakeup_file_does_not_grow(places: Places, database: Database) -> None:
-    """Wakeups overwrite the same byte, so the wakeup file does not grow."""
+    """Each wakeup of the daemon overwrites the same byte of the wakeup file, so the file does not grow."""
     for _ in range(100):
         database.wake_daemon()
     assert os.stat(places.wakeup).st_size == 1
@@ -457,7 +463,10 @@ def test_the_wakeup_file_does_not_grow(places: Places, database: Database) -> No
 def _as_it_was(
     connection: sqlite3.Connection, table: str, model: list[dict[str, object]] | None = None
 ) -> list[dict[str, object]]:
-    """Return all rows of a table as dictionaries; ``model``: rows with the columns to keep (None: all)."""
+    """Return all rows of a table as dictionaries.
+
+    ``model``: rows whose columns are returned; columns that they lack are left out. None: all columns.
+    """
     cursor = connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2" if table != "pauses" else "SELECT * FROM pauses")
     names = [column[0] for column in cursor.description]
     keep = set(model[0]) if model else set(names)
@@ -465,7 +474,10 @@ def _as_it_was(
 
 
 def test_e14_a_store_of_the_first_version_is_migrated(places: Places) -> None:
-    """E14: A store of the first version is migrated with its jobs, refused lines and pauses; a copy of it is kept."""
+    """E14: A store of the first version is migrated with its jobs, refused lines and pauses.
+
+    A copy of the old store is kept.
+    """
     places.make()
     text = (Path(__file__).resolve().parents[1] / "data" / "store-v1.sql").read_text()
     old = sqlite3.connect(places.store)

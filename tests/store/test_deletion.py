@@ -35,7 +35,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 
 def put(database: Database, state: JobState, at: float | None = None, log: str = "", **spec: Any) -> Job:
-    """Insert a job in this state that ended at ``at`` (None: not ended); return it."""
+    """Insert a job in this state that ended at the time ``at`` (None: it has not ended); return the job."""
     with database.writing() as connection:
         job = rows.insert(connection, JobSpec(script="/x.py", **spec), WHOLE, "", (), 1.0)
         job.state, job.finished_at, job.log, job.attempt = state, at, log, 1
@@ -65,7 +65,7 @@ def test_ended_jobs_are_selected_by_number_and_age(database: Database) -> None:
 
 
 def test_without_limits_all_unprotected_ended_jobs_and_refused_lines_are_deleted(database: Database) -> None:
-    """Without limits one call deletes all unprotected ended jobs and the refused lines, as `reset` does."""
+    """Without limits, one call deletes the refused lines and all ended jobs that are not protected, as `reset` does."""
     for state in JobState:
         put(database, state, 10.0 if state in ENDED else None)
     put(database, JobState.STOPPING, 11.0)  # its main process has ended, but leftover processes run
@@ -98,7 +98,7 @@ def test_without_limits_all_unprotected_ended_jobs_and_refused_lines_are_deleted
 def test_the_jobs_that_ended_first_are_deleted_first(
     database: Database, jobs: list[tuple[JobState, int]], keep: int | None, before: int | None, most: int | None
 ) -> None:
-    """The jobs that ended first are deleted first, and one call deletes at most ``most`` jobs.
+    """The jobs that ended first are deleted first. One call deletes at most ``most`` jobs.
 
     A simple model computes which jobs must remain.
     """
@@ -135,7 +135,7 @@ def test_the_logs_of_all_attempts_of_a_deleted_job_are_recorded(database: Databa
 
 
 def test_an_environment_is_deleted_with_its_last_job(tmp_path: Path, database: Database) -> None:
-    """A stored environment is deleted together with the last job that uses it, and not before."""
+    """A stored environment is deleted together with the last job that uses it. Until then it is kept."""
     client = SchedulerClient(database.places.state_file)
     spec = JobSpec(source="submit", arguments=("true",), gpus="0")
     first = client.submit(spec, {"A": "1"}, ModelTable())
@@ -165,7 +165,8 @@ def test_an_environment_is_deleted_with_its_last_job(tmp_path: Path, database: D
 def test_an_environment_is_saved_while_the_store_is_locked(monkeypatch: pytest.MonkeyPatch, database: Database) -> None:
     """A submission holds the lock of the store while it saves the job's environment.
 
-    Without the lock, a second submission would see the incomplete file and treat it as one that a crash has cut off.
+    Without the lock, a second submission could find the incomplete file and take it for a file that a crash has cut
+    off.
     """
     keep, locked = SchedulerClient._keep_environment, []
 

@@ -14,9 +14,9 @@ from scheduler.store.paths import Places
 
 
 def test_a_stopping_job_keeps_its_gpu_after_renumbering(tmp_path: Path) -> None:
-    """If the GPUs are renumbered while a job is stopping, the job keeps its GPU and gets the new number of the GPU.
+    """If the GPUs get other numbers while a job is stopping, the job keeps its GPU and gets the new number of this GPU.
 
-    Its main process has ended here. The job is still shown as a live job.
+    The main process of this job has ended. The job is still shown as a job that has not ended.
     """
     db = Database(Places(str(tmp_path / "state.json")))
     with db.writing() as connection:

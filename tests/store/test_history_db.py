@@ -1,4 +1,4 @@
-"""Tests of the history file: limited size, modes, averages, and replacement of an unusable file."""
+"""Tests of the history file: its limited size, its mode, the averages, and the replacement of an unusable file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def job(at: float, memory: float | None = 100.0, number: int = 1, attempt: int =
 def fill(
     file: HistoryFile, rows: Iterable[tuple[float | None, ...]], jobs: Iterable[tuple[float | None, ...]] = ()
 ) -> None:
-    """Write these rows into the history file, one batch for each interval."""
+    """Write these rows of GPUs and of jobs into the history file, one batch for each interval."""
     by_time: dict[float, tuple[list[tuple[float | None, ...]], list[tuple[float | None, ...]]]] = {}
     for row in rows:
         by_time.setdefault(row[1] or 0.0, ([], []))[0].append(row)
@@ -59,7 +59,10 @@ def rows_in(path: str, table: str) -> int:
 
 
 def test_five_minute_rows_contain_means_and_maxima(path: str) -> None:
-    """Five-minute rows have the means and maxima of the ten-second rows; missing values do not count in a mean."""
+    """A five-minute row has the mean and the maximum of its ten-second rows.
+
+    A missing value does not count in a mean.
+    """
     dice = random.Random(8)
     start = bucket_of(NOW, LONG_S) - 40 * LONG_S
     rows = []
@@ -90,7 +93,7 @@ def test_five_minute_rows_contain_means_and_maxima(path: str) -> None:
 
 
 def test_ten_second_rows_are_kept_for_a_day_and_five_minute_rows_for_90_days(path: str) -> None:
-    """Ten-second rows are kept for a day and five-minute rows for 90 days; queries use both."""
+    """Ten-second rows are kept for a day, and five-minute rows for 90 days. A query uses both kinds."""
     file = HistoryFile(path)
     old = bucket_of(NOW, LONG_S) - KEEP_LONG_S - 10 * LONG_S
     fill(file, [gpu(old + n * SHORT_S) for n in range(60)])
@@ -107,7 +110,7 @@ def test_ten_second_rows_are_kept_for_a_day_and_five_minute_rows_for_90_days(pat
 
 
 def test_the_number_of_history_rows_is_limited(path: str) -> None:
-    """K18: The number of rows is limited; the oldest rows are deleted first."""
+    """K18: The number of rows is limited. The oldest rows are deleted first."""
     file = HistoryFile(path, most_rows=500)
     start = bucket_of(NOW, LONG_S)
     for n in range(120):
@@ -120,9 +123,9 @@ def test_the_number_of_history_rows_is_limited(path: str) -> None:
 
 
 def test_each_attempt_of_a_job_has_its_own_curve(path: str) -> None:
-    """Each attempt of a job has its own curve of at most 2,000 points.
+    """Each attempt of a job has its own curve, which has at most 2,000 points.
 
-    A curve uses ten-second rows if they still exist, otherwise five-minute rows.
+    The curve uses ten-second rows. If these were deleted, it uses five-minute rows.
     """
     file = HistoryFile(path)
     start = bucket_of(NOW, LONG_S) - KEEP_SHORT_S - 20 * LONG_S
@@ -137,7 +140,7 @@ def test_each_attempt_of_a_job_has_its_own_curve(path: str) -> None:
 
 
 def test_pauses_are_stored_with_exact_times_across_restarts(path: str) -> None:
-    """Pauses are stored with exact times, also if the file is closed and opened again in between.
+    """Pauses are stored with exact times. This also holds if the file is closed and opened again.
 
     The last change of each GPU is never deleted.
     """
@@ -159,7 +162,7 @@ def test_pauses_are_stored_with_exact_times_across_restarts(path: str) -> None:
 
 
 def test_pass_counts_continue_over_restarts(path: str) -> None:
-    """The counts of passes continue across restarts."""
+    """The counts of passes continue after the file was closed and opened again."""
     counts = (*range(len(TICK_BUCKETS)), 3)
     assert history_db.ticks(path) is None
     for run in (1, 2):
@@ -220,7 +223,10 @@ def test_a_removed_history_file_is_created_again(path: str) -> None:
 
 @pytest.mark.parametrize("what", ["link", "folder", "fifo"])
 def test_a_history_path_that_is_no_regular_file_is_not_used(path: str, tmp_path: Path, what: str) -> None:
-    """A link, folder or FIFO in place of the file raises an error; it is not followed and does not block."""
+    """If a link, folder or FIFO is at the path of the history file, an error is raised without waiting.
+
+    A link is not followed.
+    """
     if what == "link":
         os.symlink(tmp_path / "victim", path)
     elif what == "fifo":
@@ -267,9 +273,9 @@ print(failed > 0, file.told)
 
 
 def test_a_full_disk_loses_samples_but_keeps_the_history_file(path: str) -> None:
-    """F01: On a full disk samples are lost, but the history file is kept and used again once there is room.
+    """F01: On a full disk samples are lost, but the history file is kept.
 
-    A limit on the size of files stands for the full disk.
+    When there is room, samples are written again. In this test a limit on the size of files replaces the full disk.
     """
     done = subprocess.run(
         [sys.executable, "-c", _FULL, path], env={**os.environ, "PYTHONPATH": ROOT}, capture_output=True, text=True, timeout=120,
@@ -281,7 +287,7 @@ def test_a_full_disk_loses_samples_but_keeps_the_history_file(path: str) -> None
 
 @pytest.fixture(autouse=True)
 def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Close every history file that a test has opened, since Python 3.13 and later warn about open ones."""
+    """Close every history file that a test has opened, because Python 3.13 and later warn about open files."""
     made: list[HistoryFile] = []
     begin = HistoryFile.__init__
 
@@ -297,7 +303,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("mask", ["0", "077", "0777"])
 def test_the_history_file_is_private_at_any_umask(tmp_path: Path, mask: str) -> None:
-    """P9: At any umask the file, its log and its index have mode 0600."""
+    """P9: At any umask the history file, its write-ahead log and the index of this log have mode 0600."""
     code = (
         "import os, sys; os.umask(int(sys.argv[2], 8))\n"
         "from scheduler.core.history import Batch\nfrom scheduler.store.history_db import HistoryFile\n"

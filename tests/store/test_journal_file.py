@@ -1,4 +1,4 @@
-"""Tests of the journal's file: appends and rewrites, cut or foreign lines, replaced files, full disks."""
+"""Tests of the journal's file: appends, rewrites, lines that were cut off, lines of other programs, and full disks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def record(job: int, status: str = "pending", **changes: Any) -> bytes:
 
 
 class Store:
-    """A journal, and a simulated store with the jobs 1 to 9, which were accepted at the time "now".
+    """A journal, and a simulated store with the jobs 1 to 9, which the store accepted at the time "now".
 
     ``lines``: job id → the line that a rewrite writes for this job.
     """
@@ -55,7 +55,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def test_s1_6_a_rewritten_journal_is_private_and_has_one_line_for_each_job(store: Store) -> None:
-    """S1.6: Lines are appended; a rewrite leaves one line for each job, in a private file at any umask."""
+    """S1.6: Lines are appended. After a rewrite the journal has one line for each job, and is private at any umask."""
     old = os.umask(0o777)
     try:
         store.write_new_file()
@@ -72,9 +72,9 @@ def test_s1_6_a_rewritten_journal_is_private_and_has_one_line_for_each_job(store
 
 
 def test_s1_6_a_rewrite_of_the_journal_keeps_lines_of_other_programs_first(store: Store) -> None:
-    """S1.6: A rewrite keeps the lines of other programs and the last line of each job that the store no longer has.
+    """S1.6: A rewrite keeps the lines of other programs, and the last line of each job that was deleted from the store.
 
-    They come first; the lines of the jobs in the store follow.
+    These lines come first. The lines of the jobs in the store follow.
     """
     foreign = b'{"note": "mine"}\n[1, 2]\n{"id": 3}\n"text"\n'
     store.path.write_bytes(
@@ -89,7 +89,10 @@ def test_s1_6_a_rewrite_of_the_journal_keeps_lines_of_other_programs_first(store
 
 
 def test_a_rewrite_of_the_journal_keeps_lines_of_an_earlier_scheduler_with_the_same_ids(store: Store) -> None:
-    """A rewrite keeps lines of an earlier scheduler's jobs, which have the same ids but other acceptance times."""
+    """A rewrite keeps lines of jobs of an earlier scheduler.
+
+    These jobs have the same ids as jobs in the store, but were accepted at other times.
+    """
     store.path.write_bytes(record(1, "failed", accepted="then") + record(1, "running") + record(3, accepted="before"))
     for _ in range(2):
         store.write_new_file()
@@ -98,7 +101,10 @@ def test_a_rewrite_of_the_journal_keeps_lines_of_an_earlier_scheduler_with_the_s
 
 
 def test_s1_12_a_cut_off_journal_line_of_the_scheduler_is_rewritten(store: Store) -> None:
-    """S1.12: A torn line that the scheduler wrote is rewritten, and the lines of other jobs are kept."""
+    """S1.12: If a line of the scheduler was cut off, the complete line replaces it.
+
+    The lines of other jobs are kept.
+    """
     for cut in range(1, len(record(3)) - 1):
         store.path.write_bytes(record(1) + b'{"mine": 1}\n' + record(3)[:cut])
         store.write_new_file()
@@ -109,7 +115,7 @@ def test_s1_12_a_cut_off_journal_line_of_the_scheduler_is_rewritten(store: Store
 @pytest.mark.parametrize("torn", [b'{"id": 50, "comm', b"\0" * 5000, b"note", b'{"mine": [1, 2', b"\xff\xfe"])
 @pytest.mark.parametrize("end", [b"", b"\n"])
 def test_s1_12_a_cut_off_journal_line_of_another_program_is_moved_aside(store: Store, torn: bytes, end: bytes) -> None:
-    """S1.12: A torn line that the scheduler did not write is moved to a private file, and reported."""
+    """S1.12: A damaged line that the scheduler did not write is moved to a private file, and this is reported."""
     store.path.write_bytes(b'{"mine": 1}\n' + record(1) + torn + end)
     store.write_new_file()
     assert store.path.read_bytes() == b'{"mine": 1}\n' + record(1) + record(3, "running")
@@ -119,7 +125,7 @@ def test_s1_12_a_cut_off_journal_line_of_another_program_is_moved_aside(store: S
 
 
 def test_s1_12_damaged_journal_lines_are_moved_to_one_new_file_for_each_rewrite(store: Store) -> None:
-    """S1.12: Each rewrite moves the damaged lines to one new file, also if two rewrites run in the same second."""
+    """S1.12: Each rewrite moves all damaged lines to one new file, also if two rewrites run in the same second."""
     for _ in range(2):
         store.path.write_bytes(b"one\n" + record(1) + b"two\n" + record(99) + record(3)[:30] + b"\n" + record(3))
         store.write_new_file()
@@ -128,7 +134,7 @@ def test_s1_12_damaged_journal_lines_are_moved_to_one_new_file_for_each_rewrite(
 
 
 def test_a_complete_last_journal_line_without_newline_is_kept(store: Store) -> None:
-    """A complete last line without a newline is kept: some editors remove the last newline."""
+    """A complete last line without a newline is kept, because some editors remove the last newline."""
     store.path.write_bytes(record(1) + b'{"mine": 1}')
     store.write_new_file()
     assert store.path.read_bytes() == b'{"mine": 1}\n' + record(1) + record(3, "running")
@@ -139,7 +145,7 @@ def test_a_complete_last_journal_line_without_newline_is_kept(store: Store) -> N
 
 
 def test_an_overlong_journal_line_is_moved_piece_by_piece(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line longer than ``LONGEST`` is moved aside piece by piece, and the lines after it are read."""
+    """A line longer than ``LONGEST`` is moved aside in pieces. The lines after it are read."""
     monkeypatch.setattr(journal_file, "LONGEST", 1000)
     monkeypatch.setattr(journal_file, "PIECE", 700)
     store.path.write_bytes(b'["' + b"x" * 4000 + b'"]\n' + b"[1]\n")
@@ -149,7 +155,7 @@ def test_an_overlong_journal_line_is_moved_piece_by_piece(store: Store, monkeypa
 
 
 def test_an_append_to_a_removed_cut_or_replaced_journal_returns_false(store: Store) -> None:
-    """An append to a file that was removed, cut or replaced writes nothing and returns False."""
+    """If the journal's file was removed, cut or replaced, an append writes nothing and returns False."""
     assert not store.file.append(record(4))
     store.write_new_file()
 
@@ -168,7 +174,7 @@ def test_an_append_to_a_removed_cut_or_replaced_journal_returns_false(store: Sto
 
 
 def test_an_append_first_completes_an_unfinished_line_of_another_program(store: Store) -> None:
-    """An append first ends an unfinished line of another program with a newline."""
+    """If the last line is an unfinished line of another program, an append first adds a newline to it."""
     store.write_new_file()
     with store.path.open("ab") as stream:
         stream.write(b'{"half": ')
@@ -179,7 +185,7 @@ def test_an_append_first_completes_an_unfinished_line_of_another_program(store: 
 def test_lines_appended_during_a_rewrite_of_the_journal_are_kept(store: Store) -> None:
     """Lines that other programs append during a rewrite are kept.
 
-    The lines of jobs in the store are taken from the store.
+    For the jobs in the store, the lines are taken from the store.
     """
     store.path.write_bytes(b'{"mine": 1}\n' + record(1))
     steps = store.file.write_new_file(iter([record(1), record(3)]))
@@ -242,7 +248,10 @@ def in_the_way(path: Path, what: str) -> None:
      ("another's", "another user")],
 )  # fmt: skip
 def test_a_journal_path_that_is_no_regular_file_is_refused_and_not_replaced(store: Store, what: str, said: str) -> None:
-    """A FIFO, folder, link, device or another user's file at the path is not used or replaced, and does not block."""
+    """If there is a FIFO, folder, link, device or another user's file at the path, it is not used and not replaced.
+
+    The journal does not wait for it either.
+    """
     if what == "another's" and os.geteuid() != 0:
         pytest.skip("needs root")
     in_the_way(store.path, what)
@@ -264,7 +273,7 @@ def test_a_journal_path_that_is_no_regular_file_is_refused_and_not_replaced(stor
 
 
 def test_two_schedulers_cannot_write_the_same_journal(store: Store) -> None:
-    """A second scheduler cannot write the same journal until the first scheduler has closed it."""
+    """Two schedulers cannot write the same journal. The second one can write it after the first one has closed it."""
     store.write_new_file()
     other = Store(store.path)
     with pytest.raises(OSError, match="another scheduler"):
@@ -285,7 +294,7 @@ def test_the_error_for_a_missing_journal_folder_names_the_file(tmp_path: Path) -
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """Yield a folder with 64 KiB of disk; skip the test if mounting is not allowed."""
+    """Yield a folder on a disk of 64 KiB. If the test may not mount a disk, skip the test."""
     words = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs", str(tmp_path)]
     if subprocess.run(words, capture_output=True).returncode:
         pytest.skip("may not mount")
@@ -302,7 +311,7 @@ def fill(folder: Path) -> Path:
 
 
 def test_a_full_disk_takes_no_half_line(small: Path) -> None:
-    """P4: On a full disk neither an append nor a rewrite changes the file; once there is room, an append succeeds."""
+    """P4: On a full disk neither an append nor a rewrite changes the file. When there is room, an append succeeds."""
     store = Store(small / "queue.jsonl")
     store.lines = {1: record(1)}
     store.write_new_file()
@@ -323,7 +332,7 @@ def test_a_full_disk_takes_no_half_line(small: Path) -> None:
 def test_on_a_full_disk_damaged_lines_stay_in_the_journal(small: Path) -> None:
     """P4: While the disk is full, damaged lines stay in the journal.
 
-    When there is room, each is moved to one file, once.
+    When there is room, a rewrite moves them to one file.
     """
     store = Store(small / "queue.jsonl")
     store.path.write_bytes(b"bad " * 1500 + b"\n")

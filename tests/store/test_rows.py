@@ -162,9 +162,9 @@ def test_the_generated_changes_cover_every_field_of_a_job_that_can_change() -> N
 
 @given(SPECS)
 def test_a_job_spec_survives_conversion_to_plain_values(spec: JobSpec) -> None:
-    """P4: A JobSpec is unchanged after it was converted to plain values and back.
+    """P4: A JobSpec that is converted to plain values and back is unchanged.
 
-    Keys of a newer version are ignored.
+    Keys that a newer version added are ignored.
     """
     assert JobSpec.from_dict(spec.as_dict()) == spec
     assert JobSpec.from_dict({**spec.as_dict(), "of a newer version": 1}) == spec
@@ -189,7 +189,7 @@ def test_a_job_that_waits_runs_or_has_succeeded_blocks_an_equal_line(database: D
 
 @pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED, JobState.SKIPPED])
 def test_a_failed_cancelled_or_skipped_job_does_not_block_an_equal_line(database: Database, state: JobState) -> None:
-    """S3.29, C18: After a failure, a cancel or a skip, a job with the same identity can be added."""
+    """S3.29, C18: If a job has failed or was cancelled or skipped, a job with the same identity can be added."""
     with database.writing() as connection:
         job = rows.insert(connection, JobSpec(script="/a.py"), WHOLE, "same", (), 1.0)
         job.state = state
@@ -200,7 +200,7 @@ def test_a_failed_cancelled_or_skipped_job_does_not_block_an_equal_line(database
 
 
 def test_jobs_without_an_identity_never_block_each_other(database: Database) -> None:
-    """Contract 3: Jobs of `submit`, which have no identity, are never deduplicated."""
+    """Contract 3: Jobs of `submit` have no identity. So two equal jobs of `submit` are both added."""
     with database.writing() as connection:
         for number in range(3):
             rows.insert(connection, JobSpec(arguments=("x",)), WHOLE, "", (), float(number))
@@ -208,7 +208,7 @@ def test_jobs_without_an_identity_never_block_each_other(database: Database) -> 
 
 
 def test_no_job_id_is_used_twice_after_a_row_was_deleted(database: Database) -> None:
-    """P1: An id is used only once, because attempt records and logs are named by it."""
+    """P1: A job id is used only once, because the names of attempt records and logs contain it."""
     with database.writing() as connection:
         for _ in range(3):
             rows.insert(connection, JobSpec(arguments=("x",)), WHOLE, "", (), 1.0)
@@ -218,7 +218,7 @@ def test_no_job_id_is_used_twice_after_a_row_was_deleted(database: Database) -> 
 
 
 def test_jobs_are_found_by_state_and_label(database: Database) -> None:
-    """Contract 6: Jobs are found by state, by label, and by the order in which they wait or ended."""
+    """Contract 6: Jobs are found by state and by label, in the order in which they wait or in which they ended."""
     labels = ["a", "A", "%", "_", 'q"q', "b\\", "é", "a b", ""]
     with database.writing() as connection:
         jobs = [rows.insert(connection, JobSpec(arguments=("a",), label=label), WHOLE, "", (), 1.0) for label in labels]
@@ -260,7 +260,7 @@ def test_an_edited_spec_is_read_back(database: Database) -> None:
 
 
 def test_events_are_read_back_in_order(database: Database) -> None:
-    """Contract 6: Events of a job are read in the order in which they were written, also with equal times."""
+    """Contract 6: Events of a job are read in the order in which they were written, even if their times are equal."""
     events = [
         Event(1, 1.0, "accepted", {"from": "jobs.txt:1"}),
         Event(1, 1.0, "started", {"gpus": [0, 1]}),
@@ -274,7 +274,7 @@ def test_events_are_read_back_in_order(database: Database) -> None:
 
 @pytest.mark.parametrize("later", [1e9, 1e9 + 1e-6], ids=["same instant", "a microsecond later"])
 def test_events_with_equal_times_do_not_replace_each_other(database: Database, later: float) -> None:
-    """P4: If two calls write events with equal or almost equal times, all events are kept."""
+    """P4: If two calls write events with the same or almost the same time, all events are kept."""
     first = [Event(1, 1e9, "accepted"), Event(1, 1e9, "changed")]
     second = [Event(1, later, "started"), Event(1, later, "ended")]
     with database.writing() as connection:
@@ -287,7 +287,7 @@ def test_events_with_equal_times_do_not_replace_each_other(database: Database, l
     "request_", [Cancel((1, 2)), Requeue((3,)), Pause((0,)), Resume((0, 1)), PauseQueue(True), PauseQueue(False)]
 )
 def test_requests_and_their_answers_are_read_back(database: Database, request_: Request) -> None:
-    """S3.30, P4: Requests and their answers are read back; an answered request is not returned again."""
+    """S3.30, P4: Requests and their answers are read back. A request that was answered is not returned again."""
     with database.writing() as connection:
         row = rows.ask(connection, request_, 1.0)
     assert rows.asked(database.connection) == [(1.0, row, request_)]
@@ -309,7 +309,7 @@ def test_requests_are_returned_in_order(database: Database) -> None:
 
 @pytest.mark.parametrize(("kind", "arguments"), [("dance", "{}"), ("pause", "{}"), ("pause", "[]"), ("pause", "{")])
 def test_k07_an_unknown_request_is_refused_once(database: Database, kind: str, arguments: str) -> None:
-    """K07, P3: A request of an unknown kind or form is refused once, with a hint to restart the scheduler."""
+    """K07, P3: A request of an unknown kind or form is refused once. The answer suggests a restart of the scheduler."""
     with database.writing() as connection:
         connection.execute("INSERT INTO requests (kind, arguments, made_at) VALUES (?, ?, 1)", (kind, arguments))
         rows.ask(connection, Pause((0,)), 2.0)
@@ -320,9 +320,9 @@ def test_k07_an_unknown_request_is_refused_once(database: Database, kind: str, a
 
 
 def test_pauses_gpus_reasons_and_holdings_are_read_back(database: Database) -> None:
-    """S3.30, P7: Pauses, GPUs, reasons and holdings are read back as saved.
+    """S3.30, P7: Pauses, GPUs, reasons and holdings are read back as they were saved.
 
-    Saving none of them removes the old ones.
+    If an empty list is saved, the old entries are removed.
     """
     gpus = [Gpu(0, "u0", "A", 0, 1000), Gpu(2, "u2", "B", 1, None)]
     held = Holding("3.1", 3, ResourceRequest(2, 500), (0, 2), 7, (Process(10, 20), Process(11, 2**60)))
@@ -366,9 +366,10 @@ def test_the_reading_position_of_a_file_is_read_back(database: Database, mark: F
 
 
 def test_equal_lines_are_counted_from_one_again_after_the_file_was_replaced(database: Database) -> None:
-    """C07, C17, contract 3: When a file was replaced, its equal lines are counted from 1 again.
+    """C07, C17, contract 3: Equal lines of a file are counted.
 
-    The count before the replacement is returned, too: only a line beyond that count is a new job.
+    After a replacement of the file the count begins at 1 again. Until the replaced file is read to its end, the count
+    before the replacement is returned too. Only a line whose number is above this old count is a new job.
     """
     with database.writing() as connection:
         assert [kept.count_line(connection, "f", "a") for _ in range(3)] == [(1, 0), (2, 0), (3, 0)]
@@ -389,10 +390,7 @@ def test_equal_lines_are_counted_from_one_again_after_the_file_was_replaced(data
 
 
 def test_refused_lines_are_read_back_and_removed_when_the_file_is_read_again(database: Database) -> None:
-    """S3.9, P2: Refused lines are read back.
-
-    When a file is read from its start again, its refused lines are removed.
-    """
+    """S3.9, P2: Refused lines are read back. If a file is read from its start again, its refused lines are removed."""
     one, two, other = (
         Refusal("f", 2, "t", "r", 1.0),
         Refusal("f", 1, "x" * 900, "s", 2.0),
@@ -420,7 +418,7 @@ def ended(connection: sqlite3.Connection, *jobs: int) -> None:
 
 
 def test_job_ids_begin_with_one_or_on_request_with_zero(tmp_path: Path) -> None:
-    """S4.3: Job ids begin with 1, or with 0 if that was requested before the first job."""
+    """S4.3: Job ids begin with 1. If this was requested before the first job, they begin with 0."""
     for number, (zero, first) in enumerate(((False, 1), (True, 0))):
         database = Database(Places(str(tmp_path / f"{number}.json")))
         with database.writing() as connection:
@@ -438,7 +436,7 @@ def test_job_ids_begin_with_one_or_on_request_with_zero(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("zero", [False, True])
 def test_the_id_of_a_deleted_job_is_not_used_again(database: Database, zero: bool) -> None:
-    """S4.3 P4: The id of a deleted job is never used again, even if this job was the newest or the only one."""
+    """S4.3 P4: The id of a deleted job is never used again, even if this job was the newest one or the only one."""
     with database.writing() as connection:
         if zero:
             rows.number_from_zero(connection)
@@ -459,7 +457,7 @@ def test_the_id_of_a_deleted_job_is_not_used_again(database: Database, zero: boo
 
 @given(st.booleans(), st.lists(st.integers(-1, 5), max_size=30))
 def test_no_job_id_is_used_twice_after_any_deletions(database: Database, zero: bool, steps: list[int]) -> None:
-    """S4.3 P4: No id is used twice. ``steps``: -1 adds a job, another number deletes one of the remaining jobs."""
+    """S4.3 P4: No job id is used twice. A step of -1 adds a job; any other step deletes one of the remaining jobs."""
     with database.writing(sync=False) as connection:
         connection.execute("DELETE FROM jobs")
         connection.execute("DELETE FROM meta WHERE key='last_id'")
@@ -483,9 +481,9 @@ def test_no_job_id_is_used_twice_after_any_deletions(database: Database, zero: b
 
 
 def test_completion_hooks_are_stored_started_and_removed(database: Database) -> None:
-    """S4.26: A due call of a completion hook is stored, marked as started, and removed when it has ended.
+    """S4.26: When a job ends, a call of its completion hook is stored. It is marked when it is started.
 
-    If the job ends again after a retry, the call is due again.
+    When the hook has ended, the call is removed. If the job is retried and ends again, the call must be started again.
     """
     with database.writing() as connection:
         rows.note_calls(connection, [7, 3])
@@ -526,9 +524,10 @@ WAITING = ("priority", "order", "allowed", "attempt", "not_before", "reason_code
 def test_waiting_jobs_are_read_for_a_start_of_the_scheduler(
     database: Database, jobs: list[tuple[JobSpec, ResourceRequest, dict[str, Any]]]
 ) -> None:
-    """Each waiting job is read either as a job or, if only room can be missing for it, by its facts.
+    """`ready` reads the waiting jobs that lack only room, as a few facts each.
 
-    The jobs whose need is checked at a start are those that no scheduler has read from a jobs file, and earlier ones.
+    `not_ready` reads the other waiting jobs. `pending_elsewhere` reads the waiting jobs that have run before or do not
+    come from a jobs file: the scheduler computes their needs again at a start.
     """
     with database.writing(sync=False) as connection:
         connection.execute("DELETE FROM jobs")
@@ -559,9 +558,9 @@ def test_waiting_jobs_are_read_for_a_start_of_the_scheduler(
 def test_event_histories_read_together_equal_those_read_one_by_one(
     database: Database, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The event histories of many jobs that one call reads are equal to those that are read job by job.
+    """If one call reads the event histories of many jobs, they equal the histories that are read job by job.
 
-    They are in the order of the jobs, and a job without events has an empty history.
+    They are in the order of the jobs. A job without events has an empty history.
     """
     monkeypatch.setattr(rows, "AT_ONCE", at_once)
     with database.writing() as connection:
@@ -575,7 +574,7 @@ def test_event_histories_read_together_equal_those_read_one_by_one(
 
 
 def test_the_first_migration_creates_the_columns_of_the_table() -> None:
-    """The first migration creates the columns of ``COLUMNS`` with ``since`` 1: equal names, types and defaults."""
+    """The first migration creates each column of ``COLUMNS`` whose ``since`` is 1, with its name, type and default."""
     store = sqlite3.connect(":memory:", isolation_level=None)
     migrate(store, 0, 1)
     made = [

@@ -35,7 +35,7 @@ def places(tmp_path: Path) -> Places:
      (0x01021994, "tmpfs", False), (0x794C7630, "overlay", False), (0x2FC12FC1, "ZFS", False), (0x4D44, "FAT", False)],
 )  # fmt: skip
 def test_e16_shared_file_systems_are_recognized_by_their_type_number(number: int, name: str, shared: bool) -> None:
-    """E16: A file system is recognized by the type number from statfs(2). The number of SMB may be read as negative."""
+    """E16: A file system is recognized by its type number from statfs(2). The number of SMB may appear negative."""
     found = file_system(number)
     assert (found.name, found.shared, found.known) == (name, shared, True)
 
@@ -47,7 +47,10 @@ def test_e16_an_unknown_file_system_is_reported_as_unknown() -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_e16_without_working_locks_no_daemon_starts(places: Places, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """E16: On a file system without locks (NFS without its lock service, FUSE) a start is refused, with a remedy."""
+    """E16: On a file system without locks the start of a daemon is refused, and the error names a remedy.
+
+    Examples are NFS without its lock service, and some FUSE file systems.
+    """
 
     def flock(fd: int, how: int) -> None:
         raise OSError(code, os.strerror(code))
@@ -72,7 +75,7 @@ def test_e16_a_file_system_with_ineffective_locks_is_refused(places: Places, mon
 def test_e16_commands_refuse_a_store_whose_daemon_runs_on_another_machine(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """E16: While a daemon of another machine runs, commands on this machine neither read nor write the store."""
+    """E16: While a daemon on another machine runs, commands on this machine neither read nor write the store."""
     other = DaemonLock(places)
     other.take({"pid": 4711, "boot": "another-boot", "host": "gpu2"})
     monkeypatch.setattr(daemon_lock, "TAKING_S", 0.05)
@@ -92,7 +95,7 @@ def test_e16_commands_refuse_a_store_whose_daemon_runs_on_another_machine(
 
 
 def test_e16_a_daemon_json_from_before_a_reboot_does_not_prevent_a_start(places: Places) -> None:
-    """H01: `daemon.json` of a daemon that was killed before a reboot is ignored, because no process holds the lock."""
+    """H01: If a daemon was killed before a reboot, its `daemon.json` is ignored, because no process holds the lock."""
     Path(places.daemon_info).write_text(json.dumps({"pid": 7, "boot": "another-boot", "host": "gpu2"}))
     open_for_reading(places).close()
     Database(places).close()
@@ -101,7 +104,7 @@ def test_e16_a_daemon_json_from_before_a_reboot_does_not_prevent_a_start(places:
 def test_e16_a_command_waits_for_the_daemon_json_of_a_daemon_that_is_starting(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """E16: A command waits for a daemon that holds the lock but has not written `daemon.json` yet."""
+    """E16: If a daemon holds the lock but has not written `daemon.json` yet, a command waits for this file."""
     Path(places.daemon_info).write_text(json.dumps({"pid": 7, "boot": "another-boot", "host": "gpu2"}))
     told = [daemon_lock.holder(places), daemon_lock.holder(places), {"pid": 8, "boot": boot_id()}]
     monkeypatch.setattr(daemon_lock, "daemon_alive", lambda places: True)

@@ -82,7 +82,10 @@ def screens(tmp_path: Path) -> Iterator[Callable[..., ScreenScheduler]]:
 
 @pytest.fixture
 def plain_screens(tmp_path: Path) -> Iterator[ScreenScheduler]:
-    """Return a scheduler in screen mode that uses the user's own socket folder, beside the user's other sessions."""
+    """Return a scheduler in screen mode that uses the user's own socket folder.
+
+    Its sessions are beside the user's other sessions.
+    """
     need_screen()
     made = ScreenScheduler(tmp_path, 2, None)
     yield made

@@ -50,9 +50,10 @@ sys.exit(int(code))
 
 
 def wait_for(condition: Callable[[], Any], what: str, limit: float = PATIENCE_S) -> Any:
-    """Return the first true result of ``condition``. Raises AssertionError with ``what`` after ``limit`` seconds.
+    """Call ``condition`` repeatedly until its result is true; return this result.
 
-    The pause between two calls grows from 10 to 50 ms: polling without pauses would take CPU time from the scheduler.
+    Raises AssertionError with the text ``what`` if no result is true within ``limit`` seconds. The pause between two
+    calls grows from 10 to 50 ms: polling without pauses would take CPU time from the scheduler.
     """
     begun = time.monotonic()
     while True:
@@ -89,8 +90,8 @@ def open_names(pid: int) -> list[str]:
 def open_files(pid: int) -> Counter[str]:
     """Count the open files of a process by name.
 
-    Not counted, because their number varies: the files of the history, and old versions of the state file that are
-    still open (a few at most).
+    The files of the history, and old versions of the state file that are still open, are not counted: their number
+    varies.
     """
     return Counter(name for name in open_names(pid) if "/history.db" not in name and REPLACED not in name)
 
@@ -108,12 +109,15 @@ def none_more_open(before: dict[int, Counter[str]]) -> None:
 
 
 def stopped(pid: int) -> bool:
-    """Return whether a process is stopped. SIGSTOP takes effect some time after it was sent."""
+    """Return whether a process is stopped by SIGSTOP. The signal takes effect some time after it was sent."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def freeze(pid: int, store_lock: Path) -> None:
-    """Stop a daemon (SIGSTOP) while it does not hold the store lock: a stopped holder would block all commands."""
+    """Stop a daemon (SIGSTOP) at a moment when it does not hold the store lock.
+
+    A stopped daemon that holds the lock would block all commands.
+    """
 
     def frozen() -> bool:
         os.kill(pid, signal.SIGSTOP)
@@ -130,7 +134,7 @@ def freeze(pid: int, store_lock: Path) -> None:
 
 
 class Scheduler:
-    """A scheduler that runs in ``folder``. ``settings``: options of `gpujob start`, with `_` instead of `-`."""
+    """A scheduler that runs in ``folder``. ``settings``: options of `gpujob start`, written with `_` instead of `-`."""
 
     def __init__(self, folder: Path, gpus: int | None = 2, **settings: Any) -> None:
         """Prepare the folder; do not start the daemon. ``gpus``: number of declared GPUs, or None to detect them."""
@@ -184,9 +188,10 @@ class Scheduler:
         return self.output.read_text(errors="replace") if self.output.exists() else ""
 
     def says(self, text: str, times: int | None = None) -> None:
-        """Wait until the output contains ``text``. With ``times``, assert that it then occurs exactly that many times.
+        """Wait until the output contains ``text``.
 
-        The wait is necessary because the daemon prints a message only after it has committed the change.
+        With ``times``, also assert that the output contains ``text`` exactly that many times. The wait is necessary
+        because the daemon prints a message only after it has committed the change.
         """
         wait_for(lambda: self.said().count(text) >= (times or 1), f"{text!r} in\n{self.said()[-3000:]}")
         assert times is None or self.said().count(text) == times, self.said()
@@ -217,11 +222,14 @@ class Scheduler:
         self.process.wait()
 
     def freeze(self) -> None:
-        """Stop the daemon (SIGSTOP) while it does not hold the lock of the store."""
+        """Stop the daemon (SIGSTOP) at a moment when it does not hold the lock of the store."""
         freeze(self.pid, self.folder / ".gpujob" / "store.lock")
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Send the daemon a signal (default: SIGTERM) and return its exit code. Raises AssertionError after 20 s."""
+        """Send the daemon a signal (default: SIGTERM), wait for its end and return its exit code.
+
+        Raises AssertionError if the daemon has not ended 20 s after the signal.
+        """
         assert self.process is not None
         self.process.send_signal(number)
         try:
@@ -269,13 +277,14 @@ class Scheduler:
             return []
 
     def states(self) -> dict[int, str]:
-        """Return id → state of all jobs."""
+        """Return the state of each job: id → state."""
         return dict(self.rows("SELECT id, state FROM jobs"))
 
     def job(self, job_id: int) -> dict[str, Any]:
-        """Return a job as `show --json` prints it.
+        """Return a job in the form that `show --json` prints.
 
-        Wait until the daemon has considered the job, but ``LOOK_S`` seconds at most (``BRIEF_S`` if no daemon runs).
+        First wait until the daemon has considered the job. The wait ends after ``LOOK_S`` seconds at the latest, or
+        after ``BRIEF_S`` seconds if no daemon runs.
         """
         running = self.process is not None and self.process.poll() is None
         end = time.monotonic() + (LOOK_S if running else BRIEF_S)  # without a daemon the reason stays "new"
@@ -319,10 +328,10 @@ class Scheduler:
     def line(
         self, key: str, code: object = 0, seconds: float = 0.0, *, priority: int = 0, more: str = "", gpus: str = ""
     ) -> str:
-        """Return a jobs line that runs the ledger job for ``seconds``.
+        """Return a line for the jobs file. Its job runs the ledger script for ``seconds``.
 
-        ``code``: exit code of the ledger job, or "s6" to let it end by signal 6. ``more``: text after the job's
-        arguments.
+        The script writes its start and its end to the ledger file. ``code``: exit code of the script, or "s6" to let it
+        end by signal 6. ``more``: text after the script's arguments.
         """
         return f"{priority},{self.script},,{self.folder} {key} {code} {seconds} {more},{gpus}"
 

@@ -20,7 +20,10 @@ INTERVAL_S = 0.25
 
 
 class Machine:
-    """A scheduler, with the fake driver and the fake nvidia-smi from which it reads the GPUs ``GPU-a``, ``GPU-b``, …"""
+    """A scheduler, a fake driver and a fake nvidia-smi.
+
+    The scheduler reads the GPUs ``GPU-a``, ``GPU-b``, … from the driver or from nvidia-smi.
+    """
 
     def __init__(self, make: Callable[..., Scheduler], folder: Path, gpus: int | None, **settings: Any) -> None:
         self.driver = FakeDriver(folder / "driver")
@@ -34,7 +37,7 @@ class Machine:
         self.others: list[subprocess.Popen[bytes]] = []
 
     def cards(self, *uuids: str) -> Machine:
-        """Add these GPUs to the driver, without processes."""
+        """Add these GPUs to the driver. No process uses them."""
         with self.driver.together():
             for uuid in uuids:
                 self.driver.gpu(uuid, total=TOTAL, used=IDLE, load=0)
@@ -86,7 +89,7 @@ class Machine:
         return found
 
     def state(self, index: int, *states: str) -> dict[str, Any]:
-        """Wait until the GPU is in one of these states; return it as `gpu` does."""
+        """Wait until the GPU is in one of these states; return the GPU in the form that `gpu` returns."""
         found: dict[str, Any] = wait_for(
             lambda: (gpu := self.gpu(index))["state"] in states and gpu,
             f"GPU {index} {states}, is {self.gpu(index)}\n{self.s.said()[-2000:]}",
@@ -111,7 +114,7 @@ class Machine:
         return found
 
     def still_waits(self, job: int, readings: int = 5) -> None:
-        """Assert that the job still waits, and has never run, after ``readings`` further readings."""
+        """Wait for ``readings`` further readings; assert that the job still waits and has never run."""
         self.readings(readings)
         assert self.s.states()[job] == "pending" and self.s.job(job)["attempt"] == 0, self.s.said()
 
@@ -132,7 +135,10 @@ class Machine:
 
 @pytest.fixture
 def machine(scheduler: Callable[..., Scheduler], tmp_path: Path) -> Iterator[Callable[..., Machine]]:
-    """Return a function that creates machines whose scheduler is not started yet. ``gpus``: value of --gpus."""
+    """Return a function that creates a machine. The scheduler of the machine is not started yet.
+
+    The argument ``gpus`` of this function is the value of the scheduler's option --gpus.
+    """
     made: list[Machine] = []
 
     def make(gpus: int | None = None, folder: Path | None = None, **settings: Any) -> Machine:

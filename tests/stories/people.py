@@ -84,7 +84,10 @@ class User:
     def limited(
         self, folder: Path, limits: Sequence[tuple[int, tuple[int, int]]], *words: str, **environ: str
     ) -> tuple[int, str]:
-        """Run a command like `gpujob`, under resource limits. Each limit: (RLIMIT number, (soft limit, hard limit))."""
+        """Run a gpujob command as the method `gpujob` does, but under resource limits.
+
+        Each limit: (RLIMIT number, (soft limit, hard limit)).
+        """
         with tempfile.TemporaryFile() as out:
 
             def run() -> int:
@@ -110,7 +113,7 @@ class User:
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Load all modules before a child process changes its user.
 
-    Later the child may be unable to load them: Python and the checkout may be readable only by root.
+    After the change, the child may be unable to load modules: Python and the checkout may be readable only by root.
     """
     folder = tmp_path_factory.mktemp("loaded")
     for name, text in FILES.items():
@@ -142,7 +145,7 @@ def users(loaded: None) -> Iterator[tuple[User, User]]:
 
 @pytest.fixture
 def place(users: tuple[User, User]) -> Iterator[Path]:
-    """Return a folder that belongs to the first user and that everybody may read."""
+    """Return a folder that belongs to the first user. Everybody may read the folder."""
     me, _ = users
     folder = Path(tempfile.mkdtemp(prefix="gj-owners-", dir="/tmp"))
     os.chown(folder, me.uid, me.gid)
@@ -164,7 +167,10 @@ def write(path: Path, user: User, mode: int = 0o644, group: int = -1) -> Path:
 
 
 class Daemon:
-    """A scheduler that runs as a user, in a fork: the user may be unable to read Python and the checkout."""
+    """A scheduler that runs as a user, in a forked process.
+
+    It is forked because a new interpreter may fail: the user may have no right to read Python and the checkout.
+    """
 
     def __init__(self, user: User, folder: Path, *words: str, **environ: str) -> None:
         self.user, self.folder = user, folder

@@ -71,9 +71,10 @@ class Pouring:
         return {line["line"]: line["reason"] for line in self.s.status()["refused"]}
 
     def judge(self, bad: Sequence[tuple[str | bytes, str]]) -> None:
-        """Append each bad line between two good lines: it must be refused once, and each good line must run once.
+        """Append each bad line between two good lines. Check that each bad line is refused once.
 
-        ``bad``: pairs of a line and a text in the reason for its refusal.
+        Also check that each good line runs once. ``bad``: pairs of a bad line and a text that the reason for its
+        refusal must contain.
         """
         first = len(self.s.jobs_file.read_bytes().splitlines()) if self.s.jobs_file.exists() else 0
         before = self.noted()

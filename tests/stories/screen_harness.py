@@ -18,7 +18,8 @@ from tests.stories.harness import Scheduler, alive, wait_for
 class ScreenScheduler(Scheduler):
     """A scheduler started with --screen.
 
-    ``sockets``: the folder for its SCREENDIR; with None, screen uses its default folder for this user.
+    ``sockets``: the folder that is given to screen as SCREENDIR. If it is None, screen uses its default folder for this
+    user.
     """
 
     def __init__(self, folder: Path, gpus: int, sockets: Path | None, **settings: Any) -> None:
@@ -85,7 +86,7 @@ class ScreenScheduler(Scheduler):
         tell(self.environ, self.session(job_id), *words)
 
     def raw(self, job_id: int) -> bytes:
-        """Return the job's log as bytes, empty if there is no file."""
+        """Return the job's log as bytes; return empty bytes if there is no log file."""
         path = Path(self.rows("SELECT log FROM jobs WHERE id=?", job_id)[0][0])
         return path.read_bytes() if path.exists() else b""
 

@@ -1,4 +1,4 @@
-"""`ts` as users call it: a link of that name in PATH, a private TS_SOCKET, and a server that the first call starts."""
+"""`ts` as users call it: a link named `ts` in PATH, a private TS_SOCKET, and a server that the first call starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ entry()
 
 
 class Spooler:
-    """`ts` with a TS_SOCKET in ``folder``. It has no GPUs unless the variables in ``environ`` set some."""
+    """`ts` with a TS_SOCKET in ``folder``. The server has no GPUs unless the variables in ``environ`` declare GPUs."""
 
     def __init__(self, folder: Path, **environ: str) -> None:
         self.folder = folder
@@ -115,7 +115,7 @@ class Spooler:
     # -- looking --------------------------------------------------------------------------------------
 
     def states(self) -> dict[int, str]:
-        """Return id → state, as `ts -M json` prints them."""
+        """Return the state of each job as `ts -M json` prints it: id → state."""
         return {job["ID"]: job["State"] for job in self.jobs()}
 
     def jobs(self) -> list[dict[str, Any]]:

@@ -18,9 +18,9 @@ __all__ = ["machine"]
 
 @pytest.mark.parametrize("given", [None, 3])
 def test_a_start_without_one_gpu_keeps_gpu_numbers_and_allocations(machine, given):
-    """A start while one GPU is missing adopts all jobs.
+    """If one GPU is missing when the scheduler starts, the scheduler adopts all jobs.
 
-    It keeps GPU numbers, allocations, pauses and the allowed GPUs of the jobs.
+    The numbers of the GPUs, the allocations, the pauses and the allowed GPUs of the jobs stay the same.
     """
     m = machine(gpus=given).cards("GPU-a", "GPU-b", "GPU-c")
     m.s.start()
@@ -151,7 +151,10 @@ def test_a_job_that_uses_an_unallocated_gpu_is_reported(machine):
 
 
 def test_jobs_with_only_vram_share_a_gpu_by_memory(machine):
-    """Jobs that request only memory share a GPU by memory; an out-of-memory failure shows requested and used memory."""
+    """Jobs that request only memory share a GPU by memory.
+
+    If a job fails because GPU memory ran out, `show` prints how much memory the job requested and used.
+    """
     m = machine(oom_retries=0).cards("GPU-a")
     program = m.s.folder / "oom.sh"
     program.write_text(
@@ -209,7 +212,10 @@ def without_packages(m) -> None:
 
 
 def test_broken_nvml_packages_do_not_count_as_no_driver(machine):
-    """With a driver library but no usable Python package, no job starts on the GPUs until --gpu-interval 0 is given."""
+    """If there is a driver but no Python package that can read it, no job starts on the GPUs.
+
+    With --gpu-interval 0, jobs start.
+    """
     m = machine(gpus=1).cards("GPU-a")
     without_packages(m)
     m.add("a")
@@ -225,9 +231,9 @@ def test_broken_nvml_packages_do_not_count_as_no_driver(machine):
 
 
 def test_no_job_starts_until_a_driver_seen_at_the_last_start_answers(machine):
-    """If the last start read a driver, no job starts until the driver answers, even with --gpus N.
+    """If the driver answered at the last start, no job starts until the driver answers again, even with --gpus N.
 
-    With --gpu-interval 0 in addition, jobs start without the driver.
+    With both --gpus N and --gpu-interval 0, jobs start without the driver.
     """
     m = machine(gpus=1).cards("GPU-a")
     m.use("GPU-a", m.foreign_process(), 79_000, load=99, total_load=99)
@@ -297,9 +303,9 @@ def test_thresholds_accept_percent(machine):
 
 
 def test_a_hanging_nvidia_smi_keeps_no_gpu_booked(machine):
-    """An nvidia-smi that hangs does not keep the GPU of an ended job booked, even if it left its process group.
+    """If nvidia-smi hangs, the GPU of an ended job becomes free, even if nvidia-smi has left its process group.
 
-    While it hangs, no other nvidia-smi is started, and no job starts on a GPU.
+    While nvidia-smi hangs, no second nvidia-smi is started, and no job starts on a GPU.
     """
     m = machine().only_smi("GPU-a", "GPU-b")
     hold = m.s.folder / "stray"

@@ -67,7 +67,7 @@ def test_a_cancel_without_daemon_is_carried_out_at_the_start(scheduler):
 
 
 def test_a_retry_of_a_recorded_done_job_runs_it_again(scheduler):
-    """A retry requested for a job that was recorded as done runs it again at the next start."""
+    """If `retry` is called for a job that is recorded as done, the next start of the scheduler runs the job again."""
     s = scheduler(gpus=1)
     s.start()
     s.append(s.line("a"))
@@ -82,7 +82,8 @@ def test_a_retry_of_a_recorded_done_job_runs_it_again(scheduler):
 def ended_meanwhile(scheduler):
     """Return a killed scheduler with seven jobs.
 
-    Jobs 1 to 4 ended with exit code 3 and have a retry left; job 5 ended with 0, job 6 with 3; job 7 waits.
+    Jobs 1 to 6 ended after the kill: jobs 1 to 4 with exit code 3, job 5 with 0, and job 6 with 3. Jobs 1 to 4 still
+    have one retry. Job 7 waits.
     """
     s = scheduler(gpus=6, assign_retry_wait="0.05")
     keys = "abcdef"
@@ -104,7 +105,10 @@ def ended_meanwhile(scheduler):
 
 
 def test_requests_for_a_job_waiting_for_retry_are_carried_out_at_the_next_start(ended_meanwhile):
-    """A job that waits for its retry can be held, edited, put first or cancelled; the next start carries this out."""
+    """While no scheduler runs, a job that waits for its retry can be held, edited, put first or cancelled.
+
+    The next start of the scheduler carries out the request.
+    """
     s = ended_meanwhile
     assert "job 1 is already pending" in s.cli("retry", "1").stdout
     for words, done in (

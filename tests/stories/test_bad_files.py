@@ -122,7 +122,7 @@ def test_c02_a_line_appended_after_a_last_line_of_blanks_becomes_a_job(pouring):
 def test_c03_a_deleted_file_is_logged_once_and_a_new_one_read(pouring):
     """C03: If the jobs file is deleted, this is logged once. A line that was appended just before still runs.
 
-    A new jobs file is read. A line in it that equals a line of the deleted file does not run again.
+    A new jobs file is read. If a line of the new file equals a line of the deleted file, it does not run again.
     """
     s = pouring.s
     missing = "no such file; it is read when it appears"
@@ -142,7 +142,7 @@ def test_c03_a_deleted_file_is_logged_once_and_a_new_one_read(pouring):
 
 @pytest.mark.smoke
 def test_c04_the_rest_of_a_rotated_file_is_read_before_the_new_one(pouring):
-    """C04: Lines that a writer still appends to a rotated file are read before those of the new file."""
+    """C04: If a writer still appends lines to a rotated file, these lines are read before the lines of the new file."""
     s = pouring.s
     pouring.pour(pouring.good("a"))
     pouring.rest()
@@ -287,7 +287,7 @@ def test_c16_a_submitted_job_without_wakeup_runs(scheduler):
 
 @pytest.mark.long
 def test_c16_commands_answer_and_jobs_run_while_many_lines_are_read(pouring):
-    """C16: While 10,000 lines become one job each, other jobs run and commands are answered.
+    """C16: While the scheduler makes a job of each of 10,000 lines, other jobs run and commands are answered.
 
     The long form of the test appends a million lines.
     """
@@ -451,7 +451,10 @@ def remove(path: Path) -> None:
 
 @as_root
 def test_c36_a_file_that_becomes_unreadable_is_reported_once(of_nobody):
-    """C36: A file that the user can no longer read is reported once, and read when it is readable again."""
+    """C36: If the user can no longer read the jobs file, this is reported once.
+
+    When the file is readable again, it is read.
+    """
     p, s = of_nobody, of_nobody.s
     s.start()
     s.wait_ended(1)
@@ -485,7 +488,10 @@ def test_c36_the_scheduler_starts_with_an_unreadable_jobs_file(of_nobody):
 
 @as_root
 def test_c37_files_that_others_could_write_are_refused_with_the_remedy(scheduler):
-    """C37: `start`, a running scheduler and `add` refuse files that others could write, and name the fix."""
+    """C37: `start`, a running scheduler and `add` refuse a jobs file that others could write.
+
+    Each error says how to correct this.
+    """
     p = Pouring(scheduler(gpus=1, monitor_interval=1))
     s = p.s
     p.pour(p.good("a"))
@@ -537,7 +543,7 @@ def test_c38_polling_notices_all_changes(scheduler):
 
 
 def test_c39_a_rewrite_with_equal_size_and_time_is_noticed(pouring):
-    """C39: A file rewritten with the same size and time is read again, while the scheduler runs and while none runs."""
+    """C39: A file that is rewritten with the same size and time is read again, whether a scheduler runs or not."""
     s = pouring.s
     pouring.pour(pouring.good("aaaa"))
     pouring.rest()
@@ -557,7 +563,10 @@ def test_c39_a_rewrite_with_equal_size_and_time_is_noticed(pouring):
 
 
 def test_c40_lines_appended_without_daemon_are_read_once(pouring):
-    """C40: Lines appended while no scheduler runs are read once by the next scheduler, after a kill or a clean end."""
+    """C40: Lines appended while no scheduler runs are read once by the next scheduler.
+
+    It makes no difference whether the last scheduler was killed or ended normally.
+    """
     s = pouring.s
     for number, end in enumerate((s.kill, s.stop)):
         end()
@@ -571,7 +580,10 @@ def test_c40_lines_appended_without_daemon_are_read_once(pouring):
 
 @as_root
 def test_b14_a_job_waits_until_the_user_may_enter_its_working_folder(of_nobody):
-    """B14: A job waits until the user may enter its working folder and all folders above; other jobs run meanwhile."""
+    """B14: A job waits until the user may enter its working folder and all folders above it.
+
+    Other jobs run meanwhile.
+    """
     p, s = of_nobody, of_nobody.s
     (s.folder / "note").write_text('#!/bin/sh\necho "$1" >> "${0%/*}/noted"\n')
     closed = s.folder / "closed"

@@ -145,7 +145,10 @@ def test_c22_the_corrected_line_in_the_reason_runs_as_intended(pouring):
 
 
 def test_c23_the_last_field_may_be_a_gpu_list_with_commas(scheduler):
-    """C23: The last field may be a GPU list with commas; a number before it is an argument, which is logged once."""
+    """C23: The last field may be a GPU list with commas.
+
+    A number directly before the list is an argument and no part of the list. This is logged once.
+    """
     p = Pouring(scheduler(gpus=8))
     p.s.start()
     p.pour("0,words,,--a b,4,5,6,7", "0,words,,--n 2,4,5-7", "0,words,,--batch_size 1,4,5,6,7")
@@ -184,7 +187,7 @@ def test_c24_wrong_fields_are_refused_and_comments_ignored(pouring):
 
 
 def test_c25_bad_priorities_are_refused(scheduler):
-    """C25: Priorities are whole numbers, and lower ones start first; other priorities are refused."""
+    """C25: A priority is a whole number; any other priority is refused. Jobs with lower numbers start first."""
     p = Pouring(scheduler(gpus=1))
     p.s.append("5,words,,late", "-7,words,,early", "+0,words,,middle")
     p.s.start()

@@ -1,4 +1,7 @@
-"""Commands with bad words, dead schedulers, closed pipes or poor terminals: short errors, documented exit codes."""
+"""Commands with wrong words, without a scheduler, with closed pipes or on poor terminals.
+
+The errors are short, and the exit codes are documented.
+"""
 
 from __future__ import annotations
 
@@ -173,7 +176,7 @@ def test_every_verb_refuses_wrong_words(two_jobs):
 
 
 def test_every_verb_refuses_words_that_name_no_job_or_gpu(two_jobs):
-    """K: Every verb refuses words that name no job or GPU with exit code 2 or 6 and one line; nothing changes."""
+    """K: If words name no job or GPU, every verb refuses them with one line and exit code 2 or 6; nothing changes."""
     s = two_jobs.s
     lines: list[tuple[str, ...]] = []
     for words, command in VERBS.items():
@@ -256,10 +259,10 @@ def refuses(name: str, value: str) -> bool:
 
 
 def test_k01_each_verb_works_or_exits_with_5_or_6_without_a_scheduler(scheduler):
-    """K01: While no scheduler runs, each verb works, or exits with 5 or 6 and a short error.
+    """K01: While no scheduler runs, each verb works, or exits with 5 or 6 and prints a short error.
 
-    Verbs that only read work; for a job that does not exist they exit with 6. The scheduler was never started, or
-    killed.
+    Verbs that change nothing work; if the given job does not exist, they exit with 6. The test covers two cases: the
+    scheduler was never started, and the scheduler was killed.
     """
     s = scheduler(gpus=1)
     for ran in run_all(s, [["status"], ["jobs"], ["screens"], ["wait"]]):
@@ -289,9 +292,9 @@ def test_k01_each_verb_works_or_exits_with_5_or_6_without_a_scheduler(scheduler)
 
 
 def test_k01_a_missing_folder_of_the_state_file_is_not_created(scheduler):
-    """K01: If the folder of the given state file does not exist, verbs that only read show no jobs.
+    """K01: If the folder of the given state file does not exist, verbs that change nothing show no jobs.
 
-    Other verbs fail, and do not create the folder.
+    The other verbs fail. No verb creates the folder.
     """
     s = scheduler(gpus=1)
     before = ["--state-file", "no/such/folder/state.json"]
@@ -431,7 +434,7 @@ def test_k08_fifty_concurrent_requests_have_one_effect(scheduler, verb):
 def test_k09_ctrl_c_exits_with_130(scheduler, words):
     """K09: Ctrl-C ends a waiting command with exit code 130 and without an error message; its job continues.
 
-    Only `submit --wait` prints a line: it says that the job continues.
+    `submit --wait` prints one line, which says that the job continues. The other commands print nothing.
     """
     s = scheduler(gpus=1)
     s.hold("a")
@@ -592,9 +595,10 @@ def on_terminal(s: Scheduler, words: list[str], columns: int) -> tuple[int, str]
 
 
 def test_k09_a_full_stdout_gives_one_error_line_and_a_closed_one_none(two_jobs):
-    """K09: Closed stdout acts as /dev/null; stdout on a full disk gives one error line and code 1.
+    """K09: If stdout is closed, a command works as if stdout was /dev/null.
 
-    A closed or full stderr changes no exit code.
+    If stdout cannot be written because its disk is full, the command prints one error line and exits with 1. A closed
+    or full stderr changes no exit code.
     """
     s = two_jobs.s
     quiet = [

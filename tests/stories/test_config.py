@@ -28,7 +28,7 @@ def said(s, text, times=1):
 
 
 def set_gpus(s, config, before, after, times=1):
-    """Change the number of GPUs in the config; wait until the scheduler has logged this change ``times`` times."""
+    """Change the number of GPUs in the config; wait until the output has ``times`` reports of this change."""
     edit(config, f"gpus: {after}\n")
     said(s, f"gpus {before} -> {after}", times)
 
@@ -44,7 +44,10 @@ def records(s, word):
 
 
 def test_s3_1_flag_over_environment_over_file_over_default(scheduler):
-    """S3.1, contract 2: Precedence is flag, variable, file, default; `config show` names the origin."""
+    """S3.1, contract 2: An option overrides a variable, a variable the config file, and the file the default.
+
+    `config show` names the origin of the value.
+    """
     s = scheduler()
     config, origin = s.folder / "config.yaml", {}
     for number, (words, environ, text, cuda) in enumerate(
@@ -69,7 +72,7 @@ def test_s3_1_flag_over_environment_over_file_over_default(scheduler):
 
 
 def test_config_show_shows_differences_to_the_running_scheduler(scheduler):
-    """Contract 2, 6: For each setting that differs, `config show` also shows the value in the running scheduler."""
+    """Contract 2, 6: If a setting has another value in the running scheduler, `config show` also shows that value."""
     s = scheduler()
     config = s.folder / "config.yaml"
     config.write_text("order: fifo\nkill_grace: 3\n")
@@ -144,7 +147,11 @@ def test_s2_6_gpus_can_be_added_and_removed_at_run_time(scheduler):
 
 
 def test_s2_6_a_gpu_that_is_removed_and_added_again_is_still_paused(scheduler):
-    """S2.6: A removed GPU that is added again is still paused, also after a pause of another GPU and a restart."""
+    """S2.6: If a paused GPU is removed and added again, it is still paused.
+
+    This holds even if another GPU was paused and the scheduler was restarted in the meantime. A removed GPU can be
+    resumed by `resume` or by an edit of the state file.
+    """
     s = scheduler(None)
     config = s.folder / "config.yaml"
     config.write_text("gpus: 2\n")
@@ -175,7 +182,10 @@ def test_s2_6_a_gpu_that_is_removed_and_added_again_is_still_paused(scheduler):
 
 
 def test_c31_submit_add_edit_use_the_last_valid_model_table(scheduler):
-    """C31: With a broken table, `submit`, `add` and `edit` use the last valid one; without a scheduler they fail."""
+    """C31: If the model table is broken, `submit`, `add` and `edit` use the last valid table of the running scheduler.
+
+    While no scheduler runs, `submit` fails.
+    """
     s = scheduler(gpus=1)
     table = s.folder / "llm_config.json"
     table.write_text('{"models": {"small": 0.25}}')

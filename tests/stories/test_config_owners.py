@@ -16,9 +16,10 @@ pytestmark = ROOT_ONLY
 
 
 def start(me: User, folder: Path, *words: str, **environ: str) -> str:
-    """Run a `start` that always fails, since its main log cannot be opened; return the error line.
+    """Run a `start` that always fails, because its main log cannot be opened; return the error line.
 
-    If the scheduler refuses another file, the error line is about that file, which is checked before the main log.
+    All other files are checked before the main log. If the scheduler refuses one of them, the error line is about that
+    file.
     """
     code, said = me.gpujob(folder, *START, *words, **environ)
     assert (code, said.count("\n")) == (1, 1), said
@@ -53,7 +54,11 @@ def test_c37_s13_files_that_another_could_write_are_refused(users: tuple[User, U
 def test_s13_folders_and_links_that_others_could_change_are_refused(
     users: tuple[User, User], place: Path, name: str
 ) -> None:
-    """S13, C37: A file is refused if others own or may write its folder, a link to the file, or the link's folder."""
+    """S13, C37: A file is refused if another user owns its folder or can replace files in its folder.
+
+    If the path is a link to the file, the same holds for the folder of the link. The file is also refused if another
+    user owns the link.
+    """
     me, other = users
     inside = place / "in"
     inside.mkdir()

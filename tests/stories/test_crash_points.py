@@ -94,7 +94,10 @@ class Lives:
         self.next()
 
     def next(self) -> None:
-        """Start the next daemon. If it has a crash point, do not wait until it is ready: it may be killed earlier."""
+        """Start the next daemon.
+
+        If this daemon has a crash point, do not wait until it is ready: it may be killed before that.
+        """
         if self.points:
             self.s.start(ready=False, GPUJOB_CRASH_AT=self.points.pop(0))
         else:
@@ -202,7 +205,10 @@ def busy(scheduler: Callable[..., Scheduler], gpus: int = 5) -> Scheduler:
 
 @crossed([*DAEMON, *ADOPTING, *FENCE])
 def test_a01_to_a17_each_attempt_runs_once_after_a_kill_of_the_daemon(scheduler, point, way):
-    """A01–A17, P1–P7: After a kill at any point each line is one job, each attempt runs once, exit codes are true."""
+    """A01–A17, P1–P7: After a kill of the daemon at any crash point, each line is one job and each attempt runs once.
+
+    The recorded exit codes are true.
+    """
     s = busy(scheduler)
     first = list(PLAIN)[:3]
     known = 0
@@ -231,9 +237,9 @@ def test_a01_to_a17_each_attempt_runs_once_after_a_kill_of_the_daemon(scheduler,
 
 @crossed(SUPERVISOR)
 def test_b02_no_attempt_runs_twice_after_a_kill_of_the_supervisor(scheduler, point, way):
-    """A07, A08, B02: When supervisors are killed, no attempt runs twice. With ``again``, the daemon is killed, too.
+    """A07, A08, B02: When supervisors are killed, no attempt runs twice.
 
-    The exit codes of all jobs that are not lost are true.
+    The exit codes of all jobs that are not lost are true. With ``again``, the daemon is killed, too.
     """
     s = busy(scheduler)
     s.start(GPUJOB_CRASH_AT=spelled(point, way))
@@ -349,9 +355,9 @@ def test_e02_a_killed_recover_loses_nothing_when_it_is_repeated(scheduler, point
 
 @pytest.mark.parametrize("way", ["old", "new"])
 def test_a18_a_kill_during_a_migration_of_the_store_loses_no_job(scheduler, way):
-    """A18: A kill during a migration leaves a valid store of the old version; the next start completes the migration.
+    """A18: If the scheduler is killed while it migrates an old store, the store stays valid and keeps its old version.
 
-    A copy of the old store is kept, and no job is lost.
+    The next start completes the migration. A copy of the old store is kept, and no job is lost.
     """
     s = scheduler(gpus=1)
     store = s.folder / ".gpujob" / "store.db"

@@ -82,9 +82,10 @@ def test_the_daemon_inherits_jobs_of_a_dead_supervisor(scheduler):
 
 
 def test_b02_after_daemon_and_supervisor_died_the_ending_is_lost(scheduler):
-    """B02: A job whose daemon and supervisor were killed keeps its GPU until it ends; its ending is then `lost`.
+    """B02: If daemon and supervisor were killed, a running job keeps its GPU until it ends; its outcome is then `lost`.
 
-    Where PID 1 reaps no orphans (some containers), the exit code of the zombie is read from the kernel instead.
+    In containers whose PID 1 does not reap orphans, the ended job stays a zombie. There the exit code is read from the
+    kernel.
     """
     s = scheduler(gpus=1)
     s.hold("a")
@@ -109,7 +110,8 @@ def test_b02_after_daemon_and_supervisor_died_the_ending_is_lost(scheduler):
 def test_h01_h03_a_job_that_ran_before_a_reboot_is_lost_and_not_run_again(scheduler):
     """H01, H03: A job that ran before a reboot is lost and does not run again.
 
-    The boot id in its attempt record shows the reboot, even if a process with the recorded pid exists.
+    The scheduler detects the reboot by the boot id in the attempt record, even if a process with the recorded pid
+    exists.
     """
     s = scheduler(gpus=1)
     s.hold("a")
@@ -160,7 +162,7 @@ def test_h02_a_reused_pid_is_not_adopted(scheduler):
 
 @pytest.mark.parametrize("point", SUPERVISOR)
 def test_exit_codes_survive_kills_of_the_supervisor_while_the_daemon_lives(scheduler, point):
-    """If only the supervisors are killed, at whatever crash point, the exit code of every job that ran is recorded."""
+    """If only supervisors are killed, at any crash point, the exit code of every job that ran is recorded."""
     s = scheduler(gpus=1, assign_retry_wait="0.05")
     s.append(*(s.line(f"k{n}", code=n) for n in range(4)))
     s.start("--drain", GPUJOB_CRASH_AT=point, ready=False)

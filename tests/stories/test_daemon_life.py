@@ -56,7 +56,10 @@ print("then", os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 
 
 def test_h04_of_fifty_concurrent_starts_one_succeeds(scheduler):
-    """H04: Of fifty concurrent starts one succeeds; every other exits with 1 and one line with the winner's pid."""
+    """H04: Of fifty concurrent starts one succeeds.
+
+    Every other start prints one line with the pid of the successful one, and exits with 1.
+    """
     s = scheduler(gpus=1)
     process = subprocess.Popen(
         [sys.executable, "-c", AT_ONCE, "50"], cwd=s.folder, env=s.environ, text=True,
@@ -173,7 +176,10 @@ def test_h09_a_folder_that_another_machine_made_is_refused(scheduler):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_h10_h13_repeated_stop_signals_give_the_documented_code(scheduler, number):
-    """H10, H13: Stop signals, one or many, at any moment of a start give the documented exit code; jobs continue."""
+    """H10, H13: One or many stop signals, at any moment of a start, end the scheduler with the documented exit code.
+
+    Running jobs continue.
+    """
     dice = random.Random(13)
     s = scheduler(gpus=1)
     s.hold("a")
@@ -219,7 +225,10 @@ sys.exit(command_line.main(sys.argv[1:]))
 
 
 def test_h10_sigterm_during_the_check_after_ctrl_c_ends_the_scheduler(scheduler):
-    """H10: SIGTERM also ends the scheduler while it checks whether the user has answered a question after Ctrl-C."""
+    """H10: After Ctrl-C the scheduler asks a question and checks from time to time whether the user has answered.
+
+    SIGTERM ends the scheduler also during such a check.
+    """
     s = scheduler(gpus=1)
     s.command = [sys.executable, "-c", STOPPED_MEANWHILE]
     s.start(ready=False)
@@ -404,7 +413,10 @@ SURROUNDINGS: dict[str, dict[str, str | None]] = {
 
 @pytest.mark.parametrize("name", SURROUNDINGS)
 def test_h18_the_scheduler_works_with_odd_or_missing_variables(scheduler, name):
-    """H18: With odd or missing variables the scheduler works; a job without its interpreter waits as `missing`."""
+    """H18: The scheduler works if environment variables are missing or have odd values.
+
+    A job whose interpreter is not found waits with the reason code `missing`.
+    """
     s = scheduler(gpus=1)
     run = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from scheduler.entrypoint import entry; entry()"
     s.command = [sys.executable, "-c", run]
@@ -522,7 +534,10 @@ entry()
 
 
 def broken(s: Scheduler, target: str, times: int, after: int = 0) -> Scheduler:
-    """Let the function ``target`` succeed ``after`` times and then raise RuntimeError ``times`` times; return ``s``."""
+    """Make the function ``target`` fail in the scheduler ``s``; return ``s``.
+
+    The function succeeds ``after`` times, then raises RuntimeError ``times`` times, and then succeeds again.
+    """
     s.command = [sys.executable, "-c", BROKEN.format(target=target, times=times, after=after)]
     return s
 

@@ -76,7 +76,7 @@ def disk(tmp_path: Path) -> Iterator[Callable[..., Disk]]:
 def on_disk(scheduler: Callable[..., Scheduler], place: Path, **settings: object) -> Scheduler:
     """Return a scheduler with its state file and state folder in ``place``.
 
-    Its jobs file, the logs of its jobs and its main log stay in its own folder.
+    Its jobs file, the logs of its jobs and its main log are in the scheduler's folder, as usual.
     """
     s = scheduler(gpus=2, **settings)
     (s.folder / "config.yaml").write_text(
@@ -155,8 +155,8 @@ def test_e08_the_scheduler_recovers_from_a_full_disk_without_a_restart(scheduler
 def test_e08_start_names_the_attempt_record_that_has_no_space(scheduler, disk):
     """E08, P3: `start` fails and names the attempt record if the disk has no space to write that record.
 
-    The record is needed because the last daemon was killed after it had committed the start of an attempt and before it
-    sent the start to the supervisor. When space is free again, the job runs once.
+    Before this `start`, a daemon committed the start of an attempt and was killed before it sent the start to the
+    supervisor. Therefore `start` must write the record. When space is free again, the job runs once.
     """
     s = scheduler(gpus=1)
     s.append(s.line("a", 3))
@@ -266,7 +266,7 @@ def test_f13_start_fails_on_a_read_only_disk(scheduler, disk):
 def test_e11_running_jobs_survive_a_disk_that_turns_read_only(scheduler, tmp_path):
     """E11: When an ext4 file system turns read-only, no job starts, and running jobs continue.
 
-    The next start shows their true exit codes, or `lost` where the ending could not be recorded.
+    The next start shows the true exit code of each job, or `lost` if the ending of the job could not be recorded.
     """
     image, place = tmp_path / "image", tmp_path / "disk"
     place.mkdir(mode=0o700)
@@ -453,7 +453,7 @@ exit 7
 def test_f02_a_full_log_disk_loses_no_exit_code(scheduler, screens, disk, mode):
     """F02: When the disk of the job logs is full, each job still ends with its true exit code, and other jobs run.
 
-    In direct mode the job itself gets ENOSPC; in screen mode its terminal hides the error.
+    In direct mode the job gets the error ENOSPC. In screen mode the job writes to a terminal and gets no error.
     """
     small = disk("size=256k")
     s = (scheduler if mode == "direct" else screens)(gpus=2, log_dir=small.path)

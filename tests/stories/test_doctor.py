@@ -62,9 +62,10 @@ def ill(scheduler: Callable[..., Scheduler]) -> Scheduler:
 
 
 def doctor(s: Scheduler, *words: str, code: int | None = None) -> Findings:
-    """Run `doctor --json` and return its findings by check.
+    """Run `doctor --json`; return the findings of each check: check → findings.
 
-    Asserts that the exit code is 1 if a finding is `bad`, else 0, and that it equals ``code`` unless ``code`` is None.
+    Assert that the exit code is 1 if a finding has the mark `bad`, and 0 otherwise. If ``code`` is not None, also
+    assert that the exit code equals ``code``.
     """
     done = s.cli("doctor", "--json", *words, code=None)
     assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
@@ -264,10 +265,10 @@ def test_doctor_finds_leftover_processes(ill: Scheduler) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be two users")
 def test_doctor_finds_foreign_files_and_shows_unknown_to_another_user(ill: Scheduler) -> None:
-    """H17: `doctor` finds files of another owner.
+    """H17: `doctor` finds files that do not belong to the user of the scheduler.
 
-    A user who may not look into the state folder gets the mark `unknown`, never `ok`. `start` is not proposed to that
-    user.
+    If a user who may not look into the state folder runs `doctor`, the checks that need the contents of this folder get
+    the mark `unknown`. `doctor` does not propose `start` to that user.
     """
     made(ill)
     ill.folder.chmod(0o755)
@@ -311,7 +312,7 @@ def test_doctor_finds_foreign_files_and_shows_unknown_to_another_user(ill: Sched
 def test_h17_commands_proposed_to_root_run_as_the_owner_of_the_scheduler(ill: Scheduler) -> None:
     """H17: If root runs `doctor` for a scheduler of another user, the proposed commands run as that user.
 
-    Files that belong to that user are not reported as a finding.
+    `doctor` does not report files that belong to that user.
     """
     lists = ill.folder.with_name(f"{ill.folder.name}-run")  # root's register of schedulers, which root must own
     lists.mkdir(0o700)
@@ -334,8 +335,8 @@ def test_h17_commands_proposed_to_root_run_as_the_owner_of_the_scheduler(ill: Sc
 def test_c37_doctor_finds_writable_folders_and_non_plain_files(ill: Scheduler) -> None:
     """C37: `doctor` finds a folder to which everybody may write, even if the folder has no file of the scheduler.
 
-    `start` refuses such a folder, too. `doctor` proposes to move away a folder or FIFO that is in the place of a file,
-    but never a device.
+    `start` refuses such a folder, too. If a folder or a FIFO is in the place of a file, `doctor` proposes to move it
+    away. If a device is there, `doctor` proposes no such command.
     """
     ill.folder.chmod(0o777)
     assert "all users may write to it" in ill.cli("start", "--gpus", "1", code=1).stderr
@@ -385,7 +386,7 @@ def test_doctor_proposes_recover_for_a_damaged_or_copied_store(ill: Scheduler) -
 
 
 def test_doctor_names_config_mistakes_and_runs_all_checks(ill: Scheduler) -> None:
-    """Each mistake in the config is a finding with its line; all other checks still run."""
+    """`doctor` reports each mistake in the config with its line number, and still runs all other checks."""
     config = ill.folder / "config.yaml"
     config.write_text("mem_threshold: 8\ngpuz: 2\n")
     config.chmod(0o600)
@@ -451,7 +452,10 @@ def test_h11_doctor_warns_if_logout_ends_the_processes_of_the_user(ill: Schedule
 
 
 def test_doctor_kills_programs_that_hang(machine: Callable[..., Machine]) -> None:
-    """A screen, login manager or driver that never answers affects only its own finding, and is killed."""
+    """If screen, the login manager or the driver never answers, `doctor` kills the program that it waits for.
+
+    Only the finding about this program is affected.
+    """
     m = machine(gpus=None).cards("GPU-a")
     for name in ("screen", "loginctl"):
         program(m.s, name, "echo $$ >>hangs; exec sleep 1000")
@@ -468,7 +472,7 @@ def test_doctor_kills_programs_that_hang(machine: Callable[..., Machine]) -> Non
 def test_doctor_finds_gpu_memory_that_no_living_process_owns(machine: Callable[..., Machine]) -> None:
     """`doctor` gives the mark `bad` to GPU memory that no living process owns, and to a lost GPU.
 
-    Memory of a living process is no finding.
+    Memory of a living process is not reported as a problem.
     """
     m = machine(gpus=None).cards("GPU-a", "GPU-b", "GPU-c")
     m.s.environ["PATH"] = os.environ["PATH"]  # without an nvidia-smi
@@ -499,9 +503,9 @@ def test_doctor_finds_gpu_memory_that_no_living_process_owns(machine: Callable[.
 
 
 def test_doctor_warns_of_missing_nvml_and_of_a_library_unlike_the_driver(machine: Callable[..., Machine]) -> None:
-    """Without NVML there is a warning, and memory without a known owner is `unknown`.
+    """If NVML is missing, `doctor` warns, and memory whose owner is not known gets the mark `unknown`.
 
-    For a library that does not match the driver, `modprobe` is proposed.
+    If the version of the library does not match the driver, `doctor` proposes `modprobe`.
     """
     m = machine(gpus=None).only_smi("GPU-a")
     found = doctor(m.s)
@@ -654,9 +658,9 @@ def in_memory() -> Iterator[Path]:
 def test_doctor_proposes_to_move_a_state_folder_from_a_tmpfs(
     scheduler: Callable[..., Scheduler], in_memory: Path, tmp_path: Path
 ) -> None:
-    """A state folder on a tmpfs is a warning; the proposed command moves it to a disk.
+    """If the state folder is on a tmpfs, `doctor` warns and proposes a command that moves the folder to a disk.
 
-    The scheduler works there, and no job runs again.
+    After the move, the scheduler works with the moved folder, and no job runs again.
     """
     s = scheduler(gpus=1, folder=in_memory)
     program(s, "gpujob", f'exec {sys.executable} -m scheduler "$@"')
@@ -678,7 +682,7 @@ def test_doctor_proposes_to_move_a_state_folder_from_a_tmpfs(
 
 
 def test_e16_start_refuses_a_file_system_without_locks(ill: Scheduler, tmp_path: Path) -> None:
-    """E16: `start` refuses a file system without locks with one line."""
+    """E16: If the file system does not support locks, `start` refuses it and prints one line."""
     if shutil.which("strace") is None:
         pytest.skip("no strace")
     made_up = [

@@ -65,7 +65,7 @@ def why_missing(s, job_id, text):
 def test_s3_26_environments_by_name_and_folder_are_active_in_the_job(make):
     """S3.26: A job runs in its conda environment, given by name, by folder or in envs_dirs, or in its venv.
 
-    It gets the variables that conda stores for the environment; a job without an environment gets none of them.
+    It gets the variables that conda stores for the environment. A job without an environment gets no such variable.
     """
     s = make(gpus=2)
     named = conda_prefix(s.home / "miniconda3" / "envs" / "torch")
@@ -110,9 +110,9 @@ def test_s3_40_add_with_conda_writes_a_line_that_runs_in_that_environment(make):
 
 
 def test_s3_26_activation_scripts_are_sourced(make):
-    """S3.26: Scripts in activate.d are sourced, by conda's own function if there is one.
+    """S3.26: The scripts in the environment's activate.d are sourced. If conda has a shell function, it sources them.
 
-    The recorded pid is that of the job's process, and activation cannot change the job's GPUJOB_ID and GPUs.
+    The recorded pid is the pid of the job's process. Activation cannot change the GPUJOB_ID and the GPUs of the job.
     """
     s = make(gpus=2)
     micro = conda_prefix(s.home / "micromamba" / "envs" / "micro")
@@ -270,9 +270,9 @@ def test_b15_a_job_with_conda_mode_run_waits_while_no_conda_is_found(make):
 
 @pytest.mark.waits
 def test_b15_activation_that_hangs_or_fails_fails_the_job(make):
-    """B15: A job fails if its activation hangs, fails or sets another prefix; its command does not run, other jobs do.
+    """B15: A job fails without running its command if its activation hangs, fails or sets another prefix.
 
-    Log, `show` and `why` name the cause, and processes that the activation started are ended.
+    Other jobs run. Log, `show` and `why` name the cause. Processes that the activation started are ended.
     """
     s = make(gpus=3, activation_limit=15)
     slow = conda_prefix(s.home / "micromamba" / "envs" / "slow")
@@ -301,7 +301,7 @@ def test_b15_activation_that_hangs_or_fails_fails_the_job(make):
 
 
 def test_b15_a_conda_run_that_fails_or_exceeds_the_time_limit_ends_the_job(make):
-    """B15, conda_mode run: If `conda run` fails, the job fails; if it hangs, the job's time limit ends it."""
+    """B15, conda_mode run: If `conda run` fails, the job fails. If `conda run` hangs, the time limit ends the job."""
     s = make(gpus=2, conda_mode="run", kill_grace=1)
     root = s.home / "miniconda3"
     conda_prefix(root / "envs" / "e")
@@ -320,7 +320,7 @@ def test_b15_a_conda_run_that_fails_or_exceeds_the_time_limit_ends_the_job(make)
 def test_b14_a_job_waits_for_its_working_folder(make):
     """B14: A job waits while its working folder is missing or is a file.
 
-    If the folder was removed after an earlier job and created again, the next job runs in the new folder.
+    If the folder is removed after a job and created again, the next job runs in the new folder.
     """
     s = make(gpus=2)
     (s.folder / "pwd.py").write_text("import os; print(os.getcwd(), sorted(os.listdir('.')))\n")

@@ -82,7 +82,10 @@ def test_non_plain_state_file_and_model_table_are_reported(scheduler):
     wait_for(lambda: "copy saved as" in s.said(), "the report")
 
     def stands_there(make: Callable[[Path], None], is_there: Callable[[], bool]) -> bool:
-        """Put something in place of the state file; return False if the daemon has written a file there first."""
+        """Put something in place of the state file; return True if this has succeeded.
+
+        It fails if the daemon writes a new state file first.
+        """
         state.unlink(missing_ok=True)
         with contextlib.suppress(FileExistsError):
             make(state)
@@ -105,9 +108,10 @@ def test_non_plain_state_file_and_model_table_are_reported(scheduler):
 
 @pytest.mark.parametrize("put", ["mkfifo $f", "ln -s /dev/zero $f"], ids=["pipe", "device"])
 def test_p8_a_fifo_or_device_in_place_of_a_log_blocks_nothing(scheduler, put):
-    """A job that replaces its log with a FIFO or a device blocks neither the daemon nor `why`.
+    """If a job replaces its log with a FIFO or a device, this blocks neither a daemon nor `why`.
 
-    Nor does it block the next daemon. All of these read the end of the log to find the cause of the failure.
+    The daemon that runs at that time, the next daemon and `why` read the end of the log to find the cause of the
+    failure.
     """
     s = scheduler(gpus=1).start()
     made = "for f in gpu_scheduler_logs/job_${GPUJOB_ID}_*; do rm $f; " + put + "; done"
@@ -130,7 +134,8 @@ def test_p8_a_fifo_or_device_in_place_of_a_log_blocks_nothing(scheduler, put):
 def test_p8_fifos_in_place_of_the_schedulers_files_block_nothing(scheduler):
     """FIFOs in place of the scheduler's own files block neither the daemon nor the verbs.
 
-    Any job can put them there, as it runs with the user's rights. Only the job whose environment file is a FIFO waits.
+    Any job can create such FIFOs, because jobs run with the user's rights. If the environment file of a job is a FIFO,
+    only this job waits.
     """
     s = scheduler(gpus=1).start()
     s.hold("a")
@@ -185,8 +190,8 @@ def test_non_utf8_options_are_refused_and_arguments_passed(scheduler):
 def test_jobs_run_in_a_non_utf8_folder(scheduler):
     """Jobs run in a folder whose name is not UTF-8.
 
-    In such a folder `submit` refuses an option with a relative path that it would have to store as an absolute path:
-    the stored path would not be UTF-8.
+    In such a folder `submit` refuses a relative path as the value of an option if it must store the path as an absolute
+    path, because the absolute path is not UTF-8.
     """
     s = scheduler(gpus=1)
     folder = os.fsencode(s.folder) + b"/caf\xe9"
@@ -230,7 +235,10 @@ def test_removed_record_and_log_folders_are_created_again(scheduler):
 
 
 def test_a_job_that_ended_under_a_stopped_supervisor_is_not_lost(scheduler):
-    """The next daemon waits for the ending of a job that a stopped supervisor has not recorded yet."""
+    """If a job ended while its supervisor was stopped (SIGSTOP), the supervisor has not recorded the ending yet.
+
+    The next daemon waits until the supervisor records the ending.
+    """
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a", code=7))
@@ -271,7 +279,10 @@ def test_an_unmarked_leftover_process_holds_the_gpu(scheduler):
 
 @pytest.mark.parametrize("tail", [" ", "x" * 1_500_000], ids=["blank", "long"])
 def test_text_after_an_unterminated_line_causes_no_busy_loop(scheduler, tail):
-    """Text appended to a last line that already became a job causes no busy loop, and later lines are read."""
+    """If text is appended to a last line that already became a job, this causes no busy loop.
+
+    Later lines are read.
+    """
     s = scheduler(gpus=1)
     s.start()
     with s.jobs_file.open("a") as stream:
@@ -289,7 +300,7 @@ def test_text_after_an_unterminated_line_causes_no_busy_loop(scheduler, tail):
 
 
 def test_e12_a_removed_store_causes_no_busy_loop(scheduler):
-    """E12: A store that is removed while in use is reported; no job starts, and there is no busy loop.
+    """E12: If the store is removed while a scheduler runs, this is reported. No job starts, and there is no busy loop.
 
     When the store is back, the scheduler continues.
     """
@@ -459,9 +470,9 @@ def test_p5_an_old_supervisor_writes_no_ending_into_the_record_of_another_job(sc
 
 
 def test_p7_leftovers_of_a_job_that_ends_while_the_store_is_locked_hold_the_gpu(scheduler):
-    """P7: If a job ends while the store is locked, its ending is recorded when the store is free again.
+    """P7: If a job ends while the store is locked, its ending is recorded when the lock is released.
 
-    A leftover process of that job, even one without the job's mark, still holds the job's GPU.
+    A leftover process of that job still holds the job's GPU, even if the process does not have the job's mark.
     """
     s = scheduler(gpus=1)
     script = s.folder / "hide"

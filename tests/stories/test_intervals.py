@@ -27,8 +27,8 @@ DEAF = ["unshare", "-U", "--map-root-user", "sh", "-c", 'echo 0 >/proc/sys/user/
 def edit_pauses(s: Scheduler, *gpus: int) -> None:
     """Write these GPUs to `paused_gpus` in the state file, at a moment when the scheduler does not write that file.
 
-    Before each of its own writes, the scheduler looks for edits. It would then find the edit without a report by the
-    kernel, which is what the tests are about.
+    Before each of its own writes, the scheduler looks for edits. If it found the edit in this way, the test would not
+    show whether the kernel reported the edit.
     """
     path = s.folder / "gpu_scheduler_state.json"
 

@@ -49,7 +49,7 @@ def script(s: Scheduler, name: str, text: str) -> None:
 
 
 def a_turn(s: Scheduler) -> None:
-    """Run a job that needs no GPU to its end. Meanwhile at least one pass has tried to place the waiting jobs."""
+    """Run a job without GPU and wait for its end. Meanwhile at least one pass has tried to place the waiting jobs."""
     s.cli("submit", "--cpu", "--wait", "--", "true")
 
 
@@ -97,7 +97,7 @@ def test_b09_zombies_hold_no_gpu(scheduler):
 def freezer() -> Iterator[Path]:
     """Return a cgroup that can be frozen.
 
-    A frozen process does not end on SIGKILL, like a process that is stuck in the kernel.
+    SIGKILL does not end a frozen process. A process that is stuck in the kernel behaves in the same way.
     """
     group = Path(f"/sys/fs/cgroup/freezer/gpujob-test-{os.getpid()}")
     try:
@@ -111,7 +111,7 @@ def freezer() -> Iterator[Path]:
 
 
 def test_b10_a_process_that_survives_sigkill_keeps_its_gpu(scheduler, freezer):
-    """B10: A process that SIGKILL does not end is reported once and keeps its GPU. Other jobs run."""
+    """B10: If SIGKILL does not end a process, the process is reported once and keeps its GPU. Other jobs run."""
     s = scheduler(gpus=2, kill_grace="0.2")
     s.hold("stuck")
     s.append(s.line("stuck", gpus="0"), s.line("waits", gpus="0"))
@@ -147,9 +147,9 @@ def few_processes() -> Iterator[Path]:
 
 
 def test_b18_f11_starts_are_retried_while_fork_fails(scheduler, few_processes):
-    """B18, F11, P1: While no process can be created, a start is tried again with growing waits.
+    """B18, F11, P1: While no process can be created, the start of a job is tried again with growing waits.
 
-    After five tries the job has failed. A job whose start succeeds in time runs once.
+    If the fifth try fails, the job fails. If a try succeeds, the job runs once.
     """
     s = scheduler(gpus=2, assign_retry_wait="0.05")
     (s.folder / "config.yaml").write_text("max_assign_attempts: 5\n")
@@ -261,9 +261,9 @@ def test_b25_f08_f09_many_short_jobs_leak_no_descriptors_or_memory(scheduler):
 
 
 def test_b26_a_job_on_a_gpu_not_allocated_to_it_counts_as_foreign(machine):  # noqa: F811
-    """B26: A process of a job counts as foreign on a GPU that is not allocated to that job.
+    """B26: If a process of a job uses a GPU that is not allocated to that job, the process counts as foreign there.
 
-    The reason of the GPU's state names the process or the job.
+    The reason that is shown for the GPU's state names the process or the job.
     """
     m = machine().cards("GPU-a", "GPU-b")
     m.add("strays", gpus="0")

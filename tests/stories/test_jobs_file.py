@@ -42,9 +42,9 @@ def test_each_line_runs_once_however_the_jobs_file_is_changed(scheduler):
 
 
 def test_an_unterminated_last_line_becomes_a_job_after_a_while(scheduler):
-    """S3.11, C01, C02: A last line without newline becomes a job when it has stood unchanged for a while.
+    """S3.11, C01, C02: A last line without a newline becomes a job when it has not changed for a while.
 
-    Text that is added to it later is reported and not run.
+    Text that is added to this line later is reported and not run.
     """
     s = scheduler(gpus=1)
     s.start()
@@ -94,9 +94,9 @@ def test_a_changed_line_changes_the_waiting_job(scheduler):
 
 
 def test_a_jobs_file_that_others_may_write_is_not_read(scheduler):
-    """C37: A jobs file that others may write is reported once and not read while the scheduler runs.
+    """C37: If others may write to the jobs file while the scheduler runs, this is reported once.
 
-    It is read when its mode is corrected.
+    The file is not read until its mode is corrected.
     """
     s = scheduler(gpus=1, monitor_interval=1)
     s.append(s.line("a"))

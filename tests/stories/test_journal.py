@@ -32,7 +32,11 @@ def last(s: Scheduler) -> dict[int, dict[str, Any]]:
 
 
 def words(line: dict[str, Any]) -> list[str]:
-    """Return the statuses in the history of a line. Assert that their times are in order and agree with the line."""
+    """Return the statuses in the history of a line of the journal.
+
+    Assert that the times of the history are in order, and that the last entry has the status and the end time of the
+    line.
+    """
     times = [at for at, _ in line["history"]]
     assert times == sorted(times) and line["history"][-1][1] == line["status"]
     if line["end_time"] is not None:
@@ -140,9 +144,10 @@ def last_of_ours(s: Scheduler) -> dict[int, dict[str, Any]]:
 
 
 def test_s1_12_a_torn_last_line_is_repaired_or_set_aside(scheduler: Callable[..., Scheduler]) -> None:
-    """S1.12: If the last line of the journal is incomplete and is the scheduler's own, it is repaired.
+    """S1.12: If the scheduler wrote the last line of the journal and the line is incomplete, the scheduler repairs it.
 
-    If another program wrote it, it is moved to another file. Both are reported once, and no job is lost.
+    If another program wrote an incomplete last line, the line is moved to another file. The repair or the move is
+    reported once. No job runs again.
     """
     s = scheduler(gpus=1, journal="queue.jsonl")
     s.append(s.line("a"), s.line("b", code=4))
@@ -171,9 +176,9 @@ def test_s1_12_a_torn_last_line_is_repaired_or_set_aside(scheduler: Callable[...
 
 @pytest.mark.parametrize("what", ["folder", "fifo", "link"])
 def test_a_folder_fifo_or_link_instead_of_a_journal_is_reported(scheduler: Callable[..., Scheduler], what: str) -> None:
-    """A folder, FIFO or link in place of the journal is reported once and shown by `status` while it lasts.
+    """A folder, FIFO or link in place of the journal is reported once. `status` shows this as long as it is there.
 
-    Jobs run, and the journal is complete soon after the obstacle is gone.
+    Jobs run. Soon after the obstacle is gone, the journal is complete.
     """
     s = scheduler(gpus=1, journal="queue.jsonl", monitor_interval=0.1)
     journal, victim = s.folder / "queue.jsonl", s.folder / "victim"

@@ -19,9 +19,9 @@ from tests.stories.harness import none_more_open, open_files, wait_for
 
 @pytest.mark.smoke
 def test_lines_run_with_gpu_arguments_and_log(scheduler):
-    """S3.10, S3.18, S3.19, S3.20: A line starts a process with its GPUs in --cuda and CUDA_VISIBLE_DEVICES.
+    """S3.10, S3.18, S3.19, S3.20: A line starts a process that gets its GPUs in --cuda and CUDA_VISIBLE_DEVICES.
 
-    Its output is shown live and is complete in its log.
+    The output of the process is shown live and is complete in the log.
     """
     s = scheduler(gpus=2)
     s.start()
@@ -181,9 +181,9 @@ def test_jobs_start_by_priority_and_then_by_file_order(scheduler):
 
 @pytest.mark.smoke
 def test_half_gpu_jobs_share_a_gpu_and_a_job_for_two_gpus_waits_for_both(scheduler):
-    """S3.13, S3.14, S3.15, S3.17: The model of a job sets its share; two half-GPU jobs fit on a GPU, a third waits.
+    """S3.13, S3.14, S3.15, S3.17: The model of a job sets its share of a GPU. Two half-GPU jobs fit on a GPU.
 
-    A job that needs two GPUs waits for two whole GPUs, and later jobs may start before it.
+    A third half-GPU job waits. A job that needs two GPUs waits for two whole GPUs, and later jobs may start before it.
     """
     s = scheduler(gpus=2)
     (s.folder / "llm_config.json").write_text('{"default_requirement": 1.0, "models": {"half": 0.5, "wide": 1.5}}')
@@ -217,10 +217,10 @@ def test_half_gpu_jobs_share_a_gpu_and_a_job_for_two_gpus_waits_for_both(schedul
 
 
 def test_s3_17_a_failing_start_is_tried_again_later_and_delays_no_other_job(scheduler):
-    """S3.17: If the log folder of a job cannot be made, its start is tried again with growing waits.
+    """S3.17: If the log folder of a job cannot be made, the start of the job is tried again with growing waits.
 
-    The first wait is --assign-retry-wait. The job delays no other job, and neither does a job that waits for a taken
-    GPU: jobs that are queued later start before these two. In the end each of the two runs once.
+    The first wait is --assign-retry-wait. Jobs that are queued later start before this job. They also start before a
+    job that waits for a taken GPU. In the end, both waiting jobs run once.
     """
     base = 0.1
     s = scheduler(gpus=2, assign_retry_wait=str(base), max_assign_attempts=1000)
@@ -255,7 +255,7 @@ def test_s3_17_a_failing_start_is_tried_again_later_and_delays_no_other_job(sche
 def test_s3_17_other_jobs_start_long_before_the_next_try_of_a_failed_start(scheduler):
     """S3.17: While a job waits ten minutes for the next try of its start, other jobs start.
 
-    This holds for jobs of better and of worse priority.
+    The other jobs may have a better or a worse priority than the waiting job.
     """
     s = scheduler(gpus=1, assign_retry_wait="600", max_assign_attempts=1000)
     (s.folder / "in-the-way").touch()
@@ -271,9 +271,9 @@ def test_s3_17_other_jobs_start_long_before_the_next_try_of_a_failed_start(sched
 
 @pytest.mark.smoke
 def test_a_repeated_line_runs_only_if_the_earlier_job_failed(scheduler):
-    """S3.27, S3.28, S3.29: A line that repeats the words of an earlier line in the same order does not run.
+    """S3.27, S3.28, S3.29: If a line has the same words in the same order as an earlier line, it does not run.
 
-    There is one exception: if the job of the earlier line has failed, one more such line runs the job again.
+    There is one exception: if the job of the earlier line has failed, one such line runs the job again.
     """
     s = scheduler(gpus=2)
     s.append(s.line("one"), s.line("one"), s.line("one", priority=7, gpus="1"))
@@ -372,7 +372,7 @@ def test_b03_b04_all_exit_codes_and_signals_are_exact(scheduler, part):
 
 
 def test_missing_script_waits_and_starts_when_it_appears(scheduler):
-    """B12: A job whose script is missing waits, with that reason, and starts when the script is there."""
+    """B12: A job whose script is missing waits, and its reason says so. The job starts when the script is there."""
     s = scheduler(gpus=1)
     s.append("0,late.py", s.line("other"))
     s.start()
@@ -422,7 +422,10 @@ def test_lines_of_a_commands_file_run_and_a_changed_model_table_applies(schedule
 
 @pytest.mark.smoke
 def test_drain_exits_with_0_only_if_all_jobs_succeeded(scheduler):
-    """`start --drain` ends with code 0 if all jobs succeeded, and otherwise with 1. It names jobs that cannot start."""
+    """`start --drain` exits with 0 if all jobs succeeded, and otherwise with 1.
+
+    Its output names the jobs that cannot start.
+    """
     s = scheduler(gpus=1)
     s.append(s.line("ok"))
     s.start("--drain", ready=False)
@@ -457,8 +460,8 @@ def test_start_exits_with_4_without_gpus_and_with_2_for_bad_settings(scheduler):
 def test_s2_3_s3_36_5000_waiting_jobs_need_no_open_file_and_survive_sigint_and_sigterm(scheduler):
     """S2.3, S3.36: 5,000 waiting jobs need no open file and survive SIGINT and SIGTERM unchanged.
 
-    The signals end the scheduler within 10 s, with exit codes 130 and 0. At the next start the pause is kept, and the
-    running job continues.
+    SIGINT ends the scheduler with exit code 130, and SIGTERM with 0, within 10 s. After the next start, the paused GPU
+    is still paused, and the running job continues.
     """
     s = scheduler(gpus=2)
     s.start()

@@ -64,9 +64,9 @@ class Talker:
 
 
 class Viewer:
-    """A running `gpujob logs`. ``shown`` returns its stdout so far, and ``said`` returns its stderr so far.
+    """A running `gpujob logs`. ``shown`` returns its stdout so far; ``said`` returns its stderr so far.
 
-    With ``terminal``, its stdout is a new terminal of 24 lines and 40 columns.
+    With ``terminal``, stdout is a new terminal of 24 lines and 40 columns.
     """
 
     def __init__(self, s: Scheduler, *words: str, terminal: bool = False, **environ: str) -> None:
@@ -194,10 +194,11 @@ def test_s3_20_the_schedulers_own_output_shows_a_progress_bar_as_one_line(schedu
 
 
 def test_f16_p1_s2_15_existing_files_are_not_used_as_logs(scheduler):
-    """F16, P1, S2.15: A log gets another name if its usual name, or the name of its stderr log, is taken.
+    """F16, P1, S2.15: The scheduler chooses another name for a log if a file with the usual name already exists.
 
-    The name may be taken by a regular file or a link, which stays unchanged. The scheduler does not read the existing
-    file: "out of memory" in it is no reason to run the job again.
+    The same holds if the usual name of the job's stderr log is taken. The existing file may be a regular file or a
+    link. It stays unchanged, and the scheduler does not read it: "out of memory" in it does not make the scheduler run
+    the job again.
     """
     s = scheduler(gpus=1)
     folder = s.folder / "gpu_scheduler_logs"
@@ -247,8 +248,8 @@ def test_f16_p1_s2_15_existing_files_are_not_used_as_logs(scheduler):
 def test_logs_grep_exits_with_0_for_a_match_1_for_none_and_2_for_an_error(scheduler):
     """--grep exits with 0 if a line matches, with 1 if no line matches, and with 2 if the pattern is wrong.
 
-    The error names the position in the pattern. --grep works with -n, --attempt and several jobs. A mistake in the
-    options gives one line on stderr.
+    The error about a wrong pattern names the position in the pattern. --grep works with -n, with --attempt and with
+    several jobs. A mistake in the options gives one line on stderr.
     """
     s = scheduler(gpus=1)
     s.start()
@@ -496,8 +497,8 @@ def test_following_a_log_ends_without_an_error_when_its_reader_ends(scheduler):
 def test_k15_logs_of_many_gigabytes_are_printed_with_limited_memory(scheduler):
     """K15, S3.20: `logs` prints logs of any size with 300 MB of address space.
 
-    The logs: a sparse file of 10 GB, a progress bar of 40 MB (in the long form of the test: 400 MB), a line of 32 MB
-    (256 MB), and random bytes.
+    The logs are a sparse file of 10 GB, a progress bar of 40 MB, a line of 32 MB, and random bytes. In the long form of
+    the test, the progress bar has 400 MB and the line has 256 MB.
     """
     s = scheduler(gpus=1)
     s.start()

@@ -14,9 +14,9 @@ from tests.stories.harness import wait_for
 
 @pytest.mark.smoke
 def test_s3_42_the_main_log_is_gpu_scheduler_log(scheduler):
-    """S3.42, S18: The main log is a private file beside the state file, with one record per line.
+    """S3.42, S18: The main log is a private file beside the state file. Each log record is one line.
 
-    If the file is moved (as by logrotate) or removed, the scheduler creates a new one.
+    If the file is moved (for example by logrotate) or removed, the scheduler creates a new file.
     """
     s = scheduler(gpus=1)
     s.append(s.line("a") + ";label=odd\u2028name", "0,\x1b[2Jx.py,\u2028,it's,")

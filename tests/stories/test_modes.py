@@ -60,8 +60,8 @@ def calls_of(trace: Path, folder: Path) -> list[tuple[str, str, int]]:
 def test_s5_s16_every_file_is_created_private(scheduler: Callable[..., Scheduler]) -> None:
     """S5, S16, F12: Under umask 000, no file or folder is created with rights for others, as strace shows.
 
-    strace watches `submit` and a scheduler that runs a job of the jobs file and renames an invalid state file. At the
-    end, files have mode 600 and folders mode 700.
+    strace watches `submit` and a scheduler. The scheduler runs a job from the jobs file, and renames an invalid state
+    file. At the end, files have mode 600 and folders mode 700.
     """
     if shutil.which("strace") is None:
         if os.environ.get("CI") == "true":
@@ -206,9 +206,9 @@ def _swap(path: str, victim: str, stop: object) -> None:
 def test_s8_nothing_is_written_through_a_link_that_replaces_a_file(tmp_path: Path, what: str) -> None:
     """S8: If another process replaces a file by a link during a write, the target of the link is not changed.
 
-    For each kind of write, the test makes at least 2000 attempts and continues until more than 50 of them have
-    succeeded, since the other process may not run for a while. `add` is the exception: it may append whole lines to the
-    target.
+    There is one exception: `add` may append whole lines to the target. For each kind of write, the test makes at least
+    2000 attempts, and continues until more than 50 attempts have succeeded, because the other process may not run for a
+    while.
     """
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious\n")

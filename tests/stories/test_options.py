@@ -83,7 +83,7 @@ def test_s3_43_python_3_10_is_declared_as_the_oldest_version() -> None:
 
 
 def test_s3_43_importing_the_daemon_loads_no_gpu_library() -> None:
-    """S3.43: Importing the daemon loads none of GPUtil, pynvml and distutils."""
+    """S3.43: Importing the daemon loads neither GPUtil nor pynvml nor distutils."""
     code = "import sys, scheduler.daemon.process; print([m for m in ('GPUtil', 'pynvml', 'distutils') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,7 @@
-"""Payloads that attack shells, SQL, terminals and paths, in every field: none is executed; jobs get the exact bytes."""
+"""Payloads that attack shells, SQL, terminals and paths, in every field.
+
+No payload is executed. The jobs get the exact bytes.
+"""
 
 from __future__ import annotations
 

@@ -116,7 +116,10 @@ def test_edited_fields_survive_a_save_of_the_jobs_file(scheduler):
 
 
 def test_jobs_can_be_named_by_id_range_label_or_at_sign(scheduler):
-    """Jobs can be named by id (`12`), range (`3-9`), label, `@` (the newest) and `@~1` (the one before it)."""
+    """Jobs can be named by id (`12`), range (`3-9`), label, or at sign.
+
+    `@` names the newest job, and `@~1` names the job before the newest job.
+    """
     s = waiting(scheduler, 4)
     s.cli("edit", "2", "--label", "base")
     shown = lambda word: json.loads(s.cli("show", word, "--json").stdout)["id"]  # noqa: E731

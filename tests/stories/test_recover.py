@@ -43,9 +43,9 @@ def filled(s, fillers: int = 0):
 
 
 def refuses(s) -> str:
-    """Check that `start` exits with 1 and leaves the store unchanged; return its error.
+    """Check that `start` exits with 1 and leaves the store unchanged; return the error that it prints.
 
-    The error is one line that names `gpujob recover`.
+    Also check that the error is one line that names `gpujob recover`.
     """
     path = store_of(s)
     before = path.read_bytes() if path.exists() else None
@@ -282,10 +282,10 @@ def test_e03_recover_reads_all_jobs_of_an_emptied_store_from_its_write_ahead_log
 
 @pytest.mark.parametrize("records", ["records stay", "records removed"])
 def test_e05_no_job_runs_twice_after_an_old_copy_of_the_store_is_put_back(scheduler, records):
-    """E05: If an old copy of the store is put back, attempt records show which jobs have ended since.
+    """E05: If an old copy of the store is put back, attempt records show which jobs have ended since the copy was made.
 
-    Nothing runs twice. Without the attempt records, the jobs that had not ended in the old copy are recorded as lost,
-    and `recover` names the lines that the old copy does not contain.
+    No job runs twice. If the attempt records are missing, all jobs that had not ended in the old copy are recorded as
+    lost, and `recover` names the lines that the old copy does not contain.
     """
     s = scheduler(gpus=1)
     s.append(s.line("a", code=4))
@@ -347,7 +347,10 @@ def test_e18_a_running_job_without_attempt_record_is_adopted(scheduler):
 
 
 def test_e18_a_job_known_only_by_its_processes_keeps_its_gpu(scheduler):
-    """E18 with E03: Without store and attempt record, a job keeps its GPU while its processes live; then it is lost."""
+    """E18 with E03: If store and attempt record are missing, a job keeps its GPU as long as one of its processes lives.
+
+    Then the job is lost.
+    """
     s = filled(scheduler(gpus=2))
     s.stop()
     (s.folder / ".gpujob" / "attempts" / "3.1").unlink()
@@ -556,7 +559,7 @@ def test_e01_e02_a_store_of_valid_pages_with_wrong_contents_is_refused_and_rebui
 def test_e02_a_deleted_job_is_not_restored(scheduler):
     """E02, E05: If a user deletes the rows of a job from the store, `start` accepts the store.
 
-    A later rebuild does not restore the job.
+    If the store is rebuilt later, the job is not restored.
     """
     s = scheduler(gpus=1)
     s.append(s.line("a"), s.line("b"))

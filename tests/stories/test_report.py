@@ -118,9 +118,9 @@ def test_report_csv_has_equal_rows_and_no_formula_and_no_secret(scheduler: Calla
 
 
 def test_report_counts_a_job_that_ended_without_scheduler_to_its_real_end(scheduler: Callable[..., Scheduler]) -> None:
-    """The run time of a job that ended while no scheduler ran is counted up to its real end.
+    """If a job ended while no scheduler ran, its run time is counted up to its real end.
 
-    The report is the same before the next start, after it, and after `retry`.
+    The report is the same before the next start, after the next start, and after `retry`.
     """
     s = scheduler(gpus=1)
     s.hold("run")

@@ -1,4 +1,7 @@
-"""The scheduler deletes old jobs and logs while it runs; no line runs twice because its job was deleted."""
+"""The scheduler deletes old jobs and logs while it runs.
+
+The deletion of a job does not make its line run again.
+"""
 
 from __future__ import annotations
 
@@ -92,9 +95,10 @@ def test_keep_logs_removes_only_logs_of_ended_jobs(scheduler):
 @pytest.mark.parametrize("point", ["prune.selected", "prune.deleted"])
 @pytest.mark.parametrize("at", [1, 3])
 def test_a19_a_daemon_killed_while_it_deletes_old_jobs_loses_no_other_job(scheduler, point, at):
-    """A19: If the daemon is killed while it deletes old jobs, the next daemon deletes the rest; no other job is lost.
+    """A19: If the daemon is killed while it deletes old jobs, the next daemon deletes the remaining old jobs.
 
-    A running job and its log stay. A job on which a waiting job depends stays, too.
+    No other job is lost. A running job and its log stay. If a waiting job depends on an old job, the old job stays,
+    too.
     """
     s = scheduler(gpus=2)
     s.hold("run")

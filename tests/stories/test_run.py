@@ -28,7 +28,7 @@ __all__ = ["machine"]
 class Run:
     """`gpujob run` in the folder of a scheduler.
 
-    `start` adds `--gpus 2` unless its words contain an option that begins with `--gpu`.
+    `start` adds `--gpus 2`, unless one of its words begins with `--gpu`.
     """
 
     def __init__(self, s: Scheduler) -> None:
@@ -240,7 +240,10 @@ def test_s1_7_s1_8_run_continues_after_a_crash_and_no_job_runs_twice(run: Run) -
 
 
 def test_s1_7_a_job_killed_together_with_run_and_supervisor_is_lost(run: Run) -> None:
-    """S1.7: If `run`, the supervisor and the job are killed together, the job is recorded as lost, without exit code."""
+    """S1.7: If `run`, the supervisor and the job are killed together, the job is recorded as lost.
+
+    The job has no exit code.
+    """
     run.commands(run.held("a"))
     run.start()
     run.begun("a")
@@ -292,9 +295,9 @@ def test_s1_12_a_truncated_last_line_of_the_journal_is_restored(run: Run) -> Non
 
 @pytest.mark.smoke
 def test_s1_2_s1_10_a_job_gets_the_gpu_with_the_most_free_memory(machine: Callable[..., Machine]) -> None:
-    """S1.2, S1.10: A job gets the GPU with the most free memory, and waits while no GPU has the minimum free.
+    """S1.2, S1.10: A job gets the GPU with the most free memory. It waits while no GPU has the minimum of free memory.
 
-    `status` prints the same text when the GPU library does not work.
+    If the GPU library does not work, `status` prints the same text as before.
     """
     m = machine(None).cards("GPU-a", "GPU-b")
     others = m.foreign_process()
@@ -359,9 +362,10 @@ def test_a_lower_memory_minimum_applies_to_refused_and_waiting_commands(machine:
 
 
 def test_s1_11_memory_reserved_for_starting_jobs_counts_as_used(machine: Callable[..., Machine]) -> None:
-    """S1.11: Memory reserved for jobs that have just started counts as used, though the driver does not show it yet.
+    """S1.11: Memory that is reserved for jobs that have just started counts as used before the driver shows it.
 
-    Two of four jobs fit. After the time `settle`, only the memory that they really use counts, and the others start.
+    Two of four jobs fit at first. When the time `settle` has passed, only the memory that these two jobs really use
+    counts, and the other two jobs start.
     """
     m = machine(None).cards("GPU-a")
     run = Run(m.s).commands(*(run_held(key) for key in "abcd"))
@@ -629,9 +633,9 @@ def test_a_command_removed_from_the_file_does_not_affect_the_exit_code(run: Run)
 
 
 def test_run_exits_with_1_for_commands_whose_jobs_were_deleted(run: Run) -> None:
-    """After `reset`, `run` reports the commands that ended before as forgotten, and exits with 1.
+    """If commands have ended and `reset` has deleted their jobs, `run` reports the commands as forgotten.
 
-    It runs them again only with `--again`.
+    `run` then exits with 1. It runs these commands again only with `--again`.
     """
     run.commands("echo x >>out", "echo y >>out")
     run.to_its_end(0)
@@ -674,9 +678,10 @@ def test_commands_files_of_equal_name_in_two_folders_are_kept_apart(run: Run) ->
 
 
 def test_run_refuses_a_file_with_other_contents_as_its_journal(run: Run) -> None:
-    """`run` refuses a file with other contents as its journal, and leaves it unchanged.
+    """`run` refuses a file with other contents as its journal, and leaves this file unchanged.
 
-    The mistake is likely: in the config, `jobs_file` names the watched file for `start`, but the journal for `run`.
+    Users are likely to make this mistake: in the config, `jobs_file` names the watched file for `start`, but the
+    journal for `run`.
     """
     lines = "# my queue\n0,train.py,torch,--epochs 3,0\n"
     run.s.jobs_file.write_text(lines)

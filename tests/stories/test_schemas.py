@@ -1,4 +1,4 @@
-"""JSON output and the state file match scheduler/views/schemas exactly, and the documents name every key."""
+"""JSON output and the state file match scheduler/views/schemas exactly. The documents name every key."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def of(s: Scheduler, *words: str) -> Any:
 
 
 def test_s3_38_json_of_jobs_in_every_state_matches_the_schemas(scheduler: Callable[..., Scheduler]) -> None:
-    """S3.38, S3.33: With jobs in all states, JSON of all verbs and the state file match their schemas.
+    """S3.38, S3.33: With jobs in all states, the state file and the JSON output of the verbs match their schemas.
 
-    Verbs: status, jobs, show, why, report, screens. The jobs wait for many different reasons.
+    The verbs are status, jobs, show, why, report and screens. The jobs wait for many different reasons.
     """
     s = scheduler(gpus=3, kill_grace=600, assign_retry_wait=500)
     oom, stubborn = s.folder / "oom.sh", s.folder / "stubborn.sh"
@@ -150,7 +150,10 @@ def test_s3_38_json_of_jobs_in_every_state_matches_the_schemas(scheduler: Callab
 
 
 def test_s3_38_json_with_gpu_readings_matches_the_schemas(machine: Callable[..., Machine]) -> None:
-    """S3.38: With GPU readings, JSON of `status` and the state file match their schemas; used memory is a number."""
+    """S3.38: With GPU readings, the state file and the JSON of `status` match their schemas.
+
+    The used memory of a GPU is a number.
+    """
     m = machine()
     m.cards("GPU-a", "GPU-b")
     m.use("GPU-b", m.foreign_process(), 70_000, load=90)

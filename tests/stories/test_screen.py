@@ -178,9 +178,9 @@ def test_s3_24_jobs_outlive_the_scheduler_and_are_adopted(screens, number):
 
 
 def test_s3_23_an_adopted_job_whose_session_is_ended_from_outside_is_failed(screens):
-    """S3.23 after a restart: If the session or shim of an adopted job is ended by a user, the job is failed.
+    """S3.23 after a restart: If a user ends the session or the shim of an adopted job, the job is failed.
 
-    The new scheduler is not the parent of any of these processes.
+    The new scheduler is the parent neither of the session nor of the shim nor of the job.
     """
     s = screens(gpus=2)
     s.hold("a")
@@ -262,7 +262,7 @@ def test_s3_39_screens_lists_only_sessions_of_its_own_scheduler(screens, tmp_pat
 
 
 def test_attach_attaches_to_the_session_of_exactly_this_job(screens):
-    """`attach JOB` attaches to the session of exactly this job, also while another terminal is attached to it."""
+    """`attach JOB` attaches to the session of exactly this job, even while another terminal is attached to it."""
     s = screens(gpus=1)
     s.hold("a")
     s.append(s.line("a"))
@@ -278,7 +278,10 @@ def test_attach_attaches_to_the_session_of_exactly_this_job(screens):
 
 
 def test_attach_reports_why_it_cannot_attach(screens):
-    """`attach` reports why it cannot attach: no terminal, no session yet, an ended job, an unknown job, several jobs."""
+    """`attach` reports why it cannot attach.
+
+    The reasons: no terminal, no session yet, an ended job, an unknown job, several jobs.
+    """
     s = screens(gpus=1)
     s.hold("a")
     s.append(s.line("a"), s.line("b"))
@@ -309,7 +312,7 @@ def test_attach_in_direct_mode_exits_with_1_and_names_logs(scheduler):
 
 
 def test_output_of_a_second_window_is_not_in_the_log_of_the_job(screens):
-    """Output of a window that a user opens in a session is not in the log of the job.
+    """If a user opens a second window in the session of a job, the output of this window is not in the log of the job.
 
     The window keeps the session open after the end of the job. The end of the job is still recorded.
     """

@@ -110,7 +110,7 @@ def test_j02_running_jobs_continue_without_the_socket_folder(screens):
 
 
 def test_j03_leftover_processes_of_a_quit_session_keep_the_gpu(screens):
-    """J03: A job whose session is ended by `quit` is failed, and its leftover processes keep its GPU allocated.
+    """J03: If screen's `quit` ends the session of a job, the job is failed. Its leftover processes keep its GPU.
 
     This also holds after a restart of the scheduler.
     """
@@ -331,7 +331,8 @@ def test_j09_detaching_resizing_or_closing_a_terminal_stops_no_job(screens):
 def test_j11_logs_passes_no_escape_code_of_a_session_log_except_colours(screens):
     """J11: The log is exactly what the job printed; `logs` passes no escape codes to the terminal except colours.
 
-    The job's output contains no code that asks the terminal for an answer, since that answer would also be in the log.
+    The job's output contains no code that asks the terminal for an answer, because the log would then contain the
+    answer.
     """
     s = screens(gpus=1)
     data = b"\x1b]0;title\x07\x1b[31mred\x1b[0m\x1b[2J\xc2\x9b2J\xe2\x82\xac\ttab\x00\x0e\x0f\x1bc\x1b_apc\x1b\\end\n"
@@ -386,9 +387,9 @@ def test_j12_the_screenrc_of_the_user_has_no_effect_on_sessions(screens):
 
 
 def test_session_files_of_a_killed_daemon_are_removed_in_both_modes(screens):
-    """Old files that a killed daemon left for its sessions are removed at the next start, in both modes.
+    """In direct and in screen mode, a start removes old files that a killed daemon left for its screen sessions.
 
-    The files contain environments of jobs. A recent file stays, since its session may still have to read it.
+    The files contain environments of jobs. A recent file stays, because the session may not have read the file yet.
     """
     s = screens(gpus=1)
     folder = s.folder / ".gpujob" / "sessions"

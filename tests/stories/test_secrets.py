@@ -11,10 +11,11 @@ from tests.stories.secret_shapes import SECRET, SHAPES
 
 
 def test_s15_no_output_or_readable_file_contains_a_secret(scheduler):
-    """S15: Secrets of lines, submissions, commands files, labels and environments are in no output or readable file.
+    """S15: No output and no file that others can read contains a secret.
 
-    The test uses all forms of secrets in `secret_shapes.py`. It does not check output and logs of jobs, because these
-    are not masked. The jobs get their arguments unchanged.
+    The secrets are in lines, submissions, commands files, labels and environments, in all forms of `secret_shapes.py`.
+    The test does not check the output and the logs of jobs, because these are not masked. The jobs get their arguments
+    unchanged.
     """
     s = scheduler(gpus=1, cpu_slots=8, commands_file="commands.txt")
     script = s.folder / "keep.sh"

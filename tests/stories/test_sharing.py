@@ -176,7 +176,7 @@ def test_i12_a_new_job_books_its_share_before_it_uses_memory(machine):
 @pytest.mark.waits
 @pytest.mark.parametrize("first", [81, 79])
 def test_i13_readings_that_fluctuate_around_a_threshold_change_nothing(machine, first):
-    """Readings that fluctuate around a threshold change nothing: a blocked GPU stays blocked, a free GPU stays free."""
+    """If readings fluctuate around a threshold, a blocked GPU stays blocked, and a free GPU stays free."""
     m = machine(gpu_interval=1.5).cards("GPU-a")  # each value is set before the next reading
     foreign_process = m.foreign_process()
     m.use("GPU-a", foreign_process, first * TOTAL // 100)

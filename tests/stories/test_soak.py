@@ -17,7 +17,7 @@ def test_soak_500_jobs_under_20_daemon_kills_and_5_supervisor_or_shim_kills():
 
     docs/reliability.md, section "The soak", says what the judge checks. The soak test has 500 jobs, 20 kills of the
     daemon, and 5 kills of a supervisor or shim. The long form has 3,000 jobs, 60 kills of the daemon, and 15 kills of a
-    supervisor or shim. `make soak` has 10,000 jobs, 200 and 50 kills.
+    supervisor or shim. `make soak` has 10,000 jobs, 200 kills of the daemon, and 50 kills of a supervisor or shim.
     """
     seed = int(os.environ.get("GPUJOB_SEED", "20261121"))
     print(f"seed {seed}")

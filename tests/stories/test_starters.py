@@ -1,4 +1,7 @@
-"""A supervisor or shim that is late with a start: the next daemon neither loses the job nor starts it twice."""
+"""A supervisor or a shim starts a job late, after the next daemon has started.
+
+The next daemon neither loses the job nor starts it a second time.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ LOOKS = 3
 
 
 def late(s, code: int) -> int:
-    """Start a scheduler with one job, whose starter stops after it has claimed the attempt; return the starter's pid.
+    """Start a scheduler with one job. The process that starts the job suspends itself before the start; return its pid.
 
-    The starter is the supervisor or, in screen mode, the shim. ``code``: the exit code of the job.
+    The process is the supervisor or, in screen mode, the shim. It is suspended after it has claimed the attempt.
+    ``code``: the exit code of the job.
     """
     shim = hasattr(s, "sessions")
     s.append(s.line("late", code))
@@ -38,7 +42,7 @@ def late(s, code: int) -> int:
 
 
 def seen_again(s) -> None:
-    """Wait until the daemon has run several passes. In each of them it starts a job that needs no GPU."""
+    """Wait until the daemon has run several passes, each of which starts a job that needs no GPU."""
     for _ in range(LOOKS):
         key = f"look{len(s.states())}"
         s.append(s.line(key) + ";gpus=0")
@@ -49,7 +53,8 @@ def seen_again(s) -> None:
 def test_a08_a_claimed_attempt_keeps_its_gpu_and_runs_once_after_a_late_start(scheduler, screens, mode):
     """A08, P1, P7: If the daemon is killed, an attempt that is claimed but not yet started keeps its GPU.
 
-    When the starter of the attempt continues, the job runs once, and its exit code is recorded.
+    The supervisor or shim that has claimed the attempt is suspended. When it continues, the job runs once, and the exit
+    code of the job is recorded.
     """
     s = scheduler(gpus=1) if mode == "direct" else screens(gpus=1)
     starter = late(s, 7)
@@ -68,7 +73,10 @@ def test_a08_a_claimed_attempt_keeps_its_gpu_and_runs_once_after_a_late_start(sc
 
 
 def test_a08_a_claimed_attempt_is_lost_if_it_is_killed_before_its_start(scheduler):
-    """If daemon and starter are killed after the claim and before the start, the job is lost and does not run again."""
+    """If the daemon and the supervisor are killed after the claim and before the start of an attempt, the job is lost.
+
+    The job does not run again, and its GPU becomes free.
+    """
     s = scheduler(gpus=1)
     starter = late(s, 7)
     s.kill()
@@ -84,7 +92,7 @@ def test_a08_a_claimed_attempt_is_lost_if_it_is_killed_before_its_start(schedule
 def test_a07_the_next_daemon_withdraws_a_start_that_was_not_claimed(scheduler):
     """A06, A07: If a start was sent but not claimed, the next daemon withdraws it and starts the job itself.
 
-    The late supervisor then does not start the job.
+    When the suspended supervisor continues, it does not start the job.
     """
     s = scheduler(gpus=1)
     s.start()
@@ -102,7 +110,10 @@ def test_a07_the_next_daemon_withdraws_a_start_that_was_not_claimed(scheduler):
 
 
 def test_b05_a_job_that_is_cancelled_during_a_late_start_ends(scheduler):
-    """A14, B05: If a job is cancelled while the process that starts it is suspended, it ends once that one continues."""
+    """A14, B05: If a job is cancelled while the supervisor that starts the job is suspended, the job still ends.
+
+    The job ends after the supervisor continues.
+    """
     s = scheduler(gpus=1, kill_grace="0.2")
     s.hold("late")
     starter = late(s, 7)
@@ -116,7 +127,7 @@ def test_b05_a_job_that_is_cancelled_during_a_late_start_ends(scheduler):
 
 
 def test_a_stopped_supervisor_is_reported_until_it_continues(scheduler):
-    """While the supervisor is stopped, log and `status` report it with the command that continues it.
+    """While the supervisor is stopped (SIGSTOP), log and `status` report this with the command that continues it.
 
     No job is lost, started twice or cancelled.
     """

@@ -43,8 +43,9 @@ def read(s: Scheduler) -> dict[str, Any]:
 def edit(s: Scheduler, how: str = "in place", **changes: Any) -> None:
     """Read the state file, change it and save it.
 
-    ``how``: "in place" overwrites the file; "truncate" overwrites it in two writes with a flush between them; "jq" lets
-    another program write a new file and moves that file to this place; any other word renames a new file to this place.
+    ``how``: "in place" overwrites the file. "truncate" overwrites the file in two writes with a flush between them.
+    "jq" lets another program write a new file and moves the new file to the path of the state file. With any other
+    word, the new file is renamed to this path.
     """
     document = {**read(s), **changes}
     other = s.folder / f"edit-{threading.get_ident()}"
@@ -224,7 +225,10 @@ def test_s3_33_the_state_file_is_always_complete_and_written_at_most_10_times_a_
 
 @pytest.mark.parametrize("damage", ["", '{"paused_gpus": [1', '{"paused_gpus": [1],}', "\0" * 64, '{"paused_gpus": 1}'])
 def test_d01_d02_d03_s3_34_an_invalid_state_file_is_saved_as_a_copy_and_pauses_stay(scheduler, damage):
-    """S3.34: Invalid contents are saved unchanged in another file and reported once; the pauses stay in force."""
+    """S3.34: If the state file is invalid, its contents are saved unchanged in another file. This is reported once.
+
+    The pauses stay in force.
+    """
     s = scheduler(gpus=2)
     s.start()
     wait_for(path(s).exists, "state file")
@@ -239,9 +243,9 @@ def test_d01_d02_d03_s3_34_an_invalid_state_file_is_saved_as_a_copy_and_pauses_s
 
 
 def test_d04_an_unknown_key_is_reported(scheduler):
-    """An unknown key is reported together with the valid key that is most similar.
+    """An unknown key in the state file is reported together with the most similar valid key.
 
-    Changes of keys that cannot be edited are overwritten.
+    If a user changes a key that cannot be edited, the scheduler overwrites the change.
     """
     s = scheduler(gpus=2)
     s.start()
@@ -308,7 +312,10 @@ def test_pauses_by_verb_without_a_daemon_and_by_edit_do_not_undo_each_other(sche
 
 
 def test_a_state_file_older_than_the_last_pause_is_no_edit(scheduler):
-    """If the daemon is killed before the state file shows a committed pause, the old file does not count as an edit."""
+    """If the daemon is killed after it committed a change of the pauses, the state file may not show this change yet.
+
+    The next daemon does not treat this old state file as an edit.
+    """
     s = scheduler(gpus=2)
     s.start(GPUJOB_CRASH_AT="state.tmp_written:6")
     wait_for(path(s).exists, "state file")
@@ -335,9 +342,10 @@ def test_a_state_file_older_than_the_last_pause_is_no_edit(scheduler):
 
 
 def test_a_leftover_temporary_state_file_undoes_no_request(scheduler):
-    """If a daemon is killed before it renames a new state file into place, the next one still obeys a stored `resume`.
+    """If a daemon is killed before it renames a new state file into place, the new file stays as a temporary file.
 
-    The temporary file shows the GPU as paused, but does not count as an edit that was made after the `resume`.
+    The temporary file shows the GPU as paused. The next daemon does not take it for an edit, and obeys a stored
+    `resume`.
     """
     s = scheduler(gpus=2)
     s.start()

@@ -109,7 +109,10 @@ def test_b11_cancel_continues_and_ends_a_stopped_job(scheduler):
 
 
 def test_a14_a15_the_next_daemon_completes_the_cancel_of_a_killed_daemon(scheduler):
-    """A14, A15: If the daemon is killed after it sent SIGTERM, the next one completes the cancel with SIGKILL."""
+    """A14, A15: If the daemon is killed after it sent SIGTERM to a job, the next daemon completes the cancel.
+
+    It sends SIGKILL to the job.
+    """
     s = scheduler(gpus=1, kill_grace="1")
     script = s.folder / "deaf.py"
     script.write_text(
@@ -128,9 +131,9 @@ def test_a14_a15_the_next_daemon_completes_the_cancel_of_a_killed_daemon(schedul
 
 
 def test_waiting_jobs_are_cancelled_and_retried_immediately_without_a_daemon(scheduler):
-    """Contract 3: Without a daemon, waiting jobs are cancelled and retried immediately.
+    """Contract 3: While no daemon runs, `cancel` and `retry` of a waiting job take effect immediately.
 
-    A running job is cancelled at the next start of the daemon; `cancel` exits with 5.
+    A running job is cancelled at the next start of the daemon; its `cancel` exits with 5.
     """
     s = scheduler(gpus=1)
     s.hold("a")
@@ -168,9 +171,9 @@ os.execve("/bin/sleep", ["sleep", "600"], {})
 
 
 def test_b07_a_daemonized_process_of_a_job_holds_its_gpu(scheduler):
-    """B07, P7: A process that a job leaves as a daemon holds the GPU until it ends, however fast it forks.
+    """B07, P7: If a job leaves a background process behind, this process holds the job's GPU until the process ends.
 
-    The process forks twice, leads its own session, and has an empty environment.
+    The process forks twice, after different delays. It leads its own session and has an empty environment.
     """
     delays = ("0", "0.001", "0.003", "0.01", "0.03", "0.1", "0.3", "0")
     s = scheduler(gpus=len(delays) + 1)

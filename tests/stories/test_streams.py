@@ -64,7 +64,10 @@ class Foreground:
 
 @pytest.fixture
 def foreground() -> Iterator[Callable[..., Foreground]]:
-    """Return a function that starts foreground submissions; kill the commands that still run at the end of the test."""
+    """Return a function that starts foreground submissions.
+
+    At the end of the test, kill the submissions that still run.
+    """
     made: list[Foreground] = []
 
     def make(s: Scheduler, *words: str, **how: Any) -> Foreground:
@@ -81,9 +84,9 @@ def foreground() -> Iterator[Callable[..., Foreground]]:
 
 
 def test_s4_13_s4_14_s4_15_s4_16_log_options_act_alike_in_submit_and_jobs_lines(scheduler):
-    """S4.13, S4.14, S4.15, S4.16: A job can have no log, a stderr log, a packed (gzip) log, and its own log folder and name.
+    """S4.13, S4.14, S4.15, S4.16: The options of `submit` and the keys of a jobs line for logs have the same effect.
 
-    The options of `submit` and the keys of a jobs line have the same effect.
+    With them, a job can have no log, a stderr log, a packed (gzip) log, or its own log folder and log name.
     """
     s = scheduler(gpus=1)
     talk = program(s, "talk.sh", TALK)
@@ -148,7 +151,7 @@ LINES = "i=0; while [ $i -lt 3000 ]; do echo line $i; i=$((i+1)); done; printf '
 def test_s4_14_logs_shows_a_packed_log(scheduler):
     """S4.14, S3.20: `logs` shows a packed log whole, its last lines, or its matching lines; `--raw` prints its bytes.
 
-    Of a truncated or damaged packed log it shows what can be unpacked, and prints a note.
+    If a packed log is truncated or damaged, `logs` shows the part that can be unpacked, and prints a note.
     """
     s = scheduler(gpus=1)
     s.start()
@@ -299,7 +302,10 @@ def test_s4_38_a_job_has_the_resource_limits_of_its_submitter(scheduler):
 
 @ROOT_ONLY
 def test_s4_38_a_limit_is_capped_at_the_schedulers_hard_limit(users: tuple[User, User], tmp_path: Path) -> None:
-    """S4.38: Without root's rights, a limit above the scheduler's own hard limit is set to that hard limit."""
+    """S4.38: A scheduler without root's rights cannot raise a limit above its own hard limit.
+
+    If the submitter's limit is higher, the job gets the hard limit of the scheduler.
+    """
     me, _ = users
     out = tmp_path / "out"
     out.touch(mode=0o666)
@@ -327,7 +333,7 @@ def test_s4_38_a_limit_is_capped_at_the_schedulers_hard_limit(users: tuple[User,
 def test_s4_17_a_foreground_job_reads_the_callers_stdin(scheduler, foreground, tmp_path):
     """S4.17: A foreground job reads the caller's stdin: a pipe, a file, a socket or a terminal.
 
-    Job and caller share the position in a file. The stdin of a background job is empty.
+    If stdin is a file, job and caller share the position in the file. The stdin of a background job is empty.
     """
     s = scheduler(gpus=1)
     s.start()
@@ -656,9 +662,9 @@ def test_s4_26_on_finish_is_called_once_across_a_kill_of_the_scheduler(scheduler
 
 @pytest.mark.parametrize("point", ["afterwards.begun", "afterwards.done"])
 def test_s4_26_an_interrupted_on_finish_call_is_not_repeated(scheduler, point):
-    """S4.26, P1: If the scheduler is killed during an on_finish call, the call is not repeated, and a warning is logged.
+    """S4.26, P1: If the scheduler is killed during an on_finish call, the call is not repeated.
 
-    The warning says that it is not known whether the program ran. The programs of later jobs are called.
+    A warning is logged. It says that it is not known whether the program ran. The programs of later jobs are called.
     """
     s = notifying(scheduler)
     notify = str(s.folder / "notify.sh")
@@ -858,7 +864,7 @@ def words_of(pid: str) -> bytes:
 
 
 def test_s4_28_p6_a_job_out_of_gpu_memory_waits_for_a_larger_share(scheduler):
-    """P6: A job that ran out of GPU memory while no scheduler ran is shown as waiting for a larger share."""
+    """P6: If a job ran out of GPU memory while no scheduler ran, it is shown as waiting for a larger share."""
     s = scheduler(gpus=1)
     oom = program(
         s, "oom.sh", "#!/bin/sh\ntouch ready\nwhile [ -e hold ]; do sleep 0.02; done\necho CUDA out of memory\nexit 1\n"

@@ -124,7 +124,10 @@ def test_s0_3_status_json_has_exactly_the_documented_keys(tracked: Tracked) -> N
 
 
 def test_s0_4_json_and_text_show_the_five_statuses(tracked: Tracked) -> None:
-    """S0.4: JSON and text show the five statuses; the text has symbols, with ASCII forms where stdout is not UTF-8."""
+    """S0.4: JSON and text show the five statuses. The text shows a symbol for each status.
+
+    If the encoding of stdout is not UTF-8, the symbols are ASCII characters.
+    """
     tracked.begin("true", "false", gated("c"), "true")
     tracked.run("next", "--run", code=0)
     tracked.run("next", "--run", code=1)
@@ -149,7 +152,10 @@ def test_s0_4_json_and_text_show_the_five_statuses(tracked: Tracked) -> None:
 
 @pytest.mark.smoke
 def test_s0_5_run_all_stops_at_the_first_failure(tracked: Tracked) -> None:
-    """S0.5: `run-all` stops after the first command that fails; the next `run-all` continues with the command after it."""
+    """S0.5: `run-all` stops after the first command that fails.
+
+    The next `run-all` continues with the command after the failed one.
+    """
     tracked.begin("echo 1", "exit 9", "echo 3")
     lines = tracked.lines("run-all", code=1)
     assert lines[-2:] == ["✗ [2] interrupted (exit=9)", "Finished: 2 ran, 0 skipped, 1 failed"]
@@ -251,7 +257,10 @@ def test_a_command_reads_the_trackers_stdin(tracked: Tracked) -> None:
 
 
 def test_a_command_tracked_inside_a_job_gets_the_variables_of_the_job(tracked: Tracked) -> None:
-    """A tracked command gets the GPUJOB_ variables of the job in which the tracker runs; outside of a job, only its own."""
+    """If the tracker runs in a job, a tracked command gets the GPUJOB_ variables of this job.
+
+    It always gets the tracker's own variables (GPUJOB_TRACK_…). Outside of a job, it gets no other GPUJOB_ variables.
+    """
     tracked.begin()
     text = "env | grep ^GPUJOB_ | grep -v ^GPUJOB_WARM= | sort"
     job = {"GPUJOB_ID": "12", "GPUJOB_ATTEMPT": "3", "GPUJOB_STATE_FILE": "/x/state.json"}
@@ -293,7 +302,10 @@ def test_s0_9_fifty_concurrent_adds_get_distinct_ids(tracked: Tracked) -> None:
 
 
 def test_s0_10_two_concurrent_run_alls_run_each_command_once(tracked: Tracked) -> None:
-    """S0.10: Of two concurrent `run-all` calls, the second prints that it waits for the first; each command runs once."""
+    """S0.10: If two `run-all` calls run at the same time, each command runs once.
+
+    The second call prints that it waits for the first call.
+    """
     tracked.begin(gated("a"), *(f"echo {n} >> ledger" for n in range(2, 9)))
     first = tracked.popen("run-all")
     tracked.exists("begun.a")
@@ -310,7 +322,7 @@ def test_s0_10_two_concurrent_run_alls_run_each_command_once(tracked: Tracked) -
 
 
 def test_s0_10_no_command_runs_twice_beside_a_run_all(tracked: Tracked) -> None:
-    """S0.10: While a `run-all` runs, `run` and `next --run` run other commands; no command runs twice."""
+    """S0.10: While a `run-all` runs, `run` and `next --run` run other commands. No command runs twice."""
     tracked.begin(gated("a"), *(f"echo {n} >> ledger" for n in range(2, 7)))
     first = tracked.popen("run-all")
     tracked.exists("begun.a")
@@ -338,7 +350,10 @@ def test_s0_11_exit_code_tells_whether_a_command_failed(tracked: Tracked) -> Non
 
 
 def test_s0_12_retry_takes_the_first_interrupted_command_and_next_the_first_pending(tracked: Tracked) -> None:
-    """S0.12: `retry` runs the first interrupted command, `next` the first pending one; having none is no error."""
+    """S0.12: `retry` runs the first interrupted command, `next` the first pending command.
+
+    It is no error if there is no such command.
+    """
     tracked.begin("test -e one", "test -e two")
     tracked.run("next", "--run", code=1)
     tracked.run("next", "--run", code=1)
@@ -374,9 +389,10 @@ def test_s0_13_every_verb_works_with_the_standard_library_alone(tracked: Tracked
     "text", ["", "{", "[]", "null", '{"name": "a"}', '{"name": "a", "commands": [{"id": "x", "cmd": "y"}]}', "\xff\xfe"]
 )
 def test_s0_14_a_corrupt_session_does_not_affect_others(tracked: Tracked, text: str) -> None:
-    """S0.14: A corrupt session file causes one error line, which names its path and how to correct this.
+    """S0.14: If a session file is corrupt, a verb that needs it prints one error line.
 
-    Other sessions, `list` and `init` work.
+    The line names the path of the file and says how to correct or delete the file. Other sessions, `list` and `init`
+    work.
     """
     whole = tracked.begin("echo fine", name="whole").files[0]
     broken = tracked.begin("echo lost", name="broken").files[-1]
@@ -430,7 +446,7 @@ def test_a_session_with_a_running_command_is_not_deleted(tracked: Tracked) -> No
 def test_a_damaged_session_is_not_deleted_while_the_pid_of_its_command_is_not_recorded(tracked: Tracked) -> None:
     """`delete` refuses to delete a corrupt session even if the pid of its running command is not recorded yet.
 
-    The test stops the supervisor after the start of the command, before it writes the pid into the attempt record.
+    The test stops the supervisor between the start of the command and the write of the pid into the attempt record.
     """
     tracked.begin()
     name = tracked.files[0].stem

@@ -38,7 +38,7 @@ def end(found: list[int]) -> None:
 
 
 def killed(one: subprocess.Popen[str]) -> None:
-    """Send SIGKILL to a tracker, and reap it."""
+    """Send SIGKILL to a tracker, wait for its end and reap it."""
     one.kill()
     one.wait()
 
@@ -70,7 +70,10 @@ def test_s0_7_a_command_continues_after_its_tracker_is_killed(tracked: Tracked) 
 
 
 def test_s0_7_run_all_adopts_the_command_of_a_killed_run_all(tracked: Tracked) -> None:
-    """S0.7: `run-all` adopts the running command of a killed `run-all`, prints its new output, and counts its result."""
+    """S0.7: `run-all` adopts the running command of a killed `run-all`.
+
+    It prints the new output of the command and counts the result of the command.
+    """
     tracked.begin("true", gated("a"), "echo three")
     one = tracked.popen("run-all")
     tracked.exists("begun.a")
@@ -204,8 +207,8 @@ def test_s0_7_a_claimed_command_that_never_started_is_pending_again(tracked: Tra
 def test_s0_7_a_tracker_killed_at_a_session_write_runs_no_command_twice(tracked: Tracked, passes: int) -> None:
     """S0.7: If the tracker is killed while it writes the session file, the command runs at most once.
 
-    If the command ran, its exit code is shown. ``passes``: the write at which the tracker is killed, which is 1 when
-    the command is claimed, 2 when it starts, and 3 when it ends.
+    If the command ran, its exit code is shown. ``passes``: number of the write at which the tracker is killed. Write 1
+    records the claim of the command, write 2 its start, and write 3 its end.
     """
     tracked.begin("echo ran >> ledger; exit 6")
     one = tracked.popen("run-all", environ={"GPUJOB_CRASH_AT": f"state.tmp_written:{passes}"})
@@ -242,7 +245,7 @@ def test_s0_7_the_tracker_replaces_a_killed_supervisor(tracked: Tracked, point: 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_s0_8_a_signal_ends_all_processes_of_a_command(tracked: Tracked, number: signal.Signals) -> None:
-    """S0.8: The command gets the tracker's signal immediately; processes that ignore it are killed within 5 s.
+    """S0.8: The command gets the tracker's signal immediately. Processes that ignore the signal are killed within 5 s.
 
     The test allows 10 s. The command is recorded as interrupted, and the later commands do not run.
     """
@@ -332,7 +335,10 @@ def test_s0_8_a_closed_terminal_ends_all_processes_of_a_command(tracked: Tracked
 
 
 def test_s0_8_with_keep_commands_continue_after_the_terminal_is_closed(tracked: Tracked) -> None:
-    """S0.8: With `--keep`, the running command and the later commands of `run-all` continue after the terminal was closed."""
+    """S0.8: With `--keep`, the running command continues after the terminal was closed.
+
+    The later commands of `run-all` run, too.
+    """
     tracked.begin(gated("a"), "seq 1 3000", "echo three >> ledger")
     terminal = Terminal(tracked, "run-all", "--keep")
     tracked.exists("begun.a")
@@ -366,7 +372,7 @@ def test_s0_8_a_closed_stdout_counts_as_a_lost_connection(tracked: Tracked) -> N
 
 
 def test_s0_8_nohup_is_respected(tracked: Tracked) -> None:
-    """S0.8: A tracker started with SIGHUP ignored (nohup) ignores SIGHUP."""
+    """S0.8: If SIGHUP is ignored when the tracker starts, as under nohup, the tracker ignores SIGHUP, too."""
     tracked.begin()
     one = tracked.popen("run", gated("a"), preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     tracked.exists("begun.a")
@@ -377,7 +383,7 @@ def test_s0_8_nohup_is_respected(tracked: Tracked) -> None:
 
 
 def test_s0_10_an_ending_replaces_a_wrong_state_lost(tracked: Tracked) -> None:
-    """S0.10: The tracker records the end of a command even if the session file already says that the command is lost."""
+    """S0.10: The tracker records the end of a command even if the session file already calls the command lost."""
     tracked.begin()
     one = tracked.popen("run", gated("a", 5))
     tracked.exists("begun.a")
@@ -476,7 +482,10 @@ def test_s0_7_an_ending_that_cannot_be_saved_is_read_from_the_record(tracked: Tr
 
 
 def test_s0_8_a_held_session_lock_does_not_delay_signals(tracked: Tracked) -> None:
-    """S0.8: While another process holds the lock of the sessions, the command still gets the signal and SIGKILL."""
+    """S0.8: Another process that holds the lock of the sessions does not delay signals.
+
+    The command still gets the tracker's signal and, later, SIGKILL.
+    """
     tracked.begin()
     one = tracked.popen("run", STUBBORN)
     tracked.exists("begun.s")

@@ -17,9 +17,9 @@ HEADER = "ID   State      Output               E-Level  Time   Command [run={}/{
 
 
 def test_s4_3_queueing_prints_only_the_id_and_ids_begin_at_zero(spooler: Callable[..., Spooler]) -> None:
-    """S4.3: Queueing prints only the id of the job; with -n it prints nothing.
+    """S4.3: If a job is queued, `ts` prints only the id of the job; with -n, `ts` prints nothing.
 
-    Ids begin at 0, and again at 0 after -K. The ids of jobs that -C has removed are not assigned again.
+    Ids begin at 0. After -K they begin at 0 again. The ids of jobs that -C has removed are not assigned again.
     """
     s = spooler()
     assert s.ts("true") == "0" and s.ts("true") == "1"
@@ -36,7 +36,10 @@ def test_s4_3_queueing_prints_only_the_id_and_ids_begin_at_zero(spooler: Callabl
 
 @pytest.mark.smoke
 def test_s4_4_s4_5_ts_prints_list_and_states_in_the_original_format(spooler: Callable[..., Spooler]) -> None:
-    """S4.4, S4.5: Without arguments `ts` prints the list, in the original's format and order; -s prints a state."""
+    """S4.4, S4.5: Without arguments, `ts` prints the list in the format and order of the original.
+
+    -s prints the state of a job.
+    """
     s = spooler()
     assert s.ts() == HEADER.format(0, 1)
     s.add("sh", "-c", "exit 3")

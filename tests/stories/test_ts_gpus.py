@@ -41,9 +41,10 @@ class Graphics:
         self.gates: dict[int, Path] = {}
 
     def use(self, card: str, mib: int) -> None:
-        """Set the used memory of a GPU, without a process that uses it; wait until a running server has read the value.
+        """Set the used memory of a GPU; there is no process that uses the memory.
 
-        ``mib``: MiB in addition to those in use on an empty card.
+        Wait until a running server has read the value. ``mib``: the used memory in MiB, without the memory that is in
+        use on an empty card.
         """
         self.driver.gpu(f"GPU-{card}", used=IDLE + mib)
 
@@ -93,9 +94,9 @@ class Graphics:
         assert self.s.ts("-s", str(job)) == "allocating"
 
     def refused(self, *words: str) -> str:
-        """Run `ts WORDS`, check that it fails with one error line, and return this line.
+        """Run `ts WORDS`, and check that it fails with one error line.
 
-        The result does not contain the beginning of the line, `Error in the request: `.
+        Return this line without its beginning, which is `Error in the request: `.
         """
         done = self.s.run(*words)
         assert (done.returncode, done.stdout) == (255, ""), done
@@ -120,7 +121,7 @@ def graphics(spooler: Callable[..., Spooler], tmp_path: Path) -> Iterator[Callab
 
 @pytest.mark.smoke
 def test_s4_30_a_job_waits_for_free_gpus_with_enough_memory(graphics: Callable[..., Graphics]) -> None:
-    """S4.30: A -G job is `allocating` until enough GPUs are free and have enough free memory.
+    """S4.30: A -G job is `allocating` until enough GPUs are free and each of them has enough free memory.
 
     The job sees only its own GPUs.
     """
@@ -326,7 +327,10 @@ def test_s4_30_a_job_that_can_never_run_is_refused_with_the_reason(graphics: Cal
 
 
 def test_s4_4_s4_23_the_list_and_the_details_show_gpus(graphics: Callable[..., Graphics]) -> None:
-    """S4.4 S4.23 S4.24: The list and its formats have a column of GPUs; -i prints the requested and the assigned GPUs."""
+    """S4.4 S4.23 S4.24: The list and its other formats have a column of GPUs.
+
+    -i prints the requested GPUs and the assigned GPUs.
+    """
     g = graphics("ab")
     two = g.hold("-G", "2", "-L", "wide")
     g.sees(two)

@@ -25,14 +25,17 @@ ASLEEP = (
 
 
 def asleep(process: subprocess.Popen[str]) -> None:
-    """Wait until this client sleeps, as it does between two checks of its job."""
+    """Wait until this client sleeps. A client sleeps between two checks of its job."""
     path = Path(f"/proc/{process.pid}/syscall")
     wait_for(lambda: path.read_text().split()[0] in ASLEEP, "a client that waits")
 
 
 @pytest.mark.smoke
 def test_s4_6_waiting_for_a_job_returns_its_exit_code(spooler: Callable[..., Spooler]) -> None:
-    """S4.6: -w, -f, -c and -t return the job's exit code, 255 if it was killed, skipped or could not be started."""
+    """S4.6: -w, -f, -c and -t return the exit code of the job.
+
+    They return 255 if the job was killed by a signal, was skipped, or could not be started.
+    """
     s = spooler()
     s.add("sh", "-c", "exit 5")
     assert [s.run(action, "0").returncode for action in ("-w", "-c", "-t")] == [5, 5, 5]
@@ -76,9 +79,10 @@ def test_s4_8_waiting_without_an_id_waits_for_the_last_job_in_the_queue(spooler:
 
 @pytest.mark.smoke
 def test_s4_9_s4_11_dependent_jobs_wait_for_the_end_or_success_of_others(spooler: Callable[..., Spooler]) -> None:
-    """S4.9, S4.11: -D and -d wait for the end of jobs, -W for their success; otherwise a -W job is skipped.
+    """S4.9, S4.11: -D and -d jobs wait for the end of other jobs; -W jobs wait for the success of other jobs.
 
-    A -W job that depends on a skipped job is skipped, too.
+    If one of these other jobs does not succeed, the -W job is skipped. A -W job that depends on a skipped job is
+    skipped, too.
     """
     s = spooler(TS_SLOTS="3")
     s.add(*s.held("a"))
@@ -211,9 +215,10 @@ def test_s4_17_a_foreground_job_reads_stdin_and_survives_its_killed_client(spool
 
 
 def test_s4_19_jobs_never_use_more_than_the_slots(spooler: Callable[..., Spooler]) -> None:
-    """S4.19: Jobs never use more than the slots. Jobs with few slots overtake a job that waits for many slots.
+    """S4.19: Running jobs never use more slots than the server has.
 
-    A job that needs more slots than there are is refused.
+    Jobs that need few slots overtake a job that waits for many slots. A job that needs more slots than the server has
+    is refused.
     """
     s = spooler()
     s.ts("-S", "3")
@@ -318,9 +323,9 @@ def test_s4_21_jobs_can_be_reordered_removed_and_cleared(spooler: Callable[..., 
 
 
 def test_s4_22_removing_a_job_ends_the_calls_that_wait_for_it(spooler: Callable[..., Spooler]) -> None:
-    """S4.22: If -r removes a job, the -w and -f calls that wait for it end with exit code 255.
+    """S4.22: If -r removes a job, the -w and -f calls that wait for this job end with exit code 255.
 
-    The -W jobs that depend on it are skipped. (Bug 3: in the original, these calls and jobs waited forever.)
+    The -W jobs that depend on this job are skipped. (Bug 3: in the original, these calls and jobs waited forever.)
     """
     s = spooler()
     s.add(*s.held("a"))
@@ -369,7 +374,10 @@ def test_s4_26_ts_onfinish_is_called_once_per_job(spooler: Callable[..., Spooler
 
 
 def test_s4_37_following_prints_the_output_and_returns_the_exit_code(spooler: Callable[..., Spooler]) -> None:
-    """S4.37: -t prints the last ten lines, -c all lines; both then follow the output, and return the job's exit code."""
+    """S4.37: -t prints the last ten lines of the output, and -c prints all lines.
+
+    Both then follow the output and return the exit code of the job.
+    """
     s = spooler()
     s.add("sh", "-c", f"seq 30; {s.held('a')[2]} echo after; exit 4")
     s.wait_state(0, "running")

@@ -384,7 +384,8 @@ def said_by(s: Spooler, script: str) -> list[str]:
 def test_s4_2_calls_return_while_jobs_run_and_the_server_is_busy(spooler: Callable[..., Spooler]) -> None:
     """S4.2: Calls that queue jobs or change the queue do not wait for a running job.
 
-    Calls that queue a job or print something do not even wait for the server: the test stops it with SIGSTOP.
+    Calls that queue a job or print something do not wait for the server either. To show this, the test stops the server
+    with SIGSTOP.
     """
     s = spooler()
     s.add(*s.held("a"))
@@ -450,10 +451,10 @@ def test_s4_18_the_end_of_the_server_ends_calls_that_wait_for_room(spooler: Call
 def test_s4_6_s4_1_clients_get_the_code_of_a_running_job_after_the_end_of_the_server(
     spooler: Callable[..., Spooler],
 ) -> None:
-    """S4.6, S4.1: After -K, running jobs continue, and their clients return the exit codes of these jobs.
+    """S4.6, S4.1: After -K, running jobs continue, and each of their clients returns the exit code of its own job.
 
-    They do not return the exit code of a later job that has the same id. Clients of queued jobs exit with 255. No
-    client starts a new server.
+    If a later job has the same id, the client does not return the exit code of that job. Clients of queued jobs exit
+    with 255. No client starts a new server.
     """
     s = spooler()
     stays = s.popen("-f", *s.held("a", "echo out; exit 3"))
@@ -608,7 +609,8 @@ def test_s4_25_no_other_user_can_write_in_the_server_folder(spooler: Callable[..
 def test_s4_28_a_killed_server_loses_no_job(spooler: Callable[..., Spooler]) -> None:
     """S4.28: If the server is killed, the running job continues, and the queued jobs run in their order afterwards.
 
-    Exit codes are right, and clients continue to wait. (Bug 2: in the original, all of this was lost.)
+    The exit codes are right, and clients continue to wait. (Bug 2: if the original's server was killed, all jobs were
+    lost.)
     """
     s = spooler()
     s.add(*s.held("a", "echo whole; exit 7"))
@@ -778,7 +780,7 @@ def test_s4_1_a_server_that_has_just_started_can_be_ended(spooler: Callable[...,
 def test_s4_28_a_killed_server_is_not_mistaken_for_the_next_one(spooler: Callable[..., Spooler]) -> None:
     """S4.28: Until a new server has written `daemon.json`, the `daemon.json` of a killed server does not count.
 
-    This is so even if the new server already holds the lock.
+    This also holds if the new server already holds the lock.
     """
     s = spooler()
     assert s.ended(s.add("true")) == 0

@@ -52,7 +52,7 @@ HOLD = '#!/bin/sh\necho secret > out.txt\nwhile [ ! -e "$0.go" ]; do sleep 0.05;
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Return owner, mode and contents of every file, except the files that a daemon changes by itself."""
+    """Return owner, mode and contents of every file. Files that a daemon changes by itself are left out."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.name.startswith(("history.db", "store.db-")):
@@ -178,9 +178,9 @@ def test_s9_start_refuses_files_of_another_user(users: tuple[User, User], place:
 def test_s9_a_state_file_of_another_user_is_not_obeyed(
     users: tuple[User, User], place: Path, daemon_of: Callable[..., Daemon]
 ) -> None:
-    """S9, P9: A state file of another user in a sticky folder is ignored, when the daemon starts and later.
+    """S9, P9: In a sticky folder, the daemon ignores a state file that belongs to another user, at its start and later.
 
-    A file of that user that has the name of a temporary file of the daemon is ignored, too.
+    The daemon also ignores a file of that user that has the name of one of the daemon's temporary files.
     """
     me, other = users
     os.chown(place, 0, 0)  # like /tmp: no user can move files of another user
@@ -207,8 +207,8 @@ def test_s9_a_state_file_of_another_user_is_not_obeyed(
 def test_h17_root_leaves_nothing_in_a_users_folder(users: tuple[User, User], place: Path) -> None:
     """H17, S8: If root works in a user's folder, commands that change something are refused with the advice `sudo -u`.
 
-    root leaves no file in this folder. It also leaves none in the user's runtime folder and home folder, although the
-    environment names these folders under sudo.
+    root leaves no file in this folder. Under sudo, the environment names the user's runtime folder and home folder;
+    root leaves no file in these folders either.
     """
     me, _ = users
     (place / "home").mkdir()

@@ -19,7 +19,10 @@ from tests.stories.harness import ROOT, wait_for
 
 @pytest.mark.smoke
 def test_add_writes_a_line_that_the_scheduler_runs(scheduler):
-    """S3.6, S3.40, S3.41: `add` appends a line that the scheduler runs, and refuses values that a line cannot contain."""
+    """S3.6, S3.40, S3.41: `add` appends a line that the scheduler runs.
+
+    It refuses values that a line cannot contain.
+    """
     s = scheduler(gpus=2)
     s.start()
     done = s.cli("add", "job.py", "--args", f"{s.folder} added 0 0 --layers 1,2", "--gpus", "0,1", "--priority", "-3")
@@ -85,9 +88,9 @@ def test_submit_keeps_folder_environment_and_arguments(scheduler):
 
 
 def test_s2_2_the_choice_of_gpus_changes_only_the_environment_of_a_command(scheduler):
-    """S2.2: The choice of GPUs (0, 1, both, none) changes neither arguments, folder nor stdin of a command.
+    """S2.2: The choice of GPUs (0, 1, both, none) does not change the arguments, the folder or the stdin of a command.
 
-    The command's environment differs from the submitter's only in the documented variables.
+    The environment of the command differs from that of its submitter only in the documented variables.
     """
     s = scheduler(gpus=2)
     s.start()
@@ -227,7 +230,10 @@ def test_logs_prints_the_last_lines(scheduler):
 
 @pytest.mark.smoke
 def test_retry_keeps_the_id_and_both_logs(scheduler):
-    """S2.8 in part: `retry` starts another attempt of the same job. It has a new log; the earlier log stays."""
+    """S2.8 in part: `retry` starts another attempt of the same job.
+
+    The new attempt has a new log. The log of the earlier attempt stays.
+    """
     s = scheduler(gpus=1)
     s.append(s.line("a", code=1))
     s.start()
@@ -338,7 +344,10 @@ def test_wait_prints_which_jobs_failed_and_why(scheduler):
 
 
 class Watched(SchedulerClient):
-    """A client that calls a function from ``once`` before each check whether a scheduler runs, each function once."""
+    """A client that calls the functions in ``once``, one of them before each check whether a scheduler runs.
+
+    Each function is called only once.
+    """
 
     once: list[Callable[[], None]]
 
@@ -349,9 +358,9 @@ class Watched(SchedulerClient):
 
 
 def test_p5_wait_counts_a_job_deleted_by_reset_as_last_seen(scheduler, capsys):
-    """P5: If `reset` deletes a job during `wait`, the state that `wait` saw last counts.
+    """P5: If `reset` deletes a job during `wait`, the last state that `wait` has read counts as the state of the job.
 
-    If `wait` did not see the end of the job, it raises NotFound.
+    If `wait` has not seen the end of the job, it raises NotFound.
     """
     s = scheduler(gpus=2)
     for key in "bc":
@@ -409,7 +418,10 @@ def test_a_request_during_the_start_of_a_scheduler_is_carried_out(scheduler):
 
 
 def test_status_names_an_invalid_state_file_that_was_set_aside(scheduler):
-    """D01: `status` names the file with the copy of an invalid state file, until that copy is removed."""
+    """D01: After a state file was invalid, `status` names the file to which its contents were copied.
+
+    `status` does so until the copy is removed.
+    """
     s = scheduler(gpus=2)
     s.start()
     path = s.folder / "gpu_scheduler_state.json"

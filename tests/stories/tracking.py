@@ -79,7 +79,7 @@ class Tracked:
         return found
 
     def command(self, number: int) -> dict[str, Any]:
-        """Return the command with this id, as `status --json` prints it."""
+        """Return the command with this id in the form that `status --json` prints."""
         return next(one for one in self.json()["commands"] if one["id"] == number)
 
     def statuses(self) -> list[str]:

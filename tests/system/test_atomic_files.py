@@ -1,4 +1,4 @@
-"""Tests of `atomic_files`: files are written completely or not at all, readable by their owner only."""
+"""Tests of `atomic_files`: a file is written completely or not at all, and only its owner can read it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scheduler.system.atomic_files import append_line, replace_file, swap_file
 
 
 def test_replace_file_writes_the_new_content_with_mode_0600(tmp_path: Path) -> None:
-    """S3.33, P9: A replaced file has the new content and mode 0600, whatever the umask and its previous mode."""
+    """S3.33, P9: A replaced file has the new content and mode 0600, whatever the umask and the file's old mode are."""
     path = tmp_path / "state.json"
     path.write_text("old")
     path.chmod(0o666)
@@ -31,7 +31,7 @@ def test_replace_file_writes_the_new_content_with_mode_0600(tmp_path: Path) -> N
 
 
 def test_replace_file_replaces_a_link_and_does_not_follow_it(tmp_path: Path) -> None:
-    """P9: A link at the file's path is replaced, and its target is unchanged."""
+    """P9: If there is a link at the path of the file, the link is replaced. The target of the link is unchanged."""
     victim, path = tmp_path / "victim", tmp_path / "state.json"
     victim.write_text("precious")
     path.symlink_to(victim)
@@ -41,7 +41,7 @@ def test_replace_file_replaces_a_link_and_does_not_follow_it(tmp_path: Path) -> 
 
 
 def test_replace_file_does_not_follow_a_link_at_its_temporary_path(tmp_path: Path) -> None:
-    """P9: A link at the temporary file's path, which can be guessed, is not followed."""
+    """P9: The path of the temporary file can be guessed. A link at this path is not followed."""
     victim, path = tmp_path / "victim", tmp_path / "state.json"
     victim.write_text("precious")
     (tmp_path / f".state.json.new-{os.getpid()}").symlink_to(victim)
@@ -70,7 +70,10 @@ def test_a_failed_rename_keeps_the_old_file_and_removes_the_temporary_one(tmp_pa
 
 
 def test_a_failed_write_keeps_the_old_file_and_removes_the_temporary_one(tmp_path: Path) -> None:
-    """F, P4: If the write fails (here at a file size limit), the old file stays, and the error names its path."""
+    """F, P4: If the write fails (here at a limit of the file size), the old file stays.
+
+    The error names the file's path.
+    """
     path = tmp_path / "state.json"
     path.write_text("old")
     code = """
@@ -96,7 +99,7 @@ except OSError as error:
 
 
 def test_a_reader_gets_the_old_or_the_new_file_completely(tmp_path: Path) -> None:
-    """S3.33: A reader gets the old or the new content completely while the file is replaced."""
+    """S3.33: While a file is replaced, a reader gets either the complete old content or the complete new content."""
     path = str(tmp_path / "state.json")
     versions = [bytes([65 + n]) * (1000 * (n + 1)) for n in range(5)]
     replace_file(path, versions[0], sync=False)
@@ -151,13 +154,13 @@ def test_append_line_creates_a_file_with_mode_0600(tmp_path: Path) -> None:
 
 
 def test_append_line_keeps_bytes_that_are_not_utf8(tmp_path: Path) -> None:
-    """Bytes that are not UTF-8, as file names may have, are written unchanged."""
+    """`append_line` writes bytes that are not UTF-8 unchanged. File names may contain such bytes."""
     append_line(str(tmp_path / "jobs.txt"), "0,/é\udcff.py")
     assert (tmp_path / "jobs.txt").read_bytes() == b"0,/\xc3\xa9\xff.py\n"
 
 
 def test_append_line_raises_an_error_for_a_path_that_cannot_be_written(tmp_path: Path) -> None:
-    """S3.41: `append_line` raises OSError for a folder and for a file in a missing folder."""
+    """S3.41: `append_line` raises OSError if the path is a folder or the file's folder is missing."""
     with pytest.raises(OSError):
         append_line(str(tmp_path), "x")
     with pytest.raises(OSError):
@@ -166,7 +169,10 @@ def test_append_line_raises_an_error_for_a_path_that_cannot_be_written(tmp_path:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
 def test_a_full_disk_takes_no_half_line(tmp_path: Path) -> None:
-    """P4: On a full disk no part of a line is written, since a part would be read as a job with missing arguments."""
+    """P4: On a full disk no part of a line is written.
+
+    A part would be read as a job whose last arguments are missing.
+    """
     options = "size=16k,mode=0700"
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(tmp_path)], capture_output=True)
     if made.returncode:
@@ -194,9 +200,9 @@ def test_a_full_disk_takes_no_half_line(tmp_path: Path) -> None:
 def test_a_partly_written_line_becomes_a_comment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, room: int, others: str
 ) -> None:
-    """P4, S3.7: A line that is only partly written becomes a comment; lines of other writers are unchanged.
+    """P4, S3.7: If a line is written only in part, it is made a comment. Lines of other writers are unchanged.
 
-    Here another process uses up the reserved space, and appends a line before or after the partly written one.
+    In this test another process uses up the reserved space, and appends a line before or after the incomplete line.
     """
     path = tmp_path / "jobs.txt"
     path.write_text(before)
@@ -240,9 +246,9 @@ def test_long_lines_appended_by_several_threads_are_not_mixed(tmp_path: Path) ->
 
 @pytest.mark.parametrize("kind", ["folder", "link", "pipe"])
 def test_swap_file_keeps_a_folder_link_or_pipe_that_it_finds(tmp_path: Path, kind: str) -> None:
-    """`swap_file` raises OSError and keeps a folder, link or pipe that it finds in place of the file.
+    """If a folder, link or pipe is in the place of the file, `swap_file` raises OSError and does not change it.
 
-    Such an entry may appear between the caller's check and the swap. No temporary file is left.
+    Such an entry may appear after the caller's check and before the swap. No temporary file is left.
     """
     path = tmp_path / "state.json"
     if kind == "folder":

@@ -1,4 +1,4 @@
-"""Tests of the readers of plain and packed logs: `LogReader` follows a log, `LogWindow` reads any part of it."""
+"""Tests of the readers of plain and compressed logs: `LogReader` follows a log, `LogWindow` reads any part of a log."""
 
 from __future__ import annotations
 

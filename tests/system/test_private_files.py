@@ -1,4 +1,4 @@
-"""Tests of `private_files`: new files that only their owner can read."""
+"""Tests of `private_files`, which creates files that only their owner can read."""
 
 from __future__ import annotations
 

@@ -16,7 +16,10 @@ from tests.stories.harness import wait_for
 
 
 def _child(run: Callable[[], int], uid: int) -> int:
-    """Fork a child that calls ``run`` as user and group ``uid`` and exits with its result; return its pid."""
+    """Fork a child and return its pid.
+
+    The child runs as user and group ``uid``, calls ``run`` and exits with its result.
+    """
     pid = os.fork()
     if not pid:
         code = 99
@@ -32,7 +35,10 @@ def _child(run: Callable[[], int], uid: int) -> int:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")
 def test_p5_the_exit_status_of_a_zombie_of_another_user_is_unknown() -> None:
-    """P5: A process that may not trace a zombie of another user gets no exit code of it; the kernel would show 0."""
+    """P5: If a zombie belongs to another user whose processes may not be traced, its exit code is unknown.
+
+    The kernel shows the exit code 0 in this case.
+    """
     pid = _child(lambda: os.execv("/bin/sh", ["sh", "-c", "exit 7"]), 65533)
     try:
         wait_for(lambda: (found := seen(pid)) is not None and not found.alive, "a zombie")
@@ -41,7 +47,7 @@ def test_p5_the_exit_status_of_a_zombie_of_another_user_is_unknown() -> None:
         process = Process(pid, found.ticks)
 
         def status() -> int:
-            """Return the exit code of the zombie, 50 if it is unknown."""
+            """Return the exit code of the zombie, or 50 if the exit code is unknown."""
             read = zombie_status(process)
             return 50 if read is None else os.waitstatus_to_exitcode(read)
 
@@ -54,11 +60,11 @@ def test_p5_the_exit_status_of_a_zombie_of_another_user_is_unknown() -> None:
 
 @pytest.mark.parametrize("variables", [1, 2000])
 def test_a08_the_environment_of_a_process_in_an_exec_is_read(variables: int) -> None:
-    """A08: The environment, which has a job's mark, is read completely right after `posix_spawn`.
+    """A08: The environment of a process is read completely right after `posix_spawn`.
 
-    `posix_spawn` returns before the kernel has set up the environment. Without a wait, about 8 of 100 of these
-    environments are read as empty (2 cores). The more variables, the longer the kernel shows start and end of the
-    environment as equal.
+    `posix_spawn` returns before the kernel has set up the new environment, which contains the marks of a job. Without a
+    wait, about 8 of 100 of these environments are read as empty (on 2 cores). In this time the kernel shows the same
+    address for start and end of the environment; with more variables this time is longer.
     """
     for number in range(300 if variables == 1 else 100):
         environment = {f"MARK{index}": str(number) for index in range(variables)}
@@ -71,7 +77,7 @@ def test_a08_the_environment_of_a_process_in_an_exec_is_read(variables: int) -> 
 
 
 def test_a08_an_exec_that_completed_while_the_reader_was_paused_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A08: An exec that completed while the reading process itself did not run is seen as completed."""
+    """A08: If an exec completes while the reader of the environment does not run, the reader notices this."""
     pid = os.posix_spawn("/bin/sleep", ["sleep", "600"], {"MARK": "1"}, setsid=True)
     looks: list[bytes] = []
 
@@ -95,7 +101,7 @@ def test_a08_an_exec_that_completed_while_the_reader_was_paused_is_noticed(monke
 
 
 def test_a_process_without_an_environment_has_an_empty_one() -> None:
-    """An empty environment is returned for a process started without one, for a zombie, and for an ended process."""
+    """For a process without an environment, a zombie and an ended process, an empty environment is returned."""
     pid = os.posix_spawn("/bin/sleep", ["sleep", "600"], {})
     try:
         assert environment_of(pid) == []

@@ -1,4 +1,4 @@
-"""Tests of tracked commands: words for their states, effects of observations, and the JSON form of a session."""
+"""Tests of tracked commands: the words for their states, the effects of observations, and a session as JSON."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def running() -> Command:
 
 
 def again(session: Session) -> Session:
-    """Return the session after it was written to JSON and read again."""
+    """Return a copy of the session that was written to JSON and read again."""
     return session_of(json.loads(json.dumps(stored(session, "/r", T0 + 9))), session.id)
 
 
@@ -85,9 +85,9 @@ ENDINGS: list[tuple[Observation, str, int | None, int | None, str]] = [
 def test_each_observation_sets_status_exit_code_signal_and_reason(
     observation: Observation, word: str, code: int | None, number: int | None, why: str, begun: bool
 ) -> None:
-    """Each observation gives a command its status, exit code, signal and reason.
+    """Each observation sets the status, exit code, signal and reason of a command.
 
-    This holds for a command that is only claimed, and for one that runs.
+    This holds for a command that is only claimed and for a command that runs.
     """
     command = running() if begun else claimed()
     take(command, observation)
@@ -97,9 +97,9 @@ def test_each_observation_sets_status_exit_code_signal_and_reason(
 
 
 def test_s0_5_skip_errors_skips_failed_commands_but_not_interrupted_ones() -> None:
-    """S0.5: With `skip_errors`, a command that fails gets the status skipped. A command that a user stops does not.
+    """S0.5: With `skip_errors`, a command that fails gets the status skipped.
 
-    A stopped command has the status interrupted.
+    A command that a user stops gets the status interrupted.
     """
     for observation in (Ended(1, 1, 3, None, T0 + 5), NeverRan(1, 1, "no", True, T0 + 5), Lost(1, 1, "no", T0 + 5)):
         command = running()
@@ -114,7 +114,7 @@ def test_s0_5_skip_errors_skips_failed_commands_but_not_interrupted_ones() -> No
 
 
 def test_s0_8_a_command_stopped_before_its_start_is_interrupted_without_a_duration() -> None:
-    """S0.8: A command that is stopped before it began is interrupted and has no duration."""
+    """S0.8: If a command is stopped before it has started, its status is interrupted, and it has no duration."""
     command = claimed()
     stop_asked(command, "interrupted by SIGTERM", T0 + 2)
     take(command, Unclaimed(1, 1))
@@ -125,9 +125,9 @@ def test_s0_8_a_command_stopped_before_its_start_is_interrupted_without_a_durati
 
 
 def test_s0_10_a_late_result_replaces_the_status_lost() -> None:
-    """S0.10: If an attempt counted as lost and its result arrives later, the result counts.
+    """S0.10: If the result of an attempt arrives after the attempt was counted as lost, the result counts.
 
-    The result of an attempt is ignored when the command has a later attempt.
+    If the command has a later attempt, the result of an earlier attempt is ignored.
     """
     command = running()
     take(command, Lost(1, 1, "not to be seen from there", T0 + 3))
@@ -139,7 +139,7 @@ def test_s0_10_a_late_result_replaces_the_status_lost() -> None:
 
 
 def test_s0_10_a_claimed_or_running_command_cannot_be_claimed_again() -> None:
-    """S0.10: A command that is claimed or running cannot be claimed again."""
+    """S0.10: A command that is already claimed, or that runs, cannot be claimed."""
     with pytest.raises(InvalidMove):
         claim(running(), ME, 2, T0 + 3)
     with pytest.raises(InvalidMove):
@@ -147,7 +147,7 @@ def test_s0_10_a_claimed_or_running_command_cannot_be_claimed_again() -> None:
 
 
 def test_s0_12_first_returns_the_first_command_of_a_status() -> None:
-    """S0.12: `first` returns the first command of a status; a new claim clears the results of the last attempt."""
+    """S0.12: `first` returns the first command with this status. A new claim clears the results of the last attempt."""
     session = a_session("a", "b", "c")
     claim(session.commands[0], ME, 1, T0)
     take(session.commands[0], Ended(1, 1, 3, None, T0 + 5))
@@ -162,7 +162,7 @@ def test_s0_12_first_returns_the_first_command_of_a_status() -> None:
 
 
 def test_a_skipped_command_keeps_the_results_of_its_end() -> None:
-    """If an interrupted command is skipped, the exit code, signal, times and reason of its end are kept."""
+    """If an interrupted command is skipped, it keeps the exit code, signal, times and reason of its end."""
     session = a_session("a", "b", "c")
     for command, observation in zip(
         session.commands, (Ended(1, 1, 3, None, T0 + 5), Lost(2, 1, "why", T0 + 5)), strict=False
@@ -175,7 +175,7 @@ def test_a_skipped_command_keeps_the_results_of_its_end() -> None:
 
 
 def test_s0_5_the_last_line_of_run_all_counts_every_command() -> None:
-    """S0.5: The last line of `run-all` counts every command that was run."""
+    """S0.5: The last line of `run-all` counts each command that was run."""
     tally = Tally()
     for code, skip in ((0, False), (1, True), (0, False), (1, False)):
         command = running()
@@ -185,7 +185,7 @@ def test_s0_5_the_last_line_of_run_all_counts_every_command() -> None:
 
 
 def test_s0_3_a_report_has_the_documented_fields_and_a_session_is_read_back_unchanged() -> None:
-    """S0.3: The report has the documented fields, and a session is unchanged after it was written and read."""
+    """S0.3: A report has the documented fields. A session that is written and read again is unchanged."""
     session = a_session("a", "b")
     session.commands[0] = running()
     stop_asked(session.commands[0], "interrupted by SIGINT", T0 + 3)
@@ -199,14 +199,17 @@ def test_s0_3_a_report_has_the_documented_fields_and_a_session_is_read_back_unch
 
 @pytest.mark.parametrize("at", [0.0, T0, T0 + 0.001, T0 + 0.9994, T0 + 0.9996, 1.1])
 def test_times_of_a_session_keep_their_milliseconds(at: float) -> None:
-    """Times keep their milliseconds, however often they are written and read."""
+    """The times of a session keep their milliseconds, however often the session is written and read."""
     session = Session("20261122-091500", "n", at)
     text = utc(again(session).created_at)
     assert text == utc(at) and utc(again(again(session)).created_at) == text
 
 
 def test_a_session_file_of_the_original_program_is_read() -> None:
-    """A file with only the five words as status, written by the original program or by hand, can be read."""
+    """A session file that the original program or a user wrote can be read.
+
+    Its only status words are the five words.
+    """
     words = ["pending", "running", "done", "interrupted", "skipped"]
     commands = [{"id": n, "cmd": "x", "status": word} for n, word in enumerate(words, 1)]
     session = session_of({"name": "n", "created_at": "2026-11-22T09:15:00", "commands": commands}, "20261122-091500")
@@ -215,7 +218,7 @@ def test_a_session_file_of_the_original_program_is_read() -> None:
 
 
 def wrong(**changes: Any) -> dict[str, Any]:
-    """Return the contents of a session file with one command and the given changes, which make it invalid."""
+    """Return the contents of a session file with one command. The given changes make the file invalid."""
     values = stored(a_session("a"), "/r", T0)
     for key, value in changes.items():
         part = values["commands"][0] if key in values["commands"][0] and key not in ("id", "cwd") else values
@@ -254,7 +257,10 @@ def test_s0_14_the_error_for_an_invalid_session_file_names_the_fault(values: obj
 
 
 def test_the_id_of_a_new_session_sorts_last() -> None:
-    """A new session's id sorts last, also if several are created in one second or the clock was set back."""
+    """The id of a new session sorts after all earlier ids.
+
+    This also holds if several sessions are created in one second, or if the clock was set back.
+    """
     assert next_id("20261122-091500", []) == "20261122-091500"
     assert next_id("20261122-091500", ["20261122-091500"]) == "20261122-091500-2"
     assert (

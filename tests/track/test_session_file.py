@@ -1,4 +1,4 @@
-"""Tests of session files: changed under a lock, replaced as a whole, private, and found from subfolders."""
+"""Tests of session files: they are changed under a lock, replaced as a whole, private, and found from subfolders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def files(tmp_path: Path) -> SessionFiles:
 
 
 def test_s0_2_sessions_are_found_in_the_nearest_folder_above(files: SessionFiles, tmp_path: Path) -> None:
-    """S0.2: Sessions are found in the current folder, else in the nearest folder above it."""
+    """S0.2: Sessions are found in the current folder. If it has none, they are found in the nearest folder above it."""
     below = tmp_path / "a" / "b"
     below.mkdir(parents=True)
     with pytest.raises(NoSession):
@@ -38,7 +38,7 @@ def test_s0_2_sessions_are_found_in_the_nearest_folder_above(files: SessionFiles
 
 @pytest.mark.parametrize("mask", [0o000, 0o077, 0o777])
 def test_s0_2_session_files_are_private_under_any_umask(files: SessionFiles, mask: int) -> None:
-    """S0.2: Under any umask the files of a session are private to their owner, who can read and write them."""
+    """S0.2: Under any umask only the owner of a session can read and write the files of the session."""
     before = os.umask(mask)
     try:
         name = files.create("n", T0).id
@@ -55,7 +55,7 @@ def test_s0_2_session_files_are_private_under_any_umask(files: SessionFiles, mas
 
 
 def test_an_unchanged_session_is_not_written(files: SessionFiles) -> None:
-    """The file is not written if nothing changed, or if the change failed."""
+    """The session file is not written if nothing has changed, or if the change has failed."""
     name = files.create("n", T0).id
 
     def written() -> tuple[int, int, int]:
@@ -72,7 +72,10 @@ def test_an_unchanged_session_is_not_written(files: SessionFiles) -> None:
 
 
 def test_s0_9_a_reader_gets_one_complete_file_during_a_change(files: SessionFiles) -> None:
-    """S0.9: The file is replaced, never overwritten: a reader of the old file reads it to the end."""
+    """S0.9: A change replaces the session file and never overwrites it.
+
+    A reader of the old file reads it to its end.
+    """
     name = files.create("n", T0).id
     with open(files.path(name)) as old:
         with files.changing(name) as session:
@@ -84,7 +87,7 @@ def test_s0_9_a_reader_gets_one_complete_file_during_a_change(files: SessionFile
 def test_s0_9_the_error_for_a_busy_session_lock_names_the_cause(
     files: SessionFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S0.9: If another process does not release the lock in time, a change fails with an error that names the cause.
+    """S0.9: If another process holds the lock for too long, a change fails. The error names the cause.
 
     When the lock is released, the next change succeeds.
     """
@@ -102,7 +105,10 @@ def test_s0_9_the_error_for_a_busy_session_lock_names_the_cause(
 
 
 def test_s0_9_a_removed_session_lock_is_created_again(files: SessionFiles) -> None:
-    """S0.9: If the lock file was removed, a new one is created and locked, and nothing waits for the old one."""
+    """S0.9: If the lock file was removed, a change creates and locks a new one.
+
+    It does not wait for the removed file.
+    """
     name = files.create("n", T0).id
     path = os.path.join(files.sessions_dir, "lock")
     with files.changing(name):
@@ -113,9 +119,9 @@ def test_s0_9_a_removed_session_lock_is_created_again(files: SessionFiles) -> No
 
 
 def test_other_files_are_no_sessions_and_existing_folders_reserve_their_id(files: SessionFiles) -> None:
-    """Files whose name is not that of a session are no sessions.
+    """A file whose name is not the name of a session is not read as a session.
 
-    A new session does not get an id for which a folder exists.
+    If the folder of an id exists, a new session gets another id.
     """
     first = files.create("a", T0).id
     second = files.create("b", T0).id
@@ -134,7 +140,7 @@ def test_other_files_are_no_sessions_and_existing_folders_reserve_their_id(files
 
 
 def test_s0_14_a_session_that_is_no_regular_file_is_reported_as_damaged(files: SessionFiles, tmp_path: Path) -> None:
-    """S0.14: A pipe, folder or link in place of the file, or unreadable JSON, raises SessionDamaged without waiting."""
+    """S0.14: A session file that is a pipe, folder, link or invalid JSON raises SessionDamaged without waiting."""
     name = files.create("n", T0).id
     path = Path(files.path(name))
     text = path.read_text()
@@ -168,9 +174,9 @@ def test_a_full_disk_keeps_the_old_session_file(files: SessionFiles, monkeypatch
 
 
 def test_leftover_files_of_killed_trackers_are_removed(files: SessionFiles) -> None:
-    """Leftover files of killed trackers are removed: temporary files by a change, sockets by `make_folder`.
+    """If a tracker was killed, the files that it left are removed. The socket of a living tracker is kept.
 
-    The socket of a living tracker is kept.
+    A change removes temporary files, and `make_folder` removes sockets.
     """
     name = files.create("n", T0).id
     half = Path(files.sessions_dir, f".{name}.json.new-99")
@@ -185,7 +191,7 @@ def test_leftover_files_of_killed_trackers_are_removed(files: SessionFiles) -> N
 
 
 def test_s0_10_only_one_process_at_a_time_has_the_run_all_lock(files: SessionFiles) -> None:
-    """S0.10: One process at a time has the lock of `run-all`; it is free again when the holder has closed it."""
+    """S0.10: Only one process at a time has the lock of `run-all`. The lock is free when this process has closed it."""
     name = files.create("n", T0).id
     with files.running_all(name) as one, files.running_all(name) as two:
         assert one.come() and one.come() and not two.come() and two.whose() == str(os.getpid())

@@ -26,7 +26,7 @@ from scheduler.ts.words import Mistake, read
     ],
 )
 def test_s4_3_options_of_a_new_job_are_parsed_like_getopt(words: str, options: dict[str, str], command: str) -> None:
-    """S4.3: Option letters may be joined, and the value of an option may be joined to it or be the next word.
+    """S4.3: Option letters may be joined. The value of an option may follow it directly, or be the next word.
 
     The words of the job's command are not changed.
     """
@@ -64,9 +64,9 @@ def test_s4_3_options_of_a_new_job_are_parsed_like_getopt(words: str, options: d
     ],
 )
 def test_s4_4_actions_are_parsed_with_and_without_a_value(words: str, action: str, value: str | None) -> None:
-    """S4.4: Actions have short or long names and optional values.
+    """S4.4: An action has a short or a long name, and may have a value.
 
-    Of several actions, the last one counts. Without an action, `-l` is the action.
+    If several actions are given, the last action counts. If no action is given, the action is `-l`.
     """
     typed = read(words.split())
     assert (typed.action, typed.value, typed.command) == (action, value, [])
@@ -87,6 +87,9 @@ def test_s4_4_actions_are_parsed_with_and_without_a_value(words: str, action: st
     ],
 )
 def test_s4_7_mistakes_are_reported_in_the_words_of_the_original(words: str, said: str) -> None:
-    """S4.7: Unknown options, missing or superfluous values and a missing command give the original's messages."""
+    """S4.7: For a mistake, the program prints the message of the original `ts`.
+
+    Mistakes are unknown options, missing or superfluous values, and a missing command.
+    """
     with pytest.raises(Mistake, match=f"^{said.replace('.', '[.]')}$"):
         read(words.split())

@@ -1,7 +1,8 @@
 """Golden tests of printed output: piped, on terminals of 100 and 20 columns, in colour, and in a C locale.
 
-The store is from a real scheduler; times, pids and paths in it are replaced by fixed ones. After an intended change of
-the output run ``GPUJOB_GOLDEN=write pytest tests/views/test_golden.py`` and review ``git diff tests/views/golden``.
+A real scheduler has written the store. Then its times, pids and paths were replaced by fixed values. If a change of the
+output is intended, run ``GPUJOB_GOLDEN=write pytest tests/views/test_golden.py``, and check the new texts with ``git
+diff tests/views/golden``.
 """
 
 from __future__ import annotations
@@ -50,18 +51,18 @@ ESCAPE = "\x1b"
 
 
 class House:
-    """The folder of a scheduler that has ended, but seems to run.
+    """The folder of a scheduler that has ended. To commands, the scheduler seems to run.
 
-    A lock is held as by a daemon, and `daemon.json` is rewritten.
+    The test holds the daemon's lock and writes `daemon.json`.
     """
 
     def __init__(self, scheduler: Scheduler, session: str) -> None:
         self.s, self.session = scheduler, session
 
     def _set_clock(self, verb: str) -> None:
-        """Set the start times of the daemon and of the running job before a verb prints them.
+        """Set the start times of the daemon and of the running job, just before a verb prints them.
 
-        For `show`, the job's time is fixed, because it is printed; otherwise the times are AGO_S seconds ago.
+        These times are AGO_S seconds ago. But for `show`, which prints the job's start time, this time is a fixed one.
         """
         now = time.time()
         info = {"pid": 4711, "started_at": now - AGO_S, "runner": "screen"}
@@ -73,7 +74,7 @@ class House:
             store.commit()
 
     def _same(self, text: str) -> str:
-        """Return the text with the parts that differ from run to run replaced by fixed ones of the same width."""
+        """Return the text with fixed parts of the same width in place of those that differ from run to run."""
         folder = str(self.s.folder)
         text = text.replace(folder, "/srv/gpujob".ljust(len(folder), "-")).replace(
             self.session.split(".")[0] + ".", "PID."
@@ -109,9 +110,9 @@ class House:
 
 @pytest.fixture(scope="module")
 def house() -> Iterator[House]:
-    """Return a folder with GPU 1 paused and eight jobs: 1 and 3 done, 2 failed, 4 running, 8 cancelled, 5 to 7 waiting.
+    """Yield a folder with eight jobs: 1 and 3 done, 2 failed, 4 running, 8 cancelled, 5 to 7 waiting. GPU 1 is paused.
 
-    Job 5 waits for a free GPU, job 6 for a dependency, job 7 for its script.
+    Job 5 waits for a free GPU, job 6 for a dependency, and job 7 for its script.
     """
     folder = Path(tempfile.mkdtemp(prefix="gj", dir="/tmp"))
     s = Scheduler(folder, 2)
@@ -157,7 +158,7 @@ def house() -> Iterator[House]:
 
 
 def _fix(s: Scheduler, session: str) -> None:
-    """Set the values in the store that differ from run to run (times, pids, log names, interpreter) to fixed ones."""
+    """Set values in the store that differ from run to run to fixed values: times, pids, log names, interpreter."""
     with contextlib.closing(sqlite3.connect(s.folder / ".gpujob" / "store.db")) as store:
         store.execute("UPDATE jobs SET submitted_at=?+id", (THEN,))
         for job, argv, log in store.execute("SELECT id, argv, log FROM jobs WHERE argv!=''").fetchall():
@@ -178,7 +179,10 @@ def _fix(s: Scheduler, session: str) -> None:
 
 
 def golden(name: str, text: str) -> None:
-    """Assert that the text equals the golden file of this name; with GPUJOB_GOLDEN=write, write the file first."""
+    """Assert that the text equals the golden file with this name.
+
+    With GPUJOB_GOLDEN=write, first write the text to it.
+    """
     path = GOLDEN / f"{name}.txt"
     shown = text.replace(ESCAPE, "<ESC>")
     if WRITE:
@@ -202,7 +206,7 @@ def test_k09_piped_output_equals_the_golden_file_without_colours(house: House, v
 @pytest.mark.parametrize("columns", [100, 20])
 @pytest.mark.parametrize("verb", VERBS)
 def test_k09_no_line_is_wider_than_the_terminal(house: House, verb: str, columns: int) -> None:
-    """K09: No line takes more columns than the terminal has; wide characters count as two."""
+    """K09: No line is wider than the terminal. A wide character takes two columns."""
     text = house.on_terminal(columns, *VERBS[verb], NO_COLOR="1")
     golden(f"{verb}.{columns}", text)
     assert harmless(text)
@@ -211,7 +215,7 @@ def test_k09_no_line_is_wider_than_the_terminal(house: House, verb: str, columns
 
 
 def test_k09_at_twenty_columns_ids_and_states_are_shown_whole(house: House) -> None:
-    """K09: On a terminal of 20 columns, ids and states of jobs and GPUs are shown whole."""
+    """K09: On a terminal of 20 columns, the ids and states of jobs and GPUs are not cut."""
     text = house.on_terminal(20, "jobs", NO_COLOR="1")
     for number, state in enumerate("done failed done running pending pending pending cancelled".split(), 1):
         assert re.search(rf"^{number} +{state}", text, re.M)
@@ -221,7 +225,10 @@ def test_k09_at_twenty_columns_ids_and_states_are_shown_whole(house: House) -> N
 
 @pytest.mark.parametrize("verb", ["status", "jobs", "show-done", "why-failed", "why-running"])
 def test_k09_colours_do_not_change_the_words_on_a_terminal(house: House, verb: str) -> None:
-    """K09: A terminal shows colours unless NO_COLOR is set; without colours the words are the same."""
+    """K09: On a terminal the output has colours unless NO_COLOR is set.
+
+    The words are the same with and without colours.
+    """
     text = house.on_terminal(100, *VERBS[verb])
     golden(f"{verb}.colour", text)
     assert ESCAPE in text and harmless(text.replace(ESCAPE, ""))
@@ -249,7 +256,10 @@ def test_k09_errors_and_help_are_ascii_in_a_c_locale(house: House) -> None:
 
 @pytest.mark.smoke
 def test_k09_the_error_for_a_mistyped_word_names_the_most_similar_one(house: House) -> None:
-    """K09: A mistyped verb, option, state or label gives one line, which names a similar known word if there is one."""
+    """K09: For a mistyped verb, option, state or label, one line is printed.
+
+    If a known word is similar, it is named.
+    """
     lines = [
         f"{' '.join(words)}\n{house.piped(*words)}"
         for words in (
@@ -264,7 +274,10 @@ def test_k09_the_error_for_a_mistyped_word_names_the_most_similar_one(house: Hou
 
 @pytest.mark.parametrize("verb", ["status", "jobs", "show-done"])
 def test_k09_a_closed_pipe_is_no_error(house: House, verb: str) -> None:
-    """K09: A pipe that its reader closes early, as in `gpujob jobs | head -1`, gives exit code 0 and no message."""
+    """K09: If the reader of a pipe closes it early, as in `gpujob jobs | head -1`, the exit code is 0.
+
+    No message is printed.
+    """
     words = " ".join(VERBS[verb])
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {sys.executable} -m scheduler {words} | head -c 1"], cwd=house.s.folder,

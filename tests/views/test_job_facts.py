@@ -1,4 +1,4 @@
-"""Tests of the facts of a job that `show` and the web page show."""
+"""Tests of the facts about a job that `show` and the web page show."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nc2VjcmV0\nbW9yZSBvZiBpdA==\n-----END
 
 
 def test_a_secret_of_several_lines_is_masked_completely() -> None:
-    """S15: A secret of several lines is masked as a whole, also in `show`, which prints line by line."""
+    """S15: A secret of several lines is masked completely, also in `show`, which prints a text line by line."""
     job = Job(1, JobSpec(arguments=("true",), info=f"first line\n{KEY}\nlast line"), ResourceRequest(0, 0))
     for text in ("\n".join(_facts(job, None)), "\n".join(fact.text for fact in job_facts(job))):
         assert "first line" in text and "last line" in text
@@ -19,9 +19,9 @@ def test_a_secret_of_several_lines_is_masked_completely() -> None:
 
 
 def test_a_commands_file_job_shows_the_command_that_ran() -> None:
-    """The facts of a job of a commands file show the command that was run.
+    """For a job of a commands file, the facts contain the command that was run.
 
-    If `{gpus}` was replaced in it, the facts also show the command as it was written.
+    If `{gpus}` was replaced in the command, the facts also contain the command as it was written.
     """
     spec = JobSpec(source="commands", arguments=("sh", "-c", "python t.py --gpu {gpus}"))
     job = Job(1, spec, ResourceRequest(1, 1000), state=JobState.RUNNING, argv=("sh", "-c", "python t.py --gpu 1"))

@@ -69,15 +69,15 @@ def test_a_type_without_a_json_equivalent_is_refused() -> None:
 
 
 def written(pattern: str, *folders: str) -> set[str]:
-    """Return each text that a group of ``pattern`` matches in the source files of these folders of the program."""
+    """Return the texts that the groups of ``pattern`` match in the Python files of these folders of the program."""
     texts = [path.read_text() for folder in folders for path in (ROOT / "scheduler" / folder).rglob("*.py")]
     return {found for text in texts for found in re.findall(pattern, text)}
 
 
 def test_the_schema_lists_every_event_kind_reason_code_and_state_of_the_program() -> None:
-    """Each event kind, reason code and state that the program writes is a choice of the published schema.
+    """Each event kind, reason code and state that the program writes is listed in the published schema.
 
-    A reader that validates its input would refuse any other word.
+    If the schema lacked one of these words, a reader that validates its input would refuse it.
     """
     kinds = written(r"changed\(\s*job,\s*\"(\w+)\"", "core") | written(
         r"\bEvent\([^\"()]*(?:\(\))?[^\"()]*\"(\w+)\"", "core", "runners"

@@ -1,4 +1,4 @@
-"""Tests of the output of jobs that a scheduler prints on its terminal."""
+"""Tests of the output of jobs, as the scheduler prints it on its terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from tests.stories.harness import wait_for
 
 
 def test_an_unfinished_line_is_not_joined_with_output_after_a_truncation(tmp_path: Path) -> None:
-    """If a log is truncated, the unfinished last line before that is a line of its own."""
+    """If a log is truncated while its last line is unfinished, this line is printed as a line of its own.
+
+    Output after the truncation begins on a new line.
+    """
     log = tmp_path / "1.log"
     log.write_text("first\nhalf a li")
     shown: list[str] = []

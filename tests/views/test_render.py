@@ -30,7 +30,7 @@ KEYS = (
 
 @pytest.fixture(autouse=True, scope="module")
 def in_utf8() -> Iterator[None]:
-    """Set a UTF-8 locale, since the output depends on the locale."""
+    """Set a UTF-8 locale, because the output depends on the locale."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LC_ALL", "C.UTF-8")
         yield
@@ -57,7 +57,7 @@ def a_job(**values: object) -> Job:
 @given(rows=st.lists(st.lists(TEXT, min_size=3, max_size=3), max_size=5))
 @example(rows=[["\x1b[31m", "\x85", "\x7f"]])
 def test_a_table_contains_no_control_characters(rows: list[list[str]]) -> None:
-    """C14: No cell of a table puts control characters or bidirectional marks on the terminal."""
+    """C14: A table contains no control characters and no bidirectional marks, whatever its cells contain."""
     lines = render.table(("A", "B", "C"), rows)
     assert len(lines) == len(rows) + 1
     assert not any(plays_the_terminal(line) for line in lines)
@@ -72,7 +72,7 @@ def test_table_columns_are_aligned_and_piped_cells_are_not_cut() -> None:
 
 @given(st.text())
 def test_safe_escapes_control_characters_and_keeps_other_text(text: str) -> None:
-    """C14: `safe` escapes control characters and leaves every other text unchanged."""
+    """C14: `safe` escapes control characters and leaves all other characters unchanged."""
     shown = render.safe(text)
     assert not plays_the_terminal(shown)
     if not plays_the_terminal(text):
@@ -80,7 +80,7 @@ def test_safe_escapes_control_characters_and_keeps_other_text(text: str) -> None
 
 
 def test_safe_text_can_be_encoded_as_utf8() -> None:
-    """P3: The result of `safe` can be encoded as UTF-8 even if the bytes of a file name were not UTF-8."""
+    """P3: The result of `safe` can be encoded as UTF-8, also for a file name whose bytes are not UTF-8."""
     render.safe("/tmp/jos\udce9").encode("utf-8")
 
 
@@ -88,7 +88,7 @@ def test_safe_text_can_be_encoded_as_utf8() -> None:
 def test_status_prints_no_control_characters(
     label: str, word: str, reason: str, log: str, refused: str, name: str
 ) -> None:
-    """C14: No label, word, reason, log or name in `status` controls the terminal or starts a new line."""
+    """C14: Labels, words, reasons, log paths and names in `status` cannot control the terminal or start a new line."""
     waiting = a_job(spec=JobSpec(arguments=(word,), label=label))
     running = a_job(spec=JobSpec(script="/" + word), state=JobState.RUNNING, gpus=(0,), log=log, started_at=1.0)
     ended = a_job(spec=JobSpec(arguments=(word,)), state=JobState.FAILED, outcome=Outcome.EXIT, exit_code=1, log=log)
@@ -125,12 +125,12 @@ def test_a_job_in_json_has_all_keys_of_the_contract() -> None:
 
 
 def test_a_job_in_json_has_only_documented_keys() -> None:
-    """Contract 6: A job in JSON has only the keys of the contract, `notes` and `interpreter`."""
+    """Contract 6: A job in JSON has the keys of the contract, `notes` and `interpreter`, and no other keys."""
     assert sorted(render.job_json(a_job())) == sorted([*KEYS, "notes", "interpreter"])
 
 
 def test_unknown_values_of_a_waiting_job_are_null_in_json() -> None:
-    """Contract 6: Values of a waiting job that are not known yet are null."""
+    """Contract 6: In the JSON of a waiting job, values that are not known yet are null."""
     value = render.job_json(a_job(), Reason("no-room", "full"))
     for key in (
         "outcome",
@@ -154,7 +154,7 @@ def test_unknown_values_of_a_waiting_job_are_null_in_json() -> None:
 def test_a_running_job_in_json_shows_the_command_with_added_options() -> None:
     """Contract 6: In the JSON of a running job, `command` includes the options that the scheduler added.
 
-    The exit code, signal and end time of an earlier attempt are not shown.
+    The exit code, signal and end time of an earlier attempt are not included.
     """
     value = render.job_json(
         a_job(
@@ -173,7 +173,7 @@ def test_a_running_job_in_json_shows_the_command_with_added_options() -> None:
 
 
 def test_an_ended_job_in_json_has_outcome_exit_code_times_and_failure() -> None:
-    """Contract 6: An ended job has outcome, exit code, times and the cause of its failure."""
+    """Contract 6: The JSON of an ended job has its outcome, its exit code, its times and the cause of its failure."""
     value = render.job_json(
         a_job(
             state=JobState.FAILED, outcome=Outcome.EXIT, exit_code=3, started_at=2.0, finished_at=3.0, process=Process(7, 1),
@@ -190,7 +190,7 @@ def test_an_ended_job_in_json_has_outcome_exit_code_times_and_failure() -> None:
 def test_a_successful_job_with_an_out_of_memory_log_is_marked() -> None:
     """B22: A job that exits with 0 has no failure.
 
-    If its log shows an out-of-memory error, "(oom?)" is added to its end.
+    If its log shows an out-of-memory error, `(oom?)` is added to its exit code.
     """
     job = a_job(
         state=JobState.DONE, outcome=Outcome.EXIT, exit_code=0, log_finding=Failure("oom", "CUDA out of memory")
@@ -199,7 +199,7 @@ def test_a_successful_job_with_an_out_of_memory_log_is_marked() -> None:
 
 
 def test_a_command_in_json_is_its_list_of_words() -> None:
-    """Contract 6: `command` is the list of words; the command of a commands file is ["sh", "-c", TEXT]."""
+    """Contract 6: `command` is a list of words. For a line of a commands file it is ["sh", "-c", TEXT]."""
     value = render.job_json(a_job(spec=JobSpec(source="commands", arguments=("sh", "-c", "echo hi"))))
     assert value["command"] == value["arguments"] == ["sh", "-c", "echo hi"]
     assert value["script"] is None
@@ -223,7 +223,7 @@ def test_status_counts_the_ended_jobs_that_it_does_not_show() -> None:
 
 @given(word=st.text(max_size=10) | st.just("\udcff"), state=st.sampled_from(JobState))
 def test_any_job_is_one_ascii_json_value(word: str, state: JobState) -> None:
-    """Contract 6, C14: Every job is one JSON value in ASCII, whatever its words are."""
+    """Contract 6, C14: Any job, whatever its words are, is printed as one JSON value in ASCII."""
     text = json.dumps(render.job_json(a_job(spec=JobSpec(arguments=(word,), label=word), state=state)))
     assert json.loads(text)["arguments"] == [word]
     assert text.isascii() and not plays_the_terminal(text)
@@ -306,7 +306,7 @@ def test_the_error_for_an_invalid_size_shows_a_valid_one(text: str) -> None:
     [(4, "4 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (273600, "3 d 4 h"), (-5, "0 s"), (59.9, "59 s")],
 )
 def test_durations_are_printed_with_at_most_two_units(seconds: float, text: str) -> None:
-    """Contract 6: Durations are printed with at most two units; a negative one is 0 s."""
+    """Contract 6: A duration is printed with at most two units. A negative duration is printed as 0 s."""
     assert span_text(seconds) == text
 
 
@@ -314,5 +314,8 @@ def test_durations_are_printed_with_at_most_two_units(seconds: float, text: str)
     ("seconds", "text"), [(None, None), (0.0, "1970-01-01T00:00:00.000Z"), (1e9 + 0.9999, "2001-09-09T01:46:40.999Z")]
 )
 def test_times_are_printed_in_utc_with_milliseconds(seconds: float | None, text: str | None) -> None:
-    """Contract 6: Times are printed in UTC with milliseconds, cut and not rounded; None stays None."""
+    """Contract 6: Times are printed in UTC with milliseconds. Smaller parts are cut off, not rounded.
+
+    None stays None.
+    """
     assert render.maybe_utc(seconds) == text

@@ -1,4 +1,4 @@
-"""Tests of text widths, cuts and folds in terminal columns, and of the characters that a locale can show."""
+"""Tests of how wide a text is in terminal columns, how it is cut and folded, and which characters a locale can show."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def in_utf8() -> Iterator[None]:
 
 @given(TEXT)
 def test_k09_wide_characters_count_two_columns_and_combining_ones_none(text: str) -> None:
-    """K09: A CJK character counts as two columns, a combining accent as none."""
+    """K09: A CJK character takes two columns, and a combining accent takes none."""
     assert terminal.cells(text) == cell_len(text)
 
 
@@ -35,7 +35,10 @@ def test_k09_wide_characters_count_two_columns_and_combining_ones_none(text: str
 @example("训练", 1)
 @example("训练", 3)
 def test_k09_a_cut_text_fits_the_width(text: str, most: int) -> None:
-    """K09: A text that fits stays unchanged; a longer one is cut to the width, with "…" for the missing text."""
+    """K09: A text that fits the width stays unchanged.
+
+    A longer text is cut to the width, with "…" for the missing part.
+    """
     for made in (terminal.cut(text, most), terminal.shortened(text, most)):
         assert cell_len(made) <= most
         assert made == text or cell_len(text) > most
@@ -46,7 +49,7 @@ def test_k09_a_cut_text_fits_the_width(text: str, most: int) -> None:
 @example("a" * 50, 20, 14)
 @example("   " + "a" * 50, 20, 4)
 def test_k09_a_folded_text_fits_the_width_and_loses_no_character(text: str, most: int, indent: int) -> None:
-    """K09: The lines of a folded text fit the width, and no character except blanks is lost."""
+    """K09: Each line of a folded text fits the width. No character is lost, except blanks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(terminal, "width", lambda: most)
         lines = terminal.folded(text, indent)
@@ -55,7 +58,7 @@ def test_k09_a_folded_text_fits_the_width_and_loses_no_character(text: str, most
 
 
 def test_k09_a_long_word_is_folded_quickly() -> None:
-    """K09: A word of a million characters is folded quickly; one argument of a job may have 131,071 bytes."""
+    """K09: A word of a million characters is folded quickly. A single argument of a job may have 131,071 bytes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(terminal, "width", lambda: 20)
         assert len(terminal.folded("x " + "y" * 1_000_000, 2)) == 1 + -(-1_000_000 // 18)
@@ -76,10 +79,7 @@ def test_k09_a_long_word_is_folded_quickly() -> None:
     ],
 )
 def test_k09_the_locale_decides_which_characters_are_shown(environ: dict[str, str], found: str) -> None:
-    """K09: The locale decides which characters are shown.
-
-    If Python has set LC_CTYPE itself, this variable is ignored.
-    """
+    """K09: The locale decides which characters are shown. If Python itself has set LC_CTYPE, LC_CTYPE is ignored."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG", "PYTHON"))}
     code = (
         "import sys; from scheduler.system import terminal_text as t; t.prepare(sys.stdout)\n"

@@ -1,4 +1,4 @@
-"""Fixtures for tests of the warm process: a caller with a folder, an environment and a warm process of its own."""
+"""Fixtures for tests of the warm process: a caller that has its own folder, environment and warm process."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ entry()
 
 
 class Caller:
-    """A user in a folder, whose commands use the warm process of a runtime folder.
+    """A user whose commands run in one folder, and use the warm process of one runtime folder.
 
-    ``command``: a command line that waits until the warm process answers; ``plain``: the command line of users, which
-    runs without the warm process if no answer comes within a short time.
+    ``command``: a command line that waits until the warm process answers. ``plain``: the command line of ordinary
+    users; if the warm process does not answer soon, the command runs without it.
     """
 
     def __init__(self, folder: Path, runtime: Path) -> None:
@@ -72,7 +72,10 @@ class Caller:
         self.probe = f"exec {sys.executable} {folder}/probe.py {folder}/WORLD"
 
     def begin(self, *words: str, **more: Any) -> subprocess.Popen[bytes]:
-        """Start a command and return its process. ``more``: arguments of Popen, which replace the usual ones."""
+        """Start a command and return its process.
+
+        ``more``: arguments for Popen, which override the defaults of this method.
+        """
         usual: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen([*self.command, *words], **{**usual, "cwd": self.folder, "env": self.environ, **more})
 
@@ -100,13 +103,13 @@ class Caller:
         return found
 
     def warm(self) -> int:
-        """Run a command, wait until the warm process that it started listens, and return the pid of that process."""
+        """Run a command that starts a warm process. Wait until the warm process listens, and return its pid."""
         self.run("--version")
         (pid,) = wait_for(self.servers, "a warm process")
         return int(pid)
 
     def end(self) -> None:
-        """End the server of `ts`, if a command started it, and the warm processes."""
+        """End the warm processes. If a command has started the server of `ts`, end this server too."""
         if (self.folder / ".local" / "state" / "gpujob" / "ts").exists():
             assert self.ordinary("ts", "-K").returncode == 0
         for pid in self.servers():
@@ -116,7 +119,10 @@ class Caller:
 
 @contextlib.contextmanager
 def _caller_in(folder: Path) -> Iterator[Caller]:
-    """Yield a caller in a folder. Its runtime folder has a short name, since a socket's path must be short."""
+    """Yield a caller in a folder.
+
+    The caller's runtime folder has a short path, because the path of a socket must be short.
+    """
     found = Caller(folder, Path(tempfile.mkdtemp(prefix="gjw", dir="/tmp")))
     try:
         yield found

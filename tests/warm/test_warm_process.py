@@ -32,7 +32,7 @@ def forked(caller: Caller, **more: Any) -> bool:
 
 
 def seen(caller: Caller, **more: Any) -> dict[str, Any]:
-    """Run `submit` with the probe program as its info command; return what the probe found out about the fork."""
+    """Run `submit` with an info command that writes facts about its process to a file. Return these facts."""
     ran = caller.run("submit", "--info-command", caller.probe, "--", "true", **more)
     assert ran.returncode == 0, ran
     found: dict[str, Any] = json.loads((caller.folder / "WORLD").read_text())
@@ -64,7 +64,10 @@ def test_a_forked_command_prints_and_returns_the_same_as_an_ordinary_one(shared:
 
 @pytest.mark.parametrize("words", [["wait", "1"], ["logs", "-f", "1"], ["status", "--watch"], ["submit", "-f", "true"]])
 def test_a_command_run_again_outside_its_fork_prints_its_notes_once(shared: Caller, words: list[str]) -> None:
-    """A command that runs again in the process of its caller prints no note twice, here that of an unreadable file."""
+    """Some commands run first in a fork and then again in the process of the caller. They print each note only once.
+
+    The note in this test is that of an unreadable file.
+    """
     folder = shared.folder / "unreadable"
     folder.mkdir(exist_ok=True)
     (folder / "config.yaml").write_text("a: [")
@@ -104,7 +107,7 @@ def test_completions_come_from_the_warm_process(shared: Caller) -> None:
 
 
 def test_s4_2_a_command_imports_only_the_client_before_its_fork(caller: Caller) -> None:
-    """S4.2: Before a command runs in a fork, its own process has imported only the client and no slow module."""
+    """S4.2: Before a command runs in a fork, the caller's process has imported only the client, and no slow module."""
     caller.environ["PYTHONPROFILEIMPORTTIME"] = "1"
     caller.run("submit", "--", "true")
     caller.run("ts", "true")
@@ -152,7 +155,10 @@ WORLDS: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_forked_command_has_the_process_properties_of_its_caller(shared: Caller, world: str) -> None:
-    """A fork has the caller's umask, limits, nice value, CPUs, signals, folder, environment and descriptors."""
+    """A fork has the properties of its caller's process.
+
+    These are the umask, limits, nice value, CPUs, signals, folder, environment and descriptors.
+    """
     (shared.folder / "other").mkdir(exist_ok=True)
     environ = {**shared.environ, "SECRET": "an\udcffy\nthing", "EMPTY": "", "TZ": "Asia/Tokyo"}
     here = {"env": environ, "preexec_fn": WORLDS[world]}
@@ -169,7 +175,10 @@ def test_a_forked_command_shows_times_in_the_time_zone_of_its_caller(shared: Cal
 
 
 def test_the_warm_process_keeps_no_descriptors_or_variables_of_its_first_caller(caller: Caller) -> None:
-    """The warm process holds no lock that its first caller passed on, and no secret of that caller's environment."""
+    """The warm process keeps no lock and no environment variable of the caller that started it.
+
+    A lock would stay held, and a variable may contain a secret.
+    """
     lock = caller.folder / "lock"
     with lock.open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
@@ -195,7 +204,10 @@ def test_callers_with_other_startup_variables_get_another_warm_process(caller: C
 
 @pytest.fixture
 def staying(caller: Caller) -> Iterator[subprocess.Popen[bytes]]:
-    """Yield a forked `submit` that waits for its running --info-command, which ends when the file `go` exists."""
+    """Yield a `submit` that runs in a fork and waits for its --info-command.
+
+    The --info-command ends when the file `go` exists.
+    """
     ignored = [number for number in ENDING if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:  # set if the tests run under nohup or in the background; the command would inherit it
         signal.signal(number, signal.SIG_DFL)
@@ -215,12 +227,12 @@ def staying(caller: Caller) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def errors_of(caller: Caller) -> str:
-    """Return what the command of `staying` has printed on stderr."""
+    """Return what the `submit` of the fixture `staying` has printed on stderr."""
     return (caller.folder / "errors").read_text()
 
 
 def command_of(caller: Caller) -> int:
-    """Return the pid of the forked process that runs the command of `staying`."""
+    """Return the pid of the fork that runs the `submit` of the fixture `staying`."""
     return int((caller.folder / "began").read_text())
 
 
@@ -268,9 +280,9 @@ def test_a_killed_forked_command_ends_its_caller_with_the_same_signal(
 def test_a_killed_warm_process_is_reported_and_the_next_command_runs(
     caller: Caller, staying: subprocess.Popen[bytes]
 ) -> None:
-    """If the warm process is killed, its running command fails with an error that refers to `gpujob status`.
+    """If the warm process is killed, the command in its fork fails with an error that refers to `gpujob status`.
 
-    The next command runs without the warm process, and starts another one.
+    The next command runs without a warm process, and starts a new one.
     """
     (server,) = caller.servers()
     pid = command_of(caller)
@@ -311,7 +323,7 @@ def test_a_stopped_warm_process_does_not_delay_commands(caller: Caller) -> None:
 
 @pytest.fixture
 def copied(caller: Caller) -> Path:
-    """Let the caller use a copy of the program; return the folder of the package."""
+    """Let the caller use a copy of the program. Return the package folder of this copy."""
     found = shutil.copytree(Path(caller.environ["PYTHONPATH"], "scheduler"), caller.folder / "lib" / "scheduler")
     caller.environ["PYTHONPATH"] = str(found.parent)
     return found
@@ -320,7 +332,7 @@ def copied(caller: Caller) -> Path:
 def test_a_changed_program_gets_a_new_warm_process(
     copied: Path, caller: Caller, staying: subprocess.Popen[bytes]
 ) -> None:
-    """After a file of the program has changed, new commands run the new program; running commands continue."""
+    """If a file of the program changes, new commands run the changed program. Running commands continue."""
     (before,) = caller.servers()
     init = copied / "__init__.py"
     init.write_text(init.read_text().replace("__version__ = ", "__version__ = 'new' + "))
@@ -342,7 +354,7 @@ def test_a_runtime_folder_that_other_users_can_enter_is_not_used(caller: Caller)
 
 
 def test_an_invalid_answer_on_the_socket_does_not_delay_a_command(caller: Caller) -> None:
-    """If another process answers the request with invalid data, the command runs without the warm process."""
+    """If another process answers on the socket with invalid data, the command runs without the warm process."""
     os.kill(caller.warm(), signal.SIGKILL)
     caller.command = caller.plain
     (path,) = [path for path in (caller.runtime / "gpujob").iterdir() if path.suffix == ""]
@@ -371,7 +383,7 @@ def test_the_warm_process_survives_invalid_requests(caller: Caller, data: bytes)
 
 
 def test_a_command_with_a_descriptor_path_argument_runs_without_a_fork(caller: Caller) -> None:
-    """A command with an argument such as ``<(…)`` runs without a fork, which would not have the descriptor."""
+    """A command with an argument such as ``<(…)`` does not run in a fork: the fork would not have the descriptor."""
     caller.warm()
     (caller.folder / "other.yaml").write_text("nonsense: 1\n")
     with (caller.folder / "other.yaml").open() as stream:
@@ -398,7 +410,10 @@ def test_an_idle_warm_process_ends_and_removes_its_socket(caller: Caller) -> Non
 
 
 def test_a_warm_process_whose_socket_was_removed_ends(caller: Caller) -> None:
-    """The warm process ends when its runtime folder is removed. The system removes it after the user's last session."""
+    """The warm process ends when its runtime folder is removed.
+
+    The system removes the runtime folder when the user's last session ends.
+    """
     caller.warm()
     caller.end()
     program = (
@@ -417,6 +432,9 @@ def test_a_warm_process_whose_socket_was_removed_ends(caller: Caller) -> None:
 
 
 def test_a_job_starts_no_warm_process(caller: Caller) -> None:
-    """A command in a job starts no warm process, which would outlive the job and keep the GPU allocated."""
+    """A gpujob command that runs in a job starts no warm process.
+
+    The warm process would outlive the job, and the GPU would stay allocated.
+    """
     caller.run("--version", env={**caller.environ, "GPUJOB_ID": "1"})
     assert caller.servers() == [] and not (caller.runtime / "gpujob").exists()

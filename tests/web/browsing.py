@@ -1,4 +1,7 @@
-"""Runs a real browser on a real page; a test fails on console errors, dialogs and requests to other hosts."""
+"""Runs a real browser on a real page.
+
+A test fails if the browser reports a console error, a dialog or a request to another host.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ def artefacts() -> Path:
 class Lab:
     """A scheduler with three fake GPUs, its web page, and a browser.
 
-    `context` gives browser contexts that are signed in.
+    `context` yields a browser context that is signed in, unless ``signed_in`` is False.
     """
 
     def __init__(self, folder: Path, browser: Browser) -> None:
@@ -138,7 +141,7 @@ class Lab:
         assert not wrong, wrong
 
     def sign_in(self) -> None:
-        """Sign in with the form, and keep the cookie for the contexts that follow."""
+        """Sign in with the form. Keep the cookie for later browser contexts."""
         with self.context(signed_in=False) as context:
             tab = context.new_page()
             tab.goto(self.page.url)

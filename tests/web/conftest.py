@@ -32,9 +32,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 @pytest.fixture
 def pages(tmp_path: Path) -> Iterator[Callable[[], Page]]:
-    """Return a function that creates pages, each in a new folder in which no scheduler runs.
+    """Return a function that creates a page in a new folder. No scheduler runs in this folder.
 
-    After the test, the pages and the schedulers in these folders are ended.
+    After the test, all pages and the schedulers in their folders are ended.
     """
     made: list[Page] = []
 

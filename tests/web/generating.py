@@ -25,7 +25,8 @@ def map_path_parameters(context: Any, path_parameters: Any) -> Any:
 def map_body(context: Any, body: Any) -> Any:
     """Return the body of a request in a form that runs no program and uses no file outside the test's folder.
 
-    Programs are replaced by ones that do not exist, paths by the test's folder, and some keys are removed.
+    The names of programs are replaced by names of programs that do not exist. Paths are replaced by the test's folder.
+    Some keys are removed.
     """
     if not isinstance(body, dict):
         return body

@@ -102,9 +102,10 @@ class Lived:
         (folder / "prepare.sh").chmod(0o755)
 
     def live(self, remembering: bool = False) -> Lived:
-        """Run the past jobs to their end, and start the current ones.
+        """Run the jobs of the past half day to their end, and start the jobs that shall run now.
 
-        ``remembering``: also write a history of GPU readings.
+        The past jobs run for seconds; then their recorded times are stretched to hours. ``remembering``: also write a
+        history of GPU readings.
         """
         self.s.start()
         self.s.append(*FIRST.splitlines())
@@ -152,7 +153,7 @@ class Lived:
         return self
 
     def readings(self) -> None:
-        """Set the fake GPUs to show the running jobs' processes and a foreign process, and pause GPU 3."""
+        """Pause GPU 3. Let the fake GPUs show the processes of the running jobs and a foreign process."""
         self.foreign_process = subprocess.Popen(["sleep", "3600"], env={}, start_new_session=True)
         running = self.s.rows("SELECT gpus, pid FROM jobs WHERE state='running' AND gpus != '' AND id < 24")
         used = dict.fromkeys(UUIDS, IDLE_MIB)
@@ -175,7 +176,10 @@ class Lived:
         self.s.cli("pause", "3")
 
     def remember(self) -> None:
-        """Write one day of history, calculated from the recorded jobs; readings before the first job are invented."""
+        """Write one day of history. It is calculated from the recorded jobs.
+
+        The values before the first job are invented.
+        """
         from scheduler.core.history import Batch
         from scheduler.store.history_db import HistoryFile
 

@@ -60,7 +60,8 @@ class Page:
     def start(self, *words: str, ready: bool = True, under: Sequence[str] = (), **environ: str) -> Page:
         """Start the process. Unless ``ready`` is False, wait for its first line, which contains the address.
 
-        ``under``: words of a command that runs the process in a new interpreter.
+        ``under``: a command that runs the process, such as strace with its options. If ``under`` is given, the process
+        runs in a new interpreter.
         """
         port = () if "--port" in words else ("--port", "0")
         self.output.write_bytes(b"")
@@ -92,7 +93,10 @@ class Page:
         return self.process.pid
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal, and return the exit code. Raises subprocess.TimeoutExpired after 20 s."""
+        """Send a signal, wait for the end of the process, and return its exit code.
+
+        Raises subprocess.TimeoutExpired if the process has not ended 20 s after the signal.
+        """
         assert self.process is not None
         self.process.send_signal(number)
         return self.process.wait(20)
@@ -152,11 +156,11 @@ class Page:
             connection.close()
 
     def get(self, path: str, **headers: str) -> Answer:
-        """Send a GET request with the token. ``headers``: names with ``_`` in place of ``-``."""
+        """Send a GET request with the token. ``headers``: names of headers, written with ``_`` in place of ``-``."""
         return self.ask("GET", path, {**self.bearer, **_named(headers)})
 
     def post(self, path: str, value: Any = None, **headers: str) -> Answer:
-        """POST a JSON value with the token; ``{}`` if ``value`` is None."""
+        """Send a POST request with the token and ``value`` as JSON. If ``value`` is None, ``{}`` is sent."""
         body = json.dumps({} if value is None else value).encode()
         return self.ask("POST", path, {**self.bearer, "Content-Type": "application/json", **_named(headers)}, body)
 
@@ -190,9 +194,10 @@ class Page:
 
 
 def fixed_port() -> int:
-    """Return a free port from a range in which the kernel assigns no ports by itself.
+    """Return a free port from a range from which the kernel assigns no ports by itself.
 
-    So a test can release the port and use it again later: no other process gets the port from the kernel meanwhile.
+    A test can therefore release the port and use it again later: the kernel does not assign it to another process
+    meanwhile.
     """
     for port in random.sample(range(20_000, 32_000), 100):
         with socket.socket() as one, contextlib.suppress(OSError):

@@ -37,7 +37,10 @@ def quiet(page: Page) -> Iterator[None]:
 
 
 def ledger(page: Page, key: str, *, code: object = 0, held: bool = False) -> list[str]:
-    """Return a command that writes its start and end into the ledger; ``held``: it runs until `Scheduler.release`."""
+    """Return a command that writes its start and its end into the ledger.
+
+    ``held``: the command runs until `Scheduler.release`.
+    """
     if held:
         page.scheduler.hold(key)
     return ["python3", str(page.scheduler.script), str(page.folder), key, str(code), "0"]
@@ -53,7 +56,10 @@ def made(page: Page, command: list[str], **options: Any) -> int:
 
 
 def acted(page: Page, number: int, verb: str, status: int = 200, body: Any = None) -> Any:
-    """Request a change of a job; return the job's state from the answer, or the error if ``status`` is not 200."""
+    """Request a change of a job. Return the state of the job from the answer.
+
+    If ``status`` is not 200, return the error from the answer instead.
+    """
     answer = page.post(f"/api/jobs/{number}/{verb}", body)
     assert answer.status == status, answer.text
     found = answer.json()
@@ -110,7 +116,7 @@ def test_the_list_of_jobs_can_be_limited_to_states(page: Page) -> None:
 
 
 def test_k16_a_job_id_that_is_not_in_plain_digits_is_404(page: Page) -> None:
-    """K16, S20: A job id that is not in plain decimal digits is answered with 404, like an id without a job.
+    """K16, S20: If a job id is not written in plain decimal digits, the answer is 404, as for an unknown id.
 
     Examples are signs, digits of other scripts, percent-encoded characters and parts of a path.
     """
@@ -193,7 +199,7 @@ def test_s2_5_no_job_starts_while_the_queue_is_paused(page: Page) -> None:
 
 
 def test_s2_6_gpus_are_paused_and_resumed(page: Page) -> None:
-    """S2.6: Jobs on a paused GPU continue; the state file shows the pause."""
+    """S2.6: GPUs can be paused and resumed. Jobs on a paused GPU continue, and the state file shows the pause."""
 
     def shown() -> Any:
         return json.loads((page.folder / "gpu_scheduler_state.json").read_text())["paused_gpus"]
@@ -249,7 +255,10 @@ def test_s2_7_jobs_with_lower_priority_numbers_start_first(page: Page) -> None:
 
 
 def test_s2_8_a_retry_is_a_new_attempt_and_keeps_the_previous_log(page: Page) -> None:
-    """S2.8, S2.15: A retry has the same id, a new attempt and a new log; the previous log is unchanged."""
+    """S2.8, S2.15: A retry starts a new attempt of the same job. The job keeps its id.
+
+    The new attempt has a new log. The previous log is unchanged.
+    """
     number = made(page, ["sh", "-c", "echo run $GPUJOB_ATTEMPT; exit 3"])
     page.scheduler.wait_state(number, "failed")
     before = page.get(f"/api/jobs/{number}").json()
@@ -283,7 +292,10 @@ def test_s2_9_a_job_killed_from_outside_is_failed_and_its_pid_is_still_shown(pag
 
 
 def test_s2_12_a_log_has_the_output_or_the_reason_of_a_failed_start(page: Page) -> None:
-    """S2.12, S2.1: A log has stdout and stderr in their order, or the reason why the command could not be started."""
+    """S2.12, S2.1: A log has stdout and stderr in the order in which they were written.
+
+    If the command could not be started, the log has the reason.
+    """
     number = made(page, ["/no/such/program", "x"])
     page.scheduler.wait_state(number, "failed")
     assert page.get(f"/api/jobs/{number}").json()["outcome"] == "could_not_start"
@@ -336,7 +348,10 @@ def test_s2_3_waiting_jobs_hold_no_open_file(page: Page) -> None:
 
 
 def test_a_held_job_starts_only_after_its_release(page: Page) -> None:
-    """A held job starts only after its release; hold and release may be repeated, and are 409 for an ended job."""
+    """A held job starts only after its release. Hold and release may be requested repeatedly.
+
+    If the job has ended, a hold or release is answered with 409.
+    """
     page.post("/api/queue/pause")
     number = made(page, ["true"])
     for verb in ("hold", "hold", "release", "release", "hold"):
@@ -350,7 +365,7 @@ def test_a_held_job_starts_only_after_its_release(page: Page) -> None:
 
 
 def test_a_running_job_cannot_be_retried_held_released_or_put_first(page: Page) -> None:
-    """If a job runs, a request to retry, hold or release it or to put it first is answered with 409 and a reason.
+    """While a job runs, a request to retry, hold, release or put it first is answered with 409 and a reason.
 
     The request changes nothing.
     """
@@ -419,7 +434,10 @@ BAD: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("body", "named"), BAD, ids=[str(n) for n in range(len(BAD))])
 def test_an_invalid_submission_is_400_and_names_the_json_key(page: Page, body: Any, named: str) -> None:
-    """An invalid submission is 400 and queues no job; the error names the JSON key, not a command-line option."""
+    """An invalid submission is answered with 400 and queues no job.
+
+    The error names the JSON key, not the command-line option.
+    """
     before = page.scheduler.rows("SELECT count(*) FROM jobs")
     data = json.dumps(body).encode()
     answer = page.ask("POST", "/api/jobs", {**page.bearer, "Content-Type": "application/json"}, data)
@@ -433,7 +451,7 @@ def test_an_invalid_submission_is_400_and_names_the_json_key(page: Page, body: A
     "data", [b"", b"{", b"nul", b"\xff\xfe", b'{"command": ["x"], "gpus": NaN}', b"[" * 100_000, b"9" * 5000]
 )
 def test_a_body_that_is_no_json_object_is_400(page: Page, data: bytes) -> None:
-    """A body that is no JSON object is 400 on every route that accepts a body."""
+    """If a body is no JSON object, the answer is 400. This holds for every route that accepts a body."""
     for path in ("/api/jobs", "/api/preview", "/api/queue/pause", "/api/jobs/1/cancel", "/api/gpus/0/pause"):
         answer = page.ask("POST", path, {**page.bearer, "Content-Type": "application/json"}, data)
         assert answer.status == 400 and list(answer.json()) == ["error"], (path, answer.text)
@@ -441,9 +459,9 @@ def test_a_body_that_is_no_json_object_is_400(page: Page, data: bytes) -> None:
 
 
 def test_an_unknown_key_in_a_body_is_400_and_named(page: Page) -> None:
-    """S6: An unknown key in a body is answered with 400, and the error names it.
+    """S6: If a body has an unknown key, the answer is 400, and the error names the key.
 
-    Some of these routes accept no keys at all.
+    This also holds for routes that accept no keys at all.
     """
     for path in (
         "/api/queue/pause",
@@ -459,7 +477,10 @@ def test_an_unknown_key_in_a_body_is_400_and_named(page: Page) -> None:
 
 
 def test_methods_other_than_get_and_post_change_nothing(page: Page) -> None:
-    """Methods other than GET and POST are 405 or 404 and change nothing, also with the token."""
+    """A request with a method other than GET and POST is answered with 405 or 404 and changes nothing.
+
+    This also holds for requests with the token.
+    """
     number = made(page, ["true"])
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"):
         for path in (
@@ -476,7 +497,10 @@ def test_methods_other_than_get_and_post_change_nothing(page: Page) -> None:
 
 
 def test_s12_a_command_with_every_character_reaches_the_job_unchanged(page: Page) -> None:
-    """S12: The words of a command reach the job unchanged: no shell of the scheduler reads them."""
+    """S12: The words of a command reach the job unchanged, whatever characters they contain.
+
+    The scheduler starts no shell that interprets them.
+    """
     words = ["a b", "$(touch pwned)", "`touch pwned`", ";touch pwned", "'\"\\", "ünïcode ☃", "-x", "--", "\t", "*"]
     number = made(page, ["printf", "%s\\n", *words], cpu=True, cwd=str(page.folder))
     page.scheduler.wait_state(number, "done")
@@ -526,7 +550,7 @@ def test_a_preview_shows_where_a_job_would_start_and_queues_no_job(page: Page) -
 def test_s2_10_without_a_scheduler_jobs_can_be_read_added_and_changed(pages: Callable[[], Page]) -> None:
     """S2.10, S3.30: While no scheduler runs, the page shows the store, and a job can be added and changed.
 
-    A request that only a scheduler can carry out is stored for the next one.
+    If only a scheduler can carry out a request, the request is stored for the next scheduler.
     """
     page = pages()
     page.start()
@@ -555,7 +579,10 @@ def test_s2_10_without_a_scheduler_jobs_can_be_read_added_and_changed(pages: Cal
 
 
 def test_the_answer_to_each_change_describes_its_result(page: Page) -> None:
-    """The answer to a change has a header that describes the result and effects that a user may not expect."""
+    """The answer to a change has a header that describes the result of the change.
+
+    The header also describes effects that a user may not expect.
+    """
     page.post("/api/queue/pause")
     number, other = made(page, ["true"], priority=5), made(page, ["false"], priority=1)
     at = f"/api/jobs/{number}"
@@ -604,7 +631,10 @@ def test_the_answer_to_a_stored_request_says_when_it_is_carried_out(pages: Calla
 
 
 def test_every_route_is_503_while_the_state_folder_is_missing(pages: Callable[[], Page]) -> None:
-    """While the state folder is missing, every route is 503 with a reason; once it is back, the page works again."""
+    """While the state folder is missing, every route answers with 503 and a reason.
+
+    When the state folder is back, the page works again.
+    """
     page = pages()
     page.start()
     number = made(page, ["true"])
@@ -636,7 +666,7 @@ def test_every_route_is_503_while_the_state_folder_is_missing(pages: Callable[[]
 
 
 def test_with_a_stopped_scheduler_only_changes_fail(pages: Callable[[], Page]) -> None:
-    """While the scheduler is stopped (SIGSTOP), changes are 503 with a reason, and reading works."""
+    """While the scheduler is stopped (SIGSTOP), changes are answered with 503 and a reason. Reading works."""
     page = pages()
     page.scheduler.start()
     page.start()
@@ -653,7 +683,10 @@ def test_with_a_stopped_scheduler_only_changes_fail(pages: Callable[[], Page]) -
 
 
 def test_reading_is_503_while_the_store_is_damaged(pages: Callable[[], Page]) -> None:
-    """While the store is damaged, reading is 503 with a reason; once the store is restored, reading works again."""
+    """While the store is damaged, requests to read are answered with 503 and a reason.
+
+    When the store is restored, reading works again.
+    """
     page = pages()
     page.start()
     made(page, ["true"])
@@ -667,7 +700,10 @@ def test_reading_is_503_while_the_store_is_damaged(pages: Callable[[], Page]) ->
 
 
 def test_histories_can_be_read_and_invalid_times_are_400(page: Page) -> None:
-    """The histories of GPUs and of a job can be read; an unknown job is 404, an invalid time is 400."""
+    """The histories of GPUs and of a job can be read.
+
+    An unknown job is answered with 404, an invalid time with 400.
+    """
     number = made(page, ["true"])
     page.scheduler.wait_state(number, "done")
     found = page.get("/api/history/gpus?step=10")

@@ -94,7 +94,10 @@ def test_a_job_added_to_the_jobs_file_appears_without_a_reload(lab: Lab) -> None
 
 
 def test_s2_4_a_running_job_can_be_followed_searched_and_cancelled(lab: Lab) -> None:
-    """S2.4, S2.9: The page of a running job follows its log and shows its pid; cancel asks before it ends the job."""
+    """S2.4, S2.9: The page of a running job follows the job's log and shows its pid.
+
+    If the user presses the cancel button, the page asks for confirmation before the job is ended.
+    """
     job = lab.talker("follow", label="follow-me")
     lab.s.wait_state(job, "running")
     with lab.tab(f"/jobs/{job}") as tab:
@@ -124,9 +127,9 @@ def test_s2_4_a_running_job_can_be_followed_searched_and_cancelled(lab: Lab) -> 
 
 
 def test_a_long_log_shows_its_last_lines_and_a_button_adds_earlier_ones(lab: Lab) -> None:
-    """A long log shows only its last lines, and a text above it says so.
+    """If a log is long, the page shows only its last lines, and a text above the log says so.
 
-    A button adds earlier lines. The lines that are visible then do not move.
+    A button adds earlier lines. The lines on the screen stay in their place when the earlier lines are added.
     """
     job = int(lab.s.cli("submit", "--gpus", "0", "--", "seq", "-f", "line %05.0f of it", "3000").stdout)
     lab.s.wait_state(job, "done")
@@ -166,9 +169,9 @@ PLACE = """() => {
 
 
 def test_search_moves_between_matches(lab: Lab) -> None:
-    """A search in a log shows its first match while the user types; keys and buttons lead to the other matches.
+    """If the user types a text into the search field of a log, the page shows the first match at once.
 
-    A link to a line of the log shows this line.
+    Keys and buttons lead to the other matches. A link to a line of the log shows this line.
     """
     job = int(lab.s.cli("submit", "--gpus", "0", "--", "seq", "-f", "line %05.0f", "3000").stdout)
     lab.s.wait_state(job, "done")
@@ -226,7 +229,7 @@ def test_a_search_typed_before_the_log_is_loaded_works(lab: Lab) -> None:
 
 
 def test_s2_5_switches_pause_and_resume_a_gpu_and_the_queue(lab: Lab) -> None:
-    """S2.5: The switches show whether a GPU or the queue is paused, and pause or resume it."""
+    """S2.5: A switch shows whether a GPU is paused, and pauses or resumes the GPU. The queue has such a switch, too."""
     with lab.tab() as tab:
         switch = tab.get_by_role("switch", name="GPU 1 takes new jobs")
         expect(switch).to_have_attribute("aria-checked", "true")
@@ -249,9 +252,9 @@ def test_s2_5_switches_pause_and_resume_a_gpu_and_the_queue(lab: Lab) -> None:
 
 
 def test_s2_7_the_first_page_shows_why_a_job_waits_and_changes_the_order(lab: Lab) -> None:
-    """S2.7: The first page shows why each job waits. Its controls put a job first, hold, release or cancel it.
+    """S2.7: The first page shows why each job waits. It has buttons to put a job first, hold, release or cancel it.
 
-    They also change its priority.
+    The page of a job can change the priority of the job.
     """
     busy = [lab.talker(f"busy-{n}") for n in range(3)]
     for job in busy:
@@ -501,9 +504,9 @@ def test_an_update_of_the_page_keeps_elements_and_opened_details(lab: Lab) -> No
 
 
 def test_every_page_fits_both_widths_in_both_colour_schemes(lab: Lab) -> None:
-    """Every page fits a narrow and a wide window, in the light and the dark scheme; the test saves screenshots.
+    """Every page fits a narrow and a wide window, in the light and in the dark scheme. The test saves screenshots.
 
-    All elements have names, and links and buttons are large enough.
+    All elements have names. Links and buttons are large enough.
     """
     job = lab.talker("pictures", gpus="0.5", label="pictures")
     lab.s.wait_state(job, "running")
@@ -562,7 +565,10 @@ UNNAMED = """() => {
 
 
 def test_s19_user_texts_are_never_parsed_as_html(lab: Lab) -> None:
-    """S19: Hostile texts as script names, arguments, labels and log lines create no element and run no script."""
+    """S19: Hostile texts create no element and run no script.
+
+    The texts are used as script names, arguments, labels and log lines.
+    """
     lab.s.cli("queue", "pause")
     client = SchedulerClient(str(lab.folder / "gpu_scheduler_state.json"))
     texts = [*XSS, *(text for text in PAYLOADS if "<" in text or "{" in text or '"' in text)][:60]
@@ -598,7 +604,11 @@ def test_s19_user_texts_are_never_parsed_as_html(lab: Lab) -> None:
 
 
 class Foreign(HTMLParser):
-    """Parser that collects forbidden parts of a page: handlers, frames, images, and links or scripts of other hosts."""
+    """Parser that collects the forbidden parts of a page.
+
+    Forbidden are event handlers in attributes, frames, images, style elements, inline scripts, and links or scripts of
+    other hosts.
+    """
 
     def __init__(self, ours: str) -> None:
         super().__init__()
@@ -624,7 +634,10 @@ class Foreign(HTMLParser):
 
 
 def test_every_page_can_be_read_without_scripts(lab: Lab) -> None:
-    """Without scripts every page can be read; buttons are hidden, and commands are shown in their place."""
+    """If scripts are switched off, every page can be read.
+
+    The buttons are hidden, and commands are shown in their place.
+    """
     job = lab.talker("plain", gpus="0.5", label="plain")
     lab.s.wait_state(job, "running")
     wait_for(lambda: "line 29" in lab.s.log(job), "its lines")

@@ -44,7 +44,10 @@ def submit(page: Page, *words: str, **options: object) -> int:
 
 @pytest.mark.smoke
 def test_each_change_of_a_job_is_an_event(page: Page, listen: Callable[..., Listening]) -> None:
-    """Each change of a job is sent as `event: job` with the job's JSON on one line. The test prints the delay."""
+    """Each change of a job is sent as `event: job` with the job's JSON on one line.
+
+    The test prints the delay.
+    """
     one = listen()
     assert one.headers["content-type"].startswith("text/event-stream") and one.headers["cache-control"] == "no-store"
     begun = time.monotonic()
@@ -60,7 +63,7 @@ def test_each_change_of_a_job_is_an_event(page: Page, listen: Callable[..., List
 
 
 def test_a_stream_reports_a_job_that_lived_between_two_reads(page: Page, listen: Callable[..., Listening]) -> None:
-    """If a job starts and ends between two looks at the store, every stream still reports its end."""
+    """If a job starts and ends between two reads of the store, every stream still reports the end of the job."""
     both = [listen(), listen()]
     numbers = [submit(page, "true", cpu=True) for _ in range(20)]
     for one in both:
@@ -114,7 +117,10 @@ def test_a_stream_reports_changes_of_jobs_and_pauses(page: Page, listen: Callabl
 def test_a_stream_reports_the_end_and_the_start_of_the_scheduler(
     pages: Callable[[], Page], listen: Callable[..., Listening]
 ) -> None:
-    """A stream reports the scheduler's end and start, and job ends in between; a missing store ends no stream."""
+    """A stream reports the end and the start of the scheduler, and the jobs that end while no scheduler runs.
+
+    If the store is missing for a time, the stream does not end.
+    """
     page = pages()
     page.start()
     one = listen(page)
@@ -185,7 +191,8 @@ def test_open_streams_do_not_delay_the_end_and_a_disconnect_frees_a_place(
 ) -> None:
     """Open streams do not delay the end of the server.
 
-    If the greatest number of streams is open, a new one is answered with 503 until another client disconnects.
+    The number of open streams is limited. At the limit, a new stream is answered with 503 until another client
+    disconnects.
     """
     page = pages()
     page.start()
@@ -210,9 +217,9 @@ def test_open_streams_do_not_delay_the_end_and_a_disconnect_frees_a_place(
 
 
 def test_a_stream_with_too_many_unsent_events_ends_with_the_event_again() -> None:
-    """If too many events of a stream are not sent yet, they are dropped.
+    """If too many events of a stream wait to be sent, these events are dropped.
 
-    The stream sends the event `again` and ends.
+    The stream then sends the event `again` and ends.
     """
     import asyncio
 
@@ -227,7 +234,10 @@ def test_a_stream_with_too_many_unsent_events_ends_with_the_event_again() -> Non
 
 
 def test_a_stream_reads_only_changed_rows_of_the_store(pages: Callable[[], Page]) -> None:
-    """A look at the store reads only changed rows. The test counts the steps of SQLite, not the seconds."""
+    """Each read of the store covers only the rows that have changed.
+
+    The test counts the steps of SQLite, not the seconds.
+    """
     page = pages()
     client = SchedulerClient(str(page.folder / "gpu_scheduler_state.json"))
     database = Database(client.places)
@@ -254,7 +264,10 @@ def test_a_stream_reads_only_changed_rows_of_the_store(pages: Callable[[], Page]
 
 
 def _steps(watch: object) -> Callable[[], int]:
-    """Return a function that returns the number of steps that SQLite has executed on the watcher's connection."""
+    """Return a function that counts the steps of SQLite on the connection of ``watch``.
+
+    The function returns the number of steps that SQLite has executed so far.
+    """
     counted = [0]
     connection = watch._changes._connection  # type: ignore[attr-defined]
     assert isinstance(connection, sqlite3.Connection)

@@ -40,7 +40,10 @@ def at(answer: Answer, name: str) -> int:
 
 
 def test_tail_returns_the_last_lines_of_a_log(page: Page) -> None:
-    """`tail` returns the last lines (200 by default), also an unfinished line; a waiting job has an empty log."""
+    """`tail` returns the last lines of a log (200 by default). The last line may be unfinished.
+
+    The log of a waiting job is empty.
+    """
     number, log = ended(page, "seq 1000; printf 'no end'")
     assert get(page, number).text == "".join(f"{n}\n" for n in range(802, 1001)) + "no end"
     assert get(page, number, "?tail=3").text == "999\n1000\nno end"
@@ -58,7 +61,10 @@ def test_tail_returns_the_last_lines_of_a_log(page: Page) -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_earlier_parts_are_returned_piece_by_piece(page: Page, packed: bool) -> None:
-    """`before` returns earlier parts, which with the last lines form the whole log without repetition."""
+    """`before` returns the part of a log before a position.
+
+    The parts and the last lines together are the whole log, without repetition.
+    """
     number, _ = ended(page, "seq 5000; printf 'no end'", **({"gzip": True} if packed else {}))
     answer = get(page, number, "?tail=1000")
     whole = answer.text
@@ -113,7 +119,10 @@ def test_from_returns_the_part_of_a_log_after_the_previous_answer(page: Page) ->
 
 
 def test_a_log_longer_than_an_answer_is_followed_in_parts(page: Page) -> None:
-    """An answer has about 1 MiB at most; it ends after a line, or between two characters of a very long line."""
+    """An answer has about 1 MiB at most. If a log is longer, it is returned in several answers.
+
+    An answer ends after a line or, if a line is very long, between two characters of this line.
+    """
     number, log = ended(page)
     lines = "".join(f"{n} {'x' * 90}\n" for n in range(30_000))
     log.write_text(lines + "☃" * 400_000)
@@ -133,7 +142,7 @@ def test_a_log_longer_than_an_answer_is_followed_in_parts(page: Page) -> None:
 
 
 def test_a_truncated_log_is_returned_from_its_start(page: Page) -> None:
-    """A log that was truncated is returned from its start, and a header of the answer says so.
+    """If a log was truncated after the previous answer, it is returned from its start. A header of the answer says so.
 
     Each attempt has its own log.
     """
@@ -150,9 +159,9 @@ def test_a_truncated_log_is_returned_from_its_start(page: Page) -> None:
 
 
 def test_find_returns_numbered_lines(page: Page) -> None:
-    """`find` returns the last lines that contain a text, with their numbers.
+    """`find` returns the last lines that contain a text, with their line numbers.
 
-    Upper and lower case are equal, and the text is not read as a pattern.
+    The search ignores upper and lower case. The text is not a pattern.
     """
     number, _ = ended(page, "for n in $(seq 400); do echo line $n; done; echo 'Error: [a-z]+ .*'; echo end")
     assert get(page, number, "?find=error").text == "401:Error: [a-z]+ .*\n"
@@ -165,7 +174,10 @@ def test_find_returns_numbered_lines(page: Page) -> None:
 
 @pytest.mark.parametrize("end", [b"", b"\x1b[0m", b"\r", b"unfinished"])
 def test_invisible_bytes_after_the_last_line_end_do_not_count_as_a_line(page: Page, end: bytes) -> None:
-    """Bytes after the last line end that show nothing are no line. The number of a found line does not count them."""
+    """If the bytes after the last line end are invisible, they do not count as a line.
+
+    They therefore do not change the number of a line that was found.
+    """
     number, log = ended(page)
     log.write_bytes(b"one\nneedle\nthree\n" + end)
     assert get(page, number, "?find=needle").text == "2:needle\n"
@@ -174,7 +186,7 @@ def test_invisible_bytes_after_the_last_line_end_do_not_count_as_a_line(page: Pa
 
 
 def test_k15_a_word_is_found_in_a_log_full_of_colours(page: Page) -> None:
-    """K15: A word is found although an escape sequence splits it and the log has 5 MB of such sequences.
+    """K15: A word is found even if an escape sequence splits the word and the log has 5 MB of such sequences.
 
     The search ends within the time limit.
     """
@@ -191,7 +203,10 @@ def test_k15_a_word_is_found_in_a_log_full_of_colours(page: Page) -> None:
 
 
 def test_s17_progress_bars_are_one_line_and_control_characters_are_removed(page: Page) -> None:
-    """S17: Carriage returns are folded; escape sequences and control characters are removed or made visible."""
+    """S17: A progress bar, which overwrites its line with carriage returns, is shown as one line.
+
+    Escape sequences and control characters are removed or made visible.
+    """
     number, log = ended(page)
     bar = b"".join(b"\r%3d%%" % n for n in range(101)) + b"\n"
     log.write_bytes(
@@ -207,7 +222,10 @@ def test_s17_progress_bars_are_one_line_and_control_characters_are_removed(page:
 
 
 def test_k15_logs_of_ten_gigabytes_are_shown_with_limited_memory(page: Page) -> None:
-    """K15: The ends of a sparse 10 GiB log, a 1 GiB line and binary data are shown in bounded memory."""
+    """K15: The page shows the end of very large or binary logs with limited memory.
+
+    The logs are a sparse file of 10 GiB, a line of 1 GiB, and binary data.
+    """
     number, log = ended(page)
     get(page, number)
     before = page.rss_kib()
@@ -238,7 +256,7 @@ def test_k15_logs_of_ten_gigabytes_are_shown_with_limited_memory(page: Page) -> 
 
 
 def test_packed_logs_are_shown_unpacked_with_limited_memory(page: Page) -> None:
-    """Packed logs are shown unpacked; a small log that unpacks to 600 MiB needs bounded memory."""
+    """Packed logs are shown unpacked. The page needs limited memory even if a small packed log unpacks to 600 MiB."""
     number, log = ended(page, "seq 1000", gzip=True)
     assert log.name.endswith(".gz") and get(page, number, "?tail=2").text == "999\n1000\n"
     whole = get(page, number, "?tail=10000")
@@ -255,7 +273,7 @@ def test_packed_logs_are_shown_unpacked_with_limited_memory(page: Page) -> None:
 
 @pytest.mark.parametrize("what", ["fifo", "folder", "gone", "device", "forbidden"])
 def test_k16_a_pipe_or_link_in_place_of_a_log_does_not_block(page: Page, what: str) -> None:
-    """K16, S20: If the log is missing or is no plain file, the answer is 404 with a reason.
+    """K16, S20: If the log is missing or is not a regular file, the answer is 404 with a reason.
 
     The request never blocks.
     """
@@ -277,7 +295,7 @@ def test_k16_a_pipe_or_link_in_place_of_a_log_does_not_block(page: Page, what: s
 
 
 def test_s20_a_log_query_that_names_a_file_or_path_is_400(page: Page) -> None:
-    """S20: A parameter of the query that names a file or a path is answered with 400."""
+    """S20: If a parameter of the query names a file or a path, the answer is 400."""
     number, _ = ended(page)
     for query in ("?file=/etc/passwd", "?path=..", "?log=/etc/passwd", "?attempt=../1", "?attempt=1/../../x"):
         assert page.get(f"/api/jobs/{number}/log{query}").status == 400, query

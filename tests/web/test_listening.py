@@ -1,6 +1,6 @@
 """Tests of the page with slow clients, invalid requests, too many connections and guessed tokens.
 
-They also test its port, TLS and its end.
+Further tests are about the port of the page, TLS, and the end of the page.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FLAT_KIB = 24 << 10  # KiB by which the page's memory may grow in a test
 
 
 def head(page: Page, method: str = "GET", path: str = "/api/status", more: str = "", by_token: bool = True) -> bytes:
-    """Return the head of a request as bytes, with the token unless ``by_token`` is False."""
+    """Return the head of a request as bytes. The head contains the token, unless ``by_token`` is False."""
     token = f"Authorization: Bearer {page.token}\r\n" if by_token else ""
     return f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\n{token}{more}\r\n".encode()
 
@@ -78,7 +78,7 @@ def many(page: Page, number: int) -> Iterator[list[socket.socket]]:
 
 @pytest.mark.waits
 def test_k10_s21_a_slow_request_head_is_408_and_delays_no_other_client(page: Page) -> None:
-    """K10, S21: A request head that arrives byte by byte is answered with 408 at the time limit (slowloris).
+    """K10, S21: If the head of a request arrives byte by byte (slowloris), it is answered with 408 at the time limit.
 
     Other clients are served meanwhile.
     """
@@ -106,7 +106,7 @@ def test_k10_s21_a_slow_request_head_is_408_and_delays_no_other_client(page: Pag
 
 @pytest.mark.waits
 def test_k10_an_incomplete_body_is_408_at_the_time_limit(page: Page) -> None:
-    """K10: A body that is not complete within its time limit is 408."""
+    """K10: If a body is not complete within the time limit, the answer is 408."""
     with page.connect() as slow:
         slow.sendall(
             head(page, "POST", "/api/jobs", "Content-Type: application/json\r\nContent-Length: 1000\r\n") + b"{"
@@ -124,9 +124,9 @@ def test_k10_an_idle_keep_alive_connection_is_closed(page: Page) -> None:
 
 
 def test_k10_too_many_connections_close_the_oldest_idle_ones(page: Page) -> None:
-    """K10, S21: If too many connections are open, the page closes the oldest idle ones and accepts new ones.
+    """K10, S21: If too many connections are open, the page closes the oldest idle connections and accepts new ones.
 
-    It answers requests meanwhile, and jobs start.
+    Meanwhile the page answers requests, and jobs start.
     """
     before = page.rss_kib()
     with descriptors(4 * connections.MOST_OPEN), many(page, connections.MOST_OPEN + 100) as opened:
@@ -200,7 +200,10 @@ def nonsense(page: Page) -> dict[str, bytes]:
 
 @pytest.mark.waits
 def test_k11_an_invalid_request_is_4xx_and_closes_the_connection(page: Page) -> None:
-    """K11: An invalid request gets one 4xx answer, and the connection is closed: the bytes after it are not read."""
+    """K11: An invalid request gets one answer with a code 4xx, and the page closes the connection.
+
+    The page does not read the bytes after the invalid request.
+    """
     before = page.rss_kib()
     told = nonsense(page)
     with ThreadPoolExecutor(len(told)) as pool:  # for some requests the server waits until its time limit
@@ -258,9 +261,9 @@ def test_k11_pipelined_requests_are_answered_in_order(page: Page) -> None:
 
 
 def test_k11_an_incomplete_request_is_400(page: Page) -> None:
-    """K11: A request that is cut before its declared length is 400.
+    """K11: If the client stops sending before the declared length is reached, the answer is 400.
 
-    A complete request is answered even if its sender has closed its sending side.
+    A complete request is answered even if the client has closed the sending side of its connection.
     """
     for data in (
         head(page, "POST", "/api/jobs", "Content-Type: application/json\r\nContent-Length: 50\r\n") + b"{}",
@@ -280,7 +283,10 @@ def test_k11_an_incomplete_request_is_400(page: Page) -> None:
 
 
 def test_k13_a_port_in_use_is_one_error_line_that_names_the_process(page: Page, pages: Callable[[], Page]) -> None:
-    """K13: If the port is in use, the page prints one line that names the process, and exits with 1 (docs/json.md)."""
+    """K13: If the port is in use, `gpujob web` prints one line that names the process (docs/json.md).
+
+    It exits with 1.
+    """
     other = pages().start("--port", str(page.port), ready=False)
     assert other.process is not None and other.process.wait(60) == 1
     said = other.said()
@@ -289,7 +295,7 @@ def test_k13_a_port_in_use_is_one_error_line_that_names_the_process(page: Page, 
 
 
 def test_k13_the_port_can_be_used_again_immediately_after_a_kill(pages: Callable[[], Page]) -> None:
-    """K13: After a kill the port can be used again immediately, despite a connection to the killed page."""
+    """K13: If a page is killed, its port can be used again immediately, even if a client is still connected."""
     port = fixed_port()
     page = pages().start("--port", str(port))
     with page.connect() as left:
@@ -316,7 +322,7 @@ def test_k13_invalid_options_are_usage_errors_of_one_line(pages: Callable[[], Pa
 def test_k14_many_guessed_tokens_are_401_and_need_no_additional_memory(page: Page) -> None:
     """K14: A wrong token is answered with 401, and the right token stays valid.
 
-    Many guesses need no additional memory, and the page logs only their number.
+    Many wrong tokens need no additional memory. The page logs only the number of wrong tokens.
     """
     before = page.rss_kib()
     guesses, workers = 10_000 if LONG else 1_000, 40

@@ -166,7 +166,10 @@ def test_s22_metrics_contain_no_name_argument_path_or_user_of_a_job(client: Sche
 
 
 def test_k18_ten_thousand_jobs_with_odd_names_add_no_time_series(client: SchedulerClient) -> None:
-    """K18: The number of time series does not grow with the number of jobs. No job name makes the output invalid."""
+    """K18: The number of time series does not grow with the number of jobs.
+
+    The metrics stay valid, whatever the names of the jobs are.
+    """
     before = sum(len(family.samples) for family in families(client).values())
     database = Database(client.places)
     with database.writing() as connection:
@@ -179,7 +182,7 @@ def test_k18_ten_thousand_jobs_with_odd_names_add_no_time_series(client: Schedul
 
 
 def test_gpu_metrics_have_no_values_before_the_first_scheduler_start(tmp_path: Path) -> None:
-    """In a folder where no scheduler has run, `gpujob_up` is 0 and the metrics of GPUs have no values."""
+    """If no scheduler has run in a folder, `gpujob_up` is 0, and the metrics of GPUs have no values."""
     found = families(SchedulerClient(str(tmp_path / "gpu_scheduler_state.json")))
     assert found.keys() == NAMES.keys() and found["gpujob_up"].samples[0].value == 0
     assert not [name for name in found if name.startswith("gpujob_gpu_") and found[name].samples]

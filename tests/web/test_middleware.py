@@ -48,7 +48,7 @@ def check_headers(answer: Answer) -> None:
 
 @pytest.mark.parametrize("path", [*ROUTES, *UNKNOWN, "/login"])
 def test_s1_every_route_and_method_without_token_is_401(page: Page, path: str) -> None:
-    """S1: Without a token, a request to any path with any method is answered with 401."""
+    """S1: A request without a token is answered with 401, whatever its path and method are."""
     for method in METHODS:
         if (method, path) == ("POST", "/login"):
             continue
@@ -70,7 +70,10 @@ def test_s1_the_page_listens_only_on_loopback_by_default(page: Page) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
 def test_s1_another_address_needs_tls_or_a_proxy(pages: Callable[[], Page], host: str) -> None:
-    """S1: Without TLS or a proxy, any other address than loopback is refused before anything is created."""
+    """S1: Without TLS or a proxy, the page refuses to listen on an address other than loopback.
+
+    It refuses before it creates any file.
+    """
     page = pages().start("--host", host, ready=False)
     assert page.process is not None and page.process.wait(60) == 2
     assert "without TLS: others on the network could read the token" in page.said() and "--behind-proxy" in page.said()
@@ -113,7 +116,10 @@ def test_s1_the_first_page_without_a_token_is_a_sign_in_form(page: Page) -> None
     ],
 )
 def test_s1_k14_any_value_other_than_the_token_is_401(page: Page, said: str) -> None:
-    """S1, K14: A value other than the exact token is 401, and so is the token in a URL or in a cookie."""
+    """S1, K14: Any value other than the exact token is answered with 401.
+
+    The exact token in a URL or in a cookie is answered with 401, too.
+    """
     token = page.token
     headers = {"Authorization": said.replace("T", token[:-1])}
     assert page.ask("GET", "/api/status", headers).status == 401
@@ -123,7 +129,7 @@ def test_s1_k14_any_value_other_than_the_token_is_401(page: Page, said: str) -> 
 
 
 def test_s2_only_a_json_post_of_the_own_origin_can_change_something(page: Page) -> None:
-    """S2: A change is accepted only as a POST of JSON, and only without an `Origin` or with the page's own.
+    """S2: A change is accepted only as a POST of JSON. An `Origin` in the request must be the page's own origin.
 
     A request with the cookie also needs the header X-Gpujob.
     """
@@ -184,7 +190,7 @@ def test_s2_json_may_name_its_charset(page: Page) -> None:
 
 
 def test_s3_a_host_that_is_no_name_of_the_page_is_421(page: Page) -> None:
-    """S3: A `Host` that is not one of the page's names is 421, with or without the token (DNS rebinding)."""
+    """S3: If `Host` is not one of the page's names, the answer is 421, with or without the token (DNS rebinding)."""
     port = page.port
     good = [f"127.0.0.1:{port}", f"localhost:{port}", f"LOCALHOST:{port}", f"LocalHost:{port}", f"[::1]:{port}"]
     bad = [
@@ -205,7 +211,7 @@ def test_s3_a_host_that_is_no_name_of_the_page_is_421(page: Page) -> None:
 
 
 def test_s3_a_request_without_host_or_with_two_is_refused(page: Page) -> None:
-    """S3: A request without `Host`, or with two of them, is refused."""
+    """S3: A request without a `Host` header or with two `Host` headers is refused."""
     host = f"Host: 127.0.0.1:{page.port}\r\n"
     token = f"Authorization: Bearer {page.token}\r\n"
     for version, hosts in (
@@ -220,9 +226,9 @@ def test_s3_a_request_without_host_or_with_two_is_refused(page: Page) -> None:
 
 
 def test_s3_exactly_the_given_names_of_a_proxy_are_accepted(pages: Callable[[], Page]) -> None:
-    """S3: With `--name`, exactly the given names are accepted in addition, with their port.
+    """S3: In addition to the page's own names, exactly the names given with `--name` are accepted, each with its port.
 
-    Behind a proxy, browsers send the cookie over HTTPS only.
+    Behind a proxy, browsers send the cookie only over HTTPS.
     """
     page = pages().start("--behind-proxy", "--name", "gpu.example.org", "--name", "other.example.org:8443")
     for host, code in (
@@ -239,7 +245,10 @@ def test_s3_exactly_the_given_names_of_a_proxy_are_accepted(pages: Callable[[], 
 
 
 def test_s4_signing_in_gives_a_cookie_that_is_not_the_token(page: Page) -> None:
-    """S4: The form gives a signed cookie that is not the token: HttpOnly, SameSite=Strict, named after the port."""
+    """S4: After the sign-in form, the browser gets a signed cookie that is not the token.
+
+    The cookie is HttpOnly and SameSite=Strict. Its name contains the port.
+    """
     answer = page.login()
     assert (answer.status, answer.headers["location"]) == (303, "/")
     pair, *flags = answer.headers["set-cookie"].split("; ")
@@ -253,7 +262,7 @@ def test_s4_signing_in_gives_a_cookie_that_is_not_the_token(page: Page) -> None:
 
 
 def test_s4_a_changed_or_expired_cookie_is_401(page: Page) -> None:
-    """S4: A changed or expired cookie is 401, and so is the cookie of another port."""
+    """S4: A changed or expired cookie is answered with 401. The cookie of another port is answered with 401, too."""
     key = Key(page.token, page.port)
     good = key.cookie()
     version, end, nonce, seal = good.split(".")
@@ -271,7 +280,10 @@ def test_s4_a_changed_or_expired_cookie_is_401(page: Page) -> None:
 
 
 def test_s4_a_wrong_token_in_the_form_is_401_with_the_form(page: Page) -> None:
-    """S4, K14: A wrong token in the form is 401 with the form; blanks around the correct token are ignored."""
+    """S4, K14: A wrong token in the form is answered with 401 and the form.
+
+    Blanks around the correct token are ignored.
+    """
     for token in ("", "x", page.token[:-1], f"{page.token}x", page.token.swapcase(), "é" * 40, "%00"):
         answer = page.login(token)
         assert answer.status == 401 and 'role="alert"' in answer.text and "set-cookie" not in answer.headers
@@ -290,13 +302,16 @@ def test_k16_signing_in_at_another_spelling_of_the_path_is_401(page: Page) -> No
 
 
 def test_k11_too_many_or_too_long_headers_are_431(page: Page) -> None:
-    """K11: Too many or too long headers are 431, also if they arrive in one packet."""
+    """K11: Too many or too long headers are answered with 431, even if they arrive in one packet."""
     for more in ({"X-Long": "x" * 17_000}, {f"X-{n}": "y" * 20 for n in range(800)}):
         assert page.ask("GET", "/api/status", {**page.bearer, **more}).status == 431
 
 
 def test_s2_signing_in_from_another_origin_is_403(page: Page) -> None:
-    """S2: Signing in from another origin is 403; `Origin: null` is allowed if the browser reports same-origin."""
+    """S2: Signing in from another origin is answered with 403.
+
+    `Origin: null` is accepted if the browser reports that the request has the same origin.
+    """
     own = f"http://127.0.0.1:{page.port}"
     for origin in ("http://evil.test", "null", f"http://localhost:{page.port}"):
         assert page.login(Origin=origin).status == 403, origin
@@ -328,7 +343,10 @@ def test_s3_signing_in_redirects_only_to_own_pages(page: Page, path: str, place:
 
 
 def test_s4_signing_out_revokes_the_cookie_on_the_server(page: Page) -> None:
-    """S4: Signing out revokes the cookie on the server; it needs the page's origin or X-Gpujob."""
+    """S4: Signing out revokes the cookie on the server.
+
+    The request needs the page's own origin or the header X-Gpujob.
+    """
     own = {"Origin": f"http://127.0.0.1:{page.port}"}
     cookie, other = page.cookie(), page.cookie()
     assert page.ask("POST", "/logout", {}, b"").status == 401
@@ -345,9 +363,9 @@ def test_s4_signing_out_revokes_the_cookie_on_the_server(page: Page) -> None:
 
 @pytest.mark.waits
 def test_s4_removing_the_token_file_signs_everybody_out(pages: Callable[[], Page]) -> None:
-    """S4: If the token file is removed, a new token is created, and the old token and its cookies are 401.
+    """S4: If the token file is removed, a new token is created. The old token and its cookies are answered with 401.
 
-    The event streams of the old token end.
+    The event streams that were opened with the old token end.
     """
     page = pages()
     page.scheduler.start()
@@ -398,7 +416,7 @@ def test_s4_the_token_is_only_in_its_file(pages: Callable[[], Page]) -> None:
 
 
 def test_s5_the_token_file_is_created_private(tmp_path: Path) -> None:
-    """S5: At umask 000 the token file is created with mode 0600, and no file gets a wider mode."""
+    """S5: Under umask 000 the token file is created with mode 0600. No file has a wider mode at any time."""
     trace = tmp_path / "trace"
     program = "import os,sys; os.umask(0); from scheduler.web.auth import token_of; from scheduler.store.paths import Places; token_of(Places(sys.argv[1]))"
     folder = tmp_path / "here"
@@ -431,9 +449,9 @@ def test_s5_the_token_file_is_created_private(tmp_path: Path) -> None:
 
 
 def test_s5_pages_that_start_together_share_one_complete_token(tmp_path: Path) -> None:
-    """S5: 40 processes that create the token at the same time, and 40 that wait for it and read it, get the same token.
+    """S5: 40 processes ask for the token at the same time, and 40 others wait for the token file and read it.
 
-    The token is complete in each of them.
+    All 80 processes get the same complete token.
     """
     folder = tmp_path / "here"
     folder.mkdir(mode=0o700)
@@ -550,7 +568,10 @@ def test_s5_an_unsafe_token_file_is_refused_and_not_changed(tmp_path: Path, what
 
 
 def test_s6_names_that_are_not_in_the_table_of_routes_are_404(page: Page) -> None:
-    """S6: Names that are not in the table of routes are 404, such as attributes, dots and random names."""
+    """S6: A name that is not in the table of routes is answered with 404.
+
+    Examples are attributes, dots and random names.
+    """
     names = [
         "__class__",
         "__init__",
@@ -582,7 +603,7 @@ def test_s6_names_that_are_not_in_the_table_of_routes_are_404(page: Page) -> Non
      "/static//etc/passwd", "/static/%2fetc%2fpasswd", "/api/jobs/%31", "http://127.0.0.1/api/status", "*"],
 )  # fmt: skip
 def test_k16_s20_a_path_in_another_spelling_is_404(page: Page, path: str) -> None:
-    """K16, S20: A path that is not written exactly as in the table of routes is 404."""
+    """K16, S20: If a path is not written exactly as in the table of routes, the answer is 404."""
     answer = page.get(path)
     assert answer.status == 404, answer
     assert "root:" not in answer.text

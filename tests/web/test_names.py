@@ -24,7 +24,7 @@ NAMES = 10_000 if LONG else 3_000
 
 
 def names(number: int) -> Iterator[str]:
-    """Yield ``number`` random names, the same in each run."""
+    """Yield ``number`` random names. Each run yields the same names."""
     dice = random.Random(6)
     letters = string.ascii_letters + string.digits + "._-:@!*()[]~,"
     for _ in range(number):

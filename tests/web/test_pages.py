@@ -189,7 +189,10 @@ def test_every_page_renders_with_jobs_in_every_state(shop: Shop, path: str) -> N
 
 @pytest.mark.parametrize("path", PAGES)
 def test_every_page_renders_before_the_first_scheduler_start(tmp_path: Path, path: str) -> None:
-    """In a folder where no scheduler has run, every page renders; the first page shows the commands to start with."""
+    """If no scheduler has run in a folder, every page renders.
+
+    The first page shows the commands for the first steps.
+    """
     client = Client(SchedulerClient(str(tmp_path / "gpu_scheduler_state.json")))
     answer = client.get(path)
     assert answer.status_code == 200
@@ -211,7 +214,7 @@ def test_only_actions_allowed_by_the_state_are_offered(shop: Shop, number: int, 
 
 
 def test_a_cancel_asks_and_names_the_jobs_that_it_would_skip(shop: Shop) -> None:
-    """Before a cancel, the page asks and names all jobs that would be skipped.
+    """Before a job is cancelled, the page asks for confirmation and names all jobs that would be skipped.
 
     A job that depends on the cancelled job by `after` is not skipped.
     """
@@ -240,7 +243,10 @@ def test_a_job_that_was_put_first_is_marked(shop: Shop) -> None:
 
 
 def test_the_list_of_jobs_can_be_filtered_by_state_and_label(shop: Shop) -> None:
-    """The list of jobs can be filtered by state and label, newest first; an unknown state is an error."""
+    """The list of jobs can be filtered by state and label. The newest job is the first one.
+
+    An unknown state is an error.
+    """
     shop.put(
         *jobs_in_every_state(submitted_at=NOW - 4000),
         a_job(20, label="x"),
@@ -279,7 +285,7 @@ def test_both_sides_of_a_dependency_are_linked(shop: Shop) -> None:
 
 
 def test_the_waiting_time_ends_at_the_first_start(shop: Shop) -> None:
-    """The waiting time of a retried job ends at its first start."""
+    """If a job was retried, its waiting time still ends at its first start."""
     job = a_job(1, "0.5", state=JobState.DONE, gpus=(0,), attempt=2, submitted_at=NOW - 4000, started_at=NOW - 100, finished_at=NOW - 50,
                 outcome=Outcome.EXIT, exit_code=0)  # fmt: skip
     shop.put(job)
@@ -300,7 +306,7 @@ def test_the_running_time_is_updated_in_both_places_of_a_job_page(shop: Shop) ->
 
 
 def test_commands_on_pages_are_quoted_for_a_shell(shop: Shop) -> None:
-    """Commands are quoted for a shell: a command that is pasted into a shell gives the same words."""
+    """Commands on pages are quoted for a shell: pasted into a shell, a command has the same words."""
     words = ("sh", "-c", "echo 'a  b'; ls | wc")
     shop.put(a_job(1, arguments=words, script="", label="mine"))
     shown = "sh -c \"echo 'a  b'; ls | wc\""
@@ -447,10 +453,11 @@ def test_s15_no_page_shows_a_secret_of_a_command(shop: Shop) -> None:
 
 
 def _as_text(words: tuple[str, ...]) -> str:
-    """Return the words as one text, in which the page must hide the secret.
+    """Return the words of a command as one text, in which the page must hide the secret.
 
-    A text does not show where a word with blanks ends. So if a word has blanks, only the last word is returned, and for
-    the shape "with blanks" a text without a secret.
+    A text does not show where a word that contains blanks ends. If a word contains blanks, only the last word is
+    returned. For the shape "with blanks", whose only word contains the secret and blanks, a text without a secret is
+    returned.
     """
     if words == SHAPES["with blanks"]:
         return "none"

@@ -37,7 +37,10 @@ def pid_of(page: Page) -> int:
 
 
 def links(pid: int) -> set[str]:
-    """Return the targets of the open descriptors of a process. Descriptors that it closes meanwhile are left out."""
+    """Return the targets of the open descriptors of a process.
+
+    Descriptors that the process closes during the call are left out.
+    """
     found = set()
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -76,7 +79,7 @@ def test_the_page_ends_when_the_scheduler_is_killed(pages: Callable[[], Page]) -
 
 
 def test_k13_jobs_run_while_the_port_of_the_page_is_in_use(pages: Callable[[], Page]) -> None:
-    """K13: A port in use is reported once, with the process that uses it, and jobs run.
+    """K13: If the port is in use, this is reported once, with the process that uses the port. Jobs run.
 
     The page starts when the port is free.
     """
@@ -151,7 +154,7 @@ def test_k13_jobs_run_if_the_libraries_of_the_page_are_missing(pages: Callable[[
 
 
 def test_s4_output_of_the_page_is_logged_and_limited(pages: Callable[[], Page]) -> None:
-    """S4, K12: The scheduler logs only part of a page's endless output, and still runs jobs."""
+    """S4, K12: If a page prints without end, the scheduler logs only part of the output, and still runs jobs."""
     page = pages()
     loud = page.folder / "loud"
     loud.mkdir(mode=0o700)
@@ -193,7 +196,7 @@ def test_the_page_is_off_by_default_and_can_be_set_in_the_config(pages: Callable
 def test_b02_the_page_is_not_mistaken_for_a_job_when_the_supervisor_dies(pages: Callable[[], Page]) -> None:
     """B02: If the supervisor dies before it starts a claimed attempt, the page is not mistaken for the job's process.
 
-    The page is then the newest child of the daemon.
+    A mistake would be possible because the page is the newest child of the daemon.
     """
     page = pages()
     page.scheduler.start("--web", "--web-port=0", GPUJOB_CRASH_AT="supervisor.claimed:2")

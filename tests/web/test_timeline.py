@@ -21,7 +21,7 @@ SHARES = st.sampled_from([0, 1, 100, 250, 334, 500, 750, 1000])
 
 @st.composite
 def runs(draw: st.DrawFn, most: int = 40, span: float = 7200.0) -> list[Run]:
-    """Draw runs of any kind, also impossible ones such as two runs that book the same GPU."""
+    """Draw runs of any kind, including impossible ones: for example, two runs that book the same GPU."""
     found = []
     for number in range(draw(st.integers(0, most))):
         start = NOW + draw(st.floats(-600, span))
