@@ -134,7 +134,10 @@ class Fleet:
         return self._find_share(need.parts, usable) if need.count == 1 else self._find_wide(need, usable)
 
     def _find_most_memory(self, usable: int) -> tuple[int, ...] | None:
-        """Return the usable GPU with the most free memory (ties: the lowest id); None if all are fully booked."""
+        """Return the GPU in ``usable`` with the most free memory (ties: the lowest id).
+
+        Return None if no GPU in ``usable`` has a free thousandth in the ledger.
+        """
         fitting = [i for i in ids_of(usable) if self.free[i] >= BY_MEMORY]
         return (max(fitting, key=lambda i: (self.admission.free_mib(i), -i)),) if fitting else None
 

@@ -85,9 +85,10 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Change waiting jobs. ``changes``: field of JobSpec → new value.
+    """The request to change waiting jobs. ``changes``: field of JobSpec → new value.
 
-    ``needs``: the new need (count, parts) of each job; empty if the needs stay the same.
+    ``needs``: the new need of each job, as the fields ``count`` and ``parts`` of ResourceRequest; empty if the needs stay
+    the same.
     """
 
     jobs: tuple[int, ...]

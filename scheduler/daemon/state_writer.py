@@ -104,7 +104,7 @@ class StateWriter:
         return edit
 
     def took(self, edit: Edit) -> None:
-        """Note that the store has recorded an edit: the state file must be rewritten, and another edit may follow."""
+        """Note that the store has recorded an edit of the state file: the file must be written, then read again."""
         self.file.accept(edit)
         self.dirty, self.look_due = True, 0.0
 
@@ -141,7 +141,10 @@ class StateWriter:
             self.say(f"{self.file.path} can be written again", 20, "state")
 
     def _blocked(self, state: SchedulerState, reasons: Mapping[str, Reason], now: Now) -> dict[str, int]:
-        """Return reason code → number of waiting jobs. The numbers may be out of date, because counting takes long."""
+        """Return reason code → number of waiting jobs.
+
+        Counting is slow, so the jobs are not counted in each call: the numbers may be out of date.
+        """
         self.count_owed = now.mono < self.count_due
         if self.count_owed:
             return self.told_blocked

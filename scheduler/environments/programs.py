@@ -68,7 +68,10 @@ def _meta_version(folder: str) -> str:
 
 
 def script_trouble(script: str) -> str:
-    """Return why a script cannot be run now, as a reason why its job waits; empty if the script is a plain file."""
+    """Return the reason to wait if a script cannot be run now: it is missing, not accessible, or no regular file.
+
+    Return an empty text if the script is a regular file.
+    """
     try:
         mode = os.stat(script).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -81,7 +84,7 @@ def script_trouble(script: str) -> str:
 
 
 def folder_trouble(folder: str) -> str:
-    """Return why a folder cannot be a working folder now, as a reason why its job waits; empty if it can be used."""
+    """Return the reason to wait if a folder cannot be used as a working folder now; else an empty text."""
     try:
         mode = os.stat(folder).st_mode
     except (FileNotFoundError, NotADirectoryError):

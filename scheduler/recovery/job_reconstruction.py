@@ -299,7 +299,7 @@ def _lose(out: Rebuilt, job: Job, why: str, now: float) -> None:
 
 
 def _hold(out: Rebuilt, living: Alive, held: Sequence[Holding]) -> None:
-    """Add to ``out.holdings`` the GPUs that living processes of ended attempts may use."""
+    """Add to ``out.holdings`` the GPUs of ended attempts that still have living processes, which may use these GPUs."""
     keys = {holding.key for holding in held}
     here = boot_id()
     found = {(job.id, job.attempt): living.of(job, job.process) for job in out.jobs.values()

@@ -303,9 +303,9 @@ def ended_last(connection: sqlite3.Connection) -> float:
 
 
 def select(connection: sqlite3.Connection, states: Sequence[str] = (), most: int | None = None) -> Iterator[Job]:
-    """Yield the jobs in ``states`` (empty: jobs in all states), ordered by id. ``most``: yield only the newest jobs.
+    """Yield the jobs whose state is in ``states`` (empty: any state), ordered by id.
 
-    If ``most`` is None, all these jobs are yielded.
+    ``most``: yield only this number of them, the newest; None: no limit.
     """
     where = f" WHERE state IN ({','.join('?' * len(states))})" if states else ""
     if states and _LIVE.issuperset(states):

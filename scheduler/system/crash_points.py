@@ -1,7 +1,7 @@
 """Crash points: named places where tests make the program kill itself, to show that a crash loses nothing.
 
 ``GPUJOB_CRASH_AT=name[:n[:stop]]``: each process kills itself when it reaches the place ``name`` for the n-th time.
-With ``stop``, a supervisor or shim does not kill itself but waits there for SIGCONT. The tests of all names are in
+With ``stop``, a supervisor or shim does not kill itself but waits there for SIGCONT. The crash points are tested in
 `tests/stories/test_crash_points.py`.
 """
 

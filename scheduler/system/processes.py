@@ -212,12 +212,12 @@ def environment_of(pid: int) -> list[bytes]:
 
 
 def _exec_completes(pid: int) -> bool:
-    """Wait until a process is not in an exec, at most EXEC_LIMIT_S; return whether it then has an environment.
+    """Wait at most EXEC_LIMIT_S seconds until a process is not in an exec. Return whether it then has an environment.
 
-    During an exec the kernel sets, in this order: the start of the environment, its end, the end of the program's code.
-    Until the second step, start and end are equal, as for a process without an environment. Therefore only the end of
-    the code in /proc/PID/stat shows that the environment is complete. A kernel thread or zombie, which has no memory,
-    is in no exec.
+    In an exec the kernel first sets start and end of the environment to one address. It then moves the end, and finally
+    sets the end of the program's code. So equal addresses have two meanings: there is no environment, or it is not set
+    yet. The end of the code in /proc/PID/stat shows which: once it is set, the environment is complete. A kernel thread
+    or zombie has no memory, and so is not in an exec.
     """
     until = time.monotonic() + EXEC_LIMIT_S
     while True:

@@ -93,7 +93,7 @@ class _Disconnected(Exception):
 
 
 class _Asked:
-    """The parts of a request that the gate checks."""
+    """The parts of a request that the middleware checks before it passes the request on."""
 
     def __init__(self, scope: Scope) -> None:
         self.method: str = scope["method"]

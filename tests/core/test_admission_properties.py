@@ -299,7 +299,10 @@ READS = st.lists(st.one_of(st.none(), READ), min_size=20, max_size=20)
 def test_the_scheduler_starts_the_same_jobs_as_the_slow_one_when_readings_block_gpus(
     servers: list[int], memory_mib: int | None, turns: list[list[Step]], reads: list[Step | None]
 ) -> None:
-    """S3.16: When readings block GPUs, the real scheduler starts the same jobs on the same GPUs as the slow one."""
+    """S3.16: While readings block GPUs, the scheduler starts the same jobs on the same GPUs as a simple, slow one.
+
+    The slow scheduler is written for this comparison (`tests/core/slow_twin.py`).
+    """
     both = BothRead(servers, memory_mib)
     for turn, read in zip(turns, reads, strict=False):
         both.turn(both.facts_of([*turn, *([read] if read else [])]))

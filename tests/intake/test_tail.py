@@ -160,7 +160,10 @@ def test_a_batch_that_was_not_accepted_is_returned_again(jobs: Path, reading: Re
 
 
 def test_a_restart_batch_that_was_not_accepted_is_returned_again_as_a_restart(jobs: Path, reading: Reading) -> None:
-    """P2, P4: If a batch that is marked as a restart was not accepted, it is returned again with this mark."""
+    """P2, P4: Lines read from the start of a replaced file form a batch that is marked as a restart.
+
+    If the caller does not accept the batch, the next call returns it again, with this mark.
+    """
     append(jobs, "a\nb\n")
     reading.all()
     tick(jobs)

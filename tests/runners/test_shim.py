@@ -339,7 +339,8 @@ def test_the_runner_reads_the_exit_code_of_a_job_whose_shim_was_killed(
 ) -> None:
     """If the shim of a job is killed, the runner becomes the parent of the job and reads the job's exit code.
 
-    Exit code 0 is recorded as SIGHUP, because the session of the job has ended.
+    The session of the job ends with its shim. A job that then exits with 0 may have stopped early, so its end is
+    recorded as caused by SIGHUP.
     """
     hold = bench.folder / "hold"
     hold.touch()

@@ -63,9 +63,10 @@ def why_missing(s, job_id, text):
 
 @pytest.mark.smoke
 def test_s3_26_environments_by_name_and_folder_are_active_in_the_job(make):
-    """S3.26: A job runs in its conda environment, given by name, by folder or in envs_dirs, or in its venv.
+    """S3.26: A job runs in its venv, or in the conda environment that it names by its name or its folder.
 
-    It gets the variables that conda stores for the environment. A job without an environment gets no such variable.
+    An environment may also lie in a folder of `envs_dirs`. The job gets the variables that conda stores for the
+    environment; a job without an environment gets none of them.
     """
     s = make(gpus=2)
     named = conda_prefix(s.home / "miniconda3" / "envs" / "torch")
