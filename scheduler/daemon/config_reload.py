@@ -128,7 +128,8 @@ class ConfigReload:
     def _take(self, fresh: Settings) -> list[str]:
         """Apply the changed settings that may change at run time, and return texts to log.
 
-        The texts name the applied changes, the settings that need a restart, and GPUs that cannot be chosen.
+        The texts name the applied changes, the settings that need a restart, and why the GPUs that the new settings
+        name cannot be managed.
         """
         old, new = self.settings.config, fresh.config
         values = {key: (getattr(old, key), getattr(new, key)) for key in OPTIONS}

@@ -56,9 +56,9 @@ class Tally:
 class Reader:
     """Records batches of lines of one file in the store.
 
-    ``table``: the current model table; ``fleet``: the current ledger. ``memory_mib``: the setting `min_free_mem_mb`. A
-    job whose line states no GPU need books this many MiB of GPU memory. If the setting is 0, the need comes from the
-    model table.
+    ``table``: the current model table; ``fleet``: the current ledger. ``memory_mib``: the setting `min_free_mem_mb`. If
+    the line of a job does not say how much of a GPU the job needs, the job books this many MiB of GPU memory. If the
+    setting is 0, the model table gives the need.
     """
 
     parse: Parser

@@ -259,8 +259,8 @@ class Follower:
     def _rest_of_old(self, now: float) -> Batch | None:
         """Return the unread lines of a file that was renamed or deleted while it was open; None if there are none.
 
-        If other users could write this old file, the batch has no lines. After `accept` of this batch, the old file is
-        never read again. Raises FileTrouble if another user could replace the file.
+        If other users could write the old file, the batch has no lines; after `accept` of this batch, the old file is
+        never read again. Raises FileTrouble if another user could put another file at the watched path.
         """
         if self._fd < 0:
             return None

@@ -103,7 +103,7 @@ class DaemonLock:
     def _check_it_holds(self) -> None:
         """Raise SchedulerError if the lock appears free although this process has just taken it.
 
-        The locks of such a file system have no effect: a second daemon could take the lock, too.
+        This happens on a file system whose locks have no effect: a second daemon could take the lock, too.
         """
         if not daemon_alive(self.places):
             raise no_locks(self.places.daemon_lock, "two processes could hold the same lock")

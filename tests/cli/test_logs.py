@@ -1,4 +1,4 @@
-"""Tests of how the bytes of a log are folded into lines, as a terminal shows them.
+"""Tests of the conversion of log bytes into lines, as a terminal shows them.
 
 A simple terminal model is the reference.
 """

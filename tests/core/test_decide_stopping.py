@@ -1,4 +1,4 @@
-"""Tests of how jobs are ended, by request or at the time limit.
+"""Tests of the ending of jobs, by request or at the time limit.
 
 They first get SIGTERM, and after the grace time SIGKILL.
 """

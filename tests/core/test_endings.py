@@ -1,4 +1,4 @@
-"""Tests of what the end of an attempt means for its job.
+"""Tests of the effect that the end of an attempt has on its job.
 
 The daemon, `recover`, `track` and `status` use the same rules.
 """

@@ -1,4 +1,4 @@
-"""Tests of when a running daemon reads a config that was changed."""
+"""Tests that a running daemon reads a changed config at the right moments."""
 
 from __future__ import annotations
 

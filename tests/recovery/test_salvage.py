@@ -1,4 +1,4 @@
-"""Tests of how rows of a damaged store are read. The rows are read from a copy of the store.
+"""Tests that read rows of a damaged store. The rows are read from a copy of the store.
 
 If the first page is damaged, the first page of a new store replaces it in the copy.
 """
