@@ -111,7 +111,7 @@ def judge_gpus(readings: Sequence[GpuSnapshot], dead: Set[int] | None, who: Doct
         ids = gpu_ids_text(reading.ordinal for reading in fine)
         out.insert(
             0,
-            good("GPU", f"{ids}: {f'{names}, ' if names else ''}no memory of ended processes"),
+            good("GPU", f"{ids}: {f'{names}, ' if names else ''}ended processes hold no memory"),
         )
     return out
 
@@ -121,7 +121,9 @@ def _gpu(reading: GpuSnapshot, dead: Set[int] | None, who: DoctorUser) -> Findin
     number = reading.ordinal
     check, reset = f"GPU {number}", who.root(f"nvidia-smi --gpu-reset -i {number}")
     if reading.lost:
-        return Finding(check, Mark.BAD, "lost", reading.problem or "the driver cannot talk to it", who.root("reboot"))
+        return Finding(
+            check, Mark.BAD, "lost", reading.problem or "the driver gets no answer from this GPU", who.root("reboot")
+        )
     if reading.problem.startswith("MIG"):
         mend = who.root(f"nvidia-smi -i {number} -mig 0")
         return Finding(check, Mark.WARN, reading.name, reading.problem, mend)
