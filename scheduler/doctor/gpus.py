@@ -55,7 +55,7 @@ def judge_driver(seen: DriverSeen, who: DoctorUser) -> Finding:
             return good("NVML", f"answers, {seen.gpus} GPU{'s' if seen.gpus > 1 else ''}")
         return Finding("NVML", Mark.WARN, "answers", "it shows no GPU", who.root("reboot"))
     if seen.way == "smi":
-        wrong = "nvidia-smi is read instead, which shows no processes, so foreign processes are not known"
+        wrong = "gpujob reads nvidia-smi instead; it shows no processes, so foreign processes are not known"
         mend = _pip(seen, "nvidia-ml-py") if seen.imports[0] else who.install("libnvidia-ml1")
         return Finding("NVML", Mark.WARN, seen.imports[0] or "does not answer", wrong, mend)
     if seen.unasked:  # because of a limit on processes: the driver may be fine
