@@ -108,9 +108,11 @@ def add(
     else:
         sys.stdout.buffer.write(os.fsencode(line) + b"\n")  # the bytes as in the file, whatever stdout's encoding
     if not os.path.exists(parsed.spec.script):
-        print(safe(f"gpujob: {parsed.spec.script} does not exist yet; the job waits until it does"), file=sys.stderr)
+        print(safe(f"gpujob: {parsed.spec.script} does not exist yet; the job waits until it exists"), file=sys.stderr)
     if path != "-" and not client.alive():
-        print("gpujob: no scheduler is running; the line is read when one starts (gpujob start)", file=sys.stderr)
+        print(
+            "gpujob: no scheduler is running; the line is read when a scheduler starts (gpujob start)", file=sys.stderr
+        )
     return 0
 
 
@@ -196,7 +198,7 @@ def submit(
     except OSError as error:
         raise SchedulerError(f"cannot print the id of job {job.id}, which is queued: {error.strerror}") from None
     if caller is None and not client.alive():  # `stay` says it for a foreground job
-        print("gpujob: no scheduler is running; the job waits until one starts (gpujob start)", file=sys.stderr)
+        print("gpujob: no scheduler is running; the job waits until a scheduler starts (gpujob start)", file=sys.stderr)
     for note in job.notes:
         print(safe(f"gpujob: job {job.id}: {note}"), file=sys.stderr)
     if caller is not None:

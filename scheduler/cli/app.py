@@ -33,7 +33,7 @@ StateFile = Annotated[
     Optional[str], typer.Option("--state-file", metavar="PATH", help="State file of the scheduler to use.")
 ]
 ConfigFile = Annotated[Optional[str], typer.Option("--config", metavar="PATH", help="Config file (YAML).")]
-JOB_HELP = "Id (12), range (3-9), label, @ (the last job) or @~1 (the one before)."
+JOB_HELP = "Id (12), range (3-9), label, @ (the last job) or @~1 (the job before it)."
 
 
 def _jobs(completion: Any) -> Any:
@@ -59,7 +59,7 @@ Gpus = Annotated[
 PausedGpus = Annotated[
     list[str], typer.Argument(metavar="GPU…", help="GPU ids: 2, or 0-3.", autocompletion=completions.paused_gpu)
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON value, for programs; goes after the verb.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value, for programs (write --json after the verb).")]
 
 
 class Common:
@@ -205,7 +205,7 @@ def run_commands(
     config: ConfigFile = None,
     **settings: Any,
 ) -> None:
-    """Run a file of shell commands on the GPUs until all have ended; after a stop, the same command continues."""
+    """Run a file of shell commands on the GPUs until all have ended; to continue after a stop, start the same gpujob run again."""
     from scheduler.cli.run import run as dispatch
 
     if file and settings["commands_file"]:
@@ -365,7 +365,7 @@ def logs(
         typer.Option(
             "--grep",
             metavar="PATTERN",
-            help="Only lines that match this Python regular expression; exit code 1 if none does.",
+            help="Only lines that match this Python regular expression; exit code 1 if no line matches.",
         ),
     ] = None,
     attempt: Annotated[
@@ -469,7 +469,7 @@ def pause(gpus: Gpus, state_file: StateFile = None, config: ConfigFile = None) -
 def resume(
     gpus: PausedGpus,
     force: Annotated[
-        bool, typer.Option("--force", help="Accept the foreign processes and memory that are on the GPUs now.")
+        bool, typer.Option("--force", help="Accept the foreign processes and foreign memory that are on the GPUs now.")
     ] = False,
     state_file: StateFile = None,
     config: ConfigFile = None,
@@ -534,7 +534,7 @@ def config_show(
 
 @config_app.command("check")
 def config_check(
-    file: Annotated[str, typer.Argument(metavar="[FILE]", help="Check only this file [all files of start].")] = "",
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="Check only this file [all files].")] = "",
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
@@ -579,15 +579,15 @@ def doctor(json: Json = False, state_file: StateFile = None, config: ConfigFile 
 @app.command("web")
 def web_page(
     ctx: typer.Context,
-    port: Annotated[str, typer.Option("--port", metavar="N", help="Port; 0: any free port.")] = "4004",
+    port: Annotated[str, typer.Option("--port", metavar="N", help="Port of the web page; 0: any free port.")] = "4004",
     host: Annotated[
         str,
-        typer.Option("--host", metavar="ADDRESS", help="Address; needs TLS or a proxy if other machines can reach it."),
+        typer.Option("--host", metavar="ADDRESS", help="Address of the page; needs TLS or a proxy if others reach it."),
     ] = "127.0.0.1",
     tls_cert: Annotated[str, typer.Option("--tls-cert", metavar="PATH", help="Certificate (PEM), for HTTPS.")] = "",
     tls_key: Annotated[str, typer.Option("--tls-key", metavar="PATH", help="Key of the certificate (PEM).")] = "",
     behind_proxy: Annotated[
-        bool, typer.Option("--behind-proxy", help="State that only your own TLS proxy can reach this address.")
+        bool, typer.Option("--behind-proxy", help="Declare that only your own TLS proxy can reach this address.")
     ] = False,
     names: Annotated[
         Optional[list[str]],

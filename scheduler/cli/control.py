@@ -58,7 +58,7 @@ def _show(answer: Answer) -> int:
 
 def _chosen(found: str, words: Sequence[str]) -> tuple[int, ...]:
     if not words:
-        raise UsageError("no job is named", do="name an id, a range such as 3-9, a label, or @ for the last")
+        raise UsageError("no job is named", do="name an id, a range such as 3-9, a label, or @ for the last job")
     return SchedulerClient(found).select(words)
 
 
@@ -168,7 +168,7 @@ def resume(
     ids = _gpus(gpus)
     if force and not SchedulerClient(found).alive():
         raise NoDaemon(
-            "cannot resume with --force: no scheduler is running to read the GPUs", do="start it: gpujob start"
+            "cannot resume with --force: no scheduler is running, so the GPUs are not read", do="start it: gpujob start"
         )
     return _ask(found, config, Resume(ids, force))
 
@@ -176,7 +176,7 @@ def resume(
 def queue(what: str, *, state_file: str | None = None, config: str | None = None) -> int:
     """Pause or resume the whole queue; ``what`` is ``pause`` or ``resume``. Raises UsageError for another word."""
     if what not in ("pause", "resume"):
-        raise UsageError(f"queue does not know {what!r}", do="write gpujob queue pause or gpujob queue resume")
+        raise UsageError(f"queue has no action {what!r}", do="write gpujob queue pause or gpujob queue resume")
     return _ask(state_file_for(state_file, config), config, PauseQueue(what == "pause"))
 
 

@@ -120,8 +120,8 @@ def _as_text(found: Report) -> list[str]:
     lines += terminal.folded(f"time       {utc(found.start)} to {utc(found.end)}", render.LABEL)
     if found.known_since is not None:
         text = (
-            f"complete   since {maybe_utc(found.known_since)}: jobs that ended earlier may be forgotten, and are then "
-            "not counted"
+            f"complete   since {maybe_utc(found.known_since)}: jobs that ended earlier may have been forgotten; "
+            "forgotten jobs are not counted"
         )
         lines += terminal.folded(text, render.LABEL)
     return lines
@@ -141,7 +141,7 @@ def _hours(gpu_ms: int) -> str:
 
 
 def _lost(number: int) -> str:
-    return f"upper limit ({number} lost)" if number else ""
+    return f"upper limit ({number} lost attempt{'s' * (number != 1)})" if number else ""
 
 
 def _ids(line: Line) -> str:

@@ -212,18 +212,20 @@ def _report_results(client: SchedulerClient, settings: Settings, before: _Comman
     if refused:
         _print_line(f"{name}: {len(refused)} line{'s' * (len(refused) > 1)} refused: gpujob status")
     if stopped:
-        _print_line("stopped before all commands had ended; run the same command again to continue", sys.stderr)
+        _print_line("stopped before all commands had ended; to continue, start the same gpujob run again", sys.stderr)
         return STOPPED
     if found.forgotten:
-        which = "1 command was" if len(found.forgotten) == 1 else f"{len(found.forgotten)} commands were"
+        which = "1 command" if len(found.forgotten) == 1 else f"{len(found.forgotten)} commands"
         _print_line(
-            f"{which} run earlier, then forgotten (by gpujob reset or keep_finished), and therefore not run again; "
+            f"not run again: {which}, forgotten (by gpujob reset or keep_finished) after an earlier run; "
             "to run the whole file again: gpujob run --again",
             sys.stderr,
         )
     if bad:
         ids = " ".join(str(job.id) for job in bad[:MOST_NAMED])
-        _print_line(f"to run the failed jobs again: gpujob retry {ids}, then the same command", sys.stderr)
+        _print_line(
+            f"to run the failed jobs again: gpujob retry {ids}, then start the same gpujob run again", sys.stderr
+        )
     left = [job for job in found.jobs if not job.state.ended]
     return 1 if bad or refused or left or found.forgotten or found.unread or unreadable else 0
 
@@ -335,7 +337,8 @@ class _Question:
         self.shown.stop()
         which = "1 job is" if jobs == 1 else f"{jobs} jobs are"
         print(
-            f"\n{which} running. The same command continues later; jobs that you end now then run again.",
+            f"\n{which} running. To continue later, start the same gpujob run again: it runs all jobs that have not ended, "
+            "and those that you end now.",
             flush=True,
         )
         self.shown.ask("(l)eave them running, (e)nd them, or (c)ontinue? [Ctrl-C again: leave] ")

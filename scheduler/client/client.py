@@ -118,7 +118,7 @@ class SchedulerClient:
                 looks += 1
                 if looks % 20 == 0 and not self.alive() and rows.answered(database.connection, row) is None:
                     raise NoDaemon(
-                        "the scheduler ended before it answered; the next start carries out the request",
+                        "the scheduler ended before it answered; the next scheduler carries out the request",
                         where=self.places.state_file,
                         do="start it: gpujob start",
                     )
@@ -395,7 +395,7 @@ class SchedulerClient:
                     if not named:
                         raise NotFound(
                             f"there is no job {word}{_similar_label(connection, word)}",
-                            do="name an id, a range such as 3-9, a label, @ for the last, @~1 for the one before",
+                            do="name an id, a range such as 3-9, a label, @ for the last job, @~1 for the job before it",
                         )
                     chosen += [job.id for job in named]
             for number in chosen:

@@ -80,7 +80,7 @@ def preview(
 
 
 def _not_yet() -> str:
-    return "no scheduler is running: the job waits until one starts (gpujob start)"
+    return "no scheduler is running: the job waits until a scheduler starts (gpujob start)"
 
 
 def _as_running(connection: sqlite3.Connection, config: Config, alive: bool) -> Config:

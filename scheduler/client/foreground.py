@@ -77,7 +77,9 @@ def stay(client: SchedulerClient, number: int, caller: Caller) -> int:
                 break
             except NoDaemon:
                 if not said:
-                    said_once = f"gpujob: no scheduler is running; job {number} waits until one starts (gpujob start)"
+                    said_once = (
+                        f"gpujob: no scheduler is running; job {number} waits until a scheduler starts (gpujob start)"
+                    )
                     print(said_once, file=sys.stderr)
                 said = True
                 time.sleep(EVERY_S)

@@ -82,7 +82,7 @@ def _unnamed(here: str) -> str:
         return alive[0]
     if alive:
         raise UsageError(
-            f"cannot tell which scheduler is meant: {len(alive)} of yours are running ({', '.join(alive)})",
+            f"cannot tell which scheduler is meant: {len(alive)} of your schedulers are running ({', '.join(alive)})",
             do="name one with --state-file",
         )
     return default

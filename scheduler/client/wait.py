@@ -79,7 +79,8 @@ def _forgotten(client: SchedulerClient, jobs: Sequence[tuple[int, Job | None]]) 
     several = len(jobs) > 1
     names = ", ".join(str(number) for number, _ in jobs[:MOST_NAMED])
     return NotFound(
-        f"cannot wait for job{'s' * several} {names}: deleted (gpujob reset) before this command saw the end",
+        f"cannot wait for job{'s' * several} {names}: {'they were' if several else 'it was'} forgotten (gpujob reset) "
+        f"before this command noticed {'their ends' if several else 'its end'}",
         where=client.places.state_file,
         do=f"the output is in {', '.join(logs[:MOST_NAMED])}" if logs else "",
     )

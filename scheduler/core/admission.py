@@ -585,7 +585,7 @@ class Admission:
         if parts + card.overcommit > free:
             return Verdict(
                 card.why_overcommit.code,
-                f"{card.why_overcommit.sentence}; the rest of the GPU is less than the share of this job",
+                f"{card.why_overcommit.sentence}; the rest of the GPU is smaller than the share that the waiting job needs",
             )
         if not self.has_room(index, parts, vram_mib):
             if self.thresholds.by_memory:

@@ -214,11 +214,11 @@ class Config:
     jobs_file: str = _option("jobs.txt", _text, "the watched jobs file; empty: watch none", "PATH", path=True)
     commands_file: str = _option("", _text, "a watched file of shell commands, one per line; empty: none", "PATH", path=True)
     llm_config: str = _option(
-        "llm_config.json", _text, "model table: model name -> GPU need; read again when it changes", "PATH", path=True
+        "llm_config.json", _text, "model table: for each model name, the GPUs that its jobs need; read again when it changes", "PATH", path=True
     )
     log_dir: str = _option("gpu_scheduler_logs", _path, "folder of the job logs; made private (0700)", "PATH", path=True)
     log_file: str = _option(
-        "gpu_scheduler.log", _text, "the main log (rotated at 10 MB, 5 kept); empty: none", "PATH", path=True
+        "gpu_scheduler.log", _text, "the main log (rotated at 10 MB; the last 5 old files are kept); empty: none", "PATH", path=True
     )
     journal: str = _option(
         "", _text, "a copy of all jobs with the history of their status, one line of JSON per job (JSONL); empty: none", "PATH", path=True
@@ -231,7 +231,7 @@ class Config:
         None, _gpu_ids, "manage only these GPUs, for example [0, 2] or 0-3; empty: the setting gpus decides", "LIST", reload=True
     )
     without_gpus: bool = _option(
-        False, _flag, "start even if no GPU, or not every named GPU, can be seen; jobs that need no GPU run", "BOOL"
+        False, _flag, "start even if the driver shows no GPU or not every named GPU; jobs that need no GPU run", "BOOL"
     )
     cpu_slots: int | None = _option(
         None, _gpu_count,
@@ -240,13 +240,13 @@ class Config:
     )
 
     mem_threshold: float = _option(
-        0.8, _share, "a GPU gets no new job while foreign processes use this share of its memory", "SHARE",
+        0.8, _share, "a GPU gets no new job while foreign processes use at least this share of its memory", "SHARE",
         reload=True, section="when a GPU gets no new job",
     )
     load_threshold: float = _option(
         0.8, _share,
-        "a GPU gets no new job while foreign processes keep it this busy; "
-        "this begins with two such readings in a row, and ends with three lower readings in a row",
+        "a GPU gets no new job while foreign processes keep it at least this busy: "
+        "from two such readings in a row until three lower readings in a row",
         "SHARE", reload=True,
     )
     whole_gpu_tolerance: float = _option(
@@ -255,7 +255,7 @@ class Config:
     gpu_interval: float = _option(
         5.0, _interval,
         "time between two readings of the GPUs; a GPU that was not read for three intervals gets no new job; "
-        "0: GPUs are never read, and the GPUs of --gpus N are allocated by booking alone",
+        "0: GPUs are never read, and the GPUs of --gpus N are allocated without readings",
         "S", reload=True,
     )
     poll_interval: float = _option(
@@ -267,7 +267,7 @@ class Config:
     min_free_mem_mb: int = _option(
         0, _whole(0),
         "a job that asks for no share books this many MiB of GPU memory, on the GPU with the most free memory; "
-        "0: such a job books a share (default of gpujob run: 6000)", "MIB",
+        "0: such a job books a share of a GPU (default of gpujob run: 6000)", "MIB",
     )
     settle: float = _option(
         120.0, _seconds,
@@ -334,8 +334,8 @@ class Config:
     )
     history: bool = _option(
         True, _flag,
-        "keep readings of GPUs and jobs for curves: means over 10 s for a day, means over 5 min for 90 days; "
-        "at most some 150 MB", "BOOL"
+        "store readings of GPUs and jobs for the curves of the web page: means over 10 s for a day, means over 5 min for 90 days; "
+        "at most about 150 MB", "BOOL"
     )
     save_list: str = _option(
         "", _text, "shell script, written when SIGTERM ends the scheduler, that submits the remaining jobs again (with ts); empty: none", "PATH", path=True
@@ -343,7 +343,7 @@ class Config:
 
     monitor_interval: float = _option(
         30.0, _often, "safety net: check the jobs file at least this often", "S",
-        reload=True, section="noticing changes (these intervals are safety nets; events come first)",
+        reload=True, section="noticing changes (normally by events; these intervals are safety nets)",
     )
     state_interval: float = _option(20.0, _often, "safety net: check the state file at least this often", "S", reload=True)
     watch: str = _option(

@@ -138,8 +138,8 @@ class DecisionPass:
             parent = self.find(parent_id)
             ended = parent is None or parent.state.ended
             if parent_id in job.spec.after_ok and ended and (parent is None or not parent.succeeded):
-                what = "is not known" if parent is None else f"is {parent.state.value}"
-                self._skip(job, f"job {parent_id} had to succeed, but it {what}")
+                what = "it does not exist" if parent is None else f"its state is {parent.state.value}"
+                self._skip(job, f"job {parent_id} had to succeed, but {what}")
                 return None
             if not ended:
                 waits_for.append(parent_id)

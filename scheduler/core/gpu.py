@@ -33,9 +33,9 @@ def parts_of(text: str) -> int:
     except InvalidOperation:
         number = Decimal("NaN")
     if not number.is_finite():
-        raise UsageError(f"a GPU need must be a number, not {text!r}", do="write 0.5, 1, 2 or 2x0.5")
+        raise UsageError(f"the need for GPUs must be a number, not {text!r}", do="write 0.5, 1, 2 or 2x0.5")
     if number < 0:
-        raise Refused(f"a GPU need cannot be below 0: {text}", do="write 0.5, 1, 2 or 2x0.5")
+        raise Refused(f"the need for GPUs cannot be below 0: {text}", do="write 0.5, 1, 2 or 2x0.5")
     if number > HIGHEST_GPU_ID:
         raise Refused(f"no server has {text} GPUs", do="write 0.5, 1, 2 or 2x0.5")
     with localcontext() as exact:
@@ -69,7 +69,8 @@ class ResourceRequest:
             count, parts = int(match.group(1)), parts_of(match.group(2))
             if not count:
                 raise UsageError(
-                    f"cannot read the GPU need {text.strip()!r}: it asks for 0 GPUs", do="write 0, 0.5, 1, 2 or 2x0.5"
+                    f"cannot read the need for GPUs {text.strip()!r}: it asks for 0 GPUs",
+                    do="write 0, 0.5, 1, 2 or 2x0.5",
                 )
             if parts > WHOLE:
                 raise Refused(f"a part of one GPU cannot be above 1: {text}", do="write 2x0.5")

@@ -244,7 +244,7 @@ def _cancel(decision: DecisionPass, job: Job) -> str:
         job.not_before = None
         decision.changed(job, "cancelled", outcome="cancelled")
         decision.after_end(job)
-        return f"job {job.id} cancelled before it ran"
+        return f"job {job.id} was cancelled before it ran"
     decision.stop(job)
     return f"job {job.id}: SIGTERM to all its processes, SIGKILL after {decision.state.policy.kill_grace_s:g} s"
 

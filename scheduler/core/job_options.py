@@ -179,7 +179,7 @@ JOB_OPTIONS: dict[str, JobOption] = {
             name="gpus", metavar="NEED", field="gpus", read=_need, edit=True, completion="need", key="gpus", example="0.5",
             help="Share of a GPU, or number of GPUs: 0.5, 1, 2 or 2x0.5; default: from the model table.",
             meaning="need: `0`, `0.5`, `1`, `2`, `2x0.5` (half of each of two GPUs); 1.5 is rounded up to 2 whole GPUs, with a note",
-            form=FormField("GPUs", "0.5 shares one, 2 takes two, 0 none", "1", keyboard="decimal"),
+            form=FormField("GPUs", "0.5 for half of one, 2 for two, 0 for none", "1", keyboard="decimal"),
         ),
         JobOption(
             name="allowed", metavar="LIST", kind=GPUS, field="allowed", read=_allowed, edit=True, completion="gpu_list",
@@ -200,7 +200,7 @@ JOB_OPTIONS: dict[str, JobOption] = {
             name="after", metavar="IDS", kind=JOBS, field="after", read=job_ids, edit=True, completion="job_list",
             key="after", example="12",
             help="Start when these jobs have ended.",
-            meaning='start when job 12 has ended; more: `after="12,13"`',
+            meaning='start when job 12 has ended; several: `after="12,13"`',
             form=FormField("After the end of", "ids such as 12,13; whatever their outcome"),
         ),
         JobOption(
@@ -213,7 +213,7 @@ JOB_OPTIONS: dict[str, JobOption] = {
         JobOption(
             name="vram", metavar="SIZE", field="vram_mib", read=mib_of, edit=True, key="vram", example="18G",
             help="GPU memory that it needs on each GPU: 18G.",
-            meaning="memory it needs on each GPU (counted where the GPU's size is known); without `gpus=` and without "
+            meaning="memory it needs on each GPU (ignored on GPUs of unknown size); without `gpus=` and without "
             "a known model, its share of a GPU is computed from this memory",
             form=FormField("GPU memory", "needed on each GPU: 18G", "any"),
         ),
@@ -237,7 +237,7 @@ JOB_OPTIONS: dict[str, JobOption] = {
         ),
         JobOption(
             name="env", metavar="K=V", kind=VARIABLES, field="variables", read=_variables, key="env", example="\"A=1 B='x y'\"",
-            help="Set an environment variable.", meaning="environment variables, in addition to its environment",
+            help="Set an environment variable.", meaning="environment variables, added to the environment of the job",
         ),
         JobOption(
             name="conda", metavar="ENV", kind=PATH, field="conda_env", completion="environment",
@@ -305,7 +305,7 @@ JOB_OPTIONS: dict[str, JobOption] = {
             meaning="a program to call at the end of the job (a name in the job's PATH, or a path: `./notify.sh`). It "
             "runs in the job's folder and environment; its arguments are id, error level (exit code, or -1), log (or "
             "nothing) and command; its output goes to `.gpujob/on_finish.log`. It is called once, after the last "
-            "attempt, but not for a job that never began",
+            "attempt, but not for a job that never started",
         ),
         JobOption(
             name="mail", metavar="WHO", field="mail_to", read=_one_line, key="mail", example="me@example.org",
@@ -418,6 +418,6 @@ def check_launch(spec: JobSpec) -> None:
     if spec.launch != "python" and not spec.script.endswith(".py"):
         name = spec.script.rsplit("/", 1)[-1]
         raise Refused(
-            f"{spec.launch} runs Python scripts, and {name} does not end in .py",
+            f"{spec.launch} runs only Python scripts, and {name} does not end in .py",
             do="name the .py file, or leave launch out",
         )

@@ -73,11 +73,11 @@ def table_from(data: Any, where: str, place: Callable[[str], str] | None = None)
 
 def _need_text(value: Any, shown: str) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise UsageError(f"{shown}: the need must be a number", do="write 0.5, 1 or 2")
+        raise UsageError(f"{shown}: the need for GPUs must be a number", do="write 0.5, 1 or 2")
     if (isinstance(value, int) and abs(value) > HIGHEST_GPU_ID) or (
         isinstance(value, str) and len(value) > LONGEST_NEED
     ):
-        raise UsageError(f"{shown}: a GPU need cannot be {said(value)}", do="write 0.5, 1 or 2")
+        raise UsageError(f"{shown}: the need for GPUs cannot be {said(value)}", do="write 0.5, 1 or 2")
     text = str(value)
     try:
         ResourceRequest.parse(text)

@@ -369,17 +369,14 @@ class Fleet:
             if self.free[most] >= need.parts and not kind.vram_mib:
                 return Reason("no-room", f"fits on GPU {most}; it starts shortly")
             if self.free[most] >= need.parts:
-                text = (
-                    f"needs {kind.vram_mib} MiB of GPU memory; no usable GPU has so much memory that is not promised "
-                    "to other jobs"
-                )
+                text = f"needs {kind.vram_mib} MiB of GPU memory; no usable GPU has that much unbooked memory"
             return Reason("no-room", text + tail)
         fitting = mask_of(i for i in ids_of(usable) if self.free[i] >= need.parts)
         best = max((fitting & mask).bit_count() for mask in self._server_mask.values())
         if best >= need.count:
             text = (
-                f"needs {kind.vram_mib} MiB on each of {need.count} GPUs of one server; too few GPUs have so much "
-                "memory that is not promised to other jobs"
+                f"needs {kind.vram_mib} MiB on each of {need.count} GPUs of one server; too few GPUs have that much "
+                "unbooked memory"
             )
             return Reason("no-wide-room", text + tail)
         return Reason("no-wide-room", f"needs {need.in_words()}; {best} {'is' if best == 1 else 'are'} free{tail}")

@@ -55,10 +55,10 @@ def _keep(text: str, size_of: Any, example: str) -> Keep:
     for word in text.replace(",", " ").split():
         size = size_of(word)
         if size is not None:
-            if most is not None or not size:
-                raise UsageError(
-                    f"{word!r} is {'a second limit of the same kind' if most else '0, which is not a limit'}", do=do
-                )
+            if most is not None:
+                raise UsageError(f"{word!r} is a second limit of the same kind", do=do)
+            if not size:
+                raise UsageError(f"a limit must be above 0, not {word!r}", do=do)
             most = size
             continue
         if not word[-1:].isalpha():
@@ -67,10 +67,10 @@ def _keep(text: str, size_of: Any, example: str) -> Keep:
             age = seconds_of(word)
         except SchedulerError:
             raise UsageError(f"cannot read {word[:40]!r}: it is not a limit", do=do) from None
-        if age_s is not None or not age:
-            raise UsageError(
-                f"{word!r} is {'a second limit of the same kind' if age_s else '0, which is not a limit'}", do=do
-            )
+        if age_s is not None:
+            raise UsageError(f"{word!r} is a second limit of the same kind", do=do)
+        if not age:
+            raise UsageError(f"a limit must be above 0, not {word!r}", do=do)
         age_s = age
     return Keep(most, age_s)
 

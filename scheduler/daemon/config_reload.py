@@ -157,7 +157,7 @@ class ConfigReload:
         ]
         unsaid = [key for key, value in waiting.items() if key not in self.waiting or self.waiting[key] != value]
         if unsaid:
-            words.append(f"{', '.join(unsaid)} need{'s' if len(unsaid) == 1 else ''} a restart")
+            words.append(f"{', '.join(unsaid)} need{'s' if len(unsaid) == 1 else ''} a restart of the scheduler")
         self.waiting = waiting
         if taken:
             self.target.use_settings(self.settings.config, gpus)

@@ -151,7 +151,7 @@ class FollowedFiles:
             self.batches.append((file, batch))
         if file.trouble and (batch is not None or file.follower.look_again_at is None):
             file.trouble, file.failing_since = "", None
-            self._context.say(f"{path}: can be read now", 20, kind="file")
+            self._context.say(f"the scheduler can read {path} now", 20, kind="file")
             self._noted()
         if file.follower.look_again_at is not None:
             file.due = file.follower.look_again_at

@@ -168,9 +168,12 @@ class HistoryWriter:
                 file.told.clear()
                 if now and not trouble:
                     self._told.append(
-                        (f"cannot write {self.path}: {now}; the curves have a gap until it can be written", 30)
+                        (
+                            f"cannot write {self.path}: {now}; the curves have a gap until the scheduler can write this file again",
+                            30,
+                        )
                     )
                 elif trouble and not now:
-                    self._told.append((f"{self.path} can be written again", 20))
+                    self._told.append((f"the scheduler can write {self.path} again", 20))
                 trouble = now
         file.close()

@@ -61,7 +61,7 @@ class MainLog:
             return
         number = len(self._lines)
         if self._lost:
-            self._lines.insert(0, _record(f"log records lost: {self._lost} ({self._why})", logging.WARNING))
+            self._lines.insert(0, _record(f"lost log records: {self._lost} ({self._why})", logging.WARNING))
         data = "".join(self._lines).encode("utf-8", "backslashreplace")
         self._lines.clear()
         try:

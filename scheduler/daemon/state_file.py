@@ -169,7 +169,7 @@ class StateFile:
             self.missing_since = now
         if now - self.missing_since < GONE_S:
             return None
-        self.said.append("the state file was deleted: pauses are reset")
+        self.said.append("the state file was deleted: all pauses are removed")
         return Edit(StateEdited((), False), time.time(), None)
 
     def _look_at_outs(self, now: float) -> Edit | None:

@@ -138,7 +138,7 @@ class StateWriter:
         self.dirty = not done
         if done and self.trouble:
             self.trouble = ""
-            self.say(f"{self.file.path} can be written again", 20, "state")
+            self.say(f"the scheduler can write {self.file.path} again", 20, "state")
 
     def _blocked(self, state: SchedulerState, reasons: Mapping[str, Reason], now: Now) -> dict[str, int]:
         """Return reason code → number of waiting jobs.

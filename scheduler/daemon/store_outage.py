@@ -66,7 +66,7 @@ class StoreOutage:
     def over(self) -> None:
         """End the outage after a pass without an error. If an error was logged, log that the outage is over."""
         if self.error is not None:
-            text = "the scheduler works again" if self.error.code == DEFECT else "the store can be used again"
+            text = "the scheduler works again" if self.error.code == DEFECT else "the scheduler can use the store again"
             self._context.say(text, 20, kind="store")
         self.error = None
 

@@ -37,7 +37,7 @@ def judge(seen: ClockSeen, who: DoctorUser) -> Finding:
     """
     mend = who.root("timedatectl set-ntp true") if seen.timedated else who.install("chrony")
     if seen.year < FIRST_YEAR:
-        wrong = "times and log names are wrong, and logs look old to keep_logs once the clock is right"
+        wrong = "times and log names are wrong, and when the clock is right again, keep_logs counts these logs as old"
         return Finding("clock", Mark.BAD, f"the clock shows the year {seen.year}", wrong, mend)
     if seen.ahead_s > BACK_S:
         wrong = f"the clock went back: {seen.newest} was written {span_text(seen.ahead_s)} in the future"

@@ -66,7 +66,7 @@ def judge(seen: FolderSeen, who: DoctorUser) -> Finding:
         return bad("the disk is full, so no job starts; this command shows the largest folders: free space there", look)
     if seen.free_inodes is not None and seen.free_inodes < FEWEST_INODES:
         look = f"{who.root('du')} -x --inodes {word(seen.mount)} | sort -n | tail -n 20"
-        wrong = f"only {seen.free_inodes} inodes are left; this command shows the folders with most files: remove some"
+        wrong = f"only {seen.free_inodes} inodes are left; this command shows the folders with the most files: remove files there"
         return bad(wrong, look)
     if system is None or not system.known:
         return not_determined(seen.check, f"what file system {seen.path} is on", "" if system is None else system.name)

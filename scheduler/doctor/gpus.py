@@ -55,7 +55,7 @@ def judge_driver(seen: DriverSeen, who: DoctorUser) -> Finding:
             return good("NVML", f"answers, {seen.gpus} GPU{'s' if seen.gpus > 1 else ''}")
         return Finding("NVML", Mark.WARN, "answers", "it shows no GPU", who.root("reboot"))
     if seen.way == "smi":
-        wrong = "nvidia-smi is read instead, which shows no processes, so foreign processes are not known"
+        wrong = "gpujob reads nvidia-smi instead; it shows no processes, so foreign processes are not known"
         mend = _pip(seen, "nvidia-ml-py") if seen.imports[0] else who.install("libnvidia-ml1")
         return Finding("NVML", Mark.WARN, seen.imports[0] or "does not answer", wrong, mend)
     if seen.unasked:  # because of a limit on processes: the driver may be fine
@@ -112,7 +112,7 @@ def judge_gpus(readings: Sequence[GpuSnapshot], dead: Set[int] | None, who: Doct
         ids = gpu_ids_text(reading.ordinal for reading in fine)
         out.insert(
             0,
-            good("GPU", f"{ids}: {f'{names}, ' if names else ''}no memory of ended processes"),
+            good("GPU", f"{ids}: {f'{names}, ' if names else ''}ended processes hold no memory"),
         )
     return out
 
@@ -122,7 +122,9 @@ def _gpu(reading: GpuSnapshot, dead: Set[int] | None, who: DoctorUser) -> Findin
     number = reading.ordinal
     check, reset = f"GPU {number}", who.root(f"nvidia-smi --gpu-reset -i {number}")
     if reading.lost:
-        return Finding(check, Mark.BAD, "lost", reading.problem or "the driver cannot talk to it", who.root("reboot"))
+        return Finding(
+            check, Mark.BAD, "lost", reading.problem or "the driver gets no answer from this GPU", who.root("reboot")
+        )
     if reading.problem.startswith("MIG"):
         mend = who.root(f"nvidia-smi -i {number} -mig 0")
         return Finding(check, Mark.WARN, reading.name, reading.problem, mend)

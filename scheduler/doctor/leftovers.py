@@ -64,7 +64,7 @@ def judge(seen: LeftSeen, who: DoctorUser) -> list[Finding]:
         then = (
             "its GPUs stay allocated until the processes end"
             if seen.held
-            else "no scheduler is running; the next one may allocate their GPUs to other jobs"
+            else "no scheduler is running; the next scheduler may allocate their GPUs to other jobs"
         )
         mend = f"{seen.sudo}kill " + " ".join(str(one.pid) for one in seen.processes)
         found.append(

@@ -42,7 +42,7 @@ def judge_store(seen: StoreSeen) -> Finding:
     if seen.kind == "moved":
         wrong += "; adopt it only if the original is not used any more, else original and copy both run the jobs"
     told = {
-        "moved": "belongs to another place",
+        "moved": "moved or copied",
         "newer": "written by a newer gpujob",
         "elsewhere": "in use on another machine",
     }

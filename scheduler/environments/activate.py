@@ -89,7 +89,7 @@ def activated(told: dict[str, Any], before: dict[bytes, bytes]) -> dict[bytes, b
     after = parsed(output_of(shell_words(told), inside, float(told["limit"])))
     left = os.fsdecode(after.get(b"CONDA_PREFIX", b""))
     if not left or os.path.realpath(left) != os.path.realpath(told["prefix"]):
-        raise NotActivated(f"CONDA_PREFIX is {left or 'not set'} afterwards (expected: {told['prefix']})")
+        raise NotActivated(f"after the activation, CONDA_PREFIX is {left or 'not set'} (expected: {told['prefix']})")
     kept = {name for name in (*before, *after) if name.startswith(b"GPUJOB_") or name in OURS or name in OF_THE_SHELL}
     for name in kept:
         after.pop(name, None)

@@ -80,7 +80,7 @@ def script_trouble(script: str) -> str:
         return f"cannot access script {script}: {error.strerror}; {AGAIN} it is accessible"
     if stat.S_ISDIR(mode):
         return f"{script} is a folder, not a script; {AGAIN} it is a file"
-    return "" if stat.S_ISREG(mode) else f"script {script} is not a regular file; {AGAIN} it is one"
+    return "" if stat.S_ISREG(mode) else f"script {script} is not a regular file; {AGAIN} it is a regular file"
 
 
 def folder_trouble(folder: str) -> str:

@@ -93,7 +93,7 @@ class Environments:
         if not words:
             return Missing(
                 "conda_mode is run, but neither conda nor mamba nor micromamba was found; install one, name it in "
-                "CONDA_EXE, or set conda_mode: direct; the job waits until there is one"
+                "CONDA_EXE, or set conda_mode: direct; the job waits until one of them is found"
             )
         return words, plain
 

@@ -63,13 +63,13 @@ def managed_gpus(
     """
     wanted = _wanted(config)
     if wanted == ():
-        return Managed([], None, ["no GPU is managed (gpus: 0): only jobs that need none can start"])
+        return Managed([], None, ["no GPU is managed (gpus: 0): only jobs that need no GPU can start"])
     if not config.gpu_interval:
         if wanted is None:
             raise NoGpuData(
                 "the number of GPUs is not known, because GPUs are not read (gpu_interval: 0)", do="set it: --gpus N"
             )
-        text = f"GPUs are not read (gpu_interval: 0): GPU {gpu_ids_text(wanted)} is declared and allocated by booking alone"
+        text = f"GPUs are not read (gpu_interval: 0): GPU {gpu_ids_text(wanted)} is declared, and is allocated without readings"
         return Managed(declared(wanted), None, [text])
     probe: Probe = NvidiaProbe(environ)
     try:
@@ -80,7 +80,7 @@ def managed_gpus(
         except NoGpuData:
             if not config.without_gpus:
                 raise
-            return Managed([], None, [f"no GPU is managed: {error.what}; only jobs that need none can start"])
+            return Managed([], None, [f"no GPU is managed: {error.what}; only jobs that need no GPU can start"])
     except BaseException:
         probe.close()
         raise
@@ -90,11 +90,11 @@ def managed_gpus(
         wanted = _visible(environ.get("CUDA_VISIBLE_DEVICES"), found, notes)
     beyond = [gpu for gpu in wanted if gpu not in found]
     if beyond and config.without_gpus:
-        notes.append(f"there is no GPU {gpu_ids_text(beyond)}: the driver shows {gpu_ids_text(found)}")
+        notes.append(f"there is no GPU {gpu_ids_text(beyond)}: the driver shows GPU {gpu_ids_text(found)}")
         wanted = tuple(gpu for gpu in wanted if gpu in found)
     elif beyond:
         probe.close()
-        raise Refused(f"there is no GPU {gpu_ids_text(beyond)}", do=f"the driver shows {gpu_ids_text(found)}")
+        raise Refused(f"there is no GPU {gpu_ids_text(beyond)}", do=f"the driver shows GPU {gpu_ids_text(found)}")
     return Managed([found[gpu] for gpu in wanted], probe, notes, first, list(found.values()))
 
 
@@ -123,7 +123,7 @@ def managed_after_change(
         wanted = _visible(environ.get("CUDA_VISIBLE_DEVICES"), known, [])
     beyond = [gpu for gpu in wanted if gpu not in known]
     if beyond and not config.without_gpus:
-        raise Refused(f"there is no GPU {gpu_ids_text(beyond)}", do=f"the driver shows {gpu_ids_text(known)}")
+        raise Refused(f"there is no GPU {gpu_ids_text(beyond)}", do=f"the driver shows GPU {gpu_ids_text(known)}")
     return [known[gpu] for gpu in wanted if gpu in known]
 
 
@@ -175,7 +175,7 @@ def _without_answer(probe: Probe, wanted: tuple[int, ...] | None, stored: Sequen
         probe.close()
         if wanted is None:
             raise error
-        text = f"there is no NVIDIA driver: GPU {gpu_ids_text(wanted)} is declared and allocated by booking alone"
+        text = f"there is no NVIDIA driver: GPU {gpu_ids_text(wanted)} is declared, and is allocated without readings"
         return Managed(declared(wanted), None, [text])
     if wanted is None and not real:  # not known which GPUs to wait for
         probe.close()

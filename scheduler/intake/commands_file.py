@@ -23,5 +23,5 @@ def parse(line: str, line_context: LineContext, origin: str = "") -> Parsed | No
             f"the command is too long: {len(text)} characters", do=f"a command may have at most {LONGEST_WORD} bytes"
         )
     if "\0" in text:
-        raise UsageError("the command holds a NUL byte", do="remove it")
+        raise UsageError("the command contains a NUL byte", do="remove it")
     return Parsed(JobSpec(source="commands", arguments=("sh", "-c", text), origin=origin))

@@ -90,7 +90,7 @@ def _entries(text: str, path: str) -> tuple[dict[str, Entry], list[SchedulerErro
         return entries, errors
     if not isinstance(root, yaml.MappingNode):
         where = f"{path}:{root.start_mark.line + 1}"
-        raise UsageError("must hold `key: value` lines", where=where, do="see config.example.yaml")
+        raise UsageError("must contain `key: value` lines", where=where, do="see config.example.yaml")
     seen: dict[str, int] = {}
     for key, node in root.value:
         line = key.start_mark.line + 1
@@ -125,7 +125,7 @@ def _tree(text: str, path: str) -> Any:
     except yaml.reader.ReaderError as error:
         where = f"{path}:{text.count(chr(10), 0, error.position) + 1}"
         raise UsageError(
-            f"holds the character {error.character:#06x}", where=where, do="save it as plain text"
+            f"contains the character {error.character:#06x}", where=where, do="save it as plain text"
         ) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -158,7 +158,7 @@ def _value(name: str, node: yaml.Node, where: str) -> str | list[str] | None:
             return None
         if node.tag.endswith(":bool") and name in TEXTS:
             raise UsageError(
-                f"{name}: must be a text, not {said(node.value)}", where=where, do="put quotes around a text"
+                f"{name}: must be a text, not {said(node.value)}", where=where, do="put quotes around the value"
             )
         return str(node.value)
     if node.tag not in ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map"):

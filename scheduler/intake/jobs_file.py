@@ -61,7 +61,7 @@ def parse(line: str, line_context: LineContext, origin: str = "") -> Parsed | No
             f"the line is too long: {len(text)} characters", do=f"a line may have at most {LONGEST_LINE} characters"
         )
     if "\0" in text:
-        raise UsageError("the line holds a NUL byte", do="remove it")
+        raise UsageError("the line contains a NUL byte", do="remove it")
     fields, rest, options = _split(text)
     if len(fields) < 2:
         raise UsageError("a job needs at least a priority and a script", do=f"write {FORMAT}")
@@ -152,10 +152,9 @@ def _split(text: str) -> tuple[list[_Field], _Field | None, list[tuple[str, str]
         tail = text[position:].split(";", 1)[0]
         if re.fullmatch(r"\s*\d[\d,\s-]*", tail) and text[position - 2] != '"':
             key, value = options[-1]
-            more = {"on": "more GPUs", "env": "more of the value"}.get(key, "more jobs")
             raise UsageError(
-                f";{key}={value},{tail} can be read as {more} or as a GPU list",
-                do=f'write ;{key}="{value},{tail.strip()}" for {more}, or put the GPU list before ;{key}=',
+                f"it is not clear whether {tail.strip()!r} belongs to ;{key}={value} or is the GPU list",
+                do=f'write ;{key}="{value},{tail.strip()}" if it belongs to ;{key}=, else put the GPU list before ;{key}=',
             )
     if position < len(text) and text[position:].lstrip().startswith('"'):
         found, end = _take_field(text, position, True)
@@ -356,7 +355,7 @@ def write_line(
     """
     for name, text in (("script", script), ("environment", conda), ("arguments", arguments), ("GPU list", gpus)):
         if "\n" in text or "\r" in text or "\0" in text:
-            raise UsageError(f"the {name} holds a line break or NUL byte", do="write each job as one line")
+            raise UsageError(f"the {name} contains a line break or NUL byte", do="write each job as one line")
     if not script.strip():
         raise UsageError("the script is missing", do=f"write {FORMAT}")
     fields = [str(priority), quoted(script), quoted(conda), quoted(arguments), gpus.strip()]

@@ -146,7 +146,7 @@ class _Gathering:
             self.errors.append(UsageError(text, where=where, do="leave one of them out"))
             return
         weak, strong = sorted(("gpus", "gpu_ids"), key=self.level.__getitem__)
-        self.values[weak], self.origin[weak] = None, f"overruled by {strong} ({self.origin[strong]})"
+        self.values[weak], self.origin[weak] = None, f"overridden by {strong} ({self.origin[strong]})"
 
     def _said(self, key: str) -> str:
         return {1: f"{key}:", 2: PREFIX + key.upper(), 4: _flag(key)}[self.level[key]]

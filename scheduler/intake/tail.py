@@ -457,7 +457,7 @@ class Follower:
             if open_line and raw.strip():
                 lines.append(
                     LineRead(
-                        number, _shown(raw), "the line was changed after it was read; start a new line for a new job"
+                        number, _shown(raw), "the line was changed after it was read; write a new line for a new job"
                     )
                 )
             elif not open_line and not skipping:
@@ -482,7 +482,7 @@ class Follower:
             elif last and whole_rest and open_line and rest.strip():
                 lines.append(
                     LineRead(
-                        number, _shown(rest), "the line was changed after it was read; start a new line for a new job"
+                        number, _shown(rest), "the line was changed after it was read; write a new line for a new job"
                     )
                 )
                 position = len(data)

@@ -46,7 +46,7 @@ PASSING = frozenset(
 )
 LOCK_WAIT_S = 10.0
 HEAD = {"sqlite_master": "the file header"}
-REFUSED = "the store was rebuilt before this request was carried out; make it again"
+REFUSED = "the store was rebuilt before this request was carried out; repeat the request"
 
 
 @dataclass(slots=True)
@@ -241,7 +241,7 @@ def _fill(
     trusted = not out.stale and not {"files", "line_counts"} & set(left.trouble)
     _say_jobs(out, left, report)
     if refused:
-        report.lines.append(f"{refused} open requests were refused; make them again")
+        report.lines.append(f"{refused} open requests were refused; repeat them")
     known = {job.identity for job in out.jobs.values() if job.identity}
     managed = tuple(gpu.index for gpu in rows.gpus(connection)) or None
     for path, kind in _watched(places, config, left).items():
@@ -267,7 +267,7 @@ def _insert(connection: sqlite3.Connection, name: str, left: Salvaged) -> None:
             [row[column] for column in columns],
         )
         if not taken.rowcount:
-            left.trouble.setdefault(name, "a row holds invalid values")
+            left.trouble.setdefault(name, "a row contains invalid values")
 
 
 def _holdings(connection: sqlite3.Connection, left: Salvaged) -> list[Holding]:

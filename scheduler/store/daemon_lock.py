@@ -124,7 +124,7 @@ class DaemonLock:
     def _taken(self) -> Taken:
         other = holder(self.places).get("pid", "unknown")
         return Taken(f"cannot start: a scheduler with this state file is already running (pid {other})", where=self.places.state_file,
-                     do=f"use that one, end it first (kill {other}; running jobs continue), or name another --state-file")  # fmt: skip
+                     do=f"use that scheduler, end it first (kill {other}; running jobs continue), or name another --state-file")  # fmt: skip
 
     def leave(self) -> None:
         """Release the lock and remove `daemon.json`."""

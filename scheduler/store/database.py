@@ -295,7 +295,7 @@ def check_sound(places: Places, *, pages: str = "", records: bool = False, still
             version = _version(connection, places)
             if version > VERSION:
                 raise StoreTrouble(
-                    f"cannot use the store: a newer gpujob wrote it (version {version}; this one supports {VERSION})",
+                    f"cannot use the store: a newer gpujob wrote it (version {version}; this gpujob supports {VERSION})",
                     where=places.store,
                     do="install that version again, or name another --state-file",
                     code=NEWER,
@@ -371,7 +371,7 @@ def open_for_reading(places: Places, still: bool = False) -> sqlite3.Connection:
         version = _version(connection, places)
         if version > VERSION:
             raise StoreTrouble(
-                f"cannot use the store: a newer gpujob wrote it (version {version}; this one supports {VERSION})",
+                f"cannot use the store: a newer gpujob wrote it (version {version}; this gpujob supports {VERSION})",
                 where=places.store,
                 do="install that version again, or name another --state-file",
                 code=NEWER,

@@ -89,13 +89,13 @@ def check_home(db: Database, places: Places) -> None:
         raise SchedulerError(
             f"cannot use the store: its folder was moved from {before}, and the lines of its jobs file would run again",
             where=places.state_dir,
-            do="move the folder back (a link to it is fine here), or accept that the lines run again: gpujob recover",
+            do="move the folder back (you can put a link to it here), or accept that the lines run again: gpujob recover",
         )
     if not belongs(made, here):
         elsewhere = made.partition(":")[0] != here.partition(":")[0]
-        which = f"machine{f' ({host})' if host else ''}" if elsewhere else "folder (a copy?)"
+        which = f"on another machine{f' ({host})' if host else ''}" if elsewhere else "in another folder (a copy?)"
         raise SchedulerError(
-            f"cannot use the store: it was created on another {which}",
+            f"cannot use the store: it was created {which}",
             where=places.state_dir,
             do="if the original is no longer used, adopt its jobs: gpujob recover",
         )

@@ -333,7 +333,7 @@ def session_of(values: object, name: str) -> Session:
     whole = _Reader(values, "the session")
     schema = whole.number("schema", SCHEMA)
     if schema is not None and schema > SCHEMA:
-        raise UsageError(f"it was written by a later gpujob (schema {schema}; this one knows {SCHEMA})")
+        raise UsageError(f"a newer gpujob wrote it (schema {schema}; this gpujob supports {SCHEMA})")
     if whole.text("id", name) != name:
         raise UsageError(f"its id is {said(whole.text('id', name))}, and the file has another name")
     session = Session(name, whole.text("name"), whole.time("created_at") or 0.0)

@@ -150,7 +150,8 @@ class GpuDocument(TypedDict):
     ]
     temperature: Annotated[Optional[int], Field("Temperature in degrees Celsius; null if not read.")]
     reason: Annotated[
-        Optional[str], Field("Why the readings of the GPU keep jobs away, as a sentence; null if they do not.")
+        Optional[str],
+        Field("Why no job starts on the GPU because of its readings, as a sentence; null if its readings allow jobs."),
     ]
     jobs: Annotated[list[Number], Field("Jobs on the GPU, and ended jobs whose leftover processes hold it.")]
 
@@ -356,7 +357,7 @@ ReportDocument = TypedDict(
         "to": Annotated[Moment, Field("End of the reported time: now.")],
         "known_since": Annotated[
             MaybeMoment,
-            Field("Time since which all jobs are known; jobs that ended earlier may be forgotten. Null without jobs."),
+            Field("Time since which all jobs are known; jobs that ended earlier may have been forgotten. Null without jobs."),
         ],
         "jobs": Annotated[list[ReportedJob], Field("The jobs, by id.")],
         "labels": Annotated[list[SumsOfLabel], Field("Sums by label.")],
@@ -401,7 +402,7 @@ class DoctorDocument(TypedDict):
 
     schema: Version
     state_file: Annotated[str, Field("State file of the examined scheduler.")]
-    worst: Annotated[str, Field("Worst mark of all findings, in the order bad, warn, unknown, ok.", choices=MARKS)]
+    worst: Annotated[str, Field("Worst result of all findings, in the order bad, warn, unknown, ok.", choices=MARKS)]
     findings: Annotated[list[FindingDocument], Field("The findings, in the order in which they are shown.", minItems=1)]
 
 

@@ -95,7 +95,7 @@ _FORCED = {
     "properties": {
         "force": {
             "type": "boolean",
-            "description": "Also accept the foreign processes and memory that are on the GPU now.",
+            "description": "Also accept the foreign processes and foreign memory that are on the GPU now.",
         }
     },
 }
@@ -132,7 +132,7 @@ CALLS = (
         {200: ("Text as a terminal would finally show it; empty if there is no log yet.", None)},
         (
             _ID,
-            Parameter("tail", "query", _WHOLE, f"Number of last lines: {job_log.DEFAULT_LINES} by default, at most {job_log.MOST_LINES}."),
+            Parameter("tail", "query", _WHOLE, f"Number of lines from the end: {job_log.DEFAULT_LINES} by default, at most {job_log.MOST_LINES}."),
             Parameter("from", "query", _WHOLE,
                       "Return the log from this byte on: send the X-Gpujob-Log-End of the previous answer."),
             Parameter("before", "query", _WHOLE,

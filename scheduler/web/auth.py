@@ -49,7 +49,7 @@ def _read(path: str) -> str:
     """
 
     def refused(what: str) -> SchedulerError:
-        return SchedulerError(what, where=path, do="remove it, and gpujob web creates a new one")
+        return SchedulerError(what, where=path, do="remove the file; gpujob web creates a new token")
 
     try:
         fd = plain(path, os.O_RDONLY)
@@ -72,7 +72,7 @@ def _read(path: str) -> str:
         )
     text = data.decode("latin-1").strip()
     if len(text) < FEWEST or len(data) == MOST_BYTES or not _TOKEN.fullmatch(text):
-        raise refused(f"cannot use the token file: it does not hold one word of at least {FEWEST} characters")
+        raise refused(f"cannot use the token file: it must contain one word of at least {FEWEST} characters")
     return text
 
 

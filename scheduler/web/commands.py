@@ -362,7 +362,9 @@ def resume_gpu(ask: Ask) -> Response:
     check_keys(body, ("force",))
     force = bool(_yes("force", body.get("force", False)))
     if force and not ask.source.client.alive():
-        raise Conflict("cannot resume with force: no scheduler is running that reads the GPU; start one first")
+        raise Conflict(
+            "cannot resume with force: no scheduler is running, so the GPU is not read; start the scheduler first"
+        )
     return _paused(ask, _carry_out(ask, Resume((ask.numbers["n"],), force)))
 
 

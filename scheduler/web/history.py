@@ -32,7 +32,7 @@ def gpus(ask: Ask) -> Response:
     end = ask.whole("to", int(time.time()) + 1, 1, 1 << 40)
     start = ask.whole("from", max(0, end - SPAN_S), 0, 1 << 40)
     if not 0 < end - start <= LONGEST_S:
-        raise UsageError(f"must be earlier than the parameter to, by at most {LONGEST_S} s", where="from")
+        raise UsageError(f"must be a time before the value of to, at most {LONGEST_S} s before it", where="from")
     step = ask.whole("step", max(10, (end - start) // POINTS), 1, LONGEST_S)
     client = ask.source.client
     found = client.gpu_history(start, end, step)  # type: ignore[attr-defined,unused-ignore]

@@ -84,7 +84,8 @@ def log(ask: Ask) -> Response:
     word = ask.query("find")
     if word is not None and (start is not None or before is not None or not 0 < len(word) <= LONGEST_WORD):
         raise UsageError(
-            f"must be a text of 1 to {LONGEST_WORD} characters, and cannot go with from or before", where="find"
+            f"must be a text of 1 to {LONGEST_WORD} characters, and cannot be combined with from or before",
+            where="find",
         )
     job, _, events = ask.source.client.job(ask.numbers["id"])
     known = logs_of(job, events)

@@ -115,11 +115,11 @@ class Ask:
             found = json.loads(self.request.scope.get(BODY, b""), parse_constant=_no_number)
         except (ValueError, RecursionError):
             raise UsageError(
-                "cannot read the body: it is not JSON", do='send an object, say {"command": ["true"]}'
+                "cannot read the body: it is not JSON", do='send an object such as {"command": ["true"]}'
             ) from None
         if not isinstance(found, dict):
             raise UsageError(
-                "cannot read the body: it is not a JSON object", do='send an object, say {"command": ["true"]}'
+                "cannot read the body: it is not a JSON object", do='send an object such as {"command": ["true"]}'
             )
         return found
 
@@ -135,7 +135,7 @@ def number(text: str) -> int | None:
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not JSON")
 
 
 def status_of(error: SchedulerError) -> int:

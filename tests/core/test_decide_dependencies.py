@@ -143,7 +143,7 @@ def test_an_unknown_parent_counts_as_ended_but_not_as_succeeded() -> None:
     plan = play.arrive(a_job(2, after_ok=(77,)), a_job(3, after=(77,)))
     assert (play.state(2), play.state(3)) == (S.SKIPPED, S.STARTING)
     skipped = next(event for event in plan.events if event.kind == "skipped")
-    assert skipped.detail["why"] == "job 77 had to succeed, but it is not known"
+    assert skipped.detail["why"] == "job 77 had to succeed, but it does not exist"
 
 
 def test_a_parent_with_a_scheduled_retry_has_not_ended() -> None:

@@ -31,7 +31,7 @@ def test_a_waiting_job_is_cancelled_at_once() -> None:
     plan = play.ask(Cancel((2,)))
     job = play.job(2)
     assert (job.state, job.outcome, job.finished_at, job.attempt) == (S.CANCELLED, Outcome.CANCELLED, T0, 0)
-    assert plan.answers[0].lines == ("job 2 cancelled before it ran",) and plan.answers[0].code == 0
+    assert plan.answers[0].lines == ("job 2 was cancelled before it ran",) and plan.answers[0].code == 0
     assert play.scheduler.waiting() == 0 and not plan.stops
     play.tell(play.ended(1))
     assert play.started == [1]
@@ -295,6 +295,6 @@ def test_a_cancel_after_a_requeue_in_one_pass_leaves_the_job_cancelled() -> None
     plan = play.tell(Asked(1, Requeue((1,))), Asked(2, Cancel((1,))))
     assert [answer.lines[0] for answer in plan.answers] == [
         "job 1 is queued again (it was failed)",
-        "job 1 cancelled before it ran",
+        "job 1 was cancelled before it ran",
     ]
     assert play.state(1) is S.CANCELLED and play.started == [1]

@@ -153,12 +153,12 @@ def test_the_model_table_keeps_its_values_as_written(data: Any, table: ModelTabl
         ([], "cannot read the model table: it is not a JSON object"),
         ({"model": {}}, "unknown key 'model'"),
         ({"models": [1]}, "cannot read models: it is not a JSON object"),
-        ({"models": {"big": -1}}, "big: a GPU need cannot be below 0"),
-        ({"models": {"big": "half"}}, "big: a GPU need must be a number"),
-        ({"models": {"big": True}}, "big: the need must be a number"),
-        ({"models": {"big": None}}, "big: the need must be a number"),
-        ({"default_requirement": [1]}, "default_requirement: the need must be a number"),
-        ({"default_requirement": float("nan")}, "default_requirement: a GPU need must be a number"),
+        ({"models": {"big": -1}}, "big: the need for GPUs cannot be below 0"),
+        ({"models": {"big": "half"}}, "big: the need for GPUs must be a number"),
+        ({"models": {"big": True}}, "big: the need for GPUs must be a number"),
+        ({"models": {"big": None}}, "big: the need for GPUs must be a number"),
+        ({"default_requirement": [1]}, "default_requirement: the need for GPUs must be a number"),
+        ({"default_requirement": float("nan")}, "default_requirement: the need for GPUs must be a number"),
     ],
 )
 def test_the_error_for_an_invalid_model_table_names_file_and_key(data: Any, says: str) -> None:

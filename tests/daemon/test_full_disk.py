@@ -115,4 +115,4 @@ def test_an_error_of_a_daemon_part_after_each_pass_is_logged_once(
     assert len(told) == 1 and "/x/list: cannot be written" in told[0]
     part.fails = False
     daemon.tick()
-    assert told[1:] == ["the store can be used again"]
+    assert told[1:] == ["the scheduler can use the store again"]

@@ -274,7 +274,7 @@ def test_a_journal_error_is_logged_once_and_the_write_is_retried(keeping: Keepin
     keeping.path.rmdir()
     keeping.steps()
     assert keeping.seen() == [(1, "pending"), (2, "completed")] and one.id == 1
-    assert keeping.said[1:] == [(f"{keeping.path}: the journal can be written again", 20)]
+    assert keeping.said[1:] == [(f"the scheduler can write the journal {keeping.path} again", 20)]
     assert keeping.noted == [text, ""]
 
 
@@ -303,7 +303,7 @@ def test_journal_lines_that_could_not_be_written_are_appended_later(
         assert str(getattr(error, "strerror", None) or error) in keeping.said[-1][0]
         keeping.steps()
         assert (keeping.path.stat().st_ino == node) == same
-        assert keeping.said[-1] == (f"{keeping.path}: the journal can be written again", 20)
+        assert keeping.said[-1] == (f"the scheduler can write the journal {keeping.path} again", 20)
     assert keeping.seen() == [(number, "pending") for number in range(1, 8)]
 
 

@@ -143,7 +143,7 @@ def test_log_records_lost_on_a_full_disk_are_counted(tmp_path: Path, monkeypatch
     log.close()
     torn, lost, four, five = (tmp_path / "log").read_text().splitlines()
     assert len(torn) == 10
-    assert lost.endswith("WARNING log records lost: 3 (No space left on device)")
+    assert lost.endswith("WARNING lost log records: 3 (No space left on device)")
     assert four.endswith("INFO four") and five.endswith("INFO five")
 
 
@@ -168,7 +168,7 @@ def test_a_log_path_that_is_no_regular_file_is_refused(tmp_path: Path, what: str
     path.rmdir() if what == "folder" else path.unlink()
     log(LogMessage("two"))
     log.close()
-    assert "log records lost: 1 (" in path.read_text() and path.read_text().endswith("INFO two\n")
+    assert "lost log records: 1 (" in path.read_text() and path.read_text().endswith("INFO two\n")
 
 
 def test_a_log_that_cannot_be_rotated_is_still_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,7 +291,7 @@ def test_d06_a_deleted_state_file_resets_the_pauses_after_a_moment(painted: Stat
     os.unlink(painted.path)
     assert painted.look(1.0) is None and not painted.paint(a_picture(0), 1.1), "it may be an editor's way of saving"
     edit = painted.look(1.0 + GONE_S)
-    assert wish(edit) == StateEdited((), False) and "deleted: pauses are reset" in painted.said[0]
+    assert wish(edit) == StateEdited((), False) and "deleted: all pauses are removed" in painted.said[0]
     assert edit is not None
     painted.accept(edit)
     assert painted.look(3.0) is None and painted.paint(a_picture(), 3.0)

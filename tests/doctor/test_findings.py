@@ -360,7 +360,7 @@ def test_gpus_without_problems_share_one_finding() -> None:
     assert [(one.check, one.mark) for one in found] == [
         ("GPU", OK), ("GPU 1", BAD), ("GPU 4", WARN), ("GPU 5", BAD)
     ]  # fmt: skip
-    assert found[0].seen == "0,2: H100, no memory of ended processes"
+    assert found[0].seen == "0,2: H100, ended processes hold no memory"
     assert [one.mend for one in found[1:]] == [
         "sudo reboot", "sudo nvidia-smi -i 4 -mig 0", "sudo nvidia-smi --gpu-reset -i 5"
     ]  # fmt: skip

@@ -428,11 +428,11 @@ def test_option_on_requests_gpus_by_name(text: str, ids: tuple[int, ...], where:
 @pytest.mark.parametrize(
     ("line", "says", "do"),
     [
-        ("0,/a.py,,x;on=0,3", "can be read as more GPUs or as a GPU list", ';on="0,3" for more GPUs'),
-        ("0,/a.py,,x;on=0,1-3", "can be read as more GPUs or as a GPU list", ';on="0,1-3" for more GPUs'),
-        ("0,/a.py,,x;on=0, 3 ", "can be read as more GPUs or as a GPU list", ';on="0,3" for more GPUs'),
-        ("0,/a.py,,x;on=0,3;label=z", "can be read as more GPUs or as a GPU list", ';on="0,3" for more GPUs'),
-        ("0,/a.py,,x;label=z;on=0,0", "can be read as more GPUs or as a GPU list", "or put the GPU list before ;on="),
+        ("0,/a.py,,x;on=0,3", "belongs to ;on=0 or is the GPU list", ';on="0,3" if it belongs to ;on='),
+        ("0,/a.py,,x;on=0,1-3", "belongs to ;on=0 or is the GPU list", ';on="0,1-3" if it belongs to ;on='),
+        ("0,/a.py,,x;on=0, 3 ", "belongs to ;on=0 or is the GPU list", ';on="0,3" if it belongs to ;on='),
+        ("0,/a.py,,x;on=0,3;label=z", "belongs to ;on=0 or is the GPU list", ';on="0,3" if it belongs to ;on='),
+        ("0,/a.py,,x;label=z;on=0,0", "belongs to ;on=0 or is the GPU list", "else put the GPU list before ;on="),
         (
             '0,/a.py,,x;on="0,3",1',
             "on= names GPU 0,3, but the list of allowed GPUs names GPU 1",
@@ -449,8 +449,8 @@ def test_option_on_requests_gpus_by_name(text: str, ids: tuple[int, ...], where:
         ("0,/a.py,,x;on=1;on=1", ";on= is given twice", "give it once"),
         (
             "0,/a.py,,x;env=A=1,2",
-            "can be read as more of the value or as a GPU list",
-            ';env="A=1,2" for more of the value',
+            "it is not clear whether '2' belongs to ;env=A=1 or is the GPU list",
+            ';env="A=1,2" if it belongs to ;env=',
         ),
     ],
 )
@@ -684,7 +684,7 @@ def test_option_launch_selects_python_or_torchrun() -> None:
     error = error_of("0,/a.py,,;launch=mpirun")
     assert error.what == ";launch=: unknown value 'mpirun'" and error.do == "known: python, torchrun"
     error = error_of("0,/a.sh,,;launch=torchrun")
-    assert "torchrun runs Python scripts" in error.what and "a.sh" in error.what and error.exit_code == 3
+    assert "torchrun runs only Python scripts" in error.what and "a.sh" in error.what and error.exit_code == 3
 
 
 def test_the_length_limit_of_a_command_counts_bytes() -> None:

@@ -527,8 +527,8 @@ def test_a_config_value_is_read_as_its_literal_text(tmp_path: Path, text: str, k
         (b"gpus: 2\n\tx: 1\n", ":2: not YAML: found character '\\t' that cannot start any token; indent with spaces"),
         (b"log_dir: a: b\n", ":1: not YAML: mapping values are not allowed here; check the indentation, or quote the value"),
         (b"aging: 1\n---\naging: 2\n", ":2: not YAML: but found another document"),
-        (b"- a\n", ":1: must hold `key: value` lines; see config.example.yaml"),
-        (b"log_dir: yes\n", ":1: log_dir: must be a text, not yes; put quotes around a text"),
+        (b"- a\n", ":1: must contain `key: value` lines; see config.example.yaml"),
+        (b"log_dir: yes\n", ":1: log_dir: must be a text, not yes; put quotes around the value"),
         (b"<<: {aging: 1}\n", ":1: unknown key '<<'; known: "),
         (b"aging: *nobody\n", ":1: not YAML: found undefined alias 'nobody'"),
         (b"gpu_ids: &a [*a]\n", ":1: gpu_ids: must be a list of GPU ids; write [0, 2] or 0-3"),
@@ -537,7 +537,7 @@ def test_a_config_value_is_read_as_its_literal_text(tmp_path: Path, text: str, k
         (b"gpus: !!binary aGk=\n", ":1: gpus: the YAML tag '!!binary' is not allowed; write a plain value"),
         (b"a: 1\nlog_dir: \xff\n", ":2: not UTF-8; save it as UTF-8"),
         ("aging: 1\n".encode("utf-16"), ": not UTF-8 but UTF-16; save it as UTF-8"),
-        (b"aging: 1\nlog_dir: a\0b\n", ":2: holds the character 0x0000; save it as plain text"),
+        (b"aging: 1\nlog_dir: a\0b\n", ":2: contains the character 0x0000; save it as plain text"),
         (b'log_dir: "a\\0b"\n', ":1: log_dir: contains a NUL character; remove it"),
         (b"state_file: ''\n", ":1: state_file: must name a file or folder"),
         (b"[" * 20_000, ": nested too deeply"),
@@ -595,7 +595,7 @@ def test_the_stronger_source_decides_between_gpus_and_gpu_ids(tmp_path: Path) ->
     """
     found = given_by(tmp_path, flags={"gpu_ids": "0,2"}, config="gpus: 8\n")
     assert (found.config.gpus, found.config.gpu_ids) == (None, (0, 2))
-    assert found.origin["gpus"] == "overruled by gpu_ids (command line)"
+    assert found.origin["gpus"] == "overridden by gpu_ids (command line)"
     found = given_by(tmp_path, flags={"gpus": "1"}, environ={f"{PREFIX}GPU_IDS": "0,2"})
     assert (found.config.gpus, found.config.gpu_ids) == (1, None)
     assert given_by(tmp_path, flags={"gpus": "2", "gpu_ids": "0,2"}).config.gpu_ids == (0, 2)
@@ -641,14 +641,14 @@ def test_a_config_mistake_that_leaves_the_state_file_unknown_is_an_error(tmp_pat
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{\n"models": {\n"qwen": -1}}', ":3: models.qwen: a GPU need cannot be below 0: -1; write 0.5, 1, 2 or 2x0.5"),
+        ('{\n"models": {\n"qwen": -1}}', ":3: models.qwen: the need for GPUs cannot be below 0: -1; write 0.5, 1, 2 or 2x0.5"),
         ('{"model": {}}', ":1: unknown key 'model'; did you mean models?"),
         ('{"models": {"a": 1,\n"a": 2}}', ":2: duplicate key a; keep one of them"),
         ('{"models": {},\n"models": {}}', ":2: duplicate key models; keep one of them"),
         ('{"models":\n{"a": NaN}}', ":2: NaN is not a JSON number; write a number such as 0.5"),
         ('{"default_requirement":\n\n-Infinity}', ":3: -Infinity is not a JSON number; write a number such as 0.5"),
-        ('{"models": {"a": 1e999}}', ":1: models.a: a GPU need must be a number, not 'inf'; write 0.5, 1, 2 or 2x0.5"),
-        ('{"models": {"a": 99999999999}}', ":1: models.a: a GPU need cannot be 99999999999; write 0.5, 1 or 2"),
+        ('{"models": {"a": 1e999}}', ":1: models.a: the need for GPUs must be a number, not 'inf'; write 0.5, 1, 2 or 2x0.5"),
+        ('{"models": {"a": 99999999999}}', ":1: models.a: the need for GPUs cannot be 99999999999; write 0.5, 1 or 2"),
         ('{"models": {"\\ud800": 1}}', ": 'models.\\ud800': the name is not UTF-8"),
         ('{"models": {"a": 1,,}}', ":1:20: not JSON: "),
         ("{} {}", ":1:4: not JSON: Extra data"),

@@ -55,6 +55,9 @@ def test_lines_of_known_jobs_after_a_read_error_are_not_run_again(
         assert mark is not None and mark.inode == 1
         counted = kept.counted(database.connection, str(jobs))
         assert known <= counted and identity(jobs, lines[1]) in counted and identity(jobs, lines[-2]) not in counted
-        assert any("when the file can be read again, other lines without a known job are run" in text for text in said)
+        assert any(
+            "when the scheduler can read the file again, it runs the other lines that belong to no known job" in text
+            for text in said
+        )
     finally:
         database.close()

@@ -104,7 +104,7 @@ def test_c02_text_added_to_a_read_line_is_refused(pouring):
     s.wait_ended(3)
     pouring.rest()
     assert sorted(pouring.noted()) == ["a", "b", "open"]
-    assert pouring.refused() == {2: "the line was changed after it was read; start a new line for a new job"}
+    assert pouring.refused() == {2: "the line was changed after it was read; write a new line for a new job"}
     assert "jobs.txt:2: the line was changed after it was read" in s.cli("status").stdout
     s.says("jobs.txt:2: the line was changed after it was read", times=1)
 
@@ -471,7 +471,7 @@ def test_c36_a_file_that_becomes_unreadable_is_reported_once(of_nobody):
     s.wait_ended(2)
     p.rest()
     assert sorted(p.noted()) == ["a", "b"]
-    s.says("can be read now")
+    s.says("the scheduler can read ")
 
 
 @as_root

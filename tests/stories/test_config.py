@@ -82,7 +82,7 @@ def test_config_show_shows_differences_to_the_running_scheduler(scheduler):
     assert lines["gpus"].endswith("# the running scheduler uses 2 (command line)")
     assert lines["kill_grace"] == "kill_grace: 3"
     edit(config, "kill_grace: 4\norder: short\n")
-    said(s, "config reloaded: kill_grace 3 -> 4; order needs a restart")
+    said(s, "config reloaded: kill_grace 3 -> 4; order needs a restart of the scheduler")
 
     def settings():
         return json.loads(s.cli("config", "show", "--json").stdout)["settings"]
@@ -286,9 +286,9 @@ def test_config_changes_and_mistakes_are_logged_once(scheduler):
     config.chmod(0o600)
     said(s, "config reloaded: kill_grace 4 -> 5")
     edit(config, "order: short\naging: 1\nmem_threshold: 80%\n")  # in one step: an empty config is valid, too
-    said(s, "config reloaded: kill_grace 5 -> 15; order, aging need a restart")
+    said(s, "config reloaded: kill_grace 5 -> 15; order, aging need a restart of the scheduler")
     edit(config, "gpu_interval: 0\norder: short\naging: 1\n")
-    said(s, "config reloaded: gpu_interval needs a restart")
+    said(s, "config reloaded: gpu_interval needs a restart of the scheduler")
     wait_for(lambda: len(records(s, "config reloaded")) == 5, "the last one is in the main log too")
     assert records(s, "config reloaded")[0] == "config reloaded: kill_grace 3 -> 4" and len(records(s, STAYS)) == 4
 
@@ -354,7 +354,7 @@ def test_gpus_and_gpu_ids_must_agree(scheduler):
     assert [gpu["index"] for gpu in s.status()["gpus"]] == [0, 2]
     s.stop()
     s.start("--gpus", "0")
-    said(s, "no GPU is managed (gpus: 0): only jobs that need none can start")
+    said(s, "no GPU is managed (gpus: 0): only jobs that need no GPU can start")
     s.append(s.line("a") + ";gpus=0", s.line("b"))
     assert s.wait_ended(1) == {1: "done"}
     said(s, "jobs.txt:2: ")

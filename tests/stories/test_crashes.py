@@ -251,4 +251,4 @@ def test_e06_the_scheduler_continues_after_the_store_was_locked(scheduler):
     other.close()
     s.wait_ended(2)
     assert s.job(1)["exit_code"] == 4 and s.starts("a") == 1 and s.starts("b") == 1
-    s.says("the store can be used again")
+    s.says("the scheduler can use the store again")

@@ -144,7 +144,7 @@ def test_e08_the_scheduler_recovers_from_a_full_disk_without_a_restart(scheduler
     assert (told.returncode, told.stderr.count("\n")) in ((0, 0), (1, 1)), told
     filler.unlink()
     small.remount("size=200m")
-    wait_for(lambda: "the store can be used again" in s.said(), "it recovers")
+    wait_for(lambda: "the scheduler can use the store again" in s.said(), "it recovers")
     wait_for(lambda: s.rows("SELECT place FROM files") == [(s.jobs_file.stat().st_size,)], "all lines are taken")
     submitted = 1 - told.returncode
     assert s.rows("SELECT count(*), count(DISTINCT identity) FROM jobs WHERE identity<>''") == [(1500, 1500)]

@@ -509,7 +509,7 @@ def test_doctor_warns_of_missing_nvml_and_of_a_library_unlike_the_driver(machine
     """
     m = machine(gpus=None).only_smi("GPU-a")
     found = doctor(m.s)
-    assert marks(found, "NVML") == {"warn"} and "nvidia-smi is read instead" in found["NVML"][0]["wrong"]
+    assert marks(found, "NVML") == {"warn"} and "gpujob reads nvidia-smi instead" in found["NVML"][0]["wrong"]
     m.smi.gpu("GPU-a", used=40_000)
     assert marks(doctor(m.s), "GPU 0") == {"unknown"}
     m = machine(gpus=None).cards("GPU-a")

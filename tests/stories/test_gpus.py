@@ -48,7 +48,7 @@ def test_s3_2_start_without_any_gpu_ends_with_4(machine):
 def test_s3_2_start_refuses_more_gpus_than_the_driver_shows(machine):
     m = machine(gpus=3).cards("GPU-a", "GPU-b")
     done = m.s.cli("start", "--gpus", "3", code=3)
-    assert "there is no GPU 2" in done.stderr and "the driver shows 0,1" in done.stderr
+    assert "there is no GPU 2" in done.stderr and "the driver shows GPU 0,1" in done.stderr
 
 
 @pytest.mark.smoke
@@ -63,7 +63,7 @@ def test_i01_start_reports_that_gpus_are_only_declared_without_a_driver(machine)
     m = machine(gpus=2)
     m.s.environ["NVML_STUB_FILE"] = "/nonexistent"
     m.s.start(PATH="/usr/bin:/bin") if not _has_nvidia_smi() else pytest.skip("a machine with nvidia-smi")
-    m.s.says("there is no NVIDIA driver: GPU 0,1 is declared and allocated by booking alone")
+    m.s.says("there is no NVIDIA driver: GPU 0,1 is declared, and is allocated without readings")
     assert [gpu["uuid"] for gpu in m.s.status()["gpus"]] == ["declared:0", "declared:1"]
     m.s.append(m.s.line("a"), m.s.line("c") + ";gpus=0")
     assert set(m.s.wait_ended(2).values()) == {"done"}
@@ -426,7 +426,9 @@ def test_s2_6_gpus_of_the_driver_can_be_added_and_removed_at_run_time(machine):
     m.running("a")
     m.waits(2, "no-room")
     config.write_text("gpu_ids: 0,7\n")
-    wait_for(lambda: "there is no GPU 7; the driver shows 0,1; the managed GPUs are unchanged" in m.s.said(), "refused")
+    wait_for(
+        lambda: "there is no GPU 7; the driver shows GPU 0,1; the managed GPUs are unchanged" in m.s.said(), "refused"
+    )
     config.write_text("gpu_ids: 0-1\n")
     m.running("b")
     assert m.s.job(2)["gpus"] == [1] and m.gpu(1)["uuid"] == "GPU-b" and m.gpu(1)["memory_total"] == TOTAL << 20

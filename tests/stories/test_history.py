@@ -178,7 +178,9 @@ def test_a_damaged_history_is_replaced_and_jobs_run(
     """
     s = scheduler(gpus=1)
     path, client = history_of(s), desk_of(s)
-    message = {"removed": "", "a link": "curves have a gap until it can be written"}.get(what, "renamed to history.db")
+    message = {"removed": "", "a link": "curves have a gap until the scheduler can write this file again"}.get(
+        what, "renamed to history.db"
+    )
 
     def damage() -> None:
         if what == "noise":

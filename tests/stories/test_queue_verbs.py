@@ -124,7 +124,7 @@ def test_jobs_can_be_named_by_id_range_label_or_at_sign(scheduler):
     s.cli("edit", "2", "--label", "base")
     shown = lambda word: json.loads(s.cli("show", word, "--json").stdout)["id"]  # noqa: E731
     assert [shown("@"), shown("@~1"), shown("@~3"), shown("base"), shown("2")] == [4, 3, 1, 2, 2]
-    assert s.cli("cancel", "3-9").stdout == "job 3 cancelled before it ran\njob 4 cancelled before it ran\n"
+    assert s.cli("cancel", "3-9").stdout == "job 3 was cancelled before it ran\njob 4 was cancelled before it ran\n"
     for word in ("@~4", "nobody", "7", "7-9", "@x", "@~", "0"):
         assert s.cli("cancel", word, code=6).stderr.count("\n") == 1
     s.cli("cancel", "9-7", code=2)

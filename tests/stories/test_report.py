@@ -176,7 +176,7 @@ def test_report_marks_a_lost_attempt(scheduler: Callable[..., Scheduler]) -> Non
     assert found["jobs"][0]["outcome"] == "lost" and found["jobs"][0]["lost"] == 1 == found["total"]["lost"]
     assert found["gpus"][0]["lost"] == 1 and found["jobs"][0]["run"] > 0
     said = s.cli("report").stdout
-    assert said.count("upper limit (1 lost)") == 3 and "run time is an upper limit (1 lost)" in said
+    assert said.count("upper limit (1 lost attempt)") == 3 and "run time is an upper limit (1 lost attempt)" in said
 
 
 def test_report_omits_deleted_jobs_and_shows_since_when_jobs_are_known(

@@ -418,7 +418,7 @@ def test_sigint_or_sigterm_without_a_terminal_ends_run_and_no_job(run: Run, numb
     assert run.process is not None
     run.process.send_signal(number)
     said = run.ended(130)
-    assert "1 running job continues" in said and "run the same command again to continue" in said
+    assert "1 running job continues" in said and "to continue, start the same gpujob run again" in said
     run.start("--gpus", "1")
     run.go("a")
     run.begun("b")

@@ -172,7 +172,7 @@ def test_torchrun_starts_one_process_per_gpu(scheduler):
     ]  # fmt: skip
     assert s.job(5)["state"] == "failed" and "No module named" in s.log(5), "there is no torch without the environment"
     said = wait_for(lambda: "mpirun" in s.said() and s.said(), "the refusals")
-    assert "torchrun runs Python scripts, and train.sh does not end in .py" in said
+    assert "torchrun runs only Python scripts, and train.sh does not end in .py" in said
     assert ";launch=: unknown value 'mpirun'; known: python, torchrun" in said
     words = ["--launch", "torchrun", "--conda", "venv", "--gpus", "2", "--wait", "--", "train.py", "a b"]
     assert s.cli("submit", *[w if w != "venv" else "./venv" for w in words]).stdout == "6\n"

@@ -272,7 +272,7 @@ def test_d06_s3_42_deleting_the_state_file_resets_only_the_pauses(scheduler):
     shows(s)
     assert not s.status()["paused"] and s.states() == {1: "running"} and read(s)["gpu_status"] == [1.0, 0.0]
     log = s.folder / "gpu_scheduler.log"
-    wait_for(lambda: "the state file was deleted: pauses are reset" in log.read_text(), "the log")
+    wait_for(lambda: "the state file was deleted: all pauses are removed" in log.read_text(), "the log")
     s.cli("pause", "1")
     s.stop()
     path(s).unlink()
@@ -415,7 +415,7 @@ def test_d07_jobs_continue_while_the_state_file_cannot_be_written(scheduler, tmp
         else:
             (inner / "fill").unlink()
         wait_for(lambda: json.loads(file.read_text())["jobs"]["done"] == 1, "caught up")
-        wait_for(lambda: "can be written again" in s.said(), "said")
+        wait_for(lambda: "the scheduler can write " in s.said(), "said")
     finally:
         s.end_all()
         for place in (inner / ".gpujob-state", inner):

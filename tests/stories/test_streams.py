@@ -168,10 +168,7 @@ def test_s4_14_logs_shows_a_packed_log(scheduler):
         [*s.command, "logs", str(one), "--raw"], cwd=s.folder, env=s.environ, capture_output=True, check=True
     )
     assert raw.stdout == path.read_bytes() and not raw.stderr
-    assert (
-        "the log is compressed, and its lines are not counted"
-        in s.cli("logs", str(one), "--raw", "-n", "1", code=2).stderr
-    )
+    assert "the lines of a compressed log are not counted" in s.cli("logs", str(one), "--raw", "-n", "1", code=2).stderr
     two = shell(s, text="echo plain")
     s.wait_state(two, "done")
     assert s.cli("logs", f"{one}-{two}", "-n", "1").stdout == (
@@ -472,14 +469,17 @@ def test_s4_17_s4_28_a_foreground_job_survives_a_kill_of_the_scheduler(scheduler
     s.wait_state(1, "running")
     s.kill()
     wait_for(
-        lambda: "no scheduler is running; job 1 waits until one starts" in said.read_text(), "the caller notices it"
+        lambda: "no scheduler is running; job 1 waits until a scheduler starts" in said.read_text(),
+        "the caller notices it",
     )
     one.process.stdin.write(b"late\n")
     one.process.stdin.close()
     one.process.stdin = None
     code, out, _ = one.ended()
     assert (code, out) == (6, "1\n") and s.log(1) == "got late\n", said.read_text()
-    assert said.read_text().count("no scheduler is running; job 1 waits until one starts") == 1, said.read_text()
+    assert said.read_text().count("no scheduler is running; job 1 waits until a scheduler starts") == 1, (
+        said.read_text()
+    )
     assert s.job(1)["state"] == "failed" and s.states()[1] == "running", "nobody has taken note of it yet"
     s.start()
     s.wait_state(1, "failed")

@@ -38,7 +38,7 @@ def test_add_writes_a_line_that_the_scheduler_runs(scheduler):
     assert done.stdout == "0,job.py,,,0-1;gpus=0.5;time=4h\n" and not done.stderr
     wrong = s.cli("add", "job.py", "--set", "tme=4h", code=2).stderr
     assert wrong == "gpujob: --set: unknown option tme=; did you mean time=?\n"
-    assert "does not exist yet; the job waits until it does" in s.cli("add", "later.py", "--output-file", "-").stderr
+    assert "does not exist yet; the job waits until it exists" in s.cli("add", "later.py", "--output-file", "-").stderr
     for wish in ("time", "label=a;b", 'label="x', "gpus=many", "label=a\nb"):
         assert s.cli("add", "x.py", "--set", wish, code=2).stdout == ""
     s.cli("add", "x.py", "--priority", "high", code=2)
@@ -392,7 +392,10 @@ def test_p5_wait_counts_a_job_deleted_by_reset_as_last_seen(scheduler, capsys):
     with pytest.raises(NotFound) as told:
         wait_for_jobs(client, (3, 4), 60, time.monotonic())
     said = str(told.value)
-    assert "cannot wait for job 3: deleted (gpujob reset) before this command saw the end" in said and log in said
+    assert (
+        "cannot wait for job 3: it was forgotten (gpujob reset) before this command noticed its end" in said
+        and log in said
+    )
     assert "there is no job 3" in s.cli("wait", "3", code=6).stderr
 
 

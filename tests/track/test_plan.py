@@ -233,7 +233,7 @@ def wrong(**changes: Any) -> dict[str, Any]:
         ({}, "the session has no 'name'"),
         ({"name": "a"}, "'commands' is not a list"),
         (wrong(name=3), "'name' of the session is 3, not a text"),
-        (wrong(schema=2), "it was written by a later gpujob (schema 2; this one knows 1)"),
+        (wrong(schema=2), "a newer gpujob wrote it (schema 2; this gpujob supports 1)"),
         (wrong(id="20200101-000000"), "its id is 20200101-000000, and the file has another name"),
         (wrong(commands={}), "'commands' is not a list"),
         (wrong(commands=[1]), "command 1 is not a JSON object"),

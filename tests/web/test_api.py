@@ -588,7 +588,7 @@ def test_the_answer_to_each_change_describes_its_result(page: Page) -> None:
     at = f"/api/jobs/{number}"
     assert said(page, f"{at}/hold") == f"job {number} is held; release it: gpujob release {number}"
     assert said(page, f"{at}/hold") == f"job {number} is already held"
-    assert said(page, f"{at}/cancel") == f"job {number} cancelled before it ran"
+    assert said(page, f"{at}/cancel") == f"job {number} was cancelled before it ran"
     assert said(page, f"{at}/retry").endswith("(it was cancelled); it is still held; release it to let it start")
     assert said(page, f"{at}/release") == f"job {number} is released"
     assert said(page, f"{at}/priority", {"priority": -5}) == f"job {number}: priority 5 -> -5"

@@ -560,7 +560,7 @@ def test_s5_an_unsafe_token_file_is_refused_and_not_changed(tmp_path: Path, what
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "XDG_RUNTIME_DIR": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
-    assert str(path) in done.stderr and "remove it, and gpujob web creates a new one" in done.stderr
+    assert str(path) in done.stderr and "remove the file; gpujob web creates a new token" in done.stderr
     assert path.lstat().st_mtime == before.st_mtime and path.lstat().st_ino == before.st_ino
 
 
