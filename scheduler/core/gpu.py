@@ -143,7 +143,7 @@ def rounding_note(text: str) -> str:
     except (UsageError, Refused, InvalidOperation):
         return ""
     return (
-        f"need {text.strip()} is rounded up to {need.count} whole GPUs"
+        f"the request for {text.strip()} GPUs is rounded up to {need.count} whole GPUs"
         if need.count > 1 and number != need.count
         else ""
     )

@@ -36,7 +36,7 @@ def edit(decision: DecisionPass, job: Job, changes: Mapping[str, Any], need: tup
     }
     if job.spec.on and {"allowed", "gpus"} & set(values):
         raise Refused(
-            f"cannot edit job {job.id}: it names its GPUs itself ({gpu_ids_text(job.spec.on)})",
+            f"cannot change the GPUs of job {job.id}: it was submitted for named GPUs (on={gpu_ids_text(job.spec.on)})",
             do="cancel it and submit it again",
         )
     values["edited"] = tuple(dict.fromkeys((*job.spec.edited, *values)))

@@ -128,7 +128,7 @@ class GpuMean(Mean):
         super().__init__(len(self.DIGITS))
 
     def row(self, gpu: int, at: float) -> Row:
-        """Return the row for `Batch.gpus`."""
+        """Return the samples of this GPU at the time ``at`` as a row for `Batch.gpus`."""
         means = [self.mean(column, digits) for column, digits in enumerate(self.DIGITS[:-1])]
         return (gpu, at, *means, self.most(8), self.most(0), self.most(4))
 

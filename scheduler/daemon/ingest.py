@@ -29,7 +29,7 @@ JUDGED_FOR = "refused_for:"  # key in `meta`, before the file's path: the GPUs f
 
 @dataclass(slots=True)
 class IngestResult:
-    """The results of a pass's batches: jobs to queue, events to record, and other results to log."""
+    """What the lines that one pass has read produced: jobs to queue, events to record, and facts to log."""
 
     jobs: list[Job] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)

@@ -66,7 +66,7 @@ class Retention:
         return self._next_slice if self._work is not None else self._next_round
 
     def close(self) -> None:
-        """Do nothing: the first round of the next daemon removes the rest."""
+        """Do nothing: the first round of the next daemon removes what this daemon has not removed yet."""
 
     def step(self, _now: Now) -> None:
         """Run one slice of the round, if it is due; begin a new round when it is time."""

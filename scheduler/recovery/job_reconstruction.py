@@ -327,7 +327,12 @@ def _one_for_each_line(out: Rebuilt, now: float) -> None:
         if not job.identity or not blocks(job):
             continue
         if job.identity in taken and job.state is JobState.PENDING:
-            _lose(out, job, "a later job has the same line, so this job must have ended", now)
+            _lose(
+                out,
+                job,
+                "a later job was accepted from an equal line, which is possible only after this job ended",
+                now,
+            )
         elif job.identity in taken:
             job.identity = ""
         else:

@@ -109,7 +109,7 @@ class Shim:
     def hang_up_job(self):
         """Send SIGHUP and SIGCONT to the job's process group, as a shell does.
 
-        The kernel and screen send SIGHUP only to the shim.
+        The kernel and the program `screen` send SIGHUP only to the shim.
         """
         if self.job:
             for number in (signal.SIGHUP, signal.SIGCONT):

@@ -75,9 +75,8 @@ class Recording:
     def read(self, log: Path, ignored: Iterable[str], seen: dict[str, str]) -> Recording:
         """Read a log of strace (-f -y -xx); return self.
 
-        ``ignored``: names in ``root`` that are no part of the recorded disk. ``seen``: name of an output file → the
-        word that stands for this file in `Moment.told`. A line that is written to such a file is recorded as a moment
-        and not as an operation.
+        ``ignored``: names in ``root`` that are no part of the recorded disk. ``seen``: the output files whose
+        lines are recorded as moments and not as operations: name of the file → the word for it in `Moment.told`.
         """
         skip = frozenset(ignored)
         for call in calls(log):

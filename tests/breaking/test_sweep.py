@@ -126,10 +126,10 @@ def test_a06_the_store_is_synced_before_a_start_is_sent(traced_forge: Forge, tmp
 def test_e09_after_a_failed_sync_no_job_starts_before_the_next_successful_sync(
     tracing: None, forge: Forge, tmp_path: Path, number: int
 ) -> None:
-    """E09: After a failed sync no job starts before the store is synced again.
+    """E09: After a failed sync of the store's write-ahead log, no job starts before the store file itself is synced.
 
-    The kernel reports the failure only once. Therefore a later successful sync of the log does not prove that the data
-    is on the disk.
+    A second sync of the write-ahead log is not enough: the kernel reports a failed write only once, so this sync may
+    succeed although the data is not on the disk.
     """
     cycle = Cycle(forge, tmp_path / "cycle")
     try:

@@ -164,7 +164,10 @@ def test_the_gpus_of_a_job_that_names_them_cannot_be_edited(changes: dict[str, o
     play.ask(PauseQueue(True))
     play.arrive(a_job(1, on=(0, 1)))
     code, said = line(play, Edit((1,), changes, ((1, 500),)))
-    assert (code, said) == (3, "cannot edit job 1: it names its GPUs itself (0,1); cancel it and submit it again")
+    assert (code, said) == (
+        3,
+        "cannot change the GPUs of job 1: it was submitted for named GPUs (on=0,1); cancel it and submit it again",
+    )
     assert play.job(1).allowed == (0, 1) and play.job(1).need.by_name and play.job(1).spec.label == ""
     assert line(play, Edit((1,), {"label": "mine", "priority": 3})) == (
         0, "job 1: label none -> mine, priority 0 -> 3",

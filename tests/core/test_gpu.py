@@ -160,8 +160,8 @@ def test_a_request_made_of_thousandths_is_never_smaller(total: int) -> None:
 @pytest.mark.parametrize(
     ("text", "note"),
     [
-        ("1.5", "need 1.5 is rounded up to 2 whole GPUs"),
-        (" 3.2 ", "need 3.2 is rounded up to 4 whole GPUs"),
+        ("1.5", "the request for 1.5 GPUs is rounded up to 2 whole GPUs"),
+        (" 3.2 ", "the request for 3.2 GPUs is rounded up to 4 whole GPUs"),
         ("2", ""),
         ("2.0", ""),
         ("0.3334", ""),

@@ -90,7 +90,7 @@ def test_the_request_of_a_job_overrides_that_of_its_model() -> None:
         ({"slots": 2}, ResourceRequest(1, 700), ("slots=2 has no effect: the job needs 0.7 of one GPU",)),
         (
             {"slots": 2, "arguments": ("--llm=odd",)}, ResourceRequest(2, 1000),
-            ("need 1.5 is rounded up to 2 whole GPUs", "slots=2 has no effect: the job needs 2 whole GPUs of one server"),
+            ("the request for 1.5 GPUs is rounded up to 2 whole GPUs", "slots=2 has no effect: the job needs 2 whole GPUs of one server"),
         ),
     ],
 )  # fmt: skip
@@ -119,7 +119,7 @@ def test_the_note_on_an_unknown_model_names_the_most_similar_model() -> None:
 def test_rounding_up_the_need_of_a_model_is_noted() -> None:
     assert need_of(a_spec(arguments=("--llm=odd",)), TABLE) == (
         ResourceRequest(2, 1000),
-        ("need 1.5 is rounded up to 2 whole GPUs",),
+        ("the request for 1.5 GPUs is rounded up to 2 whole GPUs",),
     )
 
 

@@ -224,9 +224,9 @@ def test_b02_an_error_after_the_death_of_the_supervisor_loses_no_attempt(
 
 
 def test_b05_a_cancel_withdraws_a_start_that_was_not_read_yet(tmp_path: Path) -> None:
-    """B05, P1: If a stopped supervisor has not read a start request yet, a cancel withdraws the request.
+    """B05, P1: If a supervisor is suspended (SIGSTOP) before it reads a start request, a cancel withdraws the request.
 
-    The job then never runs.
+    The job then never runs, even if the supervisor continues.
     """
     runner = DirectRunner(str(tmp_path), str(tmp_path / "state.json"), dict(os.environ), str(tmp_path / "errors"))
     job = _job(1)

@@ -176,7 +176,7 @@ def test_find_returns_numbered_lines(page: Page) -> None:
 def test_invisible_bytes_after_the_last_line_end_do_not_count_as_a_line(page: Page, end: bytes) -> None:
     """If the bytes after the last line end are invisible, they do not count as a line.
 
-    They therefore do not change the number of a line that was found.
+    The line number that is shown for a search hit is therefore the same with and without these bytes.
     """
     number, log = ended(page)
     log.write_bytes(b"one\nneedle\nthree\n" + end)
