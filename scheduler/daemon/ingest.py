@@ -29,7 +29,7 @@ JUDGED_FOR = "refused_for:"  # key in `meta`, before the file's path: the GPUs f
 
 @dataclass(slots=True)
 class IngestResult:
-    """What the lines that one pass has read produced: jobs to queue, events to record, and facts to log."""
+    """The result of reading lines in one pass: jobs to queue, events to record, and facts to log."""
 
     jobs: list[Job] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
