@@ -1,8 +1,9 @@
 """HTTP client that floods the page at a fixed rate: `python -m benchmarks.flooding PORT RATE SECONDS CONNECTIONS`.
 
 It sends requests without waiting for answers. It reads the token from stdin and prints a JSON object. ``sent``: number
-of requests. ``answered``: answers by status code. ``seconds``: how long it sent requests. ``whole_s``: the same time
-with the wait for the last answers. ``worst_s``: time of the slowest answer in seconds.
+of requests. ``answered``: answers by status code. ``seconds``: how long it sent requests. ``whole_s``: seconds from
+the first request until the last answer, or until the client no longer waits for missing answers. ``worst_s``: time of
+the slowest answer in seconds.
 """
 
 from __future__ import annotations

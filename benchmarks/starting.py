@@ -16,8 +16,8 @@ BLOCK = 10
 def start(plan: Plan) -> Report:
     """Measure the time from the append of a line to the first instruction of its job.
 
-    An idle daemon is compared with the C floor. Daemon and floor take turns after BLOCK starts each, so that a change
-    of the machine's load affects both.
+    An idle daemon is compared with the floor, a minimal job starter in C. First the daemon starts BLOCK jobs, then the
+    floor starts BLOCK jobs, and so on in turn, so that a change of the machine's load affects both.
     """
     count = plan.count(50)
     ours: list[float] = []

@@ -200,8 +200,8 @@ def direct_bench(folder: Path) -> Iterator[DirectBench]:
 def screen_bench(folder: Path, **environ: str) -> Iterator[ScreenBench]:
     """Yield a ScreenBench for one test. After the test, close the bench and end its sessions.
 
-    When a job ends, the runner waits longer than usual for its session to write the log, because tests read the log
-    after `Ended`.
+    When a job ends, the runner waits until the job's session has written the log, and then reports `Ended`. Here the
+    runner waits up to 5 seconds, longer than usual, because tests read the log as soon as they get `Ended`.
     """
     with socket_folder() as sockets, mock.patch.object(screen, "LOG_PATIENCE_S", 5.0):
         made = ScreenBench(folder, sockets, **environ)

@@ -86,8 +86,9 @@ def a_kind(need: str = "1", allowed: Iterable[int] | None = None, vram_mib: int 
 class Play:
     """A scheduler state and a simulated store. Each call of `tell` is one pass.
 
-    As in the daemon, the scheduler gets a copy when it reads a job from the store. The copy has the values that were
-    recorded at the end of the previous pass. A job that arrives in the current pass is not copied.
+    When the scheduler reads a job from the store, it gets a copy, as in the daemon. The copy has the values that were
+    recorded at the end of the previous pass. Only for a job that arrives in the current pass does the scheduler get the
+    object of the `Arrived` observation itself.
 
     ``rows``: id → job in the store; ``started``: ids of started jobs; ``journal``: (job, kind) of all events.
     """
@@ -197,7 +198,8 @@ def a_world(
 def check_ledger(state: SchedulerState) -> None:
     """Assert that the ledger matches the jobs: the free part of a GPU is 1000 minus the thousandths that jobs hold.
 
-    Attempts for which the ledger had no room do not count. A GPU is claimed if a job that named this GPU holds it.
+    Attempts that could not be booked (``SchedulerState.unbooked``), such as those whose GPUs other jobs hold, are left
+    out. A GPU is claimed if a job that requested this GPU by name holds the GPU.
     """
     free = dict.fromkeys(state.fleet.gpus, WHOLE)
     slots = state.fleet.cpu_slots

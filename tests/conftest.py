@@ -99,7 +99,7 @@ def pytest_sessionfinish() -> None:
 def pytest_collection_finish() -> None:
     """Enable the garbage collector after the tests are collected.
 
-    It never examines objects that exist at this moment.
+    The garbage collector never examines the objects that exist at this moment.
     """
     gc.freeze()
     gc.enable()

@@ -26,7 +26,7 @@ LIMIT_S = 60.0
 
 
 def need_screen() -> str:
-    """Return the path of screen. If screen is not installed, skip the test; in CI, fail the test."""
+    """Return the path of the program `screen`. If `screen` is not installed, skip the test; in CI, fail the test."""
     found = shutil.which("screen")
     if found is None:
         if os.environ.get("CI") == "true":
@@ -37,7 +37,7 @@ def need_screen() -> str:
 
 @contextlib.contextmanager
 def socket_folder() -> Iterator[Path]:
-    """Yield a private folder for the sockets of screen (SCREENDIR). At the end, kill all sessions in the folder.
+    """Yield a private folder for the sockets of GNU Screen (SCREENDIR). At the end, kill all sessions in the folder.
 
     The folder's path is short, because the path of a socket has a limited length.
     """
@@ -92,9 +92,10 @@ def listed(environ: Mapping[str, str]) -> str:
 
 
 def tell(environ: Mapping[str, str], session: str, *words: str) -> None:
-    """Send a command to a session.
+    """Send a command of GNU Screen to a session.
 
-    ``session`` must be PID.NAME. For a name alone, screen would also choose a session whose name begins with it.
+    ``session`` must be PID.NAME. If only NAME were given, `screen` would also choose a session whose name merely begins
+    with NAME.
     """
     number, dot, _ = session.partition(".")
     assert dot and number.isdigit(), session
@@ -105,7 +106,7 @@ def tell(environ: Mapping[str, str], session: str, *words: str) -> None:
 
 
 def foreign_session(environ: Mapping[str, str], name: str, *argv: str) -> int:
-    """Start a session that belongs to no scheduler; return the pid of the session's screen process."""
+    """Start a session that belongs to no scheduler; return the pid of the session's `screen` process."""
     subprocess.run(["screen", "-c", os.devnull, "-dmS", name, *argv], env=dict(environ), check=True, timeout=LIMIT_S)
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:

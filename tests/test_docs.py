@@ -149,9 +149,10 @@ def test_links_in_documents_have_targets() -> None:
 
 
 def test_files_and_names_mentioned_in_documents_and_docstrings_exist() -> None:
-    """Each file that a document or a docstring names exists. In `core/states.py: TABLE`, the file contains this name.
+    """Each file that a document or a docstring names exists.
 
-    `NAME.py` and the names of users' own scripts are not checked.
+    If a name follows the file, as in `core/states.py: TABLE`, the file contains this name. `NAME.py` and the
+    names of users' own scripts are not checked.
     """
     theirs = {"NAME.py", "train.py", "eval.py", "job.py", "x.py", "scheduler.py", "queue.py"}
     files = [path for folder in ("scheduler", "tests", "benchmarks", "docs") for path in (ROOT / folder).rglob("*.py")]

@@ -15,7 +15,7 @@ from tests import fork_server
 
 
 def test_the_exit_code_of_a_command_that_ends_early_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a command ends before the client waits for its answer, its exit code is not lost."""
+    """The client gets the exit code of a command even if the command ends before the client begins to wait for it."""
     send_fds = socket.send_fds
 
     def send_and_wait(connection: socket.socket, data: list[bytes], files: Sequence[int]) -> int:

@@ -33,7 +33,10 @@ def test_each_text_that_make_delays_replaces_occurs_once() -> None:
 
 @pytest.mark.parametrize("module", ["tests.soak", "tests.planted"])
 def test_the_test_tools_print_help_without_pytest(module: str) -> None:
-    """The test tools print their help if pytest is not installed. An unknown name is an error: no test runs."""
+    """The test tools print their help even if pytest is not installed.
+
+    An unknown word on the command line is an error; no test is then run.
+    """
     without = "import runpy, sys; sys.modules['pytest'] = None; sys.argv = sys.argv[1:]; runpy.run_module(sys.argv[0], run_name='__main__')"
 
     def run(word: str) -> subprocess.CompletedProcess[str]:

@@ -21,8 +21,8 @@ from scheduler.views import render
 def _command(job: Job, folder: str) -> list[str]:
     """Return the command that attaches to a job's screen session.
 
-    ``folder``: screen's socket folder; empty: screen's default folder. The command names the session with its pid,
-    because the name alone may also be the beginning of another session's name.
+    ``folder``: folder with the sockets of the program `screen`; empty: the default folder of `screen`. The command
+    names the session with its pid, because the name alone may also be the beginning of another session's name.
     """
     prefix = ["env", f"SCREENDIR={folder}"] if folder and folder != os.environ.get("SCREENDIR", "") else []
     return [*prefix, "screen", "-r", job.session or ""]

@@ -88,9 +88,9 @@ class SchedulerClient:
     def ask(self, request: Request, wait_s: float = ANSWER_S) -> Answer:
         """Send a request to the daemon and return its answer.
 
-        Raises NotAsked if no daemon runs; the request is then not stored. Raises NoDaemon if the daemon ends, or if it
-        does not answer within ``wait_s`` seconds. In both of these cases the request stays in the store and is carried
-        out later.
+        Raises NotAsked if no daemon runs; the request is then not stored. Raises NoDaemon if the daemon ends before it
+        answers, or if it does not answer within ``wait_s`` seconds. After NoDaemon, the request stays in the store and
+        is carried out later.
         """
         from scheduler.core.requests import Answer, to_row
 

@@ -64,7 +64,8 @@ def divide(
     ``earlier``: the requests that already wait for the next start.
     ``try_out``: carries out a request on a copy of the stored jobs.
 
-    A request that names no jobs is carried out now. For each job of another request, the first rule that fits applies:
+    A request of a kind that names no jobs is carried out now. If the request names jobs, the first rule that fits
+    applies to each of these jobs:
 
     1. If a request in ``earlier`` names the job, the job waits: requests for one job keep their order.
     2. All jobs of a First or Swap wait if ``earlier`` has a First or Swap: the order of the queue depends on both.

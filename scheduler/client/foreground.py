@@ -20,7 +20,11 @@ EVERY_S = 0.1  # seconds between attempts to find a daemon
 
 
 class Interrupts:
-    """Context manager that redirects Ctrl-C: it cancels a waiting job, or sends SIGINT to a running job's processes."""
+    """Context manager for the time in which this process waits for a job.
+
+    Ctrl-C then does not end this process. It cancels the job if the job waits, or sends SIGINT to the processes of the
+    job if the job runs.
+    """
 
     def __init__(self, client: SchedulerClient, number: int) -> None:
         self.client, self.number = client, number

@@ -36,11 +36,15 @@ class Caller:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def hold_ctrl_c(self) -> None:
-        """Block SIGINT until `Interrupts` or `close` unblocks it: until then there is no job that Ctrl-C could end."""
+        """Block SIGINT before the job is submitted.
+
+        If Ctrl-C is pressed during the submission, it takes effect later: when `Interrupts`, `let_ctrl_c` or `close`
+        unblocks SIGINT.
+        """
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
     def let_ctrl_c(self) -> None:
-        """Unblock SIGINT, so that Ctrl-C ends this process while it has no job."""
+        """Unblock SIGINT, so that Ctrl-C ends this process. For use while this process waits for no job."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     @property

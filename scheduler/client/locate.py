@@ -48,9 +48,11 @@ def _say(trouble: SchedulerError, then: str = "") -> None:
 
 
 def state_file_for(state_file: str | None, config_file: str | None = None) -> str:
-    """Return the state file of the scheduler that the command means. Raises UsageError if that is ambiguous.
+    """Return the state file of the scheduler that the command means.
 
-    If the command means this scheduler only because the user runs no other one, the path is printed on stderr.
+    If nothing names a scheduler and the only running scheduler of the user is meant, its path is printed on stderr.
+    Raises UsageError if nothing names a scheduler and several schedulers of the user run, or if the named path is a
+    folder or cannot be determined.
     """
     for said, where in ((state_file, "--state-file"), (os.environ.get("GPUJOB_STATE_FILE"), "GPUJOB_STATE_FILE")):
         if said:

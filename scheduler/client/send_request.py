@@ -51,8 +51,9 @@ def until_shown(state_file: str, request: Pause | Resume | PauseQueue, before: i
     """Wait, at most ``SHOWN_S`` seconds, until the state file shows the result of a request.
 
     ``before``: the revision of the state file when the request was made. The function always waits for a later
-    revision, even if revision ``before`` already shows the wanted pauses. Otherwise a user could next edit revision
-    ``before``, and the scheduler would ignore this edit because it is older than the request.
+    revision, even if revision ``before`` already shows the wanted pauses. Otherwise, after the return of
+    this function, a user could edit revision ``before``. The scheduler would ignore this edit, because revision
+    ``before`` is older than the request.
     """
     wait_until(lambda: revision_of(state_file) > before and _shows(_read(state_file), request), SHOWN_S, every_s=0.003)
 

@@ -121,7 +121,7 @@ class GpuAdmission:
         return self.whole.sentence if self.whole_blocked else self.why_overcommit.sentence
 
     def is_known(self, admission: Admission) -> bool:
-        """Return whether the first reading is over: this GPU has been read, or the last reading failed."""
+        """Return True if this GPU has been read at least once, or if the last reading of all GPUs failed."""
         return self.read_at > -math.inf or bool(admission.trouble)
 
     @property
@@ -410,8 +410,10 @@ class Admission:
     def _releasing(self, card: GpuAdmission, reading: GpuSnapshot) -> bool:
         """Return whether memory of a job that has ended may still be in use.
 
-        This is so if the foreign memory has grown by more than the tolerance since the job's end. The memory of the
-        ended job then counts as foreign. After ``release_s`` seconds, or if jobs book memory, the result is False.
+        After the end of a job, the memory that is still in use counts as foreign. So the result is True if the foreign
+        memory exceeds the foreign memory before the job's end by more than the tolerance. The result is always False
+        from ``release_s`` seconds after the job's end on, and always False if jobs book MiB instead of shares
+        (`Thresholds.by_memory`).
         """
         if (
             self.thresholds.by_memory
@@ -552,9 +554,11 @@ class Admission:
     def has_room(self, index: int, parts: int, vram_mib: int) -> bool:
         """Return whether the GPU has enough memory left for the job; True if its memory is not known.
 
-        If jobs book memory, the job must fit into `free_mib`. Otherwise the job must fit into the memory that remains
-        after the baseline, the foreign memory, and the shares of the jobs on the GPU are subtracted. A job that uses
-        more than `OUTGROWN` times its share counts with the memory that it uses.
+        If jobs book MiB instead of shares (`Thresholds.by_memory`), the job must fit into `free_mib`.
+
+        Otherwise the job must fit into the memory that remains after the baseline, the foreign memory, and the shares
+        of the jobs on the GPU are subtracted. If a job on the GPU uses more than `OUTGROWN` times its share, the memory
+        that this job uses is subtracted in place of its share.
         """
         card = self.cards.get(index)
         if card is None or card.reading is None or not card.reading.memory_total_mib:

@@ -71,10 +71,11 @@ class Mistakes(UsageError):
 
 
 def raise_all(errors: Sequence[SchedulerError]) -> None:
-    """Raise ``errors``: a single error unchanged, several errors as one `Mistakes`. Do nothing if ``errors`` is empty.
+    """Raise one error that stands for all ``errors``. Do nothing if ``errors`` is empty.
 
-    If an error is no UsageError, raise only this error (the first such error if there are several). Example: a
-    FileTrouble, which has exit code 1; a `Mistakes` has exit code 2.
+    If all errors are UsageErrors, a single error is raised unchanged, and several errors are raised as one `Mistakes`
+    (exit code 2). If some errors are of other classes, such as FileTrouble (exit code 1), only the first of the errors
+    of other classes is raised.
     """
     for error in errors:
         if not isinstance(error, UsageError):

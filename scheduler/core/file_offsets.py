@@ -40,9 +40,9 @@ class Batch:
 
     ``restart``: the file was replaced, and these are the first lines of the new file; the counts of equal lines start
     at 0 again. ``settled``: the replay is complete after these lines. ``more``: more lines can be read immediately.
-    ``again``: empty for new lines. After a change of the GPUs, refused lines are checked again; their batch describes
-    the current GPUs in ``again``. ``left_out``: why unread lines of the previous file are ignored; empty if there are
-    no such lines.
+    ``again``: empty if the lines are new. If the lines were refused before and are checked again because the GPUs have
+    changed, ``again`` is a text that describes the current GPUs. ``left_out``: why unread lines of the previous file
+    are ignored; empty if there are no such lines.
     """
 
     mark: FileMark

@@ -1,7 +1,8 @@
 """Samples of GPUs and jobs for history curves: 10-second means are kept for a day, 5-minute means for 90 days.
 
-Times are seconds since 1970, memory is in MiB, loads and shares are 0 to 1. A value that was not measured is None, and
-means leave it out. An interval without measurements (no scheduler, a sleeping machine) has no sample.
+Times are seconds since 1970, memory is in MiB, loads and shares are 0 to 1. A value that was not measured is None,
+and is left out when a mean is computed. An interval without measurements (no scheduler, a sleeping machine) has no
+sample.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class GpuMean(Mean):
         super().__init__(len(self.DIGITS))
 
     def row(self, gpu: int, at: float) -> Row:
-        """Return the samples of this GPU at the time ``at`` as a row for `Batch.gpus`."""
+        """Return the means and maxima as a row for `Batch.gpus`. ``at``: start of the interval (seconds since 1970)."""
         means = [self.mean(column, digits) for column, digits in enumerate(self.DIGITS[:-1])]
         return (gpu, at, *means, self.most(8), self.most(0), self.most(4))
 

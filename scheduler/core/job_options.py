@@ -51,9 +51,9 @@ class JobOption:
     """One option of a job.
 
     ``field``: the field of JobSpec that the option sets. ``read``: returns the value of this field for a text; raises
-    UsageError if the text is wrong, and Refused if the value is not possible. ``sets``: (key, text). An option without
-    ``field`` has the same effect as this key with this text on a line of the jobs file. ``key``: name of the option on
-    a line of the jobs file; empty if the option is not allowed there.
+    UsageError if the text is wrong, and Refused if the value is not possible. ``sets``: used only if
+    ``field`` is empty. If ``sets`` is (KEY, TEXT), the option has the same effect as ``;KEY=TEXT`` on a line of the
+    jobs file. ``key``: name of the option on a line of the jobs file; empty if the option is not allowed there.
     """
 
     name: str

@@ -33,7 +33,7 @@ class Pauses:
         del self.changes[:-MOST_REMEMBERED]
 
     def by_edit(self, what: int) -> None:
-        """Record that an edit changed ``what``. Earlier changes of ``what`` by verbs have no effect on later edits."""
+        """Record that an edit changed the pause of ``what``, and forget the earlier changes of this pause by verbs."""
         self.changes = [change for change in self.changes if change[1] != what]
         self.edited[what] = self.revision + 1
 

@@ -190,8 +190,8 @@ def refused_lines(
     Leaves out lines that `recover` listed as undecided, because their jobs may have run.
 
     ``machine``: text that describes the current GPUs (`machine_text`); it becomes part of the batch.
-    ``known_refusals``: the refusals of the returned lines are added to this set, since they were logged before. Raises
-    OSError, sqlite3.Error.
+    ``known_refusals``: a set of refusals that were logged before; the refusals of the returned lines are added to it.
+    Raises OSError if a read from the open file fails, and sqlite3.Error if the store cannot be read.
     """
     found = kept.refused_in(connection, follower.path)
     refused = {number: line for number, line in found.items() if not line[1].startswith(kept.UNSURE)}

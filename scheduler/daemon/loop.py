@@ -186,8 +186,8 @@ class Daemon:
     def _unrecorded_end(self, job: Job) -> list[Observation]:
         """Return the observations of the job's attempt that are not recorded yet, if one of them ends the attempt.
 
-        Otherwise return an empty list. The observations must be kept, because the runner reports an ending and the
-        leftover processes only once.
+        Otherwise return an empty list. The caller must not lose the returned observations, because the runner reports
+        an ending and the leftover processes only once.
         """
         told: list[Observation] = [
             observation

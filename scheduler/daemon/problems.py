@@ -24,7 +24,7 @@ class Problems:
     def look_at_runner(self) -> None:
         """Check whether the runner can start jobs. Log the result if it differs from the last one.
 
-        In direct mode, no job can start while the supervisor is missing or is stopped by a signal.
+        In direct mode, no job can start while the supervisor is missing or suspended (SIGSTOP).
         """
         before, self._of_runner = self._of_runner, self._runner.trouble()
         if self._of_runner == before:

@@ -39,9 +39,10 @@ def update_needs(
 ) -> list[Job]:
     """Recompute and store the needs of waiting jobs. Return the jobs whose need has changed.
 
-    Runs in the caller's transaction. ``at_start``: the daemon is starting. If GPUs and model table are then the same as
-    in the last call, only two kinds of jobs are read: jobs whose need another process may have computed, and jobs that
-    ended and wait again. With 100,000 waiting lines of a jobs file this saves a second.
+    Runs in the caller's transaction. ``at_start``: the daemon is starting. At the start, the last call of this function
+    was made by an earlier daemon. If GPUs, model table and program version have not changed since that call, only two
+    kinds of jobs are read: jobs whose need another process may have computed, and jobs that ended and wait again. With
+    100,000 waiting lines of a jobs file this saves a second.
     """
     basis = json.dumps([__version__, table.as_json(), [(gpu.index, gpu.server, gpu.memory_mib) for gpu in gpus]])
     same = at_start and rows.meta(connection, BASIS) == basis

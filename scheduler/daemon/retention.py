@@ -43,7 +43,7 @@ class Retention:
 
     A round begins when the daemon starts, when the settings have changed, and once an hour. Rounds are more frequent if
     an age limit is below ten hours (`_round_s`). An error ends the round and is logged; the next round removes the
-    rest.
+    jobs and logs that this round has not removed.
     """
 
     def __init__(

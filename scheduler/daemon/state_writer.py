@@ -104,7 +104,10 @@ class StateWriter:
         return edit
 
     def took(self, edit: Edit) -> None:
-        """Note that the store has recorded an edit of the state file: the file must be written, then read again."""
+        """Note that the store has recorded an edit of the state file.
+
+        The state file must then be written, and the next call of `look` reads the file.
+        """
         self.file.accept(edit)
         self.dirty, self.look_due = True, 0.0
 

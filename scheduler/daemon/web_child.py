@@ -134,7 +134,10 @@ class WebChild:
         self._tell(text, 30 if bad else 20)
 
     def _died(self, now: float) -> None:
-        """Schedule a restart after the page's process has died. After a long life, the back-off begins again."""
+        """Schedule a restart after the page's process has died.
+
+        If the process has lived for at least `LONG_LIFE_S` seconds, the back-off begins again with the shortest wait.
+        """
         if self._rest:
             self._read_line(self._rest)
         lived = now - self._begun

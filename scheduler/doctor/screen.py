@@ -34,7 +34,7 @@ def screen_version(said: str) -> tuple[int, ...]:
 
 
 def judge(seen: ScreenSeen, who: DoctorUser) -> Finding:
-    """Return the finding on screen: whether it is installed, and safe on a machine with several users."""
+    """Return the finding on GNU screen: whether it is installed, and safe on a machine with several users."""
     if not seen.path:
         if not seen.wanted:
             return good("screen", "not installed; needed only for start --screen")

@@ -173,7 +173,7 @@ def take_running_settings(exam: Examination) -> None:
 
 
 def check_scheduler(exam: Examination) -> list[Finding]:
-    """Check that the scheduler is not stopped, and that no other scheduler manages its GPUs."""
+    """Check that a running scheduler is not suspended (SIGSTOP), and that no other scheduler manages its GPUs."""
     dir_seen = exam.dir_seen
     found = seen(dir_seen.pid) if dir_seen.pid else None
     mine = {gpu.index for gpu in dir_seen.gpus} or {*(exam.config.gpu_ids or range(exam.config.gpus or 0))}

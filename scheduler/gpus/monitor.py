@@ -167,8 +167,10 @@ def _numbered(first: Readings, stored: Sequence[Gpu], notes: list[str]) -> dict[
 def _without_answer(probe: Probe, wanted: tuple[int, ...] | None, stored: Sequence[Gpu], error: NoGpuData) -> Managed:
     """Return the GPUs to manage when the first reading failed.
 
-    They become declared GPUs only if no driver is installed, and the previous daemon managed no GPUs of a driver.
-    Raises NoGpuData if neither the settings nor the previous daemon tell which GPUs there are.
+    A stored GPU is a GPU in ``stored`` that a driver once showed. If no driver is installed and there is no stored GPU,
+    the result is the GPUs that the settings name, as declared GPUs. In all other cases the result is the GPUs that the
+    settings name, or the stored GPUs if the settings name none; no job starts until the driver answers. Raises
+    NoGpuData if the settings name no GPUs and there is no stored GPU.
     """
     real = {gpu.index: gpu for gpu in stored if not gpu.uuid.startswith((DECLARED, UNREAD))}
     if probe.absent and not real:

@@ -337,8 +337,8 @@ class NvidiaProbe:
 def _started_by(token: str) -> bool:
     """Return whether a process with this ``token`` in its environment still exists.
 
-    The reader process gives the token to the nvidia-smi process that it starts. This process may hang in the driver,
-    where it cannot be killed.
+    The reader process gives the token to the nvidia-smi process that it starts. The nvidia-smi process may hang in the
+    driver, where it cannot be killed, and so outlive the reader process.
     """
     mark = f"{READER}={token}".encode()
     for name in os.listdir("/proc"):

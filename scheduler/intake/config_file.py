@@ -28,9 +28,10 @@ class Entry:
 def read_entries(path: str, trust_group: bool = False) -> tuple[dict[str, Entry], list[SchedulerError]]:
     """Read a config file; return its entries by key, and the mistakes found in the file.
 
-    ``trust_group``: whether the file and its folders may be writable for their groups. If the file sets the key
-    `trust_group`, only its folders may be writable for their groups. Raises UsageError if the file cannot be read or is
-    no config file, and FileTrouble if other users could write the file.
+    ``trust_group``: whether the file, and the folders on its path, may be writable for their groups. If ``trust_group``
+    is False but the file sets its key `trust_group` to true, the folders may be writable for their groups, but the file
+    must not be. Raises UsageError if the file cannot be read or is no config file, and FileTrouble if other users could
+    write or replace the file.
     """
     try:
         data, places = _private(path, trust_group), places_of(path)

@@ -165,7 +165,10 @@ class PollingWatcher:
         return {folder for folder in map(os.path.dirname, places) if os.path.isdir(folder)}
 
     def rearm(self) -> None:
-        """Begin to poll again the folders that were missing before, because watchdog stops to poll a missing folder."""
+        """Begin to poll the folders of the watched paths that exist now but are not polled.
+
+        Example: watchdog stops polling when a folder is removed, and does not begin again when the folder is created.
+        """
         emitters = self._observer.emitters if self._observer is not None else ()  # type: ignore[attr-defined]
         if {emitter.watch.path for emitter in emitters if emitter.is_alive()} != self._folders():
             self.watch(self._paths)

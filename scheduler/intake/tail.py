@@ -334,10 +334,13 @@ class Follower:
         return batch
 
     def _only_grows(self, held: os.stat_result, now: float, settles: float) -> bool:
-        """Return whether the earlier bytes of the file have not changed for APPENDED_S seconds.
+        """Return whether, for at least APPENDED_S seconds, bytes were only appended to the file.
 
-        If the result is False, set ``look_again_at``. ``settles``: the time (monotonic seconds) at which the file is
-        read if it does not change any more.
+        An earlier call of this method stored the size and checksum of the file. The result is True if that call was at
+        least APPENDED_S seconds ago, and the bytes that the file had then are unchanged.
+
+        If the result is False, set ``look_again_at``. ``settles``: the time (monotonic seconds) from which `look` reads
+        the file without calling this method, if the file does not change before.
         """
         if self._grows is not None:
             size, crc, since = self._grows

@@ -101,16 +101,16 @@ def ending(job: int, attempt: int, how: str, code: int, at: float, left: Sequenc
 def read_ending(
     path: str, process: Process | None, state_file: str, *, terminal: bool, impatient: bool = False
 ) -> attempt_record.AttemptRecord:
-    """Return the record at ``path``. If the supervisor or shim was killed, read a missing ending from the zombie.
+    """Return the attempt record at ``path``. If it has no ending, try to read the ending from the dead leader.
 
-    A supervisor or shim records the ending before it reaps the leader (``process``). If the supervisor or shim was
-    killed, the kernel gives the leader a new parent. In many containers the new parent is process 1, which reaps
-    nothing. The leader then stays a zombie, and its exit code can still be read.
+    The leader (``process``) is a child of a supervisor or shim, which records the ending before it reaps the leader.
+    If the supervisor or shim was killed, the kernel gives the leader a new parent. In many containers the new parent is
+    process 1, which reaps nothing. The dead leader then stays a zombie, and its exit code can still be read.
 
     While the supervisor or shim lives, the zombie is not read, because the supervisor or shim will record the ending.
     Exception: if ``impatient`` is true, the zombie is read, because the supervisor or shim may be suspended by SIGSTOP.
-    ``state_file``: path that identifies the supervisor or shim. ``terminal``: the job ran in a screen session, which
-    ended with its shim. Raises OSError like `attempt_record.read`.
+    ``state_file``: path that identifies the supervisor or shim. ``terminal``: the job ran in a screen session; if the
+    shim was killed, the session has ended too. Raises OSError if this process has no free descriptor or memory.
     """
     there = seen_as(process) if process is not None else None
     found = attempt_record.read(path)  # read after `seen_as`: a parent that was dead then has recorded all it could

@@ -440,7 +440,11 @@ class LocalRunner:
     # -- ending -------------------------------------------------------------------------------------------
 
     def stop(self, jobs: Iterable[tuple[Job, bool]], soft: int = signal.SIGTERM) -> None:
-        """Send SIGKILL to all processes of each job that is paired with True, else ``soft``."""
+        """Send a signal to all processes of each job in ``jobs``.
+
+        The signal is SIGKILL if the job is paired with True, and ``soft`` if it is paired with False. A job whose start
+        can still be withdrawn gets no signal: its start is withdrawn.
+        """
         targets = []
         for job, hard in jobs:
             if self._withdrawn(job):

@@ -20,8 +20,8 @@ ENDED_ALONE = "the job ended while no scheduler was running"
 def as_recorded(job: Job, attempts: str, rules: Rules) -> tuple[Job, Event | None]:
     """Return a copy of ``job`` with the ending from its attempt record, and the event of the retry (None: no retry).
 
-    The next scheduler gives the job the same state when it starts. If the record has no ending, ``job`` itself is
-    returned. ``attempts``: folder of the attempt records.
+    When the next scheduler starts, it gives the job the same state. If the record has no ending or cannot be read,
+    ``job`` itself is returned. ``attempts``: folder of the attempt records.
     """
     try:
         told = attempt_record.read(os.path.join(attempts, job.attempt_key))

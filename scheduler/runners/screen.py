@@ -109,7 +109,7 @@ class ScreenRunner(LocalRunner):
 
     ``folder``: private folder for the screenrc and the launch files of the sessions; ``short_id``: added to the name of
     a session if that name is in use; ``descriptors``: the jobs' soft limit on open files. Raises SchedulerError if the
-    program screen is missing or cannot use its socket folder.
+    program `screen` is missing or cannot use its socket folder.
     """
 
     name = "screen"
@@ -151,7 +151,10 @@ class ScreenRunner(LocalRunner):
         self._crash_passes = int(count) if count else None  # crash only the n-th shim; None: every shim
 
     def _socket_folder(self) -> str:
-        """Return this user's socket folder, as `screen -ls` prints it. Raises SchedulerError with screen's output."""
+        """Return the folder of this user's sockets, as `screen -ls` prints it.
+
+        Raises SchedulerError if the command fails or prints no folder; the message contains the output of the command.
+        """
         try:
             done = subprocess.run(
                 [self.screen, "-ls"], capture_output=True, env=self._server_environ, timeout=LIST_LIMIT_S,
@@ -241,7 +244,8 @@ class ScreenRunner(LocalRunner):
     def _make_log(self, log: str) -> None:
         """Create the log. Raises OSError.
 
-        Screen itself would make the log readable for other users, or append to an existing file.
+        If the program `screen` created the log, other users could read the log. If a file already existed at this path,
+        `screen` would append to it.
         """
         os.close(new_private(log, os.O_WRONLY | os.O_APPEND, make_folder=True))
 
@@ -286,7 +290,7 @@ class ScreenRunner(LocalRunner):
         return server
 
     def _forget(self, key: str) -> None:
-        """Remove the launch file of a session and the file with screen's output."""
+        """Remove the launch file of a session, and the file with the output of the program `screen`."""
         for ending in ("launch", "said"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self.folder, f"{key}.{ending}"))
@@ -454,10 +458,10 @@ class ScreenRunner(LocalRunner):
 
 
 def tidy(folder: str, attempts: str) -> None:
-    """Remove launch files and files with screen's output that a killed daemon left in ``folder``.
+    """Remove two kinds of files that a killed daemon left in ``folder``.
 
-    A file is removed if it is older than a minute. A newer file with screen's output is removed if its attempt is
-    claimed.
+    These are launch files (``.launch``), and files with the output of the program `screen` (``.said``). A file of
+    either kind is removed if it is older than a minute. A newer ``.said`` file is removed if its attempt is claimed.
     """
     for entry in os.scandir(folder):
         key, _, ending = entry.name.rpartition(".")
@@ -469,9 +473,10 @@ def tidy(folder: str, attempts: str) -> None:
 
 
 def _server_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of screen itself.
+    """Return the environment for the program `screen`, not for the jobs that run in its sessions.
 
-    It contains no mark of a job, makes screen ignore the system's screenrc, and always names a character set.
+    The environment contains no mark of a job, makes `screen` ignore the system's screenrc, and always names a character
+    set.
     """
     drop = ("STY", "WINDOW", "TERMCAP", "COLUMNS", "LINES")
     made = {name: value for name, value in environ.items() if not name.startswith("GPUJOB_") and name not in drop}
@@ -485,7 +490,10 @@ def _server_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _term() -> str:
-    """Return the terminal type of the windows: screen-256color if this machine describes that type, else screen."""
+    """Return the terminal type (TERM) of the windows.
+
+    This is ``screen-256color`` if this machine has a description of that type, else ``screen``.
+    """
     known = any(os.path.exists(os.path.join(folder, "s", "screen-256color")) for folder in _TERMINFO)
     return "screen-256color" if known else "screen"
 

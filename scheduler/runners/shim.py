@@ -1,10 +1,10 @@
 """Shim: parent of one job in a screen session. Claims the attempt, starts the job, and records how it ended.
 
-Screen runs it as ``python -I -S shim.py``. GPUJOB_LAUNCH names a private file that holds a marshalled dict:
-``record`` (path of the attempt record), ``data`` (the record's first bytes), ``boot`` (boot id), ``argv``, ``cwd``,
-``umask``, ``base`` (environment), ``env_file``, ``changes`` (name → value, or None to remove it), ``files`` (soft limit
-on open files), ``crash`` (crash point for tests). The only module of the package that the shim imports is
-`supervisor.py`, when the shim starts. So an upgrade of the package does not disturb a running shim.
+The program `screen` runs the shim as ``python -I -S shim.py``. GPUJOB_LAUNCH names a private file that holds a
+marshalled dict: ``record`` (path of the attempt record), ``data`` (the record's first bytes), ``boot`` (boot id),
+``argv``, ``cwd``, ``umask``, ``base`` (environment), ``env_file``, ``changes`` (name → value, or None to remove it),
+``files`` (soft limit on open files), ``crash`` (crash point for tests). The only module of the package that the shim
+imports is `supervisor.py`, when the shim starts. So an upgrade of the package does not disturb a running shim.
 """
 
 import errno
@@ -157,9 +157,10 @@ class Shim:
     def leave_a_line(self):
         """Resize the window to 23 lines before the job prints anything.
 
-        A terminal of 24 lines shows 23 lines of the window and screen's status line. If the window had 24 lines, screen
-        would hide the top line of the window, which is the job's first line. Screen resizes a detached window only if
-        an escape sequence in the output requests this. The method removes this sequence from the log.
+        A terminal of 24 lines shows 23 lines of the window, and the status line of the program `screen`. If the window
+        had 24 lines, `screen` would hide the top line of the window, which is the job's first line. `screen` resizes a
+        detached window only if an escape sequence in the window's output requests this. So this method prints such a
+        sequence, and then removes the sequence from the log.
         """
         log = os.path.join(os.environ.get("GPUJOB_LOG_DIR", ""), os.environ.get("GPUJOB_LOG", ""))
         try:

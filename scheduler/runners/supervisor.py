@@ -403,7 +403,7 @@ class Supervisor:
         self.asked.pop(fd)[0].close()
 
     def give_up_asking(self):
-        """Fail the attempts whose caller has not answered in time, perhaps because it is stopped."""
+        """Fail the attempts whose caller has not answered in time. Perhaps the caller is suspended (SIGSTOP)."""
         for fd, (_, start, until) in list(self.asked.items()):
             if time.monotonic() >= until:
                 self.forget_asked(fd)

@@ -12,8 +12,8 @@ from scheduler.core.job import Event, Job
 def count(connection: sqlite3.Connection, events: Iterable[Event], jobs: Mapping[int, Job]) -> None:
     """Add these events to the counters.
 
-    The caller must store the events in the same transaction, after this call. This function finds in the events that
-    are already stored which jobs had started before.
+    The function reads the stored events of a job to find out whether the job had started before these events. So the
+    caller must store these events after the call, in the same transaction.
     """
 
     def began_before(job: int) -> bool:

@@ -64,8 +64,8 @@ class DaemonLock:
     def take(self, info: dict[str, Any], wait_s: float = 1.0) -> None:
         """Take the lock and write ``info`` to `daemon.json`.
 
-        Raises Taken if another process still holds the lock after ``wait_s`` seconds; the error gives the pid of this
-        process. Raises SchedulerError if the file system has no locks.
+        Raises Taken if another process still holds the lock after ``wait_s`` seconds; the error gives the pid that
+        `daemon.json` contains. Raises SchedulerError if the file system has no locks, or if its locks have no effect.
         """
         from filelock import Timeout
 
@@ -162,7 +162,8 @@ def _held(fd: int, how: int) -> bool:
 def daemon_alive(places: Places) -> bool:
     """Return whether a process holds the lock now: a daemon, or a command that does the work of the daemon.
 
-    The kernel releases the lock when this process ends. Raises SchedulerError if the file system has no locks.
+    The lock of a killed daemon does not count, because the kernel releases a lock when the process that holds it ends.
+    Raises SchedulerError if the file system has no locks.
     """
     for path, flags in ((places.daemon_lock, os.O_RDWR), (places.state_dir, os.O_RDONLY | os.O_DIRECTORY)):
         try:

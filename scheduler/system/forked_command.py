@@ -15,8 +15,8 @@ class NeedsOwnProcess(BaseException):
 class ForkedCommand:
     """Facts about the command that this process runs.
 
-    ``here``: whether this process is a fork of the warm process. ``stays``: whether the command has called
-    `need_own_process` with ``stays``.
+    ``here``: whether this process is a fork of the warm process. ``stays``: True after the command called
+    `need_own_process` with ``stays=True``.
     """
 
     here: ClassVar[bool] = False
@@ -32,7 +32,8 @@ def need_own_process(*, stays: bool = True) -> None:
 
     Before this call, the command must not print anything and must not run a user's command. So it calls this function
     before `state_file_for`, which may print a note. The command must have the same effect when it runs again.
-    ``stays``: whether to set `ForkedCommand.stays`.
+    ``stays`` True: the process that the user started does not start the warm process after this command. ``stays``
+    False: the process that the user started may start the warm process after this command.
     """
     ForkedCommand.stays = ForkedCommand.stays or stays
     if ForkedCommand.here:

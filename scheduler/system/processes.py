@@ -42,7 +42,7 @@ class Seen:
 def _unless_short(error: OSError) -> None:
     """Raise ``error`` again if it means that this process has no free descriptor or memory (`SHORT_OF`).
 
-    Such an error does not tell whether the process exists whose files were to be read.
+    Such an error says nothing about the process that was to be examined: that process may still exist.
     """
     if error.errno in SHORT_OF:
         raise error
@@ -372,13 +372,16 @@ def members(
     sure: bool = False,
     table: ProcessTable | None = None,
 ) -> list[Process]:
-    """Return all live processes of an attempt. ``leader``: its main process; ``known``: other processes of the attempt.
+    """Return all live processes of an attempt, without the calling process.
 
-    Besides these, the result has the processes in the leader's session or process group, all descendants, and all
-    processes with the mark. The leader's pid is the number of its session and group. Once the leader is gone, the
-    kernel may give this pid to another process, which may begin a session or group with this number. So after the
-    leader's end, its session and group count only while no process has this pid. With ``sure`` (for signals), a process
-    of the session or group must then also have the mark. ``table``: the processes to search; None: those of now.
+    ``leader``: main process of the attempt; ``known``: other processes of the attempt. The result has the leader, the
+    known processes, the processes in the leader's session or process group, the descendants of all of these, and all
+    processes with the mark. ``table``: the processes to search; None: all processes that exist now.
+
+    The leader's pid is the number of its session and group. Once the leader is gone, the kernel may give this pid to
+    another process, which may begin a session or group with this number. So if the leader is gone, the processes with
+    this session or group number belong to the attempt only if no process has this pid. ``sure`` (for signals): if the
+    leader is gone, each process with this session or group number must also have the mark.
     """
     table = table or ProcessTable()
     marked = set(table.carrying(mark))
@@ -405,10 +408,11 @@ class Target:
 
 
 def signal_all(targets: Iterable[Target], soft: int = signal.SIGTERM) -> list[Process]:
-    """Send a signal to every process of these attempts: SIGKILL, or ``soft`` if not ``hard``. Return the processes.
+    """Send a signal to every process of these attempts, and return these processes.
 
-    With ``hard`` the search is repeated until it finds no new process, so that a child forked in the meantime does not
-    escape. The signal ``soft`` is sent once, followed by SIGCONT, because a stopped process cannot react to it.
+    If a target is ``hard``, the signal is SIGKILL, and the search is repeated until it finds no new process, so that a
+    child forked in the meantime does not escape. Otherwise the signal is ``soft``, which each process gets once. After
+    ``soft`` SIGCONT is sent, because a suspended process (SIGSTOP) cannot react to ``soft``.
     """
     told: set[Process] = set()
     remaining: list[tuple[Target, set[Process]]] = [(target, set()) for target in targets]

@@ -184,7 +184,7 @@ class Work:
     def all(self) -> int:
         """Watch commands of killed trackers to their ends, then run all pending commands; return the exit code.
 
-        Stops after the first command whose state is then interrupted.
+        Stop early if one of these commands ends as interrupted; the commands after it are then not run.
         """
         skip, tally = self.typed.skip_errors, Tally()
         left = [command.id for command in self.tracker.session().commands if is_abandoned(command)]
@@ -227,9 +227,9 @@ class Work:
 def _in_background() -> bool:
     """Return whether stdin is a terminal on which this process is in the background.
 
-    The kernel stops a background process that reads from its terminal. It would not stop the command, because the
-    command runs in its own session. The command would then take input that is meant for the shell. So in the background
-    the command gets no stdin. The result is also True if stdin is a terminal that does not control this process.
+    If so, a command gets no stdin. The reason: the kernel suspends a background process that reads from its terminal,
+    but would not suspend the command, because the command runs in its own session. So the command would read input
+    that is meant for the shell. The result is also True if stdin is a terminal that does not control this process.
     """
     try:
         return os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()

@@ -181,7 +181,10 @@ def claim(command: Command, tracker: TrackerProcess, attempt: int, now: float) -
 
 
 def stop_asked(command: Command, why: str, now: float) -> None:
-    """Record that a running command is being stopped. It then ends as interrupted, whatever its exit code is."""
+    """Record that the tracker ends a running command because of a signal. Record ``why`` as the reason.
+
+    The command then ends as interrupted, whatever its exit code is.
+    """
     if command.job.state in (JobState.STARTING, JobState.RUNNING):
         move(command.job, Move.STOP_ASKED, now)
         command.job.stop_why, command.job.stop_at = why, now
@@ -191,7 +194,7 @@ def take(command: Command, observation: Observation, *, skip_errors: bool = Fals
     """Change the command's state as an observation of its last attempt requires. Ignore observations of other attempts.
 
     The observation comes from the runner, or from the search for attempts after a crash. ``skip_errors``: if the
-    command fails and was not stopped, mark it as skipped.
+    command fails, mark it as skipped, unless `stop_asked` has recorded that the tracker ended the command.
     """
     job = command.job
     if not is_of(observation, job):
@@ -252,8 +255,8 @@ def _restart(job: Job) -> None:
 def _settle(command: Command, ending: Meaning, at: float, why: str = "", skip: bool = False) -> None:
     """Move a command to its final state.
 
-    ``why``: reason of a failure. A stopped command keeps the reason why it was stopped, and ``why`` is ignored.
-    ``skip``: mark a failed command as skipped.
+    ``why``: reason of a failure. If the tracker ended the command because of a signal, the command keeps the reason
+    that `stop_asked` has recorded, and ``why`` is ignored. ``skip``: mark a failed command as skipped.
     """
     why = {Move.STOPPED: command.job.stop_why, Move.SUCCEEDED: ""}.get(ending.how, why)
     move(command.job, ending.how, at)

@@ -50,11 +50,11 @@ class Gives(Protocol):
     def word(self) -> str:
         """Text ``PID TICKS PATH``: the process that gives stdin, its start time, and the path of its socket.
 
-        The supervisor needs these to fetch the descriptor.
+        The supervisor needs these three values to fetch the descriptor of stdin.
         """
 
     def close(self) -> None:
-        """Stop giving the descriptor."""
+        """Give stdin to no further command."""
 
 
 class Signals:
@@ -421,7 +421,10 @@ class _Run:
         self.runner.stop([(self.job, number == signal.SIGKILL)], number)
 
     def _left(self) -> bool:
-        """Return whether processes of a stopped command still live; False for a command that was not stopped."""
+        """Return whether processes of the command still live after the tracker has passed a signal on to the command.
+
+        Return False if no signal was passed on, or if the first was passed on more than `UNKILLABLE_S` seconds ago.
+        """
         if not self.heard or time.monotonic() - self.stopped_at > UNKILLABLE_S:
             return False
         mark = Mark(self.job.id, self.job.attempt, self.tracker.files.path(self.tracker.name), plan.MARK_NAMES)
@@ -473,7 +476,7 @@ class _Run:
         return command
 
     def _all_shown(self, follower: Follower) -> None:
-        """Wait until the follower has shown the rest of the log.
+        """Wait until the follower has shown the part of the log that is not shown yet.
 
         A new signal ends the wait. If a signal came before this call, the wait lasts `HARD_S` seconds at most.
         """

@@ -56,7 +56,7 @@ class Tracker:
         return os.path.join(self.log_folder, command.job.attempt_key)
 
     def last_output(self, command: Command) -> str:
-        """Return the last lines of the command's log. If the log cannot be read, return the lines saved last time."""
+        """Return the last lines of the command's log. If it cannot be read, return the lines in the session file."""
         try:
             return "\n".join(self.tail(self.log(command), LINES_KEPT)) if command.job.log else ""
         except OSError:

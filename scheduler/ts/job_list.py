@@ -1,4 +1,7 @@
-"""Text forms of `ts` jobs: the list, JSON, tab-separated lines and details, with the original's columns."""
+"""Text forms of `ts` jobs: the list, JSON, tab-separated lines and details.
+
+The columns are those of GPU Task Spooler, the program that `gpujob ts` replaces.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ MOST_LABEL = 20
 
 
 def state_of(job: Job) -> str:
-    """Return the job's state in the original's words: queued, allocating, running, finished or skipped."""
+    """Return the job's state in the words of GPU Task Spooler: queued, allocating, running, finished or skipped."""
     if job.state is JobState.PENDING:
         return "allocating" if job.need.count and not job.reason_code else "queued"
     if job.state is JobState.SKIPPED:
@@ -65,7 +68,7 @@ def time_text(seconds: float | None) -> str:
 
 
 def command_of(job: Job) -> str:
-    """Return the words of the job's command, joined by blanks as in the original, with secrets masked."""
+    """Return the words of the job's command, joined by blanks as in GPU Task Spooler, with secrets masked."""
     return " ".join(
         words_without_secrets((job.spec.script, *job.spec.arguments) if job.spec.script else job.spec.arguments)
     )
@@ -138,7 +141,7 @@ _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 def as_tabs(jobs: Sequence[Job], gpus: bool) -> list[str]:
-    """Return a tab-separated line for each job, with the fields that the original prints for a finished job.
+    """Return a tab-separated line for each job, with the fields that GPU Task Spooler prints for a finished job.
 
     The fields are id, state, output, error level, time, its unit, number of GPUs (only with ``gpus``), dependencies,
     label and command. Nothing is shortened; a field without a value is empty.

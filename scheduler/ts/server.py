@@ -4,9 +4,10 @@ The first call starts the server, and -K ends it. The next call after -K starts 
 call to -K is a generation of the server (``life`` in the code). A generation is an ordinary scheduler with its own
 state file, config and store.
 
-All files of one TS_SOCKET are in one private folder. If only this user can write beside the socket's path, this folder
-is there; otherwise it is below `$XDG_STATE_HOME/gpujob/ts`. The private folder has a numbered folder for each
-generation. Its file `current` contains the number of the current generation, or 0 if there is none.
+All files of one TS_SOCKET are in one private folder. The private folder is beside the path TS_SOCKET if only this user
+can create files there; otherwise the private folder is below `$XDG_STATE_HOME/gpujob/ts`. In the private folder there
+is a numbered folder for each generation, and a file `current`. This file contains the number of the current generation,
+or 0 if there is no current generation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One call of `ts`: the server that it uses, the jobs in the list, and errors in the original's words."""
+"""One call of `ts`: the server that it uses, the jobs in the list, and errors in the words of GPU Task Spooler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECORDED_S = 8.0  # seconds to wait for a job's end to be recorded: its supervis
 
 
 class RequestError(Exception):
-    """Raised if a request cannot be carried out. The message is in the original's words."""
+    """Raised if a request cannot be carried out. The message is in the words of GPU Task Spooler."""
 
 
 class NoSuchJob(RequestError):

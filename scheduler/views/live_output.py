@@ -56,7 +56,10 @@ class Stream:
             self._said.put(said)
 
     def close(self, wait_s: float = 3.0) -> None:
-        """Print the queued messages and the rest of the logs. Wait at most ``wait_s`` seconds until this is done."""
+        """Print the queued messages and the parts of job logs that were not printed yet, then end the thread.
+
+        If the thread has not ended after ``wait_s`` seconds, return without waiting longer.
+        """
         self._closed = True
         self._said.put(None)
         self._thread.join(wait_s)

@@ -177,8 +177,8 @@ def run(words: list[str]) -> int | None:
 def _begin(connection: Connection, request: tuple[bytes, list[str], bytes]) -> bool:
     """Ask for a fork and pass it our standard streams and folder; return whether the command runs. Raises OSError.
 
-    The descriptors are sent only after the fork has answered. If they were sent with the request, a warm process that
-    is stopped would keep them open, and a reader of our output would wait until that process ends.
+    The descriptors are sent only after the fork has answered. If they were sent with the request, a suspended
+    (SIGSTOP) warm process would keep them open, and a reader of our output would wait until the warm process ends.
     """
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
     folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -37,8 +37,9 @@ class Command:
 
 
 def start(program: Sequence[str]) -> None:
-    """Start the warm process for commands like this one, unless it already runs. ``program``: its command line.
+    """Start the warm process for the identity of this process (`client.identity`), unless it already runs.
 
+    ``program``: the command line that starts the warm process. An OSError is ignored.
     The warm process gets only the variables that it must share with its callers, so that it keeps no secret of the
     first caller.
     """

@@ -46,9 +46,9 @@ class Connections:
     def make_room(self, newcomer: Connection) -> bool:
         """Return whether the connection ``newcomer`` may stay open.
 
-        It may stay open if at most `MOST_OPEN` connections are open. If more are open, another connection that is not
-        being served is aborted: the least recently active one. If all other connections are being served, returns
-        False.
+        It may stay open if at most `MOST_OPEN` connections are open. If more are open, this method aborts the least
+        recently active of the other connections that are not being served, and ``newcomer`` may stay open. If all other
+        connections are being served, returns False.
         """
         if len(self._all) <= MOST_OPEN:
             return True

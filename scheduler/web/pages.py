@@ -42,7 +42,10 @@ THIN = 1.2  # per cent of the width: narrower bars are drawn at least 3 pixels w
 
 
 def _page(ask: Ask, template: str, status: int = 200, **names: Any) -> Response:
-    """Return a whole page. ``names``: variables of the template. ``here`` is the page's entry in the navigation."""
+    """Return a whole page.
+
+    ``names``: variables of the template. One of them is ``here``, the name of the page's entry in the navigation.
+    """
     places = ask.source.client.places
     values = {"now": time.time(), "nonce": ask.nonce, "folder": os.path.dirname(places.state_file) or "/", **names}
     values.setdefault("machine", os.uname().nodename)

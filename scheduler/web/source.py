@@ -54,9 +54,9 @@ class Source:
     def status(self) -> bytes:
         """Return the JSON of `gpujob status --json`. Raises SchedulerError if the store cannot be read.
 
-        The JSON is cached for `FRESH_S` seconds or for the time that it took to make the JSON, whichever is longer.
-        With 100,000 waiting jobs, this takes seconds. Because of the cache, the server spends at most half of its time
-        on it.
+        With 100,000 waiting jobs, making the JSON takes seconds. So the JSON is cached for `FRESH_S` seconds, or for
+        the time that it took to make the JSON, whichever is longer. The server therefore spends at most half of its
+        time on making the JSON.
         """
         with self._status_lock:
             outdated = self._status_after != self._changes or time.monotonic() >= self._status_until

@@ -66,9 +66,10 @@ def unsynced_words(log: Path, files: Sequence[str]) -> tuple[list[str], int]:
 
 
 def syncs_after_failure(log: Path) -> list[str]:
-    """Return an error for each start that was sent after a failed sync and before the next successful sync.
+    """Return an error for each start that was sent although it was not certain that the store is on the disk.
 
-    The failed sync is a sync of the store's log. The successful sync must be a sync of the file of the store itself.
+    This is not certain after a failed sync of the store's log, until the file of the store itself has been synced
+    successfully.
     """
     wrong, suspect = [], False
     for call in calls(log):

@@ -184,9 +184,10 @@ def test_s17_no_control_characters_reach_a_line(data: bytes, cuts: list[int]) ->
 
 
 def test_characters_counted_as_one_column_are_narrow() -> None:
-    """Each character that the pattern `_ODD` does not match takes exactly one column.
+    """The pattern `_ODD` matches every character that is wide or takes no column.
 
-    A wide character counts as two columns.
+    So each character that `_ODD` does not match takes exactly one column. The test also checks a text with wide
+    characters: each of them counts as two columns.
     """
     for number in range(0x20, 0x11000):
         char = chr(number)

@@ -105,7 +105,7 @@ def test_a_preview_predicts_what_the_submission_does(quiet: Scheduler, wishes: l
 def test_a_preview_reports_dependencies_pauses_and_missing_folders(quiet: Scheduler) -> None:
     """A preview reports dependencies, missing folders and environments, and a paused queue as reasons to wait.
 
-    If a job in `after_ok` has failed, the preview's verdict is ``never``. If a job that the preview depends on does not
+    If a job in `after_ok` has failed, the preview's verdict is ``never``. If the job depends on a job that does not
     exist, the preview raises NotFound.
     """
     s = quiet

@@ -64,10 +64,10 @@ def test_g01_a_restart_after_a_clock_jump_ends_no_job_early(jump: float) -> None
 
 @JUMPS
 def test_g01_after_restart_and_clock_jump_a_retry_waits_at_most_the_longest_wait(jump: float) -> None:
-    """G01: If a job waits for its retry at a restart, it waits at most the longest wait of the back-off.
+    """G01: After a restart of the scheduler, a retry waits at most LONGEST_WAIT_S, the longest wait of the back-off.
 
-    This holds for each jump of the wall clock. A cancelled job gets its SIGKILL at most one grace time after the
-    restart.
+    If a cancelled job still runs at the restart, it gets SIGKILL at most one grace time after the restart. Both hold
+    for each jump of the wall clock.
     """
     job = a_job(1, attempt=1, not_before=T0 + 5.0)
     play = a_world(1)

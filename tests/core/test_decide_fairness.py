@@ -131,7 +131,7 @@ def test_s4_36_a_more_urgent_job_does_not_count_as_overtaking() -> None:
 
 
 def test_s4_36_the_count_of_overtakes_restarts_after_a_release_or_an_edit() -> None:
-    """S4.36: The count of overtakes restarts when a job is released from a hold or edited."""
+    """S4.36: If a job is edited, or held and then released, the count of its overtakes begins again."""
     for ask in ((Hold((2,)), Release((2,))), (Edit((2,), {"label": "x"}),)):
         play = full(2, a_job(2, "2"))
         assert stream(play, 5) == [10, 11]

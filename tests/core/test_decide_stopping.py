@@ -1,6 +1,6 @@
 """Tests of the ending of jobs, by request or at the time limit.
 
-They first get SIGTERM, and after the grace time SIGKILL.
+A job that must end first gets SIGTERM, and after the grace time SIGKILL.
 """
 
 from __future__ import annotations

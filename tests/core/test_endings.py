@@ -74,7 +74,8 @@ def test_a_job_that_ran_out_of_gpu_memory_is_repeated_with_twice_the_share(need:
 def test_a_job_that_books_memory_is_repeated_with_twice_the_memory_up_to_the_limit() -> None:
     """If a job that books memory runs out of GPU memory, its retry books twice the memory, up to a limit.
 
-    A job books memory if its need is the smallest share and it requests memory. The present setting does not matter.
+    A job books memory if its need is the smallest share and it requests memory. This holds even if the scheduler is now
+    set to book shares.
     """
     rules = Rules(oom_retries=2, most_mib=lambda job: 10_000)
     for before, after in ((3_000, 6_000), (6_000, 10_000)):

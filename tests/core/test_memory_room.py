@@ -1,6 +1,6 @@
 """Tests of jobs that request GPU memory, on GPUs on which memory is booked or in use.
 
-They also check adopted jobs for which the ledger has no room.
+They also check adopted jobs that cannot be booked, for example because other jobs have their GPUs.
 """
 
 from __future__ import annotations
@@ -167,9 +167,10 @@ def test_leftovers_of_an_overbooked_job_free_no_booking_twice() -> None:
 
 
 def test_uncertain_leftovers_do_not_delay_the_end_of_a_cancelled_job() -> None:
-    """If a cancelled job leaves processes, its GPU stays allocated, even if it is unsure whose processes they are.
+    """While processes remain after the main process of a cancelled job, the GPU of the job stays allocated.
 
-    The job ends only after all processes that certainly belong to it. It does not wait for unsure ones.
+    A process that certainly belongs to the job delays the end of the job. A process that may belong to another job
+    does not delay it. Both keep the GPU allocated.
     """
     left = (Process(99, 9),)
     for unsure, after in ((left, S.CANCELLED), ((), S.STOPPING)):

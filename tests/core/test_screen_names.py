@@ -1,4 +1,4 @@
-"""Tests of the names of terminal sessions: safe to type, short enough for screen, and ending with the job's id."""
+"""Tests of the names of terminal sessions: safe to type, short enough for GNU Screen, and ending with the job's id."""
 
 from __future__ import annotations
 

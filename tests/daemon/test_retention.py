@@ -109,9 +109,9 @@ def test_logs_are_removed_by_size_oldest_job_first_with_all_its_attempts(bench: 
 
 
 def test_f16_logs_with_a_number_in_their_name_are_removed_too(bench: Bench) -> None:
-    """F16: A log whose name ends with `_2.log`, because another file had its first name, is removed when it is old.
+    """F16: A log gets a name that ends with `_2.log` if a file with the name without `_2` exists already.
 
-    `recover` finds the job and the attempt from such a name.
+    Retention removes such a log when it is old. `recover` finds the job and the attempt from such a name.
     """
     ended = bench.job(31, attempts=2)
     for name in ("", "_a2"):

@@ -48,9 +48,9 @@ def save(file: StateFile, **changes: Any) -> None:
 
 
 def test_a_paused_index_in_the_state_file_follows_its_gpu_after_renumbering(tmp_path: Path) -> None:
-    """I07: The state file lists a UUID for each index. A paused index means the GPU with this UUID.
+    """I07: If a user pauses an index in the state file, the GPU whose UUID the file lists for this index is paused.
 
-    This holds even if the GPU has another index now.
+    This holds even if this GPU has another index now.
     """
     path = tmp_path / "state.json"
     for gpus, meant in (([0], (1,)), ([1], (0,)), ([0, 5], (1, 5))):
@@ -60,7 +60,7 @@ def test_a_paused_index_in_the_state_file_follows_its_gpu_after_renumbering(tmp_
 
 
 def test_a_paused_index_that_belongs_to_another_gpu_now_is_ignored(tmp_path: Path) -> None:
-    """I07: A paused index without a UUID in the file is ignored if another GPU of the file now has this index."""
+    """I07: A paused index for which the state file lists no UUID is ignored if a renumbered GPU has this index now."""
     path = tmp_path / "state.json"
     path.write_text(json.dumps({"paused_gpus": [2, 3], "gpus": CARDS}))
     file = StateFile(str(path), numbers={"GPU-a": 0, "GPU-b": 2})

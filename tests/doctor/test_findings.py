@@ -44,7 +44,8 @@ OK, WARN, BAD, UNKNOWN = Mark.OK, Mark.WARN, Mark.BAD, Mark.UNKNOWN
 def whole(finding: Finding) -> None:
     """Assert the rules that each finding must obey.
 
-    A good finding has no command. An unknown finding begins with "unknown: ". Any other finding says what is wrong.
+    A finding with the mark OK proposes no command. The text of a finding with the mark UNKNOWN begins with "unknown: ".
+    A finding with another mark says what is wrong.
     """
     assert finding.seen
     assert (finding.mark is OK) == (not finding.wrong) or finding.mark is UNKNOWN
@@ -83,7 +84,7 @@ def test_s10_versions_of_screen_are_parsed(said: str, version: tuple[int, ...]) 
      ("5.1.0", True, OK), ("", True, UNKNOWN), ("", False, UNKNOWN)],
 )  # fmt: skip
 def test_s10_a_setuid_screen_before_5_0_1_is_reported_as_bad(version: str, setuid: bool, mark: Mark) -> None:
-    """S10: A screen older than 5.0.1 with the setuid bit is reported as bad, because of CVE-2025-23395.
+    """S10: GNU Screen before 5.0.1 with the setuid bit gets the mark BAD, because of CVE-2025-23395.
 
     The proposed command clears the setuid bit. If `screen` is a link, the command names the file to which the link
     leads.
@@ -342,9 +343,9 @@ GHOSTS = [
 def test_gpu_memory_without_a_living_process_is_reported(
     seen: GpuSnapshot, dead: set[int] | None, mark: Mark | None, wrong: str
 ) -> None:
-    """Doctor reports GPU memory in use that belongs to no living process as bad.
+    """If GPU memory in use belongs to no living process, Doctor reports this with the mark BAD.
 
-    In a container, or without NVML, the processes are not known. Then the mark of the finding is unknown.
+    In a container, or without NVML, the processes are not known. Then the finding has the mark UNKNOWN.
     """
     (found,) = gpus.judge_gpus([seen], dead, EVE)
     whole(found)
@@ -400,10 +401,10 @@ def test_problems_of_the_store_are_reported(seen: StoreSeen, mark: Mark, mend: s
 def test_g04_a_stopped_scheduler_and_schedulers_with_the_same_gpus_are_reported(
     seen: SchedulerSeen, marks: list[Mark], mend: str
 ) -> None:
-    """G04: Doctor reports a stopped scheduler (SIGSTOP), with the command that continues it.
+    """G04: Doctor reports a suspended scheduler (SIGSTOP), with the command that continues it.
 
-    Doctor also reports other schedulers that manage the same GPUs. If they do not manage all GPUs, the proposed command
-    starts this scheduler on the remaining GPUs.
+    Doctor also reports other schedulers that manage the same GPUs as this scheduler. If some GPUs are managed by no
+    other scheduler, the proposed command starts this scheduler on these GPUs.
     """
     found = store.judge_scheduler(seen)
     for one in found:
@@ -477,8 +478,8 @@ def test_c37_input_files_that_others_can_write_are_named(error: SchedulerError |
 def test_h17_root_is_offered_no_chown_of_another_users_files() -> None:
     """H17: If root runs Doctor for another user's scheduler, Doctor does not propose to change a file's owner.
 
-    If the scheduler's owner owns the file, the mark is unknown, and the proposed command repeats the check as this
-    owner. If a third user owns the file, the mark is bad, and no command is proposed.
+    If the scheduler's owner owns the file, the finding has the mark UNKNOWN, and the proposed command repeats the check
+    as this owner. If a third user owns the file, the finding has the mark BAD, and no command is proposed.
     """
     mine = exposed("/a/j", Exposure(OWNER, "it belongs to user 7", "/a/j", 7, "make yourself its owner (chown): /a/j"))
     found = inputs.judge("jobs file", "/a/j", mine, ROOT, True, owner=7, again="sudo -u adam AGAIN")

@@ -318,7 +318,7 @@ class FakeSmi(_Described):
     def environ(self, path: str | None = None) -> dict[str, str]:
         """Return the environment variables with which a process finds the fake nvidia-smi.
 
-        ``path``: the rest of PATH. If it is None, the rest is the PATH of this process.
+        ``path``: the folders that follow the folder of the fake in PATH. None: the PATH of this process.
         """
         behind = os.environ.get("PATH", os.defpath) if path is None else path
         return {"PATH": f"{self.program_folder}:{behind}", "NVIDIA_SMI_FILE": str(self.file)}

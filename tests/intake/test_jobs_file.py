@@ -645,7 +645,7 @@ def test_shell_syntax_in_arguments_is_passed_unchanged(word: str) -> None:
 
 @pytest.mark.parametrize("word", ["$HOME", "$(id)", "`id`", "${X}", "*.txt"])
 def test_one_note_says_that_text_which_a_shell_would_expand_is_literal(word: str) -> None:
-    """Contract 3, settled details: A shell would expand some texts in arguments. One note says that they are kept."""
+    """Contract 3, settled details: One note says that texts such as `$HOME` are passed unchanged, not expanded."""
     parsed = parse(f"0,/a.py,,--x {word} {word}", DOOR)
     assert parsed is not None and len(parsed.notes) == 1
     assert word in parsed.notes[0] and "is passed unchanged" in parsed.notes[0]

@@ -452,7 +452,7 @@ def test_a_path_setting_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 def lines_of(folder: Path, text: str) -> list[str]:
     """Return the lines of the error for this config text: one line for each mistake.
 
-    The file's folder is removed from them.
+    The path of the config file's folder is removed from these lines.
     """
     return [line.replace(f"{folder}/", "") for line in error_of(folder, config=text).lines]
 

@@ -272,7 +272,7 @@ def test_a_replaced_file_that_ends_in_blanks_is_read_to_its_end(jobs: Path, read
 
 
 def test_a_utf16_mark_without_nul_bytes_refuses_only_the_first_line(jobs: Path, reading: Reading) -> None:
-    """C13, C11: If a file begins with a UTF-16 mark but has no NUL byte, only its first line is refused."""
+    """C13, C11: If a file has the byte order mark of UTF-16 but no NUL byte, only its first line is refused."""
     jobs.write_bytes(b"\xff\xfe\na\n")
     reading.all()
     assert [(line.text, bool(line.problem)) for line in reading.lines][1:] == [("a", False)] and reading.lines[
@@ -467,9 +467,9 @@ def test_a_file_rewritten_while_no_daemon_ran_is_read_from_its_start(jobs: Path,
 
 
 def test_an_emptied_file_gives_a_settled_batch(jobs: Path, reading: Reading) -> None:
-    """C05: An emptied file gives a batch that is marked as settled.
+    """C05: If a file is emptied, the Follower returns a batch that is marked as settled.
 
-    So the lines that the file had before are dropped.
+    When the daemon gets such a batch, it forgets the lines that the file had before.
     """
     append(jobs, "a\nb\n")
     reading.all()
@@ -623,7 +623,7 @@ def test_a_save_by_an_editor_returns_all_lines_again_as_a_restart(
 
 
 def test_a_replay_of_several_batches_is_marked_to_its_end(jobs: Path, reading: Reading) -> None:
-    """C07: If the replay of a file needs several batches, its mark says until the end that a replay runs.
+    """C07: If the replay of a file needs several batches, the stored position is marked as replaying until its end.
 
     This also holds if the daemon is restarted during the replay.
     """
@@ -955,7 +955,7 @@ def test_a_file_of_another_user_is_not_read(jobs: Path, reading: Reading) -> Non
 
 @as_root
 def test_a_file_that_its_group_may_write_is_refused_if_the_group_has_other_users(jobs: Path) -> None:
-    """C37, contract 3, settled details: If its group may write a file and has other users, the file is refused.
+    """C37, contract 3, settled details: A file is refused if its group may write to it and the group has other users.
 
     With `trust_group`, the file is accepted.
     """
@@ -1078,9 +1078,9 @@ def test_each_line_is_read_once_however_writes_are_split(
 def test_after_any_changes_the_last_state_of_a_file_is_read_completely(
     versions: list[list[str]], ways: list[str], looked: list[bool]
 ) -> None:
-    """C03-C08, P2: When the file no longer changes, all its lines have been returned since the last restart batch.
+    """C03-C08, P2: After any changes of a file, the lines that the Follower last returned are the lines of the file.
 
-    No other line has been returned since then.
+    Only lines returned since the last restart batch, which begins a reading from the start of the file, are compared.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "jobs.txt")

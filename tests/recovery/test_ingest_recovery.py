@@ -27,9 +27,10 @@ def identity(path: Path, line: str) -> str:
 def test_lines_of_known_jobs_after_a_read_error_are_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If a read error ends the reading of a file, later lines of this file whose jobs are known are not run again.
+    """If `recover` can read only the first lines of a file, the scheduler later runs no line again whose job is known.
 
-    `recover` stores the file as replaced, and marks the lines of known jobs as read.
+    `recover` stores a reading position that fits no file, so the scheduler reads the whole file again. The lines of
+    known jobs count as read.
     """
     jobs = tmp_path / "jobs.txt"
     lines = [f"0,a.py,,{'x' * 1000} {number}," for number in range(1000)]

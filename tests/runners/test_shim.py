@@ -54,7 +54,7 @@ def said(bench: ScreenBench, number: int) -> Any:
 
 
 class Alone:
-    """A shim that runs without screen, on a pseudo-terminal of its own."""
+    """A shim that runs without GNU Screen, on a pseudo-terminal of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -450,7 +450,7 @@ def test_a_job_has_the_signal_handling_that_a_shell_gives(bench: ScreenBench) ->
 
 
 def test_a_job_inherits_no_descriptor_of_the_runner_or_screen(bench: ScreenBench) -> None:
-    """A job inherits no descriptor of screen, of the runner or of the runner's parent."""
+    """A job inherits no descriptor of the program `screen`, of the runner or of the runner's parent."""
     leak = os.open(os.devnull, os.O_RDONLY)
     os.set_inheritable(leak, True)
     try:
@@ -512,7 +512,7 @@ def test_a_job_with_a_stored_environment_gets_no_base_variables(bench: ScreenBen
 
 
 def test_secrets_of_the_job_are_not_in_the_environment_of_screen(bench: ScreenBench) -> None:
-    """A job's variables are not in screen's environment: the job gets them by a private file."""
+    """A job's variables are not in the environment of the program `screen`. The job gets them from a private file."""
     started = run(bench, 1, "/bin/sleep", "600", environment={"TOKEN": "hush"})
     server = int(started.session.partition(".")[0])
     assert environment_of(server) and b"TOKEN=hush" not in environment_of(server)

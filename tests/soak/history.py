@@ -65,8 +65,8 @@ class Life:
 class Kill:
     """A SIGKILL that the soak sent.
 
-    ``life``: the number of a daemon. If a daemon was killed, it is this daemon. If a supervisor or a shim was killed,
-    it is the daemon that had started the process; 0 if that daemon had already ended.
+    ``life``: if a daemon was killed, the number of this daemon. If a supervisor or a shim was killed, the number of the
+    daemon that had started the killed process, or 0 if that daemon had already ended.
     """
 
     what: str  # daemon, supervisor, shim

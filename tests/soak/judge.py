@@ -80,10 +80,10 @@ class _Court:
                 yield f"{wish.key}: submit said job {wish.id}, the store has {[row.id for row in rows]}"
 
     def foreign_processes(self) -> Iterator[str]:
-        """Yield a sentence if the store has more jobs that no writer requested than lines that a full disk cut off.
+        """Yield a sentence if the store has too many jobs that no writer requested.
 
-        A job that no writer requested is only an error beyond this number, because the scheduler may read a cut line as
-        a job.
+        A line that a full disk has cut off may become such a job. Therefore the store may have as many such jobs as
+        there are cut lines, but not more.
         """
         torn = sum(wish.torn for wish in self.history.wishes)
         if len(self.others) > torn:

@@ -192,10 +192,10 @@ def gathered(place: World, given: Given, meddler: Meddler, seed: int) -> History
 
 
 def _at_of(log: str, shift: float) -> float:
-    """Return the time at which the last attempt began, in seconds since boot; 0 if there was no attempt.
+    """Return the time at which the last attempt of a job began, in seconds since boot; 0 if it had no attempt.
 
-    The time is read from the name of the attempt's log. ``shift``: the current time in seconds since boot minus the
-    current time in seconds since 1970.
+    ``log``: the path of the log of this attempt; the name of the log contains the time. ``shift``: the current time in
+    seconds since boot minus the current time in seconds since 1970.
     """
     found = re.search(r"_(\d{8}_\d{6})(?:_a\d+)?\.log$", log)
     return calendar.timegm(time.strptime(found[1], "%Y%m%d_%H%M%S")) + shift if found else 0.0

@@ -41,9 +41,10 @@ class Given:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def next(self, dice: random.Random) -> Wish | None:
-        """Return the next job to request, or None if there is none.
+        """Return the next job to request; return None if no job is to be requested at this time.
 
-        There is none if enough requests are acknowledged or without a result, or if the soak is closed.
+        This is so if the acknowledged requests and the requests without a result together are enough for now, or if the
+        soak is being ended early (``closed``).
         """
         with self.lock:
             if self.closed or self.acknowledged + self.open >= self.jobs * min(1.0, self.share):
@@ -70,9 +71,10 @@ class Given:
 
     @property
     def done(self) -> bool:
-        """Return whether no further request has to be waited for.
+        """Return whether all requests of the soak are complete.
 
-        This is so if enough requests are acknowledged, or if the soak is closed and each request has a result.
+        This is so if enough requests are acknowledged, or if the soak is being ended early (``closed``) and each
+        request has a result.
         """
         return self.acknowledged >= self.jobs or (self.closed and not self.open)
 

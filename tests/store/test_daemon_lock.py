@@ -91,7 +91,7 @@ def test_a_waiting_daemon_gets_the_released_lock(places: Places, daemon: subproc
 
 
 def test_checking_for_a_daemon_leaves_no_descriptor_or_lock(places: Places, daemon: subprocess.Popen[str]) -> None:
-    """A thousand checks whether a daemon lives find the living daemon and leave no descriptor open."""
+    """If `daemon_alive` is called a thousand times, each call finds the living daemon, and no descriptor stays open."""
     before = len(os.listdir("/proc/self/fd"))
     assert all(daemon_alive(places) for _ in range(1000))
     assert len(os.listdir("/proc/self/fd")) <= before  # garbage collection may close other descriptors

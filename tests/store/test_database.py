@@ -170,7 +170,10 @@ def test_creating_a_private_folder_does_not_change_the_umask(tmp_path: Path) -> 
     ],
 )  # fmt: skip
 def test_the_state_folder_is_named_after_the_state_file(state_file: str, house: str) -> None:
-    """Contract 2: The name of the state folder depends on the state file, so that two schedulers can share a folder."""
+    """Contract 2: The name of the state folder depends on the name of the state file.
+
+    So two schedulers whose state files are in the same folder have different state folders.
+    """
     assert Places(state_file).state_dir == house
 
 
@@ -465,7 +468,7 @@ def _as_it_was(
 ) -> list[dict[str, object]]:
     """Return all rows of a table as dictionaries.
 
-    ``model``: rows whose columns are returned; columns that they lack are left out. None: all columns.
+    ``model``: rows of an older version of the table. If given, only the columns of these rows are returned.
     """
     cursor = connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2" if table != "pauses" else "SELECT * FROM pauses")
     names = [column[0] for column in cursor.description]

@@ -25,7 +25,7 @@ def record(job: int, status: str = "pending", **changes: Any) -> bytes:
 
 
 class Store:
-    """A journal, and a simulated store with the jobs 1 to 9, which the store accepted at the time "now".
+    """A journal, and a simulated store: it has the jobs 1 to 9, all of them accepted at the time "now".
 
     ``lines``: job id → the line that a rewrite writes for this job.
     """

@@ -366,10 +366,10 @@ def test_the_reading_position_of_a_file_is_read_back(database: Database, mark: F
 
 
 def test_equal_lines_are_counted_from_one_again_after_the_file_was_replaced(database: Database) -> None:
-    """C07, C17, contract 3: Equal lines of a file are counted.
+    """C07, C17, contract 3: `count_line` counts equal lines of a file. If the file is replaced, it counts from 1 again.
 
-    After a replacement of the file the count begins at 1 again. Until the replaced file is read to its end, the count
-    before the replacement is returned too. Only a line whose number is above this old count is a new job.
+    Until the new file is read to its end, `count_line` also returns how many such lines the old file had. A line of the
+    new file is a new job only if its number is larger than this old count.
     """
     with database.writing() as connection:
         assert [kept.count_line(connection, "f", "a") for _ in range(3)] == [(1, 0), (2, 0), (3, 0)]
@@ -524,10 +524,10 @@ WAITING = ("priority", "order", "allowed", "attempt", "not_before", "reason_code
 def test_waiting_jobs_are_read_for_a_start_of_the_scheduler(
     database: Database, jobs: list[tuple[JobSpec, ResourceRequest, dict[str, Any]]]
 ) -> None:
-    """`ready` reads the waiting jobs that lack only room, as a few facts each.
+    """`ready` returns a `WaitingJob` for each job that waits only for room. `not_ready` returns the other waiting jobs.
 
-    `not_ready` reads the other waiting jobs. `pending_elsewhere` reads the waiting jobs that have run before or do not
-    come from a jobs file: the scheduler computes their needs again at a start.
+    `pending_elsewhere` returns the waiting jobs that have run before or do not come from a jobs file: the scheduler
+    computes their needs again at a start.
     """
     with database.writing(sync=False) as connection:
         connection.execute("DELETE FROM jobs")

@@ -283,8 +283,8 @@ class Scheduler:
     def job(self, job_id: int) -> dict[str, Any]:
         """Return a job in the form that `show --json` prints.
 
-        First wait until the daemon has considered the job. The wait ends after ``LOOK_S`` seconds at the latest, or
-        after ``BRIEF_S`` seconds if no daemon runs.
+        First wait until the daemon has considered the job: until then, the reason code of the job is `new`. The wait
+        ends after ``LOOK_S`` seconds at the latest, or after ``BRIEF_S`` seconds if no daemon runs.
         """
         running = self.process is not None and self.process.poll() is None
         end = time.monotonic() + (LOOK_S if running else BRIEF_S)  # without a daemon the reason stays "new"

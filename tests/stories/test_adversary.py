@@ -303,9 +303,10 @@ def test_thresholds_accept_percent(machine):
 
 
 def test_a_hanging_nvidia_smi_keeps_no_gpu_booked(machine):
-    """If nvidia-smi hangs, the GPU of an ended job becomes free, even if nvidia-smi has left its process group.
+    """If nvidia-smi hangs and the scheduler cannot kill it, the GPU of an ended job still becomes free.
 
-    While nvidia-smi hangs, no second nvidia-smi is started, and no job starts on a GPU.
+    The scheduler cannot kill it because nvidia-smi has left the process group of the process that started it. While
+    nvidia-smi hangs, no second nvidia-smi is started, and no job starts on a GPU.
     """
     m = machine().only_smi("GPU-a", "GPU-b")
     hold = m.s.folder / "stray"

@@ -259,10 +259,10 @@ def refuses(name: str, value: str) -> bool:
 
 
 def test_k01_each_verb_works_or_exits_with_5_or_6_without_a_scheduler(scheduler):
-    """K01: While no scheduler runs, each verb works, or exits with 5 or 6 and prints a short error.
+    """K01: While no scheduler runs, a verb works, or it prints a short error and exits with 5 or 6.
 
-    Verbs that change nothing work; if the given job does not exist, they exit with 6. The test covers two cases: the
-    scheduler was never started, and the scheduler was killed.
+    It exits with 6 if the given job does not exist, and with 5 if only a scheduler can do what is requested. The test
+    covers two cases: the scheduler was never started, and the scheduler was killed.
     """
     s = scheduler(gpus=1)
     for ran in run_all(s, [["status"], ["jobs"], ["screens"], ["wait"]]):

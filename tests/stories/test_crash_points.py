@@ -37,7 +37,7 @@ each_way = pytest.mark.parametrize("way", [WAYS[0], *(pytest.param(way, marks=py
 def crossed(points: Sequence[str]) -> pytest.MarkDecorator:
     """Parametrize a test with each combination of a point and a way.
 
-    For each point, two of the three ways are marked ``long``; `make test` runs the third.
+    For each point, `make test` runs only one of the three ways. The other two ways are marked ``long``.
     """
     return pytest.mark.parametrize(
         ("point", "way"),
@@ -136,8 +136,9 @@ DEAFS, FLAKY = ("deaf1", "deaf2", "deaf3"), ("flaky1", "flaky2")
 def steps(s: Scheduler, known: int) -> Iterator[tuple[Callable[[], object], str]]:
     """Add and cancel jobs so that each crash point is passed at least three times.
 
-    Between the steps, yield pairs of a condition to wait for and its description. Each condition is also met if the job
-    has failed, because a lost job may never have run. Whether jobs may be lost is checked by `judge`.
+    Between the steps, yield pairs of a condition to wait for and its description. If the condition is that a job has
+    started, a failed job also meets the condition, because a lost job may never have run. `judge` checks whether the
+    job was allowed to be lost.
     """
     names = list(PLAIN)
     s.append(*(s.line(key, PLAIN[key], 0.02) for key in names[known:5]))
@@ -269,8 +270,8 @@ def test_b02_no_attempt_runs_twice_after_a_kill_of_the_supervisor(scheduler, poi
 def test_j10_no_attempt_starts_twice_after_a_kill_of_the_shim(screens, point, way):
     """J10, P1: When shims are killed, no attempt starts twice, and no failed job is shown as done.
 
-    The GPUs become free. ``once``: every shim is killed; ``again``: every shim, and the daemon after the first start;
-    ``third``: only the third shim.
+    The GPUs become free. ``once``: every shim is killed. ``again``: every shim is killed, and the daemon is killed
+    when the first job is no longer pending. ``third``: only the shim that is started third is killed.
     """
     s = screens(gpus=2, max_assign_attempts=2, assign_retry_wait="0.1")
     codes = {1: 0, 2: 0, 3: 5, 4: 7}

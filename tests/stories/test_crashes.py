@@ -84,8 +84,8 @@ def test_the_daemon_inherits_jobs_of_a_dead_supervisor(scheduler):
 def test_b02_after_daemon_and_supervisor_died_the_ending_is_lost(scheduler):
     """B02: If daemon and supervisor were killed, a running job keeps its GPU until it ends; its outcome is then `lost`.
 
-    In containers whose PID 1 does not reap orphans, the ended job stays a zombie. There the exit code is read from the
-    kernel.
+    There is one exception: in a container whose PID 1 does not reap orphans, the ended job stays a zombie. The next
+    daemon then reads the exit code of the zombie from the kernel, and the job is not lost.
     """
     s = scheduler(gpus=1)
     s.hold("a")

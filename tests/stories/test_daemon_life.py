@@ -591,7 +591,10 @@ def test_h19_a_lasting_error_is_logged_once_and_uses_little_cpu(scheduler):
 
 
 def test_h19_an_error_outside_the_passes_ends_the_daemon(scheduler):
-    """H19: An error outside the passes ends the scheduler with code 1 and is logged; the next start adopts the jobs."""
+    """H19: An internal error while the daemon waits for its next pass ends the daemon with code 1 and is logged.
+
+    The next start adopts the running job.
+    """
     s = broken(scheduler(gpus=1), "loop.Daemon.wait", 1)
     s.hold("a")
     s.append(s.line("a", code=3))

@@ -111,9 +111,11 @@ def test_s3_40_add_with_conda_writes_a_line_that_runs_in_that_environment(make):
 
 
 def test_s3_26_activation_scripts_are_sourced(make):
-    """S3.26: The scripts in the environment's activate.d are sourced. If conda has a shell function, it sources them.
+    """S3.26: The scripts in the environment's activate.d are sourced.
 
-    The recorded pid is the pid of the job's process. Activation cannot change the GPUJOB_ID and the GPUs of the job.
+    If the installation has a conda.sh with the shell function `conda`, the function activates the environment.
+    Otherwise gpujob itself sources the scripts. The recorded pid is the pid of the job's process. Activation cannot
+    change the GPUJOB_ID and the GPUs of the job.
     """
     s = make(gpus=2)
     micro = conda_prefix(s.home / "micromamba" / "envs" / "micro")

@@ -219,8 +219,8 @@ def test_half_gpu_jobs_share_a_gpu_and_a_job_for_two_gpus_waits_for_both(schedul
 def test_s3_17_a_failing_start_is_tried_again_later_and_delays_no_other_job(scheduler):
     """S3.17: If the log folder of a job cannot be made, the start of the job is tried again with growing waits.
 
-    The first wait is --assign-retry-wait. Jobs that are queued later start before this job. They also start before a
-    job that waits for a taken GPU. In the end, both waiting jobs run once.
+    The first wait is --assign-retry-wait. Meanwhile another job waits for a GPU that is in use. Jobs that are queued
+    later start before these two jobs. In the end, each of the two jobs runs once.
     """
     base = 0.1
     s = scheduler(gpus=2, assign_retry_wait=str(base), max_assign_attempts=1000)

@@ -206,9 +206,9 @@ def _swap(path: str, victim: str, stop: object) -> None:
 def test_s8_nothing_is_written_through_a_link_that_replaces_a_file(tmp_path: Path, what: str) -> None:
     """S8: If another process replaces a file by a link during a write, the target of the link is not changed.
 
-    There is one exception: `add` may append whole lines to the target. For each kind of write, the test makes at least
-    2000 attempts, and continues until more than 50 attempts have succeeded, because the other process may not run for a
-    while.
+    There is one exception: `add` may append whole lines to the target. A write may fail, for example because the path
+    is a link at that moment. For each kind of write, the test tries at least 2000 writes, and continues until more than
+    50 of them have succeeded: many may fail in a row if the other process does not run for a while.
     """
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious\n")

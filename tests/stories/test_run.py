@@ -42,7 +42,7 @@ class Run:
 
     @staticmethod
     def held(key: str, then: str = "true") -> str:
-        """Return a command that writes ``key`` to the ledger, waits for `go` with this key, and runs ``then``."""
+        """Return a command that writes ``key`` to the ledger, waits until `go(key)` is called, and runs ``then``."""
         return f"echo {key} >>ledger; while ! [ -e go-{key} ]; do sleep 0.05; done; {then}"
 
     def go(self, key: str) -> None:
@@ -297,7 +297,7 @@ def test_s1_12_a_truncated_last_line_of_the_journal_is_restored(run: Run) -> Non
 def test_s1_2_s1_10_a_job_gets_the_gpu_with_the_most_free_memory(machine: Callable[..., Machine]) -> None:
     """S1.2, S1.10: A job gets the GPU with the most free memory. It waits while no GPU has the minimum of free memory.
 
-    If the GPU library does not work, `status` prints the same text as before.
+    If the GPU library stops working after the end of `run`, the output of `status` stays the same.
     """
     m = machine(None).cards("GPU-a", "GPU-b")
     others = m.foreign_process()

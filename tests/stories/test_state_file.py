@@ -181,7 +181,7 @@ def test_s3_31_the_last_of_many_concurrent_pauses_and_resumes_counts(scheduler):
 def test_s3_31_the_last_change_counts_if_verbs_and_edits_alternate(scheduler, monkeypatch, seed):
     """If verbs and edits change a pause one after the other, the last change counts.
 
-    This also holds if a verb repeats the change of an edit and a later edit undoes it.
+    This also holds if an edit changes the pause, a verb requests the same change, and a later edit undoes the change.
     """
     monkeypatch.setattr(send_request, "SHOWN_S", PATIENCE_S)
     s = scheduler(gpus=1)

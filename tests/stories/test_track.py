@@ -169,7 +169,10 @@ def test_s0_5_run_all_stops_at_the_first_failure(tracked: Tracked) -> None:
 
 
 def test_the_advice_after_a_second_failure_names_the_command_that_retry_runs(tracked: Tracked) -> None:
-    """`retry` runs the first interrupted command, and `skip` skips all of them: the advice of `run-all` says so."""
+    """If two commands have failed, `run-all` prints that `retry` runs the first of them and `skip` skips both.
+
+    After the first failure, it prints that `retry` runs the failed command, and `skip` skips this command.
+    """
     tracked.begin("exit 8", "exit 9", "echo 3")
     advice = "gpujob: stopped with {} pending: gpujob track retry runs {} again, gpujob track skip skips {}, "
     first = tracked.run("run-all", code=1).stderr

@@ -308,7 +308,7 @@ def test_s4_36_a_wide_job_is_not_starved_by_a_stream_of_narrow_ones(graphics: Ca
 
 
 def test_s4_30_a_job_that_can_never_run_is_refused_with_the_reason(graphics: Callable[..., Graphics]) -> None:
-    """S4.30 S4.7 (bugs 7, 11): A job that can never run, or an invalid number, is refused with the reason."""
+    """S4.30 S4.7 (bugs 7, 11): A job that can never run, or an invalid value of -G or -g, is refused with a reason."""
     g = graphics("ab")
     for words, reason in (
         (("-G", "8"), "The job can never run: needs 8 whole GPUs of one server, but no server here has more than 2"),

@@ -344,9 +344,9 @@ def test_wait_prints_which_jobs_failed_and_why(scheduler):
 
 
 class Watched(SchedulerClient):
-    """A client that calls the functions in ``once``, one of them before each check whether a scheduler runs.
+    """A client that lets a test act just before the client checks whether a scheduler runs.
 
-    Each function is called only once.
+    Before each such check, `alive` removes the last function from the list ``once`` and calls this function.
     """
 
     once: list[Callable[[], None]]
@@ -358,9 +358,9 @@ class Watched(SchedulerClient):
 
 
 def test_p5_wait_counts_a_job_deleted_by_reset_as_last_seen(scheduler, capsys):
-    """P5: If `reset` deletes a job during `wait`, the last state that `wait` has read counts as the state of the job.
+    """P5: If `reset` deletes an ended job during `wait`, `wait` counts the final state that it has already read.
 
-    If `wait` has not seen the end of the job, it raises NotFound.
+    If `reset` deletes the job before `wait` has read the final state of the job, `wait` raises NotFound.
     """
     s = scheduler(gpus=2)
     for key in "bc":

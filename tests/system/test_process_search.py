@@ -66,7 +66,8 @@ def test_attempts_get_their_own_signals_after_one_search(
 ) -> None:
     """SIGTERM goes to all processes of one attempt, SIGKILL to those of another one, and none to those of the third.
 
-    The processes are searched once for all attempts, and once more to be sure that none is left of the killed one.
+    There is one search for the processes of all attempts. A second search makes sure that the attempt that got SIGKILL
+    has no further process.
     """
     searches = 0
     usual = processes._all_pids

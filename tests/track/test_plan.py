@@ -208,7 +208,7 @@ def test_times_of_a_session_keep_their_milliseconds(at: float) -> None:
 def test_a_session_file_of_the_original_program_is_read() -> None:
     """A session file that the original program or a user wrote can be read.
 
-    Its only status words are the five words.
+    Such a file has only the status words pending, running, done, interrupted and skipped.
     """
     words = ["pending", "running", "done", "interrupted", "skipped"]
     commands = [{"id": n, "cmd": "x", "status": word} for n, word in enumerate(words, 1)]

@@ -62,7 +62,8 @@ class House:
     def _set_clock(self, verb: str) -> None:
         """Set the start times of the daemon and of the running job, just before a verb prints them.
 
-        These times are AGO_S seconds ago. But for `show`, which prints the job's start time, this time is a fixed one.
+        Both times are set to AGO_S seconds ago. But if the verb is `show`, which prints the start time of the job, this
+        start time is set to the constant THEN.
         """
         now = time.time()
         info = {"pid": 4711, "started_at": now - AGO_S, "runner": "screen"}
@@ -74,7 +75,7 @@ class House:
             store.commit()
 
     def _same(self, text: str) -> str:
-        """Return the text with fixed parts of the same width in place of those that differ from run to run."""
+        """Return the text, with the parts that differ from run to run replaced by fixed texts of the same width."""
         folder = str(self.s.folder)
         text = text.replace(folder, "/srv/gpujob".ljust(len(folder), "-")).replace(
             self.session.split(".")[0] + ".", "PID."

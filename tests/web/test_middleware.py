@@ -295,7 +295,7 @@ def test_s4_a_wrong_token_in_the_form_is_401_with_the_form(page: Page) -> None:
 
 
 def test_k16_signing_in_at_another_spelling_of_the_path_is_401(page: Page) -> None:
-    """K16, S4: Only the exact path `/login` can be used without a token."""
+    """K16, S4: The sign-in form is accepted only at the exact path `/login`. Other spellings are answered with 401."""
     kind, form = {"Content-Type": "application/x-www-form-urlencoded"}, f"token={page.token}".encode()
     for path in ("/%6cogin", "/login/", "//login", "/./login", "/LOGIN"):
         assert page.ask("POST", path, kind, form).status == 401, path

@@ -453,11 +453,11 @@ def test_s15_no_page_shows_a_secret_of_a_command(shop: Shop) -> None:
 
 
 def _as_text(words: tuple[str, ...]) -> str:
-    """Return the words of a command as one text, in which the page must hide the secret.
+    """Return the words of a command as one text, such as a label. Pages must hide the secret in this text.
 
-    A text does not show where a word that contains blanks ends. If a word contains blanks, only the last word is
-    returned. For the shape "with blanks", whose only word contains the secret and blanks, a text without a secret is
-    returned.
+    A text does not show where a word that contains blanks ends. Therefore, if any word contains blanks, only the last
+    word is returned. This does not help for the shape "with blanks": its only word contains both blanks and the secret.
+    For this shape, the text "none" is returned, which contains no secret.
     """
     if words == SHAPES["with blanks"]:
         return "none"
