@@ -79,7 +79,7 @@ def bad_form(error: str) -> str:
     ],
 )
 def test_a_docstring_without_a_subject_is_detected(text: str, found: str) -> None:
-    """`riddle` finds a first line that begins with a word such as "What", "Whoever" or "The same as"."""
+    """`riddle` finds a first line that begins with a pronoun, or with "The same as", in place of a subject."""
     assert riddle(text) == found
 
 

@@ -250,7 +250,7 @@ class Config:
         "SHARE", reload=True,
     )
     whole_gpu_tolerance: float = _option(
-        0.02, _share, "share of memory that foreign processes may use on a GPU that is allocated as a whole", "SHARE", reload=True
+        0.02, _share, "a whole GPU is allocated only while foreign processes use at most this share of its memory", "SHARE", reload=True
     )
     gpu_interval: float = _option(
         5.0, _interval,

@@ -86,7 +86,7 @@ class StateFile:
             self._adopt_leftover(name)
 
     def _adopt_leftover(self, name: str) -> None:
-        """Watch a file that a killed daemon left: it may hold an edit. Delete the file if it is invalid."""
+        """Watch a file that a killed daemon left, because a user may have edited it. Delete the file if it is invalid."""
         with contextlib.suppress(OSError):
             fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:

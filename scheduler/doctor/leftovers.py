@@ -97,7 +97,7 @@ def check_leftovers(exam: Examination) -> list[Finding]:
     with contextlib.suppress(OSError):
         owner = os.stat(places.state_dir).st_uid
         if owner != exam.who.uid and exam.who.uid:
-            untold = f"which processes outlived their jobs: they belong to user {name_of(owner)}"
+            untold = f"which processes outlived their jobs; the jobs belong to user {name_of(owner)}"
     if dir_seen.in_hand is None and not untold:
         untold = "which processes outlived their jobs: the store cannot be read"
     if not untold:

@@ -135,7 +135,9 @@ def places_of(path: str) -> tuple[str, ...]:
 
 
 def check_places(path: str, places: Sequence[str], trust_group: bool) -> None:
-    """Raise FileTrouble if another user could replace the file or a link at one of ``places`` (see `places_of`).
+    """Raise FileTrouble if another user could replace what lies at one of ``places``: a file, or a link to it.
+
+    ``places``: the result of `places_of`.
 
     ``path``: the path that the error names. Raises OSError if a folder cannot be examined.
     """
@@ -385,9 +387,9 @@ class Follower:
         return os.pread(self._fd, len(self._tail), mark.offset - len(self._tail)) == self._tail
 
     def check_whole(self) -> None:
-        """Let the next call of `look` compare the checksum of the whole part that was already read.
+        """Let the next call of `look` check by a checksum that everything read so far is unchanged in the file.
 
-        If the file has not changed since the last comparison of the whole part, do nothing.
+        The call of `look` does not check this if the file has not changed since the last such check.
         """
         try:
             unchanged = self._fd < 0 or os.fstat(self._fd).st_ctime_ns == self._whole_ctime

@@ -218,9 +218,9 @@ class LocalRunner:
 
         Each leftover process is an orphan or the descendant of an orphan. The kernel makes the orphans of this daemon's
         jobs children of the daemon. So if no child of the daemon can belong to the attempt, the attempt has no leftover
-        process; otherwise all of /proc is searched. An orphan without a mark that has created its own session may
-        belong to several jobs; it counts as a leftover process of each of these jobs. For an attempt of an earlier
-        daemon, /proc is always searched.
+        process; otherwise all of /proc is searched. If an orphan has no mark and leads a session of its own, it is not
+        known to which of several jobs it belongs: it counts as a leftover process of each of them. For an attempt of an
+        earlier daemon, /proc is always searched.
         """
         if not attempt.ours:
             return tuple(members(self._mark(attempt), attempt.process, table=self._table))

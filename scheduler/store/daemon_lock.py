@@ -281,7 +281,7 @@ def check_no_other(environ: dict[str, str], places: Places) -> None:
         lock = os.path.basename(places.daemon_lock)
         if any(name.partition(" ")[0] == lock for name in held):  # may be "daemon.lock (deleted)"
             raise Taken(
-                f"cannot start: a scheduler with this state file is already running (pid {number[1]}), although its folder was moved or removed",
+                f"cannot start: a scheduler with this state file is still running (pid {number[1]}); its state folder was moved or removed meanwhile",
                 where=places.state_file,
                 do=f"end it first (its jobs continue): kill {number[1]}",
             )

@@ -33,9 +33,9 @@ def read_state(
     missing: Callable[[Job], str] = never_missing,
     may_start: bool = True,
 ) -> SchedulerState:
-    """Return the scheduler's state without jobs: GPUs, pauses, the lowest place in the queue, estimates of run times.
+    """Return the scheduler's state: GPUs, pauses, the lowest place in the queue, estimates of run times; no jobs yet.
 
-    ``fetch``: returns the job with a given id; None: jobs are read from the store. ``missing``: returns a sentence
+    ``fetch``: the function with which the state later looks up a job by its id; None: it looks in the store. ``missing``: returns a sentence
     about a file that a job lacks; empty if the job lacks no file. ``may_start``: whether jobs may be started. A GPU
     that is no longer managed stays in the ledger while jobs or leftover processes use it. Raises sqlite3.Error.
     """

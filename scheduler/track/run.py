@@ -421,9 +421,10 @@ class _Run:
         self.runner.stop([(self.job, number == signal.SIGKILL)], number)
 
     def _left(self) -> bool:
-        """Return whether processes of the command still live after the tracker has passed a signal on to the command.
+        """Return whether to wait longer for processes of the command that got a signal and still live.
 
-        Return False if no signal was passed on, or if the first was passed on more than `UNKILLABLE_S` seconds ago.
+        Return False if no signal was sent. Also return False, even if processes still live, once the first signal was
+        sent more than `UNKILLABLE_S` seconds ago.
         """
         if not self.heard or time.monotonic() - self.stopped_at > UNKILLABLE_S:
             return False

@@ -153,7 +153,7 @@ CALLS = (
     ),
     Call(
         "GET", "/api/events", live.events,
-        "Stream of changes as server-sent events of the types job, gpus, queue, scheduler and again.",
+        "Stream of changes as server-sent events. Event types: `job`, `gpus`, `queue`, `scheduler`, and `again` (reload all).",
         {200: ("A stream that stays open.", None)}, media="text/event-stream",
     ),
     Call("GET", "/api/openapi.json", _openapi, "This document.", {200: ("OpenAPI 3.1.", {"type": "object"})}),

@@ -432,7 +432,7 @@ def test_p5_a_second_scheduler_where_the_folder_was_removed_is_refused(scheduler
     shutil.rmtree(s.folder / ".gpujob")
     error = s.cli("start", "--gpus", "1", code=1).stderr
     assert (
-        f"is already running (pid {first.pid}), although its folder was moved or removed" in error
+        f"is still running (pid {first.pid}); its state folder was moved or removed meanwhile" in error
         and error.count("\n") == 1
     )
     first.kill()
