@@ -63,7 +63,7 @@ class CompletionHooks:
         self.db, self.places, self.environ, self.folder, self.say = db, places, environ, folder, say
         self.wanted = True  # actions may be recorded; a previous daemon may have left some
         self._mine: set[int] = set()
-        self._to_start: deque[int] = deque()  # jobs whose actions are marked as begun, but not started yet
+        self._to_start: deque[tuple[int, str]] = deque()  # jobs whose actions are marked as begun, but not started yet
         self._done: list[int] = []  # jobs whose actions were started; `_record` has still to delete their rows
         self._events: list[Event] = []
 
@@ -89,7 +89,7 @@ class CompletionHooks:
                     rows.begin_call(connection, number, time.time())
                 rows.write_events(connection, [_warning(job, KILLED) for job in jobs])
                 rows.strike_calls(connection, unsure)
-            self._to_start.extend(fresh)
+            self._to_start.extend((number, what) for number in fresh for what in ("on_finish", "mail"))
             for job in jobs:
                 self._say(job, KILLED)
             crash_point("afterwards.begun")
@@ -103,11 +103,14 @@ class CompletionHooks:
         If this method raises an error, a later step does the remaining work.
         """
         while self._to_start:
-            self._done.append(self._to_start.popleft())  # before the start: no action is started twice
-            for job in self._jobs(self._done[-1:]):
-                if job.spec.on_finish:
+            number, what = self._to_start[0]
+            jobs = self._jobs([number])
+            self._to_start.popleft()  # before the start: no action is started twice
+            self._done.append(number)
+            for job in jobs:
+                if what == "on_finish" and job.spec.on_finish:
                     self._call(job)
-                if job.spec.mail_to:
+                elif what == "mail" and job.spec.mail_to:
                     self._mail(job)
         crash_point("afterwards.done")
         self._record()

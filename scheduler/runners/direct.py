@@ -14,6 +14,7 @@ import shutil
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -65,6 +66,7 @@ class DirectRunner(LocalRunner):
         self._supervisor_since = 0.0
         self._supervisor_due = 0.0  # monotonic seconds: when to start the next supervisor, while none runs
         self._break = Backoff(SHORTEST_BREAK_S, LONGEST_BREAK_S)
+        self._received: deque[tuple[Any, ...]] = deque()  # messages of the supervisor that are not handled yet
         self._death_unsettled = False  # the supervisor is dead, and not all of its attempts are settled yet
         self._no_supervisor = ""  # why no supervisor starts or stays alive; empty without such a problem
         self._outbox: list[bytes] = []
@@ -266,7 +268,11 @@ class DirectRunner(LocalRunner):
         return (*self._sent.values(), *self._running.values(), *self._adopted.values())
 
     def _receive(self) -> bool:
-        """Read all packets from the supervisor; return True if the supervisor is dead."""
+        """Read all packets from the supervisor; return True if the supervisor is dead.
+
+        Raises OSError if a message cannot be handled, for example without a free descriptor. The next call handles it.
+        """
+        self._handle_received()
         if self._socket is None:
             return False
         resets = 0
@@ -282,8 +288,13 @@ class DirectRunner(LocalRunner):
                 continue
             if not data:
                 return True
-            for message in marshal.loads(data):
-                self._messages(message)
+            self._received.extend(marshal.loads(data))
+            self._handle_received()
+
+    def _handle_received(self) -> None:
+        while self._received:
+            self._messages(self._received[0])
+            self._received.popleft()
 
     def _messages(self, message: tuple[Any, ...]) -> None:
         kind, key = str(message[0]), str(message[1])
@@ -296,10 +307,11 @@ class DirectRunner(LocalRunner):
             self._running[key] = attempt
             self._facts.append(Started(attempt.job, attempt.attempt, attempt.process, int(str(at)) / 1e9))
         elif kind == "end":
-            attempt = self._running.pop(key, None)
+            attempt = self._running.get(key)
             if attempt is not None:
                 _, _, _, how, code, at = message
                 self._ended(attempt, str(how), int(str(code)), int(str(at)) / 1e9)
+                del self._running[key]
         elif kind == "no":
             attempt = self._sent.pop(key, None)
             if attempt is not None:

@@ -33,8 +33,13 @@ _LIVE = frozenset({JobState.PENDING.value, JobState.STARTING.value, JobState.RUN
 AT_ONCE = 500  # jobs in one query
 BLOCKED = "blocked"  # key in `meta`: number of waiting jobs by reason code
 FORGOTTEN_UNTIL = "forgotten_until"  # key in `meta`: the latest end of a deleted job, seconds since 1970
-# A job with a damaged spec is not ready: to read it as a job raises Damaged.
-_READY = "held=0 AND not_before IS NULL AND waits_for=0 AND reason_code='' AND json_valid(spec)"
+_DOCUMENTS = {"spec": "object", "notes": "array", "argv": "array", "failure": "array"}  # columns with JSON → its type
+_SOUND = " AND ".join(
+    f"CASE WHEN {name}='' THEN {int(name != 'spec')} WHEN json_valid({name}) THEN json_type({name})='{kind}' ELSE 0 END"
+    for name, kind in _DOCUMENTS.items()
+)
+# A row with damaged JSON is not ready: to read it as a job raises Damaged.
+_READY = f"held=0 AND not_before IS NULL AND waits_for=0 AND reason_code='' AND outcome IS NULL AND {_SOUND}"
 _IN_HAND = ", ".join(f"'{state.value}'" for state in JobState if state.holds_gpus)  # as in the index `jobs_in_hand`
 
 
@@ -164,7 +169,8 @@ def pending_commands(connection: sqlite3.Connection) -> Iterator[Job]:
 
 def pending_elsewhere(connection: sqlite3.Connection) -> Iterator[Job]:
     """Yield waiting jobs, ordered by id: all jobs that have run before, and all jobs that are not from a jobs file."""
-    return _pending_of(connection, "(attempt>0 OR substr(spec, 1, 10)='{\"source\":')")
+    changed = "EXISTS (SELECT 1 FROM events WHERE job=jobs.id)"  # for example, it was edited, or cancelled and retried
+    return _pending_of(connection, f"(attempt>0 OR substr(spec, 1, 10)='{{\"source\":' OR {changed})")
 
 
 def _pending_of(connection: sqlite3.Connection, condition: str) -> Iterator[Job]:

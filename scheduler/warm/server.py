@@ -48,7 +48,7 @@ def start(program: Sequence[str]) -> None:
         path = client.socket_path(client.identity(environment))
         if len(path) > client.MOST_PATH or not _make_folder(os.path.dirname(path)) or _lock(path, probe=True) is None:
             return
-        shared = (*client.READ_ONCE, b"PATH=", b"XDG_RUNTIME_DIR=")
+        shared = (*client.READ_ONCE, b"PATH=", b"XDG_RUNTIME_DIR=", b"GPUJOB_WARM=")
         kept = [os.fsdecode(entry) for entry in environment.split(b"\0") if entry.startswith(shared)]
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:

@@ -62,9 +62,9 @@ class Source:
             outdated = self._status_after != self._changes or time.monotonic() >= self._status_until
             if self._status is None or outdated:
                 # A change after this line makes the status outdated, also if it comes before the status is stored.
-                self._status_after, begun = self._changes, time.monotonic()
+                before, begun = self._changes, time.monotonic()
                 self._status = in_pieces(status_json(self.client.overview()))
-                now = time.monotonic()
+                self._status_after, now = before, time.monotonic()
                 self._status_until = now + max(FRESH_S, now - begun)
             return self._status
 

@@ -106,6 +106,26 @@ def test_a_hook_that_raises_does_not_drop_the_hooks_of_other_jobs(
     assert hooks.warned() == jobs[1:] and rows.calls(hooks.db.connection) == [] and hooks.due() == NEVER
 
 
+def test_a_hook_is_not_lost_if_its_job_cannot_be_read_for_a_moment(
+    hooks: Hooks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the store cannot be read after a hook was marked as begun, a later step starts the hook."""
+    job = hooks.ended("no-such-program")
+    usual, calls = rows.get, [0]
+
+    def get(connection: sqlite3.Connection, number: int) -> Job | None:
+        calls[0] += 1
+        if calls[0] == 1:
+            raise sqlite3.OperationalError("disk I/O error")
+        return usual(connection, number)
+
+    monkeypatch.setattr(rows, "get", get)
+    with pytest.raises((StoreTrouble, sqlite3.Error)):
+        hooks.step(NOW)
+    hooks.step(NOW)
+    assert hooks.warned() == [job] and rows.calls(hooks.db.connection) == [] and hooks.due() == NEVER
+
+
 def test_a_hook_without_free_descriptors_gets_a_warning(hooks: Hooks, monkeypatch: pytest.MonkeyPatch) -> None:
     job = hooks.ended("/bin/true")
 

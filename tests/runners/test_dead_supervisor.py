@@ -223,6 +223,38 @@ def test_b02_an_error_after_the_death_of_the_supervisor_loses_no_attempt(
         runner.close()
 
 
+def test_an_error_while_an_ending_is_handled_loses_no_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the ends of two jobs are received together and the first cannot be handled, a later look reports both."""
+    runner = _runner(tmp_path)
+    supervisor = runner.supervisor_pid
+    try:
+        for number in 1, 2:
+            launch = Launch(f"{number}.1", ("/bin/sleep", "600"), {}, str(tmp_path), str(tmp_path / f"log{number}"))
+            runner.start(_job(number), launch)
+        runner.flush()
+        started = [one for one in _observed(runner, 2) if isinstance(one, Started)]
+        os.kill(supervisor, signal.SIGSTOP)
+        os.waitid(os.P_PID, supervisor, os.WSTOPPED | os.WNOWAIT)
+        for one in started:
+            os.kill(one.process.pid, signal.SIGTERM)
+        os.kill(supervisor, signal.SIGCONT)
+
+        def fail(*_: object) -> None:
+            raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+
+        with monkeypatch.context() as failing:
+            failing.setattr(runner, "_left_behind", fail)
+            end = time.monotonic() + 20
+            with pytest.raises(OSError, match=os.strerror(errno.ENFILE)):
+                while time.monotonic() < end:
+                    runner.look()
+                    time.sleep(0.01)
+        ends = [one.job for one in _observed(runner, 2) if isinstance(one, Ended)]
+        assert sorted(ends) == [1, 2]
+    finally:
+        runner.close()
+
+
 def test_b05_a_cancel_withdraws_a_start_that_was_not_read_yet(tmp_path: Path) -> None:
     """B05, P1: If a supervisor is suspended (SIGSTOP) before it reads a start request, a cancel withdraws the request.
 

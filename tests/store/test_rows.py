@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduler.core.errors import Damaged
 from scheduler.core.file_offsets import FileMark, Refusal
 from scheduler.core.gpu import Gpu, ResourceRequest
 from scheduler.core.job import Event, Failure, Holding, Job, JobSpec, JobState, Outcome, Process, Reason
@@ -552,6 +553,28 @@ def test_waiting_jobs_are_read_for_a_start_of_the_scheduler(
     assert list(rows.pending_commands(connection)) == of_commands
     elsewhere = [job for job in waiting.values() if job.attempt or job.spec.source != "line"]
     assert list(rows.pending_elsewhere(connection)) == elsewhere
+    if waiting:
+        last = max(waiting)
+        with database.writing(sync=False):
+            rows.write_events(connection, [Event(last, 2.0, "requeued")])
+        assert waiting[last] in rows.pending_elsewhere(connection)
+        with database.writing(sync=False):
+            connection.execute("DELETE FROM events")
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [("spec", "{"), ("spec", "[]"), ("spec", ""), ("notes", "{"), ("notes", "5"), ("argv", "{"), ("failure", "x"), ("outcome", "y")],
+)  # fmt: skip
+def test_a_damaged_waiting_job_is_not_read_by_its_facts(database: Database, column: str, text: str) -> None:
+    """E02: A waiting row with damage that reading the job would detect is read as a job, so that a start is refused."""
+    with database.writing(sync=False) as connection:
+        a_new_job(connection)
+        assert len(list(rows.ready(connection))) == 1
+        connection.execute(f"UPDATE jobs SET {column}=?", (text,))
+    assert list(rows.ready(database.connection)) == []
+    with pytest.raises(Damaged):
+        list(rows.not_ready(database.connection))
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 7, 500])

@@ -438,3 +438,19 @@ def test_a_job_starts_no_warm_process(caller: Caller) -> None:
     """
     caller.run("--version", env={**caller.environ, "GPUJOB_ID": "1"})
     assert caller.servers() == [] and not (caller.runtime / "gpujob").exists()
+
+
+def test_gpujob_warm_names_the_folder_of_the_warm_process(caller: Caller) -> None:
+    """With GPUJOB_WARM=/FOLDER, commands use the warm process of this private folder."""
+    folder = caller.runtime / "own"
+    folder.mkdir(0o700)
+    environ = {**caller.environ, "GPUJOB_WARM": str(folder)}
+    caller.run("--version", env=environ)
+    (path,) = wait_for(lambda: [path for path in folder.glob("warm-*") if path.is_socket()], "a warm process")
+    try:
+        assert not caller.servers() and forked(caller, env=environ)
+    finally:
+        made = client.connect(str(path))
+        assert made is not None
+        os.kill(client.peer_of(made)[0], signal.SIGKILL)
+        made.close()
