@@ -8,7 +8,7 @@ DEBIAN := python3-venv gcc libc6-dev procps screen strace zsh fish chromium font
 PYTEST_ARGS ?=
 SOAK_ARGS ?=
 
-.PHONY: demo quick test test-all test-long soak planted delays messages sweep disks power check system bench pictures tables clean
+.PHONY: demo quick test test-all test-long test-warm soak planted delays messages sweep disks power check system bench pictures tables clean
 
 demo: $(STAMP)
 	$(VENV)/bin/gpujob demo
@@ -46,6 +46,10 @@ test: check
 # Sweeps and soaks: before a change is called finished.
 test-long: check
 	GPUJOB_LONG=1 $(PYTEST) -m "long or long_form" --timeout 1800 $(PYTEST_ARGS)
+
+# The stories of the command line once more: all commands run in forks of a warm process.
+test-warm: $(TESTSTAMP)
+	GPUJOB_TESTS_WARM=1 $(PYTEST) -m "not long" $(foreach name,verbs queue_verbs logs config report schemas options documents,tests/stories/test_$(name).py) $(PYTEST_ARGS)
 
 # 10,000 jobs under 200 daemon kills and 50 supervisor or shim kills (ten minutes and more); SOAK_ARGS="--seed 7" for another seed.
 soak: $(TESTSTAMP)

@@ -92,7 +92,8 @@ def pytest_sessionfinish() -> None:
             with contextlib.suppress(OSError):  # it has ended
                 made = client.connect(str(path))
                 if made is not None:
-                    os.kill(client.peer_of(made)[0], signal.SIGKILL)
+                    with contextlib.closing(made):
+                        os.kill(client.peer_of(made)[0], signal.SIGKILL)
         shutil.rmtree(WARM_FOLDER)
 
 
