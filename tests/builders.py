@@ -97,7 +97,7 @@ class Play:
         self.rows: dict[int, Job] = {}
         self.fresh: dict[int, Job] = {}
         self.wall, self.mono = T0, M0
-        self.scheduler = SchedulerState(fleet, self._fetch, **of_world)
+        self.scheduler = SchedulerState(fleet, self._fetch, **{"policy": a_policy(), **of_world})
         self.started: list[int] = []
         self.journal: list[tuple[int, str]] = []
         self.plan = Plan()
