@@ -205,7 +205,7 @@ def run_commands(
     config: ConfigFile = None,
     **settings: Any,
 ) -> None:
-    """Run a file of shell commands on the GPUs until all have ended; to continue after a stop, start the same gpujob run again."""
+    """Run a file of shell commands on the GPUs until all have ended; call it again to continue after a stop."""
     from scheduler.cli.run import run as dispatch
 
     if file and settings["commands_file"]:
@@ -660,7 +660,7 @@ def all_verbs() -> Any:
 
 
 def _declared(words: list[str]) -> Any:
-    """Return the Click command for ``words``. Usually it has only one verb, the first of ``words``.
+    """Return the Click command for ``words``. Usually the command has only one verb, the first of ``words``.
 
     The reason is that building all verbs takes longer than most verbs run. `help` needs all verbs, because it describes
     other verbs.

@@ -37,7 +37,7 @@ Completion = Callable[[typer.Context, str], list[tuple[str, str]]]
 
 
 def _quietly(find: Callable[[SchedulerClient, str], Iterable[tuple[str, str]]]) -> Completion:
-    """Return a completion that offers the words that ``find`` yields for the scheduler named on the command line.
+    """Return a completion. It offers the words that ``find`` yields for the scheduler named on the command line.
 
     The completion offers nothing if ``find`` fails. It leaves out words that contain characters outside `_PLAIN`.
     """

@@ -363,7 +363,7 @@ class _Following:
             )
 
     def _look(self) -> bool:
-        """Read the job's state. If a new attempt has a log, switch to it. Return True if no more output will come.
+        """Read the job's state. If a new attempt has a log, switch to that log. Return True if no more output will come.
 
         Raises NoDaemon if the job waits and no scheduler runs.
         """

@@ -55,10 +55,7 @@ def _keep(text: str, size_of: Any, example: str) -> Keep:
     for word in text.replace(",", " ").split():
         size = size_of(word)
         if size is not None:
-            if most is not None:
-                raise UsageError(f"{word!r} is a second limit of the same kind", do=do)
-            if not size:
-                raise UsageError(f"a limit must be above 0, not {word!r}", do=do)
+            _check_limit(word, size, most, do)
             most = size
             continue
         if not word[-1:].isalpha():
@@ -67,10 +64,7 @@ def _keep(text: str, size_of: Any, example: str) -> Keep:
             age = seconds_of(word)
         except SchedulerError:
             raise UsageError(f"cannot read {word[:40]!r}: it is not a limit", do=do) from None
-        if age_s is not None:
-            raise UsageError(f"{word!r} is a second limit of the same kind", do=do)
-        if not age:
-            raise UsageError(f"a limit must be above 0, not {word!r}", do=do)
+        _check_limit(word, age, age_s, do)
         age_s = age
     return Keep(most, age_s)
 
@@ -82,3 +76,11 @@ def size_text(size: int) -> str:
         if size >= step:
             return f"{size / step:.1f}".removesuffix(".0") + f" {unit}"
     return f"{size} bytes"
+
+
+def _check_limit(word: str, limit: float, before: float | None, do: str) -> None:
+    """Raise UsageError if ``limit`` is 0, or if a limit of its kind was given ``before``."""
+    if before is not None:
+        raise UsageError(f"{word!r} is a second limit of the same kind", do=do)
+    if not limit:
+        raise UsageError(f"a limit must be above 0, not {word!r}", do=do)

@@ -60,7 +60,7 @@ from scheduler.daemon.store_outage import StoreOutage
 from scheduler.gpus.monitor import managed_after_change
 from scheduler.intake import jobs_file
 from scheduler.intake.file_watcher import InotifyWatcher, PollingWatcher
-from scheduler.store import counters
+from scheduler.store import counters, waiting_jobs
 from scheduler.store import jobs as rows
 from scheduler.store.database import trouble
 from scheduler.store.readings import save_readings
@@ -166,7 +166,10 @@ class Daemon:
         if state.policy.order.rule == "short":  # the order depends on the command of each job
             observations += [Arrived(job) for job in rows.pending(connection)]
         else:
-            observations += [Restored(list(rows.ready(connection))), *map(Arrived, rows.not_ready(connection))]
+            observations += [
+                Restored(list(waiting_jobs.ready(connection))),
+                *map(Arrived, waiting_jobs.not_ready(connection)),
+            ]
         self.problems.note()
         self.files.go_back(connection)
         if stale:

@@ -43,6 +43,7 @@ from scheduler.recovery.ingest_recovery import note_watched
 from scheduler.runners.direct import DirectRunner
 from scheduler.runners.screen import ScreenRunner, tidy
 from scheduler.store import jobs as rows
+from scheduler.store import waiting_jobs
 from scheduler.store.daemon_lock import DaemonLock, check_no_other, register
 from scheduler.store.database import Database, trouble
 from scheduler.store.gpu_renumbering import follow_moved
@@ -158,7 +159,7 @@ class DaemonProcess:
                 with db.writing() as connection:
                     managed.notes += follow_moved(connection, moved_gpus(stored, managed.shown))
                     rows.save_gpus(connection, managed.gpus)
-                    for job in rebooked(config, managed.gpus, table, rows.pending_commands(connection)):
+                    for job in rebooked(config, managed.gpus, table, waiting_jobs.from_commands_file(connection)):
                         rows.respec(connection, job)
                         rows.save(connection, [job])
                     update_needs(connection, managed.gpus, table, at_start=True)

@@ -13,6 +13,7 @@ from scheduler.core.gpu import Gpu
 from scheduler.core.job import Job
 from scheduler.core.model_table import ModelTable, booking_memory, need_of
 from scheduler.store import jobs as rows
+from scheduler.store.waiting_jobs import with_uncertain_need
 
 BASIS = "needs_basis"  # key in `meta`: what the needs of the waiting jobs were last computed from
 
@@ -40,13 +41,12 @@ def update_needs(
     """Recompute and store the needs of waiting jobs. Return the jobs whose need has changed.
 
     Runs in the caller's transaction. ``at_start``: the daemon is starting. At the start, the last call of this function
-    was made by an earlier daemon. If GPUs, model table and program version have not changed since that call, only two
-    kinds of jobs are read: jobs whose need another process may have computed, and jobs that ended and wait again. With
-    100,000 waiting lines of a jobs file this saves a second.
+    was made by an earlier daemon. If GPUs, model table and program version have not changed since that call, only the
+    jobs of `with_uncertain_need` are read. With 100,000 waiting lines of a jobs file this saves a second.
     """
     basis = json.dumps([__version__, table.as_json(), [(gpu.index, gpu.server, gpu.memory_mib) for gpu in gpus]])
     same = at_start and rows.meta(connection, BASIS) == basis
-    changed = changed_needs(gpus, table, rows.pending_elsewhere(connection) if same else rows.pending(connection))
+    changed = changed_needs(gpus, table, with_uncertain_need(connection) if same else rows.pending(connection))
     rows.save(connection, changed)
     rows.set_meta(connection, BASIS, basis)
     return changed

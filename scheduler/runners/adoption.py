@@ -16,12 +16,12 @@ from scheduler.core.recovery import TABLE, Found, Record, Verdict
 from scheduler.runners import attempt_record
 from scheduler.system.crash_points import crash_point
 from scheduler.system.proc import boot_id
+from scheduler.system.process_search import members
 from scheduler.system.processes import (
     JOB_NAMES,
     Mark,
     is_supervisor,
     lives,
-    members,
     seen,
     seen_as,
     stands,

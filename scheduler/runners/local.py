@@ -17,23 +17,20 @@ from scheduler.core.recovery import Record, Verdict
 from scheduler.runners import attempt_record
 from scheduler.runners.adoption import ending, read_ending, settle, why_lost
 from scheduler.system.proc import boot_id
+from scheduler.system.process_search import ProcessTable, Target, members, signal_all
 from scheduler.system.processes import (
     JOB_NAMES,
     Mark,
-    ProcessTable,
     Seen,
-    Target,
     become_subreaper,
     carries,
     environment_of,
     lives,
-    members,
     open_pidfd,
     own_children,
     seen,
     seen_as,
     session_of,
-    signal_all,
     stands,
 )
 
@@ -133,7 +130,6 @@ class LocalRunner:
         self._most_watched = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - KEPT_FREE
         self._adopted: dict[int, WatchedAttempt] = {}  # pidfd of the leader → attempt whose end it shows
         self._zombies: list[_Zombie] = []
-        self._table: ProcessTable | None = None  # during a look at zombies: read after all of their ends
         self._claims: list[_Claim] = []
         self._leftovers: dict[int, tuple[str, Mark, Process]] = {}  # pidfd → key and mark of its attempt, process
         self._held: dict[str, Mark] = {}  # key of an attempt with leftover processes → its mark
@@ -201,10 +197,13 @@ class LocalRunner:
             elif fd in self._leftovers:
                 self._leftover_ended(fd)
 
-    def _ended(self, attempt: WatchedAttempt, how: str, code: int, at: float) -> None:
+    def _ended(
+        self, attempt: WatchedAttempt, how: str, code: int, at: float, table: ProcessTable | None = None
+    ) -> None:
+        """Report the ending of an attempt. ``table``: processes after the ending (see `_left_behind`)."""
         if attempt.ours and attempt.session not in (None, attempt.process):
             self._shims.add(attempt.session)
-        observation = ending(attempt.job, attempt.attempt, how, code, at, self._left_behind(attempt))
+        observation = ending(attempt.job, attempt.attempt, how, code, at, self._left_behind(attempt, table))
         if observation.leftovers and attempt.ours:
             self._past[attempt.key] = attempt
         unsure = tuple(process for process in observation.leftovers if process in self._unsure)
@@ -213,8 +212,11 @@ class LocalRunner:
     def _mark(self, attempt: WatchedAttempt) -> Mark:
         return Mark(attempt.job, attempt.attempt, self.state_file, self.names)
 
-    def _left_behind(self, attempt: WatchedAttempt) -> tuple[Process, ...]:
+    def _left_behind(self, attempt: WatchedAttempt, table: ProcessTable | None = None) -> tuple[Process, ...]:
         """Return the leftover processes of an attempt whose leader has ended.
+
+        ``table``: the processes to search for an attempt of an earlier daemon, read after the end of the leader; None:
+        they are read now.
 
         Each leftover process is an orphan or the descendant of an orphan. The kernel makes the orphans of this daemon's
         jobs children of the daemon. So if no child of the daemon can belong to the attempt, the attempt has no leftover
@@ -223,7 +225,7 @@ class LocalRunner:
         earlier daemon, /proc is always searched.
         """
         if not attempt.ours:
-            return tuple(members(self._mark(attempt), attempt.process, table=self._table))
+            return tuple(members(self._mark(attempt), attempt.process, table=table))
         for _ in range(MOST_LOOKS):
             orphans = self._orphans_of(attempt)
             if not orphans:
@@ -369,18 +371,17 @@ class LocalRunner:
         settled = 0
         try:
             # One search for the leftover processes of all attempts that ended before it.
-            self._table = ProcessTable() if len(ended) > 1 else None
+            table = ProcessTable() if len(ended) > 1 else None
             for zombie, found in ended:
                 attempt = zombie.attempt
                 if found.kind is Record.ENDED:
-                    self._ended(attempt, found.how, found.code, found.ended_at or time.time())
+                    self._ended(attempt, found.how, found.code, found.ended_at or time.time(), table)
                 else:
-                    left = tuple(members(self._mark(attempt), attempt.process, table=self._table))
+                    left = tuple(members(self._mark(attempt), attempt.process, table=table))
                     why = why_lost(found.kind, True)
                     self._facts.append(Lost(attempt.job, attempt.attempt, why, time.time(), left))
                 settled += 1
         finally:
-            self._table = None
             self._zombies = [*waiting, *(zombie for zombie, _ in ended[settled:])]
 
     # -- after a restart ----------------------------------------------------------------------------------

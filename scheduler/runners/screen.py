@@ -32,6 +32,7 @@ from scheduler.runners.adoption import not_started, settle, start_trouble
 from scheduler.runners.local import LOOK_AGAIN_S, LocalRunner, WatchedAttempt
 from scheduler.system.crash_points import crash_point
 from scheduler.system.private_files import new_private
+from scheduler.system.process_search import ProcessTable
 from scheduler.system.processes import lives, seen
 from scheduler.system.safe_open import plain
 
@@ -405,14 +406,16 @@ class ScreenRunner(LocalRunner):
                 self._has_server(job.attempt_key, int(observation.session.partition(".")[0]))
         return observations
 
-    def _ended(self, attempt: WatchedAttempt, how: str, code: int, at: float) -> None:
+    def _ended(
+        self, attempt: WatchedAttempt, how: str, code: int, at: float, table: ProcessTable | None = None
+    ) -> None:
         """Report the ending of an attempt once its log is complete, or after LOG_PATIENCE_S seconds.
 
         When the job ends, its session may still be writing the job's last output to the log.
         """
         server = self._server_of.pop(attempt.key, None)
         if server is None or not lives(server):
-            super()._ended(attempt, how, code, at)
+            super()._ended(attempt, how, code, at, table)
         else:
             until = time.monotonic() + LOG_PATIENCE_S  # limited: a window of a user may keep the session
             self._endings.append(_Ending(attempt, how, code, at, server, until))

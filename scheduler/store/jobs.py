@@ -9,12 +9,11 @@ from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from scheduler.core.errors import Damaged, SchedulerError, UsageError
+from scheduler.core.errors import UsageError
 from scheduler.core.gpu import Gpu, ResourceRequest, gpu_ids_text
 from scheduler.core.job import ENDED, FIRST, Event, Holding, Job, JobSpec, JobState, Process, Reason
-from scheduler.core.placement_class import PlacementClass, WaitingJob
 from scheduler.store.integrity import LAST_ID
-from scheduler.store.job_columns import CHANGED, NEW, OF_SPEC, SELECT, WHOLE, allowed_of, ids_of, ids_text, job_of
+from scheduler.store.job_columns import CHANGED, NEW, OF_SPEC, SELECT, WHOLE, ids_of, ids_text, job_of
 
 if TYPE_CHECKING:
     from scheduler.core.requests import Answer, Request
@@ -33,13 +32,6 @@ _LIVE = frozenset({JobState.PENDING.value, JobState.STARTING.value, JobState.RUN
 AT_ONCE = 500  # jobs in one query
 BLOCKED = "blocked"  # key in `meta`: number of waiting jobs by reason code
 FORGOTTEN_UNTIL = "forgotten_until"  # key in `meta`: the latest end of a deleted job, seconds since 1970
-_DOCUMENTS = {"spec": "object", "notes": "array", "argv": "array", "failure": "array"}  # columns with JSON → its type
-_SOUND = " AND ".join(
-    f"CASE WHEN {name}='' THEN {int(name != 'spec')} WHEN json_valid({name}) THEN json_type({name})='{kind}' ELSE 0 END"
-    for name, kind in _DOCUMENTS.items()
-)
-# A row with damaged JSON is not ready: to read it as a job raises Damaged.
-_READY = f"held=0 AND not_before IS NULL AND waits_for=0 AND reason_code='' AND outcome IS NULL AND {_SOUND}"
 _IN_HAND = ", ".join(f"'{state.value}'" for state in JobState if state.holds_gpus)  # as in the index `jobs_in_hand`
 
 
@@ -159,49 +151,8 @@ def in_hand(connection: sqlite3.Connection) -> Iterator[Job]:
 
 def pending(connection: sqlite3.Connection, after: int = -1) -> Iterator[Job]:
     """Yield the waiting jobs with an id above ``after``, ordered by id."""
-    return _pending_of(connection, f"id>{after}")
-
-
-def pending_commands(connection: sqlite3.Connection) -> Iterator[Job]:
-    """Yield the waiting jobs from a commands file, ordered by id."""
-    return _pending_of(connection, 'substr(spec, 1, 21)=\'{"source": "commands"\'')  # the source is the first field
-
-
-def pending_elsewhere(connection: sqlite3.Connection) -> Iterator[Job]:
-    """Yield waiting jobs, ordered by id: all jobs that have run before, and all jobs that are not from a jobs file."""
-    changed = "EXISTS (SELECT 1 FROM events WHERE job=jobs.id)"  # for example, it was edited, or cancelled and retried
-    return _pending_of(connection, f"(attempt>0 OR substr(spec, 1, 10)='{{\"source\":' OR {changed})")
-
-
-def _pending_of(connection: sqlite3.Connection, condition: str) -> Iterator[Job]:
-    query = f"{SELECT} WHERE finished_at IS NULL AND state='pending' AND {condition} ORDER BY id"
-    return map(job_of, connection.execute(query))
-
-
-def ready(connection: sqlite3.Connection) -> Iterator[WaitingJob]:
-    """Yield the waiting jobs that can start as soon as there is room, ordered by id.
-
-    For these jobs no other reason to wait is stored. Raises Damaged if a row holds invalid values.
-    """
-    kinds: dict[tuple[Any, ...], PlacementClass] = {}
-    for number, priority, place, submitted_at, *wish in connection.execute(
-        "SELECT id, priority, place, submitted_at, need_count, need_parts, allowed, vram_mib FROM jobs"
-        f" WHERE finished_at IS NULL AND state='pending' AND {_READY} ORDER BY id"
-    ):
-        kind = kinds.get(key := tuple(wish))
-        if kind is None:
-            count, parts, allowed, vram_mib = wish
-            try:
-                ids = allowed_of(allowed) if count else None
-            except SchedulerError as error:
-                raise Damaged(f"the store is damaged (job {number}: {error})") from error
-            kind = kinds[key] = PlacementClass(ResourceRequest(count, parts), ids, vram_mib)
-        yield WaitingJob(number, kind, priority, place or number, submitted_at)
-
-
-def not_ready(connection: sqlite3.Connection) -> Iterator[Job]:
-    """Yield the waiting jobs that `ready` leaves out, ordered by id. Raises Damaged if a row holds invalid values."""
-    return _pending_of(connection, f"NOT ({_READY})")
+    query = f"{SELECT} WHERE finished_at IS NULL AND state='pending' AND id>? ORDER BY id"
+    return map(job_of, connection.execute(query, (after,)))
 
 
 def new_pending(connection: sqlite3.Connection, after: int) -> Iterator[Job]:

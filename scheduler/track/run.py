@@ -21,7 +21,8 @@ from scheduler.core.observations import Ended, Gone, Lost, NeverRan, Observation
 from scheduler.runners.direct import DirectRunner
 from scheduler.system.log_reader import LogReader
 from scheduler.system.proc import boot_id
-from scheduler.system.processes import Mark, members, seen
+from scheduler.system.process_search import members
+from scheduler.system.processes import Mark, seen
 from scheduler.track import plan
 from scheduler.track.plan import Command, Session, TrackerProcess
 from scheduler.track.session import Tracker, is_abandoned

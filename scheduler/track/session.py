@@ -14,7 +14,8 @@ from scheduler.core.recovery import Record, Verdict
 from scheduler.runners import attempt_record
 from scheduler.runners.adoption import settle
 from scheduler.system.proc import boot_id
-from scheduler.system.processes import Mark, lives, members, starter_lives
+from scheduler.system.process_search import members
+from scheduler.system.processes import Mark, lives, starter_lives
 from scheduler.track.plan import LINES_KEPT, MARK_NAMES, RUNNING, Command, Session, added, passed_over, take
 from scheduler.track.session_file import SessionDamaged, SessionFiles, find_root
 

@@ -89,9 +89,8 @@ def socket_path(identity: bytes) -> str:
     user = os.getuid()
     named = os.environ.get("GPUJOB_WARM", "")
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    folder = f"{runtime}/gpujob" if runtime.startswith("/") and os.path.isdir(runtime) else f"/tmp/gpujob-{user}"  # noqa: S108  `connect` and `start` check who owns it
-    if named.startswith("/"):
-        folder = named
+    usual = f"{runtime}/gpujob" if runtime.startswith("/") and os.path.isdir(runtime) else f"/tmp/gpujob-{user}"  # noqa: S108  `connect` and `start` check who owns it
+    folder = named if named.startswith("/") else usual
     return f"{folder}/warm-{int.from_bytes(identity, 'big') % (2**64 - 59):016x}"
 
 

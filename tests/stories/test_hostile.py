@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from scheduler.core.job import Process
-from scheduler.system.processes import Mark, Target, members, seen, send, signal_all
+from scheduler.system.process_search import Target, members, signal_all
+from scheduler.system.processes import Mark, seen, send
 from tests.gpus.stub import compiled
 from tests.stories.harness import alive, wait_for
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from scheduler.core.job import Process
-from scheduler.system import processes
-from scheduler.system.processes import Mark, ProcessTable, Target, members, seen, signal_all
+from scheduler.system import process_search
+from scheduler.system.process_search import ProcessTable, Target, members, signal_all
+from scheduler.system.processes import Mark, seen
 from tests.stories.harness import alive, wait_for
 
 # A leader with a child in its group and a child in a session of its own. Each writes its pid.
@@ -70,14 +71,14 @@ def test_attempts_get_their_own_signals_after_one_search(
     has no further process.
     """
     searches = 0
-    usual = processes._all_pids
+    usual = process_search.all_pids
 
     def count() -> list[int]:
         nonlocal searches
         searches += 1
         return usual()
 
-    monkeypatch.setattr(processes, "_all_pids", count)
+    monkeypatch.setattr(process_search, "all_pids", count)
     killed, ended, other = attempts
     targets = [Target(killed.mark, killed.leader, hard=True), Target(ended.mark, ended.leader)]
     told = {process.pid for process in signal_all(targets)}

@@ -1,0 +1,72 @@
+"""Reads the waiting jobs for a start of the daemon: only as much of each job as the start needs.
+
+To read 100,000 jobs as objects takes seconds. The functions that yield Job raise Damaged if a row has invalid values.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
+from scheduler.core.errors import Damaged, SchedulerError
+from scheduler.core.gpu import ResourceRequest
+from scheduler.core.job import Job
+from scheduler.core.placement_class import PlacementClass, WaitingJob
+from scheduler.store.job_columns import SELECT, allowed_of, job_of
+
+_WAITING = "finished_at IS NULL AND state='pending'"
+# SQLite's functions for JSON raise an error for invalid JSON, so `json_valid` is called before them.
+_SOURCE = "CASE WHEN json_valid(spec) THEN json_extract(spec, '$.source') ELSE 'damaged' END"  # NULL: a jobs file
+_DOCUMENTS = {"spec": "object", "notes": "array", "argv": "array", "failure": "array"}  # columns with JSON → its type
+_SOUND = " AND ".join(
+    f"CASE WHEN {name}='' THEN {int(name != 'spec')} WHEN json_valid({name}) THEN json_type({name})='{kind}' ELSE 0 END"
+    for name, kind in _DOCUMENTS.items()
+)
+# A damaged row is not ready: it is read as a job, and that raises Damaged.
+_READY = f"held=0 AND not_before IS NULL AND waits_for=0 AND reason_code='' AND outcome IS NULL AND {_SOUND}"
+
+
+def ready(connection: sqlite3.Connection) -> Iterator[WaitingJob]:
+    """Yield the facts about each waiting job that can start as soon as there is room, ordered by id.
+
+    For these jobs no other reason to wait is stored. Raises Damaged if a row has an invalid list of allowed GPUs.
+    """
+    kinds: dict[tuple[Any, ...], PlacementClass] = {}
+    for number, priority, place, submitted_at, *wish in connection.execute(
+        "SELECT id, priority, place, submitted_at, need_count, need_parts, allowed, vram_mib FROM jobs"
+        f" WHERE {_WAITING} AND {_READY} ORDER BY id"
+    ):
+        kind = kinds.get(key := tuple(wish))
+        if kind is None:
+            count, parts, allowed, vram_mib = wish
+            try:
+                ids = allowed_of(allowed) if count else None
+            except SchedulerError as error:
+                raise Damaged(f"the store is damaged (job {number}: {error})") from error
+            kind = kinds[key] = PlacementClass(ResourceRequest(count, parts), ids, vram_mib)
+        yield WaitingJob(number, kind, priority, place or number, submitted_at)
+
+
+def not_ready(connection: sqlite3.Connection) -> Iterator[Job]:
+    """Yield the waiting jobs that `ready` leaves out, ordered by id."""
+    return _where(connection, f"NOT ({_READY})")
+
+
+def from_commands_file(connection: sqlite3.Connection) -> Iterator[Job]:
+    """Yield the waiting jobs from a commands file, ordered by id."""
+    return _where(connection, f"{_SOURCE}='commands'")
+
+
+def with_uncertain_need(connection: sqlite3.Connection) -> Iterator[Job]:
+    """Yield the waiting jobs whose need may not come from the last daemon's model table and GPUs, ordered by id.
+
+    Another process computes the need of a submitted or edited job. A job that ended and waits again keeps its old need.
+    A line of a jobs file to which nothing has happened since it was read has no event, and is left out.
+    """
+    changed = "EXISTS (SELECT 1 FROM events WHERE job=jobs.id)"
+    return _where(connection, f"(attempt>0 OR {_SOURCE} IS NOT NULL OR {changed})")
+
+
+def _where(connection: sqlite3.Connection, condition: str) -> Iterator[Job]:
+    return map(job_of, connection.execute(f"{SELECT} WHERE {_WAITING} AND {condition} ORDER BY id"))
