@@ -43,6 +43,12 @@ os.environ["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.enviro
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Tests must not create anything directly in this folder: Python looks for libraries here, so a running warm process
+# would take the changed folder for a changed program, and end. Hypothesis creates its folder at its first use.
+ROOT = Path(__file__).parent.parent
+(ROOT / ".hypothesis").mkdir(exist_ok=True)
+KNOWN_NAMES = set(os.listdir(ROOT))
+
 # `make test` draws the same examples in every run; `make test-long` draws ten times as many, different in each run.
 hypothesis.settings.register_profile(
     "test", max_examples=100, derandomize=True, deadline=None, database=None,
@@ -108,7 +114,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _state_of_this_process() -> Iterator[None]:
-    """After each test, undo its changes of this process (subreaper, umask). Fail if the test changed the umask.
+    """After each test, undo its changes of this process. Fail if the test changed the umask or wrote into the checkout.
 
     A runner makes its process a subreaper: this process then becomes the parent of orphans. If the test process stayed
     a subreaper, it would get the orphans of later tests, and they would stay zombies, because nothing reaps them.
@@ -119,6 +125,9 @@ def _state_of_this_process() -> Iterator[None]:
     after = os.umask(before)
     if _is_subreaper():
         _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    created = set(os.listdir(ROOT)) - KNOWN_NAMES
+    KNOWN_NAMES.update(created)  # reported once
+    assert not created, f"this test, or one that ran beside it, has created {created} in {ROOT}"
     assert after == before, f"the umask is {after:o}, was {before:o}"
 
 

@@ -38,7 +38,8 @@ def daemon(tmp_path: Path, told: list[str]) -> Iterator[Daemon]:
     places = Places(str(tmp_path / "gpu_scheduler_state.json"))
     places.make()
     db = Database(places)
-    context = Context(places, Config(), db, {}, str(tmp_path), lambda message: told.append(message.text))
+    config = Config(state_file=places.state_file)
+    context = Context(places, config, db, {}, str(tmp_path), lambda message: told.append(message.text))
     runner = DirectRunner(places.attempts, places.state_file, {}, str(tmp_path / "errors"), 1024)
     made = Daemon(context, runner, Watcher(), ManagedGpus(context, [], [], None, None), {})  # type: ignore[arg-type]
     yield made
