@@ -44,9 +44,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests must not create anything directly in this folder: Python looks for libraries here, so a running warm process
-# would take the changed folder for a changed program, and end. Hypothesis creates its folder at its first use.
+# would take the changed folder for a changed program, and end. Hypothesis (`.hypothesis`) and the screenshots of a failed
+# test in the browser (`.build`) need a folder there: both are created now.
 ROOT = Path(__file__).parent.parent
-(ROOT / ".hypothesis").mkdir(exist_ok=True)
+for name in (".hypothesis", ".build"):
+    (ROOT / name).mkdir(exist_ok=True)
 KNOWN_NAMES = set(os.listdir(ROOT))
 
 # `make test` draws the same examples in every run; `make test-long` draws ten times as many, different in each run.

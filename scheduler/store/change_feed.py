@@ -42,6 +42,7 @@ class Changes:
         self._version = -1
         self._again = False  # the next look is needed even if nothing changes
         self._seen: dict[int, Raw] = {}  # last known rows of jobs that run, wait first, or ended recently
+        self._unsorted: dict[int, Raw] = {}  # waiting jobs that were returned since the queue was sorted
         self._last_id: int | None = None
         self._ended_at = 0.0
         self._first_due = 0.0
@@ -113,11 +114,12 @@ class Changes:
         found.update((row[0], row) for row in new)
         in_hand = rows.active_rows(connection)
         found.update((row[0], row) for row in in_hand)
-        self._look_at_first(connection, found)
+        is_sorted = self._look_at_first(connection, found)
         found.update((row[0], row) for row in self.first)
         gone = [number for number in self._seen if number not in found]
         found.update((row[0], row) for row in rows.raw_of(connection, gone))
-        changed = [row for number, row in sorted(found.items()) if self._seen.get(number) != row]
+        known = self._unsorted | self._seen
+        changed = [row for number, row in sorted(found.items()) if known.get(number) != row]
         if new:
             self._last_id = new[-1][0]
         if not more:  # else the next look finds the other jobs that have ended
@@ -125,25 +127,30 @@ class Changes:
         self._seen = {row[0]: row for row in (*in_hand, *self.first)}
         recent = self._ended_at - OVERLAP_S
         self._seen.update((n, row) for n, row in found.items() if (row[FINISHED_AT] or 0.0) >= recent)
+        if is_sorted:
+            self._unsorted.clear()
+        else:
+            self._unsorted.update((row[0], row) for row in changed if row[STATE_AT] == JobState.PENDING.value)
         return changed if begun else []
 
-    def _look_at_first(self, connection: sqlite3.Connection, found: dict[int, Raw]) -> None:
-        """Update ``first``, the rows of the first waiting jobs in the queue. ``found``: rows that were already read.
+    def _look_at_first(self, connection: sqlite3.Connection, found: dict[int, Raw]) -> bool:
+        """Update ``first``, the rows of the first waiting jobs in the queue; return whether the queue was sorted again.
 
-        It takes long to find the first jobs of a long queue. So most calls only read the jobs in ``first`` again, and
-        remove those jobs that no longer wait.
+        ``found``: rows that were already read. It takes long to find the first jobs of a long queue. So most calls only
+        read the jobs in ``first`` again, and remove those jobs that no longer wait.
         """
         now = time.monotonic()
         if now >= self._first_due:
             self.first = tuple(rows.raw_first_pending(connection, MOST_WAITING))
             took = time.monotonic() - now
             self._first_due = now + took / MOST_COST
-        else:
-            known = [row[0] for row in self.first]
-            there = {row[0]: row for row in rows.raw_of(connection, known)}
-            first = (found.get(number) or there.get(number) for number in known)
-            self.first = tuple(row for row in first if row is not None and row[STATE_AT] == JobState.PENDING.value)
-            self._again = True
+            return True
+        known = [row[0] for row in self.first]
+        there = {row[0]: row for row in rows.raw_of(connection, known)}
+        first = (found.get(number) or there.get(number) for number in known)
+        self.first = tuple(row for row in first if row is not None and row[STATE_AT] == JobState.PENDING.value)
+        self._again = True
+        return False
 
 
 def _files(store: str) -> tuple[int, ...]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from itertools import chain
 from pathlib import Path
 
+import pytest
+
 from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import Job, JobSpec, JobState, Outcome
+from scheduler.store import change_feed
 from scheduler.store import jobs as rows
 from scheduler.store.change_feed import MOST_AT_ONCE, MOST_WAITING, Changes
 from scheduler.store.database import Database
@@ -51,6 +54,34 @@ def test_each_job_of_a_long_queue_that_ends_at_once_is_returned_once(tmp_path: P
             jobs[0].state, jobs[0].finished_at = JobState.PENDING, None
             rows.save(connection, jobs[:1])
         assert looks(feed, 3) == ([jobs[0].id], 1)
+    finally:
+        feed.close()
+        database.close()
+
+
+def test_a_job_that_waits_again_is_returned_once_if_the_queue_is_sorted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A requeued job and a new job are not returned a second time by the later look that sorts the queue."""
+    database = Database(Places(str(tmp_path / "state.json")))
+    feed = Changes(database.places)
+    now = [100.0]
+    monkeypatch.setattr(change_feed.time, "monotonic", lambda: now.append(now[-1] + 1.0) or now[-1])
+    try:
+        with database.writing() as connection:
+            old = rows.insert(connection, JobSpec(arguments=("true",)), ResourceRequest(1, 1000), "", (), 1.0)
+            old.state, old.outcome, old.finished_at = JobState.CANCELLED, Outcome.CANCELLED, 100.0
+            rows.save(connection, [old])
+        assert looks(feed, 1) == ([], 0)  # sorts the queue; this seems to take 1 s, so the next time is 20 s later
+        with database.writing() as connection:
+            old.state, old.outcome, old.finished_at = JobState.PENDING, None, None
+            rows.save(connection, [old])
+            new = rows.insert(connection, JobSpec(arguments=("true",)), ResourceRequest(1, 1000), "", (), 1.0)
+        assert looks(feed, 1) == ([old.id, new.id], 2)
+        assert feed.first == ()
+        now.append(now[-1] + 20.0)
+        assert looks(feed, 2) == ([], 0)
+        assert [row[0] for row in feed.first] == [old.id, new.id]
     finally:
         feed.close()
         database.close()
