@@ -48,6 +48,8 @@ def start(
         stream = Stream(follow=ready_fd < 0 and not _is_null(1))
     except RuntimeError as error:  # no thread could be started: the user's limit on processes
         raise SchedulerError(str(error), do="allow this user more processes (ulimit -u)") from None
+    if _is_null(1):
+        stream.close()  # nobody sees the messages: no thread has to print them
     daemon = DaemonProcess(settings, flags, stream, environ)
     if ready_fd >= 0:
         daemon.ready = lambda: _say_ready(ready_fd, stream)

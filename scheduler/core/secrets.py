@@ -10,12 +10,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 HIDDEN = "***"
-# A text without any of these words holds no secret: it is returned unchanged.
+# A text without any of these words holds no secret: it is returned unchanged. The text is searched in lower case, because
+# a search with re.IGNORECASE takes nine times as long.
 _HINT = re.compile(
     r"token|key|secret|passw|passphrase|credential|auth|pwd|bearer|://|--user|--proxy-user|hf_|sk-|gh[pousr]_|github_pat_"
-    r"|glpat-|xox[abeoprs]-|AKIA|ASIA|AIza|eyJ|npm_|pypi-|ya29\.",
-    re.IGNORECASE,
+    r"|glpat-|xox[abeoprs]-|akia|asia|aiza|eyj|npm_|pypi-|ya29\."
 )
+
+
+def _hints_at_secret(text: str) -> bool:
+    return _HINT.search(text.casefold()) is not None
 
 
 def is_secret(name: str, value: str = "") -> bool:
@@ -29,7 +33,7 @@ def is_secret(name: str, value: str = "") -> bool:
 
 def without_secrets(text: str) -> str:
     """Return a text (a line, a shell command, a sentence) with each secret replaced by ``***``."""
-    if not _HINT.search(text):
+    if not _hints_at_secret(text):
         return text
     from scheduler.core import masking as shapes  # slow to import: only for a text that may hold a secret
 
@@ -55,7 +59,7 @@ def words_without_secrets(words: Iterable[str]) -> tuple[str, ...]:
     A word after an option such as ``--token`` is a secret, too.
     """
     words = tuple(words)
-    if not any(map(_HINT.search, words)):
+    if not any(map(_hints_at_secret, words)):
         return words
     from scheduler.core import masking as shapes
 

@@ -20,8 +20,9 @@ def with_causes(state: SchedulerState, observations: list[Observation]) -> list[
     for observation in observations:
         if isinstance(observation, Ended):
             job = state.live.get(observation.job)
-            if job is not None:
-                observation = replace(observation, failure=log_finding_of(job, observation.exit_code))
+            found = log_finding_of(job, observation.exit_code) if job is not None else None
+            if found is not None:
+                observation = replace(observation, failure=found)
         elif isinstance(observation, NeverRan) and observation.lasting:
             job = state.live.get(observation.job)
             cause = why_not_started(job.argv[0]) if job is not None and job.argv else ""

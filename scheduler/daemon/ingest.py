@@ -42,12 +42,13 @@ class IngestResult:
 
 @dataclass(slots=True)
 class Tally:
-    """Identities (`core/identity.py`) of the jobs in the lines of one batch.
+    """The id of the next new job, and the identities (`core/identity.py`) of the jobs in the lines of one batch.
 
     The store counts how many lines each identity has. The identities are collected here so that the store updates these
     counts for the whole batch in one step.
     """
 
+    next_id: int
     counted: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
 
@@ -77,7 +78,7 @@ class Reader:
             kept.forget_refused(connection, path, [line.number for line in batch.lines])
             rows.set_meta(connection, JUDGED_FOR + path, batch.again)
         replaying = batch.restart or batch.mark.replaying
-        tally = Tally()
+        tally = Tally(rows.last_id(connection) + 1)
         for line in batch.lines:
             try:
                 self._line(connection, path, line, replaying, now, out, tally, again=bool(batch.again))
@@ -145,11 +146,12 @@ class Reader:
             tally.counted.append(identity)
         if is_new:
             try:
-                job = rows.insert(connection, spec, need, identity, (*parsed.notes, *notes), now)
+                job = rows.insert(connection, spec, need, identity, (*parsed.notes, *notes), now, tally.next_id)
             except sqlite3.IntegrityError:
                 tally.repeated.append(identity)
                 out.repeated.append((path, line.number, self._blocker(connection, identity)))
             else:
+                tally.next_id += 1
                 out.jobs.append(job)
             return
         blocker = rows.blocker_of(connection, identity)

@@ -335,7 +335,8 @@ class Daemon:
                 rows.note_calls(connection, wanted)
             counters.count(connection, plan.events, plan.changed)
             rows.write_events(connection, [*gathered.events, *plan.events])
-            rows.answer(connection, plan.answers)
+            if plan.answers:
+                rows.answer(connection, plan.answers)
             if plan.held or plan.freed:
                 rows.save_holdings(connection, plan.held, plan.freed, boot_id())
             if any(isinstance(observation, Readings) for observation in observations):
@@ -580,6 +581,8 @@ class Daemon:
 
     def wait(self, epoll: select.epoll, wakeup: int) -> None:
         """Sleep until an event or the next due time. ``wakeup``: file descriptor that becomes readable at a signal."""
+        if not self.outage.lasts and epoll.poll(0):
+            return  # under load there often is an event already; `timeout` asks every part for its next due time
         limit = min(self.timeout() + 0.001, 3600.0)
         if self.outage.lasts:
             select.select([wakeup], [], [], limit)  # the other descriptors stay readable until the state is rebuilt

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import logging
 import os
 import stat
@@ -122,5 +123,9 @@ class MainLog:
 
 
 def _record(text: str, level: int) -> str:
-    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())
-    return f"{stamp} {logging.getLevelName(level)} {harmless(text)}\n"
+    return f"{_stamp(int(time.time()))} {logging.getLevelName(level)} {harmless(text)}\n"
+
+
+@functools.lru_cache(maxsize=1)
+def _stamp(now: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))

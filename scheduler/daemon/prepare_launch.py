@@ -121,7 +121,8 @@ def _free_log(job: Job, log_dir: str, stamp: str, taken: Collection[str]) -> str
     folder = job.spec.log_dir or log_dir
     number = 1
     while True:
-        path = os.path.join(folder, log_name(job, stamp, number, "".join(random.choices(_LETTERS, k=6))))
+        letters = "".join(random.choices(_LETTERS, k=6)) if job.spec.log_name else ""
+        path = os.path.join(folder, log_name(job, stamp, number, letters))
         paths = (path, errors_of(path)) if job.spec.stderr_apart else (path,)
         if path not in taken and not any(map(os.path.lexists, paths)):
             return path

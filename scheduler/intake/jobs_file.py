@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 
 from scheduler.core.command_limits import check_words
 from scheduler.core.errors import BACKWARDS, Refused, UsageError
@@ -65,7 +66,7 @@ def parse(line: str, line_context: LineContext, origin: str = "") -> Parsed | No
     fields, rest, options = _split(text)
     if len(fields) < 2:
         raise UsageError("a job needs at least a priority and a script", do=f"write {FORMAT}")
-    for at, early in enumerate(fields[:3]):
+    for at, early in enumerate(fields[:3] if ";" in text else ()):
         ahead = _OPTION_AHEAD.search(early.text)
         if ahead and ahead.group(1).lower() in LINE_KEYS and not early.quoted:
             head, tail = [field.text for field in fields], early.text[ahead.start() :]
@@ -124,7 +125,7 @@ def parse(line: str, line_context: LineContext, origin: str = "") -> Parsed | No
     return Parsed(spec, tuple(notes))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Field:
     text: str
     quoted: bool = False
@@ -272,7 +273,12 @@ def _script(text: str, line_context: LineContext) -> str:
 def _path(text: str, line_context: LineContext) -> str:
     if text == "~" or text.startswith("~/"):
         text = os.path.join(line_context.home or os.path.expanduser("~"), text[2:])
-    return os.path.normpath(os.path.join(line_context.folder, text))
+    return _normal(line_context.folder, text)
+
+
+@lru_cache(256)  # many lines name the same script
+def _normal(folder: str, text: str) -> str:
+    return os.path.normpath(os.path.join(folder, text))
 
 
 def _environment_name(text: str, line_context: LineContext) -> str:

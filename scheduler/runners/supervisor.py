@@ -11,7 +11,7 @@ starts fast, stays small, and is not disturbed by an upgrade of the package. FD:
              log, or empty; caller: (pid, ticks, path of its socket) of the process that passes descriptors, or empty
          ("file", path, keys)
              path: file with a packet that is too large for the socket; keys: of the starts in this packet
-    out  ("up", key, pid, ticks, at_ns)                           the job runs
+    out  ("up", key, pid, ticks, at_ns)                           the job runs; sent up to UP_MS later
          ("no", key, stage, errno) · ("taken", key)               could not start · was claimed by another process
          ("end", key, pid, how, code, at_ns)                      the job ended
          ("note", key, text)                                      something failed here; the daemon ignores it
@@ -29,6 +29,7 @@ PID_AT, PID_SIZE = 16, 160
 END_AT, END_SIZE = 176, 96
 PACKET = 1 << 20
 UNSENT_MS = 50  # wait before a packet that could not be sent is sent again
+UP_MS = 5  # longest wait of an "up" message for other messages: each packet wakes the daemon
 NS_A_TICK = 10_000_000  # start times in /proc have this unit on every Linux (USER_HZ is 100)
 SAFETY_MS = 10_000  # longest wait between two looks at the children without a SIGCHLD
 MOST_PACKED = 60000
@@ -130,6 +131,7 @@ class Supervisor:
         self.held = {}  # pid of an ended job whose log is still being packed: (end message, monotonic time limit)
         self.out = []
         self.unsent = False  # the last packet could not be sent for lack of memory
+        self.up_at = 0.0  # monotonic time at which the first message in `out` was found to be an "up" message
         self.umask = os.umask(0o077)
         os.umask(self.umask)
         self.devnull = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -160,12 +162,20 @@ class Supervisor:
             self.reap()
             self.let_go()
             self.give_up_asking()
-            if not self.alone:
+            if self.alone:
+                self.out.clear()  # nobody reads the messages
+                self.up_at = 0.0
+            else:
                 self.send(poll)
             if self.alone and not self.jobs and not self.asked:
                 return
-            soon = self.unsent or self.held or self.asked
-            for fd, _ in poll.poll(UNSENT_MS if soon else SAFETY_MS if self.jobs else None):
+            if self.up_at:
+                limit = UP_MS
+            elif self.unsent or self.held or self.asked:
+                limit = UNSENT_MS
+            else:
+                limit = SAFETY_MS if self.jobs else None
+            for fd, _ in poll.poll(limit):
                 if fd == self.wakeup:
                     try:
                         os.read(self.wakeup, 4096)
@@ -490,7 +500,22 @@ class Supervisor:
             self.packers.pop(pid, None)
             os.waitpid(pid, 0)
 
+    def may_wait(self):
+        """Return whether `out` has only "up" messages, none of which has waited for `UP_MS`.
+
+        Many jobs end at once. The daemon then gets the "up" and the "end" message of such a job in one packet.
+        """
+        now = time.monotonic()
+        waits = 0 < len(self.out) < 200 and all(message[0] == "up" for message in self.out)
+        if waits and not self.up_at:
+            self.up_at = now
+        elif not waits or now >= self.up_at + UP_MS / 1000:
+            waits, self.up_at = False, 0.0
+        return waits
+
     def send(self, poll):
+        if self.may_wait():
+            return
         self.unsent = False
         while self.out:
             packet = self.out[:200]

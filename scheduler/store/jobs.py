@@ -27,7 +27,7 @@ _WITHOUT_INDEX = itemgetter(*[place for place, name in enumerate(CHANGED.names) 
 _AT_INDEXED = [CHANGED.names.index(name) for name in _INDEXED]
 _RESPEC = f"UPDATE jobs SET {', '.join(f'{name}=?' for name in OF_SPEC.names)} WHERE id=?"
 _RESTORE = f"INSERT INTO jobs ({', '.join(WHOLE.names)}) VALUES ({','.join('?' * len(WHOLE.names))})"
-_INSERT = f"INSERT INTO jobs (id, {', '.join(NEW.names)}) VALUES (1+({LAST_ID}), {','.join('?' * len(NEW.names))})"
+_INSERT = f"INSERT INTO jobs (id, {', '.join(NEW.names)}) VALUES ({','.join('?' * (1 + len(NEW.names)))})"
 _LIVE = frozenset({JobState.PENDING.value, JobState.STARTING.value, JobState.RUNNING.value})
 AT_ONCE = 500  # jobs in one query
 BLOCKED = "blocked"  # key in `meta`: number of waiting jobs by reason code
@@ -42,15 +42,20 @@ def insert(
     identity: str,
     notes: tuple[str, ...],
     now: float,
+    new_id: int | None = None,
 ) -> Job:
     """Insert a PENDING job and return it with its new id.
 
-    Raises sqlite3.IntegrityError if a waiting, running or succeeded job has the same identity.
+    ``new_id``: the id that follows the highest assigned id, if the caller knows it. Raises sqlite3.IntegrityError if a
+    waiting, running or succeeded job has the same identity.
     """
+    if new_id is None:
+        new_id = last_id(connection) + 1
     job = Job(
-        id=0, spec=spec, need=need, identity=identity, priority=spec.priority, allowed=spec.allowed, submitted_at=now, notes=notes
+        id=new_id, spec=spec, need=need, identity=identity, priority=spec.priority, allowed=spec.allowed, submitted_at=now, notes=notes
     )  # fmt: skip
-    job.id = job.order = connection.execute(_INSERT, NEW.row(job)).lastrowid or 0
+    connection.execute(_INSERT, (new_id, *NEW.row(job)))
+    job.order = new_id
     return job
 
 

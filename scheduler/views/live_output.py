@@ -20,6 +20,7 @@ from scheduler.views.terminal_replay import Folder
 
 EVERY_S = 0.05  # seconds between two reads of the logs
 MOST_BYTES = 1 << 18  # bytes that are read from a log at a time
+MOST_KEPT = 100  # texts that are printed together
 MOST_BEHIND = 1 << 22  # if a log has more unread bytes, only its end is printed
 LONGEST_LINE = 1 << 16  # characters
 
@@ -45,7 +46,8 @@ class Stream:
         self._said: queue.SimpleQueue[LogMessage | None] = queue.SimpleQueue()
         self._logs: dict[int, _Log] = {}
         self._open = 0
-        self._write = write or _to_stdout
+        self._print_text = write or _to_stdout
+        self._texts: list[str] = []  # not printed yet
         self._follow, self._closed, self._ending = follow, False, False
         self._thread = threading.Thread(target=self._run, name="gpujob-stream", daemon=True)
         self._thread.start()
@@ -74,10 +76,24 @@ class Stream:
                 self._write(
                     safe(f"gpujob: ! internal error of gpujob, please report it: {error!r} while showing output\n")
                 )
+                self._print_texts()
+
+    def _write(self, text: str) -> None:
+        """Keep a text for `_print_texts`. If much text is kept, print all of it."""
+        self._texts.append(text)
+        if len(self._texts) >= MOST_KEPT:
+            self._print_texts()
+
+    def _print_texts(self) -> None:
+        """Print the kept texts at once: each call takes the interpreter from the daemon's main thread for a moment."""
+        texts, self._texts = "".join(self._texts), []
+        if texts:
+            self._print_text(texts)
 
     def _print_all(self) -> None:
         """Print messages and logs until `close` is called."""
         while not self._ending:
+            self._print_texts()
             try:
                 said = self._said.get(timeout=EVERY_S if self._logs else None)
             except queue.Empty:
@@ -97,6 +113,7 @@ class Stream:
         self._print_logs()
         for log in self._logs.values():
             self._print_log(log, last=True)
+        self._print_texts()
 
     def _take(self, said: LogMessage) -> None:
         if said.job >= 0 and said.kind in ("started", "adopted") and said.log and self._follow:

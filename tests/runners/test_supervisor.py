@@ -99,6 +99,26 @@ def test_starts_in_a_packet_file_that_cannot_be_read_are_refused(daemon: FakeDae
     assert not (daemon.folder / "packet").exists()
 
 
+def kinds_in_packet(daemon: FakeDaemon) -> list[object]:
+    return [message[0] for message in marshal.loads(daemon.socket.recv(1 << 20))]
+
+
+@pytest.mark.parametrize("daemon", [{"UP_MS": 20_000}], indirect=True)
+def test_the_start_and_the_end_of_a_short_job_are_one_packet(daemon: FakeDaemon) -> None:
+    """A message about a start waits for the message about the end, so that both wake the daemon only once."""
+    daemon.send(daemon.start(1, "/bin/true"))
+    assert kinds_in_packet(daemon) == ["up", "end"]
+
+
+def test_the_start_of_a_long_job_is_reported_while_the_job_runs(daemon: FakeDaemon) -> None:
+    hold = daemon.folder / "hold"
+    hold.touch()
+    daemon.send(daemon.start(1, "/bin/sh", "-c", f"while [ -e {hold} ]; do sleep 0.02; done"))
+    assert kinds_in_packet(daemon) == ["up"]
+    hold.unlink()
+    assert kinds_in_packet(daemon) == ["end"]
+
+
 def wait_ended(path: Path) -> attempt_record.AttemptRecord:
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
