@@ -20,6 +20,8 @@ def harmless(text: str) -> str:
 
     Control characters, line breaks and characters that change the text direction are escaped.
     """
+    if text.isascii() and text.isprintable():
+        return text  # most texts: this test is faster than the search
     return _UNSAFE.sub(
         lambda found: f"\\x{ord(found.group()):02x}" if ord(found.group()) < 256 else f"\\u{ord(found.group()):04x}",
         text,

@@ -11,14 +11,13 @@ class LogMessage:
     """One sentence, and the job that the sentence is about.
 
     ``level``: level of the standard library's logging; ``kind``: kind of message, often the kind of the job's event;
-    ``name`` and ``log``: the job's short name and the path of its log.
+    ``log``: the path of the job's log.
     """
 
     text: str
     level: int = 20  # logging.INFO
     kind: str = ""
     job: int = -1  # job id; -1: about no job
-    name: str = ""
     log: str = ""
 
 

@@ -37,4 +37,4 @@ class Context:
             self.listener(LogMessage(text, level, kind))
             return
         packed = job.spec.gzip and job.runner != "screen"  # a compressed log cannot be shown while it grows
-        self.listener(LogMessage(text, level, kind, job.id, job.spec.shown_name, "" if packed else job.log))
+        self.listener(LogMessage(text, level, kind, job.id, "" if packed else job.log))
