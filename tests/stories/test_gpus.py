@@ -63,7 +63,7 @@ def test_i01_start_reports_that_gpus_are_only_declared_without_a_driver(machine)
     m = machine(gpus=2)
     m.s.environ["NVML_STUB_FILE"] = "/nonexistent"
     m.s.start(PATH="/usr/bin:/bin") if not _has_nvidia_smi() else pytest.skip("a machine with nvidia-smi")
-    m.s.says("there is no NVIDIA driver: GPU 0,1 is declared, and is allocated without readings")
+    m.s.says("there is no NVIDIA driver: jobs get declared GPUs without readings: 0,1")
     assert [gpu["uuid"] for gpu in m.s.status()["gpus"]] == ["declared:0", "declared:1"]
     m.s.append(m.s.line("a"), m.s.line("c") + ";gpus=0")
     assert set(m.s.wait_ended(2).values()) == {"done"}
@@ -202,7 +202,7 @@ def test_i05_a_driver_mismatch_at_run_time_blocks_starts_and_ends_no_job(machine
     m.s.wait_state(1, "done")
     m.driver.clear_errors()
     m.running("new")
-    m.s.says("GPU 0,1 can get jobs again")
+    m.s.says("GPUs 0,1 can get jobs again")
 
 
 def test_i05_a_driver_mismatch_at_the_first_start_makes_jobs_wait(machine):
@@ -323,7 +323,7 @@ def test_i09_without_hold_on_errors_a_gpu_with_errors_is_used(machine):
 def test_i17_cuda_visible_devices_of_the_daemon_limits_the_managed_gpus(machine):
     m = machine().cards("GPU-a", "GPU-b", "GPU-c")
     m.s.start(CUDA_VISIBLE_DEVICES="2,GPU-b")
-    m.s.says("CUDA_VISIBLE_DEVICES=2,GPU-b in the scheduler's environment: only GPU 1,2 is managed")
+    m.s.says("CUDA_VISIBLE_DEVICES=2,GPU-b in the scheduler's environment: gpujob manages only GPU 1,2")
     assert [gpu["index"] for gpu in m.s.status()["gpus"]] == [1, 2]
     (m.s.folder / "show.py").write_text("import os; print('sees', os.environ['CUDA_VISIBLE_DEVICES'])\n")
     m.s.append("0,show.py,,,1", "0,show.py,,again,2", "0,show.py,,none,0")
