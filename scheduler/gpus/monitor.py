@@ -69,7 +69,8 @@ def managed_gpus(
             raise NoGpuData(
                 "the number of GPUs is not known, because GPUs are not read (gpu_interval: 0)", do="set it: --gpus N"
             )
-        text = f"GPUs are not read (gpu_interval: 0): GPU {gpu_ids_text(wanted)} is declared, and is allocated without readings"
+        ids = gpu_ids_text(wanted)
+        text = f"GPUs are not read (gpu_interval: 0): gpujob uses the declared GPUs ({ids}) without readings"
         return Managed(declared(wanted), None, [text])
     probe: Probe = NvidiaProbe(environ)
     try:
@@ -177,7 +178,7 @@ def _without_answer(probe: Probe, wanted: tuple[int, ...] | None, stored: Sequen
         probe.close()
         if wanted is None:
             raise error
-        text = f"there is no NVIDIA driver: GPU {gpu_ids_text(wanted)} is declared, and is allocated without readings"
+        text = f"there is no NVIDIA driver: gpujob uses the declared GPUs ({gpu_ids_text(wanted)}) without readings"
         return Managed(declared(wanted), None, [text])
     if wanted is None and not real:  # not known which GPUs to wait for
         probe.close()
@@ -209,7 +210,7 @@ def _visible(text: str | None, found: Mapping[int, Gpu], notes: list[str]) -> tu
         notes.append(f"CUDA_VISIBLE_DEVICES={text!r} names no GPU of this machine and is ignored; all GPUs are managed")
         return everything
     notes.append(
-        f"CUDA_VISIBLE_DEVICES={text} in the scheduler's environment: only GPU {gpu_ids_text(chosen)} is managed "
+        f"CUDA_VISIBLE_DEVICES={text} in the scheduler's environment: gpujob manages only GPU {gpu_ids_text(chosen)} "
         f"(--gpus and --gpu-ids override it)"
     )
     return tuple(sorted(set(chosen)))

@@ -63,7 +63,7 @@ def test_i01_start_reports_that_gpus_are_only_declared_without_a_driver(machine)
     m = machine(gpus=2)
     m.s.environ["NVML_STUB_FILE"] = "/nonexistent"
     m.s.start(PATH="/usr/bin:/bin") if not _has_nvidia_smi() else pytest.skip("a machine with nvidia-smi")
-    m.s.says("there is no NVIDIA driver: jobs get declared GPUs without readings: 0,1")
+    m.s.says("there is no NVIDIA driver: gpujob uses the declared GPUs (0,1) without readings")
     assert [gpu["uuid"] for gpu in m.s.status()["gpus"]] == ["declared:0", "declared:1"]
     m.s.append(m.s.line("a"), m.s.line("c") + ";gpus=0")
     assert set(m.s.wait_ended(2).values()) == {"done"}
