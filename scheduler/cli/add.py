@@ -86,7 +86,10 @@ def add(
         raise UsageError("cannot write the line: it would be empty or a comment", do="give another script name")
     meant = {"allowed": parse_gpu_ids(gpus), **values}
     if any(getattr(parsed.spec, name) != value for name, value in meant.items() if name != "cwd"):
-        raise UsageError(f"cannot write this job as a line: {line}")
+        raise UsageError(
+            f"cannot write this job as a line: {line} would be read as a different job",
+            do="submit it: gpujob submit -- COMMAND",
+        )
     need, _ = need_of(parsed.spec, model_table_for(client, config, warn), client.gpus())
     if managed is not None:
         never = Fleet(declared(managed)).can_ever_hold(PlacementClass(need, parsed.spec.allowed))

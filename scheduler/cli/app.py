@@ -469,7 +469,8 @@ def pause(gpus: Gpus, state_file: StateFile = None, config: ConfigFile = None) -
 def resume(
     gpus: PausedGpus,
     force: Annotated[
-        bool, typer.Option("--force", help="Accept the foreign processes and foreign memory that are on the GPUs now.")
+        bool,
+        typer.Option("--force", help="Start jobs despite the foreign processes and memory that are on the GPUs now."),
     ] = False,
     state_file: StateFile = None,
     config: ConfigFile = None,
@@ -582,7 +583,9 @@ def web_page(
     port: Annotated[str, typer.Option("--port", metavar="N", help="Port of the web page; 0: any free port.")] = "4004",
     host: Annotated[
         str,
-        typer.Option("--host", metavar="ADDRESS", help="Address of the page; needs TLS or a proxy if others reach it."),
+        typer.Option(
+            "--host", metavar="ADDRESS", help="Address of the page; if other machines can reach it: use TLS or a proxy."
+        ),
     ] = "127.0.0.1",
     tls_cert: Annotated[str, typer.Option("--tls-cert", metavar="PATH", help="Certificate (PEM), for HTTPS.")] = "",
     tls_key: Annotated[str, typer.Option("--tls-key", metavar="PATH", help="Key of the certificate (PEM).")] = "",
@@ -606,7 +609,7 @@ def web_page(
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the folder with logs and state.")] = False,
 ) -> None:
-    """Run the example jobs on this machine's GPUs, or without GPUs on two simulated ones, and show what happens."""
+    """Run the example jobs and show what happens; on a machine without GPUs, two GPUs are simulated."""
     from scheduler.cli.demo import demo as run
 
     raise typer.Exit(run(keep=keep))

@@ -241,7 +241,7 @@ def recover(*, dry_run: bool = False, state_file: str | None = None, config: str
         if report.healthy:
             client.settle_at_home(home)
         print(
-            f"{safe(client.places.state_dir)} is now registered for this machine and path; when the scheduler starts "
-            "next, it checks which jobs in this folder still run"
+            f"{safe(client.places.state_dir)} is now registered for this machine and path; "
+            "the next gpujob start checks which jobs still run"
         )
     return report.code

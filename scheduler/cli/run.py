@@ -215,9 +215,10 @@ def _report_results(client: SchedulerClient, settings: Settings, before: _Comman
         _print_line("stopped before all commands had ended; to continue, start the same gpujob run again", sys.stderr)
         return STOPPED
     if found.forgotten:
-        which = "1 command" if len(found.forgotten) == 1 else f"{len(found.forgotten)} commands"
+        number = len(found.forgotten)
+        which = "1 command was" if number == 1 else f"{number} commands were"
         _print_line(
-            f"not run again: {which}, forgotten (by gpujob reset or keep_finished) after an earlier run; "
+            f"{which} not run again: forgotten (by gpujob reset or keep_finished) after an earlier run; "
             "to run the whole file again: gpujob run --again",
             sys.stderr,
         )
@@ -337,11 +338,11 @@ class _Question:
         self.shown.stop()
         which = "1 job is" if jobs == 1 else f"{jobs} jobs are"
         print(
-            f"\n{which} running. To continue later, start the same gpujob run again: it runs all jobs that have not ended, "
-            "and those that you end now.",
+            f"\n{which} running. To continue later, start the same gpujob run again: it runs the jobs that "
+            "have not ended and the jobs that you end now.",
             flush=True,
         )
-        self.shown.ask("(l)eave them running, (e)nd them, or (c)ontinue? [Ctrl-C again: leave] ")
+        self.shown.ask("(l)eave them running, (e)nd them, (c)ontinue this run? [Ctrl-C again: leave] ")
 
     def answer(self) -> str:
         if not self.heard():  # put into the background after the question

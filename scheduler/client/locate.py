@@ -44,7 +44,7 @@ def _say(trouble: SchedulerError, then: str = "") -> None:
     text = str(trouble)
     if text not in _said:
         _said.add(text)
-        print(f"gpujob: {safe(text)}; continuing without that file{safe(then)}", file=sys.stderr)
+        print(f"gpujob: {safe(text)}; continuing with default settings{safe(then)}", file=sys.stderr)
 
 
 def state_file_for(state_file: str | None, config_file: str | None = None) -> str:
@@ -63,7 +63,7 @@ def state_file_for(state_file: str | None, config_file: str | None = None) -> st
     named, trouble = named_state_file(os.environ, config_file, here)
     found = named or _unnamed(here)
     if trouble is not None:
-        _say(trouble, "" if named else f", with the scheduler {found}")
+        _say(trouble, "" if named else f" and the scheduler {found}")
     return found
 
 

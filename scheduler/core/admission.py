@@ -442,7 +442,7 @@ class Admission:
             card.whole = Verdict("foreign", silent if unknown else _in_use(card.gpu.index, memory, working))
             card.whole_until = (
                 "until they end" if unknown
-                else f"while that is more than {100 * self.thresholds.tolerance:g} % of the GPU's memory"
+                else f"while they use more than {100 * self.thresholds.tolerance:g} % of the GPU's memory"
             )  # fmt: skip
             return
         card.clean += 1
@@ -499,7 +499,7 @@ class Admission:
             if self._releasing(card, reading):
                 who = _largest_process(card.foreign_processes)
                 return Verdict(
-                    "releasing", f"GPU {index}: {mib_text(grown)} are not yet released after the end of a job{who}"
+                    "releasing", f"GPU {index}: {mib_text(grown)} are still in use{who} after the end of a job"
                 )
             if (
                 grown <= self.thresholds.tolerance * reading.memory_total_mib

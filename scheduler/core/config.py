@@ -231,7 +231,7 @@ class Config:
         None, _gpu_ids, "manage only these GPUs, for example [0, 2] or 0-3; empty: the setting gpus decides", "LIST", reload=True
     )
     without_gpus: bool = _option(
-        False, _flag, "start even if the driver shows no GPU or not every named GPU; jobs that need no GPU run", "BOOL"
+        False, _flag, "start even if the driver shows no GPU, or if a GPU of gpus or gpu_ids is missing; jobs that need no GPU run", "BOOL"
     )
     cpu_slots: int | None = _option(
         None, _gpu_count,
@@ -245,8 +245,8 @@ class Config:
     )
     load_threshold: float = _option(
         0.8, _share,
-        "a GPU gets no new job while foreign processes keep it at least this busy: "
-        "from two such readings in a row until three lower readings in a row",
+        "a GPU gets no new job while foreign processes keep it at least this busy; "
+        "two such readings in a row block it, three lower readings in a row unblock it",
         "SHARE", reload=True,
     )
     whole_gpu_tolerance: float = _option(
@@ -338,7 +338,7 @@ class Config:
         "at most about 150 MB", "BOOL"
     )
     save_list: str = _option(
-        "", _text, "shell script, written when SIGTERM ends the scheduler, that submits the remaining jobs again (with ts); empty: none", "PATH", path=True
+        "", _text, "when SIGTERM ends the scheduler, it writes this shell script, which submits the remaining jobs again (with ts); empty: none", "PATH", path=True
     )
 
     monitor_interval: float = _option(

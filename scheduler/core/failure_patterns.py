@@ -20,7 +20,7 @@ _SIGNS = (
     (
         BAD_ORDINAL,
         re.compile(r"invalid device ordinal", re.I),
-        "the script numbers the GPUs that it sees from 0: set cuda_ids: local (or ;cuda=local on the line), "
+        "the script counts its GPUs from 0: set cuda_ids: local (or ;cuda=local on the line), "
         "so that --cuda is 0 instead of the GPU's number on the server",
     ),
     (

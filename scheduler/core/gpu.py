@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from scheduler.core.errors import BACKWARDS, Refused, UsageError
@@ -206,6 +206,16 @@ def gpu_ids_text(ids: Iterable[int]) -> str:
         else:
             pieces.extend(str(gpu) for gpu in range(low, high + 1))
     return ",".join(pieces)
+
+
+def named_gpus(ids: Collection[int]) -> str:
+    """Return ``GPU 2`` for one id, and ``GPUs 0,2`` for several."""
+    return f"GPU{'s' * (len(ids) > 1)} {gpu_ids_text(ids)}"
+
+
+def is_are(ids: Collection[int]) -> str:
+    """Return the verb that agrees with `named_gpus`."""
+    return "is" if len(ids) == 1 else "are"
 
 
 def mask_of(ids: Iterable[int]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scheduler.core.gpu import gpu_ids_text
+from scheduler.core.gpu import named_gpus
 from scheduler.core.job_text import DURING_ITS_RUN
 
 if TYPE_CHECKING:
@@ -40,11 +40,13 @@ def judge_gpus(decision: DecisionPass) -> None:
                     job.notes = (*job.notes, DURING_ITS_RUN + after.sentence)
                     decision.changed(job, "gpu_gone", gpu=index)
     if free_again:
-        decision.plan.notices.append((f"GPU {gpu_ids_text(free_again)} can get jobs again", False))
+        decision.plan.notices.append((f"{named_gpus(free_again)} can get jobs again", False))
     if silent:
-        gpus = gpu_ids_text(silent)
         decision.plan.notices.append(
-            (f"GPU {gpus} cannot be read: {admission.trouble}; no new job starts there, running jobs continue", True)
+            (
+                f"{named_gpus(silent)} cannot be read: {admission.trouble}; no new job starts there, running jobs continue",
+                True,
+            )
         )
 
 

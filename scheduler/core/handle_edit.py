@@ -24,7 +24,7 @@ def edit(decision: DecisionPass, job: Job, changes: Mapping[str, Any], need: tup
     the same. Raises SchedulerError, and changes nothing, if the edit is not possible.
     """
     if job.state is not JobState.PENDING:
-        hint = f"pause the queue, then: gpujob retry {job.id}" if job.state.ended else ""
+        hint = f"queue it again: gpujob queue pause, then gpujob retry {job.id}" if job.state.ended else ""
         raise SchedulerError(
             f"cannot edit job {job.id}: it is {job.state.value}, and only a waiting job can be edited", do=hint
         )

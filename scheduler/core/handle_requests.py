@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from scheduler.core.errors import NotFound, Refused, SchedulerError, UsageError
-from scheduler.core.gpu import gpu_ids_text, ids_of
+from scheduler.core.gpu import gpu_ids_text, ids_of, is_are
 from scheduler.core.handle_edit import edit
 from scheduler.core.job import Job, JobState, Outcome
 from scheduler.core.job_text import UNDYING
@@ -137,7 +137,8 @@ def _edited(decision: DecisionPass, edit: StateEdited) -> None:
     unknown = [gpu for gpu in edit.gpus or () if gpu not in known]
     if unknown:
         names = gpu_ids_text(ids_of(fleet.all_mask)) or "none"
-        text = f"the state file pauses GPU {', '.join(map(str, unknown))}, which is not managed here (managed: {names})"
+        which = f"GPU{'s' * (len(unknown) > 1)} {', '.join(map(str, unknown))}, which {is_are(unknown)}"
+        text = f"the state file pauses {which} not managed here (managed: {names})"
         decision.plan.notices.append((text, True))
     for gpu in known if edit.gpus is not None else ():
         wanted, paused = gpu in (edit.gpus or ()), bool(fleet.paused_mask >> gpu & 1)

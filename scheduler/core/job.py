@@ -300,7 +300,7 @@ REASON_CODES = {
     "unhealthy": "the GPU has MIG mode on or memory errors, or its memory use cannot be read",
     "foreign": "processes that belong to no job on this GPU use too much of the GPU",
     "over-share": "a job on the GPU uses more memory than its share",
-    "releasing": "memory of a job that just ended is not released yet",
+    "releasing": "memory of a job that just ended is still in use",
 }
 
 

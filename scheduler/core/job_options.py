@@ -253,7 +253,7 @@ JOB_OPTIONS: dict[str, JobOption] = {
         JobOption(
             name="launch", metavar="HOW", field="launch", read=_one_of(LAUNCHERS), edit=True, completion="launcher",
             key="launch", example="torchrun",
-            help="Launcher of the command, which must be a Python script: python or torchrun.",
+            help="Launcher of a command that is a Python script: python or torchrun.",
             meaning="run the `.py` script as `python -m torch.distributed.run --standalone --nproc_per_node=N SCRIPT "
             "ARGS`, with the environment's python (N: number of its GPUs, 1 if it has none); a `--cuda` in ARGS gets "
             "the ids of these GPUs, but no `--cuda` is added. Default: `python`",

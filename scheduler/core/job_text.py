@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from scheduler.core.gpu import gpu_ids_text
+from scheduler.core.gpu import gpu_ids_text, named_gpus
 from scheduler.core.job import Event, Job, Outcome
 from scheduler.core.units import mib_text, span_text
 
@@ -68,7 +68,9 @@ def sentence(event: Event, job: Job) -> tuple[str, int]:
     if event.kind == "leader_ended":
         return f"{name}: its main process has ended; its other processes are being ended", INFO
     if event.kind == "leftovers":
-        return f"{name} left processes {detail.get('pids')} running: {gpus} stays allocated until they end", WARNING
+        ids = detail.get("gpus") or ()
+        kept = f": {named_gpus(ids)} stay{'s' * (len(ids) == 1)} allocated until they end" if ids else ""
+        return f"{name} left processes {detail.get('pids')} running{kept}", WARNING
     if event.kind == "missing":
         return f"{name} waits: {harmless(str(detail.get('why')))}", WARNING
     if event.kind == "stopping":

@@ -16,7 +16,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from scheduler.core.admission import Admission
-from scheduler.core.gpu import BY_MEMORY, WHOLE, Gpu, ResourceRequest, decimal_text, gpu_ids_text, ids_of, mask_of
+from scheduler.core.gpu import (
+    BY_MEMORY,
+    WHOLE,
+    Gpu,
+    ResourceRequest,
+    decimal_text,
+    gpu_ids_text,
+    ids_of,
+    is_are,
+    mask_of,
+    named_gpus,
+)  # fmt: skip
 from scheduler.core.job import Reason
 from scheduler.core.placement_class import PlacementClass
 
@@ -306,7 +317,7 @@ class Fleet:
         unknown = [i for i in kind.allowed or () if not self.manages(i)]
         known = gpu_ids_text(ids_of(self.all_mask)) or "none"
         if unknown:
-            return f"GPU {gpu_ids_text(unknown)} is not managed here (managed: {known})"
+            return f"{named_gpus(unknown)} {is_are(unknown)} not managed here (managed: {known})"
         allowed = self.allowed_mask(kind.allowed)
         fitting = max(((allowed & mask).bit_count() for mask in self._server_mask.values()), default=0)
         if need.count > fitting and not need.by_name:
@@ -315,7 +326,7 @@ class Fleet:
                 here = f"no server has more than {fitting} of the allowed GPUs {gpu_ids_text(kind.allowed)}"
                 return f"needs {asked}, but {here}"
             if kind.allowed is not None:
-                return f"needs {asked}, but only GPU {gpu_ids_text(kind.allowed)} is allowed"
+                return f"needs {asked}, but only {named_gpus(kind.allowed)} {is_are(kind.allowed)} allowed"
             return f"needs {asked}, but {f'no server here has more than {fitting}' if fitting else 'no GPU is managed'}"
         if kind.vram_mib:
             large = mask_of(i for i, g in self.gpus.items() if g.memory_mib is None or g.memory_mib >= kind.vram_mib)
@@ -337,15 +348,11 @@ class Fleet:
         usable = allowed & ~self.paused_mask
         if not usable:
             ids = ids_of(allowed)
-            are = "is" if len(ids) == 1 else "are"
-            return Reason("paused", f"its GPU{'s' * (len(ids) > 1)} {gpu_ids_text(ids)} {are} paused")
+            return Reason("paused", f"its {named_gpus(ids)} {is_are(ids)} paused")
         if need.by_name:
-            paused_ones = gpu_ids_text(ids_of(allowed & self.paused_mask))
-            if paused_ones:
-                return Reason(
-                    "paused",
-                    f"GPU {paused_ones}, which the job named, {'is' if paused_ones.isdecimal() else 'are'} paused",
-                )
+            ids = ids_of(allowed & self.paused_mask)
+            if ids:
+                return Reason("paused", f"{named_gpus(ids)}, which the job named, {is_are(ids)} paused")
             return Reason("no-room", "it starts shortly")
         forbidden = self._forbidden(need, usable, kind.vram_mib) or self._kept(kind, usable)
         if forbidden is not None:
@@ -356,10 +363,11 @@ class Fleet:
             if elsewhere is not None:
                 return Reason(
                     "allowed-busy",
-                    f"would fit on GPU {gpu_ids_text(elsewhere)}, but only GPU {gpu_ids_text(kind.allowed)} is allowed",
+                    f"would fit on {named_gpus(elsewhere)}, but only {named_gpus(kind.allowed)} "
+                    f"{is_are(kind.allowed)} allowed",
                 )
         paused = allowed & self.paused_mask
-        tail = f"; paused: GPU {gpu_ids_text(ids_of(paused))}" if paused else ""
+        tail = f"; paused: {named_gpus(ids_of(paused))}" if paused else ""
         if need.count == 1:
             most = max(ids_of(usable), key=lambda i: (self.free[i], -i))
             text = (
@@ -411,16 +419,13 @@ class Fleet:
             return None
         for job, mask in self._reserved_before(kind):
             if mask & fitting:
-                ids = gpu_ids_text(ids_of(mask & fitting))
+                ids = ids_of(mask & fitting)
                 return Reason(
-                    "reserved",
-                    f"GPU {ids} {'is' if ids.isdecimal() else 'are'} reserved for job {job}, which was overtaken too often",
+                    "reserved", f"{named_gpus(ids)} {is_are(ids)} reserved for job {job}, which was overtaken too often"
                 )
-        ids = gpu_ids_text(ids_of(fitting & mask_of(self.claims)))
-        return Reason(
-            "claimed",
-            f"GPU {ids} {'is' if ids.isdecimal() else 'are'} in use by a job that named {'it' if ids.isdecimal() else 'them'}",
-        )
+        ids = ids_of(fitting & mask_of(self.claims))
+        them = "it" if len(ids) == 1 else "them"
+        return Reason("claimed", f"{named_gpus(ids)} {is_are(ids)} in use by a job that named {them}")
 
     def _forbidden(self, need: ResourceRequest, usable: int, vram_mib: int) -> Reason | None:
         """Return the reason if a job waits only because readings block GPUs with enough free share; else None."""
@@ -446,7 +451,7 @@ class Fleet:
         if self.admission.thresholds.by_memory:
             first = max(verdicts, key=lambda i: (self.admission.free_mib(i), -i))
             others = [i for i in verdicts if i != first]
-        like = f"; GPU {gpu_ids_text(others)} cannot be used either" if others else ""
+        like = f"; {named_gpus(others)} cannot be used either" if others else ""
         return Reason(verdicts[first].code, verdicts[first].sentence + like)
 
 

@@ -32,7 +32,7 @@ from scheduler.system.safe_open import plain
 
 LARGEST_SAID = 1 << 20  # bytes of `.gpujob/on_finish.log`, the actions' output; a larger file is emptied
 MARKS = ("GPUJOB_ID", "GPUJOB_ATTEMPT")  # not passed on: they may be from a job that submitted this job
-KILLED = "the scheduler was killed while it ran on_finish or mail at the end of the job: it is unknown whether they ran"
+KILLED = "the scheduler was killed at the end of the job: it is unknown whether on_finish or mail ran"
 SENDMAIL = ("/usr/sbin", "/usr/lib", "/usr/bin")
 
 

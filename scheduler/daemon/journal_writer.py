@@ -233,7 +233,7 @@ def check_apart(config: Config, config_file: str, places: Places) -> None:
             raise UsageError(f"journal: {config.journal} is also the {name.replace('_', ' ')}", do="name another file")
     if not holds_records(config.journal):
         raise UsageError(
-            "this file is not a journal, and its contents would be moved to another file", where=config.journal,
+            "this file is not a journal, and gpujob would move its contents away", where=config.journal,
             do="name another file with the setting journal (in gpujob run: jobs_file)",
         )  # fmt: skip
     if os.path.commonpath((path, os.path.realpath(places.state_dir))) == os.path.realpath(places.state_dir):

@@ -32,7 +32,7 @@ class Problems:
         if self._of_runner:
             self._context.say(self._of_runner, 40, kind="runner")
         else:
-            self._context.say("this problem is over: jobs can start, and their ends are recorded", 20, kind="runner")
+            self._context.say("jobs can start again, and their ends are recorded", 20, kind="runner")
         self.note()
 
     def note(self) -> None:

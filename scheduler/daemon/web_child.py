@@ -146,7 +146,7 @@ class WebChild:
             self._break.reset()
             self._told.clear()
         most = LONGEST_FOR_A_PORT_S if self._port_taken else LONGEST_BREAK_S
-        text = "the web page ended; it is restarted, after a longer wait each time; jobs are not affected"
+        text = "the web page ended and is restarted, each time after a longer wait; jobs are not affected"
         self._rise(now, "" if self._port_taken else text, most)
 
     def _rise(self, now: float, text: str, most: float = LONGEST_BREAK_S) -> None:

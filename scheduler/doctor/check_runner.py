@@ -95,5 +95,5 @@ def crowded(processes: tuple[int, int], memory: tuple[int, int]) -> Finding:
     limits += [f"{memory[0] >> 10} KiB of memory at most (ulimit -v)"] if memory[0] >= 0 else []
     raised = [f"ulimit -{letter} {'unlimited' if hard < 0 else hard >> shift}"
               for letter, (soft, hard), shift in (("u", processes, 0), ("v", memory, 10)) if soft != hard]  # fmt: skip
-    wrong = "cannot start a thread, so the checks ran one after another; jobs cannot start processes either"
+    wrong = "this user cannot start more threads or processes: jobs fail, and these checks ran one after another"
     return Finding("processes", Mark.BAD, " and ".join(limits) or "no limit found", wrong, "; ".join(raised))

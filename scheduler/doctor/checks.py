@@ -29,7 +29,7 @@ Check = Callable[[Examination], list[Finding]]
 # Name of the check, what is unknown if it does not answer in time, and its function; in the order of the output.
 CHECKS: tuple[tuple[str, str, Check], ...] = (
     ("config", "whether it can be read", check_config),
-    ("state folder", "on what disk it is", check_state_folder),
+    ("state folder", "what disk it is on", check_state_folder),
     ("log folder", "what disk it is on", check_log_folder),
     ("files", "whether they are private", check_files),
     ("jobs file", "whether it can be read", check_inputs),

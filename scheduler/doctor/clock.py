@@ -37,10 +37,10 @@ def judge(seen: ClockSeen, who: DoctorUser) -> Finding:
     """
     mend = who.root("timedatectl set-ntp true") if seen.timedated else who.install("chrony")
     if seen.year < FIRST_YEAR:
-        wrong = "times and log names are wrong, and when the clock is right again, keep_logs counts these logs as old"
+        wrong = "jobs and logs get wrong times; once the clock is right, keep_logs may delete these logs as old"
         return Finding("clock", Mark.BAD, f"the clock shows the year {seen.year}", wrong, mend)
     if seen.ahead_s > BACK_S:
-        wrong = f"the clock went back: {seen.newest} was written {span_text(seen.ahead_s)} in the future"
+        wrong = f"the clock was set back: the time of the file {seen.newest} is {span_text(seen.ahead_s)} in the future"
         return Finding("clock", Mark.WARN, "set back", wrong, mend)
     if seen.synchronised is None:
         return not_determined("clock", "whether it is synchronised")

@@ -74,8 +74,8 @@ def judge(seen: FolderSeen, who: DoctorUser) -> Finding:
         return bad(f"{system.name} stores no owners and modes: everybody can read and change the files", seen.move)
     if system.shared:
         wrong = (
-            f"{system.name} may be shared with other machines: commands for this scheduler do not work there, "
-            "and changes of files are noticed only by polling"
+            f"{system.name} may be shared with other machines: commands for this scheduler work only on this "
+            "machine, and gpujob notices changed files only by polling"
         )
         return bad(wrong, seen.move, Mark.WARN)
     if system.memory:

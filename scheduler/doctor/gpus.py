@@ -94,7 +94,7 @@ def judge_gputil(seen: DriverSeen) -> Finding:
         return not_determined("GPUtil", "whether it can be imported")
     if not trouble:
         return good("GPUtil", "can be imported; reads nvidia-smi if NVML does not answer")
-    wrong = "cannot read nvidia-smi if NVML does not answer"
+    wrong = "if NVML does not answer, gpujob cannot read nvidia-smi instead"
     return Finding("GPUtil", Mark.WARN, trouble, wrong, _pip(seen, "gputil setuptools"))  # GPUtil needs distutils
 
 

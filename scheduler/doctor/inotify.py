@@ -56,7 +56,7 @@ def judge(seen: InotifySeen, who: DoctorUser) -> Finding:
     if most is None or seen.used is None:
         return not_determined("inotify", "how many inotify instances are left", "an instance was available just now")
     if seen.used >= SPARE * most:
-        wrong = f"nearly all instances of this user are in use; when none is left, {then}"
+        wrong = f"nearly all inotify instances of this user are in use; when none is left, {then}"
         return Finding(
             "inotify", Mark.WARN, told, wrong, _raise("instances", seen.instances, seen.space_instances, who)
         )

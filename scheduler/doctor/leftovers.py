@@ -58,11 +58,13 @@ def judge(seen: LeftSeen, who: DoctorUser) -> list[Finding]:
     """Return the findings on leftover processes and files."""
     found = []
     if seen.processes:
-        jobs = ", ".join(map(str, sorted({one.job for one in seen.processes})))
+        jobs = sorted({one.job for one in seen.processes})
+        which = f"job{'s' * (len(jobs) > 1)} {', '.join(map(str, jobs))}"
+        have = "which have ended or are" if len(jobs) > 1 else "which has ended or is"
         named = "; ".join(f"pid {one.pid} {one.command}" for one in seen.processes[:3])
         more = f" and {len(seen.processes) - 3} more" if len(seen.processes) > 3 else ""
         then = (
-            "its GPUs stay allocated until the processes end"
+            "their GPUs stay allocated until the processes end"
             if seen.held
             else "no scheduler is running; the next scheduler may allocate their GPUs to other jobs"
         )
@@ -72,7 +74,7 @@ def judge(seen: LeftSeen, who: DoctorUser) -> list[Finding]:
                 "leftovers",
                 Mark.WARN if seen.held else Mark.BAD,
                 f"{named}{more}",
-                f"processes of job {jobs}, which has ended or is unknown: {then}",
+                f"processes of {which}, {have} unknown: {then}",
                 mend,
             )
         )

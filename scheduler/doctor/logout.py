@@ -68,11 +68,11 @@ def judge(seen: LoginSeen, who: DoctorUser) -> Finding:
             return not_determined(
                 "logout",
                 f"whether lingering is enabled for {who.name}",
-                f"without lingering, {what} ends with the last login",
+                f"without lingering, your last logout ends {what}",
             )
         if seen.lingers:
             return good("logout", f"{what} belongs to your own systemd, and lingering is enabled")
-        wrong = f"{what} belongs to your own systemd, which ends with your last login together with all jobs"
+        wrong = f"{what} belongs to your own systemd: your last logout ends the scheduler and all its jobs"
         return Finding("logout", Mark.BAD, f"lingering is not enabled for {who.name}", wrong, "loginctl enable-linger")
     if seen.place is Place.SERVICE:
         return good("logout", f"{what} is part of {seen.unit}, not of a login")
@@ -84,7 +84,7 @@ def judge(seen: LoginSeen, who: DoctorUser) -> Finding:
         return good("logout", f"KillUserProcesses=yes, but not for {who.name}")
     wrong = f"a logout ends {what} and all its jobs"
     if seen.place is Place.HIDDEN:
-        wrong += ", if it belongs to a login (it is not known whether it does)"
+        wrong = f"a logout may end {what} and all its jobs: it is not known whether the scheduler belongs to a login"
     if seen.daemon:  # a running process stays in its scope, so only a setting of logind can save it
         text = r"[Login]\nKillUserProcesses=no\n"
         mend = who.root(

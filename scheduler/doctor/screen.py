@@ -52,7 +52,7 @@ def judge(seen: ScreenSeen, who: DoctorUser) -> Finding:
         )
     mend = who.root(f"chmod u-s {word(seen.real or seen.path)}")
     if not version:
-        wrong = "it is setuid; in versions before 5.0.1 that lets users take over sessions of others or become root"
+        wrong = "it is setuid; a setuid screen before 5.0.1 lets users take over sessions of others or become root"
         return Finding("screen", Mark.UNKNOWN, f"unknown: the version of {where}", wrong, mend)
     if version >= SAFE_SCREEN:
         return good("screen", f"{told}, setuid ({where})")

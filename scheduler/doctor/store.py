@@ -40,7 +40,7 @@ def judge_store(seen: StoreSeen) -> Finding:
     }.get(seen.kind, "")
     wrong = seen.trouble
     if seen.kind == "moved":
-        wrong += "; adopt it only if the original is not used any more, else original and copy both run the jobs"
+        wrong += "; adopt its jobs only if the original is no longer used, else the original and the copy both run them"
     told = {
         "moved": "moved or copied",
         "newer": "written by a newer gpujob",
@@ -89,7 +89,7 @@ def judge_scheduler(seen: SchedulerSeen) -> list[Finding]:
         told = f"other schedulers with the same GPUs: {'; '.join(seen.others[:3])}{'; …' * (len(seen.others) > 3)}"
         wrong = "schedulers do not see the bookings of other schedulers: give each its own GPUs (--gpu-ids)"
         if not seen.free:
-            wrong += "; other schedulers manage all GPUs known here, so end one of them or give it fewer GPUs"
+            wrong += "; no GPU is left for this scheduler: end another scheduler, or start it with fewer GPUs"
         first = f"{kill} {seen.pid} && sleep 6 && " if seen.alive else ""
         mend = f"{first}{seen.apart} --gpu-ids {seen.free}" if seen.free and seen.apart else ""
         found.append(Finding("scheduler", Mark.WARN, told, wrong, mend))

@@ -291,7 +291,7 @@ def _checked(prefix: str, name: str) -> Prefix | Missing:
         # Other jobs than Python scripts wait, too: otherwise they would run the `python` of a later folder of PATH.
         return Missing(
             f"environment {prefix} has no python: its bin/python is a link to {os.path.realpath(found.python)}, which does not exist; "
-            "restore that file or create the environment again; the job waits until it exists"
+            "restore that file or create the environment again; the job waits until the environment has a python"
         )
     return found
 

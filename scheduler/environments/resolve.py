@@ -117,7 +117,9 @@ class Environments:
         if not program or not os.access(program, os.X_OK):
             if prefix:
                 how = "" if prefix.virtual else f": conda install -p {word(folder)} python"
-                return Missing(f"no python in environment {folder}{how}; the job waits until it exists")
+                return Missing(
+                    f"no python in environment {folder}{how}; the job waits until the environment has a python"
+                )
             where = f"at {self.python} (setting python)" if self.python else "in PATH"
             return Missing(f"no python {where}; the job waits until it exists")
         interpreter = described(program, self._files)

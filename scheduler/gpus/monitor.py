@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from scheduler.core.backoff import doubled_s
 from scheduler.core.config import Config
 from scheduler.core.errors import NoGpuData, Refused
-from scheduler.core.gpu import Gpu, gpu_ids_text
+from scheduler.core.gpu import Gpu, gpu_ids_text, named_gpus
 from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
 from scheduler.core.job import Job
 from scheduler.core.observations import Readings
@@ -69,7 +69,8 @@ def managed_gpus(
             raise NoGpuData(
                 "the number of GPUs is not known, because GPUs are not read (gpu_interval: 0)", do="set it: --gpus N"
             )
-        text = f"GPUs are not read (gpu_interval: 0): GPU {gpu_ids_text(wanted)} is declared, and is allocated without readings"
+        ids = gpu_ids_text(wanted)
+        text = f"GPUs are not read (gpu_interval: 0): gpujob uses the declared GPUs ({ids}) without readings"
         return Managed(declared(wanted), None, [text])
     probe: Probe = NvidiaProbe(environ)
     try:
@@ -90,11 +91,11 @@ def managed_gpus(
         wanted = _visible(environ.get("CUDA_VISIBLE_DEVICES"), found, notes)
     beyond = [gpu for gpu in wanted if gpu not in found]
     if beyond and config.without_gpus:
-        notes.append(f"there is no GPU {gpu_ids_text(beyond)}: the driver shows GPU {gpu_ids_text(found)}")
+        notes.append(f"there is no GPU {gpu_ids_text(beyond)}: the driver shows {named_gpus(found)}")
         wanted = tuple(gpu for gpu in wanted if gpu in found)
     elif beyond:
         probe.close()
-        raise Refused(f"there is no GPU {gpu_ids_text(beyond)}", do=f"the driver shows GPU {gpu_ids_text(found)}")
+        raise Refused(f"there is no GPU {gpu_ids_text(beyond)}", do=f"the driver shows {named_gpus(found)}")
     return Managed([found[gpu] for gpu in wanted], probe, notes, first, list(found.values()))
 
 
@@ -123,7 +124,7 @@ def managed_after_change(
         wanted = _visible(environ.get("CUDA_VISIBLE_DEVICES"), known, [])
     beyond = [gpu for gpu in wanted if gpu not in known]
     if beyond and not config.without_gpus:
-        raise Refused(f"there is no GPU {gpu_ids_text(beyond)}", do=f"the driver shows GPU {gpu_ids_text(known)}")
+        raise Refused(f"there is no GPU {gpu_ids_text(beyond)}", do=f"the driver shows {named_gpus(known)}")
     return [known[gpu] for gpu in wanted if gpu in known]
 
 
@@ -156,9 +157,9 @@ def _numbered(first: Readings, stored: Sequence[Gpu], notes: list[str]) -> dict[
             while free in numbered:
                 free += 1
             numbered[free] = replace(gpu, index=free)
-    lost = gpu_ids_text(gpu.index for gpu in vanished)
+    lost = named_gpus([gpu.index for gpu in vanished])
     notes.append(
-        f"the driver no longer shows GPU {lost} ({', '.join(gpu.uuid for gpu in vanished)}), which it showed at the "
+        f"the driver no longer shows {lost} ({', '.join(gpu.uuid for gpu in vanished)}), which it showed at the "
         "last start; the other GPUs keep their numbers"
     )
     return numbered
@@ -177,7 +178,7 @@ def _without_answer(probe: Probe, wanted: tuple[int, ...] | None, stored: Sequen
         probe.close()
         if wanted is None:
             raise error
-        text = f"there is no NVIDIA driver: GPU {gpu_ids_text(wanted)} is declared, and is allocated without readings"
+        text = f"there is no NVIDIA driver: gpujob uses the declared GPUs ({gpu_ids_text(wanted)}) without readings"
         return Managed(declared(wanted), None, [text])
     if wanted is None and not real:  # not known which GPUs to wait for
         probe.close()
@@ -209,7 +210,7 @@ def _visible(text: str | None, found: Mapping[int, Gpu], notes: list[str]) -> tu
         notes.append(f"CUDA_VISIBLE_DEVICES={text!r} names no GPU of this machine and is ignored; all GPUs are managed")
         return everything
     notes.append(
-        f"CUDA_VISIBLE_DEVICES={text} in the scheduler's environment: only GPU {gpu_ids_text(chosen)} is managed "
+        f"CUDA_VISIBLE_DEVICES={text} in the scheduler's environment: gpujob manages only {named_gpus(chosen)} "
         f"(--gpus and --gpu-ids override it)"
     )
     return tuple(sorted(set(chosen)))

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from scheduler.core.command_limits import check_words
 from scheduler.core.errors import BACKWARDS, Refused, UsageError
-from scheduler.core.gpu import ResourceRequest, gpu_ids_text, parse_gpu_ids
+from scheduler.core.gpu import ResourceRequest, gpu_ids_text, is_are, named_gpus, parse_gpu_ids
 from scheduler.core.job import JobSpec
 from scheduler.core.job_options import LINE_KEYS, PATH_FIELDS, allowed_gpus, check_launch, priority_of, read_line_keys
 
@@ -339,7 +339,7 @@ def _check_managed(allowed: tuple[int, ...] | None, managed: Collection[int] | N
     unknown = [gpu for gpu in allowed if gpu not in managed]
     if unknown:
         known = gpu_ids_text(managed) or "none"
-        raise Refused(f"GPU {gpu_ids_text(unknown)} is not managed here", do=f"managed: {known}")
+        raise Refused(f"{named_gpus(unknown)} {is_are(unknown)} not managed here", do=f"managed: {known}")
 
 
 def _check_width(spec: JobSpec) -> None:
@@ -347,7 +347,7 @@ def _check_width(spec: JobSpec) -> None:
         need = ResourceRequest.parse(spec.gpus)
         if need.count > len(spec.allowed):
             raise Refused(
-                f"needs {need.in_words()}, but only GPU {gpu_ids_text(spec.allowed)} is allowed",
+                f"needs {need.in_words()}, but only {named_gpus(spec.allowed)} {is_are(spec.allowed)} allowed",
                 do="allow more GPUs, or request less",
             )
 

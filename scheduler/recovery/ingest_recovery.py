@@ -120,8 +120,8 @@ def settle_file(
         if mark is None or looked.trouble:
             # The file, or the rest of it, cannot be read now. When it can, it counts as replaced, and the lines read now
             # and lines of known jobs count as read. A position in the middle would make all the others new lines.
-            others = "the other lines" if identities else "the lines"
-            then = f"when the scheduler can read the file again, it runs {others} that belong to no known job"
+            but = " and the lines read just now" if identities else ""
+            then = f"once the file can be read again, the scheduler runs its lines, except lines of known jobs{but}"
             say(f"{looked.trouble or path}; {then}")
             identities += sorted(known - set(identities))
             mark = FileMark(path, inode=1)

@@ -136,7 +136,7 @@ def put_together(
     last = max((last, *out.jobs))
     high = integrity.high(places)
     if high > max(0, last):  # 0 also means that no id was assigned
-        out.stale = f"job id {high} was assigned, but the last one in the store is {last}"
+        out.stale = f"job id {high} was assigned, but the last job id in the store is {last}"
     living = alive(places.state_file)
     _take_records(out, places, whole, last)
     _take_processes(out, living)
@@ -183,7 +183,8 @@ def _take_records(out: Rebuilt, places: Places, whole: bool, last: int) -> None:
         if job is not None or (whole and number > last):
             known = job.attempt if job is not None else "none"
             out.stale = (
-                out.stale or f"attempt {attempt} of job {number} was started, but the last one in the store is {known}"
+                out.stale
+                or f"attempt {attempt} of job {number} was started, but its last attempt in the store is {known}"
             )
         path = os.path.join(places.attempts, f"{number}.{attempt}")
         found = _of_record(number, attempt, path)
@@ -330,7 +331,7 @@ def _one_for_each_line(out: Rebuilt, now: float) -> None:
             _lose(
                 out,
                 job,
-                "a later job was accepted from an equal line, which is possible only after this job ended",
+                "an equal line became a later job, which is possible only after the end of this job",
                 now,
             )
         elif job.identity in taken:

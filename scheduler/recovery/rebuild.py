@@ -207,7 +207,7 @@ def _finish_exchange(places: Places, dry: bool) -> Report:
     report = Report(list(note["lines"]), int(note["code"]))
     if dry:
         report.lines.append(
-            "an earlier gpujob recover was interrupted and would be finished; nothing was changed (--dry-run)"
+            "an earlier gpujob recover was interrupted: gpujob recover finishes it; nothing was changed (--dry-run)"
         )
         return report
     return _exchange(places, note["bad"], report)

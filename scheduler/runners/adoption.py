@@ -63,7 +63,7 @@ def start_trouble(job: int, attempt: int, number: int, at: float, stage: str = "
         "record": "its attempt record cannot be written",
         "folder": "its working folder cannot be entered",
         "environment": "its environment cannot be read",
-        "caller": "the command that waits for the job did not give it its stdin, stdout and stderr",
+        "caller": "the command that waits for the job did not pass its stdin, stdout and stderr to the job",
         "gzip": "its log cannot be compressed",
     }
     text = os.strerror(number) if number else "not started"
@@ -244,7 +244,7 @@ def why_lost(kind: Record, same_boot: bool) -> str:
     return {
         Record.NONE: "its attempt record was removed",
         Record.CLAIMED: "its supervisor was killed before it recorded the start",
-        Record.RUNNING: "its supervisor was killed while it ran, so its exit code is unknown",
+        Record.RUNNING: "its supervisor was killed before it recorded the exit code",
         Record.BROKEN: "its attempt record cannot be read",
         Record.NEVER_RAN: "its attempt record says that it never ran, but processes of it were found",
         Record.ENDED: "the part of its attempt record that tells how it ended was overwritten",

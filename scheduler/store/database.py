@@ -297,7 +297,7 @@ def check_sound(places: Places, *, pages: str = "", records: bool = False, still
                 raise StoreTrouble(
                     f"cannot use the store: a newer gpujob wrote it (version {version}; this gpujob supports {VERSION})",
                     where=places.store,
-                    do="install that version again, or name another --state-file",
+                    do="install the newer gpujob again, or name another --state-file",
                     code=NEWER,
                 )
             if version == 0 and (evidence := integrity.evidence(places)):
@@ -373,7 +373,7 @@ def open_for_reading(places: Places, still: bool = False) -> sqlite3.Connection:
             raise StoreTrouble(
                 f"cannot use the store: a newer gpujob wrote it (version {version}; this gpujob supports {VERSION})",
                 where=places.store,
-                do="install that version again, or name another --state-file",
+                do="install the newer gpujob again, or name another --state-file",
                 code=NEWER,
             )
         if 0 < version < NEWEST:

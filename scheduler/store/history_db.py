@@ -165,7 +165,8 @@ class HistoryFile:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.path + companion)
         self.told.append(
-            f"{self.path} cannot be used ({why}): it was renamed to history.db.{ending}, and the curves start again"
+            f"{self.path} cannot be used ({why}): it was renamed to history.db.{ending}; "
+            "the curves of the web page start again from now"
         )
 
     # -- writing ------------------------------------------------------------------------------------------

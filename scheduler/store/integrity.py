@@ -92,12 +92,13 @@ def _older(connection: sqlite3.Connection, places: Places, given: int, records: 
     """Return the first id or attempt that the store lacks, as a sentence; empty if nothing is missing."""
     last = connection.execute(LAST_ID).fetchone()[0]
     if given > max(0, last):  # ``given`` is 0 without a note, while ``last`` may be -1
-        return f"job id {given} was assigned, but the last one in the store is {last}"
+        return f"job id {given} was assigned, but the last job id in the store is {last}"
     for job, attempt in sorted(_begun(connection, places, last) if records else ()):
         known = connection.execute("SELECT attempt FROM jobs WHERE id=?", (job,)).fetchone()
         # A lower id without a row proves nothing: the job may have been deleted on purpose.
         if (known and attempt > known[0]) or (not known and job > last):
-            return f"attempt {attempt} of job {job} was started, but the last one in the store is {known[0] if known else 'none'}"
+            newest = known[0] if known else "none"
+            return f"attempt {attempt} of job {job} was started, but its last attempt in the store is {newest}"
     return ""
 
 

@@ -254,7 +254,7 @@ class JournalFile:
             lines = f"{number} lines are not JSON and were" if number > 1 else "1 line is not JSON and was"
             self.told.append((f"{self.path}: {lines} moved to {aside}", 30))
         if found.repaired:
-            self.told.append((f"{self.path}: an incomplete line was written again", 20))
+            self.told.append((f"{self.path}: an incomplete line was completed", 20))
 
     def _copy_damaged(self, old: int, spans: list[Span]) -> str:
         """Copy damaged lines into a new file beside the journal and return its path."""

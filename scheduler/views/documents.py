@@ -151,7 +151,7 @@ class GpuDocument(TypedDict):
     temperature: Annotated[Optional[int], Field("Temperature in degrees Celsius; null if not read.")]
     reason: Annotated[
         Optional[str],
-        Field("Why no job starts on the GPU because of its readings, as a sentence; null if its readings allow jobs."),
+        Field("Why the readings of the GPU keep new jobs off it, as a sentence; null if they allow jobs."),
     ]
     jobs: Annotated[list[Number], Field("Jobs on the GPU, and ended jobs whose leftover processes hold it.")]
 
@@ -203,9 +203,7 @@ class EventDocument(_EventAlways, total=False):
     attempt: Annotated[Number, Field("Number of the attempt.")]
     pid: Annotated[int, Field("Pid of the main process of the job.", minimum=1)]
     gpus: Annotated[list[Number], Field("GPUs of the job, or GPUs that leftover processes hold.")]
-    share: Annotated[
-        Share, Field("Share of each of its GPUs that is allocated to the job; 0 if the job names its GPUs.")
-    ]
+    share: Annotated[Share, Field("Share that the job has of each of its GPUs; 0 if the job names its GPUs.")]
     ran: Annotated[Seconds, Field("Run time of the ended attempt, in seconds.")]
     gpu: Annotated[Number, Field("GPU that disappeared, or that the job uses without an allocation.")]
     memory: Annotated[
@@ -279,7 +277,7 @@ class WhyDocument(TypedDict):
 
 Lost = Annotated[
     Number,
-    Field("Number of these attempts whose end is unknown; their run time counts until the scheduler noticed the end."),
+    Field("Number of attempts with the outcome lost; their run time is counted until the scheduler noticed the end."),
 ]
 Tries = Annotated[Number, Field("Number of attempts that ran in the reported time.")]
 GpuSeconds = Annotated[Seconds, Field("Run time multiplied by the number of GPUs and the share of each, in seconds.")]
@@ -345,7 +343,7 @@ class SumsOfGpu(TypedDict):
     gpu_hours: GpuHours
     busy: Annotated[
         Optional[float],
-        Field("Allocated part of the reported time, by shares; null if the reported time is empty.", minimum=0, maximum=1),
+        Field("Mean allocated share of the GPU in the reported time; null if that time is empty.", minimum=0, maximum=1),
     ]  # fmt: skip
 
 
@@ -432,9 +430,7 @@ class StateFileDocument(TypedDict):
 
     revision: Annotated[
         int,
-        Field(
-            "Number of this version of the file; an edit is compared with the version on which it is based.", minimum=1
-        ),
+        Field("Number of this version of the file; in an edit, the version that its writer had read.", minimum=1),
     ]
     gpu_status: Annotated[list[Share], Field("Allocated share of each GPU, in the order of gpus.")]
     paused_gpus: Annotated[list[Number], Field("GPUs that get no new job, by index; may be edited.")]

@@ -95,7 +95,7 @@ _FORCED = {
     "properties": {
         "force": {
             "type": "boolean",
-            "description": "Also accept the foreign processes and foreign memory that are on the GPU now.",
+            "description": "Also start jobs despite the foreign processes and memory that are on the GPU now.",
         }
     },
 }

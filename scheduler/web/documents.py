@@ -101,7 +101,7 @@ class GpuCurve(TypedDict):
     """The curve of a GPU."""
 
     index: int
-    samples: Annotated[list[GpuPoint], Field("Means over a step; null where nothing was measured.")]
+    samples: Annotated[list[GpuPoint], Field("Mean values of each step; null where nothing was measured.")]
 
 
 class GpuHistory(TypedDict):
@@ -111,7 +111,7 @@ class GpuHistory(TypedDict):
     gpus: list[GpuCurve]
     pauses: Annotated[
         list[PauseSpan],
-        Field("Pauses of a GPU, or of the whole queue (gpu null); a pause without an end (to null) is still in force."),
+        Field("Pauses; gpu is null for a pause of the whole queue, to is null while the pause lasts."),
     ]
 
 
@@ -119,7 +119,7 @@ class JobCurve(TypedDict):
     """The curve of an attempt."""
 
     attempt: int
-    samples: Annotated[list[JobPoint], Field("Means over a step; null where nothing was measured.")]
+    samples: Annotated[list[JobPoint], Field("Mean values of each step; null where nothing was measured.")]
 
 
 class JobHistory(TypedDict):

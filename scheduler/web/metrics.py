@@ -78,7 +78,7 @@ class _Figures:
         yield _gauge("gpujob_up", "1 while the scheduler runs.", (), [((), float(view.alive))])
         yield _gauge("gpujob_build_info", "Version of gpujob; always 1.", ("version",), [((__version__,), 1.0)])
         yield _gauge("gpujob_queue_paused", "1 while the whole queue is paused.", (), [((), float(view.queue_paused))])
-        ticks = HistogramMetricFamily("gpujob_tick_seconds", "Duration of the passes of the scheduler in seconds.")
+        ticks = HistogramMetricFamily("gpujob_tick_seconds", "Duration of each pass of the main loop in seconds.")
         if self.ticks is not None:
             found, total = self.ticks
             ticks.add_metric([], counts.cumulative(counts.TICK_BUCKETS, found), total)

@@ -302,7 +302,7 @@ def _listen(way: Way) -> socket.socket:
             who = holder_of(way.port)
             raise PortTaken(
                 f"cannot listen on port {way.port}: it is in use{f' by {who}' if who else ''}", where="web",
-                do="if that is this page, open it there; else use another port (gpujob web --port 0: any free port)",
+                do="if this web page runs there, open it; else use another port (gpujob web --port 0: any free port)",
             ) from None  # fmt: skip
         do = "use a port above 1023" if error.errno == errno.EACCES else "name an address of this machine with --host"
         raise SchedulerError(

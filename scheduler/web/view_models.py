@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.client.overview import GpuView, Overview
-from scheduler.core.gpu import WHOLE, gpu_ids_text
+from scheduler.core.gpu import WHOLE, gpu_ids_text, named_gpus
 from scheduler.core.job import Event, Job, JobState, Reason
 from scheduler.core.job_text import ending, harmless, how_it_ended, sentence
 from scheduler.core.secrets import without_secrets
@@ -220,7 +220,7 @@ def why_no_readings(job: Job, runs: int, declared: frozenset[int]) -> str:
         return "No readings: it uses no GPU."
     blind = [gpu for gpu in job.gpus if gpu in declared]
     if runs and blind and len(blind) == len(job.gpus):
-        return f"No readings: GPU {gpu_ids_text(blind)} is declared, and declared GPUs are not read."
+        return f"No readings: declared GPUs are not read ({named_gpus(blind)})."
     if job.state.ended:
         return "No readings were kept." if runs else f"No readings: {never_ran(job)}."
     return "No readings yet." if runs else "No readings yet: the job is waiting."

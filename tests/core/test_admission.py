@@ -497,7 +497,7 @@ def test_memory_left_after_a_job_blocks_the_gpu_and_is_foreign_after_release_s(b
     bench.admission.left([0], bench.now)
     left = replace(process, visible=False, owner="", user="", ours=False)
     verdict = bench.read(DRIVER + 70_000, left)
-    assert verdict == Verdict("releasing", "GPU 0: 68.4 GiB are not yet released after the end of a job (pid 11)")
+    assert verdict == Verdict("releasing", "GPU 0: 68.4 GiB are still in use (pid 11) after the end of a job")
     for _ in range(4):
         assert bench.read(DRIVER + 70_000, left).code == "releasing"
     verdict = bench.read(DRIVER + 70_000, left)

@@ -372,9 +372,9 @@ def test_a_disappeared_gpu_adds_a_note_to_its_job_and_one_message() -> None:
     # If no GPU can be read, users get one message for all GPUs.
     trouble = play.tell(Readings(play.mono, problem="no answer within 5 s"), after=5.0)
     assert [text for text, _ in trouble.notices] == [
-        "GPU 0,1 cannot be read: no answer within 5 s; no new job starts there, running jobs continue"
+        "GPUs 0,1 cannot be read: no answer within 5 s; no new job starts there, running jobs continue"
     ]
-    assert read(0, 1) == ["GPU 0,1 can get jobs again"]
+    assert read(0, 1) == ["GPUs 0,1 can get jobs again"]
 
 
 def test_a_gpu_becomes_stale_without_an_event() -> None:

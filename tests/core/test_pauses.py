@@ -57,7 +57,7 @@ def test_d03_an_edit_changes_only_the_keys_that_it_contains() -> None:
 def test_s3_32_an_edit_reports_unknown_gpu_ids_and_pauses_the_valid_ones() -> None:
     state = a_world()
     said = ask(state, StateEdited((2, 99, -1), False))
-    assert said[0] == "the state file pauses GPU 99, -1, which is not managed here (managed: 0-3)"
+    assert said[0] == "the state file pauses GPUs 99, -1, which are not managed here (managed: 0-3)"
     assert paused(state) == (2,)
 
 

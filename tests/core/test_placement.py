@@ -303,7 +303,7 @@ def test_the_reason_names_each_claimed_gpu_that_prevents_the_placement() -> None
     """S4.32: The reason to wait names each claimed GPU that prevents the placement. It names no other claimed GPU."""
     fleet = a_fleet(3)
     fleet.take(ResourceRequest(2, 0), (0, 2))
-    assert fleet.why_not(a_kind("2")).sentence == "GPU 0,2 are in use by a job that named them"
+    assert fleet.why_not(a_kind("2")).sentence == "GPUs 0,2 are in use by a job that named them"
     assert fleet.why_not(a_kind("2", (0, 1))).sentence == "GPU 0 is in use by a job that named it"
     full = a_fleet(2, free={1: 0})
     full.take(ResourceRequest(1, 0), (0,))
@@ -363,7 +363,7 @@ def test_two_overtaken_jobs_get_reservations_of_different_gpus() -> None:
     reason = fleet.why_not(a_kind("0.5", (0, 1)))
     assert (reason.code, reason.sentence) == (
         "reserved",
-        "GPU 0,1 are reserved for job 5, which was overtaken too often",
+        "GPUs 0,1 are reserved for job 5, which was overtaken too often",
     )
     assert fleet.why_not(a_kind("0.5", (2,))).sentence == "GPU 2 is reserved for job 6, which was overtaken too often"
     assert fleet.find(by_name(0, 1)) == (0, 1), "who names them waits for nobody"
@@ -478,7 +478,7 @@ def test_an_assignment_competes_if_it_takes_what_a_waiting_job_could_use(
             (),
             a_kind("0.5", (0, 1, 2, 3)),
             "allowed-busy",
-            "would fit on GPU 4, but only GPU 0-3 is allowed",
+            "would fit on GPU 4, but only GPUs 0-3 are allowed",
         ),
         ((2,), {0: 0}, (), a_kind("1", (0,)), "allowed-busy", "would fit on GPU 1, but only GPU 0 is allowed"),
         ((4,), {}, (0, 1), a_kind("1", (0, 1)), "paused", "its GPUs 0,1 are paused"),

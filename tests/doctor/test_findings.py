@@ -410,7 +410,7 @@ def test_g04_a_stopped_scheduler_and_schedulers_with_the_same_gpus_are_reported(
     for one in found:
         whole(one)
     assert [one.mark for one in found] == marks and found[-1].mend == mend
-    assert not seen.others or seen.hidden or seen.free or "other schedulers manage all GPUs" in found[-1].wrong, (
+    assert not seen.others or seen.hidden or seen.free or "no GPU is left for this scheduler" in found[-1].wrong, (
         "in words, where no command can help"
     )
 

@@ -203,7 +203,8 @@ def test_no_job_uses_an_environment_whose_python_is_a_broken_link(bench: Bench) 
 def test_a_job_waits_for_a_venv_without_python(bench: Bench) -> None:
     prefix = venv_prefix(bench.folder / "venv")
     (prefix / "bin" / "python").unlink()
-    assert f"no python in environment {prefix}; the job waits until it exists" in bench.missing(str(prefix))
+    told = f"no python in environment {prefix}; the job waits until the environment has a python"
+    assert told in bench.missing(str(prefix))
 
 
 # -- entering an environment ------------------------------------------------------------------------------

@@ -192,7 +192,7 @@ def test_the_judge_accepts_a_lost_job_if_its_shim_was_killed_at_the_start() -> N
     assert judge(history)
     history.kills[-1].job, row.notes = (
         1,
-        '["lost: its supervisor was killed while it ran, so its exit code is unknown"]',
+        '["lost: its supervisor was killed before it recorded the exit code"]',
     )
     assert judge(history)
 

@@ -109,7 +109,7 @@ def test_s1_12_a_cut_off_journal_line_of_the_scheduler_is_rewritten(store: Store
         store.path.write_bytes(record(1) + b'{"mine": 1}\n' + record(3)[:cut])
         store.write_new_file()
         assert store.path.read_bytes() == b'{"mine": 1}\n' + record(1) + record(3, "running")
-    assert not store.bad() and store.file.told[0] == (f"{store.path}: an incomplete line was written again", 20)
+    assert not store.bad() and store.file.told[0] == (f"{store.path}: an incomplete line was completed", 20)
 
 
 @pytest.mark.parametrize("torn", [b'{"id": 50, "comm', b"\0" * 5000, b"note", b'{"mine": [1, 2', b"\xff\xfe"])

@@ -257,7 +257,7 @@ def test_no_job_starts_until_a_driver_seen_at_the_last_start_answers(machine):
     m.waits(1, "foreign")
     m.s.stop()
     m.s.start("--gpu-interval=0")
-    m.s.says("GPUs are not read (gpu_interval: 0): GPU 0 is declared")
+    m.s.says("GPUs are not read (gpu_interval: 0): gpujob uses the declared GPUs (0) without readings")
     m.running("a")
     assert m.gpu(0)["uuid"] == "declared:0" and m.gpu(0)["memory_used"] is None
 

@@ -208,7 +208,7 @@ def test_c26_bad_gpu_lists_are_refused(pouring):
     pouring.judge(
         [
             ("0,note,,never,9", "GPU 9 is not managed here; managed: 0,1"),
-            ("0,note,,never,1-3", "GPU 2,3 is not managed here"),
+            ("0,note,,never,1-3", "GPUs 2,3 are not managed here"),
             ("0,note,,never,-1", "not a GPU list"),
             ("0,note,,never,a", "not a GPU list"),
             ("0,note,,never,1-0", "is backwards"),

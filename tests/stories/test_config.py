@@ -321,7 +321,7 @@ def test_verbs_work_with_a_broken_config(scheduler, text):
     ):  # fmt: skip
         done = s.cli(*words)
         trouble = [line for line in done.stderr.splitlines() if "config.yaml" in line]
-        assert len(trouble) == 1 and "continuing without that file" in trouble[0], done.stderr
+        assert len(trouble) == 1 and "continuing with default settings" in trouble[0], done.stderr
     s.stop()
     done = s.cli("pause", "1")
     assert done.stderr.count("config.yaml") == 1 and "no scheduler is running" in done.stderr

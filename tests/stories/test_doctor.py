@@ -253,7 +253,7 @@ def test_doctor_finds_leftover_processes(ill: Scheduler) -> None:
     ill.start()
     wait_for(lambda: ill.rows("SELECT 1 FROM jobs WHERE finished_at IS NOT NULL"), "its end")
     pid = int((ill.folder / "left").read_text())
-    assert "its GPUs stay allocated" in doctor(ill)["leftovers"][0]["wrong"] and marks(doctor(ill), "leftovers") == {
+    assert "their GPUs stay allocated" in doctor(ill)["leftovers"][0]["wrong"] and marks(doctor(ill), "leftovers") == {
         "warn"
     }
     ill.kill()
@@ -378,7 +378,7 @@ def test_doctor_proposes_recover_for_a_damaged_or_copied_store(ill: Scheduler) -
     (ill.folder / "copy").chmod(0o700)
     words = ("--state-file", str(ill.folder / "copy" / "gpu_scheduler_state.json"))
     found = doctor(ill, *words, code=1)
-    assert "only if the original is not used any more" in found["store"][0]["wrong"]
+    assert "only if the original is no longer used" in found["store"][0]["wrong"]
     assert not [one for ones in found.values() for one in ones if "gpujob start" in str(one["mend"])], "it is refused"
     assert "a copy?" in found["store"][0]["wrong"] and found["store"][0]["mend"] == f"gpujob recover {' '.join(words)}"
     mend(ill, found["store"][0])

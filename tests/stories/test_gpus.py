@@ -48,7 +48,7 @@ def test_s3_2_start_without_any_gpu_ends_with_4(machine):
 def test_s3_2_start_refuses_more_gpus_than_the_driver_shows(machine):
     m = machine(gpus=3).cards("GPU-a", "GPU-b")
     done = m.s.cli("start", "--gpus", "3", code=3)
-    assert "there is no GPU 2" in done.stderr and "the driver shows GPU 0,1" in done.stderr
+    assert "there is no GPU 2" in done.stderr and "the driver shows GPUs 0,1" in done.stderr
 
 
 @pytest.mark.smoke
@@ -63,7 +63,7 @@ def test_i01_start_reports_that_gpus_are_only_declared_without_a_driver(machine)
     m = machine(gpus=2)
     m.s.environ["NVML_STUB_FILE"] = "/nonexistent"
     m.s.start(PATH="/usr/bin:/bin") if not _has_nvidia_smi() else pytest.skip("a machine with nvidia-smi")
-    m.s.says("there is no NVIDIA driver: GPU 0,1 is declared, and is allocated without readings")
+    m.s.says("there is no NVIDIA driver: gpujob uses the declared GPUs (0,1) without readings")
     assert [gpu["uuid"] for gpu in m.s.status()["gpus"]] == ["declared:0", "declared:1"]
     m.s.append(m.s.line("a"), m.s.line("c") + ";gpus=0")
     assert set(m.s.wait_ended(2).values()) == {"done"}
@@ -202,7 +202,7 @@ def test_i05_a_driver_mismatch_at_run_time_blocks_starts_and_ends_no_job(machine
     m.s.wait_state(1, "done")
     m.driver.clear_errors()
     m.running("new")
-    m.s.says("GPU 0,1 can get jobs again")
+    m.s.says("GPUs 0,1 can get jobs again")
 
 
 def test_i05_a_driver_mismatch_at_the_first_start_makes_jobs_wait(machine):
@@ -323,7 +323,7 @@ def test_i09_without_hold_on_errors_a_gpu_with_errors_is_used(machine):
 def test_i17_cuda_visible_devices_of_the_daemon_limits_the_managed_gpus(machine):
     m = machine().cards("GPU-a", "GPU-b", "GPU-c")
     m.s.start(CUDA_VISIBLE_DEVICES="2,GPU-b")
-    m.s.says("CUDA_VISIBLE_DEVICES=2,GPU-b in the scheduler's environment: only GPU 1,2 is managed")
+    m.s.says("CUDA_VISIBLE_DEVICES=2,GPU-b in the scheduler's environment: gpujob manages only GPUs 1,2")
     assert [gpu["index"] for gpu in m.s.status()["gpus"]] == [1, 2]
     (m.s.folder / "show.py").write_text("import os; print('sees', os.environ['CUDA_VISIBLE_DEVICES'])\n")
     m.s.append("0,show.py,,,1", "0,show.py,,again,2", "0,show.py,,none,0")
@@ -427,7 +427,7 @@ def test_s2_6_gpus_of_the_driver_can_be_added_and_removed_at_run_time(machine):
     m.waits(2, "no-room")
     config.write_text("gpu_ids: 0,7\n")
     wait_for(
-        lambda: "there is no GPU 7; the driver shows GPU 0,1; the managed GPUs are unchanged" in m.s.said(), "refused"
+        lambda: "there is no GPU 7; the driver shows GPUs 0,1; the managed GPUs are unchanged" in m.s.said(), "refused"
     )
     config.write_text("gpu_ids: 0-1\n")
     m.running("b")

@@ -163,7 +163,7 @@ def test_s1_12_a_torn_last_line_is_repaired_or_set_aside(scheduler: Callable[...
         wait_for(lambda: journal.read_bytes() == whole, "the journal is whole")
         assert s.stop() == 0
     assert not list(s.folder.glob("*.torn-*"))
-    s.says("an incomplete line was written again", times=3)  # a line that lacks only its newline is not repaired
+    s.says("an incomplete line was completed", times=3)  # a line that lacks only its newline is not repaired
     journal.write_bytes(whole + b'{"mine": [1, ')
     s.start()
     assert s.stop() == 0

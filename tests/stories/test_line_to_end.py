@@ -118,7 +118,7 @@ def test_s3_5_s3_8_lines_of_two_to_five_fields_run_with_the_right_arguments(sche
     allowed = {job["arguments"][0]: job["allowed_gpus"] for job in jobs[4:]}
     assert allowed == {"one": [2], "two": [0, 2], "range": [0, 1, 2, 3], "mixed": [0, 1, 5], "quoted": [0, 1, 5]}
 
-    bad = {"6": "GPU 6 is not managed here", "6,7": "GPU 6,7 is not managed here", "5-6": "GPU 6 is not managed here",
+    bad = {"6": "GPU 6 is not managed here", "6,7": "GPUs 6,7 are not managed here", "5-6": "GPU 6 is not managed here",
            "3-1": "is backwards", "x": "not a GPU list", "1-x": "not a GPU list", "0-": "not a GPU list"}  # fmt: skip
     s.append(*(f"0,list.py,,never,{each}" for each in bad), "0,list.py,,last,4")
     s.wait_ended(10)

@@ -438,7 +438,7 @@ def test_e03_lines_of_known_jobs_do_not_run_again_when_the_jobs_file_is_back(sch
     store_of(s).unlink()
     text = s.jobs_file.read_text()
     s.jobs_file.unlink()
-    assert "when the scheduler can read the file again, it runs the lines that belong to no known job" in recovers(s)
+    assert "once the file can be read again, the scheduler runs its lines, except lines of known jobs" in recovers(s)
     s.start()
     back = s.folder / "back"
     back.write_text(text + s.line("c") + "\n")

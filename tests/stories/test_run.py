@@ -502,7 +502,7 @@ def test_after_ctrl_c_the_answer_continue_runs_all_commands(run: Run, terminal: 
     shown.until("0/3")
     shown.type("\x03")
     shown.until("2 jobs are running.")
-    shown.until("(l)eave them running, (e)nd them, or (c)ontinue?")
+    shown.until("(l)eave them running, (e)nd them, (c)ontinue this run?")
     shown.type("what\n")
     shown.until("l, e or c: ")
     shown.said = ""

@@ -216,7 +216,7 @@ def test_i11_unreleased_memory_blocks_a_gpu_until_resume_with_force(machine):
     m.s.wait_state(1, "done")
     m.waits(2, "releasing", f"(pid {pid})")
     shown = m.state(0, "DRAINING")
-    assert f"68.4 GiB are not yet released after the end of a job (pid {pid})" in shown["reason"]
+    assert f"68.4 GiB are still in use (pid {pid}) after the end of a job" in shown["reason"]
     config.write_text("release: 1\n")
     assert f"(pid {pid})" in m.state(0, "FOREIGN")["reason"]
     m.waits(2, "foreign")

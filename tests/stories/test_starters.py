@@ -149,4 +149,4 @@ def test_a_stopped_supervisor_is_reported_until_it_continues(scheduler):
     s.wait_ended(2)
     assert [(s.job(n)["exit_code"], s.starts(key)) for n, key in ((1, "a"), (2, "b"))] == [(6, 1), (5, 1)]
     wait_for(lambda: not s.status()["trouble"], "it is over")
-    s.says("jobs can start, and their ends are recorded")
+    s.says("jobs can start again, and their ends are recorded")

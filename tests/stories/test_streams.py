@@ -675,7 +675,7 @@ def test_s4_26_an_interrupted_on_finish_call_is_not_repeated(scheduler, point):
         if point == "afterwards.done":
             wait_for(lambda life=life: len(calls(s)) == life, "the program has run")
         s.start()
-        wait_for(lambda life=life: s.said().count("it is unknown whether they ran") == life, "it is said")
+        wait_for(lambda life=life: s.said().count("it is unknown whether on_finish or mail ran") == life, "it is said")
         s.stop()
     s.start()
     number = shell(s, "--on-finish", notify, text="true")

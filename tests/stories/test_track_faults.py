@@ -133,7 +133,7 @@ def test_s0_7_a_command_killed_with_tracker_and_supervisor_is_interrupted(tracke
     lost = tracked.command(1)
     assert (lost["status"], lost["exit_code"], lost["last_output"]) == ("interrupted", None, ["begun a"])
     status = tracked.run("status", code=0).stdout
-    unknown = "its supervisor was killed while it ran, so its exit code is unknown"
+    unknown = "its supervisor was killed before it recorded the exit code"
     assert "interrupted (signal=9)" in status or unknown in status, "whether pid 1 has reaped it is chance"
     assert tracked.lines("remaining")[0].startswith("✗ [1] interrupted")
     assert tracked.lines("next", "--run")[-1] == "✓ [2] done (exit=0)"

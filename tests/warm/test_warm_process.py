@@ -80,7 +80,7 @@ def test_a_command_run_again_outside_its_fork_prints_its_notes_once(shared: Call
         process.send_signal(signal.SIGINT)
     process.wait(60)
     notes = (folder / "errors").read_text().splitlines()
-    assert "continuing without that file" in notes[0]
+    assert "continuing with default settings" in notes[0]
     assert len(set(notes)) == len(notes)
 
 
