@@ -66,7 +66,9 @@ class WatchedAttempt:
 
 @dataclass(slots=True)
 class _Zombie:
-    """An attempt that the runner checks repeatedly, because its leader ended without a recorded ending or has no pidfd.
+    """An attempt that the runner checks repeatedly.
+
+    Either the leader has ended and its ending may not be recorded yet, or the runner has no pidfd of the leader.
 
     ``since``: start of the checks (monotonic seconds). ``due``: time of the next check (monotonic seconds). ``wait``:
     seconds between two checks.
