@@ -146,8 +146,8 @@ def _memory(pid: int) -> dict[str, float]:
 def edit(plan: Plan) -> Report:
     """Measure how long the daemon takes to obey an edit of the state file, and to write a new version of the file.
 
-    The daemon has obeyed an edit when the edit is in the store. Each edit replaces the file by a rename. The first
-    measurement is with an idle daemon, the second while jobs start and end.
+    Both times begin with the edit, which replaces the file by a rename. The daemon has obeyed the edit when the edit is
+    in the store. Both times are measured with an idle daemon, and again while jobs start and end.
     """
     count = plan.count(100)
     with House(plan.folder, gpus=2) as house, house.reading() as store:

@@ -24,7 +24,7 @@ class Plan:
 
     @functools.cached_property
     def programs(self) -> Programs:
-        """The C programs, compiled on first use. Raises NoCompiler."""
+        """The C programs, compiled on first use. Raises NoCompiler if there is no C compiler."""
         folder = os.path.join(self.folder, "programs")
         os.mkdir(folder)
         return build(folder)

@@ -44,7 +44,7 @@ class Programs:
 
 
 def build(folder: str) -> Programs:
-    """Compile both programs into ``folder``. Raises NoCompiler.
+    """Compile both programs into ``folder``. Raises NoCompiler if there is no C compiler.
 
     The programs are linked statically if the C library allows this.
     """

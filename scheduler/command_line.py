@@ -161,7 +161,7 @@ def _fail(lines: Sequence[str], code: int) -> int:
 
 
 def import_all() -> None:
-    """Import the modules of all verbs that the warm process runs, and build their declarations."""
+    """Import the modules of all verbs that the warm process runs, and build the Click command with all verbs."""
     import scheduler.cli.app
 
     for name in VERB_MODULES:
@@ -173,7 +173,9 @@ def run_process() -> int:
     """Run the command line in sys.argv and return its exit code.
 
     The name of the program selects the interface: `gpu-tracker` means `gpujob track`; `ts` and `tsp` mean `gpujob ts`.
-    If the warm process could have run the command, start the warm process afterwards, for later commands.
+    If the command ran outside the warm process, this process starts the warm process afterwards, for later commands.
+    Exceptions: the command forbids this (`ForkedCommand.stays`), no warm process can be used here (`client.usable`), or
+    this process runs in a job.
     """
     verb = {"ts": "ts", "tsp": "ts", "gpu-tracker": "track"}.get(os.path.basename(sys.argv[0]))
     words = sys.argv[1:] if verb is None else [verb, *sys.argv[1:]]

@@ -185,7 +185,11 @@ class Printer:
         self._reader: select.poll | None = None
 
     def headed(self, header: str) -> None:
-        """Set the header of the next log. It is printed before the log's first output, or at the log's end."""
+        """Set the header of the next log.
+
+        The header is printed before the first output of the log. If the log has no output, the header is printed when
+        `end` is called, unless only matching lines are wanted.
+        """
         self._header = header
 
     def begin(self, log: LogReader, most: int | None) -> None:

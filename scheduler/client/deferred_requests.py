@@ -65,15 +65,17 @@ def divide(
     ``try_out``: carries out a request on a copy of the stored jobs.
 
     A request of a kind that names no jobs is carried out now. If the request names jobs, the first rule that fits
-    applies to each of these jobs:
+    applies to each of these jobs (to both jobs of a Swap together). "Later" means: at the next start.
 
-    1. If a request in ``earlier`` names the job, the job waits: requests for one job keep their order.
-    2. All jobs of a First or Swap wait if ``earlier`` has a First or Swap: the order of the queue depends on both.
-    3. A job of a Cancel or Requeue waits if it may still run: the result depends on how the job ends.
-    4. A job for which the request is refused, or changes nothing, is answered now.
-    5. A job in ``recorded`` waits.
-    6. The remaining jobs wait if another job of the request waits, because a request handles its jobs in order. In a
-       Cancel the order does not matter, so they do not wait.
+    1. If a request in ``earlier`` names the job: later, because requests for one job keep their order.
+    2. If the request is a First or Swap, and ``earlier`` has a First or Swap: later, because both change the order of
+       the queue.
+    3. If the request is a Cancel or Requeue, and the job may still run: later, because the result depends on how the
+       job ends.
+    4. If the request is refused for the job, or changes nothing: the job is answered now.
+    5. If the job is in ``recorded``: later. A Swap is left for later if ``recorded`` has any job.
+    6. All remaining jobs: now for a Cancel, in which the order of the jobs does not matter. For all other requests:
+       later if another job of the request is handled later, because a request handles its jobs in order; else now.
     """
     if not isinstance(request, JobsRequest):
         return Divided(request)

@@ -50,9 +50,11 @@ def _say(trouble: SchedulerError, then: str = "") -> None:
 def state_file_for(state_file: str | None, config_file: str | None = None) -> str:
     """Return the state file of the scheduler that the command means.
 
-    If nothing names a scheduler and the only running scheduler of the user is meant, its path is printed on stderr.
-    Raises UsageError if nothing names a scheduler and several schedulers of the user run, or if the named path is a
+    If a flag, a variable or the config names a state file, it is returned. Raises UsageError if the named path is a
     folder or cannot be determined.
+
+    If nothing names a state file, the result is that of `_unnamed`. Raises UsageError if `_unnamed` cannot choose
+    between several running schedulers of the user.
     """
     for said, where in ((state_file, "--state-file"), (os.environ.get("GPUJOB_STATE_FILE"), "GPUJOB_STATE_FILE")):
         if said:
@@ -71,8 +73,9 @@ def _unnamed(here: str) -> str:
     """Return the state file if no flag, variable or config names a scheduler.
 
     This is the state file in the folder ``here``, if this folder has a state file or a state folder. Else it is the
-    state file of the only running scheduler. If no scheduler runs, it is the default path in ``here``. Raises
-    UsageError if several schedulers of the user run and ``here`` has no state file.
+    state file of the only running scheduler; its path is also printed on stderr. If no scheduler runs, it is the
+    default path in ``here``. Raises UsageError if several schedulers of the user run and ``here`` has neither a state
+    file nor a state folder.
     """
     default = os.path.join(here, "gpu_scheduler_state.json")
     # `start` creates the state folder before the state file.

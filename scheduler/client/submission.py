@@ -137,9 +137,9 @@ def model_table_for(
 def trusting(client: SchedulerClient, config: str | None, look: Callable[[bool], Read]) -> Read:
     """Call ``look``, which reads a file, and return its result.
 
-    The argument of ``look`` says whether ``look`` accepts a file that the user's group can write. ``look`` raises
-    FileTrouble if other users can write the file and this is not accepted. The first call is ``look(False)``. If it
-    raises FileTrouble, the setting `trust_group` is read, and ``look`` is called again with the value of this setting.
+    The argument of ``look`` is True if a file that the user's group can write is accepted. The first call is
+    ``look(False)``. If this call raises FileTrouble, ``look`` is called again with the value of the setting
+    `trust_group`. An error of the second call is raised to the caller.
     """
     try:
         return look(False)

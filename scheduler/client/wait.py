@@ -39,8 +39,9 @@ def wait_for(client: SchedulerClient, ids: tuple[int, ...] | None, limit: float 
     For a single job, this is the result of `code_of`. For several jobs, it is 0 if all jobs succeeded, else 1. ``ids``:
     the ids of the jobs; None: all jobs that have not ended. ``limit``: the wait ends this many seconds after ``since``
     (monotonic) and returns `TIMED_OUT`; None: no limit.
-    If a job is deleted during the wait, the last state that this function saw counts. Raises NotFound if a deleted job
-    had not ended in this state. Raises NoDaemon if jobs have not ended and no scheduler runs.
+    If a job is deleted during the wait, the last state that this function saw counts. If that state is not a final
+    state, or if this function never saw the job, NotFound is raised. Raises NoDaemon if jobs have not ended and no
+    scheduler runs.
     """
     pause_s = 0.01
     said = False

@@ -121,7 +121,11 @@ class GpuAdmission:
         return self.whole.sentence if self.whole_blocked else self.why_overcommit.sentence
 
     def is_known(self, admission: Admission) -> bool:
-        """Return True if this GPU has been read at least once, or if the last reading of all GPUs failed."""
+        """Return False while this GPU still waits for its first reading.
+
+        Return True once it has been read. Also return True if the last reading failed, because a failure is a result
+        for every GPU.
+        """
         return self.read_at > -math.inf or bool(admission.trouble)
 
     @property
@@ -209,7 +213,10 @@ class Admission:
 
     @property
     def uncertain(self) -> bool:
-        """True if the next sample decides whether a GPU is blocked, because its last sample reached a threshold."""
+        """True if at least one unblocked GPU has a last sample that reached a threshold.
+
+        The next sample then decides whether this GPU is blocked.
+        """
         return any(card.above and not card.blocked for card in self.cards.values())
 
     def left(self, gpus: Iterable[int], now: Now) -> bool:
@@ -410,10 +417,12 @@ class Admission:
     def _releasing(self, card: GpuAdmission, reading: GpuSnapshot) -> bool:
         """Return whether memory of a job that has ended may still be in use.
 
-        After the end of a job, the memory that is still in use counts as foreign. So the result is True if the foreign
-        memory exceeds the foreign memory before the job's end by more than the tolerance. The result is always False
-        from ``release_s`` seconds after the job's end on, and always False if jobs book MiB instead of shares
-        (`Thresholds.by_memory`).
+        After the end of a job, the memory that is still in use counts as foreign. So the foreign memory after the end
+        is compared with the foreign memory before the end. The result is True if the increase is greater than the
+        tolerance.
+
+        The result is always False if ``release_s`` seconds have passed since the end. It is also always False if jobs
+        book MiB instead of shares (`Thresholds.by_memory`).
         """
         if (
             self.thresholds.by_memory
@@ -616,9 +625,9 @@ def _key(process: GpuProcess) -> tuple[int, float]:
 
 
 def _accepted_mib(card: GpuAdmission, reading: GpuSnapshot) -> int:
-    """Return the MiB that the accepted processes still use of the accepted memory.
+    """Return how many MiB the accepted processes use together.
 
-    Memory that these processes allocated after the acceptance is not counted. Ended processes are removed from
+    A process counts with at most the memory that it used when the user accepted it. Ended processes are removed from
     ``card.accepted``.
     """
     if card.accepted and reading.processes is not None:

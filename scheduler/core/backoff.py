@@ -31,9 +31,9 @@ class Backoff:
         self.wait_s, self.tries = first_s, 0
 
     def next(self, longest_s: float | None = None) -> float:
-        """Return the wait before the next try.
+        """Return the wait before the next try, and double the wait that the next call returns.
 
-        ``longest_s``: limit for this wait and the next wait, in place of the general limit; None: the general limit.
+        ``longest_s``: upper limit of both waits. None: the limit that was given when the object was created.
         """
         most = self.longest_s if longest_s is None else longest_s
         self.tries += 1

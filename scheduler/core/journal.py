@@ -126,7 +126,8 @@ def torn_id(torn: bytes) -> int | None:
 def is_beginning(torn: bytes, job: Job | None) -> bool:
     """Return whether ``torn`` is an incomplete record of ``job``.
 
-    If ``job`` is None, return whether ``torn`` can be the beginning of any record, and ends before the command.
+    If ``job`` is None, the job is not known. The result is then True if ``torn`` is the beginning of a record, cut off
+    before the text of the command.
     """
     if job is None:
         return len(torn) <= 40 and _SHORT.fullmatch(torn.decode("utf-8", "replace")) is not None

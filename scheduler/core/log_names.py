@@ -64,7 +64,10 @@ def stderr_log(job: Job) -> str:
 
 
 def logs_of(job: Job, events: Iterable[Event]) -> dict[int, str]:
-    """Return attempt → path of its log. Attempts whose log neither the job nor its events name are left out."""
+    """Return attempt → path of its log.
+
+    The paths come from ``job`` (last attempt) and ``events``. An attempt is left out if no path is found there.
+    """
     found = {
         int(event.detail["attempt"]): str(event.detail["log"])
         for event in events

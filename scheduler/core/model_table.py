@@ -111,11 +111,11 @@ def words_of(spec: JobSpec) -> Sequence[str]:
 
 
 def booking_memory(spec: JobSpec, mib: int, *, read: bool) -> JobSpec:
-    """Return ``spec`` with the change that the job books GPU memory: its own ``vram_mib``, or ``mib`` if it has none.
+    """Return ``spec``, changed so that the job books GPU memory instead of a share of a GPU.
 
-    ``mib``: the setting `min_free_mem_mb`. ``spec`` is returned unchanged if ``mib`` is 0, if the job states its GPU
-    need, or if the job names its GPUs. ``read``: whether the GPUs are read. If the GPUs are not read, memory cannot be
-    booked, and the job books one whole GPU.
+    The job books its own ``vram_mib``, or ``mib`` if it has no ``vram_mib``. ``mib``: the setting `min_free_mem_mb`.
+    ``read``: True if a GPU reader reports the memory of the GPUs; if False, the job books one whole GPU instead.
+    ``spec`` is returned unchanged if ``mib`` is 0, if the job states its GPU need, or if the job names its GPUs.
     """
     if not mib or spec.gpus or spec.on:
         return spec

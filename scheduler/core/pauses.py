@@ -1,6 +1,7 @@
 """Pauses and resumes come from commands and from edits of the state file. This module merges them.
 
-If a command changes a pause after a user has read the file, the user's later edit does not undo this change.
+Example: a user opens the state file, a command pauses GPU 1, and the user then saves another change. GPU 1 stays
+paused, although the saved file shows it as not paused.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ MOST_REMEMBERED = 200  # changes by verbs
 class Pauses:
     """The latest changes of pauses, and the rules for an edit of the state file.
 
-    An edit is compared with the version of the file that the user had read. If a verb (such as `gpujob pause`) has
-    changed a pause after that version, this change stays, unless the edit changes the same pause. If there are several
-    edits of a pause, the last edit counts.
+    Suppose a verb (such as `gpujob pause`) changed a pause after the user had read the file. The saved value of this
+    pause is then compared with the value that the user had read. If they are equal, the change by the verb stays. If
+    they differ, the saved value counts. If there are several edits of a pause, the last edit counts.
 
     ``changes``: the changes by verbs, each as (first revision of the file that shows the change, GPU or QUEUE, value
     before the change). ``edited``: GPU or QUEUE → first revision that shows the last edit of this pause.

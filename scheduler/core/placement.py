@@ -92,8 +92,8 @@ class Fleet:
     def _kept_from(self, kind: PlacementClass | None) -> int:
         """Return the mask of the claimed and reserved GPUs on which jobs of ``kind`` must not be placed.
 
-        If a job of ``kind`` has a reservation, only earlier reservations count. If no job of ``kind`` has one, or if
-        ``kind`` is None, all reservations count.
+        All claims count. If a job of ``kind`` has a reservation, only the reservations made before it count. If no job
+        of ``kind`` has a reservation, or if ``kind`` is None, all reservations count.
         """
         kept = mask_of(self.claims)
         for _, mask in self._reserved_before(kind):

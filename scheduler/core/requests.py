@@ -101,8 +101,8 @@ class StateEdited:
     """An edit of the state file by a user. It is applied immediately and never stored as a request.
 
     ``gpus``: the GPUs that are to be paused; all other GPUs are to be resumed. ``paused``: whether the whole queue is
-    to be paused. A field is None if the file lacks its key; these pauses then stay unchanged. ``read``: the revision of
-    the file that the user edited; None if the file does not contain the revision.
+    to be paused. If the file lacks the key for ``gpus`` or ``paused``, the field is None, and the pauses that it stands
+    for stay unchanged. ``read``: the revision of the file that the user edited; None if the file has no revision.
     """
 
     gpus: tuple[int, ...] | None

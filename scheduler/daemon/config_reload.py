@@ -128,8 +128,8 @@ class ConfigReload:
     def _take(self, fresh: Settings) -> list[str]:
         """Apply the changed settings that may change at run time, and return texts to log.
 
-        The texts name the applied changes, the settings that need a restart, and why the GPUs that the new settings
-        name cannot be managed.
+        The texts name the applied changes and the settings that need a restart. If the GPUs in the new settings cannot
+        be managed, one of the texts says why.
         """
         old, new = self.settings.config, fresh.config
         values = {key: (getattr(old, key), getattr(new, key)) for key in OPTIONS}

@@ -13,8 +13,9 @@ from scheduler.runners.log_end import log_finding_of
 def with_causes(state: SchedulerState, observations: list[Observation]) -> list[Observation]:
     """Return the observations, after adding the cause of the failure to some of them.
 
-    For an ending, the cause is searched in the job's log. For a failed start that would fail again, the cause is
-    searched in the job's program file. An observation stays as it is if no cause is found.
+    For an ending, the cause is searched in the job's log. For a failed start, the cause is searched in the job's
+    program file, but only if another start would fail too (``lasting``). An observation stays as it is if no cause is
+    found.
     """
     out: list[Observation] = []
     for observation in observations:

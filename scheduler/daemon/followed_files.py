@@ -132,7 +132,10 @@ class FollowedFiles:
             file.follower.close()
 
     def _read_refused_again(self, path: str, file: FollowedFile) -> None:
-        """Read the refused lines of a file again if they were last read for other managed GPUs. Raises OSError."""
+        """Read the refused lines of a file again if the text of ``machine`` has changed since the last such read.
+
+        Raises OSError, sqlite3.Error.
+        """
         if path in self._judged:
             return
         connection, machine = self._context.db.connection, self._machine()

@@ -127,8 +127,9 @@ class Daemon:
     # -- building the state -------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Build the state from the store. Adopt the attempts that still run, and record what happened to the others.
+        """Build the state from the store, and find out what has happened to each unfinished attempt.
 
+        An attempt that still runs is adopted. If an attempt does not run any more, or never ran, this is recorded.
         Raises StoreTrouble.
         """
         now = self.now()
@@ -201,7 +202,10 @@ class Daemon:
         return told if any(not isinstance(observation, Started) for observation in told) else []
 
     def _show_state(self) -> None:
-        """Mark the state file as out of date, and update its GPU indexes. The first call opens the state file."""
+        """Mark the state file as out of date, and tell its `StateFile` object the current index of each GPU.
+
+        The first call opens the state file.
+        """
         numbers = {gpu.uuid: gpu.index for gpu in self.gpus.gpus}
         if not hasattr(self, "state_writer"):
             context = self._context

@@ -86,10 +86,11 @@ def _say_streams(job: Job) -> None:
 
 
 def _within_limits(job: Job, launch: Launch, limits: dict[int, tuple[int, int]]) -> Launch:
-    """Return the launch.
+    """Return the launch, with a wrapper command before the program if the submitter's resource limits must be set.
 
-    If the submitter's resource limits differ from ``limits``, the launch begins with a wrapper command that sets them.
-    A hard limit in ``limits`` is never exceeded.
+    The wrapper command sets the submitter's limits; a limit above the hard limit in ``limits`` is lowered to this hard
+    limit. No wrapper command is added if the submitter's limits are unknown, if the limits to set are equal to
+    ``limits``, or if the program is a name without ``/``.
     """
     if not job.spec.limits or "/" not in launch.argv[0]:
         return launch

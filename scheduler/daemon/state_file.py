@@ -86,7 +86,10 @@ class StateFile:
             self._adopt_leftover(name)
 
     def _adopt_leftover(self, name: str) -> None:
-        """Watch a file that a killed daemon left, because a user may have edited it. Delete the file if it is invalid."""
+        """Watch a temporary file that a killed daemon left: a version of the state file that a user may have edited.
+
+        If the temporary file is not a valid state file, delete the temporary file.
+        """
         with contextlib.suppress(OSError):
             fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:

@@ -106,7 +106,8 @@ class StateWriter:
     def took(self, edit: Edit) -> None:
         """Note that the store has recorded an edit of the state file.
 
-        The state file must then be written, and the next call of `look` reads the file.
+        Mark the state file as out of date, so that the daemon writes a new version. Make the next call of `look` read
+        the file.
         """
         self.file.accept(edit)
         self.dirty, self.look_due = True, 0.0

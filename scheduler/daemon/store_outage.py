@@ -19,8 +19,9 @@ REFUSED_AFTER = 3  # failed passes in a row after which open requests are refuse
 class StoreOutage:
     """The store outages of a daemon.
 
-    An outage begins with a failed pass and ends with the next pass that does not fail. ``retry`` opens the store again
-    and rebuilds the state. If ``retry`` raises an error, the outage continues.
+    An outage begins when a pass fails. After a wait, the daemon calls ``retry``, which opens the store again and
+    rebuilds the state. If ``retry`` succeeds, the daemon runs a pass. If this pass does not fail, the outage is over.
+    If ``retry`` or this pass fails, the daemon waits and calls ``retry`` again.
     """
 
     def __init__(self, context: Context, retry: Callable[[], None]) -> None:
@@ -31,7 +32,7 @@ class StoreOutage:
 
     @property
     def lasts(self) -> bool:
-        """Whether a pass has failed and ``retry`` has not succeeded since."""
+        """Whether ``retry`` must succeed before the daemon can run a pass, because the last pass has failed."""
         return bool(self._until)
 
     @property

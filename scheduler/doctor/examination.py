@@ -107,10 +107,10 @@ class Examination:
 
     @property
     def others(self) -> bool:
-        """Whether the scheduler belongs to another user than this one.
+        """Whether the user who runs `gpujob doctor` is not the owner of the scheduler.
 
-        If so, root must not create files in the state folder. Any other user cannot change anything in the state
-        folder.
+        If so, `gpujob doctor` must not create files in the state folder when it runs as root. When it does not run as
+        root, it cannot change anything in the state folder anyway.
         """
         return self.owner != self.who.uid
 

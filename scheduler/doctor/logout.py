@@ -98,9 +98,10 @@ def judge(seen: LoginSeen, who: DoctorUser) -> Finding:
 
 
 def _of_service(seen: LoginSeen, who: DoctorUser, what: str) -> Finding | None:
-    """Return the finding on the systemd service of the process; None if jobs survive a stop of the service.
+    """Return the finding on the systemd service that contains the scheduler.
 
-    ``what``: name of the process in the finding.
+    If no scheduler runs, this is the service that would contain a scheduler started from here. Return None if the jobs
+    survive a stop of the service. ``what``: words for this scheduler in the finding.
     """
     unit = seen.unit
     if not seen.kill_mode:

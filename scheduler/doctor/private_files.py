@@ -145,9 +145,10 @@ def _walked(exam: Examination, owner: int, out: FilesSeen) -> FilesSeen:
 
 
 def _ours(exam: Examination, tops: Sequence[str], untold: list[str]) -> Iterator[str]:
-    """Yield the paths of the state file, the main logs, the folders ``tops`` and the contents of these folders.
+    """Yield the paths of the scheduler's own files and folders.
 
-    Of the log folder, only job logs are yielded. Folders that cannot be read are added to ``untold``.
+    These are the state file, the scheduler's own logs, the folders ``tops`` (state folder and log folder), all contents
+    of the state folder, and the job logs in the log folder. Folders that cannot be read are added to ``untold``.
     """
     for path in (
         exam.places.state_file,

@@ -168,10 +168,13 @@ def _numbered(first: Readings, stored: Sequence[Gpu], notes: list[str]) -> dict[
 def _without_answer(probe: Probe, wanted: tuple[int, ...] | None, stored: Sequence[Gpu], error: NoGpuData) -> Managed:
     """Return the GPUs to manage when the first reading failed.
 
-    A stored GPU is a GPU in ``stored`` that a driver once showed. If no driver is installed and there is no stored GPU,
-    the result is the GPUs that the settings name, as declared GPUs. In all other cases the result is the GPUs that the
-    settings name, or the stored GPUs if the settings name none; no job starts until the driver answers. Raises
-    NoGpuData if the settings name no GPUs and there is no stored GPU.
+    ``wanted``: the GPUs that the settings name; None if the settings name none. A known GPU is a GPU in ``stored`` that
+    a driver once showed. The cases are:
+
+    - The settings name no GPUs, and no GPU is known: raises NoGpuData.
+    - The settings name GPUs, no GPU is known, and no driver is installed: returns the named GPUs as declared GPUs.
+    - In all other cases: returns the named GPUs, or the known GPUs if the settings name none. No job starts until the
+      driver answers.
     """
     real = {gpu.index: gpu for gpu in stored if not gpu.uuid.startswith((DECLARED, UNREAD))}
     if probe.absent and not real:

@@ -165,7 +165,7 @@ class PollingWatcher:
         return {folder for folder in map(os.path.dirname, places) if os.path.isdir(folder)}
 
     def rearm(self) -> None:
-        """Begin to poll the folders of the watched paths that exist now but are not polled.
+        """Begin to poll again if the polled folders are not exactly the existing folders of the watched paths.
 
         Example: watchdog stops polling when a folder is removed, and does not begin again when the folder is created.
         """

@@ -74,7 +74,7 @@ class _Gathering:
     def config(self, path: str) -> None:
         """Apply the values of a config file. A key keeps its value if a source of a higher rank has set it.
 
-        A key without a value in the file keeps its default.
+        If the file names a key but gives no value (``key:`` or null), the key keeps its default.
         """
         told = self.values["trust_group"] if self.level["trust_group"] else False
         try:

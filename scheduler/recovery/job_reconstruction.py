@@ -246,8 +246,9 @@ def _booked(process: Process) -> tuple[tuple[int, ...], ResourceRequest]:
 def _settle(out: Rebuilt, job: Job, places: Places, logs: Mapping[tuple[int, int], str], now: float) -> None:
     """End a job if its attempt has ended or is lost, according to the table of verdicts in `core/recovery.py`.
 
-    If the row of the job is up to date, the job is not ended because of an ending in the attempt record: the next start
-    of the scheduler applies this ending. The next start also decides about all jobs that are not ended here.
+    If the row of the job is up to date and the attempt record holds an ending or a failed start, this function does not
+    end the job: the next start of the scheduler applies the attempt record. The next start also decides about all other
+    jobs that this function does not end.
     """
     there = look(os.path.join(places.attempts, job.attempt_key), job, places.state_file)
     found, verdict = there.record, there.verdict(job.state)
@@ -317,10 +318,11 @@ def _hold(out: Rebuilt, living: Alive, held: Sequence[Holding]) -> None:
 
 
 def _one_for_each_line(out: Rebuilt, now: float) -> None:
-    """If several jobs come from equal lines, keep only the identity of the newest of these jobs.
+    """If a new line would repeat several jobs (`job_columns.blocks`), let it repeat only the newest of these jobs.
 
-    A further equal line then repeats the newest job. An older job that waits is ended as lost: the newer job was
-    accepted, so the older job must have ended before. Any other older job loses its identity.
+    For this purpose, each older one of these jobs is changed. If the older job waits, the older job is ended as lost:
+    the scheduler accepted the newer job, so the older job must have ended before, and nothing shows how. If the older
+    job does not wait, the identity of the older job is deleted.
     """
     taken: set[str] = set()
     for number in sorted(out.jobs, reverse=True):

@@ -66,7 +66,9 @@ class WatchedAttempt:
 
 @dataclass(slots=True)
 class _Zombie:
-    """An attempt that the runner checks repeatedly, because its leader ended without a recorded ending or has no pidfd.
+    """An attempt that the runner checks repeatedly.
+
+    Either the leader has ended and its ending may not be recorded yet, or the runner has no pidfd of the leader.
 
     ``since``: start of the checks (monotonic seconds). ``due``: time of the next check (monotonic seconds). ``wait``:
     seconds between two checks.
@@ -215,14 +217,14 @@ class LocalRunner:
     def _left_behind(self, attempt: WatchedAttempt, table: ProcessTable | None = None) -> tuple[Process, ...]:
         """Return the leftover processes of an attempt whose leader has ended.
 
-        ``table``: the processes to search for an attempt of an earlier daemon, read after the end of the leader; None:
-        they are read now.
+        If an earlier daemon started the attempt, all processes in ``table`` are searched. ``table`` must have been read
+        from /proc after the end of the leader; None: it is read now.
 
-        Each leftover process is an orphan or the descendant of an orphan. The kernel makes the orphans of this daemon's
-        jobs children of the daemon. So if no child of the daemon can belong to the attempt, the attempt has no leftover
-        process; otherwise all of /proc is searched. If an orphan has no mark and leads a session of its own, it is not
-        known to which of several jobs it belongs: it counts as a leftover process of each of them. For an attempt of an
-        earlier daemon, /proc is always searched.
+        If this daemon started the attempt, ``table`` is not used. Each leftover process is then an orphan or the
+        descendant of an orphan, and the kernel makes each orphan a child of the daemon. So if no child of the daemon
+        can belong to the attempt, the attempt has no leftover process. Otherwise all of /proc is searched. An orphan
+        that has no mark and leads its own session may belong to any of several jobs. Such an orphan counts as a
+        leftover process of each of these jobs.
         """
         if not attempt.ours:
             return tuple(members(self._mark(attempt), attempt.process, table=table))
@@ -238,7 +240,8 @@ class LocalRunner:
     def _orphans_of(self, attempt: WatchedAttempt) -> list[Process]:
         """Return the live children of the daemon that may belong to the attempt.
 
-        A leftover process of another attempt is left out, unless it has the mark of this attempt.
+        A child that is already watched as a leftover process of another attempt is left out. Exceptions: the child has
+        the mark of this attempt, or it is not certain that the child belongs to the other attempt.
 
         If a child dies after the list of children was read, its own children become children of the daemon, but are
         missing from the list. The dead child stays a zombie until it is reaped. So the list is read again until it

@@ -18,8 +18,9 @@ ENDED_ALONE = "the job ended while no scheduler was running"
 
 
 def as_recorded(job: Job, attempts: str, rules: Rules) -> tuple[Job, Event | None]:
-    """Return a copy of ``job`` with the ending from its attempt record, and the event of the retry (None: no retry).
+    """Return a copy of ``job`` with the ending from its attempt record, and an event.
 
+    The event says that the job will be retried; None: the job is not retried.
     When the next scheduler starts, it gives the job the same state. If the record has no ending or cannot be read,
     ``job`` itself is returned. ``attempts``: folder of the attempt records.
     """

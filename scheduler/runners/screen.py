@@ -243,10 +243,10 @@ class ScreenRunner(LocalRunner):
         """Do nothing: `start` starts each session immediately."""
 
     def _make_log(self, log: str) -> None:
-        """Create the log. Raises OSError.
+        """Create the log as a new private file, before the program `screen` opens it.
 
-        If the program `screen` created the log, other users could read the log. If a file already existed at this path,
-        `screen` would append to it.
+        Without this, `screen` would create a log that other users can read, or would append to a file that already
+        exists at this path. Raises FileExistsError if a file exists at this path, OSError if the log cannot be created.
         """
         os.close(new_private(log, os.O_WRONLY | os.O_APPEND, make_folder=True))
 

@@ -134,10 +134,11 @@ class Changes:
         return changed if begun else []
 
     def _look_at_first(self, connection: sqlite3.Connection, found: dict[int, Raw]) -> bool:
-        """Update ``first``, the rows of the first waiting jobs in the queue; return whether the queue was sorted again.
+        """Update ``first``, the rows of the first waiting jobs in the queue.
 
-        ``found``: rows that were already read. It takes long to find the first jobs of a long queue. So most calls only
-        read the jobs in ``first`` again, and remove those jobs that no longer wait.
+        ``found``: rows that were already read. To find the first jobs, SQLite must sort the queue, which takes long for
+        a long queue. So most calls do not sort the queue: they only read the rows of the jobs in ``first`` again, and
+        remove the jobs that no longer wait. Return whether this call has sorted the queue.
         """
         now = time.monotonic()
         if now >= self._first_due:

@@ -35,9 +35,10 @@ def read_state(
 ) -> SchedulerState:
     """Return the scheduler's state: GPUs, pauses, the lowest place in the queue, estimates of run times; no jobs yet.
 
-    ``fetch``: the function with which the state later looks up a job by its id; None: it looks in the store. ``missing``: returns a sentence
-    about a file that a job lacks; empty if the job lacks no file. ``may_start``: whether jobs may be started. A GPU
-    that is no longer managed stays in the ledger while jobs or leftover processes use it. Raises sqlite3.Error.
+    ``fetch``: the function with which the state later looks up a job by its id; None: the state looks in the store.
+    ``missing``: returns a sentence about a file that a job lacks; empty if the job lacks no file. ``may_start``:
+    whether jobs may be started. A GPU that is no longer managed stays in the ledger while jobs or leftover processes
+    use this GPU. Raises sqlite3.Error.
     """
     in_use = {gpu for job in rows.in_hand(connection) for gpu in job.gpus}
     in_use |= {gpu for holding, _ in rows.holdings(connection) for gpu in holding.gpus}

@@ -59,10 +59,11 @@ def from_commands_file(connection: sqlite3.Connection) -> Iterator[Job]:
 
 
 def with_uncertain_need(connection: sqlite3.Connection) -> Iterator[Job]:
-    """Yield the waiting jobs whose need may not come from the last daemon's model table and GPUs, ordered by id.
+    """Yield the waiting jobs whose need was possibly not computed from the last daemon's model table and GPUs.
 
-    Another process computes the need of a submitted or edited job. A job that ended and waits again keeps its old need.
-    A line of a jobs file to which nothing has happened since it was read has no event, and is left out.
+    The need of a submitted or edited job was computed by another process. A job that ended and waits again has kept its
+    old need. Only these waiting jobs are left out: jobs from a jobs file that were never started and have no event,
+    which shows that nothing has happened to them since their lines were read. The jobs are ordered by id.
     """
     changed = "EXISTS (SELECT 1 FROM events WHERE job=jobs.id)"
     return _where(connection, f"(attempt>0 OR {_SOURCE} IS NOT NULL OR {changed})")

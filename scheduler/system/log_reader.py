@@ -201,10 +201,11 @@ class LogWindow:
         return bytes(found[:most])
 
     def last_lines(self, most: int, within: int) -> tuple[int, bool]:
-        """Return the position of the last ``most`` lines, and whether this position is inside a line.
+        """Return the position where the last ``most`` lines begin, and whether this position is inside a line.
 
-        Only the last ``within`` bytes of the log are searched. If they hold fewer whole lines, the result is the first
-        whole line. If they hold no whole line, the result is a position inside the last line.
+        Only the last ``within`` bytes of the log are searched. If these bytes hold fewer than ``most`` whole lines, the
+        position is the beginning of the first whole line in these bytes. If these bytes hold no whole line, the
+        position is inside the last line.
         """
         if not most:
             return self.size, False

@@ -16,7 +16,8 @@ MOST_SWEEPS = 8
 class ProcessTable:
     """All processes at one moment, with indexes. One table serves the searches for the processes of many attempts.
 
-    A table must be read after the event that a search is about: it does not have processes that started later.
+    A table does not have processes that started after the table was read. So to find the processes that exist after
+    an event, such as the end of a job's main process, use a table that was read after this event.
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,7 @@ class ProcessTable:
                     self._groups.setdefault(number, []).append(pid)
 
     def has(self, process: Process) -> bool:
-        """Return whether this process, and no other one with its pid, is in the table."""
+        """Return whether this process is in the table. Another process with the same pid does not count."""
         found = self.seen.get(process.pid)
         return found is not None and found.ticks == process.ticks
 
@@ -115,8 +116,8 @@ def signal_all(targets: Iterable[Target], soft: int = signal.SIGTERM) -> list[Pr
     """Send a signal to every process of these attempts, and return these processes.
 
     If a target is ``hard``, the signal is SIGKILL, and the search is repeated until it finds no new process, so that a
-    child forked in the meantime does not escape. Otherwise the signal is ``soft``, which each process gets once. After
-    ``soft`` SIGCONT is sent, because a suspended process (SIGSTOP) cannot react to ``soft``.
+    child forked in the meantime does not escape. Otherwise each process gets the signal ``soft`` once, and then
+    SIGCONT, because a suspended process (SIGSTOP) cannot react to ``soft`` before it continues.
     """
     told: set[Process] = set()
     remaining: list[tuple[Target, set[Process]]] = [(target, set()) for target in targets]

@@ -240,9 +240,9 @@ def is_supervisor(pid: int, state_file: str) -> bool:
 def starter_lives(key: str, state_file: str) -> bool:
     """Return whether a live process may still start the attempt ``key``.
 
-    Such a process is the attempt's shim, or a supervisor of a previous daemon that has not read all start messages yet.
-    (A supervisor closes its socket after the last message.) A process that a shim or supervisor has just forked counts,
-    too.
+    Such a process is the attempt's shim, or a supervisor that a previous daemon started. The supervisor counts only
+    while its socket is open: it closes the socket after it has read the last start message. A process that a shim or
+    supervisor has just forked counts, too.
     """
     ours = SUPERVISOR_MARK + os.fsencode(state_file)
     handed = b"/" + os.fsencode(key) + b".launch"

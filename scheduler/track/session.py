@@ -98,10 +98,10 @@ class Tracker:
         return attempt_record.read(self.record(command)).kind is Record.ENDED
 
     def dated(self, command: Command, observation: Observation) -> Observation:
-        """Return ``observation``. If no supervisor recorded the command's end, correct the time and the reason.
+        """Return ``observation``; a corrected copy of an Ended or Lost if the attempt record has no ending.
 
-        The time is then the time of the last output (`last_sign`). In the reason of a loss, "the scheduler" is replaced
-        by "the tracker". If the machine was restarted, the reason says this instead.
+        The time in the copy is the time of the command's last output (`last_sign`). For Lost, the reason in the copy
+        says "the tracker" in place of "the scheduler". If the machine was restarted, the reason is the restart.
         """
         if not isinstance(observation, (Lost, Ended)) or self.is_written_down(command):
             return observation

@@ -1,8 +1,8 @@
 """The server of a `ts` call. Each TS_SOCKET has its own server.
 
-The first call starts the server, and -K ends it. The next call after -K starts another server. The time from the first
-call to -K is a generation of the server (``life`` in the code). A generation is an ordinary scheduler with its own
-state file, config and store.
+The server of one TS_SOCKET has one generation after another (``life`` in the code). The first call begins a generation,
+and -K ends this generation. The next call after -K begins another generation. Each generation has a scheduler of its
+own, an ordinary gpujob scheduler, with its own state file, config and store.
 
 All files of one TS_SOCKET are in one private folder. The private folder is beside the path TS_SOCKET if only this user
 can create files there; otherwise the private folder is below `$XDG_STATE_HOME/gpujob/ts`. In the private folder there
@@ -440,7 +440,10 @@ def _as_text(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _gpu_list(text: str) -> str:
-    """Return the GPU ids in ``text`` as a value of `gpu_ids`; empty, for all GPUs, if ``text`` names none."""
+    """Return the GPU ids in ``text`` as a value of the setting `gpu_ids`.
+
+    If ``text`` names no GPU or is invalid, return an empty text, which stands for all GPUs.
+    """
     from scheduler.core.gpu import gpu_ids_text, parse_gpu_ids
 
     try:

@@ -97,12 +97,12 @@ def _long(typed: Typed, text: str, words: Sequence[str], position: int) -> int:
 def _value(
     typed: Typed, what: str, takes: str, given: str | None, shown: str, words: Sequence[str], position: int
 ) -> int:
-    """Store an option with its value. Return the position of the next unread word. Raises Mistake.
+    """Store an option with its value. Return the position of the first word after the option and its value.
 
     ``what``: letter or name of the option. ``takes``: whether the option takes a value: NONE, NEEDED or MAYBE.
-    ``given``: a value in the same word as the option. If ``given`` is None and the option takes a value, the next word
-    is the value. ``shown``: the option as the user wrote it, for error messages. ``position``: the position of the next
-    word.
+    ``given``: a value in the same word as the option. If ``given`` is None and the option takes a value, the value is
+    the word at ``position``, the word after the option. ``shown``: the option as the user wrote it, for error messages.
+    Raises Mistake if a needed value is missing.
     """
     if given is None and takes != NONE and position < len(words):
         given, position = words[position], position + 1

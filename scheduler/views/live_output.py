@@ -137,8 +137,9 @@ class Stream:
     def _print_log(self, log: _Log, last: bool) -> None:
         """Print the new part of a log. ``last``: whether this is the last call for this log.
 
-        A call prints at most `MOST_BYTES` bytes; the last call prints at most `MOST_BEHIND` bytes. If the new part is
-        longer than `MOST_BEHIND` bytes, everything except its last `MOST_BYTES` bytes is skipped.
+        If the new part is longer than `MOST_BEHIND` bytes, only its last `MOST_BYTES` bytes are printed, and all bytes
+        before them are skipped. If the new part is not longer, nothing is skipped: the last call prints the whole part;
+        any other call prints at most the first `MOST_BYTES` bytes of the part, and the next call continues there.
         """
         try:
             reader = self._opened(log)

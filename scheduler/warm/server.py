@@ -242,7 +242,11 @@ class _Server:
 
 
 def _receive(caller: socket.socket) -> tuple[bytes, socket.socket]:
-    """Return a request and the channel to the caller that came with it. Raises OSError, ValueError, EOFError."""
+    """Receive a request, and the channel (a socket) that the caller sends together with the request. Return both.
+
+    Raises OSError if the connection fails, ValueError if the request is too long or has no channel, EOFError if the
+    caller closes the connection too early.
+    """
     data, files = b"", array.array("i")
     need = 4
     try:

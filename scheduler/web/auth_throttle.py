@@ -45,9 +45,10 @@ class Guesses:
             self._waiting -= 1
 
     def say(self) -> None:
-        """Log the number of wrong tokens since the last message, and call this method again after `EVERY_S` seconds.
+        """Log how many tokens were wrong since the last message, and schedule the next call of this method.
 
-        If there were no wrong tokens, do nothing. The next wrong token then calls this method.
+        The next call is `EVERY_S` seconds later. If no token was wrong, nothing is logged and no call is scheduled. The
+        method `wrong` then makes the next call, when a wrong token arrives.
         """
         self._timer = None
         if self._untold:

@@ -227,10 +227,11 @@ def _doubt(spec: JobSpec, environment: Mapping[str, str]) -> str:
 
 
 def _carry_out(ask: Ask, request: Request) -> str:
-    """Carry out a request and return a sentence about the result. Raises NotFound, Conflict, UsageError.
+    """Carry out a request and return a sentence about the result.
 
-    Some requests need a daemon. If no daemon runs, such a request is stored, and the next daemon carries it out. The
-    answer then has the exit code ``LATER``, which counts as success.
+    If no daemon runs, the parts of the request that only a daemon can carry out are stored for the next daemon. This
+    counts as success. Raises NotFound if the job or GPU does not exist, UsageError if the request cannot be read, and
+    Conflict if the request is refused for another reason.
     """
     answer = ask.source.do(request)
     text = "; ".join(answer.lines)

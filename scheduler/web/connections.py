@@ -167,8 +167,8 @@ class Connection(H11Protocol):
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Handle the end of the client's data. If the request is incomplete, answer with an error.
 
-        Returns True if a complete request still waits for its answer: the connection then stays open. In all other
-        cases, and always with TLS, returns None or False, and the transport closes the connection.
+        Without TLS, returns True if a complete request still waits for its answer: the connection then stays open. In
+        all other cases, returns None or False, and the transport closes the connection.
         """
         if self.closing:
             return None

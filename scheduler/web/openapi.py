@@ -65,13 +65,20 @@ def document(calls: Iterable[Call]) -> dict[str, Any]:
 
 
 def described(form: Any) -> dict[str, Any]:
-    """Return the JSON Schema of a document type. For jobs, it refers to the job schema of the OpenAPI document."""
+    """Return the JSON Schema of a document type.
+
+    Where a document contains a job, the schema has a reference to the job schema of the OpenAPI document.
+    """
     made = schema_of(form, {} if form is JobDocument else {JobDocument: "job"})
     return {"description": form.__doc__, **_here(made)}
 
 
 def _here(value: Any) -> Any:
-    """Return the schema with every reference replaced by a reference to the job schema of the OpenAPI document."""
+    """Return a schema, or a part of a schema, with its references adapted to the OpenAPI document.
+
+    All references in ``value`` point to the file of the job schema. Each reference in the result points to the job
+    schema inside the OpenAPI document.
+    """
     if isinstance(value, dict):
         return ref("job") if "$ref" in value else {key: _here(inner) for key, inner in value.items()}
     return [_here(inner) for inner in value] if isinstance(value, list) else value

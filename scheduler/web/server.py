@@ -344,7 +344,7 @@ def _hosts(way: Way, port: int) -> frozenset[str]:
 
 
 def _be_modest() -> None:
-    """Make the CPU priority of this process lower than that of jobs and daemon. Raise its limit on open descriptors."""
+    """Give this process a lower CPU priority than jobs and daemon have, and a higher limit on open descriptors."""
     os.nice(NICE)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)

@@ -29,9 +29,9 @@ def paths(points: Points, start: float, end: float, top: float, gap_s: float) ->
 
 
 def gap_of(points: Points) -> float:
-    """Return the longest time in seconds between two neighbouring points that the curve joins.
+    """Return the argument ``gap_s`` of `paths` for these points, in seconds.
 
-    The result is three times the shortest time between two neighbouring ``points``.
+    It is three times the shortest time between two neighbouring ``points``.
     """
     return 3 * min((later[0] - earlier[0] for earlier, later in pairwise(points)), default=60.0)
 

@@ -137,9 +137,9 @@ def need_words(job: Job) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GpuRow:
-    """The card of a GPU. ``memory``: part of the memory (`MEMORY_PARTS`) → MiB; None without a reading.
+    """The box on the page that shows one GPU.
 
-    ``notes``: sentences about the GPU.
+    ``memory``: part of the memory (`MEMORY_PARTS`) → MiB; None if this is unknown. ``notes``: sentences about the GPU.
     """
 
     view: GpuView
@@ -160,7 +160,7 @@ class GpuRow:
 
 
 def gpu_cards(view: Overview) -> list[GpuRow]:
-    """Return a card for each GPU."""
+    """Return the data of the page's boxes, one box for each GPU."""
     known = {job.id: row(job) for job in view.jobs if job.state.holds_gpus}
     found = []
     for gpu in view.gpus:

@@ -43,9 +43,9 @@ class Op:
 class Moment:
     """A point in the recording: just before a sync, just after a sync, or the writing of a line of output.
 
-    ``done``, ``syncs``: the number of operations and of syncs before this moment. ``told``: the word for the file to
-    which the line was written (see `Recording.read`). ``words``: the words of the line. If no line was written,
-    ``told`` and ``words`` are empty.
+    ``done``, ``syncs``: how many operations and how many syncs happened before this moment. ``told``: the label of the
+    file to which the line was written (`Recording.read` gets the labels). ``words``: the words of the line. If no line
+    was written, ``told`` and ``words`` are empty.
     """
 
     done: int
@@ -58,7 +58,7 @@ class Moment:
 class Recording:
     """All operations below ``root``.
 
-    ``synced[n]``: the number of the sync that made operation n durable; None if no sync did so.
+    ``synced[n]`` says which sync made operation n durable: 1 is the first sync. None: no sync made it durable.
     """
 
     root: Path
@@ -75,8 +75,9 @@ class Recording:
     def read(self, log: Path, ignored: Iterable[str], seen: dict[str, str]) -> Recording:
         """Read a log of strace (-f -y -xx); return self.
 
-        ``ignored``: names in ``root`` that are no part of the recorded disk. ``seen``: the output files whose
-        lines are recorded as moments and not as operations: name of the file → the word for it in `Moment.told`.
+        ``ignored``: names in ``root`` that are no part of the recorded disk. ``seen``: name of an output file → label
+        of this file. A line written to such a file is recorded as a moment with this label (`Moment.told`), and not as
+        an operation.
         """
         skip = frozenset(ignored)
         for call in calls(log):
@@ -208,7 +209,10 @@ class Recording:
     # -- possible states ----------------------------------------------------------------------------------
 
     def unsure(self, moment: Moment) -> list[int]:
-        """Return the numbers of the operations before this moment that no sync has made durable."""
+        """Return the indices (in ``ops``) of the operations that are not durable at this moment.
+
+        These operations happened before the moment, but no sync before the moment made them durable.
+        """
         return [n for n in range(moment.done) if (sync := self.synced[n]) is None or sync > moment.syncs]
 
     def tree(self, kept: Iterable[Op]) -> dict[str, bytes | None]:

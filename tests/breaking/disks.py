@@ -57,7 +57,7 @@ class Story:
     cut: int = 0  # which lines the jobs file misses: 3: the last one; 4: all; else none
 
     def hear(self, told: str, words: tuple[str, ...]) -> None:
-        """Add a line of output. ``told``: the word for the file to which the line was written."""
+        """Add a line of output, given as its words. ``told``: the label of the output file (`disk.Moment.told`)."""
         if told == "ledger" and words[0] == "start":
             self.starts.add((words[1], int(words[2])))
         elif told == "ledger":

@@ -86,8 +86,8 @@ def syncs_after_failure(log: Path) -> list[str]:
 def _starts(packet: bytes) -> int:
     """Return the number of starts in a packet to the supervisor; 0 for other data.
 
-    The packet is unpacked before the starts are counted: marshal writes a repeated word as a reference, so that the
-    word "start" may occur only once in the bytes.
+    The starts are counted in the unpacked packet. In the packed bytes, the word "start" may stand only once for
+    several starts, because marshal writes a reference in place of a repeated word.
     """
     try:
         messages = marshal.loads(packet)

@@ -53,7 +53,11 @@ def test_e15_recorded_operations_reproduce_the_files_of_the_folder(disks: Disks)
 
 
 def test_e15_a_missing_fsync_is_detected(disks: Disks) -> None:
-    """E15: The judge notices missing syncs: if the store's log is not synced, a job is forgotten or started again."""
+    """E15: The judge notices missing syncs.
+
+    In this test the store's log counts as not synced. After the power cut a job is then forgotten or started again, and
+    the judge reports this.
+    """
     recording = disks.recording
     kept = list(recording.synced)
     moment = next(m for m in recording.moments if m.words[:2] == ("start", "d"))

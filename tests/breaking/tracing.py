@@ -1,4 +1,7 @@
-"""Functions that attach strace to processes, to record system calls or make them fail, and that read its logs."""
+"""Functions that attach strace to processes, and functions that read the logs of strace.
+
+strace records the system calls of a process, or makes selected system calls fail.
+"""
 
 from __future__ import annotations
 

@@ -237,7 +237,10 @@ def test_k09_fish_shows_the_name_of_each_job_and_runs_no_name_as_a_command(house
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_k09_show_completion_prints_a_script_for_the_command_gpujob(house: Scheduler, shell: str) -> None:
-    """K09: --show-completion prints a script for the command gpujob. This also holds for `python -m scheduler`."""
+    """K09: --show-completion prints a completion script for the command gpujob.
+
+    Even `python -m scheduler --show-completion` prints a script for gpujob, not for python or scheduler.
+    """
     done = run(house, [need(shell), "-c", f"{sys.executable} -m scheduler --show-completion; true"])
     assert done.returncode == 0 and "gpujob" in done.stdout and "_GPUJOB_COMPLETE" in done.stdout
     assert "scheduler" not in done.stdout and "main" not in done.stdout
@@ -287,7 +290,7 @@ def test_k09_completion_without_a_usable_store_prints_no_error(tmp_path: Path, d
 def test_k09_completion_offers_the_newest_fifty_jobs(scheduler_with_many: Path) -> None:
     """K09: Completion offers only the newest 50 jobs, the newest first.
 
-    An older job is offered if its prefix is typed.
+    An older job is offered if the word to complete is the beginning of the job's id.
     """
     found = ask(scheduler_with_many, "gpujob cancel ").stdout.split()
     assert found == [str(n) for n in range(300, 250, -1)]

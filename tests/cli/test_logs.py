@@ -243,7 +243,11 @@ def test_s3_20_a_large_progress_bar_is_one_line_and_needs_constant_memory() -> N
 )
 @pytest.mark.parametrize("step", [1, 3, 100])
 def test_k15_a_line_read_from_its_middle_is_marked(data: bytes, lines: list[str], step: int) -> None:
-    """K15: A line that is read from its middle begins with "…", unless text after a carriage return overwrites it."""
+    """K15: A line that is read from its middle is shown with the mark "…" at its start.
+
+    If the line contains a carriage return with text after it, this text replaces the mark and the text before the
+    carriage return.
+    """
     folder = Folder()
     folder.enter()
     found = [line for at in range(0, len(data), step) for line in folder.feed(data[at : at + step])]
@@ -251,7 +255,7 @@ def test_k15_a_line_read_from_its_middle_is_marked(data: bytes, lines: list[str]
 
 
 def test_k15_a_packed_log_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
-    """K15: `last_lines` reads a gzip log. It refuses a gzip log that is larger than a limit when it is unpacked."""
+    """K15: `last_lines` reads a gzip log, but refuses one whose unpacked contents are larger than a limit."""
     path = tmp_path / "a.log.gz"
     path.write_bytes(gzip.compress(b"".join(b"line %d\n" % n for n in range(100_000)) + b"last\rLAST"))
     assert last_lines(str(path), 2) == ["line 99999", "LAST"]

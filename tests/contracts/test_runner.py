@@ -84,9 +84,9 @@ def test_an_attempt_whose_record_exists_already_is_not_started(bench: Bench) -> 
 
 
 def test_f16_p1_a_log_created_by_another_scheduler_is_not_changed(bench: Bench) -> None:
-    """F16, P1: If another scheduler has created a log with the same name, the start fails and the log is not changed.
+    """F16, P1: An attempt does not start if another scheduler's log already has the name of the attempt's log.
 
-    The next attempt, whose log has another name, starts.
+    The other scheduler's log is not changed. The next attempt starts, because the name of its log is different.
     """
     theirs = bench.folder / "logs" / "1.1.log"
     theirs.write_text("CUDA out of memory\n")

@@ -151,8 +151,8 @@ def test_log_records_lost_on_a_full_disk_are_counted(tmp_path: Path, monkeypatch
 def test_a_log_path_that_is_no_regular_file_is_refused(tmp_path: Path, what: str) -> None:
     """S8: If a FIFO, folder or link is at the path of the log, the start of the scheduler fails.
 
-    If a FIFO, folder or link replaces the log of a running scheduler, records are lost until a user removes it. The log
-    then states how many records were lost.
+    If a FIFO, folder or link replaces the log of a running scheduler, records are lost until a user removes this FIFO,
+    folder or link. A new log then states how many records were lost.
     """
     path = tmp_path / "log"
     log = MainLog(str(path))

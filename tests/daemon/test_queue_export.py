@@ -7,9 +7,10 @@ from tests.builders import a_job
 
 
 def test_s4_28_a_job_comes_after_its_dependencies_in_the_exported_script() -> None:
-    """S4.28: In the script, a job comes after its dependencies, because its line uses their new ids.
+    """S4.28: In the script, the line of a job comes after the lines of the job's dependencies.
 
-    This does not depend on the order of the queue.
+    This holds for any order of the queue. It is necessary because the line of a job uses the new ids that earlier lines
+    of the script give to the dependencies.
     """
     jobs = [a_job(3, after_ok=(1,)), a_job(2, after=(3,)), a_job(1)]
     lines = [line for line in script_of(jobs, [], 0.0).splitlines() if line.startswith("cd ")]

@@ -1,4 +1,4 @@
-"""Tests of the needs of waiting jobs when the scheduler starts: which of them are computed again."""
+"""Tests of the start of the scheduler, which computes the needs of some or all waiting jobs again."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def test_a_start_with_another_table_or_other_gpus_recomputes_all_needs(database:
 
 
 def test_a_start_with_the_same_table_and_gpus_recomputes_the_needs_of_submitted_jobs(database: Database) -> None:
-    """If the model table and the GPUs are unchanged, a start computes only some needs again.
+    """If the model table and the GPUs are unchanged, a start of the scheduler computes only some needs again.
 
-    These are the needs of jobs that another process submitted, and of jobs that have run before. Other jobs from a jobs
-    file keep the need that the last scheduler computed.
+    It computes the needs of jobs added with `gpujob submit`, and of jobs that already had an attempt. A job from a jobs
+    file that had no attempt keeps the need that the last scheduler computed.
     """
     gpus = some_gpus(2)
     with database.writing() as connection:

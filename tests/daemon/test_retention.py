@@ -127,8 +127,8 @@ def test_f16_logs_with_a_number_in_their_name_are_removed_too(bench: Bench) -> N
 def test_s8_retention_removes_only_logs_of_ended_jobs(bench: Bench, tmp_path: Path) -> None:
     """S8, A19: Retention removes a file only if it is in the log folder and is the log of an ended job.
 
-    The log of a job that still holds GPUs is kept. Files with other names, logs of unknown jobs, links, folders, and
-    logs in other folders are kept too.
+    The log of an ended job that still holds GPUs is kept. Also kept are files whose name is not the name of a log, logs
+    of unknown jobs, links, folders, and logs outside the log folder.
     """
     mine = bench.job(99)
     running, waiting = bench.job(0, state=JobState.RUNNING), bench.job(0, state=JobState.PENDING, attempts=2)
@@ -214,9 +214,10 @@ def test_logs_of_deleted_jobs_count_towards_the_limit(bench: Bench) -> None:
 
 
 def test_retention_works_in_short_steps(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retention works in slices of at most 5 ms. While the daemon's loop is busy, it runs one slice a second.
+    """Retention works in slices of about 5 ms. While the daemon's loop is busy, only one slice a second is run.
 
-    The next round begins one hour after the end of the last round. If the settings change, it begins at once.
+    The next round begins one hour after the beginning of the last round. If the settings change, the next round begins
+    at once.
     """
     clock = itertools.count(time.monotonic(), 0.001)  # each reading of the clock, and so each step, takes 1 ms
     monkeypatch.setattr(retention.time, "monotonic", lambda: next(clock))

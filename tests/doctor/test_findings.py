@@ -146,8 +146,9 @@ LOGOUTS = [
 def test_h11_a_scheduler_ended_by_a_logout_is_reported(seen: LoginSeen, who: DoctorUser, mark: Mark, mend: str) -> None:
     """H11: Doctor reports whether a logout ends the scheduler.
 
-    With KillUserProcesses=yes a logout ends the processes of the session, even if lingering is enabled. Processes of
-    the user manager end with the last session, unless lingering is enabled.
+    There are two cases. A scheduler that was started in the login session is ended by a logout if
+    KillUserProcesses=yes is set; lingering does not prevent this. A scheduler that systemd's user manager runs is ended
+    when the user's last session ends; lingering prevents this.
     """
     found = logout.judge(seen, who)
     whole(found)

@@ -62,7 +62,7 @@ def test_the_version_is_read_again_if_a_python_link_changes(tmp_path: Path) -> N
 
 
 def test_an_outdated_version_in_pyvenv_cfg_is_ignored(tmp_path: Path) -> None:
-    """B16: If bin/python leads to another version, the outdated version in pyvenv.cfg is ignored."""
+    """B16: The version in pyvenv.cfg is ignored if bin/python now links to a Python of a different version."""
     files = Remembered()
     old, new = executable(tmp_path / "old" / "bin" / "python3.10"), executable(tmp_path / "new" / "bin" / "python3.12")
     program = linked(tmp_path / "venv", old)

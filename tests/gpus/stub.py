@@ -128,7 +128,7 @@ class _Described:
         self._write()
 
     def remove(self, uuid: str) -> None:
-        """Remove a GPU. If a process has a handle of this GPU, its calls then fail with GPU_IS_LOST."""
+        """Remove a GPU. A program that has a handle of this GPU then gets GPU_IS_LOST for each call with the handle."""
         del self._gpus[uuid]
         self._write()
 
@@ -196,7 +196,7 @@ class FakeDriver(_Described):
     def remove(self, uuid: str) -> None:
         """Remove a GPU and its processes.
 
-        If a process has a handle of this GPU, its calls then fail with GPU_IS_LOST.
+        A program that has a handle of this GPU then gets GPU_IS_LOST for each call with the handle.
         """
         self._processes = {key: value for key, value in self._processes.items() if key[0] != uuid}
         super().remove(uuid)
@@ -220,8 +220,8 @@ class FakeDriver(_Described):
     def error(self, function: str, code: int, uuid: str | None = None) -> None:
         """Let a function of NVML return the error ``code`` for this GPU. Without ``uuid``, this holds for all GPUs.
 
-        ``function``: a name, or ``*`` for every function about a GPU. If several rules fit a call, the first rule
-        applies.
+        ``function``: a name, or ``*`` for every function about a GPU. If several calls of `error` and `hang` apply to a
+        function and GPU, the earliest of these calls decides.
         """
         self._rule("error", function, uuid, str(code))
 

@@ -96,9 +96,9 @@ def one(probe: NvidiaProbe) -> GpuSnapshot:
 
 
 def reader_asked(probe: NvidiaProbe) -> nvidia._Reader:
-    """Wait until a reader process has a request; return this process.
+    """Wait until the GPU reader has passed its request to a reader process; return this process.
 
-    A new reader process gets the request only after the reader process that was killed last is dead.
+    If an earlier reader process was killed, the GPU reader first waits until that process is dead.
     """
     wait_for(lambda: probe._reader is not None or probe.look() is not None, "a reader")
     assert probe._reader is not None

@@ -169,7 +169,8 @@ class _Court:
     def over(self, wish: Wish, kill: Kill) -> float:
         """Return a time (seconds since boot) at which the job had certainly ended.
 
-        A daemon that was alive at this time knew the exit code of the job.
+        If the daemon ``kill.life`` was alive after this time, it could learn the exit code of the job. The outcome lost
+        is then an error.
         """
         if wish.key in self.ended:
             return self.ended[wish.key]

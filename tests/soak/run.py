@@ -202,9 +202,9 @@ def _at_of(log: str, shift: float) -> float:
 
 
 def badly_said(place: World, given: Given) -> list[str]:
-    """Return the error messages of verbs and starts whose form is wrong.
+    """Return the badly formed error messages that verbs and failed starts of the scheduler printed.
 
-    The form is wrong if a message has several lines or a traceback, or if it does not name a file on the small disk.
+    A well-formed message is one line without a traceback, and names a file on the small disk.
     """
     said = [one for one in given.errors if not one.startswith("echo")]
     said += place.refused_starts

@@ -43,8 +43,9 @@ class Given:
     def next(self, dice: random.Random) -> Wish | None:
         """Return the next job to request; return None if no job is to be requested at this time.
 
-        This is so if the acknowledged requests and the requests without a result together are enough for now, or if the
-        soak is being ended early (``closed``).
+        None is returned if the soak is being ended early (``closed``). None is also returned if the acknowledged
+        requests and the requests without a result together are as many as are allowed so far (``jobs`` times
+        ``share``).
         """
         with self.lock:
             if self.closed or self.acknowledged + self.open >= self.jobs * min(1.0, self.share):
@@ -73,8 +74,8 @@ class Given:
     def done(self) -> bool:
         """Return whether all requests of the soak are complete.
 
-        This is so if enough requests are acknowledged, or if the soak is being ended early (``closed``) and each
-        request has a result.
+        Normally they are complete when ``jobs`` requests are acknowledged. If the soak is being ended early
+        (``closed``), they are also complete as soon as each request has a result.
         """
         return self.acknowledged >= self.jobs or (self.closed and not self.open)
 

@@ -126,7 +126,7 @@ class Spooler:
     def wait_state(self, number: int, *states: str) -> None:
         """Wait until the job is in one of these states, named as `ts` does.
 
-        A job that is being started does not count: `ts` shows it as running, but it has no start time and no process.
+        `ts` already shows a job as running while it is being started. This method waits until the job has started.
         """
 
         def found() -> bool:

@@ -68,7 +68,7 @@ def test_a_job_without_its_screen_process_is_not_stopped_when_another_job_ends(s
 def beside(s: ScreenScheduler, job_id: int, mark: Path) -> int:
     """Start a program in a second window of a job's session. Return the pid of the program.
 
-    Before it returns, the window has closed and the program has become an orphan.
+    Before the function returns, the window has closed and the program has become an orphan.
     """
     mark.touch()
     program = s.folder / "beside.sh"

@@ -524,7 +524,7 @@ def test_c37_files_that_others_could_write_are_refused_with_the_remedy(scheduler
 
 
 def test_c38_polling_notices_all_changes(scheduler):
-    """C38: With polling, appended, replaced, deleted and new files are noticed."""
+    """C38: With polling, the scheduler notices appended lines, and a replaced, deleted or new jobs file."""
     p = Pouring(scheduler(gpus=1, watch="poll", monitor_interval=3600))
     s = p.s
     p.pour(p.good("a"))

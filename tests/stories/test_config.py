@@ -72,7 +72,10 @@ def test_s3_1_flag_over_environment_over_file_over_default(scheduler):
 
 
 def test_config_show_shows_differences_to_the_running_scheduler(scheduler):
-    """Contract 2, 6: If a setting has another value in the running scheduler, `config show` also shows that value."""
+    """Contract 2, 6: `config show` shows the values that the next `start` would use.
+
+    If the running scheduler uses a different value of a setting, `config show` shows both values.
+    """
     s = scheduler()
     config = s.folder / "config.yaml"
     config.write_text("order: fifo\nkill_grace: 3\n")
@@ -332,9 +335,9 @@ def test_verbs_work_with_a_broken_config(scheduler, text):
 
 
 def test_verbs_fail_with_a_broken_config_that_names_another_state_file(scheduler):
-    """P3: A verb fails if the config is broken and names another state file.
+    """P3: A verb fails if the config sets `state_file` but cannot be parsed.
 
-    Otherwise the verb could act on the wrong scheduler. With --state-file the verb works.
+    Without the value of `state_file`, the verb could act on the wrong scheduler. With --state-file the verb works.
     """
     s = scheduler()
     s.start()

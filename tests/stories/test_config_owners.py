@@ -147,7 +147,10 @@ def test_an_unreadable_config_fails_start_and_no_other_verb(users: tuple[User, U
 
 @pytest.mark.parametrize("cleaned", ["moved", "mended after the move", "edited", "moved while nobody looks"])
 def test_p9_s13_c37_a_line_of_another_user_never_runs(scheduler, cleaned: str) -> None:
-    """P9, S13, C37: A line that another user appended to an unsafe jobs file never runs, even after a repair."""
+    """P9, S13, C37: If others may write to a jobs file, a line that another user appends to this file never runs.
+
+    This holds even if the owner later edits the file, moves it away or makes it private.
+    """
     with tempfile.TemporaryDirectory(prefix="gj-owners-", dir="/tmp") as name:
         folder = Path(name)
         folder.chmod(0o755)

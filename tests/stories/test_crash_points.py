@@ -136,9 +136,9 @@ DEAFS, FLAKY = ("deaf1", "deaf2", "deaf3"), ("flaky1", "flaky2")
 def steps(s: Scheduler, known: int) -> Iterator[tuple[Callable[[], object], str]]:
     """Add and cancel jobs so that each crash point is passed at least three times.
 
-    Between the steps, yield pairs of a condition to wait for and its description. If the condition is that a job has
-    started, a failed job also meets the condition, because a lost job may never have run. `judge` checks whether the
-    job was allowed to be lost.
+    Between the steps, yield pairs of a condition to wait for and its description. A wait for the start of a job also
+    ends if the job is recorded as failed: a lost job is recorded as failed, and may never have run. `judge` checks
+    whether the job was allowed to be lost.
     """
     names = list(PLAIN)
     s.append(*(s.line(key, PLAIN[key], 0.02) for key in names[known:5]))

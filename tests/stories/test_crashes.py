@@ -197,7 +197,10 @@ def test_second_daemon_is_refused_and_stale_locks_do_not_block(scheduler):
 
 
 def test_h08_a_copied_folder_adopts_nothing(scheduler, tmp_path):
-    """H08: A copied folder is refused until `recover`; it adopts no job of the original."""
+    """H08: `start` refuses a copy of a scheduler's folder until `recover` has run in the copy.
+
+    `recover` fails while a scheduler runs in the original folder, and the job that runs there is not adopted.
+    """
     s = scheduler(gpus=1, folder=tmp_path / "one")
     s.hold("a")
     s.append(s.line("a"))

@@ -273,7 +273,7 @@ def test_b15_a_job_with_conda_mode_run_waits_while_no_conda_is_found(make):
 
 @pytest.mark.waits
 def test_b15_activation_that_hangs_or_fails_fails_the_job(make):
-    """B15: A job fails without running its command if its activation hangs, fails or sets another prefix.
+    """B15: A job fails without running its command if the activation hangs, fails or sets a wrong CONDA_PREFIX.
 
     Other jobs run. Log, `show` and `why` name the cause. Processes that the activation started are ended.
     """
@@ -358,7 +358,11 @@ def test_b14_a_job_waits_for_its_working_folder(make):
 
 
 def test_b16_a_job_runs_the_python_that_is_found_when_it_starts(make):
-    """B16: A job runs the python to which its link or PATH leads when it starts, not when it was queued."""
+    """B16: The python of a job is looked up when the job starts, not when the job is queued.
+
+    A job in a venv runs the python to which the link in the venv leads. A job without an environment runs the first
+    python in PATH.
+    """
     s = make()
     venv = venv_prefix(s.folder / "venv")
     tools = s.folder / "tools"

@@ -191,8 +191,8 @@ def test_non_utf8_options_are_refused_and_arguments_passed(scheduler):
 def test_jobs_run_in_a_non_utf8_folder(scheduler):
     """Jobs run in a folder whose name is not UTF-8.
 
-    In such a folder `submit` refuses a relative path as the value of an option if it must store the path as an absolute
-    path, because the absolute path is not UTF-8.
+    In such a folder, `submit` refuses `--log-dir logs` and `--conda ./env`: it would have to store the absolute
+    paths of these folders, and the absolute paths are not UTF-8. `submit` accepts `--cwd .`.
     """
     s = scheduler(gpus=1)
     folder = os.fsencode(s.folder) + b"/caf\xe9"
@@ -319,9 +319,9 @@ def test_e12_a_removed_store_causes_no_busy_loop(scheduler):
 
 
 def test_a_job_that_writes_fast_does_not_delay_messages(scheduler):
-    """While a job writes at full speed, `start` prints the end of another job.
+    """If a job writes 60 MB at full speed, `start` still reports that this job and another job are done.
 
-    When the fast job ends, `start` prints that, too.
+    The log of the fast job is complete.
     """
     s = scheduler(gpus=2)
     script = s.folder / "loud"
@@ -442,9 +442,9 @@ def test_p5_a_second_scheduler_where_the_folder_was_removed_is_refused(scheduler
 
 
 def test_p5_an_old_supervisor_writes_no_ending_into_the_record_of_another_job(scheduler):
-    """P5: A supervisor whose state folder was removed writes no ending into the records of the new folder.
+    """P5: If a state folder is removed, the supervisor that used it writes no ending into the records of later jobs.
 
-    The ids of the jobs in the new folder begin at 1 again.
+    The next daemon creates a new state folder at the same path. There, the ids of jobs begin at 1 again.
     """
     s = scheduler(gpus=2)
     s.hold("a")

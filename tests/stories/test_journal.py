@@ -101,7 +101,7 @@ def test_s1_6_the_journal_holds_every_job_with_its_history(scheduler: Callable[.
 def test_s1_6_s1_7_s1_8_the_journal_is_complete_after_kill_9(scheduler: Callable[..., Scheduler]) -> None:
     """S1.6 to S1.8: After kill -9 the journal has the true exit codes of jobs that ended in the meantime.
 
-    Running jobs are adopted, no job runs twice, and the line of another program stays.
+    Running jobs are adopted, and no job runs twice. A complete line that another program wrote into the journal stays.
     """
     s = scheduler(gpus=2, journal="queue.jsonl")
     s.hold("stays")

@@ -273,7 +273,7 @@ def test_s3_17_other_jobs_start_long_before_the_next_try_of_a_failed_start(sched
 def test_a_repeated_line_runs_only_if_the_earlier_job_failed(scheduler):
     """S3.27, S3.28, S3.29: If a line has the same words in the same order as an earlier line, it does not run.
 
-    There is one exception: if the job of the earlier line has failed, one such line runs the job again.
+    There is one exception: if the job of the earlier line has failed, the next equal line that is appended runs.
     """
     s = scheduler(gpus=2)
     s.append(s.line("one"), s.line("one"), s.line("one", priority=7, gpus="1"))

@@ -349,7 +349,7 @@ def test_e18_a_running_job_without_attempt_record_is_adopted(scheduler):
 def test_e18_a_job_known_only_by_its_processes_keeps_its_gpu(scheduler):
     """E18 with E03: If store and attempt record are missing, a job keeps its GPU as long as one of its processes lives.
 
-    Then the job is lost.
+    The recorded outcome of the job is `lost`.
     """
     s = filled(scheduler(gpus=2))
     s.stop()

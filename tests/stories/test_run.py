@@ -213,7 +213,7 @@ def test_s1_9_a_repeated_command_runs_once_and_is_reported(run: Run) -> None:
 
 @pytest.mark.smoke
 def test_s1_7_s1_8_run_continues_after_a_crash_and_no_job_runs_twice(run: Run) -> None:
-    """S1.7, S1.8: After kill -9, the same command continues where it stopped, and nothing runs twice.
+    """S1.7, S1.8: If `run` is killed with SIGKILL, the next `run` continues the commands file; no job runs twice.
 
     A job that still runs is adopted, a job that ended in the meantime has its true exit code, and a waiting job starts.
     """
@@ -270,7 +270,7 @@ def test_s1_7_a_job_killed_together_with_run_and_supervisor_is_lost(run: Run) ->
 
 
 def _left_of(pid: int) -> bool:
-    """Return whether a process or its zombie still exists; first reap it if it is a zombie child of this process."""
+    """Reap the process if it is a zombie child of the test process; return whether it then still exists in /proc."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
     return Path(f"/proc/{pid}").exists()

@@ -1,4 +1,4 @@
-"""JSON output and the state file match scheduler/views/schemas exactly. The documents name every key."""
+"""JSON output and the state file match scheduler/views/schemas exactly; docs/ names every key that they contain."""
 
 from __future__ import annotations
 

@@ -111,7 +111,8 @@ def test_i10_a_small_foreign_use_blocks_only_whole_gpu_jobs(machine):
 def test_a_gpu_is_blocked_by_foreign_load_and_not_by_the_load_of_its_jobs(machine):
     """S3.14, S3.16, placement: The thresholds apply to foreign use only.
 
-    Two jobs with half a GPU each may load the GPU fully together. A foreign process with the same load keeps jobs away.
+    Two jobs with half a GPU each may together load the GPU to 100 %. A foreign process with a load above the threshold
+    keeps jobs away from its GPU.
     """
     m = machine().cards("GPU-a", "GPU-b")
     foreign_process = m.foreign_process()

@@ -820,8 +820,8 @@ def test_s4_28_p6_endings_without_a_scheduler_are_shown_as_recorded(scheduler):
 def test_s4_28_p6_endings_of_stopping_and_retried_jobs_without_a_scheduler(scheduler):
     """S4.28, P6: Without a scheduler, a job that ends while it is being stopped is shown as cancelled or time_limit.
 
-    A job with retries that succeeded is shown as done. A job with retries that was stopped at its time limit is shown
-    as waiting, and the next scheduler runs it again.
+    A job that succeeded is shown as done, even if it has retries left. If a job was stopped at its time limit and has a
+    retry left, it is shown as waiting, and the next scheduler runs it again.
     """
     s = scheduler(gpus=4, kill_grace="600", assign_retry_wait="0.05")
     deaf = program(

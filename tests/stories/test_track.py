@@ -183,7 +183,7 @@ def test_the_advice_after_a_second_failure_names_the_command_that_retry_runs(tra
 
 
 def test_s0_5_skip_errors_skips_failed_commands(tracked: Tracked) -> None:
-    """S0.5: With `--skip-errors`, a command that fails or is killed by a signal is skipped, and the rest runs."""
+    """S0.5: With `--skip-errors`, a command that fails or is killed by a signal is skipped; later commands run."""
     tracked.begin("true", "echo no; exit 1", "true")
     assert tracked.lines("run-all", "--skip-errors") == [
         "Running [1]: true",
@@ -472,7 +472,10 @@ def test_a_damaged_session_is_not_deleted_while_the_pid_of_its_command_is_not_re
 
 
 def test_a_session_of_another_user_is_ignored(tracked: Tracked, tmp_path: Path) -> None:
-    """Another user's session in a folder above is ignored, since its commands would be run as this user."""
+    """`track` ignores a session in a folder above the current folder if the session belongs to another user.
+
+    Otherwise the commands of the session would run with the rights of the user who calls `track`.
+    """
     if os.geteuid() != 0:
         pytest.skip("needs root, to make a file of somebody else")
     tracked.begin("touch ran")

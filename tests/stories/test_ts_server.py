@@ -778,9 +778,9 @@ def test_s4_1_a_server_that_has_just_started_can_be_ended(spooler: Callable[...,
 
 
 def test_s4_28_a_killed_server_is_not_mistaken_for_the_next_one(spooler: Callable[..., Spooler]) -> None:
-    """S4.28: Until a new server has written `daemon.json`, the `daemon.json` of a killed server does not count.
+    """S4.28: The `daemon.json` that a killed server left is not taken for the `daemon.json` of the next server.
 
-    This also holds if the new server already holds the lock.
+    This also holds if the next server already holds the lock, but has not written its `daemon.json` yet.
     """
     s = spooler()
     assert s.ended(s.add("true")) == 0

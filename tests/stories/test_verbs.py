@@ -358,9 +358,10 @@ class Watched(SchedulerClient):
 
 
 def test_p5_wait_counts_a_job_deleted_by_reset_as_last_seen(scheduler, capsys):
-    """P5: If `reset` deletes an ended job during `wait`, `wait` counts the final state that it has already read.
+    """P5: `reset` may delete an ended job while `wait` runs.
 
-    If `reset` deletes the job before `wait` has read the final state of the job, `wait` raises NotFound.
+    If `wait` has already read the final state of the job, this state still counts for the exit code of `wait`.
+    Otherwise `wait` raises NotFound.
     """
     s = scheduler(gpus=2)
     for key in "bc":

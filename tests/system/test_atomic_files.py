@@ -52,7 +52,10 @@ def test_replace_file_does_not_follow_a_link_at_its_temporary_path(tmp_path: Pat
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_replace_file_overwrites_a_temporary_file_of_a_killed_process(tmp_path: Path, sync: bool) -> None:
-    """P8: A temporary file that a killed process left is overwritten and removed."""
+    """P8: `replace_file` succeeds although a killed process has left a temporary file at the path that it uses.
+
+    Afterwards there is no temporary file.
+    """
     path = tmp_path / "state.json"
     (tmp_path / f".state.json.new-{os.getpid()}").write_text("half")
     replace_file(str(path), b"new", sync=sync)

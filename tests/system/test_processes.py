@@ -62,9 +62,10 @@ def test_p5_the_exit_status_of_a_zombie_of_another_user_is_unknown() -> None:
 def test_a08_the_environment_of_a_process_in_an_exec_is_read(variables: int) -> None:
     """A08: The environment of a process is read completely right after `posix_spawn`.
 
-    `posix_spawn` returns before the kernel has set up the new environment, which contains the marks of a job. Without a
-    wait, about 8 of 100 of these environments are read as empty (on 2 cores). In this time the kernel shows the same
-    address for start and end of the environment; with more variables this time is longer.
+    `posix_spawn` returns before the kernel has set up the new environment, which contains the marks of a job. Until the
+    environment is set up, the kernel shows the same address for its start and its end, as if it were empty. So a reader
+    that does not wait reads about 8 of 100 environments as empty (on 2 cores). The kernel needs longer for more
+    variables.
     """
     for number in range(300 if variables == 1 else 100):
         environment = {f"MARK{index}": str(number) for index in range(variables)}
