@@ -28,7 +28,7 @@ OOM = Failure("oom", "torch.OutOfMemoryError: CUDA out of memory.", "")
 
 
 def examples(number: int) -> settings:
-    """Return settings for an expensive property test, which runs ``number`` examples while other tests run 100."""
+    """Return settings for an expensive property test: ``number`` examples if other property tests have 100 each."""
     return settings(max_examples=number * settings().max_examples // 100)
 
 
@@ -87,8 +87,8 @@ class Play:
     """A scheduler state and a simulated store. Each call of `tell` is one pass.
 
     When the scheduler reads a job from the store, it gets a copy, as in the daemon. The copy has the values that were
-    recorded at the end of the previous pass. Only for a job that arrives in the current pass does the scheduler get the
-    object of the `Arrived` observation itself.
+    recorded at the end of the previous pass. If the job arrives in the current pass, the scheduler does not get a copy,
+    but the object of the `Arrived` observation.
 
     ``rows``: id → job in the store; ``started``: ids of started jobs; ``journal``: (job, kind) of all events.
     """

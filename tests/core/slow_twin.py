@@ -73,7 +73,7 @@ class SlowFleet:
         return tuple(sorted(sorted(here, key=lambda i: (self.free[i], i))[:count]))
 
     def change(self, need: ResourceRequest, gpus: Iterable[int], vram_mib: int, sign: int) -> None:
-        """Book a request on these GPUs (``sign`` is -1), or free what it booked (``sign`` is +1)."""
+        """Book a request on these GPUs (``sign`` is -1), or undo the booking of this request (``sign`` is +1)."""
         self.cpu_free += sign * need.slots
         for i in gpus if need.by_name else ():
             self.claims.append(i) if sign < 0 else self.claims.remove(i)

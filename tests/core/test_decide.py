@@ -488,7 +488,7 @@ def test_the_next_timer_is_none_or_the_time_of_the_first_delayed_job() -> None:
 
 
 def test_i19_a_wide_job_starts_when_no_more_narrow_jobs_arrive() -> None:
-    """I19: One-GPU jobs overtake a two-GPU job as long as more of them arrive. Then the two-GPU job starts."""
+    """I19: While new one-GPU jobs keep arriving, they overtake a two-GPU job. Later the two-GPU job starts."""
     play = a_world(2)
     play.run(a_job(1))
     play.tell(after=1.0)

@@ -34,7 +34,7 @@ def full(k: int, wide: Job, *servers: int, cpu_slots: int = 1 << 30, first: Job 
 def stream(play: Play, count: int, first: int = 10, **wish: object) -> list[int]:
     """Let ``count`` jobs arrive one by one; return the ids of the jobs that start in this time.
 
-    After each arrival, the jobs that ran before the arrival end. Job 1 does not end.
+    When a job has arrived, all jobs that were running before its arrival end, except job 1.
     """
     before = len(play.started)
     need = str(wish.pop("need", "1"))
@@ -131,7 +131,7 @@ def test_s4_36_a_more_urgent_job_does_not_count_as_overtaking() -> None:
 
 
 def test_s4_36_the_count_of_overtakes_restarts_after_a_release_or_an_edit() -> None:
-    """S4.36: If a job is edited, or held and then released, the count of its overtakes begins again."""
+    """S4.36: If a waiting job is edited, or held and released, the other jobs may overtake it as often as at first."""
     for ask in ((Hold((2,)), Release((2,))), (Edit((2,), {"label": "x"}),)):
         play = full(2, a_job(2, "2"))
         assert stream(play, 5) == [10, 11]

@@ -1,6 +1,6 @@
-"""Tests of the ending of jobs, by request or at the time limit.
+"""Tests of jobs that are ended by a request or at their time limit.
 
-A job that must end first gets SIGTERM, and after the grace time SIGKILL.
+Such a job gets SIGTERM. If it still runs after the grace time, it gets SIGKILL.
 """
 
 from __future__ import annotations

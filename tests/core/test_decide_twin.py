@@ -277,9 +277,9 @@ WILD = st.tuples(
 def a_fact(play: Play, what: str, number: int, need: str) -> Observation | None:
     """Return an observation of the kind ``what`` about the job or the GPU with this number.
 
-    The observation may be implausible, such as the end of a job that does not run. Return None in these cases:
-    ``what`` is "wait"; or ``what`` is "arrive", and the job has arrived before or can never run; or a runner would make
-    the observation, and no job with this number has arrived.
+    The observation may be implausible, such as the end of a job that does not run. Return None in three cases. First:
+    ``what`` is "wait". Second: ``what`` is "arrive", but the job has arrived before or can never run. Third: ``what``
+    is an observation of a runner, but no job with this number has arrived.
     """
     if what == "arrive":
         parents = (number - 1,) if number % 3 == 0 else ()

@@ -64,7 +64,10 @@ def test_identities_are_equal_exactly_if_script_environment_and_arguments_are_eq
 
 @given(st.lists(WORD, min_size=2, max_size=6), st.data())
 def test_joining_two_fields_changes_the_identity(words: list[str], data: st.DataObject) -> None:
-    """S3.27: If two arguments are joined into one, or the script and the environment, the identity changes."""
+    """S3.27: If two arguments are joined into one text, the identity changes.
+
+    The identity also changes if the script and the environment are joined into one text.
+    """
     at = data.draw(st.integers(0, len(words) - 1))
     joined = [*words[:at], "".join(words[at : at + 2]), *words[at + 2 :]]
     assert (identity("/s", "", tuple(words)) == identity("/s", "", tuple(joined))) == (words == joined)

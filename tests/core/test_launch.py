@@ -223,7 +223,7 @@ def test_a_job_gets_the_output_streams_that_it_requested(changes: dict[str, Any]
 def test_variables_of_a_job_do_not_override_those_of_the_environment_and_scheduler() -> None:
     """Contract 3: `;env=A=1` sets a variable of the job.
 
-    It has no effect on a variable that the scheduler or the Python environment sets.
+    If the scheduler or the Python environment sets the same variable, `;env=` has no effect on this variable.
     """
     given = ("A=1", "B=x=y", "C=", "CUDA_VISIBLE_DEVICES=7", "GPUJOB_ID=0", "CONDA_PREFIX=/mine", "VIRTUAL_ENV=/mine")
     found = Found("/opt/e/bin/python", environment={"CONDA_PREFIX": "/opt/e", "VIRTUAL_ENV": None})

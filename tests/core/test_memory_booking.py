@@ -1,6 +1,6 @@
 """Tests of jobs that book memory instead of a share.
 
-They check the choice of the GPU, memory that is booked but not in use yet, and the memory that a retry books.
+The tests check the choice of the GPU, memory that is booked but not in use yet, and the memory that a retry books.
 """
 
 from __future__ import annotations

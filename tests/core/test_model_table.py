@@ -1,6 +1,8 @@
-"""Tests of a job's need: it is the job's own request, otherwise the model table's need for the job's model.
+"""Tests of how many GPUs a job needs.
 
-For other jobs it is the default of the model table. Without a model table, the default is one GPU.
+If the job has a request of its own, this request is its need. Otherwise the model table gives the need of the job's
+model. If the table does not contain the model, the default of the table is used. Without a model table, the default
+is one GPU.
 """
 
 from __future__ import annotations

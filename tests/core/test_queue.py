@@ -1,6 +1,6 @@
-"""Tests of the queue of waiting jobs. It has one heap for each placement class.
+"""Tests of the queue of waiting jobs.
 
-Its order equals that of one full sort.
+The queue has one heap for each placement class. It offers the jobs in the order of a full sort of all waiting jobs.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def test_overtakes_are_counted_since_the_job_got_its_place() -> None:
 
 
 def test_an_overtake_counts_for_all_jobs_of_the_class_before_the_overtaking_job() -> None:
-    """S4.36: An overtake counts for each waiting job of the class that is ahead of the overtaking job."""
+    """S4.36: If a job is overtaken, the overtake counts for all jobs of its class ahead of the overtaking job."""
     queue = Queue()
     for job in (1, 2, 5):
         queue.push(job, WIDE, (0, job))

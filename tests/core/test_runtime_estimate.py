@@ -1,6 +1,7 @@
-"""Tests of runtime estimates: the time limit, otherwise the median of similar runs.
+"""Tests of runtime estimates: the estimate for a job is the job's time limit.
 
-Otherwise the estimate is unknown.
+For a job without a time limit, the estimate is the median of similar runs. If no similar job has run, the estimate is
+unknown.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ def test_the_error_for_a_misspelt_value_names_the_most_similar_one(tmp_path: Pat
 @pytest.mark.parametrize("text", [".inf", "-.inf", ".nan", "true", "[1]", "{a: 1}", "2024-01-01"])
 @pytest.mark.parametrize("key", ["monitor_interval", "aging", "log_dir", "order", "trust_group"])
 def test_a_yaml_value_of_a_wrong_type_is_an_error(tmp_path: Path, key: str, text: str) -> None:
-    """P3: A YAML value of the wrong type is an error with exit code 2. If its text is a valid value, it is accepted.
+    """P3: A YAML value of the wrong type is an error with exit code 2, unless its text is a valid value of the setting.
 
     For example, `log_dir: 2024-01-01` is a date in YAML, but its text is the name of a folder.
     """

@@ -281,7 +281,7 @@ def test_a_utf16_mark_without_nul_bytes_refuses_only_the_first_line(jobs: Path, 
 
 
 def test_old_lines_returns_lines_by_number_unless_the_file_was_rewritten(jobs: Path, reading: Reading) -> None:
-    """C27: `old_lines` returns the lines with these numbers. Lines that were not read before are left out.
+    """C27: `old_lines` returns the lines whose numbers the caller gives. Lines that were not read before are left out.
 
     If the file was rewritten, no line is returned.
     """
@@ -623,7 +623,7 @@ def test_a_save_by_an_editor_returns_all_lines_again_as_a_restart(
 
 
 def test_a_replay_of_several_batches_is_marked_to_its_end(jobs: Path, reading: Reading) -> None:
-    """C07: If the replay of a file needs several batches, the stored position is marked as replaying until its end.
+    """C07: If a replay needs several batches, the stored position is marked as replaying until the replay ends.
 
     This also holds if the daemon is restarted during the replay.
     """

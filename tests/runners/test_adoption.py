@@ -63,7 +63,7 @@ def attempt(tmp_path: Path) -> Iterator[Attempt]:
 
 
 def once(monkeypatch: pytest.MonkeyPatch, name: str, after: Callable[[], None]) -> None:
-    """Change the function ``name`` of `adoption`: its first call also calls ``after`` before it returns."""
+    """Replace the function ``name`` of `adoption` by one that also calls ``after`` at the end of its first call."""
     real, left = getattr(adoption, name), [after]
 
     def call(*words: object, **named: object) -> object:

@@ -39,7 +39,7 @@ def _runner(folder: Path) -> DirectRunner:
 
 
 def _ended_child(code: int) -> Process:
-    """Return a zombie. It is a child of this process that led its own session and exited with ``code``."""
+    """Return a zombie: a child of this process. The child was the leader of a session, and exited with ``code``."""
     child = os.fork()
     if not child:
         os.setsid()

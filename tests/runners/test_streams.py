@@ -108,7 +108,7 @@ def test_s4_14_leftover_processes_delay_the_report_of_the_end_only_up_to_a_limit
     daemon: FakeDaemon,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    """S4.14: If a leftover process holds a compressed log open, the end of the job is reported after a limit.
+    """S4.14: If a leftover process holds a compressed log open, the job's end is reported after a time limit.
 
     Output that the leftover process writes after the report is in the log.
     """
@@ -130,7 +130,7 @@ def test_s4_14_leftover_processes_delay_the_report_of_the_end_only_up_to_a_limit
 
 
 def test_s4_14_a_killed_compressor_loses_only_the_rest_of_the_log(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
-    """S4.14: If gzip is killed, only the rest of the log is lost.
+    """S4.14: If gzip is killed, only the output that gzip has not yet written to the log is lost.
 
     The exit code of the job is correct, and other jobs run.
     """

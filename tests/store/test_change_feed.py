@@ -62,7 +62,7 @@ def test_each_job_of_a_long_queue_that_ends_at_once_is_returned_once(tmp_path: P
 def test_a_job_that_waits_again_is_returned_once_if_the_queue_is_sorted_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A requeued job and a new job are not returned a second time by the later look that sorts the queue."""
+    """A requeued job and a new job are returned once. A later look sorts the queue, but does not return them again."""
     database = Database(Places(str(tmp_path / "state.json")))
     feed = Changes(database.places)
     now = [100.0]

@@ -16,7 +16,8 @@ from scheduler.store.paths import Places
 def test_a_stopping_job_keeps_its_gpu_after_renumbering(tmp_path: Path) -> None:
     """If the GPUs get other numbers while a job is stopping, the job keeps its GPU and gets the new number of this GPU.
 
-    The main process of this job has ended. The job is still shown as a job that has not ended.
+    The store contains the end of the job's main process, but the job itself counts as not ended, because its state is
+    still STOPPING.
     """
     db = Database(Places(str(tmp_path / "state.json")))
     with db.writing() as connection:

@@ -75,7 +75,10 @@ def test_waiting_jobs_are_read_for_a_start_of_the_scheduler(
     [("spec", "{"), ("spec", "[]"), ("spec", ""), ("notes", "{"), ("notes", "5"), ("argv", "{"), ("failure", "x"), ("outcome", "y")],
 )  # fmt: skip
 def test_a_damaged_waiting_job_is_not_read_by_its_facts(database: Database, column: str, text: str) -> None:
-    """E02: A waiting row with damage that reading the job would detect is read as a job, so that a start is refused."""
+    """E02: `ready` leaves out the row of a damaged waiting job. `not_ready` reads this row and raises Damaged.
+
+    So the scheduler does not start with a damaged job.
+    """
     with database.writing(sync=False) as connection:
         a_new_job(connection)
         assert len(list(waiting_jobs.ready(connection))) == 1

@@ -173,7 +173,7 @@ def test_a_stream_reports_changes_made_while_no_scheduler_runs(
 ) -> None:
     """A stream reports the changes that commands make while no scheduler runs.
 
-    Each command is then the last user of the store and deletes its write-ahead log.
+    Without a scheduler, each command is the last user of the store, and deletes the write-ahead log of the store.
     """
     page = pages()
     page.start()

@@ -144,7 +144,7 @@ def test_k10_too_many_connections_close_the_oldest_idle_ones(page: Page) -> None
 
 @pytest.mark.waits
 def test_k10_a_client_that_reads_no_answers_is_disconnected(page: Page) -> None:
-    """K10: A client that reads no answers is disconnected, and the page keeps few of its answers in memory."""
+    """K10: A client that reads no answers is disconnected, and the answers to it take little memory in the page."""
     before = page.rss_kib()
     with socket.socket() as lazy:
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -306,7 +306,7 @@ def test_the_running_time_is_updated_in_both_places_of_a_job_page(shop: Shop) ->
 
 
 def test_commands_on_pages_are_quoted_for_a_shell(shop: Shop) -> None:
-    """Commands on pages are quoted for a shell: pasted into a shell, a command has the same words."""
+    """Commands on pages are quoted: if a user pastes one into a shell, the shell reads the words of the job."""
     words = ("sh", "-c", "echo 'a  b'; ls | wc")
     shop.put(a_job(1, arguments=words, script="", label="mine"))
     shown = "sh -c \"echo 'a  b'; ls | wc\""
@@ -455,9 +455,9 @@ def test_s15_no_page_shows_a_secret_of_a_command(shop: Shop) -> None:
 def _as_text(words: tuple[str, ...]) -> str:
     """Return the words of a command as one text, such as a label. Pages must hide the secret in this text.
 
-    A text does not show where a word that contains blanks ends. Therefore, if any word contains blanks, only the last
-    word is returned. This does not help for the shape "with blanks": its only word contains both blanks and the secret.
-    For this shape, the text "none" is returned, which contains no secret.
+    In such a text, the end of a word that contains blanks cannot be found. Therefore, if any word contains blanks, only
+    the last word is returned. The command ``SHAPES["with blanks"]`` has only one word, in which a blank precedes the
+    secret. For this command, the text "none" is returned, which contains no secret.
     """
     if words == SHAPES["with blanks"]:
         return "none"

@@ -83,9 +83,9 @@ def test_two_half_gpu_runs_are_drawn_one_above_the_other() -> None:
 
 
 def test_consecutive_runs_fill_the_band_even_if_their_times_overlap_briefly() -> None:
-    """Two runs of a whole GPU both fill the band.
+    """If two runs use a whole GPU one after the other, each of them is drawn with the full height of the band.
 
-    The recorded end of the first run may be later than the start of the second run.
+    This also holds if the recorded end of the first run is slightly later than the start of the second run.
     """
     first = Run(1, 1, NOW, NOW + 100.4, (0,), 1000, "done")
     second = Run(2, 1, NOW + 100, NOW + 200, (0,), 1000, "running")
