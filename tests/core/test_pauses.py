@@ -134,12 +134,12 @@ STEP = st.one_of(
 
 @given(st.lists(STEP, max_size=60))
 def test_a_save_changes_only_gpus_that_its_writer_or_an_earlier_edit_changed(steps: list[tuple[str, int, int]]) -> None:
-    """S3.31, D05: A save of the state file undoes no command, except on the GPU that the writer of the file changed.
+    """S3.31, D05: A save of the state file undoes a command only on the GPU that the writer of the file changed.
 
     Three writers read the file, change the pause of one GPU each, and save the file. Meanwhile, commands pause and
-    resume GPUs. A save changes the GPU that its writer changed. It can also change another GPU, but only if two
-    conditions hold: the last change of this GPU was made by an earlier save, not by a command; and the writer had
-    read the file before that earlier save.
+    resume GPUs. A save may change a GPU in two cases only. First: its writer changed this GPU in the file. Second: an
+    earlier save, not a command, made the last change of this GPU, and the writer had read the file before that earlier
+    save.
     """
     state = a_world()
     picture: tuple[tuple[int, ...], int] = ((), 0)

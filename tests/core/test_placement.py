@@ -379,7 +379,10 @@ def test_the_reason_of_a_job_with_a_reservation_does_not_name_this_reservation()
 
 
 def test_free_slots_are_reserved_for_the_first_overtaken_job_without_gpus() -> None:
-    """S4.36: Free slots are reserved for the first job without GPUs that was overtaken too often."""
+    """S4.36: Free slots are reserved for only one of the jobs without GPUs that were overtaken too often.
+
+    This is the job for which `reserve` is called first.
+    """
     fleet = a_fleet(1, slots=4)
     fleet.take(of_slots(2).need, ())
     fleet.reserve(0, of_slots(3))  # 0 is a valid job id

@@ -183,9 +183,10 @@ def test_an_append_first_completes_an_unfinished_line_of_another_program(store: 
 
 
 def test_lines_appended_during_a_rewrite_of_the_journal_are_kept(store: Store) -> None:
-    """Lines that other programs append during a rewrite are kept.
+    """Lines of other programs are kept if they are appended during a rewrite.
 
-    For the jobs in the store, the lines are taken from the store.
+    If a line of a job in the store is appended during the rewrite, it is dropped: the rewrite writes the line of this
+    job from the store.
     """
     store.path.write_bytes(b'{"mine": 1}\n' + record(1))
     steps = store.file.write_new_file(iter([record(1), record(3)]))
