@@ -424,8 +424,8 @@ class Fleet:
                     "reserved", f"{named_gpus(ids)} {is_are(ids)} reserved for job {job}, which was overtaken too often"
                 )
         ids = ids_of(fitting & mask_of(self.claims))
-        them = "it" if len(ids) == 1 else "them"
-        return Reason("claimed", f"{named_gpus(ids)} {is_are(ids)} in use by a job that named {them}")
+        these = "this GPU" if len(ids) == 1 else "these GPUs"
+        return Reason("claimed", f"{named_gpus(ids)} {is_are(ids)} in use by a job that must run on exactly {these}")
 
     def _forbidden(self, need: ResourceRequest, usable: int, vram_mib: int) -> Reason | None:
         """Return the reason if a job waits only because readings block GPUs with enough free share; else None."""

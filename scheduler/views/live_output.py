@@ -85,7 +85,7 @@ class Stream:
             self._print_texts()
 
     def _print_texts(self) -> None:
-        """Print the kept texts at once: each call takes the interpreter from the daemon's main thread for a moment."""
+        """Print all kept texts with one write. During a write, the daemon's main thread may have to wait."""
         texts, self._texts = "".join(self._texts), []
         if texts:
             self._print_text(texts)

@@ -75,7 +75,10 @@ def own_environment() -> bytes:
 
 
 def identity(environment: bytes) -> bytes:
-    """Return what a warm process must share with a caller: interpreter, program, and the variables in READ_ONCE."""
+    """Return the properties that must be equal in a warm process and its caller, as bytes.
+
+    These are the interpreter, the program and the variables in READ_ONCE.
+    """
     fixed = sorted(entry for entry in environment.split(b"\0") if entry.startswith(READ_ONCE))
     program = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return repr((sys.version, sys.executable, program, fixed)).encode("utf-8", "surrogateescape")

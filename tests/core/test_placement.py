@@ -292,7 +292,10 @@ def test_a_claimed_gpu_gets_no_other_job_until_the_last_claim_has_ended() -> Non
     assert fleet.find(a_kind("2")) is None and fleet.find(by_name(0, 1)) == (0, 1)
     for kind in (a_kind("2"), a_kind("0.1", (0,))):
         reason = fleet.why_not(kind)
-        assert (reason.code, reason.sentence) == ("claimed", "GPU 0 is in use by a job that named it")
+        assert (reason.code, reason.sentence) == (
+            "claimed",
+            "GPU 0 is in use by a job that must run on exactly this GPU",
+        )
     fleet.give_back(ResourceRequest(1, 0), (0,))
     assert fleet.find(a_kind("2")) is None, "the other one is still there"
     fleet.give_back(ResourceRequest(1, 0), (0,))
@@ -303,8 +306,8 @@ def test_the_reason_names_each_claimed_gpu_that_prevents_the_placement() -> None
     """S4.32: The reason to wait names each claimed GPU that prevents the placement. It names no other claimed GPU."""
     fleet = a_fleet(3)
     fleet.take(ResourceRequest(2, 0), (0, 2))
-    assert fleet.why_not(a_kind("2")).sentence == "GPUs 0,2 are in use by a job that named them"
-    assert fleet.why_not(a_kind("2", (0, 1))).sentence == "GPU 0 is in use by a job that named it"
+    assert fleet.why_not(a_kind("2")).sentence == "GPUs 0,2 are in use by a job that must run on exactly these GPUs"
+    assert fleet.why_not(a_kind("2", (0, 1))).sentence == "GPU 0 is in use by a job that must run on exactly this GPU"
     full = a_fleet(2, free={1: 0})
     full.take(ResourceRequest(1, 0), (0,))
     assert full.why_not(a_kind("2")).code == "no-wide-room", "without the claim there would be no room either"

@@ -652,7 +652,7 @@ def test_run_exits_with_1_for_commands_whose_jobs_were_deleted(run: Run) -> None
 
 @pytest.mark.parametrize("how", ["utf-16", "gone", "others may write"])
 def test_run_exits_with_1_if_the_commands_file_cannot_be_read(run: Run, how: str) -> None:
-    """If the commands file cannot be read at the start or at the end, `run` exits with 1."""
+    """If `run` cannot read the commands file when it begins, or again when its jobs have ended, it exits with 1."""
     if how == "utf-16":
         run.file.write_text("true\n", "utf-16")
         assert "commands.txt" in run.to_its_end(1)

@@ -161,9 +161,9 @@ def test_s4_31_s4_32_named_gpus_are_used_immediately_and_claimed(
     ]  # fmt: skip
     g.use("a", 0)
     waits = g.hold("-G", "1")
-    g.waits(waits, "claimed", "in use by a job that named")
+    g.waits(waits, "claimed", "in use by a job that must run on exactly")
     g.release(named, third)
-    g.waits(waits, "claimed", "GPUs 0,1 are in use by a job that named them")
+    g.waits(waits, "claimed", "GPUs 0,1 are in use by a job that must run on exactly these GPUs")
     assert g.s.ts("-g").splitlines()[1:] == [f"{also:<4} 0 1"]
     g.s.kill()  # the next server must know the claims of running jobs
     g.waits(waits, "claimed")
