@@ -22,7 +22,7 @@ def _is_plain(text: str) -> bool:
 def parts_of(text: str) -> int:
     """Return the thousandths of a GPU that a decimal text stands for, rounded up (``0.3334`` → 334).
 
-    Raises UsageError if the text is no number, and Refused if the number is below 0 or above HIGHEST_GPU_ID.
+    Raises UsageError if the text is no number, and Refused if the amount is below 0 or unreasonably large.
     """
     if _is_plain(text):
         return int(text) * WHOLE
@@ -93,12 +93,12 @@ class ResourceRequest:
 
     @property
     def slots(self) -> int:
-        """Number of slots that a job without GPUs takes; 0 for a request of GPUs."""
+        """Number of slots that a job without GPUs takes; 0 if the job requests GPUs."""
         return 0 if self.count else max(1, self.parts)
 
     @property
     def by_name(self) -> bool:
-        """True for a request of GPUs that the job itself names."""
+        """True if the request lists the ids of its GPUs (option `on`), so that the scheduler does not choose them."""
         return self.count > 0 and self.parts == 0
 
     def __str__(self) -> str:

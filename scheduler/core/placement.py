@@ -327,7 +327,10 @@ class Fleet:
                 return f"needs {asked}, but {here}"
             if kind.allowed is not None:
                 return f"needs {asked}, but only {named_gpus(kind.allowed)} {is_are(kind.allowed)} allowed"
-            return f"needs {asked}, but {f'no server here has more than {fitting}' if fitting else 'no GPU is managed'}"
+            if not fitting:
+                return f"needs {asked}, but no GPU is managed"
+            where = "this machine" if len(self._server_mask) == 1 else "each server"
+            return f"needs {asked}, but {where} has at most {fitting} GPU{'s' * (fitting > 1)}"
         if kind.vram_mib:
             large = mask_of(i for i, g in self.gpus.items() if g.memory_mib is None or g.memory_mib >= kind.vram_mib)
             fitting = max(((allowed & large & mask).bit_count() for mask in self._server_mask.values()), default=0)

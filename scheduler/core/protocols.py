@@ -45,7 +45,7 @@ class Runner(Protocol):
         """
 
     def leave_alone(self, sessions: Set[int]) -> None:
-        """Treat the processes of these sessions as belonging to no job, even if they become children of the daemon."""
+        """Treat the processes of these POSIX sessions as belonging to no job, even if they become children of the daemon."""
 
     def descriptors(self) -> list[int]:
         """Return file descriptors that become readable when ``look`` has something to report."""
@@ -85,7 +85,7 @@ class Probe(Protocol):
         """Return the result of the requested reading; None while the reading runs or if none was requested."""
 
     def sessions(self) -> set[int]:
-        """Return the sessions of the reader's own processes, which belong to no job."""
+        """Return the POSIX sessions of the processes that read the GPUs. These processes belong to no job."""
 
     def descriptors(self) -> list[int]:
         """Return file descriptors that become readable when ``look`` has something to report."""

@@ -544,7 +544,7 @@ class Daemon:
         return not (self._has_more or self.woken or self._lazy or self.state_writer.dirty)
 
     def timeout(self) -> float:
-        """Return the seconds until the next pass is due, if no event comes earlier; 0 if a pass is due now."""
+        """Return in how many seconds the next pass is due even without an event; 0 if a pass is due now."""
         now = time.monotonic()
         if self.outage.lasts:
             return max(0.0, self.outage.due() - now)

@@ -112,7 +112,7 @@ class ManagedGpus:
         return self.monitor.probe.sessions() if self.monitor is not None else set()
 
     def due(self) -> float:
-        """Return the monotonic time of the next step if no event comes earlier; ``NEVER`` for declared GPUs."""
+        """Return when the next step is due even without an event (monotonic seconds); ``NEVER`` for declared GPUs."""
         return self.monitor.next_look(self._interval()) if self.monitor is not None else NEVER
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ class Part(Protocol):
         """Do what is due, within milliseconds. Raises StoreTrouble or sqlite3.Error if the store cannot be used."""
 
     def due(self) -> float:
-        """Return the monotonic time of the next step if no event comes earlier; ``NEVER`` if only events matter."""
+        """Return when the next step is due even without an event (monotonic seconds); ``NEVER`` if only events matter."""
 
     def close(self) -> None:
         """End the task and release its resources. The daemon calls it once."""

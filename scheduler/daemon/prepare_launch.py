@@ -88,9 +88,9 @@ def _say_streams(job: Job) -> None:
 def _within_limits(job: Job, launch: Launch, limits: dict[int, tuple[int, int]]) -> Launch:
     """Return the launch, with a wrapper command before the program if the submitter's resource limits must be set.
 
-    The wrapper command sets the submitter's limits; a limit above the hard limit in ``limits`` is lowered to this hard
-    limit. No wrapper command is added if the submitter's limits are unknown, if the limits to set are equal to
-    ``limits``, or if the program is a name without ``/``.
+    ``limits``: the limits that a job has without the wrapper command. The wrapper command sets the submitter's limits,
+    but none above the hard limit in ``limits``. No wrapper command is added if the submitter's limits are unknown, if
+    the job would have the same limits without it, or if the program is a name without ``/``.
     """
     if not job.spec.limits or "/" not in launch.argv[0]:
         return launch

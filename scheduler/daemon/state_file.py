@@ -155,7 +155,7 @@ class StateFile:
         return waited >= HALF_SAVED_S and (waited >= OPEN_S or not self._written())
 
     def next_look(self, now: float) -> float | None:
-        """Return the monotonic time of the next look if no event comes earlier; None if only events matter."""
+        """Return when the next look is due even without an event (monotonic seconds); None if only events matter."""
         if self._outs or self.broken_since is not None or self.missing_since is not None:
             return now + LOOK_S
         return None
@@ -326,7 +326,7 @@ class StateFile:
         return True
 
     def _copy_invalid(self, data: bytes, why: str) -> None:
-        """Copy invalid contents that somebody saved into a new file beside the state file."""
+        """Create a file beside the state file that keeps ``data``, the invalid contents that somebody saved."""
         try:
             name, fd = new_beside(self.path, "bad")
         except OSError as error:

@@ -56,7 +56,7 @@ class WebChild:
         return {self._pid} if self._pid else set()
 
     def due(self) -> float:
-        """Return the monotonic time of the next step if no event comes earlier.
+        """Return when the next step is due even without an event (monotonic seconds).
 
         The result is ``NEVER`` while the page runs normally.
         """

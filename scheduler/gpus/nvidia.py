@@ -211,7 +211,7 @@ class NvidiaProbe:
         return self._due if self._asked_at is not None else None
 
     def sessions(self) -> set[int]:
-        """Return the sessions of the reader processes. Processes in these sessions belong to no job."""
+        """Return the POSIX sessions of the reader processes. Processes in these sessions belong to no job."""
         return self._hidden
 
     def look(self) -> Readings | None:

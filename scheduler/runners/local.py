@@ -99,7 +99,7 @@ def _session_leader(process: Process) -> Process | None:
 
 
 def _leads(attempt: WatchedAttempt, orphan: Seen) -> bool:
-    """Return whether ``orphan`` is in the session of ``attempt`` and started no earlier than the session's leader."""
+    """Return whether ``orphan`` is in the POSIX session of ``attempt`` and started no earlier than the session's leader."""
     leader = attempt.session or attempt.process
     return leader is not None and orphan.session == leader.pid and orphan.ticks >= leader.ticks
 
@@ -163,7 +163,7 @@ class LocalRunner:
         return self._adopted.values()
 
     def leave_alone(self, sessions: Set[int]) -> None:
-        """Set the sessions of the daemon's helper processes.
+        """Set the POSIX sessions of the daemon's helper processes.
 
         A process in one of these sessions belongs to no job, even if it becomes a child of the daemon.
         """

@@ -29,7 +29,7 @@ def own_command(verb: str, options: Mapping[str, object] | None = None) -> list[
 def start_own(
     words: list[str], environ: Mapping[str, str], *, files: Mapping[int, int] | None = None, folder: str = ""
 ) -> int:
-    """Start a command in a new session, with /dev/null as its input, and return its pid. Raises OSError.
+    """Start a command in a new POSIX session, with /dev/null as its input, and return its pid. Raises OSError.
 
     ``words``: the command line, for example from `own_command`. ``files``: descriptor in the new process → descriptor
     of this process for the same file; all other descriptors are inherited as usual.

@@ -190,7 +190,7 @@ class Server:
                     shutil.rmtree(home)
 
     def _new_life(self, number: int) -> None:
-        """Create generation ``number``, and then write its number to `current`.
+        """Create the folder of the generation with this number, and then write the number to the file `current`.
 
         The TS_ variables in the environment of this call determine the settings of the generation.
         """

@@ -138,7 +138,7 @@ CALLS = (
             Parameter("before", "query", _WHOLE,
                       "Return the last lines before this byte: send the X-Gpujob-Log-Start of an earlier answer."),
             Parameter("find", "query", {"type": "string", "minLength": 1, "maxLength": job_log.LONGEST_WORD},
-                      "Return the last lines that contain this text, with their numbers; cannot be combined with from or before."),
+                      "Return the last lines that contain this text, with their numbers; cannot be combined with the parameters 'from' and 'before'."),
             Parameter("attempt", "query", {"type": "integer", "minimum": 1}, "Number of the attempt; default: the last attempt."),
         ),
         media="text/plain", headers=job_log.HEADERS,

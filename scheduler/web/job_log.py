@@ -79,12 +79,12 @@ def log(ask: Ask) -> Response:
     start = ask.whole("from", 0, 0, 1 << 62) if ask.query("from") is not None else None
     before = ask.whole("before", 0, 0, 1 << 62) if ask.query("before") is not None else None
     if before is not None and start is not None:
-        raise UsageError("cannot be combined with from", where="before")
+        raise UsageError("cannot be combined with the parameter 'from'", where="before")
     wanted = ask.whole("attempt", 0, 1, 1 << 31) if ask.query("attempt") is not None else None
     word = ask.query("find")
     if word is not None and (start is not None or before is not None or not 0 < len(word) <= LONGEST_WORD):
         raise UsageError(
-            f"must be a text of 1 to {LONGEST_WORD} characters, and cannot be combined with from or before",
+            f"must be a text of 1 to {LONGEST_WORD} characters, and cannot be combined with the parameters 'from' and 'before'",
             where="find",
         )
     job, _, events = ask.source.client.job(ask.numbers["id"])

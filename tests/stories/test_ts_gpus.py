@@ -311,8 +311,8 @@ def test_s4_30_a_job_that_can_never_run_is_refused_with_the_reason(graphics: Cal
     """S4.30 S4.7 (bugs 7, 11): A job that can never run, or an invalid value of -G or -g, is refused with a reason."""
     g = graphics("ab")
     for words, reason in (
-        (("-G", "8"), "The job can never run: needs 8 whole GPUs of one server, but no server here has more than 2"),
-        (("-G", "3"), "The job can never run: needs 3 whole GPUs of one server, but no server here has more than 2"),
+        (("-G", "8"), "The job can never run: needs 8 whole GPUs of one server, but this machine has at most 2 GPUs"),
+        (("-G", "3"), "The job can never run: needs 3 whole GPUs of one server, but this machine has at most 2 GPUs"),
         (("-g", "7"), "The job can never run: GPU 7 is not managed here (managed: 0,1)"),
         (("-g", "0,2"), "The job can never run: GPU 2 is not managed here (managed: 0,1)"),
         (("-g", "a"), "-g takes GPU ids such as 0,3, not 'a'"),
