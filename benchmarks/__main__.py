@@ -15,12 +15,15 @@ from benchmarks.deciding import decide_case
 from benchmarks.disk import disk
 from benchmarks.figures import Report, progress
 from benchmarks.house import Stuck
-from benchmarks.living import cli, edit, idle, paste
+from benchmarks.living import edit, idle
+from benchmarks.peers import peers
 from benchmarks.plan import Plan
 from benchmarks.programs import NoCompiler
+from benchmarks.queued import queued, running
 from benchmarks.sessions import readings, screen
 from benchmarks.spooling import spool
 from benchmarks.starting import burst, gap, start
+from benchmarks.verbs import verbs
 from benchmarks.web import web
 
 CASES: dict[str, Callable[[Plan], Report]] = {
@@ -28,15 +31,17 @@ CASES: dict[str, Callable[[Plan], Report]] = {
     "start": start,
     "gap": gap,
     "burst": burst,
-    "paste": paste,
     "idle": idle,
     "edit": edit,
-    "cli": cli,
+    "verbs": verbs,
+    "queued": queued,
+    "running": running,
     "decide": decide_case,
     "screen": screen,
     "readings": readings,
     "ts": spool,
     "web": web,
+    "peers": peers,
 }
 
 
@@ -47,7 +52,9 @@ def main() -> int:
     parser.add_argument("--json", metavar="PATH", help="append one JSON object a case to this file")
     parser.add_argument("--scale", type=float, default=1.0, metavar="X", help="this part of the full counts [1]")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="of gap and burst [3]")
-    parser.add_argument("--no-million", action="store_true", help="leave out decide with 1,000,000 jobs (0.5 GB)")
+    parser.add_argument(
+        "--no-million", action="store_true", help="leave out decide and queued with 1,000,000 jobs (0.7 GB)"
+    )
     parser.add_argument("--folder", metavar="PATH", help="on which disk to work [the temporary folder]")
     given = parser.parse_args()
     unknown = [name for name in given.case if name not in CASES]

@@ -84,9 +84,9 @@ def _measure(waiting: int, gpus: int) -> tuple[float, list[float]]:
     deadline = time.monotonic() + MOST_S
     while len(took) < min(DECISIONS, waiting // 4) and time.monotonic() < deadline:
         at = dice.randrange(len(running))
-        observations = [Ended(running[at].id, running[at].attempt, 0, None, now.wall)]
+        ended = [Ended(running[at].id, running[at].attempt, 0, None, now.wall)]
         before = time.perf_counter_ns()
-        plan = decide(state, observations, now)
+        plan = decide(state, ended, now)
         took.append((time.perf_counter_ns() - before) / 1e6)
         assert len(plan.starts) == 1, f"{len(plan.starts)} jobs started on one free GPU"
         running[at] = plan.starts[0]

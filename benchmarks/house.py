@@ -131,12 +131,15 @@ class House:
         }  # fmt: skip
         self.gpus, self.words = gpus, words
         self.daemon: subprocess.Popen[bytes] | None = None
+        self.started_at = 0.0  # monotonic time at which the last start was complete
+        self._log, self._log_start = os.path.join(self.folder, "gpu_scheduler.log"), 0
         self.supervisor = 0
         self._supervisor_fd = -1
 
     def __enter__(self) -> House:
         try:
-            self._start()
+            self.start()
+            self.wait_quiet()
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -152,8 +155,10 @@ class House:
                 signal.pidfd_send_signal(self._supervisor_fd, signal.SIGKILL)
             os.close(self._supervisor_fd)
 
-    def _start(self) -> None:
-        open(self.jobs_file, "w", opener=lambda path, flags: os.open(path, flags, 0o600)).close()
+    def start(self) -> None:
+        """Start the daemon, and set ``started_at``. May be called again after the daemon has ended. Raises Stuck."""
+        open(self.jobs_file, "a", opener=lambda path, flags: os.open(path, flags, 0o600)).close()
+        self._log_start = os.path.getsize(self._log) if os.path.exists(self._log) else 0
         logs = os.path.join(self.folder, "logs")
         words = [sys.executable, "-m", "scheduler", "start", "--gpus", str(self.gpus), "--log-dir", logs, *self.words]
         with open(self.path("stderr"), "wb") as stderr:
@@ -165,24 +170,27 @@ class House:
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
             )
-        wait_until(self._in_office, "the daemon started", 30.0)
+        wait_until(self._is_started, "the daemon started", 120.0, 0.002)
+        self.started_at = time.monotonic()
         with open(f"/proc/{self.pid}/task/{self.pid}/children", encoding="ascii") as stream:
             children = [int(word) for word in stream.read().split()]
         for child in children:
             with open(f"/proc/{child}/cmdline", "rb") as stream:
                 if b"supervisor.py" in stream.read():
+                    if self._supervisor_fd >= 0:
+                        os.close(self._supervisor_fd)  # of the daemon before: it ends with its last job
                     self.supervisor, self._supervisor_fd = child, os.pidfd_open(child)
         if not self.supervisor and "--screen" not in self.words:
             raise Stuck("the daemon has no supervisor")
-        self.wait_quiet()
 
-    def _in_office(self) -> bool:
+    def _is_started(self) -> bool:
         if self.daemon is None or self.daemon.poll() is not None:
             with open(self.path("stderr"), encoding="utf-8", errors="replace") as stream:
                 said = stream.read().strip().rsplit("\n", 1)[-1]
             raise Stuck(f"the daemon did not start: {said}")
         try:
-            with open(os.path.join(self.folder, "gpu_scheduler.log"), encoding="utf-8") as stream:
+            with open(self._log, encoding="utf-8") as stream:
+                stream.seek(self._log_start)
                 return "scheduler started" in stream.read()
         except FileNotFoundError:
             return False
@@ -217,6 +225,12 @@ class House:
             yield connection
         finally:
             connection.close()
+
+    def wait_accepted(self, count: int, patience_s: float = 1800.0) -> None:
+        """Wait until the store has ``count`` jobs. Raises Stuck after ``patience_s`` seconds."""
+        with self.reading() as connection:
+            question = "SELECT count(*) FROM jobs"
+            wait_until(lambda: _one(connection, question) >= count, f"{count} lines accepted", patience_s)
 
     def wait_ended(self, count: int, patience_s: float = PATIENCE_S, step_s: float = 0.1) -> None:
         """Wait until ``count`` jobs have ended.

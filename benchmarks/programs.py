@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
+TRUE = shutil.which("true") or "/bin/true"
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -50,7 +51,7 @@ def build(folder: str) -> Programs:
     """
     compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
     if not compiler:
-        raise NoCompiler("no C compiler (cc, gcc) in PATH; set CC, or measure only: idle cli decide")
+        raise NoCompiler("no C compiler (cc, gcc) in PATH; set CC, or measure only: idle verbs queued running decide")
     found = {}
     for name in ("job", "floor"):
         found[name] = os.path.join(folder, name)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from benchmarks.figures import Report, median, p99, progress, spread
 from benchmarks.house import House, append, ledger, wait_quiet, wait_until
-from benchmarks.living import _used
 from benchmarks.plan import Plan
+from benchmarks.process_figures import used_by
 from scheduler.gpus.nvidia import NvidiaProbe
 from tests.gpus.stub import FakeDriver
 
@@ -96,9 +96,9 @@ def readings(plan: Plan) -> Report:
             _start(plan, house, "warm", "warm")
             starts[name] = [_start(plan, house, "ours", f"{n}") for n in range(plan.count(30))]
             house.wait_quiet()
-            before = _used(house.pid)
+            before = used_by(house.pid)
             time.sleep(span)
-            used[name] = (_used(house.pid)[1] - before[1]) * 1e3
+            used[name] = (used_by(house.pid)[1] - before[1]) * 1e3
     report = Report("readings", "eight GPUs of a pretended driver", ("ms", "p50", "p99"))
     report.row("one reading", median(took), p99(took))
     for name, values in starts.items():

@@ -469,8 +469,7 @@ def pause(gpus: Gpus, state_file: StateFile = None, config: ConfigFile = None) -
 def resume(
     gpus: PausedGpus,
     force: Annotated[
-        bool,
-        typer.Option("--force", help="Start jobs despite the foreign processes and memory that are on the GPUs now."),
+        bool, typer.Option("--force", help="Start jobs despite the foreign processes and memory on the GPUs.")
     ] = False,
     state_file: StateFile = None,
     config: ConfigFile = None,
@@ -583,9 +582,7 @@ def web_page(
     port: Annotated[str, typer.Option("--port", metavar="N", help="Port of the web page; 0: any free port.")] = "4004",
     host: Annotated[
         str,
-        typer.Option(
-            "--host", metavar="ADDRESS", help="Address of the page; if other machines can reach it: use TLS or a proxy."
-        ),
+        typer.Option("--host", metavar="ADDRESS", help="Address of the page; beyond this machine, use TLS or a proxy."),
     ] = "127.0.0.1",
     tls_cert: Annotated[str, typer.Option("--tls-cert", metavar="PATH", help="Certificate (PEM), for HTTPS.")] = "",
     tls_key: Annotated[str, typer.Option("--tls-key", metavar="PATH", help="Key of the certificate (PEM).")] = "",
