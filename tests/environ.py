@@ -12,4 +12,4 @@ def clean(*drop: str) -> dict[str, str]:
     `tests/conftest.py`).
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("GPUJOB_", *drop))}
-    return {**kept, "GPUJOB_WARM": os.environ["GPUJOB_WARM"]}
+    return {**kept, "GPUJOB_WARM": os.environ.get("GPUJOB_WARM", "0")}
