@@ -36,7 +36,8 @@ def queued(plan: Plan) -> Report:
         with House(plan.folder, gpus=2) as house:
             house.command("queue", "pause")
             progress(f"queued: {count} lines")
-            text = "".join(f"0,/work/train.py,,--seed {n}\n" for n in range(count))
+            open(house.path("train.py"), "w").close()
+            text = "".join(f"0,train.py,,--seed {n}\n" for n in range(count))
             at = append(house.jobs_file, text)
             house.wait_accepted(count)
             took = (time.monotonic_ns() - at) / 1e9

@@ -18,7 +18,7 @@ VERB_MODULES = (
     "scheduler.cli.add", "scheduler.cli.config", "scheduler.cli.control", "scheduler.cli.logs", "scheduler.cli.report",
     "scheduler.cli.sessions", "scheduler.cli.shell_completion", "scheduler.cli.show", "scheduler.client.offline",
     "scheduler.track.cli", "scheduler.ts.actions", "scheduler.ts.job_list", "scheduler.ts.main", "scheduler.ts.submission",
-    "encodings.ascii", "encodings.utf_8_sig", "filelock", "secrets",
+    "encodings.ascii", "encodings.utf_8_sig", "filelock", "secrets", "typer._click.decorators",
 )  # fmt: skip
 WARM_PROCESS = "warm-process"  # the verb that is the warm process; users do not call it
 # Variables of jobs. A job must not start the warm process, which would count as a process that outlived the job.

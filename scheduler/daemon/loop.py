@@ -167,10 +167,8 @@ class Daemon:
         if state.policy.order.rule == "short":  # the order depends on the command of each job
             observations += [Arrived(job) for job in rows.pending(connection)]
         else:
-            observations += [
-                Restored(list(waiting_jobs.ready(connection))),
-                *map(Arrived, waiting_jobs.not_ready(connection)),
-            ]
+            ready = list(waiting_jobs.ready(connection))
+            observations += [Restored(ready), *map(Arrived, waiting_jobs.not_ready(connection, len(ready)))]
         self.problems.note()
         self.files.go_back(connection)
         if stale:

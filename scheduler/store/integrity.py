@@ -13,6 +13,7 @@ from scheduler.store.paths import Places
 from scheduler.system.safe_open import plain
 
 # The highest assigned id. `meta` keeps it when the newest jobs are deleted; -1 there gives the first job the id 0.
+FEW = 1000  # attempt records
 LAST_ID = (
     "SELECT max(coalesce((SELECT max(id) FROM jobs), -1),"
     " coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key='last_id'), 0))"
@@ -106,15 +107,17 @@ def _begun(connection: sqlite3.Connection, places: Places, last: int) -> Iterato
     """Yield (job, attempt) of the attempt records that have to be compared with the store.
 
     If the store says that a job has started, the record of its first attempt is left out, because the store has this
-    attempt. This saves one query for each of perhaps a million jobs. ``last``: the highest id in the store.
+    attempt. This saves one query for each of perhaps a million records. A few records are not worth the search for these
+    jobs. ``last``: the highest id in the store.
     """
     try:
         names = os.listdir(places.attempts)
     except FileNotFoundError:
         return
-    never_ran = {f"{job}.1" for (job,) in connection.execute("SELECT id FROM jobs WHERE attempt=0")}
+    many = len(names) > FEW
+    never_ran = {f"{job}.1" for (job,) in connection.execute("SELECT id FROM jobs WHERE attempt=0")} if many else ()
     for name in names:
-        if name[-2:] == ".1" and name not in never_ran and name[:-2].isdecimal() and int(name[:-2]) <= last:
+        if many and name[-2:] == ".1" and name not in never_ran and name[:-2].isdecimal() and int(name[:-2]) <= last:
             continue
         found = re.fullmatch(_RECORD, name)
         if found:

@@ -130,7 +130,11 @@ ALTER TABLE readings ADD COLUMN power REAL;
 ALTER TABLE readings ADD COLUMN energy REAL;
 """
 
-STEPS = (_FIRST, _READINGS, _OLD_LOGS, _COUNTS, _CALLS, _TALLIES, _EVENT_NAMES)
+QUEUE_ORDER = "min(place, 0), priority, CASE place WHEN 0 THEN id ELSE place END"  # see `core/job.py: Job.turn`
+# For the first waiting jobs of the queue: without the index, all waiting jobs would be read and sorted.
+_QUEUE = f"CREATE INDEX jobs_queue ON jobs ({QUEUE_ORDER}) WHERE state='pending';"
+
+STEPS = (_FIRST, _READINGS, _OLD_LOGS, _COUNTS, _CALLS, _TALLIES, _EVENT_NAMES, _QUEUE)
 VERSION = len(STEPS)
 
 

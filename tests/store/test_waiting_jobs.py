@@ -47,7 +47,8 @@ def test_waiting_jobs_are_read_for_a_start_of_the_scheduler(
             rows.save(connection, [job])
     connection = database.connection
     waiting = {job.id: job for job in rows.pending(connection)}
-    ready, others = list(waiting_jobs.ready(connection)), list(waiting_jobs.not_ready(connection))
+    ready = list(waiting_jobs.ready(connection))
+    others = list(waiting_jobs.not_ready(connection, len(ready)))
     assert sorted([job.id for job in ready] + [job.id for job in others]) == list(waiting)
     for found in ready:
         job = waiting[found.id]
@@ -85,4 +86,4 @@ def test_a_damaged_waiting_job_is_not_read_by_its_facts(database: Database, colu
         connection.execute(f"UPDATE jobs SET {column}=?", (text,))
     assert list(waiting_jobs.ready(database.connection)) == []
     with pytest.raises(Damaged):
-        list(waiting_jobs.not_ready(database.connection))
+        list(waiting_jobs.not_ready(database.connection, 0))
