@@ -228,7 +228,11 @@ class DaemonProcess:
         )
         epoll, wakeup = self._signals()
         try:
-            daemon.open()
+            gc.disable()  # the waiting jobs are many new objects, and none of them is garbage
+            try:
+                daemon.open()
+            finally:
+                gc.enable()
             if config.journal:
                 journal = JournalWriter(
                     db,
