@@ -68,7 +68,12 @@ def _nq(plan: Plan, slots: int) -> Iterator[Submit]:
 def _simple(plan: Plan, slots: int) -> Iterator[Submit]:
     words = ["simple_gpu_scheduler", "--gpus", *map(str, range(slots))]
     with subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True
+        words,
+        cwd=tempfile.mkdtemp(dir=plan.folder),  # it writes two files for each job
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
     ) as process:
         assert process.stdin is not None
         pipe = process.stdin

@@ -18,8 +18,9 @@ VERB_MODULES = (
     "scheduler.cli.add", "scheduler.cli.config", "scheduler.cli.control", "scheduler.cli.logs", "scheduler.cli.report",
     "scheduler.cli.sessions", "scheduler.cli.shell_completion", "scheduler.cli.show", "scheduler.client.offline",
     "scheduler.track.cli", "scheduler.ts.actions", "scheduler.ts.job_list", "scheduler.ts.main", "scheduler.ts.submission",
-    "encodings.ascii", "encodings.utf_8_sig", "filelock", "secrets", "typer._click.decorators",
+    "encodings.ascii", "encodings.utf_8_sig", "filelock", "secrets",
 )  # fmt: skip
+OPTIONAL_MODULES = ("typer._click.decorators",)  # the same, but only some versions of the library have them
 WARM_PROCESS = "warm-process"  # the verb that is the warm process; users do not call it
 # Variables of jobs. A job must not start the warm process, which would count as a process that outlived the job.
 IN_A_JOB = frozenset({"GPUJOB_ID", "GPUJOB_TRACK_ID", "SLURM_JOB_ID"})
@@ -166,6 +167,9 @@ def import_all() -> None:
 
     for name in VERB_MODULES:
         importlib.import_module(name)
+    for name in OPTIONAL_MODULES:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(name)
     scheduler.cli.app.all_verbs()
 
 

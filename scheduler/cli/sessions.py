@@ -76,15 +76,19 @@ def screens(*, json: bool = False, state_file: str | None = None, config: str | 
 
 
 def attach(job: str, *, state_file: str | None = None, config: str | None = None) -> int:
-    """Replace this process by `screen`, attached to the job's session. Raises UsageError, SchedulerError."""
+    """Replace this process by `screen`, attached to the job's session.
+
+    ``job`` may name several jobs, such as a label, if one of them runs in a session. Raises UsageError, SchedulerError.
+    """
     need_own_process()
     client = SchedulerClient(state_file_for(state_file, config))
     numbers = client.select([job])
-    if len(numbers) != 1:
-        raise UsageError(f"cannot attach to {job}: it names {len(numbers)} jobs", do="name one job")
-    number = numbers[0]
-    mine = [found for found in client.sessions() if found.id == number and _lives(found)]
+    mine = [found for found in client.sessions() if found.id in numbers and _lives(found)]
+    if len(numbers) > 1 and len(mine) != 1:
+        how_many = f"{len(numbers)} jobs, of which {len(mine) or 'none'} run in a screen session"
+        raise UsageError(f"cannot attach to {job}: it names {how_many}", do="name one job; see gpujob screens")
     if not mine:
+        number = numbers[0]
         state = client.states([number])[0].state
         if state.holds_gpus:
             raise SchedulerError(

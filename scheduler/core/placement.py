@@ -329,8 +329,10 @@ class Fleet:
                 return f"needs {asked}, but only {named_gpus(kind.allowed)} {is_are(kind.allowed)} allowed"
             if not fitting:
                 return f"needs {asked}, but no GPU is managed"
-            where = "this machine" if len(self._server_mask) == 1 else "each server"
-            return f"needs {asked}, but {where} has at most {fitting} GPU{'s' * (fitting > 1)}"
+            number = f"{fitting} GPU{'s' * (fitting > 1)}"
+            if len(self._server_mask) > 1:
+                return f"needs {asked}, but at most {number} of one server are managed"
+            return f"needs {asked}, but only {number} {'are' if fitting > 1 else 'is'} managed"
         if kind.vram_mib:
             large = mask_of(i for i, g in self.gpus.items() if g.memory_mib is None or g.memory_mib >= kind.vram_mib)
             fitting = max(((allowed & large & mask).bit_count() for mask in self._server_mask.values()), default=0)
@@ -427,8 +429,8 @@ class Fleet:
                     "reserved", f"{named_gpus(ids)} {is_are(ids)} reserved for job {job}, which was overtaken too often"
                 )
         ids = ids_of(fitting & mask_of(self.claims))
-        these = "this GPU" if len(ids) == 1 else "these GPUs"
-        return Reason("claimed", f"{named_gpus(ids)} {is_are(ids)} in use by a job that must run on exactly {these}")
+        by = "a running job" if len(ids) == 1 else "running jobs"
+        return Reason("claimed", f"{named_gpus(ids)} {is_are(ids)} claimed with on= by {by}")
 
     def _forbidden(self, need: ResourceRequest, usable: int, vram_mib: int) -> Reason | None:
         """Return the reason if a job waits only because readings block GPUs with enough free share; else None."""

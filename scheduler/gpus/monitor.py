@@ -213,7 +213,7 @@ def _visible(text: str | None, found: Mapping[int, Gpu], notes: list[str]) -> tu
         notes.append(f"CUDA_VISIBLE_DEVICES={text!r} names no GPU of this machine and is ignored; all GPUs are managed")
         return everything
     notes.append(
-        f"CUDA_VISIBLE_DEVICES={text} in the scheduler's environment: gpujob manages only {named_gpus(chosen)} "
+        f"CUDA_VISIBLE_DEVICES={text} in the scheduler's environment: gpujob manages only {named_gpus(sorted(set(chosen)))} "
         f"(--gpus and --gpu-ids override it)"
     )
     return tuple(sorted(set(chosen)))

@@ -131,6 +131,7 @@ class Supervisor:
         self.held = {}  # pid of an ended job whose log is still being packed: (end message, monotonic time limit)
         self.out = []
         self.unsent = False  # the last packet could not be sent for lack of memory
+        self.blocked = False  # the last packet could not be sent because the socket was full
         self.up_at = 0.0  # monotonic time at which the first message in `out` was found to be an "up" message
         self.umask = os.umask(0o077)
         os.umask(self.umask)
@@ -506,7 +507,8 @@ class Supervisor:
         Many jobs end at once. The daemon then gets the "up" and the "end" message of such a job in one packet.
         """
         now = time.monotonic()
-        waits = 0 < len(self.out) < 200 and all(message[0] == "up" for message in self.out)
+        late = self.blocked or self.unsent
+        waits = not late and 0 < len(self.out) < 200 and all(message[0] == "up" for message in self.out)
         if waits and not self.up_at:
             self.up_at = now
         elif not waits or now >= self.up_at + UP_MS / 1000:
@@ -516,12 +518,13 @@ class Supervisor:
     def send(self, poll):
         if self.may_wait():
             return
-        self.unsent = False
+        self.unsent = self.blocked = False
         while self.out:
             packet = self.out[:200]
             try:
                 sent = os.write(self.fd, marshal.dumps(packet))
             except BlockingIOError:
+                self.blocked = True
                 poll.modify(self.fd, select.POLLIN | select.POLLOUT)
                 return
             except ConnectionError:

@@ -129,16 +129,19 @@ class Changes:
         self._seen.update((n, row) for n, row in found.items() if (row[FINISHED_AT] or 0.0) >= recent)
         if is_sorted:
             self._unsorted.clear()
-        else:
-            self._unsorted.update((row[0], row) for row in changed if row[STATE_AT] == JobState.PENDING.value)
+        for row in () if is_sorted else changed:
+            if row[STATE_AT] == JobState.PENDING.value:
+                self._unsorted[row[0]] = row
+            else:
+                self._unsorted.pop(row[0], None)
         return changed if begun else []
 
     def _look_at_first(self, connection: sqlite3.Connection, found: dict[int, Raw]) -> bool:
         """Update ``first``, the rows of the first waiting jobs in the queue.
 
-        ``found``: rows that were already read. To find the first jobs, SQLite must sort the queue, which takes long for
-        a long queue. So most calls do not sort the queue: they only read the rows of the jobs in ``first`` again, and
-        remove the jobs that no longer wait. Return whether this call has sorted the queue.
+        ``found``: rows that were already read. In a store of an older version, SQLite must sort the queue to find the
+        first jobs, which takes long for a long queue. So most calls only read the rows of the jobs in ``first`` again,
+        and remove the jobs that no longer wait. Return whether this call has looked for the first jobs.
         """
         now = time.monotonic()
         if now >= self._first_due:

@@ -13,11 +13,11 @@ from scheduler.store.paths import Places
 from scheduler.system.safe_open import plain
 
 # The highest assigned id. `meta` keeps it when the newest jobs are deleted; -1 there gives the first job the id 0.
-FEW = 1000  # attempt records
 LAST_ID = (
     "SELECT max(coalesce((SELECT max(id) FROM jobs), -1),"
     " coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key='last_id'), 0))"
 )
+FEW = 1000  # attempt records
 _RECORD = r"(\d{1,18})\.(\d{1,18})"
 
 

@@ -23,7 +23,7 @@ _HAS_SOURCE = """instr(spec, '"source":')>0"""  # false: a line of a jobs file
 _SOURCE = "CASE WHEN json_valid(spec) THEN json_extract(spec, '$.source') ELSE 'damaged' END"
 _DOCUMENTS = {"spec": "{", "notes": "[", "argv": "[", "failure": "["}  # columns with JSON → its first character
 _SOUND = " AND ".join(
-    f"CASE WHEN {name}='' THEN {int(name != 'spec')} ELSE substr({name}, 1, 1)='{first}' AND json_valid({name}) END"
+    f"CASE WHEN {name}='' THEN {int(name != 'spec')} ELSE coalesce(substr({name}, 1, 1)='{first}' AND json_valid({name}), 0) END"
     for name, first in _DOCUMENTS.items()
 )
 # A damaged row is not ready: it is read as a job, and that raises Damaged.

@@ -20,7 +20,7 @@ from scheduler.views.terminal_replay import Folder
 
 EVERY_S = 0.05  # seconds between two reads of the logs
 MOST_BYTES = 1 << 18  # bytes that are read from a log at a time
-MOST_KEPT = 100  # texts that are printed together
+MOST_KEPT = 1 << 16  # characters that are kept to be printed together
 MOST_BEHIND = 1 << 22  # if a log has more unread bytes, only its end is printed
 LONGEST_LINE = 1 << 16  # characters
 
@@ -48,6 +48,7 @@ class Stream:
         self._open = 0
         self._print_text = write or _to_stdout
         self._texts: list[str] = []  # not printed yet
+        self._kept = 0  # their characters
         self._follow, self._closed, self._ending = follow, False, False
         self._thread = threading.Thread(target=self._run, name="gpujob-stream", daemon=True)
         self._thread.start()
@@ -79,14 +80,15 @@ class Stream:
                 self._print_texts()
 
     def _write(self, text: str) -> None:
-        """Keep a text for `_print_texts`. If much text is kept, print all of it."""
+        """Keep a text for `_print_texts`. If more than ``MOST_KEPT`` characters are kept, print all of them."""
         self._texts.append(text)
-        if len(self._texts) >= MOST_KEPT:
+        self._kept += len(text)
+        if self._kept > MOST_KEPT:
             self._print_texts()
 
     def _print_texts(self) -> None:
         """Print all kept texts with one write. During a write, the daemon's main thread may have to wait."""
-        texts, self._texts = "".join(self._texts), []
+        texts, self._texts, self._kept = "".join(self._texts), [], 0
         if texts:
             self._print_text(texts)
 

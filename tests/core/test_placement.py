@@ -294,7 +294,7 @@ def test_a_claimed_gpu_gets_no_other_job_until_the_last_claim_has_ended() -> Non
         reason = fleet.why_not(kind)
         assert (reason.code, reason.sentence) == (
             "claimed",
-            "GPU 0 is in use by a job that must run on exactly this GPU",
+            "GPU 0 is claimed with on= by a running job",
         )
     fleet.give_back(ResourceRequest(1, 0), (0,))
     assert fleet.find(a_kind("2")) is None, "the other one is still there"
@@ -306,8 +306,8 @@ def test_the_reason_names_each_claimed_gpu_that_prevents_the_placement() -> None
     """S4.32: The reason to wait names each claimed GPU that prevents the placement. It names no other claimed GPU."""
     fleet = a_fleet(3)
     fleet.take(ResourceRequest(2, 0), (0, 2))
-    assert fleet.why_not(a_kind("2")).sentence == "GPUs 0,2 are in use by a job that must run on exactly these GPUs"
-    assert fleet.why_not(a_kind("2", (0, 1))).sentence == "GPU 0 is in use by a job that must run on exactly this GPU"
+    assert fleet.why_not(a_kind("2")).sentence == "GPUs 0,2 are claimed with on= by running jobs"
+    assert fleet.why_not(a_kind("2", (0, 1))).sentence == "GPU 0 is claimed with on= by a running job"
     full = a_fleet(2, free={1: 0})
     full.take(ResourceRequest(1, 0), (0,))
     assert full.why_not(a_kind("2")).code == "no-wide-room", "without the claim there would be no room either"
@@ -490,7 +490,7 @@ def test_an_assignment_competes_if_it_takes_what_a_waiting_job_could_use(
         ((4,), {}, (0, 1), a_kind("1", (0, 1)), "paused", "its GPUs 0,1 are paused"),
         ((4,), {}, (2,), a_kind("1", (2,)), "paused", "its GPU 2 is paused"),
         ((2,), {}, (0, 1), a_kind("1"), "paused", "its GPUs 0,1 are paused"),
-        ((2,), {}, (), a_kind("3"), "never", "needs 3 whole GPUs of one server, but this machine has at most 2 GPUs"),
+        ((2,), {}, (), a_kind("3"), "never", "needs 3 whole GPUs of one server, but only 2 GPUs are managed"),
         ((2,), {}, (), a_kind("1", (7,)), "never", "GPU 7 is not managed here (managed: 0,1)"),
     ],
 )
@@ -526,8 +526,8 @@ def test_the_reason_of_a_wide_job_that_lacks_memory_names_the_memory() -> None:
         ((2,), a_kind("2x0.5", (0, 1)), ""),
         ((), a_kind("0"), ""),
         ((), a_kind("0", (7,)), ""),
-        ((2,), a_kind("3"), "this machine has at most 2 GPUs"),
-        ((2, 2), a_kind("3"), "each server has at most 2 GPUs"),
+        ((2,), a_kind("3"), "only 2 GPUs are managed"),
+        ((2, 2), a_kind("3"), "at most 2 GPUs of one server are managed"),
         ((), a_kind("1"), "no GPU is managed"),
         ((4,), a_kind("2", (1,)), "only GPU 1 is allowed"),
         ((2, 2), a_kind("2", (1, 2)), "no server has more than 1 of the allowed GPUs 1,2"),

@@ -6,7 +6,9 @@ import errno
 import marshal
 import math
 import os
+import select
 import signal
+import socket
 import subprocess
 import time
 from dataclasses import replace
@@ -290,6 +292,7 @@ def test_e09_unsent_messages_of_the_supervisor_are_sent_again(tmp_path: Path, mo
     read, write = os.pipe()
     supervisor = supervisor_file.Supervisor.__new__(supervisor_file.Supervisor)
     supervisor.fd, supervisor.out, supervisor.unsent = write, [("end", "1.1", 5, "exit", 3, 7)], False
+    supervisor.blocked = False
     answers = [OSError(105, "no buffer space"), 0, None]
     real = os.write
 
@@ -319,3 +322,30 @@ def test_e09_unsent_messages_of_the_supervisor_are_sent_again(tmp_path: Path, mo
     supervisor.send(poll)  # EPIPE: the daemon is gone
     assert not supervisor.out
     os.close(write)
+
+
+def test_a_start_message_that_did_not_fit_into_the_socket_does_not_wait_again() -> None:
+    """If the socket was full, the supervisor sends its messages as soon as there is room, also if they are only starts.
+
+    With another wait, `poll` would report the room again and again during the wait.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.setblocking(False)
+    supervisor = supervisor_file.Supervisor.__new__(supervisor_file.Supervisor)
+    supervisor.fd, supervisor.out, supervisor.unsent, supervisor.blocked = theirs.fileno(), [], False, False
+    supervisor.up_at = 0.0
+    poll = select.poll()
+    poll.register(theirs.fileno(), select.POLLIN)
+    supervisor.out = [("end", "0.1", 5, "exit", 0, 7)]
+    while not supervisor.blocked:
+        supervisor.send(poll)
+        supervisor.out = supervisor.out or [("end", "0.1", 5, "exit", 0, 7)]
+    supervisor.out = [("up", "1.1", 6, 1, 2)]
+    while True:  # the daemon reads
+        packet = marshal.loads(ours.recv(1 << 20))
+        if not packet or not select.select([ours], [], [], 0)[0]:
+            break
+    supervisor.send(poll)
+    assert marshal.loads(ours.recv(1 << 20)) == [("up", "1.1", 6, 1, 2)] and not supervisor.blocked
+    ours.close()
+    theirs.close()

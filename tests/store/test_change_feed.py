@@ -85,3 +85,37 @@ def test_a_job_that_waits_again_is_returned_once_if_the_queue_is_sorted_later(
     finally:
         feed.close()
         database.close()
+
+
+def test_a_job_that_is_requeued_with_the_same_row_is_returned_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A requeued job is returned also if its row equals the row of its last wait, which was returned before."""
+    database = Database(Places(str(tmp_path / "state.json")))
+    feed = Changes(database.places)
+    monkeypatch.setattr(change_feed, "OVERLAP_S", 0.0)
+    try:
+        with database.writing() as connection:
+            job = rows.insert(connection, JobSpec(arguments=("true",)), ResourceRequest(1, 1000), "", (), 1.0)
+            job.state, job.outcome, job.finished_at = JobState.CANCELLED, Outcome.CANCELLED, 100.0
+            rows.save(connection, [job])
+            other = rows.insert(connection, JobSpec(arguments=("true",)), ResourceRequest(1, 1000), "", (), 1.0)
+        looks(feed, 1)
+        monkeypatch.setattr(feed, "_first_due", float("inf"))  # the queue is not sorted again
+
+        def move(state: JobState, outcome: Outcome | None, finished_at: float | None, ended: float) -> list[int]:
+            job.state, job.outcome, job.finished_at = state, outcome, finished_at
+            other.state, other.outcome, other.finished_at = JobState.CANCELLED, Outcome.CANCELLED, ended
+            with database.writing() as connection:
+                rows.save(connection, [job, other])
+            return looks(feed, 1)[0]
+
+        assert job.id in move(JobState.PENDING, None, None, 101.0)
+        assert job.id in move(JobState.CANCELLED, Outcome.CANCELLED, 102.0, 103.0)
+        move(JobState.CANCELLED, Outcome.CANCELLED, 102.0, 104.0)  # the feed forgets the older end
+        assert job.id not in move(JobState.PENDING, None, None, 105.0)  # only the next sort finds it
+        feed._first_due = 0.0
+        assert job.id in looks(feed, 1)[0]
+    finally:
+        feed.close()
+        database.close()

@@ -161,9 +161,9 @@ def test_s4_31_s4_32_named_gpus_are_used_immediately_and_claimed(
     ]  # fmt: skip
     g.use("a", 0)
     waits = g.hold("-G", "1")
-    g.waits(waits, "claimed", "in use by a job that must run on exactly")
+    g.waits(waits, "claimed", "claimed with on= by ")
     g.release(named, third)
-    g.waits(waits, "claimed", "GPUs 0,1 are in use by a job that must run on exactly these GPUs")
+    g.waits(waits, "claimed", "GPUs 0,1 are claimed with on= by running jobs")
     assert g.s.ts("-g").splitlines()[1:] == [f"{also:<4} 0 1"]
     g.s.kill()  # the next server must know the claims of running jobs
     g.waits(waits, "claimed")
@@ -311,8 +311,8 @@ def test_s4_30_a_job_that_can_never_run_is_refused_with_the_reason(graphics: Cal
     """S4.30 S4.7 (bugs 7, 11): A job that can never run, or an invalid value of -G or -g, is refused with a reason."""
     g = graphics("ab")
     for words, reason in (
-        (("-G", "8"), "The job can never run: needs 8 whole GPUs of one server, but this machine has at most 2 GPUs"),
-        (("-G", "3"), "The job can never run: needs 3 whole GPUs of one server, but this machine has at most 2 GPUs"),
+        (("-G", "8"), "The job can never run: needs 8 whole GPUs of one server, but only 2 GPUs are managed"),
+        (("-G", "3"), "The job can never run: needs 3 whole GPUs of one server, but only 2 GPUs are managed"),
         (("-g", "7"), "The job can never run: GPU 7 is not managed here (managed: 0,1)"),
         (("-g", "0,2"), "The job can never run: GPU 2 is not managed here (managed: 0,1)"),
         (("-g", "a"), "-g takes GPU ids such as 0,3, not 'a'"),
