@@ -202,7 +202,7 @@ class Printer:
             return
         if self.raw and is_packed(log.path):
             raise UsageError(
-                "cannot combine -n and --raw: the lines of a compressed log are not counted",
+                "cannot combine -n and --raw for a compressed log: its lines are not counted",
                 do="leave one of them out",
             )
         if self.raw:

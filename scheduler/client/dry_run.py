@@ -199,7 +199,7 @@ def _missing(environments: Environments, job: Job) -> str:
 
 
 def _missed(job: Job) -> str:
-    """Return what a waiting job lacked when the scheduler last checked; empty if it lacked nothing."""
+    """Return the stored sentence about the file or folder that a waiting job lacks; empty if it lacks none."""
     return job.reason if job.reason_code == "missing" else ""
 
 

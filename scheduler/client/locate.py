@@ -50,8 +50,8 @@ def _say(trouble: SchedulerError, then: str = "") -> None:
 def state_file_for(state_file: str | None, config_file: str | None = None) -> str:
     """Return the state file of the scheduler that the command means.
 
-    If a flag, a variable or the config names a state file, it is returned. Raises UsageError if the named path is a
-    folder or cannot be determined.
+    If a flag, a variable or the config names a state file, it is returned. Raises UsageError if the path is a
+    folder, or if the config that may name the path cannot be read.
 
     If nothing names a state file, the result is that of `_unnamed`. Raises UsageError if `_unnamed` cannot choose
     between several running schedulers of the user.

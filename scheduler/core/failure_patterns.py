@@ -31,8 +31,8 @@ _SIGNS = (
     (
         ENVIRONMENT,
         re.compile(r"^gpujob: environment .* could not be activated: |EnvironmentLocationNotFound: "),
-        "the command did not run: the output of the activation is above in the log; conda_mode: direct uses no "
-        "activation scripts, and a larger activation_limit gives them more time",
+        "the command did not run: see the output of the activation above in the log; set conda_mode: direct to run no "
+        "activation scripts, or raise activation_limit to give them more time",
     ),
     ("start", re.compile(r"^gpujob: cannot start "), "the command did not run: its program could not be executed"),
     (

@@ -97,7 +97,7 @@ def judge_scheduler(seen: SchedulerSeen) -> list[Finding]:
 
 
 def check_store(exam: Examination) -> list[Finding]:
-    """Check the store; save its contents and the owner in ``exam`` for the other checks."""
+    """Check the store. For the other checks, set the data read from the store and the owner of the scheduler in ``exam``."""
     dir_seen, places = exam.dir_seen, exam.places
     exam.owner = exam.whose()
     seen_store = StoreSeen(recover=exam.recover, start=exam.upgrade, again=exam.again, python=sys.executable)

@@ -237,7 +237,7 @@ def _is_ours(folder: str) -> bool:
 
 
 def register(environ: dict[str, str], state_file: str) -> str:
-    """Write the file of this scheduler into the register.
+    """Create the file of this scheduler in the register, which is a folder (`register_folder`).
 
     Return the path of the file, or an empty text if the file could not be written.
     """

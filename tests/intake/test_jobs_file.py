@@ -213,7 +213,7 @@ def test_gpu_lists_are_sorted_and_duplicate_ids_removed(text: str, ids: tuple[in
 def test_an_invalid_gpu_list_is_refused_with_the_arguments_in_quotes(text: str) -> None:
     """S3.7, S3.8, C26: A line whose fifth field is not a GPU list is refused.
 
-    The error shows the arguments in quotes.
+    The error shows the corrected line, with quotes around the arguments.
     """
     error = error_of(f"0,/a.py,e,--x y,{text}")
     assert isinstance(error, UsageError)

@@ -168,7 +168,9 @@ def test_s4_14_logs_shows_a_packed_log(scheduler):
         [*s.command, "logs", str(one), "--raw"], cwd=s.folder, env=s.environ, capture_output=True, check=True
     )
     assert raw.stdout == path.read_bytes() and not raw.stderr
-    assert "the lines of a compressed log are not counted" in s.cli("logs", str(one), "--raw", "-n", "1", code=2).stderr
+    assert (
+        "for a compressed log: its lines are not counted" in s.cli("logs", str(one), "--raw", "-n", "1", code=2).stderr
+    )
     two = shell(s, text="echo plain")
     s.wait_state(two, "done")
     assert s.cli("logs", f"{one}-{two}", "-n", "1").stdout == (
