@@ -24,7 +24,7 @@ from scheduler.intake.settings import Settings, find_config
 from scheduler.store.daemon_lock import Taken
 from scheduler.system.forked_command import need_own_process
 from scheduler.system.terminal_text import safe
-from scheduler.views.live_output import Stream
+from scheduler.views.foreground_output import ForegroundOutput
 from scheduler.views.render import counts_text
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def run(
     before = _look(client, settings)
     shown = _Shown(client) if sys.stdout.isatty() else None
     try:
-        stream = Stream(write=shown.write if shown else None, follow=False)
+        stream = ForegroundOutput(write=shown.write if shown else None, follow=False)
     except RuntimeError as error:  # no thread could be started: the user's limit on processes
         raise SchedulerError(str(error), do="allow this user more processes (ulimit -u)") from None
     try:

@@ -15,7 +15,7 @@ from scheduler.intake.settings import find_config
 from scheduler.system.forked_command import need_own_process
 from scheduler.system.own_process import own_command, start_own
 from scheduler.system.terminal_text import safe
-from scheduler.views.live_output import Stream
+from scheduler.views.foreground_output import ForegroundOutput
 
 READY = "GPUJOB_READY_FD"
 
@@ -45,7 +45,7 @@ def start(
     if ready_fd >= 0:
         os.set_inheritable(ready_fd, False)  # a copy in the supervisor would keep `start --detach` waiting
     try:
-        stream = Stream(follow=ready_fd < 0 and not _is_null(1))
+        stream = ForegroundOutput(follow=ready_fd < 0 and not _is_null(1))
     except RuntimeError as error:  # no thread could be started: the user's limit on processes
         raise SchedulerError(str(error), do="allow this user more processes (ulimit -u)") from None
     if _is_null(1):
@@ -68,7 +68,7 @@ def _is_null(fd: int) -> bool:
     return stat.S_ISCHR(found.st_mode) and found.st_rdev == os.stat(os.devnull).st_rdev
 
 
-def _say_ready(fd: int, stream: Stream) -> None:
+def _say_ready(fd: int, stream: ForegroundOutput) -> None:
     """Redirect the standard streams to /dev/null, then report to the waiting `start --detach` that the daemon is ready.
 
     Because the streams are redirected first, the message of `start --detach` is the last line on the terminal.

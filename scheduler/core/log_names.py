@@ -1,4 +1,7 @@
-"""File names of the logs of jobs."""
+"""File names of the logs of jobs.
+
+Two modules recognize these names: `daemon/retention.py` (old logs) and `recovery/job_reconstruction.py` (lost jobs).
+"""
 
 from __future__ import annotations
 

@@ -516,7 +516,7 @@ def test_s23_the_daemon_imports_no_module_from_its_working_folder(scheduler):
 # Starts the scheduler with one of its functions replaced by one that fails.
 BROKEN = """
 import sys
-import scheduler.daemon.loop as loop, scheduler.daemon.process as main, scheduler.views.live_output as stream
+import scheduler.daemon.loop as loop, scheduler.daemon.process as main, scheduler.views.foreground_output as output
 from scheduler.runners.direct import DirectRunner
 from scheduler.entrypoint import entry
 left, passing = {times}, {after}
@@ -544,7 +544,13 @@ def broken(s: Scheduler, target: str, times: int, after: int = 0) -> Scheduler:
 
 @pytest.mark.parametrize(
     "target",
-    ["loop.decide", "DirectRunner.look", "loop.Daemon._look_at_files", "loop.StateWriter.paint", "stream.Stream._take"],
+    [
+        "loop.decide",
+        "DirectRunner.look",
+        "loop.Daemon._look_at_files",
+        "loop.StateWriter.paint",
+        "output.ForegroundOutput._take",
+    ],
 )
 @pytest.mark.waits
 def test_h19_an_internal_error_in_one_part_is_logged_and_the_scheduler_continues(scheduler, target):

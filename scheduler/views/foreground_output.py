@@ -35,7 +35,7 @@ class _Log:
     over: bool = False
 
 
-class Stream:
+class ForegroundOutput:
     """Prints messages and job output from its own thread, so that a blocked terminal does not block the daemon.
 
     The job output is read from the logs, because there is no pipe between a job and its log. ``write``: function that

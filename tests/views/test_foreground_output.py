@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from scheduler.core.log_message import LogMessage
-from scheduler.views.live_output import MOST_KEPT, Stream
+from scheduler.views.foreground_output import MOST_KEPT, ForegroundOutput
 from tests.stories.harness import wait_for
 
 
@@ -17,7 +17,7 @@ def test_an_unfinished_line_is_not_joined_with_output_after_a_truncation(tmp_pat
     log = tmp_path / "1.log"
     log.write_text("first\nhalf a li")
     shown: list[str] = []
-    stream = Stream(shown.append)
+    stream = ForegroundOutput(shown.append)
     stream(LogMessage("job 1 runs", kind="started", job=1, log=str(log)))
     wait_for(lambda: "[1] first\n" in "".join(shown), "the first line")
     log.write_text("new\n")
@@ -29,7 +29,7 @@ def test_an_unfinished_line_is_not_joined_with_output_after_a_truncation(tmp_pat
 def test_much_output_is_printed_in_several_pieces(tmp_path: Path) -> None:
     """A text that is printed at once has little more than ``MOST_KEPT`` characters, so that it needs little memory."""
     shown: list[str] = []
-    stream = Stream(shown.append)
+    stream = ForegroundOutput(shown.append)
     for number in range(40):
         log = tmp_path / f"{number}.log"
         log.write_text("x" * 99 + "\n" * 1 + ("y" * 99 + "\n") * 300)
