@@ -15,7 +15,7 @@ from benchmarks.deciding import decide_case
 from benchmarks.disk import disk
 from benchmarks.figures import Report, progress
 from benchmarks.house import Stuck
-from benchmarks.living import edit, idle
+from benchmarks.idle_and_edit import edit, idle
 from benchmarks.peers import peers
 from benchmarks.plan import Plan
 from benchmarks.programs import NoCompiler

@@ -20,7 +20,7 @@ VERB_MODULES = (
     "scheduler.track.cli", "scheduler.ts.actions", "scheduler.ts.job_list", "scheduler.ts.main", "scheduler.ts.submission",
     "encodings.ascii", "encodings.utf_8_sig", "filelock", "secrets",
 )  # fmt: skip
-OPTIONAL_MODULES = ("typer._click.decorators",)  # the same, but only some versions of the library have them
+OPTIONAL_MODULES = ("typer._click.decorators",)  # as above, but older versions of the library lack them
 WARM_PROCESS = "warm-process"  # the verb that is the warm process; users do not call it
 # Variables of jobs. A job must not start the warm process, which would count as a process that outlived the job.
 IN_A_JOB = frozenset({"GPUJOB_ID", "GPUJOB_TRACK_ID", "SLURM_JOB_ID"})

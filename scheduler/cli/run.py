@@ -66,12 +66,12 @@ def run(
     before = _look(client, settings)
     shown = _Shown(client) if sys.stdout.isatty() else None
     try:
-        stream = ForegroundOutput(write=shown.write if shown else None, follow=False)
+        output = ForegroundOutput(write=shown.write if shown else None, follow=False)
     except RuntimeError as error:  # no thread could be started: the user's limit on processes
         raise SchedulerError(str(error), do="allow this user more processes (ulimit -u)") from None
     try:
         while True:
-            daemon = DaemonProcess(settings, flags, stream, dict(os.environ))
+            daemon = DaemonProcess(settings, flags, output, dict(os.environ))
             if shown is not None:
                 daemon.ready = shown.start
                 if sys.stdin.isatty() and sys.stderr.isatty():
@@ -84,7 +84,7 @@ def run(
         _check_no_scheduler(client)
         raise
     finally:
-        stream.close()
+        output.close()
         if shown is not None:
             shown.stop()
     for line in ending.left:

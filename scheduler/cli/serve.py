@@ -45,18 +45,18 @@ def start(
     if ready_fd >= 0:
         os.set_inheritable(ready_fd, False)  # a copy in the supervisor would keep `start --detach` waiting
     try:
-        stream = ForegroundOutput(follow=ready_fd < 0 and not _is_null(1))
+        output = ForegroundOutput(follow=ready_fd < 0)
     except RuntimeError as error:  # no thread could be started: the user's limit on processes
         raise SchedulerError(str(error), do="allow this user more processes (ulimit -u)") from None
     if _is_null(1):
-        stream.close()  # nobody sees the messages: no thread has to print them
-    daemon = DaemonProcess(settings, flags, stream, environ)
+        output.close()  # nobody sees the messages: no thread has to print them
+    daemon = DaemonProcess(settings, flags, output, environ)
     if ready_fd >= 0:
-        daemon.ready = lambda: _say_ready(ready_fd, stream)
+        daemon.ready = lambda: _say_ready(ready_fd, output)
     try:
         ending = daemon.run(drain=drain)
     finally:
-        stream.close()
+        output.close()
     for line in ending.left:
         print(safe(f"gpujob: {line}"), file=sys.stderr)
     return ending.code
@@ -68,12 +68,12 @@ def _is_null(fd: int) -> bool:
     return stat.S_ISCHR(found.st_mode) and found.st_rdev == os.stat(os.devnull).st_rdev
 
 
-def _say_ready(fd: int, stream: ForegroundOutput) -> None:
+def _say_ready(fd: int, output: ForegroundOutput) -> None:
     """Redirect the standard streams to /dev/null, then report to the waiting `start --detach` that the daemon is ready.
 
     Because the streams are redirected first, the message of `start --detach` is the last line on the terminal.
     """
-    stream.close()
+    output.close()
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)

@@ -22,7 +22,8 @@ def _is_plain(text: str) -> bool:
 def parts_of(text: str) -> int:
     """Return the thousandths of a GPU that a decimal text stands for, rounded up (``0.3334`` → 334).
 
-    Raises UsageError if the text is no number, and Refused if the amount is below 0 or unreasonably large.
+    Raises UsageError if the text is no number, and Refused if it is below 0 or above HIGHEST_GPU_ID:
+    no server has that many GPUs.
     """
     if _is_plain(text):
         return int(text) * WHOLE

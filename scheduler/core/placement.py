@@ -27,7 +27,7 @@ from scheduler.core.gpu import (
     is_are,
     mask_of,
     named_gpus,
-)  # fmt: skip
+)
 from scheduler.core.job import Reason
 from scheduler.core.placement_class import PlacementClass
 
@@ -429,8 +429,8 @@ class Fleet:
                     "reserved", f"{named_gpus(ids)} {is_are(ids)} reserved for job {job}, which was overtaken too often"
                 )
         ids = ids_of(fitting & mask_of(self.claims))
-        by = "a running job" if len(ids) == 1 else "running jobs"
-        return Reason("claimed", f"{named_gpus(ids)} {is_are(ids)} claimed with on= by {by}")
+        them = "it" if len(ids) == 1 else "each of them"
+        return Reason("claimed", f"no other job starts on {named_gpus(ids)}: a running job named {them} (on=)")
 
     def _forbidden(self, need: ResourceRequest, usable: int, vram_mib: int) -> Reason | None:
         """Return the reason if a job waits only because readings block GPUs with enough free share; else None."""

@@ -24,7 +24,7 @@ def _hints_at_secret(text: str) -> bool:
 
 def is_secret(name: str, value: str = "") -> bool:
     """Return whether ``value`` is a secret. ``name``: the option, variable or key that has this value."""
-    from scheduler.core import secret_patterns as shapes
+    from scheduler.core import masking_patterns as shapes
 
     if not shapes.SECRET_NAME.search(name) or shapes.HARMLESS_NAME.search(name):
         return False
@@ -35,7 +35,7 @@ def without_secrets(text: str) -> str:
     """Return a text (a line, a shell command, a sentence) with each secret replaced by ``***``."""
     if not _hints_at_secret(text):
         return text
-    from scheduler.core import secret_patterns as shapes  # slow to import: only for a text that may hold a secret
+    from scheduler.core import masking_patterns as shapes  # slow to import: only for a text that may hold a secret
 
     text = shapes.PRIVATE_KEY.sub(rf"\1{HIDDEN}", text)
     for pattern in (shapes.QUOTED, shapes.HEADER, shapes.ASSIGNED, shapes.OPTION, shapes.BEARER):
@@ -61,7 +61,7 @@ def words_without_secrets(words: Iterable[str]) -> tuple[str, ...]:
     words = tuple(words)
     if not any(map(_hints_at_secret, words)):
         return words
-    from scheduler.core import secret_patterns as shapes
+    from scheduler.core import masking_patterns as shapes
 
     out: list[str] = []
     asks = ""  # the option before, if its value may be a secret

@@ -41,11 +41,11 @@ class IngestResult:
 
 
 @dataclass(slots=True)
-class Tally:
-    """The id of the next new job, and the identities (`core/identity.py`) of the jobs in the lines of one batch.
+class BatchState:
+    """Data that is needed while the lines of one batch are recorded.
 
-    The store counts how many lines each identity has. The identities are collected here so that the store updates these
-    counts for the whole batch in one step.
+    ``next_id``: the id of the next new job. ``counted``, ``repeated``: identities (`core/identity.py`) of the jobs in these
+    lines. The store counts how many lines each identity has, and updates these counts once for the whole batch.
     """
 
     next_id: int
@@ -78,16 +78,16 @@ class Reader:
             kept.forget_refused(connection, path, [line.number for line in batch.lines])
             rows.set_meta(connection, JUDGED_FOR + path, batch.again)
         replaying = batch.restart or batch.mark.replaying
-        tally = Tally(rows.last_id(connection) + 1)
+        state = BatchState(rows.last_id(connection) + 1)
         for line in batch.lines:
             try:
-                self._line(connection, path, line, replaying, now, out, tally, again=bool(batch.again))
+                self._line(connection, path, line, replaying, now, out, state, again=bool(batch.again))
             except (StoreTrouble, sqlite3.Error):
                 raise
             except Exception as error:  # noqa: BLE001  an error in one line must not stop the others
                 self._refuse(connection, path, line, error, now, out)
-        kept.count_lines(connection, path, tally.counted)
-        kept.count_repeated(connection, path, tally.repeated)
+        kept.count_lines(connection, path, state.counted)
+        kept.count_repeated(connection, path, state.repeated)
         if batch.settled:
             kept.end_recount(connection, path)
         if batch.left_out:
@@ -117,7 +117,7 @@ class Reader:
         replaying: bool,
         now: float,
         out: IngestResult,
-        tally: Tally,
+        state: BatchState,
         again: bool = False,
     ) -> None:
         if line.problem:
@@ -140,18 +140,18 @@ class Reader:
             count, before = kept.count_line(connection, path, identity)
             is_new = count > before if replaying else count == 1
             if again and not is_new:  # an equal line of the file has already become a job
-                tally.repeated.append(identity)
+                state.repeated.append(identity)
                 return
         else:
-            tally.counted.append(identity)
+            state.counted.append(identity)
         if is_new:
             try:
-                job = rows.insert(connection, spec, need, identity, (*parsed.notes, *notes), now, tally.next_id)
+                job = rows.insert(connection, spec, need, identity, (*parsed.notes, *notes), now, state.next_id)
             except sqlite3.IntegrityError:
-                tally.repeated.append(identity)
+                state.repeated.append(identity)
                 out.repeated.append((path, line.number, self._blocker(connection, identity)))
             else:
-                tally.next_id += 1
+                state.next_id += 1
                 out.jobs.append(job)
             return
         blocker = rows.blocker_of(connection, identity)

@@ -89,7 +89,7 @@ def judge_scheduler(seen: SchedulerSeen) -> list[Finding]:
         told = f"other schedulers with the same GPUs: {'; '.join(seen.others[:3])}{'; …' * (len(seen.others) > 3)}"
         wrong = "schedulers do not see the bookings of other schedulers: give each its own GPUs (--gpu-ids)"
         if not seen.free:
-            wrong += "; no GPU is left for this scheduler: end another scheduler, or start it with fewer GPUs"
+            wrong += "; the others manage all GPUs that gpujob knows here: end one of the others, or start it again with fewer GPUs"
         first = f"{kill} {seen.pid} && sleep 6 && " if seen.alive else ""
         mend = f"{first}{seen.apart} --gpu-ids {seen.free}" if seen.free and seen.apart else ""
         found.append(Finding("scheduler", Mark.WARN, told, wrong, mend))

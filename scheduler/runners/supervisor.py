@@ -502,9 +502,10 @@ class Supervisor:
             os.waitpid(pid, 0)
 
     def may_wait(self):
-        """Return whether `out` has only "up" messages, none of which has waited for `UP_MS`.
+        """Return whether the messages in `out` need not be sent yet: they are few "up" messages younger than `UP_MS`.
 
-        Many jobs end at once. The daemon then gets the "up" and the "end" message of such a job in one packet.
+        Many jobs end at once. The daemon then gets the "up" and the "end" message of such a job in one packet. Messages
+        that could not be sent before do not wait again.
         """
         now = time.monotonic()
         late = self.blocked or self.unsent

@@ -17,7 +17,7 @@ LAST_ID = (
     "SELECT max(coalesce((SELECT max(id) FROM jobs), -1),"
     " coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key='last_id'), 0))"
 )
-FEW = 1000  # attempt records
+FEW = 1000  # attempt records that are compared one by one
 _RECORD = r"(\d{1,18})\.(\d{1,18})"
 
 
@@ -107,8 +107,8 @@ def _begun(connection: sqlite3.Connection, places: Places, last: int) -> Iterato
     """Yield (job, attempt) of the attempt records that have to be compared with the store.
 
     If the store says that a job has started, the record of its first attempt is left out, because the store has this
-    attempt. This saves one query for each of perhaps a million records. A few records are not worth the search for these
-    jobs. ``last``: the highest id in the store.
+    attempt. This saves one query for each of perhaps a million records. For a few records, the queries are faster than the
+    search for the jobs that have not started. ``last``: the highest id in the store.
     """
     try:
         names = os.listdir(places.attempts)

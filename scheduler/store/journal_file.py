@@ -79,8 +79,8 @@ class JournalFile:
 
         If the file is not open, or was removed, replaced or truncated, nothing is written and the result is False. The
         caller then has to call `write_new_file`. ``first``: the total length, in bytes, of those lines in ``data`` whose
-        jobs have no line in the file yet. Raises OSError if the write fails or is incomplete. Incomplete lines are removed again, unless another
-        program has appended lines after them.
+        jobs have no line in the file yet. Raises OSError if the write fails or is incomplete. Incomplete lines are removed
+        again, unless another program has appended lines after them.
         """
         if self._fd < 0:
             return False

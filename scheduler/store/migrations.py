@@ -130,7 +130,8 @@ ALTER TABLE readings ADD COLUMN power REAL;
 ALTER TABLE readings ADD COLUMN energy REAL;
 """
 
-QUEUE_ORDER = "min(place, 0), priority, CASE place WHEN 0 THEN id ELSE place END"  # see `core/job.py: Job.turn`
+# Part of a step, so it is never changed. The order is that of `core/job.py: Job.turn`.
+QUEUE_ORDER = "min(place, 0), priority, CASE place WHEN 0 THEN id ELSE place END"
 # For the first waiting jobs of the queue: without the index, all waiting jobs would be read and sorted.
 _QUEUE = f"CREATE INDEX jobs_queue ON jobs ({QUEUE_ORDER}) WHERE state='pending';"
 

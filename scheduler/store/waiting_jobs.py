@@ -17,8 +17,9 @@ from scheduler.store.job_columns import SELECT, allowed_of, job_of
 from scheduler.store.jobs import counts
 
 _WAITING = "finished_at IS NULL AND state='pending'"
-# Faster than the functions for JSON: no other text of a spec contains this, because quotes in its values are escaped.
-_HAS_SOURCE = """instr(spec, '"source":')>0"""  # false: a line of a jobs file
+# False for a line of a jobs file. This is faster than the functions for JSON. Values of a spec cannot contain the searched
+# text, because quotes in values are escaped.
+_HAS_SOURCE = "instr(spec, '\"source\":')>0"
 # SQLite's functions for JSON raise an error for invalid JSON, so `json_valid` is called before them.
 _SOURCE = "CASE WHEN json_valid(spec) THEN json_extract(spec, '$.source') ELSE 'damaged' END"
 _DOCUMENTS = {"spec": "{", "notes": "[", "argv": "[", "failure": "["}  # columns with JSON → its first character

@@ -50,7 +50,7 @@ class ForegroundOutput:
         self._texts: list[str] = []  # not printed yet
         self._kept = 0  # their characters
         self._follow, self._closed, self._ending = follow, False, False
-        self._thread = threading.Thread(target=self._run, name="gpujob-stream", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="gpujob-output", daemon=True)
         self._thread.start()
 
     def __call__(self, said: LogMessage) -> None:

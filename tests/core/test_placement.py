@@ -294,7 +294,7 @@ def test_a_claimed_gpu_gets_no_other_job_until_the_last_claim_has_ended() -> Non
         reason = fleet.why_not(kind)
         assert (reason.code, reason.sentence) == (
             "claimed",
-            "GPU 0 is claimed with on= by a running job",
+            "no other job starts on GPU 0: a running job named it (on=)",
         )
     fleet.give_back(ResourceRequest(1, 0), (0,))
     assert fleet.find(a_kind("2")) is None, "the other one is still there"
@@ -306,8 +306,10 @@ def test_the_reason_names_each_claimed_gpu_that_prevents_the_placement() -> None
     """S4.32: The reason to wait names each claimed GPU that prevents the placement. It names no other claimed GPU."""
     fleet = a_fleet(3)
     fleet.take(ResourceRequest(2, 0), (0, 2))
-    assert fleet.why_not(a_kind("2")).sentence == "GPUs 0,2 are claimed with on= by running jobs"
-    assert fleet.why_not(a_kind("2", (0, 1))).sentence == "GPU 0 is claimed with on= by a running job"
+    assert (
+        fleet.why_not(a_kind("2")).sentence == "no other job starts on GPUs 0,2: a running job named each of them (on=)"
+    )
+    assert fleet.why_not(a_kind("2", (0, 1))).sentence == "no other job starts on GPU 0: a running job named it (on=)"
     full = a_fleet(2, free={1: 0})
     full.take(ResourceRequest(1, 0), (0,))
     assert full.why_not(a_kind("2")).code == "no-wide-room", "without the claim there would be no room either"

@@ -161,9 +161,9 @@ def test_s4_31_s4_32_named_gpus_are_used_immediately_and_claimed(
     ]  # fmt: skip
     g.use("a", 0)
     waits = g.hold("-G", "1")
-    g.waits(waits, "claimed", "claimed with on= by ")
+    g.waits(waits, "claimed", "a running job named ")
     g.release(named, third)
-    g.waits(waits, "claimed", "GPUs 0,1 are claimed with on= by running jobs")
+    g.waits(waits, "claimed", "no other job starts on GPUs 0,1: a running job named each of them (on=)")
     assert g.s.ts("-g").splitlines()[1:] == [f"{also:<4} 0 1"]
     g.s.kill()  # the next server must know the claims of running jobs
     g.waits(waits, "claimed")
