@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -31,7 +31,8 @@ class Column:
     ``field``: the field of Job that is filled from the column. It is empty if the column is only used in queries, or
     only as the ``second`` of another column. ``read``: a function that converts the stored value into the value of the
     field; None: no conversion. ``second``: the name of another column, whose value is the second argument of ``read``;
-    empty: ``read`` has one argument. ``since``: the version of the store that introduced the column.
+    empty: ``read`` has one argument. ``made_from``: the field of Job that decides the value; empty: ``field``.
+    ``since``: the version of the store that introduced the column.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Column:
     read: Callable[..., Any] | None = None
     second: str = ""
     when: str = STATE
+    made_from: str = ""
     since: int = 1
 
 
@@ -118,9 +120,9 @@ COLUMNS: tuple[Column, ...] = (
     Column(name="spec", sql="TEXT NOT NULL", write=_spec, field="spec", read=lambda text: JobSpec.from_dict(json.loads(text)), when=SPEC),
     _plain("identity", "TEXT NOT NULL", when=ONCE),
     # The identity while equal lines are repetitions of the job, else NULL.
-    Column(name="blocking", sql="TEXT UNIQUE", write=lambda job: job.identity if blocks(job) else None),
+    Column(name="blocking", sql="TEXT UNIQUE", write=lambda job: job.identity if blocks(job) else None, made_from="state"),
     Column(name="need_count", sql="INTEGER NOT NULL", write="need.count", field="need", read=ResourceRequest, second="need_parts"),
-    Column(name="need_parts", sql="INTEGER NOT NULL", write="need.parts"),
+    Column(name="need_parts", sql="INTEGER NOT NULL", write="need.parts", made_from="need"),
     _plain("priority", "INTEGER NOT NULL"),
     # Order among equal priorities; 0 stands for the id.
     Column(name="place", sql="INTEGER NOT NULL", write="order", field="order", read=lambda place, number: place or number, second="id"),
@@ -137,7 +139,7 @@ COLUMNS: tuple[Column, ...] = (
     _plain("not_before", "REAL", when=LATER),
     Column(name="gpus", sql="TEXT NOT NULL DEFAULT ''", write=lambda job: ids_text(job.gpus), field="gpus", read=ids_of, when=LATER),
     Column(name="pid", sql="INTEGER", write=lambda job: job.process.pid if job.process else None, field="process", read=_process_of, second="ticks", when=LATER),
-    Column(name="ticks", sql="INTEGER", write=lambda job: job.process.ticks if job.process else None, when=LATER),
+    Column(name="ticks", sql="INTEGER", write=lambda job: job.process.ticks if job.process else None, when=LATER, made_from="process"),
     _plain("boot", "TEXT NOT NULL DEFAULT ''", when=LATER),
     _plain("runner", "TEXT NOT NULL DEFAULT 'direct'", when=LATER),
     _plain("session", "TEXT", when=LATER),
@@ -183,7 +185,7 @@ class Writer:
 READ = [column.name for column in COLUMNS if column.field or any(column.name == other.second for other in COLUMNS)]
 _AT = {name: place for place, name in enumerate(READ)}
 _OF_FIELD = {column.field: column for column in COLUMNS if column.field}
-_FIELDS = tuple(Job.__slots__)  # in the order of the arguments of Job
+_FIELDS = tuple(field.name for field in fields(Job) if field.init)  # in the order of the arguments of Job
 _IN_ORDER = itemgetter(*[_AT[_OF_FIELD[field].name] for field in _FIELDS])
 _READ_BY: list[tuple[int, Callable[..., Any], int | None]] = [
     (place, column.read, _AT[column.second] if column.second else None)
@@ -201,8 +203,31 @@ STATE_AT, FINISHED_AT = _AT["state"], _AT["finished_at"]
 
 WHOLE = Writer(COLUMNS)
 NEW = Writer([column for column in COLUMNS if column.when != LATER and column.name != "id"])
-CHANGED = Writer([column for column in COLUMNS if column.when in (STATE, LATER)])
 OF_SPEC = Writer([column for column in COLUMNS if column.when == SPEC])
+_CHANGEABLE = [column for column in COLUMNS if column.when in (STATE, LATER)]
+_WATCHED = list(dict.fromkeys(column.made_from or column.field for column in _CHANGEABLE))  # fields of Job
+values_of = attrgetter(*_WATCHED)  # job → the values of the fields that `jobs.save` writes
+
+
+class Update:
+    """The SQL statement that writes the columns of the given fields of Job, and the values for it.
+
+    ``changed``: places in the tuple of `values_of`. Other columns are not named: SQLite rewrites the index of each
+    column that an UPDATE names, even if the value stays the same.
+    """
+
+    def __init__(self, changed: Sequence[int]) -> None:
+        names = {_WATCHED[place] for place in changed}
+        writer = Writer([column for column in _CHANGEABLE if (column.made_from or column.field) in names])
+        self.sql = f"UPDATE jobs SET {', '.join(f'{name}=?' for name in writer.names)} WHERE id=?"
+        self._row = writer.row
+
+    def values(self, job: Job) -> tuple[Any, ...]:
+        """Return the values for the statement ``sql``."""
+        return (*self._row(job), job.id)
+
+
+ALL_CHANGEABLE = tuple(range(len(_WATCHED)))
 
 
 def job_of(row: Sequence[Any]) -> Job:
@@ -213,7 +238,9 @@ def job_of(row: Sequence[Any]) -> Job:
             values[place] = read(values[place])
         for place, read, second in _TWO:
             values[place] = read(values[place], row[second])
-        return Job(*values)
+        job = Job(*values)
+        job.stored = values_of(job)
+        return job
     except (SchedulerError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise Damaged(f"the store is damaged (job {row[0]!r}: {error!r})") from error
 

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from scheduler.core.errors import UsageError
 from scheduler.core.gpu import Gpu, ResourceRequest, gpu_ids_text
 from scheduler.core.job import ENDED, FIRST, Event, Holding, Job, JobSpec, JobState, Process, Reason
 from scheduler.store.integrity import LAST_ID
-from scheduler.store.job_columns import CHANGED, NEW, OF_SPEC, SELECT, WHOLE, ids_of, ids_text, job_of
+from scheduler.store.job_columns import (
+    ALL_CHANGEABLE,
+    NEW,
+    OF_SPEC,
+    SELECT,
+    WHOLE,
+    Update,
+    ids_of,
+    ids_text,
+    job_of,
+    values_of,
+)
 from scheduler.store.migrations import QUEUE_ORDER
 
 if TYPE_CHECKING:
     from scheduler.core.requests import Answer, Request
 
-# Columns with an index, which rarely change. SQLite rewrites the index of each column that an UPDATE names, even if the
-# value stays the same.
-_INDEXED = ("blocking", "finished_at")
-_UPDATE = f"UPDATE jobs SET {', '.join(f'{name}=?' for name in CHANGED.names if name not in _INDEXED)} WHERE id=?"
-_UPDATE_INDEXED = [f"UPDATE jobs SET {name}=?1 WHERE id=?2 AND {name} IS NOT ?1" for name in _INDEXED]
-_WITHOUT_INDEX = itemgetter(*[place for place, name in enumerate(CHANGED.names) if name not in _INDEXED])
-_AT_INDEXED = [CHANGED.names.index(name) for name in _INDEXED]
 _RESPEC = f"UPDATE jobs SET {', '.join(f'{name}=?' for name in OF_SPEC.names)} WHERE id=?"
 _RESTORE = f"INSERT INTO jobs ({', '.join(WHOLE.names)}) VALUES ({','.join('?' * len(WHOLE.names))})"
 _INSERT = f"INSERT INTO jobs (id, {', '.join(NEW.names)}) VALUES ({','.join('?' * (1 + len(NEW.names)))})"
@@ -57,15 +61,31 @@ def insert(
     )  # fmt: skip
     connection.execute(_INSERT, (new_id, *NEW.row(job)))
     job.order = new_id
+    job.stored = values_of(job)
     return job
 
 
 def save(connection: sqlite3.Connection, jobs: Iterable[Job]) -> None:
-    """Update the changeable columns of these jobs. For the columns that come from the spec, see `respec`."""
-    found = [(CHANGED.row(job), job.id) for job in jobs]
-    connection.executemany(_UPDATE, [(*_WITHOUT_INDEX(row), number) for row, number in found])
-    for update, place in zip(_UPDATE_INDEXED, _AT_INDEXED, strict=True):
-        connection.executemany(update, [(row[place], number) for row, number in found])
+    """Write what has changed in these jobs since they were inserted, read or saved; all columns of a copy (`replace`).
+
+    For the columns that come from the spec, see `respec`. If the transaction is rolled back, the caller must read the
+    jobs again: these objects then describe what was not stored.
+    """
+    for job in jobs:
+        now, before = values_of(job), job.stored
+        changed = ALL_CHANGEABLE
+        if before is not None:
+            changed = tuple([place for place, value in enumerate(now) if value != before[place]])
+            if not changed:
+                continue
+        update = _update(changed)
+        connection.execute(update.sql, update.values(job))
+        job.stored = now
+
+
+@functools.lru_cache(maxsize=128)
+def _update(changed: tuple[int, ...]) -> Update:
+    return Update(changed)
 
 
 def restore(connection: sqlite3.Connection, jobs: Iterable[Job]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pwd
 import stat
@@ -23,13 +24,16 @@ def digest(data: bytes, size: int) -> str:
     return str(blake2b(data, digest_size=size).hexdigest())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Places:
-    """Paths of one scheduler's files, all derived from the path of its state file."""
+    """Paths of one scheduler's files, all derived from the path of its state file.
+
+    The paths that each pass of the daemon needs are computed once.
+    """
 
     state_file: str
 
-    @property
+    @functools.cached_property
     def state_dir(self) -> str:
         """The state folder: it holds the store, the locks and the attempt records.
 
@@ -39,7 +43,7 @@ class Places:
         stem = name[:-5] if name.endswith(".json") else name
         return os.path.join(folder, ".gpujob" if stem == DEFAULT_STEM else f".gpujob-{stem}")
 
-    @property
+    @functools.cached_property
     def store(self) -> str:
         return os.path.join(self.state_dir, "store.db")
 
@@ -80,7 +84,7 @@ class Places:
     def daemon_info(self) -> str:
         return os.path.join(self.state_dir, "daemon.json")
 
-    @property
+    @functools.cached_property
     def wakeup(self) -> str:
         return os.path.join(self.state_dir, "wakeup")
 
