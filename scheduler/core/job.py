@@ -225,7 +225,7 @@ class Job:
     held: bool = False
     notes: tuple[str, ...] = ()
     log_finding: Failure | None = None  # cause found in the end of its log; only a warning after exit code 0
-    # Values of the fields when the job was last written or read (`store/jobs.py: save`); None: unknown. Copies have None.
+    # What the store has of this job (`store/job_columns.py: values_of`); None: unknown, as in a copy (`replace`).
     stored: tuple[Any, ...] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property

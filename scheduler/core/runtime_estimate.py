@@ -9,8 +9,6 @@ from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import JobSpec
 from scheduler.core.model_table import model_in, words_of
 
-LEARNED_FROM = 300  # last run times that are kept if no estimate is asked for
-
 
 def mode_of(arguments: tuple[str, ...]) -> str | None:
     """Return the value of the last ``--mode X`` or ``--mode=X`` before a bare ``--``, else None."""
@@ -35,8 +33,6 @@ class Estimates:
 
     def __init__(self) -> None:
         self._runs: dict[tuple[str, ...], deque[float]] = {}
-        # Run times that no group has yet. Only the queue order `short` asks for estimates; without it, nothing is grouped.
-        self._newest: deque[tuple[JobSpec, ResourceRequest, float]] = deque(maxlen=LEARNED_FROM)
 
     @staticmethod
     def _keys(spec: JobSpec, need: ResourceRequest) -> tuple[tuple[str, ...], ...]:
@@ -48,17 +44,11 @@ class Estimates:
 
     def learn(self, spec: JobSpec, need: ResourceRequest, seconds: float) -> None:
         """Record that a job with this spec and need ran for ``seconds``."""
-        self._newest.append((spec, need, max(0.0, seconds)))  # 0: the clock may have been set back while it ran
-
-    def _group(self) -> None:
-        """Add the newest run times to their groups."""
-        for spec, need, seconds in self._newest:
-            for key in self._keys(spec, need):
-                runs = self._runs.get(key)
-                if runs is None:
-                    runs = self._runs[key] = deque(maxlen=3)
-                runs.append(seconds)
-        self._newest.clear()
+        for key in self._keys(spec, need):
+            runs = self._runs.get(key)
+            if runs is None:
+                runs = self._runs[key] = deque(maxlen=3)
+            runs.append(max(0.0, seconds))  # the clock may have been set back while it ran
 
     def of(self, spec: JobSpec, need: ResourceRequest) -> float | None:
         """Return the expected run time in seconds; None if it is unknown.
@@ -67,7 +57,6 @@ class Estimates:
         """
         if spec.time_limit_s is not None:
             return spec.time_limit_s
-        self._group()
         for key in self._keys(spec, need):
             runs = self._runs.get(key)
             if runs:

@@ -210,10 +210,10 @@ values_of = attrgetter(*_WATCHED)  # job → the values of the fields that `jobs
 
 
 class Update:
-    """The SQL statement that writes the columns of the given fields of Job, and the values for it.
+    """An SQL statement that updates the columns of some fields of Job; ``values`` returns its parameters.
 
-    ``changed``: places in the tuple of `values_of`. Other columns are not named: SQLite rewrites the index of each
-    column that an UPDATE names, even if the value stays the same.
+    ``changed``: the places of these fields in the result of `values_of`. The statement names no other column, because
+    SQLite rewrites the index of each column that an UPDATE names, even if the value stays the same.
     """
 
     def __init__(self, changed: Sequence[int]) -> None:
@@ -223,7 +223,7 @@ class Update:
         self._row = writer.row
 
     def values(self, job: Job) -> tuple[Any, ...]:
-        """Return the values for the statement ``sql``."""
+        """Return the parameters of the statement ``sql`` for this job."""
         return (*self._row(job), job.id)
 
 

@@ -66,10 +66,10 @@ def insert(
 
 
 def save(connection: sqlite3.Connection, jobs: Iterable[Job]) -> None:
-    """Write what has changed in these jobs since they were inserted, read or saved; all columns of a copy (`replace`).
+    """Write the columns whose values have changed since the job was inserted, read or saved.
 
-    For the columns that come from the spec, see `respec`. If the transaction is rolled back, the caller must read the
-    jobs again: these objects then describe what was not stored.
+    Of a copy (`dataclasses.replace`), all changeable columns are written. For the columns that come from the spec, see
+    `respec`. If the transaction is rolled back, the caller must read the jobs again, because ``Job.stored`` is wrong then.
     """
     for job in jobs:
         now, before = values_of(job), job.stored

@@ -28,7 +28,7 @@ def digest(data: bytes, size: int) -> str:
 class Places:
     """Paths of one scheduler's files, all derived from the path of its state file.
 
-    The paths that each pass of the daemon needs are computed once.
+    The paths that the daemon uses in each pass are computed only once.
     """
 
     state_file: str

@@ -13,9 +13,10 @@ from scheduler.core.observations import Now
 from scheduler.core.pauses import Pauses
 from scheduler.core.placement import Fleet
 from scheduler.core.policy import policy_of
-from scheduler.core.runtime_estimate import LEARNED_FROM
 from scheduler.core.scheduler_state import SchedulerState, never_missing
 from scheduler.store import jobs as rows
+
+LEARNED_FROM = 300  # last ended jobs, read for the estimates of run times
 
 
 def cpu_slots_of(config: Config) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler.core.gpu import ResourceRequest
-from scheduler.core.runtime_estimate import LEARNED_FROM, Estimates, mode_of
+from scheduler.core.runtime_estimate import Estimates, mode_of
 from tests.builders import a_spec
 
 ONE = ResourceRequest.parse("1")
@@ -57,14 +57,6 @@ def test_the_estimate_is_the_median_of_the_last_three_runs() -> None:
     for seconds in (1000.0, 1.0, 9.0, 3.0):
         estimates.learn(a_spec(), ONE, seconds)
     assert estimates.of(a_spec(), ONE) == 3.0
-
-
-def test_old_run_times_are_forgotten_while_no_estimate_is_asked_for() -> None:
-    estimates = Estimates()
-    estimates.learn(a_spec(script="/old.py"), ONE, 50.0)
-    for _ in range(LEARNED_FROM):
-        estimates.learn(a_spec(script="/new.py"), ONE, 2.0)
-    assert estimates.of(a_spec(script="/old.py"), ONE) == 2.0  # of jobs with the same need
 
 
 def test_the_estimate_prefers_runs_of_the_same_signature_then_script_then_request() -> None:
