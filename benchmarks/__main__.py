@@ -21,6 +21,7 @@ from benchmarks.plan import Plan
 from benchmarks.programs import NoCompiler
 from benchmarks.queued import queued, running
 from benchmarks.sessions import readings, screen
+from benchmarks.slow_disk import slow_disk
 from benchmarks.spooling import spool
 from benchmarks.starting import burst, gap, start
 from benchmarks.verbs import verbs
@@ -36,6 +37,7 @@ CASES: dict[str, Callable[[Plan], Report]] = {
     "verbs": verbs,
     "queued": queued,
     "running": running,
+    "slow-disk": slow_disk,
     "decide": decide_case,
     "screen": screen,
     "readings": readings,

@@ -49,13 +49,25 @@ def build(folder: str) -> Programs:
 
     The programs are linked statically if the C library allows this.
     """
-    compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
-    if not compiler:
-        raise NoCompiler("no C compiler (cc, gcc) in PATH; set CC, or measure only: idle verbs queued running decide")
     found = {}
     for name in ("job", "floor"):
         found[name] = os.path.join(folder, name)
-        words = [compiler, "-O2", "-Wall", "-o", found[name], os.path.join(HERE, f"{name}.c")]
+        words = [_compiler(), "-O2", "-Wall", "-o", found[name], os.path.join(HERE, f"{name}.c")]
         if subprocess.run([*words, "-static"], capture_output=True, timeout=120).returncode:
             subprocess.run(words, check=True, timeout=120)
     return Programs(**found)
+
+
+def build_library(folder: str, name: str) -> str:
+    """Compile NAME.c of this folder as a shared library in ``folder``; return its path. Raises NoCompiler."""
+    path = os.path.join(folder, f"{name}.so")
+    words = [_compiler(), "-O2", "-Wall", "-shared", "-fPIC", "-o", path, os.path.join(HERE, f"{name}.c"), "-ldl"]
+    subprocess.run(words, check=True, timeout=120)
+    return path
+
+
+def _compiler() -> str:
+    compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
+    if not compiler:
+        raise NoCompiler("no C compiler (cc, gcc) in PATH; set CC, or measure only: idle verbs queued running decide")
+    return compiler

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import select
 import socket
 import subprocess
@@ -16,40 +15,15 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.figures import Report, median, p99, progress, spread
 from benchmarks.house import House, append, end, ledger, wait_until
+from benchmarks.page import Page
 from benchmarks.plan import Plan
 
 IDLE, RATE, FLOOD_S, WAYS = 1000, 1000.0, 60.0, 16
 PAUSE_S = 0.05
 
 
-class _Page:
-    """A `gpujob web` process for the scheduler of a ``House``."""
-
-    def __init__(self, house: House) -> None:
-        with open(house.path("web.out"), "wb") as out:
-            words = [sys.executable, "-m", "scheduler", "web", "--port", "0"]
-            self.process = subprocess.Popen(
-                words, cwd=house.folder, env=house.environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out
-            )
-        self._out = house.path("web.out")
-        wait_until(lambda: self._port() > 0, "the page")
-        self.port = self._port()
-        with open(house.path(".gpujob/web-token"), encoding="ascii") as stream:
-            self.token = stream.read().strip()
-
-    def _port(self) -> int:
-        with open(self._out, encoding="utf-8") as stream:
-            found = re.search(r"http://127.0.0.1:(\d+)/\n", stream.read())
-        return int(found[1]) if found else 0
-
-    @property
-    def rss_mib(self) -> float:
-        with open(f"/proc/{self.process.pid}/statm", encoding="ascii") as stream:
-            return int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
-
-
 @contextlib.contextmanager
-def _idle(page: _Page, number: int) -> Iterator[dict[str, object]]:
+def _idle(page: Page, number: int) -> Iterator[dict[str, object]]:
     """Keep ``number`` connections open, on which nothing is sent. Replace each connection that the page closes."""
     opened: list[socket.socket] = []
     over = threading.Event()
@@ -80,7 +54,7 @@ def _idle(page: _Page, number: int) -> Iterator[dict[str, object]]:
 
 
 @contextlib.contextmanager
-def _slow(page: _Page) -> Iterator[dict[str, object]]:
+def _slow(page: Page) -> Iterator[dict[str, object]]:
     """Run two slow clients. When the page closes the connection of a client, the client connects again.
 
     One client sends a header byte every 0.5 s. The other client sends requests and never reads the answers.
@@ -114,7 +88,7 @@ def _slow(page: _Page) -> Iterator[dict[str, object]]:
 
 
 @contextlib.contextmanager
-def _flood(page: _Page, seconds: float) -> Iterator[dict[str, object]]:
+def _flood(page: Page, seconds: float) -> Iterator[dict[str, object]]:
     """Run the flooding client in another process. After the with block, the yielded dict holds the client's results."""
     words = [sys.executable, "-m", "benchmarks.flooding", str(page.port), str(RATE), str(seconds), str(WAYS)]
     client = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -155,7 +129,7 @@ def web(plan: Plan) -> Report:
 
         _one(plan, house, "warm")
         measure("no page", some)
-        page = _Page(house)
+        page = Page(house)
         try:
             measure("a page nobody looks at", some)
             with _idle(page, IDLE):
