@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 
 import scheduler
+from benchmarks.disk import settle
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(scheduler.__file__)))
 QUIET_S = 0.1
@@ -139,6 +140,9 @@ class House:
     def __enter__(self) -> House:
         try:
             self.start()
+            for name in (".gpujob/attempts", "logs"):  # each job has a file in both
+                os.makedirs(self.path(name), mode=0o700, exist_ok=True)
+                settle(self.path(name), self.path("spare"))
             self.wait_quiet()
         except BaseException:
             self.__exit__(None, None, None)

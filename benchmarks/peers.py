@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from benchmarks.disk import settle
 from benchmarks.figures import Report, median, p99, progress, spread
 from benchmarks.house import House, append, ledger, wait_until
 from benchmarks.plan import Plan
@@ -36,6 +37,7 @@ def _gpujob(plan: Plan, slots: int) -> Iterator[Submit]:
 @contextlib.contextmanager
 def _tsp(plan: Plan, slots: int) -> Iterator[Submit]:
     folder = tempfile.mkdtemp(dir=plan.folder)
+    settle(folder, os.path.join(plan.folder, "spare"))
     environ = {**os.environ, "TS_SOCKET": os.path.join(folder, "socket"), "TMPDIR": folder}
 
     def call(*words: str) -> None:
@@ -55,6 +57,8 @@ def _tsp(plan: Plan, slots: int) -> Iterator[Submit]:
 @contextlib.contextmanager
 def _nq(plan: Plan, slots: int) -> Iterator[Submit]:
     folders = [tempfile.mkdtemp(dir=plan.folder) for _ in range(slots)]  # each folder is a queue that runs one job
+    for folder in folders:
+        settle(folder, os.path.join(plan.folder, "spare"))
 
     def submit(jobs: Sequence[Sequence[str]]) -> None:
         for number, job in enumerate(jobs):
