@@ -95,12 +95,14 @@ def _hyperqueue(plan: Plan, slots: int) -> Iterator[Submit]:
     from hyperqueue import Job, LocalCluster  # type: ignore[import-not-found]
     from hyperqueue.cluster import WorkerConfig  # type: ignore[import-not-found]
 
+    folder = tempfile.mkdtemp(dir=plan.folder)  # it writes the output of each job into two files
+    settle(folder, os.path.join(plan.folder, "spare"))
     with LocalCluster() as cluster:
         cluster.start_worker(WorkerConfig(cores=slots))
         client = cluster.client()
 
         def submit(jobs: Sequence[Sequence[str]]) -> None:
-            one = Job()
+            one = Job(default_workdir=folder)
             for words in jobs:
                 one.program(list(words))
             client.submit(one)
