@@ -116,21 +116,8 @@ def jobs(
     if json:
         render.print_json({"schema": SCHEMA, "jobs": [render.job_json(job, reasons.get(job.id)) for job in found]})
         return 0
-    now = time.time()
-    rows = [
-        (
-            job.id, job.state.value, how_it_ended(job), job.priority, job.spec.shown_words(), job.need,
-            render.gpus_text(job), render.run_time(job, now), _reason_text(reasons.get(job.id)),
-        )
-        for job in found
-    ]  # fmt: skip
-    head = ("ID", "STATE", "HOW", "PRIORITY", "NAME", "NEED", "GPU", "TIME", "REASON")
-    print("\n".join(render.table(head, rows)))
+    print("\n".join(render.jobs_lines(found, reasons, time.time())))
     return 0
-
-
-def _reason_text(reason: Reason | None) -> str:
-    return "" if reason is None else f"{reason.code}: {reason.sentence}"
 
 
 def show(jobs: Sequence[str], *, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
@@ -170,7 +157,7 @@ def _facts(job: Job, reason: Reason | None) -> list[str]:
         Fact("job", f"{job.id} {without_secrets(job.spec.label)}".strip()),
         Fact("state", job.state.value),
         Fact("ended", how_it_ended(job)),
-        Fact("waits", _reason_text(reason)),
+        Fact("waits", render.reason_text(reason)),
         *(fact for fact in known[:at] if fact.name != "label"),
         Fact("submitted", utc(job.submitted_at)),
         Fact("started", maybe_utc(job.started_at) or ""),

@@ -16,7 +16,7 @@ from scheduler.core.placement_class import class_of, reason_with_place
 from scheduler.core.secrets import without_secrets
 from scheduler.store import file_offsets as kept
 from scheduler.store import jobs as rows
-from scheduler.store.change_feed import Changes
+from scheduler.store.changed_jobs import Changes
 from scheduler.store.daemon_lock import daemon_alive, holder
 from scheduler.store.database import trouble
 from scheduler.store.job_columns import job_of
@@ -232,7 +232,7 @@ class News:
 class Watch:
     """Reads a store repeatedly and returns only what has changed. For use by one thread.
 
-    For the first waiting jobs in the queue (`store/change_feed.py: MOST_WAITING`), it returns every change. For the
+    For the first waiting jobs in the queue (`store/changed_jobs.py: MOST_WAITING`), it returns every change. For the
     waiting jobs behind them, it returns only that a job was added, was started or has ended.
     """
 

@@ -26,7 +26,7 @@ from scheduler.core.recovery import Record
 from scheduler.runners import attempt_record
 from scheduler.runners import supervisor as supervisor_file
 from scheduler.runners.adoption import not_started, start_trouble
-from scheduler.runners.local import LOOK_AGAIN_S, LocalRunner, WatchedAttempt
+from scheduler.runners.local_base import LOOK_AGAIN_S, LocalRunner, WatchedAttempt
 from scheduler.system.private_files import new_private
 from scheduler.system.processes import JOB_NAMES, environment_of, own_children, seen
 from scheduler.system.safe_open import plain

@@ -29,7 +29,7 @@ from scheduler.core.screen_names import free_name, shortened
 from scheduler.runners import attempt_record
 from scheduler.runners import shim as shim_file
 from scheduler.runners.adoption import not_started, settle, start_trouble
-from scheduler.runners.local import LOOK_AGAIN_S, LocalRunner, WatchedAttempt
+from scheduler.runners.local_base import LOOK_AGAIN_S, LocalRunner, WatchedAttempt
 from scheduler.system.crash_points import crash_point
 from scheduler.system.private_files import new_private
 from scheduler.system.process_search import ProcessTable

@@ -243,7 +243,7 @@ def waiting_before(connection: sqlite3.Connection, job: Job) -> int:
     return int(found.fetchone()[0])
 
 
-# The `raw_…` functions return rows for `job_of`. Two equal rows mean an unchanged job (`store/change_feed.py`).
+# The `raw_…` functions return rows for `job_of`. Two equal rows mean an unchanged job (`store/changed_jobs.py`).
 
 
 def raw_first_pending(connection: sqlite3.Connection, most: int) -> list[tuple[Any, ...]]:

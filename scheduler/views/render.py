@@ -220,6 +220,23 @@ def _short_reason(reason: Reason | None, alive: bool) -> str:
     return f" ({reason.sentence.partition(';')[0] if reason.code == 'behind' else reason.sentence})"
 
 
+def jobs_lines(jobs: Sequence[Job], reasons: Mapping[int, Reason], now: float) -> list[str]:
+    """Return the lines of the table of ``gpujob jobs``, at time ``now`` (s since 1970)."""
+    rows = [
+        (
+            job.id, job.state.value, how_it_ended(job), job.priority, job.spec.shown_words(), job.need,
+            gpus_text(job), run_time(job, now), reason_text(reasons.get(job.id)),
+        )
+        for job in jobs
+    ]  # fmt: skip
+    return table(("ID", "STATE", "HOW", "PRIORITY", "NAME", "NEED", "GPU", "TIME", "REASON"), rows)
+
+
+def reason_text(reason: Reason | None) -> str:
+    """Return code and sentence of a reason to wait, "" without a reason."""
+    return "" if reason is None else f"{reason.code}: {reason.sentence}"
+
+
 def status_lines(
     view: Overview,
     state_file: str,

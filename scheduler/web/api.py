@@ -17,7 +17,7 @@ from scheduler.core.units import utc
 from scheduler.core.usage_report import attempts_of
 from scheduler.views.render import in_pieces, job_json, status_json
 from scheduler.web import commands, history, job_log, metrics, openapi
-from scheduler.web import events as live
+from scheduler.web import event_stream as live
 from scheduler.web.openapi import ref
 from scheduler.web.routes import JSON, Ask, Call, Parameter, as_json
 

@@ -17,7 +17,7 @@ from scheduler.core.errors import SchedulerError, StoreTrouble, UsageError, did_
 from scheduler.core.secrets import without_secrets
 from scheduler.system.terminal_text import safe
 from scheduler.web import api, pages
-from scheduler.web.events import Hub
+from scheduler.web.event_stream import Hub
 from scheduler.web.routes import Ask, Call, number, status_of
 from scheduler.web.source import Source
 

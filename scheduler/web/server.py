@@ -31,7 +31,7 @@ from scheduler.views.ssh_tunnel import LOOPBACK, tunnel
 from scheduler.web.app import make_app
 from scheduler.web.auth import Key, token_of
 from scheduler.web.connections import KEEP_ALIVE_S, Connection, Connections
-from scheduler.web.events import Hub
+from scheduler.web.event_stream import Hub
 from scheduler.web.middleware import MOST_HEAD, Entrance, Gate
 from scheduler.web.port_holder import holder_of
 from scheduler.web.source import Source

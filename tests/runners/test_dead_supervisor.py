@@ -23,7 +23,7 @@ from scheduler.core.observations import Ended, Lost, Observation, Started, Uncla
 from scheduler.runners import attempt_record, local
 from scheduler.runners import supervisor as supervisor_file
 from scheduler.runners.direct import DirectRunner
-from scheduler.runners.local import WatchedAttempt
+from scheduler.runners.local_base import WatchedAttempt
 from scheduler.system.proc import boot_id
 from scheduler.system.processes import own_children, seen
 

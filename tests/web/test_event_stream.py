@@ -15,7 +15,7 @@ from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import JobSpec
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
-from scheduler.web import events
+from scheduler.web import event_stream as events
 from tests.stories.harness import wait_for
 from tests.stories.test_schemas import wrong
 from tests.web.listening import Listening

@@ -9,9 +9,9 @@ import pytest
 
 from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import Job, JobSpec, JobState, Outcome
-from scheduler.store import change_feed
+from scheduler.store import changed_jobs
 from scheduler.store import jobs as rows
-from scheduler.store.change_feed import MOST_AT_ONCE, MOST_WAITING, Changes
+from scheduler.store.changed_jobs import MOST_AT_ONCE, MOST_WAITING, Changes
 from scheduler.store.database import Database
 from scheduler.store.paths import Places
 
@@ -66,7 +66,7 @@ def test_a_job_that_waits_again_is_returned_once_if_the_queue_is_sorted_later(
     database = Database(Places(str(tmp_path / "state.json")))
     feed = Changes(database.places)
     now = [100.0]
-    monkeypatch.setattr(change_feed.time, "monotonic", lambda: now.append(now[-1] + 1.0) or now[-1])
+    monkeypatch.setattr(changed_jobs.time, "monotonic", lambda: now.append(now[-1] + 1.0) or now[-1])
     try:
         with database.writing() as connection:
             old = rows.insert(connection, JobSpec(arguments=("true",)), ResourceRequest(1, 1000), "", (), 1.0)
@@ -93,7 +93,7 @@ def test_a_job_that_is_requeued_with_the_same_row_is_returned_again(
     """A requeued job is returned also if its row equals the row of its last wait, which was returned before."""
     database = Database(Places(str(tmp_path / "state.json")))
     feed = Changes(database.places)
-    monkeypatch.setattr(change_feed, "OVERLAP_S", 0.0)
+    monkeypatch.setattr(changed_jobs, "OVERLAP_S", 0.0)
     try:
         with database.writing() as connection:
             job = rows.insert(connection, JobSpec(arguments=("true",)), ResourceRequest(1, 1000), "", (), 1.0)
