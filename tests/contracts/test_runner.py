@@ -15,7 +15,7 @@ import pytest
 from scheduler.core.job import JobState
 from scheduler.core.launch import Streams
 from scheduler.core.observations import Ended, Gone, Lost, NeverRan, Started, Unclaimed
-from scheduler.runners import attempt_record, local
+from scheduler.runners import attempt_record, local_base
 from scheduler.system import processes
 from scheduler.system.proc import boot_id
 from scheduler.system.processes import lives
@@ -181,7 +181,7 @@ def test_children_of_an_orphan_that_dies_during_the_search_are_found(
     # The inner shell creates the file itself: a `touch` could outlive the job and count as another leftover process.
     orphans = "(setsid sh -c 'sh -c \": > ready; exec sleep 600\" & wait; : middle' &)"
     bench.start(1, "/bin/sh", "-c", f"{orphans}; until [ -e ready ]; do sleep 0.02; done; exit 4")
-    real, killed = local.seen, []
+    real, killed = local_base.seen, []
 
     def seen(pid: int) -> processes.Seen | None:
         if not killed and b": middle" in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -190,7 +190,7 @@ def test_children_of_an_orphan_that_dies_during_the_search_are_found(
             wait_for(lambda: (found := real(pid)) is None or not found.alive, "its death")
         return real(pid)
 
-    monkeypatch.setattr(local, "seen", seen)
+    monkeypatch.setattr(local_base, "seen", seen)
     ended = bench.until(Ended)
     assert killed and ended.exit_code == 4
     (left,) = ended.leftovers

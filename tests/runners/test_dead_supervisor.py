@@ -20,7 +20,7 @@ from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import Job, JobSpec, JobState, Process
 from scheduler.core.launch import Launch
 from scheduler.core.observations import Ended, Lost, Observation, Started, Unclaimed
-from scheduler.runners import attempt_record, local
+from scheduler.runners import attempt_record, local_base
 from scheduler.runners import supervisor as supervisor_file
 from scheduler.runners.direct import DirectRunner
 from scheduler.runners.local_base import WatchedAttempt
@@ -97,7 +97,7 @@ def test_p5_the_exit_code_of_an_unreaped_zombie_is_read(tmp_path: Path, monkeypa
     The runner does not wait for a record. If supervisor and daemon of a job in a container were killed, and process 1
     of the container does not reap processes, the job stays a zombie.
     """
-    monkeypatch.setattr(local, "ZOMBIE_PATIENCE_S", math.inf)
+    monkeypatch.setattr(local_base, "ZOMBIE_PATIENCE_S", math.inf)
     hold = tmp_path / "hold"
     hold.touch()
     script = f"sh -c 'while [ -e {hold} ]; do sleep 0.02; done; exit 7' & echo $!; exec sleep 600"

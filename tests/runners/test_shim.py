@@ -21,7 +21,7 @@ from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import Job, JobSpec, Process
 from scheduler.core.observations import Ended, NeverRan, Started
 from scheduler.core.recovery import Record
-from scheduler.runners import attempt_record, local, screen, supervisor
+from scheduler.runners import attempt_record, local_base, screen, supervisor
 from scheduler.runners import shim as shim_file
 from scheduler.system.proc import boot_id
 from scheduler.system.processes import environment_of, lives, seen
@@ -296,7 +296,7 @@ def test_an_exiting_shim_is_not_a_leftover_process(bench: ScreenBench) -> None:
         leader.kill()
         leader.wait()
         for job, by in ((1, session), (2, None)):  # job 2 ends while the shim of job 1 exits
-            attempt = local.WatchedAttempt(job, 1, bench.record(job), process, ours=True, session=by)
+            attempt = local_base.WatchedAttempt(job, 1, bench.record(job), process, ours=True, session=by)
             bench.runner._ended(attempt, "exit", 0, time.time())
         assert [observation.leftovers for observation in bench.runner._take_facts()] == [(), ()]
     finally:
@@ -315,7 +315,7 @@ def test_a_leftover_process_is_reported_only_for_its_own_job(bench: ScreenBench)
         children.append(subprocess.Popen(["/bin/sleep", "600"], env=orphan_env))
         wait_for(lambda: environment_of(children[2].pid), "its environment")
         orphan = Process(children[2].pid, seen(children[2].pid).ticks)  # type: ignore[union-attr]
-        attempts = [local.WatchedAttempt(job, 1, bench.record(job), leader, ours=True) for job in (1, 2)]
+        attempts = [local_base.WatchedAttempt(job, 1, bench.record(job), leader, ours=True) for job in (1, 2)]
         bench.runner._servers[server.pid] = "2.1"
         never = time.monotonic() + 600
         for attempt, its_server in zip(attempts, (leader, server), strict=True):  # the server of job 1 has ended
