@@ -16,11 +16,13 @@ from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import Job, JobSpec, JobState
 from scheduler.core.launch import Launch
 from scheduler.core.observations import Ended, Observation, Started
-from scheduler.runners import screen
+from scheduler.runners import engine, screen
 from scheduler.runners.direct import DirectRunner
+from scheduler.runners.engine import EngineRunner
 from scheduler.runners.screen import ScreenRunner
 from scheduler.system.proc import boot_id
 from scheduler.system.processes import lives, own_children, seen
+from tests.fake_engine import FakeEngine
 from tests.screens import socket_folder
 
 LIMIT_S = 30.0
@@ -186,6 +188,43 @@ class ScreenBench(Bench):
     def close(self) -> None:
         super().close()
         self.runner.close()
+
+
+class EngineBench(Bench):
+    """A bench whose runner hands jobs to an engine. ``engine``: a stand-in that runs them as processes here."""
+
+    name = "slurm"
+
+    def __init__(self, folder: Path, engine: Any = None) -> None:
+        self.engine = FakeEngine({"g1": 4, "g2": 2}) if engine is None else engine
+        super().__init__(folder)
+
+    def make(self) -> EngineRunner:
+        return EngineRunner(
+            self.engine, str(self.folder / "attempts"), str(self.folder), "gj-test-", dict(os.environ), lambda: 0.1
+        )
+
+    def job(self, number: int, *argv: str, attempt: int = 1, **more: Any) -> tuple[Job, Launch]:
+        job, launch = super().job(number, *argv, attempt=attempt, **more)
+        job.need = ResourceRequest(0, 0)
+        job.gpus = ()
+        return job, launch
+
+    def close(self) -> None:
+        self.runner.close()
+        if isinstance(self.engine, FakeEngine):
+            self.engine.close()
+
+
+@contextlib.contextmanager
+def engine_bench(folder: Path) -> Iterator[EngineBench]:
+    """Yield an EngineBench with a stand-in for one test. Close the bench after the test."""
+    with mock.patch.object(engine, "PATIENCE_S", 0.5):
+        made = EngineBench(folder)
+        try:
+            yield made
+        finally:
+            made.close()
 
 
 @contextlib.contextmanager

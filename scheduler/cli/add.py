@@ -14,13 +14,11 @@ from scheduler.client.client import SchedulerClient
 from scheduler.client.locate import settings_for, state_file_for
 from scheduler.client.submission import Submission, model_table_for, spec_of, table_for, trusting
 from scheduler.client.submit_context import limits_here, output_of_shell
+from scheduler.core.allowed import parse_allowed
 from scheduler.core.errors import Refused, SchedulerError, UsageError
-from scheduler.core.gpu import parse_gpu_ids
 from scheduler.core.job_options import LINE_KEYS, read_line_keys, read_options
 from scheduler.core.model_table import need_of
-from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import PlacementClass
-from scheduler.gpus.declared import declared
 from scheduler.intake.jobs_file import LineContext, parse, write_line
 from scheduler.intake.tail import check_owner, check_places, check_private, places_of
 from scheduler.store.paths import check_not_for_another
@@ -65,8 +63,9 @@ def add(
         if "/" in conda and not conda.startswith(("/", "~/")):
             conda = os.path.abspath(conda)
     level = read_options({"priority": priority}).get("priority", 0)
+    on_cluster = client.on_cluster()
     try:
-        parse_gpu_ids(gpus)
+        allowed = parse_allowed(gpus, on_cluster)
     except UsageError as error:
         raise UsageError(
             f"{error.what}: in gpujob add, --gpus lists the allowed GPUs",
@@ -80,19 +79,20 @@ def add(
         line.encode()
     except UnicodeEncodeError:
         raise UsageError("cannot write the line: it is not UTF-8", do="use names and arguments in UTF-8") from None
-    managed = client.managed()
-    parsed = parse(line, LineContext(folder, os.path.expanduser("~"), managed))
+    managed = None if on_cluster else client.managed()
+    parsed = parse(line, LineContext(folder, os.path.expanduser("~"), managed, on_cluster))
     if parsed is None:
         raise UsageError("cannot write the line: it would be empty or a comment", do="give another script name")
-    meant = {"allowed": parse_gpu_ids(gpus), **values}
+    meant = {"allowed": allowed, **values}
     if any(getattr(parsed.spec, name) != value for name, value in meant.items() if name != "cwd"):
         raise UsageError(
             f"cannot write this job as a line: {line} would be read as a different job",
             do="submit it: gpujob submit -- COMMAND",
         )
     need, _ = need_of(parsed.spec, model_table_for(client, config, warn), client.gpus())
-    if managed is not None:
-        never = Fleet(declared(managed)).can_ever_hold(PlacementClass(need, parsed.spec.allowed))
+    fleet = client.fleet()
+    if fleet is not None:
+        never = fleet.can_ever_hold(PlacementClass(need, parsed.spec.allowed))
         if never:
             raise Refused(never, do="request less, or allow other GPUs")
     if path != "-":

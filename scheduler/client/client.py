@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from scheduler.client.overview import Overview, Watch
     from scheduler.core.history import GpuSample, JobSample, PauseSpan
     from scheduler.core.model_table import ModelTable
+    from scheduler.core.placement import Fleet
     from scheduler.core.requests import Answer, Request
     from scheduler.core.usage_report import Report
 
@@ -212,6 +213,18 @@ class SchedulerClient:
     def managed(self) -> tuple[int, ...] | None:
         """Return the ids of the managed GPUs; None if no GPU is managed or the scheduler has never been started."""
         return tuple(gpu.index for gpu in self.gpus()) or None
+
+    def fleet(self) -> Fleet | None:
+        """Return a ledger without bookings of the GPUs that this scheduler manages; None before its first start."""
+        from scheduler.store.cluster import fleet_of
+
+        with self._reading() as connection:
+            gpus = rows.gpus(connection)
+            return fleet_of(connection, gpus, 1 << 30) if gpus else None
+
+    def on_cluster(self) -> bool:
+        """Return whether the last daemon used a cluster."""
+        return bool(self.remembered("cluster"))
 
     def remembered(self, key: str) -> str:
         """Return the text that a daemon or `note` saved under ``key`` (e.g. ``jobs_file``); empty if there is none."""
@@ -596,11 +609,11 @@ def _check_parents(connection: sqlite3.Connection, spec: JobSpec) -> None:
 
 def _check_possible(connection: sqlite3.Connection, gpus: list[Gpu], job: Job) -> None:
     """Raise Refused if the job could never run on the GPUs and slots that the last daemon recorded."""
-    from scheduler.core.placement import Fleet
     from scheduler.core.placement_class import class_of
+    from scheduler.store.cluster import fleet_of
 
     if gpus or rows.meta(connection, "settings"):
-        never = Fleet(gpus, _cpu_slots(connection)).can_ever_hold(class_of(job))
+        never = fleet_of(connection, gpus, _cpu_slots(connection)).can_ever_hold(class_of(job))
         if never:
             raise Refused(never, do="request less, or allow other GPUs" if job.need.count else "request less")
 
@@ -629,6 +642,12 @@ def _cpu_slots(connection: sqlite3.Connection) -> int:
     This is the setting of the last daemon, or the number of CPUs if that daemon had no such setting. If no daemon has
     run yet, the returned number is so large that it is no limit.
     """
+    from scheduler.store.cluster import cluster_of
+
     noted = bool(rows.meta(connection, "settings"))
-    slots = _noted(connection, "cpu_slots")
-    return int(slots) if slots is not None else (os.cpu_count() or 1 if noted else 1 << 30)
+    slots, cluster = _noted(connection, "cpu_slots"), cluster_of(connection)
+    if slots is not None:
+        return int(slots)
+    if cluster is not None:
+        return cluster.cpus
+    return os.cpu_count() or 1 if noted else 1 << 30

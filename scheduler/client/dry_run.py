@@ -148,7 +148,7 @@ def _state(connection: sqlite3.Connection, config: Config, gpus: list[Gpu], now:
     read = readings(connection) if alive else {}
     if read:
         state.fleet.admission = _LastAdmission.of_last(gpus, read, config, now)
-        state.fleet.admission.tenants = state.tenants
+        state.watch_admission()
     return state
 
 

@@ -201,7 +201,7 @@ def words_run(job: Job) -> list[str]:
     """
     spec = job.spec
     if job.argv and job.state is not JobState.PENDING:  # a job that waits for a retry may get other GPUs
-        return list(job.argv)
+        return list(job.argv) if job.runner_kind.owns_gpus else [word.replace("\0gpus\0", "GPUS") for word in job.argv]
     if not spec.is_script:
         return list(spec.arguments)
     if not spec.script.endswith(".py"):

@@ -106,6 +106,11 @@ class GpuAdmission:
     accepted: dict[tuple[int, float], int] = field(default_factory=dict)  # (pid, start time) → MiB that a user accepted
 
     @property
+    def by_engine(self) -> bool:
+        """True if an engine such as Slurm reports this GPU. The report has no measurements, and never becomes stale."""
+        return self.reading is not None and self.reading.by_engine
+
+    @property
     def reserved_mib(self) -> int | None:
         """MiB in use by the driver, a display and processes that a user accepted; None if the use is not reported."""
         told = self.reading
@@ -136,6 +141,7 @@ class GpuAdmission:
             "gone": "GONE",
             "unhealthy": "UNHEALTHY",
             "releasing": "DRAINING",
+            "drained": "DRAINING",
             "foreign": "FOREIGN",
         }
         return words.get(self.verdict.code, "")
@@ -145,19 +151,24 @@ def _nobody(gpu: int) -> Sequence[Tenant]:
     return ()
 
 
+def _is_booked(gpu: int) -> bool:
+    return False
+
+
 @dataclass(slots=True)
 class Admission:
     """The readings of all GPUs, and the verdicts on them.
 
     Declared GPUs are never read: their Admission has no GPUs and keeps no job away.
 
-    ``cards``: state of each GPU, by index; ``tenants``: returns the attempts with an allocation on a GPU. In a mask,
-    bit ``i`` stands for GPU ``i``.
+    ``cards``: state of each GPU, by index; ``tenants``: returns the attempts with an allocation on a GPU; ``booked``:
+    returns whether a part of a GPU is booked. In a mask, bit ``i`` stands for GPU ``i``.
     """
 
     cards: dict[int, GpuAdmission] = field(default_factory=dict)
     thresholds: Thresholds = Thresholds()
     tenants: Callable[[int], Sequence[Tenant]] = _nobody
+    booked: Callable[[int], bool] = _is_booked
     trouble: str = ""  # why the last reading failed
     took_s: float = 0.0  # seconds that the last reading took
     peaks: dict[str, int] = field(default_factory=dict)  # attempt → the most MiB that it was seen to use on one GPU
@@ -206,10 +217,11 @@ class Admission:
         """Return whether each of these GPUs was read recently enough to place a job on it.
 
         A reading may be ``FRESH_S`` seconds old, plus the duration of the last reading. Declared GPUs are never read,
-        and need no reading.
+        and need no reading. An engine places jobs itself, so its last report is always recent enough.
         """
         since = now.mono - FRESH_S - self.took_s
-        return all(self.cards[gpu].read_at >= since for gpu in gpus if gpu in self.cards)
+        known = (self.cards[gpu] for gpu in gpus if gpu in self.cards)
+        return all(card.read_at >= since or card.by_engine for card in known)
 
     @property
     def uncertain(self) -> bool:
@@ -474,7 +486,7 @@ class Admission:
                 self.whole_blocked_mask |= 1 << index
             if card.overcommit or card.overcommit_mib:
                 self.tight_mask |= 1 << index
-            if card.verdict.code != "stale" and card.read_at > -math.inf:
+            if card.verdict.code != "stale" and card.read_at > -math.inf and not card.by_engine:
                 due.append(card.read_at + self._stale_s() + 0.001)
         self.next_look = min((moment for moment in due if moment > now.mono), default=None)
 
@@ -487,6 +499,14 @@ class Admission:
             return Verdict("stale", f"GPU {index} cannot be read: {self.trouble}")
         if card.read_at == -math.inf:
             return Verdict("stale", f"GPU {index} has not been read yet")
+        if reading is not None and reading.by_engine:
+            if reading.problem:
+                return Verdict("drained", f"GPU {index}: {reading.problem}")
+            if reading.in_use and not self.booked(index):
+                return Verdict(
+                    "foreign", f"GPU {index} ({card.gpu.uuid}) is allocated to jobs of other users or programs"
+                )
+            return NOTHING_FORBIDDEN
         age = now.mono - card.read_at
         if age > self._stale_s():
             return Verdict("stale", f"GPU {index} has not been read for {age:.0f} s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
@@ -12,6 +13,7 @@ from scheduler.core.errors import LONGEST_SHOWN, SchedulerError, UsageError, nea
 from scheduler.core.gpu import HIGHEST_GPU_ID, parse_gpu_ids
 from scheduler.core.launch import CONDA_MODES, CUDA_MODES
 from scheduler.core.retention import Keep, keep_finished, keep_logs
+from scheduler.core.runner_kinds import ENGINES
 from scheduler.core.units import seconds_of
 
 LARGEST = 10**9  # largest number of a setting: about 30 years in seconds, far below the largest integer of SQLite
@@ -172,6 +174,15 @@ def _gpu_ids(value: Any) -> tuple[int, ...] | None:
     return parse_gpu_ids(value)
 
 
+def _words(value: Any) -> str:
+    text = _text(value)
+    try:
+        shlex.split(text)
+    except ValueError:
+        raise UsageError(f"has an open quote: {said(value)}", do="write --partition=gpu --qos=low") from None
+    return text
+
+
 def _keeping(read: Callable[[str], Keep]) -> Callable[[Any], str]:
     def words(value: Any) -> str:
         text = " ".join(_text(value).replace(",", " ").split())
@@ -301,6 +312,36 @@ class Config:
     activation_limit: float = _option(
         60.0, _seconds, "a job fails if the activation of its conda environment takes longer than this", "S",
         reload=True
+    )
+
+    engine: str = _option(
+        "local", _one_of("local", *ENGINES),
+        "where jobs run: local (this machine), slurm, or ray (docs/clusters.md)", "ENGINE", section="cluster",
+    )
+    engine_dir: str = _option(
+        "", _text, "folder that this machine and all nodes share, for attempt records; empty: the state folder", "PATH", path=True
+    )
+    engine_interval: float = _option(2.0, _often, "time between two questions to the engine about the jobs", "S", reload=True)
+    release_ahead: int = _option(
+        16, _whole(1),
+        "with Slurm: number of jobs that may wait in Slurm's queue although they do not fit now; all other jobs wait in gpujob's queue",
+        "N", reload=True,
+    )
+    nice_step: int = _option(
+        100, _whole(0), "with Slurm: --nice of a job is its priority times this number; 0: no --nice", "N", reload=True
+    )
+    sbatch_args: str = _option(
+        "", _words, "with Slurm: further arguments of sbatch, such as --partition=gpu --account=lab, quoted as in a shell", "ARGS", reload=True
+    )
+    engine_ignore_gpu_ids: bool = _option(
+        False, _flag, "with an engine: jobs that name GPU ids may run on any GPU (default: such jobs are refused)", "BOOL", reload=True
+    )
+    engine_url: str = _option("http://127.0.0.1:8265", _text, "with Ray: address of the dashboard of its head node", "URL")
+    engine_token: str = _option(
+        "", _text, "with Ray: private file with the token; empty: the variable RAY_AUTH_TOKEN or the file RAY_AUTH_TOKEN_PATH, or no token", "PATH", path=True
+    )
+    insecure_engine: bool = _option(
+        False, _flag, "with Ray: accept an address on another machine without a token or without https", "BOOL"
     )
 
     order: str = _option(

@@ -11,15 +11,18 @@ from scheduler.core.backoff import backoff_s
 from scheduler.core.counters import RETRY_COULD_NOT_START, RETRY_FAILED
 from scheduler.core.decision_pass import DecisionPass, Plan, Stop
 from scheduler.core.endings import CANCELLED, Meaning, Rules, after_loss, after_no_start, after_run, ran
+from scheduler.core.engine_placement import EngineFleet
 from scheduler.core.gpu import WHOLE, ResourceRequest, ids_of
 from scheduler.core.gpu_notices import judge_gpus
 from scheduler.core.handle_requests import answer
 from scheduler.core.job import Event, Failure, Holding, Job, JobState, Outcome, Process
 from scheduler.core.job_text import DURING_ITS_RUN, UNDYING
+from scheduler.core.launch import BLANK
 from scheduler.core.observations import (
     Arrived,
     Asked,
     Ended,
+    EnginePlace,
     Gone,
     Lost,
     Missing,
@@ -31,12 +34,13 @@ from scheduler.core.observations import (
     Started,
     Unclaimed,
 )
-from scheduler.core.placement_class import PlacementClass
+from scheduler.core.placement_class import PlacementClass, class_of
 from scheduler.core.scheduler_state import SchedulerState
 from scheduler.core.states import Move, move
 
 MOST_STARTS_A_TURN = 256  # most starts in one pass, so that 10,000 lines added together do not delay other work
 KILL_AGAIN_S = 1.0  # time between two SIGKILLs to the same job
+KILL_REMOTE_AGAIN_S = 30.0  # the same for a job on another machine: each request to an engine takes its time
 UNDYING_S = 5.0  # from the first SIGKILL to the note UNDYING; a large process needs time to free its memory
 
 
@@ -93,17 +97,61 @@ class _Decision(DecisionPass):
         job = self._of(observation.job, observation.attempt)
         if job is None or job.process is not None:
             return
+        if job.started_at is not None and not job.runner_kind.owns_gpus:  # told again by an engine
+            return
         job.process, job.started_at = observation.process, observation.at
+        if observation.place is not None:
+            self._placed_by_engine(job, observation.place)
         job.session = observation.session or job.session
         if job.state is JobState.STARTING:
             move(job, Move.STARTED, self.now.wall)
             job.start_failures = 0
         share = {"share": job.need.parts / WHOLE} if job.gpus else {}  # the next attempt may have another share
-        self.changed(job, "started", pid=observation.process.pid, gpus=list(job.gpus), attempt=job.attempt, **share)
+        where = {"node": job.node, "engine_job": job.engine_job} if job.node else {}
+        pid = {"pid": observation.process.pid} if observation.process is not None else {}
+        self.changed(job, "started", **pid, gpus=list(job.gpus), attempt=job.attempt, **share, **where)
         if job.state is JobState.STOPPING:
             self.plan.stops.append(Stop(job, hard=False))
         else:
             self.state._watch_limit(job, self.now)
+
+    def _placed_by_engine(self, job: Job, place: EnginePlace) -> None:
+        """Book the GPUs that the engine gave to a job, in place of those that were expected.
+
+        The other released jobs that were expected on these GPUs lose their bookings, and get new ones if there is room.
+        """
+        state, fleet, vram = self.state, self.state.fleet, job.spec.vram_mib or 0
+        job.node, job.partition, job.engine_job = place.node, place.partition, place.engine_job
+        self._withdraw_booking(job)
+        known = fleet.by_uuid if isinstance(fleet, EngineFleet) else {}
+        job.gpus = tuple(sorted(known[uuid] for uuid in place.gpus if uuid in known))
+        ids = ",".join(uuid.rpartition("/")[2] for uuid in place.gpus)
+        job.argv = tuple(word.replace(BLANK, ids) for word in job.argv)
+        for other_id, gpus in list(state.released.items()):
+            if gpus and set(gpus) & set(job.gpus):
+                self._withdraw_booking(state.live[other_id])
+                state.released[other_id] = None
+        try:
+            fleet.take(job.need, job.gpus, vram)
+        except ValueError:  # not the GPUs that it asked for, or also those of another running job
+            state.unbooked.add(job.attempt_key)
+
+    def _withdraw_booking(self, job: Job) -> None:
+        """Free what is booked for a job that an engine has, and has not started."""
+        gpus = self.state.released.pop(job.id, None)
+        if gpus is not None:
+            self.state.fleet.give_back(job.need, gpus, job.spec.vram_mib or 0)
+
+    def _book_released(self) -> None:
+        """Book GPUs for the released jobs that did not fit until now, in the order in which they were released."""
+        state = self.state
+        for job_id, gpus in state.released.items():
+            job = state.live[job_id]
+            if gpus is None and job.state is JobState.STARTING:
+                found = state.fleet.find(class_of(job))
+                if found is not None:
+                    state.fleet.take(job.need, found, job.spec.vram_mib or 0)
+                    state.released[job_id] = found
 
     def _ended(self, observation: Ended) -> None:
         job = self._of(observation.job, observation.attempt)
@@ -223,7 +271,9 @@ class _Decision(DecisionPass):
         state.killed.pop(job.id, None)
         state.fleet.admission.peaks.pop(job.attempt_key, None)
         vram = job.spec.vram_mib or 0
-        if job.attempt_key in state.unbooked:
+        if job.id in state.released:
+            self._withdraw_booking(job)
+        elif job.attempt_key in state.unbooked:
             state.unbooked.discard(job.attempt_key)
         else:
             state.fleet.give_back(job.need, job.gpus, vram)
@@ -313,10 +363,12 @@ class _Decision(DecisionPass):
             elif kind == "term" and job.state is JobState.STOPPING:
                 self.plan.stops.append(Stop(job, hard=False))
             elif kind == "kill" and job.state is JobState.STOPPING:
-                if job.process is not None or job.id in self.state.leader_ended:
+                remote = not job.runner_kind.owns_gpus
+                if job.process is not None or remote or job.id in self.state.leader_ended:
                     self.plan.stops.append(Stop(job, hard=True))
-                    self._say_undying(job)
-                self.state.at(self.now.mono + KILL_AGAIN_S, "kill", job)
+                    if not remote:
+                        self._say_undying(job)
+                self.state.at(self.now.mono + (KILL_REMOTE_AGAIN_S if remote else KILL_AGAIN_S), "kill", job)
 
     def _say_undying(self, job: Job) -> None:
         since = self.state.killed.setdefault(job.id, self.now.mono)
@@ -330,6 +382,7 @@ class _Decision(DecisionPass):
         if state.queue_paused or not state.may_start or not len(state.queue):
             return
         state.fleet.open_to_all()
+        self._book_released()
         passed_over: list[tuple[int, PlacementClass]] = []
         turns = state.queue.in_order()
         offer = next(turns, None)
@@ -339,11 +392,12 @@ class _Decision(DecisionPass):
             if gpus and not kind.need.by_name and not state.fleet.admission.fresh(gpus, self.now):
                 self.plan.read_gpus(self.now.mono - FRESH_S)  # the job is placed after that reading
                 gpus = None
-            taken = gpus is not None
-            if gpus is not None:
+            ahead = gpus is None and self._may_release_ahead(kind)
+            taken = gpus is not None or ahead
+            if gpus is not None or ahead:
                 job, place = self.find(job_id), state.queue.key_of(job_id)
                 state.queue.drop(job_id)
-                if job is not None and job.state is JobState.PENDING and self._start(job, gpus):
+                if job is not None and job.state is JobState.PENDING and self._start(job, gpus) and gpus is not None:
                     for other, waits_as in passed_over:
                         if state.fleet.competes(waits_as, kind.need, gpus):
                             state.queue.overtake(other, place)
@@ -358,16 +412,33 @@ class _Decision(DecisionPass):
             except StopIteration:
                 offer = None
 
-    def _start(self, job: Job, gpus: tuple[int, ...]) -> bool:
-        """Start a job on GPUs. If its script or environment is missing, park it instead and return False."""
+    def _may_release_ahead(self, kind: PlacementClass) -> bool:
+        """Return whether a job of ``kind``, which does not fit now, may wait in the queue of an engine."""
+        state = self.state
+        most = state.policy.release_ahead
+        if not most or sum(gpus is None for gpus in state.released.values()) >= most:
+            return False
+        return isinstance(state.fleet, EngineFleet) and state.fleet.may_wait_outside(kind)
+
+    def _start(self, job: Job, gpus: tuple[int, ...] | None) -> bool:
+        """Start a job on GPUs. If its script or environment is missing, park it instead and return False.
+
+        ``gpus``: None if the job waits in the queue of an engine, which will choose its GPUs. With an engine, the GPUs
+        are booked but not stored with the job, because the engine may choose others.
+        """
         missing = self.state.missing(job)
         if missing:
             self._park_missing(job, missing)
             return False
-        self.state.fleet.take(job.need, gpus, job.spec.vram_mib or 0)
+        if gpus is not None:
+            self.state.fleet.take(job.need, gpus, job.spec.vram_mib or 0)
         job.attempt += 1
         move(job, Move.PLACED, self.now.wall)
-        job.gpus = gpus
+        if isinstance(self.state.fleet, EngineFleet):
+            self.state.released[job.id] = gpus
+            job.gpus = ()
+        else:
+            job.gpus = gpus or ()
         job.process = job.started_at = job.not_before = job.log_finding = None
         job.reason_code = job.reason = ""
         self.state.live[job.id] = job

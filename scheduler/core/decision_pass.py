@@ -174,6 +174,6 @@ class DecisionPass:
         move(job, Move.STOP_ASKED, self.now.wall)
         job.stop_at = self.now.wall
         self.changed(job, "stopping", why=job.stop_why)
-        if job.process is not None:
+        if job.process is not None or not job.runner_kind.owns_gpus:
             self.plan.stops.append(Stop(job, hard=False))
         self.state.at(self.now.mono + self.state.policy.kill_grace_s, "kill", job)

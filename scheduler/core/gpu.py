@@ -214,7 +214,7 @@ def named_gpus(ids: Collection[int]) -> str:
     return f"GPU{'s' * (len(ids) > 1)} {gpu_ids_text(ids)}"
 
 
-def is_are(ids: Collection[int]) -> str:
+def is_are(ids: Collection[object]) -> str:
     """Return the verb that agrees with `named_gpus`."""
     return "is" if len(ids) == 1 else "are"
 
@@ -239,10 +239,15 @@ def ids_of(mask: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A managed GPU: its index, UUID, name, server, and total memory in MiB (None: the size is not known)."""
+    """A managed GPU: its index, UUID, name, server, and total memory in MiB (None: the size is not known).
+
+    ``node``, ``partition``: on a cluster, the names of the server and of its partition; else empty.
+    """
 
     index: int
     uuid: str
     name: str = "declared"
     server: int = 0
     memory_mib: int | None = None
+    node: str = ""
+    partition: str = ""

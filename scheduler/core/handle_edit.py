@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from scheduler.core.allowed import allowed_text
 from scheduler.core.errors import NotFound, Refused, SchedulerError, UsageError
 from scheduler.core.gpu import ResourceRequest, gpu_ids_text
 from scheduler.core.job import Job, JobSpec, JobState
@@ -92,7 +93,7 @@ def _check_parents(decision: DecisionPass, job: Job, spec: JobSpec) -> None:
 
 def _shown(name: str, value: Any) -> str:
     if name == "allowed":
-        return "any" if value is None else gpu_ids_text(value)
+        return "any" if value is None else allowed_text(value)
     if value in (None, "", ()):
         return {"gpus": "by model", "cuda": "(default)"}.get(name, "none")
     if name == "vram_mib":

@@ -7,7 +7,9 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
+from scheduler.core.allowed import Allowed
 from scheduler.core.gpu import ResourceRequest
+from scheduler.core.runner_kinds import RunnerKind, kind_of
 from scheduler.core.secrets import without_secrets, words_without_secrets
 from scheduler.core.shell_quoting import quoted
 
@@ -65,7 +67,7 @@ class JobSpec:
     arguments: tuple[str, ...] = ()  # words after the script, or the whole command
     conda_env: str = ""
     priority: int = 0
-    allowed: tuple[int, ...] | None = None  # GPUs that it may use; None: any
+    allowed: Allowed = None  # GPUs that it may use, or nodes and types of a cluster; None: any
     gpus: str = ""  # the need as written; empty: from the model table
     on: tuple[int, ...] = ()  # run on exactly these GPUs, beside all other jobs and processes
     slots: int = 1  # slots that it takes if it needs no GPU
@@ -198,7 +200,7 @@ class Job:
     identity: str = ""
     order: int = 0  # place among equal priorities; below 0: before all other jobs
     priority: int = 0
-    allowed: tuple[int, ...] | None = None
+    allowed: Allowed = None
     submitted_at: float = 0.0
     started_at: float | None = None
     finished_at: float | None = None
@@ -225,6 +227,9 @@ class Job:
     held: bool = False
     notes: tuple[str, ...] = ()
     log_finding: Failure | None = None  # cause found in the end of its log; only a warning after exit code 0
+    node: str = ""  # machine of a cluster that ran the current or last attempt; empty: this machine
+    partition: str = ""  # partition of the cluster
+    engine_job: str = ""  # the cluster's own id of this attempt
     # What the store has of this job (`store/job_columns.py: values_of`); None: unknown, as in a copy (`replace`).
     stored: tuple[Any, ...] | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -242,6 +247,11 @@ class Job:
     def turn(self) -> tuple[int, int]:
         """Sort key of waiting jobs: first the jobs that a user put first, then the others by priority and ``order``."""
         return (self.priority if self.order >= 0 else FIRST, self.order)
+
+    @property
+    def runner_kind(self) -> RunnerKind:
+        """The capabilities of the runner of the current or last attempt."""
+        return kind_of(self.runner)
 
     @property
     def session_name(self) -> str | None:
@@ -300,6 +310,8 @@ REASON_CODES = {
     "stale": "there is no recent reading of the GPU",
     "gone": "the driver no longer lists the GPU",
     "unhealthy": "the GPU has MIG mode on or memory errors, or its memory use cannot be read",
+    "drained": "an administrator has drained the node of the GPU, or the node is down (with an engine such as Slurm)",
+    "released": "an engine such as Slurm has as many waiting jobs of this scheduler as `release_ahead` allows",
     "foreign": "processes that belong to no job on this GPU use too much of the GPU",
     "over-share": "a job on the GPU uses more memory than its share",
     "releasing": "memory of a job that just ended is still in use",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from scheduler.core.allowed import Allowed, allowed_text, parse_allowed
 from scheduler.core.errors import Refused, SchedulerError, UsageError, flag, nearest
 from scheduler.core.gpu import ResourceRequest, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import JobSpec
@@ -97,8 +98,8 @@ def priority_of(text: str) -> int:
     return int(plain)
 
 
-def _allowed(text: str) -> tuple[int, ...] | None:
-    return None if text.strip() == "any" else parse_gpu_ids(text)
+def _allowed(text: str) -> Allowed:
+    return None if text.strip() == "any" else parse_allowed(text)
 
 
 def _named_gpus(text: str) -> tuple[int, ...]:
@@ -393,21 +394,21 @@ def changed_fields(texts: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def allowed_gpus(values: Mapping[str, Any]) -> tuple[int, ...] | None:
+def allowed_gpus(values: Mapping[str, Any]) -> Allowed:
     """Return the GPUs that a job may use: the value of ``on``, or of ``allowed`` if ``on`` is not given; None: any GPU.
 
     ``values``: field of JobSpec → value. Raises Refused if ``on`` and ``allowed`` name different GPUs, or if both
     ``on`` and ``gpus`` are given.
     """
     on: tuple[int, ...] | None = values.get("on")
-    allowed: tuple[int, ...] | None = values.get("allowed")
+    allowed: Allowed = values.get("allowed")
     if on is None:
         return allowed
     if values.get("gpus"):
         raise Refused("on= and gpus= exclude each other", do="leave one of them out")
     if allowed not in (None, on):
         raise Refused(
-            f"on= names GPU {gpu_ids_text(on)}, but the list of allowed GPUs names GPU {gpu_ids_text(allowed or ())}",
+            f"on= names GPU {gpu_ids_text(on)}, but the list of allowed GPUs names GPU {allowed_text(allowed)}",
             do="leave one of them out",
         )
     return on

@@ -36,7 +36,10 @@ def sentence(event: Event, job: Job) -> tuple[str, int]:
     attempt = f", attempt {detail['attempt']}" if detail.get("attempt", 1) != 1 else ""
     if event.kind == "started":
         session = f"; gpujob attach {job.id}, or screen -r {job.session_name}" if job.session else ""
-        return f"{name} runs on {gpus}, pid {detail['pid']}{attempt}{session}", INFO
+        where = (
+            f"pid {detail['pid']}" if "pid" in detail else f"node {detail['node']} (job {detail['engine_job']} there)"
+        )
+        return f"{name} runs on {gpus}, {where}{attempt}{session}", INFO
     if event.kind == "gpu_gone":
         return f"{name} runs on GPU {detail['gpu']}, which is gone; gpujob does not end the job", WARNING
     if event.kind == "stray":

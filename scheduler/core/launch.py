@@ -28,6 +28,7 @@ LAUNCHERS: dict[str, Launcher] = {
 }
 
 
+BLANK = "\0gpus\0"  # stands for the ids of the GPUs in a command until the node of a cluster knows them
 AS_WRITTEN = frozenset({"ts"})  # sources whose commands run unchanged, without filling in {gpus}
 # {gpus}, {share} and the same in double braces, but not after a $: ${gpus} is a shell variable.
 _BLANK = re.compile(r"(?<!\$)(?:\{\{(gpus|share)\}\}|(?<!\$\{)\{(gpus|share)\})")
@@ -78,26 +79,44 @@ class Launch:
     umask: int | None = None
     words: tuple[str, ...] = ()  # the command as shown to people: ``argv`` without the wrapper
     streams: Streams = Streams()
+    not_on: tuple[str, ...] = ()  # nodes of a cluster that must not be used
 
 
 def launch_of(
-    job: Job, found: Found, *, mode: str, state_file: str, cwd: str, ordinals: Mapping[int, int] | None = None
+    job: Job,
+    found: Found,
+    *,
+    mode: str,
+    state_file: str,
+    cwd: str,
+    ordinals: Mapping[int, int] | None = None,
+    blank: str = "",
 ) -> Launch:
     """Return the Launch of a placed job. ``mode``: physical, local, unset or none (docs/gpus.md, What a job sees).
 
     ``ordinals``: GPU id → the driver's current number, for GPUs whose number has changed since the daemon started.
-    CUDA_VISIBLE_DEVICES and ``--cuda`` use the driver's numbers, GPUJOB_GPUS the scheduler's ids.
+    CUDA_VISIBLE_DEVICES and ``--cuda`` use the driver's numbers, GPUJOB_GPUS the scheduler's ids. ``blank``: the text
+    that stands for the ids of the GPUs if an engine chooses them; the node replaces it.
     """
+    if blank and job.need.count:
+        return _launch(job, found, mode, state_file, cwd, blank, blank, job.need.count)
     moved = ordinals or {}
-    share = decimal_text(job.need.parts if job.need.count else 0)
     physical = ",".join(map(str, sorted(moved.get(gpu, gpu) for gpu in job.gpus)))
+    return _launch(job, found, mode, state_file, cwd, physical, ",".join(map(str, job.gpus)), len(job.gpus))
+
+
+def _launch(
+    job: Job, found: Found, mode: str, state_file: str, cwd: str, physical: str, gpus: str, number: int
+) -> Launch:
+    """Return the Launch. ``physical``, ``gpus``: the driver's and the scheduler's ids; ``number``: how many GPUs."""
+    share = decimal_text(job.need.parts if job.need.count else 0)
     environment: dict[str, str | None] = dict(found.environment)
     environment.update(
         CUDA_DEVICE_ORDER="PCI_BUS_ID",
-        CUDA_VISIBLE_DEVICES=None if mode == "unset" and job.gpus else physical or NO_GPU.get(job.spec.source, ""),
+        CUDA_VISIBLE_DEVICES=None if mode == "unset" and number else physical or NO_GPU.get(job.spec.source, ""),
         GPUJOB_ID=str(job.id),
         GPUJOB_ATTEMPT=str(job.attempt),
-        GPUJOB_GPUS=",".join(map(str, job.gpus)),
+        GPUJOB_GPUS=gpus,
         GPUJOB_SHARE=share,
         GPUJOB_STATE_FILE=state_file,
     )
@@ -112,10 +131,10 @@ def launch_of(
     elif found.runs_by_itself:
         argv = (found.program, *arguments)
     else:
-        if job.gpus and mode != "none":
-            ids = ",".join(str(n) for n in range(len(job.gpus))) if mode == "local" else physical
+        if number and mode != "none":
+            ids = ",".join(map(str, range(number))) if mode == "local" else physical
             arguments = with_cuda(arguments, ids, add=LAUNCHERS[job.spec.launch].adds_cuda)
-        argv = script_words(job.spec, found.program, arguments, len(job.gpus))
+        argv = script_words(job.spec, found.program, arguments, number)
     return Launch(
         key=job.attempt_key,
         argv=(*found.wrapper, *argv),

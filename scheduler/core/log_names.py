@@ -33,9 +33,9 @@ def log_name(job: Job, stamp: str, number: int = 1, letters: str = "") -> str:
 
     ``stamp``: local time as YYYYmmdd_HHMMSS. ``number``: 1, or 2, 3, … (added as ``_2``, …) if the names with lower
     numbers are in use. If the job names its log ``run.log``, the second attempt gets ``run_a2.log``. The log of a `ts`
-    job is ``<name>.<letters>``. The name of a packed log ends in ``.gz``; in screen mode no log is packed.
+    job is ``<name>.<letters>``. The name of a packed log ends in ``.gz``; the log of a terminal is not packed.
     """
-    packed = ".gz" if job.spec.gzip and job.runner != "screen" else ""
+    packed = ".gz" if job.spec.gzip and job.runner_kind.packs_logs else ""
     if job.spec.log_name and job.spec.source == "ts":
         return f"{job.spec.log_name}.{letters}{packed}"
     again = f"_a{job.attempt}" if job.attempt > 1 else ""
@@ -63,7 +63,7 @@ def errors_of(log: str) -> str:
 
 def stderr_log(job: Job) -> str:
     """Return the path of the job's separate stderr file; empty if the job has no such file or has not started."""
-    return errors_of(job.log) if job.spec.stderr_apart and job.log and job.runner != "screen" else ""
+    return errors_of(job.log) if job.spec.stderr_apart and job.log and not job.runner_kind.terminal else ""
 
 
 def logs_of(job: Job, events: Iterable[Event]) -> dict[int, str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from scheduler.core.allowed import Allowed, allowed_mask
 from scheduler.core.errors import SchedulerError, UsageError, nearest, raise_all, said
 from scheduler.core.gpu import BY_MEMORY, HIGHEST_GPU_ID, WHOLE, Gpu, ResourceRequest, decimal_text, rounding_note
 from scheduler.core.job import JobSpec
@@ -158,12 +159,13 @@ def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tup
     return need, tuple(notes)
 
 
-def _part_of_a_gpu(mib: int, allowed: Collection[int] | None, gpus: Collection[Gpu]) -> str:
+def _part_of_a_gpu(mib: int, allowed: Allowed, gpus: Collection[Gpu]) -> str:
     """Return ``mib`` as a share of the smallest allowed GPU that has at least ``mib`` MiB.
 
     Return "1" if no allowed GPU has ``mib`` MiB, or if the memory size of an allowed GPU is not known.
     """
-    sizes = [gpu.memory_mib for gpu in gpus if allowed is None or gpu.index in allowed]
+    mask = allowed_mask(allowed, gpus)
+    sizes = [gpu.memory_mib for gpu in gpus if mask >> gpu.index & 1]
     large = [size for size in sizes if size is not None and size >= mib]
     if not large or None in sizes:
         return "1"

@@ -47,14 +47,29 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
+class EnginePlace:
+    """The machine and the GPUs of an attempt on a cluster.
+
+    ``node``: name of the machine; ``gpus``: UUIDs of the GPUs that the engine gave (`core/gpu.py: Gpu.uuid`);
+    ``engine_job``: the engine's own id of the job.
+    """
+
+    node: str
+    gpus: tuple[str, ...] = ()
+    engine_job: str = ""
+    partition: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
-    """The command of an attempt has started. ``process``: its main process."""
+    """The command of an attempt has started. ``process``: its main process; None if it runs on another machine."""
 
     job: int
     attempt: int
-    process: Process
+    process: Process | None
     at: float
     session: str | None = None  # "PID.NAME" of its terminal session
+    place: EnginePlace | None = None  # where an engine started it
 
 
 @dataclass(frozen=True, slots=True)

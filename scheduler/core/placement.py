@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from scheduler.core.admission import Admission
+from scheduler.core.allowed import Allowed, allowed_text, is_words, named_allowed
 from scheduler.core.gpu import (
     BY_MEMORY,
     WHOLE,
@@ -38,6 +39,8 @@ class Fleet:
     ``free[i]``: free thousandths of GPU ``i``, 0 to 1000. A call of ``take`` or ``give_back`` that would leave this
     range raises ValueError and changes nothing. GPU ids may have gaps.
     """
+
+    has_nodes = False  # True: the GPUs are those of a cluster, and jobs may name nodes and types
 
     def __init__(self, gpus: Iterable[Gpu], cpu_slots: int = 1 << 30, retired: Iterable[int] = ()) -> None:
         """Create a ledger without bookings.
@@ -112,9 +115,12 @@ class Fleet:
         self.cpu_slots = cpu_slots
         self._ever.clear()
 
-    def allowed_mask(self, allowed: tuple[int, ...] | None) -> int:
-        """Return the mask of the GPUs in ``allowed`` that are managed; if ``allowed`` is None, of all managed GPUs."""
-        return self.all_mask if allowed is None else mask_of(allowed) & self.all_mask
+    def allowed_mask(self, allowed: Allowed) -> int:
+        """Return the mask of the GPUs in ``allowed`` that are managed; if ``allowed`` is None, of all managed GPUs.
+
+        A list of nodes or types allows no GPU here: only a cluster has nodes (`core/engine_placement.py`).
+        """
+        return self.all_mask if allowed is None else mask_of(i for i in allowed if isinstance(i, int)) & self.all_mask
 
     def find(self, kind: PlacementClass) -> tuple[int, ...] | None:
         """Return the best GPUs for a job of ``kind``, ascending; None if the job does not fit.
@@ -125,7 +131,7 @@ class Fleet:
         if need.count == 0:
             return () if self.cpu_free >= need.slots and not self.slots_reserved else None
         if need.by_name:
-            named = mask_of(kind.allowed or ())
+            named = mask_of(i for i in kind.allowed or () if isinstance(i, int))
             return ids_of(named) if named & self.all_mask & ~self.paused_mask == named else None
         usable = self.usable_mask & self.allowed_mask(kind.allowed)
         if need.parts == WHOLE:
@@ -314,7 +320,9 @@ class Fleet:
             return f"needs {need.slots} slots, but there are only {self.cpu_slots}"
         if need.count == 0:
             return ""
-        unknown = [i for i in kind.allowed or () if not self.manages(i)]
+        if is_words(kind.allowed) and not self.has_nodes:
+            return f"allows only {named_allowed(kind.allowed)}, but only a cluster has nodes and types (--engine slurm or ray)"
+        unknown = [i for i in kind.allowed or () if isinstance(i, int) and not self.manages(i)]
         known = gpu_ids_text(ids_of(self.all_mask)) or "none"
         if unknown:
             return f"{named_gpus(unknown)} {is_are(unknown)} not managed here (managed: {known})"
@@ -323,10 +331,10 @@ class Fleet:
         if need.count > fitting and not need.by_name:
             asked = need.in_words()
             if kind.allowed is not None and allowed.bit_count() >= need.count:  # enough, but not on one server
-                here = f"no server has more than {fitting} of the allowed GPUs {gpu_ids_text(kind.allowed)}"
+                here = f"no server has more than {fitting} of the allowed GPUs {allowed_text(kind.allowed)}"
                 return f"needs {asked}, but {here}"
             if kind.allowed is not None:
-                return f"needs {asked}, but only {named_gpus(kind.allowed)} {is_are(kind.allowed)} allowed"
+                return f"needs {asked}, but only {named_allowed(kind.allowed)} {is_are(kind.allowed)} allowed"
             if not fitting:
                 return f"needs {asked}, but no GPU is managed"
             number = f"{fitting} GPU{'s' * (fitting > 1)}"
@@ -368,7 +376,7 @@ class Fleet:
             if elsewhere is not None:
                 return Reason(
                     "allowed-busy",
-                    f"would fit on {named_gpus(elsewhere)}, but only {named_gpus(kind.allowed)} "
+                    f"would fit on {named_gpus(elsewhere)}, but only {named_allowed(kind.allowed)} "
                     f"{is_are(kind.allowed)} allowed",
                 )
         paused = allowed & self.paused_mask

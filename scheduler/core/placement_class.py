@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from scheduler.core.gpu import ResourceRequest, gpu_ids_text
+from scheduler.core.allowed import Allowed, allowed_text
+from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import Job, Reason
 
 
@@ -14,13 +15,13 @@ class PlacementClass:
     """The jobs with the same need, allowed GPUs (None: any) and memory per GPU: if one job fits, each of them fits."""
 
     need: ResourceRequest
-    allowed: tuple[int, ...] | None = None
+    allowed: Allowed = None
     vram_mib: int = 0
 
     @property
     def key(self) -> str:
         """The class as text. The store's table of reasons uses this text as key."""
-        allowed = "*" if self.allowed is None else gpu_ids_text(self.allowed)
+        allowed = "*" if self.allowed is None else allowed_text(self.allowed)
         return f"{self.need.count}x{self.need.parts}/{allowed}/{self.vram_mib}"
 
 

@@ -23,6 +23,7 @@ class Policy:
     kill_grace_s: float
     max_overtakes: int  # 0: no limit
     thresholds: Thresholds
+    release_ahead: int = 0  # jobs that may wait in the queue of an engine although they do not fit now
 
 
 def policy_of(config: Config) -> Policy:
@@ -35,6 +36,7 @@ def policy_of(config: Config) -> Policy:
         config.kill_grace,
         config.max_overtakes,
         thresholds_of(config),
+        config.release_ahead if config.engine == "slurm" else 0,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from scheduler.core.admission import Tenant
 from scheduler.core.config import Config
-from scheduler.core.gpu import gpu_ids_text
+from scheduler.core.gpu import WHOLE, gpu_ids_text
 from scheduler.core.job import TICKS_A_SECOND, Holding, Job, JobState, Reason
 from scheduler.core.observations import (
     Now,
@@ -67,10 +67,21 @@ class SchedulerState:
     killed: dict[int, float] = field(default_factory=dict)  # STOPPING jobs → time of their first SIGKILL (``mono``)
     leader_ended: set[int] = field(default_factory=set)  # STOPPING jobs: only the main process ended
     unbooked: set[str] = field(default_factory=set)  # attempts whose GPUs could not be booked: other jobs have them
+    # STARTING jobs that an engine has, in this order → GPUs booked for them until the engine tells its choice; None:
+    # they do not fit now, and wait in the engine's queue.
+    released: dict[int, tuple[int, ...] | None] = field(default_factory=dict)
     told: dict[int, str] = field(default_factory=dict)  # GPU → last reported verdict code, or `trouble`
 
     def __post_init__(self) -> None:
-        self.fleet.admission.tenants = self.tenants
+        self.watch_admission()
+
+    def watch_admission(self) -> None:
+        """Give the admission of the fleet access to the allocations."""
+        self.fleet.admission.tenants, self.fleet.admission.booked = self.tenants, self.is_booked
+
+    def is_booked(self, gpu: int) -> bool:
+        """Return whether a part of ``gpu`` is booked."""
+        return self.fleet.free[gpu] < WHOLE
 
     def tenants(self, gpu: int) -> list[Tenant]:
         """Return the attempts with an allocation on ``gpu``, including ended attempts with leftover processes."""
@@ -116,10 +127,14 @@ class SchedulerState:
         If the GPUs cannot be booked, the attempt is added to ``unbooked``, and the job gets a note.
         """
         try:
-            self.fleet.take(job.need, job.gpus, job.spec.vram_mib or 0)
+            if job.started_at is None and not job.runner_kind.owns_gpus:
+                self.released[job.id] = None
+            else:
+                self.fleet.take(job.need, job.gpus, job.spec.vram_mib or 0)
         except ValueError:  # its GPUs are booked: the job runs all the same, and the daemon has to start
             self.unbooked.add(job.attempt_key)
-            job.notes = (*job.notes, f"its GPUs ({gpu_ids_text(job.gpus)}) are also allocated to other jobs")
+            if job.gpus or job.runner_kind.owns_gpus:
+                job.notes = (*job.notes, f"its GPUs ({gpu_ids_text(job.gpus)}) are also allocated to other jobs")
         self.live[job.id] = job
         self._watch_limit(job, now)
         if job.state is JobState.STOPPING:

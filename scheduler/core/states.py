@@ -55,6 +55,7 @@ def move(job: Job, what: Move, now: float) -> JobState:
     elif after is S.PENDING:
         job.finished_at = job.started_at = job.process = job.stop_at = None
         job.gpus = ()
+        job.node = job.partition = job.engine_job = ""
         job.stop_why = ""
         job.outcome = job.exit_code = job.signal = None
     return before

@@ -36,5 +36,5 @@ class Context:
         if job is None:
             self.listener(LogMessage(text, level, kind))
             return
-        packed = job.spec.gzip and job.runner != "screen"  # a compressed log cannot be shown while it grows
+        packed = job.spec.gzip and job.runner_kind.packs_logs  # a compressed log cannot be shown while it grows
         self.listener(LogMessage(text, level, kind, job.id, "" if packed else job.log))

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from scheduler.core.config import Config
 from scheduler.core.decide import decide
 from scheduler.core.decision_pass import Plan
+from scheduler.core.engine_placement import EngineFleet
 from scheduler.core.errors import DEFECT, StoreTrouble
 from scheduler.core.file_offsets import Batch
 from scheduler.core.gpu import Gpu, ids_of
@@ -147,7 +148,7 @@ class Daemon:
         admission = self.gpus.admission_now(now)
         if admission is not None:
             state.fleet.admission = admission
-            admission.tenants = state.tenants
+            state.watch_admission()
         self._heard[:0] = self._lazy
         self.state, self._lazy, self._at_hand = state, [], {}
         self._show_state()
@@ -328,7 +329,9 @@ class Daemon:
             plan = decide(self.state, [*observations, *news, *asked], now, random.random())
             if plan.starts:
                 db.check_in_place()  # start nothing that only a deleted store file records
-            launches = self._preparer.prepare(plan, self.gpus.admission.ordinals(), now)
+            fleet = self.state.fleet
+            not_on = fleet.paused_nodes() if plan.starts and isinstance(fleet, EngineFleet) else ()
+            launches = self._preparer.prepare(plan, self.gpus.admission.ordinals(), now, not_on)
             rows.save(connection, plan.changed.values())
             for job in plan.respecs.values():
                 rows.respec(connection, job)
@@ -449,8 +452,9 @@ class Daemon:
         return machine_text(self.gpus.gpus, self._context.config.min_free_mem_mb)
 
     def _reader(self, file: FollowedFile) -> Reader:
-        managed = ids_of(self.state.fleet.all_mask)
-        line_context = jobs_file.LineContext(os.path.dirname(file.follower.path), self._lookup.home, managed)
+        cluster = self.state.fleet.has_nodes
+        managed = None if cluster else ids_of(self.state.fleet.all_mask)
+        line_context = jobs_file.LineContext(os.path.dirname(file.follower.path), self._lookup.home, managed, cluster)
         memory, known = self._context.config.min_free_mem_mb, self.files.known_refusals
         return Reader(file.parse, line_context, self._context.table, self.state.fleet, known, memory)
 
@@ -463,6 +467,8 @@ class Daemon:
 
     def choose_gpus(self, config: Config) -> list[Gpu]:
         """Find the GPUs that ``config`` names, store them and return them. Raises Refused, StoreTrouble."""
+        if self.state.fleet.has_nodes:
+            return self.gpus.gpus  # the engine tells which GPUs there are
         gpus = managed_after_change(config, self.gpus.gpus, self.gpus.shown, self._context.environ)
         self.gpus.save(gpus)
         return gpus
@@ -474,7 +480,7 @@ class Daemon:
         """
         self._context.config = config
         self.state.policy = policy_of(config)
-        self.state.fleet.resize(cpu_slots_of(config))
+        self.state.fleet.resize(cpu_slots_of(config, self._context.db.connection))
         self._lookup.use_settings()
         self.woken = True  # have the next pass place waiting jobs by the new settings
         if gpus is not None and gpus != self.gpus.gpus:

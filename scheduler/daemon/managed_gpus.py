@@ -9,6 +9,7 @@ from scheduler.core.admission import FRESH_S, Admission
 from scheduler.core.gpu import Gpu
 from scheduler.core.observations import Now, Readings
 from scheduler.core.policy import thresholds_of
+from scheduler.daemon.cluster import numbered
 from scheduler.daemon.context import Context
 from scheduler.daemon.parts import NEVER
 from scheduler.daemon.rebooking import update_needs
@@ -27,7 +28,7 @@ class ManagedGpus:
         self, context: Context, gpus: list[Gpu], shown: list[Gpu], monitor: GpuMonitor | None, first: Readings | None
     ) -> None:
         self._context, self.gpus, self.shown, self.monitor, self._first = context, gpus, shown, monitor, first
-        self._flag = Flag(gpus)
+        self._flag = Flag(() if any(gpu.node for gpu in gpus) else gpus)  # the GPUs of a cluster are not here
         self.admission = Admission()
         self.readings: Readings | None = None
 
@@ -81,8 +82,10 @@ class ManagedGpus:
     def bind_unread(self, readings: Readings) -> bool:
         """Set UUID, name and memory of the GPUs where they are unknown because the driver did not answer earlier.
 
-        Return whether a GPU has changed. Raises StoreTrouble, sqlite3.Error.
+        Return whether a GPU has changed. Also add the GPUs of new nodes of a cluster. Raises StoreTrouble, sqlite3.Error.
         """
+        if any(reading.by_engine for reading in readings.gpus):
+            return self._add_new(readings)
         found = {reading.ordinal: reading for reading in readings.gpus if reading.uuid}
         gpus = [
             replace(
@@ -97,6 +100,17 @@ class ManagedGpus:
         ]
         if gpus == self.gpus:
             return False
+        self.save(gpus)
+        self.gpus = gpus
+        return True
+
+    def _add_new(self, readings: Readings) -> bool:
+        known = {gpu.uuid for gpu in self.gpus}
+        if all(reading.uuid in known for reading in readings.gpus):
+            return False
+        listed = numbered(readings, self.gpus)
+        gone = [gpu for gpu in self.gpus if gpu.uuid not in {new.uuid for new in listed}]  # shown as gone
+        gpus = sorted([*listed, *gone], key=lambda gpu: gpu.index)
         self.save(gpus)
         self.gpus = gpus
         return True

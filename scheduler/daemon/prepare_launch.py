@@ -14,7 +14,7 @@ from dataclasses import replace
 from scheduler.core.decision_pass import Plan
 from scheduler.core.errors import DECIDE_ANEW, StoreTrouble
 from scheduler.core.job import Job
-from scheduler.core.launch import Launch, launch_of
+from scheduler.core.launch import BLANK, Launch, launch_of
 from scheduler.core.log_names import errors_of, log_name
 from scheduler.core.observations import Now
 from scheduler.core.screen_names import session_name
@@ -25,6 +25,7 @@ from scheduler.runners import exec_limited
 from scheduler.system.proc import boot_id
 
 _LETTERS = string.ascii_letters + string.digits
+ON_A_NODE = "on a cluster the output of a job goes to its log, written by its node: {} has no effect"
 ITS_TERMINAL = "in a screen session the output of a job goes to its terminal and log: {} has no effect"
 
 
@@ -39,10 +40,13 @@ class LaunchPreparer:
     ) -> None:
         self._context, self._lookup, self._runner, self._limits = context, lookup, runner, limits
 
-    def prepare(self, plan: Plan, ordinals: Mapping[int, int], now: Now) -> list[tuple[Job, Launch]]:
+    def prepare(
+        self, plan: Plan, ordinals: Mapping[int, int], now: Now, not_on: tuple[str, ...] = ()
+    ) -> list[tuple[Job, Launch]]:
         """Return (job, launch) for each job that the plan starts, and set the job's log, command and session name.
 
-        ``ordinals``: GPU index → the driver's number of this GPU, for each GPU whose two numbers differ. Raises
+        ``ordinals``: GPU index → the driver's number of this GPU, for each GPU whose two numbers differ. ``not_on``:
+        nodes of a cluster whose GPUs are all paused. Raises
         StoreTrouble with the code DECIDE_ANEW if a file that a job needs has disappeared.
         """
         launches = []
@@ -55,7 +59,8 @@ class LaunchPreparer:
             if isinstance(found, Missing):  # it disappeared after `decide` had checked
                 raise StoreTrouble(f"job {job.id}: {found.sentence}", code=DECIDE_ANEW)
             job.runner = self._runner
-            if job.runner == "screen":
+            kind = job.runner_kind
+            if not kind.packs_logs:
                 _say_streams(job)
             job.log = _free_log(job, config.log_dir, stamp, taken)
             taken.add(job.log)
@@ -64,23 +69,25 @@ class LaunchPreparer:
             if mode == "auto":
                 mode = "physical" if names_devices(job.spec.script) else "local"
             launch = launch_of(
-                job, found, mode=mode, state_file=config.state_file, cwd=self._context.folder, ordinals=ordinals
-            )
-            launch = _within_limits(job, launch, self._limits)
+                job, found, mode=mode, state_file=config.state_file, cwd=self._context.folder, ordinals=ordinals,
+                blank="" if kind.owns_gpus else BLANK,
+            )  # fmt: skip
+            launch = _within_limits(job, launch, self._limits) if kind.owns_gpus else replace(launch, not_on=not_on)
             job.argv = launch.words
             job.interpreter = found.interpreter
-            job.session = session_name(job.id, job.gpus, job.argv) if job.runner == "screen" else None
+            job.session = session_name(job.id, job.gpus, job.argv) if kind.terminal else None
             launches.append((job, launch))
         return launches
 
 
 def _say_streams(job: Job) -> None:
-    """Add a note to the job if some of its output options have no effect in a screen session."""
+    """Add a note to the job if some of its output options have no effect in a screen session or on a cluster."""
     spec = job.spec
-    wishes = {"output=none": spec.output == "none", "stderr=apart": spec.stderr_apart, "gzip=yes": spec.gzip,
-              "--foreground": bool(spec.caller)}  # fmt: skip
+    terminal = job.runner_kind.terminal
+    wishes = {"output=none": terminal and spec.output == "none", "stderr=apart": terminal and spec.stderr_apart,
+              "gzip=yes": spec.gzip, "--foreground": bool(spec.caller)}  # fmt: skip
     wanted = [wish for wish, asked in wishes.items() if asked]
-    note = ITS_TERMINAL.format(", ".join(wanted))
+    note = (ITS_TERMINAL if terminal else ON_A_NODE).format(", ".join(wanted))
     if wanted and note not in job.notes:
         job.notes = (*job.notes, note)
 
@@ -117,7 +124,7 @@ def _free_log(job: Job, log_dir: str, stamp: str, taken: Collection[str]) -> str
     Other schedulers may use the same names. The file is created with O_EXCL: if two schedulers choose the same path,
     one start fails and is tried again with another path.
     """
-    if job.spec.output == "none" and job.runner != "screen":
+    if job.spec.output == "none" and not job.runner_kind.terminal:
         return ""
     folder = job.spec.log_dir or log_dir
     number = 1

@@ -16,12 +16,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from scheduler.core.errors import SchedulerError, StoreTrouble
+from scheduler.core.config import Config
+from scheduler.core.errors import SchedulerError, StoreTrouble, UsageError
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Job
 from scheduler.core.log_message import Listener, LogMessage
 from scheduler.core.model_table import ModelTable
 from scheduler.core.placement_class import class_of
+from scheduler.daemon.cluster import ClusterLink, check_no_other_runner
 from scheduler.daemon.config_reload import ConfigReload, note_of
 from scheduler.daemon.context import Context
 from scheduler.daemon.history_writer import HistoryWriter
@@ -41,9 +43,11 @@ from scheduler.intake.settings import Settings, load, model_table
 from scheduler.intake.tail import check_places, check_private
 from scheduler.recovery.ingest_recovery import note_watched
 from scheduler.runners.direct import DirectRunner
+from scheduler.runners.engine import EngineRunner
 from scheduler.runners.screen import ScreenRunner, tidy
 from scheduler.store import jobs as rows
 from scheduler.store import waiting_jobs
+from scheduler.store.cluster import save_cluster
 from scheduler.store.daemon_lock import DaemonLock, check_no_other, register
 from scheduler.store.database import Database, trouble
 from scheduler.store.gpu_renumbering import follow_moved
@@ -63,6 +67,12 @@ class Ending:
 
     code: int
     left: tuple[str, ...] = ()
+
+
+def _runner_name(config: Config) -> str:
+    if config.engine != "local":
+        return config.engine
+    return "screen" if config.screen else "direct"
 
 
 def shared_note(places: Places) -> str:
@@ -93,6 +103,7 @@ class DaemonProcess:
         self.caught: deque[int] = deque()
         self.stop_signal = 0  # number of the signal that ends the scheduler; 0: none yet
         self.ready: Callable[[], None] = lambda: None  # called when the start is complete
+        self.cluster: ClusterLink | None = None  # with an engine such as Slurm
         self.question: Question | None = None  # asked on Ctrl-C while jobs run; None: Ctrl-C ends the scheduler
 
     def run(self, *, drain: bool = False) -> Ending:
@@ -137,9 +148,11 @@ class DaemonProcess:
         me = seen(os.getpid())
         daemon_lock = DaemonLock(self.places)
         info = {"pid": os.getpid(), "ticks": me.ticks if me else 0, "boot": boot_id(), "started_at": time.time(),
-                "host": socket.gethostname(), "runner": "screen" if config.screen else "direct"}  # fmt: skip
+                "host": socket.gethostname(), "runner": _runner_name(config)}  # fmt: skip
         daemon_lock.take(info)
         registered = ""
+        if config.engine != "local" and config.screen:
+            raise UsageError("--screen needs --engine local: on a cluster no job has a screen session")
         try:
             check_no_other(self.environ, self.places)
             make_private_folder(config.log_dir)
@@ -147,10 +160,17 @@ class DaemonProcess:
             db = Database(self.places, checkpoints=True, lock_wait_s=2.0)
             try:
                 check_home(db, self.places)
+                check_no_other_runner(db.connection, config)
                 stored = rows.gpus(db.connection)
-                managed = managed_gpus(
-                    config, self.environ, stored, lambda text: self.listener(LogMessage(text, 30)), self._check_early
-                )
+
+                def say(text: str) -> None:
+                    self.listener(LogMessage(text, 30))
+
+                if config.engine != "local":
+                    self.cluster = ClusterLink(lambda: self.config, self.environ, self.places)
+                    managed = self.cluster.managed(db.connection, say, self._check_early)
+                else:
+                    managed = managed_gpus(config, self.environ, stored, say, self._check_early)
                 self._check_early()
                 if config.min_free_mem_mb and managed.gpus and managed.probe is None:
                     managed.notes.append(
@@ -158,6 +178,10 @@ class DaemonProcess:
                     )
                 with db.writing() as connection:
                     managed.notes += follow_moved(connection, moved_gpus(stored, managed.shown))
+                    if self.cluster is not None:
+                        self.cluster.save(connection)
+                    else:
+                        save_cluster(connection, None)
                     rows.save_gpus(connection, managed.gpus)
                     for job in rebooked(config, managed.gpus, table, waiting_jobs.from_commands_file(connection)):
                         rows.respec(connection, job)
@@ -172,6 +196,8 @@ class DaemonProcess:
                 registered = register(self.environ, config.state_file)
                 return self._serve(db, managed, table, folder, drain, log)
             finally:
+                if self.cluster is not None:
+                    self.cluster.runner.close()
                 db.close()
         finally:
             if registered and os.path.exists(registered):
@@ -208,6 +234,8 @@ class DaemonProcess:
                 rows.set_meta(connection, "screen_folder", os.path.abspath(sockets) if sockets else "")
         watching, how = watcher(config.watch, {os.path.dirname(path) for path in paths})
         context = Context(self.places, config, db, self.environ, folder, tell, table)
+        if self.cluster is not None:
+            self.cluster.config = lambda: context.config
 
         def live_jobs() -> Iterable[Job]:
             return daemon.state.live.values()
@@ -259,7 +287,7 @@ class DaemonProcess:
             for fd in (*runner.descriptors(), *(managed.probe.descriptors() if managed.probe is not None else ())):
                 epoll.register(fd, select.EPOLLIN)
             gpus_text = gpu_ids_text(gpu.index for gpu in managed.gpus) or "none"
-            for other in other_schedulers():
+            for other in other_schedulers() if self.cluster is None else ():
                 tell(LogMessage(other, 30))
             tell(LogMessage(f"scheduler started, pid {os.getpid()}, GPUs {gpus_text}, state file {config.state_file}"))
             daemon.tick()
@@ -292,12 +320,15 @@ class DaemonProcess:
             daemon.close()
             epoll.close()
             watching.close()
-            runner.close()
+            if self.cluster is None:
+                runner.close()
             if log is not None:
                 log.close()
 
-    def _runner(self, descriptors: int) -> DirectRunner | ScreenRunner:
+    def _runner(self, descriptors: int) -> DirectRunner | ScreenRunner | EngineRunner:
         """Return the runner that starts the jobs. Raises SchedulerError if this runner cannot work on this machine."""
+        if self.cluster is not None:
+            return self.cluster.runner
         places, state_file = self.places, self.config.state_file
         if self.config.screen:
             short_id = hashlib.blake2b(os.fsencode(state_file), digest_size=2).hexdigest()

@@ -23,6 +23,7 @@ class ProgramLookup:
         self._context = context
         launcher = (sys.executable, "-I", "-S", activate.__file__)
         self._environments = Environments(context.environ, context.config.python, launcher)
+        self._environments.on_nodes = context.config.engine != "local"
         self._found: dict[tuple[str, ...], Found | Missing] = {}  # found in this pass
         self._missing_from = 0  # the last job of the previous round
         self._missing_due = 0.0

@@ -16,6 +16,8 @@ from scheduler.intake.tail import read_plain
 __all__ = ["ACTIVATION", "Environments", "Missing", "names_devices", "stored_environment"]
 
 ACTIVATION = "GPUJOB_ACTIVATION"  # variable with instructions for `environments/activate.py`, unset for the command
+CONDA_RUN = ("conda", "run", "--no-capture-output")
+_PLAIN: Mapping[str, str | None] = {"PYTHONHOME": None, "VIRTUAL_ENV": None}
 LARGEST = 8 << 20  # bytes of a stored environment: the kernel accepts 6 MiB at most, words of the command included
 
 
@@ -24,7 +26,9 @@ class Environments:
 
     ``environ``: the daemon's variables at its start; ``python``: the setting `python`; ``launcher``: the words that
     start `environments/activate.py`. ``mode`` (setting `conda_mode`) and ``limit_s`` (setting `activation_limit`, in
-    seconds) may be changed at any time.
+    seconds) may be changed at any time. ``on_nodes``: jobs run on the nodes of a cluster, which share the files of this
+    machine. A program without a path is then searched on the node, and an environment that this machine lacks is
+    entered by ``conda run`` on the node.
     """
 
     def __init__(self, environ: Mapping[str, str], python: str = "", launcher: Sequence[str] = ()) -> None:
@@ -33,6 +37,7 @@ class Environments:
         self.launcher = tuple(launcher)
         self.mode = "auto"
         self.limit_s = 60.0
+        self.on_nodes = False
         self.home = environ.get("HOME") or os.path.expanduser("~")
         self._files = Remembered()
         self._prefixes = Prefixes({**environ, "HOME": self.home}, self._files)
@@ -52,6 +57,8 @@ class Environments:
             return self._found(job, None, (), {}, self.environ if not spec.env_file else self._own(job))
         environ = self._own(job)
         prefix = self._prefixes.find(spec.conda_env, environ)
+        if isinstance(prefix, Missing) and self.on_nodes and "/" not in spec.conda_env:
+            return self._entered_on_node(job)
         if isinstance(prefix, Missing):
             return prefix
         way = self._way(prefix, environ)
@@ -78,8 +85,8 @@ class Environments:
         activate = self.mode == "activate" or (self.mode == "auto" and self._prefixes.has_scripts(prefix))
         if prefix.virtual or (self.mode != "run" and not activate):
             return (), settings
-        plain: dict[str, str | None] = {"PYTHONHOME": None, "VIRTUAL_ENV": None}
-        if activate:
+        plain = _PLAIN
+        if activate and not self.on_nodes:  # its scripts are on the node
             told = {
                 "name": prefix.name,
                 "prefix": prefix.path,
@@ -90,12 +97,24 @@ class Environments:
             # Not on the command line, which every user can read: the settings may hold a secret.
             return self.launcher, {**plain, ACTIVATION: json.dumps(told)}
         words = self._prefixes.runner_of(prefix, environ)
+        if not words and self.on_nodes:
+            return (*CONDA_RUN, "-p", prefix.path), plain
         if not words:
             return Missing(
                 "conda_mode is run, but neither conda nor mamba nor micromamba was found; install one, name it in "
                 "CONDA_EXE, or set conda_mode: direct; the job waits until one of them is found"
             )
         return words, plain
+
+    def _entered_on_node(self, job: Job) -> Found:
+        """Return how a job enters an environment that only the nodes have."""
+        spec = job.spec
+        words = (*CONDA_RUN, "-n", spec.conda_env)
+        if not spec.is_script:
+            return Found(spec.arguments[0], environment=_PLAIN, wrapper=words)
+        if not spec.script.endswith(".py"):
+            return Found(spec.script, runs_by_itself=True, environment=_PLAIN, wrapper=words)
+        return Found("python", environment=_PLAIN, wrapper=words)
 
     def _found(
         self,
@@ -122,6 +141,8 @@ class Environments:
                 )
             where = f"at {self.python} (setting python)" if self.python else "in PATH"
             return Missing(f"no python {where}; the job waits until it exists")
+        if self.on_nodes and not prefix and not self.python:
+            return Found(os.path.basename(program), environment=settings)
         interpreter = described(program, self._files)
         return Found(program, prefix=folder, environment=settings, wrapper=wrapper, interpreter=interpreter)
 
@@ -134,7 +155,7 @@ class Environments:
         word = job.spec.arguments[0]
         if "/" in word:
             return word if os.path.isabs(word) else os.path.join(job.spec.cwd or os.getcwd(), word)
-        if wrapper:
+        if wrapper or self.on_nodes:
             return word  # not looked for yet: activation may change PATH
         return program_in(path, word) or word
 

@@ -9,9 +9,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 
+from scheduler.core.allowed import Allowed, is_words, named_allowed, parse_allowed
 from scheduler.core.command_limits import check_words
 from scheduler.core.errors import BACKWARDS, Refused, UsageError
-from scheduler.core.gpu import ResourceRequest, gpu_ids_text, is_are, named_gpus, parse_gpu_ids
+from scheduler.core.gpu import ResourceRequest, gpu_ids_text, is_are, named_gpus
 from scheduler.core.job import JobSpec
 from scheduler.core.job_options import LINE_KEYS, PATH_FIELDS, allowed_gpus, check_launch, priority_of, read_line_keys
 
@@ -46,6 +47,7 @@ class LineContext:
     folder: str
     home: str = ""
     managed: Collection[int] | None = None  # None: unknown, every id is accepted
+    cluster: bool = False  # jobs run on a cluster: the fifth field may name nodes and types
 
 
 def parse(line: str, line_context: LineContext, origin: str = "") -> Parsed | None:
@@ -79,7 +81,7 @@ def parse(line: str, line_context: LineContext, origin: str = "") -> Parsed | No
     arguments_field = fields[3] if len(fields) > 3 else _Field("")
     notes: list[str] = []
     try:
-        allowed = parse_gpu_ids(rest.text) if rest is not None else None
+        allowed = parse_allowed(rest.text, words=line_context.cluster) if rest is not None else None
     except Refused:
         raise
     except UsageError as error:
@@ -333,21 +335,21 @@ def quoted(text: str) -> str:
     return '"' + text.replace('"', '""') + '"' if text else ""
 
 
-def _check_managed(allowed: tuple[int, ...] | None, managed: Collection[int] | None) -> None:
+def _check_managed(allowed: Allowed, managed: Collection[int] | None) -> None:
     if allowed is None or managed is None:
         return
-    unknown = [gpu for gpu in allowed if gpu not in managed]
+    unknown = [gpu for gpu in allowed if isinstance(gpu, int) and gpu not in managed]
     if unknown:
         known = gpu_ids_text(managed) or "none"
         raise Refused(f"{named_gpus(unknown)} {is_are(unknown)} not managed here", do=f"managed: {known}")
 
 
 def _check_width(spec: JobSpec) -> None:
-    if spec.gpus and spec.allowed is not None:
+    if spec.gpus and spec.allowed is not None and not is_words(spec.allowed):
         need = ResourceRequest.parse(spec.gpus)
         if need.count > len(spec.allowed):
             raise Refused(
-                f"needs {need.in_words()}, but only {named_gpus(spec.allowed)} {is_are(spec.allowed)} allowed",
+                f"needs {need.in_words()}, but only {named_allowed(spec.allowed)} {is_are(spec.allowed)} allowed",
                 do="allow more GPUs, or request less",
             )
 

@@ -156,7 +156,7 @@ def look(path: str, job: Job, state_file: str, names: tuple[str, str, str] = JOB
         process = found.process or job.process
         if (found.boot or job.boot) not in ("", boot_id()):
             return Look(found, process, False, Found.NOTHING)
-        found = read_ending(path, process, state_file, terminal=job.runner == "screen")
+        found = read_ending(path, process, state_file, terminal=job.runner_kind.terminal)
         if process is None and found.process is not None:
             continue  # the attempt was started between the two reads of its record
         if process is not None and (stands(process) if found.kind is not Record.ENDED else lives(process)):
@@ -181,7 +181,7 @@ def _leader_among(others: Sequence[Process], job: Job) -> Process | None:
     in ``others`` that leads its session (in screen mode: its process group) and whose parent is not in ``others``.
     Return None if there is no such process, or if there are several.
     """
-    number_of = os.getpgid if job.runner == "screen" else os.getsid
+    number_of = os.getpgid if job.runner_kind.terminal else os.getsid
     pids = {process.pid for process in others}
     leaders = [process for process in others if _leads(process, number_of) and _parent(process) not in pids]
     return leaders[0] if len(leaders) == 1 else None

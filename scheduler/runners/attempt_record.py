@@ -7,6 +7,7 @@ no new disk space and a full disk cannot lose it. Layout (offset, field, content
     16    PID     "pid P ticks T at NS supervisor K boot B\\n", blank until known   160
     176   END     "exit C at NS sum S\\n" or "signal N …", "hangup N …", "never N …"   96
     272   SPEC    one line of JSON: the job and its allocation, enough to rebuild the store
+    …     PLACE   on a cluster: one line of JSON: node, gpus (ids there), engine_job, partition
 
 Times NS are nanoseconds since 1970 (UTC). "hangup N": the terminal was closed before the job ended; N is the exit
 code, or 1000 + the signal. "never N": the command did not start; N is 1000 * stage + errno (stage: an index of
@@ -156,8 +157,20 @@ def spec_of(path: str) -> dict[str, Any]:
     """Return the SPEC field of the record at ``path`` (see `blank`). Raises OSError or ValueError."""
     with open(path, "rb", opener=plain) as stream:
         stream.seek(SPEC_AT)
-        data: dict[str, Any] = json.loads(stream.read(LONGEST_SPEC))
+        data: dict[str, Any] = json.loads(stream.readline(LONGEST_SPEC))
     return data
+
+
+def place_of(path: str) -> dict[str, str]:
+    """Return the PLACE field of the record of an attempt on a cluster; empty if there is none. Raises OSError."""
+    with open(path, "rb", opener=plain) as stream:
+        stream.seek(SPEC_AT)
+        stream.readline(LONGEST_SPEC)
+        try:
+            found = json.loads(stream.readline(1 << 16) or b"{}")
+        except ValueError:
+            return {}
+    return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
 
 
 def give_up(path: str, job: Job, boot: str, at_ns: int) -> bool:
@@ -166,7 +179,11 @@ def give_up(path: str, job: Job, boot: str, at_ns: int) -> bool:
     Return False if the attempt was already claimed. Raises OSError if the record cannot be written; the attempt then
     stays unclaimed.
     """
-    data = blank(job, boot)
+    return claim_unstarted(path, blank(job, boot), at_ns)
+
+
+def claim_unstarted(path: str, data: bytes, at_ns: int) -> bool:
+    """Do the same as `give_up`. ``data``: the bytes of a new record (`blank`)."""
     data = data[:END_AT] + end_line("never", 0, at_ns) + data[SPEC_AT:]
     # The file gets its name when it is complete: if this process dies before, the attempt stays unclaimed. A claim
     # without contents would count as an attempt that may have run.

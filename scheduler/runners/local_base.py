@@ -417,10 +417,10 @@ class LocalRunner:
         settled = any(not isinstance(observation, Started) for observation in observations)
         if not settled and process is not None:
             self._watch(WatchedAttempt(job.id, job.attempt, path, process))
-        if job.runner == "screen":  # a killed daemon may not have stored the session's name: read it from the shim
+        if job.runner_kind.terminal:  # a killed daemon may not have stored the session's name: read it from the shim
             return [
                 replace(observation, session=session_of(observation.process) or None)
-                if isinstance(observation, Started)
+                if isinstance(observation, Started) and observation.process is not None
                 else observation
                 for observation in observations
             ]

@@ -48,10 +48,7 @@ class Shim:
 
     def run(self):
         """Run the job to its end. Return the exit code of the shim, which no program uses."""
-        # The shim ends after its job, not when a user types Ctrl-C or closes the terminal.
-        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE, *KEYBOARD_STOPS):
-            signal.signal(number, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, self.on_hangup)
+        self.set_signals()
         self.crash_point("shim.before_claim")
         try:
             self.claim(self.launch["record"])
@@ -79,8 +76,17 @@ class Shim:
             text = b" " * (PID_SIZE - 1) + b"\n"
         os.close(self.fd)
         self.crash_point("shim.pid_written")
-        self.wait(pid, text)
-        return 0
+        return self.wait(pid, text)
+
+    def terminal_closed(self):
+        """Return whether the terminal of the job was closed while the job ran."""
+        return self.hung_up or os.getppid() != self.server
+
+    def set_signals(self):
+        # The shim ends after its job, not when a user types Ctrl-C or closes the terminal.
+        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE, *KEYBOARD_STOPS):
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, self.on_hangup)
 
     def claim(self, path):
         """Claim the attempt by creating its record.
@@ -214,7 +220,7 @@ class Shim:
         return pid
 
     def wait(self, pid, text):
-        """Wait for the end of the job, record the ending, and reap the job.
+        """Wait for the end of the job, record the ending, and reap the job. Return the exit code as a shell gives it.
 
         ``text``: contents of the PID field of this attempt. If the record has another PID field, it is the record of
         another attempt and is not changed.
@@ -233,19 +239,20 @@ class Shim:
         exited = found.si_code == os.CLD_EXITED
         code = found.si_status
         self.crash_point("shim.before_record")
-        if self.hung_up or os.getppid() != self.server:
-            how, code = "hangup", code if exited else BY_SIGNAL + code
+        if self.terminal_closed():
+            how, number = "hangup", code if exited else BY_SIGNAL + code
         else:
-            how = "exit" if exited else "signal"
+            how, number = "exit" if exited else "signal", code
         fd = supervisor.open_own(self.launch["record"], text)
         if fd < 0:
             self.say("gpujob: cannot record how the job ended: the attempt record was removed")
         else:
-            self.write_end(fd, how, code)
+            self.write_end(fd, how, number)
             os.close(fd)
         self.crash_point("shim.recorded")
         self.job = 0  # once the job is reaped, its pid may be reused
         os.waitpid(pid, 0)
+        return code if exited else 128 + code
 
     def write_end(self, fd, how, code):
         try:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, fields
 from operator import attrgetter, itemgetter
 from typing import Any
 
+from scheduler.core.allowed import Allowed, allowed_text, parse_allowed
 from scheduler.core.errors import Damaged, SchedulerError
-from scheduler.core.gpu import ResourceRequest, gpu_ids_text, parse_gpu_ids
+from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import HOLDING, Failure, Job, JobSpec, JobState, Outcome, Process
 
 # Values of `Column.when`: when a column is written.
@@ -79,12 +80,12 @@ def _words_of(text: str) -> tuple[str, ...]:
 
 
 def _allowed(job: Job) -> str | None:
-    return None if job.allowed is None else gpu_ids_text(job.allowed)
+    return None if job.allowed is None else allowed_text(job.allowed)
 
 
-def allowed_of(text: str | None) -> tuple[int, ...] | None:
-    """Return the allowed GPUs that a stored text names; None: any GPU is allowed."""
-    return parse_gpu_ids(text) if text else None
+def allowed_of(text: str | None) -> Allowed:
+    """Return the allowed GPUs, nodes or types that a stored text names; None: any GPU is allowed."""
+    return parse_allowed(text) if text else None
 
 
 def _process_of(pid: int | None, ticks: int) -> Process | None:
@@ -156,6 +157,9 @@ COLUMNS: tuple[Column, ...] = (
     Column(name="notes", sql="TEXT NOT NULL DEFAULT ''", write=lambda job: _words(job.notes), field="notes", read=_words_of),
     Column(name="failure", sql="TEXT NOT NULL DEFAULT ''", write=_finding, field="log_finding", read=_finding_of, when=LATER),
     _plain("interpreter", "TEXT NOT NULL DEFAULT ''", when=LATER, since=2),
+    _plain("node", "TEXT NOT NULL DEFAULT ''", when=LATER, since=9),
+    _plain("partition", "TEXT NOT NULL DEFAULT ''", when=LATER, since=9),
+    _plain("engine_job", "TEXT NOT NULL DEFAULT ''", when=LATER, since=9),
 )  # fmt: skip
 
 

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from scheduler.core.allowed import allowed_text
 from scheduler.core.errors import UsageError
-from scheduler.core.gpu import Gpu, ResourceRequest, gpu_ids_text
+from scheduler.core.gpu import Gpu, ResourceRequest
 from scheduler.core.job import ENDED, FIRST, Event, Holding, Job, JobSpec, JobState, Process, Reason
 from scheduler.store.integrity import LAST_ID
 from scheduler.store.job_columns import (
@@ -233,7 +234,7 @@ def waiting_before(connection: sqlite3.Connection, job: Job) -> int:
 
     Jobs that wait for something other than free GPUs or CPU slots are not counted.
     """
-    allowed = gpu_ids_text(job.allowed) if job.need.count and job.allowed is not None else None
+    allowed = allowed_text(job.allowed) if job.need.count and job.allowed is not None else None
     found = connection.execute(
         "SELECT count(*) FROM jobs WHERE finished_at IS NULL AND state='pending' AND reason_code=''"
         " AND need_count=? AND need_parts=? AND (need_count=0 OR allowed IS ?) AND vram_mib=?"
@@ -490,7 +491,7 @@ def set_meta(connection: sqlite3.Connection, key: str, value: str) -> None:
 
 def gpus(connection: sqlite3.Connection) -> list[Gpu]:
     """Return the GPUs that the last daemon managed, ordered by index."""
-    rows = connection.execute("SELECT id, uuid, name, server, memory_mib FROM gpus ORDER BY id")
+    rows = connection.execute("SELECT id, uuid, name, server, memory_mib, node, partition FROM gpus ORDER BY id")
     return [Gpu(*row) for row in rows]
 
 
@@ -498,7 +499,8 @@ def save_gpus(connection: sqlite3.Connection, found: Iterable[Gpu]) -> None:
     """Replace the stored GPUs with the GPUs that are managed now."""
     connection.execute("DELETE FROM gpus")
     connection.executemany(
-        "INSERT INTO gpus VALUES (?,?,?,?,?)", [(g.index, g.uuid, g.name, g.server, g.memory_mib) for g in found]
+        "INSERT INTO gpus (id, uuid, name, server, memory_mib, node, partition) VALUES (?,?,?,?,?,?,?)",
+        [(g.index, g.uuid, g.name, g.server, g.memory_mib, g.node, g.partition) for g in found],
     )
 
 

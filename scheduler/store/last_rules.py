@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 
+from scheduler.core.allowed import allowed_mask
 from scheduler.core.endings import Rules
 from scheduler.core.job import Job
 from scheduler.store import jobs as rows
@@ -17,7 +18,8 @@ def last_rules(connection: sqlite3.Connection) -> Rules:
     gpus = rows.gpus(connection)
 
     def most_mib(job: Job) -> int:
-        may = (gpu.memory_mib or 0 for gpu in gpus if job.allowed is None or gpu.index in job.allowed)
+        mask = allowed_mask(job.allowed, gpus)
+        may = (gpu.memory_mib or 0 for gpu in gpus if mask >> gpu.index & 1)
         return int(max(may, default=0) * (1 - tolerance))
 
     return Rules(

@@ -135,7 +135,12 @@ QUEUE_ORDER = "min(place, 0), priority, CASE place WHEN 0 THEN id ELSE place END
 # For the first waiting jobs of the queue: without the index, all waiting jobs would be read and sorted.
 _QUEUE = f"CREATE INDEX jobs_queue ON jobs ({QUEUE_ORDER}) WHERE state='pending';"
 
-STEPS = (_FIRST, _READINGS, _OLD_LOGS, _COUNTS, _CALLS, _TALLIES, _EVENT_NAMES, _QUEUE)
+_NODES = """
+ALTER TABLE gpus ADD COLUMN node TEXT NOT NULL DEFAULT '';
+ALTER TABLE gpus ADD COLUMN partition TEXT NOT NULL DEFAULT '';
+"""
+
+STEPS = (_FIRST, _READINGS, _OLD_LOGS, _COUNTS, _CALLS, _TALLIES, _EVENT_NAMES, _QUEUE, _NODES)
 VERSION = len(STEPS)
 
 

@@ -11,17 +11,23 @@ from scheduler.core.gpu import Gpu, mask_of
 from scheduler.core.job import Holding, Job
 from scheduler.core.observations import Now
 from scheduler.core.pauses import Pauses
-from scheduler.core.placement import Fleet
 from scheduler.core.policy import policy_of
 from scheduler.core.scheduler_state import SchedulerState, never_missing
 from scheduler.store import jobs as rows
+from scheduler.store.cluster import cluster_of, fleet_of
 
 LEARNED_FROM = 300  # last ended jobs, read for the estimates of run times
 
 
-def cpu_slots_of(config: Config) -> int:
-    """Return the number of slots for jobs without GPUs: the setting `cpu_slots`, by default the number of CPUs."""
-    return config.cpu_slots if config.cpu_slots is not None else os.cpu_count() or 1
+def cpu_slots_of(config: Config, connection: sqlite3.Connection) -> int:
+    """Return the number of slots for jobs without GPUs: the setting `cpu_slots`, by default the number of CPUs.
+
+    With an engine, these are the CPUs of all nodes.
+    """
+    if config.cpu_slots is not None:
+        return config.cpu_slots
+    cluster = cluster_of(connection)
+    return cluster.cpus if cluster is not None else os.cpu_count() or 1
 
 
 def read_state(
@@ -42,7 +48,7 @@ def read_state(
     """
     in_use = {gpu for job in rows.in_hand(connection) for gpu in job.gpus}
     in_use |= {gpu for holding, _ in rows.holdings(connection) for gpu in holding.gpus}
-    fleet = Fleet(gpus, cpu_slots_of(config), in_use - {gpu.index for gpu in gpus})
+    fleet = fleet_of(connection, gpus, cpu_slots_of(config, connection), in_use - {gpu.index for gpu in gpus})
     state = SchedulerState(
         fleet,
         fetch or (lambda job: rows.get(connection, job)),

@@ -13,6 +13,7 @@ from scheduler.core.failure_patterns import FAILURE_KINDS
 from scheduler.core.gpu import GPU_STATES
 from scheduler.core.job import EVENT_KINDS, REASON_CODES, JobState, Outcome
 from scheduler.core.journal import STATUSES
+from scheduler.core.runner_kinds import RUNNERS
 from scheduler.views.json_schema import Field
 
 STATES = tuple(state.value for state in JobState)
@@ -84,10 +85,22 @@ class JobDocument(TypedDict):
     script: Annotated[Optional[str], Field("Absolute path of the script that the line names; null for a command.")]
     arguments: Annotated[list[str], Field("Words as written: the arguments after the script, or the whole command.")]
     conda_env: Annotated[Optional[str], Field("Environment, by name or folder; null for none.")]
-    allowed_gpus: Annotated[Optional[list[Number]], Field("GPUs on which the job may run; null for any.")]
+    allowed_gpus: Annotated[
+        Optional[list[Number]], Field("GPUs on which the job may run; null for any, or if it names nodes or types.")
+    ]
+    allowed_nodes: Annotated[
+        Optional[list[str]],
+        Field("Nodes and types of GPUs of a cluster on which the job may run; null if it names none."),
+    ]
     need: Annotated[float, Field("Needed GPUs in total; 0.5 is half of one GPU.", minimum=0)]
     gpus: Annotated[list[Number], Field("GPUs that the job has or had, ascending.")]
-    pid: Annotated[Optional[int], Field("Pid of the main process of the last attempt; null before it runs.", minimum=1)]
+    node: Annotated[Optional[str], Field("Node of a cluster that runs or ran the last attempt; null on this machine.")]
+    partition: Annotated[Optional[str], Field("Partition of the cluster that the last attempt used; null without one.")]
+    engine_job: Annotated[Optional[str], Field("The cluster's id of the last attempt; null on this machine.")]
+    pid: Annotated[
+        Optional[int],
+        Field("Pid of the main process of the last attempt; null before it runs, and on a cluster.", minimum=1),
+    ]
     session: Annotated[Optional[str], Field("Name of its screen session; null without one.")]
     interpreter: Annotated[
         Optional[str], Field("Interpreter that ran the script, with its version if known; null before the first start.")
@@ -128,7 +141,7 @@ class Daemon(TypedDict):
     runner: Annotated[
         Optional[str],
         Field(
-            "How the scheduler runs jobs: as plain processes (direct), or each in its own screen session; null if none runs.", choices=("direct", "screen")
+            "How the scheduler runs jobs: as plain processes (direct), or each in its own screen session; null if none runs.", choices=tuple(RUNNERS)
         ),
     ]  # fmt: skip
 
@@ -202,6 +215,8 @@ class EventDocument(_EventAlways, total=False):
 
     attempt: Annotated[Number, Field("Number of the attempt.")]
     pid: Annotated[int, Field("Pid of the main process of the job.", minimum=1)]
+    node: Annotated[str, Field("Node of a cluster on which the attempt runs.")]
+    engine_job: Annotated[str, Field("The cluster's id of the attempt.")]
     gpus: Annotated[list[Number], Field("GPUs of the job, or GPUs that leftover processes hold.")]
     share: Annotated[Share, Field("Share that the job has of each of its GPUs; 0 if the job names its GPUs.")]
     ran: Annotated[Seconds, Field("Run time of the ended attempt, in seconds.")]

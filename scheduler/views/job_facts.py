@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scheduler.client.overview import words_run
+from scheduler.core.allowed import allowed_text
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Failure, Job
 from scheduler.core.log_names import stderr_log
@@ -42,7 +43,7 @@ def job_facts(job: Job) -> list[Fact]:
         ("priority", job.priority, False),
         ("need", job.need.in_words() + (f", {mib_text(spec.vram_mib)} of memory" if spec.vram_mib else ""), False),
         ("slots", spec.slots if not job.need.count and spec.slots != 1 else "", False),
-        ("allowed GPUs", "any" if job.allowed is None else gpu_ids_text(job.allowed), False),
+        ("allowed GPUs", "any" if job.allowed is None else allowed_text(job.allowed), False),
         ("named GPUs", f"{gpu_ids_text(spec.on)} (also if other jobs are on them)" if spec.on else "", False),
         ("GPUs", gpu_ids_text(job.gpus), False),
         ("pid", job.process.pid if job.process else "", False),

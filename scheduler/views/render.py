@@ -8,9 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from scheduler.client.overview import GpuView, Overview, words_run
+from scheduler.core.allowed import allowed_text, is_words
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import ENDED, Job, JobState, Reason
 from scheduler.core.job_text import how_it_ended, state_text
+from scheduler.core.runner_kinds import kind_of
 from scheduler.core.secrets import without_secrets, words_without_secrets
 from scheduler.core.units import maybe_utc, mib_text, span_text, utc
 from scheduler.system.terminal_text import safe as safe
@@ -40,9 +42,13 @@ def job_json(job: Job, reason: Reason | None = None) -> JobDocument:
         "script": without_secrets(job.spec.script) or None,
         "arguments": list(words_without_secrets(job.spec.arguments)),
         "conda_env": without_secrets(job.spec.conda_env) or None,
-        "allowed_gpus": None if job.allowed is None else list(job.allowed),
+        "allowed_gpus": None if job.allowed is None or is_words(job.allowed) else [int(i) for i in job.allowed],
+        "allowed_nodes": [str(word) for word in job.allowed or ()] if is_words(job.allowed) else None,
         "need": job.need.total / 1000,
         "gpus": list(job.gpus),
+        "node": job.node or None,
+        "partition": job.partition or None,
+        "engine_job": job.engine_job or None,
         "pid": job.process.pid if job.process else None,
         "session": job.session_name,
         "interpreter": job.interpreter or None,
@@ -327,8 +333,8 @@ def _daemon(view: Overview, now: float) -> str:
     if not view.alive:
         return "not running"
     since = "" if view.started_at is None else f" for {span_text(now - view.started_at)}"
-    how = ", jobs in screen sessions" if view.runner == "screen" else ""
-    return f"running{since}, pid {view.pid}{how}"
+    how = kind_of(view.runner).in_words
+    return f"running{since}, pid {view.pid}" + (f", {how}" if how else "")
 
 
 def _memory(gpu: GpuView) -> str:
@@ -357,7 +363,7 @@ def _ids(jobs: Sequence[int]) -> str:
 
 
 def _allowed(job: Job) -> str:
-    return "any" if job.allowed is None else gpu_ids_text(job.allowed)
+    return "any" if job.allowed is None else allowed_text(job.allowed)
 
 
 def _why(reason: Reason | None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.client.overview import GpuView, Overview
+from scheduler.core.allowed import allowed_text
 from scheduler.core.gpu import WHOLE, gpu_ids_text, named_gpus
 from scheduler.core.job import Event, Job, JobState, Reason
 from scheduler.core.job_text import ending, harmless, how_it_ended, sentence
@@ -113,7 +114,7 @@ class Row:
 
 def row(job: Job, reason: Reason | None = None, skipped: Sequence[int] = ()) -> Row:
     """Return the table row of a job. ``skipped``: jobs that will be skipped if this job is cancelled."""
-    allowed = "any" if job.allowed is None else gpu_ids_text(job.allowed)
+    allowed = "any" if job.allowed is None else allowed_text(job.allowed)
     return Row(job, command_words(job), how_it_ended(job), reason, gpu_ids_text(job.gpus), need_words(job), allowed,
                acts(job, skipped))  # fmt: skip
 

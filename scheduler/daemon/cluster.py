@@ -1,0 +1,180 @@
+"""Connects the daemon with an engine such as Slurm: the runner, and the GPUs of the nodes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from scheduler.core.config import Config
+from scheduler.core.engine_placement import EngineRules
+from scheduler.core.errors import NoGpuData, Refused, SchedulerError
+from scheduler.core.gpu import Gpu
+from scheduler.core.observations import Readings
+from scheduler.gpus.monitor import Managed
+from scheduler.runners.engine import EngineRunner
+from scheduler.runners.engine_protocol import Engine
+from scheduler.runners.slurm import Slurm
+from scheduler.store import jobs as rows
+from scheduler.store.cluster import Cluster, cluster_of, save_cluster
+from scheduler.store.paths import Places, digest, make_private_folder
+from scheduler.store.store_identity import this_machine
+
+FIRST_LIMIT_S = 60.0  # how long the start of the daemon waits for the first report
+ASK_AGAIN_S = 2.0
+SLOW_S = 2.0
+
+
+class EngineProbe:
+    """The nodes of a cluster as a GPU reader (`core/protocols.py: Probe`)."""
+
+    absent = False
+
+    def __init__(self, runner: EngineRunner, title: str) -> None:
+        self._runner, self._title = runner, title
+
+    def first(self, slow: Callable[[], None] | None = None, meanwhile: Callable[[], None] | None = None) -> Readings:
+        """Wait for the first report of the engine, and return it. Raises NoGpuData if the engine does not answer."""
+        begun, asked = time.monotonic(), 0.0
+        while True:
+            now = time.monotonic()
+            if now - asked >= ASK_AGAIN_S or not asked:
+                self._runner.ask_report()
+                asked = now
+            found = self._runner.take_report()
+            if found is not None and not found.problem:
+                return found
+            if now - begun > FIRST_LIMIT_S:
+                why = found.problem if found is not None else f"{self._title} does not answer"
+                raise NoGpuData(why, do=f"see whether {self._title} runs, then start gpujob again")
+            if slow is not None and now - begun > SLOW_S:
+                slow()
+                slow = None
+            if meanwhile is not None:
+                meanwhile()
+            time.sleep(0.02)
+
+    def ask(self) -> None:
+        """Request a report."""
+        self._runner.ask_report()
+
+    def look(self) -> Readings | None:
+        """Return the requested report; None while it is under way."""
+        return self._runner.take_report()
+
+    def sessions(self) -> set[int]:
+        """Return an empty set: no process of this machine reads the GPUs."""
+        return set()
+
+    def descriptors(self) -> list[int]:
+        """Return an empty list: the pipe of the runner tells about reports, too."""
+        return []
+
+    def next_look(self) -> float | None:
+        """Return None: no look without an event is necessary."""
+        return None
+
+    def close(self) -> None:
+        """Do nothing: the runner owns the worker."""
+
+
+class ClusterLink:
+    """The runner and the GPU reader of the cluster that the settings name."""
+
+    def __init__(self, config: Callable[[], Config], environ: Mapping[str, str], places: Places) -> None:
+        first = config()
+        self.config = config  # the daemon replaces it when it can reload settings
+        self._engine = self._connect(first, environ)
+        folder = first.engine_dir or places.state_dir
+        make_private_folder(folder)
+        attempts = os.path.join(first.engine_dir, "attempts") if first.engine_dir else places.attempts
+        make_private_folder(attempts)
+        prefix = f"gj-{digest(os.fsencode(f'{this_machine()}:{places.state_file}'), 4)}-"
+        self.runner = EngineRunner(
+            self._engine, attempts, folder, prefix, environ, lambda: self.config().engine_interval,
+            environ.get("GPUJOB_CRASH_AT", ""),
+        )  # fmt: skip
+        self.probe = EngineProbe(self.runner, self._engine.title)
+
+    def _connect(self, first: Config, environ: Mapping[str, str]) -> Engine:
+        if first.engine == "slurm":
+            slurm = Slurm(environ, lambda: shlex.split(self.config().sbatch_args), lambda: self.config().nice_step)
+            slurm.check()
+            return slurm
+        raise SchedulerError(f"the engine {first.engine} is not supported")
+
+    def managed(
+        self, connection: sqlite3.Connection, say: Callable[[str], None], meanwhile: Callable[[], None]
+    ) -> Managed:
+        """Return the GPUs of the cluster. If the engine does not answer, return those of the previous daemon.
+
+        Raises NoGpuData if it is not known which GPUs there are.
+        """
+        title, stored = self._engine.title, [gpu for gpu in rows.gpus(connection) if gpu.node]
+        before = cluster_of(connection)
+        same = before is not None and before.engine == self._engine.name
+        try:
+            first = self.probe.first(lambda: say(f"waiting for {title} to answer …"), meanwhile)
+        except NoGpuData as error:
+            if not (stored and same):
+                raise
+            return Managed(stored, self.probe, [f"{error.what}: no job is started until it answers"], shown=stored)
+        gpus = numbered(first, stored if same else ())
+        return Managed(gpus, self.probe, self._notes(gpus), first, gpus)
+
+    def _notes(self, gpus: Sequence[Gpu]) -> list[str]:
+        nodes = len({gpu.node for gpu in gpus})
+        text = f"{self._engine.title} chooses the GPUs: {len(gpus)} GPUs on {nodes} nodes"
+        shards = self.runner.shards
+        if shards == 0:
+            text += "; it has no shards, so a job that needs a part of a GPU gets a whole GPU"
+        elif shards:
+            text += f"; a GPU has {shards} shards, so shares are rounded up to 1/{shards} of a GPU"
+        return [text]
+
+    def save(self, connection: sqlite3.Connection) -> None:
+        """Record the cluster in the store. Pauses of GPUs are dropped if another engine had these GPUs."""
+        name, title = self._engine.name, self._engine.title
+        before = cluster_of(connection)
+        if before is None or before.engine != name:
+            rows.save_pauses(connection, (), bool(rows.meta(connection, "queue_paused")), [])
+        rules = EngineRules(title, self.runner.shards, self.config().engine_ignore_gpu_ids)
+        if self.runner.shards is None and before is not None and before.engine == name and not self.runner.reported:
+            rules = replace(before.rules, ignore_ids=rules.ignore_ids)
+        cpus = self.runner.cpus or (before.cpus if before is not None else 1)
+        save_cluster(connection, Cluster(name, rules, cpus))
+
+
+def numbered(readings: Readings, before: Sequence[Gpu]) -> list[Gpu]:
+    """Return the GPUs of a report. A GPU keeps its index of ``before``; a new GPU gets the next free index."""
+    known = {gpu.uuid: gpu.index for gpu in before}
+    free = max(known.values(), default=-1) + 1
+    servers = {gpu.node: gpu.server for gpu in before}
+    next_server = max(servers.values(), default=-1) + 1
+    found = []
+    for reading in readings.gpus:
+        index = known.get(reading.uuid)
+        if index is None:
+            index, free = free, free + 1
+        if reading.node not in servers:
+            servers[reading.node], next_server = next_server, next_server + 1
+        server = servers[reading.node]
+        found.append(
+            Gpu(index, reading.uuid, reading.name, server, reading.memory_total_mib, reading.node, reading.partition)
+        )
+    return sorted(found, key=lambda gpu: gpu.index)
+
+
+def check_no_other_runner(connection: sqlite3.Connection, config: Config) -> None:
+    """Raise Refused if unfinished attempts belong to another engine than the one of the settings."""
+    engine = config.engine
+    for job in rows.in_hand(connection):
+        its = "local" if job.runner_kind.owns_gpus else job.runner
+        if its != engine:
+            raise Refused(
+                f"job {job.id} still runs with engine {its}, and only a scheduler with that engine can watch it",
+                do=f"start with --engine {its} until its jobs have ended (pause the queue: gpujob queue pause), or cancel them",
+            )
