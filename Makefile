@@ -4,11 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 TESTSTAMP := $(VENV)/.installed-test
-DEBIAN := python3-venv gcc libc6-dev procps screen strace zsh fish chromium fonts-dejavu-core
+DEBIAN := python3-venv gcc libc6-dev procps screen strace zsh fish chromium fonts-dejavu-core slurm-wlm munge iproute2
 PYTEST_ARGS ?=
 SOAK_ARGS ?=
 
-.PHONY: demo quick test test-all test-long test-warm soak planted delays messages sweep disks power check system bench pictures tables clean
+.PHONY: demo quick test test-all test-long test-warm test-slurm test-ray soak planted delays messages sweep disks power check system bench pictures tables clean
 
 demo: $(STAMP)
 	$(VENV)/bin/gpujob demo
@@ -46,6 +46,15 @@ test: check
 # Sweeps and soaks: before a change is called finished.
 test-long: check
 	GPUJOB_LONG=1 $(PYTEST) -m "long or long_form" --timeout 1800 $(PYTEST_ARGS)
+
+# Only the tests with a real Slurm; they are part of `make test` when root.
+test-slurm: $(TESTSTAMP)
+	$(PYTEST) -m slurm $(PYTEST_ARGS)
+
+# The story with a real Ray, which is installed in an environment of its own (400 MB; needs root for network namespaces).
+test-ray: $(TESTSTAMP)
+	$(PYTHON) -m venv .build/ray && .build/ray/bin/python -m pip install -q --disable-pip-version-check 'ray[default]'
+	GPUJOB_TEST_RAY=$(CURDIR)/.build/ray/bin/ray $(VENV)/bin/python -m pytest tests/ray $(PYTEST_ARGS)
 
 # The stories of the command line once more: all commands run in forks of a warm process.
 test-warm: $(TESTSTAMP)

@@ -160,7 +160,7 @@ class FakeEngine:
     def _try(self, job: _Job) -> None:
         need = self.rules.booked(job.work.need)
         for node, gpus in self.nodes.items():
-            if node in job.work.not_on or (job.work.nodes and node not in job.work.nodes) or node in self.drained:
+            if (job.work.nodes and node not in job.work.nodes) or node in self.drained:
                 continue
             fitting = [gpu for gpu in reversed(range(gpus)) if self._free[node, gpu] >= need.parts]
             if len(fitting) < need.count:

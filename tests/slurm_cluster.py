@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "sinfo", "scancel", "scontrol")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "sinfo", "scancel", "scontrol")
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 20.0
 
@@ -33,8 +33,9 @@ _CONF = """\
 ClusterName=fake
 SlurmctldHost={host}({address})
 SlurmctldPort={port}
-AuthType=auth/none
-CredType=cred/none
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+CredType=cred/munge
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={folder}/state
@@ -97,6 +98,7 @@ class SlurmCluster:
                 os.mknod(path, 0o666 | 0o020000, os.makedev(1, 3))
         self.conf.write_text(self._conf())
         (self.folder / "etc" / "gres.conf").write_text(self._gres())
+        self._start_munge()
         self.start_controller()
         for node in self.nodes:
             self.start_node(node.name)
@@ -127,6 +129,21 @@ class SlurmCluster:
             if node.shards:
                 text += f"NodeName={node.name} Name=shard Count={node.gpus * node.shards}\n"
         return text
+
+    def _start_munge(self) -> None:
+        """Start a munged of this cluster's own: the one of the machine may not run."""
+        folder = self.folder / "munge"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(0o711)  # munge checks that no other user can write here, and clients must reach the socket
+        key = folder / "key"
+        if not key.exists():
+            key.touch(0o600)
+            key.write_bytes(os.urandom(128))
+        self._start("munged", "", [
+            "munged", "--foreground", f"--socket={folder}/socket", f"--key-file={key}", f"--pid-file={folder}/pid",
+            f"--log-file={folder}/log", f"--seed-file={folder}/seed", "--num-threads=2", "--force",
+        ])  # fmt: skip
+        self.wait(lambda: (folder / "socket").exists(), "munged")
 
     def start_controller(self) -> None:
         self._start("slurmctld", "", ["slurmctld", "-D"])

@@ -609,8 +609,11 @@ def _check_parents(connection: sqlite3.Connection, spec: JobSpec) -> None:
 
 def _check_possible(connection: sqlite3.Connection, gpus: list[Gpu], job: Job) -> None:
     """Raise Refused if the job could never run on the GPUs and slots that the last daemon recorded."""
+    from scheduler.core.allowed import check_words
     from scheduler.core.placement_class import class_of
-    from scheduler.store.cluster import fleet_of
+    from scheduler.store.cluster import cluster_of, fleet_of
+
+    check_words(job.allowed, cluster_of(connection) is not None)
 
     if gpus or rows.meta(connection, "settings"):
         never = fleet_of(connection, gpus, _cpu_slots(connection)).can_ever_hold(class_of(job))

@@ -37,6 +37,15 @@ def is_words(allowed: Allowed) -> bool:
     return bool(allowed) and isinstance(allowed[0], str) if allowed else False
 
 
+def check_words(allowed: Allowed, has_nodes: bool) -> None:
+    """Raise Refused if the list names nodes or types although there is no cluster. ``has_nodes``: there is one."""
+    if is_words(allowed) and not has_nodes:
+        raise Refused(
+            f"{allowed_text(allowed)} is no list of GPU ids",
+            do="write 2 or 0,2 or 0-3 (nodes and types are known while a scheduler runs with --engine slurm or ray)",
+        )
+
+
 def allowed_text(allowed: Allowed) -> str:
     """Return the list as a text that `parse_allowed` reads; empty for None."""
     if not allowed:

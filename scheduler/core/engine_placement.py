@@ -50,7 +50,7 @@ class EngineFleet(Fleet):
     """A ledger of the GPUs of a cluster.
 
     Pauses count GPUs: the engine may choose any GPU of a node, so if a job runs on a paused GPU, another GPU of the same
-    node stays free in its place.
+    node stays free in its place. While a GPU is paused, each released job is bound to the node on which it fits.
     """
 
     has_nodes = True
@@ -81,15 +81,6 @@ class EngineFleet(Fleet):
                 free = mask & self._bucket.get(WHOLE, 0) & self._server_mask[self.gpus[gpu].server]
                 mask &= ~(free & -free)
         return mask
-
-    def paused_nodes(self) -> tuple[str, ...]:
-        """Return the nodes whose GPUs are all paused."""
-        paused = [self.gpus[gpu] for gpu in ids_of(self.paused_mask & self.all_mask)]
-        return tuple(
-            sorted(
-                {gpu.node for gpu in paused if not self._server_mask[gpu.server] & self.all_mask & ~self.paused_mask}
-            )
-        )
 
     def find(self, kind: PlacementClass) -> tuple[int, ...] | None:
         """Return GPUs on which the engine could place a job of ``kind`` now; None if there are none."""

@@ -79,7 +79,7 @@ class Launch:
     umask: int | None = None
     words: tuple[str, ...] = ()  # the command as shown to people: ``argv`` without the wrapper
     streams: Streams = Streams()
-    not_on: tuple[str, ...] = ()  # nodes of a cluster that must not be used
+    node: str = ""  # node of a cluster that must run it; empty: any that is allowed
 
 
 def launch_of(

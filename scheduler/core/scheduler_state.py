@@ -75,6 +75,14 @@ class SchedulerState:
     def __post_init__(self) -> None:
         self.watch_admission()
 
+    def bound_to(self, job: Job) -> str:
+        """Return the node of a cluster that must run a released job; empty if the engine may choose the node.
+
+        The engine knows no pauses, so while GPUs are paused, it may choose only the GPUs of the node.
+        """
+        gpus = self.released.get(job.id)
+        return self.fleet.gpus[gpus[0]].node if gpus and self.fleet.paused_mask & self.fleet.all_mask else ""
+
     def watch_admission(self) -> None:
         """Give the admission of the fleet access to the allocations."""
         self.fleet.admission.tenants, self.fleet.admission.booked = self.tenants, self.is_booked

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from scheduler.core.config import Config
 from scheduler.core.decide import decide
 from scheduler.core.decision_pass import Plan
-from scheduler.core.engine_placement import EngineFleet
 from scheduler.core.errors import DEFECT, StoreTrouble
 from scheduler.core.file_offsets import Batch
 from scheduler.core.gpu import Gpu, ids_of
@@ -329,9 +328,7 @@ class Daemon:
             plan = decide(self.state, [*observations, *news, *asked], now, random.random())
             if plan.starts:
                 db.check_in_place()  # start nothing that only a deleted store file records
-            fleet = self.state.fleet
-            not_on = fleet.paused_nodes() if plan.starts and isinstance(fleet, EngineFleet) else ()
-            launches = self._preparer.prepare(plan, self.gpus.admission.ordinals(), now, not_on)
+            launches = self._preparer.prepare(plan, self.gpus.admission.ordinals(), now, self.state.bound_to)
             rows.save(connection, plan.changed.values())
             for job in plan.respecs.values():
                 rows.respec(connection, job)

@@ -8,7 +8,7 @@ import resource
 import string
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from scheduler.core.decision_pass import Plan
@@ -41,12 +41,12 @@ class LaunchPreparer:
         self._context, self._lookup, self._runner, self._limits = context, lookup, runner, limits
 
     def prepare(
-        self, plan: Plan, ordinals: Mapping[int, int], now: Now, not_on: tuple[str, ...] = ()
+        self, plan: Plan, ordinals: Mapping[int, int], now: Now, bound_to: Callable[[Job], str]
     ) -> list[tuple[Job, Launch]]:
         """Return (job, launch) for each job that the plan starts, and set the job's log, command and session name.
 
-        ``ordinals``: GPU index → the driver's number of this GPU, for each GPU whose two numbers differ. ``not_on``:
-        nodes of a cluster whose GPUs are all paused. Raises
+        ``ordinals``: GPU index → the driver's number of this GPU, for each GPU whose two numbers differ. ``bound_to``: returns the node of a
+        cluster that must run a job; empty for any. Raises
         StoreTrouble with the code DECIDE_ANEW if a file that a job needs has disappeared.
         """
         launches = []
@@ -72,7 +72,9 @@ class LaunchPreparer:
                 job, found, mode=mode, state_file=config.state_file, cwd=self._context.folder, ordinals=ordinals,
                 blank="" if kind.owns_gpus else BLANK,
             )  # fmt: skip
-            launch = _within_limits(job, launch, self._limits) if kind.owns_gpus else replace(launch, not_on=not_on)
+            launch = (
+                _within_limits(job, launch, self._limits) if kind.owns_gpus else replace(launch, node=bound_to(job))
+            )
             job.argv = launch.words
             job.interpreter = found.interpreter
             job.session = session_name(job.id, job.gpus, job.argv) if kind.terminal else None

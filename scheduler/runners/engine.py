@@ -139,8 +139,7 @@ class EngineRunner:
             need=job.need,
             priority=job.priority,
             time_limit_s=job.spec.time_limit_s,
-            nodes=tuple(nodes),
-            not_on=launch.not_on,
+            nodes=(launch.node,) if launch.node else tuple(nodes),
             type=types[0] if len(types) == 1 else "",
         )
         self._known.add(made.key)

@@ -75,7 +75,7 @@ class Submission:
 
     ``name``: unique for the attempt; ``comment``: for people; ``command``: the words to run on the node; ``output``:
     file for messages before the job has its own log; ``nodes``: run on one of these nodes (empty: on any);
-    ``not_on``: nodes that must not be used; ``type``: type of the GPUs (empty: any).
+    ``type``: type of the GPUs (empty: any).
     """
 
     name: str
@@ -86,7 +86,6 @@ class Submission:
     priority: int = 0
     time_limit_s: float | None = None
     nodes: tuple[str, ...] = ()
-    not_on: tuple[str, ...] = ()
     type: str = ""
 
 

@@ -43,6 +43,15 @@ def ids_given(names):
 
 
 class NodeShim(shim.Shim):
+    def run(self):
+        """Run the job to its end. Return its exit code, 128 + the signal that ended it, or 1 if it did not start."""
+        self.code = None
+        never = super().run()
+        return never if self.code is None else self.code
+
+    def wait(self, pid, text):
+        self.code = super().wait(pid, text)
+
     def set_signals(self):
         super().set_signals()
         if self.launch["tied"]:

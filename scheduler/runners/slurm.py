@@ -141,14 +141,12 @@ class Slurm:
             out.append(f"--nice={max(0, work.priority) * self._nice_step()}")
         if work.time_limit_s is not None:
             out.append(f"--time={-(-int(work.time_limit_s + SPARE_LIMIT_S) // 60)}")
-        nodes = [node for node in work.nodes if node not in work.not_on]
-        if len(nodes) == 1:
-            out.append(f"--nodelist={nodes[0]}")
-        elif nodes:  # a list of several nodes would mean all of them
-            out.append(f"--exclude={','.join(node for node in self._known if node not in nodes)}")
-        elif work.not_on:
-            out.append(f"--exclude={','.join(work.not_on)}")
-        return [argument for argument in out if not argument.endswith("=")] + [*self._arguments(), *work.command]
+        others = [node for node in self._known if node not in work.nodes]
+        if len(work.nodes) == 1:
+            out.append(f"--nodelist={work.nodes[0]}")
+        elif work.nodes and others:  # a list of several nodes would mean all of them
+            out.append(f"--exclude={','.join(others)}")
+        return [*out, *self._arguments(), *work.command]
 
     def jobs(self, prefix: str) -> dict[str, EngineJob]:
         """Return our jobs in Slurm, by name. Raises EngineDown, also for any line that is not understood."""

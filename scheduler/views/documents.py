@@ -152,6 +152,8 @@ class GpuDocument(TypedDict):
     index: Annotated[Number, Field("Index of the GPU in this scheduler.")]
     uuid: Annotated[str, Field("UUID of the GPU, independent of its index.")]
     name: Annotated[str, Field("Model of the GPU; empty if unknown.")]
+    node: Annotated[Optional[str], Field("Node of a cluster that has the GPU; null on this machine.")]
+    partition: Annotated[Optional[str], Field("Partition of the node; null on this machine.")]
     state: Annotated[str, Field("State; see docs/gpus.md, States of a GPU.", choices=GPU_STATES)]
     paused: Annotated[bool, Field("Whether a user has paused the GPU.")]
     allocated: Annotated[Share, Field("Allocated share of the GPU.")]

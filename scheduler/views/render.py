@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,6 +27,7 @@ MOST_WAITING = 20  # waiting jobs in `status`
 MOST_ENDED = 10  # ended jobs in `status`
 SHORTEST_NAME = 24  # columns that a shortened name keeps at least
 WIDEST_COMMAND = 60  # columns up to which commands are padded
+MOST_NODES = 40  # nodes in `status`
 LABEL = 11  # columns of the words that begin the lines of `status`
 
 
@@ -78,6 +80,8 @@ def gpu_json(gpu: GpuView) -> GpuDocument:
         "index": gpu.gpu.index,
         "uuid": gpu.gpu.uuid,
         "name": gpu.gpu.name,
+        "node": gpu.gpu.node or None,
+        "partition": gpu.gpu.partition or None,
         "state": gpu.state,
         "paused": gpu.paused,
         "allocated": gpu.allocated,
@@ -264,7 +268,10 @@ def status_lines(
         lines += terminal.folded(f"trouble    {safe(text)}", LABEL)
     if view.queue_paused:
         lines.append(f"queue      {terminal.painted('PAUSED')}")
-    if view.gpus:
+    on_nodes = any(gpu.gpu.node for gpu in view.gpus)
+    if on_nodes:
+        lines += ["", *_node_lines(view.gpus)]
+    elif view.gpus:
         rows = []
         for gpu in view.gpus:
             share = f" ({gpu.allocated:.0%})" if gpu.state == "BUSY" else ""
@@ -279,10 +286,13 @@ def status_lines(
     running = [job for job in view.jobs if job.state.holds_gpus]
     if running:
         on_gpus = [
-            (job.id, job.state.value, job.spec.shown_words(), gpus_text(job), job.process.pid if job.process else "-",
+            (job.id, job.state.value, job.spec.shown_words(), gpus_text(job), _place(job, on_nodes),
              run_time(job, now), near(job.log), without_secrets(job.notes[-1]) if job.notes else "") for job in running
         ]  # fmt: skip
-        lines += ["", *table(("RUNNING", "STATE", "NAME", "GPU", "PID", "TIME", "LOG", ""), on_gpus)]
+        lines += [
+            "",
+            *table(("RUNNING", "STATE", "NAME", "GPU", "NODE" if on_nodes else "PID", "TIME", "LOG", ""), on_gpus),
+        ]
     waiting = [job for job in view.jobs if job.state is JobState.PENDING]
     if waiting:
         waiting.sort(key=lambda job: job.turn)
@@ -313,6 +323,58 @@ def status_lines(
         if older > 0:
             lines += terminal.folded(shown(f"… and {older} more: gpujob jobs"), 2)
     return [*lines, *_refused_lines(view)]
+
+
+def _place(job: Job, on_nodes: bool) -> object:
+    """Return the pid of a job; on a cluster the node and the cluster's id of the job."""
+    if not on_nodes:
+        return job.process.pid if job.process else "-"
+    return f"{job.node} (job {job.engine_job})" if job.node else "-"
+
+
+def _node_lines(gpus: Sequence[GpuView]) -> list[str]:
+    """Return the lines of the table of a cluster's nodes."""
+    nodes: dict[str, list[GpuView]] = {}
+    for gpu in gpus:
+        nodes.setdefault(gpu.gpu.node, []).append(gpu)
+    rows = [
+        (
+            node, its[0].gpu.partition, gpu_ids_text(gpu.gpu.index for gpu in its), types_text(its),
+            f"{sum(gpu.allocated for gpu in its):g} of {len(its)}", states_text(its), _ids(jobs_on(its)), node_note(its),
+        )
+        for node, its in list(nodes.items())[:MOST_NODES]
+    ]  # fmt: skip
+    lines = table(("NODE", "PARTITION", "GPUS", "TYPE", "ALLOCATED", "STATE", "JOBS", ""), rows)
+    if len(nodes) > MOST_NODES:
+        lines += terminal.folded(shown(f"… and {len(nodes) - MOST_NODES} more nodes: gpujob status --json"), 2)
+    return lines
+
+
+def types_text(gpus: Sequence[GpuView]) -> str:
+    """Return the types of the GPUs of a node: ``4 a100``."""
+    count = Counter(gpu.gpu.name for gpu in gpus)
+    return ", ".join(f"{number} {name}" for name, number in count.items())
+
+
+def states_text(gpus: Sequence[GpuView]) -> str:
+    """Return the states of the GPUs of a node: ``AVAILABLE``, or ``2 BUSY, 1 PAUSED`` if they differ."""
+    count = Counter(gpu.state for gpu in gpus)
+    return next(iter(count)) if len(count) == 1 else ", ".join(f"{number} {state}" for state, number in count.items())
+
+
+def jobs_on(gpus: Sequence[GpuView]) -> list[int]:
+    """Return the jobs on these GPUs, each once."""
+    return sorted({job for gpu in gpus for job in gpu.jobs})
+
+
+def node_note(gpus: Sequence[GpuView]) -> str:
+    """Return why GPUs of a node get no jobs; empty if all of them may get jobs."""
+    why = {
+        gpu.reading.reason.partition(": ")[2] or gpu.reading.reason
+        for gpu in gpus
+        if gpu.reading and gpu.reading.reason
+    }
+    return next(iter(why)) if len(why) == 1 else ""
 
 
 def _refused_lines(view: Overview) -> list[str]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 NOT_HEALTHY = frozenset({"GONE", "UNHEALTHY"})
 GPU = ("gpu", "uuid")
+NODE = ("gpu", "uuid", "node", "partition")  # of a cluster
 MIB = 1 << 20
 
 
@@ -114,7 +115,11 @@ class _Figures:
     def _gpus(self) -> Iterator[Metric]:
         """Yield the metrics of the GPUs. If no daemon runs, they have no samples, since stored readings may be old."""
         gpus = self.view.gpus if self.view.alive else ()
-        who = {gpu.gpu.index: (str(gpu.gpu.index), gpu.gpu.uuid) for gpu in gpus}
+        labels: tuple[str, ...] = GPU
+        who: dict[int, tuple[str, ...]] = {gpu.gpu.index: (str(gpu.gpu.index), gpu.gpu.uuid) for gpu in gpus}
+        if any(gpu.gpu.node for gpu in gpus):
+            labels = NODE
+            who = {gpu.gpu.index: (*who[gpu.gpu.index], gpu.gpu.node, gpu.gpu.partition) for gpu in gpus}
 
         def each(value: Mapping[int, float | None]) -> list[tuple[tuple[str, ...], float]]:
             return [(who[index], number) for index, number in value.items() if number is not None]
@@ -122,30 +127,30 @@ class _Figures:
         memory = [((*who[gpu.gpu.index], part), mib * MIB) for gpu in gpus for part, mib in _parts(gpu)]
         read = {gpu.gpu.index: gpu.reading for gpu in gpus if gpu.reading is not None}
         yield _gauge("gpujob_gpu_memory_bytes", "Memory of the GPU by part: ours (jobs), foreign (foreign processes), reserved (driver, display, accepted), free.",
-                     (*GPU, "part"), memory)  # fmt: skip
-        yield _gauge("gpujob_gpu_utilization_ratio", "Share of the time in which the GPU was busy.", GPU,
+                     (*labels, "part"), memory)  # fmt: skip
+        yield _gauge("gpujob_gpu_utilization_ratio", "Share of the time in which the GPU was busy.", labels,
                      each({i: r.load for i, r in read.items()}))  # fmt: skip
-        yield _gauge("gpujob_gpu_allocated_ratio", "Share of the GPU that is allocated to jobs.", GPU,
+        yield _gauge("gpujob_gpu_allocated_ratio", "Share of the GPU that is allocated to jobs.", labels,
                      each({gpu.gpu.index: gpu.allocated for gpu in gpus}))  # fmt: skip
-        yield _gauge("gpujob_gpu_paused", "1 while the GPU is paused.", GPU,
+        yield _gauge("gpujob_gpu_paused", "1 while the GPU is paused.", labels,
                      each({gpu.gpu.index: float(gpu.paused) for gpu in gpus}))  # fmt: skip
         ages = {i: None if r.read_at is None else max(0.0, self.now - r.read_at) for i, r in read.items()}
         stale = {i: r.state == "STALE" or (ages[i] or 0.0) > self.stale_s for i, r in read.items()}
         bad = {i for i, r in read.items() if stale[i] or r.state in NOT_HEALTHY}
         healthy = {gpu.gpu.index: float(gpu.gpu.index not in bad) for gpu in gpus}
-        yield _gauge("gpujob_gpu_healthy", "0 while the GPU is gone, unhealthy or stale.", GPU,
+        yield _gauge("gpujob_gpu_healthy", "0 while the GPU is gone, unhealthy or stale.", labels,
                      each(healthy))  # fmt: skip
-        yield _gauge("gpujob_gpu_stale", "1 while the GPU does not answer: its other values are old.", GPU,
+        yield _gauge("gpujob_gpu_stale", "1 while the GPU does not answer: its other values are old.", labels,
                      each({i: float(silent) for i, silent in stale.items()}))  # fmt: skip
         yield _gauge(
-            "gpujob_gpu_reading_age_seconds", "Age of the last reading of the GPU in seconds.", GPU, each(ages)
+            "gpujob_gpu_reading_age_seconds", "Age of the last reading of the GPU in seconds.", labels, each(ages)
         )
         yield _gauge(
-            "gpujob_gpu_power_watts", "Power that the GPU draws.", GPU, each({i: r.power_w for i, r in read.items()})
+            "gpujob_gpu_power_watts", "Power that the GPU draws.", labels, each({i: r.power_w for i, r in read.items()})
         )
         energy = each({i: r.energy_j for i, r in read.items()})
-        yield _labelled_counter("gpujob_gpu_energy_joules_total", "Energy since the driver was loaded.", GPU, energy)
-        yield _gauge("gpujob_gpu_temperature_celsius", "Temperature of the GPU.", GPU,
+        yield _labelled_counter("gpujob_gpu_energy_joules_total", "Energy since the driver was loaded.", labels, energy)
+        yield _gauge("gpujob_gpu_temperature_celsius", "Temperature of the GPU.", labels,
                      each({i: r.temperature_c for i, r in read.items()}))  # fmt: skip
 
 

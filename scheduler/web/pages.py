@@ -16,6 +16,7 @@ from scheduler.core.errors import NotFound, UsageError, did_you_mean
 from scheduler.core.gpu import WHOLE
 from scheduler.core.job import ENDED, Job, JobState
 from scheduler.core.job_options import SUBMIT_OPTIONS
+from scheduler.core.runner_kinds import kind_of
 from scheduler.core.usage_report import Report, attempts_of
 from scheduler.views.log_glance import last_lines
 from scheduler.views.terminal_replay import without_colours
@@ -66,7 +67,9 @@ def _now(ask: Ask) -> Response:
         "now.html",
         here="now",
         view=view,
-        cards=view_models.gpu_cards(view),
+        cards=[] if any(gpu.gpu.node for gpu in view.gpus) else view_models.gpu_cards(view),
+        nodes=view_models.node_cards(view),
+        how=kind_of(view.runner).in_words,
         hours=_last_hour(ask, view, now),
         running=[view_models.row(job, None, need.get(job.id, ())) for job in view.jobs if job.state.holds_gpus],
         waiting=[
@@ -210,10 +213,16 @@ def _timeline(ask: Ask) -> Response:
     edge = end + timeline.LATER * (end - start)
     view = ask.source.overview()
     jobs, runs = _runs(ask, view, start, now)
-    gpus = [gpu.gpu.index for gpu in view.gpus]
+    nodes = {gpu.gpu.server: gpu.gpu.node for gpu in view.gpus if gpu.gpu.node}
+    pauses = _pauses(ask, start, end)
+    if nodes:  # a band for each node: a cluster has too many GPUs for a band each
+        gpus, names = sorted(nodes), nodes
+        runs = timeline.by_server(runs, [gpu.gpu for gpu in view.gpus])
+        pauses = [(gpu, low, up) for gpu, low, up in pauses if gpu is None]
+    else:
+        gpus, names = [gpu.gpu.index for gpu in view.gpus], {gpu.gpu.index: gpu.gpu.name for gpu in view.gpus}
     bands = timeline.layout([run for run in runs if run.start < end], start, end, gpus)
-    names = {gpu.gpu.index: gpu.gpu.name for gpu in view.gpus}
-    drawn, height = _drawn(bands, start, edge, names, _pauses(ask, start, end))
+    drawn, height = _drawn(bands, start, edge, names, pauses)
     seen = sorted({(bar.run.job, bar.run.attempt): bar.run for band in bands for bar in band.bars}.values(),
                   key=lambda run: -run.start)  # fmt: skip
     drawn_jobs = {run.job for run in seen}
@@ -222,6 +231,7 @@ def _timeline(ask: Ask) -> Response:
         "timeline.html",
         here="timeline",
         bands=drawn,
+        by_node=bool(nodes),
         height=height + AXIS_PX,
         ticks=[(100 * (at - start) / (edge - start), text) for at, text in timeline.axis(start, edge)],
         now_at=100 * (now - start) / (edge - start) if start <= now <= edge else None,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from scheduler.core.gpu import WHOLE
+from scheduler.core.gpu import WHOLE, Gpu
 
 MOST_BARS = 2000
 TOUCH_S = 2.0  # shorter overlaps are ignored: starts and ends are recorded with a delay
@@ -98,6 +99,19 @@ def layout(runs: Iterable[Run], start: float, end: float, gpus: Iterable[int], m
         bars, rows = _stacked(shown, start, end, WHOLE if key is not None else 1, key is None)
         small = [run for place, run in enumerate(bands[key]) if place in left]
         out.append(Band(key, tuple(bars), tuple(_merged(small, start, end)), rows))
+    return out
+
+
+def by_server(runs: Iterable[Run], gpus: Iterable[Gpu]) -> list[Run]:
+    """Return the runs with the server (`Gpu.server`) in place of the GPUs, and their share of all GPUs of the server."""
+    found = list(gpus)
+    server_of = {gpu.index: gpu.server for gpu in found}
+    sizes = Counter(gpu.server for gpu in found)
+    out = []
+    for run in runs:
+        servers = {server_of[gpu] for gpu in run.gpus if gpu in server_of}
+        size = max(1, sum(sizes[server] for server in servers))
+        out.append(replace(run, gpus=tuple(sorted(servers)), parts=max(1, run.parts * len(run.gpus) // size)))
     return out
 
 

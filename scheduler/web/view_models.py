@@ -14,6 +14,7 @@ from scheduler.core.secrets import without_secrets
 from scheduler.core.units import mib_text
 from scheduler.core.usage_report import AttemptUse
 from scheduler.views.job_facts import Fact, job_facts
+from scheduler.views.render import jobs_on, node_note, states_text, types_text
 from scheduler.web.timeline import Run
 
 MOST_NAMED = 5  # jobs listed in a question
@@ -173,6 +174,45 @@ def gpu_cards(view: Overview) -> list[GpuRow]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class NodeCard:
+    """The box on the page that shows one node of a cluster. ``idle``: no job of this scheduler is there, nothing to say."""
+
+    node: str
+    partition: str
+    types: str
+    states: str
+    gpus: Sequence[GpuView]
+    jobs: Sequence[tuple[int, Row | None]]
+    note: str
+
+    @property
+    def allocated(self) -> float:
+        """Number of GPUs that are allocated to jobs of this scheduler."""
+        return sum(gpu.allocated for gpu in self.gpus)
+
+    @property
+    def idle(self) -> bool:
+        """True if nothing on the node needs attention: no jobs, no pause, and all GPUs are available."""
+        return not self.jobs and self.states == "AVAILABLE"
+
+
+def node_cards(view: Overview) -> list[NodeCard]:
+    """Return the data of the boxes of a cluster's nodes; empty if jobs run on this machine."""
+    nodes: dict[str, list[GpuView]] = {}
+    for gpu in view.gpus:
+        if gpu.gpu.node:
+            nodes.setdefault(gpu.gpu.node, []).append(gpu)
+    known = {job.id: row(job) for job in view.jobs if job.state.holds_gpus} if nodes else {}
+    return [
+        NodeCard(
+            node, its[0].gpu.partition, types_text(its), states_text(its), its,
+            [(number, known.get(number)) for number in jobs_on(its)], node_note(its),
+        )
+        for node, its in nodes.items()
+    ]  # fmt: skip
+
+
 def memory_parts(gpu: GpuView) -> dict[str, float] | None:
     """Return part of the GPU's memory (`MEMORY_PARTS`) → MiB. Return None if the used or the total memory is unknown.
 
@@ -219,6 +259,8 @@ def why_no_readings(job: Job, runs: int, declared: frozenset[int]) -> str:
     """
     if not job.need.count:
         return "No readings: it uses no GPU."
+    if job.node:
+        return "No readings: an engine gives GPUs, but does not measure them."
     blind = [gpu for gpu in job.gpus if gpu in declared]
     if runs and blind and len(blind) == len(job.gpus):
         return f"No readings: declared GPUs are not read ({named_gpus(blind)})."
