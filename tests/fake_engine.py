@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -48,6 +49,7 @@ class FakeEngine:
     name = "slurm"
     title = "Slurm"
     tied = False
+    gone_after_s = math.inf
 
     def __init__(self, nodes: Mapping[str, int], shards: int = 4, environ: Mapping[str, str] | None = None) -> None:
         self.nodes, self.rules = dict(nodes), EngineRules(self.title, shards)

@@ -392,6 +392,8 @@ class _Following:
         if job.state is JobState.PENDING:
             self._read(None)
             raise NoDaemon(f"job {self.number} waits, and no scheduler is running", do="start it: gpujob start")
+        if not job.runner_kind.owns_gpus:
+            return False  # its node writes the log, and its attempt record tells its end
         if job.process is None or not _lives(job.process):
             self.printer.say(
                 f"no scheduler is running; job {self.number} has ended, and the next start of the scheduler records how "
@@ -438,7 +440,7 @@ class _Following:
         try:
             self.log = log = _opened(self.path, self.printer)
         except SchedulerError as error:
-            if self.job.state.holds_gpus and self.job.process is not None:
+            if self.job.state.holds_gpus and (self.job.process is not None or self.job.node):
                 self.printer.say(f"{error}; waiting for a new log")
             return None
         self.ever_read = True

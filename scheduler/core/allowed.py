@@ -12,7 +12,7 @@ from scheduler.core.gpu import Gpu, gpu_ids_text, mask_of, named_gpus, parse_gpu
 # GPU ids, or the words that a user wrote (such as "node2" or "type=a100"); None: any GPU.
 Allowed = Union[tuple[int, ...], tuple[str, ...], None]
 
-_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}|type=[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}", re.ASCII)
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}|\d+\.\d+\.\d+\.\d+|type=[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}", re.ASCII)
 TYPE = "type="
 
 

@@ -316,10 +316,7 @@ class Config:
 
     engine: str = _option(
         "local", _one_of("local", *ENGINES),
-        "where jobs run: local (this machine), slurm, or ray (docs/clusters.md)", "ENGINE", section="cluster",
-    )
-    engine_dir: str = _option(
-        "", _text, "folder that this machine and all nodes share, for attempt records; empty: the state folder", "PATH", path=True
+        "where jobs run: local (this machine), slurm, or ray; nodes must share the folder of the state file (docs/clusters.md)", "ENGINE", section="cluster",
     )
     engine_interval: float = _option(2.0, _often, "time between two questions to the engine about the jobs", "S", reload=True)
     release_ahead: int = _option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sqlite3
 import time
@@ -11,16 +12,17 @@ from dataclasses import replace
 
 from scheduler.core.config import Config
 from scheduler.core.engine_placement import EngineRules
-from scheduler.core.errors import NoGpuData, Refused, SchedulerError
+from scheduler.core.errors import NoGpuData, Refused
 from scheduler.core.gpu import Gpu
 from scheduler.core.observations import Readings
 from scheduler.gpus.monitor import Managed
 from scheduler.runners.engine import EngineRunner
 from scheduler.runners.engine_protocol import Engine
+from scheduler.runners.ray import Ray, checked, token_of
 from scheduler.runners.slurm import Slurm
 from scheduler.store import jobs as rows
 from scheduler.store.cluster import Cluster, cluster_of, save_cluster
-from scheduler.store.paths import Places, digest, make_private_folder
+from scheduler.store.paths import Places, digest
 from scheduler.store.store_identity import this_machine
 
 FIRST_LIMIT_S = 60.0  # how long the start of the daemon waits for the first report
@@ -88,13 +90,9 @@ class ClusterLink:
         first = config()
         self.config = config  # the daemon replaces it when it can reload settings
         self._engine = self._connect(first, environ)
-        folder = first.engine_dir or places.state_dir
-        make_private_folder(folder)
-        attempts = os.path.join(first.engine_dir, "attempts") if first.engine_dir else places.attempts
-        make_private_folder(attempts)
         prefix = f"gj-{digest(os.fsencode(f'{this_machine()}:{places.state_file}'), 4)}-"
         self.runner = EngineRunner(
-            self._engine, attempts, folder, prefix, environ, lambda: self.config().engine_interval,
+            self._engine, places.attempts, places.state_dir, prefix, environ, lambda: self.config().engine_interval,
             environ.get("GPUJOB_CRASH_AT", ""),
         )  # fmt: skip
         self.probe = EngineProbe(self.runner, self._engine.title)
@@ -104,7 +102,8 @@ class ClusterLink:
             slurm = Slurm(environ, lambda: shlex.split(self.config().sbatch_args), lambda: self.config().nice_step)
             slurm.check()
             return slurm
-        raise SchedulerError(f"the engine {first.engine} is not supported")
+        token = token_of(first.engine_token, environ)
+        return Ray(checked(first.engine_url, token, first.insecure_engine), token)
 
     def managed(
         self, connection: sqlite3.Connection, say: Callable[[str], None], meanwhile: Callable[[], None]
@@ -155,7 +154,7 @@ def numbered(readings: Readings, before: Sequence[Gpu]) -> list[Gpu]:
     servers = {gpu.node: gpu.server for gpu in before}
     next_server = max(servers.values(), default=-1) + 1
     found = []
-    for reading in readings.gpus:
+    for reading in sorted(readings.gpus, key=lambda one: (_by_number(one.node), one.ordinal)):
         index = known.get(reading.uuid)
         if index is None:
             index, free = free, free + 1
@@ -166,6 +165,11 @@ def numbered(readings: Readings, before: Sequence[Gpu]) -> list[Gpu]:
             Gpu(index, reading.uuid, reading.name, server, reading.memory_total_mib, reading.node, reading.partition)
         )
     return sorted(found, key=lambda gpu: gpu.index)
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """Return a sort key that puts ``g2`` before ``g10``."""
+    return [(int(piece), "") if piece.isdigit() else (0, piece) for piece in re.split(r"(\d+)", name)]
 
 
 def check_no_other_runner(connection: sqlite3.Connection, config: Config) -> None:

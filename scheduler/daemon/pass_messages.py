@@ -28,8 +28,13 @@ class PassMessages:
         ``wall``: the time of the adoption, in seconds since 1970.
         """
         for job in jobs:
-            if job.process is not None and job.state is JobState.RUNNING and job.id not in self._told_running:
-                detail = {"gpus": list(job.gpus), "pid": job.process.pid, "attempt": job.attempt}
+            if job.state is not JobState.RUNNING or job.id in self._told_running:
+                continue
+            where: dict[str, object] = {"node": job.node, "engine_job": job.engine_job}
+            if job.process is not None:
+                where = {"pid": job.process.pid}
+            if job.process is not None or job.node:
+                detail = {"gpus": list(job.gpus), **where, "attempt": job.attempt}
                 text, level = sentence(Event(job.id, wall, "adopted", detail), job)
                 self._context.say(text, level, kind="adopted", job=job)
                 self._told_running.add(job.id)

@@ -204,9 +204,9 @@ def _of_record(number: int, attempt: int, path: str) -> Job | None:
         return Job(
             id=number, spec=spec if spec.arguments or spec.script else FORGOTTEN, need=ResourceRequest(*said["need"]),
             identity=str(said["identity"]), priority=int(said["priority"]),
-            allowed=None if said["allowed"] is None else tuple(map(int, said["allowed"])),
+            allowed=said["allowed"] if said["allowed"] is None else tuple(said["allowed"]),
             submitted_at=float(said["submitted_at"]), attempt=attempt, gpus=tuple(map(int, said["gpus"])),
-            boot=str(said["boot"]), log=str(said["log"]),
+            boot=str(said["boot"]), log=str(said["log"]), runner=str(said.get("runner") or "direct"),
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -250,6 +250,8 @@ def _settle(out: Rebuilt, job: Job, places: Places, logs: Mapping[tuple[int, int
     end the job: the next start of the scheduler applies the attempt record. The next start also decides about all other
     jobs that this function does not end.
     """
+    if not job.runner_kind.owns_gpus:
+        return  # its processes are on another machine: the next start asks the engine
     there = look(os.path.join(places.attempts, job.attempt_key), job, places.state_file)
     found, verdict = there.record, there.verdict(job.state)
     if there.process is not None:

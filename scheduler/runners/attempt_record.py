@@ -66,6 +66,7 @@ def blank(job: Job, boot: str) -> bytes:
         "id": job.id,
         "attempt": job.attempt,
         "boot": boot,
+        **({} if job.runner_kind.owns_gpus else {"runner": job.runner}),
         "gpus": list(job.gpus),
         "need": [job.need.count, job.need.parts],
         "priority": job.priority,

@@ -120,6 +120,7 @@ class EngineRunner:
         self._mine: dict[str, _Attempt] = {}  # by name; used by the worker only
         self._known: set[str] = set()  # keys of the attempts in hand; used by the daemon's thread only
         self._due = 0.0
+        self._down_since: float | None = None  # monotonic seconds
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"{self.name}-engine", daemon=True)
         self._thread.start()
@@ -283,7 +284,9 @@ class EngineRunner:
 
     def _say(self, trouble: str) -> None:
         with self._shared.lock:
-            self._shared.trouble = trouble
+            news, self._shared.trouble = trouble != self._shared.trouble, trouble
+        if news:
+            self._wake()
 
     def _settled(self, attempt: _Attempt, *facts: Observation) -> None:
         self._mine.pop(attempt.name, None)
@@ -338,9 +341,13 @@ class EngineRunner:
             listed = self._engine.jobs(self._prefix)
         except EngineDown as error:
             self._say(str(error))
+            self._down_since = begun if self._down_since is None else self._down_since
+            if begun - self._down_since > self._engine.gone_after_s:
+                self._lose_all(f"{error}, for {begun - self._down_since:.0f} s: a head that is gone has ended its jobs")
             self._due = time.monotonic() + self._interval()
             return
         self._say("")
+        self._down_since = None
         unknown = []
         for attempt in list(self._mine.values()):
             found = listed.get(attempt.name)
@@ -361,6 +368,16 @@ class EngineRunner:
             if not attempt.sure:
                 break  # the engine still takes no jobs
         self._due = time.monotonic() + self._interval()
+
+    def _lose_all(self, why: str) -> None:
+        """Settle the attempts that started, because the engine is gone. Attempts with an ending in the record have ended."""
+        for attempt in list(self._mine.values()):
+            record = attempt_record.read(attempt.path)
+            if record.kind is Record.ENDED:
+                facts = self._start_of(attempt, record, None)
+                self._settled(attempt, *facts, self._end_of(attempt, record, ""))
+            elif record.kind in (Record.CLAIMED, Record.RUNNING, Record.BROKEN):
+                self._settled(attempt, Lost(attempt.job, attempt.attempt, why, time.time()))
 
     def _look_at(self, attempt: _Attempt, found: EngineJob, now: float) -> None:
         if found.phase is JobPhase.QUEUED:
@@ -397,7 +414,7 @@ class EngineRunner:
             return []
         attempt.started = True
         place = attempt_record.place_of(attempt.path)
-        node = place.get("node") or (found.node if found is not None else "")
+        node = place.get("node") or (found.node if found is not None else "") or place.get("host", "")
         cards = tuple(f"{node}/{card.strip()}" for card in place.get("gpus", "").split(",") if card.strip())
         partition = place.get("partition") or (found.partition if found is not None else "")
         where = EnginePlace(node, cards, place.get("engine_job") or attempt.engine_job, partition)

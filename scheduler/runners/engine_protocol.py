@@ -103,6 +103,7 @@ class Engine(Protocol):
 
     name: str  # as in the setting `engine`
     title: str  # for people
+    gone_after_s: float  # an engine that does not answer for this long has lost its jobs; infinite: it keeps them
     tied: bool  # the engine signals only the process that it started, not the processes of the job
 
     def submit(self, work: Submission) -> str:

@@ -30,6 +30,7 @@ FROM_NODE = (
 )
 IDS = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 CARDS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES")  # numbers that are not those inside a cgroup
+PR_SET_PDEATHSIG = 1
 LATE_S = 5.0  # a network file system may show a new file late
 
 
@@ -49,13 +50,21 @@ class NodeShim(shim.Shim):
         never = super().run()
         return never if self.code is None else self.code
 
+    def in_child(self):
+        """Make the kernel kill the job when the shim is killed: the engine may kill only the shim."""
+        if self.launch["tied"]:
+            self.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
     def wait(self, pid, text):
         self.code = super().wait(pid, text)
 
     def set_signals(self):
         super().set_signals()
         if self.launch["tied"]:
+            import ctypes
+
             signal.signal(signal.SIGTERM, self.on_stop)
+            self.prctl = ctypes.CDLL(None).prctl
 
     def terminal_closed(self):
         return False  # there is none
@@ -73,7 +82,8 @@ class NodeShim(shim.Shim):
 
     def claim(self, path):
         place = {
-            "node": os.environ.get("SLURMD_NODENAME") or os.environ.get("GPUJOB_NODE") or socket.gethostname(),
+            "node": os.environ.get("SLURMD_NODENAME", ""),
+            "host": socket.gethostname(),
             "gpus": ids_given(CARDS),
             "engine_job": os.environ.get("SLURM_JOB_ID") or os.environ.get("RAY_JOB_SUBMISSION_ID", ""),
             "partition": os.environ.get("SLURM_JOB_PARTITION", ""),

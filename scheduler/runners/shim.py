@@ -190,12 +190,16 @@ class Shim:
         finally:
             os.close(fd)
 
+    def in_child(self):
+        pass
+
     def fork(self, environment):
         argv = self.launch["argv"]
         read, write = os.pipe()  # both ends close at the exec; a read without data means that it succeeded
         pid = os.fork()
         if pid == 0:
             try:
+                self.in_child()
                 os.setpgid(0, 0)
                 if os.isatty(0):
                     os.tcsetpgrp(0, os.getpid())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pwd
 import re
@@ -85,6 +86,7 @@ class Slurm:
     name = "slurm"
     title = "Slurm"
     tied = False
+    gone_after_s = math.inf
 
     def __init__(
         self,
