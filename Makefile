@@ -8,7 +8,7 @@ DEBIAN := python3-venv gcc libc6-dev procps screen strace zsh fish chromium font
 PYTEST_ARGS ?=
 SOAK_ARGS ?=
 
-.PHONY: demo quick test test-all test-long test-warm test-slurm test-ray soak planted delays messages sweep disks power check system bench pictures tables clean
+.PHONY: demo quick test test-all test-long test-warm test-slurm test-ray two-nodes soak planted delays messages sweep disks power check system bench pictures tables clean
 
 demo: $(STAMP)
 	$(VENV)/bin/gpujob demo
@@ -50,6 +50,10 @@ test-long: check
 # Only the tests with a real Slurm; they are part of `make test` when root.
 test-slurm: $(TESTSTAMP)
 	$(PYTEST) -m slurm $(PYTEST_ARGS)
+
+# The configuration of docs/slurm, started on two network namespaces, with four jobs on it (needs root).
+two-nodes: $(TESTSTAMP)
+	$(VENV)/bin/python -m tests.two_nodes
 
 # The story with a real Ray, which is installed in an environment of its own (400 MB; needs root for network namespaces).
 test-ray: $(TESTSTAMP)

@@ -76,6 +76,8 @@ class SlurmCluster:
     min_age_s: int = 300  # ended jobs are listed for this long
     addresses: dict[str, str] = field(default_factory=dict)  # node → address, "" → address of slurmctld
     spaces: dict[str, str] = field(default_factory=dict)  # node → network namespace, "" → of slurmctld
+    conf_text: str = ""  # contents of slurm.conf and gres.conf in place of the usual ones
+    gres_text: str = ""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -96,8 +98,8 @@ class SlurmCluster:
             path = self.folder / "dev" / f"fgpu{number}"
             if not path.exists():  # with plain files Slurm gives no ids
                 os.mknod(path, 0o666 | 0o020000, os.makedev(1, 3))
-        self.conf.write_text(self._conf())
-        (self.folder / "etc" / "gres.conf").write_text(self._gres())
+        self.conf.write_text(self.conf_text or self._conf())
+        (self.folder / "etc" / "gres.conf").write_text(self.gres_text or self._gres())
         self._start_munge()
         self.start_controller()
         for node in self.nodes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from scheduler.core.gpu import gpu_ids_text, named_gpus
 from scheduler.core.job import Event, Job, Outcome
@@ -28,6 +30,11 @@ def harmless(text: str) -> str:
     )
 
 
+def _where(detail: Mapping[str, Any]) -> str:
+    """Return the process of an attempt, or, on a cluster, its node and the cluster's id of it."""
+    return f"pid {detail['pid']}" if "pid" in detail else f"node {detail['node']} (job {detail['engine_job']} there)"
+
+
 def sentence(event: Event, job: Job) -> tuple[str, int]:
     """Return the sentence for an event of ``job``, and its level for the standard library's logging."""
     name = f"job {job.id} ({harmless(job.spec.shown_name)})"
@@ -36,10 +43,7 @@ def sentence(event: Event, job: Job) -> tuple[str, int]:
     attempt = f", attempt {detail['attempt']}" if detail.get("attempt", 1) != 1 else ""
     if event.kind == "started":
         session = f"; gpujob attach {job.id}, or screen -r {job.session_name}" if job.session else ""
-        where = (
-            f"pid {detail['pid']}" if "pid" in detail else f"node {detail['node']} (job {detail['engine_job']} there)"
-        )
-        return f"{name} runs on {gpus}, {where}{attempt}{session}", INFO
+        return f"{name} runs on {gpus}, {_where(detail)}{attempt}{session}", INFO
     if event.kind == "gpu_gone":
         return f"{name} runs on GPU {detail['gpu']}, which is gone; gpujob does not end the job", WARNING
     if event.kind == "stray":
@@ -67,7 +71,7 @@ def sentence(event: Event, job: Job) -> tuple[str, int]:
         when = f"in {detail['wait']:.0f} s" if detail.get("wait") else "immediately"
         return f"{name} is tried again {when}: {harmless(str(detail.get('why')))}", WARNING
     if event.kind == "adopted":
-        return f"{name} still runs on {gpus}, pid {detail['pid']}{attempt}", INFO
+        return f"{name} still runs on {gpus}, {_where(detail)}{attempt}", INFO
     if event.kind == "leader_ended":
         return f"{name}: its main process has ended; its other processes are being ended", INFO
     if event.kind == "leftovers":

@@ -132,7 +132,7 @@ class ClusterLink:
             text += "; it has no shards, so a job that needs a part of a GPU gets a whole GPU"
         elif shards:
             text += f"; a GPU has {shards} shards, so shares are rounded up to 1/{shards} of a GPU"
-        return [text]
+        return [text, *self.runner.notes]
 
     def save(self, connection: sqlite3.Connection) -> None:
         """Record the cluster in the store. Pauses of GPUs are dropped if another engine had these GPUs."""

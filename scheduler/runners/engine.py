@@ -111,6 +111,7 @@ class EngineRunner:
         self.reported = False  # whether the engine has told its nodes; then:
         self.shards: int | None = None  # shards of a GPU (`core/engine_placement.py: EngineRules`)
         self.cpus = 0  # of all nodes
+        self.notes: Sequence[str] = ()  # warnings about the configuration of the engine
         self._tools = copy_tools(folder)
         self._launches = _private(os.path.join(folder, "launches"))
         self._outputs = _private(os.path.join(folder, "outputs"))
@@ -504,6 +505,7 @@ class EngineRunner:
         try:
             report = self._engine.report()
             self.shards, self.cpus, self.reported = report.shards, sum(node.cpus for node in report.nodes), True
+            self.notes = report.notes
             found = readings_of(report, begun)
         except EngineDown as error:
             found = Readings(begun, problem=str(error))

@@ -91,7 +91,10 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A report of the engine about its nodes. ``shards``: see `core/engine_placement.py: EngineRules`."""
+    """A report of the engine about its nodes. ``shards``: see `core/engine_placement.py: EngineRules`.
+
+    ``notes``: warnings about the configuration of the engine.
+    """
 
     nodes: Sequence[EngineNode] = ()
     shards: int | None = None

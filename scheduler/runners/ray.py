@@ -155,7 +155,7 @@ class Ray:
     def _used_by_others(self) -> dict[str, float]:
         """Return id of a node → GPUs that jobs of others use there; empty if Ray does not tell it.
 
-        Ray counts the GPUs in use about every 5 s, so after the start or the end of a job of ours a count is wrong. Only
+        Ray counts the GPUs in use about every 5 s, so after the start or the end of one of our jobs a count is wrong. Only
         what two counts in a row have in common is taken.
         """
         try:
@@ -243,7 +243,7 @@ def _unique_names(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def checked(url: str, token: str, insecure: bool) -> str:
     """Return the address. Raises SchedulerError if it is no web address, or if jobs or the token could be read on the way.
 
-    Whoever reaches the Jobs API can run commands. So an address on another machine needs a token and https; without
+    Everyone who reaches the Jobs API can run commands. So an address on another machine needs a token and https; without
     them: an SSH tunnel, or ``insecure``.
     """
     parts = urlsplit(url)

@@ -37,6 +37,10 @@ PASSED_ON = (
     "KRB5CCNAME",
     "LD_LIBRARY_PATH",
 )
+UNTYPED = (
+    "the GPUs of {} have shards but no Type in gres.conf: some versions of Slurm (22.05) then give a GPU as a whole "
+    "although shards of it are in use"
+)
 SPARE_LIMIT_S = 300  # added to the time limit for Slurm, so that gpujob ends the job first
 _SEPARATOR = "|"
 _LISTED = "JobID:|,State:|,exit_code:|,NodeList:|,Partition:|,Reason:|,Name:|"
@@ -213,7 +217,9 @@ class Slurm:
         self._known = list(nodes)
         shards = max((node.shards // len(node.types) for node in nodes.values() if node.types), default=0)
         self._rules = EngineRules(self.title, shards)
-        return Report(tuple(nodes.values()), shards)
+        untyped = [node.name for node in nodes.values() if node.shards and "gpu" in node.types]
+        notes = (UNTYPED.format(", ".join(untyped[:4])),) if untyped else ()
+        return Report(tuple(nodes.values()), shards, notes)
 
     _known: Sequence[str] = ()
 

@@ -69,6 +69,13 @@ def test_shares_are_rounded_up_to_shards(make: Make, tmp_path: Path, need: str, 
     assert f" {words} " in calls(tmp_path)[-1]
 
 
+def test_shards_of_gpus_without_a_type_are_warned_of(make: Make) -> None:
+    """Slurm 22.05 gives a whole GPU that has shards in use, if gres.conf names no Type."""
+    assert make(sinfo=f"echo '{SINFO}'").report().notes == ()
+    (note,) = make(sinfo="echo 'g1|idle|main|gpu:4,shard:16|gpu:0|8|none|'").report().notes
+    assert "g1" in note and "no Type in gres.conf" in note
+
+
 def test_without_shards_a_share_is_a_whole_gpu(make: Make, tmp_path: Path) -> None:
     slurm = make(sbatch="echo 17", sinfo="echo 'g1|idle|main|gpu:4|gpu:0|8|none|'")
     assert slurm.report().shards == 0

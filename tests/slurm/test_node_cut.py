@@ -16,7 +16,7 @@ from tests.stories.harness import alive, wait_for
 
 @pytest.mark.waits
 def test_p1_a_job_on_a_node_that_is_cut_off_is_lost_and_never_run_twice(tmp_path: Path) -> None:
-    """P1: The job on the lost node is `lost`, with the node; it is not started again; the other jobs go on."""
+    """P1: The job on the lost node is `lost`, with the node; it is not started again; the other jobs continue."""
     need_slurm()
     with Hosts(2) as hosts, contextlib.ExitStack() as stack:
         nodes = (Node("g1", 1), Node("g2", 2))

@@ -137,7 +137,7 @@ def test_a_job_that_ignores_sigterm_is_killed(cluster: SlurmCluster, tmp_path: P
 
 
 def test_the_queue_stays_in_gpujob(cluster: SlurmCluster, tmp_path: Path) -> None:
-    """Only `release_ahead` jobs wait in Slurm, so that `first`, `hold` and `edit` go on working for the others."""
+    """Only `release_ahead` jobs wait in Slurm, so that `first`, `hold` and `edit` continue to work for the others."""
     scheduler = ClusterScheduler(tmp_path, cluster, release_ahead=2)
     with contextlib.closing(contextlib.ExitStack()) as stack:
         stack.callback(scheduler.end_all)
@@ -231,7 +231,7 @@ def own_cluster(tmp_path: Path) -> Iterator[SlurmCluster]:
 
 
 @pytest.mark.waits
-@pytest.mark.parametrize("settled", [True, False], ids=["settled", "fresh"])
+@pytest.mark.parametrize("settled", [pytest.param(True, marks=pytest.mark.long), False], ids=["settled", "fresh"])
 def test_p1_a_killed_slurmctld_loses_and_doubles_nothing(
     own_cluster: SlurmCluster, tmp_path: Path, settled: bool
 ) -> None:
