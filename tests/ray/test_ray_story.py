@@ -23,10 +23,7 @@ from tests.namespaces import Hosts
 from tests.stories.harness import Scheduler, alive, wait_for
 
 RAY = os.environ.get("GPUJOB_TEST_RAY", "")
-pytestmark = [
-    pytest.mark.skipif(not RAY, reason="make test-ray runs it"),
-    pytest.mark.timeout(400),
-]
+pytestmark = pytest.mark.timeout(400)
 PORT = 8265
 
 

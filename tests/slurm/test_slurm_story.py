@@ -99,6 +99,7 @@ def test_p1_p6_a_killed_scheduler_finds_its_jobs_again(on_slurm: ClusterSchedule
     assert all(on_slurm.starts(key) == 1 for key in ("runs", "ends", "fails", "waits0", "waits1", "waits2"))
 
 
+@pytest.mark.long
 def test_p1_kills_in_a_row_lose_and_double_nothing(on_slurm: ClusterScheduler) -> None:
     """P1: Ten kills of the scheduler while 24 short jobs run: each job runs once."""
     on_slurm.append(*(on_slurm.line(f"k{n}", n % 3, 0.2) + ";gpus=0.5" for n in range(24)))
@@ -230,8 +231,8 @@ def own_cluster(tmp_path: Path) -> Iterator[SlurmCluster]:
         shutil.rmtree(made.folder)
 
 
-@pytest.mark.waits
-@pytest.mark.parametrize("settled", [pytest.param(True, marks=pytest.mark.long), False], ids=["settled", "fresh"])
+@pytest.mark.long
+@pytest.mark.parametrize("settled", [True, False], ids=["settled", "fresh"])
 def test_p1_a_killed_slurmctld_loses_and_doubles_nothing(
     own_cluster: SlurmCluster, tmp_path: Path, settled: bool
 ) -> None:
