@@ -191,17 +191,18 @@ class ScreenBench(Bench):
 
 
 class EngineBench(Bench):
-    """A bench whose runner hands jobs to an engine. ``engine``: a stand-in that runs them as processes here."""
+    """A bench whose runner hands jobs to an engine: a real one, or a stand-in that runs them as processes here."""
 
     name = "slurm"
 
-    def __init__(self, folder: Path, engine: Any = None) -> None:
-        self.engine = FakeEngine({"g1": 4, "g2": 2}) if engine is None else engine
+    def __init__(self, folder: Path, engine: Any) -> None:
+        self.engine = engine
         super().__init__(folder)
 
     def make(self) -> EngineRunner:
+        prefix = f"gj-{self.folder.name[:40]}-"  # a real engine also has the jobs of other tests
         return EngineRunner(
-            self.engine, str(self.folder / "attempts"), str(self.folder), "gj-test-", dict(os.environ), lambda: 0.1
+            self.engine, str(self.folder / "attempts"), str(self.folder), prefix, dict(os.environ), lambda: 0.1
         )
 
     def job(self, number: int, *argv: str, attempt: int = 1, **more: Any) -> tuple[Job, Launch]:
@@ -210,21 +211,24 @@ class EngineBench(Bench):
         job.gpus = ()
         return job, launch
 
+    def name_of(self, job: Job) -> str:
+        """Return the name that the attempt of this job has in the engine."""
+        return str(self.runner._name_of(job))
+
     def close(self) -> None:
         self.runner.close()
-        if isinstance(self.engine, FakeEngine):
-            self.engine.close()
 
 
 @contextlib.contextmanager
 def engine_bench(folder: Path) -> Iterator[EngineBench]:
     """Yield an EngineBench with a stand-in for one test. Close the bench after the test."""
     with mock.patch.object(engine, "PATIENCE_S", 0.5):
-        made = EngineBench(folder)
+        made = EngineBench(folder, FakeEngine({"g1": 4, "g2": 2}))
         try:
             yield made
         finally:
             made.close()
+            made.engine.close()
 
 
 @contextlib.contextmanager

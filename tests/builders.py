@@ -11,6 +11,7 @@ from hypothesis import settings
 from scheduler.core.config import Config
 from scheduler.core.decide import decide
 from scheduler.core.decision_pass import Plan
+from scheduler.core.engine_placement import EngineFleet
 from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
 from scheduler.core.job import Failure, Job, JobSpec, JobState, Process
 from scheduler.core.observations import Arrived, Asked, Ended, Lost, NeverRan, Now, Observation, Started
@@ -199,17 +200,25 @@ def check_ledger(state: SchedulerState) -> None:
     """Assert that the ledger matches the jobs: the free part of a GPU is 1000 minus the thousandths that jobs hold.
 
     Attempts that could not be booked (``SchedulerState.unbooked``), such as those whose GPUs other jobs hold, are left
-    out. A GPU is claimed if a job that requested this GPU by name holds the GPU.
+    out. A GPU is claimed if a job that requested this GPU by name holds the GPU. On a cluster, a released job holds the
+    GPUs that are booked for it until the engine tells its choice, and each job holds what the engine can grant.
     """
     free = dict.fromkeys(state.fleet.gpus, WHOLE)
     slots = state.fleet.cpu_slots
     claims: dict[int, int] = {}
     live = [job for job in state.live.values() if job.attempt_key not in state.unbooked]
     for holder in (*live, *(held for held in state.holdings.values() if held.key not in state.unbooked)):
-        slots -= holder.need.slots
-        for gpu in holder.gpus:
-            free[gpu] -= holder.need.parts
-            if holder.need.by_name:
+        need, gpus = holder.need, holder.gpus
+        if isinstance(state.fleet, EngineFleet):
+            need = state.fleet.rules.booked(need)
+            expected = state.released.get(holder.id, gpus) if isinstance(holder, Job) else gpus
+            if expected is None:
+                continue
+            gpus = expected
+        slots -= need.slots
+        for gpu in gpus:
+            free[gpu] -= need.parts
+            if need.by_name:
                 claims[gpu] = claims.get(gpu, 0) + 1
     assert state.fleet.free == free
     assert all(0 <= parts <= WHOLE for parts in free.values())

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scheduler.core.engine_placement import EngineRules
-from scheduler.runners.engine_protocol import (
+from scheduler.core.engine import (
     EngineBusy,
     EngineDown,
     EngineJob,
@@ -23,6 +22,7 @@ from scheduler.runners.engine_protocol import (
     Report,
     Submission,
 )
+from scheduler.core.engine_placement import EngineRules
 
 MARK = "SLURM_FAKE_JOB"  # jobs inherit variables that begin with SLURM from the shim
 
@@ -39,11 +39,12 @@ class _Job:
 
 
 class FakeEngine:
-    """An engine, see `runners/engine_protocol.py: Engine`.
+    """An engine, see `core/engine.py: Engine`.
 
     ``nodes``: name → number of GPUs. Faults: ``down`` (no call is answered), ``lost_answers`` (number of submits that
     are carried out without an answer), ``busy`` and ``refused`` (answers to all submits), ``forgotten`` (names that are
-    not listed), ``said`` (name → a word such as NODE_FAIL in place of the state). ``calls``: the calls so far.
+    not listed), ``keeps_waiting_jobs`` (a cancel has no effect on jobs that wait, as in Ray), ``said`` (name → a word such
+    as NODE_FAIL in place of the state). ``calls``: the calls so far.
     """
 
     name = "slurm"
@@ -56,6 +57,7 @@ class FakeEngine:
         self.environ = dict(os.environ if environ is None else environ)
         self.down, self.busy, self.refused = False, "", ""
         self.lost_answers = 0
+        self.keeps_waiting_jobs = False
         self.forgotten: set[str] = set()
         self.said: dict[str, str] = {}
         self.drained: dict[str, str] = {}
@@ -71,7 +73,10 @@ class FakeEngine:
         if self.refused:
             raise EngineRefused(self.refused)
         if self.busy:
+            self.mine.setdefault(work.name, _Job(work, 0, word="FAILED", code=1))  # as Slurm lists some refused submits
             raise EngineBusy(self.busy)
+        if work.name in self.mine and self.mine[work.name].process is None:
+            del self.mine[work.name]
         with self._lock:
             self._number += 1
             if work.name not in self.mine:
@@ -87,7 +92,11 @@ class FakeEngine:
         self._called("jobs")
         with self._lock:
             self._advance()
-            return {name: self._listed(job) for name, job in self.mine.items() if name not in self.forgotten}
+            return {
+                name: self._listed(job)
+                for name, job in self.mine.items()
+                if name.startswith(prefix) and name not in self.forgotten
+            }
 
     def history(self, names: Sequence[str]) -> dict[str, EngineJob]:
         """Return nothing, as Slurm without accounting."""
@@ -102,7 +111,7 @@ class FakeEngine:
             if job is None or job.word in ("COMPLETED", "FAILED", "CANCELLED"):
                 return
             if job.process is None:
-                job.word = "CANCELLED"
+                job.word = job.word if self.keeps_waiting_jobs else "CANCELLED"
                 return
             for pid in self._pids(name):
                 with contextlib.suppress(ProcessLookupError):
@@ -201,10 +210,12 @@ class FakeEngine:
         return f"{name}:{os.getpid()}:{id(self)}"  # other tests use the same names
 
     def _pids(self, name: str) -> list[int]:
+        """Return the processes of a job. The first one always counts: `environ` of a process is empty during its `exec`."""
         entry = f"{MARK}={self._mark(name)}".encode()
-        found = []
+        first = self.mine[name].process
+        found = [first.pid] if first is not None and first.poll() is None else []
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if entry in (path / "environ").read_bytes().split(b"\0"):
+                if int(path.name) not in found and entry in (path / "environ").read_bytes().split(b"\0"):
                     found.append(int(path.name))
         return found

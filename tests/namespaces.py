@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import subprocess
+from collections.abc import Iterator
+
+CLONE_NEWNET = 0x40000000
 
 
 class Hosts:
@@ -50,6 +55,17 @@ class Hosts:
     def enter(self, host: int) -> list[str]:
         """Return the words before a command that run it on a host. (`ip netns exec` would remount /sys.)"""
         return ["nsenter", f"--net=/run/netns/{self.space(host)}"]
+
+    @contextlib.contextmanager
+    def inside(self, host: int) -> Iterator[None]:
+        """Move this thread, and the threads and processes that it starts, onto a host."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open("/proc/thread-self/ns/net", "rb") as before, open(f"/run/netns/{self.space(host)}", "rb") as wanted:
+            try:
+                assert libc.setns(wanted.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+                yield
+            finally:
+                assert libc.setns(before.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
 
     @staticmethod
     def _ip(*lines: str) -> None:

@@ -440,7 +440,7 @@ class _Following:
         try:
             self.log = log = _opened(self.path, self.printer)
         except SchedulerError as error:
-            if self.job.state.holds_gpus and (self.job.process is not None or self.job.node):
+            if self.job.state.holds_gpus and self.job.began:
                 self.printer.say(f"{error}; waiting for a new log")
             return None
         self.ever_read = True

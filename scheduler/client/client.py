@@ -152,11 +152,11 @@ class SchedulerClient:
         skipped. ``most``: the highest allowed number of jobs that wait or run, this job included.
         Raises Refused if the job can never run, NotFound for an unknown dependency, QueueFull, StoreTrouble.
         """
-        from scheduler.core.command_limits import check_words
+        from scheduler.core.command_limits import check_nodes
         from scheduler.core.model_table import need_of
 
         if spec.arguments:
-            check_words(spec.arguments)
+            check_nodes(spec.arguments)
         need_of(spec, table)  # raises for an invalid need before anything is written
         database = Database(self.places)
         try:
@@ -609,11 +609,11 @@ def _check_parents(connection: sqlite3.Connection, spec: JobSpec) -> None:
 
 def _check_possible(connection: sqlite3.Connection, gpus: list[Gpu], job: Job) -> None:
     """Raise Refused if the job could never run on the GPUs and slots that the last daemon recorded."""
-    from scheduler.core.allowed import check_words
+    from scheduler.core.allowed import check_nodes
     from scheduler.core.placement_class import class_of
     from scheduler.store.cluster import cluster_of, fleet_of
 
-    check_words(job.allowed, cluster_of(connection) is not None)
+    check_nodes(job.allowed, cluster_of(connection) is not None)
 
     if gpus or rows.meta(connection, "settings"):
         never = fleet_of(connection, gpus, _cpu_slots(connection)).can_ever_hold(class_of(job))

@@ -201,7 +201,11 @@ def words_run(job: Job) -> list[str]:
     """
     spec = job.spec
     if job.argv and job.state is not JobState.PENDING:  # a job that waits for a retry may get other GPUs
-        return list(job.argv) if job.runner_kind.owns_gpus else [word.replace("\0gpus\0", "GPUS") for word in job.argv]
+        if job.runner_kind.owns_gpus:
+            return list(job.argv)
+        from scheduler.core.launch import GPU_PLACEHOLDER
+
+        return [word.replace(GPU_PLACEHOLDER, "{gpus}") for word in job.argv]
     if not spec.is_script:
         return list(spec.arguments)
     if not spec.script.endswith(".py"):

@@ -501,7 +501,7 @@ class Admission:
             return Verdict("stale", f"GPU {index} has not been read yet")
         if reading is not None and reading.by_engine:
             if reading.problem:
-                return Verdict("drained", f"GPU {index}: {reading.problem}")
+                return Verdict("drained", reading.problem)  # it names the node
             if reading.in_use and not self.booked(index):
                 return Verdict(
                     "foreign", f"GPU {index} ({card.gpu.uuid}) is allocated to jobs of other users or programs"

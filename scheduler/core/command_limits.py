@@ -14,7 +14,7 @@ def _bytes(word: str) -> bytes:
     return word.encode("utf-8", "surrogateescape")  # as Python decoded the command line
 
 
-def check_words(words: Collection[str]) -> None:
+def check_nodes(words: Collection[str]) -> None:
     """Raise UsageError if a word holds a NUL byte, or if the words are too long for the kernel (E2BIG)."""
     total = 0
     for word in words:

@@ -174,7 +174,7 @@ def _gpu_ids(value: Any) -> tuple[int, ...] | None:
     return parse_gpu_ids(value)
 
 
-def _words(value: Any) -> str:
+def _arguments(value: Any) -> str:
     text = _text(value)
     try:
         shlex.split(text)
@@ -318,7 +318,7 @@ class Config:
         "local", _one_of("local", *ENGINES),
         "where jobs run: local (this machine), slurm, or ray; nodes must share the folder of the state file (docs/clusters.md)", "ENGINE", section="cluster",
     )
-    engine_interval: float = _option(2.0, _often, "time between two questions to the engine about the jobs", "S", reload=True)
+    engine_interval: float = _option(2.0, _often, "the engine is asked for the states of all jobs this often", "S", reload=True)
     release_ahead: int = _option(
         16, _whole(1),
         "with Slurm: number of jobs that may wait in Slurm's queue although they do not fit now; all other jobs wait in gpujob's queue",
@@ -328,13 +328,13 @@ class Config:
         100, _whole(0), "with Slurm: --nice of a job is its priority times this number; 0: no --nice", "N", reload=True
     )
     sbatch_args: str = _option(
-        "", _words, "with Slurm: further arguments of sbatch, such as --partition=gpu --account=lab, quoted as in a shell", "ARGS", reload=True
+        "", _arguments, "with Slurm: further arguments of sbatch, such as --partition=gpu --account=lab, quoted as in a shell", "ARGS", reload=True
     )
     engine_ignore_gpu_ids: bool = _option(
-        False, _flag, "with an engine: jobs that name GPU ids may run on any GPU (default: such jobs are refused)", "BOOL", reload=True
+        False, _flag, "with an engine: jobs that name GPU ids may run on any GPU (default: such jobs are refused)", "BOOL"
     )
     engine_url: str = _option("http://127.0.0.1:8265", _text, "with Ray: address of the dashboard of its head node", "URL")
-    engine_token: str = _option(
+    engine_token_file: str = _option(
         "", _text, "with Ray: private file with the token; empty: the variable RAY_AUTH_TOKEN or the file RAY_AUTH_TOKEN_PATH, or no token", "PATH", path=True
     )
     insecure_engine: bool = _option(

@@ -16,8 +16,8 @@ from scheduler.core.gpu import WHOLE, ResourceRequest, ids_of
 from scheduler.core.gpu_notices import judge_gpus
 from scheduler.core.handle_requests import answer
 from scheduler.core.job import Event, Failure, Holding, Job, JobState, Outcome, Process
-from scheduler.core.job_text import DURING_ITS_RUN, UNDYING
-from scheduler.core.launch import BLANK
+from scheduler.core.job_text import DURING_ITS_RUN, UNDYING, where_it_runs
+from scheduler.core.launch import GPU_PLACEHOLDER
 from scheduler.core.observations import (
     Arrived,
     Asked,
@@ -95,9 +95,7 @@ class _Decision(DecisionPass):
 
     def _started(self, observation: Started) -> None:
         job = self._of(observation.job, observation.attempt)
-        if job is None or job.process is not None:
-            return
-        if job.started_at is not None and not job.runner_kind.owns_gpus:  # told again by an engine
+        if job is None or job.began:
             return
         job.process, job.started_at = observation.process, observation.at
         if observation.place is not None:
@@ -107,43 +105,40 @@ class _Decision(DecisionPass):
             move(job, Move.STARTED, self.now.wall)
             job.start_failures = 0
         share = {"share": job.need.parts / WHOLE} if job.gpus else {}  # the next attempt may have another share
-        where = {"node": job.node, "engine_job": job.engine_job} if job.node else {}
-        pid = {"pid": observation.process.pid} if observation.process is not None else {}
-        self.changed(job, "started", **pid, gpus=list(job.gpus), attempt=job.attempt, **share, **where)
+        self.changed(job, "started", **where_it_runs(job), gpus=list(job.gpus), attempt=job.attempt, **share)
         if job.state is JobState.STOPPING:
             self.plan.stops.append(Stop(job, hard=False))
         else:
             self.state._watch_limit(job, self.now)
 
     def _placed_by_engine(self, job: Job, place: EnginePlace) -> None:
-        """Book the GPUs that the engine gave to a job, in place of those that were expected.
+        """Record where an engine started a job, and book the GPUs that it gave to the job.
 
-        The other released jobs that were expected on these GPUs lose their bookings, and get new ones if there is room.
+        Before, other GPUs may have been booked for the job. Other released jobs, for which the given GPUs were booked,
+        lose their bookings; `_book_released` gives them new ones if there is room.
         """
-        state, fleet, vram = self.state, self.state.fleet, job.spec.vram_mib or 0
+        state, fleet = self.state, self.state.fleet
         job.node, job.partition, job.engine_job = place.node, place.partition, place.engine_job
         self._withdraw_booking(job)
         known = fleet.by_uuid if isinstance(fleet, EngineFleet) else {}
         job.gpus = tuple(sorted(known[uuid] for uuid in place.gpus if uuid in known))
         ids = ",".join(uuid.rpartition("/")[2] for uuid in place.gpus)
-        job.argv = tuple(word.replace(BLANK, ids) for word in job.argv)
-        for other_id, gpus in list(state.released.items()):
+        job.argv = tuple(word.replace(GPU_PLACEHOLDER, ids) for word in job.argv)
+        for other_id, gpus in state.released.items():
             if gpus and set(gpus) & set(job.gpus):
-                self._withdraw_booking(state.live[other_id])
+                other = state.live[other_id]
+                fleet.give_back(other.need, gpus, other.spec.vram_mib or 0)
                 state.released[other_id] = None
-        try:
-            fleet.take(job.need, job.gpus, vram)
-        except ValueError:  # not the GPUs that it asked for, or also those of another running job
-            state.unbooked.add(job.attempt_key)
+        state.book(job)
 
     def _withdraw_booking(self, job: Job) -> None:
-        """Free what is booked for a job that an engine has, and has not started."""
+        """Free the GPUs that are booked for a released job, which an engine has not started yet."""
         gpus = self.state.released.pop(job.id, None)
         if gpus is not None:
             self.state.fleet.give_back(job.need, gpus, job.spec.vram_mib or 0)
 
     def _book_released(self) -> None:
-        """Book GPUs for the released jobs that did not fit until now, in the order in which they were released."""
+        """Book GPUs for the released jobs without a booking, in the order of their release, as far as there is room."""
         state = self.state
         for job_id, gpus in state.released.items():
             job = state.live[job_id]
@@ -413,7 +408,7 @@ class _Decision(DecisionPass):
                 offer = None
 
     def _may_release_ahead(self, kind: PlacementClass) -> bool:
-        """Return whether a job of ``kind``, which does not fit now, may wait in the queue of an engine."""
+        """Return whether a job of ``kind`` may be released to an engine although no GPUs are free for it now."""
         state = self.state
         most = state.policy.release_ahead
         if not most or sum(gpus is None for gpus in state.released.values()) >= most:

@@ -1,24 +1,26 @@
-"""The ledger of a cluster: gpujob estimates where an engine such as Slurm will place jobs, and releases jobs that fit.
+"""The ledger of a cluster. With it, `core/decide.py` decides which jobs to release to an engine such as Slurm.
 
-The engine chooses the GPUs. The ledger only decides how many jobs to hand over: `core/decide.py` books a released job
-on GPUs where it fits, and corrects the booking when the engine reports the GPUs that it chose.
+The engine chooses the GPUs. A job is released if the ledger has GPUs where it fits. These GPUs are booked for the job
+until the engine reports the GPUs that it chose; then those are booked instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from scheduler.core.allowed import Allowed, allowed_mask, is_words, named_allowed, nodes_and_types
+from scheduler.core.allowed import Allowed, allowed_mask, named_allowed, names_nodes, nodes_and_types
 from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest, ids_of
 from scheduler.core.job import Reason
+from scheduler.core.observations import Readings
 from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import PlacementClass
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRules:
-    """The rules of an engine for shares of GPUs, and whether GPU ids are ignored.
+    """The resources that an engine can be asked for.
 
     ``name``: the engine's name for people; ``shards``: parts into which the engine divides a GPU (0: it gives only
     whole GPUs; None: any share); ``ignore_ids``: jobs that name GPU ids may run on any GPU; otherwise they are refused,
@@ -40,7 +42,7 @@ class EngineRules:
         return ResourceRequest(1, self.shards_of(need) * WHOLE // self.shards)
 
     def shards_of(self, need: ResourceRequest) -> int:
-        """Return the number of shards for a share of one GPU; 0 if the job gets whole GPUs or no GPU."""
+        """Return the number of shards to ask for; 0 if the job gets whole GPUs, or no GPU."""
         if not self.shards or need.count != 1 or need.parts == WHOLE:
             return 0
         return max(1, -(-need.parts * self.shards // WHOLE))
@@ -64,8 +66,8 @@ class EngineFleet(Fleet):
         self._allowed: dict[Allowed, int] = {}
 
     def allowed_mask(self, allowed: Allowed) -> int:
-        """Return the mask of the managed GPUs that the list allows."""
-        if allowed is None or (self.rules.ignore_ids and not is_words(allowed)):
+        """Return the mask of the managed GPUs that the list of a job allows."""
+        if allowed is None or (self.rules.ignore_ids and not names_nodes(allowed)):
             return self.all_mask
         known = self._allowed.get(allowed)
         if known is None:
@@ -74,7 +76,7 @@ class EngineFleet(Fleet):
 
     @property
     def usable_mask(self) -> int:
-        """Mask of the usable GPUs, without one free GPU for each job that runs on a paused GPU of the same node."""
+        """Mask of the usable GPUs. For each paused GPU on which a job runs, one free GPU of its node is left out."""
         mask = super().usable_mask
         for gpu in ids_of(self.paused_mask & self.all_mask):
             if self.free[gpu] < WHOLE:
@@ -84,6 +86,8 @@ class EngineFleet(Fleet):
 
     def find(self, kind: PlacementClass) -> tuple[int, ...] | None:
         """Return GPUs on which the engine could place a job of ``kind`` now; None if there are none."""
+        if self.can_ever_hold(kind):  # such as GPU ids of the time before the cluster
+            return None
         return super().find(self._as_granted(kind))
 
     def take(self, need: ResourceRequest, gpus: tuple[int, ...], vram_mib: int = 0) -> None:
@@ -105,10 +109,13 @@ class EngineFleet(Fleet):
     def may_wait_outside(self, kind: PlacementClass) -> bool:
         """Return whether a job of ``kind`` may be released although it does not fit now, to wait in the engine's queue.
 
-        It may not while one of its GPUs is paused, because the engine would not respect the pause, or while the engine
-        does not answer.
+        It may not while one of its GPUs is paused, because the engine would not respect the pause. It may not while the
+        engine does not answer, or has not reported its nodes since the start of the daemon.
         """
-        if self.admission.trouble or self.paused_mask & self.allowed_mask(kind.allowed):
+        admission = self.admission
+        if admission.trouble or not all(card.is_known(admission) for card in admission.cards.values()):
+            return False
+        if self.paused_mask & self.allowed_mask(kind.allowed):
             return False
         return not self.can_ever_hold(kind)
 
@@ -120,7 +127,7 @@ class EngineFleet(Fleet):
         name, allowed = self.rules.name, kind.allowed
         if kind.need.by_name:
             return f"names its GPUs (on=), but {name} chooses the GPUs"
-        if allowed is not None and not is_words(allowed):
+        if allowed is not None and not names_nodes(allowed):
             if not self.rules.ignore_ids:
                 return (
                     f"allows only {named_allowed(allowed)}, but {name} chooses the GPUs, and an id has a meaning only on "
@@ -134,12 +141,39 @@ class EngineFleet(Fleet):
             unknown = [node for node in nodes if node not in known_nodes]
             if unknown:
                 return f"allows only {', '.join(unknown)}, but the nodes with GPUs are {_some(known_nodes)}"
-            unknown = [kind_ for kind_ in types if kind_ not in known_types]
+            unknown = [one for one in types if one not in known_types]
             if unknown:
                 return f"allows only GPUs of type {', '.join(unknown)}, but the types are {_some(known_types)}"
+            if len(types) > 1:
+                return f"allows GPUs of the types {', '.join(types)}, but {name} can be asked for only one type (name nodes)"
         return super()._can_ever_hold(self._as_granted(kind))
 
 
 def _some(names: Iterable[str]) -> str:
     found = sorted(names)
     return (", ".join(found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else "")) or "not known"
+
+
+def numbered(readings: Readings, before: Sequence[Gpu]) -> list[Gpu]:
+    """Return the GPUs of a report. A GPU keeps its index of ``before``; a new GPU gets the next free index."""
+    known = {gpu.uuid: gpu.index for gpu in before}
+    free = max(known.values(), default=-1) + 1
+    servers = {gpu.node: gpu.server for gpu in before}
+    next_server = max(servers.values(), default=-1) + 1
+    found = []
+    for reading in sorted(readings.gpus, key=lambda one: (_by_number(one.node), one.ordinal)):
+        index = known.get(reading.uuid)
+        if index is None:
+            index, free = free, free + 1
+        if reading.node not in servers:
+            servers[reading.node], next_server = next_server, next_server + 1
+        server = servers[reading.node]
+        found.append(
+            Gpu(index, reading.uuid, reading.name, server, reading.memory_total_mib, reading.node, reading.partition)
+        )
+    return sorted(found, key=lambda gpu: gpu.index)
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """Return a sort key that puts ``g2`` before ``g10``."""
+    return [(int(piece), "") if piece.isdigit() else (0, piece) for piece in re.split(r"(\d+)", name)]

@@ -31,7 +31,9 @@ def judge_gpus(decision: DecisionPass) -> None:
         if what == "trouble":
             silent.append(index)
         elif after.code:
-            decision.plan.notices.append((f"{after.sentence}; no new job starts there", True))
+            notice = (f"{after.sentence}; no new job starts there", True)
+            if notice not in decision.plan.notices:  # the GPUs of a node have one reason
+                decision.plan.notices.append(notice)
         elif before is not None:
             free_again.append(index)
         if after.code == "gone":

@@ -38,9 +38,7 @@ class GpuSnapshot:
     reserved_mib: int | None = None  # kept by the driver for itself; not part of ``memory_used_mib``
     power_w: float | None = None
     energy_j: float | None = None  # since the driver was loaded
-    by_engine: bool = (
-        False  # reported by an engine such as Slurm, which measures nothing: ``problem``, ``in_use`` count
-    )
-    in_use: bool = False  # a job of any user has an allocation on the GPU (only if ``by_engine``)
-    node: str = ""  # name of its server (only if ``by_engine``)
+    by_engine: bool = False  # an engine such as Slurm reports the GPU; it measures nothing
+    in_use: bool = False  # a job of any user has an allocation on the GPU; only reported by an engine
+    node: str = ""  # its server; only reported by an engine
     partition: str = ""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scheduler.core.allowed import allowed_text, check_words
+from scheduler.core.allowed import allowed_text, check_nodes
 from scheduler.core.errors import NotFound, Refused, SchedulerError, UsageError
 from scheduler.core.gpu import ResourceRequest, gpu_ids_text
 from scheduler.core.job import Job, JobSpec, JobState
@@ -42,7 +42,7 @@ def edit(decision: DecisionPass, job: Job, changes: Mapping[str, Any], need: tup
         )
     values["edited"] = tuple(dict.fromkeys((*job.spec.edited, *values)))
     spec = replace(job.spec, **values)
-    check_words(spec.allowed, decision.state.fleet.has_nodes)
+    check_nodes(spec.allowed, decision.state.fleet.has_nodes)
     _check_parents(decision, job, spec)
     before = job.spec, job.need, job.allowed, job.priority
     job.spec, job.allowed = spec, spec.allowed

@@ -254,6 +254,11 @@ class Job:
         return kind_of(self.runner)
 
     @property
+    def began(self) -> bool:
+        """True once the command of the current or last attempt was seen to run, here or on a node of a cluster."""
+        return self.process is not None or bool(self.node)
+
+    @property
     def session_name(self) -> str | None:
         """Name of the job's terminal session, without the leading pid; None if the job has no session."""
         if self.session is None:
@@ -311,7 +316,6 @@ REASON_CODES = {
     "gone": "the driver no longer lists the GPU",
     "unhealthy": "the GPU has MIG mode on or memory errors, or its memory use cannot be read",
     "drained": "an administrator has drained the node of the GPU, or the node is down (with an engine such as Slurm)",
-    "released": "an engine such as Slurm has as many waiting jobs of this scheduler as `release_ahead` allows",
     "foreign": "processes that belong to no job on this GPU use too much of the GPU",
     "over-share": "a job on the GPU uses more memory than its share",
     "releasing": "memory of a job that just ended is still in use",

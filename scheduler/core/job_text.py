@@ -30,8 +30,15 @@ def harmless(text: str) -> str:
     )
 
 
+def where_it_runs(job: Job) -> dict[str, Any]:
+    """Return the keys of an event that tell where an attempt runs: its pid; on a cluster, its node and its id there."""
+    if job.process is not None:
+        return {"pid": job.process.pid}
+    return {"node": job.node, "engine_job": job.engine_job}
+
+
 def _where(detail: Mapping[str, Any]) -> str:
-    """Return the process of an attempt, or, on a cluster, its node and the cluster's id of it."""
+    """Return in words what `where_it_runs` put into an event."""
     return f"pid {detail['pid']}" if "pid" in detail else f"node {detail['node']} (job {detail['engine_job']} there)"
 
 

@@ -50,7 +50,7 @@ def status_of(job: Job) -> str:
     """Return a job's status in the journal, one of `STATUSES`. A starting job is ``pending`` until its process runs."""
     if job.state in ENDS:
         return ENDS[job.state]
-    return RUNNING if job.state.holds_gpus and (job.process is not None or job.node) else PENDING
+    return RUNNING if job.state.holds_gpus and job.began else PENDING
 
 
 def history_of(job: Job, moments: Iterable[tuple[float, str]]) -> list[list[str]]:

@@ -28,7 +28,8 @@ LAUNCHERS: dict[str, Launcher] = {
 }
 
 
-BLANK = "\0gpus\0"  # stands for the ids of the GPUs in a command until the node of a cluster knows them
+# Stands in a command for the ids of the GPUs until the node of a cluster knows them. No word can contain a NUL.
+GPU_PLACEHOLDER = "\0gpus\0"
 AS_WRITTEN = frozenset({"ts"})  # sources whose commands run unchanged, without filling in {gpus}
 # {gpus}, {share} and the same in double braces, but not after a $: ${gpus} is a shell variable.
 _BLANK = re.compile(r"(?<!\$)(?:\{\{(gpus|share)\}\}|(?<!\$\{)\{(gpus|share)\})")
@@ -90,16 +91,16 @@ def launch_of(
     state_file: str,
     cwd: str,
     ordinals: Mapping[int, int] | None = None,
-    blank: str = "",
+    placeholder: str = "",
 ) -> Launch:
     """Return the Launch of a placed job. ``mode``: physical, local, unset or none (docs/gpus.md, What a job sees).
 
     ``ordinals``: GPU id → the driver's current number, for GPUs whose number has changed since the daemon started.
-    CUDA_VISIBLE_DEVICES and ``--cuda`` use the driver's numbers, GPUJOB_GPUS the scheduler's ids. ``blank``: the text
-    that stands for the ids of the GPUs if an engine chooses them; the node replaces it.
+    CUDA_VISIBLE_DEVICES and ``--cuda`` use the driver's numbers, GPUJOB_GPUS the scheduler's ids. ``placeholder``:
+    a text in place of the ids of the GPUs if an engine chooses them; the node replaces it by the ids.
     """
-    if blank and job.need.count:
-        return _launch(job, found, mode, state_file, cwd, blank, blank, job.need.count)
+    if placeholder and job.need.count:
+        return _launch(job, found, mode, state_file, cwd, placeholder, placeholder, job.need.count)
     moved = ordinals or {}
     physical = ",".join(map(str, sorted(moved.get(gpu, gpu) for gpu in job.gpus)))
     return _launch(job, found, mode, state_file, cwd, physical, ",".join(map(str, job.gpus)), len(job.gpus))

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from scheduler.core.admission import Admission
-from scheduler.core.allowed import Allowed, allowed_text, is_words, named_allowed
+from scheduler.core.allowed import Allowed, allowed_text, named_allowed, names_nodes
 from scheduler.core.gpu import (
     BY_MEMORY,
     WHOLE,
@@ -320,7 +320,7 @@ class Fleet:
             return f"needs {need.slots} slots, but there are only {self.cpu_slots}"
         if need.count == 0:
             return ""
-        if is_words(kind.allowed) and not self.has_nodes:
+        if names_nodes(kind.allowed) and not self.has_nodes:
             return f"allows only {named_allowed(kind.allowed)}, but only a cluster has nodes and types (--engine slurm or ray)"
         unknown = [i for i in kind.allowed or () if isinstance(i, int) and not self.manages(i)]
         known = gpu_ids_text(ids_of(self.all_mask)) or "none"

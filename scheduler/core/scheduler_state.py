@@ -132,17 +132,12 @@ class SchedulerState:
     def adopt(self, job: Job, now: Now) -> None:
         """Add a STARTING, RUNNING or STOPPING job from the store: book its GPUs and set its timers.
 
-        If the GPUs cannot be booked, the attempt is added to ``unbooked``, and the job gets a note.
+        A job that an engine has not started yet has no GPUs; `decide` books GPUs for it if there is room.
         """
-        try:
-            if job.started_at is None and not job.runner_kind.owns_gpus:
-                self.released[job.id] = None
-            else:
-                self.fleet.take(job.need, job.gpus, job.spec.vram_mib or 0)
-        except ValueError:  # its GPUs are booked: the job runs all the same, and the daemon has to start
-            self.unbooked.add(job.attempt_key)
-            if job.gpus or job.runner_kind.owns_gpus:
-                job.notes = (*job.notes, f"its GPUs ({gpu_ids_text(job.gpus)}) are also allocated to other jobs")
+        if not job.runner_kind.owns_gpus and not job.began:
+            self.released[job.id] = None
+        else:
+            self.book(job)
         self.live[job.id] = job
         self._watch_limit(job, now)
         if job.state is JobState.STOPPING:
@@ -150,6 +145,17 @@ class SchedulerState:
             left = min(self.policy.kill_grace_s, max(LEAST_GRACE_S, asked + self.policy.kill_grace_s - now.wall))
             self.at(now.mono, "term", job)  # the previous daemon may have been killed before it sent the SIGTERM
             self.at(now.mono + left, "kill", job)
+
+    def book(self, job: Job) -> None:
+        """Book the GPUs of a job that runs. If they cannot be booked, add the attempt to ``unbooked``, and a note."""
+        try:
+            self.fleet.take(job.need, job.gpus, job.spec.vram_mib or 0)
+        except ValueError:  # the job runs all the same, and the daemon has to start
+            self.unbooked.add(job.attempt_key)
+            why = f"its GPUs ({gpu_ids_text(job.gpus)}) are also allocated to other jobs"
+            if not job.gpus and not job.runner_kind.owns_gpus:
+                why = "the engine gave it GPUs that are not managed here"
+            job.notes = (*job.notes, why)
 
     def hold(self, holding: Holding) -> None:
         """Add an allocation that leftover processes hold, and book its GPUs.

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from scheduler.core.config import Config
-from scheduler.core.engine_placement import EngineRules
-from scheduler.core.errors import NoGpuData, Refused
+from scheduler.core.engine import Engine
+from scheduler.core.engine_placement import EngineRules, numbered
+from scheduler.core.errors import NoGpuData
 from scheduler.core.gpu import Gpu
 from scheduler.core.observations import Readings
 from scheduler.gpus.monitor import Managed
 from scheduler.runners.engine import EngineRunner
-from scheduler.runners.engine_protocol import Engine
-from scheduler.runners.ray import Ray, checked, token_of
-from scheduler.runners.slurm import Slurm
 from scheduler.store import jobs as rows
 from scheduler.store.cluster import Cluster, cluster_of, save_cluster
 from scheduler.store.paths import Places, digest
@@ -40,17 +36,19 @@ class EngineProbe:
 
     def first(self, slow: Callable[[], None] | None = None, meanwhile: Callable[[], None] | None = None) -> Readings:
         """Wait for the first report of the engine, and return it. Raises NoGpuData if the engine does not answer."""
-        begun, asked = time.monotonic(), 0.0
+        begun, ask_at = time.monotonic(), 0.0
+        why = f"{self._title} does not answer"
         while True:
             now = time.monotonic()
-            if now - asked >= ASK_AGAIN_S or not asked:
+            if now >= ask_at:
                 self._runner.ask_report()
-                asked = now
+                ask_at = now + ASK_AGAIN_S
             found = self._runner.take_report()
             if found is not None and not found.problem:
                 return found
+            if found is not None:
+                why = found.problem
             if now - begun > FIRST_LIMIT_S:
-                why = found.problem if found is not None else f"{self._title} does not answer"
                 raise NoGpuData(why, do=f"see whether {self._title} runs, then start gpujob again")
             if slow is not None and now - begun > SLOW_S:
                 slow()
@@ -98,11 +96,16 @@ class ClusterLink:
         self.probe = EngineProbe(self.runner, self._engine.title)
 
     def _connect(self, first: Config, environ: Mapping[str, str]) -> Engine:
+        """Return the engine. Raises SchedulerError if its commands, its address or its token cannot be used."""
         if first.engine == "slurm":
+            from scheduler.runners.slurm import Slurm
+
             slurm = Slurm(environ, lambda: shlex.split(self.config().sbatch_args), lambda: self.config().nice_step)
             slurm.check()
             return slurm
-        token = token_of(first.engine_token, environ)
+        from scheduler.runners.ray import Ray, checked, token_of  # takes 70 ms
+
+        token = token_of(first.engine_token_file, environ)
         return Ray(checked(first.engine_url, token, first.insecure_engine), token)
 
     def managed(
@@ -135,50 +138,12 @@ class ClusterLink:
         return [text, *self.runner.notes]
 
     def save(self, connection: sqlite3.Connection) -> None:
-        """Record the cluster in the store. Pauses of GPUs are dropped if another engine had these GPUs."""
+        """Record the cluster in the store. Drop the pauses of GPUs if the last daemon managed other GPUs than those of it."""
         name, title = self._engine.name, self._engine.title
         before = cluster_of(connection)
         if before is None or before.engine != name:
             rows.save_pauses(connection, (), bool(rows.meta(connection, "queue_paused")), [])
-        rules = EngineRules(title, self.runner.shards, self.config().engine_ignore_gpu_ids)
-        if self.runner.shards is None and before is not None and before.engine == name and not self.runner.reported:
-            rules = replace(before.rules, ignore_ids=rules.ignore_ids)
-        cpus = self.runner.cpus or (before.cpus if before is not None else 1)
-        save_cluster(connection, Cluster(name, rules, cpus))
-
-
-def numbered(readings: Readings, before: Sequence[Gpu]) -> list[Gpu]:
-    """Return the GPUs of a report. A GPU keeps its index of ``before``; a new GPU gets the next free index."""
-    known = {gpu.uuid: gpu.index for gpu in before}
-    free = max(known.values(), default=-1) + 1
-    servers = {gpu.node: gpu.server for gpu in before}
-    next_server = max(servers.values(), default=-1) + 1
-    found = []
-    for reading in sorted(readings.gpus, key=lambda one: (_by_number(one.node), one.ordinal)):
-        index = known.get(reading.uuid)
-        if index is None:
-            index, free = free, free + 1
-        if reading.node not in servers:
-            servers[reading.node], next_server = next_server, next_server + 1
-        server = servers[reading.node]
-        found.append(
-            Gpu(index, reading.uuid, reading.name, server, reading.memory_total_mib, reading.node, reading.partition)
-        )
-    return sorted(found, key=lambda gpu: gpu.index)
-
-
-def _by_number(name: str) -> list[tuple[int, str]]:
-    """Return a sort key that puts ``g2`` before ``g10``."""
-    return [(int(piece), "") if piece.isdigit() else (0, piece) for piece in re.split(r"(\d+)", name)]
-
-
-def check_no_other_runner(connection: sqlite3.Connection, config: Config) -> None:
-    """Raise Refused if unfinished attempts belong to another engine than the one of the settings."""
-    engine = config.engine
-    for job in rows.in_hand(connection):
-        its = "local" if job.runner_kind.owns_gpus else job.runner
-        if its != engine:
-            raise Refused(
-                f"job {job.id} still runs with engine {its}, and only a scheduler with that engine can watch it",
-                do=f"start with --engine {its} until its jobs have ended (pause the queue: gpujob queue pause), or cancel them",
-            )
+        shards, cpus = self.runner.shards, self.runner.cpus
+        if before is not None and not self.runner.reported:  # `managed` has made sure that it was the same engine
+            shards, cpus = before.rules.shards, before.cpus
+        save_cluster(connection, Cluster(name, EngineRules(title, shards, self.config().engine_ignore_gpu_ids), cpus))

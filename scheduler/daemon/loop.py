@@ -439,7 +439,7 @@ class Daemon:
         readings = self.gpus.readings
         if readings is None:
             return []
-        if self.gpus.bind_unread(readings):
+        if self.gpus.learn_gpus(readings):
             self.open()  # the GPUs have UUIDs now: rebuild the state with them
         return [readings]
 

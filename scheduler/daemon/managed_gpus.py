@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from scheduler.core.admission import FRESH_S, Admission
+from scheduler.core.engine_placement import numbered
 from scheduler.core.gpu import Gpu
 from scheduler.core.observations import Now, Readings
 from scheduler.core.policy import thresholds_of
-from scheduler.daemon.cluster import numbered
 from scheduler.daemon.context import Context
 from scheduler.daemon.parts import NEVER
 from scheduler.daemon.rebooking import update_needs
@@ -79,7 +79,7 @@ class ManagedGpus:
         self._flag.close()
         self._flag = Flag(gpus)
 
-    def bind_unread(self, readings: Readings) -> bool:
+    def learn_gpus(self, readings: Readings) -> bool:
         """Set UUID, name and memory of the GPUs where they are unknown because the driver did not answer earlier.
 
         Return whether a GPU has changed. Also add the GPUs of new nodes of a cluster. Raises StoreTrouble, sqlite3.Error.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from scheduler.core.decision_pass import Plan
 from scheduler.core.job import Event, Job, JobState
-from scheduler.core.job_text import accepted, harmless, sentence
+from scheduler.core.job_text import accepted, harmless, sentence, where_it_runs
 from scheduler.daemon.context import Context
 from scheduler.daemon.ingest import IngestResult
 
@@ -28,13 +28,8 @@ class PassMessages:
         ``wall``: the time of the adoption, in seconds since 1970.
         """
         for job in jobs:
-            if job.state is not JobState.RUNNING or job.id in self._told_running:
-                continue
-            where: dict[str, object] = {"node": job.node, "engine_job": job.engine_job}
-            if job.process is not None:
-                where = {"pid": job.process.pid}
-            if job.process is not None or job.node:
-                detail = {"gpus": list(job.gpus), **where, "attempt": job.attempt}
+            if job.began and job.state is JobState.RUNNING and job.id not in self._told_running:
+                detail = {"gpus": list(job.gpus), **where_it_runs(job), "attempt": job.attempt}
                 text, level = sentence(Event(job.id, wall, "adopted", detail), job)
                 self._context.say(text, level, kind="adopted", job=job)
                 self._told_running.add(job.id)

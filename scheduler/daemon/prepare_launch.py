@@ -14,7 +14,7 @@ from dataclasses import replace
 from scheduler.core.decision_pass import Plan
 from scheduler.core.errors import DECIDE_ANEW, StoreTrouble
 from scheduler.core.job import Job
-from scheduler.core.launch import BLANK, Launch, launch_of
+from scheduler.core.launch import GPU_PLACEHOLDER, Launch, launch_of
 from scheduler.core.log_names import errors_of, log_name
 from scheduler.core.observations import Now
 from scheduler.core.screen_names import session_name
@@ -70,7 +70,7 @@ class LaunchPreparer:
                 mode = "physical" if names_devices(job.spec.script) else "local"
             launch = launch_of(
                 job, found, mode=mode, state_file=config.state_file, cwd=self._context.folder, ordinals=ordinals,
-                blank="" if kind.owns_gpus else BLANK,
+                placeholder="" if kind.owns_gpus else GPU_PLACEHOLDER,
             )  # fmt: skip
             launch = (
                 _within_limits(job, launch, self._limits) if kind.owns_gpus else replace(launch, node=bound_to(job))

@@ -15,15 +15,15 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from scheduler.core.config import Config
-from scheduler.core.errors import SchedulerError, StoreTrouble, UsageError
+from scheduler.core.errors import Refused, SchedulerError, StoreTrouble, UsageError
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Job
 from scheduler.core.log_message import Listener, LogMessage
 from scheduler.core.model_table import ModelTable
 from scheduler.core.placement_class import class_of
-from scheduler.daemon.cluster import ClusterLink, check_no_other_runner
 from scheduler.daemon.config_reload import ConfigReload, note_of
 from scheduler.daemon.context import Context
 from scheduler.daemon.history_writer import HistoryWriter
@@ -43,7 +43,6 @@ from scheduler.intake.settings import Settings, load, model_table
 from scheduler.intake.tail import check_places, check_private
 from scheduler.recovery.ingest_recovery import note_watched
 from scheduler.runners.direct import DirectRunner
-from scheduler.runners.engine import EngineRunner
 from scheduler.runners.screen import ScreenRunner, tidy
 from scheduler.store import jobs as rows
 from scheduler.store import waiting_jobs
@@ -57,6 +56,10 @@ from scheduler.store.store_identity import check_home
 from scheduler.system.atomic_files import replace_file
 from scheduler.system.proc import boot_id
 from scheduler.system.processes import own_limits, seen
+
+if TYPE_CHECKING:
+    from scheduler.daemon.cluster import ClusterLink
+    from scheduler.runners.engine import EngineRunner
 
 MOST_LISTED = 1000  # ended jobs in the saved list
 
@@ -73,6 +76,18 @@ def _runner_name(config: Config) -> str:
     if config.engine != "local":
         return config.engine
     return "screen" if config.screen else "direct"
+
+
+def check_engine(connection: sqlite3.Connection, config: Config) -> None:
+    """Raise Refused if unfinished attempts belong to another engine than the one of the settings."""
+    engine = config.engine
+    for job in rows.in_hand(connection):
+        its = "local" if job.runner_kind.owns_gpus else job.runner
+        if its != engine:
+            raise Refused(
+                f"job {job.id} still runs with engine {its}, and only a scheduler with that engine can watch it",
+                do=f"start with --engine {its} until its jobs have ended (pause the queue: gpujob queue pause), or cancel them",
+            )
 
 
 def shared_note(places: Places) -> str:
@@ -160,13 +175,15 @@ class DaemonProcess:
             db = Database(self.places, checkpoints=True, lock_wait_s=2.0)
             try:
                 check_home(db, self.places)
-                check_no_other_runner(db.connection, config)
+                check_engine(db.connection, config)
                 stored = rows.gpus(db.connection)
 
                 def say(text: str) -> None:
                     self.listener(LogMessage(text, 30))
 
                 if config.engine != "local":
+                    from scheduler.daemon.cluster import ClusterLink  # imports HTTP and more: 70 ms
+
                     self.cluster = ClusterLink(lambda: self.config, self.environ, self.places)
                     managed = self.cluster.managed(db.connection, say, self._check_early)
                 else:
@@ -320,8 +337,7 @@ class DaemonProcess:
             daemon.close()
             epoll.close()
             watching.close()
-            if self.cluster is None:
-                runner.close()
+            runner.close()
             if log is not None:
                 log.close()
 

@@ -9,8 +9,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 
-from scheduler.core.allowed import Allowed, is_words, named_allowed, parse_allowed
-from scheduler.core.command_limits import check_words
+from scheduler.core.allowed import Allowed, named_allowed, names_nodes, parse_allowed
+from scheduler.core.command_limits import check_nodes
 from scheduler.core.errors import BACKWARDS, Refused, UsageError
 from scheduler.core.gpu import ResourceRequest, gpu_ids_text, is_are, named_gpus
 from scheduler.core.job import JobSpec
@@ -81,7 +81,7 @@ def parse(line: str, line_context: LineContext, origin: str = "") -> Parsed | No
     arguments_field = fields[3] if len(fields) > 3 else _Field("")
     notes: list[str] = []
     try:
-        allowed = parse_allowed(rest.text, words=line_context.cluster) if rest is not None else None
+        allowed = parse_allowed(rest.text, cluster=line_context.cluster) if rest is not None else None
     except Refused:
         raise
     except UsageError as error:
@@ -294,7 +294,7 @@ def _environment_name(text: str, line_context: LineContext) -> str:
 def _words(text: str) -> tuple[str, ...]:
     if not _QUOTING.search(text):  # same result as shlex, twenty times faster
         words = tuple(word for word in _BLANKS.split(text) if word)
-        check_words(words)
+        check_nodes(words)
         return words
     try:
         words = tuple(shlex.split(text))
@@ -303,7 +303,7 @@ def _words(text: str) -> tuple[str, ...]:
         raise UsageError(
             f"cannot split the arguments: {reason}", do="quote as in a shell, or write \\' for a literal '"
         ) from None
-    check_words(words)
+    check_nodes(words)
     return words
 
 
@@ -345,7 +345,7 @@ def _check_managed(allowed: Allowed, managed: Collection[int] | None) -> None:
 
 
 def _check_width(spec: JobSpec) -> None:
-    if spec.gpus and spec.allowed is not None and not is_words(spec.allowed):
+    if spec.gpus and spec.allowed is not None and not names_nodes(spec.allowed):
         need = ResourceRequest.parse(spec.gpus)
         if need.count > len(spec.allowed):
             raise Refused(

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import json
 import os
 import queue
+import resource
 import sys
 import threading
 import time
@@ -20,14 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from scheduler.core.allowed import nodes_and_types
-from scheduler.core.gpu_snapshot import GpuSnapshot
-from scheduler.core.job import Job, Process
-from scheduler.core.launch import BLANK, Launch
-from scheduler.core.observations import Ended, EnginePlace, Lost, NeverRan, Observation, Readings, Started, Unclaimed
-from scheduler.core.recovery import Record
-from scheduler.runners import attempt_record
-from scheduler.runners.adoption import ending, not_started
-from scheduler.runners.engine_protocol import (
+from scheduler.core.engine import (
     Engine,
     EngineBusy,
     EngineDown,
@@ -38,10 +33,18 @@ from scheduler.runners.engine_protocol import (
     Report,
     Submission,
 )
+from scheduler.core.gpu_snapshot import GpuSnapshot
+from scheduler.core.job import Job, Process
+from scheduler.core.launch import GPU_PLACEHOLDER, Launch
+from scheduler.core.observations import Ended, EnginePlace, Lost, NeverRan, Observation, Readings, Started, Unclaimed
+from scheduler.core.recovery import Record
+from scheduler.runners import attempt_record, supervisor
+from scheduler.runners.adoption import ending, not_started
 from scheduler.system.private_files import new_private
 
 SOON_S = 0.5  # after a submit or a cancel, the engine is asked again after this time
-PATIENCE_S = 30.0  # after the engine says that a job ended: a network file system may show the record late
+BOOT_OF_NODE = "node"  # in the records of a cluster, in place of the boot id: the processes are not of this machine
+PATIENCE_S = 30.0  # longest wait for an ending in the record after the engine says that the job has ended
 MOST_LATE = 2  # listings without a job before it counts as unknown to the engine
 NODE_FILES = ("run_on_node.sh", "node_shim.py", "shim.py", "supervisor.py")
 
@@ -50,10 +53,10 @@ NODE_FILES = ("run_on_node.sh", "node_shim.py", "shim.py", "supervisor.py")
 class _Attempt:
     """An attempt that the worker handles.
 
-    ``data``: the first bytes of its record; ``launch``: None for an adopted attempt, which cannot be submitted again;
-    ``asked``: a submit may have reached the engine; ``sure``: the engine has listed or acknowledged the job;
-    ``unlisted``: number of listings in a row without the job; ``since``: when the engine said that it ended, or when it
-    was first not listed (monotonic seconds).
+    ``data``: the first bytes of its record; ``submission``: None for an adopted attempt, which cannot be submitted again;
+    ``launch``: path of the file from which the shim starts it; ``asked``: a submit may have reached the engine;
+    ``sure``: the engine has listed or acknowledged the job; ``unlisted``: number of listings in a row without the job;
+    ``since``: when the engine said that it ended, or when it was first not listed (monotonic seconds).
     """
 
     job: int
@@ -84,7 +87,6 @@ class _Shared:
     facts: list[Observation] = field(default_factory=list)
     trouble: str = ""
     readings: Readings | None = None
-    asked_at: float = 0.0
 
 
 class EngineRunner:
@@ -107,7 +109,7 @@ class EngineRunner:
     ) -> None:
         self.name, self._engine, self._attempts, self._prefix = engine.name, engine, attempts, prefix
         self._interval, self._crash = interval, crash
-        self._base = {name: value for name, value in environ.items() if not name.startswith(("SLURM_", "GPUJOB_CRASH"))}
+        self._environ = {name: value for name, value in environ.items() if not name.startswith("GPUJOB_CRASH")}
         self.reported = False  # whether the engine has told its nodes; then:
         self.shards: int | None = None  # shards of a GPU (`core/engine_placement.py: EngineRules`)
         self.cpus = 0  # of all nodes
@@ -132,7 +134,7 @@ class EngineRunner:
         """Request the submit of an attempt."""
         made = self._attempt(job)
         made.launch = os.path.join(self._launches, made.name)
-        nodes, types = nodes_and_types(job.allowed) if job.allowed and isinstance(job.allowed[0], str) else ([], [])
+        nodes, types = nodes_and_types(job.allowed)
         made.submission = Submission(
             name=made.name,
             comment=f"gpujob:{job.attempt_key}",
@@ -142,10 +144,10 @@ class EngineRunner:
             priority=job.priority,
             time_limit_s=job.spec.time_limit_s,
             nodes=(launch.node,) if launch.node else tuple(nodes),
-            type=types[0] if len(types) == 1 else "",
+            type=types[0] if types else "",
         )
         self._known.add(made.key)
-        self._work.put(partial(self._begin, made, self._launch_text(made, launch)))
+        self._work.put(partial(self._begin, made, launch))
 
     def flush(self) -> None:
         """Do nothing: the worker begins with each start at once."""
@@ -195,7 +197,9 @@ class EngineRunner:
             return self._shared.trouble
 
     def close(self) -> None:
-        """End the worker; the jobs continue. A question to the engine that is under way is not waited for."""
+        """End the worker; the jobs continue. A question to the engine that is under way is not waited for long."""
+        if self._closed:
+            return
         self._closed = True
         self._work.put(lambda: None)
         self._thread.join(timeout=5.0)
@@ -214,7 +218,13 @@ class EngineRunner:
         return found
 
     def _name_of(self, job: Job) -> str:
-        return f"{self._prefix}{job.id:x}-{job.attempt}"
+        """Return the name of an attempt in the engine.
+
+        It contains a hash of what was submitted and when, which a rebuilt store has, too. So after a state folder was
+        removed, a job with the number of an older job is not mistaken for the older job, which the engine may still list.
+        """
+        content = json.dumps([job.submitted_at, job.spec.as_dict()], sort_keys=True).encode()
+        return f"{self._prefix}{job.id}-{hashlib.blake2b(content, digest_size=4).hexdigest()}-{job.attempt}"
 
     def _attempt(self, job: Job) -> _Attempt:
         data = attempt_record.blank(job, job.boot)
@@ -222,19 +232,13 @@ class EngineRunner:
         return _Attempt(job.id, job.attempt, self._name_of(job), path, data)
 
     def _launch_text(self, made: _Attempt, launch: Launch) -> bytes:
-        """Return the contents of the file from which the shim on the node starts the attempt."""
-        base = self._base
-        if launch.env_file:
-            with open(launch.env_file, "rb") as stream:
-                pairs = (os.fsdecode(item).partition("=") for item in stream.read().split(b"\0"))
-                base = {name: value for name, equals, value in pairs if equals}
-        import resource
-
+        """Return the contents of the file from which the shim on the node starts the attempt. Raises OSError."""
+        base = supervisor.environment(self._environ, launch.env_file, {})  # type: ignore[no-untyped-call]
         values = {
-            "record": made.path, "data": base64.b64encode(made.data).decode(), "boot": _BOOT_OF_NODE,
+            "record": made.path, "data": base64.b64encode(made.data).decode(), "boot": BOOT_OF_NODE,
             "argv": list(launch.argv), "cwd": launch.cwd, "umask": launch.umask, "base": base, "changes": dict(launch.environment),
             "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0], "crash": self._crash, "tied": self._engine.tied,
-            "log": launch.log, "errors": launch.streams.errors, "blank": BLANK,
+            "log": launch.log, "errors": launch.streams.errors, "placeholder": GPU_PLACEHOLDER,
         }  # fmt: skip
         return json.dumps(values).encode()
 
@@ -260,12 +264,12 @@ class EngineRunner:
         what = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else f"internal error {error!r}"
         self._say(f"the cluster cannot be used at present: {what}")
 
-    def _begin(self, attempt: _Attempt, text: bytes) -> None:
+    def _begin(self, attempt: _Attempt, launch: Launch) -> None:
         self._mine[attempt.name] = attempt
         try:
-            self._write_launch(attempt, text)
+            self._write_launch(attempt.launch, self._launch_text(attempt, launch))
         except OSError as error:
-            why = f"its launch file cannot be written: {error.strerror} ({attempt.launch})"
+            why = f"its command and environment cannot be passed to a node: {error.strerror} ({error.filename})"
             self._settled(attempt, NeverRan(attempt.job, attempt.attempt, why, False, time.time()))
             return
         self._submit(attempt)
@@ -297,10 +301,11 @@ class EngineRunner:
                     os.unlink(path)
         self._tell(*facts)
 
-    def _write_launch(self, attempt: _Attempt, text: bytes) -> None:
+    @staticmethod
+    def _write_launch(path: str, text: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(attempt.launch)
-        with os.fdopen(new_private(attempt.launch), "wb") as stream:
+            os.unlink(path)
+        with os.fdopen(new_private(path), "wb") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
@@ -327,9 +332,11 @@ class EngineRunner:
         attempt = self._mine.get(name)
         if attempt is not None:
             attempt.stopping = True
-            if not attempt.asked:
+            if attempt_record.claim_unstarted(attempt.path, attempt.data, time.time_ns()):
+                # No copy of it can start any more, even if the engine does not answer, or starts a job that was stopped.
                 self._settled(attempt, Unclaimed(attempt.job, attempt.attempt))
-                return
+                if not attempt.asked:
+                    return
         try:
             self._engine.cancel(name, hard)
         except EngineDown as error:
@@ -351,6 +358,8 @@ class EngineRunner:
         self._down_since = None
         unknown = []
         for attempt in list(self._mine.values()):
+            if not attempt.asked:
+                continue  # a refused submit may be listed as a failed job of this name
             found = listed.get(attempt.name)
             if found is not None:
                 attempt.sure, attempt.unlisted = True, 0
@@ -395,16 +404,18 @@ class EngineRunner:
             self._settled(attempt, *facts, not_started(attempt.job, attempt.attempt, record, time.time()))
             return
         if facts:
-            attempt.started = True
             self._tell(*facts)
         if found.phase is not JobPhase.ENDED:
             return
         attempt.since = now if attempt.since is None else attempt.since
+        # A job that was cancelled is `cancelled`, whatever its record will say. One that has no record did not start.
+        soon = attempt.stopping or record.kind is Record.NONE
+        patience = min(PATIENCE_S, 5 * self._interval()) if soon else PATIENCE_S
+        if not found.lost and now - attempt.since < patience:
+            return  # a network file system may show the record late
         if record.kind is Record.NONE:
-            if not found.lost and now - attempt.since < min(PATIENCE_S, 5 * self._interval()):
-                return  # the record may appear
             self._never_began(attempt, found)
-        elif found.lost or now - attempt.since >= PATIENCE_S:
+        else:
             self._end_without_record(attempt, found)
 
     def _start_of(
@@ -468,8 +479,6 @@ class EngineRunner:
         """Settle attempts that the engine does not list."""
         asked = []
         for attempt in unknown:
-            if not attempt.asked:
-                continue
             record = attempt_record.read(attempt.path)
             if record.kind is Record.ENDED:
                 facts = self._start_of(attempt, record, None)
@@ -514,9 +523,6 @@ class EngineRunner:
         self._wake()
 
 
-_BOOT_OF_NODE = "node"  # a record of a cluster names no boot: the processes are not of this machine
-
-
 def readings_of(report: Report, at: float) -> Readings:
     """Return a report of an engine as readings of GPUs. ``at``: monotonic seconds."""
     return Readings(at, tuple(snapshot for node in report.nodes for snapshot in _snapshots(node)))
@@ -535,8 +541,6 @@ def copy_tools(folder: str) -> str:
 
     The folder is named after their contents, so an upgrade of gpujob does not change files that running jobs use.
     """
-    import hashlib
-
     here = os.path.dirname(os.path.abspath(__file__))
     texts = {}
     for name in NODE_FILES:

@@ -1,12 +1,14 @@
 """Shim on a node of a cluster: claims the attempt, starts the job on the GPUs that the engine gave, records its ending.
 
 `run_on_node.sh` runs it as ``python3 -I -S -B node_shim.py LAUNCH``. LAUNCH: a private file with a JSON object, which
-has the keys of `shim.py` (``data`` as base64; ``base``: the whole environment) and: ``tied`` (the engine signals only the shim), ``log``, ``errors`` (paths; empty:
-none), ``blank`` (the text that stands for the ids of the GPUs in ``argv`` and ``changes``). It imports only `shim.py`
-and `supervisor.py`, which the daemon has copied into the same folder: a node need not have gpujob.
+has the keys of `shim.py` (``data`` as base64; ``base``: the whole environment) and: ``tied`` (whether the engine signals
+only the shim), ``log``, ``errors`` (paths; empty: none), ``placeholder`` (the text in place of the ids of the GPUs in
+``argv`` and ``changes``). The shim imports only `shim.py` and `supervisor.py`, which the daemon has copied into the same
+folder: a node need not have gpujob.
 """
 
 import base64
+import errno
 import json
 import os
 import signal
@@ -104,7 +106,7 @@ class NodeShim(shim.Shim):
             self.launch["argv"][0] = self.found(self.launch["argv"][0], environment)
             return self.fork(environment)
         except (OSError, ValueError) as error:
-            number = getattr(error, "errno", None) or 22
+            number = getattr(error, "errno", None) or errno.EINVAL
             what = self.launch["argv"][0]
             self.say(f"gpujob: cannot start {what} on {socket.gethostname()}: {os.strerror(number)} ({stage})")
             self.write_end(self.fd, "never", 1000 * supervisor.STAGES.index(stage) + number)
@@ -126,17 +128,15 @@ class NodeShim(shim.Shim):
 
     def environment(self):
         """Return the environment of the job: the submitter's, then what the engine set, then what gpujob adds."""
-        blank, ids = self.launch["blank"], ids_given(IDS)
+        placeholder, ids = self.launch["placeholder"], ids_given(IDS)
         made = {name: value for name, value in self.launch["base"].items() if not name.startswith(FROM_NODE)}
         made.update((name, value) for name, value in os.environ.items() if name.startswith(FROM_NODE))
         for name, value in self.launch["changes"].items():
             if value is None:
                 made.pop(name, None)
             else:
-                made[name] = value.replace(blank, ids)
-        if not ids:
-            made.setdefault("CUDA_VISIBLE_DEVICES", "")
-        self.launch["argv"] = [word.replace(blank, ids) for word in self.launch["argv"]]
+                made[name] = value.replace(placeholder, ids)
+        self.launch["argv"] = [word.replace(placeholder, ids) for word in self.launch["argv"]]
         return made
 
     def found(self, program, environment):
@@ -147,7 +147,7 @@ class NodeShim(shim.Shim):
             path = os.path.join(folder, program)
             if folder and os.access(path, os.X_OK) and not os.path.isdir(path):
                 return path
-        raise FileNotFoundError(2, "not found in PATH")
+        raise FileNotFoundError(errno.ENOENT, "not found in PATH")
 
 
 def main():

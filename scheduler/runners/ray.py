@@ -12,13 +12,12 @@ import shlex
 import stat
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from scheduler.core.errors import SchedulerError
-from scheduler.core.gpu import WHOLE
-from scheduler.runners.engine_protocol import (
+from scheduler.core.engine import (
     EngineBusy,
     EngineDown,
     EngineJob,
@@ -28,17 +27,20 @@ from scheduler.runners.engine_protocol import (
     Report,
     Submission,
 )
+from scheduler.core.errors import SchedulerError
+from scheduler.core.gpu import WHOLE
 
 LIMIT_S = 20.0  # of one request
 MOST_NODES = 10_000
 LARGEST = 64 << 20  # bytes of an answer
 MOST_LOG = 1 << 16
+BY_SIGNAL = 128
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PHASES = {"PENDING": JobPhase.QUEUED, "RUNNING": JobPhase.RUNNING}
 
 
 class Ray:
-    """An engine, see `runners/engine_protocol.py: Engine`. ``url``: address of the dashboard; ``token``: empty for none."""
+    """An engine, see `core/engine.py: Engine`. ``url``: address of the dashboard; ``token``: empty for none."""
 
     name = "ray"
     title = "Ray"
@@ -104,12 +106,13 @@ class Ray:
         code = one.get("driver_exit_code")
         exit_code = signal = None
         if phase is JobPhase.ENDED and isinstance(code, int):
-            exit_code, signal = (code, None) if 0 <= code < 128 else (None, -code if code < 0 else code - 128)
-            signal = signal or None
-            exit_code = 128 if exit_code is None and signal is None else exit_code
-        lost = word == "FAILED" and exit_code is None and signal is None
-        if word == "STOPPED" and exit_code is None and signal is None:
+            if code < 0 or code > BY_SIGNAL:  # of the shim, or as the shim tells the signal that ended the job
+                signal = -code if code < 0 else code - BY_SIGNAL
+            else:
+                exit_code = code
+        elif word == "STOPPED":
             signal = 15
+        lost = word == "FAILED" and exit_code is None and signal is None
         message = str(one.get("message") or "")
         told = f"{word}: {message.splitlines()[-1][:200]}" if lost and message.strip() else word
         return EngineJob(name, name, phase, told, node, "", exit_code, signal, lost or word == "STOPPED", lost, message)
@@ -162,15 +165,17 @@ class Ray:
             told = self._get("/api/cluster_status")["data"]["clusterStatus"]
             usage = told["loadMetricsReport"]["usageByNode"]
             used = {node: float(use["GPU"][0]) for node, use in usage.items() if "GPU" in use}
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (EngineDown, KeyError, TypeError, ValueError, AttributeError):
             return {}
-        foreign = {node: max(0.0, gpus - self._ours.get(node, 0.0)) for node, gpus in used.items()}
-        before, self._foreign = self._foreign, foreign
-        if told.get("time") == self._told_at:
-            foreign = self._foreign = {node: min(gpus, before.get(node, 0.0)) for node, gpus in foreign.items()}
-            return foreign
+        before, self._foreign = (
+            self._foreign,
+            {node: max(0.0, n - self._ours.get(node, 0.0)) for node, n in used.items()},
+        )
+        both = {node: min(number, before.get(node, 0.0)) for node, number in self._foreign.items()}
+        if told.get("time") == self._told_at:  # the same count once more
+            self._foreign = both
         self._told_at = told.get("time")
-        return {node: min(gpus, before.get(node, 0.0)) for node, gpus in foreign.items()}
+        return both
 
     def logs(self, name: str) -> str:
         """Return the last part of the output that Ray has of a job."""
@@ -198,9 +203,9 @@ class Ray:
         except urllib.error.HTTPError as error:
             if error.code in (401, 403):
                 raise EngineDown(
-                    f"Ray refuses the token (code {error.code}); see the setting engine_token"
+                    f"Ray refuses the token (code {error.code}); see the setting engine_token_file"
                     if self._token
-                    else "Ray wants a token; name its file: engine_token"
+                    else "Ray wants a token; name its file: engine_token_file"
                 ) from None
             raise _Answer(error.code, error.read(MOST_LOG).decode(errors="replace")) from None
         except (OSError, ValueError) as error:
@@ -230,13 +235,9 @@ class _Answer(Exception):
 
 
 def _unique_names(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return id → name of each node. A name that several nodes have gets the begin of the id."""
+    """Return id → name of each node. A name that several nodes have gets the first characters of the id."""
     names = {row["node_id"]: str(row.get("node_name") or row["node_ip"]) for row in rows}
-    often = (
-        [name for name in names.values() if list(names.values()).count(name) > 1]
-        if len(set(names.values())) < len(names)
-        else []
-    )
+    often = {name for name, number in Counter(names.values()).items() if number > 1}
     return {node: f"{name}-{node[:6]}" if name in often else name for node, name in names.items()}
 
 

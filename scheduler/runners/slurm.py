@@ -10,9 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from scheduler.core.engine_placement import EngineRules
-from scheduler.core.errors import SchedulerError
-from scheduler.runners.engine_protocol import (
+from scheduler.core.engine import (
     EngineBusy,
     EngineDown,
     EngineJob,
@@ -22,6 +20,8 @@ from scheduler.runners.engine_protocol import (
     Report,
     Submission,
 )
+from scheduler.core.engine_placement import EngineRules
+from scheduler.core.errors import SchedulerError
 
 LIMIT_S = 30.0  # of one command; the commands of Slurm themselves give up after about 10 s without an answer
 NEEDED = ("sbatch", "squeue", "scancel", "sinfo")
@@ -81,7 +81,7 @@ UNCLEAR = (
 
 
 class Slurm:
-    """An engine, see `runners/engine_protocol.py: Engine`.
+    """An engine, see `core/engine.py: Engine`.
 
     ``arguments``, ``nice_step``: return the settings `sbatch_args` and `nice_step`. ``environ``: environment of the
     scheduler.
@@ -140,7 +140,7 @@ class Slurm:
         kind = f":{work.type}" if work.type else ""
         shards = self._rules.shards_of(work.need)
         if shards:
-            out.append(f"--gres=shard:{shards}")
+            out.append(f"--gres=shard{kind}:{shards}")
         elif work.need.count:
             out.append(f"--gres=gpu{kind}:{self._rules.booked(work.need).count}")
         if self._nice_step():

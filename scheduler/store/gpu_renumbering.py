@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from scheduler.core.allowed import is_words
+from scheduler.core.allowed import names_nodes
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.store import jobs as rows
 
@@ -29,7 +29,7 @@ def follow_moved(connection: sqlite3.Connection, moved: Mapping[int, int]) -> li
     rows.save_pauses(connection, new(paused), queue_paused, changes)
     changed = []
     for job in rows.live(connection):
-        allowed = job.allowed if job.allowed is None or is_words(job.allowed) else new(map(int, job.allowed))
+        allowed = job.allowed if job.allowed is None or names_nodes(job.allowed) else new(map(int, job.allowed))
         if allowed != job.allowed or new(job.gpus) != job.gpus:
             job.allowed, job.gpus = allowed, new(job.gpus)
             changed.append(job)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from scheduler.client.overview import GpuView, Overview, words_run
-from scheduler.core.allowed import allowed_text, is_words
+from scheduler.core.allowed import allowed_text, names_nodes
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import ENDED, Job, JobState, Reason
 from scheduler.core.job_text import how_it_ended, state_text
@@ -19,6 +18,7 @@ from scheduler.core.units import maybe_utc, mib_text, span_text, utc
 from scheduler.system.terminal_text import safe as safe
 from scheduler.system.terminal_text import shown
 from scheduler.views import terminal
+from scheduler.views.nodes import NodeView, nodes_of
 
 if TYPE_CHECKING:
     from scheduler.views.documents import Counts, GpuDocument, JobDocument, StatusDocument
@@ -44,8 +44,8 @@ def job_json(job: Job, reason: Reason | None = None) -> JobDocument:
         "script": without_secrets(job.spec.script) or None,
         "arguments": list(words_without_secrets(job.spec.arguments)),
         "conda_env": without_secrets(job.spec.conda_env) or None,
-        "allowed_gpus": None if job.allowed is None or is_words(job.allowed) else [int(i) for i in job.allowed],
-        "allowed_nodes": [str(word) for word in job.allowed or ()] if is_words(job.allowed) else None,
+        "allowed_gpus": None if job.allowed is None or names_nodes(job.allowed) else [int(i) for i in job.allowed],
+        "allowed_nodes": [str(name) for name in job.allowed or ()] if names_nodes(job.allowed) else None,
         "need": job.need.total / 1000,
         "gpus": list(job.gpus),
         "node": job.node or None,
@@ -268,9 +268,9 @@ def status_lines(
         lines += terminal.folded(f"trouble    {safe(text)}", LABEL)
     if view.queue_paused:
         lines.append(f"queue      {terminal.painted('PAUSED')}")
-    on_nodes = any(gpu.gpu.node for gpu in view.gpus)
-    if on_nodes:
-        lines += ["", *_node_lines(view.gpus)]
+    nodes = nodes_of(view.gpus)
+    if nodes:
+        lines += ["", *_node_lines(nodes)]
     elif view.gpus:
         rows = []
         for gpu in view.gpus:
@@ -286,13 +286,11 @@ def status_lines(
     running = [job for job in view.jobs if job.state.holds_gpus]
     if running:
         on_gpus = [
-            (job.id, job.state.value, job.spec.shown_words(), gpus_text(job), _place(job, on_nodes),
+            (job.id, job.state.value, job.spec.shown_words(), gpus_text(job), _place(job, bool(nodes)),
              run_time(job, now), near(job.log), without_secrets(job.notes[-1]) if job.notes else "") for job in running
         ]  # fmt: skip
-        lines += [
-            "",
-            *table(("RUNNING", "STATE", "NAME", "GPU", "NODE" if on_nodes else "PID", "TIME", "LOG", ""), on_gpus),
-        ]
+        head = ("RUNNING", "STATE", "NAME", "GPU", "NODE" if nodes else "PID", "TIME", "LOG", "")
+        lines += ["", *table(head, on_gpus)]
     waiting = [job for job in view.jobs if job.state is JobState.PENDING]
     if waiting:
         waiting.sort(key=lambda job: job.turn)
@@ -332,49 +330,18 @@ def _place(job: Job, on_nodes: bool) -> object:
     return f"{job.node} (job {job.engine_job})" if job.node else "-"
 
 
-def _node_lines(gpus: Sequence[GpuView]) -> list[str]:
-    """Return the lines of the table of a cluster's nodes."""
-    nodes: dict[str, list[GpuView]] = {}
-    for gpu in gpus:
-        nodes.setdefault(gpu.gpu.node, []).append(gpu)
+def _node_lines(nodes: Sequence[NodeView]) -> list[str]:
     rows = [
         (
-            node, its[0].gpu.partition, gpu_ids_text(gpu.gpu.index for gpu in its), types_text(its),
-            f"{sum(gpu.allocated for gpu in its):g} of {len(its)}", states_text(its), _ids(jobs_on(its)), node_note(its),
+            node.name, node.partition, gpu_ids_text(gpu.gpu.index for gpu in node.gpus), node.types,
+            f"{node.allocated:g} of {len(node.gpus)}", node.states, _ids(node.jobs), node.reason,
         )
-        for node, its in list(nodes.items())[:MOST_NODES]
+        for node in nodes[:MOST_NODES]
     ]  # fmt: skip
     lines = table(("NODE", "PARTITION", "GPUS", "TYPE", "ALLOCATED", "STATE", "JOBS", ""), rows)
     if len(nodes) > MOST_NODES:
         lines += terminal.folded(shown(f"… and {len(nodes) - MOST_NODES} more nodes: gpujob status --json"), 2)
     return lines
-
-
-def types_text(gpus: Sequence[GpuView]) -> str:
-    """Return the types of the GPUs of a node: ``4 a100``."""
-    count = Counter(gpu.gpu.name for gpu in gpus)
-    return ", ".join(f"{number} {name}" for name, number in count.items())
-
-
-def states_text(gpus: Sequence[GpuView]) -> str:
-    """Return the states of the GPUs of a node: ``AVAILABLE``, or ``2 BUSY, 1 PAUSED`` if they differ."""
-    count = Counter(gpu.state for gpu in gpus)
-    return next(iter(count)) if len(count) == 1 else ", ".join(f"{number} {state}" for state, number in count.items())
-
-
-def jobs_on(gpus: Sequence[GpuView]) -> list[int]:
-    """Return the jobs on these GPUs, each once."""
-    return sorted({job for gpu in gpus for job in gpu.jobs})
-
-
-def node_note(gpus: Sequence[GpuView]) -> str:
-    """Return why GPUs of a node get no jobs; empty if all of them may get jobs."""
-    why = {
-        gpu.reading.reason.partition(": ")[2] or gpu.reading.reason
-        for gpu in gpus
-        if gpu.reading and gpu.reading.reason
-    }
-    return next(iter(why)) if len(why) == 1 else ""
 
 
 def _refused_lines(view: Overview) -> list[str]:

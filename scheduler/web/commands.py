@@ -14,7 +14,7 @@ from starlette.responses import Response
 from scheduler.client.client import SCHEMA
 from scheduler.client.dry_run import Preview, preview
 from scheduler.client.submission import Submission, settings_of, spec_of, table_for
-from scheduler.core.command_limits import check_words
+from scheduler.core.command_limits import check_nodes
 from scheduler.core.errors import NotFound, Refused, UsageError, did_you_mean
 from scheduler.core.job import Job, JobSpec, JobState, Outcome
 from scheduler.core.job_options import BOOLEAN, GPUS, JOBS, PATH, SUBMIT_OPTIONS, TEXT, VARIABLES, read_options
@@ -180,7 +180,7 @@ def would(ask: Ask) -> Response:
     source = ask.source
     spec, environment = spec_of(submission_of(ask), str, _shell)  # a wrong value is an error, not the answer "never"
     try:
-        check_words(spec.arguments)
+        check_nodes(spec.arguments)
         doubt = _doubt(spec, environment)
         found = preview(
             source.client.places,

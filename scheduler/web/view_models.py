@@ -14,7 +14,7 @@ from scheduler.core.secrets import without_secrets
 from scheduler.core.units import mib_text
 from scheduler.core.usage_report import AttemptUse
 from scheduler.views.job_facts import Fact, job_facts
-from scheduler.views.render import jobs_on, node_note, states_text, types_text
+from scheduler.views.nodes import NodeView, nodes_of
 from scheduler.web.timeline import Run
 
 MOST_NAMED = 5  # jobs listed in a question
@@ -176,41 +176,22 @@ def gpu_cards(view: Overview) -> list[GpuRow]:
 
 @dataclass(frozen=True, slots=True)
 class NodeCard:
-    """The box on the page that shows one node of a cluster. ``idle``: no job of this scheduler is there, nothing to say."""
+    """The box on the page that shows one node of a cluster."""
 
-    node: str
-    partition: str
-    types: str
-    states: str
-    gpus: Sequence[GpuView]
-    jobs: Sequence[tuple[int, Row | None]]
-    note: str
-
-    @property
-    def allocated(self) -> float:
-        """Number of GPUs that are allocated to jobs of this scheduler."""
-        return sum(gpu.allocated for gpu in self.gpus)
+    view: NodeView
+    jobs: Sequence[tuple[int, Row | None]]  # as in `GpuRow`
 
     @property
     def idle(self) -> bool:
-        """True if nothing on the node needs attention: no jobs, no pause, and all GPUs are available."""
-        return not self.jobs and self.states == "AVAILABLE"
+        """True if nothing on the node needs attention: it has no jobs, and all its GPUs are available."""
+        return not self.jobs and self.view.states == "AVAILABLE"
 
 
 def node_cards(view: Overview) -> list[NodeCard]:
     """Return the data of the boxes of a cluster's nodes; empty if jobs run on this machine."""
-    nodes: dict[str, list[GpuView]] = {}
-    for gpu in view.gpus:
-        if gpu.gpu.node:
-            nodes.setdefault(gpu.gpu.node, []).append(gpu)
+    nodes = nodes_of(view.gpus)
     known = {job.id: row(job) for job in view.jobs if job.state.holds_gpus} if nodes else {}
-    return [
-        NodeCard(
-            node, its[0].gpu.partition, types_text(its), states_text(its), its,
-            [(number, known.get(number)) for number in jobs_on(its)], node_note(its),
-        )
-        for node, its in nodes.items()
-    ]  # fmt: skip
+    return [NodeCard(node, [(number, known.get(number)) for number in node.jobs]) for node in nodes]
 
 
 def memory_parts(gpu: GpuView) -> dict[str, float] | None:

@@ -149,9 +149,8 @@ def test_a_job_has_default_signals_and_inherits_no_descriptor(bench: Bench) -> N
 
 
 def test_stop_signals_all_processes_of_the_job(bench: Bench) -> None:
-    bench.start(1, "/bin/sh", "-c", "setsid sleep 600 & sleep 600 & echo ready; wait")
+    job = bench.start(1, "/bin/sh", "-c", "setsid sleep 600 & sleep 600 & echo ready; wait")
     bench.until(Started)
-    job, _ = bench.job(1)
     job.process = bench.leaders[0]
     bench.wait(lambda: "ready" in bench.text(1), "ready")
     bench.runner.stop([(job, False)])
@@ -214,11 +213,10 @@ def test_a_running_attempt_survives_its_runner_and_is_adopted(bench: Bench) -> N
     """
     hold = bench.folder / "hold"
     hold.touch()
-    bench.start(1, "/bin/sh", "-c", f"while [ -e {hold} ]; do sleep 0.02; done; exit 21")
+    job = bench.start(1, "/bin/sh", "-c", f"while [ -e {hold} ]; do sleep 0.02; done; exit 21")
     started = bench.until(Started)
     first = bench.runner
     bench.runner = bench.make()
-    job, _ = bench.job(1)
     job.state, job.started_at = JobState.RUNNING, started.at
     observations = bench.runner.adopt(job)
     if bench.name == "slurm":

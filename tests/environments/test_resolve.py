@@ -231,3 +231,36 @@ def test_a_script_that_sets_cuda_visible_devices_itself_is_recognized(tmp_path: 
     path.write_text('torch.device("cuda:" + a.cuda)\n')
     assert not names_devices(str(path))
     assert not names_devices(str(tmp_path / "nosuch.py"))
+
+
+# -- on the nodes of a cluster ------------------------------------------------------------------------------
+
+
+def test_on_a_cluster_an_environment_that_is_not_here_is_entered_on_the_node(home: Path, script: str) -> None:
+    environments = Environments({"HOME": str(home), "PATH": "/usr/bin:/bin"})
+    assert "e" in missing(environments, job(script=script, conda_env="e"))
+    environments.on_nodes = True
+    run = ("conda", "run", "--no-capture-output", "-n", "e")
+    answer = found(environments, job(script=script, conda_env="e"))
+    assert (answer.program, answer.wrapper) == ("python", run)
+    answer = found(environments, job(arguments=("train", "-x"), conda_env="e"))
+    assert (answer.program, answer.wrapper) == ("train", run)
+    missing(environments, job(script=script, conda_env=str(home / "no" / "folder")))
+
+
+def test_on_a_cluster_an_environment_that_is_here_is_used_from_here(home: Path, script: str) -> None:
+    prefix = conda_env(home / "miniconda3" / "envs" / "e")
+    environments = Environments({"HOME": str(home), "PATH": "/bin"})
+    environments.on_nodes = True
+    answer = found(environments, job(script=script, conda_env="e"))
+    assert (answer.program, answer.wrapper) == (str(prefix / "bin" / "python"), ())
+    environments.mode = "activate"  # the activation scripts are run where the job runs
+    assert found(environments, job(script=script, conda_env="e")).wrapper[:2] == ("conda", "run")
+
+
+def test_on_a_cluster_programs_are_searched_on_the_node(home: Path, script: str) -> None:
+    environments = Environments({"HOME": str(home), "PATH": os.environ["PATH"]})
+    environments.on_nodes = True
+    assert found(environments, job(script=script)).program in ("python", "python3")
+    assert found(environments, job(arguments=("sh", "-c", "true"))).program == "sh"
+    assert found(environments, job(arguments=("/bin/sh", "-c", "true"))).program == "/bin/sh"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from scheduler.core.command_limits import LONGEST_WORD, check_words
+from scheduler.core.command_limits import LONGEST_WORD, check_nodes
 from scheduler.core.errors import Refused, SchedulerError, UsageError
 from scheduler.core.gpu import ResourceRequest, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import JobSpec
@@ -690,16 +690,16 @@ def test_option_launch_selects_python_or_torchrun() -> None:
 def test_the_length_limit_of_a_command_counts_bytes() -> None:
     """The limit for the length of the whole command (E2BIG) is in bytes, not in characters."""
     with pytest.raises(UsageError, match="too long"):
-        check_words(["é" * 1000] * 600)
-    check_words(["e" * 1000] * 600)
+        check_nodes(["é" * 1000] * 600)
+    check_nodes(["e" * 1000] * 600)
 
 
 def test_a_command_with_too_many_words_is_refused() -> None:
     """The limit for the length of the whole command (E2BIG) applies to the bytes of all its words together."""
     with pytest.raises(UsageError) as caught:
-        check_words(["x" * 1023] * 1025)
+        check_nodes(["x" * 1023] * 1025)
     assert "too long" in caught.value.what and caught.value.do
-    check_words(["x" * 1023] * 1024)
+    check_nodes(["x" * 1023] * 1024)
 
 
 def test_a_line_that_is_too_long_is_refused_and_the_error_names_the_limit() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.core.gpu import ResourceRequest
-from scheduler.core.job import Job, JobState
+from scheduler.core.job import JobState
 from scheduler.core.observations import Ended, Lost, NeverRan, Started, Unclaimed
 from scheduler.runners import attempt_record
 from scheduler.runners.engine import readings_of
@@ -23,10 +23,6 @@ GO_ON = "until [ -e go ]; do sleep 0.02; done; exit 4"
 def bench(tmp_path: Path) -> Iterator[EngineBench]:
     with engine_bench(tmp_path) as made:
         yield made
-
-
-def name_of(job: Job) -> str:
-    return f"gj-test-{job.id:x}-{job.attempt}"
 
 
 def test_the_node_tells_its_gpus_and_fills_them_into_the_command(bench: EngineBench) -> None:
@@ -67,12 +63,38 @@ def test_k19_a_submit_that_did_not_arrive_is_repeated(bench: EngineBench) -> Non
     assert (bench.folder / "ran").read_text() == "x\n" and bench.runner.trouble() == ""
 
 
+def test_a_refused_submit_that_the_engine_lists_as_failed_is_not_the_job(bench: EngineBench) -> None:
+    """Slurm keeps some refused submits as failed jobs of the same name."""
+    bench.engine.busy = "Slurm takes no jobs: job limit"
+    bench.start(1, "/bin/sh", "-c", "exit 4")
+    bench.wait(lambda: bench.engine.calls.count("submit") > 2, "tries")
+    assert bench.observations == []
+    bench.engine.busy = ""
+    assert bench.until(Ended).exit_code == 4
+
+
+def test_a_job_of_a_removed_state_folder_is_not_mistaken_for_a_new_one(bench: EngineBench) -> None:
+    """Jobs of equal number and attempt have different names if they were submitted at different times."""
+    job, _ = bench.job(1, "/bin/sh", "-c", "exit 4")
+    older, _ = bench.job(1, "/bin/sh", "-c", "exit 4")
+    older.submitted_at = job.submitted_at - 60.0
+    assert bench.name_of(job) != bench.name_of(older) and bench.name_of(job).endswith("-1")
+
+
+def test_an_environment_that_cannot_be_read_fails_the_start(bench: EngineBench) -> None:
+    bench.start(1, "/bin/true", env_file=str(bench.folder / "none"))
+    observation = bench.until(NeverRan)
+    assert not observation.lasting and "cannot be passed to a node: No such file" in observation.why
+    bench.start(2, "/bin/sh", "-c", "exit 4")
+    assert bench.until(Ended, 2).exit_code == 4
+
+
 def test_two_copies_of_one_attempt_run_its_command_once(bench: EngineBench) -> None:
     """P1: The first shim claims the attempt record; a second copy of the job ends without running the command."""
     job = bench.start(1, "/bin/sh", "-c", "echo x >> ran; " + GO_ON)
     bench.until(Started)
     engine = bench.engine
-    first = engine.mine[name_of(job)]
+    first = engine.mine[bench.name_of(job)]
     engine.mine["copy"] = type(first)(first.work, 99)
     bench.wait(lambda: engine.mine["copy"].word == "COMPLETED", "the end of the copy")
     (bench.folder / "go").touch()
@@ -84,7 +106,7 @@ def test_k20_a_running_job_that_the_engine_forgot_is_lost(bench: EngineBench) ->
     """K20: A job that the engine no longer knows is lost, never done, if its attempt record has no ending."""
     job = bench.start(1, "/bin/sh", "-c", GO_ON)
     bench.until(Started)
-    bench.engine.forgotten.add(name_of(job))
+    bench.engine.forgotten.add(bench.name_of(job))
     assert "Slurm no longer knows the job" in bench.until(Lost).why
     assert not any(isinstance(one, Ended) for one in bench.observations)
 
@@ -93,7 +115,7 @@ def test_k20_the_record_of_a_forgotten_job_counts(bench: EngineBench) -> None:
     """K20: If the attempt record has the ending of a job that the engine no longer knows, the ending is reported."""
     job = bench.start(1, "/bin/sh", "-c", GO_ON)
     bench.until(Started)
-    bench.engine.forgotten.add(name_of(job))
+    bench.engine.forgotten.add(bench.name_of(job))
     (bench.folder / "go").touch()
     assert bench.until(Ended).exit_code == 4
 
@@ -104,7 +126,7 @@ def test_k20_a_job_that_the_engine_forgot_before_its_start_waits_again(bench: En
     job = bench.start(1, "/bin/true")
     bench.wait(lambda: bench.engine.calls.count("jobs") > 1, "two listings")
     assert bench.observations == []
-    bench.engine.forgotten.add(name_of(job))
+    bench.engine.forgotten.add(bench.name_of(job))
     bench.until(Unclaimed)
     found = attempt_record.read(bench.record(1))
     assert (found.how, found.code) == ("never", 0)
@@ -131,7 +153,7 @@ def test_a_job_that_the_engine_refuses_fails_with_the_words_of_the_engine(bench:
 def test_a_job_on_a_failed_node_is_lost_with_the_word_of_the_engine(bench: EngineBench) -> None:
     job = bench.start(1, "/bin/sh", "-c", GO_ON)
     bench.until(Started)
-    bench.engine.said[name_of(job)] = "NODE_FAIL"
+    bench.engine.said[bench.name_of(job)] = "NODE_FAIL"
     why = bench.until(Lost).why
     assert "NODE_FAIL" in why and "g1" in why
 
@@ -143,7 +165,7 @@ def test_a_disagreement_of_record_and_engine_is_noted(bench: EngineBench) -> Non
     bench.engine.down = True
     (bench.folder / "go").touch()
     bench.wait(lambda: attempt_record.read(bench.record(1)).how == "exit", "the record")
-    bench.engine.said[name_of(job)] = "NODE_FAIL"
+    bench.engine.said[bench.name_of(job)] = "NODE_FAIL"
     bench.engine.down = False
     ended = bench.until(Ended)
     assert ended.exit_code == 4 and "NODE_FAIL" in ended.note and "record" in ended.note
@@ -153,7 +175,7 @@ def test_the_engine_is_the_second_source_of_an_exit_code(bench: EngineBench) -> 
     """If the record has no ending, the exit code of the engine counts, with a note."""
     job = bench.start(1, "/bin/sh", "-c", GO_ON)
     bench.until(Started)
-    shim = bench.engine.mine[name_of(job)].process
+    shim = bench.engine.mine[bench.name_of(job)].process
     shim.kill()
     ended = bench.until(Ended)
     assert ended.exit_code == -9 and "no ending" in ended.note
@@ -162,8 +184,8 @@ def test_the_engine_is_the_second_source_of_an_exit_code(bench: EngineBench) -> 
 def test_a_job_cancelled_in_the_engine_before_its_start_fails(bench: EngineBench) -> None:
     bench.engine.nodes.clear()
     job = bench.start(1, "/bin/true")
-    bench.wait(lambda: name_of(job) in bench.engine.mine, "the submit")
-    bench.engine.cancel(name_of(job), False)
+    bench.wait(lambda: bench.name_of(job) in bench.engine.mine, "the submit")
+    bench.engine.cancel(bench.name_of(job), False)
     observation = bench.until(NeverRan)
     assert observation.lasting and "cancelled in Slurm" in observation.why
 
@@ -182,6 +204,25 @@ def test_a_job_stopped_before_its_start_never_runs(bench: EngineBench, down: boo
     bench.start(2, "/bin/true")
     bench.until(Ended, 2)
     assert not (bench.folder / "ran").exists()
+
+
+@pytest.mark.parametrize("down", [False, True], ids=["kept", "no answer"])
+def test_a_waiting_job_that_the_engine_does_not_cancel_never_runs_its_command(bench: EngineBench, down: bool) -> None:
+    """P1: A cancelled job that has not started is given up at once, whatever the engine does with it."""
+    bench.engine.nodes.clear()
+    bench.engine.keeps_waiting_jobs = True
+    job = bench.start(1, "/bin/sh", "-c", "touch ran")
+    bench.wait(lambda: bench.name_of(job) in bench.engine.mine, "the submit")
+    bench.engine.down = down
+    bench.runner.stop([(job, False)])
+    bench.until(Unclaimed)
+    bench.engine.down = False
+    bench.engine.nodes["g1"] = 4
+    copy = bench.engine.mine[bench.name_of(job)]
+    bench.start(2, "/bin/true")
+    bench.until(Ended, 2)
+    bench.wait(lambda: bench.engine.jobs("") and copy.code is not None, "the end of the job that the engine kept")
+    assert copy.code == 0 and not (bench.folder / "ran").exists()
 
 
 def test_the_first_words_of_a_job_that_did_not_get_to_its_log_are_told(bench: EngineBench) -> None:

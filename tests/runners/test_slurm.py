@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.core.engine import EngineBusy, EngineDown, EngineRefused, JobPhase, Submission
 from scheduler.core.errors import SchedulerError
 from scheduler.core.gpu import ResourceRequest
-from scheduler.runners.engine_protocol import EngineBusy, EngineDown, EngineRefused, JobPhase, Submission
 from scheduler.runners.slurm import Slurm, gpu_types, node_problem, used_gpus
 
 SINFO = "g1|idle|main*|gpu:a100:4,shard:16|gpu:a100:1(IDX:2),shard:0|64|none|"
@@ -95,6 +95,13 @@ def test_one_node_is_named_and_of_several_the_others_are_excluded(make: Make, tm
     ]
     assert told == [["--nodelist=g2"], ["--exclude=g1"], [], []]
     assert " --gres=gpu:a100:1 " in calls(tmp_path)[-1]
+
+
+def test_a_share_of_a_type_is_asked_for_by_its_type(make: Make, tmp_path: Path) -> None:
+    slurm = make(sbatch="echo 17", sinfo=f"echo '{SINFO}'")
+    slurm.report()
+    slurm.submit(work("0.5", type="a100"))
+    assert " --gres=shard:a100:2 " in calls(tmp_path)[-1]
 
 
 def test_k21_a_command_that_hangs_is_given_up(make: Make) -> None:
