@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 
+from benchmarks.cluster import cluster
 from benchmarks.deciding import decide_case
 from benchmarks.disk import disk
 from benchmarks.figures import Report, progress
@@ -22,6 +23,7 @@ from benchmarks.programs import NoCompiler
 from benchmarks.queued import queued, running
 from benchmarks.sessions import readings, screen
 from benchmarks.slow_disk import slow_disk
+from benchmarks.slurm import slurm, why_not
 from benchmarks.spooling import spool
 from benchmarks.starting import burst, gap, start
 from benchmarks.verbs import verbs
@@ -37,6 +39,8 @@ CASES: dict[str, Callable[[Plan], Report]] = {
     "verbs": verbs,
     "queued": queued,
     "running": running,
+    "cluster": cluster,
+    "slurm": slurm,
     "slow-disk": slow_disk,
     "decide": decide_case,
     "screen": screen,
@@ -70,7 +74,7 @@ def main() -> int:
     plan = Plan(folder, given.scale, given.repeats, not given.no_million)
     failed = 0
     try:
-        for name in given.case or CASES:
+        for name in given.case or [name for name in CASES if name != "slurm" or not why_not()]:
             try:
                 report = CASES[name](plan)
             except (Stuck, NoCompiler, OSError, subprocess.SubprocessError) as error:

@@ -109,7 +109,7 @@ def end(process: subprocess.Popen[bytes], patience_s: float = 15.0) -> None:
 
 
 class House:
-    """A scheduler in a temporary folder (a context manager).
+    """A scheduler in a temporary folder (a context manager). ``gpus``: declared GPUs; 0 on a cluster.
 
     The folder is not removed at exit: after the removal of many files ext4 creates new files more slowly, which would
     distort the next case.
@@ -164,7 +164,8 @@ class House:
         open(self.jobs_file, "a", opener=lambda path, flags: os.open(path, flags, 0o600)).close()
         self._log_start = os.path.getsize(self._log) if os.path.exists(self._log) else 0
         logs = os.path.join(self.folder, "logs")
-        words = [sys.executable, "-m", "scheduler", "start", "--gpus", str(self.gpus), "--log-dir", logs, *self.words]
+        gpus = ["--gpus", str(self.gpus)] if self.gpus else []
+        words = [sys.executable, "-m", "scheduler", "start", *gpus, "--log-dir", logs, *self.words]
         with open(self.path("stderr"), "wb") as stderr:
             self.daemon = subprocess.Popen(
                 words,
@@ -184,7 +185,7 @@ class House:
                     if self._supervisor_fd >= 0:
                         os.close(self._supervisor_fd)  # of the daemon before: it ends with its last job
                     self.supervisor, self._supervisor_fd = child, os.pidfd_open(child)
-        if not self.supervisor and "--screen" not in self.words:
+        if not self.supervisor and not {"--screen", "--engine"}.intersection(self.words):
             raise Stuck("the daemon has no supervisor")
 
     def _is_started(self) -> bool:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from scheduler.core.config import Config
-from scheduler.core.engine import Engine
 from scheduler.core.engine_placement import EngineRules, numbered
 from scheduler.core.errors import NoGpuData
 from scheduler.core.gpu import Gpu
 from scheduler.core.observations import Readings
 from scheduler.gpus.monitor import Managed
+from scheduler.runners.connect_engine import engine_of
 from scheduler.runners.engine import EngineRunner
 from scheduler.store import jobs as rows
 from scheduler.store.cluster import Cluster, cluster_of, save_cluster
@@ -27,9 +26,13 @@ SLOW_S = 2.0
 
 
 class EngineProbe:
-    """The nodes of a cluster as a GPU reader (`core/protocols.py: Probe`)."""
+    """The nodes of a cluster as a GPU reader (`core/protocols.py: Probe`).
+
+    ``problem``: why the engine has not told its nodes; empty while there is no answer at all.
+    """
 
     absent = False
+    problem = ""
 
     def __init__(self, runner: EngineRunner, title: str) -> None:
         self._runner, self._title = runner, title
@@ -37,7 +40,6 @@ class EngineProbe:
     def first(self, slow: Callable[[], None] | None = None, meanwhile: Callable[[], None] | None = None) -> Readings:
         """Wait for the first report of the engine, and return it. Raises NoGpuData if the engine does not answer."""
         begun, ask_at = time.monotonic(), 0.0
-        why = f"{self._title} does not answer"
         while True:
             now = time.monotonic()
             if now >= ask_at:
@@ -47,8 +49,9 @@ class EngineProbe:
             if found is not None and not found.problem:
                 return found
             if found is not None:
-                why = found.problem
+                self.problem = found.problem
             if now - begun > FIRST_LIMIT_S:
+                why = self.problem or f"{self._title} does not answer"
                 raise NoGpuData(why, do=f"see whether {self._title} runs, then start gpujob again")
             if slow is not None and now - begun > SLOW_S:
                 slow()
@@ -85,28 +88,14 @@ class ClusterLink:
     """The runner and the GPU reader of the cluster that the settings name."""
 
     def __init__(self, config: Callable[[], Config], environ: Mapping[str, str], places: Places) -> None:
-        first = config()
         self.config = config  # the daemon replaces it when it can reload settings
-        self._engine = self._connect(first, environ)
+        self._engine = engine_of(lambda: self.config(), environ)
         prefix = f"gj-{digest(os.fsencode(f'{this_machine()}:{places.state_file}'), 4)}-"
         self.runner = EngineRunner(
             self._engine, places.attempts, places.state_dir, prefix, environ, lambda: self.config().engine_interval,
             environ.get("GPUJOB_CRASH_AT", ""),
         )  # fmt: skip
         self.probe = EngineProbe(self.runner, self._engine.title)
-
-    def _connect(self, first: Config, environ: Mapping[str, str]) -> Engine:
-        """Return the engine. Raises SchedulerError if its commands, its address or its token cannot be used."""
-        if first.engine == "slurm":
-            from scheduler.runners.slurm import Slurm
-
-            slurm = Slurm(environ, lambda: shlex.split(self.config().sbatch_args), lambda: self.config().nice_step)
-            slurm.check()
-            return slurm
-        from scheduler.runners.ray import Ray, checked, token_of  # takes 70 ms
-
-        token = token_of(first.engine_token_file, environ)
-        return Ray(checked(first.engine_url, token, first.insecure_engine), token)
 
     def managed(
         self, connection: sqlite3.Connection, say: Callable[[str], None], meanwhile: Callable[[], None]
@@ -118,8 +107,13 @@ class ClusterLink:
         title, stored = self._engine.title, [gpu for gpu in rows.gpus(connection) if gpu.node]
         before = cluster_of(connection)
         same = before is not None and before.engine == self._engine.name
+
+        def slow() -> None:
+            why = self.probe.problem
+            say(f"{why}; waiting for an answer …" if why else f"waiting for {title} to answer …")
+
         try:
-            first = self.probe.first(lambda: say(f"waiting for {title} to answer …"), meanwhile)
+            first = self.probe.first(slow, meanwhile)
         except NoGpuData as error:
             if not (stored and same):
                 raise

@@ -28,7 +28,7 @@ class ManagedGpus:
         self, context: Context, gpus: list[Gpu], shown: list[Gpu], monitor: GpuMonitor | None, first: Readings | None
     ) -> None:
         self._context, self.gpus, self.shown, self.monitor, self._first = context, gpus, shown, monitor, first
-        self._flag = Flag(() if any(gpu.node for gpu in gpus) else gpus)  # the GPUs of a cluster are not here
+        self._flag = Flag(gpus)
         self.admission = Admission()
         self.readings: Readings | None = None
 

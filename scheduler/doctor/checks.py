@@ -13,6 +13,7 @@ from functools import partial
 
 from scheduler.doctor.check_runner import Running, crowded
 from scheduler.doctor.clock import check_clock
+from scheduler.doctor.cluster import check_cluster
 from scheduler.doctor.disks import check_log_folder, check_state_folder
 from scheduler.doctor.examination import ANSWER_S, Examination
 from scheduler.doctor.finding import Finding
@@ -40,6 +41,7 @@ CHECKS: tuple[tuple[str, str, Check], ...] = (
     ("inotify", "whether files can be watched", check_inotify),
     ("clock", "whether it is synchronised", check_clock),
     ("NVML", "whether it answers", check_gpus),
+    ("cluster", "whether it answers", check_cluster),
 )
 
 

@@ -191,7 +191,9 @@ def dead(pids: Set[int]) -> set[int] | None:
 
 
 def check_gpus(exam: Examination) -> list[Finding]:
-    """Check whether the GPUs can be read, and check each GPU."""
+    """Check whether the GPUs can be read, and check each GPU. On a cluster, the GPUs of this machine are not used."""
+    if exam.config.engine != "local":
+        return []
     config, driver, programs, until = exam.config, exam.driver, exam.programs, exam.until
     unread = not config.gpu_interval
     readings = None if unread else driver.readings(min(until, driver.asked_at + DRIVER_S))

@@ -179,7 +179,7 @@ def check_scheduler(exam: Examination) -> list[Finding]:
     mine = {gpu.index for gpu in dir_seen.gpus} or {*(exam.config.gpu_ids or range(exam.config.gpus or 0))}
     free = set(mine)
     others = []
-    for pid, uid, ids in schedulers_here():
+    for pid, uid, ids in schedulers_here() if exam.config.engine == "local" else ():
         with contextlib.suppress(SchedulerError):  # an invalid list of GPUs: no scheduler wrote it
             theirs = set(parse_gpu_ids(ids) or ())
             if int(pid) != dir_seen.pid and theirs & (mine or {*range(HIGHEST_GPU_ID + 1)}):

@@ -365,7 +365,7 @@ class Flag:
 
     def __init__(self, gpus: Iterable[Gpu]) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        ids = gpu_ids_text(gpu.index for gpu in gpus) or "none"
+        ids = gpu_ids_text(gpu.index for gpu in gpus if not gpu.node) or "none"  # GPUs of other nodes are not here
         try:
             self._socket.bind(f"\0gpujob/{os.getuid()}/{os.getpid()}/{ids}"[:100])
         except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import time
 from collections import Counter
@@ -284,3 +285,26 @@ def test_p1_a_killed_slurmctld_loses_and_doubles_nothing(
         states = scheduler.states()
         assert all(scheduler.starts(key) == 1 for key in ("runs", "w0", "w1", "w2")), (scheduler.ledger(), states)
         assert [scheduler.job(n)["exit_code"] for n in (1, 2, 3, 4)] == [5, 0, 1, 2], states
+
+
+def test_doctor_asks_the_cluster_and_not_the_driver_of_this_machine(
+    on_slurm: ClusterScheduler, cluster: SlurmCluster
+) -> None:
+    """`doctor` names the nodes that get no jobs, and a Slurm that does not answer."""
+
+    def findings() -> dict[str, dict[str, str]]:
+        out = on_slurm.cli("doctor", "--json", code=None).stdout
+        return {finding["check"]: finding for finding in json.loads(out)["findings"]}
+
+    on_slurm.start()
+    cluster.run("scontrol", "update", "nodename=g3", "state=drain", "reason=fan")
+    try:
+        found = findings()
+        assert found["cluster"]["seen"] == "Slurm answers: 7 GPUs on 3 nodes, 4 shards for each GPU"
+        assert found["node"]["wrong"].startswith("node g3 is dr") and found["node"]["mark"] == "warn"
+        assert "NVML" not in found
+    finally:
+        cluster.run("scontrol", "update", "nodename=g3", "state=resume")
+    on_slurm.environ["SLURM_CONF"] = str(on_slurm.folder / "missing.conf")
+    found = findings()
+    assert found["cluster"]["mark"] == "bad" and "Slurm does not answer" in found["cluster"]["wrong"]
