@@ -56,16 +56,17 @@ def slurm(plan: Plan) -> Report:
                 text = plan.programs.lines([f"{ledger_path} {name};gpus=0.5" for name in names])
                 return append(house.jobs_file, text)
 
+            ways = [("sbatch", plain), ("gpujob", by_gpujob)]
             figures: dict[str, list[float]] = {"sbatch_ms": [], "gpujob_ms": []}
             for at in range(single):
                 progress(f"slurm: {at} of {single}")
-                for kind, submit in (("sbatch", plain), ("gpujob", by_gpujob)):
+                for kind, submit in ways if at % 2 else reversed(ways):
                     took = _all_started(house, submit, f"{kind}-one", [f"{kind}{at}"], at + 1)
                     figures[f"{kind}_ms"].append(took * 1e3)
+                    wait_until(lambda: not cluster.run("squeue", "-h").strip(), "no job in Slurm", PATIENCE_S, 0.1)
                 house.wait_ended(at + 1, PATIENCE_S)
-                wait_until(lambda: not cluster.run("squeue", "-h").strip(), "no job in Slurm", PATIENCE_S, 0.1)
             rates = {}
-            for kind, submit in (("sbatch", plain), ("gpujob", by_gpujob)):
+            for kind, submit in ways:
                 progress(f"slurm: {many} jobs by {kind}")
                 names = [f"{kind}-m{at}" for at in range(many)]
                 rates[kind] = many / _all_started(house, submit, f"{kind}-many", names, many)
