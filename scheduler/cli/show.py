@@ -204,8 +204,14 @@ def why(job: str, *, json: bool = False, state_file: str | None = None, config: 
         elif found.state.ended:
             hint = f"; {found.failure.hint}" if found.failure and found.failure.hint else ""
             lines = terminal.folded(f"job {number} {render.safe(state_text(found) + hint)}", 2, state)
+        elif found.waits_in_engine:
+            lines = terminal.folded(
+                f"job {number} waits in the queue of {found.runner}, which chooses its GPUs", 2, state
+            )
         else:
-            lines = terminal.folded(f"job {number} is {state} on GPU {gpu_ids_text(found.gpus) or 'none'}", 2, state)
+            node = f", node {render.safe(found.node)}" if found.node else ""
+            gpus = gpu_ids_text(found.gpus) or "none"
+            lines = terminal.folded(f"job {number} is {state} on GPU {gpus}{node}", 2, state)
         for note in found.notes:
             lines += terminal.folded(f"  {render.safe(without_secrets(note))}", 4)
         if found.state.ended and not found.succeeded and found.log:

@@ -246,7 +246,10 @@ def _cancel(decision: DecisionPass, job: Job) -> str:
         decision.changed(job, "cancelled", outcome="cancelled")
         decision.after_end(job)
         return f"job {job.id} was cancelled before it ran"
+    outside = job.waits_in_engine
     decision.stop(job)
+    if outside:
+        return f"job {job.id} is taken back from {job.runner}, which has not reported its start"
     return f"job {job.id}: SIGTERM to all its processes, SIGKILL after {decision.state.policy.kill_grace_s:g} s"
 
 

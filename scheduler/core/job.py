@@ -259,6 +259,11 @@ class Job:
         return self.process is not None or bool(self.node)
 
     @property
+    def waits_in_engine(self) -> bool:
+        """True while an engine such as Slurm has the job and has not started it."""
+        return self.state is JobState.STARTING and not self.runner_kind.owns_gpus and not self.began
+
+    @property
     def session_name(self) -> str | None:
         """Name of the job's terminal session, without the leading pid; None if the job has no session."""
         if self.session is None:

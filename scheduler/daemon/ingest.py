@@ -130,7 +130,7 @@ class Reader:
         kind = PlacementClass(need, spec.allowed if need.count else None, spec.vram_mib or 0)
         never = self.fleet.can_ever_hold(kind)
         if never:
-            raise UsageError(never, do="request less")
+            raise UsageError(never, do="request less, or allow other GPUs" if need.count else "request less")
         for parent in (*spec.after, *spec.after_ok):
             if rows.get(connection, parent) is None:
                 raise UsageError(f"cannot wait for job {parent}: there is no such job", do="see gpujob jobs")

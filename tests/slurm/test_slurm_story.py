@@ -139,7 +139,10 @@ def test_cancel_ends_waiting_and_running_jobs(on_slurm: ClusterScheduler) -> Non
     on_slurm.append(on_slurm.line("a") + ";gpus=4", on_slurm.line("b") + ";gpus=4")
     on_slurm.wait_state(1, "running")
     wait_for(lambda: len(on_slurm.queue()) == 2, "a job that waits in Slurm")
-    on_slurm.cli("cancel", "1", "2")
+    assert on_slurm.cli("why", "2").stdout == "job 2 waits in the queue of slurm, which chooses its GPUs\n"
+    assert on_slurm.cli("why", "1").stdout.splitlines()[0] == "job 1 is running on GPU 0-3, node g1"
+    first, second = on_slurm.cli("cancel", "1", "2").stdout.splitlines()
+    assert first.startswith("job 1: SIGTERM") and second.startswith("job 2 is taken back from slurm")
     assert on_slurm.wait_ended(2) == {1: "cancelled", 2: "cancelled"}
     assert on_slurm.starts("b") == 0
     wait_for(lambda: on_slurm.queue() == [], "no job left in Slurm")
