@@ -260,6 +260,7 @@ if __name__ == "__main__":  # for trying things by hand: python -m tests.slurm_c
 
     where = Path(sys.argv[1])
     where.mkdir(exist_ok=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with slurm_cluster(where) as running:
         print(f"export SLURM_CONF={running.conf}", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
