@@ -33,7 +33,7 @@ check: $(TESTSTAMP)
 	$(VENV)/bin/mypy
 
 # More workers than cores: much of a story's time is waiting.
-PYTEST := $(VENV)/bin/python -m pytest -n 5 --dist worksteal
+PYTEST := $(VENV)/bin/python -m pytest -n 7 --dist worksteal
 
 # The loop while working: lint, types, all tests that start nothing, and the stories marked `smoke`.
 quick: check
