@@ -51,9 +51,9 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """An attempt of this scheduler with an allocation on a GPU.
+    """An attempt of this scheduler with an allocation on a GPU, or a user with bookings of other schedulers on it.
 
-    ``key``: the attempt, such as ``12.1``; ``parts``: thousandths of the GPU that are booked; ``vram_mib``: MiB that
+    ``key``: the attempt, such as ``12.1``, or `user_key`; ``parts``: thousandths of the GPU that are booked; ``vram_mib``: MiB that
     the job requested on each GPU (0: none requested); ``started_at``: seconds since 1970, None before the start.
     """
 
@@ -62,6 +62,16 @@ class Tenant:
     parts: int
     vram_mib: int = 0
     started_at: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The tenant in words: "job 12", or "user lab3"."""
+        return f"user {self.key[1:]}" if self.key.startswith("@") else f"job {self.job}"
+
+
+def user_key(user: str) -> str:
+    """Return the key of the tenant that stands for the bookings of a user by other schedulers."""
+    return f"@{user}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +307,7 @@ class Admission:
             worst = max(outgrown, key=lambda t: outgrown[t])
             card.why_overcommit = Verdict(
                 "over-share",
-                f"job {worst.job} uses {mib_text(outgrown[worst])} on GPU {card.gpu.index}, more than its share of "
+                f"{worst.name} uses {mib_text(outgrown[worst])} on GPU {card.gpu.index}, more than its share of "
                 f"{mib_text(int(_promised(worst, capacity)))}",
             )
         elif card.overcommit:
@@ -324,7 +334,7 @@ class Admission:
         silent: set[str] = set()
         known = {tenant.key for tenant in tenants}
         for process in reading.processes or ():
-            key = process.owner or self._settling(process, tenants, now)
+            key = process.owner or self._settling(process, tenants, now) or user_key(process.user)
             if key in known:
                 own[key] = own.get(key, 0.0) + (process.memory_mib or 0)
                 if process.memory_mib is None:

@@ -19,6 +19,7 @@ from scheduler.core.units import seconds_of
 LARGEST = 10**9  # largest number of a setting: about 30 years in seconds, far below the largest integer of SQLite
 HIGHEST_PORT = 65535
 LONGEST_LIST = 4000  # characters in a list of GPUs
+_HOURS = re.compile(r"([01]?\d|2[0-4])-([01]?\d|2[0-4])", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 # Strings that need no quotes in YAML, except those in _NOT_BARE.
 _BARE = re.compile(r"[A-Za-z/][\w/.+@=-]*", re.ASCII)
@@ -180,6 +181,19 @@ def _arguments(value: Any) -> str:
         shlex.split(text)
     except ValueError:
         raise UsageError(f"has an open quote: {said(value)}", do="write --partition=gpu --qos=low") from None
+    return text
+
+
+def _names(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        value = ",".join(map(_text, value))
+    return ",".join(name.strip() for name in _text(value).split(",") if name.strip())
+
+
+def _hours(value: Any) -> str:
+    text = "".join(_text(value).split())
+    if text and not _HOURS.fullmatch(text):
+        raise UsageError(f"must be two hours of the day, not {said(value)}", do="write 8-20, or 22-6 for the night")
     return text
 
 
@@ -349,6 +363,27 @@ class Config:
     )
     aging: float = _option(
         0.0, _number, "hours of waiting that count as one priority level; 0: waiting does not count", "HOURS"
+    )
+
+    share_bookings: bool = _option(
+        True, _flag,
+        "tell other schedulers of this machine which GPUs are booked, and use none that they have booked", "BOOL",
+        reload=True, section="sharing with other users",
+    )
+    bookings_folder: str = _option(
+        "", _text, "the folder in which schedulers tell each other their bookings; empty: /run/lock, else /dev/shm", "PATH", path=True
+    )
+    ignore_users: str = _option(
+        "", _names, "users, separated by commas, whose bookings and locks do not count", "USERS", reload=True
+    )
+    fair_half_life: float = _option(
+        86_400.0, _often, "GPU time that a user has used counts half after this time", "S", reload=True
+    )
+    keep_free: int = _option(
+        0, _whole(0), "jobs leave this number of GPUs to people without a scheduler", "N", reload=True
+    )
+    keep_free_hours: str = _option(
+        "", _hours, "hours of the day at which keep_free applies, such as 8-20; empty: always", "HOURS", reload=True
     )
 
     max_assign_attempts: int = _option(

@@ -18,6 +18,7 @@ from scheduler.core.handle_requests import answer
 from scheduler.core.job import Event, Failure, Holding, Job, JobState, Outcome, Process
 from scheduler.core.job_text import DURING_ITS_RUN, UNDYING, where_it_runs
 from scheduler.core.launch import GPU_PLACEHOLDER
+from scheduler.core.neighbours import Neighbours
 from scheduler.core.observations import (
     Arrived,
     Asked,
@@ -37,6 +38,7 @@ from scheduler.core.observations import (
 from scheduler.core.placement_class import PlacementClass, class_of
 from scheduler.core.scheduler_state import SchedulerState
 from scheduler.core.states import Move, move
+from scheduler.core.take_turns import Turns
 
 MOST_STARTS_A_TURN = 256  # most starts in one pass, so that 10,000 lines added together do not delay other work
 KILL_AGAIN_S = 1.0  # time between two SIGKILLs to the same job
@@ -86,6 +88,8 @@ class _Decision(DecisionPass):
             answer(self, observation)
         elif isinstance(observation, Readings):
             self.state.fleet.admission.take(observation, self.now)
+        elif isinstance(observation, Neighbours):
+            self.state.take_neighbours(observation)
 
     # -- running ------------------------------------------------------------------------------------------
 
@@ -374,15 +378,26 @@ class _Decision(DecisionPass):
     def place(self) -> None:
         """Start waiting jobs in queue order, at most ``MOST_STARTS_A_TURN``. Jobs that do not fit continue to wait."""
         state = self.state
+        if state.sharing is not None:
+            state.sharing.waits_for, state.sharing.due = "", None
         if state.queue_paused or not state.may_start or not len(state.queue):
             return
         state.fleet.open_to_all()
         self._book_released()
+        turns = Turns(state.sharing, state.fleet, self.now.mono) if state.sharing is not None else None
+        self._place_in_order(turns)
+        if turns is not None:
+            turns.end()
+
+    def _place_in_order(self, others: Turns | None) -> None:
+        state = self.state
         passed_over: list[tuple[int, PlacementClass]] = []
         turns = state.queue.in_order()
         offer = next(turns, None)
         while offer is not None and len(self.plan.starts) < MOST_STARTS_A_TURN:
             job_id, kind = offer
+            if others is not None and kind.need.total:
+                others.give_way()
             gpus = state.fleet.find(kind)
             if gpus and not kind.need.by_name and not state.fleet.admission.fresh(gpus, self.now):
                 self.plan.read_gpus(self.now.mono - FRESH_S)  # the job is placed after that reading
@@ -393,6 +408,8 @@ class _Decision(DecisionPass):
                 job, place = self.find(job_id), state.queue.key_of(job_id)
                 state.queue.drop(job_id)
                 if job is not None and job.state is JobState.PENDING and self._start(job, gpus) and gpus is not None:
+                    if others is not None:
+                        others.placed(kind.need)
                     for other, waits_as in passed_over:
                         if state.fleet.competes(waits_as, kind.need, gpus):
                             state.queue.overtake(other, place)

@@ -11,6 +11,7 @@ from typing import Union
 
 from scheduler.core.gpu_snapshot import GpuSnapshot
 from scheduler.core.job import Failure, Job, Process
+from scheduler.core.neighbours import Neighbours
 from scheduler.core.placement_class import WaitingJob
 from scheduler.core.requests import Request
 
@@ -155,4 +156,6 @@ class Readings:
     problem: str = ""
 
 
-Observation = Union[Arrived, Restored, Started, Ended, NeverRan, Unclaimed, Lost, Gone, Missing, Asked, Readings]
+Observation = Union[
+    Arrived, Restored, Started, Ended, NeverRan, Unclaimed, Lost, Gone, Missing, Asked, Readings, Neighbours
+]

@@ -13,7 +13,7 @@ later in the queue are not placed there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from scheduler.core.admission import Admission
 from scheduler.core.allowed import Allowed, allowed_text, named_allowed, names_nodes
@@ -32,12 +32,15 @@ from scheduler.core.gpu import (
 from scheduler.core.job import Reason
 from scheduler.core.placement_class import PlacementClass
 
+MOST_TOLD = 3  # GPUs of other schedulers that a reason names
+
 
 class Fleet:
     """The ledger: all managed GPUs with their free shares, memory not yet booked, pauses, claims and reservations.
 
-    ``free[i]``: free thousandths of GPU ``i``, 0 to 1000. A call of ``take`` or ``give_back`` that would leave this
-    range raises ValueError and changes nothing. GPU ids may have gaps.
+    ``free[i]``: free thousandths of GPU ``i``, 0 to 1000; what other schedulers have booked is not free. A call of
+    ``take`` or ``give_back`` by which own jobs would have less than 0 or more than 1000 thousandths raises ValueError and
+    changes nothing. GPU ids may have gaps.
     """
 
     has_nodes = False  # True: the GPUs are those of a cluster, and jobs may name nodes and types
@@ -61,6 +64,7 @@ class Fleet:
         self.reserved: list[tuple[int, int, PlacementClass]] = []  # job, the mask of the GPUs kept for it, its class
         self.slots_reserved = 0  # id + 1 of the job that the next free slots are kept for; 0: none
         self.free: dict[int, int] = dict.fromkeys(self.gpus, WHOLE)
+        self._unbooked: dict[int, int] = dict.fromkeys(self.gpus, WHOLE)  # thousandths that no own job has
         self.memory_free: dict[int, int] = {i: g.memory_mib for i, g in self.gpus.items() if g.memory_mib is not None}
         self._bucket: dict[int, int] = {WHOLE: mask_of(self.gpus)}
         self._levels = 1 << WHOLE if self.gpus else 0
@@ -72,6 +76,11 @@ class Fleet:
         for server, count in self._whole.items():
             self._by_whole[count] = self._by_whole.get(count, 0) | self._server_mask[server]
         self._ever: dict[PlacementClass, str] = {}
+        # GPU → thousandths and MiB that other schedulers have booked, and a sentence about them
+        self.outside: dict[int, tuple[int, int, str]] = {}
+        self.closed = ""  # why no GPU can be booked now (`core/neighbours.py: Neighbours.closed`)
+        self.keep_free = 0  # GPUs that jobs leave to people without a scheduler
+        self.others_mask = 0  # GPUs with jobs of other schedulers
 
     def manages(self, gpu: int) -> bool:
         """Return whether ``gpu`` is the id of a managed GPU. Jobs are placed only on managed GPUs."""
@@ -133,7 +142,11 @@ class Fleet:
         if need.by_name:
             named = mask_of(i for i in kind.allowed or () if isinstance(i, int))
             return ids_of(named) if named & self.all_mask & ~self.paused_mask == named else None
+        if self.closed:
+            return None
         usable = self.usable_mask & self.allowed_mask(kind.allowed)
+        if self.keep_free:
+            usable = self._without_kept_free(usable, need.count)
         if need.parts == WHOLE:
             usable &= ~self.admission.whole_blocked_mask
         if usable & self.admission.tight_mask:
@@ -149,6 +162,13 @@ class Fleet:
         if books_memory and need.count == 1 and self.admission.cards:
             return self._find_most_memory(usable)
         return self._find_share(need.parts, usable) if need.count == 1 else self._find_wide(need, usable)
+
+    def _without_kept_free(self, usable: int, count: int) -> int:
+        """Return ``usable`` without the empty GPUs, if ``count`` more GPUs with jobs would leave fewer than `keep_free`."""
+        empty = self._bucket.get(WHOLE, 0) & self.all_mask
+        with_jobs = self.others_mask | mask_of(i for i in ids_of(self.all_mask) if self._unbooked[i] < WHOLE)
+        left = self.all_mask.bit_count() - self.keep_free - with_jobs.bit_count()
+        return usable if left >= count else usable & ~empty
 
     def _find_most_memory(self, usable: int) -> tuple[int, ...] | None:
         """Return the GPU in ``usable`` with the most free memory (ties: the lowest id).
@@ -222,10 +242,10 @@ class Fleet:
             for i in gpus:
                 self.claims[i] = self.claims.get(i, 0) + 1
             return
-        if len(set(gpus)) != need.count or any(self.free.get(i, -1) < need.parts for i in gpus):
-            raise ValueError(f"{need} does not fit on GPUs {gpus}: free {[self.free.get(i) for i in gpus]}")
+        if len(set(gpus)) != need.count or any(self._unbooked.get(i, -1) < need.parts for i in gpus):
+            raise ValueError(f"{need} does not fit on GPUs {gpus}: free {[self._unbooked.get(i) for i in gpus]}")
         for i in gpus:
-            self._set_free(i, self.free[i] - need.parts)
+            self._book(i, -need.parts)
             if vram_mib and i in self.memory_free:
                 self.memory_free[i] -= vram_mib
 
@@ -243,12 +263,29 @@ class Fleet:
                 if not self.claims[i]:
                     del self.claims[i]
             return
-        if any(self.free[i] + need.parts > WHOLE for i in gpus):
+        if any(self._unbooked[i] + need.parts > WHOLE for i in gpus):
             raise ValueError(f"GPUs {gpus} would be freed twice by {need}")
         for i in gpus:
-            self._set_free(i, self.free[i] + need.parts)
+            self._book(i, need.parts)
             if vram_mib and i in self.memory_free:
                 self.memory_free[i] += vram_mib
+
+    def set_outside(self, booked: Mapping[int, tuple[int, int, str]]) -> None:
+        """Replace what other schedulers have booked. ``booked``: GPU → (thousandths, at most 1000; MiB; sentence)."""
+        before, self.outside = self.outside, {i: each for i, each in booked.items() if i in self.free}
+        for i in {*before, *self.outside}:
+            if i in self.memory_free:
+                self.memory_free[i] += before.get(i, (0, 0, ""))[1] - self.outside.get(i, (0, 0, ""))[1]
+            self._book(i, 0)
+
+    def booked(self, i: int) -> int:
+        """Return the thousandths of a GPU that own jobs have."""
+        return WHOLE - self._unbooked[i]
+
+    def _book(self, i: int, change: int) -> None:
+        """Change the thousandths of a GPU that no own job has, and what is free."""
+        self._unbooked[i] += change
+        self._set_free(i, max(0, self._unbooked[i] - self.outside[i][0]) if i in self.outside else self._unbooked[i])
 
     def _set_free(self, i: int, parts: int) -> None:
         before, bit = self.free[i], 1 << i
@@ -367,7 +404,9 @@ class Fleet:
             if ids:
                 return Reason("paused", f"{named_gpus(ids)}, which the job named, {is_are(ids)} paused")
             return Reason("no-room", "it starts shortly")
-        forbidden = self._forbidden(need, usable, kind.vram_mib) or self._kept(kind, usable)
+        if self.closed:
+            return Reason("no-bookings", self.closed)
+        forbidden = self._forbidden(need, usable, kind.vram_mib) or self._kept(kind, usable) or self._left(kind, usable)
         if forbidden is not None:
             return forbidden
         usable = usable & ~self.admission.blocked_mask & ~self._kept_from(kind) or usable
@@ -439,6 +478,23 @@ class Fleet:
         ids = ids_of(fitting & mask_of(self.claims))
         them = "it" if len(ids) == 1 else "each of them"
         return Reason("claimed", f"no other job starts on {named_gpus(ids)}: a running job named {them} (on=)")
+
+    def _left(self, kind: PlacementClass, usable: int) -> Reason | None:
+        """Return the reason if a job waits only because of bookings of others, or of GPUs that are kept free; else None."""
+        need = kind.need
+        usable &= ~self.admission.blocked_mask
+        fitting = mask_of(i for i in ids_of(usable) if self.free[i] >= need.parts)
+        if self.keep_free and max((fitting & mask).bit_count() for mask in self._server_mask.values()) >= need.count:
+            one = self.keep_free == 1
+            text = f"{self.keep_free} GPU{'' if one else 's'} {'is' if one else 'are'} kept free for people without a scheduler"
+            return Reason("keep-free", f"{text} (keep_free)") if self.find(kind) is None else None
+        without = mask_of(i for i in ids_of(usable) if self._unbooked[i] >= need.parts)
+        taken = ids_of(without & ~fitting)
+        if not taken or max((without & mask).bit_count() for mask in self._server_mask.values()) < need.count:
+            return None
+        told = "; ".join(self.outside[i][2] for i in taken[:MOST_TOLD])
+        more = f"; and {len(taken) - MOST_TOLD} more GPUs" if len(taken) > MOST_TOLD else ""
+        return Reason("booked-outside", f"needs {need.in_words()}; {told}{more}")
 
     def _forbidden(self, need: ResourceRequest, usable: int, vram_mib: int) -> Reason | None:
         """Return the reason if a job waits only because readings block GPUs with enough free share; else None."""

@@ -53,6 +53,9 @@ class Runner(Protocol):
     def next_look(self) -> float | None:
         """Return the time (monotonic seconds) to call ``look`` even if no descriptor is readable; None: never."""
 
+    def supervisors(self) -> list[Process]:
+        """Return the processes that start and watch all attempts; empty if each attempt has its own."""
+
     def trouble(self) -> str:
         """Return a sentence that says why no job can start now, and what to do; empty if jobs can start.
 

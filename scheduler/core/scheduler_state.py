@@ -7,15 +7,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from scheduler.core.admission import Tenant
+from scheduler.core.admission import Tenant, user_key
 from scheduler.core.config import Config
 from scheduler.core.gpu import WHOLE, gpu_ids_text
 from scheduler.core.job import TICKS_A_SECOND, Holding, Job, JobState, Reason
+from scheduler.core.neighbours import Neighbours, Sharing
 from scheduler.core.observations import (
     Now,
 )
 from scheduler.core.pauses import Pauses
 from scheduler.core.placement import Fleet
+from scheduler.core.placement_class import PlacementClass
 from scheduler.core.policy import Policy, policy_of
 from scheduler.core.queue import Queue
 from scheduler.core.runtime_estimate import Estimates
@@ -70,6 +72,7 @@ class SchedulerState:
     # STARTING jobs that an engine has, in this order → GPUs booked for them until the engine tells its choice; None:
     # they do not fit now, and wait in the engine's queue.
     released: dict[int, tuple[int, ...] | None] = field(default_factory=dict)
+    sharing: Sharing | None = None  # None: bookings are not shared with other schedulers of this machine
     told: dict[int, str] = field(default_factory=dict)  # GPU → last reported verdict code, or `trouble`
 
     def __post_init__(self) -> None:
@@ -103,13 +106,27 @@ class SchedulerState:
             for held in self.holdings.values()
             if gpu in held.gpus
         ]
+        if self.sharing is not None:
+            found += [
+                Tenant(user_key(one.user), 0, one.parts, one.memory_mib, 0.0)
+                for one in self.sharing.outside.get(gpu, ())
+            ]
         return found
+
+    def take_neighbours(self, neighbours: Neighbours) -> None:
+        """Take in what other schedulers of this machine have booked."""
+        if self.sharing is not None:
+            self.sharing.take(neighbours, self.fleet.managed)
+            self.fleet.set_outside(self.sharing.booked())
+            self.fleet.closed, self.fleet.others_mask = neighbours.closed, self.sharing.job_mask()
 
     def next_timer(self) -> float | None:
         """Return when the next timer is due or a GPU reading becomes stale (monotonic seconds); None: never."""
         due = [self.timers[0][0]] if self.timers else []
+        if self.sharing is not None and self.sharing.due is not None:
+            due.append(self.sharing.due)
         look = self.fleet.admission.next_look
-        return min([*due, look], default=None) if look is not None else (due[0] if due else None)
+        return min(due if look is None else [*due, look], default=None)
 
     def waiting(self) -> int:
         """Return how many jobs wait, for whatever reason."""
@@ -120,7 +137,17 @@ class SchedulerState:
         if self.queue_paused:
             paused = Reason("paused", "the queue is paused; resume it: gpujob queue resume")
             return {kind.key: paused for kind in self.queue.classes()}
-        return {kind.key: self.fleet.why_not(kind) for kind in self.queue.classes()}
+        return {kind.key: self._why_not(kind) for kind in self.queue.classes()}
+
+    def _why_not(self, kind: PlacementClass) -> Reason:
+        if (
+            self.sharing is not None
+            and self.sharing.waits_for
+            and kind.need.count
+            and self.fleet.find(kind) is not None
+        ):
+            return self.sharing.why_others_first()
+        return self.fleet.why_not(kind)
 
     def blocked(self, reasons: Mapping[str, Reason]) -> dict[str, int]:
         """Return reason code → number of waiting jobs. ``reasons``: from `class_reasons`. Cost: O(parked jobs)."""

@@ -108,7 +108,7 @@ class HistoryWriter:
         self._due = now.mono + max(0.1, bucket + SHORT_S - now.wall)
         for index, gpu in fleet.gpus.items():
             if fleet.manages(index):
-                booked = (WHOLE - fleet.free[index]) / WHOLE
+                booked = fleet.booked(index) / WHOLE
                 mean = self._gpus.get(index) or self._gpus.setdefault(index, GpuMean())
                 mean.add(gpu_values(cards.get(gpu.index), booked, bool(paused[0] >> index & 1)))
         if cards:

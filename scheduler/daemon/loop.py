@@ -54,6 +54,7 @@ from scheduler.daemon.problems import Problems, passing
 from scheduler.daemon.program_lookup import ProgramLookup
 from scheduler.daemon.rebooking import update_needs
 from scheduler.daemon.retention import Retention
+from scheduler.daemon.shared_bookings import SharedBookings
 from scheduler.daemon.state_file import Edit
 from scheduler.daemon.state_writer import StateWriter, open_state_file
 from scheduler.daemon.store_outage import StoreOutage
@@ -106,6 +107,7 @@ class Daemon:
             lambda: context.config, self._is_quiet,
         )  # fmt: skip
         self.journal: JournalWriter | None = None
+        self.bookings: SharedBookings | None = None
         self.reload: ConfigReload | None = None
         # Stepped in this order after each pass that did not fail. ``last``: stepped after every pass, at its end.
         self.parts: list[Part] = [self._hooks, self._retention]
@@ -327,7 +329,7 @@ class Daemon:
                 if len(self._at_hand) < MOST_KEPT or job.id in self._at_hand:
                     self._at_hand[job.id] = job
             news = [Arrived(job) for job in (*gathered.jobs, *gathered.changed)]
-            plan = decide(self.state, [*observations, *news, *asked], now, random.random())
+            plan = self._decide([*observations, *news, *asked], now)
             if plan.starts:
                 db.check_in_place()  # start nothing that only a deleted store file records
             launches = self._preparer.prepare(plan, self.gpus.admission.ordinals(), now, self.state.bound_to)
@@ -392,6 +394,18 @@ class Daemon:
             return  # nothing visible has changed: there was only a new reading
         self.state_writer.dirty = True
 
+    def _decide(self, observations: list[Observation], now: Now) -> Plan:
+        """Decide; with shared bookings, under the lock of the machine."""
+        shared = self.bookings
+        if shared is None:
+            return decide(self.state, observations, now, random.random())
+        try:
+            plan = decide(self.state, [*shared.begin(self.state, now), *observations], now, random.random())
+            shared.publish(self.state, now)
+        finally:
+            shared.end()
+        return plan
+
     def _act(self, plan: Plan, launches: list[tuple[Job, Launch]], observations: list[Observation]) -> None:
         for job, launch in launches:
             self.runner.start(job, launch)
@@ -426,7 +440,7 @@ class Daemon:
             if self.reload is not None:
                 self.reload.look_at_all(now)
             self.woken = True
-        if context.places.wakeup in context.changed:
+        if context.places.wakeup in context.changed or (self.bookings is not None and self.bookings.changed()):
             self.woken = True
         if self.reload is not None:
             self.reload.step(now)
@@ -579,6 +593,10 @@ class Daemon:
         self._lazy_due = 0.0
         self.tick()
         self.paint(self.now())
+
+    def wake(self) -> None:
+        """Have the next pass place waiting jobs."""
+        self.woken = True
 
     def stop_starting(self) -> None:
         """Start no more jobs."""

@@ -35,6 +35,7 @@ from scheduler.daemon.managed_gpus import ManagedGpus
 from scheduler.daemon.problems import passing
 from scheduler.daemon.queue_export import script_of
 from scheduler.daemon.rebooking import rebooked, update_needs
+from scheduler.daemon.shared_bookings import SharedBookings
 from scheduler.daemon.web_child import WebChild
 from scheduler.gpus.monitor import GpuMonitor, Managed, managed_gpus, moved_gpus, other_schedulers
 from scheduler.intake.file_watcher import file_system_of, watcher
@@ -260,6 +261,11 @@ class DaemonProcess:
         monitor = GpuMonitor(managed.probe, config.state_file, live_jobs) if managed.probe is not None else None
         gpus = ManagedGpus(context, managed.gpus, managed.shown, monitor, managed.first)
         daemon = Daemon(context, runner, watching, gpus, {**own_limits(), resource.RLIMIT_NOFILE: (soft, hard)})
+        if self.cluster is None:
+            shared = SharedBookings(context, watching, runner.supervisors, daemon.wake, daemon.problems.note)
+            daemon.bookings = shared
+            daemon.parts.append(shared)
+            daemon.problems.sources.append(shared.troubles)
         again = self._settings_loader(folder)
         daemon.reload = ConfigReload(context, daemon, self.settings, again, os.path.exists(config.llm_config))
         if log is not None:

@@ -32,7 +32,7 @@ def picture(state: SchedulerState, counts: dict[str, int], now: float) -> dict[s
             on_gpu.setdefault(gpu, []).append(job.id)
     gpus = []
     for index in sorted(fleet.gpus):
-        allocated = (WHOLE - fleet.free[index]) / WHOLE
+        allocated = fleet.booked(index) / WHOLE
         paused = bool(fleet.paused_mask >> index & 1)
         card = fleet.admission.cards.get(index)
         told = card.state if card is not None else ""

@@ -39,11 +39,27 @@ class InotifyWatcher:
         self._names: dict[str, dict[str, set[str]]] = {}  # watched folder → name in it → paths to report
         self._of: dict[int, str] = {}
         self._paths: list[str] = []
+        self._folder = (
+            "",
+            "",
+            -1,
+        )  # a folder that is watched as a whole, the name in it that does not count, its watch
 
     def watch(self, paths: Iterable[str]) -> None:
         """Watch these files instead of the files of the last call."""
         self._paths = list(dict.fromkeys(paths))
         self.rearm()
+
+    def watch_folder(self, path: str, but: str) -> None:
+        """Report ``path`` when a file in this folder is written, created or removed, except the file ``but``.
+
+        Replaces the folder of the last call; an empty path: no folder.
+        """
+        if self._folder[2] >= 0:
+            self._libc.inotify_rm_watch(self.fd, self._folder[2])
+        mask = IN_MODIFY | IN_CREATE | IN_DELETE | IN_MOVED_TO
+        watch = self._libc.inotify_add_watch(self.fd, os.fsencode(path), mask) if path else -1
+        self._folder = (path, but, watch)
 
     def rearm(self) -> None:
         """Renew the watches, so that they apply to the files and folders that are at the paths now.
@@ -90,6 +106,10 @@ class InotifyWatcher:
                 position += _HEAD.size + length
                 if mask & IN_Q_OVERFLOW:
                     found.update(self._paths)
+                    continue
+                if watch == self._folder[2]:
+                    if name != self._folder[1] and not mask & IN_IGNORED:
+                        found.add(self._folder[0])
                     continue
                 if mask & IN_IGNORED:
                     renew = renew or self._of.pop(watch, None) is not None
@@ -147,6 +167,9 @@ class PollingWatcher:
         observer.daemon = True
         observer.start()
         self._observer = observer
+
+    def watch_folder(self, path: str, but: str) -> None:
+        """Do nothing: the daemon looks into the folder of shared bookings at intervals."""
 
     def _report(self, place: str) -> None:
         hit = {path for path in self._paths if place in (path, os.path.realpath(path))}

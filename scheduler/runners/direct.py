@@ -63,6 +63,7 @@ class DirectRunner(LocalRunner):
         self._soft_limit = descriptors
         self._socket: socket.socket | None = None
         self._supervisor = 0
+        self._supervisor_process: Process | None = None
         self._supervisor_since = 0.0
         self._supervisor_due = 0.0  # monotonic seconds: when to start the next supervisor, while none runs
         self._break = Backoff(SHORTEST_BREAK_S, LONGEST_BREAK_S)
@@ -447,6 +448,13 @@ class DirectRunner(LocalRunner):
                     self._facts.append(Unclaimed(attempt.job, attempt.attempt))
                     return True
         return False
+
+    def supervisors(self) -> list[Process]:
+        """Return the supervisor, if one runs."""
+        if self._supervisor_process is None or self._supervisor_process.pid != self._supervisor:
+            found = seen(self._supervisor) if self._supervisor else None
+            self._supervisor_process = None if found is None else Process(found.pid, found.ticks)
+        return [] if self._supervisor_process is None else [self._supervisor_process]
 
     def trouble(self) -> str:
         """Return why no job can start, and what to do about it; empty if jobs can start.

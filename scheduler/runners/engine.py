@@ -191,6 +191,10 @@ class EngineRunner:
         """Return None: the pipe tells about everything."""
         return None
 
+    def supervisors(self) -> list[Process]:
+        """Return an empty list: no job is a process of this machine."""
+        return []
+
     def trouble(self) -> str:
         """Return why the engine takes no jobs; empty if it does."""
         with self._shared.lock:

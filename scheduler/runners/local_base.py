@@ -504,6 +504,10 @@ class LocalRunner:
             self._past.pop(key, None)
             self._facts.append(Gone(key))
 
+    def supervisors(self) -> list[Process]:
+        """Return an empty list: each attempt has its own shim. `DirectRunner` overrides this method."""
+        return []
+
     def trouble(self) -> str:
         """Return an empty text.
 

@@ -1,0 +1,184 @@
+"""Other schedulers and leases of this machine: what they have booked, what they wait for, and whose turn it is.
+
+A scheduler reads the documents of the others, decides and publishes its own document under one lock of the machine. So
+no part of a GPU is given away twice, and schedulers agree on whose turn it is without talking to each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from scheduler.core.fair_shares import Standing, decayed, shares_used
+from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest, decimal_text, mask_of
+from scheduler.core.job import Reason
+from scheduler.core.placement_class import PlacementClass
+from scheduler.core.shared_bookings import LEASE, Document
+
+PATIENCE_S = 3.0  # how long GPUs are left to another user whose turn it is
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A scheduler or lease. ``user``: its owner; ``own``: the owner is the user of this scheduler."""
+
+    user: str
+    own: bool
+    document: Document
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """An observation: the documents of all other schedulers and leases, as they are while the lock is held.
+
+    ``ended``: documents of schedulers that have ended, which still tell what their users have used; ``at``: seconds
+    since boot; ``closed``: why no GPU can be booked now, as a clause; empty if GPUs can be booked.
+    """
+
+    at: float
+    living: tuple[Neighbour, ...] = ()
+    ended: tuple[Neighbour, ...] = ()
+    closed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What one user has booked on a GPU by other schedulers and leases. ``until``: seconds since boot, None if unknown."""
+
+    user: str
+    own: bool
+    parts: int
+    memory_mib: int
+    until: float | None
+    lease: bool
+
+    def sentence(self, gpu: int, clock: str = "") -> str:
+        """Return for example "0.5 of GPU 2 is booked by user lab3 until about 14:20"."""
+        what = "GPU" if self.parts >= WHOLE else f"{decimal_text(self.parts)} of GPU"
+        who = "another scheduler or lease of yours" if self.own else f"user {self.user}"
+        return f"{what} {gpu} is booked by {who}" + (f" until about {clock}" if clock else "")
+
+
+def _no_clock(at: float) -> str:
+    return ""
+
+
+@dataclass(slots=True)
+class Sharing:
+    """What a scheduler knows about its neighbours. ``user``: its own user; ``weights``: user → weight, 1.0 by default.
+
+    ``used`` and ``used_at``: own decayed use; ``left_to``: user → (since when GPUs are left to this user, monotonic
+    seconds; what the user had booked then).
+    """
+
+    user: str = ""
+    half_life_s: float = 86_400.0
+    weights: Mapping[str, float] = field(default_factory=dict)
+    neighbours: Neighbours = field(default_factory=lambda: Neighbours(0.0))
+    outside: dict[int, tuple[Outside, ...]] = field(default_factory=dict)
+    used: float = 0.0
+    used_at: float = 0.0
+    rate: float = 0.0
+    clock: Callable[[float], str] = _no_clock  # seconds since boot → time of day, such as 14:20
+    left_to: dict[str, tuple[float, int]] = field(default_factory=dict)
+    waits_for: str = ""  # user to whom GPUs are left now; empty: none
+    due: float | None = None  # when the patience with such a user ends (monotonic seconds)
+
+    def weight(self, user: str) -> float:
+        return self.weights.get(user, 1.0)
+
+    def take(self, neighbours: Neighbours, gpus: Iterable[Gpu]) -> None:
+        """Take in a reading of the folder. ``gpus``: the managed GPUs."""
+        self.neighbours = neighbours
+        index = {gpu.uuid: gpu.index for gpu in gpus}
+        found: dict[int, dict[tuple[str, bool], list[tuple[int, int, float | None]]]] = {}
+        for neighbour in neighbours.living:
+            lease = neighbour.document.kind == LEASE
+            for one in neighbour.document.bookings:
+                if one.gpu in index:
+                    by_user = found.setdefault(index[one.gpu], {})
+                    by_user.setdefault((neighbour.user, lease), []).append((one.parts, one.memory_mib, one.until))
+        own = self.user
+        self.outside = {
+            gpu: tuple(
+                Outside(
+                    user, user == own, min(WHOLE, sum(parts for parts, _, _ in ones)), sum(mib for _, mib, _ in ones),
+                    None if any(until is None for _, _, until in ones) else max(until or 0.0 for _, _, until in ones),
+                    lease,
+                )
+                for (user, lease), ones in sorted(by_user.items())
+            )
+            for gpu, by_user in found.items()
+        }  # fmt: skip
+
+    def booked(self) -> dict[int, tuple[int, int, str]]:
+        """Return what others have booked, for `Fleet.set_outside`."""
+        return {
+            gpu: (
+                min(WHOLE, sum(one.parts for one in ones)), sum(one.memory_mib for one in ones),
+                "; ".join(one.sentence(gpu, "" if one.until is None else self.clock(one.until)) for one in ones),
+            )
+            for gpu, ones in self.outside.items()
+        }  # fmt: skip
+
+    def account(self, at: float, rate: float) -> None:
+        """Add the use since the last call. ``at``: seconds since boot; ``rate``: GPUs that this scheduler's jobs have now."""
+        if self.used_at:
+            self.used = decayed(self.used, at - self.used_at, self.half_life_s, self.rate)
+        self.used_at, self.rate = at, rate
+
+    def standings(self) -> dict[str, Standing]:
+        """Return user → standing, of all users with a document."""
+        at = max(self.neighbours.at, self.used_at)
+        found = {self.user: Standing(weight=self.weight(self.user))}
+        mine = found[self.user]
+        mine.used += decayed(self.used, at - self.used_at, self.half_life_s, self.rate)
+        mine.rate += self.rate
+        for neighbour in (*self.neighbours.living, *self.neighbours.ended):
+            document = neighbour.document
+            one = found.setdefault(neighbour.user, Standing(weight=self.weight(neighbour.user)))
+            rate = sum(booking.parts for booking in document.bookings) / WHOLE
+            one.used += decayed(document.used, at - document.used_at, self.half_life_s, rate)
+            one.rate += rate
+        return found
+
+    def wants(self, gpus: Iterable[Gpu]) -> dict[str, list[tuple[PlacementClass, int]]]:
+        """Return other user → what the user's schedulers wait for: placement class and number of jobs."""
+        index = {gpu.uuid: gpu.index for gpu in gpus}
+        found: dict[str, list[tuple[PlacementClass, int]]] = {}
+        for neighbour in self.neighbours.living:
+            if neighbour.user == self.user:
+                continue
+            managed = neighbour.document.gpus
+            for want in neighbour.document.wants:
+                allowed = tuple(sorted(index[uuid] for uuid in want.gpus or managed if uuid in index))
+                if want.count and want.parts and len(allowed) >= want.count:
+                    kind = PlacementClass(ResourceRequest(want.count, want.parts), allowed, want.memory_mib)
+                    found.setdefault(neighbour.user, []).append((kind, want.number))
+        return found
+
+    def booked_by(self, user: str) -> int:
+        """Return a number that changes when the bookings of a user change."""
+        return hash(tuple(one.document.bookings for one in self.neighbours.living if one.user == user))
+
+    def patient_with(self, user: str, mono: float) -> bool:
+        """Return whether GPUs are still left to a user. ``mono``: monotonic seconds now.
+
+        Patience begins when GPUs are first left to the user, and again when the user has booked something since then.
+        """
+        booked = self.booked_by(user)
+        since, before = self.left_to.get(user, (mono, booked))
+        if before != booked:
+            since = mono
+        self.left_to[user] = (since, booked)
+        return mono - since < PATIENCE_S
+
+    def why_others_first(self) -> Reason:
+        """Return the reason of jobs that would fit, while GPUs are left to another user."""
+        used, fair = shares_used(self.standings(), self.user)
+        text = f"you have used {used:.1f} of your {fair:.1f} shares since yesterday; user {self.waits_for} waits"
+        return Reason("fair-share", text)
+
+    def job_mask(self) -> int:
+        """Return the mask of the GPUs on which jobs of other schedulers are booked; leases do not count."""
+        return mask_of(gpu for gpu, ones in self.outside.items() if any(not one.lease for one in ones))

@@ -1,0 +1,69 @@
+"""Settings that an administrator makes for all users of a machine: /etc/gpujob/config.yaml, which belongs to root."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler.core.config import read_option
+from scheduler.core.errors import UsageError
+
+PATH = "/etc/gpujob/config.yaml"
+VARIABLE = "GPUJOB_MACHINE_CONFIG"  # another path, for tests and containers
+LARGEST = 64 * 1024
+KEYS = ("weights", "fair_half_life", "keep_free", "keep_free_hours")
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSettings:
+    """``weights``: user → share of the machine relative to other users (1 if not named); the others as in `Config`.
+
+    ``problem``: why the file is not used, as a sentence; empty if it is used or does not exist.
+    """
+
+    weights: Mapping[str, float] = field(default_factory=dict)
+    fair_half_life: float = 0.0
+    keep_free: int = 0
+    keep_free_hours: str = ""
+    problem: str = ""
+
+
+def machine_settings(environ: Mapping[str, str]) -> MachineSettings:
+    """Return the settings of this machine. A file that root does not own, or others may write, is not used."""
+    path = environ.get(VARIABLE) or PATH
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)) as stream:
+            status = os.fstat(stream.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != 0 or status.st_mode & 0o022:
+                return MachineSettings(
+                    problem=f"{path} is not used: it must be a file of root that only root may write"
+                )
+            data = stream.read(LARGEST)
+    except FileNotFoundError:
+        return MachineSettings()
+    except OSError as error:
+        return MachineSettings(problem=f"{path} is not used: {error.strerror}")
+    import yaml
+
+    try:
+        return _settings(yaml.safe_load(data) or {})
+    except yaml.YAMLError:
+        return MachineSettings(problem=f"{path} is not used: it is not YAML")
+    except (UsageError, ValueError, TypeError, AttributeError) as error:
+        return MachineSettings(problem=f"{path} is not used: {error}")
+
+
+def _settings(values: Any) -> MachineSettings:
+    if not isinstance(values, dict):
+        raise ValueError("it must have lines such as keep_free: 1")
+    weights = {}
+    for user, weight in (values.get("weights") or {}).items():
+        number = float(weight)
+        if not 0 < number < 1e6:
+            raise ValueError(f"weights: {user}: must be above 0, not {weight}")
+        weights[str(user)] = number
+    found = {key: read_option(key, values[key], key, named=True) for key in KEYS[1:] if values.get(key) is not None}
+    return MachineSettings(weights, **found)

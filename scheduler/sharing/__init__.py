@@ -1,0 +1,1 @@
+"""Bookings that the schedulers and leases of one machine share."""

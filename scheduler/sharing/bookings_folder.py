@@ -1,0 +1,358 @@
+"""The folder in which schedulers and leases publish their bookings: its lock, the own file, and the files of others.
+
+The folder belongs to root and is sticky (such as /run/lock), so that nobody can remove or rename the files of another
+user. The lock is a lock on the folder itself: a lock file would belong to a user, who could replace it. A file has two
+slots, which are written in turn, so that a writer that is killed leaves the document before. Nothing in the folder is
+trusted: each file counts only for its owner, and reading it takes bounded time and memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import pwd
+import re
+import stat
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+
+from scheduler.core.job import Process
+from scheduler.core.shared_bookings import HEAD, LONGEST, Document, document_from, text_of
+from scheduler.system.processes import seen_as
+
+FOLDERS = ("/run/lock", "/dev/shm")  # noqa: S108  sticky folders of root
+SLOT = 2 * LONGEST  # distance of the two slots
+RESERVED = 64 * 1024  # bytes of each slot that are allocated in advance, so that a full disk cannot stop a booking
+MOST_FILES = 32  # of one user
+MOST_NAMES = 4096  # entries of the folder that are looked at
+STEP_S = 0.002
+_NAME = re.compile(r"gpujob-(\d{1,10})-([0-9a-z-]{1,40})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A document of another scheduler or lease that lives, or whose jobs live. ``user``: name of its owner."""
+
+    uid: int
+    user: str
+    path: str
+    document: Document
+
+
+@dataclass(slots=True)
+class Found:
+    """The documents in the folder. ``ended``: those of which nothing lives any more; ``problems``: files not read."""
+
+    living: list[Published] = field(default_factory=list)
+    ended: list[Published] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def usual_folder(folders: Collection[str] = FOLDERS) -> str:
+    """Return the folder that all schedulers of this machine use; empty if none is safe."""
+    return next((path for path in folders if not folder_problem(path)), "")
+
+
+def folder_problem(path: str) -> str:
+    """Return why a folder is not safe for shared bookings, as a clause; empty if it is safe."""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    if not stat.S_ISDIR(found.st_mode):
+        return f"{path} is no folder"
+    if found.st_uid not in (0, os.getuid()):
+        return f"{path} belongs to {user_name(found.st_uid)}, who could remove the files of others"
+    if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
+        return f"{path} is not sticky, so users could remove the files of others"
+    return ""
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user, or the number if the user has no name. Control characters are replaced."""
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+    return name if name.isprintable() else ascii(name)
+
+
+def alive(process: Process) -> bool:
+    """Return whether a process of any user lives. If /proc hides it, a process with this pid counts."""
+    if seen_as(process) is not None:
+        return True
+    try:
+        os.kill(process.pid, 0)
+    except PermissionError:
+        return not os.path.exists(f"/proc/{process.pid}")  # shown: it is another process, with the same pid
+    except OSError:
+        return False
+    return False
+
+
+class BookingsFolder:
+    """The folder, as one scheduler or lease uses it.
+
+    ``key``: tells the files of one user apart; ``boot``: boot id of the machine; ``ignored``: names of users whose files
+    and locks do not count. Raises OSError if the folder cannot be opened.
+    """
+
+    def __init__(self, path: str, key: str, boot: str, ignored: Callable[[], Collection[str]] = tuple) -> None:
+        self.path, self._key, self._boot, self._ignored = path, key, boot, ignored
+        self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._name, self._fd, self._sequence, self._slot = f"gpujob-{os.getuid()}-{key}", -1, 0, 0
+        self._known: dict[str, tuple[bytes, Document]] = {}  # name → line with the checksum, document
+
+    # -- the lock -----------------------------------------------------------------------------------------
+
+    def lock(self, limit_s: float = 0.05) -> str:
+        """Take the lock; return an empty text. If it is not free in time, return who has it, as a clause."""
+        end = time.monotonic() + limit_s
+        while True:
+            try:
+                fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return ""
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    break
+            time.sleep(STEP_S)
+        pid, user = self._holder()
+        if user and user in self._ignored():
+            return ""
+        who = f"process {pid} of user {user} has locked it" if pid else "a process has locked it"
+        return f"the bookings in {self.path} cannot be changed: {who}"
+
+    def unlock(self) -> None:
+        """Give the lock back."""
+        fcntl.flock(self._folder, fcntl.LOCK_UN)
+
+    def _holder(self) -> tuple[int, str]:
+        """Return pid and user of the process that has the lock; (0, "") if it is not known."""
+        found = os.fstat(self._folder)
+        mine = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as stream:
+            for line in stream:
+                fields = line.split()
+                if len(fields) > 5 and fields[1] == "FLOCK" and fields[5] == mine:
+                    pid = int(fields[4])
+                    return pid, user_name(os.stat(f"/proc/{pid}").st_uid)
+        return 0, ""
+
+    # -- the own file -------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Name of the own file."""
+        return self._name
+
+    def prepare(self) -> bool:
+        """Make sure that the own file exists and has room. Return whether it is new. Raises OSError if that fails."""
+        if self._fd >= 0 and self._in_place():
+            return False
+        self._open()
+        return True
+
+    def publish(self, document: Document) -> None:
+        """Write the own document, after `prepare`. Raises OSError if it cannot be written."""
+        self._sequence = max(self._sequence + 1, time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+        data = text_of(document, self._sequence)
+        if len(data) > SLOT:
+            raise OSError(errno.EFBIG, "too many bookings", self._name)
+        if os.pwrite(self._fd, data, SLOT * self._slot) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.path.join(self.path, self._name))
+        self._slot = 1 - self._slot
+
+    def mine(self) -> Document | None:
+        """Return the own document, as the scheduler before this one left it; None if there is none."""
+        try:
+            return self._read(self._name, os.getuid())[0]
+        except (OSError, ValueError):
+            return None
+
+    def _in_place(self) -> bool:
+        """Return whether the open file still has its name: a cleaner of temporary files may have removed it."""
+        try:
+            found = os.stat(self._name, dir_fd=self._folder, follow_symlinks=False)
+        except OSError:
+            return False
+        return os.path.samestat(found, os.fstat(self._fd))
+
+    def _open(self) -> None:
+        """Open the own file, and create it if necessary."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        for _ in range(MOST_FILES):
+            try:
+                fd = os.open(self._name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._folder)
+            except FileExistsError:
+                try:
+                    fd = os.open(self._name, flags, dir_fd=self._folder)
+                except OSError:
+                    fd = -1
+                if fd >= 0 and not _is_own(fd):
+                    os.close(fd)
+                    fd = -1
+            if fd >= 0:
+                break
+            self._name = f"gpujob-{os.getuid()}-{self._key}-{os.urandom(4).hex()}"  # somebody else has taken the name
+        else:
+            raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), os.path.join(self.path, self._name))
+        try:
+            os.fchmod(fd, 0o644)  # everyone may read it: it says nothing about commands
+            for slot in (0, 1):
+                os.posix_fallocate(fd, SLOT * slot, RESERVED)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # shows processes of other containers that it is in use
+        except OSError:
+            os.close(fd)
+            raise
+        self._fd, self._slot = fd, 0
+        with contextlib.suppress(ValueError):
+            self._slot = 1 - _newest(fd, "")[1]
+
+    def close(self, remove: bool = False) -> None:
+        """Close the files. ``remove``: remove the own file, too."""
+        if remove:
+            with contextlib.suppress(OSError):
+                os.unlink(self._name, dir_fd=self._folder)
+        if self._fd >= 0:
+            os.close(self._fd)
+        os.close(self._folder)
+
+    # -- the files of others ------------------------------------------------------------------------------
+
+    def read(self) -> Found:
+        """Return the documents of all others. Never raises: what cannot be read is named in ``problems``."""
+        found, of_user = Found(), dict[int, int]()
+        try:
+            names = os.listdir(self._folder)
+        except OSError as error:
+            found.problems.append(f"{self.path}: {error.strerror}")
+            return found
+        for name in sorted(names)[:MOST_NAMES]:
+            match = _NAME.fullmatch(name)
+            if match is None or name == self._name:
+                continue
+            uid, path = int(match[1]), os.path.join(self.path, name)
+            user = user_name(uid)
+            of_user[uid] = of_user.get(uid, 0) + 1
+            if user in self._ignored():
+                continue
+            if of_user[uid] > MOST_FILES:
+                if of_user[uid] == MOST_FILES + 1:
+                    found.problems.append(f"user {user} has more than {MOST_FILES} files of bookings in {self.path}")
+                continue
+            try:
+                document, locked = self._read(name, uid)
+            except FileNotFoundError:
+                continue  # it has just been removed
+            except (OSError, ValueError) as error:
+                why = error.strerror if isinstance(error, OSError) else str(error)
+                found.problems.append(f"{path} is ignored: {why}")
+                continue
+            lives = self._living(document, locked)
+            published = Published(uid, user, path, lives or document)
+            (found.ended if lives is None else found.living).append(published)
+        return found
+
+    def _read(self, name: str, uid: int) -> tuple[Document, bool]:
+        """Return the document in a file, and whether its writer has the file locked. Raises OSError, ValueError."""
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._folder)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise ValueError("it is no file")
+            if status.st_uid != uid:
+                raise ValueError(
+                    f"it belongs to user {user_name(status.st_uid)}, and its name to user {user_name(uid)}"
+                )
+            if status.st_nlink != 1:
+                raise ValueError("it has several names")
+            if status.st_size > 2 * SLOT:
+                raise ValueError("it is too large")
+            known = self._known.get(name)
+            line, _, data = _newest(fd, "" if known is None else known[0])
+            if known is None or known[0] != line:
+                known = self._known[name] = (line, document_from(data))
+            locked = False
+            if known[1].space != own_space():
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    locked = True
+            return known[1], locked
+        finally:
+            os.close(fd)
+
+    def _living(self, document: Document, locked: bool) -> Document | None:
+        """Return the document with the bookings that count; None if nothing of it lives."""
+        if document.boot != self._boot:
+            return None
+        if document.space != own_space():  # its pids mean nothing here
+            return document if locked else None
+        if document.process is not None and alive(document.process):
+            return document
+        supervised = any(map(alive, document.supervisors))
+        bookings = tuple(
+            booking
+            for booking in document.bookings
+            if (any(map(alive, booking.processes)) if booking.processes else supervised)
+        )
+        return replace(document, process=None, bookings=bookings, wants=(), waiting=0) if bookings else None
+
+
+def own_space() -> int:
+    """Return the number of the pid namespace of this process; 0 if it is not known."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _is_own(fd: int) -> bool:
+    status = os.fstat(fd)
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and status.st_nlink == 1
+
+
+def _newest(fd: int, known: bytes | str) -> tuple[bytes, int, bytes]:
+    """Return the first line, the number and the data of the newest whole slot; the data may be empty if it is ``known``.
+
+    Raises ValueError if no slot has a whole document, and OSError.
+    """
+    heads = []
+    for slot in (0, 1):
+        line, end, _ = os.pread(fd, 80, SLOT * slot).partition(b"\n")
+        fields = line[len(HEAD) :].split()
+        if (
+            end
+            and line.startswith(HEAD)
+            and len(fields) == 3
+            and all(one.isdigit() and len(one) < 20 for one in fields)
+        ):
+            heads.append((int(fields[0]), slot, line, int(fields[1])))
+    for _, slot, line, length in sorted(heads, reverse=True):
+        if line == known:
+            return line, slot, b""
+        if length > LONGEST:
+            continue
+        data = os.pread(fd, len(line) + 1 + length, SLOT * slot)
+        try:
+            document_from(data)
+        except ValueError:
+            continue
+        return line, slot, data
+    raise ValueError("it has no whole document" if not heads else "its document is incomplete or wrong")
+
+    def close(self, remove: bool = False) -> None:
+        """Close the files. ``remove``: remove the own file, too."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        if remove:
+            with contextlib.suppress(OSError):
+                os.unlink(self._name, dir_fd=self._folder)
+        os.close(self._folder)
