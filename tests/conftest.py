@@ -7,6 +7,7 @@ property tests (mark ``long_form``) with more examples.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -35,6 +36,11 @@ gc.disable()
 # GPUJOB_TESTS_WARM=1 (`make test-warm`), the commands of all tests run in the warm processes of a folder of this worker.
 WARM_FOLDER = tempfile.mkdtemp(prefix="gpujob-warm-") if os.environ.get("GPUJOB_TESTS_WARM") == "1" else ""
 os.environ["GPUJOB_WARM"] = WARM_FOLDER or "0"
+
+# Schedulers of tests do not share bookings with those of the machine; each worker has a folder of its own.
+BOOKINGS_FOLDER = tempfile.mkdtemp(prefix="gpujob-bookings-")
+os.environ["GPUJOB_BOOKINGS_FOLDER"] = BOOKINGS_FOLDER
+atexit.register(shutil.rmtree, BOOKINGS_FOLDER, ignore_errors=True)
 
 # `python` in a job is the tested interpreter, not a script of pyenv, which starts ten shells for each job.
 os.environ["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH") or os.defpath))

@@ -31,7 +31,15 @@ class Package:
 
 
 BASE = ("core", "system")
-HANDS = (*BASE, "intake", "environments", "gpus", "store", "runners")  # each handles one part of the outside world
+HANDS = (
+    *BASE,
+    "intake",
+    "environments",
+    "gpus",
+    "store",
+    "runners",
+    "sharing",
+)  # each handles one part of the outside world
 # From bottom to top: a package may import only packages that are listed before it, and only those that its row names.
 PACKAGES: dict[str, Package] = {
     "core": Package("what needs no clock, disk, process, network or chance: jobs, states, placement, decisions"),
@@ -41,6 +49,7 @@ PACKAGES: dict[str, Package] = {
     "gpus": Package("reading the GPUs of this machine", BASE),
     "store": Package("the SQLite store and the files beside it", BASE),
     "runners": Package("starting attempts, watching them and finding them again", BASE),
+    "sharing": Package("bookings that schedulers of one machine share", BASE),
     "recovery": Package("rebuilding a damaged store", HANDS),
     "daemon": Package("the running scheduler", (*HANDS, "recovery")),
     "client": Package("what a user interface may ask of a scheduler", (*HANDS, "recovery", "daemon.state_writer")),

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from scheduler.client.neighbours import booked_outside, outside_text
 from scheduler.core.file_offsets import Refusal
 from scheduler.core.gpu import WHOLE, Gpu, gpu_state
 from scheduler.core.job import HOLDING, Event, Job, JobState, Reason
+from scheduler.core.neighbours import Outside
 from scheduler.core.placement_class import class_of, reason_with_place
 from scheduler.core.secrets import without_secrets
 from scheduler.store import file_offsets as kept
@@ -42,6 +45,13 @@ class GpuView:
     jobs: tuple[int, ...]
     paused: bool
     reading: LastReading | None = None  # None: not read (a declared GPU), or no scheduler runs
+    outside: tuple[Outside, ...] = ()  # what other schedulers and leases of this machine have booked
+
+    @property
+    def reason(self) -> str:
+        """Why new jobs are kept off all or a part of the GPU; empty if it is free for them."""
+        told = self.reading.reason if self.reading is not None else ""
+        return "; ".join(filter(None, (told, outside_text(self.gpu.index, self.outside))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +95,7 @@ def overview_of(connection: sqlite3.Connection, places: Places, alive: bool, mos
         for holding, _ in rows.holdings(connection)
         for gpu in holding.gpus
     }
-    views = _gpu_views(connection, alive, live)
+    views = _gpu_views(connection, places, alive, live)
     return Overview(
         alive, pid, counts, views, [*live, *ended[:LAST_ENDED]], reasons_of(connection, live),
         kept.refused(connection), kept.duplicates(connection), queue_paused, held, since, runner,
@@ -95,18 +105,21 @@ def overview_of(connection: sqlite3.Connection, places: Places, alive: bool, mos
     )  # fmt: skip
 
 
-def _gpu_views(connection: sqlite3.Connection, alive: bool, live: Sequence[Job]) -> list[GpuView]:
+def _gpu_views(connection: sqlite3.Connection, places: Places, alive: bool, live: Sequence[Job]) -> list[GpuView]:
     """Return the managed GPUs. ``live``: jobs, among them all jobs that hold GPUs."""
     paused = set(rows.paused_gpus(connection))
     booked = _booked(connection, live)
     read = readings(connection) if alive else {}
-    views = []
-    for gpu in rows.gpus(connection):
+    gpus, views = list(rows.gpus(connection)), []
+    others = {} if any(gpu.node for gpu in gpus) else booked_outside(gpus, places, os.environ)
+    for gpu in gpus:
         parts, on_it = booked.get(gpu.index, (0, ()))
         reading = read.get(gpu.index)
         admission = reading.state if reading is not None else ""
-        state = gpu_state(paused=gpu.index in paused, admission=admission, booked=bool(parts))
-        views.append(GpuView(gpu, state, parts / WHOLE, on_it, gpu.index in paused, reading))
+        outside = others.get(gpu.index, ())
+        full = sum(one.parts for one in outside) >= WHOLE
+        state = gpu_state(paused=gpu.index in paused, admission=admission, booked=bool(parts), outside=full)
+        views.append(GpuView(gpu, state, parts / WHOLE, on_it, gpu.index in paused, reading, outside))
     return views
 
 
@@ -296,7 +309,9 @@ class Watch:
             own = Reason(job.reason_code, without_secrets(job.reason)) if job.reason_code else None
             waits = job.state is JobState.PENDING
             news.jobs.append((job, (reasons.get(number) or own) if waits else None))
-        gpus = _gpu_views(connection, bool(self._alive), [job for job in in_hand if job.state in HOLDING])
+        gpus = _gpu_views(
+            connection, self._changes.places, bool(self._alive), [job for job in in_hand if job.state in HOLDING]
+        )
         if _reported_values(gpus) != _reported_values(self._gpus) or self._queue is None:
             news.gpus = self._gpus = gpus
         queue = (bool(rows.meta(connection, "queue_paused")), counts)

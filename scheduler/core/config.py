@@ -370,9 +370,6 @@ class Config:
         "tell other schedulers of this machine which GPUs are booked, and use none that they have booked", "BOOL",
         reload=True, section="sharing with other users",
     )
-    bookings_folder: str = _option(
-        "", _text, "the folder in which schedulers tell each other their bookings; empty: /run/lock, else /dev/shm", "PATH", path=True
-    )
     ignore_users: str = _option(
         "", _names, "users, separated by commas, whose bookings and locks do not count", "USERS", reload=True
     )

@@ -159,13 +159,13 @@ def decimal_text(parts: int) -> str:
 GPU_STATES = ("AVAILABLE", "BUSY", "PAUSED", "STALE", "GONE", "UNHEALTHY", "FOREIGN", "DRAINING")
 
 
-def gpu_state(*, paused: bool, admission: str, booked: bool) -> str:
-    """Return the state of a GPU, one of `GPU_STATES`.
+def gpu_state(*, paused: bool, admission: str, booked: bool, outside: bool = False) -> str:
+    """Return the state of a GPU, one of `GPU_STATES`. ``outside``: other schedulers have booked the whole GPU.
 
     ``admission``: the state according to the readings of the GPU (`core/admission.py: GpuAdmission.state`); empty if
     the readings do not block the GPU.
     """
-    return "PAUSED" if paused else admission or ("BUSY" if booked else "AVAILABLE")
+    return "PAUSED" if paused else admission or ("BUSY" if booked else "FOREIGN" if outside else "AVAILABLE")
 
 
 def parse_gpu_ids(text: str) -> tuple[int, ...] | None:

@@ -28,7 +28,7 @@ class ManagedGpus:
         self, context: Context, gpus: list[Gpu], shown: list[Gpu], monitor: GpuMonitor | None, first: Readings | None
     ) -> None:
         self._context, self.gpus, self.shown, self.monitor, self._first = context, gpus, shown, monitor, first
-        self._flag = Flag(gpus)
+        self._flag = Flag(() if context.config.share_bookings else gpus)
         self.admission = Admission()
         self.readings: Readings | None = None
 
@@ -74,10 +74,10 @@ class ManagedGpus:
             self.monitor.read(since)
 
     def manage(self, gpus: list[Gpu]) -> None:
-        """Replace the managed GPUs, and announce the new ones to other schedulers of this machine."""
+        """Replace the managed GPUs, and announce the new ones if they are not shared (`share_bookings`)."""
         self.gpus = gpus
         self._flag.close()
-        self._flag = Flag(gpus)
+        self._flag = Flag(() if self._context.config.share_bookings else gpus)
 
     def learn_gpus(self, readings: Readings) -> bool:
         """Set UUID, name and memory of the GPUs where they are unknown because the driver did not answer earlier.

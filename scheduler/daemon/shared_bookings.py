@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from scheduler.core.errors import SchedulerError
 from scheduler.core.fair_shares import decayed
 from scheduler.core.job import Process
 from scheduler.core.neighbours import Neighbour, Neighbours, Sharing
@@ -27,10 +28,10 @@ from scheduler.sharing.bookings_folder import (
     BookingsFolder,
     Found,
     Published,
-    folder_problem,
     own_space,
+    shared_folder,
+    time_of_day,
     user_name,
-    usual_folder,
 )
 from scheduler.store.paths import digest
 from scheduler.system.proc import boot_id
@@ -59,7 +60,7 @@ class SharedBookings:
     ) -> None:
         self._context, self._watcher, self._supervisors, self._wake = context, watcher, supervisors, wake
         self._note_problems = note_problems
-        self.sharing = Sharing(user_name(os.getuid()), clock=_clock)
+        self.sharing = Sharing(user_name(os.getuid()), clock=time_of_day)
         self.machine = MachineSettings()
         self._machine_due = 0.0
         self._folder: BookingsFolder | None = None
@@ -120,18 +121,14 @@ class SharedBookings:
 
     def _open_and_lock(self) -> str:
         """Open the folder and take its lock. Return why no GPU can be booked; empty if GPUs can be booked."""
-        config = self._context.config
         if self._folder is None:
-            path = config.bookings_folder or usual_folder()
-            if not path:
-                return "no folder is safe for shared bookings (/run/lock or /dev/shm); set bookings_folder, or share_bookings: false"
-            problem = folder_problem(path)
-            if problem:
-                return f"bookings cannot be shared: {problem}; set bookings_folder, or share_bookings: false"
             try:
+                path = shared_folder(self._context.environ)
                 self._folder = BookingsFolder(path, self._key, boot_id(), self._ignored)
+            except SchedulerError as error:
+                return str(error)
             except OSError as error:
-                return f"bookings cannot be shared: {path}: {error.strerror}; set share_bookings: false"
+                return f"bookings cannot be shared: {error.filename}: {error.strerror}; set share_bookings: false to run without"
             self._restore()
         try:
             if self._folder.prepare():
@@ -238,10 +235,3 @@ def in_hours(hours: str, minutes: int) -> bool:
         return True
     first, last = (int(word) * 60 for word in hours.split("-"))
     return first <= minutes < last if first < last else minutes >= first or minutes < last
-
-
-def _clock(at: float) -> str:
-    """Return the time of day at ``at`` seconds since boot, such as 14:20; with the date if it is on another day."""
-    wall = time.time() + at - time.clock_gettime(time.CLOCK_BOOTTIME)
-    here, today = time.localtime(wall), time.localtime()
-    return time.strftime("%H:%M" if here[:3] == today[:3] else "%Y-%m-%d %H:%M", here)

@@ -36,12 +36,13 @@ def picture(state: SchedulerState, counts: dict[str, int], now: float) -> dict[s
         paused = bool(fleet.paused_mask >> index & 1)
         card = fleet.admission.cards.get(index)
         told = card.state if card is not None else ""
-        reason = card.reason if card is not None else ""
+        outside = fleet.outside.get(index, (0, 0, ""))
+        reason = (card.reason if card is not None else "") or outside[2]
         gpus.append(
             {
                 "index": index,
                 "uuid": fleet.gpus[index].uuid,
-                "state": gpu_state(paused=paused, admission=told, booked=bool(allocated)),
+                "state": gpu_state(paused=paused, admission=told, booked=bool(allocated), outside=outside[0] >= WHOLE),
                 "allocated": allocated,
                 "jobs": sorted(on_gpu.get(index, [])),
                 "reason": (reason or None) if fleet.manages(index) else "no longer managed; its jobs continue",

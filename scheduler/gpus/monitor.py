@@ -358,7 +358,7 @@ def _user(uid: int) -> str:
 
 
 class Flag:
-    """An abstract Unix socket whose name announces this scheduler to other schedulers of this machine.
+    """An abstract Unix socket whose name announces a scheduler that does not share its bookings (`share_bookings`).
 
     The name contains user id, pid and GPUs; every user can read it in /proc/net/unix. No process listens on the socket.
     """
@@ -409,7 +409,7 @@ def schedulers_here() -> list[tuple[str, int, str]]:
 def other_schedulers() -> list[str]:
     """Return a warning for each other scheduler on this machine that manages GPUs, whichever user runs it."""
     return [
-        f"another scheduler runs on this machine: pid {pid} of user {_user(uid)}, GPUs {ids}; the two do not know "
-        "each other's bookings, so give each scheduler its own GPUs (--gpu-ids)"
+        f"another scheduler runs on this machine: pid {pid} of user {_user(uid)}, GPUs {ids}; it does not share its "
+        "bookings (share_bookings), so give each scheduler its own GPUs (--gpu-ids)"
         for pid, uid, ids in schedulers_here()
     ]

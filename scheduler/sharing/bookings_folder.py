@@ -16,14 +16,16 @@ import pwd
 import re
 import stat
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+from scheduler.core.errors import SchedulerError
 from scheduler.core.job import Process
 from scheduler.core.shared_bookings import HEAD, LONGEST, Document, document_from, text_of
 from scheduler.system.processes import seen_as
 
 FOLDERS = ("/run/lock", "/dev/shm")  # noqa: S108  sticky folders of root
+VARIABLE = "GPUJOB_BOOKINGS_FOLDER"  # another folder, for containers and tests
 SLOT = 2 * LONGEST  # distance of the two slots
 RESERVED = 64 * 1024  # bytes of each slot that are allocated in advance, so that a full disk cannot stop a booking
 MOST_FILES = 32  # of one user
@@ -51,9 +53,18 @@ class Found:
     problems: list[str] = field(default_factory=list)
 
 
-def usual_folder(folders: Collection[str] = FOLDERS) -> str:
-    """Return the folder that all schedulers of this machine use; empty if none is safe."""
-    return next((path for path in folders if not folder_problem(path)), "")
+def shared_folder(environ: Mapping[str, str]) -> str:
+    """Return the folder that all schedulers of this machine use. Raises SchedulerError if none is safe."""
+    named = environ.get(VARIABLE)
+    problems = []
+    for path in [named] if named else FOLDERS:
+        problem = folder_problem(path)
+        if not problem:
+            return path
+        problems.append(problem)
+    raise SchedulerError(
+        f"bookings cannot be shared: {'; '.join(problems)}", do="set share_bookings: false to run without"
+    )
 
 
 def folder_problem(path: str) -> str:
@@ -69,6 +80,13 @@ def folder_problem(path: str) -> str:
     if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
         return f"{path} is not sticky, so users could remove the files of others"
     return ""
+
+
+def time_of_day(at: float) -> str:
+    """Return the time of day at ``at`` seconds since boot, such as 14:20; with the date if it is on another day."""
+    wall = time.time() + at - time.clock_gettime(time.CLOCK_BOOTTIME)
+    here, today = time.localtime(wall), time.localtime()
+    return time.strftime("%H:%M" if here[:3] == today[:3] else "%Y-%m-%d %H:%M", here)
 
 
 def user_name(uid: int) -> str:

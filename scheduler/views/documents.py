@@ -146,6 +146,14 @@ class Daemon(TypedDict):
     ]  # fmt: skip
 
 
+class OutsideDocument(TypedDict):
+    """A booking of another scheduler or lease of this machine."""
+
+    user: Annotated[str, Field("User who has booked it.")]
+    share: Annotated[Share, Field("Booked share of the GPU.")]
+    lease: Annotated[bool, Field("True for a lease, false for jobs.")]
+
+
 class GpuDocument(TypedDict):
     """A GPU, as status prints it."""
 
@@ -166,7 +174,10 @@ class GpuDocument(TypedDict):
     temperature: Annotated[Optional[int], Field("Temperature in degrees Celsius; null if not read.")]
     reason: Annotated[
         Optional[str],
-        Field("Why the readings of the GPU keep new jobs off it, as a sentence; null if they allow jobs."),
+        Field("Why new jobs are kept off all or a part of the GPU, as a sentence; null if it is free for jobs."),
+    ]
+    booked_outside: Annotated[
+        list[OutsideDocument], Field("What other schedulers and leases of this machine have booked on the GPU.")
     ]
     jobs: Annotated[list[Number], Field("Jobs on the GPU, and ended jobs whose leftover processes hold it.")]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from scheduler.client.overview import GpuView, Overview, words_run
 from scheduler.core.allowed import allowed_text, names_nodes
-from scheduler.core.gpu import gpu_ids_text
+from scheduler.core.gpu import WHOLE, gpu_ids_text
 from scheduler.core.job import ENDED, Job, JobState, Reason
 from scheduler.core.job_text import how_it_ended, state_text
 from scheduler.core.runner_kinds import kind_of
@@ -90,7 +90,8 @@ def gpu_json(gpu: GpuView) -> GpuDocument:
         "memory_own": _bytes(gpu.reading.own_mib if gpu.reading else None),
         "load": gpu.reading.load if gpu.reading else None,
         "temperature": gpu.reading.temperature_c if gpu.reading else None,
-        "reason": gpu.reading.reason or None if gpu.reading else None,
+        "reason": gpu.reason or None,
+        "booked_outside": [{"user": one.user, "share": one.parts / WHOLE, "lease": one.lease} for one in gpu.outside],
         "jobs": list(gpu.jobs),
     }
 
@@ -382,8 +383,8 @@ def _load(gpu: GpuView) -> str:
 
 def _note(gpu: GpuView, held: Mapping[int, str]) -> str:
     notes = [f"in use by {held[gpu.gpu.index]}"] if gpu.gpu.index in held else []
-    if gpu.reading is not None and gpu.reading.reason:
-        notes.append(gpu.reading.reason)
+    if gpu.reason:
+        notes.append(gpu.reason)
     return "; ".join(notes)
 
 

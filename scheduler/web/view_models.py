@@ -166,7 +166,7 @@ def gpu_cards(view: Overview) -> list[GpuRow]:
     known = {job.id: row(job) for job in view.jobs if job.state.holds_gpus}
     found = []
     for gpu in view.gpus:
-        notes = [gpu.reading.reason] if gpu.reading and gpu.reading.reason else []
+        notes = [gpu.reason] if gpu.reason else []
         if gpu.gpu.index in view.held:
             notes.insert(0, f"held by {view.held[gpu.gpu.index]}")
         jobs = [(number, known.get(number)) for number in gpu.jobs]

@@ -147,6 +147,7 @@ class Scheduler:
         self.environ = clean()
         self.environ.update(PYTHONPATH=str(ROOT), XDG_RUNTIME_DIR=str(folder / "run"), PYTHONUNBUFFERED="1")
         (folder / "run").mkdir(exist_ok=True, mode=0o700)
+        self.environ["GPUJOB_BOOKINGS_FOLDER"] = str(folder / "run")
         self.supervisors: set[int] = set()
         self.command = INTERPRETER  # with another command, `start` runs a new interpreter instead of a fork
 
