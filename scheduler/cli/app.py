@@ -12,7 +12,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from scheduler import __version__
-from scheduler.cli import completions
+from scheduler.cli import completions, machine_verbs
 from scheduler.cli.verbs import Verbs
 from scheduler.core.config import OPTIONS
 from scheduler.core.errors import UsageError, did_you_mean, flag
@@ -28,6 +28,8 @@ app = typer.Typer(
     add_completion=True,
     no_args_is_help=False,
 )
+
+machine_verbs.register(app)
 
 StateFile = Annotated[
     Optional[str], typer.Option("--state-file", metavar="PATH", help="State file of the scheduler to use.")

@@ -242,6 +242,13 @@ class BookingsFolder:
             os.close(self._fd)
         os.close(self._folder)
 
+    def tidy(self, prefix: str) -> None:
+        """Remove files of this user whose names begin with ``prefix`` and of which nothing lives any more."""
+        for published in self.read().ended:
+            if published.uid == os.getuid() and os.path.basename(published.path).startswith(prefix):
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.basename(published.path), dir_fd=self._folder)
+
     # -- the files of others ------------------------------------------------------------------------------
 
     def read(self) -> Found:

@@ -1,0 +1,199 @@
+"""The verb `lease`: GPUs for interactive work."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from scheduler.core.errors import Refused, UsageError
+from scheduler.core.gpu import is_are, named_gpus, parse_gpu_ids
+from scheduler.core.units import seconds_of, span_text
+from scheduler.views.render import safe
+
+if TYPE_CHECKING:
+    from scheduler.client.lease import Lease
+
+WARN_S = 600.0  # before the end of the lease, or a sixth of its time if that is less
+KILL_S = 15.0  # from SIGTERM to SIGKILL
+AGAIN_S = 1.0  # between two tries to get GPUs
+SAMPLE_S = 15.0  # between two readings for --idle
+NOT_BUSY = 0.05  # load at or below which a GPU counts as idle
+
+
+def lease(
+    command: Sequence[str],
+    *,
+    gpus: str = "1",
+    allowed: str = "",
+    for_: str = "",
+    idle: str = "",
+    wait: bool = True,
+    pid: int | None = None,
+) -> int:
+    """Book GPUs, run a command on them, and return its exit code (128 + the signal that ended it).
+
+    ``gpus``: number or share of GPUs; ``allowed``: GPU ids; ``for_``, ``idle``: durations; ``wait``: whether to wait
+    until GPUs are free; ``pid``: book the GPUs that this process uses, and run nothing. Raises SchedulerError.
+    """
+    from scheduler.client.lease import Lease, lease_of_process, process_of, request_of
+
+    limit = seconds_of(for_) if for_ else None
+    idle_s = seconds_of(idle) if idle else None
+    if pid is not None:
+        if command or idle:
+            raise UsageError("--pid books GPUs for a process that runs already", do="leave out the command and --idle")
+        made = lease_of_process(pid, os.environ, limit)
+        print(f"{_gpus(made)} {is_are(made.gpus)} booked until process {pid} ends{_until(made)}")
+        return 0
+    kind = request_of(gpus, parse_gpu_ids(allowed) if allowed else None)
+    made = Lease(f"lease-{os.getpid()}", process_of(os.getpid()), os.environ)
+    try:
+        told = ""
+        while (why := made.try_to_book(kind, limit)) is not None:
+            if not wait:
+                raise Refused(f"no GPU for a lease now: {why.sentence}", do="without --no-wait gpujob waits for one")
+            if why.sentence != told:
+                _say(f"waiting for {kind.need.in_words()}: {why.sentence}")
+                told = why.sentence
+            time.sleep(AGAIN_S)
+        _say(f"{_gpus(made)} {is_are(made.gpus)} booked{_until(made)}; the lease ends with its command")
+        return _run(made, list(command), idle_s)
+    finally:
+        made.end()
+
+
+def _gpus(made: Lease) -> str:
+    return named_gpus([gpu.index for gpu in made.gpus])
+
+
+def _until(made: Lease) -> str:
+    from scheduler.sharing.bookings_folder import time_of_day
+
+    return "" if made.until is None else f", at most until {time_of_day(made.until)}"
+
+
+def _say(text: str) -> None:
+    print(f"gpujob lease: {safe(text)}", file=sys.stderr, flush=True)
+
+
+def _run(made: Lease, command: list[str], idle_s: float | None) -> int:
+    from scheduler.client.lease import process_of
+
+    words = command or [os.environ.get("SHELL") or "/bin/sh"]
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": made.ids(), "GPUJOB_LEASE": made.ids()}
+    stopped: list[int] = []
+    kept = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        child = subprocess.Popen(words, env=environ)
+    except OSError as error:
+        raise Refused(f"cannot run {words[0]}: {error.strerror}") from None
+    try:
+        # The terminal sends Ctrl-C to the command, too; it decides.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda number, _: stopped.append(number))
+        made.children = (process_of(child.pid),)
+        made.publish()
+        _watch(made, child, idle_s, stopped)
+    finally:
+        for number, before in kept.items():
+            signal.signal(number, before)
+    code = child.returncode
+    return code if code >= 0 else 128 - code
+
+
+def _watch(made: Lease, child: subprocess.Popen[bytes], idle_s: float | None, stopped: list[int]) -> None:
+    """Wait for the command; end it when the time is over, when the GPUs are idle, or when this process is told to end."""
+    begun, pidfd = time.monotonic(), os.pidfd_open(child.pid)
+    end = None if made.until is None else begun + made.until - made.since
+    warn = None if end is None else max(begun, end - min(WARN_S, (end - begun) / 6))
+    watcher = _IdleWatch(made, idle_s) if idle_s is not None else None
+    try:
+        while child.poll() is None:
+            now = time.monotonic()
+            if stopped:
+                _end(child, signal.Signals(stopped[0]))
+                return
+            if end is not None and now >= end:
+                _say("the time of the lease is over; its command is ended")
+                _end(child, signal.SIGHUP)
+                return
+            if warn is not None and end is not None and now >= warn:
+                _say(f"the lease ends in {span_text(end - now)}")
+                warn = None
+            if watcher is not None and watcher.is_over(now):
+                _say(f"{_gpus(made)} {is_are(made.gpus)} idle; the lease ends")
+                _end(child, signal.SIGHUP)
+                return
+            due = [moment for moment in (end, warn, watcher.due if watcher else None) if moment is not None]
+            select.select([pidfd], [], [], min([1.0, *(max(0.0, moment - now) for moment in due)]))
+    finally:
+        os.close(pidfd)
+
+
+def _end(child: subprocess.Popen[bytes], first: signal.Signals) -> None:
+    """End the command and its descendants: by ``first`` and SIGTERM, then by SIGKILL."""
+    import psutil
+
+    try:
+        processes = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
+    except psutil.Error:
+        processes = []
+    for number in dict.fromkeys((first, signal.SIGTERM)):
+        for process in processes:
+            _signal(process, number)
+    _, left = psutil.wait_procs(processes, timeout=KILL_S)
+    for process in left:
+        _signal(process, signal.SIGKILL)
+    child.wait()
+
+
+def _signal(process: Any, number: int) -> None:
+    import psutil
+
+    try:
+        process.send_signal(number)  # psutil compares the start time first
+    except psutil.Error:
+        return  # it has ended
+
+
+class _IdleWatch:
+    """Tells when the GPUs of a lease were idle for a time, and warns before."""
+
+    def __init__(self, made: Lease, limit_s: float) -> None:
+        self._made, self._limit = made, limit_s
+        self.due = self._busy_at = time.monotonic()
+        self._warned = False
+
+    def is_over(self, now: float) -> bool:
+        """Read the GPUs if it is due; return whether they were idle for the whole limit."""
+        if now < self.due:
+            return False
+        if self._busy():
+            self._busy_at, self._warned = now, False
+        idle = now - self._busy_at
+        warn_at = self._limit - min(WARN_S, self._limit / 6)
+        if warn_at <= idle < self._limit and not self._warned:
+            self._warned = True
+            _say(
+                f"{_gpus(self._made)} {is_are(self._made.gpus)} idle for {span_text(idle)}; the lease ends in "
+                f"{span_text(self._limit - idle)} unless they are used"
+            )
+        self.due = now + min(SAMPLE_S, self._limit / 6)
+        return idle >= self._limit
+
+    def _busy(self) -> bool:
+        from scheduler.client.machine_gpus import machine_gpus
+
+        found = machine_gpus(os.environ, ())
+        mine = [found.snapshots.get(gpu.uuid) for gpu in self._made.gpus]
+        return any(one is None or one.load is None or one.load > NOT_BUSY for one in mine)

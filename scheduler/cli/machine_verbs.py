@@ -1,0 +1,50 @@
+"""Declaration of the verbs for the whole machine: who, lease and service."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the command line."""
+    app.command("who")(who)
+    app.command("lease", context_settings={"allow_interspersed_args": False})(lease)
+
+
+def who(
+    *,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON value, for programs (write --json after the verb).")
+    ] = False,
+) -> None:
+    """Show which user has which GPU of this machine: booked, used, idle, since when."""
+    from scheduler.cli.who import who as show
+
+    raise typer.Exit(show(json=json))
+
+
+def lease(
+    command: Annotated[
+        Optional[list[str]], typer.Argument(metavar="[-- COMMAND…]", help="What to run; by default a shell.")
+    ] = None,
+    *,
+    gpus: Annotated[
+        str, typer.Option("-g", "--gpus", metavar="NEED", help="Number or share of GPUs: 1, 2, 0.5.")
+    ] = "1",
+    allowed: Annotated[str, typer.Option("--allowed", metavar="LIST", help="Allowed GPUs: 0,2 or 0-3.")] = "",
+    for_: Annotated[str, typer.Option("--for", metavar="TIME", help="The lease ends after this time: 4h.")] = "",
+    idle: Annotated[
+        str, typer.Option("--idle", metavar="TIME", help="The lease ends after its GPUs were idle for this time: 30m.")
+    ] = "",
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Fail if no GPU is free.")] = False,
+    pid: Annotated[
+        Optional[int], typer.Option("--pid", metavar="PID", help="Book the GPUs that this process already uses.")
+    ] = None,
+) -> None:
+    """Book GPUs for interactive work: run a shell or a command on them."""
+    from scheduler.cli.lease import lease as run
+
+    code = run(command or [], gpus=gpus, allowed=allowed, for_=for_, idle=idle, wait=not no_wait, pid=pid)
+    raise typer.Exit(code)

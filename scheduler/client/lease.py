@@ -1,0 +1,205 @@
+"""Leases: GPUs that a person books for interactive work, with or without a scheduler of their own."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from scheduler.client.machine_gpus import MachineGpus, machine_gpus
+from scheduler.core.admission import Admission
+from scheduler.core.config import Config
+from scheduler.core.errors import Refused
+from scheduler.core.fair_shares import decayed
+from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
+from scheduler.core.job import Process, Reason
+from scheduler.core.neighbours import Neighbour, Neighbours, Sharing
+from scheduler.core.observations import Now
+from scheduler.core.placement import Fleet
+from scheduler.core.placement_class import PlacementClass
+from scheduler.core.policy import thresholds_of
+from scheduler.core.scheduler_state import SchedulerState
+from scheduler.core.shared_bookings import LEASE, Booking, Document, Want
+from scheduler.core.take_turns import Turns
+from scheduler.intake.machine_settings import machine_settings
+from scheduler.sharing.bookings_folder import BookingsFolder, Found, own_space, shared_folder, time_of_day, user_name
+from scheduler.system.proc import boot_id
+from scheduler.system.processes import seen
+
+PAST = "leases"  # key of the document that keeps the use of ended leases
+HALF_LIFE_S = 86_400.0
+
+
+def boot_seconds() -> float:
+    """Return the seconds since boot."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def process_of(pid: int) -> Process:
+    """Return the identity of a process. Raises Refused if there is no such process."""
+    found = seen(pid)
+    if found is None or not found.alive:
+        raise Refused(f"there is no process {pid}")
+    return Process(found.pid, found.ticks)
+
+
+@dataclass(slots=True)
+class Lease:
+    """A lease of this process, or of a process that already uses GPUs.
+
+    ``key``: tells the leases of a user apart; ``process``: while it lives, the lease counts; ``environ``: names the
+    folder of shared bookings and the settings of the machine. Raises SchedulerError, OSError.
+    """
+
+    key: str
+    process: Process
+    environ: Mapping[str, str]
+    until: float | None = None
+    gpus: list[Gpu] = field(default_factory=list)
+    parts: int = WHOLE
+    since: float = 0.0
+    children: tuple[Process, ...] = ()
+    _folder: BookingsFolder | None = None
+    _left_to: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> BookingsFolder:
+        """The folder of shared bookings, opened."""
+        if self._folder is None:
+            self._folder = BookingsFolder(shared_folder(self.environ), self.key, boot_id())
+            self._folder.tidy(f"gpujob-{os.getuid()}-lease-")
+        return self._folder
+
+    def ids(self) -> str:
+        return ",".join(str(gpu.index) for gpu in self.gpus)
+
+    def try_to_book(self, kind: PlacementClass, for_s: float | None) -> Reason | None:
+        """Book GPUs if some are free and it is this user's turn. Return why not; None if they are booked.
+
+        ``for_s``: duration of the lease. Raises NoGpuData, Refused if this machine can never grant it, OSError.
+        """
+        folder = self.folder
+        folder.prepare()
+        closed = folder.lock(2.0)
+        try:
+            found = folder.read()
+            machine = machine_gpus(self.environ, found.living)
+            state = self._state(machine, found, closed)
+            never = state.fleet.can_ever_hold(kind)
+            if never:
+                raise Refused(f"no lease: {never}", do="ask for less")
+            assert state.sharing is not None
+            turns = Turns(state.sharing, state.fleet, time.monotonic())
+            turns.give_way()
+            gpus = state.fleet.find(kind)
+            turns.end()
+            if gpus is None:
+                reason = state.fleet.why_not(kind)
+                if state.fleet.find(kind) is not None:
+                    reason = state.sharing.why_others_first()
+                self.publish(
+                    machine, (Want(kind.need.count, kind.need.parts, kind.vram_mib, self._allowed(kind, machine)),)
+                )
+                return reason
+            self.gpus = [gpu for gpu in machine.gpus if gpu.index in gpus]
+            self.parts, self.since = kind.need.parts, boot_seconds()
+            self.until = None if for_s is None else self.since + for_s
+            self.publish(machine)
+            return None
+        finally:
+            if not closed:
+                folder.unlock()
+
+    def _state(self, machine: MachineGpus, found: Found, closed: str) -> SchedulerState:
+        me, settings = user_name(os.getuid()), machine_settings(self.environ)
+        state = SchedulerState(Fleet(machine.gpus), lambda job: None)
+        state.sharing = Sharing(me, settings.fair_half_life or HALF_LIFE_S, settings.weights, left_to=self._left_to)
+        living = tuple(Neighbour(one.user, one.user == me, one.document) for one in found.living)
+        ended = tuple(Neighbour(one.user, one.user == me, one.document) for one in found.ended)
+        state.take_neighbours(Neighbours(boot_seconds(), living, ended, closed))
+        state.sharing.clock = time_of_day
+        if machine.readings is not None:
+            now = Now(time.time(), time.monotonic(), boot_seconds())
+            state.fleet.admission = Admission.of(machine.gpus, thresholds_of(Config()), now)
+            state.watch_admission()
+            state.fleet.admission.take(machine.readings, now)
+        return state
+
+    @staticmethod
+    def _allowed(kind: PlacementClass, machine: MachineGpus) -> tuple[str, ...]:
+        return tuple(gpu.uuid for gpu in machine.gpus if kind.allowed and gpu.index in kind.allowed)
+
+    def publish(self, machine: MachineGpus | None = None, wants: tuple[Want, ...] = ()) -> None:
+        """Publish the lease, or what it waits for. Raises OSError."""
+        processes = (self.process, *self.children)
+        bookings = tuple(Booking(gpu.uuid, self.parts, 0, self.since, self.until, processes) for gpu in self.gpus)
+        managed = machine.gpus if machine is not None else self.gpus
+        self.folder.publish(
+            Document(
+                self.key,
+                boot_id(),
+                LEASE,
+                self.process,
+                space=own_space(),
+                gpus=tuple(gpu.uuid for gpu in managed),
+                waiting=len(wants),
+                wants=wants,
+                used_at=self.since or boot_seconds(),
+                bookings=bookings,
+            )
+        )
+
+    def end(self) -> None:
+        """End the lease. What it has used is added to the use of the user's ended leases. Raises OSError."""
+        folder = self.folder
+        if self.gpus:
+            past = BookingsFolder(folder.path, PAST, boot_id())
+            try:
+                past.prepare()
+                past.lock(2.0)
+                at, before = boot_seconds(), past.mine()
+                used = decayed(0.0, at - self.since, HALF_LIFE_S, len(self.gpus) * self.parts / WHOLE)
+                if before is not None and before.boot == boot_id():
+                    used += decayed(before.used, at - before.used_at, HALF_LIFE_S)
+                past.publish(Document(PAST, boot_id(), LEASE, used=used, used_at=at, space=own_space()))
+            finally:
+                past.close()
+        folder.close(remove=True)
+        self._folder = None
+
+
+def request_of(share: str, gpus: tuple[int, ...] | None) -> PlacementClass:
+    """Return what a lease asks for. ``share``: as for jobs, such as 1, 2 or 0.5. Raises UsageError, Refused."""
+    need = ResourceRequest.parse(share)
+    if not need.total:
+        raise Refused("a lease needs a GPU", do="write gpujob lease -g 1")
+    return PlacementClass(need, gpus)
+
+
+def lease_of_process(pid: int, environ: Mapping[str, str], for_s: float | None) -> Lease:
+    """Book the GPUs that a process and its descendants already use, until the process ends.
+
+    Raises Refused if the process belongs to another user or uses no GPU, NoGpuData if the GPUs cannot be read.
+    """
+    import psutil
+
+    process = process_of(pid)
+    try:
+        about = psutil.Process(pid)
+        owner = about.uids().real
+        pids = {pid, *(child.pid for child in about.children(recursive=True))}
+    except psutil.Error as error:
+        raise Refused(f"process {pid} cannot be examined: {error}") from None
+    if os.getuid() not in (0, owner):
+        raise Refused(f"process {pid} belongs to user {user_name(owner)}; only its user can book for it")
+    machine = machine_gpus(environ, ())
+    used = [gpu for gpu in machine.gpus if any(one.pid in pids for one in machine.snapshots[gpu.uuid].processes or ())]
+    if not used:
+        raise Refused(f"process {pid} uses no GPU", do="see gpujob who")
+    lease = Lease(f"lease-{pid}", process, environ, gpus=used, since=boot_seconds())
+    lease.until = None if for_s is None else lease.since + for_s
+    lease.folder.prepare()
+    lease.publish()
+    lease.folder.close()
+    return lease

@@ -1,0 +1,84 @@
+"""Who uses the GPUs of this machine: bookings of all schedulers and leases, beside what their processes use."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from scheduler.client.machine_gpus import machine_gpus
+from scheduler.client.neighbours import published
+from scheduler.core.gpu import WHOLE, Gpu
+from scheduler.core.shared_bookings import LEASE
+from scheduler.sharing.bookings_folder import Published, user_name
+
+
+@dataclass(slots=True)
+class Holder:
+    """What one user has of one GPU.
+
+    ``share``: booked share, 0 to 1; ``memory_mib``, ``load``: in use by the user's processes (None: not known);
+    ``processes``: their number; ``since``, ``until``: seconds since 1970; ``kind``: ``jobs``, ``lease`` or ``foreign``
+    (nothing is booked); ``own``: the user asks about himself.
+    """
+
+    gpu: Gpu
+    user: str
+    share: float = 0.0
+    memory_mib: int | None = None
+    load: float | None = None
+    processes: int | None = None
+    since: float | None = None
+    until: float | None = None
+    kind: str = "foreign"
+    own: bool = False
+
+    @property
+    def idle(self) -> bool:
+        """True if a part of the GPU is booked and no process of the user is on the GPU. False if this is not known."""
+        return self.share > 0 and self.processes == 0
+
+
+def who(environ: Mapping[str, str]) -> tuple[list[Gpu], list[Holder], list[str]]:
+    """Return the GPUs of this machine, who has them, and problems with the bookings. Raises NoGpuData."""
+    documents, problems = published(environ)
+    machine = machine_gpus(environ, documents)
+    me, found = user_name(os.getuid()), dict[tuple[str, str, str], Holder]()
+    by_uuid = {gpu.uuid: gpu for gpu in machine.gpus}
+    for one in documents:
+        _add_bookings(one, by_uuid, found, me)
+    for uuid, snapshot in machine.snapshots.items():
+        for holder in found.values():
+            if holder.gpu.uuid == uuid and snapshot.processes is not None:
+                holder.processes, holder.memory_mib = 0, 0
+        for process in snapshot.processes or ():
+            user = process.user or "?"
+            kinds = [kind for kind in ("jobs", "lease") if (uuid, user, kind) in found]
+            key = (uuid, user, kinds[0] if kinds else "foreign")
+            holder = found.setdefault(key, Holder(by_uuid[uuid], user, own=user == me))
+            holder.processes = (holder.processes or 0) + 1
+            if process.memory_mib is not None:
+                holder.memory_mib = (holder.memory_mib or 0) + process.memory_mib
+            if process.load is not None:
+                holder.load = (holder.load or 0.0) + process.load
+            if not holder.share and process.started_at:
+                holder.since = min(holder.since or process.started_at, process.started_at)
+    holders = sorted(found.values(), key=lambda one: (one.gpu.index, one.user, one.kind))
+    return machine.gpus, holders, problems
+
+
+def _add_bookings(one: Published, gpus: Mapping[str, Gpu], found: dict[tuple[str, str, str], Holder], me: str) -> None:
+    kind = "lease" if one.document.kind == LEASE else "jobs"
+    offset = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    for booking in one.document.bookings:
+        if booking.gpu not in gpus:
+            continue
+        key = (booking.gpu, one.user, kind)
+        holder = found.setdefault(key, Holder(gpus[booking.gpu], one.user, kind=kind, own=one.user == me))
+        since = booking.since + offset
+        holder.since = since if not holder.share else min(holder.since or since, since)
+        until = None if booking.until is None else booking.until + offset
+        first = not holder.share
+        holder.until = until if first else None if until is None or holder.until is None else max(holder.until, until)
+        holder.share = min(1.0, holder.share + booking.parts / WHOLE)
