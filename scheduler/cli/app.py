@@ -332,20 +332,19 @@ def show_job(jobs: Jobs, json: Json = False, state_file: StateFile = None, confi
 @app.command("report")
 def report(
     json: Json = False,
-    csv: Annotated[
-        bool, typer.Option("--csv", help="Print the jobs as comma-separated values, for spreadsheets.")
-    ] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print the jobs as CSV, for spreadsheets.")] = False,
     since: Annotated[
         str, typer.Option("--since", metavar="WHEN", help="Only from this time on: 7d (7 days ago), 2026-11-15.")
     ] = "",
     label: Annotated[str, typer.Option("--label", metavar="TEXT", help="Only jobs with this label.")] = "",
+    by: Annotated[str, typer.Option("--by", metavar="user", help="Show the use of all users of this machine.")] = "",
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
     """Show waiting times, run times and GPU use by job, label and GPU."""
     from scheduler.cli.report import report as reporting
 
-    raise typer.Exit(reporting(json=json, csv=csv, since=since, label=label, **_which(state_file, config)))
+    raise typer.Exit(reporting(json=json, csv=csv, since=since, label=label, by=by, **_which(state_file, config)))
 
 
 @app.command("why")

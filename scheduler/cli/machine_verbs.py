@@ -6,10 +6,13 @@ from typing import Annotated, Optional
 
 import typer
 
+from scheduler.core.errors import UsageError
+
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
     app.command("who")(who)
+    app.command("service")(service)
     app.command("lease", context_settings={"allow_interspersed_args": False})(lease)
 
 
@@ -48,3 +51,21 @@ def lease(
 
     code = run(command or [], gpus=gpus, allowed=allowed, for_=for_, idle=idle, wait=not no_wait, pid=pid)
     raise typer.Exit(code)
+
+
+def service(
+    action: Annotated[str, typer.Argument(metavar="install|status|uninstall", help="What to do.")],
+    *,
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the systemd unit.")] = "gpujob",
+    force: Annotated[bool, typer.Option("--force", help="Replace a unit that gpujob did not write.")] = False,
+) -> None:
+    """Run the scheduler of this folder as a systemd service of yours, without root."""
+    from scheduler.cli import service as unit
+
+    if action == "install":
+        raise typer.Exit(unit.install(name, force=force))
+    if action == "status":
+        raise typer.Exit(unit.status(name))
+    if action == "uninstall":
+        raise typer.Exit(unit.uninstall(name))
+    raise UsageError(f"unknown action {action!r}", do="write gpujob service install, status or uninstall")

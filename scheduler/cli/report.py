@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv as comma_separated
+import os
 import sys
 import time
 from datetime import datetime
@@ -32,16 +33,22 @@ def report(
     csv: bool = False,
     since: str = "",
     label: str = "",
+    by: str = "",
     state_file: str | None = None,
     config: str | None = None,
 ) -> int:
     """Print the report and return the exit code 0, even if jobs have failed.
 
-    ``since``: a duration or a date; ``label``: only jobs with this label. Raises UsageError for a wrong ``since`` and
+    ``since``: a duration or a date; ``label``: only jobs with this label; ``by``: ``user`` for the use of all users of
+    this machine, by their shared bookings. Raises UsageError for a wrong ``since`` and
     for ``json`` with ``csv``. Raises NotFound if no job has the label.
     """
     if json and csv:
         raise UsageError("cannot combine --json and --csv", do="leave one of them out")
+    if by:
+        if by != "user" or csv or since or label:
+            raise UsageError("--by user takes no other option than --json", do="write gpujob report --by user")
+        return _by_user(json)
     now = time.time()
     moment = _moment(since, now) if since else None
     client = SchedulerClient(state_file_for(state_file, config))
@@ -82,6 +89,35 @@ def _moment(text: str, now: float) -> float:
     if found > now:
         raise UsageError(f"{text[:40]} is in the future", where="--since", do="give a time in the past")
     return found
+
+
+def _by_user(json: bool) -> int:
+    """Print the use of all users of this machine."""
+    from scheduler.client.who import use_by_user
+
+    uses, half_life, problems = use_by_user(os.environ)
+    if json:
+        values = [
+            {
+                "user": use.user, "own": use.own, "gpu_s": use.used_h * HOUR_S, "share": use.share, "fair": use.fair,
+                "booked": use.booked, "waiting": use.waiting,
+            }
+            for use in uses
+        ]  # fmt: skip
+        render.print_json({"schema": SCHEMA, "half_life_s": half_life, "users": values, "problems": problems})
+        return 0
+    for text in problems:
+        print(f"gpujob: {render.safe(text)}", file=sys.stderr)
+    rows = [
+        (
+            render.safe(use.user) + (" (you)" if use.own else ""), f"{use.used_h:.2f}", f"{use.share:.0%}",
+            f"{use.fair:.0%}", f"{use.booked:g}", use.waiting,
+        )
+        for use in uses
+    ]  # fmt: skip
+    print("\n".join(render.table(("USER", "GPU-HOURS", "SHARE", "FAIR SHARE", "BOOKED NOW", "WAITING"), rows)))
+    print(f"\nGPU-hours count half after {span_text(half_life)}")
+    return 0
 
 
 # -- for people -------------------------------------------------------------------------------------------

@@ -22,13 +22,12 @@ from scheduler.core.policy import thresholds_of
 from scheduler.core.scheduler_state import SchedulerState
 from scheduler.core.shared_bookings import LEASE, Booking, Document, Want
 from scheduler.core.take_turns import Turns
-from scheduler.intake.machine_settings import machine_settings
+from scheduler.intake.machine_settings import HALF_LIFE_S, machine_settings
 from scheduler.sharing.bookings_folder import BookingsFolder, Found, own_space, shared_folder, time_of_day, user_name
 from scheduler.system.proc import boot_id
 from scheduler.system.processes import seen
 
 PAST = "leases"  # key of the document that keeps the use of ended leases
-HALF_LIFE_S = 86_400.0
 
 
 def boot_seconds() -> float:

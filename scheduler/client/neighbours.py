@@ -18,10 +18,10 @@ def key_of(places: Places) -> str:
     return digest(os.fsencode(places.state_file), 4)
 
 
-def published(environ: Mapping[str, str], but: str = "") -> tuple[list[Published], list[str]]:
+def published(environ: Mapping[str, str], but: str = "", ended: bool = False) -> tuple[list[Published], list[str]]:
     """Return what all schedulers and leases of this machine have published, and the problems with their files.
 
-    ``but``: key of the scheduler of this user that is left out.
+    ``but``: key of the scheduler of this user that is left out; ``ended``: also those that have ended.
     """
     try:
         folder = BookingsFolder(shared_folder(environ), but, boot_id())
@@ -31,7 +31,7 @@ def published(environ: Mapping[str, str], but: str = "") -> tuple[list[Published
         found = folder.read()
     finally:
         folder.close()
-    return found.living, found.problems
+    return [*found.living, *(found.ended if ended else ())], found.problems
 
 
 def booked_outside(gpus: Sequence[Gpu], places: Places, environ: Mapping[str, str]) -> dict[int, tuple[Outside, ...]]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scheduler.client.machine_gpus import machine_gpus
 from scheduler.client.neighbours import published
 from scheduler.core.gpu import WHOLE, Gpu
+from scheduler.core.neighbours import Neighbour, Neighbours, Sharing
 from scheduler.core.shared_bookings import LEASE
+from scheduler.intake.machine_settings import HALF_LIFE_S, machine_settings
 from scheduler.sharing.bookings_folder import Published, user_name
 
 
@@ -82,3 +85,41 @@ def _add_bookings(one: Published, gpus: Mapping[str, Gpu], found: dict[tuple[str
         first = not holder.share
         holder.until = until if first else None if until is None or holder.until is None else max(holder.until, until)
         holder.share = min(1.0, holder.share + booking.parts / WHOLE)
+
+
+@dataclass(frozen=True, slots=True)
+class UserUse:
+    """The use of a user on this machine. ``used_h``: GPU hours, decayed; ``share``: of the use of all users, 0 to 1;
+    ``fair``: what a fair division would give; ``booked``: GPUs booked now; ``waiting``: waiting jobs.
+    """
+
+    user: str
+    used_h: float
+    share: float
+    fair: float
+    booked: float
+    waiting: int
+    own: bool
+
+
+def use_by_user(environ: Mapping[str, str]) -> tuple[list[UserUse], float, list[str]]:
+    """Return the use of each user with a scheduler or lease, the half-life in seconds, and problems with the bookings."""
+    settings, me = machine_settings(environ), user_name(os.getuid())
+    found, problems = published(environ, ended=True)
+    half_life = settings.fair_half_life or HALF_LIFE_S
+    neighbours = tuple(Neighbour(one.user, one.user == me, one.document) for one in found)
+    sharing = Sharing(me, half_life, settings.weights)
+    sharing.take(Neighbours(time.clock_gettime(time.CLOCK_BOOTTIME), neighbours), ())
+    standings = sharing.standings()
+    total = sum(one.used for one in standings.values())
+    weights = sum(one.weight for one in standings.values())
+    waiting = Counter(dict.fromkeys(standings, 0))
+    for one in found:
+        waiting[one.user] += one.document.waiting
+    uses = [
+        UserUse(
+            user, one.used / 3600, one.used / total if total else 0.0, one.weight / weights, one.rate, waiting[user], user == me
+        )
+        for user, one in sorted(standings.items())
+    ]  # fmt: skip
+    return uses, half_life, problems
