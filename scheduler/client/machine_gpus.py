@@ -20,29 +20,41 @@ class MachineGpus:
 
     gpus: list[Gpu]
     readings: Readings | None = None
+    problem: str = ""  # why a driver that exists was not read
     snapshots: dict[str, GpuSnapshot] = field(default_factory=dict)  # UUID → reading
 
 
-def machine_gpus(environ: Mapping[str, str], published: Iterable[Published]) -> MachineGpus:
+def machine_gpus(environ: Mapping[str, str], published: Iterable[Published], strict: bool = True) -> MachineGpus:
     """Return the GPUs of this machine. Without a driver, these are the declared GPUs of the schedulers that run.
 
-    Raises NoGpuData if there is neither a driver nor a declared GPU, or if a driver that exists does not answer.
+    ``strict``: a driver that exists must answer; else the GPUs of the schedulers are returned without readings. Raises
+    NoGpuData.
     """
-    probe = NvidiaProbe(environ)
+    probe, problem = NvidiaProbe(environ), ""
     try:
         found = probe.first()
         found = GpuMonitor(probe, "", tuple).identified(found)
         gpus = [Gpu(one.ordinal, one.uuid, one.name, memory_mib=one.memory_total_mib) for one in found.gpus]
-        return MachineGpus(gpus, found, {one.uuid: one for one in found.gpus})
-    except NoGpuData:
+        return MachineGpus(gpus, found, snapshots={one.uuid: one for one in found.gpus})
+    except NoGpuData as error:
         if not probe.absent:
-            raise
+            problem = error.what
+            if strict:
+                raise
     finally:
         probe.close()
-    names = {uuid for one in published for uuid in one.document.gpus if uuid.startswith(DECLARED)}
-    numbers = sorted(int(uuid[len(DECLARED) :]) for uuid in names if uuid[len(DECLARED) :].isdigit())
-    if not numbers:
+    names = {uuid for one in published for uuid in one.document.gpus if problem or uuid.startswith(DECLARED)}
+    if not names:
         raise NoGpuData(
-            "there is no GPU driver, and no scheduler with declared GPUs runs", do="start one: gpujob start --gpus 2"
+            problem or "there is no GPU driver, and no scheduler with declared GPUs runs",
+            do="start a scheduler: gpujob start --gpus 2",
         )
-    return MachineGpus([Gpu(number, f"{DECLARED}{number}") for number in numbers])
+    numbers = {uuid: int(uuid[len(DECLARED) :]) for uuid in names if _is_declared(uuid)}
+    others = sorted(names - set(numbers))
+    gpus = [Gpu(number, uuid) for uuid, number in sorted(numbers.items(), key=lambda pair: pair[1])]
+    return MachineGpus([*gpus, *(Gpu(number, uuid, "") for number, uuid in enumerate(others))], problem=problem)
+
+
+def _is_declared(uuid: str) -> bool:
+    number = uuid[len(DECLARED) :]
+    return uuid.startswith(DECLARED) and number.isdecimal() and len(number) < 6

@@ -46,7 +46,9 @@ class Holder:
 def who(environ: Mapping[str, str]) -> tuple[list[Gpu], list[Holder], list[str]]:
     """Return the GPUs of this machine, who has them, and problems with the bookings. Raises NoGpuData."""
     documents, problems = published(environ)
-    machine = machine_gpus(environ, documents)
+    machine = machine_gpus(environ, documents, strict=False)
+    if machine.problem:
+        problems = [*problems, machine.problem]
     me, found = user_name(os.getuid()), dict[tuple[str, str, str], Holder]()
     by_uuid = {gpu.uuid: gpu for gpu in machine.gpus}
     for one in documents:

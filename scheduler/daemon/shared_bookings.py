@@ -38,7 +38,7 @@ from scheduler.system.proc import boot_id
 from scheduler.system.processes import seen
 
 AGAIN_S = 0.1  # after the lock was not free
-POLL_S = 1.0  # if the folder cannot be watched, and for GPUs that are kept free at some hours
+POLL_S = 1.0  # while jobs wait beside neighbours, or for GPUs that are kept free at some hours
 SETTINGS_S = 60.0  # the settings of the machine are read again after this time
 TOLD_AFTER_S = 2.0  # a lock that is not free is reported after this time
 
@@ -109,9 +109,10 @@ class SharedBookings:
         if before is None or replace(made, used=before.used, used_at=before.used_at) != before:
             self._folder.publish(made)
             self._published = made
-        self._watch(bool(len(state.queue) and state.sharing.neighbours.living))
-        poll = len(state.queue) and (self._timed or (self._watched and isinstance(self._watcher, PollingWatcher)))
-        self._poll_at = now.mono + POLL_S if poll else NEVER
+        neighbours = bool(state.sharing.neighbours.living)
+        self._watch(bool(len(state.queue)) and neighbours)
+        # A scheduler or job that is killed writes nothing, so the folder is also read at intervals.
+        self._poll_at = now.mono + POLL_S if len(state.queue) and (neighbours or self._timed) else NEVER
 
     def end(self) -> None:
         """Give the lock back."""

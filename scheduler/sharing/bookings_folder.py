@@ -99,9 +99,10 @@ def user_name(uid: int) -> str:
 
 
 def alive(process: Process) -> bool:
-    """Return whether a process of any user lives. If /proc hides it, a process with this pid counts."""
-    if seen_as(process) is not None:
-        return True
+    """Return whether a process of any user lives; a zombie does not. If /proc hides it, a process with this pid counts."""
+    found = seen_as(process)
+    if found is not None:
+        return found.alive
     try:
         os.kill(process.pid, 0)
     except PermissionError:
