@@ -1,4 +1,4 @@
-"""The verb `who`: who has which GPU of this machine."""
+"""The verb `who`: the users of the GPUs of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other schedulers and leases of this machine have booked, read from the folder of shared bookings."""
+"""Bookings of other schedulers and leases of this machine, read from the folder of shared bookings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who uses the GPUs of this machine: bookings of all schedulers and leases, beside what their processes use."""
+"""Use of the GPUs of this machine by user: bookings of all schedulers and leases, beside what their processes use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scheduler.sharing.bookings_folder import Published, user_name
 
 @dataclass(slots=True)
 class Holder:
-    """What one user has of one GPU.
+    """The part of one GPU that one user has.
 
     ``share``: booked share, 0 to 1; ``memory_mib``, ``load``: in use by the user's processes (None: not known);
     ``processes``: their number; ``since``, ``until``: seconds since 1970; ``kind``: ``jobs``, ``lease`` or ``foreign``

@@ -1,4 +1,4 @@
-"""Other schedulers and leases of this machine: what they have booked, what they wait for, and whose turn it is.
+"""Other schedulers and leases of this machine: their bookings, their waiting jobs, and whose turn it is.
 
 A scheduler reads the documents of the others, decides and publishes its own document under one lock of the machine. So
 no part of a GPU is given away twice, and schedulers agree on whose turn it is without talking to each other.
@@ -43,7 +43,7 @@ class Neighbours:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What one user has booked on a GPU by other schedulers and leases. ``until``: seconds since boot, None if unknown."""
+    """Bookings of one user on a GPU by other schedulers and leases. ``until``: seconds since boot, None if unknown."""
 
     user: str
     own: bool
@@ -65,7 +65,7 @@ def _no_clock(at: float) -> str:
 
 @dataclass(slots=True)
 class Sharing:
-    """What a scheduler knows about its neighbours. ``user``: its own user; ``weights``: user → weight, 1.0 by default.
+    """Knowledge of a scheduler about its neighbours. ``user``: its own user; ``weights``: user → weight, 1.0 by default.
 
     ``used`` and ``used_at``: own decayed use; ``left_to``: user → (since when GPUs are left to this user, monotonic
     seconds; what the user had booked then).

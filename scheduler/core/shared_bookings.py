@@ -6,9 +6,9 @@ processes of a machine share and nobody can set.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +54,7 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a scheduler or a lease publishes.
+    """The facts that a scheduler or a lease publishes.
 
     ``key``: tells the documents of a user apart; ``process``: the scheduler or lease; ``supervisors``: processes that
     start and watch its jobs; ``space``: pid namespace of these processes; ``gpus``: UUIDs of the GPUs that it manages; ``waiting``: number of waiting jobs;
@@ -93,7 +93,7 @@ def text_of(document: Document, sequence: int) -> bytes:
         ],
     }  # fmt: skip
     body = json.dumps(values, separators=(",", ":")).encode()
-    return HEAD + b"%d %d %d\n" % (sequence, len(body), zlib.crc32(body)) + body
+    return HEAD + b"%d %d %d\n" % (sequence, len(body), _checksum(body)) + body
 
 
 def document_from(data: bytes) -> Document:
@@ -104,7 +104,7 @@ def document_from(data: bytes) -> Document:
         raise ValueError("it is not a document of this version")
     _, length, checksum = map(int, numbers)
     body = rest[:length]
-    if len(body) != length or zlib.crc32(body) != checksum:
+    if len(body) != length or _checksum(body) != checksum:
         raise ValueError("it is incomplete")
     try:
         values = json.loads(body)
@@ -114,6 +114,10 @@ def document_from(data: bytes) -> Document:
         return _document(values)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ValueError(f"a value is wrong: {str(error)[:100]}") from None
+
+
+def _checksum(body: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(body, digest_size=7).digest(), "big")
 
 
 def _pair(process: Process) -> list[int]:

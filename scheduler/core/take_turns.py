@@ -18,7 +18,7 @@ class _Want:
 
 
 class Turns:
-    """Whose turn it is, within one pass.
+    """The order of users within one pass.
 
     `give_way` books GPUs in the ledger for the waiting jobs of other users, as their own schedulers will do. `end` takes
     these bookings back. So the own jobs get what remains, and no GPU is kept for a job that does not fit.

@@ -185,7 +185,7 @@ def test_status_jobs_show_why_and_logs_show_jobs_in_all_states(scheduler):
     status = s.status()
     assert status["schema"] == 1 and status["daemon"]["alive"] and status["daemon"]["pid"] == s.pid
     assert set(status["gpus"][0]) == {
-        "index", "uuid", "name", "node", "partition", "state", "paused", "allocated", "memory_used", "memory_total", "load", "jobs",
+        "index", "uuid", "name", "node", "partition", "state", "paused", "allocated", "memory_used", "memory_total", "load", "jobs", "booked_outside",
             "memory_own", "temperature", "reason",
     }  # fmt: skip
     job = next(j for j in status["jobs"] if j["id"] == 1)

@@ -242,7 +242,7 @@ def test_status_json_has_the_keys_of_the_contract() -> None:
         "alive": True, "pid": 7, "started_at": None, "runner": None,
     }  # fmt: skip
     assert set(value["gpus"][0]) == set(
-        "index uuid name node partition state paused allocated memory_used memory_total memory_own load temperature reason jobs".split()
+        "index uuid name node partition state paused allocated memory_used memory_total memory_own load temperature reason jobs booked_outside".split()
     )
     assert value["gpus"][0]["memory_total"] == 24000 << 20, "bytes as integers"
     assert len(value["jobs"]) == 1
