@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from scheduler.core.errors import Refused, UsageError
+from scheduler.core.errors import Refused, UsageError, said
 from scheduler.core.gpu import is_are, named_gpus, parse_gpu_ids
 from scheduler.core.units import seconds_of, span_text
 from scheduler.views.render import safe
@@ -34,7 +34,7 @@ def lease(
     for_: str = "",
     idle: str = "",
     wait: bool = True,
-    pid: int | None = None,
+    pid: str = "",
 ) -> int:
     """Book GPUs, run a command on them, and return its exit code (128 + the signal that ended it).
 
@@ -45,10 +45,12 @@ def lease(
 
     limit = seconds_of(for_) if for_ else None
     idle_s = seconds_of(idle) if idle else None
-    if pid is not None:
+    if pid:
+        if not (pid.isascii() and pid.isdigit() and len(pid) < 10):
+            raise UsageError(f"--pid must be a process id, not {said(pid)}")
         if command or idle:
             raise UsageError("--pid books GPUs for a process that runs already", do="leave out the command and --idle")
-        made = lease_of_process(pid, os.environ, limit)
+        made = lease_of_process(int(pid), os.environ, limit)
         print(f"{_gpus(made)} {is_are(made.gpus)} booked until process {pid} ends{_until(made)}")
         return 0
     kind = request_of(gpus, parse_gpu_ids(allowed) if allowed else None)

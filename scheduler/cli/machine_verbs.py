@@ -43,8 +43,8 @@ def lease(
     ] = "",
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Fail if no GPU is free.")] = False,
     pid: Annotated[
-        Optional[int], typer.Option("--pid", metavar="PID", help="Book the GPUs that this process already uses.")
-    ] = None,
+        str, typer.Option("--pid", metavar="PID", help="Book the GPUs that this process already uses.")
+    ] = "",
 ) -> None:
     """Book GPUs for interactive work: run a shell or a command on them."""
     from scheduler.cli.lease import lease as run

@@ -124,14 +124,14 @@ def test_h06_files_of_a_killed_daemon_do_not_block_a_start(scheduler):
 
 
 def test_h07_two_schedulers_of_one_machine_warn_of_each_other(scheduler, tmp_path):
-    """H07: A second scheduler on a machine starts with a warning that names the pid and GPUs of the first."""
-    one, two = scheduler(gpus=2, folder=tmp_path / "one"), scheduler(gpus=2, folder=tmp_path / "two")
+    """H07: A scheduler warns of another one that does not share its bookings; the warning has its pid and GPUs."""
+    one, two = (scheduler(gpus=2, folder=tmp_path / name, share_bookings=False) for name in ("one", "two"))
     one.start()
     two.start()
     told = f"another scheduler runs on this machine: pid {one.pid} of user"
     assert (
         told in two.said()
-        and "GPUs 0,1; the two do not know each other's bookings, so give each scheduler its own" in two.said()
+        and "GPUs 0,1; it does not share its bookings (share_bookings), so give each scheduler its own" in two.said()
     )
     wait_for(lambda: told in (two.folder / "gpu_scheduler.log").read_text(), "the log, written after the terminal")
 

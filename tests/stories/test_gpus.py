@@ -377,12 +377,14 @@ def test_i18_uuids_in_gpu_lists_are_refused(machine):
 
 
 def test_start_warns_of_another_scheduler_on_this_machine(machine, tmp_path):
-    one, two = machine(folder=tmp_path / "one", gpu_ids="0"), machine(folder=tmp_path / "two", gpu_ids="1")
+    one, two = (
+        machine(folder=tmp_path / name, gpu_ids=ids, share_bookings=False) for name, ids in (("one", "0"), ("two", "1"))
+    )
     one.cards("GPU-a", "GPU-b").s.start()
     two.cards("GPU-a", "GPU-b").s.start()
     told = f"another scheduler runs on this machine: pid {one.s.pid} of user"
     two.s.says(told)
-    two.s.says("GPUs 0; the two do not know")
+    two.s.says("GPUs 0; it does not share")
     assert f"pid {two.s.pid} of user" not in one.s.said()
     one.s.stop()
     two.s.stop()
@@ -391,7 +393,7 @@ def test_start_warns_of_another_scheduler_on_this_machine(machine, tmp_path):
 
 
 def test_start_warns_of_another_users_scheduler(machine, tmp_path):
-    one, two = machine(folder=tmp_path / "one"), machine(folder=tmp_path / "two")
+    one, two = machine(folder=tmp_path / "one", share_bookings=False), machine(folder=tmp_path / "two")
     one.cards("GPU-a").s.start()
     as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable]
     works = subprocess.run([*as_nobody, "-c", "import scheduler"], env=one.s.environ, cwd="/", capture_output=True)
