@@ -127,8 +127,8 @@ class House:
         # Compiled code is used, as in an installed package, but it is not written into the checkout.
         compiled = os.path.join(base, "pycache")
         self.environ = {
-            **kept, "PYTHONPATH": search, "XDG_RUNTIME_DIR": self.folder, "PYTHONPYCACHEPREFIX": compiled,
-            **(environ or {}),
+            **kept, "PYTHONPATH": search, "XDG_RUNTIME_DIR": self.folder, "GPUJOB_BOOKINGS_FOLDER": self.folder,
+            "PYTHONPYCACHEPREFIX": compiled, **(environ or {}),
         }  # fmt: skip
         self.gpus, self.words = gpus, words
         self.daemon: subprocess.Popen[bytes] | None = None

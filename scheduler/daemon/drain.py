@@ -9,6 +9,8 @@ from scheduler.core.scheduler_state import SchedulerState
 
 HOPE_S = 30.0  # seconds that a drain waits for a GPU that is gone or unhealthy
 LASTING = frozenset({"gone", "unhealthy"})
+# Other users decide how long these last, but they end.
+OF_OTHERS = frozenset({"booked-outside", "fair-share", "keep-free", "no-bookings"})
 
 
 class Drain:
@@ -26,7 +28,7 @@ class Drain:
             self._hopeless_since = None
             return False
         codes = {reason.code for reason in state.class_reasons().values()}
-        if codes & PASSING or any(state.fleet.find(kind) is not None for kind in state.queue.classes()):
+        if codes & (PASSING | OF_OTHERS) or any(state.fleet.find(kind) is not None for kind in state.queue.classes()):
             self._hopeless_since = None
             return False
         if not codes & LASTING:

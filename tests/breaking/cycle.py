@@ -52,7 +52,9 @@ class Cycle:
         run = self.folder / "run"
         run.mkdir(exist_ok=True, mode=0o700)
         self.environ = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-        self.environ.update(XDG_RUNTIME_DIR=str(run), PYTHONUNBUFFERED="1")
+        bookings = self.folder.with_name(f"{self.folder.name}-bookings")
+        bookings.mkdir(exist_ok=True, mode=0o700)
+        self.environ.update(XDG_RUNTIME_DIR=str(run), PYTHONUNBUFFERED="1", GPUJOB_BOOKINGS_FOLDER=str(bookings))
         self.environ["GPUJOB_SET_HISTORY"] = "false"  # the history's thread would write at random times
         script = self.folder / "job"
         script.write_text(JOB)
