@@ -124,8 +124,8 @@ BUGS = (
         (
             (
                 "scheduler/core/placement.py",
-                "self._set_free(i, self.free[i] - need.parts)",
-                "self._set_free(i, int((self.free[i] / WHOLE - need.parts / WHOLE) * WHOLE))",
+                "self._book(i, -need.parts)",
+                "self._unbooked[i] = int((self._unbooked[i] / WHOLE - need.parts / WHOLE) * WHOLE); self._book(i, 0)",
             ),
         ),
         (MACHINE, "tests/core/test_placement.py", "tests/core/test_decide_twin.py"),

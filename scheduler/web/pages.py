@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse, Response
 
 from scheduler.client.client import STATES
 from scheduler.client.overview import Overview
-from scheduler.core.errors import NotFound, UsageError, did_you_mean
+from scheduler.core.errors import NoGpuData, NotFound, UsageError, did_you_mean
 from scheduler.core.gpu import WHOLE
 from scheduler.core.job import ENDED, Job, JobState
 from scheduler.core.job_options import SUBMIT_OPTIONS
@@ -478,6 +478,25 @@ def _busiest(report: Report | None) -> float:
     return max([1.0, *(float(total.gpu_ms) for total in (report.labels.values() if report else ()))])
 
 
+# -- users of the machine ---------------------------------------------------------------------------------
+
+
+def _users(ask: Ask) -> Response:
+    from scheduler.client.who import use_by_user, who
+
+    problem = ""
+    uses, half_life, problems = use_by_user(os.environ)
+    try:
+        gpus, holders, _ = who(os.environ)
+    except NoGpuData as error:
+        gpus, holders, problem = [], [], error.what
+    taken = {holder.gpu.index for holder in holders}
+    return _page(
+        ask, "users.html", here="users", holders=holders, free=[gpu for gpu in gpus if gpu.index not in taken], uses=uses,
+        half_life=half_life, problems=[*problems, *([problem] if problem else [])],
+    )  # fmt: skip
+
+
 # -- files, errors ----------------------------------------------------------------------------------------
 
 
@@ -501,5 +520,6 @@ CALLS = (
     Call("GET", "/heatmap", _heatmap, "How busy the GPUs were, by the hour.", page=True),
     Call("GET", "/submit", _submit, "A form for a new job.", page=True),
     Call("GET", "/report", _report, "Waiting times, run times and GPU use of jobs.", page=True),
+    Call("GET", "/users", _users, "The users of this machine: bookings, use and fair shares.", page=True),
     *map(_static, STATIC),
 )

@@ -42,6 +42,7 @@ PAGES = (
     "/jobs?state=failed,running&label=x",
     "/report?since=all",
     "/report",
+    "/users",
 )
 STATES = {
     JobState.PENDING: {},
