@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -84,79 +83,65 @@ def _say(text: str) -> None:
     print(f"gpujob lease: {safe(text)}", file=sys.stderr, flush=True)
 
 
-def _run(made: Lease, command: list[str], idle_s: float | None) -> int:
-    from scheduler.client.lease import process_of
+class _Command:
+    """The command of a lease. It begins only when `begin` is called: until then the booking does not name it.
 
-    words = command or [os.environ.get("SHELL") or "/bin/sh"]
-    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": made.ids(), "GPUJOB_LEASE": made.ids()}
-    stopped: list[int] = []
-    kept = {
-        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
-        child = subprocess.Popen(words, env=environ)
-    except OSError as error:
-        raise Refused(f"cannot run {words[0]}: {error.strerror}") from None
-    try:
-        # The terminal sends Ctrl-C to the command, too; it decides.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGQUIT, signal.SIG_IGN)
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda number, _: stopped.append(number))
-        made.children = (process_of(child.pid),)
-        made.publish()
-        _watch(made, child, idle_s, stopped)
-    finally:
-        for number, before in kept.items():
-            signal.signal(number, before)
-    code = child.returncode
-    return code if code >= 0 else 128 - code
+    ``code``: its exit code, 128 + the signal that ended it; None while it runs. Raises Refused if it cannot be run.
+    """
 
+    def __init__(self, words: list[str], environ: dict[str, str]) -> None:
+        self.code: int | None = None
+        self._words = words
+        go, self._go = os.pipe()
+        self._failed, failed = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            os.close(self._go)
+            try:
+                if os.read(go, 1):  # nothing to read: the lease was killed before it named this process
+                    os.execvpe(words[0], words, environ)
+            except OSError as error:
+                os.write(failed, str(error.errno).encode())
+            finally:
+                os._exit(127)
+        os.close(go)
+        os.close(failed)
+        self.pidfd = os.pidfd_open(self.pid)
 
-def _watch(made: Lease, child: subprocess.Popen[bytes], idle_s: float | None, stopped: list[int]) -> None:
-    """Wait for the command; end it when the time is over, when the GPUs are idle, or when this process is told to end."""
-    begun, pidfd = time.monotonic(), os.pidfd_open(child.pid)
-    end = None if made.until is None else begun + made.until - made.since
-    warn = None if end is None else max(begun, end - min(WARN_S, (end - begun) / 6))
-    watcher = _IdleWatch(made, idle_s) if idle_s is not None else None
-    try:
-        while child.poll() is None:
-            now = time.monotonic()
-            if stopped:
-                _end(child, signal.Signals(stopped[0]))
-                return
-            if end is not None and now >= end:
-                _say("the time of the lease is over; its command is ended")
-                _end(child, signal.SIGHUP)
-                return
-            if warn is not None and end is not None and now >= warn:
-                _say(f"the lease ends in {span_text(end - now)}")
-                warn = None
-            if watcher is not None and watcher.is_over(now):
-                _say(f"{_gpus(made)} {is_are(made.gpus)} idle; the lease ends")
-                _end(child, signal.SIGHUP)
-                return
-            due = [moment for moment in (end, warn, watcher.due if watcher else None) if moment is not None]
-            select.select([pidfd], [], [], min([1.0, *(max(0.0, moment - now) for moment in due)]))
-    finally:
-        os.close(pidfd)
+    def begin(self) -> None:
+        os.write(self._go, b"x")
+        os.close(self._go)
+        told = os.read(self._failed, 16)
+        os.close(self._failed)
+        if told:
+            self.wait()
+            os.close(self.pidfd)
+            raise Refused(f"cannot run {self._words[0]}: {os.strerror(int(told))}")
 
+    def wait(self, limit_s: float | None = None) -> bool:
+        """Wait until the command has ended, at most ``limit_s`` seconds; return whether it has."""
+        if self.code is None and (limit_s is None or select.select([self.pidfd], [], [], limit_s)[0]):
+            code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            self.code = code if code >= 0 else 128 - code
+        return self.code is not None
 
-def _end(child: subprocess.Popen[bytes], first: signal.Signals) -> None:
-    """End the command and its descendants: by ``first`` and SIGTERM, then by SIGKILL."""
-    import psutil
+    def end(self, first: signal.Signals) -> None:
+        """End the command and its descendants: by ``first`` and SIGTERM, then by SIGKILL."""
+        import psutil
 
-    try:
-        processes = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
-    except psutil.Error:
-        processes = []
-    for number in dict.fromkeys((first, signal.SIGTERM)):
-        for process in processes:
-            _signal(process, number)
-    _, left = psutil.wait_procs(processes, timeout=KILL_S)
-    for process in left:
-        _signal(process, signal.SIGKILL)
-    child.wait()
+        try:
+            processes = [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]
+        except psutil.Error:
+            processes = []
+        for number in dict.fromkeys((first, signal.SIGTERM)):
+            for process in processes:
+                _signal(process, number)
+        until = time.monotonic() + KILL_S
+        self.wait(KILL_S)
+        _, left = psutil.wait_procs(processes[1:], timeout=max(0.0, until - time.monotonic()))
+        for process in [*([] if self.code is not None else processes[:1]), *left]:
+            _signal(process, signal.SIGKILL)
+        self.wait()
 
 
 def _signal(process: Any, number: int) -> None:
@@ -166,6 +151,60 @@ def _signal(process: Any, number: int) -> None:
         process.send_signal(number)  # psutil compares the start time first
     except psutil.Error:
         return  # it has ended
+
+
+def _run(made: Lease, words: list[str], idle_s: float | None) -> int:
+    from scheduler.client.lease import process_of
+
+    words = words or [os.environ.get("SHELL") or "/bin/sh"]
+    command = _Command(words, {**os.environ, "CUDA_VISIBLE_DEVICES": made.ids(), "GPUJOB_LEASE": made.ids()})
+    made.children = (process_of(command.pid),)
+    made.publish()
+    stopped: list[int] = []
+    kept = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
+    }
+    command.begin()
+    try:
+        # The terminal sends Ctrl-C to the command, too; it decides.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda number, _: stopped.append(number))
+        _watch(made, command, idle_s, stopped)
+    finally:
+        for number, before in kept.items():
+            signal.signal(number, before)
+        os.close(command.pidfd)
+    assert command.code is not None
+    return command.code
+
+
+def _watch(made: Lease, command: _Command, idle_s: float | None, stopped: list[int]) -> None:
+    """Wait for the command; end it when the time is over, when the GPUs are idle, or when this process is told to end."""
+    begun = time.monotonic()
+    end = None if made.until is None else begun + made.until - made.since
+    warn = None if end is None else max(begun, end - min(WARN_S, (end - begun) / 6))
+    watcher = _IdleWatch(made, idle_s) if idle_s is not None else None
+    while True:
+        now = time.monotonic()
+        if stopped:
+            command.end(signal.Signals(stopped[0]))
+            return
+        if end is not None and now >= end:
+            _say("the time of the lease is over; its command is ended")
+            command.end(signal.SIGHUP)
+            return
+        if warn is not None and end is not None and now >= warn:
+            _say(f"the lease ends in {span_text(end - now)}")
+            warn = None
+        if watcher is not None and watcher.is_over(now):
+            _say(f"{_gpus(made)} {is_are(made.gpus)} idle; the lease ends")
+            command.end(signal.SIGHUP)
+            return
+        due = [moment for moment in (end, warn, watcher.due if watcher else None) if moment is not None]
+        if command.wait(min([1.0, *(max(0.0, moment - now) for moment in due)])):
+            return
 
 
 class _IdleWatch:

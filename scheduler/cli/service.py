@@ -130,7 +130,8 @@ def _verified(path: Path) -> list[str]:
     """Return what `systemd-analyze verify` says about the unit; nothing if it is fine or cannot be checked here."""
     with tempfile.TemporaryDirectory() as empty:  # without a login there is no runtime folder, but one must be named
         told = _run(["systemd-analyze", "--user", "verify", str(path)], os.environ.get("XDG_RUNTIME_DIR") or empty)
-    return [line for line in told[1].splitlines() if line.strip()] if told is not None else []
+    # It checks all units that the user has; only what it says about this one is of interest.
+    return [line for line in told[1].splitlines() if path.name in line] if told is not None else []
 
 
 def _tell_linger() -> None:

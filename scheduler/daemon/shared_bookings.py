@@ -102,7 +102,7 @@ class SharedBookings:
 
     def publish(self, state: SchedulerState, now: Now) -> None:
         """Publish the bookings after a decision, before any job starts. Raises OSError if that is not possible."""
-        if state.sharing is None or self._folder is None:
+        if state.sharing is None or self._folder is None or not self._folder.ready:
             return
         made = own_document(state, now, self._key, boot_id(), self._me, tuple(self._supervisors()), own_space())
         before = self._published

@@ -167,6 +167,11 @@ class BookingsFolder:
         """Name of the own file."""
         return self._name
 
+    @property
+    def ready(self) -> bool:
+        """Whether the own file is open."""
+        return self._fd >= 0
+
     def prepare(self) -> bool:
         """Make sure that the own file exists and has room. Return whether it is new. Raises OSError if that fails."""
         if self._fd >= 0 and self._in_place():

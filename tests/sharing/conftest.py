@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.stories.conftest import scheduler  # noqa: F401  a fixture
 from tests.stories.people import Daemon, User, loaded  # noqa: F401  a fixture
 
 JOB = """#!/bin/sh

@@ -1,0 +1,227 @@
+"""Leases, `who`, `report --by user` and `service`, with a real scheduler and declared GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.stories.harness import Scheduler, wait_for
+
+Make = Callable[..., Scheduler]
+SHOW = 'echo "ids=$CUDA_VISIBLE_DEVICES"'
+
+
+def lease(s: Scheduler, *words: str) -> subprocess.Popen[str]:
+    """Start `gpujob lease` in a process of its own."""
+    command = [sys.executable, "-m", "scheduler", "lease", *words]
+    return subprocess.Popen(
+        command, cwd=s.folder, env=s.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+    )  # fmt: skip
+
+
+def holders(s: Scheduler) -> list[dict[str, Any]]:
+    found = json.loads(s.cli("who", "--json").stdout)["holders"]
+    assert isinstance(found, list)
+    return found
+
+
+def files(s: Scheduler) -> list[str]:
+    """Return the names of the published leases."""
+    return [name for name in os.listdir(s.environ["GPUJOB_BOOKINGS_FOLDER"]) if "-lease-" in name]
+
+
+def test_a_lease_books_a_gpu_runs_the_command_and_returns_its_exit_code(scheduler: Make) -> None:
+    s = scheduler(gpus=2)
+    s.start()
+    s.hold("a")
+    s.append(s.line("a") + ";gpus=1")
+    s.wait_state(1, "running")
+    done = lease(
+        s, "-g", "0.5", "--", "sh", "-c", f"{SHOW}; {sys.executable} -m scheduler who --json > who.json; exit 7"
+    )
+    out, err = done.communicate(timeout=60)
+    assert (done.returncode, out) == (7, "ids=1\n") and "GPU 1 is booked" in err, err
+    seen = json.loads((s.folder / "who.json").read_text())["holders"]
+    assert [(one["gpu"], one["kind"], one["share"], one["own"]) for one in seen] == [
+        (0, "jobs", 1.0, True),
+        (1, "lease", 0.5, True),
+    ]
+    assert files(s) == [] and [one["kind"] for one in holders(s)] == ["jobs"]
+    (use,) = json.loads(s.cli("report", "--by", "user", "--json").stdout)["users"]
+    assert use["own"] and use["booked"] == 1.0 and use["share"] == 1.0
+    s.cli("report", "--by", "label", code=2)
+    s.release("a")
+
+
+def test_a_job_waits_for_a_lease_and_a_lease_waits_for_a_job(scheduler: Make) -> None:
+    s = scheduler(gpus=1)
+    s.start()
+    (s.folder / "go").touch()
+    first = lease(s, "--for", "10m", "--", "sh", "-c", "while [ -e go ]; do sleep 0.05; done")
+    wait_for(lambda: holders(s), "the lease")
+    s.append(s.line("a"))
+    wait_for(lambda: "booked-outside" in s.cli("why", "1").stdout, "the reason")
+    assert "another scheduler or lease of yours until about" in s.cli("why", "1").stdout
+    refused = lease(s, "--no-wait", "--", "true")
+    assert "no GPU for a lease now" in refused.communicate(timeout=60)[1] and refused.returncode == 3
+    s.hold("a")
+    (s.folder / "go").unlink()
+    s.wait_state(1, "running")
+    assert first.wait(60) == 0
+    first.communicate()
+    second = lease(s, "--", "true")
+    assert second.stderr is not None and "waiting for one whole GPU" in second.stderr.readline()
+    s.release("a")
+    second.communicate(timeout=60)
+    assert second.returncode == 0
+
+
+def test_a_lease_ends_its_command_after_its_time_and_says_so_before(scheduler: Make) -> None:
+    s = scheduler(gpus=1)
+    s.start()
+    begun = lease(s, "--for", "1.5s", "--", "sh", "-c", "trap '' HUP; sleep 100 & echo $!; wait")
+    out, err = begun.communicate(timeout=60)
+    assert begun.returncode == 128 + signal.SIGTERM and "the lease ends in" in err and "is over" in err, err
+    wait_for(lambda: not Path(f"/proc/{out.strip()}").exists(), "the end of the descendant")
+
+
+def test_a_killed_lease_keeps_its_gpu_while_its_command_lives(scheduler: Make) -> None:
+    s = scheduler(gpus=1)
+    s.start()
+    begun = lease(s, "--", "sh", "-c", "echo $$; exec sleep 100")
+    assert begun.stdout is not None
+    command = int(begun.stdout.readline())
+    wait_for(lambda: [one for one in holders(s) if one["kind"] == "lease"], "the lease")
+    wait_for(lambda: b"sleep" in Path(f"/proc/{command}/cmdline").read_bytes(), "the command")
+    begun.kill()
+    begun.wait()
+    assert [one["kind"] for one in holders(s)] == ["lease"]
+    os.kill(command, signal.SIGKILL)
+    begun.communicate()
+    wait_for(lambda: not holders(s), "the end of the booking")
+    lease(s, "--", "true").communicate(timeout=60)
+    assert files(s) == [], "files of leases that have ended are removed"
+
+
+def test_bad_words_of_a_lease_are_refused(scheduler: Make) -> None:
+    s = scheduler(gpus=1)
+    s.start()
+    for words, code in (
+        (("-g", "0"), 3), (("-g", "x"), 2), (("--allowed", "7"), 3), (("-g", "2"), 3), (("--for", "x"), 2), (("--pid", "x"), 2),
+        (("--pid", str(os.getpid()), "--", "true"), 2), (("--", "/no/such/program"), 3),
+    ):  # fmt: skip
+        done = lease(s, *words)
+        _, err = done.communicate(timeout=60)
+        assert done.returncode == code and "Traceback" not in err, (words, done.returncode, err)
+    assert files(s) == []
+
+
+def test_keep_free_leaves_gpus_to_leases(scheduler: Make) -> None:
+    s = scheduler(gpus=2, keep_free=1)
+    s.start()
+    s.hold("a")
+    s.append(s.line("a") + ";gpus=1", s.line("b") + ";gpus=1", s.line("c") + ";gpus=0.5")
+    s.wait_state(1, "running")
+    wait_for(lambda: "keep-free" in s.cli("why", "2").stdout, "the reason")
+    assert "1 GPU is kept free for people without a scheduler" in s.cli("why", "2").stdout
+    done = lease(s, "--", "sh", "-c", SHOW)
+    assert done.communicate(timeout=60)[0] == "ids=1\n"
+    s.release("a")
+    s.wait_ended(3)
+
+
+def test_weights_of_the_machine_are_used_and_a_wrong_file_is_named(scheduler: Make, tmp_path: Path) -> None:
+    s = scheduler(gpus=1)
+    path = tmp_path / "machine.yaml"
+    s.environ["GPUJOB_MACHINE_CONFIG"] = str(path)
+    path.write_text("weights: {root: 3, other: 1}\nfair_half_life: 2h\n")
+    path.chmod(0o644)
+    s.start()
+    told = json.loads(s.cli("report", "--by", "user", "--json").stdout)
+    if os.getuid() == 0:
+        assert told["half_life_s"] == 7200.0 and told["users"][0]["fair"] == 1.0
+    path.write_text("weights: {root: -3}\n")
+    s.stop()
+    s.start()
+    wait_for(lambda: "is not used" in s.cli("status").stdout, "the problem")
+
+
+def test_the_service_is_written_for_this_folder_checked_and_removed(scheduler: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "a b %n"
+    folder.mkdir()
+    s = scheduler(gpus=1, folder=folder)
+    s.environ["HOME"] = str(tmp_path / "home")
+    s.environ.pop("XDG_CONFIG_HOME", None)
+    unit = tmp_path / "home" / ".config" / "systemd" / "user" / "gpujob.service"
+    told = s.cli("service", "install").stdout
+    text = unit.read_text()
+    assert "KillMode=process" in text and f"WorkingDirectory={tmp_path}/a b %%n\n" in text and "verify" not in told, (
+        told
+    )
+    assert "lingering" in told and "systemctl --user enable --now gpujob" in told
+    assert "installed" in s.cli("service", "status").stdout
+    s.cli("service", "uninstall")
+    assert not unit.exists()
+    s.cli("service", "status", code=1)
+    unit.write_text("[Service]\n")
+    s.cli("service", "install", code=3)
+    s.cli("service", "uninstall", code=3)
+    s.cli("service", "install", "--name", "../x", code=2)
+    s.cli("service", "start", code=2)
+
+
+@pytest.mark.parametrize("trouble", ["full", "read-only", "gone", "locked"])
+def test_jobs_wait_while_bookings_cannot_be_shared_and_continue_afterwards(
+    scheduler: Make, tmp_path: Path, trouble: str
+) -> None:
+    """A neighbour can at worst make jobs wait: the folder is full, read-only or gone, or its lock is held for ever."""
+    if os.getuid() != 0:
+        pytest.skip("mounts a file system")
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=1777", "tmpfs", str(folder)], check=True)
+    holder: subprocess.Popen[bytes] | None = None
+    try:
+        s = scheduler(gpus=1)
+        s.environ["GPUJOB_BOOKINGS_FOLDER"] = str(folder)
+        if trouble == "full":
+            (folder / "ballast").write_bytes(b"x" * (250 << 10))
+        elif trouble == "read-only":
+            subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+        elif trouble == "gone":
+            s.environ["GPUJOB_BOOKINGS_FOLDER"] = str(folder / "later")
+        else:
+            code = "import fcntl, os, sys, time; fcntl.flock(os.open(sys.argv[1], 0), 2); print(1, flush=True); time.sleep(600)"
+            holder = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE)
+            assert holder.stdout is not None and holder.stdout.readline()
+        s.start()
+        s.append(s.line("a"), s.line("cpu") + ";gpus=0")
+        s.wait_state(2, "done")  # jobs without a GPU are not affected
+        wait_for(lambda: "no-bookings" in s.cli("why", "1").stdout, "the reason")
+        if trouble == "locked":
+            assert holder is not None
+            wait_for(lambda: f"process {holder.pid} of user" in s.cli("status").stdout, "the problem")
+        if trouble == "full":
+            (folder / "ballast").unlink()
+        elif trouble == "read-only":
+            subprocess.run(["mount", "-o", "remount,rw", str(folder)], check=True)
+        elif trouble == "gone":
+            (folder / "later").mkdir()
+        elif holder is not None:
+            holder.kill()
+        s.wait_state(1, "done")
+        assert s.starts("a") == 1
+        s.stop()
+    finally:
+        if holder is not None:
+            holder.kill()
+            holder.communicate()
+        subprocess.run(["umount", "-l", str(folder)], check=True)
