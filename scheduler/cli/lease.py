@@ -227,7 +227,7 @@ class _IdleWatch:
             self._warned = True
             _say(
                 f"{_gpus(self._made)} {is_are(self._made.gpus)} idle for {span_text(idle)}; the lease ends in "
-                f"{span_text(self._limit - idle)} unless they are used"
+                f"{span_text(self._limit - idle)} unless {'it is' if len(self._made.gpus) == 1 else 'they are'} used"
             )
         self.due = now + min(SAMPLE_S, self._limit / 6)
         return idle >= self._limit
