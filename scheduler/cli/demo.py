@@ -50,7 +50,7 @@ def _gpus() -> dict[str, object]:
         found = probe.first().gpus
     except NoGpuData:
         print("gpujob: no GPU found; the demo simulates two GPUs", file=sys.stderr)
-        return {"gpus": 2, "gpu_interval": 0, "share_bookings": False}  # these GPUs do not exist
+        return {"gpus": 2, "gpu_interval": 0, "share_bookings": "false"}  # these GPUs do not exist
     finally:
         probe.close()
     return {"gpu_ids": ",".join(str(gpu.ordinal) for gpu in found[:8])}

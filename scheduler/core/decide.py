@@ -89,7 +89,10 @@ class _Decision(DecisionPass):
         elif isinstance(observation, Readings):
             self.state.fleet.admission.take(observation, self.now)
         elif isinstance(observation, Neighbours):
-            self.state.take_neighbours(observation)
+            left = self.state.take_neighbours(observation)
+            # As after an own job: the memory of a process that is ending is not foreign, and a reading decides.
+            if left and self.state.fleet.admission.left(left, self.now):
+                self.plan.read_gpus(self.now.mono)
 
     # -- running ------------------------------------------------------------------------------------------
 

@@ -113,12 +113,15 @@ class SchedulerState:
             ]
         return found
 
-    def take_neighbours(self, neighbours: Neighbours) -> None:
-        """Take in what other schedulers of this machine have booked."""
-        if self.sharing is not None:
-            self.sharing.take(neighbours, self.fleet.managed)
-            self.fleet.set_outside(self.sharing.booked())
-            self.fleet.closed, self.fleet.others_mask = neighbours.closed, self.sharing.job_mask()
+    def take_neighbours(self, neighbours: Neighbours) -> list[int]:
+        """Take in what other schedulers of this machine have booked. Return the GPUs on which they have less than before."""
+        if self.sharing is None:
+            return []
+        before = self.fleet.outside
+        self.sharing.take(neighbours, self.fleet.managed)
+        self.fleet.set_outside(self.sharing.booked())
+        self.fleet.closed, self.fleet.others_mask = neighbours.closed, self.sharing.job_mask()
+        return [gpu for gpu, (parts, _, _) in before.items() if self.fleet.outside.get(gpu, (0, 0, ""))[0] < parts]
 
     def next_timer(self) -> float | None:
         """Return when the next timer is due or a GPU reading becomes stale (monotonic seconds); None: never."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from scheduler.core.errors import SchedulerError
 from scheduler.core.fair_shares import decayed
+from scheduler.core.gpu import WHOLE
 from scheduler.core.job import Process
 from scheduler.core.neighbours import Neighbour, Neighbours, Sharing
 from scheduler.core.observations import Now
@@ -33,12 +34,14 @@ from scheduler.sharing.bookings_folder import (
     time_of_day,
     user_name,
 )
+from scheduler.store import jobs as rows
 from scheduler.store.paths import digest
 from scheduler.system.proc import boot_id
 from scheduler.system.processes import seen
 
 AGAIN_S = 0.1  # after the lock was not free
 POLL_S = 1.0  # while jobs wait beside neighbours, or for GPUs that are kept free at some hours
+HALF_LIVES = 5.0  # older use does not count
 SETTINGS_S = 60.0  # the settings of the machine are read again after this time
 TOLD_AFTER_S = 2.0  # a lock that is not free is reported after this time
 
@@ -92,7 +95,7 @@ class SharedBookings:
                 state.fleet.set_outside({})
                 state.fleet.closed = ""
             return []
-        closed, found = self._open_and_lock(), Found()
+        closed, found = self._open_and_lock(now), Found()
         if self._folder is not None:
             found = self._folder.read()
         self._note(closed, found.problems, now)
@@ -120,7 +123,7 @@ class SharedBookings:
             self._folder.unlock()
         self._locked = False
 
-    def _open_and_lock(self) -> str:
+    def _open_and_lock(self, now: Now) -> str:
         """Open the folder and take its lock. Return why no GPU can be booked; empty if GPUs can be booked."""
         if self._folder is None:
             try:
@@ -130,7 +133,7 @@ class SharedBookings:
                 return str(error)
             except OSError as error:
                 return f"bookings cannot be shared: {error.filename}: {error.strerror}; set share_bookings: false to run without"
-            self._restore()
+            self._restore(now)
         try:
             if self._folder.prepare():
                 self._published = None
@@ -140,15 +143,26 @@ class SharedBookings:
         self._locked = not closed
         return f"{closed}; to ignore it: ignore_users, or share_bookings: false" if closed else ""
 
-    def _restore(self) -> None:
-        """Take over the use that the scheduler before this one has published."""
+    def _restore(self, now: Now) -> None:
+        """Take over the use that the scheduler before this one has published; after a reboot, compute it from the store."""
         assert self._folder is not None
         last = self._folder.mine()
         if last is not None and last.boot == boot_id():
             at = time.clock_gettime(time.CLOCK_BOOTTIME)
-            rate = sum(one.parts for one in last.bookings) / 1000
+            rate = sum(one.parts for one in last.bookings) / WHOLE
             self.sharing.used = decayed(last.used, at - last.used_at, self.sharing.half_life_s, rate)
             self.sharing.used_at = at
+            return
+        self.sharing.used, self.sharing.used_at = self._past_use(now), now.since_boot or 0.0
+
+    def _past_use(self, now: Now) -> float:
+        """Return the decayed use by the last attempts of the jobs in the store."""
+        half_life, used = self.sharing.half_life_s, 0.0
+        ended = rows.ended_runs(self._context.db.connection, now.wall - HALF_LIVES * half_life)
+        for started, finished, parts in ended:
+            one = decayed(0.0, finished - started, half_life, parts / WHOLE)
+            used += decayed(one, now.wall - finished, half_life)
+        return used
 
     def _neighbour(self, found: Published) -> Neighbour:
         return Neighbour(found.user, found.user == self.sharing.user, found.document)

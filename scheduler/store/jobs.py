@@ -224,6 +224,16 @@ def last_ended(connection: sqlite3.Connection, most: int) -> list[Job]:
     return [job_of(row) for row in rows]
 
 
+def ended_runs(connection: sqlite3.Connection, since: float) -> list[tuple[float, float, int]]:
+    """Return start, end and thousandths of GPUs of the last attempts that ended after ``since`` (seconds since 1970)."""
+    found = connection.execute(
+        "SELECT started_at, finished_at, need_count * need_parts FROM jobs WHERE finished_at > ? AND started_at IS NOT NULL"
+        " AND need_count > 0",
+        (since,),
+    )
+    return list(found)
+
+
 def first_pending(connection: sqlite3.Connection, most: int) -> list[Job]:
     """Return the first ``most`` waiting jobs in the order of the queue."""
     return [job_of(row) for row in raw_first_pending(connection, most)]

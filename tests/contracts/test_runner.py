@@ -149,7 +149,9 @@ def test_a_job_has_default_signals_and_inherits_no_descriptor(bench: Bench) -> N
 
 
 def test_stop_signals_all_processes_of_the_job(bench: Bench) -> None:
-    job = bench.start(1, "/bin/sh", "-c", "setsid sleep 600 & sleep 600 & echo ready; wait")
+    job = bench.start(
+        1, "/bin/sh", "-c", "setsid sleep 600 & sleep 600 & echo ready; wait; exec sleep 600"
+    )  # Slurm may signal the shell last
     bench.until(Started)
     job.process = bench.leaders[0]
     bench.wait(lambda: "ready" in bench.text(1), "ready")

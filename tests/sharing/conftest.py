@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.stories.conftest import scheduler  # noqa: F401  a fixture
+from tests.stories.machine import machine  # noqa: F401  a fixture
 from tests.stories.people import Daemon, User, loaded  # noqa: F401  a fixture
 
 JOB = """#!/bin/sh

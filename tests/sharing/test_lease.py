@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +16,8 @@ from typing import Any
 import pytest
 
 from tests.stories.harness import Scheduler, wait_for
+from tests.stories.machine import Machine
+from tests.stories.test_clock import Clock
 
 Make = Callable[..., Scheduler]
 SHOW = 'echo "ids=$CUDA_VISIBLE_DEVICES"'
@@ -225,3 +229,60 @@ def test_jobs_wait_while_bookings_cannot_be_shared_and_continue_afterwards(
             holder.kill()
             holder.communicate()
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_use_is_computed_from_the_store_after_a_reboot(scheduler: Make) -> None:
+    """The folder of shared bookings is empty after a boot; the use of the last days is not forgotten."""
+    s = scheduler(gpus=1)
+    s.start()
+    s.append(s.line("a") + ";gpus=1")
+    s.wait_ended(1)
+    s.stop()
+    with sqlite3.connect(s.folder / ".gpujob" / "store.db") as store:
+        store.execute("UPDATE jobs SET started_at = finished_at - 7200")
+    store.close()
+    for path in Path(s.environ["GPUJOB_BOOKINGS_FOLDER"]).glob("gpujob-*"):
+        path.unlink()
+    s.start()
+    (use,) = json.loads(s.cli("report", "--by", "user", "--json").stdout)["users"]
+    assert 6900 < use["gpu_s"] < 7200
+
+
+def test_clocks_that_differ_do_not_matter(scheduler: Make, tmp_path: Path) -> None:
+    """Times of bookings are since boot: a scheduler whose wall clock is years ahead shares as any other."""
+    one, two = scheduler(gpus=1, folder=tmp_path / "one"), scheduler(gpus=1, folder=tmp_path / "two")
+    two.environ["GPUJOB_BOOKINGS_FOLDER"] = one.environ["GPUJOB_BOOKINGS_FOLDER"]
+    Clock(two).set(5 * 365 * 86_400)
+    one.start()
+    two.start()
+    one.hold("a")
+    one.append(one.line("a") + ";time=10m")
+    one.wait_state(1, "running")
+    two.append(two.line("b"))
+    wait_for(lambda: "booked-outside" in two.cli("why", "1").stdout, "the reason")
+    until = two.cli("why", "1").stdout.rpartition("about ")[2].split()[0]
+    assert re.fullmatch(r"\d\d:\d\d", until), "a time of today, by the clock of the reader"
+    one.release("a")
+    two.wait_state(1, "done")
+    assert json.loads(two.cli("report", "--by", "user", "--json").stdout)["users"][0]["gpu_s"] < 600
+
+
+def test_a_gpu_that_a_neighbour_leaves_is_free_after_the_next_reading(
+    machine: Callable[..., Machine], tmp_path: Path
+) -> None:
+    """The memory of a neighbour's process that is ending is not foreign: no three clean readings are awaited."""
+    one, two = machine(folder=tmp_path / "one", gpu_interval=60), machine(folder=tmp_path / "two", gpu_interval=60)
+    two.s.environ["GPUJOB_BOOKINGS_FOLDER"] = one.s.environ["GPUJOB_BOOKINGS_FOLDER"]
+    for each in (one, two):
+        each.cards("GPU-a").s.start()
+    one.s.hold("a")
+    one.s.append(one.s.line("a") + ";gpus=1")
+    one.s.wait_state(1, "running")
+    (job,) = one.s.rows("SELECT pid FROM jobs")[0]
+    two.use("GPU-a", job, 40_000)
+    two.s.append(two.s.line("b") + ";gpus=1")
+    wait_for(lambda: "booked-outside" in two.s.cli("why", "1").stdout, "the reason")
+    one.s.release("a")
+    one.s.wait_state(1, "done")
+    two.unuse("GPU-a", job)
+    two.s.wait_state(1, "done")  # three readings, 60 s apart, would be too late
