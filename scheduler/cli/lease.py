@@ -10,13 +10,14 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from scheduler.core.errors import Refused, UsageError, said
-from scheduler.core.gpu import is_are, named_gpus, parse_gpu_ids
+from scheduler.core.errors import NoGpuData, Refused, UsageError, said
+from scheduler.core.gpu import WHOLE, is_are, named_gpus, parse_gpu_ids
 from scheduler.core.units import seconds_of, span_text
 from scheduler.views.render import safe
 
 if TYPE_CHECKING:
     from scheduler.client.lease import Lease
+    from scheduler.core.gpu_snapshot import GpuSnapshot
 
 WARN_S = 600.0  # before the end of the lease, or a sixth of its time if that is less
 KILL_S = 15.0  # from SIGTERM to SIGKILL
@@ -53,6 +54,8 @@ def lease(
         print(f"{_gpus(made)} {is_are(made.gpus)} booked until process {pid} ends{_until(made)}")
         return 0
     kind = request_of(gpus, parse_gpu_ids(allowed) if allowed else None)
+    if idle_s is not None:
+        _check_load_is_known()
     made = Lease(f"lease-{os.getpid()}", process_of(os.getpid()), os.environ)
     try:
         told = ""
@@ -67,6 +70,15 @@ def lease(
         return _run(made, list(command), idle_s)
     finally:
         made.end()
+
+
+def _check_load_is_known() -> None:
+    from scheduler.client.machine_gpus import machine_gpus
+
+    try:
+        machine_gpus(os.environ, ())
+    except NoGpuData as error:
+        raise Refused(f"--idle needs GPUs whose load can be read: {error.what}", do="leave out --idle") from None
 
 
 def _gpus(made: Lease) -> str:
@@ -221,20 +233,36 @@ class _IdleWatch:
             return False
         if self._busy():
             self._busy_at, self._warned = now, False
-        idle = now - self._busy_at
-        warn_at = self._limit - min(WARN_S, self._limit / 6)
-        if warn_at <= idle < self._limit and not self._warned:
+        idle, told_before = now - self._busy_at, self._warned
+        warn_s = min(WARN_S, self._limit / 6)
+        if idle >= self._limit - warn_s and not self._warned:
             self._warned = True
             _say(
                 f"{_gpus(self._made)} {is_are(self._made.gpus)} idle for {span_text(idle)}; the lease ends in "
-                f"{span_text(self._limit - idle)} unless {'it is' if len(self._made.gpus) == 1 else 'they are'} used"
+                f"{span_text(max(warn_s, self._limit - idle))} unless {'it is' if len(self._made.gpus) == 1 else 'they are'} used"
             )
         self.due = now + min(SAMPLE_S, self._limit / 6)
-        return idle >= self._limit
+        return told_before and idle >= self._limit
 
     def _busy(self) -> bool:
+        """Return whether a GPU of the lease is in use, or cannot be read now."""
         from scheduler.client.machine_gpus import machine_gpus
 
-        found = machine_gpus(os.environ, ())
-        mine = [found.snapshots.get(gpu.uuid) for gpu in self._made.gpus]
-        return any(one is None or one.load is None or one.load > NOT_BUSY for one in mine)
+        try:
+            found = machine_gpus(os.environ, ())
+        except NoGpuData:
+            return True
+        loads = [_load(found.snapshots.get(gpu.uuid), self._made.parts) for gpu in self._made.gpus]
+        return any(load is None or load > NOT_BUSY for load in loads)
+
+
+def _load(one: GpuSnapshot | None, parts: int) -> float | None:
+    """Return the load of a GPU; of a part of a GPU, the load by the processes of this user. None: not known."""
+    from scheduler.sharing.bookings_folder import user_name
+
+    if one is None:
+        return None
+    me, processes = user_name(os.getuid()), one.processes or ()
+    if parts == WHOLE or all(process.load is None for process in processes):  # none: there may be no such counter
+        return one.load
+    return sum(process.load or 0.0 for process in processes if process.user == me)

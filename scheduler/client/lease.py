@@ -158,9 +158,10 @@ class Lease:
                 past.prepare()
                 past.lock(2.0)
                 at, before = boot_seconds(), past.mine()
-                used = decayed(0.0, at - self.since, HALF_LIFE_S, len(self.gpus) * self.parts / WHOLE)
+                half_life = machine_settings(self.environ).fair_half_life or HALF_LIFE_S
+                used = decayed(0.0, at - self.since, half_life, len(self.gpus) * self.parts / WHOLE)
                 if before is not None and before.boot == boot_id():
-                    used += decayed(before.used, at - before.used_at, HALF_LIFE_S)
+                    used += decayed(before.used, at - before.used_at, half_life)
                 past.publish(Document(PAST, boot_id(), LEASE, used=used, used_at=at, space=own_space()))
             finally:
                 past.close()

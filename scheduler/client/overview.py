@@ -279,6 +279,7 @@ class Watch:
             force = alive is not self._alive or not alive  # without a daemon only records show that jobs end
             news.alive = alive if alive is not self._alive else None
             self._alive, self._alive_due = alive, now + ALIVE_EVERY_S
+            force = force or self._neighbours_changed()
         try:
             with self._changes.moment(force) as connection:
                 if connection is not None:
@@ -287,6 +288,14 @@ class Watch:
             self._changes.close()
             raise trouble(error, self._places.store) from error
         return news
+
+    def _neighbours_changed(self) -> bool:
+        """Return whether other users have booked something else: the store does not change then."""
+        gpus = [view.gpu for view in self._gpus]
+        if not gpus or any(gpu.node for gpu in gpus):
+            return False
+        found = booked_outside(gpus, self._places, os.environ)
+        return any(found.get(view.gpu.index, ()) != view.outside for view in self._gpus)
 
     def _ask(self, connection: sqlite3.Connection, news: News) -> None:
         changed = {job.id: job for job in map(job_of, self._changes.jobs(connection))}
@@ -324,4 +333,4 @@ def _reported_values(gpus: Iterable[GpuView]) -> list[tuple[object, ...]]:
 
     Changes of memory, load and temperature are not reported.
     """
-    return [(one.gpu.uuid, one.state, one.paused, one.allocated, one.jobs) for one in gpus]
+    return [(one.gpu.uuid, one.state, one.paused, one.allocated, one.jobs, one.outside) for one in gpus]

@@ -15,7 +15,7 @@ from scheduler.core.engine_placement import EngineFleet
 from scheduler.core.gpu import WHOLE, ResourceRequest, ids_of
 from scheduler.core.gpu_notices import judge_gpus
 from scheduler.core.handle_requests import answer
-from scheduler.core.job import Event, Failure, Holding, Job, JobState, Outcome, Process
+from scheduler.core.job import TICKS_A_SECOND, Event, Failure, Holding, Job, JobState, Outcome, Process
 from scheduler.core.job_text import DURING_ITS_RUN, UNDYING, where_it_runs
 from scheduler.core.launch import GPU_PLACEHOLDER
 from scheduler.core.neighbours import Neighbours
@@ -189,6 +189,10 @@ class _Decision(DecisionPass):
         return replace(found, peak_mib=fleet.admission.peaks.get(job.attempt_key), asked_mib=asked or None)
 
     def _finish(self, job: Job, leftovers: tuple[Process, ...], note: str = "") -> None:
+        sharing, at = self.state.sharing, self.now.since_boot
+        if sharing is not None and at is not None and job.finished_at and job.process is not None:
+            age = at - job.process.ticks / TICKS_A_SECOND  # limits what a change of the wall clock can do
+            sharing.take_back(at, min(self.now.wall - job.finished_at, age), job.need.total / WHOLE)
         ending = after_run(job, self._rules())
         if ending.how is Move.RETRY_SCHEDULED:
             self._run_again(job, ending, leftovers)

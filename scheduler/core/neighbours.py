@@ -127,6 +127,14 @@ class Sharing:
             self.used = decayed(self.used, at - self.used_at, self.half_life_s, self.rate)
         self.used_at, self.rate = at, rate
 
+    def take_back(self, at: float, late_s: float, gpus: float) -> None:
+        """Correct the own use after an end that was noticed ``late_s`` seconds later, now.
+
+        ``at``: seconds since boot, now; ``gpus``: GPUs that the job had.
+        """
+        self.account(at, self.rate)
+        self.used = max(0.0, self.used - decayed(0.0, late_s, self.half_life_s, gpus))
+
     def standings(self) -> dict[str, Standing]:
         """Return user → standing, of all users with a document."""
         at = max(self.neighbours.at, self.used_at)

@@ -287,8 +287,12 @@ class BookingsFolder:
                 found.problems.append(f"{path} is ignored: {why}")
                 continue
             lives = self._living(document, locked)
-            published = Published(uid, user, path, lives or document)
-            (found.ended if lives is None else found.living).append(published)
+            if lives is None:  # the use of its last jobs is not known until the next start of this scheduler
+                found.ended.append(
+                    Published(uid, user, path, replace(document, process=None, bookings=(), wants=(), waiting=0))
+                )
+            else:
+                found.living.append(Published(uid, user, path, lives))
         return found
 
     def _read(self, name: str, uid: int) -> tuple[Document, bool]:

@@ -125,12 +125,55 @@ def test_bad_words_of_a_lease_are_refused(scheduler: Make) -> None:
     s.start()
     for words, code in (
         (("-g", "0"), 3), (("-g", "x"), 2), (("--allowed", "7"), 3), (("-g", "2"), 3), (("--for", "x"), 2), (("--pid", "x"), 2),
-        (("--pid", str(os.getpid()), "--", "true"), 2), (("--", "/no/such/program"), 3),
+        (("--pid", str(os.getpid()), "--", "true"), 2), (("--", "/no/such/program"), 3), (("--idle", "1h", "--", "true"), 3),
     ):  # fmt: skip
         done = lease(s, *words)
         _, err = done.communicate(timeout=60)
         assert done.returncode == code and "Traceback" not in err, (words, done.returncode, err)
     assert files(s) == []
+
+
+def test_an_idle_lease_ends_and_says_so_before(machine: Callable[..., Machine]) -> None:
+    """The lease has half of the GPU; load by others on the GPU does not keep it."""
+    m = machine().cards("GPU-a")
+    m.s.start()
+    begun = lease(m.s, "-g", "0.5", "--idle", "1.2s", "--", "sh", "-c", "echo $$; exec sleep 100")
+    assert begun.stdout is not None and begun.stderr is not None
+    command = int(begun.stdout.readline())
+    m.use("GPU-a", command, 1000, load=50, total_load=90)
+    assert "booked" in begun.stderr.readline()
+    wait_for(lambda: [one for one in holders(m.s) if one["kind"] == "lease" and one["load"]], "the load")
+    m.use("GPU-a", command, 1000, load=0, total_load=90)
+    _, err = begun.communicate(timeout=60)
+    assert begun.returncode == 128 + signal.SIGHUP and "unless it is used" in err and "the lease ends\n" in err, err
+    assert not holders(m.s) or all(one["kind"] == "foreign" for one in holders(m.s))
+
+
+def test_what_somebody_took_by_hand_is_booked_by_its_pid(machine: Callable[..., Machine]) -> None:
+    m = machine().cards("GPU-a", "GPU-b")
+    m.s.start()
+    by_hand = m.foreign_process()
+    refused = lease(m.s, "--pid", str(by_hand))
+    assert "uses no GPU" in refused.communicate(timeout=60)[1] and refused.returncode == 3
+    m.use("GPU-b", by_hand, 20_000, load=70)
+    wait_for(lambda: [one["kind"] for one in holders(m.s)] == ["foreign"], "the process")
+    out, _ = lease(m.s, "--pid", str(by_hand), "--for", "2h").communicate(timeout=60)
+    assert f"GPU 1 is booked until process {by_hand} ends, at most until" in out
+    (one,) = holders(m.s)
+    assert (one["gpu"], one["kind"], one["share"], one["memory_used"], one["idle"]) == (
+        1,
+        "lease",
+        1.0,
+        20_000 << 20,
+        False,
+    )
+    m.s.append(m.s.line("a", gpus="1", more=";gpus=1"))
+    wait_for(lambda: "booked-outside" in why(m.s), "the reason")
+    m.others[-1].kill()
+    m.others[-1].wait()
+    m.unuse("GPU-b", by_hand)
+    m.s.wait_state(1, "done")
+    assert holders(m.s) == []
 
 
 def test_keep_free_leaves_gpus_to_leases(scheduler: Make) -> None:
