@@ -17,6 +17,7 @@ from benchmarks.disk import disk
 from benchmarks.figures import Report, progress
 from benchmarks.house import Stuck
 from benchmarks.idle_and_edit import edit, idle
+from benchmarks.neighbours import neighbours
 from benchmarks.peers import peers
 from benchmarks.plan import Plan
 from benchmarks.programs import NoCompiler
@@ -34,6 +35,7 @@ CASES: dict[str, Callable[[Plan], Report]] = {
     "start": start,
     "gap": gap,
     "burst": burst,
+    "neighbours": neighbours,
     "idle": idle,
     "edit": edit,
     "verbs": verbs,

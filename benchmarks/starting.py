@@ -77,12 +77,12 @@ def gap(plan: Plan) -> Report:
             progress(f"gap: {turn + 1} of {plan.repeats}")
             path = house.path(f"floor{turn}.ledger")
             plan.programs.run_floor(count, 1, path)
-            beside = _gaps(path)
+            beside = gaps(path)
             path = house.path(f"gap{turn}.ledger")
             append(house.jobs_file, plan.programs.lines([f"{path} {turn}.{n}" for n in range(count)]))
             house.wait_ended(count * (turn + 1))
             house.wait_quiet()
-            found = _gaps(path)
+            found = gaps(path)
             assert len(found) == len(beside) == count - 1
             ours += found
             floors += beside
@@ -97,7 +97,8 @@ def gap(plan: Plan) -> Report:
     return report
 
 
-def _gaps(path: str) -> list[float]:
+def gaps(path: str) -> list[float]:
+    """Return the milliseconds from each end to the next start in a ledger."""
     stamps = sorted(ledger(path), key=lambda entry: entry[1])
     return [(after[1] - before[2]) / 1e6 for before, after in zip(stamps, stamps[1:])]  # noqa: B905, RUF007
 

@@ -7,6 +7,7 @@ invented (tests/web/lived_in.py).
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import os
@@ -19,6 +20,7 @@ import tempfile
 import termios
 import time
 import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -104,9 +106,66 @@ PAGES = {
     "web-now": ("/", 1360, 1020, "light", 1, ""),
     "web-timeline": ("/timeline?hours=3.6", 1360, 580, "light", 1, ""),
     "web-job": ("/jobs/20", 1360, 1010, "light", 1, ""),
+    "web-users": ("/users", 1360, 610, "light", 1, ""),
     "web-heatmap": ("/heatmap?measure=load", 1360, 390, "dark", 1, ""),
     "web-phone-dark": ("/", 390, 844, "dark", 2, "#h-gpus"),
 }
+
+
+@contextlib.contextmanager
+def neighbour(bookings: str, gpus: Sequence[str], home: str) -> Iterator[None]:
+    """Let another user, lab3, book two GPUs as a scheduler does. This user is made for it, which needs root."""
+    from scheduler.core.job import Process
+    from scheduler.core.shared_bookings import Booking, Document
+    from scheduler.sharing.bookings_folder import BookingsFolder, own_space
+    from scheduler.system.proc import boot_id
+    from scheduler.system.processes import seen
+    from tests.stories.people import User
+
+    subprocess.run(["useradd", "-M", "-U", "-d", home, "lab3"], check=True)
+    try:
+        uid, gid = (int(subprocess.check_output(["id", which, "lab3"])) for which in ("-u", "-g"))
+        boot = boot_id()  # loads what the child, as another user, may be unable to load
+
+        def publish() -> None:
+            found, now = seen(os.getpid()), time.clock_gettime(time.CLOCK_BOOTTIME)
+            me = Process(found.pid, found.ticks)
+            folder = BookingsFolder(bookings, "lab3", boot)
+            folder.prepare()
+            booked = (
+                Booking(gpus[0], 500, since=max(0.0, now - 3100), processes=(me,)),
+                Booking(gpus[1], 1000, since=max(0.0, now - 7400), until=now + 9000, processes=(me,)),
+            )
+            folder.publish(
+                Document(
+                    "lab3",
+                    boot,
+                    process=me,
+                    space=own_space(),
+                    waiting=2,
+                    used=200.0,
+                    used_at=now,
+                    bookings=booked,
+                )
+            )
+            os.read(wait, 1)  # until the parent closes its end
+
+        wait, open_end = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(open_end)
+            os._exit(User("lab3", uid, gid).do(publish))
+        try:
+            while not any(name.startswith(f"gpujob-{uid}-") for name in os.listdir(bookings)):
+                if os.waitpid(child, os.WNOHANG)[0]:
+                    raise ChildProcessError("the neighbour could not publish its bookings")
+                time.sleep(0.05)
+            yield
+        finally:
+            os.close(open_end)
+            os.waitpid(child, 0)
+    finally:
+        subprocess.run(["userdel", "lab3"], check=True)
 
 
 def web_pictures() -> None:
@@ -114,13 +173,19 @@ def web_pictures() -> None:
     from playwright.sync_api import expect, sync_playwright
 
     from tests.web.browsing import chromium
-    from tests.web.lived_in import lived_in
+    from tests.web.lived_in import UUIDS, lived_in
     from tests.web.page import Page
 
-    with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
+    with contextlib.ExitStack() as stack:
+        name, bookings = (stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(2))
+        playwright = stack.enter_context(sync_playwright())
+        os.chmod(bookings, 0o1777)  # noqa: S103  sticky, as /run/lock
+        os.environ["GPUJOB_BOOKINGS_FOLDER"] = bookings
         folder = Path(name) / "runs"
         folder.mkdir(mode=0o700)
-        lived = lived_in(folder)
+        lived = lived_in(folder, bookings)
+        if os.getuid() == 0:
+            stack.enter_context(neighbour(bookings, UUIDS[2:], name))
         page = Page(lived.s).start()
         flags = ["--no-sandbox"] if os.getuid() == 0 else []
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--disable-gpu", *flags])

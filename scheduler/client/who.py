@@ -66,7 +66,7 @@ def who(environ: Mapping[str, str]) -> tuple[list[Gpu], list[Holder], list[str]]
             if process.memory_mib is not None:
                 holder.memory_mib = (holder.memory_mib or 0) + process.memory_mib
             if process.load is not None:
-                holder.load = (holder.load or 0.0) + process.load
+                holder.load = min(1.0, (holder.load or 0.0) + process.load)
             if not holder.share and process.started_at:
                 holder.since = min(holder.since or process.started_at, process.started_at)
     holders = sorted(found.values(), key=lambda one: (one.gpu.index, one.user, one.kind))

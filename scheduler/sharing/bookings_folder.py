@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import pwd
 import re
@@ -92,9 +93,14 @@ def time_of_day(at: float) -> str:
 def user_name(uid: int) -> str:
     """Return the name of a user, or the number if the user has no name. Control characters are replaced."""
     try:
-        name = pwd.getpwuid(uid).pw_name
+        return _known_name(uid)
     except KeyError:
         return str(uid)
+
+
+@functools.lru_cache(256)  # asking a directory service for each file of a pass would take too long
+def _known_name(uid: int) -> str:
+    name = pwd.getpwuid(uid).pw_name
     return name if name.isprintable() else ascii(name)
 
 
@@ -341,6 +347,7 @@ class BookingsFolder:
         return replace(document, process=None, bookings=bookings, wants=(), waiting=0) if bookings else None
 
 
+@functools.cache
 def own_space() -> int:
     """Return the number of the pid namespace of this process; 0 if it is not known."""
     try:

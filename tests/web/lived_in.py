@@ -274,7 +274,13 @@ class Lived:
             self.foreign_process.wait()
 
 
-def lived_in(folder: Path) -> Lived:
-    """Return a scheduler in this folder with the jobs of half a day and a history of readings."""
+def lived_in(folder: Path, bookings: str = "") -> Lived:
+    """Return a scheduler in this folder with the jobs of half a day and a history of readings.
+
+    ``bookings``: another folder of shared bookings.
+    """
     os.chmod(folder, 0o700)
-    return Lived(folder).live(remembering=True)
+    lived = Lived(folder)
+    if bookings:
+        lived.s.environ["GPUJOB_BOOKINGS_FOLDER"] = bookings
+    return lived.live(remembering=True)
