@@ -16,7 +16,7 @@ from scheduler.core.units import seconds_of, span_text
 from scheduler.views.render import safe
 
 if TYPE_CHECKING:
-    from scheduler.client.lease import Lease
+    from scheduler.client.lease_booking import Lease
     from scheduler.core.gpu_snapshot import GpuSnapshot
 
 WARN_S = 600.0  # before the end of the lease, or a sixth of its time if that is less
@@ -41,7 +41,7 @@ def lease(
     ``gpus``: number or share of GPUs; ``allowed``: GPU ids; ``for_``, ``idle``: durations; ``wait``: whether to wait
     until GPUs are free; ``pid``: book the GPUs that this process uses, and run nothing. Raises SchedulerError.
     """
-    from scheduler.client.lease import Lease, lease_of_process, process_of, request_of
+    from scheduler.client.lease_booking import Lease, lease_of_process, process_of, request_of
 
     limit = seconds_of(for_) if for_ else None
     idle_s = seconds_of(idle) if idle else None
@@ -166,7 +166,7 @@ def _signal(process: Any, number: int) -> None:
 
 
 def _run(made: Lease, words: list[str], idle_s: float | None) -> int:
-    from scheduler.client.lease import process_of
+    from scheduler.client.lease_booking import process_of
 
     words = words or [os.environ.get("SHELL") or "/bin/sh"]
     command = _Command(words, {**os.environ, "CUDA_VISIBLE_DEVICES": made.ids(), "GPUJOB_LEASE": made.ids()})

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from scheduler.client.machine_gpus import machine_gpus
 from scheduler.client.neighbours import published
+from scheduler.core.fair_shares import HALF_LIFE_S
 from scheduler.core.gpu import WHOLE, Gpu
 from scheduler.core.neighbours import Neighbour, Neighbours, Sharing
 from scheduler.core.shared_bookings import LEASE
-from scheduler.intake.machine_settings import HALF_LIFE_S, machine_settings
+from scheduler.intake.machine_settings import machine_settings
 from scheduler.sharing.bookings_folder import Published, user_name
 
 

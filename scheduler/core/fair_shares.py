@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 CHARGE_S = 600.0
+HALF_LIFE_S = 86_400.0  # the default
 LN2 = math.log(2.0)
 
 

@@ -1,7 +1,8 @@
-"""Other schedulers and leases of this machine: their bookings, their waiting jobs, and whose turn it is.
+"""Other schedulers and leases of this machine: their bookings, their waiting jobs, and what their users have used.
 
 A scheduler reads the documents of the others, decides and publishes its own document under one lock of the machine. So
-no part of a GPU is given away twice, and schedulers agree on whose turn it is without talking to each other.
+no part of a GPU is given away twice, and schedulers agree on whose turn it is (`core/take_turns.py`) without talking to
+each other.
 """
 
 from __future__ import annotations
@@ -9,13 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from scheduler.core.fair_shares import Standing, decayed, shares_used
+from scheduler.core.fair_shares import HALF_LIFE_S, Standing, decayed
 from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest, decimal_text, mask_of
-from scheduler.core.job import Reason
 from scheduler.core.placement_class import PlacementClass
 from scheduler.core.shared_bookings import LEASE, Document
-
-PATIENCE_S = 3.0  # how long GPUs are left to another user whose turn it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ class Sharing:
     """
 
     user: str = ""
-    half_life_s: float = 86_400.0
+    half_life_s: float = HALF_LIFE_S
     weights: Mapping[str, float] = field(default_factory=dict)
     neighbours: Neighbours = field(default_factory=lambda: Neighbours(0.0))
     outside: dict[int, tuple[Outside, ...]] = field(default_factory=dict)
@@ -164,28 +162,6 @@ class Sharing:
                     kind = PlacementClass(ResourceRequest(want.count, want.parts), allowed, want.memory_mib)
                     found.setdefault(neighbour.user, []).append((kind, want.number))
         return found
-
-    def booked_by(self, user: str) -> int:
-        """Return a number that changes when the bookings of a user change."""
-        return hash(tuple(one.document.bookings for one in self.neighbours.living if one.user == user))
-
-    def patient_with(self, user: str, mono: float) -> bool:
-        """Return whether GPUs are still left to a user. ``mono``: monotonic seconds now.
-
-        Patience begins when GPUs are first left to the user, and again when the user has booked something since then.
-        """
-        booked = self.booked_by(user)
-        since, before = self.left_to.get(user, (mono, booked))
-        if before != booked:
-            since = mono
-        self.left_to[user] = (since, booked)
-        return mono - since < PATIENCE_S
-
-    def why_others_first(self) -> Reason:
-        """Return the reason of jobs that would fit, while GPUs are left to another user."""
-        used, fair = shares_used(self.standings(), self.user)
-        text = f"you have used {used:.1f} of your {fair:.1f} shares since yesterday; user {self.waits_for} waits"
-        return Reason("fair-share", text)
 
     def job_mask(self) -> int:
         """Return the mask of the GPUs on which jobs of other schedulers are booked; leases do not count."""

@@ -21,6 +21,7 @@ from scheduler.core.placement_class import PlacementClass
 from scheduler.core.policy import Policy, policy_of
 from scheduler.core.queue import Queue
 from scheduler.core.runtime_estimate import Estimates
+from scheduler.core.take_turns import why_others_first
 
 LEAST_GRACE_S = 3.0  # from SIGTERM to SIGKILL after a restart: the first SIGTERM may never have been sent
 
@@ -149,7 +150,7 @@ class SchedulerState:
             and kind.need.count
             and self.fleet.find(kind) is not None
         ):
-            return self.sharing.why_others_first()
+            return why_others_first(self.sharing)
         return self.fleet.why_not(kind)
 
     def blocked(self, reasons: Mapping[str, Reason]) -> dict[str, int]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduler.core.fair_shares import CHARGE_S
+from scheduler.core.fair_shares import CHARGE_S, HALF_LIFE_S, shares_used
 from scheduler.core.gpu import WHOLE, ResourceRequest
-from scheduler.core.neighbours import PATIENCE_S, Sharing
+from scheduler.core.job import Reason
+from scheduler.core.neighbours import Sharing
 from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import PlacementClass
+from scheduler.core.units import span_text
+
+PATIENCE_S = 3.0  # how long GPUs are left to another user whose turn it is
 
 
 @dataclass(slots=True)
@@ -45,7 +49,7 @@ class Turns:
             gpus = self._fleet.find(kind) if want.number else None
             if gpus is None:
                 continue
-            if user not in self._left_to and not self._sharing.patient_with(user, self._mono):
+            if user not in self._left_to and not self._is_patient_with(user):
                 self._had_chance.add(user)
                 break
             self._left_to.add(user)
@@ -55,6 +59,19 @@ class Turns:
             self._charge(user, kind.need)
             return
         del self._wants[user]  # nothing fits, or the user had the chance
+
+    def _is_patient_with(self, user: str) -> bool:
+        """Return whether GPUs are still left to a user.
+
+        Patience begins when GPUs are first left to the user, and again when the user has booked something since then.
+        """
+        sharing = self._sharing
+        booked = hash(tuple(one.document.bookings for one in sharing.neighbours.living if one.user == user))
+        since, before = sharing.left_to.get(user, (self._mono, booked))
+        if before != booked:
+            since = self._mono
+        sharing.left_to[user] = (since, booked)
+        return self._mono - since < PATIENCE_S
 
     def placed(self, need: ResourceRequest) -> None:
         """Charge the own user for a job that was just placed."""
@@ -73,3 +90,12 @@ class Turns:
             del sharing.left_to[user]  # nothing could be kept for this user: the patience begins anew next time
         sharing.waits_for = min(self._left_to, default="")
         sharing.due = min((sharing.left_to[user][0] + PATIENCE_S for user in self._left_to), default=None)
+
+
+def why_others_first(sharing: Sharing) -> Reason:
+    """Return the reason of jobs that would fit, while GPUs are left to another user."""
+    used, fair = shares_used(sharing.standings(), sharing.user)
+    half = sharing.half_life_s
+    span = "since yesterday" if half == HALF_LIFE_S else f"in the last {span_text(half)}"
+    text = f"you have used {used:.1f} of your {fair:.1f} shares {span}; user {sharing.waits_for} waits"
+    return Reason("fair-share", text)

@@ -14,7 +14,6 @@ from scheduler.core.errors import UsageError
 PATH = "/etc/gpujob/config.yaml"
 VARIABLE = "GPUJOB_MACHINE_CONFIG"  # another path, for tests and containers
 LARGEST = 64 * 1024
-HALF_LIFE_S = 86_400.0  # the default of `fair_half_life`
 KEYS = ("weights", "fair_half_life", "keep_free", "keep_free_hours")
 
 

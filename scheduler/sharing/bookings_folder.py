@@ -389,12 +389,3 @@ def _newest(fd: int, known: bytes | str) -> tuple[bytes, int, bytes]:
             continue
         return line, slot, data
     raise ValueError("it has no whole document" if not heads else "its document is incomplete or wrong")
-
-    def close(self, remove: bool = False) -> None:
-        """Close the files. ``remove``: remove the own file, too."""
-        if self._fd >= 0:
-            os.close(self._fd)
-        if remove:
-            with contextlib.suppress(OSError):
-                os.unlink(self._name, dir_fd=self._folder)
-        os.close(self._folder)

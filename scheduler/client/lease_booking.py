@@ -11,7 +11,7 @@ from scheduler.client.machine_gpus import MachineGpus, machine_gpus
 from scheduler.core.admission import Admission
 from scheduler.core.config import Config
 from scheduler.core.errors import Refused
-from scheduler.core.fair_shares import decayed
+from scheduler.core.fair_shares import HALF_LIFE_S, decayed
 from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
 from scheduler.core.job import Process, Reason
 from scheduler.core.neighbours import Neighbour, Neighbours, Sharing
@@ -21,8 +21,8 @@ from scheduler.core.placement_class import PlacementClass
 from scheduler.core.policy import thresholds_of
 from scheduler.core.scheduler_state import SchedulerState
 from scheduler.core.shared_bookings import LEASE, Booking, Document, Want
-from scheduler.core.take_turns import Turns
-from scheduler.intake.machine_settings import HALF_LIFE_S, machine_settings
+from scheduler.core.take_turns import Turns, why_others_first
+from scheduler.intake.machine_settings import machine_settings
 from scheduler.sharing.bookings_folder import BookingsFolder, Found, own_space, shared_folder, time_of_day, user_name
 from scheduler.system.proc import boot_id
 from scheduler.system.processes import seen
@@ -96,7 +96,7 @@ class Lease:
             if gpus is None:
                 reason = state.fleet.why_not(kind)
                 if state.fleet.find(kind) is not None:
-                    reason = state.sharing.why_others_first()
+                    reason = why_others_first(state.sharing)
                 self.publish(
                     machine, (Want(kind.need.count, kind.need.parts, kind.vram_mib, self._allowed(kind, machine)),)
                 )
