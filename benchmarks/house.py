@@ -128,7 +128,7 @@ class House:
         compiled = os.path.join(base, "pycache")
         self.environ = {
             **kept, "PYTHONPATH": search, "XDG_RUNTIME_DIR": self.folder, "GPUJOB_BOOKINGS_FOLDER": self.folder,
-            "PYTHONPYCACHEPREFIX": compiled, **(environ or {}),
+            "GPUJOB_MACHINE_CONFIG": "/nonexistent/config.yaml", "PYTHONPYCACHEPREFIX": compiled, **(environ or {}),
         }  # fmt: skip
         self.gpus, self.words = gpus, words
         self.daemon: subprocess.Popen[bytes] | None = None

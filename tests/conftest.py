@@ -24,6 +24,7 @@ import pytest
 from hypothesis import HealthCheck
 
 from scheduler.warm import client
+from tests.environ import NO_CONFIG
 
 # If this variable is set, each of thousands of interpreters compiles the whole program again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -40,6 +41,7 @@ os.environ["GPUJOB_WARM"] = WARM_FOLDER or "0"
 # Schedulers of tests do not share bookings with those of the machine; each worker has a folder of its own.
 BOOKINGS_FOLDER = tempfile.mkdtemp(prefix="gpujob-bookings-")
 os.environ["GPUJOB_BOOKINGS_FOLDER"] = BOOKINGS_FOLDER
+os.environ["GPUJOB_MACHINE_CONFIG"] = NO_CONFIG  # the settings of this machine do not matter
 atexit.register(shutil.rmtree, BOOKINGS_FOLDER, ignore_errors=True)
 
 # `python` in a job is the tested interpreter, not a script of pyenv, which starts ten shells for each job.

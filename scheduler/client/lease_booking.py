@@ -14,7 +14,7 @@ from scheduler.core.errors import Refused
 from scheduler.core.fair_shares import HALF_LIFE_S, decayed
 from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
 from scheduler.core.job import Process, Reason
-from scheduler.core.neighbours import Neighbour, Neighbours, Sharing
+from scheduler.core.neighbours import LeftTo, Neighbour, Neighbours, Sharing
 from scheduler.core.observations import Now
 from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import PlacementClass
@@ -60,7 +60,7 @@ class Lease:
     since: float = 0.0
     children: tuple[Process, ...] = ()
     _folder: BookingsFolder | None = None
-    _left_to: dict[str, tuple[float, int]] = field(default_factory=dict)
+    _left_to: dict[str, LeftTo] = field(default_factory=dict)
 
     @property
     def folder(self) -> BookingsFolder:

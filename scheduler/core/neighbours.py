@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from scheduler.core.fair_shares import HALF_LIFE_S, Standing, decayed
 from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest, decimal_text, mask_of
 from scheduler.core.placement_class import PlacementClass
-from scheduler.core.shared_bookings import LEASE, Document
+from scheduler.core.shared_bookings import LEASE, Booking, Document
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,18 @@ class Outside:
         return f"{what} {gpu} is booked by {who}" + (f" until about {clock}" if clock else "")
 
 
+@dataclass(frozen=True, slots=True)
+class LeftTo:
+    """GPUs that are left to another user whose turn it is.
+
+    ``since``: monotonic seconds; ``gpus``: UUIDs; ``bookings``: all bookings of the user when they were left last.
+    """
+
+    since: float
+    gpus: frozenset[str] = frozenset()
+    bookings: frozenset[Booking] = frozenset()
+
+
 def _no_clock(at: float) -> str:
     return ""
 
@@ -65,8 +77,7 @@ def _no_clock(at: float) -> str:
 class Sharing:
     """Knowledge of a scheduler about its neighbours. ``user``: its own user; ``weights``: user → weight, 1.0 by default.
 
-    ``used`` and ``used_at``: own decayed use; ``left_to``: user → (since when GPUs are left to this user, monotonic
-    seconds; what the user had booked then).
+    ``used`` and ``used_at``: own decayed use; ``left_to``: user → GPUs that are left to this user.
     """
 
     user: str = ""
@@ -78,7 +89,7 @@ class Sharing:
     used_at: float = 0.0
     rate: float = 0.0
     clock: Callable[[float], str] = _no_clock  # seconds since boot → time of day, such as 14:20
-    left_to: dict[str, tuple[float, int]] = field(default_factory=dict)
+    left_to: dict[str, LeftTo] = field(default_factory=dict)
     waits_for: str = ""  # user to whom GPUs are left now; empty: none
     due: float | None = None  # when the patience with such a user ends (monotonic seconds)
 
@@ -162,6 +173,11 @@ class Sharing:
                     kind = PlacementClass(ResourceRequest(want.count, want.parts), allowed, want.memory_mib)
                     found.setdefault(neighbour.user, []).append((kind, want.number))
         return found
+
+    def bookings_of(self, user: str) -> frozenset[Booking]:
+        """Return all bookings of another user, also on GPUs that this scheduler does not manage."""
+        living = self.neighbours.living
+        return frozenset(booking for one in living if one.user == user for booking in one.document.bookings)
 
     def job_mask(self) -> int:
         """Return the mask of the GPUs on which jobs of other schedulers are booked; leases do not count."""

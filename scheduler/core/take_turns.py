@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from scheduler.core.fair_shares import CHARGE_S, HALF_LIFE_S, shares_used
 from scheduler.core.gpu import WHOLE, ResourceRequest
 from scheduler.core.job import Reason
-from scheduler.core.neighbours import Sharing
+from scheduler.core.neighbours import LeftTo, Sharing
 from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import PlacementClass
 from scheduler.core.units import span_text
@@ -34,7 +34,7 @@ class Turns:
         self._standing = {user: one.value for user, one in standings.items()}
         self._wants = {user: [_Want(*each) for each in wants] for user, wants in sharing.wants(fleet.managed).items()}
         self._kept: list[tuple[PlacementClass, tuple[int, ...]]] = []
-        self._left_to: set[str] = set()
+        self._left_to: dict[str, set[int]] = {}  # user → GPUs
         self._had_chance: set[str] = set()
 
     def give_way(self) -> None:
@@ -52,7 +52,7 @@ class Turns:
             if user not in self._left_to and not self._is_patient_with(user):
                 self._had_chance.add(user)
                 break
-            self._left_to.add(user)
+            self._left_to.setdefault(user, set()).update(gpus)
             self._fleet.take(kind.need, gpus, kind.vram_mib)
             self._kept.append((kind, gpus))
             want.number -= 1
@@ -63,15 +63,13 @@ class Turns:
     def _is_patient_with(self, user: str) -> bool:
         """Return whether GPUs are still left to a user.
 
-        Patience begins when GPUs are first left to the user, and again when the user has booked something since then.
+        Patience begins when GPUs are first left to the user, and again when the user has booked a part of them.
         """
-        sharing = self._sharing
-        booked = hash(tuple(one.document.bookings for one in sharing.neighbours.living if one.user == user))
-        since, before = sharing.left_to.get(user, (self._mono, booked))
-        if before != booked:
-            since = self._mono
-        sharing.left_to[user] = (since, booked)
-        return self._mono - since < PATIENCE_S
+        left = self._sharing.left_to.setdefault(user, LeftTo(self._mono))
+        new = self._sharing.bookings_of(user) - left.bookings
+        if any(booking.gpu in left.gpus for booking in new):
+            left = self._sharing.left_to[user] = LeftTo(self._mono)
+        return self._mono - left.since < PATIENCE_S
 
     def placed(self, need: ResourceRequest) -> None:
         """Charge the own user for a job that was just placed."""
@@ -86,10 +84,13 @@ class Turns:
         for kind, gpus in self._kept:
             self._fleet.give_back(kind.need, gpus, kind.vram_mib)
         sharing = self._sharing
-        for user in {*sharing.left_to} - self._left_to - self._had_chance:
+        for user in {*sharing.left_to} - {*self._left_to} - self._had_chance:
             del sharing.left_to[user]  # nothing could be kept for this user: the patience begins anew next time
+        for user, left in self._left_to.items():
+            uuids = frozenset(gpu.uuid for gpu in self._fleet.managed if gpu.index in left)
+            sharing.left_to[user] = LeftTo(sharing.left_to[user].since, uuids, sharing.bookings_of(user))
         sharing.waits_for = min(self._left_to, default="")
-        sharing.due = min((sharing.left_to[user][0] + PATIENCE_S for user in self._left_to), default=None)
+        sharing.due = min((sharing.left_to[user].since + PATIENCE_S for user in self._left_to), default=None)
 
 
 def why_others_first(sharing: Sharing) -> Reason:

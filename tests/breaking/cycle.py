@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.breaking.forge import Forge, Forked, until
+from tests.environ import NO_CONFIG
 
 STATE_FILE = "gpu_scheduler_state.json"
 # Key of a job → its exit code. a and b are lines of the jobs file; `gpujob submit` adds c.
@@ -54,7 +55,8 @@ class Cycle:
         self.environ = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
         bookings = self.folder.with_name(f"{self.folder.name}-bookings")
         bookings.mkdir(exist_ok=True, mode=0o700)
-        self.environ.update(XDG_RUNTIME_DIR=str(run), PYTHONUNBUFFERED="1", GPUJOB_BOOKINGS_FOLDER=str(bookings))
+        self.environ.update(XDG_RUNTIME_DIR=str(run), PYTHONUNBUFFERED="1")
+        self.environ.update(GPUJOB_BOOKINGS_FOLDER=str(bookings), GPUJOB_MACHINE_CONFIG=NO_CONFIG)
         self.environ["GPUJOB_SET_HISTORY"] = "false"  # the history's thread would write at random times
         script = self.folder / "job"
         script.write_text(JOB)

@@ -21,6 +21,7 @@ import pytest
 from scheduler import command_line
 from scheduler.runners import supervisor as supervisor_file
 from scheduler.web import server  # noqa: F401  loaded now: a child with another user may be unable to load it
+from tests.environ import NO_CONFIG
 from tests.stories.harness import alive, wait_for
 
 ROOT_ONLY = pytest.mark.skipif(
@@ -93,7 +94,8 @@ class User:
             def run() -> int:
                 os.chdir(folder)
                 os.environ.clear()
-                os.environ.update({"PATH": os.defpath, "HOME": str(folder), "XDG_RUNTIME_DIR": str(folder), **environ})
+                os.environ.update({"PATH": os.defpath, "HOME": str(folder), "XDG_RUNTIME_DIR": str(folder)})
+                os.environ.update({"GPUJOB_MACHINE_CONFIG": NO_CONFIG, **environ})
                 os.dup2(out.fileno(), 1)
                 os.dup2(out.fileno(), 2)
                 sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
@@ -200,6 +202,7 @@ class Daemon:
                     HOME=str(folder),
                     XDG_RUNTIME_DIR=str(folder),
                     GPUJOB_SET_GPU_INTERVAL="0",
+                    GPUJOB_MACHINE_CONFIG=NO_CONFIG,
                     **environ,
                 )
                 sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)

@@ -1,0 +1,69 @@
+"""Turns of users within a pass: which GPUs are left to a user who has used less, and for how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler.core.gpu import Gpu, ResourceRequest
+from scheduler.core.job import Process
+from scheduler.core.neighbours import Neighbour, Neighbours, Sharing
+from scheduler.core.placement import Fleet
+from scheduler.core.placement_class import PlacementClass
+from scheduler.core.shared_bookings import Booking, Document, Want
+from scheduler.core.take_turns import PATIENCE_S, Turns, why_others_first
+
+
+class Pair:
+    """The own scheduler on GPUs a and b, and lab3, who has used less and waits for GPU a."""
+
+    def __init__(self, half_life_s: float = 86_400.0) -> None:
+        self.sharing = Sharing("me", half_life_s, used=1000.0, used_at=1.0)
+        self.fleet = Fleet([Gpu(0, "GPU-a"), Gpu(1, "GPU-b")])
+
+    def free(self, mono: float, *bookings: Booking, want: str = "GPU-a") -> tuple[int, ...] | None:
+        """Return where the own job of one GPU fits in a pass. ``bookings``: of lab3; ``want``: what lab3 waits for."""
+        wants = (Want(1, 1000, gpus=(want,)),) if want else ()
+        document = Document("a", "boot", gpus=("GPU-a", "GPU-b"), wants=wants, waiting=1, bookings=bookings)
+        self.sharing.take(Neighbours(1.0, (Neighbour("lab3", False, document),)), self.fleet.managed)
+        turns = Turns(self.sharing, self.fleet, mono)
+        turns.give_way()
+        found = self.fleet.find(PlacementClass(ResourceRequest.parse("1"), (0,)))
+        turns.end()
+        return found
+
+
+def booking(gpu: str, number: int) -> Booking:
+    return Booking(gpu, 500, since=float(number), processes=(Process(number, 1),))
+
+
+def test_a_gpu_is_left_to_a_user_who_does_not_take_it_for_a_limited_time() -> None:
+    pair = Pair()
+    assert pair.free(100.0) is None and pair.sharing.due == 100.0 + PATIENCE_S
+    assert pair.free(100.0 + 0.9 * PATIENCE_S) is None
+    assert pair.free(100.0 + PATIENCE_S) == (0,) and pair.sharing.due is None
+    assert pair.free(101.0 + PATIENCE_S) == (0,)
+
+
+@pytest.mark.parametrize(("gpu", "renewed"), [("GPU-a", True), ("GPU-b", False)])
+def test_only_a_booking_on_the_gpu_that_is_left_renews_the_patience(gpu: str, renewed: bool) -> None:
+    """A user whose jobs start on other GPUs all the time does not keep the GPU that is left free."""
+    pair = Pair()
+    for number in range(10):
+        found = pair.free(100.0 + number, booking(gpu, number))
+        assert (found is None) is (renewed or number < PATIENCE_S), number
+
+
+def test_the_patience_begins_anew_after_a_pass_in_which_nothing_was_wanted() -> None:
+    pair = Pair()
+    assert pair.free(100.0) is None and pair.free(200.0) == (0,)
+    assert pair.free(201.0, want="") == (0,)
+    assert pair.free(202.0) is None
+
+
+@pytest.mark.parametrize(
+    ("half_life_s", "span"), [(86_400.0, "since yesterday"), (7 * 86_400.0, "in the last 7 d 0 h")]
+)
+def test_the_sentence_names_the_time_that_counts(half_life_s: float, span: str) -> None:
+    pair = Pair(half_life_s)
+    pair.free(100.0)
+    assert why_others_first(pair.sharing).sentence == f"you have used 2.0 of your 1.0 shares {span}; user lab3 waits"
