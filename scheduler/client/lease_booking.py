@@ -14,7 +14,7 @@ from scheduler.core.errors import Refused
 from scheduler.core.fair_shares import HALF_LIFE_S, decayed
 from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
 from scheduler.core.job import Process, Reason
-from scheduler.core.neighbours import LeftTo, Neighbour, Neighbours, Sharing
+from scheduler.core.neighbours import Left, Neighbour, Neighbours, Sharing
 from scheduler.core.observations import Now
 from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import PlacementClass
@@ -60,7 +60,7 @@ class Lease:
     since: float = 0.0
     children: tuple[Process, ...] = ()
     _folder: BookingsFolder | None = None
-    _left_to: dict[str, LeftTo] = field(default_factory=dict)
+    _left: Left = field(default_factory=Left)
 
     @property
     def folder(self) -> BookingsFolder:
@@ -113,7 +113,7 @@ class Lease:
     def _state(self, machine: MachineGpus, found: Found, closed: str) -> SchedulerState:
         me, settings = user_name(os.getuid()), machine_settings(self.environ)
         state = SchedulerState(Fleet(machine.gpus), lambda job: None)
-        state.sharing = Sharing(me, settings.fair_half_life or HALF_LIFE_S, settings.weights, left_to=self._left_to)
+        state.sharing = Sharing(me, settings.fair_half_life or HALF_LIFE_S, settings.weights, left=self._left)
         living = tuple(Neighbour(one.user, one.user == me, one.document) for one in found.living)
         ended = tuple(Neighbour(one.user, one.user == me, one.document) for one in found.ended)
         state.take_neighbours(Neighbours(boot_seconds(), living, ended, closed))

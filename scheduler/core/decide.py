@@ -388,6 +388,8 @@ class _Decision(DecisionPass):
         if state.sharing is not None:
             state.sharing.waits_for, state.sharing.due = "", None
         if state.queue_paused or not state.may_start or not len(state.queue):
+            if state.sharing is not None:
+                state.sharing.reserving = None
             return
         state.fleet.open_to_all()
         self._book_released()
@@ -423,6 +425,9 @@ class _Decision(DecisionPass):
                             if state.queue.overtaken(other) == state.policy.max_overtakes:  # reached with this start
                                 state.fleet.reserve(other, waits_as)
             elif state.policy.max_overtakes:
+                if others is not None and kind.need.total and not passed_over:
+                    if others.reserves(job_id, state.policy.max_overtakes):
+                        state.fleet.reserve(job_id, kind)
                 passed_over.append((job_id, kind))
                 if state.queue.overtaken(job_id) >= state.policy.max_overtakes:
                     state.fleet.reserve(job_id, kind)

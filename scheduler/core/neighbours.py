@@ -7,7 +7,7 @@ each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from scheduler.core.fair_shares import HALF_LIFE_S, Standing, decayed
@@ -57,16 +57,20 @@ class Outside:
         return f"{what} {gpu} is booked by {who}" + (f" until about {clock}" if clock else "")
 
 
-@dataclass(frozen=True, slots=True)
-class LeftTo:
-    """GPUs that are left to another user whose turn it is.
+@dataclass(slots=True)
+class Left:
+    """GPUs that are left to other users whose turn it is.
 
-    ``since``: monotonic seconds; ``gpus``: UUIDs; ``bookings``: all bookings of the user when they were left last.
+    ``since``, ``until``: monotonic seconds; ``since`` None: nothing is left to anybody; ``gpus``: UUIDs; ``bookings``: all
+    bookings of these users at the last pass; ``passed_over``: users who did not take what was left to them.
     """
 
-    since: float
+    since: float | None = None
+    until: float = 0.0
+    users: frozenset[str] = frozenset()
     gpus: frozenset[str] = frozenset()
     bookings: frozenset[Booking] = frozenset()
+    passed_over: set[str] = field(default_factory=set)
 
 
 def _no_clock(at: float) -> str:
@@ -77,7 +81,10 @@ def _no_clock(at: float) -> str:
 class Sharing:
     """Knowledge of a scheduler about its neighbours. ``user``: its own user; ``weights``: user → weight, 1.0 by default.
 
-    ``used`` and ``used_at``: own decayed use; ``left_to``: user → GPUs that are left to this user.
+    ``used`` and ``used_at``: own decayed use; ``left``: GPUs that are left to other users; ``taken``: bookings of other users that have begun.
+
+    ``first``: the first own job that does not fit, and ``taken`` when it became the first; ``reserving``: this job and
+    since when it has GPUs reserved, in seconds since boot (`core/take_turns.py: Turns.reserves`).
     """
 
     user: str = ""
@@ -89,7 +96,10 @@ class Sharing:
     used_at: float = 0.0
     rate: float = 0.0
     clock: Callable[[float], str] = _no_clock  # seconds since boot → time of day, such as 14:20
-    left_to: dict[str, LeftTo] = field(default_factory=dict)
+    left: Left = field(default_factory=Left)
+    taken: int = 0
+    first: tuple[int, int] | None = None
+    reserving: tuple[int, float] | None = None
     waits_for: str = ""  # user to whom GPUs are left now; empty: none
     due: float | None = None  # when the patience with such a user ends (monotonic seconds)
 
@@ -98,12 +108,13 @@ class Sharing:
 
     def take(self, neighbours: Neighbours, gpus: Iterable[Gpu]) -> None:
         """Take in a reading of the folder. ``gpus``: the managed GPUs."""
-        self.neighbours = neighbours
+        before, self.neighbours = self.bookings_of(self._others()), neighbours
+        self.taken += len(self.bookings_of(self._others()) - before)
         index = {gpu.uuid: gpu.index for gpu in gpus}
         found: dict[int, dict[tuple[str, bool], list[tuple[int, int, float | None]]]] = {}
         for neighbour in neighbours.living:
             lease = neighbour.document.kind == LEASE
-            for one in neighbour.document.bookings:
+            for one in (*neighbour.document.bookings, *neighbour.document.reserved):
                 if one.gpu in index:
                     by_user = found.setdefault(index[one.gpu], {})
                     by_user.setdefault((neighbour.user, lease), []).append((one.parts, one.memory_mib, one.until))
@@ -174,10 +185,13 @@ class Sharing:
                     found.setdefault(neighbour.user, []).append((kind, want.number))
         return found
 
-    def bookings_of(self, user: str) -> frozenset[Booking]:
-        """Return all bookings of another user, also on GPUs that this scheduler does not manage."""
+    def _others(self) -> set[str]:
+        return {one.user for one in self.neighbours.living} - {self.user}
+
+    def bookings_of(self, users: Collection[str]) -> frozenset[Booking]:
+        """Return all bookings of other users, also on GPUs that this scheduler does not manage."""
         living = self.neighbours.living
-        return frozenset(booking for one in living if one.user == user for booking in one.document.bookings)
+        return frozenset(booking for one in living if one.user in users for booking in one.document.bookings)
 
     def job_mask(self) -> int:
         """Return the mask of the GPUs on which jobs of other schedulers are booked; leases do not count."""

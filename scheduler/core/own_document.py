@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scheduler.core.allowed import Allowed
-from scheduler.core.gpu import Gpu, ResourceRequest
+from scheduler.core.gpu import Gpu, ResourceRequest, ids_of
 from scheduler.core.job import TICKS_A_SECOND, Job, Process
 from scheduler.core.observations import Now
 from scheduler.core.scheduler_state import SchedulerState
@@ -35,7 +34,7 @@ def own_document(
     return Document(
         key, boot, process=process, supervisors=supervisors, space=space, gpus=tuple(gpu.uuid for gpu in managed),
         waiting=state.waiting(), wants=() if state.queue_paused or not state.may_start else _wants(state, managed),
-        used=used, used_at=at, bookings=bookings,
+        used=used, used_at=at, bookings=bookings, reserved=tuple(_reserved(state)),
     )  # fmt: skip
 
 
@@ -49,6 +48,18 @@ def _bookings(state: SchedulerState, now: Now) -> Iterator[Booking]:
         if held.need.total and held.key not in state.unbooked:
             at = now.since_boot or 0.0
             yield from _on_gpus(state, held.need, held.gpus, held.vram_mib, at, None, held.processes[:16])
+
+
+def _reserved(state: SchedulerState) -> Iterator[Booking]:
+    """Yield what is free on the GPUs that the first job reserves until it fits (`core/take_turns.py: Turns.reserves`)."""
+    if state.sharing is None or state.sharing.reserving is None:
+        return
+    job, since = state.sharing.reserving
+    for number, mask, kind in state.fleet.reserved:
+        for i in ids_of(mask) if number == job else ():
+            parts = min(kind.need.parts, state.fleet.free[i])
+            if parts:
+                yield Booking(state.fleet.gpus[i].uuid, parts, 0, since)
 
 
 def _on_gpus(
@@ -79,13 +90,13 @@ def _times(state: SchedulerState, job: Job, now: Now) -> tuple[float, float | No
 
 
 def _wants(state: SchedulerState, managed: list[Gpu]) -> tuple[Want, ...]:
+    """Return what waits for GPUs that others may leave: jobs that could start if others had booked nothing."""
     uuids = {gpu.index: gpu.uuid for gpu in managed}
     found = []
     for kind, number in state.queue.sizes().items():
-        if kind.need.total and not state.fleet.can_ever_hold(kind):
-            found.append(Want(kind.need.count, kind.need.parts, kind.vram_mib, _uuids(kind.allowed, uuids), number))
+        if kind.need.total and not kind.need.by_name and not state.fleet.can_ever_hold(kind):
+            usable = state.fleet.could_use(kind)
+            if usable:
+                gpus = () if usable == state.fleet.all_mask else tuple(uuids[i] for i in ids_of(usable))
+                found.append(Want(kind.need.count, kind.need.parts, kind.vram_mib, gpus, number))
     return tuple(found[:MOST_WANTS])
-
-
-def _uuids(allowed: Allowed, uuids: dict[int, str]) -> tuple[str, ...]:
-    return tuple(uuids[i] for i in allowed or () if isinstance(i, int) and i in uuids)

@@ -164,11 +164,23 @@ class Fleet:
         return self._find_share(need.parts, usable) if need.count == 1 else self._find_wide(need, usable)
 
     def _without_kept_free(self, usable: int, count: int) -> int:
-        """Return ``usable`` without the empty GPUs, if ``count`` more GPUs with jobs would leave fewer than `keep_free`."""
-        empty = self._bucket.get(WHOLE, 0) & self.all_mask
-        with_jobs = self.others_mask | mask_of(i for i in ids_of(self.all_mask) if self._unbooked[i] < WHOLE)
-        left = self.all_mask.bit_count() - self.keep_free - with_jobs.bit_count()
-        return usable if left >= count else usable & ~empty
+        """Return ``usable`` without the GPUs whose use would leave fewer than `keep_free` GPUs without jobs.
+
+        ``count``: GPUs that are needed. A GPU with nothing but a lease is a GPU without jobs.
+        """
+        without_jobs = mask_of(i for i in ids_of(self.all_mask & ~self.others_mask) if self._unbooked[i] == WHOLE)
+        left = max(0, without_jobs.bit_count() - self.keep_free)
+        if left >= count:
+            return usable
+        return usable & ~without_jobs | mask_of(list(ids_of(usable & without_jobs))[:left])
+
+    def could_use(self, kind: PlacementClass) -> int:
+        """Return the mask of the GPUs that a job of ``kind`` could use if others had booked nothing; 0: too few."""
+        usable = self.allowed_mask(kind.allowed) & ~self.paused_mask & ~self.admission.lasting_mask
+        if self.keep_free:
+            usable = self._without_kept_free(usable, kind.need.count)
+        enough = any((usable & mask).bit_count() >= kind.need.count for mask in self._server_mask.values())
+        return usable if enough else 0
 
     def _find_most_memory(self, usable: int) -> tuple[int, ...] | None:
         """Return the GPU in ``usable`` with the most free memory (ties: the lowest id).
@@ -420,6 +432,7 @@ class Fleet:
                 )
         paused = allowed & self.paused_mask
         tail = f"; paused: {named_gpus(ids_of(paused))}" if paused else ""
+        tail += self._told_outside(i for i in ids_of(usable) if self.free[i] < need.parts)
         if need.count == 1:
             most = max(ids_of(usable), key=lambda i: (self.free[i], -i))
             text = (
@@ -484,7 +497,8 @@ class Fleet:
         need = kind.need
         usable &= ~self.admission.blocked_mask
         fitting = mask_of(i for i in ids_of(usable) if self.free[i] >= need.parts)
-        if self.keep_free and max((fitting & mask).bit_count() for mask in self._server_mask.values()) >= need.count:
+        fits = max((fitting & mask).bit_count() for mask in self._server_mask.values()) >= need.count
+        if self.keep_free and (fits or need.count > self.all_mask.bit_count() - self.keep_free):
             one = self.keep_free == 1
             text = f"{self.keep_free} GPU{'' if one else 's'} {'is' if one else 'are'} kept free for people without a scheduler"
             return Reason("keep-free", f"{text} (keep_free)") if self.find(kind) is None else None
@@ -492,9 +506,13 @@ class Fleet:
         taken = ids_of(without & ~fitting)
         if not taken or max((without & mask).bit_count() for mask in self._server_mask.values()) < need.count:
             return None
-        told = "; ".join(self.outside[i][2] for i in taken[:MOST_TOLD])
-        more = f"; and {len(taken) - MOST_TOLD} more GPUs" if len(taken) > MOST_TOLD else ""
-        return Reason("booked-outside", f"needs {need.in_words()}; {told}{more}")
+        return Reason("booked-outside", f"needs {need.in_words()}{self._told_outside(taken)}")
+
+    def _told_outside(self, gpus: Iterable[int]) -> str:
+        """Return a clause that says who else has booked these GPUs; empty if nobody has."""
+        taken = [i for i in gpus if i in self.outside]
+        told = "".join(f"; {self.outside[i][2]}" for i in taken[:MOST_TOLD])
+        return told + (f"; and {len(taken) - MOST_TOLD} more GPUs" if len(taken) > MOST_TOLD else "")
 
     def _forbidden(self, need: ResourceRequest, usable: int, vram_mib: int) -> Reason | None:
         """Return the reason if a job waits only because readings block GPUs with enough free share; else None."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +19,7 @@ HEAD = b"gpujob bookings 1 "
 LONGEST = 1 << 20  # bytes of a document
 MOST_BOOKINGS = 4096
 MOST_WANTS = 64
+LARGEST_NUMBER = 1e11  # of seconds, and of GPU seconds: 3,000 years
 MOST_PROCESSES = 256  # of one booking
 LONGEST_NAME = 100
 SCHEDULER, LEASE = "scheduler", "lease"
@@ -57,8 +57,9 @@ class Document:
     """The facts that a scheduler or a lease publishes.
 
     ``key``: tells the documents of a user apart; ``process``: the scheduler or lease; ``supervisors``: processes that
-    start and watch its jobs; ``space``: pid namespace of these processes; ``gpus``: UUIDs of the GPUs that it manages; ``waiting``: number of waiting jobs;
-    ``used``: decayed GPU seconds until ``used_at`` (`core/fair_shares.py`).
+    start and watch its jobs; ``space``: pid namespace of these processes; ``gpus``: UUIDs of the GPUs that it manages;
+    ``waiting``: number of waiting jobs; ``used``: decayed GPU seconds until ``used_at`` (`core/fair_shares.py`);
+    ``reserved``: parts of GPUs that nothing uses, reserved until a job fits (`core/take_turns.py: Turns.reserves`).
     """
 
     key: str
@@ -73,6 +74,7 @@ class Document:
     used: float = 0.0
     used_at: float = 0.0
     bookings: tuple[Booking, ...] = field(default=())
+    reserved: tuple[Booking, ...] = field(default=())
 
 
 def text_of(document: Document, sequence: int) -> bytes:
@@ -87,10 +89,7 @@ def text_of(document: Document, sequence: int) -> bytes:
         "waiting": document.waiting,
         "wants": [[one.count, one.parts, one.memory_mib, list(one.gpus), one.number] for one in document.wants],
         "used": document.used, "used_at": document.used_at,
-        "bookings": [
-            [one.gpu, one.parts, one.memory_mib, one.since, one.until, [_pair(process) for process in one.processes]]
-            for one in document.bookings
-        ],
+        "bookings": [_values(one) for one in document.bookings], "reserved": [_values(one) for one in document.reserved],
     }  # fmt: skip
     body = json.dumps(values, separators=(",", ":")).encode()
     return HEAD + b"%d %d %d\n" % (sequence, len(body), _checksum(body)) + body
@@ -120,6 +119,10 @@ def _checksum(body: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(body, digest_size=7).digest(), "big")
 
 
+def _values(one: Booking) -> list[Any]:
+    return [one.gpu, one.parts, one.memory_mib, one.since, one.until, [_pair(process) for process in one.processes]]
+
+
 def _pair(process: Process) -> list[int]:
     return [process.pid, process.ticks]
 
@@ -138,6 +141,7 @@ def _document(values: Any) -> Document:
         _whole(values["waiting"], 1 << 40), tuple(map(_want, _list(values["wants"], MOST_WANTS))),
         _number(values["used"]), _number(values["used_at"]),
         tuple(map(_booking, _list(values["bookings"], MOST_BOOKINGS))),
+        tuple(map(_booking, _list(values["reserved"], MOST_BOOKINGS))),
     )  # fmt: skip
 
 
@@ -188,6 +192,6 @@ def _whole(value: Any, most: int) -> int:
 
 
 def _number(value: Any) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= LARGEST_NUMBER:
         raise ValueError("a time is wrong")
     return float(value)

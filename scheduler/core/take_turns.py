@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from scheduler.core.fair_shares import CHARGE_S, HALF_LIFE_S, shares_used
 from scheduler.core.gpu import WHOLE, ResourceRequest
 from scheduler.core.job import Reason
-from scheduler.core.neighbours import LeftTo, Sharing
+from scheduler.core.neighbours import Sharing
 from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import PlacementClass
 from scheduler.core.units import span_text
 
 PATIENCE_S = 3.0  # how long GPUs are left to another user whose turn it is
+STAGGER_S = 0.3  # more for each further user ahead, so that schedulers whose patience ends do so in the order of users
 
 
 @dataclass(slots=True)
@@ -26,6 +27,9 @@ class Turns:
 
     `give_way` books GPUs in the ledger for the waiting jobs of other users, as their own schedulers will do. `end` takes
     these bookings back. So the own jobs get what remains, and no GPU is kept for a job that does not fit.
+
+    GPUs are left to all users ahead together, for a limited time. If one of them books a part of these GPUs, the time
+    begins anew. Afterwards these users are passed over until none of their waiting jobs fits any more.
     """
 
     def __init__(self, sharing: Sharing, fleet: Fleet, mono: float) -> None:
@@ -33,15 +37,35 @@ class Turns:
         standings = sharing.standings()
         self._standing = {user: one.value for user, one in standings.items()}
         self._wants = {user: [_Want(*each) for each in wants] for user, wants in sharing.wants(fleet.managed).items()}
+        self._waiting = set(self._wants)
+        self._reserving, sharing.reserving = sharing.reserving, None
         self._kept: list[tuple[PlacementClass, tuple[int, ...]]] = []
-        self._left_to: dict[str, set[int]] = {}  # user → GPUs
-        self._had_chance: set[str] = set()
+        self._fitting: set[str] = set()  # users ahead of whose waiting jobs one fits
+        self._left_to: set[int] = set()  # GPUs
+        self._first = ""  # the first user to whom a GPU is left
+        self._judge_patience()
 
     def give_way(self) -> None:
         """Keep GPUs for users whose standing is lower than the own, lowest first, as far as their jobs fit."""
-        mine = self._standing[self._sharing.user]
-        while ahead := [user for user in self._wants if self._standing.get(user, 0.0) < mine]:
+        find, mine = self._fleet.find, self._standing[self._sharing.user]
+        for user, wants in self._wants.items():
+            if self._standing.get(user, 0.0) < mine and any(find(want.kind) is not None for want in wants):
+                self._fitting.add(user)
+        while ahead := [user for user in self._ahead() if self._standing.get(user, 0.0) < mine]:
             self._keep_one(min(ahead, key=lambda user: (self._standing.get(user, 0.0), user)))
+
+    def _ahead(self) -> set[str]:
+        return self._fitting & self._wants.keys() - self._sharing.left.passed_over
+
+    def _judge_patience(self) -> None:
+        left = self._sharing.left
+        if left.since is None:
+            return
+        new = self._sharing.bookings_of(left.users) - left.bookings
+        if any(booking.gpu in left.gpus for booking in new):
+            left.since = self._mono
+        elif self._mono >= left.until:
+            left.since, left.passed_over = None, left.passed_over | left.users
 
     def _keep_one(self, user: str) -> None:
         for want in self._wants[user]:
@@ -49,27 +73,33 @@ class Turns:
             gpus = self._fleet.find(kind) if want.number else None
             if gpus is None:
                 continue
-            if user not in self._left_to and not self._is_patient_with(user):
-                self._had_chance.add(user)
-                break
-            self._left_to.setdefault(user, set()).update(gpus)
+            self._left_to.update(gpus)
+            self._first = self._first or user
             self._fleet.take(kind.need, gpus, kind.vram_mib)
             self._kept.append((kind, gpus))
             want.number -= 1
             self._charge(user, kind.need)
             return
-        del self._wants[user]  # nothing fits, or the user had the chance
+        del self._wants[user]  # nothing more fits
 
-    def _is_patient_with(self, user: str) -> bool:
-        """Return whether GPUs are still left to a user.
+    def reserves(self, job: int, most: int) -> bool:
+        """Return whether GPUs are reserved for a job that does not fit, and published as booked.
 
-        Patience begins when GPUs are first left to the user, and again when the user has booked a part of them.
+        ``most``: the setting `max_overtakes`. A job that needs several GPUs, or a whole one, would wait for ever if the
+        jobs of others took each part that becomes free. So after ``most`` starts of others it reserves, but only while its
+        user is the one who has used least.
         """
-        left = self._sharing.left_to.setdefault(user, LeftTo(self._mono))
-        new = self._sharing.bookings_of(user) - left.bookings
-        if any(booking.gpu in left.gpus for booking in new):
-            left = self._sharing.left_to[user] = LeftTo(self._mono)
-        return self._mono - left.since < PATIENCE_S
+        sharing = self._sharing
+        if sharing.first is None or sharing.first[0] != job:
+            sharing.first = (job, sharing.taken)
+        mine = (self._standing[sharing.user], sharing.user)
+        if sharing.taken - sharing.first[1] < most or any(
+            (self._standing.get(user, 0.0), user) < mine for user in self._waiting
+        ):
+            return False
+        before = self._reserving
+        sharing.reserving = before if before is not None and before[0] == job else (job, sharing.neighbours.at)
+        return True
 
     def placed(self, need: ResourceRequest) -> None:
         """Charge the own user for a job that was just placed."""
@@ -83,14 +113,18 @@ class Turns:
         """Take back the bookings for others. Record to whom GPUs are left, and when the patience ends."""
         for kind, gpus in self._kept:
             self._fleet.give_back(kind.need, gpus, kind.vram_mib)
-        sharing = self._sharing
-        for user in {*sharing.left_to} - {*self._left_to} - self._had_chance:
-            del sharing.left_to[user]  # nothing could be kept for this user: the patience begins anew next time
-        for user, left in self._left_to.items():
-            uuids = frozenset(gpu.uuid for gpu in self._fleet.managed if gpu.index in left)
-            sharing.left_to[user] = LeftTo(sharing.left_to[user].since, uuids, sharing.bookings_of(user))
-        sharing.waits_for = min(self._left_to, default="")
-        sharing.due = min((sharing.left_to[user].since + PATIENCE_S for user in self._left_to), default=None)
+        sharing, left = self._sharing, self._sharing.left
+        left.passed_over &= self._fitting
+        left.users = frozenset(self._fitting - left.passed_over)
+        if self._left_to:
+            left.since = self._mono if left.since is None else left.since
+            left.until = left.since + PATIENCE_S + STAGGER_S * (len(left.users) - 1)
+            left.gpus = frozenset(gpu.uuid for gpu in self._fleet.managed if gpu.index in self._left_to)
+            left.bookings = sharing.bookings_of(left.users)
+        else:
+            left.since = None
+        sharing.waits_for = self._first
+        sharing.due = None if left.since is None else left.until
 
 
 def why_others_first(sharing: Sharing) -> Reason:

@@ -24,7 +24,7 @@ from scheduler.core.shared_bookings import Document
 from scheduler.daemon.context import Context
 from scheduler.daemon.parts import NEVER
 from scheduler.intake.file_watcher import InotifyWatcher, PollingWatcher
-from scheduler.intake.machine_settings import MachineSettings, machine_settings
+from scheduler.intake.machine_settings import MachineFile, MachineSettings
 from scheduler.sharing.bookings_folder import (
     BookingsFolder,
     Found,
@@ -42,7 +42,6 @@ from scheduler.system.processes import seen
 AGAIN_S = 0.1  # after the lock was not free
 POLL_S = 1.0  # while jobs wait beside neighbours, or for GPUs that are kept free at some hours
 HALF_LIVES = 5.0  # older use does not count
-SETTINGS_S = 60.0  # the settings of the machine are read again after this time
 TOLD_AFTER_S = 2.0  # a lock that is not free is reported after this time
 
 
@@ -65,7 +64,7 @@ class SharedBookings:
         self._note_problems = note_problems
         self.sharing = Sharing(user_name(os.getuid()), clock=time_of_day)
         self.machine = MachineSettings()
-        self._machine_due = 0.0
+        self._machine_file = MachineFile(context.environ)
         self._folder: BookingsFolder | None = None
         self._key = digest(os.fsencode(context.places.state_file), 4)
         me = seen(os.getpid())
@@ -94,6 +93,10 @@ class SharedBookings:
             if state.fleet.outside or state.fleet.closed:
                 state.fleet.set_outside({})
                 state.fleet.closed = ""
+            if self._folder is not None:  # the setting has just changed
+                self._watch(False)
+                self._folder.close(remove=True)
+                self._folder = self._published = None
             return []
         closed, found = self._open_and_lock(now), Found()
         if self._folder is not None:
@@ -175,9 +178,7 @@ class SharedBookings:
 
     def _settings(self, state: SchedulerState, now: Now) -> None:
         config = self._context.config
-        if now.mono >= self._machine_due:
-            self._machine_due = now.mono + SETTINGS_S
-            self.machine = machine_settings(self._context.environ)
+        self.machine = self._machine_file.settings()
         machine, sharing = self.machine, self.sharing
         sharing.weights = machine.weights
         sharing.half_life_s = machine.fair_half_life or config.fair_half_life

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler.core.config import read_option
-from scheduler.core.errors import UsageError
+from scheduler.core.errors import UsageError, did_you_mean
 
 PATH = "/etc/gpujob/config.yaml"
 VARIABLE = "GPUJOB_MACHINE_CONFIG"  # another path, for tests and containers
@@ -29,6 +29,26 @@ class MachineSettings:
     keep_free: int = 0
     keep_free_hours: str = ""
     problem: str = ""
+
+
+class MachineFile:
+    """The settings of this machine, read again when their file has changed."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._read_at: tuple[int, ...] | None = None
+        self._settings = MachineSettings()
+
+    def settings(self) -> MachineSettings:
+        """Return the settings as the file has them now."""
+        try:
+            found = os.stat(self._environ.get(VARIABLE) or PATH)
+            state: tuple[int, ...] = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
+        except OSError as error:
+            state = (error.errno or 0,)
+        if state != self._read_at:
+            self._settings, self._read_at = machine_settings(self._environ), state
+        return self._settings
 
 
 def machine_settings(environ: Mapping[str, str]) -> MachineSettings:
@@ -65,5 +85,8 @@ def _settings(values: Any) -> MachineSettings:
         if not 0 < number < 1e6:
             raise ValueError(f"weights: {user}: must be above 0, not {weight}")
         weights[str(user)] = number
+    unknown = [key for key in values if key not in KEYS]
+    if unknown:
+        raise ValueError(f"unknown key {unknown[0]!r}{did_you_mean(str(unknown[0]), KEYS)}")
     found = {key: read_option(key, values[key], key, named=True) for key in KEYS[1:] if values.get(key) is not None}
     return MachineSettings(weights, **found)

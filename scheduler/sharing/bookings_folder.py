@@ -32,7 +32,12 @@ RESERVED = 64 * 1024  # bytes of each slot that are allocated in advance, so tha
 MOST_FILES = 32  # of one user
 MOST_NAMES = 4096  # entries of the folder that are looked at
 STEP_S = 0.002
+NEW_S = 2.0
 _NAME = re.compile(r"gpujob-(\d{1,10})-([0-9a-z-]{1,40})", re.ASCII)
+
+
+class _Unfinished(ValueError):
+    """The file has no document yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,16 +295,29 @@ class BookingsFolder:
                 continue  # it has just been removed
             except (OSError, ValueError) as error:
                 why = error.strerror if isinstance(error, OSError) else str(error)
-                found.problems.append(f"{path} is ignored: {why}")
+                if isinstance(error, OSError) and error.errno == errno.ELOOP:
+                    why = "it is a link"
+                if not (isinstance(error, (PermissionError, _Unfinished)) and self._is_new(name)):
+                    found.problems.append(f"{path} of user {user} is ignored: {why}")
                 continue
             lives = self._living(document, locked)
             if lives is None:  # the use of its last jobs is not known until the next start of this scheduler
                 found.ended.append(
-                    Published(uid, user, path, replace(document, process=None, bookings=(), wants=(), waiting=0))
+                    Published(
+                        uid, user, path, replace(document, process=None, bookings=(), reserved=(), wants=(), waiting=0)
+                    )
                 )
             else:
                 found.living.append(Published(uid, user, path, lives))
         return found
+
+    def _is_new(self, name: str) -> bool:
+        """Return whether a file was created or changed just now: it may get its mode and its first document next."""
+        try:
+            found = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
+        except OSError:
+            return True
+        return stat.S_ISREG(found.st_mode) and abs(time.time() - found.st_ctime) < NEW_S
 
     def _read(self, name: str, uid: int) -> tuple[Document, bool]:
         """Return the document in a file, and whether its writer has the file locked. Raises OSError, ValueError."""
@@ -344,7 +362,9 @@ class BookingsFolder:
             for booking in document.bookings
             if (any(map(alive, booking.processes)) if booking.processes else supervised)
         )
-        return replace(document, process=None, bookings=bookings, wants=(), waiting=0) if bookings else None
+        return (
+            replace(document, process=None, bookings=bookings, reserved=(), wants=(), waiting=0) if bookings else None
+        )
 
 
 @functools.cache
@@ -366,9 +386,11 @@ def _newest(fd: int, known: bytes | str) -> tuple[bytes, int, bytes]:
 
     Raises ValueError if no slot has a whole document, and OSError.
     """
-    heads = []
+    heads, empty = [], True
     for slot in (0, 1):
-        line, end, _ = os.pread(fd, 80, SLOT * slot).partition(b"\n")
+        first = os.pread(fd, 80, SLOT * slot)
+        empty = empty and not first.strip(b"\0")
+        line, end, _ = first.partition(b"\n")
         fields = line[len(HEAD) :].split()
         if (
             end
@@ -388,4 +410,6 @@ def _newest(fd: int, known: bytes | str) -> tuple[bytes, int, bytes]:
         except ValueError:
             continue
         return line, slot, data
+    if empty:
+        raise _Unfinished("it has no document")
     raise ValueError("it has no whole document" if not heads else "its document is incomplete or wrong")

@@ -10,7 +10,7 @@ from scheduler.core.neighbours import Neighbour, Neighbours, Sharing
 from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import PlacementClass
 from scheduler.core.shared_bookings import Booking, Document, Want
-from scheduler.core.take_turns import PATIENCE_S, Turns, why_others_first
+from scheduler.core.take_turns import PATIENCE_S, STAGGER_S, Turns, why_others_first
 
 
 class Pair:
@@ -58,6 +58,43 @@ def test_the_patience_begins_anew_after_a_pass_in_which_nothing_was_wanted() -> 
     assert pair.free(100.0) is None and pair.free(200.0) == (0,)
     assert pair.free(201.0, want="") == (0,)
     assert pair.free(202.0) is None
+
+
+def test_the_time_is_hardly_longer_if_gpus_are_left_to_several_users() -> None:
+    """Two users wait for the same GPU, and neither takes it."""
+    pair = Pair()
+    wants = (Want(1, 1000, gpus=("GPU-a",)),)
+    documents = [Document(key, "boot", gpus=("GPU-a", "GPU-b"), wants=wants, waiting=1) for key in "ab"]
+
+    def free(mono: float) -> tuple[int, ...] | None:
+        neighbours = (Neighbour("lab3", False, documents[0]), Neighbour("lab4", False, documents[1]))
+        pair.sharing.take(Neighbours(1.0, neighbours), pair.fleet.managed)
+        turns = Turns(pair.sharing, pair.fleet, mono)
+        turns.give_way()
+        found = pair.fleet.find(PlacementClass(ResourceRequest.parse("1"), (0,)))
+        turns.end()
+        return found
+
+    assert free(100.0) is None
+    assert free(100.0 + PATIENCE_S) is None, "lab4 loses patience with lab3 first"
+    assert free(100.0 + PATIENCE_S + STAGGER_S) == (0,)
+
+
+@pytest.mark.parametrize("used", [10.0, 0.0], ids=["own user has used more", "own user has used less"])
+def test_gpus_are_reserved_for_the_user_who_has_used_least(used: float) -> None:
+    """A job of two GPUs waits, and the jobs of lab3 take each GPU that becomes free."""
+    sharing, fleet = Sharing("me", used=used, used_at=1.0), Fleet([Gpu(0, "GPU-a"), Gpu(1, "GPU-b")])
+    wants = (Want(1, 1000, number=5),)
+    reserved = []
+    for number in range(8):
+        bookings = (Booking("GPU-a", 1000, since=float(number), processes=(Process(number + 1, 1),)),)
+        document = Document("a", "boot", gpus=("GPU-a", "GPU-b"), wants=wants, used=5.0, used_at=1.0, bookings=bookings)
+        sharing.take(Neighbours(1.0, (Neighbour("lab3", False, document),)), fleet.managed)
+        turns = Turns(sharing, fleet, 100.0 + number)
+        turns.give_way()
+        reserved.append(turns.reserves(7, 5))
+        turns.end()
+    assert reserved == [used == 0.0 and number >= 5 for number in range(8)]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scheduler.core.config import Config
 from scheduler.core.decide import decide
@@ -40,7 +40,8 @@ class User:
 class World:
     """Users and GPUs. Time is in seconds; `run` handles events in order."""
 
-    def __init__(self, gpus: int, weights: Mapping[str, float], seed: int = 1) -> None:
+    def __init__(self, gpus: int, weights: Mapping[str, float], seed: int = 1, max_overtakes: int = 0) -> None:
+        self.max_overtakes = max_overtakes
         self.gpus = [Gpu(n, f"GPU-{n}", memory_mib=80_000) for n in range(gpus)]
         self.dice = random.Random(seed)
         self.time = 1000.0
@@ -57,7 +58,7 @@ class World:
     def add(self, name: str) -> User:
         """Add a user."""
         jobs: dict[int, Job] = {}
-        state = SchedulerState(Fleet(self.gpus), jobs.get, policy_of(Config(max_overtakes=0)))
+        state = SchedulerState(Fleet(self.gpus), jobs.get, policy_of(Config(max_overtakes=self.max_overtakes)))
         state.sharing = Sharing(name, weights=self.weights)
         user = User(name, state, own_document(state, self.now(), "1", "boot", None, (), 0), jobs=jobs)
         self.users[name] = user
@@ -92,7 +93,7 @@ class World:
                 self.at(self.time + user.durations[job.id], lambda job=job: self._end(user, job))  # type: ignore[misc]
         before, user.document = user.document, own_document(user.state, self.now(), "1", "boot", None, (), 0)
         self.check()
-        if before.bookings != user.document.bookings or before.wants != user.document.wants:
+        if replace(before, used=0.0, used_at=0.0) != replace(user.document, used=0.0, used_at=0.0):
             for other in self.users.values():
                 if other is not user and other.state.waiting():
                     self._plan(other, "change", self.time + REACTION_S * self.dice.random())
@@ -110,11 +111,15 @@ class World:
         user.used += user.durations[job.id] * job.need.total / WHOLE
         self.turn(user, [Ended(job.id, job.attempt, 0, None, EPOCH + self.time)])
 
+    def wait(self, user: User, job: int) -> float:
+        """Return how long a job waited for its start, until now if it still waits."""
+        return user.starts.get(job, self.time) - user.arrived[job]
+
     def check(self) -> None:
         """Raise AssertionError if a GPU is given away twice."""
         booked = dict.fromkeys((gpu.uuid for gpu in self.gpus), 0)
         for user in self.users.values():
-            for one in user.document.bookings:
+            for one in (*user.document.bookings, *user.document.reserved):
                 booked[one.gpu] += one.parts
         assert max(booked.values()) <= WHOLE, booked
 
