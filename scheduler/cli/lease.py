@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -12,7 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from scheduler.core.errors import NoGpuData, Refused, UsageError, said
 from scheduler.core.gpu import WHOLE, is_are, named_gpus, parse_gpu_ids
+from scheduler.core.job import Process
+from scheduler.core.take_turns import PATIENCE_S
 from scheduler.core.units import seconds_of, span_text
+from scheduler.system.forked_command import need_own_process
+from scheduler.system.processes import become_subreaper
 from scheduler.views.render import safe
 
 if TYPE_CHECKING:
@@ -42,9 +47,11 @@ def lease(
     until GPUs are free; ``pid``: book the GPUs that this process uses, and run nothing. Raises SchedulerError.
     """
     from scheduler.client.lease_booking import Lease, lease_of_process, process_of, request_of
+    from scheduler.intake.settings import load
 
-    limit = seconds_of(for_) if for_ else None
-    idle_s = seconds_of(idle) if idle else None
+    need_own_process()
+    limit = _duration("--for", for_)
+    idle_s = _duration("--idle", idle)
     if pid:
         if not (pid.isascii() and pid.isdigit() and len(pid) < 10):
             raise UsageError(f"--pid must be a process id, not {said(pid)}")
@@ -56,27 +63,59 @@ def lease(
     kind = request_of(gpus, parse_gpu_ids(allowed) if allowed else None)
     if idle_s is not None:
         _check_load_is_known()
-    made = Lease(f"lease-{os.getpid()}", process_of(os.getpid()), os.environ)
+    ignored = load({}, os.environ).config.ignore_users
+    made = Lease(
+        f"lease-{os.getpid()}", process_of(os.getpid()), os.environ, ignored=tuple(filter(None, ignored.split(",")))
+    )
+    left: tuple[Process, ...] = ()
     try:
-        told = ""
+        told, begun = "", time.monotonic()
         while (why := made.try_to_book(kind, limit)) is not None:
-            if not wait:
+            if not wait and (why.code != "fair-share" or time.monotonic() - begun > 2 * PATIENCE_S):
                 raise Refused(f"no GPU for a lease now: {why.sentence}", do="without --no-wait gpujob waits for one")
             if why.sentence != told:
                 _say(f"waiting for {kind.need.in_words()}: {why.sentence}")
                 told = why.sentence
             time.sleep(AGAIN_S)
-        _say(f"{_gpus(made)} {is_are(made.gpus)} booked{_until(made)}; the lease ends with its command")
-        return _run(made, list(command), idle_s)
+        _say(f"{_gpus(made)} {is_are(made.gpus)} booked; the lease ends with its command{_until(made)}")
+        code = _run(made, list(command), idle_s)
+        left = _orphans()
+        return code
     finally:
-        made.end()
+        _end(made, left)
+
+
+def _duration(option: str, text: str) -> float | None:
+    seconds = seconds_of(text) if text else None
+    if seconds is not None and seconds <= 0:
+        raise UsageError(f"{option} must be more than 0, not {said(text)}")
+    return seconds
+
+
+def _orphans() -> tuple[Process, ...]:
+    """Return the processes that the command of the lease has left behind. They are children of this process."""
+    from scheduler.system.processes import own_children, seen
+
+    found = [seen(pid) for pid in own_children()]
+    return tuple(Process(one.pid, one.ticks) for one in found if one is not None and one.alive)
+
+
+def _end(made: Lease, left: tuple[Process, ...]) -> None:
+    """End the lease. While processes ``left`` live, its GPUs stay booked. A problem with the folder is only reported."""
+    try:
+        if left:
+            pids = ", ".join(str(one.pid) for one in left)
+            _say(f"processes {pids} still run; {_gpus(made)} {is_are(made.gpus)} booked until they end")
+        made.end(left)
+    except OSError as error:
+        _say(f"the end of the lease is not recorded: {error.strerror}")
 
 
 def _check_load_is_known() -> None:
     from scheduler.client.machine_gpus import machine_gpus
 
     try:
-        machine_gpus(os.environ, ())
+        machine_gpus(os.environ, None)
     except NoGpuData as error:
         raise Refused(f"--idle needs GPUs whose load can be read: {error.what}", do="leave out --idle") from None
 
@@ -88,7 +127,7 @@ def _gpus(made: Lease) -> str:
 def _until(made: Lease) -> str:
     from scheduler.sharing.bookings_folder import time_of_day
 
-    return "" if made.until is None else f", at most until {time_of_day(made.until)}"
+    return "" if made.until is None else f", at the latest at {time_of_day(made.until)}"
 
 
 def _say(text: str) -> None:
@@ -111,9 +150,12 @@ class _Command:
             os.close(self._go)
             try:
                 if os.read(go, 1):  # nothing to read: the lease was killed before it named this process
+                    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
+                        signal.signal(number, signal.SIG_DFL)
                     os.execvpe(words[0], words, environ)
-            except OSError as error:
-                os.write(failed, str(error.errno).encode())
+            except (OSError, ValueError) as error:
+                code = error.errno if isinstance(error, OSError) else None
+                os.write(failed, str(code or errno.EINVAL).encode())
             finally:
                 os._exit(127)
         os.close(go)
@@ -169,6 +211,7 @@ def _run(made: Lease, words: list[str], idle_s: float | None) -> int:
     from scheduler.client.lease_booking import process_of
 
     words = words or [os.environ.get("SHELL") or "/bin/sh"]
+    become_subreaper()  # so that processes that the command leaves behind are known
     command = _Command(words, {**os.environ, "CUDA_VISIBLE_DEVICES": made.ids(), "GPUJOB_LEASE": made.ids()})
     made.children = (process_of(command.pid),)
     made.publish()
@@ -176,18 +219,19 @@ def _run(made: Lease, words: list[str], idle_s: float | None) -> int:
     kept = {
         number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
     }
-    command.begin()
     try:
         # The terminal sends Ctrl-C to the command, too; it decides.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGQUIT, signal.SIG_IGN)
         for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda number, _: stopped.append(number))
+            if kept[number] is not signal.SIG_IGN:  # ignored: for example by nohup
+                signal.signal(number, lambda number, _: stopped.append(number))
+        command.begin()
         _watch(made, command, idle_s, stopped)
     finally:
         for number, before in kept.items():
             signal.signal(number, before)
-        os.close(command.pidfd)
+    os.close(command.pidfd)
     assert command.code is not None
     return command.code
 
@@ -200,6 +244,7 @@ def _watch(made: Lease, command: _Command, idle_s: float | None, stopped: list[i
     watcher = _IdleWatch(made, idle_s) if idle_s is not None else None
     while True:
         now = time.monotonic()
+        made.stay_published()
         if stopped:
             command.end(signal.Signals(stopped[0]))
             return
@@ -208,7 +253,7 @@ def _watch(made: Lease, command: _Command, idle_s: float | None, stopped: list[i
             command.end(signal.SIGHUP)
             return
         if warn is not None and end is not None and now >= warn:
-            _say(f"the lease ends in {span_text(end - now)}")
+            _say(f"the lease ends in {span_text(max(1.0, end - now))}")
             warn = None
         if watcher is not None and watcher.is_over(now):
             _say(f"{_gpus(made)} {is_are(made.gpus)} idle; the lease ends")
@@ -249,7 +294,7 @@ class _IdleWatch:
         from scheduler.client.machine_gpus import machine_gpus
 
         try:
-            found = machine_gpus(os.environ, ())
+            found = machine_gpus(os.environ, None)
         except NoGpuData:
             return True
         loads = [_load(found.snapshots.get(gpu.uuid), self._made.parts) for gpu in self._made.gpus]

@@ -55,6 +55,9 @@ def lease(
 
 def service(
     action: Annotated[str, typer.Argument(metavar="install|status|uninstall", help="What to do.")],
+    options: Annotated[
+        Optional[list[str]], typer.Argument(metavar="[-- OPTION…]", help="With install: options of gpujob start.")
+    ] = None,
     *,
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the systemd unit.")] = "gpujob",
     force: Annotated[bool, typer.Option("--force", help="Replace a unit that gpujob did not write.")] = False,
@@ -63,7 +66,9 @@ def service(
     from scheduler.cli import service as unit
 
     if action == "install":
-        raise typer.Exit(unit.install(name, force=force))
+        raise typer.Exit(unit.install(name, options or [], force=force))
+    if options:
+        raise UsageError(f"gpujob service {action} takes no options of gpujob start")
     if action == "status":
         raise typer.Exit(unit.status(name))
     if action == "uninstall":

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from scheduler.core.errors import Refused, UsageError, word
@@ -25,7 +26,7 @@ Description=gpujob, a scheduler of GPU jobs ({folder})
 [Service]
 Type=exec
 WorkingDirectory={folder}
-ExecStart={command}
+{environment}ExecStart={command}
 # Only the scheduler is ended, never its jobs: they continue, and the next start finds them again.
 KillMode=process
 KillSignal=SIGTERM
@@ -43,19 +44,21 @@ WantedBy=default.target
 """
 
 
-def install(name: str = "gpujob", *, force: bool = False) -> int:
+def install(name: str = "gpujob", options: Sequence[str] = (), *, force: bool = False) -> int:
     """Write the unit for the current folder, check it, and print how to start it. Return the exit code.
 
-    Raises UsageError for a wrong name, Refused if there is another file with this name.
+    ``options``: of `gpujob start`. PATH and the variables GPUJOB_… of the caller are written into the unit. Raises UsageError for a wrong name, Refused if there is another file with this name.
     """
     path = _path(name)
     folder = os.getcwd()
-    made = _UNIT.format(mark=MARK, folder=_escaped(folder), command=_command())
+    made = _UNIT.format(mark=MARK, folder=_escaped(folder), command=_command(options), environment=_environment())
     if path.exists() and MARK not in path.read_text(errors="replace") and not force:
         raise Refused(f"{path} was not written by gpujob", do="choose another --name, or replace it with --force")
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.write_text(made)
     print(f"written: {safe(str(path))} (folder {safe(folder)})")
+    kept = ", ".join(sorted(_kept_variables()))
+    print(f"the scheduler gets these variables, as they are now: {kept}; its other settings: config.yaml in the folder")
     for problem in _verified(path):
         print(f"systemd-analyze verify: {safe(problem)}")
     print(f"start it now and at each boot: systemctl --user daemon-reload && systemctl --user enable --now {name}")
@@ -102,19 +105,29 @@ def _path(name: str) -> Path:
     return Path(base) / "systemd" / "user" / f"{name}.service"
 
 
-def _command() -> str:
+def _kept_variables() -> dict[str, str]:
+    own = ("GPUJOB_WARM", "GPUJOB_ID", "GPUJOB_ATTEMPT")
+    return {k: v for k, v in os.environ.items() if k == "PATH" or (k.startswith("GPUJOB_") and k not in own)}
+
+
+def _environment() -> str:
+    return "".join(f"Environment={_quoted(f'{key}={value}')}\n" for key, value in sorted(_kept_variables().items()))
+
+
+def _command(options: Sequence[str] = ()) -> str:
     """Return the command of the unit: the installed program, else this interpreter with the module."""
     beside = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "gpujob")
     found = beside if os.access(beside, os.X_OK) else shutil.which("gpujob")
     words = [os.path.abspath(found)] if found else [sys.executable, "-m", "scheduler"]
-    return " ".join(_quoted(each) for each in [*words, "start"])
+    return " ".join(_quoted(each) for each in [*words, "start", *options])
 
 
 def _escaped(text: str) -> str:
     """Return a path for a unit file. Raises UsageError if the path has a line break."""
-    if any(ord(char) < 32 for char in text):
+    if any(ord(char) < 32 or 0xDC80 <= ord(char) <= 0xDCFF for char in text) or text[-1:] in (" ", "\\"):
         raise UsageError(
-            f"a systemd unit cannot name the folder {word(text)}", do="use a folder without control characters"
+            f"a systemd unit cannot name {word(text)}",
+            do="use names in UTF-8, without control characters and without a blank or backslash at the end",
         )
     return text.replace("%", "%%")
 

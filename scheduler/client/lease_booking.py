@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import PlacementClass
 from scheduler.core.policy import thresholds_of
 from scheduler.core.scheduler_state import SchedulerState
-from scheduler.core.shared_bookings import LEASE, Booking, Document, Want
+from scheduler.core.shared_bookings import LEASE, MOST_PROCESSES, Booking, Document, Want
 from scheduler.core.take_turns import Turns, why_others_first
 from scheduler.intake.machine_settings import machine_settings
 from scheduler.sharing.bookings_folder import BookingsFolder, Found, own_space, shared_folder, time_of_day, user_name
@@ -48,7 +49,8 @@ class Lease:
     """A lease of this process, or of a process that already uses GPUs.
 
     ``key``: tells the leases of a user apart; ``process``: while it lives, the lease counts; ``environ``: names the
-    folder of shared bookings and the settings of the machine. Raises SchedulerError, OSError.
+    folder of shared bookings and the settings of the machine; ``ignored``: users whose bookings and locks do not count.
+    Raises SchedulerError, OSError.
     """
 
     key: str
@@ -59,6 +61,7 @@ class Lease:
     parts: int = WHOLE
     since: float = 0.0
     children: tuple[Process, ...] = ()
+    ignored: tuple[str, ...] = ()
     _folder: BookingsFolder | None = None
     _left: Left = field(default_factory=Left)
 
@@ -66,7 +69,7 @@ class Lease:
     def folder(self) -> BookingsFolder:
         """The folder of shared bookings, opened."""
         if self._folder is None:
-            self._folder = BookingsFolder(shared_folder(self.environ), self.key, boot_id())
+            self._folder = BookingsFolder(shared_folder(self.environ), self.key, boot_id(), lambda: self.ignored)
             self._folder.tidy(f"gpujob-{os.getuid()}-lease-")
         return self._folder
 
@@ -79,15 +82,15 @@ class Lease:
         ``for_s``: duration of the lease. Raises NoGpuData, Refused if this machine can never grant it, OSError.
         """
         folder = self.folder
-        folder.prepare()
+        machine = machine_gpus(self.environ, folder.read().living)  # this takes long, so it is done without the lock
         closed = folder.lock(2.0)
         try:
+            folder.prepare()
             found = folder.read()
-            machine = machine_gpus(self.environ, found.living)
-            state = self._state(machine, found, closed)
+            state = self._state(machine, found, closed or found.closed)
             never = state.fleet.can_ever_hold(kind)
             if never:
-                raise Refused(f"no lease: {never}", do="ask for less")
+                raise Refused(f"no lease: {never}", do="see gpujob who")
             assert state.sharing is not None
             turns = Turns(state.sharing, state.fleet, time.monotonic())
             turns.give_way()
@@ -114,10 +117,10 @@ class Lease:
         me, settings = user_name(os.getuid()), machine_settings(self.environ)
         state = SchedulerState(Fleet(machine.gpus), lambda job: None)
         state.sharing = Sharing(me, settings.fair_half_life or HALF_LIFE_S, settings.weights, left=self._left)
+        state.sharing.clock = time_of_day
         living = tuple(Neighbour(one.user, one.user == me, one.document) for one in found.living)
         ended = tuple(Neighbour(one.user, one.user == me, one.document) for one in found.ended)
         state.take_neighbours(Neighbours(boot_seconds(), living, ended, closed))
-        state.sharing.clock = time_of_day
         if machine.readings is not None:
             now = Now(time.time(), time.monotonic(), boot_seconds())
             state.fleet.admission = Admission.of(machine.gpus, thresholds_of(Config()), now)
@@ -149,24 +152,43 @@ class Lease:
             )
         )
 
-    def end(self) -> None:
-        """End the lease. What it has used is added to the use of the user's ended leases. Raises OSError."""
+    def stay_published(self) -> None:
+        """Publish the lease again if its file was removed, for example by a cleaner of temporary files."""
+        with contextlib.suppress(OSError):  # a full disk: tried again at the next call
+            if self.folder.prepare():
+                self.publish()
+
+    def end(self, left: tuple[Process, ...] = ()) -> None:
+        """End the lease. What it has used is added to the use of the user's ended leases. Raises OSError.
+
+        ``left``: processes of the lease that still live; the GPUs stay booked until they have ended.
+        """
         folder = self.folder
-        if self.gpus:
-            past = BookingsFolder(folder.path, PAST, boot_id())
-            try:
-                past.prepare()
-                past.lock(2.0)
-                at, before = boot_seconds(), past.mine()
-                half_life = machine_settings(self.environ).fair_half_life or HALF_LIFE_S
-                used = decayed(0.0, at - self.since, half_life, len(self.gpus) * self.parts / WHOLE)
-                if before is not None and before.boot == boot_id():
-                    used += decayed(before.used, at - before.used_at, half_life)
-                past.publish(Document(PAST, boot_id(), LEASE, used=used, used_at=at, space=own_space()))
-            finally:
-                past.close()
-        folder.close(remove=True)
-        self._folder = None
+        try:
+            if self.gpus:
+                self._record_use(folder.path)
+            if left and self.gpus:
+                self.children = left[:MOST_PROCESSES]
+                self.publish()
+        finally:
+            folder.close(remove=not left)
+            self._folder = None
+
+    def _record_use(self, path: str) -> None:
+        past = BookingsFolder(path, PAST, boot_id())
+        try:
+            closed = past.lock(2.0)
+            past.prepare()
+            at, before = boot_seconds(), past.mine()
+            half_life = machine_settings(self.environ).fair_half_life or HALF_LIFE_S
+            used = decayed(0.0, at - self.since, half_life, len(self.gpus) * self.parts / WHOLE)
+            if before is not None and before.boot == boot_id():
+                used += decayed(before.used, at - before.used_at, half_life)
+            past.publish(Document(PAST, boot_id(), LEASE, used=used, used_at=at, space=own_space()))
+            if not closed:
+                past.unlock()
+        finally:
+            past.close()
 
 
 def request_of(share: str, gpus: tuple[int, ...] | None) -> PlacementClass:
@@ -193,13 +215,17 @@ def lease_of_process(pid: int, environ: Mapping[str, str], for_s: float | None) 
         raise Refused(f"process {pid} cannot be examined: {error}") from None
     if os.getuid() not in (0, owner):
         raise Refused(f"process {pid} belongs to user {user_name(owner)}; only its user can book for it")
-    machine = machine_gpus(environ, ())
+    machine = machine_gpus(environ, None)
     used = [gpu for gpu in machine.gpus if any(one.pid in pids for one in machine.snapshots[gpu.uuid].processes or ())]
     if not used:
         raise Refused(f"process {pid} uses no GPU", do="see gpujob who")
     lease = Lease(f"lease-{pid}", process, environ, gpus=used, since=boot_seconds())
     lease.until = None if for_s is None else lease.since + for_s
-    lease.folder.prepare()
+    folder = lease.folder
+    closed = folder.lock(2.0)  # what the process uses is in use, whoever has locked the folder
+    folder.prepare()
     lease.publish()
-    lease.folder.close()
+    if not closed:
+        folder.unlock()
+    folder.close()
     return lease

@@ -13,6 +13,8 @@ from scheduler.gpus.monitor import DECLARED, GpuMonitor
 from scheduler.gpus.nvidia import NvidiaProbe
 from scheduler.sharing.bookings_folder import Published
 
+MOST_DECLARED = 256
+
 
 @dataclass(slots=True)
 class MachineGpus:
@@ -24,10 +26,10 @@ class MachineGpus:
     snapshots: dict[str, GpuSnapshot] = field(default_factory=dict)  # UUID → reading
 
 
-def machine_gpus(environ: Mapping[str, str], published: Iterable[Published], strict: bool = True) -> MachineGpus:
+def machine_gpus(environ: Mapping[str, str], published: Iterable[Published] | None, strict: bool = True) -> MachineGpus:
     """Return the GPUs of this machine. Without a driver, these are the declared GPUs of the schedulers that run.
 
-    ``strict``: a driver that exists must answer; else the GPUs of the schedulers are returned without readings. Raises
+    ``published``: documents of the schedulers; None: only GPUs of a driver count. ``strict``: a driver that exists must answer; else the GPUs of the schedulers are returned without readings. Raises
     NoGpuData.
     """
     probe, problem = NvidiaProbe(environ), ""
@@ -43,6 +45,8 @@ def machine_gpus(environ: Mapping[str, str], published: Iterable[Published], str
                 raise
     finally:
         probe.close()
+    if published is None:
+        raise NoGpuData(problem or "there is no NVIDIA driver")
     names = {uuid for one in published for uuid in one.document.gpus if problem or uuid.startswith(DECLARED)}
     if not names:
         raise NoGpuData(
@@ -57,4 +61,4 @@ def machine_gpus(environ: Mapping[str, str], published: Iterable[Published], str
 
 def _is_declared(uuid: str) -> bool:
     number = uuid[len(DECLARED) :]
-    return uuid.startswith(DECLARED) and number.isdecimal() and len(number) < 6
+    return uuid.startswith(DECLARED) and number.isdecimal() and len(number) < 6 and int(number) < MOST_DECLARED

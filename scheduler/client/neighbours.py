@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from scheduler.core.errors import SchedulerError
 from scheduler.core.gpu import Gpu
@@ -18,13 +18,16 @@ def key_of(places: Places) -> str:
     return digest(os.fsencode(places.state_file), 4)
 
 
-def published(environ: Mapping[str, str], but: str = "", ended: bool = False) -> tuple[list[Published], list[str]]:
+def published(
+    environ: Mapping[str, str], but: str = "", ended: bool = False, ignored: Collection[str] = ()
+) -> tuple[list[Published], list[str]]:
     """Return what all schedulers and leases of this machine have published, and the problems with their files.
 
-    ``but``: key of the scheduler of this user that is left out; ``ended``: also those that have ended.
+    ``but``: key of the scheduler of this user that is left out; ``ended``: also those that have ended; ``ignored``: users
+    who are left out.
     """
     try:
-        folder = BookingsFolder(shared_folder(environ), but, boot_id())
+        folder = BookingsFolder(shared_folder(environ), but, boot_id(), lambda: ignored)
     except (SchedulerError, OSError) as error:
         return [], [str(error)]
     try:
@@ -34,9 +37,11 @@ def published(environ: Mapping[str, str], but: str = "", ended: bool = False) ->
     return [*found.living, *(found.ended if ended else ())], found.problems
 
 
-def booked_outside(gpus: Sequence[Gpu], places: Places, environ: Mapping[str, str]) -> dict[int, tuple[Outside, ...]]:
-    """Return GPU → what others have booked on it."""
-    living, _ = published(environ, key_of(places))
+def booked_outside(
+    gpus: Sequence[Gpu], places: Places, environ: Mapping[str, str], ignored: Collection[str] = ()
+) -> dict[int, tuple[Outside, ...]]:
+    """Return GPU → what others have booked on it. ``ignored``: users who are left out (setting `ignore_users`)."""
+    living, _ = published(environ, key_of(places), ignored=ignored)
     me = user_name(os.getuid())
     sharing = Sharing(me)
     neighbours = tuple(Neighbour(one.user, one.user == me, one.document) for one in living)

@@ -7,8 +7,9 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from scheduler.client.neighbours import booked_outside, outside_text
 from scheduler.core.file_offsets import Refusal
@@ -111,7 +112,7 @@ def _gpu_views(connection: sqlite3.Connection, places: Places, alive: bool, live
     booked = _booked(connection, live)
     read = readings(connection) if alive else {}
     gpus, views = list(rows.gpus(connection)), []
-    others = {} if any(gpu.node for gpu in gpus) else booked_outside(gpus, places, os.environ)
+    others = booked_by_others(ignored_users(connection), gpus, places)
     for gpu in gpus:
         parts, on_it = booked.get(gpu.index, (0, ()))
         reading = read.get(gpu.index)
@@ -121,6 +122,23 @@ def _gpu_views(connection: sqlite3.Connection, places: Places, alive: bool, live
         state = gpu_state(paused=gpu.index in paused, admission=admission, booked=bool(parts), outside=full)
         views.append(GpuView(gpu, state, parts / WHOLE, on_it, gpu.index in paused, reading, outside))
     return views
+
+
+def ignored_users(connection: sqlite3.Connection) -> tuple[str, ...] | None:
+    """Return the users whose bookings the scheduler ignores; None if it ignores everybody."""
+    noted: dict[str, Any] = json.loads(rows.meta(connection, "settings") or "{}")
+    if not noted.get("share_bookings", [True])[0]:
+        return None
+    return tuple(filter(None, str(noted.get("ignore_users", [""])[0] or "").split(",")))
+
+
+def booked_by_others(
+    ignored: Collection[str] | None, gpus: Sequence[Gpu], places: Places
+) -> dict[int, tuple[Outside, ...]]:
+    """Return GPU → what others have booked on it. ``ignored``: as `ignored_users` returns it."""
+    if ignored is None or any(gpu.node for gpu in gpus):
+        return {}
+    return booked_outside(gpus, places, os.environ, ignored)
 
 
 def as_recorded(connection: sqlite3.Connection, jobs: Sequence[Job], attempts: str) -> list[Job]:
@@ -261,6 +279,7 @@ class Watch:
         self._queue: tuple[bool, Mapping[str, int]] | None = None
         self._reasons: dict[int, Reason] = {}
         self._recorded: dict[int, JobState] = {}
+        self._ignored: Collection[str] | None = None
 
     def close(self) -> None:
         """Close the connection to the store."""
@@ -291,13 +310,11 @@ class Watch:
 
     def _neighbours_changed(self) -> bool:
         """Return whether other users have booked something else: the store does not change then."""
-        gpus = [view.gpu for view in self._gpus]
-        if not gpus or any(gpu.node for gpu in gpus):
-            return False
-        found = booked_outside(gpus, self._places, os.environ)
+        found = booked_by_others(self._ignored, [view.gpu for view in self._gpus], self._places)
         return any(found.get(view.gpu.index, ()) != view.outside for view in self._gpus)
 
     def _ask(self, connection: sqlite3.Connection, news: News) -> None:
+        self._ignored = ignored_users(connection)
         changed = {job.id: job for job in map(job_of, self._changes.jobs(connection))}
         in_hand = list(rows.in_hand(connection))
         counts = rows.counts(connection)

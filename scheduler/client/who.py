@@ -16,6 +16,7 @@ from scheduler.core.neighbours import Neighbour, Neighbours, Sharing
 from scheduler.core.shared_bookings import LEASE
 from scheduler.intake.machine_settings import machine_settings
 from scheduler.sharing.bookings_folder import Published, user_name
+from scheduler.system.processes import seen
 
 
 @dataclass(slots=True)
@@ -52,8 +53,12 @@ def who(environ: Mapping[str, str]) -> tuple[list[Gpu], list[Holder], list[str]]
         problems = [*problems, machine.problem]
     me, found = user_name(os.getuid()), dict[tuple[str, str, str], Holder]()
     by_uuid = {gpu.uuid: gpu for gpu in machine.gpus}
+    leaders = dict[tuple[str, str, str], set[int]]()
     for one in documents:
         _add_bookings(one, by_uuid, found, me)
+        for booking in one.document.bookings:
+            key = (booking.gpu, one.user, _kind(one))
+            leaders.setdefault(key, set()).update(process.pid for process in booking.processes)
     for uuid, snapshot in machine.snapshots.items():
         for holder in found.values():
             if holder.gpu.uuid == uuid and snapshot.processes is not None:
@@ -61,6 +66,8 @@ def who(environ: Mapping[str, str]) -> tuple[list[Gpu], list[Holder], list[str]]
         for process in snapshot.processes or ():
             user = process.user or "?"
             kinds = [kind for kind in ("jobs", "lease") if (uuid, user, kind) in found]
+            if len(kinds) == 2 and leaders[uuid, user, "lease"] & ancestors(process.pid):
+                kinds.reverse()
             key = (uuid, user, kinds[0] if kinds else "foreign")
             holder = found.setdefault(key, Holder(by_uuid[uuid], user, own=user == me))
             holder.processes = (holder.processes or 0) + 1
@@ -75,7 +82,7 @@ def who(environ: Mapping[str, str]) -> tuple[list[Gpu], list[Holder], list[str]]
 
 
 def _add_bookings(one: Published, gpus: Mapping[str, Gpu], found: dict[tuple[str, str, str], Holder], me: str) -> None:
-    kind = "lease" if one.document.kind == LEASE else "jobs"
+    kind = _kind(one)
     offset = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     for booking in one.document.bookings:
         if booking.gpu not in gpus:
@@ -88,6 +95,20 @@ def _add_bookings(one: Published, gpus: Mapping[str, Gpu], found: dict[tuple[str
         first = not holder.share
         holder.until = until if first else None if until is None or holder.until is None else max(holder.until, until)
         holder.share = min(1.0, holder.share + booking.parts / WHOLE)
+
+
+def _kind(one: Published) -> str:
+    return "lease" if one.document.kind == LEASE else "jobs"
+
+
+def ancestors(pid: int) -> set[int]:
+    """Return a process with its parent, the parent's parent, and so on, as far as /proc shows them."""
+    found = set[int]()
+    while pid and pid not in found:
+        found.add(pid)
+        one = seen(pid)
+        pid = one.parent if one is not None else 0
+    return found
 
 
 @dataclass(frozen=True, slots=True)

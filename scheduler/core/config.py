@@ -192,7 +192,8 @@ def _names(value: Any) -> str:
 
 def _hours(value: Any) -> str:
     text = "".join(_text(value).split())
-    if text and not _HOURS.fullmatch(text):
+    first, _, last = text.partition("-")
+    if text and (not _HOURS.fullmatch(text) or int(first) in (int(last), 24)):
         raise UsageError(f"must be two hours of the day, not {said(value)}", do="write 8-20, or 22-6 for the night")
     return text
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from scheduler.core.gpu import Gpu, ResourceRequest, ids_of
+from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest, ids_of
 from scheduler.core.job import TICKS_A_SECOND, Job, Process
 from scheduler.core.observations import Now
 from scheduler.core.scheduler_state import SchedulerState
-from scheduler.core.shared_bookings import MOST_WANTS, Booking, Document, Want
+from scheduler.core.shared_bookings import MOST_BOOKINGS, MOST_PROCESSES, MOST_WANTS, Booking, Document, Want
+
+MANY = MOST_BOOKINGS // 2  # bookings, from which on those of a GPU are merged
 
 
 def own_document(
@@ -26,9 +28,11 @@ def own_document(
     """
     at, sharing = now.since_boot or 0.0, state.sharing
     bookings = tuple(_bookings(state, now))
+    if len(bookings) > MANY:
+        bookings = tuple(_merged(bookings))
     used = 0.0
     if sharing is not None:
-        sharing.account(at, sum(one.parts for one in bookings) / 1000)
+        sharing.account(at, sum(one.parts for one in bookings) / WHOLE)
         used = sharing.used
     managed = state.fleet.managed
     return Document(
@@ -40,12 +44,12 @@ def own_document(
 
 def _bookings(state: SchedulerState, now: Now) -> Iterator[Booking]:
     for job in state.live.values():
-        if job.need.total and job.attempt_key not in state.unbooked:
+        if job.need.count:
             since, until = _times(state, job, now)
             processes = () if job.process is None else (job.process,)
             yield from _on_gpus(state, job.need, job.gpus, job.spec.vram_mib or 0, since, until, processes)
     for held in state.holdings.values():
-        if held.need.total and held.key not in state.unbooked:
+        if held.need.count:
             at = now.since_boot or 0.0
             yield from _on_gpus(state, held.need, held.gpus, held.vram_mib, at, None, held.processes[:16])
 
@@ -74,7 +78,21 @@ def _on_gpus(
     for index in gpus:
         gpu = state.fleet.gpus.get(index)
         if gpu is not None:
-            yield Booking(gpu.uuid, need.parts, vram_mib, since, until, processes)
+            # A job that names its GPUs shares them with no other job that starts later.
+            yield Booking(gpu.uuid, WHOLE if need.by_name else need.parts, vram_mib, since, until, processes)
+
+
+def _merged(bookings: Iterable[Booking]) -> Iterator[Booking]:
+    """Yield one booking for each GPU instead of very many. It counts until the scheduler and its supervisors have ended."""
+    by_gpu: dict[str, list[Booking]] = {}
+    for one in bookings:
+        by_gpu.setdefault(one.gpu, []).append(one)
+    for gpu, ones in by_gpu.items():
+        known = [one.until for one in ones if one.until is not None]
+        until = max(known) if len(known) == len(ones) else None
+        processes = sorted({process for one in ones for process in one.processes}, key=lambda each: each.pid)
+        parts, mib = min(WHOLE, sum(one.parts for one in ones)), sum(one.memory_mib for one in ones)
+        yield Booking(gpu, parts, mib, min(one.since for one in ones), until, tuple(processes[:MOST_PROCESSES]))
 
 
 def _times(state: SchedulerState, job: Job, now: Now) -> tuple[float, float | None]:
@@ -92,11 +110,14 @@ def _times(state: SchedulerState, job: Job, now: Now) -> tuple[float, float | No
 def _wants(state: SchedulerState, managed: list[Gpu]) -> tuple[Want, ...]:
     """Return what waits for GPUs that others may leave: jobs that could start if others had booked nothing."""
     uuids = {gpu.index: gpu.uuid for gpu in managed}
-    found = []
+    found, named = [], 0
     for kind, number in state.queue.sizes().items():
         if kind.need.total and not kind.need.by_name and not state.fleet.can_ever_hold(kind):
             usable = state.fleet.could_use(kind)
             if usable:
                 gpus = () if usable == state.fleet.all_mask else tuple(uuids[i] for i in ids_of(usable))
+                named += len(gpus)
+                if named > MANY:
+                    break
                 found.append(Want(kind.need.count, kind.need.parts, kind.vram_mib, gpus, number))
     return tuple(found[:MOST_WANTS])

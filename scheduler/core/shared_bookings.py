@@ -16,11 +16,11 @@ from scheduler.core.gpu import WHOLE
 from scheduler.core.job import Process
 
 HEAD = b"gpujob bookings 1 "
-LONGEST = 1 << 20  # bytes of a document
-MOST_BOOKINGS = 4096
+LONGEST = 1 << 18  # bytes of a document
+MOST_BOOKINGS = 1024
 MOST_WANTS = 64
 LARGEST_NUMBER = 1e11  # of seconds, and of GPU seconds: 3,000 years
-MOST_PROCESSES = 256  # of one booking
+MOST_PROCESSES = 64  # of one booking
 LONGEST_NAME = 100
 SCHEDULER, LEASE = "scheduler", "lease"
 
@@ -111,7 +111,7 @@ def document_from(data: bytes) -> Document:
         raise ValueError("it is not JSON") from None
     try:
         return _document(values)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"a value is wrong: {str(error)[:100]}") from None
 
 
@@ -148,7 +148,7 @@ def _document(values: Any) -> Document:
 def _booking(values: Any) -> Booking:
     gpu, parts, memory, since, until, processes = _list(values, 6)
     return Booking(
-        _name(gpu), _whole(parts, WHOLE), _whole(memory, 1 << 40), _number(since),
+        _name(gpu), _whole(parts, WHOLE, 1), _whole(memory, 1 << 40), _number(since),
         None if until is None else _number(until), tuple(map(_process, _list(processes, MOST_PROCESSES))),
     )  # fmt: skip
 
@@ -185,8 +185,8 @@ def _name(value: Any) -> str:
     return value
 
 
-def _whole(value: Any, most: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+def _whole(value: Any, most: int, least: int = 0) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise ValueError("a number is wrong")
     return value
 

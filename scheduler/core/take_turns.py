@@ -29,7 +29,7 @@ class Turns:
     these bookings back. So the own jobs get what remains, and no GPU is kept for a job that does not fit.
 
     GPUs are left to all users ahead together, for a limited time. If one of them books a part of these GPUs, the time
-    begins anew. Afterwards these users are passed over until none of their waiting jobs fits any more.
+    begins again. Afterwards these users are passed over until none of their waiting jobs fits any more.
     """
 
     def __init__(self, sharing: Sharing, fleet: Fleet, mono: float) -> None:

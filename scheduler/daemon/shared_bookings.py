@@ -40,6 +40,7 @@ from scheduler.system.proc import boot_id
 from scheduler.system.processes import seen
 
 AGAIN_S = 0.1  # after the lock was not free
+STAYS_S = 2.0  # how often the own file is looked for while something is booked: a cleaner may have removed it
 POLL_S = 1.0  # while jobs wait beside neighbours, or for GPUs that are kept free at some hours
 HALF_LIVES = 5.0  # older use does not count
 TOLD_AFTER_S = 2.0  # a lock that is not free is reported after this time
@@ -73,7 +74,7 @@ class SharedBookings:
         self._published: Document | None = None
         self._closed_since: float | None = None
         self._again_at = NEVER
-        self._poll_at = NEVER
+        self._poll_at = self._stays_at = NEVER
         self._watched = False
         self._problems: list[str] = []
         self._told: list[str] = []
@@ -101,6 +102,7 @@ class SharedBookings:
         closed, found = self._open_and_lock(now), Found()
         if self._folder is not None:
             found = self._folder.read()
+        closed = closed or found.closed
         self._note(closed, found.problems, now)
         return [
             Neighbours(now.since_boot or 0.0, tuple(map(self._neighbour, found.living)), tuple(map(self._neighbour, found.ended)), closed)
@@ -119,6 +121,7 @@ class SharedBookings:
         self._watch(bool(len(state.queue)) and neighbours)
         # A scheduler or job that is killed writes nothing, so the folder is also read at intervals.
         self._poll_at = now.mono + POLL_S if len(state.queue) and (neighbours or self._timed) else NEVER
+        self._stays_at = now.mono + STAYS_S if made.bookings else NEVER
 
     def end(self) -> None:
         """Give the lock back."""
@@ -224,13 +227,17 @@ class SharedBookings:
                     self._context.say(text, 30, kind="bookings")
             self._told = self._problems
             self._note_problems()
-        if now.mono >= self.due():
+        if now.mono >= self._stays_at:
+            self._stays_at = now.mono + STAYS_S
+            if self._folder is not None and not self._folder.in_place:
+                self._wake()
+        if now.mono >= min(self._again_at, self._poll_at):
             self._again_at = self._poll_at = NEVER
             self._wake()
 
     def due(self) -> float:
         """Return when the next step is due."""
-        return min(self._again_at, self._poll_at)
+        return min(self._again_at, self._poll_at, self._stays_at)
 
     def close(self) -> None:
         """Close the folder. The document stays: it tells other schedulers what the user has used."""

@@ -61,7 +61,9 @@ def machine_settings(environ: Mapping[str, str]) -> MachineSettings:
                 return MachineSettings(
                     problem=f"{path} is not used: it must be a file of root that only root may write"
                 )
-            data = stream.read(LARGEST)
+            data = stream.read(LARGEST + 1)
+            if len(data) > LARGEST:
+                return MachineSettings(problem=f"{path} is not used: it is larger than {LARGEST} bytes")
     except FileNotFoundError:
         return MachineSettings()
     except OSError as error:
@@ -70,9 +72,9 @@ def machine_settings(environ: Mapping[str, str]) -> MachineSettings:
 
     try:
         return _settings(yaml.safe_load(data) or {})
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         return MachineSettings(problem=f"{path} is not used: it is not YAML")
-    except (UsageError, ValueError, TypeError, AttributeError) as error:
+    except (UsageError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
         return MachineSettings(problem=f"{path} is not used: {error}")
 
 

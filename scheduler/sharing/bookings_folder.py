@@ -17,22 +17,27 @@ import pwd
 import re
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from scheduler.core.errors import SchedulerError
 from scheduler.core.job import Process
 from scheduler.core.shared_bookings import HEAD, LONGEST, Document, document_from, text_of
-from scheduler.system.processes import seen_as
+from scheduler.system.processes import SHORT_OF, seen_as
 
 FOLDERS = ("/run/lock", "/dev/shm")  # noqa: S108  sticky folders of root
 VARIABLE = "GPUJOB_BOOKINGS_FOLDER"  # another folder, for containers and tests
 SLOT = 2 * LONGEST  # distance of the two slots
 RESERVED = 64 * 1024  # bytes of each slot that are allocated in advance, so that a full disk cannot stop a booking
-MOST_FILES = 32  # of one user
-MOST_NAMES = 4096  # entries of the folder that are looked at
+MOST_FILES = 64  # of one user
+MOST_NAMES = 20_000  # entries of the folder
+MOST_CHECKS = 2000  # processes of one user that are looked at in one reading; the others count as alive
+MOST_PROBLEMS = 5  # of one user that are named
 STEP_S = 0.002
 NEW_S = 2.0
+UNKNOWN_S = 600.0  # how long a booking counts whose scheduler died before it knew the process of the job
+SLOT_S = 0.05  # length of a turn while an ignored user holds the lock
 _NAME = re.compile(r"gpujob-(\d{1,10})-([0-9a-z-]{1,40})", re.ASCII)
 
 
@@ -52,11 +57,15 @@ class Published:
 
 @dataclass(slots=True)
 class Found:
-    """The documents in the folder. ``ended``: those of which nothing lives any more; ``problems``: files not read."""
+    """The documents in the folder. ``ended``: those of which nothing lives any more; ``problems``: files not read.
+
+    ``closed``: why bookings may be missing, as a clause, so that nothing may be booked; empty if none is missing.
+    """
 
     living: list[Published] = field(default_factory=list)
     ended: list[Published] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    closed: str = ""
 
 
 def shared_folder(environ: Mapping[str, str]) -> str:
@@ -64,7 +73,7 @@ def shared_folder(environ: Mapping[str, str]) -> str:
     named = environ.get(VARIABLE)
     problems = []
     for path in [named] if named else FOLDERS:
-        problem = folder_problem(path)
+        problem = folder_problem(path, open_to_all=not named)
         if not problem:
             return path
         problems.append(problem)
@@ -73,8 +82,11 @@ def shared_folder(environ: Mapping[str, str]) -> str:
     )
 
 
-def folder_problem(path: str) -> str:
-    """Return why a folder is not safe for shared bookings, as a clause; empty if it is safe."""
+def folder_problem(path: str, open_to_all: bool = False) -> str:
+    """Return why a folder is not safe for shared bookings, as a clause; empty if it is safe.
+
+    ``open_to_all``: every user must be able to create files in it, so that all users choose the same folder.
+    """
     try:
         found = os.stat(path)
     except OSError as error:
@@ -85,11 +97,16 @@ def folder_problem(path: str) -> str:
         return f"{path} belongs to {user_name(found.st_uid)}, who could remove the files of others"
     if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
         return f"{path} is not sticky, so users could remove the files of others"
+    if open_to_all and found.st_mode & 0o1003 != 0o1003:
+        return f"{path} is not open to all users"
     return ""
 
 
 def time_of_day(at: float) -> str:
-    """Return the time of day at ``at`` seconds since boot, such as 14:20; with the date if it is on another day."""
+    """Return the time of day at ``at`` seconds since boot, such as 14:20; with the date if it is on another day.
+
+    ``at``: at most `core/shared_bookings.py: LARGEST_NUMBER`.
+    """
     wall = time.time() + at - time.clock_gettime(time.CLOCK_BOOTTIME)
     here, today = time.localtime(wall), time.localtime()
     return time.strftime("%H:%M" if here[:3] == today[:3] else "%Y-%m-%d %H:%M", here)
@@ -117,7 +134,7 @@ def alive(process: Process) -> bool:
     try:
         os.kill(process.pid, 0)
     except PermissionError:
-        return not os.path.exists(f"/proc/{process.pid}")  # shown: it is another process, with the same pid
+        return not os.access(f"/proc/{process.pid}/stat", os.R_OK)  # readable: it is another process, with the same pid
     except OSError:
         return False
     return False
@@ -135,6 +152,10 @@ class BookingsFolder:
         self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._name, self._fd, self._sequence, self._slot = f"gpujob-{os.getuid()}-{key}", -1, 0, 0
         self._known: dict[str, tuple[bytes, Document]] = {}  # name → line with the checksum, document
+        self._checks, self._checked = (
+            Counter[int](),
+            dict[Process, bool](),
+        )  # of one reading: user → number; process → alive
 
     # -- the lock -----------------------------------------------------------------------------------------
 
@@ -151,9 +172,21 @@ class BookingsFolder:
             time.sleep(STEP_S)
         pid, user = self._holder()
         if user and user in self._ignored():
+            self._wait_for_slot()
             return ""
-        who = f"process {pid} of user {user} has locked it" if pid else "a process has locked it"
+        who = (
+            f"process {pid} of user {user} has locked it"
+            if pid
+            else "a process has locked it, which does not show itself"
+        )
         return f"the bookings in {self.path} cannot be changed: {who}"
+
+    def _wait_for_slot(self) -> None:
+        """Wait for the own turn. Schedulers that ignore a user who holds the lock exclude each other by the time of day."""
+        names = sorted({self._name, *(name for name in os.listdir(self._folder) if _NAME.fullmatch(name))})
+        round_s = SLOT_S * len(names)
+        begin = SLOT_S * names.index(self._name)
+        time.sleep((begin - time.clock_gettime(time.CLOCK_BOOTTIME)) % round_s)
 
     def unlock(self) -> None:
         """Give the lock back."""
@@ -183,9 +216,20 @@ class BookingsFolder:
         """Whether the own file is open."""
         return self._fd >= 0
 
+    @property
+    def in_place(self) -> bool:
+        """Whether the own file is open and still has its name: a cleaner of temporary files may have removed it."""
+        if self._fd < 0:
+            return False
+        try:
+            found = os.stat(self._name, dir_fd=self._folder, follow_symlinks=False)
+        except OSError:
+            return False
+        return os.path.samestat(found, os.fstat(self._fd))
+
     def prepare(self) -> bool:
         """Make sure that the own file exists and has room. Return whether it is new. Raises OSError if that fails."""
-        if self._fd >= 0 and self._in_place():
+        if self.in_place:
             return False
         self._open()
         return True
@@ -194,7 +238,7 @@ class BookingsFolder:
         """Write the own document, after `prepare`. Raises OSError if it cannot be written."""
         self._sequence = max(self._sequence + 1, time.clock_gettime_ns(time.CLOCK_BOOTTIME))
         data = text_of(document, self._sequence)
-        if len(data) > SLOT:
+        if len(data) > LONGEST:
             raise OSError(errno.EFBIG, "too many bookings", self._name)
         if os.pwrite(self._fd, data, SLOT * self._slot) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.path.join(self.path, self._name))
@@ -207,14 +251,6 @@ class BookingsFolder:
         except (OSError, ValueError):
             return None
 
-    def _in_place(self) -> bool:
-        """Return whether the open file still has its name: a cleaner of temporary files may have removed it."""
-        try:
-            found = os.stat(self._name, dir_fd=self._folder, follow_symlinks=False)
-        except OSError:
-            return False
-        return os.path.samestat(found, os.fstat(self._fd))
-
     def _open(self) -> None:
         """Open the own file, and create it if necessary."""
         if self._fd >= 0:
@@ -222,6 +258,7 @@ class BookingsFolder:
             self._fd = -1
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         for _ in range(MOST_FILES):
+            fd = -1
             try:
                 fd = os.open(self._name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._folder)
             except FileExistsError:
@@ -232,8 +269,10 @@ class BookingsFolder:
                 if fd >= 0 and not _is_own(fd):
                     os.close(fd)
                     fd = -1
-            if fd >= 0:
+            if fd >= 0 and (_locked(fd) or _space_of(fd) == own_space()):
                 break
+            if fd >= 0:
+                os.close(fd)  # a scheduler in another container has it
             self._name = f"gpujob-{os.getuid()}-{self._key}-{os.urandom(4).hex()}"  # somebody else has taken the name
         else:
             raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), os.path.join(self.path, self._name))
@@ -241,14 +280,12 @@ class BookingsFolder:
             os.fchmod(fd, 0o644)  # everyone may read it: it says nothing about commands
             for slot in (0, 1):
                 os.posix_fallocate(fd, SLOT * slot, RESERVED)
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # shows processes of other containers that it is in use
         except OSError:
             os.close(fd)
             raise
         self._fd, self._slot = fd, 0
         with contextlib.suppress(ValueError):
-            self._slot = 1 - _newest(fd, "")[1]
+            self._slot = 1 - _newest(fd, None)[1]
 
     def close(self, remove: bool = False) -> None:
         """Close the files. ``remove``: remove the own file, too."""
@@ -270,26 +307,31 @@ class BookingsFolder:
 
     def read(self) -> Found:
         """Return the documents of all others. Never raises: what cannot be read is named in ``problems``."""
-        found, of_user = Found(), dict[int, int]()
+        found, of_user, named = Found(), Counter[int](), Counter[str]()
+        self._checks.clear()
+        self._checked.clear()
         try:
-            names = os.listdir(self._folder)
+            names = self._names()
         except OSError as error:
-            found.problems.append(f"{self.path}: {error.strerror}")
+            found.closed = f"{self.path}: {error.strerror}"
             return found
-        for name in sorted(names)[:MOST_NAMES]:
-            match = _NAME.fullmatch(name)
-            if match is None or name == self._name:
-                continue
-            uid, path = int(match[1]), os.path.join(self.path, name)
+        own, seen = self._own_file(), set[tuple[int, int]]()
+        for name in names:
+            uid, path = int(name.split("-")[1]), os.path.join(self.path, name)
             user = user_name(uid)
-            of_user[uid] = of_user.get(uid, 0) + 1
             if user in self._ignored():
                 continue
-            if of_user[uid] > MOST_FILES:
-                if of_user[uid] == MOST_FILES + 1:
-                    found.problems.append(f"user {user} has more than {MOST_FILES} files of bookings in {self.path}")
-                continue
             try:
+                status = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
+                file = (status.st_dev, status.st_ino)
+                if file == own or file in seen:
+                    continue  # seen: it has several names
+                if status.st_uid == uid:
+                    seen.add(file)
+                    of_user[uid] += 1
+                    if of_user[uid] > MOST_FILES:
+                        found.closed = f"user {user} has more than {MOST_FILES} files of bookings in {self.path}"
+                        continue
                 document, locked = self._read(name, uid)
             except FileNotFoundError:
                 continue  # it has just been removed
@@ -297,19 +339,39 @@ class BookingsFolder:
                 why = error.strerror if isinstance(error, OSError) else str(error)
                 if isinstance(error, OSError) and error.errno == errno.ELOOP:
                     why = "it is a link"
-                if not (isinstance(error, (PermissionError, _Unfinished)) and self._is_new(name)):
-                    found.problems.append(f"{path} of user {user} is ignored: {why}")
+                if isinstance(error, OSError) and error.errno in SHORT_OF:
+                    found.closed = f"{path}: {error.strerror}"
+                elif not (isinstance(error, (PermissionError, _Unfinished)) and self._is_new(name)):
+                    named[user] += 1
+                    if named[user] <= MOST_PROBLEMS:
+                        found.problems.append(f"{path} of user {user} is ignored: {why}")
                 continue
-            lives = self._living(document, locked)
+            lives = self._living(document, locked, uid)
             if lives is None:  # the use of its last jobs is not known until the next start of this scheduler
-                found.ended.append(
-                    Published(
-                        uid, user, path, replace(document, process=None, bookings=(), reserved=(), wants=(), waiting=0)
-                    )
-                )
+                found.ended.append(Published(uid, user, path, _without_bookings(document)))
             else:
                 found.living.append(Published(uid, user, path, lives))
+        self._known = {name: self._known[name] for name in names if name in self._known}
+        if found.closed:
+            found.problems.append(found.closed)
         return found
+
+    def _names(self) -> list[str]:
+        """Return the names of the files with documents. Raises OSError if the folder cannot be read or has too many files."""
+        names = []
+        with os.scandir(self._folder) as entries:
+            for number, entry in enumerate(entries):
+                if number >= MOST_NAMES:
+                    raise OSError(errno.EFBIG, f"it has more than {MOST_NAMES} files")
+                if _NAME.fullmatch(entry.name):
+                    names.append(entry.name)
+        return sorted(names)
+
+    def _own_file(self) -> tuple[int, int] | None:
+        if self._fd < 0:
+            return None
+        status = os.fstat(self._fd)
+        return status.st_dev, status.st_ino
 
     def _is_new(self, name: str) -> bool:
         """Return whether a file was created or changed just now: it may get its mode and its first document next."""
@@ -330,14 +392,13 @@ class BookingsFolder:
                 raise ValueError(
                     f"it belongs to user {user_name(status.st_uid)}, and its name to user {user_name(uid)}"
                 )
-            if status.st_nlink != 1:
-                raise ValueError("it has several names")
             if status.st_size > 2 * SLOT:
                 raise ValueError("it is too large")
             known = self._known.get(name)
-            line, _, data = _newest(fd, "" if known is None else known[0])
-            if known is None or known[0] != line:
-                known = self._known[name] = (line, document_from(data))
+            line, _, read = _newest(fd, None if known is None else known[0])
+            if read is not None:
+                known = self._known[name] = (line, read)
+            assert known is not None
             locked = False
             if known[1].space != own_space():
                 try:
@@ -348,23 +409,34 @@ class BookingsFolder:
         finally:
             os.close(fd)
 
-    def _living(self, document: Document, locked: bool) -> Document | None:
-        """Return the document with the bookings that count; None if nothing of it lives."""
+    def _living(self, document: Document, locked: bool, uid: int) -> Document | None:
+        """Return the document with the bookings that count; None if nothing of it lives. ``uid``: its owner."""
         if document.boot != self._boot:
             return None
         if document.space != own_space():  # its pids mean nothing here
             return document if locked else None
-        if document.process is not None and alive(document.process):
+        if document.process is not None and self._alive(document.process, uid):
             return document
-        supervised = any(map(alive, document.supervisors))
+        supervised = any(self._alive(one, uid) for one in document.supervisors)
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - document.used_at
+        unknown = not document.supervisors and document.process is not None and age_s < UNKNOWN_S
         bookings = tuple(
             booking
             for booking in document.bookings
-            if (any(map(alive, booking.processes)) if booking.processes else supervised)
+            if (any(self._alive(one, uid) for one in booking.processes) if booking.processes else supervised or unknown)
         )
-        return (
-            replace(document, process=None, bookings=bookings, reserved=(), wants=(), waiting=0) if bookings else None
-        )
+        return replace(_without_bookings(document), bookings=bookings) if bookings else None
+
+    def _alive(self, process: Process, uid: int) -> bool:
+        """Return whether a process lives. A user whose documents name very many processes has only live ones."""
+        if process not in self._checked:
+            self._checks[uid] += 1
+            self._checked[process] = self._checks[uid] > MOST_CHECKS or alive(process)
+        return self._checked[process]
+
+
+def _without_bookings(document: Document) -> Document:
+    return replace(document, process=None, bookings=(), reserved=(), wants=(), waiting=0)
 
 
 @functools.cache
@@ -378,11 +450,35 @@ def own_space() -> int:
 
 def _is_own(fd: int) -> bool:
     status = os.fstat(fd)
-    return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and status.st_nlink == 1
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
 
 
-def _newest(fd: int, known: bytes | str) -> tuple[bytes, int, bytes]:
-    """Return the first line, the number and the data of the newest whole slot; the data may be empty if it is ``known``.
+def _space_of(fd: int) -> int:
+    """Return the pid namespace of the scheduler that wrote a file; 0 if it is not known."""
+    try:
+        document = _newest(fd, None)[2]
+    except ValueError:
+        return 0
+    return 0 if document is None else document.space
+
+
+def _locked(fd: int) -> bool:
+    """Lock a file, which shows processes of other containers that it is in use; return whether that was possible.
+
+    Processes that read the file lock it for a moment, too.
+    """
+    for _ in range(25):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(STEP_S)
+            continue
+        return True
+    return False
+
+
+def _newest(fd: int, known: bytes | None) -> tuple[bytes, int, Document | None]:
+    """Return the first line, the slot and the document of the newest whole slot; no document if the line is ``known``.
 
     Raises ValueError if no slot has a whole document, and OSError.
     """
@@ -401,15 +497,11 @@ def _newest(fd: int, known: bytes | str) -> tuple[bytes, int, bytes]:
             heads.append((int(fields[0]), slot, line, int(fields[1])))
     for _, slot, line, length in sorted(heads, reverse=True):
         if line == known:
-            return line, slot, b""
+            return line, slot, None
         if length > LONGEST:
             continue
-        data = os.pread(fd, len(line) + 1 + length, SLOT * slot)
-        try:
-            document_from(data)
-        except ValueError:
-            continue
-        return line, slot, data
+        with contextlib.suppress(ValueError):
+            return line, slot, document_from(os.pread(fd, len(line) + 1 + length, SLOT * slot))
     if empty:
         raise _Unfinished("it has no document")
     raise ValueError("it has no whole document" if not heads else "its document is incomplete or wrong")

@@ -16,7 +16,7 @@ READ_ONCE = (
     b"PYTHON", b"LC_", b"LANG", b"LD_", b"GLIBC_", b"MALLOC_", b"TYPER_", b"_TYPER_", b"TERMINAL_WIDTH=", b"LOCPATH=", b"GCONV_PATH="
 )  # fmt: skip
 # Verbs that never run in the warm process; asking it first would only cost time.
-STAYING = frozenset({"start", "run", "web", "demo", "doctor", "warm-process"})
+STAYING = frozenset({"start", "run", "web", "demo", "doctor", "lease", "warm-process"})
 FORWARDED = tuple(
     getattr(_signal, f"SIG{name}") for name in ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "ALRM", "TSTP")
 )

@@ -80,7 +80,7 @@ def test_the_time_is_hardly_longer_if_gpus_are_left_to_several_users() -> None:
     assert free(100.0 + PATIENCE_S + STAGGER_S) == (0,)
 
 
-@pytest.mark.parametrize("used", [10.0, 0.0], ids=["own user has used more", "own user has used less"])
+@pytest.mark.parametrize("used", [10_000.0, 0.0], ids=["own user has used more", "own user has used less"])
 def test_gpus_are_reserved_for_the_user_who_has_used_least(used: float) -> None:
     """A job of two GPUs waits, and the jobs of lab3 take each GPU that becomes free."""
     sharing, fleet = Sharing("me", used=used, used_at=1.0), Fleet([Gpu(0, "GPU-a"), Gpu(1, "GPU-b")])

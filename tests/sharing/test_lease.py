@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scheduler.core.job import Process
+from scheduler.core.shared_bookings import Booking, Document
+from scheduler.sharing.bookings_folder import BookingsFolder, own_space
+from scheduler.system.proc import boot_id
+from scheduler.system.processes import seen
 from tests.stories.harness import Scheduler, wait_for
 from tests.stories.machine import Machine
 from tests.stories.test_clock import Clock
@@ -79,6 +88,12 @@ def test_a_job_waits_for_a_lease_and_a_lease_waits_for_a_job(scheduler: Make) ->
     s.append(s.line("a"))
     wait_for(lambda: "booked-outside" in why(s), "the reason")
     assert "another scheduler or lease of yours until about" in s.cli("why", "1").stdout
+    holder = os.open(s.environ["GPUJOB_BOOKINGS_FOLDER"], os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    s.append(s.line("b"))
+    wait_for(lambda: "no-bookings" in why(s), "the reason while the folder is locked")
+    os.close(holder)
+    wait_for(lambda: "booked-outside" in why(s), "the reason afterwards")
     refused = lease(s, "--no-wait", "--", "true")
     assert "no GPU for a lease now" in refused.communicate(timeout=60)[1] and refused.returncode == 3
     s.hold("a")
@@ -120,11 +135,133 @@ def test_a_killed_lease_keeps_its_gpu_while_its_command_lives(scheduler: Make) -
     assert files(s) == [], "files of leases that have ended are removed"
 
 
+def test_processes_that_a_lease_leaves_behind_keep_its_gpu(scheduler: Make) -> None:
+    s = scheduler(gpus=1)
+    s.start()
+    done = lease(s, "--", "sh", "-c", "setsid sleep 100 > /dev/null 2>&1 & echo $!")
+    out, err = done.communicate(timeout=60)
+    left = int(out)
+    assert done.returncode == 0 and f"processes {left} still run; GPU 0 is booked until they end" in err, err
+    assert [one["kind"] for one in holders(s)] == ["lease"]
+    os.kill(left, signal.SIGKILL)
+    wait_for(lambda: not holders(s), "the end of the booking")
+
+
+def test_the_command_of_a_lease_has_the_signals_of_the_caller(scheduler: Make) -> None:
+    """Signals that Python ignores are not ignored in the command; those that nohup ignores stay ignored in the lease."""
+    s = scheduler(gpus=1)
+    s.start()
+    out, err = lease(s, "--", "sh", "-c", "yes | head -1; grep SigIgn /proc/self/status").communicate(timeout=60)
+    assert out.split() == ["y", "SigIgn:", "0" * 16] and "Broken pipe" not in err, (out, err)
+    command = ["nohup", sys.executable, "-m", "scheduler", "lease", "--", "sh", "-c", "echo up; sleep 0.5; exit 5"]
+    with subprocess.Popen(
+        command, cwd=s.folder, env=s.environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL
+    ) as ignoring:  # fmt: skip
+        assert ignoring.stdout is not None and ignoring.stdout.readline() == b"up\n"
+        ignoring.send_signal(signal.SIGHUP)
+        assert ignoring.wait(60) == 5
+
+
+def test_a_booking_that_somebody_removed_is_published_again(scheduler: Make) -> None:
+    s = scheduler(gpus=2)
+    s.start()
+    s.hold("a")
+    s.append(s.line("a") + ";gpus=1")
+    s.wait_state(1, "running")
+    begun = lease(s, "--", "sleep", "100")
+    wait_for(lambda: len(holders(s)) == 2, "both bookings")
+    folder = Path(s.environ["GPUJOB_BOOKINGS_FOLDER"])
+    for path in folder.glob("gpujob-*"):
+        path.unlink()
+    wait_for(lambda: len(list(folder.glob("gpujob-*"))) == 2, "both files again")
+    wait_for(lambda: [one["kind"] for one in holders(s)] == ["jobs", "lease"], "both bookings again")
+    begun.terminate()
+    begun.communicate(timeout=60)
+    s.release("a")
+
+
+def test_a_scheduler_that_no_longer_shares_leaves_no_booking(scheduler: Make) -> None:
+    s = scheduler(gpus=1)
+    config = s.folder / "config.yaml"
+    config.write_text("share_bookings: true\n")
+    s.start()
+    s.hold("a")
+    s.append(s.line("a") + ";gpus=1")
+    s.wait_state(1, "running")
+    assert len(holders(s)) == 1
+    config.write_text("share_bookings: false\n...\n")
+    wait_for(lambda: "share_bookings true -> false" in s.said(), "the new setting")
+    wait_for(lambda: not list(Path(s.environ["GPUJOB_BOOKINGS_FOLDER"]).glob("gpujob-*")), "no file")
+    config.write_text("share_bookings: true\n...\n")
+    wait_for(lambda: list(Path(s.environ["GPUJOB_BOOKINGS_FOLDER"]).glob("gpujob-*")), "the file")
+    wait_for(lambda: len(holders(s)) == 1, "the booking")
+    s.release("a")
+
+
+@contextlib.contextmanager
+def hostile(folder: str) -> Iterator[None]:
+    """Another user books GPU 0 and holds the lock of the folder of shared bookings."""
+    boot, space, ready, wait = boot_id(), own_space(), os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        code = 99
+        try:
+            os.close(wait[1])
+            os.setresuid(65534, 65534, 65534)
+            me = seen(os.getpid())
+            assert me is not None
+            process = Process(me.pid, me.ticks)
+            made = BookingsFolder(folder, "x", boot)
+            assert made.lock() == ""
+            made.prepare()
+            bookings = (Booking("declared:0", 1000, processes=(process,)),)
+            made.publish(Document("x", boot, process=process, space=space, bookings=bookings))
+            os.write(ready[1], b"x")
+            os.read(wait[0], 1)
+            code = 0
+        finally:
+            os._exit(code)
+    try:
+        os.close(ready[1])
+        assert os.read(ready[0], 1)
+        yield
+    finally:
+        os.close(wait[1])
+        os.waitpid(child, 0)
+        os.close(ready[0])
+        os.close(wait[0])
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs another user")
+def test_bookings_and_locks_of_ignored_users_do_not_count(scheduler: Make) -> None:
+    folder = tempfile.mkdtemp(prefix="gj-bookings-", dir="/tmp")
+    os.chmod(folder, 0o1777)
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder)
+        s = scheduler(gpus=1)
+        s.environ["GPUJOB_BOOKINGS_FOLDER"] = folder
+        (s.folder / "config.yaml").write_text("ignore_users: ''\n")
+        s.start()
+        stack.enter_context(hostile(folder))
+        s.append(s.line("a") + ";gpus=1")
+        wait_for(lambda: "no-bookings" in why(s), "the reason")
+        wait_for(lambda: "of user nobody has locked it" in s.cli("status").stdout, "the problem")
+        refused = lease(s, "--no-wait", "--", "true")
+        assert "of user nobody has locked it" in refused.communicate(timeout=60)[1] and refused.returncode == 3
+        (s.folder / "config.yaml").write_text("ignore_users: nobody\n...\n")
+        s.wait_state(1, "done")
+        (gpu,) = json.loads(s.cli("status", "--json").stdout)["gpus"]
+        assert gpu["state"] == "AVAILABLE" and gpu["booked_outside"] == []
+        granted = lease(s, "--no-wait", "--", "true")
+        assert "GPU 0 is booked" in granted.communicate(timeout=60)[1] and granted.returncode == 0
+        s.stop()
+
+
 def test_bad_words_of_a_lease_are_refused(scheduler: Make) -> None:
     s = scheduler(gpus=1)
     s.start()
     for words, code in (
-        (("-g", "0"), 3), (("-g", "x"), 2), (("--allowed", "7"), 3), (("-g", "2"), 3), (("--for", "x"), 2), (("--pid", "x"), 2),
+        (("-g", "0"), 3), (("-g", "x"), 2), (("--allowed", "7"), 3), (("-g", "2"), 3), (("--for", "x"), 2), (("--for", "0"), 2), (("--pid", "x"), 2), (("--", ""), 3),
         (("--pid", str(os.getpid()), "--", "true"), 2), (("--", "/no/such/program"), 3), (("--idle", "1h", "--", "true"), 3),
     ):  # fmt: skip
         done = lease(s, *words)
@@ -158,7 +295,7 @@ def test_what_somebody_took_by_hand_is_booked_by_its_pid(machine: Callable[..., 
     m.use("GPU-b", by_hand, 20_000, load=70)
     wait_for(lambda: [one["kind"] for one in holders(m.s)] == ["foreign"], "the process")
     out, _ = lease(m.s, "--pid", str(by_hand), "--for", "2h").communicate(timeout=60)
-    assert f"GPU 1 is booked until process {by_hand} ends, at most until" in out
+    assert f"GPU 1 is booked until process {by_hand} ends, at the latest at" in out
     (one,) = holders(m.s)
     assert (one["gpu"], one["kind"], one["share"], one["memory_used"], one["idle"]) == (
         1,
