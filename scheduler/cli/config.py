@@ -10,6 +10,7 @@ from scheduler.client.client import SCHEMA, SchedulerClient
 from scheduler.client.locate import settings_for, state_file_for
 from scheduler.core.config import OPTIONS, RELOADABLE, written
 from scheduler.core.errors import SchedulerError, raise_all
+from scheduler.intake.machine_settings import machine_settings
 from scheduler.intake.settings import Settings, find_config, load, model_table
 from scheduler.views import render
 
@@ -89,6 +90,10 @@ def check(file: str = "", *, state_file: str | None = None, config: str | None =
             errors.append(error)
     raise_all(errors)
     said = sum(1 for origin in settings.origin.values() if path and origin.startswith(f"{path}:")) if settings else 0
+    if not file:
+        problem = machine_settings(os.environ).problem
+        if problem:
+            print(f"the settings of the machine: {render.safe(problem)}")
     print(
         f"{render.safe(path)}: no mistakes, {said} setting{'' if said == 1 else 's'}"
         if path

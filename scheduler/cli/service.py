@@ -51,6 +51,10 @@ def install(name: str = "gpujob", options: Sequence[str] = (), *, force: bool = 
     """
     path = _path(name)
     folder = os.getcwd()
+    if folder[-1:] in (" ", "\\"):
+        raise UsageError(
+            f"a systemd unit cannot name {word(folder)}", do="use a folder without a blank or backslash at its end"
+        )
     made = _UNIT.format(mark=MARK, folder=_escaped(folder), command=_command(options), environment=_environment())
     if path.exists() and MARK not in path.read_text(errors="replace") and not force:
         raise Refused(f"{path} was not written by gpujob", do="choose another --name, or replace it with --force")
@@ -124,10 +128,10 @@ def _command(options: Sequence[str] = ()) -> str:
 
 def _escaped(text: str) -> str:
     """Return a path for a unit file. Raises UsageError if the path has a line break."""
-    if any(ord(char) < 32 or 0xDC80 <= ord(char) <= 0xDCFF for char in text) or text[-1:] in (" ", "\\"):
+    if any(ord(char) < 32 or 0xDC80 <= ord(char) <= 0xDCFF for char in text):
         raise UsageError(
             f"a systemd unit cannot name {word(text)}",
-            do="use names in UTF-8, without control characters and without a blank or backslash at the end",
+            do="use names in UTF-8 without control characters",
         )
     return text.replace("%", "%%")
 

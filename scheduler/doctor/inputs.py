@@ -11,6 +11,7 @@ from functools import partial
 from scheduler.core.errors import DENIED, LINK, NO_PLAIN_FILE, OWNER, UNSEEN, WRITERS, FileTrouble, SchedulerError, word
 from scheduler.doctor.examination import Examination
 from scheduler.doctor.finding import DoctorUser, Finding, Mark, good, status_of
+from scheduler.intake.machine_settings import machine_settings
 from scheduler.intake.settings import model_table
 from scheduler.intake.tail import cannot_be_read, check_places, check_private, places_of
 
@@ -80,7 +81,13 @@ def check_config(exam: Examination) -> list[Finding]:
     """Check that the settings can be read."""
     if not exam.errors:
         text = exam.config_file or "no config file: the defaults apply"
-        return [judged_file(exam, "config", text, None, True)]
+        found = [judged_file(exam, "config", text, None, True)]
+        problem = machine_settings(os.environ).problem
+        return (
+            [*found, Finding("config", Mark.WARN, problem, "no user gets these settings", "correct the file, as root")]
+            if problem
+            else found
+        )
     return [judged_file(exam, "config", exam.config_file or error.where, error, True) for error in exam.errors]
 
 

@@ -343,6 +343,25 @@ def test_weights_of_the_machine_are_used_and_a_wrong_file_is_named(scheduler: Ma
     wait_for(lambda: "is not used" in s.cli("status").stdout, "the problem")
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["keep_fre: 1", "weights: {a: 1" + "0" * 400 + "}", "[" * 5000, "keep_free_hours: 8-8", "keep_free: 1\n#" + "x" * 70_000],
+)  # fmt: skip
+def test_a_mistake_in_the_settings_of_the_machine_is_named(scheduler: Make, tmp_path: Path, text: str) -> None:
+    s = scheduler(gpus=1)
+    path = tmp_path / "machine.yaml"
+    s.environ["GPUJOB_MACHINE_CONFIG"] = str(path)
+    s.start()
+    path.write_text(text)
+    if os.getuid() == 0:
+        path.chmod(0o644)
+    assert f"{path} is not used" in s.cli("config", "check").stdout
+    assert f"{path} is not used" in s.cli("doctor", code=None).stdout
+    s.append(s.line("a"))
+    s.wait_state(1, "done")
+    assert f"{path} is not used" in s.cli("status").stdout
+
+
 def test_the_service_is_written_for_this_folder_checked_and_removed(scheduler: Make, tmp_path: Path) -> None:
     folder = tmp_path / "a b %n"
     folder.mkdir()
