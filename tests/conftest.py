@@ -50,6 +50,8 @@ os.environ["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.enviro
 # A shell that starts the tests in the background makes them, and so their children, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_DFL)  # ignored, if nohup or a shell in the background starts the tests
 
 # Tests must not create anything directly in this folder: Python looks for libraries here, so a running warm process
 # would take the changed folder for a changed program, and end. Hypothesis (`.hypothesis`) and the screenshots of a failed

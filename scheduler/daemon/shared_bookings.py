@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from scheduler.core.errors import SchedulerError
+from scheduler.core.errors import SchedulerError, StoreTrouble
 from scheduler.core.fair_shares import decayed
 from scheduler.core.gpu import WHOLE
 from scheduler.core.job import Process
@@ -109,13 +109,18 @@ class SharedBookings:
         ]  # fmt: skip
 
     def publish(self, state: SchedulerState, now: Now) -> None:
-        """Publish the bookings after a decision, before any job starts. Raises OSError if that is not possible."""
+        """Publish the bookings after a decision, before any job starts. Raises StoreTrouble if that is not possible."""
         if state.sharing is None or self._folder is None or not self._folder.ready:
             return
         made = own_document(state, now, self._key, boot_id(), self._me, tuple(self._supervisors()), own_space())
         before = self._published
         if before is None or replace(made, used=before.used, used_at=before.used_at) != before:
-            self._folder.publish(made)
+            try:
+                self._folder.publish(made)
+            except OSError as error:
+                raise StoreTrouble(
+                    f"bookings cannot be published: {error.strerror}", where=self._folder.path
+                ) from error
             self._published = made
         neighbours = bool(state.sharing.neighbours.living)
         self._watch(bool(len(state.queue)) and neighbours)

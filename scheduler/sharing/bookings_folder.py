@@ -333,6 +333,8 @@ class BookingsFolder:
                         found.closed = f"user {user} has more than {MOST_FILES} files of bookings in {self.path}"
                         continue
                 document, locked = self._read(name, uid)
+                if uid == os.getuid() and document.key == self._key and document.space == own_space():
+                    continue  # of this scheduler, before or after a restart
             except FileNotFoundError:
                 continue  # it has just been removed
             except (OSError, ValueError) as error:

@@ -332,7 +332,7 @@ def test_f10_no_job_starts_under_a_very_low_file_size_limit(scheduler):
     s.wait_state(1, "running")
     unlimited = resource.prlimit(s.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
     s.append(s.line("b"))
-    wait_for(lambda: "cannot use the store" in s.said(), "it is said")
+    wait_for(lambda: re.search("cannot use the store|bookings cannot be published", s.said()), "it is said")
     s.release("a")
     assert s.starts("b") == 0
     resource.prlimit(s.pid, resource.RLIMIT_FSIZE, unlimited)

@@ -265,7 +265,7 @@ def test_a_command_tracked_inside_a_job_gets_the_variables_of_the_job(tracked: T
     It always gets the tracker's own variables (GPUJOB_TRACK_…). Outside of a job, it gets no other GPUJOB_ variables.
     """
     tracked.begin()
-    text = "env | grep ^GPUJOB_ | grep -v -e ^GPUJOB_WARM= -e ^GPUJOB_BOOKINGS | sort"
+    text = "env | grep ^GPUJOB_ | grep -v -e ^GPUJOB_WARM= -e ^GPUJOB_BOOKINGS -e ^GPUJOB_MACHINE | sort"
     job = {"GPUJOB_ID": "12", "GPUJOB_ATTEMPT": "3", "GPUJOB_STATE_FILE": "/x/state.json"}
     tracked.run("run", text, code=0, **job)
     own = ["GPUJOB_TRACK_ATTEMPT=1", "GPUJOB_TRACK_ID=1", f"GPUJOB_TRACK_SESSION={tracked.files[0]}"]
