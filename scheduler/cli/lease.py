@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
 import signal
 import sys
+import termios
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -93,11 +95,31 @@ def _duration(option: str, text: str) -> float | None:
 
 
 def _orphans() -> tuple[Process, ...]:
-    """Return the processes that the command of the lease has left behind. They are children of this process."""
-    from scheduler.system.processes import own_children, seen
+    """Return the processes that the command of the lease has left behind: all descendants of this process."""
+    from scheduler.system.processes import seen
 
-    found = [seen(pid) for pid in own_children()]
+    found = [seen(one.pid) for one in _descendants()]
     return tuple(Process(one.pid, one.ticks) for one in found if one is not None and one.alive)
+
+
+def _descendants() -> list[Any]:
+    """Return all descendants of this process, as psutil.Process; the deepest ones last."""
+    import psutil
+
+    try:
+        return psutil.Process().children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def _reap_orphans(command: int) -> None:
+    """Reap orphans that have ended. This process is their parent, as the subreaper. ``command``: pid that is left."""
+    from scheduler.system.processes import own_children
+
+    for pid in own_children():
+        if pid != command:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
 
 
 def _end(made: Lease, left: tuple[Process, ...]) -> None:
@@ -183,17 +205,15 @@ class _Command:
         """End the command and its descendants: by ``first`` and SIGTERM, then by SIGKILL."""
         import psutil
 
-        try:
-            processes = [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]
-        except psutil.Error:
-            processes = []
+        processes = sorted(_descendants(), key=lambda one: one.pid != self.pid)
         for number in dict.fromkeys((first, signal.SIGTERM)):
             for process in processes:
                 _signal(process, number)
         until = time.monotonic() + KILL_S
         self.wait(KILL_S)
-        _, left = psutil.wait_procs(processes[1:], timeout=max(0.0, until - time.monotonic()))
-        for process in [*([] if self.code is not None else processes[:1]), *left]:
+        others = [one for one in processes if one.pid != self.pid]
+        _, left = psutil.wait_procs(others, timeout=max(0.0, until - time.monotonic()))
+        for process in [*(one for one in processes if one.pid == self.pid and self.code is None), *left]:
             _signal(process, signal.SIGKILL)
         self.wait()
 
@@ -211,11 +231,13 @@ def _run(made: Lease, words: list[str], idle_s: float | None) -> int:
     from scheduler.client.lease_booking import process_of
 
     words = words or [os.environ.get("SHELL") or "/bin/sh"]
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, the exit code of the command would be lost
     become_subreaper()  # so that processes that the command leaves behind are known
     command = _Command(words, {**os.environ, "CUDA_VISIBLE_DEVICES": made.ids(), "GPUJOB_LEASE": made.ids()})
     made.children = (process_of(command.pid),)
     made.publish()
     stopped: list[int] = []
+    terminal = _terminal_settings()
     kept = {
         number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
     }
@@ -227,7 +249,10 @@ def _run(made: Lease, words: list[str], idle_s: float | None) -> int:
             if kept[number] is not signal.SIG_IGN:  # ignored: for example by nohup
                 signal.signal(number, lambda number, _: stopped.append(number))
         command.begin()
-        _watch(made, command, idle_s, stopped)
+        if _watch(made, command, idle_s, stopped) and terminal is not None:
+            signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(0, termios.TCSADRAIN, terminal)  # a program that was ended may have changed them
     finally:
         for number, before in kept.items():
             signal.signal(number, before)
@@ -236,8 +261,18 @@ def _run(made: Lease, words: list[str], idle_s: float | None) -> int:
     return command.code
 
 
-def _watch(made: Lease, command: _Command, idle_s: float | None, stopped: list[int]) -> None:
-    """Wait for the command; end it when the time is over, when the GPUs are idle, or when this process is told to end."""
+def _terminal_settings() -> list[Any] | None:
+    try:
+        return termios.tcgetattr(0)
+    except termios.error:
+        return None  # stdin is no terminal
+
+
+def _watch(made: Lease, command: _Command, idle_s: float | None, stopped: list[int]) -> bool:
+    """Wait for the command; end it when the time is over, when the GPUs are idle, or when this process is told to end.
+
+    Return whether the command was ended here.
+    """
     begun = time.monotonic()
     end = None if made.until is None else begun + made.until - made.since
     warn = None if end is None else max(begun, end - min(WARN_S, (end - begun) / 6))
@@ -245,23 +280,24 @@ def _watch(made: Lease, command: _Command, idle_s: float | None, stopped: list[i
     while True:
         now = time.monotonic()
         made.stay_published()
+        _reap_orphans(command.pid)
         if stopped:
             command.end(signal.Signals(stopped[0]))
-            return
+            return True
         if end is not None and now >= end:
             _say("the time of the lease is over; its command is ended")
             command.end(signal.SIGHUP)
-            return
+            return True
         if warn is not None and end is not None and now >= warn:
             _say(f"the lease ends in {span_text(max(1.0, end - now))}")
             warn = None
         if watcher is not None and watcher.is_over(now):
             _say(f"{_gpus(made)} {is_are(made.gpus)} idle; the lease ends")
             command.end(signal.SIGHUP)
-            return
+            return True
         due = [moment for moment in (end, warn, watcher.due if watcher else None) if moment is not None]
         if command.wait(min([1.0, *(max(0.0, moment - now) for moment in due)])):
-            return
+            return False
 
 
 class _IdleWatch:

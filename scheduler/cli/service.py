@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scheduler.core.errors import Refused, UsageError, word
+from scheduler.intake.machine_settings import VARIABLE as MACHINE_CONFIG
+from scheduler.sharing.bookings_folder import VARIABLE as BOOKINGS_FOLDER
 from scheduler.views.render import safe
 
 MARK = "# Written by gpujob service install."
@@ -110,8 +112,8 @@ def _path(name: str) -> Path:
 
 
 def _kept_variables() -> dict[str, str]:
-    own = ("GPUJOB_WARM", "GPUJOB_ID", "GPUJOB_ATTEMPT")
-    return {k: v for k, v in os.environ.items() if k == "PATH" or (k.startswith("GPUJOB_") and k not in own)}
+    kept = ("PATH", "GPUJOB_CONFIG", BOOKINGS_FOLDER, MACHINE_CONFIG)
+    return {k: v for k, v in os.environ.items() if k in kept or k.startswith("GPUJOB_SET_")}
 
 
 def _environment() -> str:
@@ -123,7 +125,7 @@ def _command(options: Sequence[str] = ()) -> str:
     beside = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "gpujob")
     found = beside if os.access(beside, os.X_OK) else shutil.which("gpujob")
     words = [os.path.abspath(found)] if found else [sys.executable, "-m", "scheduler"]
-    return " ".join(_quoted(each) for each in [*words, "start", *options])
+    return " ".join(_quoted(each, command=True) for each in [*words, "start", *options])
 
 
 def _escaped(text: str) -> str:
@@ -136,8 +138,9 @@ def _escaped(text: str) -> str:
     return text.replace("%", "%%")
 
 
-def _quoted(text: str) -> str:
-    plain = _escaped(text).replace("$", "$$")
+def _quoted(text: str, command: bool = False) -> str:
+    """Return a value in the syntax of a unit. ``command``: in a command line, a dollar sign is doubled."""
+    plain = _escaped(text).replace("$", "$$") if command else _escaped(text)
     return (
         plain if re.fullmatch(r"[\w/.+@%$=-]+", plain) else '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'
     )

@@ -60,7 +60,7 @@ def who(*, json: bool = False) -> int:
 
 
 def _kind(kind: str, idle: bool) -> str:
-    words = {"jobs": "jobs", "lease": "lease", "foreign": "not booked"}[kind]
+    words = {"jobs": "jobs", "lease": "lease", "reserved": "reserved", "foreign": "not booked"}[kind]
     return f"{words}, idle (no process on the GPU)" if idle else words
 
 

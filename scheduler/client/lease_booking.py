@@ -134,7 +134,7 @@ class Lease:
 
     def publish(self, machine: MachineGpus | None = None, wants: tuple[Want, ...] = ()) -> None:
         """Publish the lease, or what it waits for. Raises OSError."""
-        processes = (self.process, *self.children)
+        processes = (self.process, *self.children)[:MOST_PROCESSES]
         bookings = tuple(Booking(gpu.uuid, self.parts, 0, self.since, self.until, processes) for gpu in self.gpus)
         managed = machine.gpus if machine is not None else self.gpus
         self.folder.publish(
@@ -168,7 +168,7 @@ class Lease:
             if self.gpus:
                 self._record_use(folder.path)
             if left and self.gpus:
-                self.children = left[:MOST_PROCESSES]
+                self.children = left
                 self.publish()
         finally:
             folder.close(remove=not left)

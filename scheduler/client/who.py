@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from scheduler.client.machine_gpus import machine_gpus
@@ -13,7 +13,7 @@ from scheduler.client.neighbours import published
 from scheduler.core.fair_shares import HALF_LIFE_S
 from scheduler.core.gpu import WHOLE, Gpu
 from scheduler.core.neighbours import Neighbour, Neighbours, Sharing
-from scheduler.core.shared_bookings import LEASE
+from scheduler.core.shared_bookings import LEASE, Booking
 from scheduler.intake.machine_settings import machine_settings
 from scheduler.sharing.bookings_folder import Published, user_name
 from scheduler.system.processes import seen
@@ -24,8 +24,8 @@ class Holder:
     """The part of one GPU that one user has.
 
     ``share``: booked share, 0 to 1; ``memory_mib``, ``load``: in use by the user's processes (None: not known);
-    ``processes``: their number; ``since``, ``until``: seconds since 1970; ``kind``: ``jobs``, ``lease`` or ``foreign``
-    (nothing is booked); ``own``: the user asks about himself.
+    ``processes``: their number; ``since``, ``until``: seconds since 1970; ``kind``: ``jobs``, ``lease``, ``reserved``
+    (for a job that waits) or ``foreign`` (nothing is booked); ``own``: the user asks about himself.
     """
 
     gpu: Gpu
@@ -42,7 +42,7 @@ class Holder:
     @property
     def idle(self) -> bool:
         """True if a part of the GPU is booked and no process of the user is on the GPU. False if this is not known."""
-        return self.share > 0 and self.processes == 0
+        return self.share > 0 and self.processes == 0 and self.kind != "reserved"
 
 
 def who(environ: Mapping[str, str]) -> tuple[list[Gpu], list[Holder], list[str]]:
@@ -55,7 +55,8 @@ def who(environ: Mapping[str, str]) -> tuple[list[Gpu], list[Holder], list[str]]
     by_uuid = {gpu.uuid: gpu for gpu in machine.gpus}
     leaders = dict[tuple[str, str, str], set[int]]()
     for one in documents:
-        _add_bookings(one, by_uuid, found, me)
+        _add_bookings(one, one.document.bookings, _kind(one), by_uuid, found, me)
+        _add_bookings(one, one.document.reserved, "reserved", by_uuid, found, me)
         for booking in one.document.bookings:
             key = (booking.gpu, one.user, _kind(one))
             leaders.setdefault(key, set()).update(process.pid for process in booking.processes)
@@ -81,10 +82,16 @@ def who(environ: Mapping[str, str]) -> tuple[list[Gpu], list[Holder], list[str]]
     return machine.gpus, holders, problems
 
 
-def _add_bookings(one: Published, gpus: Mapping[str, Gpu], found: dict[tuple[str, str, str], Holder], me: str) -> None:
-    kind = _kind(one)
+def _add_bookings(
+    one: Published,
+    bookings: Iterable[Booking],
+    kind: str,
+    gpus: Mapping[str, Gpu],
+    found: dict[tuple[str, str, str], Holder],
+    me: str,
+) -> None:
     offset = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    for booking in one.document.bookings:
+    for booking in bookings:
         if booking.gpu not in gpus:
             continue
         key = (booking.gpu, one.user, kind)

@@ -401,6 +401,7 @@ class _Decision(DecisionPass):
     def _place_in_order(self, others: Turns | None) -> None:
         state = self.state
         passed_over: list[tuple[int, PlacementClass]] = []
+        gpus_missed = False  # whether a job that needs GPUs did not fit
         turns = state.queue.in_order()
         offer = next(turns, None)
         while offer is not None and len(self.plan.starts) < MOST_STARTS_A_TURN:
@@ -425,9 +426,10 @@ class _Decision(DecisionPass):
                             if state.queue.overtaken(other) == state.policy.max_overtakes:  # reached with this start
                                 state.fleet.reserve(other, waits_as)
             elif state.policy.max_overtakes:
-                if others is not None and kind.need.total and not passed_over:
+                if others is not None and kind.need.total and not gpus_missed:
                     if others.reserves(job_id, state.policy.max_overtakes):
                         state.fleet.reserve(job_id, kind)
+                gpus_missed = gpus_missed or bool(kind.need.total)
                 passed_over.append((job_id, kind))
                 if state.queue.overtaken(job_id) >= state.policy.max_overtakes:
                     state.fleet.reserve(job_id, kind)

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from scheduler.core.fair_shares import HALF_LIFE_S, Standing, decayed
 from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest, decimal_text, mask_of
+from scheduler.core.job import Process
 from scheduler.core.placement_class import PlacementClass
-from scheduler.core.shared_bookings import LEASE, Booking, Document
+from scheduler.core.shared_bookings import LEASE, Document
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,11 @@ class Outside:
         return f"{what} {gpu} is booked by {who}" + (f" until about {clock}" if clock else "")
 
 
+BookedPart = tuple[
+    str, int, tuple[Process, ...]
+]  # UUID, thousandths, main process if it is known: what does not change
+
+
 @dataclass(slots=True)
 class Left:
     """GPUs that are left to other users whose turn it is.
@@ -69,7 +75,7 @@ class Left:
     until: float = 0.0
     users: frozenset[str] = frozenset()
     gpus: frozenset[str] = frozenset()
-    bookings: frozenset[Booking] = frozenset()
+    bookings: frozenset[BookedPart] = frozenset()
     passed_over: set[str] = field(default_factory=set)
 
 
@@ -79,7 +85,9 @@ def _no_clock(at: float) -> str:
 
 @dataclass(slots=True)
 class Sharing:
-    """Knowledge of a scheduler about its neighbours. ``user``: its own user; ``weights``: user → weight, 1.0 by default.
+    """Knowledge of a scheduler about its neighbours. ``user``: its own user; ``key``: of its own document.
+
+    ``weights``: user → weight, 1.0 by default.
 
     ``used`` and ``used_at``: own decayed use; ``left``: GPUs that are left to other users; ``taken``: bookings of other users that have begun.
 
@@ -97,6 +105,7 @@ class Sharing:
     rate: float = 0.0
     clock: Callable[[float], str] = _no_clock  # seconds since boot → time of day, such as 14:20
     left: Left = field(default_factory=Left)
+    key: str = ""
     taken: int = 0
     first: tuple[int, int] | None = None
     reserving: tuple[int, float] | None = None
@@ -109,7 +118,7 @@ class Sharing:
     def take(self, neighbours: Neighbours, gpus: Iterable[Gpu]) -> None:
         """Take in a reading of the folder. ``gpus``: the managed GPUs."""
         before, self.neighbours = self.bookings_of(self._others()), neighbours
-        self.taken += len(self.bookings_of(self._others()) - before)
+        self.taken += sum(bool(processes) for _, _, processes in self.bookings_of(self._others()) - before)
         index = {gpu.uuid: gpu.index for gpu in gpus}
         found: dict[int, dict[tuple[str, bool], list[tuple[int, int, float | None]]]] = {}
         for neighbour in neighbours.living:
@@ -188,10 +197,14 @@ class Sharing:
     def _others(self) -> set[str]:
         return {one.user for one in self.neighbours.living} - {self.user}
 
-    def bookings_of(self, users: Collection[str]) -> frozenset[Booking]:
+    def bookings_of(self, users: Collection[str]) -> frozenset[BookedPart]:
         """Return all bookings of other users, also on GPUs that this scheduler does not manage."""
-        living = self.neighbours.living
-        return frozenset(booking for one in living if one.user in users for booking in one.document.bookings)
+        return frozenset(
+            (booking.gpu, booking.parts, booking.processes[:1])
+            for one in self.neighbours.living
+            if one.user in users
+            for booking in one.document.bookings
+        )
 
     def job_mask(self) -> int:
         """Return the mask of the GPUs on which jobs of other schedulers are booked; leases do not count."""

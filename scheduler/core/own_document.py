@@ -50,20 +50,21 @@ def _bookings(state: SchedulerState, now: Now) -> Iterator[Booking]:
             yield from _on_gpus(state, job.need, job.gpus, job.spec.vram_mib or 0, since, until, processes)
     for held in state.holdings.values():
         if held.need.count:
-            at = now.since_boot or 0.0
-            yield from _on_gpus(state, held.need, held.gpus, held.vram_mib, at, None, held.processes[:16])
+            since = min((one.ticks for one in held.processes), default=0) / TICKS_A_SECOND
+            yield from _on_gpus(state, held.need, held.gpus, held.vram_mib, since, None, held.processes[:16])
 
 
 def _reserved(state: SchedulerState) -> Iterator[Booking]:
-    """Yield what is free on the GPUs that the first job reserves until it fits (`core/take_turns.py: Turns.reserves`)."""
+    """Yield the GPUs that the first job reserves until it fits (`core/take_turns.py: Turns.reserves`).
+
+    They may be in use still: no other scheduler refills what becomes free.
+    """
     if state.sharing is None or state.sharing.reserving is None:
         return
     job, since = state.sharing.reserving
     for number, mask, kind in state.fleet.reserved:
         for i in ids_of(mask) if number == job else ():
-            parts = min(kind.need.parts, state.fleet.free[i])
-            if parts:
-                yield Booking(state.fleet.gpus[i].uuid, parts, 0, since)
+            yield Booking(state.fleet.gpus[i].uuid, kind.need.parts, 0, since)
 
 
 def _on_gpus(

@@ -146,7 +146,7 @@ class Fleet:
             return None
         usable = self.usable_mask & self.allowed_mask(kind.allowed)
         if self.keep_free:
-            usable = self._without_kept_free(usable, need.count)
+            usable = self._without_kept_free(usable, need.count, need.parts)
         if need.parts == WHOLE:
             usable &= ~self.admission.whole_blocked_mask
         if usable & self.admission.tight_mask:
@@ -163,16 +163,17 @@ class Fleet:
             return self._find_most_memory(usable)
         return self._find_share(need.parts, usable) if need.count == 1 else self._find_wide(need, usable)
 
-    def _without_kept_free(self, usable: int, count: int) -> int:
+    def _without_kept_free(self, usable: int, count: int, parts: int = 0) -> int:
         """Return ``usable`` without the GPUs whose use would leave fewer than `keep_free` GPUs without jobs.
 
-        ``count``: GPUs that are needed. A GPU with nothing but a lease is a GPU without jobs.
+        ``count``: GPUs that are needed; ``parts``: of each. A GPU with nothing but a lease is a GPU without jobs.
         """
         without_jobs = mask_of(i for i in ids_of(self.all_mask & ~self.others_mask) if self._unbooked[i] == WHOLE)
         left = max(0, without_jobs.bit_count() - self.keep_free)
         if left >= count:
             return usable
-        return usable & ~without_jobs | mask_of(list(ids_of(usable & without_jobs))[:left])
+        best = sorted(ids_of(usable & without_jobs), key=lambda i: (self.free[i] < parts, i))
+        return usable & ~without_jobs | mask_of(best[:left])
 
     def could_use(self, kind: PlacementClass) -> int:
         """Return the mask of the GPUs that a job of ``kind`` could use if others had booked nothing; 0: too few."""
@@ -330,7 +331,9 @@ class Fleet:
             if need.slots <= self.cpu_slots:
                 self.slots_reserved = self.slots_reserved or job + 1
             return
-        allowed = self.allowed_mask(kind.allowed) & ~self.paused_mask & ~self.admission.lasting_mask
+        allowed = self.could_use(kind)
+        if any(number == job for number, _, _ in self.reserved):
+            return
         usable = self.usable_mask & allowed
         best: list[tuple[bool, int, int]] = []
         for mask in self._server_mask.values():

@@ -165,7 +165,7 @@ def _process(values: Any) -> Process:
     pid, ticks = _list(values, 2)
     if not pid:
         raise ValueError("pid 0")
-    return Process(_whole(pid, 1 << 31), _whole(ticks, 1 << 62))
+    return Process(_whole(pid, 1 << 22), _whole(ticks, 1 << 62))
 
 
 def _list(values: Any, most: int) -> Sequence[Any]:

@@ -10,6 +10,7 @@ from scheduler.core.job import Reason
 from scheduler.core.neighbours import Sharing
 from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import PlacementClass
+from scheduler.core.shared_bookings import LEASE
 from scheduler.core.units import span_text
 
 PATIENCE_S = 3.0  # how long GPUs are left to another user whose turn it is
@@ -37,7 +38,6 @@ class Turns:
         standings = sharing.standings()
         self._standing = {user: one.value for user, one in standings.items()}
         self._wants = {user: [_Want(*each) for each in wants] for user, wants in sharing.wants(fleet.managed).items()}
-        self._waiting = set(self._wants)
         self._reserving, sharing.reserving = sharing.reserving, None
         self._kept: list[tuple[PlacementClass, tuple[int, ...]]] = []
         self._fitting: set[str] = set()  # users ahead of whose waiting jobs one fits
@@ -62,7 +62,7 @@ class Turns:
         if left.since is None:
             return
         new = self._sharing.bookings_of(left.users) - left.bookings
-        if any(booking.gpu in left.gpus for booking in new):
+        if any(gpu in left.gpus for gpu, _, _ in new):
             left.since = self._mono
         elif self._mono >= left.until:
             left.since, left.passed_over = None, left.passed_over | left.users
@@ -92,11 +92,13 @@ class Turns:
         sharing = self._sharing
         if sharing.first is None or sharing.first[0] != job:
             sharing.first = (job, sharing.taken)
-        mine = (self._standing[sharing.user], sharing.user)
-        if sharing.taken - sharing.first[1] < most or any(
-            (self._standing.get(user, 0.0), user) < mine for user in self._waiting
-        ):
+        if sharing.taken - sharing.first[1] < most:
             return False
+        mine = (self._standing[sharing.user], sharing.user, sharing.key)
+        for one in sharing.neighbours.living:
+            waits = one.document.kind != LEASE and one.document.wants and one.user not in sharing.left.passed_over
+            if waits and (self._standing.get(one.user, 0.0), one.user, one.document.key) < mine:
+                return False
         before = self._reserving
         sharing.reserving = before if before is not None and before[0] == job else (job, sharing.neighbours.at)
         return True

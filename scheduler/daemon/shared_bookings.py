@@ -26,6 +26,7 @@ from scheduler.daemon.parts import NEVER
 from scheduler.intake.file_watcher import InotifyWatcher, PollingWatcher
 from scheduler.intake.machine_settings import MachineFile, MachineSettings
 from scheduler.sharing.bookings_folder import (
+    KEPT_ENDED,
     BookingsFolder,
     Found,
     Published,
@@ -67,7 +68,7 @@ class SharedBookings:
         self.machine = MachineSettings()
         self._machine_file = MachineFile(context.environ)
         self._folder: BookingsFolder | None = None
-        self._key = digest(os.fsencode(context.places.state_file), 4)
+        self._key = self.sharing.key = digest(os.fsencode(context.places.state_file), 4)
         me = seen(os.getpid())
         self._me = None if me is None else Process(me.pid, me.ticks)
         self._locked = False
@@ -98,6 +99,8 @@ class SharedBookings:
                 self._watch(False)
                 self._folder.close(remove=True)
                 self._folder = self._published = None
+                self._poll_at = self._stays_at = NEVER
+            self._note("", [], now)
             return []
         closed, found = self._open_and_lock(now), Found()
         if self._folder is not None:
@@ -144,6 +147,7 @@ class SharedBookings:
                 return str(error)
             except OSError as error:
                 return f"bookings cannot be shared: {error.filename}: {error.strerror}; set share_bookings: false to run without"
+            self._folder.tidy(keep=KEPT_ENDED)
             self._restore(now)
         try:
             if self._folder.prepare():

@@ -30,14 +30,17 @@ FOLDERS = ("/run/lock", "/dev/shm")  # noqa: S108  sticky folders of root
 VARIABLE = "GPUJOB_BOOKINGS_FOLDER"  # another folder, for containers and tests
 SLOT = 2 * LONGEST  # distance of the two slots
 RESERVED = 64 * 1024  # bytes of each slot that are allocated in advance, so that a full disk cannot stop a booking
-MOST_FILES = 64  # of one user
-MOST_NAMES = 20_000  # entries of the folder
+MOST_LIVING = 64  # documents of one user that live
+MOST_FILES = 1024  # of one user
+KEPT_ENDED = 32  # documents of ended schedulers of one user, which tell what the user has used
+MOST_NAMES = 200_000  # entries of the folder
 MOST_CHECKS = 2000  # processes of one user that are looked at in one reading; the others count as alive
 MOST_PROBLEMS = 5  # of one user that are named
 STEP_S = 0.002
 NEW_S = 2.0
 UNKNOWN_S = 600.0  # how long a booking counts whose scheduler died before it knew the process of the job
 SLOT_S = 0.05  # length of a turn while an ignored user holds the lock
+MOST_SLOTS = 16
 _NAME = re.compile(r"gpujob-(\d{1,10})-([0-9a-z-]{1,40})", re.ASCII)
 
 
@@ -183,10 +186,10 @@ class BookingsFolder:
 
     def _wait_for_slot(self) -> None:
         """Wait for the own turn. Schedulers that ignore a user who holds the lock exclude each other by the time of day."""
-        names = sorted({self._name, *(name for name in os.listdir(self._folder) if _NAME.fullmatch(name))})
-        round_s = SLOT_S * len(names)
-        begin = SLOT_S * names.index(self._name)
-        time.sleep((begin - time.clock_gettime(time.CLOCK_BOOTTIME)) % round_s)
+        names = sorted({self._name, *(os.path.basename(one.path) for one in self.read().living)})
+        slots = min(len(names), MOST_SLOTS)
+        begin = SLOT_S * (names.index(self._name) % slots)
+        time.sleep((begin - time.clock_gettime(time.CLOCK_BOOTTIME)) % (SLOT_S * slots))
 
     def unlock(self) -> None:
         """Give the lock back."""
@@ -296,18 +299,23 @@ class BookingsFolder:
             os.close(self._fd)
         os.close(self._folder)
 
-    def tidy(self, prefix: str) -> None:
-        """Remove files of this user whose names begin with ``prefix`` and of which nothing lives any more."""
-        for published in self.read().ended:
-            if published.uid == os.getuid() and os.path.basename(published.path).startswith(prefix):
-                with contextlib.suppress(OSError):
-                    os.unlink(os.path.basename(published.path), dir_fd=self._folder)
+    def tidy(self, prefix: str = "gpujob-", keep: int = 0) -> None:
+        """Remove files of this user of which nothing lives any more, except the newest ones.
+
+        ``prefix``: only files whose names begin with it; ``keep``: number of files that stay.
+        """
+        ended = [
+            one for one in self.read().ended if one.uid == os.getuid() and os.path.basename(one.path).startswith(prefix)
+        ]
+        for one in sorted(ended, key=lambda one: -one.document.used_at)[keep:]:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.basename(one.path), dir_fd=self._folder)
 
     # -- the files of others ------------------------------------------------------------------------------
 
     def read(self) -> Found:
         """Return the documents of all others. Never raises: what cannot be read is named in ``problems``."""
-        found, of_user, named = Found(), Counter[int](), Counter[str]()
+        found, of_user, living, named = Found(), Counter[int](), Counter[int](), Counter[str]()
         self._checks.clear()
         self._checked.clear()
         try:
@@ -319,8 +327,6 @@ class BookingsFolder:
         for name in names:
             uid, path = int(name.split("-")[1]), os.path.join(self.path, name)
             user = user_name(uid)
-            if user in self._ignored():
-                continue
             try:
                 status = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
                 file = (status.st_dev, status.st_ino)
@@ -353,19 +359,26 @@ class BookingsFolder:
                 found.ended.append(Published(uid, user, path, _without_bookings(document)))
             else:
                 found.living.append(Published(uid, user, path, lives))
+                living[uid] += 1
+                if living[uid] > MOST_LIVING:
+                    found.closed = f"user {user} has more than {MOST_LIVING} schedulers and leases"
         self._known = {name: self._known[name] for name in names if name in self._known}
         if found.closed:
             found.problems.append(found.closed)
         return found
 
     def _names(self) -> list[str]:
-        """Return the names of the files with documents. Raises OSError if the folder cannot be read or has too many files."""
+        """Return the names of the files of users who are not ignored.
+
+        Raises OSError if the folder cannot be read or has too many files.
+        """
         names = []
         with os.scandir(self._folder) as entries:
             for number, entry in enumerate(entries):
                 if number >= MOST_NAMES:
                     raise OSError(errno.EFBIG, f"it has more than {MOST_NAMES} files")
-                if _NAME.fullmatch(entry.name):
+                match = _NAME.fullmatch(entry.name)
+                if match is not None and user_name(int(match[1])) not in self._ignored():
                     names.append(entry.name)
         return sorted(names)
 

@@ -97,6 +97,25 @@ def test_gpus_are_reserved_for_the_user_who_has_used_least(used: float) -> None:
     assert reserved == [used == 0.0 and number >= 5 for number in range(8)]
 
 
+def test_only_one_of_two_schedulers_of_a_user_reserves() -> None:
+    """Two schedulers of one user wait for both GPUs; the jobs of lab3 end, and no other job starts."""
+    wants = (Want(2, 1000),)
+    states = {key: (Sharing("me", key=key), Fleet([Gpu(0, "GPU-a"), Gpu(1, "GPU-b")])) for key in "12"}
+    reserved = []
+    for number in range(8):
+        booked = (Booking("GPU-a", 1000, since=float(number), processes=(Process(number + 1, 1),)),)
+        lab3 = Neighbour("lab3", False, Document("a", "boot", gpus=("GPU-a",), used=5e6, used_at=1.0, bookings=booked))
+        for key, (sharing, fleet) in states.items():
+            other = Document("21"[int(key) - 1], "boot", gpus=("GPU-a", "GPU-b"), wants=wants)
+            sharing.take(Neighbours(1.0, (lab3, Neighbour("me", True, other))), fleet.managed)
+            turns = Turns(sharing, fleet, 100.0 + number)
+            turns.give_way()
+            if turns.reserves(7, 5):
+                reserved.append((number, key))
+            turns.end()
+    assert reserved == [(5, "1"), (6, "1"), (7, "1")]
+
+
 @pytest.mark.parametrize(
     ("half_life_s", "span"), [(86_400.0, "since yesterday"), (7 * 86_400.0, "in the last 7 d 0 h")]
 )

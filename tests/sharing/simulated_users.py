@@ -119,7 +119,7 @@ class World:
         """Raise AssertionError if a GPU is given away twice."""
         booked = dict.fromkeys((gpu.uuid for gpu in self.gpus), 0)
         for user in self.users.values():
-            for one in (*user.document.bookings, *user.document.reserved):
+            for one in user.document.bookings:
                 booked[one.gpu] += one.parts
         assert max(booked.values()) <= WHOLE, booked
 

@@ -212,6 +212,25 @@ def test_many_files_with_the_names_of_another_user_hide_nothing(folder: Folder) 
     assert len(found.living) == 1 and not found.closed and len(found.problems) == 5
 
 
+def test_documents_of_schedulers_that_have_ended_do_not_count_and_are_few(folder: Folder, ended: Process) -> None:
+    for number in range(70):
+        folder.publish(f"old{number}", document(key=f"old{number}", process=ended, bookings=(), used_at=float(number)))
+    reader = folder.user("b")
+    found = reader.read()
+    assert not found.closed and len(found.ended) == 70
+    reader.tidy(keep=3)
+    assert [one.document.key for one in reader.read().ended] == ["old67", "old68", "old69"]
+
+
+def test_more_schedulers_of_a_user_than_are_read_close_the_folder(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bookings_folder, "MOST_LIVING", 2)
+    for number in range(3):
+        folder.publish(f"x{number}", document(key=f"x{number}"))
+    assert "more than 2 schedulers" in folder.user("b").read().closed
+
+
 def test_nothing_may_be_booked_if_bookings_may_be_missing(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = folder.user("b")
     monkeypatch.setattr(bookings_folder, "MOST_NAMES", 10)
@@ -242,6 +261,8 @@ def test_very_many_processes_take_little_time_and_memory(folder: Folder) -> None
 
 @pytest.mark.parametrize(("parts", "until"), [(0, 5.0), (500, 1e308), (500, 10**400), (500, float("nan"))])
 def test_numbers_that_are_too_large_or_wrong_are_refused(parts: int, until: float) -> None:
+    with pytest.raises(ValueError, match="a value is wrong"):
+        document_from(text_of(document(process=Process(1 << 31, 1)), 1))
     with pytest.raises(ValueError, match=r"a value is wrong|not JSON"):
         document_from(text_of(document(bookings=(Booking("GPU-1", parts, until=until),)), 1))
 
@@ -384,11 +405,12 @@ def test_the_lock_of_a_user_who_is_ignored_does_not_count(folder: Folder) -> Non
 def test_schedulers_that_ignore_the_holder_of_the_lock_take_turns(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    me = bookings_folder.user_name(os.getuid())
     assert folder.user("holder").lock() == ""
-    users = [folder.user(key, me) for key in "abc"]
-    for one in users:
+    monkeypatch.setattr(BookingsFolder, "_holder", lambda _: (1, "nobody"))
+    users = [folder.user(key, "nobody") for key in "abc"]
+    for key, one in zip("abc", users, strict=True):
         one.prepare()
+        one.publish(document(key=key))
     slept: list[float] = []
     monkeypatch.setattr(time, "clock_gettime", lambda _: 1000.01)
     monkeypatch.setattr(time, "sleep", slept.append)

@@ -59,3 +59,25 @@ def test_five_users_get_their_shares_in_a_week(
     world.run(world.time + DAY)
     print(f"first job of a new user: {world.wait(new, 1):.0f} s; median job: {statistics.median(durations):.0f} s")
     assert world.wait(new, 1) <= statistics.median(durations)
+
+
+@pytest.mark.parametrize(("gpus", "need"), [(2, "2"), (4, "3"), (8, "8")])
+def test_a_wide_job_starts_beside_a_long_queue_of_narrow_jobs(gpus: int, need: str) -> None:
+    """The other user frees and takes GPUs one by one, so that no two are free at the same time."""
+    world = World(gpus, {"ann": 1.0, "ben": 1.0}, max_overtakes=10)
+    for number in range(400):
+        world.submit("ben", "1", 100.0 + number * 37 % 61)
+    world.run(world.time + 50.0)
+    world.submit("ann", need, 100.0)
+    world.run(world.time + 3000.0)
+    assert world.wait(world.users["ann"], 1) < 1500.0 and world.users["ben"].state.waiting() > 100
+
+
+def test_a_job_that_keep_free_forbids_reserves_nothing() -> None:
+    world = World(2, {"ann": 1.0, "ben": 1.0}, max_overtakes=5)
+    world.users["ann"].state.fleet.keep_free = 1
+    for _ in range(20):
+        world.submit("ben", "1", 100.0)
+    world.submit("ann", "2", 100.0)
+    world.run(world.time + 2000.0)
+    assert world.users["ben"].state.waiting() == 0 and not world.users["ann"].document.reserved

@@ -147,6 +147,27 @@ def test_processes_that_a_lease_leaves_behind_keep_its_gpu(scheduler: Make) -> N
     wait_for(lambda: not holders(s), "the end of the booking")
 
 
+def test_all_descendants_of_a_lease_count_and_ended_ones_are_reaped(scheduler: Make) -> None:
+    """The parent of a process may end before the process, and there may be more processes than a booking names."""
+    s = scheduler(gpus=1)
+    s.start()
+    nested = 'sh -c "sleep 100 > /dev/null 2>&1 & echo \\$!; sleep 0.3" & for n in $(seq 70); do sleep 100 > /dev/null 2>&1 & echo $!; done'
+    done = lease(s, "--", "sh", "-c", nested)
+    out, err = done.communicate(timeout=60)
+    pids = [int(word) for word in out.split()]
+    assert len(pids) == 71 and done.returncode == 0 and "still run" in err, err
+    assert [one["kind"] for one in holders(s)] == ["lease"]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not holders(s), "the end of the booking")
+    begun = lease(s, "--", "sh", "-c", "(sleep 0.1 & echo $!) & wait; exec sleep 100")
+    assert begun.stdout is not None
+    orphan = int(begun.stdout.readline())
+    wait_for(lambda: not Path(f"/proc/{orphan}").exists(), "the orphan is reaped")
+    begun.terminate()
+    begun.communicate(timeout=60)
+
+
 def test_the_command_of_a_lease_has_the_signals_of_the_caller(scheduler: Make) -> None:
     """Signals that Python ignores are not ignored in the command; those that nohup ignores stay ignored in the lease."""
     s = scheduler(gpus=1)

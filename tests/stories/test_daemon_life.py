@@ -292,7 +292,7 @@ def test_h11_scheduler_and_jobs_continue_when_their_terminal_is_closed(scheduler
 def test_h12_the_systemd_unit_stops_only_the_main_process(scheduler):
     """H12: The unit of `gpujob service install` stops only the main process, and does not repeat a failed start."""
     s = scheduler(gpus=1)
-    s.environ |= {"HOME": str(s.folder / "home"), "GPUJOB_EXTRA": 'a 100 % "b" \\'}
+    s.environ |= {"HOME": str(s.folder / "home"), "GPUJOB_SET_LOG_DIR": 'a 100 % "b" \\'}
     s.environ.pop("XDG_CONFIG_HOME", None)
     told = s.cli("service", "install", "--", "--gpus", "1").stdout
     path = s.folder / "home" / ".config" / "systemd" / "user" / "gpujob.service"
@@ -307,7 +307,7 @@ def test_h12_the_systemd_unit_stops_only_the_main_process(scheduler):
         s.folder
     )
     lines = path.read_text().splitlines()
-    assert 'Environment="GPUJOB_EXTRA=a 100 %% \\"b\\" \\\\"' in lines and "GPUJOB_BOOKINGS_FOLDER" in told
+    assert 'Environment="GPUJOB_SET_LOG_DIR=a 100 %% \\"b\\" \\\\"' in lines and "GPUJOB_BOOKINGS_FOLDER" in told
     assert "Unknown" not in told and "verify" not in told, told
     s.hold("a")
     s.append(s.line("a"))
