@@ -41,7 +41,7 @@ from scheduler.system.proc import boot_id
 from scheduler.system.processes import seen
 
 AGAIN_S = 0.1  # after the lock was not free
-STAYS_S = 2.0  # how often the own file is looked for while something is booked: a cleaner may have removed it
+STAYS_S = 5.0  # how often the own file is looked for while something is booked: a cleaner may have removed it
 POLL_S = 1.0  # while jobs wait beside neighbours, or for GPUs that are kept free at some hours
 HALF_LIVES = 5.0  # older use does not count
 TOLD_AFTER_S = 2.0  # a lock that is not free is reported after this time
