@@ -60,6 +60,7 @@ PACKAGES: dict[str, Package] = {
     "track": Package("`gpujob track`, which runs its commands itself", (*BASE, "runners", "client", "views")),
     "web": Package("the web page and the HTTP API", (*BASE, "client", "views", "store.paths")),
     "warm": Package("the process that runs commands in forks, and its client", ("system",)),
+    "gpujobd": Package("the service for all users: its launcher"),
     "command_line": Package(
         "which user interface a command line is for", (*BASE, "warm", "client", "cli", "ts", "track", "web")
     ),
@@ -77,6 +78,7 @@ MAY_ALSO_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
 }
 # A file that may import less than its package, because it is its own program or is loaded by every command.
 MAY_ONLY_IMPORT: dict[str, tuple[str, ...]] = {
+    "gpujobd/launcher.py": (),
     "runners/supervisor.py": (),
     "runners/exec_limited.py": (),
     "runners/mailer.py": (),

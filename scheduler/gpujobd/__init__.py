@@ -1,0 +1,1 @@
+"""One queue for all users of a machine: the service gpujobd, set up by root."""
