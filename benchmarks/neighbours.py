@@ -10,7 +10,8 @@ from benchmarks.plan import Plan
 from benchmarks.starting import gaps
 from scheduler.core.job import Process
 from scheduler.core.shared_bookings import Booking, Document
-from scheduler.sharing.bookings_folder import BookingsFolder, own_space
+from scheduler.sharing.bookings_file import own_space
+from scheduler.sharing.bookings_folder import BookingsFolder
 from scheduler.system.proc import boot_id
 from scheduler.system.processes import seen
 

@@ -117,7 +117,8 @@ def neighbour(bookings: str, gpus: Sequence[str], home: str) -> Iterator[None]:
     """Let another user, lab3, book two GPUs as a scheduler does. This user is made for it, which needs root."""
     from scheduler.core.job import Process
     from scheduler.core.shared_bookings import Booking, Document
-    from scheduler.sharing.bookings_folder import BookingsFolder, own_space
+    from scheduler.sharing.bookings_file import own_space
+    from scheduler.sharing.bookings_folder import BookingsFolder
     from scheduler.system.proc import boot_id
     from scheduler.system.processes import seen
     from tests.stories.people import User

@@ -101,7 +101,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "watchdog": ("intake",),
     "filelock": ("store",),
     "GPUtil": ("gpus/reader_process.py",),
-    "psutil": ("gpus/monitor.py", "client/lease_booking.py", "cli/lease.py"),
+    "psutil": ("gpus/monitor.py", "client/lease_booking.py", "client/who.py", "cli/lease.py"),
     "pynvml": ("gpus/reader_process.py",),
     "random": ("daemon", "examples"),
     "marshal": ("runners", "warm"),

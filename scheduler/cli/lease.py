@@ -113,7 +113,10 @@ def _descendants() -> list[Any]:
 
 
 def _reap_orphans(command: int) -> None:
-    """Reap orphans that have ended. This process is their parent, as the subreaper. ``command``: pid that is left."""
+    """Reap the children of this process that have ended, except the command of the lease (pid ``command``).
+
+    Orphans of the command become children of this process, because it is the subreaper.
+    """
     from scheduler.system.processes import own_children
 
     for pid in own_children():

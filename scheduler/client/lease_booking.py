@@ -24,7 +24,8 @@ from scheduler.core.scheduler_state import SchedulerState
 from scheduler.core.shared_bookings import LEASE, MOST_PROCESSES, Booking, Document, Want
 from scheduler.core.take_turns import Turns, why_others_first
 from scheduler.intake.machine_settings import machine_settings
-from scheduler.sharing.bookings_folder import BookingsFolder, Found, own_space, shared_folder, time_of_day, user_name
+from scheduler.sharing.bookings_file import own_space
+from scheduler.sharing.bookings_folder import BookingsFolder, Found, shared_folder, time_of_day, user_name
 from scheduler.system.proc import boot_id
 from scheduler.system.processes import seen
 

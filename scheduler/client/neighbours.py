@@ -34,7 +34,8 @@ def published(
         found = folder.read()
     finally:
         folder.close()
-    return [*found.living, *(found.ended if ended else ())], found.problems
+    problems = [*found.problems, found.closed] if found.closed else found.problems
+    return [*found.living, *(found.ended if ended else ())], problems
 
 
 def booked_outside(

@@ -16,7 +16,6 @@ from scheduler.core.neighbours import Neighbour, Neighbours, Sharing
 from scheduler.core.shared_bookings import LEASE, Booking
 from scheduler.intake.machine_settings import machine_settings
 from scheduler.sharing.bookings_folder import Published, user_name
-from scheduler.system.processes import seen
 
 
 @dataclass(slots=True)
@@ -67,7 +66,7 @@ def who(environ: Mapping[str, str]) -> tuple[list[Gpu], list[Holder], list[str]]
         for process in snapshot.processes or ():
             user = process.user or "?"
             kinds = [kind for kind in ("jobs", "lease") if (uuid, user, kind) in found]
-            if len(kinds) == 2 and leaders[uuid, user, "lease"] & ancestors(process.pid):
+            if len(kinds) == 2 and leaders[uuid, user, "lease"] & _with_ancestors(process.pid):
                 kinds.reverse()
             key = (uuid, user, kinds[0] if kinds else "foreign")
             holder = found.setdefault(key, Holder(by_uuid[uuid], user, own=user == me))
@@ -108,14 +107,14 @@ def _kind(one: Published) -> str:
     return "lease" if one.document.kind == LEASE else "jobs"
 
 
-def ancestors(pid: int) -> set[int]:
-    """Return a process with its parent, the parent's parent, and so on, as far as /proc shows them."""
-    found = set[int]()
-    while pid and pid not in found:
-        found.add(pid)
-        one = seen(pid)
-        pid = one.parent if one is not None else 0
-    return found
+def _with_ancestors(pid: int) -> set[int]:
+    """Return the pids of a process and of its ancestors, as far as they are known."""
+    import psutil
+
+    try:
+        return {pid, *(one.pid for one in psutil.Process(pid).parents())}
+    except psutil.Error:
+        return {pid}
 
 
 @dataclass(frozen=True, slots=True)

@@ -386,10 +386,8 @@ class _Decision(DecisionPass):
         """Start waiting jobs in queue order, at most ``MOST_STARTS_A_TURN``. Jobs that do not fit continue to wait."""
         state = self.state
         if state.sharing is not None:
-            state.sharing.waits_for, state.sharing.due = "", None
+            state.sharing.waits_for, state.sharing.due, state.sharing.reserving = "", None, False
         if state.queue_paused or not state.may_start or not len(state.queue):
-            if state.sharing is not None:
-                state.sharing.reserving = None
             return
         state.fleet.open_to_all()
         self._book_released()

@@ -58,9 +58,8 @@ class Outside:
         return f"{what} {gpu} is booked by {who}" + (f" until about {clock}" if clock else "")
 
 
-BookedPart = tuple[
-    str, int, tuple[Process, ...]
-]  # UUID, thousandths, main process if it is known: what does not change
+# What does not change in a booking: UUID, thousandths, and the main process, if it is known.
+BookedPart = tuple[str, int, tuple[Process, ...]]
 
 
 @dataclass(slots=True)
@@ -85,14 +84,12 @@ def _no_clock(at: float) -> str:
 
 @dataclass(slots=True)
 class Sharing:
-    """Knowledge of a scheduler about its neighbours. ``user``: its own user; ``key``: of its own document.
+    """The neighbours of a scheduler, its own use, and the turns of the users.
 
-    ``weights``: user → weight, 1.0 by default.
-
-    ``used`` and ``used_at``: own decayed use; ``left``: GPUs that are left to other users; ``taken``: bookings of other users that have begun.
-
-    ``first``: the first own job that does not fit, and ``taken`` when it became the first; ``reserving``: this job and
-    since when it has GPUs reserved, in seconds since boot (`core/take_turns.py: Turns.reserves`).
+    ``user``: owner of the scheduler; ``key``: key of its document; ``weights``: user → weight, 1.0 by default; ``used`` and
+    ``used_at``: own decayed use; ``left``: GPUs that are left to other users; ``taken``: number of bookings of other users
+    that have begun; ``first``: the first job that does not fit, with ``taken`` and the time (seconds since boot) when it
+    became the first; ``reserving``: whether GPUs are reserved for this job (`core/take_turns.py: Turns.reserves`).
     """
 
     user: str = ""
@@ -107,8 +104,8 @@ class Sharing:
     left: Left = field(default_factory=Left)
     key: str = ""
     taken: int = 0
-    first: tuple[int, int] | None = None
-    reserving: tuple[int, float] | None = None
+    first: tuple[int, int, float] | None = None
+    reserving: bool = False
     waits_for: str = ""  # user to whom GPUs are left now; empty: none
     due: float | None = None  # when the patience with such a user ends (monotonic seconds)
 

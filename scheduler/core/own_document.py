@@ -59,9 +59,9 @@ def _reserved(state: SchedulerState) -> Iterator[Booking]:
 
     They may be in use still: no other scheduler refills what becomes free.
     """
-    if state.sharing is None or state.sharing.reserving is None:
+    if state.sharing is None or state.sharing.first is None or not state.sharing.reserving:
         return
-    job, since = state.sharing.reserving
+    job, _, since = state.sharing.first
     for number, mask, kind in state.fleet.reserved:
         for i in ids_of(mask) if number == job else ():
             yield Booking(state.fleet.gpus[i].uuid, kind.need.parts, 0, since)
@@ -84,7 +84,7 @@ def _on_gpus(
 
 
 def _merged(bookings: Iterable[Booking]) -> Iterator[Booking]:
-    """Yield one booking for each GPU instead of very many. It counts until the scheduler and its supervisors have ended."""
+    """Yield one booking for each GPU, which stands for all bookings on this GPU."""
     by_gpu: dict[str, list[Booking]] = {}
     for one in bookings:
         by_gpu.setdefault(one.gpu, []).append(one)
@@ -109,7 +109,7 @@ def _times(state: SchedulerState, job: Job, now: Now) -> tuple[float, float | No
 
 
 def _wants(state: SchedulerState, managed: list[Gpu]) -> tuple[Want, ...]:
-    """Return what waits for GPUs that others may leave: jobs that could start if others had booked nothing."""
+    """Return the needs of the waiting jobs that could start if others had booked nothing."""
     uuids = {gpu.index: gpu.uuid for gpu in managed}
     found, named = [], 0
     for kind, number in state.queue.sizes().items():

@@ -176,7 +176,7 @@ class Fleet:
         return usable & ~without_jobs | mask_of(best[:left])
 
     def could_use(self, kind: PlacementClass) -> int:
-        """Return the mask of the GPUs that a job of ``kind`` could use if others had booked nothing; 0: too few."""
+        """Return the mask of the GPUs that a job of ``kind`` could use if others had booked nothing; 0 if they are too few."""
         usable = self.allowed_mask(kind.allowed) & ~self.paused_mask & ~self.admission.lasting_mask
         if self.keep_free:
             usable = self._without_kept_free(usable, kind.need.count)

@@ -38,7 +38,6 @@ class Turns:
         standings = sharing.standings()
         self._standing = {user: one.value for user, one in standings.items()}
         self._wants = {user: [_Want(*each) for each in wants] for user, wants in sharing.wants(fleet.managed).items()}
-        self._reserving, sharing.reserving = sharing.reserving, None
         self._kept: list[tuple[PlacementClass, tuple[int, ...]]] = []
         self._fitting: set[str] = set()  # users ahead of whose waiting jobs one fits
         self._left_to: set[int] = set()  # GPUs
@@ -83,7 +82,7 @@ class Turns:
         del self._wants[user]  # nothing more fits
 
     def reserves(self, job: int, most: int) -> bool:
-        """Return whether GPUs are reserved for a job that does not fit, and published as booked.
+        """Return whether GPUs are reserved for a job that does not fit. They are published, so that no other job takes them.
 
         ``most``: the setting `max_overtakes`. A job that needs several GPUs, or a whole one, would wait for ever if the
         jobs of others took each part that becomes free. So after ``most`` starts of others it reserves, but only while its
@@ -91,7 +90,7 @@ class Turns:
         """
         sharing = self._sharing
         if sharing.first is None or sharing.first[0] != job:
-            sharing.first = (job, sharing.taken)
+            sharing.first = (job, sharing.taken, sharing.neighbours.at)
         if sharing.taken - sharing.first[1] < most:
             return False
         mine = (self._standing[sharing.user], sharing.user, sharing.key)
@@ -99,8 +98,7 @@ class Turns:
             waits = one.document.kind != LEASE and one.document.wants and one.user not in sharing.left.passed_over
             if waits and (self._standing.get(one.user, 0.0), one.user, one.document.key) < mine:
                 return False
-        before = self._reserving
-        sharing.reserving = before if before is not None and before[0] == job else (job, sharing.neighbours.at)
+        sharing.reserving = True
         return True
 
     def placed(self, need: ResourceRequest) -> None:
@@ -130,7 +128,7 @@ class Turns:
 
 
 def why_others_first(sharing: Sharing) -> Reason:
-    """Return the reason of jobs that would fit, while GPUs are left to another user."""
+    """Return why jobs that would fit do not start while GPUs are left to another user."""
     used, fair = shares_used(sharing.standings(), sharing.user)
     half = sharing.half_life_s
     span = "since yesterday" if half == HALF_LIFE_S else f"in the last {span_text(half)}"

@@ -25,12 +25,12 @@ from scheduler.daemon.context import Context
 from scheduler.daemon.parts import NEVER
 from scheduler.intake.file_watcher import InotifyWatcher, PollingWatcher
 from scheduler.intake.machine_settings import MachineFile, MachineSettings
+from scheduler.sharing.bookings_file import own_space
 from scheduler.sharing.bookings_folder import (
     KEPT_ENDED,
     BookingsFolder,
     Found,
     Published,
-    own_space,
     shared_folder,
     time_of_day,
     user_name,

@@ -83,11 +83,11 @@ def check_config(exam: Examination) -> list[Finding]:
         text = exam.config_file or "no config file: the defaults apply"
         found = [judged_file(exam, "config", text, None, True)]
         problem = machine_settings(os.environ).problem
-        return (
-            [*found, Finding("config", Mark.WARN, problem, "no user gets these settings", "correct the file, as root")]
-            if problem
-            else found
-        )
+        if problem:
+            found.append(
+                Finding("config", Mark.WARN, problem, "no user gets these settings", "correct the file, as root")
+            )
+        return found
     return [judged_file(exam, "config", exam.config_file or error.where, error, True) for error in exam.errors]
 
 

@@ -23,29 +23,33 @@ from dataclasses import dataclass, field, replace
 
 from scheduler.core.errors import SchedulerError
 from scheduler.core.job import Process
-from scheduler.core.shared_bookings import HEAD, LONGEST, Document, document_from, text_of
+from scheduler.core.shared_bookings import LONGEST, Document, text_of
+from scheduler.sharing.bookings_file import (
+    RESERVED,
+    SLOT,
+    STEP_S,
+    Unfinished,
+    is_own,
+    locked,
+    newest,
+    own_space,
+    space_of,
+)
 from scheduler.system.processes import SHORT_OF, seen_as
 
 FOLDERS = ("/run/lock", "/dev/shm")  # noqa: S108  sticky folders of root
 VARIABLE = "GPUJOB_BOOKINGS_FOLDER"  # another folder, for containers and tests
-SLOT = 2 * LONGEST  # distance of the two slots
-RESERVED = 64 * 1024  # bytes of each slot that are allocated in advance, so that a full disk cannot stop a booking
 MOST_LIVING = 64  # documents of one user that live
 MOST_FILES = 1024  # of one user
 KEPT_ENDED = 32  # documents of ended schedulers of one user, which tell what the user has used
 MOST_NAMES = 200_000  # entries of the folder
 MOST_CHECKS = 2000  # processes of one user that are looked at in one reading; the others count as alive
 MOST_PROBLEMS = 5  # of one user that are named
-STEP_S = 0.002
 NEW_S = 2.0
 UNKNOWN_S = 600.0  # how long a booking counts whose scheduler died before it knew the process of the job
 SLOT_S = 0.05  # length of a turn while an ignored user holds the lock
 MOST_SLOTS = 16
 _NAME = re.compile(r"gpujob-(\d{1,10})-([0-9a-z-]{1,40})", re.ASCII)
-
-
-class _Unfinished(ValueError):
-    """The file has no document yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +159,8 @@ class BookingsFolder:
         self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._name, self._fd, self._sequence, self._slot = f"gpujob-{os.getuid()}-{key}", -1, 0, 0
         self._known: dict[str, tuple[bytes, Document]] = {}  # name → line with the checksum, document
-        self._checks, self._checked = (
-            Counter[int](),
-            dict[Process, bool](),
-        )  # of one reading: user → number; process → alive
+        self._checks = Counter[int]()  # user → processes looked at in this reading
+        self._checked: dict[Process, bool] = {}  # process → whether it lives, in this reading
 
     # -- the lock -----------------------------------------------------------------------------------------
 
@@ -259,23 +261,10 @@ class BookingsFolder:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         for _ in range(MOST_FILES):
-            fd = -1
-            try:
-                fd = os.open(self._name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._folder)
-            except FileExistsError:
-                try:
-                    fd = os.open(self._name, flags, dir_fd=self._folder)
-                except OSError:
-                    fd = -1
-                if fd >= 0 and not _is_own(fd):
-                    os.close(fd)
-                    fd = -1
-            if fd >= 0 and (_locked(fd) or _space_of(fd) == own_space()):
-                break
+            fd = self._opened()
             if fd >= 0:
-                os.close(fd)  # a scheduler in another container has it
+                break
             self._name = f"gpujob-{os.getuid()}-{self._key}-{os.urandom(4).hex()}"  # somebody else has taken the name
         else:
             raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), os.path.join(self.path, self._name))
@@ -288,7 +277,23 @@ class BookingsFolder:
             raise
         self._fd, self._slot = fd, 0
         with contextlib.suppress(ValueError):
-            self._slot = 1 - _newest(fd, None)[1]
+            self._slot = 1 - newest(fd, None)[1]
+
+    def _opened(self) -> int:
+        """Create or open the file with the own name, and lock it; return its descriptor, -1 if somebody else has it."""
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            fd = os.open(self._name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._folder)
+        except FileExistsError:
+            try:
+                fd = os.open(self._name, flags, dir_fd=self._folder)
+            except OSError:
+                return -1
+        # A lock by a process of this pid namespace does not matter: there, only one scheduler has this name at a time.
+        if is_own(fd) and (locked(fd) or space_of(fd) == own_space()):
+            return fd
+        os.close(fd)
+        return -1
 
     def close(self, remove: bool = False) -> None:
         """Close the files. ``remove``: remove the own file, too."""
@@ -344,12 +349,10 @@ class BookingsFolder:
             except FileNotFoundError:
                 continue  # it has just been removed
             except (OSError, ValueError) as error:
-                why = error.strerror if isinstance(error, OSError) else str(error)
-                if isinstance(error, OSError) and error.errno == errno.ELOOP:
-                    why = "it is a link"
+                why = _why(error)
                 if isinstance(error, OSError) and error.errno in SHORT_OF:
-                    found.closed = f"{path}: {error.strerror}"
-                elif not (isinstance(error, (PermissionError, _Unfinished)) and self._is_new(name)):
+                    found.closed = f"{path}: {why}"
+                elif not (isinstance(error, (PermissionError, Unfinished)) and self._is_new(name)):
                     named[user] += 1
                     if named[user] <= MOST_PROBLEMS:
                         found.problems.append(f"{path} of user {user} is ignored: {why}")
@@ -363,8 +366,6 @@ class BookingsFolder:
                 if living[uid] > MOST_LIVING:
                     found.closed = f"user {user} has more than {MOST_LIVING} schedulers and leases"
         self._known = {name: self._known[name] for name in names if name in self._known}
-        if found.closed:
-            found.problems.append(found.closed)
         return found
 
     def _names(self) -> list[str]:
@@ -410,7 +411,7 @@ class BookingsFolder:
             if status.st_size > 2 * SLOT:
                 raise ValueError("it is too large")
             known = self._known.get(name)
-            line, _, read = _newest(fd, None if known is None else known[0])
+            line, _, read = newest(fd, None if known is None else known[0])
             if read is not None:
                 known = self._known[name] = (line, read)
             assert known is not None
@@ -450,73 +451,11 @@ class BookingsFolder:
         return self._checked[process]
 
 
+def _why(error: OSError | ValueError) -> str:
+    if isinstance(error, OSError):
+        return "it is a link" if error.errno == errno.ELOOP else os.strerror(error.errno or errno.EIO)
+    return str(error)
+
+
 def _without_bookings(document: Document) -> Document:
     return replace(document, process=None, bookings=(), reserved=(), wants=(), waiting=0)
-
-
-@functools.cache
-def own_space() -> int:
-    """Return the number of the pid namespace of this process; 0 if it is not known."""
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0
-
-
-def _is_own(fd: int) -> bool:
-    status = os.fstat(fd)
-    return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
-
-
-def _space_of(fd: int) -> int:
-    """Return the pid namespace of the scheduler that wrote a file; 0 if it is not known."""
-    try:
-        document = _newest(fd, None)[2]
-    except ValueError:
-        return 0
-    return 0 if document is None else document.space
-
-
-def _locked(fd: int) -> bool:
-    """Lock a file, which shows processes of other containers that it is in use; return whether that was possible.
-
-    Processes that read the file lock it for a moment, too.
-    """
-    for _ in range(25):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(STEP_S)
-            continue
-        return True
-    return False
-
-
-def _newest(fd: int, known: bytes | None) -> tuple[bytes, int, Document | None]:
-    """Return the first line, the slot and the document of the newest whole slot; no document if the line is ``known``.
-
-    Raises ValueError if no slot has a whole document, and OSError.
-    """
-    heads, empty = [], True
-    for slot in (0, 1):
-        first = os.pread(fd, 80, SLOT * slot)
-        empty = empty and not first.strip(b"\0")
-        line, end, _ = first.partition(b"\n")
-        fields = line[len(HEAD) :].split()
-        if (
-            end
-            and line.startswith(HEAD)
-            and len(fields) == 3
-            and all(one.isdigit() and len(one) < 20 for one in fields)
-        ):
-            heads.append((int(fields[0]), slot, line, int(fields[1])))
-    for _, slot, line, length in sorted(heads, reverse=True):
-        if line == known:
-            return line, slot, None
-        if length > LONGEST:
-            continue
-        with contextlib.suppress(ValueError):
-            return line, slot, document_from(os.pread(fd, len(line) + 1 + length, SLOT * slot))
-    if empty:
-        raise _Unfinished("it has no document")
-    raise ValueError("it has no whole document" if not heads else "its document is incomplete or wrong")

@@ -231,6 +231,32 @@ def test_an_agent_has_all_rights_of_its_user_and_no_other(bench: Bench) -> None:
     assert folder == bench.agents / str(user.uid) and (status.st_uid, status.st_mode & 0o777) == (user.uid, 0o700)
 
 
+def test_an_agent_may_have_a_pam_session(bench: Bench) -> None:
+    """The service `runuser` is on every Debian. The launcher gets the end of the agent through the process of the session."""
+    bench.end()
+    bench.settings["pam"] = "runuser"
+    bench.start()
+    pid, agent, facts = bench.agent()
+    assert facts["uids"] == [bench.user.uid] * 3 and facts["fds"] == [0, 1, 2, 3]
+    assert os.stat(f"/proc/{pid}").st_uid == 0, "the process that keeps the session"
+    agent.send(b"exit 7")
+    assert bench.ended(pid) == {"ended": pid, "code": 7}
+
+
+def test_a_user_whom_pam_refuses_has_no_agent(bench: Bench) -> None:
+    bench.end()
+    bench.settings["pam"] = "runuser"
+    bench.start()
+    subprocess.run(["chage", "-E", "0", bench.user.name], check=True)  # the account has expired
+    try:
+        answer, fd = bench.ask(do="agent", uid=bench.user.uid)
+        bench.sockets.append(socket.socket(fileno=fd))
+        assert bench.ended(answer["pid"]) == {"ended": answer["pid"], "code": 127}
+    finally:
+        subprocess.run(["chage", "-E", "-1", bench.user.name], check=True)
+    assert f"as user {bench.user.uid}: " in (bench.folder / "errors").read_text()
+
+
 def test_ends_of_agents_and_of_their_orphans_are_reported(bench: Bench) -> None:
     pid, agent, _ = bench.agent()
     agent.send(b"orphan")

@@ -21,7 +21,8 @@ import pytest
 
 from scheduler.core.job import Process
 from scheduler.core.shared_bookings import Booking, Document
-from scheduler.sharing.bookings_folder import BookingsFolder, own_space
+from scheduler.sharing.bookings_file import own_space
+from scheduler.sharing.bookings_folder import BookingsFolder
 from scheduler.system.proc import boot_id
 from scheduler.system.processes import seen
 from tests.stories.harness import Scheduler, wait_for
@@ -38,6 +39,15 @@ def lease(s: Scheduler, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command, cwd=s.folder, env=s.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
     )  # fmt: skip
+
+
+def with_a_running_job(s: Scheduler) -> Scheduler:
+    """Start the scheduler with job ``a``, which has GPU 0 until ``s.release("a")``."""
+    s.start()
+    s.hold("a")
+    s.append(s.line("a") + ";gpus=1")
+    s.wait_state(1, "running")
+    return s
 
 
 def holders(s: Scheduler) -> list[dict[str, Any]]:
@@ -57,11 +67,7 @@ def files(s: Scheduler) -> list[str]:
 
 
 def test_a_lease_books_a_gpu_runs_the_command_and_returns_its_exit_code(scheduler: Make) -> None:
-    s = scheduler(gpus=2)
-    s.start()
-    s.hold("a")
-    s.append(s.line("a") + ";gpus=1")
-    s.wait_state(1, "running")
+    s = with_a_running_job(scheduler(gpus=2))
     done = lease(
         s, "-g", "0.5", "--", "sh", "-c", f"{SHOW}; {sys.executable} -m scheduler who --json > who.json; exit 7"
     )
@@ -187,11 +193,7 @@ def test_the_command_of_a_lease_has_the_signals_of_the_caller(scheduler: Make) -
 
 
 def test_a_booking_that_somebody_removed_is_published_again(scheduler: Make) -> None:
-    s = scheduler(gpus=2)
-    s.start()
-    s.hold("a")
-    s.append(s.line("a") + ";gpus=1")
-    s.wait_state(1, "running")
+    s = with_a_running_job(scheduler(gpus=2))
     begun = lease(s, "--", "sleep", "100")
     wait_for(lambda: len(holders(s)) == 2, "both bookings")
     folder = Path(s.environ["GPUJOB_BOOKINGS_FOLDER"])
@@ -208,10 +210,7 @@ def test_a_scheduler_that_no_longer_shares_leaves_no_booking(scheduler: Make) ->
     s = scheduler(gpus=1)
     config = s.folder / "config.yaml"
     config.write_text("share_bookings: true\n")
-    s.start()
-    s.hold("a")
-    s.append(s.line("a") + ";gpus=1")
-    s.wait_state(1, "running")
+    with_a_running_job(s)
     assert len(holders(s)) == 1
     config.write_text("share_bookings: false\n...\n")
     wait_for(lambda: "share_bookings true -> false" in s.said(), "the new setting")
