@@ -41,6 +41,7 @@ def test_the_fork_server_keeps_no_variable_of_its_first_command(tmp_path: Path) 
     environ = {
         **os.environ,
         "PYTHONPATH": str(fork_server.ROOT),
+        "XDG_RUNTIME_DIR": str(tmp_path),  # `add` looks for running schedulers there
         "PYTHONVERBOSE": "",
     }  # a value that no other test uses, so that a new server is started
     words = ("add", "train.py")
