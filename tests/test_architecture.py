@@ -60,7 +60,7 @@ PACKAGES: dict[str, Package] = {
     "track": Package("`gpujob track`, which runs its commands itself", (*BASE, "runners", "client", "views")),
     "web": Package("the web page and the HTTP API", (*BASE, "client", "views", "store.paths")),
     "warm": Package("the process that runs commands in forks, and its client", ("system",)),
-    "gpujobd": Package("the service for all users: its launcher"),
+    "gpujobd": Package("the scheduler of all users", (*HANDS, "daemon", "client", "views", "warm.client")),
     "command_line": Package(
         "which user interface a command line is for", (*BASE, "warm", "client", "cli", "ts", "track", "web")
     ),
@@ -72,8 +72,10 @@ PACKAGES: dict[str, Package] = {
 # A file that may import more than its package, and why.
 MAY_ALSO_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "cli/serve.py": (("daemon.process",), "`start` is the daemon"),
+    "cli/machine_verbs.py": (("gpujobd.system_run",), "`system run` becomes the launcher"),
+    "client/system_client.py": (("warm.client",), "who is at the other end of a socket"),
     "cli/run.py": (("daemon.process", "daemon.interrupt", "daemon.run_resume"), "`run` is a daemon that drains"),
-    "web/command.py": (("daemon.web_child",), "the protocol with the daemon that is its parent"),
+    "web/command.py": (("daemon.helper_child",), "the protocol with the daemon that is its parent"),
     "web/commands.py": (("environments.discovery",), "a form offers the programs that a submit would find"),
 }
 # A file that may import less than its package, because it is its own program or is loaded by every command.
@@ -100,6 +102,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "yaml": ("intake", "environments/discovery.py"),
     "watchdog": ("intake",),
     "filelock": ("store",),
+    "msgspec": ("system/typed_json.py",),
     "GPUtil": ("gpus/reader_process.py",),
     "psutil": ("gpus/monitor.py", "client/lease_booking.py", "client/who.py", "cli/lease.py"),
     "pynvml": ("gpus/reader_process.py",),

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from scheduler.client.client import SchedulerClient
-from scheduler.client.locate import settings_for, state_file_for
+from scheduler.client.locate import client_of, settings_for, state_file_for
 from scheduler.client.submission import Submission, model_table_for, spec_of, table_for, trusting
 from scheduler.client.submit_context import limits_here, output_of_shell
 from scheduler.core.allowed import parse_allowed
@@ -52,7 +51,7 @@ def add(
     SchedulerError if the jobs file cannot be written.
     """
     found = state_file_for(state_file, config)
-    client = SchedulerClient(found)
+    client = client_of(found)
     path = output_file or client.remembered("jobs_file")
     if not path:  # no scheduler has run here: the settings name the file, so they must be readable
         path = settings_for({"state_file": found}, config).config.jobs_file or "jobs.txt"
@@ -168,7 +167,7 @@ def submit(
     if wait or foreground:
         need_own_process()
     found = state_file_for(state_file, config)
-    client = SchedulerClient(found)
+    client = client_of(found)
     mask = os.umask(0)
     os.umask(mask)
     texts = {name: ("yes" if value else "") if isinstance(value, bool) else value for name, value in options.items()}
@@ -184,8 +183,7 @@ def submit(
         from scheduler.client.foreground import stay
         from scheduler.client.foreground_caller import Caller
 
-        client.places.make()
-        caller = Caller(client.places.state_dir, output=bool(options.get("no_output")))
+        caller = Caller(client.caller_folder(), output=bool(options.get("no_output")))
         spec = replace(spec, caller=caller.word)
         caller.hold_ctrl_c()
     try:

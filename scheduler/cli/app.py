@@ -13,7 +13,7 @@ import typer
 
 from scheduler import __version__
 from scheduler.cli import completions, machine_verbs
-from scheduler.cli.verbs import Verbs
+from scheduler.cli.verbs import Common, Verbs
 from scheduler.core.config import OPTIONS
 from scheduler.core.errors import UsageError, did_you_mean, flag
 from scheduler.core.job_options import BOOLEAN, EDITABLE, JOB_OPTIONS, SUBMIT_OPTIONS, VARIABLES, JobOption
@@ -64,13 +64,6 @@ PausedGpus = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value, for programs (write --json after the verb).")]
 
 
-class Common:
-    """Options given before the verb."""
-
-    state_file: Optional[str] = None
-    config: Optional[str] = None
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"gpujob {__version__}")
@@ -83,22 +76,30 @@ def main_options(
     state_file: StateFile = None,
     config: ConfigFile = None,
     json: Json = False,
+    system: Annotated[bool, typer.Option("--system", help="Use the scheduler of all users of this machine.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Run jobs on the GPUs of this server: each line appended to the jobs file is a job."""
-    Common.state_file, Common.config = state_file, config
+    Common.state_file, Common.config, Common.system = state_file, config, system
     if ctx.invoked_subcommand is None:
         from scheduler.cli import show
 
-        raise typer.Exit(show.status(json=json, state_file=state_file, config=config))
+        raise typer.Exit(show.status(json=json, **_which(state_file, config)))
     if json:
         raise UsageError("--json belongs after the verb", do=f"write gpujob {ctx.invoked_subcommand} --json")
 
 
 def _which(state_file: Optional[str], config: Optional[str]) -> dict[str, Any]:
-    return {"state_file": state_file or Common.state_file, "config": config or Common.config}
+    named = state_file or Common.state_file
+    if Common.system:
+        from scheduler.client.locate import system_socket
+
+        if named:
+            raise UsageError("--system and --state-file name two schedulers", do="leave one of them out")
+        named = system_socket()
+    return {"state_file": named, "config": config or Common.config}
 
 
 def _parameter(name: str, kind: Any, default: Any, declared: Any) -> inspect.Parameter:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import typer
 
 from scheduler.client.client import SchedulerClient
-from scheduler.client.locate import state_file_for
+from scheduler.client.locate import client_of, state_file_for
 from scheduler.core.errors import SchedulerError
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import ENDED, Job, JobState
@@ -49,7 +49,7 @@ def _quietly(find: Callable[[SchedulerClient, str], Iterable[tuple[str, str]]]) 
             for name in ("state_file", "config")
         )
         try:
-            found = list(find(SchedulerClient(state_file_for(state_file, config)), incomplete))
+            found = list(find(client_of(state_file_for(state_file, config)), incomplete))
         except (SchedulerError, OSError, ValueError):
             return []
         return [(word, _help(text)) for word, text in found if word.startswith(incomplete) and _PLAIN.issuperset(word)]

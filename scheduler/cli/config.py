@@ -6,8 +6,8 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from scheduler.client.client import SCHEMA, SchedulerClient
-from scheduler.client.locate import settings_for, state_file_for
+from scheduler.client.client import SCHEMA
+from scheduler.client.locate import client_of, settings_for, state_file_for
 from scheduler.core.config import OPTIONS, RELOADABLE, written
 from scheduler.core.errors import SchedulerError, raise_all
 from scheduler.intake.machine_settings import machine_settings
@@ -26,7 +26,7 @@ def show(*, origin: bool = False, json: bool = False, state_file: str | None = N
     if found != settings.config.state_file:  # found as the only running scheduler; no flag, variable or config names it
         settings = settings_for({"state_file": found}, config)
         settings = replace(settings, origin={**settings.origin, "state_file": "the only scheduler running"})
-    client = SchedulerClient(found)
+    client = client_of(found)
     running = {key: pair for key, pair in client.settings().items() if key in OPTIONS}
     if json:
         render.print_json(_json(settings, running, client.alive()))

@@ -11,10 +11,8 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from scheduler.client.client import SchedulerClient
-from scheduler.client.locate import settings_for, state_file_for
+from scheduler.client.locate import client_of, settings_for, state_file_for
 from scheduler.client.send_request import do, revision_of, until_shown
 from scheduler.client.wait import wait_for
 from scheduler.core.errors import NoDaemon, UsageError
@@ -41,11 +39,12 @@ from scheduler.system.terminal_text import safe
 
 
 def _ask(found: str, config: str | None, request: Request) -> int:
-    before = revision_of(found)
-    answer, by_daemon = do(SchedulerClient(found), request, config)
+    client = client_of(found)
+    before = 0 if client.shared else revision_of(found)
+    answer, by_daemon = do(client, request, config)
     if not by_daemon:
         print("gpujob: no scheduler is running", file=sys.stderr)
-    elif isinstance(request, (Pause, Resume, PauseQueue)) and not answer.code:
+    elif isinstance(request, (Pause, Resume, PauseQueue)) and not answer.code and not client.shared:
         until_shown(found, request, before)
     return _show(answer)
 
@@ -59,7 +58,7 @@ def _show(answer: Answer) -> int:
 def _chosen(found: str, words: Sequence[str]) -> tuple[int, ...]:
     if not words:
         raise UsageError("no job is named", do="name an id, a range such as 3-9, a label, or @ for the last job")
-    return SchedulerClient(found).select(words)
+    return client_of(found).select(words)
 
 
 def cancel(jobs: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
@@ -72,7 +71,7 @@ def retry(jobs: Sequence[str], *, state_file: str | None = None, config: str | N
     """Run ended jobs again, each with the same id, a new attempt and a new log."""
     found = state_file_for(state_file, config)
     ids = _chosen(found, jobs)
-    known = SchedulerClient(found).known(ids)
+    known = client_of(found).known(ids)
     return _ask(found, config, Requeue(ids, after=tuple(known[job].attempt if job in known else 0 for job in ids)))
 
 
@@ -108,39 +107,20 @@ def edit(
 ) -> int:
     """Change waiting jobs. ``options``: option name → text as for `submit`; an empty text restores the default."""
     from scheduler.cli.add import warn
+    from scheduler.client.edit_needs import needs_after
     from scheduler.client.submission import model_table_for
-    from scheduler.core.job_options import PATH_FIELDS, changed_fields, check_launch
-    from scheduler.core.model_table import ModelTable, need_of
+    from scheduler.core.job_options import PATH_FIELDS, changed_fields
 
     found = state_file_for(state_file, config)
     ids = _chosen(found, jobs)
     if not options:
         raise UsageError("no option is given", do="write for example gpujob edit 12 --gpus 0.5; see gpujob edit --help")
-    client = SchedulerClient(found)
+    client = client_of(found)
     changes = changed_fields(options)
     for name in PATH_FIELDS.intersection(changes):
         if changes[name]:
             changes[name] = os.path.abspath(os.path.expanduser(changes[name]))
-    chosen = client.states(ids)
-    specs = [replace(job.spec, **changes) for job in chosen]
-    needs: tuple[tuple[int, int], ...] = ()
-    if "launch" in changes:
-        for spec in specs:
-            check_launch(spec)
-    if {"gpus", "vram_mib", "allowed"} & set(changes):
-        # A job that asks only for GPU memory gets its share from that memory and the sizes of its allowed GPUs.
-        by_memory = ("vram_mib" in changes or bool(spec.vram_mib) for spec in specs)
-        anew = [
-            "gpus" in changes or (books and not spec.gpus and not spec.on)
-            for spec, books in zip(specs, by_memory, strict=True)
-        ]
-        table = model_table_for(client, config, warn) if any(anew) and not changes.get("gpus") else ModelTable()
-        gpus = client.gpus()
-        found_needs = [
-            need_of(spec, table, gpus)[0] if wanted else job.need
-            for spec, wanted, job in zip(specs, anew, chosen, strict=True)
-        ]
-        needs = tuple((need.count, need.parts) for need in found_needs)
+    needs = needs_after(client.states(ids), changes, lambda: model_table_for(client, config, warn), client.gpus)
     return _ask(found, config, Edit(ids, changes, needs))
 
 
@@ -166,7 +146,7 @@ def resume(
     """
     found = state_file_for(state_file, config)
     ids = _gpus(gpus)
-    if force and not SchedulerClient(found).alive():
+    if force and not client_of(found).alive():
         raise NoDaemon(
             "cannot resume with --force: no scheduler is running, so the GPUs are not read", do="start it: gpujob start"
         )
@@ -188,7 +168,7 @@ def reset(*, yes: bool = False, state_file: str | None = None, config: str | Non
     asks = not yes and sys.stdin.isatty() and sys.stdout.isatty()
     if asks:
         need_own_process()
-    client = SchedulerClient(state_file_for(state_file, config))
+    client = client_of(state_file_for(state_file, config))
     if asks:
         counts = client.overview(0).counts
         ended = sum(counts[state.value] for state in ENDED)
@@ -213,7 +193,7 @@ def wait(jobs: Sequence[str], *, timeout: str = "", state_file: str | None = Non
     """
     limit = seconds_of(timeout) if timeout else None
     need_own_process()
-    client = SchedulerClient(state_file_for(state_file, config))
+    client = client_of(state_file_for(state_file, config))
     ids = client.select(jobs) if jobs else None
     return wait_for(client, ids, limit, time.monotonic())
 
@@ -230,7 +210,7 @@ def recover(*, dry_run: bool = False, state_file: str | None = None, config: str
     from scheduler.store.store_identity import home_of
 
     found = state_file_for(state_file, config)
-    client = SchedulerClient(found)
+    client = client_of(found)
     settings = settings_for({"state_file": found}, config)
     client.places.make()
     home = home_of(client.places)

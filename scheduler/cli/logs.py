@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from scheduler.client.client import SchedulerClient
-from scheduler.client.locate import state_file_for
+from scheduler.client.locate import client_of, state_file_for
 from scheduler.core.errors import NoDaemon, NotFound, SchedulerError, UsageError
 from scheduler.core.job import Event, Job, JobState, Process
 from scheduler.core.log_names import is_packed, logs_of
@@ -60,7 +60,7 @@ def logs(
         )
     if follow:
         need_own_process()
-    client = SchedulerClient(state_file_for(state_file, config))
+    client = client_of(state_file_for(state_file, config))
     numbers = client.select([job])
     if follow and len(numbers) > 1:
         raise UsageError(f"cannot follow {job}: it names {len(numbers)} jobs", do="name one job")

@@ -1,4 +1,4 @@
-"""Declaration of the verbs for the whole machine: who, lease and service."""
+"""Declaration of the verbs for the whole machine: who, lease, service and system."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
     app.command("who")(who)
     app.command("service")(service)
+    app.command("system")(system)
     app.command("lease", context_settings={"allow_interspersed_args": False})(lease)
 
 
@@ -74,3 +75,17 @@ def service(
     if action == "uninstall":
         raise typer.Exit(unit.uninstall(name))
     raise UsageError(f"unknown action {action!r}", do="write gpujob service install, status or uninstall")
+
+
+def system(
+    action: Annotated[str, typer.Argument(metavar="install|status|uninstall|run", help="What to do.")],
+    *,
+    root: Annotated[str, typer.Option("--root", metavar="DIR", help="With run: put all files below this folder.")] = "",
+    user: Annotated[str, typer.Option("--user", metavar="NAME", help="With run: user of the scheduler.")] = "",
+) -> None:
+    """Run one scheduler for all users of this machine, as the service gpujobd (as root)."""
+    if action == "run":
+        from scheduler.gpujobd.system_run import run
+
+        raise typer.Exit(run(root, user))
+    raise UsageError(f"unknown action {action!r}", do="write gpujob system run")

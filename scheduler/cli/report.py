@@ -9,8 +9,8 @@ import time
 from datetime import datetime
 from typing import Any
 
-from scheduler.client.client import SCHEMA, SchedulerClient
-from scheduler.client.locate import state_file_for
+from scheduler.client.client import SCHEMA
+from scheduler.client.locate import client_of, state_file_for
 from scheduler.core.errors import UsageError
 from scheduler.core.gpu import WHOLE
 from scheduler.core.job import Job
@@ -51,7 +51,7 @@ def report(
         return _by_user(json)
     now = time.time()
     moment = _moment(since, now) if since else None
-    client = SchedulerClient(state_file_for(state_file, config))
+    client = client_of(state_file_for(state_file, config))
     if not client.alive():
         print("gpujob: no scheduler is running", file=sys.stderr)
     found = client.report(now, moment, label)

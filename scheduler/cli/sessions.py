@@ -8,8 +8,7 @@ import shutil
 import sys
 from typing import Any
 
-from scheduler.client.client import SchedulerClient
-from scheduler.client.locate import state_file_for
+from scheduler.client.locate import client_of, state_file_for
 from scheduler.core.errors import SchedulerError, UsageError
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Job
@@ -44,7 +43,7 @@ def screens(*, json: bool = False, state_file: str | None = None, config: str | 
 
     The list comes from the store, not from `screen -ls`, which also lists dead sessions.
     """
-    client = SchedulerClient(state_file_for(state_file, config))
+    client = client_of(state_file_for(state_file, config))
     jobs, folder = [job for job in client.sessions() if _lives(job)], client.remembered("screen_folder")
     if json:
         found: list[dict[str, Any]] = [
@@ -81,7 +80,7 @@ def attach(job: str, *, state_file: str | None = None, config: str | None = None
     ``job`` may name several jobs, such as a label, if one of them runs in a session. Raises UsageError, SchedulerError.
     """
     need_own_process()
-    client = SchedulerClient(state_file_for(state_file, config))
+    client = client_of(state_file_for(state_file, config))
     numbers = client.select([job])
     mine = [found for found in client.sessions() if found.id in numbers and _lives(found)]
     if len(numbers) > 1 and len(mine) != 1:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scheduler.client.client import SCHEMA, SchedulerClient
-from scheduler.client.locate import state_file_for
+from scheduler.client.locate import client_of, state_file_for
 from scheduler.core.errors import UsageError, did_you_mean
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Job, JobState, Reason
@@ -26,7 +26,7 @@ ALSO_CALLED = {"waiting": JobState.PENDING.value}  # a word of `status` for a st
 
 
 def _client(state_file: str | None, config: str | None) -> SchedulerClient:
-    client = SchedulerClient(state_file_for(state_file, config))
+    client = client_of(state_file_for(state_file, config))
     if not client.alive():
         print("gpujob: no scheduler is running", file=sys.stderr)
     return client

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from scheduler.core.model_table import ModelTable
     from scheduler.core.placement import Fleet
     from scheduler.core.requests import Answer, Request
+    from scheduler.core.rights import Caller
     from scheduler.core.usage_report import Report
 
 ANSWER_S = 5.0  # seconds to wait for the daemon's answer
@@ -50,6 +51,8 @@ class QueueFull(SchedulerError):
 
 class SchedulerClient:
     """Gives user interfaces access to one scheduler. The path of its state file identifies the scheduler."""
+
+    shared = False  # True: the scheduler of all users (`system_client.py`)
 
     def __init__(self, state_file: str) -> None:
         """Raise SchedulerError if the scheduler belongs to another user; root may access every scheduler."""
@@ -81,6 +84,11 @@ class SchedulerClient:
         finally:
             connection.close()
 
+    def caller_folder(self) -> str:
+        """Return a private folder for the socket of a job in the foreground, after creating it if necessary."""
+        self.places.make()
+        return self.places.state_dir
+
     def alive(self) -> bool:
         """Return whether the daemon of this scheduler runs."""
         return daemon_alive(self.places)
@@ -98,8 +106,12 @@ class SchedulerClient:
 
         return Answer(0, *self.ask_for(*to_row(request), wait_s))
 
-    def ask_for(self, kind: str, arguments: Mapping[str, Any], wait_s: float = ANSWER_S) -> tuple[int, tuple[str, ...]]:
+    def ask_for(
+        self, kind: str, arguments: Mapping[str, Any], wait_s: float = ANSWER_S, by: Caller | None = None
+    ) -> tuple[int, tuple[str, ...]]:
         """Send a request, given by the name of its kind and its fields. Return exit code and lines of the answer.
+
+        ``by``: the user who asks, if the scheduler has several users.
 
         A caller uses this method instead of `ask` if the import of the request classes (`core/requests.py`) takes too
         long. Raises the same errors as `ask`.
@@ -109,7 +121,7 @@ class SchedulerClient:
         database = Database(self.places)
         try:
             with database.writing() as connection:
-                row = rows.ask_for(connection, kind, arguments, time.time())
+                row = rows.ask_for(connection, kind, arguments, time.time(), by)
             database.wake_daemon()
             deadline = time.monotonic() + wait_s
             looks = 0

@@ -7,15 +7,20 @@ meant.
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.client.client import SchedulerClient
+from scheduler.core.errors import NoDaemon, SchedulerError, UsageError
 from scheduler.intake.settings import Settings, check_no_folder, load, named_state_file, without_config
 from scheduler.store.daemon_lock import registered
 from scheduler.store.paths import Places
 from scheduler.system.terminal_text import safe
+
+SYSTEM_SOCKET = "/run/gpujob/gpujob.sock"  # of the scheduler of all users
+SYSTEM_VARIABLE = "GPUJOB_SYSTEM_SOCKET"  # names another socket
 
 _said: set[str] = set()
 
@@ -47,8 +52,39 @@ def _say(trouble: SchedulerError, then: str = "") -> None:
         print(f"gpujob: {safe(text)}; continuing with default settings{safe(then)}", file=sys.stderr)
 
 
+def client_of(path: str) -> SchedulerClient:
+    """Return the client of a scheduler. ``path``: its state file, or the socket of the scheduler of all users.
+
+    Raises SchedulerError if the scheduler belongs to another user, or if the socket cannot be trusted.
+    """
+    if not is_socket(path):
+        return SchedulerClient(path)
+    from scheduler.client.system_client import SystemClient  # msgspec takes 20 ms to load
+
+    return SystemClient(path)
+
+
+def is_socket(path: str) -> bool:
+    """Return whether there is a socket at this path."""
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def system_socket() -> str:
+    """Return the path of the socket of the scheduler of all users. Raises NoDaemon if there is no such socket."""
+    path = os.environ.get(SYSTEM_VARIABLE) or SYSTEM_SOCKET
+    if not is_socket(path):
+        raise NoDaemon(
+            "there is no scheduler of all users on this machine", where=path,
+            do="an administrator can set it up: sudo gpujob system install",
+        )  # fmt: skip
+    return path
+
+
 def state_file_for(state_file: str | None, config_file: str | None = None) -> str:
-    """Return the state file of the scheduler that the command means.
+    """Return the state file of the scheduler that the command means, or the socket of the scheduler of all users.
 
     If a flag, a variable or the config names a state file, it is returned. Raises UsageError if the path is a
     folder, or if the config that may name the path cannot be read.
@@ -73,8 +109,8 @@ def _unnamed(here: str) -> str:
     """Return the state file if no flag, variable or config names a scheduler.
 
     This is the state file in the folder ``here``, if this folder has a state file or a state folder. Else it is the
-    state file of the only running scheduler; its path is also printed on stderr. If no scheduler runs, it is the
-    default path in ``here``. Raises UsageError if several schedulers of the user run and ``here`` has neither a state
+    state file of the only running scheduler, or the socket of the scheduler of all users; its path is also printed on
+    stderr. If no scheduler runs, it is the default path in ``here``. Raises UsageError if several schedulers of the user run and ``here`` has neither a state
     file nor a state folder.
     """
     default = os.path.join(here, "gpu_scheduler_state.json")
@@ -90,4 +126,8 @@ def _unnamed(here: str) -> str:
             f"cannot tell which scheduler is meant: {len(alive)} of your schedulers are running ({', '.join(alive)})",
             do="name one with --state-file",
         )
+    if os.environ.get(SYSTEM_VARIABLE) or is_socket(SYSTEM_SOCKET):
+        found = system_socket()
+        print(safe(f"gpujob: using the scheduler of all users of this machine: {found}"), file=sys.stderr)
+        return found
     return default

@@ -66,7 +66,7 @@ def _carry_out(database: Database, config: Config, request: Request) -> Answer:
     edit = painter.look(now, 0.0, heard=True)  # a user may have edited it since it was written
     asked = [] if edit is None else [Asked(0, edit.request)]
     with database.writing() as writing:
-        divided = divide(request, recorded, [wish for _, _, wish in rows.asked(writing)], try_out)
+        divided = divide(request, recorded, [one.request for _, one in rows.asked(writing)], try_out)
         plan = decide(state, [*asked, Asked(0, divided.at_once)], now)
         rows.save(writing, plan.changed.values())
         for job in plan.respecs.values():

@@ -33,7 +33,7 @@ def do(
 
     while True:
         with one_by_one or contextlib.nullcontext():
-            if not client.alive():
+            if not client.alive() and not client.shared:
                 settings = settings_if_readable({"state_file": client.places.state_file}, config)
                 with contextlib.suppress(Taken):  # a daemon has just started: ask it
                     return carry_out(client.places, settings.config, request), False

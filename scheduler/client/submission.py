@@ -121,6 +121,8 @@ def model_table_for(
     If the last good table is returned, ``warn`` is called with a message. If there is no last good table, the error of
     `model_table` is raised.
     """
+    if client.shared:
+        return ModelTable()  # the scheduler uses its own table
     path = client.remembered("llm_config") or settings_of(client, config).llm_config
     noted = client.remembered("model_table") if client.alive() else ""
     in_force = table_from(json.loads(noted), path) if noted else None

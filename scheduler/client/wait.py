@@ -64,7 +64,7 @@ def wait_for(client: SchedulerClient, ids: tuple[int, ...] | None, limit: float 
             _say_why(client, [job.id for job in live])
         time.sleep(pause_s)
         pause_s = min(0.1, pause_s * 1.3)
-    seen.update(client.known(seen))
+    seen.update(client.known(list(seen)))
     ended = [job for _, job in sorted(seen.items()) if job is not None and job.state.ended]
     _say_failed(client, ended)
     if len(ended) < len(seen):

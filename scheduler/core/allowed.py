@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Union
 
 from scheduler.core.errors import BACKWARDS, Refused, UsageError
 from scheduler.core.gpu import Gpu, gpu_ids_text, mask_of, named_gpus, parse_gpu_ids
 
 # Ids of GPUs; or nodes and types as a user wrote them, such as "node2" and "type=a100"; None: any GPU.
-Allowed = Union[tuple[int, ...], tuple[str, ...], None]
+Allowed = tuple[int | str, ...] | None
 
 _NODE_OR_TYPE = re.compile(
     r"[A-Za-z][A-Za-z0-9_.-]{0,127}|\d+\.\d+\.\d+\.\d+|type=[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}", re.ASCII

@@ -108,6 +108,7 @@ class _Decision(DecisionPass):
         if observation.place is not None:
             self._placed_by_engine(job, observation.place)
         job.session = observation.session or job.session
+        job.argv, job.interpreter = observation.argv or job.argv, observation.interpreter or job.interpreter
         if job.state is JobState.STARTING:
             move(job, Move.STARTED, self.now.wall)
             job.start_failures = 0

@@ -18,7 +18,9 @@ from scheduler.core.requests import (
     Cancel,
     Edit,
     First,
+    GpuRequest,
     Hold,
+    JobsRequest,
     Pause,
     PauseQueue,
     Release,
@@ -27,6 +29,7 @@ from scheduler.core.requests import (
     StateEdited,
     Swap,
 )
+from scheduler.core.rights import Caller, check, check_job
 from scheduler.core.states import Move, move
 
 if TYPE_CHECKING:
@@ -42,25 +45,43 @@ def answer(decision: DecisionPass, observation: Asked) -> None:
     if isinstance(request, StateEdited):
         _edited(decision, request)
         return
-    if isinstance(request, Swap):
-        lines, code = _each(decision, request.jobs[:1], lambda job: _swap(decision, job, request.jobs[1:]))
-    elif isinstance(request, First):  # in reverse order, so that the first job named ends in front
-        lines, code = _each(decision, request.jobs[::-1], lambda job: _first(decision, job))
-        lines.reverse()
-    elif isinstance(request, Edit):
-        needs = dict(zip(request.jobs, request.needs, strict=False))
-        lines, code = _each(decision, request.jobs, lambda job: edit(decision, job, request.changes, needs.get(job.id)))
-    elif isinstance(request, Requeue):
-        seen, unless_done = request.seen(), request.unless_done
-        lines, code = _each(decision, request.jobs, lambda job: _requeue(decision, job, unless_done, seen.get(job.id)))
-    elif isinstance(request, PauseQueue):
-        lines, code = [_pause_queue(decision, request.on)], 0
-    elif isinstance(request, (Pause, Resume)):
-        lines, code = _pause(decision, request)
-    else:
-        lines, code = _each(decision, request.jobs, lambda job: SIMPLE[type(request)](decision, job))
+    try:
+        lines, code = _carried_out(decision, request, observation.by)
+    except Refused as error:
+        lines, code = [str(error)], error.exit_code
     decision.plan.answers.append(Answer(observation.row, code, tuple(lines)))
     decision.plan.must_sync = True
+
+
+def _carried_out(decision: DecisionPass, request: JobsRequest | GpuRequest, by: Caller | None) -> tuple[list[str], int]:
+    """Carry out a request of a caller. Return the lines and the exit code of the answer. Raises Refused."""
+    right = type(request).__name__.lower()
+
+    def each(jobs: Iterable[int], act: Callable[[Job], str]) -> tuple[list[str], int]:
+        def allowed(job: Job) -> str:
+            check_job(by, right, job)
+            return act(job)
+
+        return _each(decision, jobs, allowed)
+
+    if isinstance(request, Swap):
+        return each(request.jobs[:1], lambda job: _swap(decision, job, request.jobs[1:], by))
+    if isinstance(request, First):  # in reverse order, so that the first job named ends in front
+        lines, code = each(request.jobs[::-1], lambda job: _first(decision, job))
+        return lines[::-1], code
+    if isinstance(request, Edit):
+        needs = dict(zip(request.jobs, request.needs, strict=False))
+        return each(request.jobs, lambda job: edit(decision, job, request.changes, needs.get(job.id)))
+    if isinstance(request, Requeue):
+        seen, unless_done = request.seen(), request.unless_done
+        return each(request.jobs, lambda job: _requeue(decision, job, unless_done, seen.get(job.id)))
+    if isinstance(request, PauseQueue):
+        check(by, right, "pause or resume the whole queue")
+        return [_pause_queue(decision, request.on)], 0
+    if isinstance(request, (Pause, Resume)):
+        check(by, right, "pause or resume GPUs")
+        return _pause(decision, request)
+    return each(request.jobs, lambda job: SIMPLE[type(request)](decision, job))
 
 
 def _each(decision: DecisionPass, jobs: Iterable[int], act: Callable[[Job], str]) -> tuple[list[str], int]:
@@ -203,10 +224,11 @@ def _first(decision: DecisionPass, job: Job) -> str:
     return f"job {job.id} is now first in the queue"
 
 
-def _swap(decision: DecisionPass, job: Job, others: tuple[int, ...]) -> str:
+def _swap(decision: DecisionPass, job: Job, others: tuple[int, ...], by: Caller | None) -> str:
     other = decision.find(others[0]) if others else None
     if other is None:
         raise NotFound(f"there is no job {others[0] if others else ''}")
+    check_job(by, "swap", other)
     if other.id == job.id:
         raise UsageError(f"cannot swap job {job.id} with itself")
     _waits(job, "swapped")

@@ -97,6 +97,8 @@ class JobSpec:
     info: str = ""  # a note of its submitter
     origin: str = ""  # file and line that it comes from: jobs.txt:7
     edited: tuple[str, ...] = ()  # fields changed by `edit`: a changed line of the jobs file no longer changes them
+    user: str = ""  # submitter, in a scheduler of several users; empty: the user of the scheduler
+    uid: int | None = None  # user id of the submitter, as the kernel told it; it decides who may change the job
 
     @property
     def is_script(self) -> bool:

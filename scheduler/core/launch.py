@@ -81,6 +81,9 @@ class Launch:
     words: tuple[str, ...] = ()  # the command as shown to people: ``argv`` without the wrapper
     streams: Streams = Streams()
     node: str = ""  # node of a cluster that must run it; empty: any that is allowed
+    ordinals: Mapping[int, int] = field(
+        default_factory=dict
+    )  # as in `launch_of`, for an agent that completes the launch
 
 
 def launch_of(

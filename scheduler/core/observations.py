@@ -14,6 +14,7 @@ from scheduler.core.job import Failure, Job, Process
 from scheduler.core.neighbours import Neighbours
 from scheduler.core.placement_class import WaitingJob
 from scheduler.core.requests import Request
+from scheduler.core.rights import Caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,8 @@ class Started:
     at: float
     session: str | None = None  # "PID.NAME" of its terminal session
     place: EnginePlace | None = None  # where an engine started it
+    argv: tuple[str, ...] = ()  # its command, if only the starter knows it: an agent finds the program (`gpujobd`)
+    interpreter: str = ""  # the interpreter that the starter found
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +144,14 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request of a user, from row ``row`` of the table of requests; the answer belongs to the same row."""
+    """A request of a user, from row ``row`` of the table of requests; the answer belongs to the same row.
+
+    ``by``: who asks, in a scheduler of several users; None: the user of the scheduler.
+    """
 
     row: int
     request: Request
+    by: Caller | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ class Context:
     """The objects that all parts of a daemon share. A reload of the settings replaces ``config`` and ``table``.
 
     ``changed``: paths of files that changed since the last pass. ``folder``: start folder of the daemon.
-    ``listener`` receives every message and must not block.
+    ``listener`` receives every message and must not block. ``shared``: the jobs belong to several users, and only
+    their agents touch the files of the users (`gpujobd`).
     """
 
     places: Places
@@ -29,6 +30,7 @@ class Context:
     listener: Listener
     table: ModelTable = field(default_factory=ModelTable)
     changed: set[str] = field(default_factory=set)
+    shared: bool = False
 
     def say(self, text: str, level: int = 20, *, kind: str = "", job: Job | None = None) -> None:
         """Send a message to the listener, with secrets masked. ``level``: a level of the standard library's logging."""

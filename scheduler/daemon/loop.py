@@ -36,7 +36,7 @@ from scheduler.core.observations import (
 )
 from scheduler.core.policy import policy_of
 from scheduler.core.protocols import Runner
-from scheduler.core.requests import Answer, Request
+from scheduler.core.requests import Answer
 from scheduler.core.scheduler_state import SchedulerState
 from scheduler.daemon.completion_hooks import CompletionHooks, wanted_of
 from scheduler.daemon.config_reload import ConfigReload
@@ -51,7 +51,7 @@ from scheduler.daemon.parts import Part
 from scheduler.daemon.pass_messages import PassMessages
 from scheduler.daemon.prepare_launch import LaunchPreparer
 from scheduler.daemon.problems import Problems, passing
-from scheduler.daemon.program_lookup import ProgramLookup
+from scheduler.daemon.program_lookup import ProgramLookup, UserProgramLookup
 from scheduler.daemon.rebooking import update_needs
 from scheduler.daemon.retention import Retention
 from scheduler.daemon.shared_bookings import SharedBookings
@@ -87,11 +87,12 @@ class Daemon:
         watcher: InotifyWatcher | PollingWatcher,
         gpus: ManagedGpus,
         limits: dict[int, tuple[int, int]],
+        lookup: ProgramLookup | UserProgramLookup,
     ) -> None:
         self._context, self.runner, self._watcher, self.gpus = context, runner, watcher, gpus
         self.state: SchedulerState
         self.state_writer: StateWriter
-        self._lookup = ProgramLookup(context)
+        self._lookup = lookup
         self._preparer = LaunchPreparer(context, self._lookup, runner.name, limits)
         self.messages = PassMessages(context)
         self.problems = Problems(context, runner)
@@ -160,7 +161,7 @@ class Daemon:
         if first is not None:
             observations.append(first)
         for job in in_hand:
-            observations += self._unrecorded_end(job) or with_causes(state, self.runner.adopt(job))
+            observations += self._unrecorded_end(job) or self._with_causes(self.runner.adopt(job))
             crash_point("adopt.found")
         for holding in held:
             _, _, attempt = holding.key.partition(".")
@@ -186,6 +187,10 @@ class Daemon:
                 save_readings(writing, admission.cards.values(), now)
         self.messages.adopted(self.state.live.values(), now.wall)
         crash_point("adopt.committed")
+
+    def _with_causes(self, observations: list[Observation]) -> list[Observation]:
+        """Add the causes of failures from logs; agents have done that already, with the rights of their users."""
+        return observations if self._context.shared else with_causes(self.state.live, observations)
 
     def _unrecorded_end(self, job: Job) -> list[Observation]:
         """Return the observations of the job's attempt that are not recorded yet, if one of them ends the attempt.
@@ -255,7 +260,7 @@ class Daemon:
 
     def _observe(self, now: Now) -> None:
         self._exclude_helpers()
-        self._heard += with_causes(self.state, self.runner.look())
+        self._heard += self._with_causes(self.runner.look())
         if self.state.fleet.has_nodes:
             self.problems.look_at_runner()  # an engine that does not answer is told at once
         self._look_at_files(now)
@@ -314,7 +319,7 @@ class Daemon:
             for file, batch in batches:
                 self._reader(file).take(connection, batch, now.wall, gathered)
                 crash_point("ingest.batch")
-            wishes: list[tuple[float, int, Request]] = [] if edit is None else [(edit.at, 0, edit.request)]
+            wishes = [] if edit is None else [(edit.at, Asked(0, edit.request))]
             # A gap in the ids: a command has added a job, but not written the wakeup byte yet. Queue that job now, so
             # that the jobs with higher ids do not overtake it.
             passed_over = gathered.jobs and gathered.jobs[0].id != self._last_id + 1
@@ -323,8 +328,8 @@ class Daemon:
                 arrived = [job for job in rows.new_pending(connection, self._last_id) if job.id not in known]
                 gathered.jobs += arrived
                 wishes += rows.asked(connection)
-            gathered.left_for_start = {row for at, row, _ in wishes if row and at < self._began_at}
-            asked = [Asked(row, request) for _, row, request in sorted(wishes, key=lambda wish: wish[:2])]
+            gathered.left_for_start = {one.row for at, one in wishes if one.row and at < self._began_at}
+            asked = [one for _, one in sorted(wishes, key=lambda wish: (wish[0], wish[1].row))]
             for job in (*gathered.jobs, *gathered.changed):
                 if len(self._at_hand) < MOST_KEPT or job.id in self._at_hand:
                     self._at_hand[job.id] = job
@@ -544,7 +549,7 @@ class Daemon:
         if self.outage.refuses:  # a request that makes each pass fail would be retried forever
             why = f"cannot carry out the request: {self.outage.error or 'the store changes faster than it is read'}"
             with db.writing() as connection:
-                rows.answer(connection, [Answer(row, 1, (why,)) for _, row, _ in rows.asked(connection)])
+                rows.answer(connection, [Answer(one.row, 1, (why,)) for _, one in rows.asked(connection)])
         self.open()
         if self.journal is not None:
             self.journal.distrust()

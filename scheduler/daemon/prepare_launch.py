@@ -11,15 +11,16 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
+from scheduler.core.config import Config
 from scheduler.core.decision_pass import Plan
 from scheduler.core.errors import DECIDE_ANEW, StoreTrouble
 from scheduler.core.job import Job
-from scheduler.core.launch import GPU_PLACEHOLDER, Launch, launch_of
+from scheduler.core.launch import GPU_PLACEHOLDER, Found, Launch, launch_of
 from scheduler.core.log_names import errors_of, log_name
 from scheduler.core.observations import Now
 from scheduler.core.screen_names import session_name
 from scheduler.daemon.context import Context
-from scheduler.daemon.program_lookup import ProgramLookup
+from scheduler.daemon.program_lookup import ProgramLookup, UserProgramLookup
 from scheduler.environments.resolve import Missing, names_devices
 from scheduler.runners import exec_limited
 from scheduler.system.proc import boot_id
@@ -36,7 +37,11 @@ class LaunchPreparer:
     """
 
     def __init__(
-        self, context: Context, lookup: ProgramLookup, runner: str, limits: dict[int, tuple[int, int]]
+        self,
+        context: Context,
+        lookup: ProgramLookup | UserProgramLookup,
+        runner: str,
+        limits: dict[int, tuple[int, int]],
     ) -> None:
         self._context, self._lookup, self._runner, self._limits = context, lookup, runner, limits
 
@@ -62,24 +67,44 @@ class LaunchPreparer:
             kind = job.runner_kind
             if not kind.packs_logs:
                 _say_streams(job)
-            job.log = _free_log(job, config.log_dir, stamp, taken)
+            job.log = _free_log(job, config.log_dir, stamp, taken, look=not self._context.shared)
             taken.add(job.log)
             job.boot = boot
-            mode = job.spec.cuda or config.cuda_ids
-            if mode == "auto":
-                mode = "physical" if names_devices(job.spec.script) else "local"
-            launch = launch_of(
-                job, found, mode=mode, state_file=config.state_file, cwd=self._context.folder, ordinals=ordinals,
-                placeholder="" if kind.owns_gpus else GPU_PLACEHOLDER,
-            )  # fmt: skip
-            launch = (
-                _within_limits(job, launch, self._limits) if kind.owns_gpus else replace(launch, node=bound_to(job))
-            )
+            if self._context.shared:  # the agent of the user completes the launch: it may read the user's files
+                launch = launch_of(job, found, mode="physical", state_file="", cwd="", ordinals=ordinals)
+                launch = replace(launch, ordinals=ordinals)
+            else:
+                launch = complete_launch(job, found, config, self._context.folder, ordinals, self._limits)
+            if not kind.owns_gpus:
+                launch = replace(launch, node=bound_to(job))
             job.argv = launch.words
             job.interpreter = found.interpreter
             job.session = session_name(job.id, job.gpus, job.argv) if kind.terminal else None
             launches.append((job, launch))
         return launches
+
+
+def complete_launch(
+    job: Job,
+    found: Found,
+    config: Config,
+    folder: str,
+    ordinals: Mapping[int, int],
+    limits: dict[int, tuple[int, int]],
+) -> Launch:
+    """Return the launch of a placed job. ``folder``: working folder of jobs that name none; ``limits``: see `LaunchPreparer`.
+
+    Reads the script if the setting `cuda_ids` is auto.
+    """
+    mode = job.spec.cuda or config.cuda_ids
+    if mode == "auto":
+        mode = "physical" if names_devices(job.spec.script) else "local"
+    owns_gpus = job.runner_kind.owns_gpus
+    launch = launch_of(
+        job, found, mode=mode, state_file=config.state_file, cwd=folder, ordinals=ordinals,
+        placeholder="" if owns_gpus else GPU_PLACEHOLDER,
+    )  # fmt: skip
+    return _within_limits(job, launch, limits) if owns_gpus else launch
 
 
 def _say_streams(job: Job) -> None:
@@ -118,8 +143,8 @@ def _within_limits(job: Job, launch: Launch, limits: dict[int, tuple[int, int]])
     return replace(launch, argv=(*into, *launch.argv))
 
 
-def _free_log(job: Job, log_dir: str, stamp: str, taken: Collection[str]) -> str:
-    """Return a path for the job's log. No file exists at this path, and it is not in ``taken``.
+def _free_log(job: Job, log_dir: str, stamp: str, taken: Collection[str], *, look: bool = True) -> str:
+    """Return a path for the job's log. No file exists at this path (if ``look``), and it is not in ``taken``.
 
     Return an empty text if the job's output is not kept. ``stamp``: date and time for the file name.
 
@@ -134,6 +159,6 @@ def _free_log(job: Job, log_dir: str, stamp: str, taken: Collection[str]) -> str
         letters = "".join(random.choices(_LETTERS, k=6)) if job.spec.log_name else ""
         path = os.path.join(folder, log_name(job, stamp, number, letters))
         paths = (path, errors_of(path)) if job.spec.stderr_apart else (path,)
-        if path not in taken and not any(map(os.path.lexists, paths)):
+        if path not in taken and not (look and any(map(os.path.lexists, paths))):
             return path
         number += 1

@@ -24,8 +24,10 @@ from scheduler.core.job import Job
 from scheduler.core.log_message import Listener, LogMessage
 from scheduler.core.model_table import ModelTable
 from scheduler.core.placement_class import class_of
+from scheduler.core.protocols import Runner
 from scheduler.daemon.config_reload import ConfigReload, note_of
 from scheduler.daemon.context import Context
+from scheduler.daemon.helper_child import HelperChild, web_child
 from scheduler.daemon.history_writer import HistoryWriter
 from scheduler.daemon.interrupt import Interrupt, Question
 from scheduler.daemon.journal_writer import JournalWriter, check_apart
@@ -33,10 +35,10 @@ from scheduler.daemon.loop import Daemon
 from scheduler.daemon.main_log import MainLog
 from scheduler.daemon.managed_gpus import ManagedGpus
 from scheduler.daemon.problems import passing
+from scheduler.daemon.program_lookup import ProgramLookup, UserProgramLookup
 from scheduler.daemon.queue_export import script_of
 from scheduler.daemon.rebooking import rebooked, update_needs
 from scheduler.daemon.shared_bookings import SharedBookings
-from scheduler.daemon.web_child import WebChild
 from scheduler.gpus.monitor import GpuMonitor, Managed, managed_gpus, moved_gpus, other_schedulers
 from scheduler.intake.file_watcher import file_system_of, watcher
 from scheduler.intake.parsers import PARSERS
@@ -102,6 +104,19 @@ def shared_note(places: Places) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class UsersParts:
+    """Parts of a scheduler for the jobs of several users, in place of those for one user.
+
+    ``runner``: makes the runner; ``front``: makes the process that talks to the users, from the daemon's epoll object
+    and a function that logs a sentence.
+    """
+
+    runner: Callable[[Context], Runner]
+    lookup: UserProgramLookup
+    front: Callable[[select.epoll, Callable[[str, int], None]], HelperChild]
+
+
 class _Stopped(Exception):
     """Raised if SIGTERM arrives before the loop begins."""
 
@@ -120,6 +135,7 @@ class DaemonProcess:
         self.stop_signal = 0  # number of the signal that ends the scheduler; 0: none yet
         self.ready: Callable[[], None] = lambda: None  # called when the start is complete
         self.cluster: ClusterLink | None = None  # with an engine such as Slurm
+        self.users: UsersParts | None = None  # with jobs of several users (`gpujobd`)
         self.question: Question | None = None  # asked on Ctrl-C while jobs run; None: Ctrl-C ends the scheduler
 
     def run(self, *, drain: bool = False) -> Ending:
@@ -245,13 +261,13 @@ class DaemonProcess:
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536)), hard))
-        runner = self._runner(soft)
-        if config.screen:
+        context = Context(self.places, config, db, self.environ, folder, tell, table, shared=self.users is not None)
+        runner: Runner = self.users.runner(context) if self.users is not None else self._runner(soft)
+        if config.screen and self.users is None:
             sockets = self.environ.get("SCREENDIR", "")
             with db.writing() as connection:
                 rows.set_meta(connection, "screen_folder", os.path.abspath(sockets) if sockets else "")
         watching, how = watcher(config.watch, {os.path.dirname(path) for path in paths})
-        context = Context(self.places, config, db, self.environ, folder, tell, table)
         if self.cluster is not None:
             self.cluster.config = lambda: context.config
 
@@ -260,7 +276,9 @@ class DaemonProcess:
 
         monitor = GpuMonitor(managed.probe, config.state_file, live_jobs) if managed.probe is not None else None
         gpus = ManagedGpus(context, managed.gpus, managed.shown, monitor, managed.first)
-        daemon = Daemon(context, runner, watching, gpus, {**own_limits(), resource.RLIMIT_NOFILE: (soft, hard)})
+        limits = {**own_limits(), resource.RLIMIT_NOFILE: (soft, hard)}
+        lookup = ProgramLookup(context) if self.users is None else self.users.lookup
+        daemon = Daemon(context, runner, watching, gpus, limits, lookup)
         if self.cluster is None:
             shared = SharedBookings(context, watching, runner.supervisors, daemon.wake, daemon.problems.note)
             daemon.bookings = shared
@@ -317,12 +335,16 @@ class DaemonProcess:
             gc.freeze()  # imported modules are never freed: the garbage collector need not scan them
             gc.set_threshold(20_000, 20, 50)
             if config.web and not self.settings.dispatcher:
-                page = WebChild(
+                page = web_child(
                     config.state_file, self.settings.config_file, config.web_port, self.environ, epoll,
                     lambda text, level: context.say(text, level, kind="page"),
                 )  # fmt: skip
                 daemon.parts.append(page)
                 daemon.helpers.append(page.sessions)
+            if self.users is not None:
+                front = self.users.front(epoll, lambda text, level: context.say(text, level, kind="front"))
+                daemon.parts.append(front)
+                daemon.helpers.append(front.sessions)
             self.ready()
             ending = self._loop(daemon, context, epoll, wakeup, drain)
             if daemon.journal is not None:
@@ -430,8 +452,9 @@ class DaemonProcess:
         """Return a function that loads the settings again. Relative paths in flags are relative to ``folder``."""
         settings = self.settings
         return lambda: load(
-            self.flags, self.environ, settings.config_file or None, folder, dispatcher=settings.dispatcher
-        )
+            self.flags, self.environ, settings.config_file or None, folder,
+            dispatcher=settings.dispatcher, others=settings.others,
+        )  # fmt: skip
 
     def _signals(self) -> tuple[select.epoll, int]:
         read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -79,3 +79,48 @@ class ProgramLookup:
     def due(self, parked: Mapping[int, str]) -> float:
         """Return the monotonic time of the next search for missing files; infinite if no job lacks a file."""
         return self._missing_due if "missing" in parked.values() else float("inf")
+
+
+class UserProgramLookup:
+    """In place of `ProgramLookup` in a scheduler of several users, which looks at no file of a user.
+
+    The agent of a user looks at the files when a job is about to start, and reports a missing file. `found_again` tells
+    that nothing is missing any more.
+    """
+
+    def __init__(self) -> None:
+        self.home = "/"
+        self.parked: Callable[[Mapping[int, str]], None] = lambda parked: None  # told which jobs wait for what
+        self._again: set[int] = set()
+
+    def use_settings(self) -> None:
+        """Do nothing: the agents get the settings."""
+
+    def found_for(self, job: Job) -> Found:
+        """Return the program by the name that the job gives."""
+        spec = job.spec
+        if not spec.is_script:
+            return Found(spec.arguments[0])
+        return Found("python") if spec.script.endswith(".py") else Found(spec.script, runs_by_itself=True)
+
+    def missing(self, job: Job) -> str:
+        """Return an empty text: only the agent of the user knows whether a file is missing."""
+        return ""
+
+    def forget(self) -> None:
+        """Do nothing: there is no cache."""
+
+    def found_again(self, job: int) -> None:
+        """Note that a waiting job has now the file that it lacked."""
+        self._again.add(job)
+
+    def look_again(self, parked: Mapping[int, str], fetch: Callable[[int], Job | None], now: Now) -> list[Arrived]:
+        """Return the jobs that lacked a file, and now lack nothing."""
+        self.parked(parked)
+        again, self._again = sorted(self._again), set()
+        jobs = [fetch(job) for job in again if parked.get(job) == "missing"]
+        return [Arrived(job) for job in jobs if job is not None]
+
+    def due(self, parked: Mapping[int, str]) -> float:
+        """Return when to look again: at once after `found_again`, else never."""
+        return 0.0 if self._again else float("inf")

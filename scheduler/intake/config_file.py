@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,12 @@ class Entry:
     line: int
 
 
-def read_entries(path: str, trust_group: bool = False) -> tuple[dict[str, Entry], list[SchedulerError]]:
+def read_entries(
+    path: str, trust_group: bool = False, others: Collection[str] = ()
+) -> tuple[dict[str, Entry], list[SchedulerError]]:
     """Read a config file; return its entries by key, and the mistakes found in the file.
 
+    ``others``: keys that are no settings of a scheduler (`machine_settings.py`); they are left out.
     ``trust_group``: whether the file, and the folders on its path, may be writable for their groups. If ``trust_group``
     is False but the file sets its key `trust_group` to true, the folders may be writable for their groups, but the file
     must not be. Raises UsageError if the file cannot be read or is no config file, and FileTrouble if other users could
@@ -42,7 +46,7 @@ def read_entries(path: str, trust_group: bool = False) -> tuple[dict[str, Entry]
         raise cannot_be_read(error, path) from None
     try:
         check_places(path, places, trust_group=True)
-        entries, errors = _entries(_text(data, path), path)
+        entries, errors = _entries(_text(data, path), path, others)
         told = entries.get("trust_group")
         check_places(path, places, trust_group or (told is not None and _true(told)))
     except OSError as error:
@@ -81,7 +85,7 @@ def _text(data: bytes, path: str) -> str:
         raise UsageError("not UTF-8", where=f"{path}:{line}", do="save it as UTF-8") from None
 
 
-def _entries(text: str, path: str) -> tuple[dict[str, Entry], list[SchedulerError]]:
+def _entries(text: str, path: str, others: Collection[str]) -> tuple[dict[str, Entry], list[SchedulerError]]:
     import yaml
 
     root = _tree(text, path)
@@ -103,6 +107,8 @@ def _entries(text: str, path: str) -> tuple[dict[str, Entry], list[SchedulerErro
             if name in seen:
                 raise UsageError(f"{name} is set in line {seen[name]} already", where=where, do="keep one of them")
             seen[name] = line
+            if name in others:
+                continue
             if name not in OPTIONS:
                 read_option(name, None, where)
             entries[name] = Entry(_value(name, node, where), line)

@@ -8,26 +8,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler.core.config import read_option
+from scheduler.core.config import OPTIONS, read_option
 from scheduler.core.errors import UsageError, did_you_mean
 
 PATH = "/etc/gpujob/config.yaml"
 VARIABLE = "GPUJOB_MACHINE_CONFIG"  # another path, for tests and containers
 LARGEST = 64 * 1024
 KEYS = ("weights", "fair_half_life", "keep_free", "keep_free_hours")
+SYSTEM_KEYS = ("admins", "hide_commands")  # of the scheduler of all users, whose other settings are in the same file
 
 
 @dataclass(frozen=True, slots=True)
 class MachineSettings:
     """``weights``: user → share of the machine relative to other users (1 if not named); the others as in `Config`.
 
-    ``problem``: why the file is not used, as a sentence; empty if it is used or does not exist.
+    For the scheduler of all users: ``admins``: names of users, or of groups after ``@``; ``hide_commands``: users do not
+    see the commands of other users. ``problem``: why the file is not used, as a sentence; empty if it is used or does not exist.
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
     fair_half_life: float = 0.0
     keep_free: int = 0
     keep_free_hours: str = ""
+    admins: frozenset[str] = frozenset()
+    hide_commands: bool = False
     problem: str = ""
 
 
@@ -87,8 +91,15 @@ def _settings(values: Any) -> MachineSettings:
         if not 0 < number < 1e6:
             raise ValueError(f"weights: {user}: must be above 0, not {weight}")
         weights[str(user)] = number
-    unknown = [key for key in values if key not in KEYS]
+    known = (*KEYS, *SYSTEM_KEYS, *OPTIONS)
+    unknown = [key for key in values if key not in known]
     if unknown:
-        raise ValueError(f"unknown key {unknown[0]!r}{did_you_mean(str(unknown[0]), KEYS)}")
+        raise ValueError(f"unknown key {unknown[0]!r}{did_you_mean(str(unknown[0]), known)}")
+    admins = values.get("admins") or []
+    if not isinstance(admins, list) or not all(isinstance(name, str) for name in admins):
+        raise ValueError("admins: must be a list of users and of groups, such as [ada, '@gpu-admins']")
+    hide = values.get("hide_commands", False)
+    if not isinstance(hide, bool):
+        raise ValueError("hide_commands: must be true or false")
     found = {key: read_option(key, values[key], key, named=True) for key in KEYS[1:] if values.get(key) is not None}
-    return MachineSettings(weights, **found)
+    return MachineSettings(weights, **found, admins=frozenset(admins), hide_commands=hide)

@@ -42,6 +42,7 @@ class Settings:
     origin: Mapping[str, str]
     config_file: str = ""
     dispatcher: bool = False  # True: with the defaults of `gpujob run`
+    others: tuple[str, ...] = ()  # keys of the config file that are no settings of a scheduler
 
 
 class _Gathering:
@@ -51,8 +52,8 @@ class _Gathering:
     GPUJOB_SET_…, 3 variable GPUJOB_STATE_FILE, 4 command line.
     """
 
-    def __init__(self, here: str) -> None:
-        self.here = here
+    def __init__(self, here: str, others: tuple[str, ...] = ()) -> None:
+        self.here, self.others = here, others
         self.values, self.origin = defaults(), dict.fromkeys(OPTIONS, DEFAULT)
         self.level = dict.fromkeys(OPTIONS, 0)
         self.errors: list[SchedulerError] = []
@@ -78,7 +79,7 @@ class _Gathering:
         """
         told = self.values["trust_group"] if self.level["trust_group"] else False
         try:
-            entries, errors = read_entries(path, bool(told))
+            entries, errors = read_entries(path, bool(told), self.others)
         except SchedulerError as error:
             self.errors.append(error)
             return
@@ -163,11 +164,12 @@ def load(
     folder: str | None = None,
     *,
     dispatcher: bool = False,
+    others: tuple[str, ...] = (),
 ) -> Settings:
     """Return the settings. Sources in order of precedence: command line, variables, config file, defaults.
 
     ``flags``: options that were given on the command line. ``dispatcher``: whether the rules of `gpujob run` apply:
-    some defaults differ, and ``jobs_file`` names the journal.
+    some defaults differ, and ``jobs_file`` names the journal. ``others``: see `Settings`.
 
     A relative path from a flag or variable starts at ``folder`` (None: the current folder). A relative path from the
     config file starts at the folder of the config file, and a default path starts at the folder of the state file.
@@ -175,7 +177,7 @@ def load(
     config file.
     """
     here = folder or os.getcwd()
-    found = _Gathering(here)
+    found = _Gathering(here, others)
     found.variables(environ)
     found.flags(flags)
     path = ""
@@ -201,7 +203,7 @@ def _settled(found: _Gathering, path: str, dispatcher: bool = False) -> Settings
         if values[key]:
             values[key] = _absolute(values[key], beside)
             _check_encoding(key, values[key])
-    return Settings(config_from(values), found.origin, path, dispatcher)
+    return Settings(config_from(values), found.origin, path, dispatcher, found.others)
 
 
 def without_config(flags: Mapping[str, Any], folder: str | None = None) -> Settings:

@@ -301,8 +301,8 @@ def _refuse_requests(connection: sqlite3.Connection) -> int:
 
     Requests that only keep jobs from running (Cancel, Hold) stay open.
     """
-    waiting = rows.asked(connection)
-    refused = [Answer(row, 1, (REFUSED,)) for _, row, request in waiting if not isinstance(request, (Cancel, Hold))]
+    waiting = [one for _, one in rows.asked(connection)]
+    refused = [Answer(one.row, 1, (REFUSED,)) for one in waiting if not isinstance(one.request, (Cancel, Hold))]
     rows.answer(connection, refused)
     return len(refused)
 

@@ -29,13 +29,16 @@ from scheduler.store.job_columns import (
 from scheduler.store.migrations import QUEUE_ORDER
 
 if TYPE_CHECKING:
+    from scheduler.core.observations import Asked
     from scheduler.core.requests import Answer, Request
+    from scheduler.core.rights import Caller
 
 _RESPEC = f"UPDATE jobs SET {', '.join(f'{name}=?' for name in OF_SPEC.names)} WHERE id=?"
 _RESTORE = f"INSERT INTO jobs ({', '.join(WHOLE.names)}) VALUES ({','.join('?' * len(WHOLE.names))})"
 _INSERT = f"INSERT INTO jobs (id, {', '.join(NEW.names)}) VALUES ({','.join('?' * (1 + len(NEW.names)))})"
 _LIVE = frozenset({JobState.PENDING.value, JobState.STARTING.value, JobState.RUNNING.value})
 AT_ONCE = 500  # jobs in one query
+CALLER = "caller"  # key in the arguments of a stored request: who asks (`core/rights.py: Caller`)
 BLOCKED = "blocked"  # key in `meta`: number of waiting jobs by reason code
 FORGOTTEN_UNTIL = "forgotten_until"  # key in `meta`: the latest end of a deleted job, seconds since 1970
 _IN_HAND = ", ".join(f"'{state.value}'" for state in JobState if state.holds_gpus)  # as in the index `jobs_in_hand`
@@ -399,26 +402,34 @@ def ask(connection: sqlite3.Connection, request: Request, now: float) -> int:
     return ask_for(connection, *to_row(request), now)
 
 
-def ask_for(connection: sqlite3.Connection, kind: str, arguments: Mapping[str, Any], now: float) -> int:
+def ask_for(
+    connection: sqlite3.Connection, kind: str, arguments: Mapping[str, Any], now: float, by: Caller | None = None
+) -> int:
     """Store a request. Return the id of its row. ``kind``, ``arguments``: see `core/requests.py: to_row`."""
+    if by is not None:
+        arguments = {**arguments, CALLER: (by.uid, by.user, by.admin)}
     row = connection.execute(
         "INSERT INTO requests (kind, arguments, made_at) VALUES (?,?,?)", (kind, json.dumps(arguments), now)
     ).lastrowid
     return row or 0
 
 
-def asked(connection: sqlite3.Connection) -> list[tuple[float, int, Request]]:
-    """Return the unanswered requests, oldest first: (time in seconds since 1970, id of the row, request).
+def asked(connection: sqlite3.Connection) -> list[tuple[float, Asked]]:
+    """Return the unanswered requests, oldest first: (time in seconds since 1970, request).
 
     A request that this version does not know is not returned. It gets the answer that it cannot be carried out.
     """
+    from scheduler.core.observations import Asked
     from scheduler.core.requests import Answer, from_row
+    from scheduler.core.rights import Caller
 
-    found: list[tuple[float, int, Request]] = []
+    found: list[tuple[float, Asked]] = []
     rows = connection.execute("SELECT made_at, id, kind, arguments FROM requests WHERE code IS NULL ORDER BY id")
     for at, row, kind, arguments in rows.fetchall():
         try:
-            found.append((at, row, from_row(kind, json.loads(arguments))))
+            given = json.loads(arguments)
+            by = Caller(*given[CALLER]) if CALLER in given else None
+            found.append((at, Asked(row, from_row(kind, given), by)))
         except (UsageError, ValueError, TypeError, AttributeError) as error:
             text = f"cannot carry out the request: the running scheduler is of another version ({error}); restart it"
             answer(connection, [Answer(row, 1, (text,))])

@@ -140,7 +140,10 @@ ALTER TABLE gpus ADD COLUMN node TEXT NOT NULL DEFAULT '';
 ALTER TABLE gpus ADD COLUMN partition TEXT NOT NULL DEFAULT '';
 """
 
-STEPS = (_FIRST, _READINGS, _OLD_LOGS, _COUNTS, _CALLS, _TALLIES, _EVENT_NAMES, _QUEUE, _NODES)
+# Step 10 adds the column `user`, which this index needs: only jobs of a scheduler of several users have a value there.
+_USERS = "CREATE INDEX jobs_users ON jobs (user, state) WHERE user<>'';"
+
+STEPS = (_FIRST, _READINGS, _OLD_LOGS, _COUNTS, _CALLS, _TALLIES, _EVENT_NAMES, _QUEUE, _NODES, "", _USERS)
 VERSION = len(STEPS)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from scheduler.client.locate import state_file_for
 from scheduler.core.errors import SchedulerError, UsageError
-from scheduler.daemon.web_child import LIFE, PORT_TAKEN
+from scheduler.daemon.helper_child import LIFE, PORT_TAKEN
 from scheduler.system.forked_command import need_own_process
 
 

@@ -12,6 +12,7 @@ from scheduler.core.config import Config
 from scheduler.daemon.context import Context
 from scheduler.daemon.loop import Daemon
 from scheduler.daemon.managed_gpus import ManagedGpus
+from scheduler.daemon.program_lookup import ProgramLookup
 from scheduler.runners.direct import DirectRunner
 from scheduler.store.database import Database
 from scheduler.store.paths import Places
@@ -41,7 +42,7 @@ def daemon(tmp_path: Path, told: list[str]) -> Iterator[Daemon]:
     config = Config(state_file=places.state_file)
     context = Context(places, config, db, {}, str(tmp_path), lambda message: told.append(message.text))
     runner = DirectRunner(places.attempts, places.state_file, {}, str(tmp_path / "errors"), 1024)
-    made = Daemon(context, runner, Watcher(), ManagedGpus(context, [], [], None, None), {})  # type: ignore[arg-type]
+    made = Daemon(context, runner, Watcher(), ManagedGpus(context, [], [], None, None), {}, ProgramLookup(context))  # type: ignore[arg-type]
     yield made
     made.close()
     runner.close()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scheduler.core.file_offsets import FileMark, Refusal
 from scheduler.core.gpu import Gpu, ResourceRequest
 from scheduler.core.job import Event, Failure, Holding, Job, JobSpec, JobState, Outcome, Process, Reason
+from scheduler.core.observations import Asked
 from scheduler.core.requests import Answer, Cancel, Pause, PauseQueue, Request, Requeue, Resume
 from scheduler.store import file_offsets as kept
 from scheduler.store import jobs as rows
@@ -57,6 +58,8 @@ SPECS = st.builds(
     env_file=TEXT,
     umask=st.none() | st.integers(0, 0o777),
     origin=TEXT,
+    user=TEXT,
+    uid=st.none() | st.integers(0, 2**32 - 2),
     on=st.just(()) | IDS,
     slots=st.integers(1, 999999),
     launch=st.sampled_from(["python", "torchrun"]),
@@ -324,7 +327,7 @@ def test_requests_and_their_answers_are_read_back(database: Database, request_: 
     """S3.30, P4: Requests and their answers are read back. A request that was answered is not returned again."""
     with database.writing() as connection:
         row = rows.ask(connection, request_, 1.0)
-    assert rows.asked(database.connection) == [(1.0, row, request_)]
+    assert rows.asked(database.connection) == [(1.0, Asked(row, request_))]
     assert rows.answer_of(database.connection, row) is None
     answer = Answer(row, 5, ("one", "zwei é"))
     with database.writing() as connection:
@@ -338,7 +341,7 @@ def test_requests_are_returned_in_order(database: Database) -> None:
     wanted: list[Request] = [Pause((0,)), Resume((0,)), Pause((0,))]
     with database.writing() as connection:
         numbers = [rows.ask(connection, one, 1.0) for one in wanted]
-    assert rows.asked(database.connection) == [(1.0, row, one) for row, one in zip(numbers, wanted, strict=True)]
+    assert rows.asked(database.connection) == [(1.0, Asked(row, one)) for row, one in zip(numbers, wanted, strict=True)]
 
 
 @pytest.mark.parametrize(("kind", "arguments"), [("dance", "{}"), ("pause", "{}"), ("pause", "[]"), ("pause", "{")])
@@ -347,8 +350,8 @@ def test_k07_an_unknown_request_is_refused_once(database: Database, kind: str, a
     with database.writing() as connection:
         connection.execute("INSERT INTO requests (kind, arguments, made_at) VALUES (?, ?, 1)", (kind, arguments))
         rows.ask(connection, Pause((0,)), 2.0)
-        assert [request for _, _, request in rows.asked(connection)] == [Pause((0,))]
-        assert [row for _, row, _ in rows.asked(connection)] == [2]
+        assert [one.request for _, one in rows.asked(connection)] == [Pause((0,))]
+        assert [one.row for _, one in rows.asked(connection)] == [2]
     answer = rows.answer_of(database.connection, 1)
     assert answer is not None and answer.code == 1 and "restart it" in answer.lines[0]
 

@@ -1,4 +1,4 @@
-"""Runs the web page (`gpujob web`) as a child process and restarts the process when it dies (setting `web`)."""
+"""Runs a part of gpujob as a child process, such as the web page (setting `web`), and restarts it when it dies."""
 
 from __future__ import annotations
 
@@ -12,38 +12,51 @@ from scheduler.core.observations import Now
 from scheduler.daemon.parts import NEVER
 from scheduler.system.own_process import own_command, start_own
 
-LIFE = "GPUJOB_WEB_CHILD"  # environment variable: number of a descriptor that is at end-of-file when the daemon is gone
+# Environment variable: number of a descriptor that is at end-of-file when the daemon is gone.
+LIFE = "GPUJOB_WEB_CHILD"
 LIFE_FD = 3
-PORT_TAKEN = "!port "  # begins the page's last line if its port is in use
+PORT_TAKEN = "!port "  # begins the last line of the page if its port is in use
 FIRST_BREAK_S, LONGEST_BREAK_S, LONGEST_FOR_A_PORT_S = 1.0, 600.0, 30.0
-LONG_LIFE_S = 60.0  # a page that lived this long is restarted without a longer back-off
+LONG_LIFE_S = 60.0  # a child that lived this long is restarted without a longer back-off
 PIECE = 4096
 EVERY_S, MOST_LINES, MOST_BYTES = 10.0, 16, 1 << 16  # period in seconds; most lines and bytes of output in a period
 LONGEST_LINE = 500
 
 
-class WebChild:
-    """`gpujob web` as a child process in its own POSIX session. No method blocks.
+def web_child(
+    state_file: str,
+    config_file: str,
+    port: int,
+    environ: Mapping[str, str],
+    epoll: select.epoll,
+    tell: Callable[[str, int], None],
+) -> HelperChild:
+    """Return `gpujob web` as a child process."""
+    options = {"state_file": state_file, "port": port, **({"config": config_file} if config_file else {})}
+    return HelperChild("the web page", own_command("web", options), environ, epoll, tell)
 
-    ``tell`` logs a sentence at a level. ``epoll`` wakes the loop when the page prints a line or dies.
+
+class HelperChild:
+    """A child process in its own POSIX session. No method blocks.
+
+    ``what``: its name for people; ``tell`` logs a sentence at a level. ``epoll`` wakes the loop when the child prints a
+    line or dies.
     """
 
     def __init__(
         self,
-        state_file: str,
-        config_file: str,
-        port: int,
+        what: str,
+        words: list[str],
         environ: Mapping[str, str],
         epoll: select.epoll,
         tell: Callable[[str, int], None],
     ) -> None:
-        options = {"state_file": state_file, "port": port, **({"config": config_file} if config_file else {})}
-        self._words = own_command("web", options)
+        self._what, self._words = what, words
         kept = {name: value for name, value in environ.items() if name != "GPUJOB_CRASH_AT"}
         self._environ = {**kept, LIFE: str(LIFE_FD), "PYTHONUNBUFFERED": "1"}
         self._epoll, self._tell = epoll, tell
         self._pid = 0
-        self._life = self._said = -1  # our ends of two pipes: one is closed when we end, one carries the page's output
+        self._life = self._said = -1  # our ends of two pipes: one is closed when we end, one carries the child's output
         self._rest = b""
         self._begun = self._due = 0.0
         self._break = Backoff(FIRST_BREAK_S, LONGEST_BREAK_S)
@@ -52,20 +65,20 @@ class WebChild:
         self._port_taken = False
 
     def sessions(self) -> set[int]:
-        """Return the POSIX session of the page's process, which belongs to no job; empty if there is no process."""
+        """Return the POSIX session of the child, which belongs to no job; empty if there is no child."""
         return {self._pid} if self._pid else set()
 
     def due(self) -> float:
         """Return when the next step is due even without an event (monotonic seconds).
 
-        The result is ``NEVER`` while the page runs normally.
+        The result is ``NEVER`` while the child runs normally.
         """
         if self._pid:
             return self._window + EVERY_S if self._deaf else NEVER
         return self._due
 
     def step(self, _now: Now) -> None:
-        """Start the page's process when it is due, log the output, and notice when the process dies."""
+        """Start the child when it is due, log its output, and notice when it dies."""
         now = time.monotonic()
         if not self._pid:
             if now >= self._due:
@@ -80,7 +93,7 @@ class WebChild:
             self._listen(now)
 
     def close(self) -> None:
-        """Close the pipes. The page's process then ends, as it does when the daemon is killed."""
+        """Close the pipes. The child then ends, as it does when the daemon is killed."""
         self._forget()
 
     def _start(self, now: float) -> None:
@@ -96,7 +109,7 @@ class WebChild:
         except OSError as error:
             for fd in fds:
                 os.close(fd)
-            self._rise(now, f"cannot start the web page: {error.strerror}")
+            self._rise(now, f"cannot start {self._what}: {error.strerror}")
             return
         for fd in (theirs, talk):
             os.close(fd)
@@ -134,9 +147,9 @@ class WebChild:
         self._tell(text, 30 if bad else 20)
 
     def _died(self, now: float) -> None:
-        """Schedule a restart after the page's process has died.
+        """Schedule a restart after the child has died.
 
-        If the process has lived for at least `LONG_LIFE_S` seconds, the back-off begins again with the shortest wait.
+        If the child has lived for at least `LONG_LIFE_S` seconds, the back-off begins again with the shortest wait.
         """
         if self._rest:
             self._read_line(self._rest)
@@ -146,11 +159,11 @@ class WebChild:
             self._break.reset()
             self._told.clear()
         most = LONGEST_FOR_A_PORT_S if self._port_taken else LONGEST_BREAK_S
-        text = "the web page ended and is restarted, each time after a longer wait; jobs are not affected"
+        text = f"{self._what} ended and is restarted, each time after a longer wait; jobs are not affected"
         self._rise(now, "" if self._port_taken else text, most)
 
     def _rise(self, now: float, text: str, most: float = LONGEST_BREAK_S) -> None:
-        """Set the time of the next start of the page. The wait doubles with each call, up to ``most`` seconds.
+        """Set the time of the next start of the child. The wait doubles with each call, up to ``most`` seconds.
 
         ``text`` is logged if it is not empty and was not logged before.
         """

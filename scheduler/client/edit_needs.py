@@ -1,0 +1,41 @@
+"""The new needs of jobs that are edited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from scheduler.core.gpu import Gpu
+from scheduler.core.job import Job
+from scheduler.core.job_options import check_launch
+from scheduler.core.model_table import ModelTable, need_of
+
+
+def needs_after(
+    jobs: Sequence[Job], changes: Mapping[str, Any], table: Callable[[], ModelTable], gpus: Callable[[], Sequence[Gpu]]
+) -> tuple[tuple[int, int], ...]:
+    """Return the new need of each job as (count, parts); empty if no need changes.
+
+    ``changes``: field of JobSpec → new value; ``table``: reads the model table; ``gpus``: returns the managed GPUs.
+    Raises UsageError, Refused.
+    """
+    specs = [replace(job.spec, **changes) for job in jobs]
+    if "launch" in changes:
+        for spec in specs:
+            check_launch(spec)
+    if not {"gpus", "vram_mib", "allowed"} & set(changes):
+        return ()
+    # A job that asks only for GPU memory gets its share from that memory and the sizes of its allowed GPUs.
+    by_memory = ("vram_mib" in changes or bool(spec.vram_mib) for spec in specs)
+    computed = [
+        "gpus" in changes or (books and not spec.gpus and not spec.on)
+        for spec, books in zip(specs, by_memory, strict=True)
+    ]
+    models = table() if any(computed) and not changes.get("gpus") else ModelTable()
+    managed = list(gpus())
+    needs = [
+        need_of(spec, models, managed)[0] if wanted else job.need
+        for spec, wanted, job in zip(specs, computed, jobs, strict=True)
+    ]
+    return tuple((need.count, need.parts) for need in needs)

@@ -1,0 +1,115 @@
+"""Who may do what in a scheduler that several users share (`gpujob system`). One table; nothing else decides.
+
+A scheduler of one user has no callers: everything is allowed there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from scheduler.core.errors import Refused
+from scheduler.core.job import Job
+from scheduler.core.secrets import without_secrets, words_without_secrets
+
+OWNER, OTHER, ADMINISTRATOR = "owner", "other user", "administrator"
+ROLES = (OWNER, OTHER, ADMINISTRATOR)
+HIDDEN_COMMAND = "(hidden)"  # stands for the command of another user's job (setting `hide_commands`)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The user who asks, as the kernel told it (SO_PEERCRED). ``admin``: root, or named in the setting `admins`."""
+
+    uid: int
+    user: str
+    admin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """A row of the table. ``what``: for docs/sharing.md; ``roles``: who may do it."""
+
+    what: str
+    roles: frozenset[str]
+
+
+def _right(what: str, *roles: str) -> Right:
+    return Right(what, frozenset(roles))
+
+
+# An administrator is also the owner of their own jobs. Requests to the scheduler have the names of `core/requests.py`.
+RIGHTS: dict[str, Right] = {
+    "see": _right("see a job: state, GPUs, times, reason, exit code", *ROLES),
+    "see_command": _right("see its command, folder and log path with `hide_commands: true`", OWNER, ADMINISTRATOR),
+    "see_command_open": _right("see its command, folder and log path with `hide_commands: false`", *ROLES),
+    "cancel": _right("cancel it", OWNER, ADMINISTRATOR),
+    "requeue": _right("run it again", OWNER, ADMINISTRATOR),
+    "hold": _right("hold it", OWNER, ADMINISTRATOR),
+    "release": _right("release it", OWNER, ADMINISTRATOR),
+    "first": _right("put it first among the jobs of its owner", OWNER, ADMINISTRATOR),
+    "swap": _right("swap it with another job of its owner", OWNER, ADMINISTRATOR),
+    "edit": _right("edit it", OWNER, ADMINISTRATOR),
+    "depend": _right("submit a job that waits for it", *ROLES),
+    "by_name": _right("submit a job that takes GPUs beside all other jobs (`on=`)", ADMINISTRATOR),
+    "pause": _right("pause a GPU", ADMINISTRATOR),
+    "resume": _right("resume a GPU", ADMINISTRATOR),
+    "pausequeue": _right("pause or resume the whole queue", ADMINISTRATOR),
+    "reset": _right("forget ended jobs", ADMINISTRATOR),
+}
+
+
+def roles_of(caller: Caller | None, owner: int | None = None) -> frozenset[str]:
+    """Return the roles of a caller. ``owner``: user id of the owner of the job, if it is about a job."""
+    if caller is None:
+        return frozenset(ROLES)
+    roles = {OWNER if owner == caller.uid else OTHER}
+    return frozenset(roles | {ADMINISTRATOR} if caller.admin else roles)
+
+
+def may(caller: Caller | None, right: str, owner: int | None = None) -> bool:
+    """Return whether a caller may do something. ``right``: a key of `RIGHTS`. Raises KeyError for an unknown right."""
+    return caller is None or bool(RIGHTS[right].roles & roles_of(caller, owner))
+
+
+def check_job(caller: Caller | None, right: str, job: Job) -> None:
+    """Raise Refused if a caller may not do something with a job."""
+    if not may(caller, right, job.spec.uid):
+        raise Refused(f"job {job.id} belongs to user {job.spec.user}", do="ask this user or an administrator")
+
+
+def check(caller: Caller | None, right: str, what: str) -> None:
+    """Raise Refused if a caller may not do something that is about no job. ``what``: such as "pause GPUs"."""
+    if not may(caller, right):
+        raise Refused(
+            f"only an administrator may {what}", do="administrators are named in admins, in /etc/gpujob/config.yaml"
+        )
+
+
+def as_seen_by(caller: Caller | None, hide_commands: bool) -> Callable[[Job], Job]:
+    """Return a function that returns a job as the caller may see it.
+
+    Everybody sees their own jobs whole. Of the jobs of others, the environment and what happens at the end are hidden
+    from everybody, and the command with ``hide_commands``.
+    """
+    right = "see_command" if hide_commands else "see_command_open"
+
+    def seen(job: Job) -> Job:
+        spec = job.spec
+        if caller is None or spec.uid == caller.uid:
+            return job
+        spec = replace(
+            spec, env_file="", variables=(), caller="", on_finish="", mail_to="", limits=(), info="",
+            arguments=tuple(words_without_secrets(spec.arguments)), label=without_secrets(spec.label),
+        )  # fmt: skip
+        if may(caller, right, spec.uid):
+            return replace(job, spec=spec, argv=tuple(words_without_secrets(job.argv)))
+        kind = {"script": HIDDEN_COMMAND} if spec.is_script else {"arguments": (HIDDEN_COMMAND,)}
+        spec = replace(spec, script="", arguments=(), label="", cwd="", conda_env="", info="", origin="", log_dir="",
+                       log_name="", source="submit")  # fmt: skip
+        spec = replace(spec, **kind)
+        return replace(
+            job, spec=spec, argv=(), log="", interpreter="", session=None, log_finding=None, notes=(), identity=""
+        )
+
+    return seen

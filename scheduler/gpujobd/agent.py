@@ -1,0 +1,248 @@
+"""The agent of a user: runs the user's jobs with the user's rights, for the scheduler of all users.
+
+The launcher starts it as ``python -I -m scheduler.gpujobd.agent``, with a socket to the scheduler as descriptor 3. To the
+jobs the agent is what the scheduler is for a scheduler of one user: it starts supervisors or screen sessions, reads
+attempt records, and searches processes. It reads scripts, environments and logs, and opens all files with the rights of
+its user. It decides nothing. When the scheduler is gone, the agent ends; the supervisors and the jobs continue, and the
+next agent adopts them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from scheduler.core.config import Config
+from scheduler.core.errors import SchedulerError
+from scheduler.core.job import Job, Process
+from scheduler.core.observations import Ended, Lost, Missing, NeverRan, Observation, Started, Unclaimed
+from scheduler.core.screen_names import session_name
+from scheduler.daemon.failure_diagnosis import with_causes
+from scheduler.daemon.prepare_launch import complete_launch
+from scheduler.environments import activate
+from scheduler.environments.resolve import Environments
+from scheduler.environments.resolve import Missing as Lacking
+from scheduler.gpujobd.channel import Channel, Closed
+from scheduler.gpujobd.messages import said
+from scheduler.runners.adoption import start_trouble
+from scheduler.runners.direct import DirectRunner
+from scheduler.runners.screen import ScreenRunner, tidy
+from scheduler.store.paths import digest, make_private_folder
+from scheduler.system.private_files import new_private
+from scheduler.system.processes import own_limits
+from scheduler.system.typed_json import typed
+
+FD = 3  # descriptor of the socket to the scheduler
+MISSING_AGAIN_S = 2.0  # between two looks for files that waiting jobs lack
+TROUBLE_S = 1.0  # between two looks whether jobs can start
+MOST_MISSING = 200  # jobs in one look
+OPEN_FILES = 65_536
+
+
+class Agent:
+    """An agent. ``folder``: the private folder for its records. Raises SchedulerError, OSError."""
+
+    def __init__(self, channel: Channel, folder: str, environ: dict[str, str]) -> None:
+        self.channel, self.folder, self.environ = channel, folder, environ
+        self.config: Config | None = None
+        self.runner: DirectRunner | ScreenRunner
+        self.environments: Environments
+        self.limits = own_limits()
+        self.jobs: dict[int, Job] = {}  # attempts in hand, by job
+        self.missing: dict[int, tuple[Job, dict[str, str] | None]] = {}  # waiting jobs that lack a file
+        self.missing_due = self.trouble_due = 0.0
+        self.trouble = ""
+        self.wakeup, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)  # readable when a child has ended
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for name in ("attempts", "sessions", "env"):
+            make_private_folder(os.path.join(folder, name))
+
+    # -- settings -----------------------------------------------------------------------------------------
+
+    def use_settings(self, config: Config) -> None:
+        """Apply settings; the first ones create the runner."""
+        first, self.config = self.config is None, config
+        if first:
+            self._start_runner(config)
+        self.environments.mode, self.environments.limit_s = config.conda_mode, config.activation_limit
+
+    def _start_runner(self, config: Config) -> None:
+        limit = self.limits[resource.RLIMIT_NOFILE]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit[0], min(limit[1], OPEN_FILES)), limit[1]))
+        launcher = (sys.executable, "-I", "-S", activate.__file__)
+        self.environments = Environments(self.environ, config.python, launcher)
+        attempts, sessions = (os.path.join(self.folder, name) for name in ("attempts", "sessions"))
+        if config.screen:
+            short_id = digest(os.fsencode(config.state_file), 2)
+            self.runner = ScreenRunner(attempts, config.state_file, self.environ, sessions, short_id, limit[0])
+        else:
+            tidy(sessions, attempts)
+            errors = os.path.join(self.folder, "supervisor.err")
+            self.runner = DirectRunner(attempts, config.state_file, self.environ, errors, limit[0])
+
+    # -- requests of the scheduler ------------------------------------------------------------------------
+
+    def carry_out(self, message: dict[str, Any]) -> None:
+        """Carry out a message of the scheduler. Raises ValueError if it is not valid."""
+        kind = message["do"]
+        if kind == "settings":
+            self.use_settings(typed(message["config"], Config))
+        elif kind == "start":
+            ordinals = typed(message["ordinals"], dict[int, int])
+            self._start(typed(message["job"], Job), typed(message["environment"], dict[str, str] | None), ordinals)
+        elif kind == "adopt":
+            job = typed(message["job"], Job)
+            self.jobs[job.id] = job
+            self._say(self.runner.adopt(job))
+        elif kind == "stop":
+            pairs = [(typed(job, Job), bool(hard)) for job, hard in message["jobs"]]
+            self.runner.stop((self.jobs.get(job.id, job), hard) for job, hard in pairs)
+        elif kind == "leftovers":
+            processes = typed(message["processes"], list[Process])
+            self.runner.watch_leftovers(str(message["key"]), int(message["job"]), int(message["attempt"]), processes)
+        elif kind == "forget":  # the job waits no more, or is gone
+            self.missing.pop(int(message["job"]), None)
+        else:
+            raise ValueError(f"unknown message {kind!r}")
+
+    def _start(self, job: Job, environment: dict[str, str] | None, ordinals: dict[int, int]) -> None:
+        self.jobs[job.id] = job
+        self.missing.pop(job.id, None)
+        try:
+            self._store_environment(job, environment)
+            launch = self._launch(job, ordinals)
+        except OSError as error:
+            self._say([start_trouble(job.id, job.attempt, error.errno or 0, time.time(), "environment")])
+            return
+        if launch is None:
+            self.missing[job.id] = (job, environment)
+            return
+        self.runner.start(job, launch)
+
+    def _store_environment(self, job: Job, environment: dict[str, str] | None) -> None:
+        """Store the variables of an attempt in a private file until it has started. Raises OSError."""
+        path = ""
+        if environment is not None:
+            path = self._env_file(job)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            data = b"\0".join(os.fsencode(f"{name}={value}") for name, value in environment.items())
+            with os.fdopen(new_private(path), "wb") as stream:
+                stream.write(data)
+        job.spec = replace(job.spec, env_file=path)
+
+    def _env_file(self, job: Job) -> str:
+        return os.path.join(self.folder, "env", job.attempt_key)
+
+    def _launch(self, job: Job, ordinals: dict[int, int]) -> Any:
+        """Return the launch of a job; None if it lacks a file, which is reported."""
+        assert self.config is not None
+        found = self.environments.find(job)
+        if isinstance(found, Lacking):
+            self._say([Unclaimed(job.id, job.attempt), Missing(job.id, found.sentence)])
+            return None
+        launch = complete_launch(job, found, self.config, self.environments.home, ordinals, self.limits)
+        job.argv, job.interpreter = launch.words, found.interpreter
+        job.session = session_name(job.id, job.gpus, job.argv) if job.runner_kind.terminal else None
+        return launch
+
+    # -- reports ------------------------------------------------------------------------------------------
+
+    def _say(self, observations: list[Observation]) -> None:
+        for one in with_causes(self.jobs, observations):
+            number = getattr(one, "job", 0)
+            job = self.jobs.get(number)
+            if isinstance(one, Started) and job is not None:
+                job.process, job.session = one.process, one.session or job.session
+                one = replace(one, argv=job.argv, interpreter=job.interpreter)
+            if isinstance(one, (Ended, NeverRan, Unclaimed, Lost)):
+                self.jobs.pop(number, None)
+            if isinstance(one, (Started, Ended, NeverRan, Unclaimed, Lost)) and job is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._env_file(job))
+            self.channel.send(said(one))
+
+    def _look_for_missing(self, now: float) -> None:
+        self.missing_due = now + MISSING_AGAIN_S
+        for number, (job, environment) in list(self.missing.items())[:MOST_MISSING]:
+            try:
+                self._store_environment(job, environment)
+                found = self.environments.find(job)
+                os.unlink(self._env_file(job)) if environment is not None else None
+            except OSError:
+                continue  # a full disk: the next look tries again
+            self.missing[number] = self.missing.pop(number)  # to the end: each of them gets its turn
+            if not isinstance(found, Lacking):
+                del self.missing[number]
+                self.channel.send({"say": "found", "job": number})
+
+    def _say_trouble(self, now: float) -> None:
+        self.trouble_due = now + TROUBLE_S
+        told = self.runner.trouble()
+        if told != self.trouble:
+            self.trouble = told
+            self.channel.send({"say": "trouble", "text": told})
+
+    # -- the loop -----------------------------------------------------------------------------------------
+
+    def run(self) -> NoReturn:
+        """Run until the scheduler closes the connection. Raises Closed then."""
+        while self.config is None:
+            select.select([self.channel], [], [])
+            for message in self.channel.receive():
+                self.carry_out(message)
+        while True:
+            for message in self.channel.receive():
+                self.carry_out(message)
+            self.runner.flush()
+            self._say(self.runner.look())
+            now = time.monotonic()
+            if self.missing and now >= self.missing_due:
+                self._look_for_missing(now)
+            if now >= self.trouble_due:
+                self._say_trouble(now)
+            self.channel.flush()
+            self._wait()
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        poll.register(self.channel, select.POLLIN | (select.POLLOUT if self.channel.waits else 0))
+        for fd in (self.wakeup, *self.runner.descriptors()):
+            poll.register(fd, select.POLLIN)
+        due = [self.trouble_due if self.jobs else float("inf"), self.missing_due if self.missing else float("inf")]
+        due += [moment for moment in (self.runner.next_look(),) if moment is not None]
+        wait = min(due) - time.monotonic()
+        poll.poll(None if wait == float("inf") else max(0, int(wait * 1000) + 1))
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wakeup, 4096)
+
+
+def main() -> int:
+    """Run the agent. Return the exit code."""
+    folder = os.environ.pop("GPUJOB_AGENT_FOLDER")
+    channel = Channel(socket.socket(fileno=FD))
+    os.set_inheritable(FD, False)
+    os.chdir(folder)
+    try:
+        agent = Agent(channel, folder, dict(os.environ))
+        agent.run()
+    except Closed:
+        return 0
+    except (SchedulerError, OSError, ValueError) as error:
+        with contextlib.suppress(Closed):
+            channel.send({"say": "cannot", "text": str(error)})
+        print(f"gpujobd: the agent of user {os.getuid()} ends: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

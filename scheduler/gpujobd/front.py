@@ -1,0 +1,337 @@
+"""The front: answers the users of the machine through the socket, with the rights of the service user.
+
+A child of the scheduler: ``python -I -m scheduler.gpujobd.front SETTINGS``, with a pipe that ends with the scheduler. The
+kernel tells who asks (SO_PEERCRED); `core/rights.py` tells what a user may do. Each connection has a thread, and each user
+a limited number of connections, so nobody can keep others out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import grp
+import json
+import os
+import pwd
+import select
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from scheduler.client.client import ANSWER_S, SchedulerClient
+from scheduler.client.edit_needs import needs_after
+from scheduler.client.overview import Overview
+from scheduler.client.remote_calls import (
+    CALLS,
+    LONGEST_CALL,
+    MEMORIES,
+    Gone,
+    arguments_of,
+    error_as_json,
+    receive,
+    result_as_json,
+    send,
+)
+from scheduler.core.check_spec import check_spec
+from scheduler.core.errors import NotFound, Refused, SchedulerError, UsageError
+from scheduler.core.job import REASON_CODES, Event, Job, JobSpec, Reason
+from scheduler.core.job_options import EDITABLE
+from scheduler.core.model_table import ModelTable, table_from
+from scheduler.core.requests import KINDS, Edit, to_row
+from scheduler.core.rights import Caller, as_seen_by, check, check_job, may
+from scheduler.daemon.helper_child import LIFE
+from scheduler.intake.machine_settings import MachineFile
+from scheduler.system.typed_json import from_json, to_json, typed
+from scheduler.warm.client import peer_of
+
+MOST_CONNECTIONS = 512
+MOST_OF_A_USER = 32
+IDLE_S = 120.0  # a connection without calls is closed
+CALL_S = 10.0  # for a whole call to arrive, and for an answer to be read
+GROUPS_S = 10.0  # how long the groups of a user are remembered
+OPEN_DETAILS = frozenset({"attempt", "gpus", "share", "exit_code", "signal", "outcome", "wait", "cause"})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of the front. ``socket``: its path; ``state_file``: of the scheduler."""
+
+    socket: str
+    state_file: str
+
+
+class Front:
+    """The calls that users make. ``environ``: names the configuration of the machine."""
+
+    def __init__(self, state_file: str, environ: Mapping[str, str]) -> None:
+        self.state_file = state_file
+        self.machine = MachineFile(environ)
+        self._lock = threading.Lock()
+        self._callers: dict[int, tuple[float, tuple[str, ...], str]] = {}  # user id → when looked up, groups, name
+        self.open: Counter[int] = Counter()
+
+    # -- who asks -----------------------------------------------------------------------------------------
+
+    def caller_of(self, uid: int) -> Caller:
+        """Return the user with this id, with the rights that the configuration gives."""
+        with self._lock:
+            settings = self.machine.settings()
+            at, groups, name = self._callers.get(uid, (-GROUPS_S, (), ""))
+            if time.monotonic() - at >= GROUPS_S:
+                groups, name = _groups_of(uid)
+                self._callers[uid] = (time.monotonic(), groups, name)
+        admin = uid == 0 or name in settings.admins or any(f"@{group}" in settings.admins for group in groups)
+        return Caller(uid, name, admin)
+
+    def hides(self) -> bool:
+        """Return whether the commands of users are hidden from other users."""
+        with self._lock:
+            return self.machine.settings().hide_commands
+
+    # -- a call -------------------------------------------------------------------------------------------
+
+    def answer(self, uid: int, data: bytes) -> bytes:
+        """Return the answer to a call of a user."""
+        try:
+            return to_json({"value": result_as_json(self._result(self.caller_of(uid), data))})
+        except SchedulerError as error:
+            return to_json({"error": error_as_json(error)})
+        except (ValueError, OverflowError, TypeError) as error:
+            return to_json({"error": error_as_json(UsageError(f"the call is not valid: {error}"))})
+        except OSError as error:
+            text = f"the scheduler of this machine cannot do it now: {error.strerror}"
+            return to_json({"error": error_as_json(SchedulerError(text))})
+
+    def _result(self, caller: Caller, data: bytes) -> Any:
+        call = from_json(data)
+        name = call.get("call") if isinstance(call, dict) else None
+        if not isinstance(name, str) or name not in CALLS:
+            raise UsageError("unknown call", do="gpujob and gpujobd are perhaps of different versions")
+        given = arguments_of(name, call.get("with"))
+        client = SchedulerClient(self.state_file)
+        if name == "ask_for":
+            return self._ask(client, caller, given)
+        if name == "submit":
+            return self._submit(client, caller, given)
+        if name == "reset":
+            check(caller, "reset", "forget jobs")
+        if name == "remembered" and given["key"] not in MEMORIES:
+            raise NotFound(f"nothing is remembered under {given['key'][:40]!r}")
+        return self._visible(caller, name, getattr(client, name)(**given))
+
+    def _ask(self, client: SchedulerClient, caller: Caller, given: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
+        kind = KINDS.get(given["kind"])
+        if kind is None:
+            raise UsageError(f"unknown request {given['kind'][:40]!r}")
+        request = typed(given["arguments"], kind)
+        numbers = [*getattr(request, "jobs", ()), *getattr(request, "gpus", ()), *getattr(request, "after", ())]
+        if not all(0 <= number < 1 << 53 for number in numbers) or len(numbers) > 1_000_000:
+            raise UsageError("a number in the request is out of range")
+        if isinstance(request, Edit):
+            request = self._checked_edit(client, caller, request)
+        wait_s = min(max(0.0, given.get("wait_s", ANSWER_S)), 30.0)
+        return client.ask_for(*to_row(request), wait_s=wait_s, by=caller)
+
+    def _checked_edit(self, client: SchedulerClient, caller: Caller, request: Edit) -> Edit:
+        """Return the edit with typed changes, and with needs that are computed here. Raises SchedulerError."""
+        if not set(request.changes) <= set(EDITABLE):
+            raise UsageError("such a change is not possible")
+        found = client.states(request.jobs)
+        for job in found:
+            check_job(caller, "edit", job)
+            check_spec(changed_spec(job.spec, request.changes))
+        changes = {name: getattr(changed_spec(JobSpec(), request.changes), name) for name in request.changes}
+        needs = needs_after(found, changes, lambda: self._table(client), client.gpus)
+        return Edit(request.jobs, changes, needs)
+
+    def _table(self, client: SchedulerClient) -> ModelTable:
+        noted = client.remembered("model_table")
+        return table_from(json.loads(noted), "the model table") if noted else ModelTable()
+
+    def _submit(self, client: SchedulerClient, caller: Caller, given: dict[str, Any]) -> Job:
+        spec: JobSpec = replace(given["spec"], uid=caller.uid, user=caller.user, env_file="")
+        check_spec(spec)
+        if not spec.cwd:
+            raise UsageError("the job has no working folder")
+        if spec.on and not may(caller, "by_name"):
+            raise Refused(
+                "only an administrator may submit a job that takes GPUs beside all other jobs (on=)",
+                do="name the allowed GPUs with --allowed",
+            )
+        most = given.get("most")
+        return client.submit(
+            spec, _checked_environment(given["environment"]), self._table(client),
+            forgiving=given.get("forgiving", False), most=most,
+        )  # fmt: skip
+
+    # -- what a user sees ---------------------------------------------------------------------------------
+
+    def _visible(self, caller: Caller, name: str, result: Any) -> Any:
+        """Return a result as the caller may see it."""
+        hide = self.hides()
+        seen = as_seen_by(caller, hide)
+        if not hide or caller.admin:
+            return _with_jobs(result, seen)
+
+        def own(job: Job) -> bool:
+            return job.spec.uid == caller.uid
+
+        if name == "job":
+            job, reason, events = result
+            if not own(job):
+                return seen(job), _closed_reason(reason), [_closed_event(event) for event in events]
+        elif name == "jobs":
+            jobs, reasons = result
+            theirs = {job.id for job in jobs if not own(job)}
+            return [seen(job) for job in jobs], _closed_reasons(reasons, theirs)
+        elif isinstance(result, Overview):
+            theirs = {job.id for job in result.jobs if not own(job)}
+            return replace(
+                result, jobs=[seen(job) for job in result.jobs], reasons=_closed_reasons(result.reasons, theirs)
+            )
+        return _with_jobs(result, seen)
+
+
+def changed_spec(spec: JobSpec, changes: Mapping[str, Any]) -> JobSpec:
+    """Return a spec with changes that another process sent. Raises ValueError if a value has a wrong type."""
+    found: JobSpec = typed({**dataclasses.asdict(spec), **changes}, JobSpec)
+    return found
+
+
+def _groups_of(uid: int) -> tuple[tuple[str, ...], str]:
+    """Return the names of the groups of a user, and the name of the user; the id as text if the user has no name."""
+    try:
+        user = pwd.getpwuid(uid)
+    except KeyError:
+        return (), str(uid)
+    names = []
+    for gid in os.getgrouplist(user.pw_name, user.pw_gid):
+        with contextlib.suppress(KeyError):
+            names.append(grp.getgrgid(gid).gr_name)
+    return tuple(names), user.pw_name
+
+
+def _checked_environment(environment: Mapping[str, str] | None) -> Mapping[str, str]:
+    """Return the variables of a job. Raises UsageError if a name or value cannot be in an environment."""
+    for name, value in (environment or {}).items():
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise UsageError(f"{name[:40]!r} cannot be a variable of the job")
+    return environment or {}
+
+
+def _closed_reason(reason: Reason | None) -> Reason | None:
+    """Return the reason without a sentence that could name files or environments of another user."""
+    return None if reason is None else Reason(reason.code, REASON_CODES.get(reason.code, ""))
+
+
+def _closed_reasons(reasons: Mapping[int, Reason], theirs: set[int]) -> dict[int, Reason]:
+    return {job: (_closed_reason(one) or one) if job in theirs else one for job, one in reasons.items()}
+
+
+def _closed_event(event: Event) -> Event:
+    return replace(event, detail={name: value for name, value in event.detail.items() if name in OPEN_DETAILS})
+
+
+def _with_jobs(value: Any, seen: Callable[[Job], Job]) -> Any:
+    """Return a value with each job in it as the caller may see it."""
+    if isinstance(value, Job):
+        return seen(value)
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(_with_jobs(item, seen) for item in value)
+    if isinstance(value, dict):
+        return {key: _with_jobs(item, seen) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        found = {
+            field.name: shown
+            for field in dataclasses.fields(value)
+            if field.init and (shown := _with_jobs(held := getattr(value, field.name), seen)) is not held
+        }
+        return replace(value, **found) if found else value
+    return value
+
+
+# -- the socket -------------------------------------------------------------------------------------------
+
+
+def serve(front: Front, listener: socket.socket, life: int) -> None:
+    """Accept connections until the descriptor ``life`` is readable or at its end."""
+    slots = threading.Lock()
+    while True:
+        ready, _, _ = select.select([listener.fileno(), life], [], [])
+        if life in ready:
+            return
+        try:
+            connection, _ = listener.accept()
+            uid = peer_of(connection)[1]
+        except OSError:
+            continue  # the caller has given up
+        with slots:
+            full = sum(front.open.values()) >= MOST_CONNECTIONS or front.open[uid] >= MOST_OF_A_USER
+            if not full:
+                front.open[uid] += 1
+        if full:
+            connection.close()
+            continue
+
+        def talk(connection: socket.socket = connection, uid: int = uid) -> None:
+            try:
+                with connection:
+                    _talk(front, connection, uid)
+            finally:
+                with slots:
+                    front.open[uid] -= 1
+                    if not front.open[uid]:
+                        del front.open[uid]
+
+        threading.Thread(target=talk, daemon=True).start()
+
+
+def _talk(front: Front, connection: socket.socket, uid: int) -> None:
+    """Answer the calls of a connection until it ends."""
+    while True:
+        if not select.select([connection], [], [], IDLE_S)[0]:
+            return
+        connection.settimeout(CALL_S)
+        try:
+            call = receive(connection, LONGEST_CALL)
+            answer = front.answer(uid, call)
+            connection.settimeout(CALL_S)
+            send(connection, answer)
+        except Gone:
+            return
+
+
+def listen(path: str) -> socket.socket:
+    """Return a socket that listens at ``path``, which every user may use. Raises OSError."""
+    fresh = f"{path}.new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(fresh)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    made.bind(fresh)
+    os.chmod(fresh, 0o666)  # noqa: S103  every user may ask; the kernel tells who asks
+    made.listen(128)
+    os.rename(fresh, path)  # no moment without a socket
+    return made
+
+
+def main() -> int:
+    """Run the front. Return the exit code."""
+    settings = typed(from_json(sys.argv[1]), Settings)
+    life = int(os.environ.pop(LIFE))
+    os.umask(0o077)
+    try:
+        listener = listen(settings.socket)
+    except OSError as error:
+        print(f"! cannot listen at {settings.socket}: {error.strerror}", flush=True)
+        return 1
+    serve(Front(settings.state_file, os.environ), listener, life)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""The messages between the scheduler of all users and the agents of the users.
+
+To an agent: ``{"do": KIND, …}``. From an agent: ``{"say": KIND, …}``. An agent belongs to its user, who can make it say
+anything: `observation_of` accepts only what has exactly the types of an observation, and bounds each value.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from scheduler.core.job import Process
+from scheduler.core.observations import Ended, Gone, Lost, Missing, NeverRan, Observation, Started, Unclaimed
+from scheduler.system.typed_json import plain, typed
+
+SAYS: dict[str, Any] = {
+    kind.__name__.lower(): kind for kind in (Started, Ended, NeverRan, Unclaimed, Lost, Gone, Missing)
+}
+LONGEST_TEXT = 2000  # characters
+MOST_WORDS = 4000
+MOST_PROCESSES = 4096
+MOST_PID, MOST_TICKS = 1 << 22, 1 << 62
+
+
+def said(observation: Observation) -> dict[str, Any]:
+    """Return the message for an observation."""
+    return {"say": type(observation).__name__.lower(), "value": plain(observation)}
+
+
+def observation_of(message: Any, uid: int, now: float) -> Observation | None:
+    """Return the observation in a message of the agent of user ``uid``; None if the message is about something else.
+
+    ``now``: seconds since 1970. Raises ValueError if the message is not valid.
+    """
+    if not isinstance(message, dict):
+        raise ValueError("a message must be an object")
+    kind = SAYS.get(str(message.get("say")))
+    if kind is None:
+        return None
+    found = typed(message.get("value"), kind)
+    changes: dict[str, Any] = {}
+    for name, value in ((name, getattr(found, name)) for name in kind.__slots__):
+        if isinstance(value, str):
+            changes[name] = value[:LONGEST_TEXT]
+        elif isinstance(value, float):
+            changes[name] = min(value, now) if math.isfinite(value) and value > 0 else now
+        elif name in ("leftovers", "unsure"):
+            changes[name] = tuple(own_processes(value, uid))
+        elif name == "argv":
+            changes[name] = tuple(word[:LONGEST_TEXT] for word in value[:MOST_WORDS])
+    if isinstance(found, Started):
+        process = next(iter(own_processes([found.process], uid)), None) if found.process is not None else None
+        changes |= {"process": process, "place": None}
+    if isinstance(found, Ended):
+        if (found.exit_code is None) == (found.signal is None):
+            raise ValueError("an ending has either an exit code or a signal")
+        if not 0 <= (found.exit_code or 0) <= 255 or not 0 <= (found.signal or 0) <= 64:
+            raise ValueError("no such exit code or signal")
+        if found.failure is not None:
+            changes["failure"] = replace(
+                found.failure, kind=found.failure.kind[:100], line=found.failure.line[:LONGEST_TEXT],
+                hint=found.failure.hint[:LONGEST_TEXT], peak_mib=None, asked_mib=None,
+            )  # fmt: skip
+    if isinstance(found, Gone):
+        changes.pop("key", None)
+    result: Observation = replace(found, **changes)
+    return result
+
+
+def own_processes(processes: Iterable[Process], uid: int) -> list[Process]:
+    """Return the processes that have ended or belong to the user ``uid``: an agent may name no process of others."""
+    return [process for process in [*processes][:MOST_PROCESSES] if _may_be_of(process, uid)]
+
+
+def _may_be_of(process: Process, uid: int) -> bool:
+    if not 0 < process.pid <= MOST_PID or not 0 <= process.ticks <= MOST_TICKS:
+        return False
+    try:
+        return os.stat(f"/proc/{process.pid}").st_uid in (uid, 0)  # root: a program that changes its user
+    except OSError:
+        return True  # it has ended

@@ -1,0 +1,106 @@
+"""The scheduler of all users: the daemon of a scheduler of one user, with agents in place of its own runner.
+
+The launcher starts it as ``python -I -m scheduler.gpujobd.service SETTINGS``, as the service user, with a socket to the
+launcher as descriptor 3. SETTINGS is a JSON object (`ServiceSettings`).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.core.protocols import Runner
+from scheduler.daemon.context import Context
+from scheduler.daemon.helper_child import HelperChild
+from scheduler.daemon.process import DaemonProcess, UsersParts
+from scheduler.daemon.program_lookup import UserProgramLookup
+from scheduler.gpujobd import front
+from scheduler.gpujobd.launcher_link import LauncherLink
+from scheduler.gpujobd.users_runner import UsersRunner
+from scheduler.intake.machine_settings import SYSTEM_KEYS, VARIABLE, machine_settings
+from scheduler.intake.settings import load
+from scheduler.system.typed_json import from_json, to_json, typed
+from scheduler.views.foreground_output import ForegroundOutput
+
+FD = 3  # descriptor of the socket to the launcher
+OTHERS = ("weights", *SYSTEM_KEYS)  # keys of the configuration that are no settings of a scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """Paths of the service. ``state_file``: in the private folder of the scheduler; ``config``: may be missing."""
+
+    socket: str
+    state_file: str
+    config: str
+
+
+def run(settings: ServiceSettings, connection: socket.socket) -> int:
+    """Run the scheduler and return its exit code. Raises SchedulerError."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GPUJOB")}
+    environ[VARIABLE] = os.environ[VARIABLE] = settings.config
+    told = machine_settings(environ)
+    if told.problem:
+        raise UsageError(told.problem, do="correct it: the scheduler of all users needs this file")
+    beside = os.path.dirname(settings.config)
+    flags: dict[str, object] = {
+        "state_file": settings.state_file,
+        "jobs_file": "",
+        "commands_file": "",
+        "engine": "local",
+    }
+    config = settings.config if os.path.exists(settings.config) else None
+    found = load(flags, {}, config, os.path.dirname(settings.state_file), others=OTHERS)
+    if found.origin["llm_config"] == "default":
+        flags["llm_config"] = os.path.join(beside, "llm_config.json")
+        found = load(flags, {}, config, os.path.dirname(settings.state_file), others=OTHERS)
+    output = ForegroundOutput(follow=False)
+    daemon = DaemonProcess(found, flags, output, environ)
+    lookup = UserProgramLookup()
+
+    def runner(context: Context) -> Runner:
+        link = LauncherLink(connection)
+        made = UsersRunner(link, lambda: context.config, settings.socket, lookup.found_again, _end)
+        lookup.parked = made.forget_others
+        return made
+
+    def make_front(epoll: select.epoll, tell: Callable[[str, int], None]) -> HelperChild:
+        told = to_json(front.Settings(settings.socket, settings.state_file)).decode()
+        words = [sys.executable, "-I", "-m", front.__name__, told]
+        return HelperChild("the front of gpujobd", words, environ, epoll, tell)
+
+    daemon.users = UsersParts(runner, lookup, make_front)
+    try:
+        return daemon.run().code
+    finally:
+        output.close()
+
+
+def _end() -> None:
+    """End this scheduler, because its launcher is gone: the next launcher starts another one."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main() -> int:
+    """Run the scheduler with the settings of the command line. Return the exit code."""
+    os.umask(0o077)
+    connection = socket.socket(fileno=FD)
+    os.set_inheritable(FD, False)
+    settings = typed(from_json(sys.argv[1]), ServiceSettings)
+    os.chdir(os.path.dirname(settings.state_file))
+    try:
+        return run(settings, connection)
+    except SchedulerError as error:
+        for line in error.lines:
+            print(f"gpujobd: {line}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,411 @@
+"""The runner of the scheduler of all users: passes each attempt to the agent of its user.
+
+See `core/protocols.py: Runner`. The agents run the attempts with the runners of a scheduler of one user, so this file
+only keeps track of who has which attempt. An agent that ends is started again while its user has attempts in hand, and
+adopts them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from scheduler.core.backoff import Backoff
+from scheduler.core.config import Config
+from scheduler.core.job import Job, Process
+from scheduler.core.launch import Launch
+from scheduler.core.observations import Ended, Gone, Lost, Missing, NeverRan, Observation, Started, Unclaimed
+from scheduler.environments.resolve import stored_environment
+from scheduler.gpujobd.channel import Channel, Closed
+from scheduler.gpujobd.launcher_link import AgentStarted, LauncherGone, LauncherLink
+from scheduler.gpujobd.messages import observation_of
+from scheduler.system.processes import lives
+from scheduler.system.typed_json import plain, typed
+
+IDLE_S = 60.0  # an agent without attempts ends after this time
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0  # between two starts of the agent of a user
+GROUPS_S = 30.0  # between two looks whether the groups of a user have changed
+SETTLED_S = 10.0  # after this time, the scheduler has recorded what an agent said
+LOST_DELAY_S = 5.0  # between two looks at the processes of a user who has no agent
+
+
+@dataclass(slots=True)
+class _Hand:
+    """An attempt in hand. ``job``: as it was started or adopted; ``sent``: whether the present agent knows it."""
+
+    job: Job
+    ordinals: dict[int, int] | None = None  # of an attempt to start; None: to adopt
+    sent: bool = False
+
+
+@dataclass(slots=True)
+class _User:
+    """A user with attempts in hand, and the user's agent. ``channel``: None while there is no agent."""
+
+    uid: int
+    hands: dict[str, _Hand] = field(default_factory=dict)
+    held: dict[str, tuple[int, int, Sequence[Process]]] = field(default_factory=dict)  # leftovers, by attempt key
+    missing: dict[int, float] = field(default_factory=dict)  # jobs that the agent says lack a file → since when
+    unclaimed: set[int] = field(default_factory=set)  # jobs whose last start was withdrawn, perhaps for that reason
+    stops: list[tuple[Job, bool]] = field(default_factory=list)  # for the next agent
+    channel: Channel | None = None
+    asked: bool = False
+    due: float = 0.0  # when to ask for an agent again (monotonic seconds)
+    wait: Backoff = field(default_factory=lambda: Backoff(FIRST_WAIT_S, LONGEST_WAIT_S))
+    idle_since: float | None = None
+    refusal: str = ""  # why there is no agent
+    trouble: str = ""
+    look_due: float = 0.0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.hands or self.held or self.missing or self.stops)
+
+
+class UsersRunner:
+    """The runner. ``config``: returns the settings; ``mark``: in GPUJOB_STATE_FILE of all jobs: the path of the socket.
+
+    ``found_again``: called with a waiting job that has now the file that it lacked; ``end``: called if the launcher ends.
+    """
+
+    def __init__(
+        self,
+        link: LauncherLink,
+        config: Callable[[], Config],
+        mark: str,
+        found_again: Callable[[int], None],
+        end: Callable[[], None],
+    ) -> None:
+        self.name = "screen" if config().screen else "direct"
+        self.launcher_gone = False
+        self._end = end
+        self._link, self._config, self._mark, self._found_again = link, config, mark, found_again
+        self._users: dict[int, _User] = {}
+        self._facts: list[Observation] = []
+        self._sent_config: Config | None = None
+        self._epoll = select.epoll()
+        self._epoll.register(link, select.EPOLLIN)
+        self._channels: dict[int, _User] = {}  # by descriptor
+
+    # -- starting and adopting ----------------------------------------------------------------------------
+
+    def start(self, job: Job, launch: Launch) -> None:
+        """Pass an attempt to the agent of its user."""
+        self._take(job, dict(launch.ordinals))
+
+    def adopt(self, job: Job) -> list[Observation]:
+        """Have the agent of the user find out what became of an attempt. `look` returns the observations later."""
+        self._take(job, None)
+        return []
+
+    def _take(self, job: Job, ordinals: dict[int, int] | None) -> None:
+        if job.spec.uid is None:
+            self._facts.append(NeverRan(job.id, job.attempt, "it belongs to no user", True, time.time()))
+            return
+        user = self._users.setdefault(job.spec.uid, _User(job.spec.uid))
+        if job.attempt_key not in user.hands:
+            user.hands[job.attempt_key] = _Hand(replace(job), ordinals)
+            user.missing.pop(job.id, None)
+            user.unclaimed.discard(job.id)
+        self._pass_on(user)
+
+    def flush(self) -> None:
+        """Do nothing: each attempt is passed on at once."""
+
+    def stop(self, jobs: Iterable[tuple[Job, bool]]) -> None:
+        """Have the agents send signals to all processes of the attempts."""
+        for job, hard in jobs:
+            if job.spec.uid is not None:
+                user = self._users.setdefault(job.spec.uid, _User(job.spec.uid))
+                user.stops.append((replace(job), hard))
+                self._pass_on(user)
+
+    def watch_leftovers(self, key: str, job: int, attempt: int, processes: Sequence[Process]) -> None:
+        """Have the agent watch leftover processes of an attempt."""
+        user = next((one for one in self._users.values() if key in one.hands or key in one.held), None)
+        if user is None:  # after a restart of the scheduler: the processes tell whose they are
+            uid = next((uid for process in processes if (uid := _uid_of(process)) is not None), None)
+            if uid is None:
+                self._facts.append(Gone(key))
+                return
+            user = self._users.setdefault(uid, _User(uid))
+        user.held[key] = (job, attempt, tuple(processes))
+        if user.channel is not None:
+            self._send(user, _leftovers(key, job, attempt, processes))
+        else:
+            self._pass_on(user)
+
+    def _pass_on(self, user: _User) -> None:
+        """Send what the agent of a user does not know yet; ask for an agent if there is none."""
+        if user.channel is None:
+            self._ask_for_agent(user)
+            return
+        for hand in [hand for hand in user.hands.values() if not hand.sent]:
+            hand.sent = True
+            if hand.ordinals is None:
+                self._send(user, {"do": "adopt", "job": plain(hand.job)})
+                continue
+            env_file = hand.job.spec.env_file
+            environment = stored_environment(env_file) if env_file else None
+            hand.job.spec = replace(hand.job.spec, env_file="")
+            ordinals, hand.ordinals = hand.ordinals, None  # another agent has to adopt it
+            self._send(
+                user, {"do": "start", "job": plain(hand.job), "environment": environment, "ordinals": plain(ordinals)}
+            )
+        if user.stops:
+            stops, user.stops = user.stops, []
+            self._send(user, {"do": "stop", "jobs": [[plain(job), hard] for job, hard in stops]})
+
+    def _send(self, user: _User, message: dict[str, Any]) -> None:
+        if user.channel is not None:
+            try:
+                user.channel.send(message)
+            except Closed:
+                self._agent_ended(user)
+                return
+            self._watch(user)
+
+    def _watch(self, user: _User) -> None:
+        if user.channel is not None:
+            wanted = select.EPOLLIN | (select.EPOLLOUT if user.channel.waits else 0)
+            self._epoll.modify(user.channel.fileno(), wanted)
+
+    # -- agents -------------------------------------------------------------------------------------------
+
+    def _ask_for_agent(self, user: _User) -> None:
+        if user.asked or self.launcher_gone or time.monotonic() < user.due:
+            return
+        user.asked = True
+        try:
+            self._link.start_agent(user.uid, lambda answer: self._agent_answered(user, answer))
+        except LauncherGone:
+            self._launcher_ended()
+
+    def _agent_answered(self, user: _User, answer: AgentStarted | str) -> None:
+        user.asked = False
+        user.due = time.monotonic() + user.wait.next()
+        if isinstance(answer, str):
+            user.refusal = answer
+            self._without_agent(user)
+            return
+        user.refusal = ""
+        user.channel, user.idle_since = Channel(answer.connection), None
+        self._epoll.register(user.channel, select.EPOLLIN)
+        self._channels[user.channel.fileno()] = user
+        for hand in user.hands.values():
+            hand.sent = False
+        self._send(user, self._settings())
+        for key, (job, attempt, processes) in user.held.items():
+            self._send(user, _leftovers(key, job, attempt, processes))
+        if user.channel is not None:
+            self._pass_on(user)
+
+    def _settings(self) -> dict[str, Any]:
+        config = replace(self._config(), state_file=self._mark, screen=self.name == "screen")
+        return {"do": "settings", "config": plain(config)}
+
+    def _without_agent(self, user: _User) -> None:
+        """Settle what can be settled for a user who gets no agent, for example because the user was deleted."""
+        user.look_due = time.monotonic() + LOST_DELAY_S
+        now = time.time()
+        for job, hard in user.stops:
+            if job.process is not None:
+                with contextlib.suppress(LauncherGone):
+                    self._link.signal(user.uid, job.process, signal.SIGKILL if hard else signal.SIGTERM)
+        user.stops.clear()
+        why = f"no agent can run for user {user.uid}: {user.refusal}"
+        for key, hand in list(user.hands.items()):
+            job = hand.job
+            if hand.ordinals is not None:
+                self._facts.append(NeverRan(job.id, job.attempt, why, False, now))
+            elif job.process is not None and not lives(job.process):
+                self._facts.append(Lost(job.id, job.attempt, f"it ended, and {why}", now))
+            else:
+                continue
+            del user.hands[key]
+        for key, (_, _, processes) in list(user.held.items()):
+            if not any(map(lives, processes)):
+                del user.held[key]
+                self._facts.append(Gone(key))
+        for number in user.missing:
+            self._found_again(number)
+        user.missing.clear()
+
+    def _agent_ended(self, user: _User) -> None:
+        if user.channel is None:
+            return
+        del self._channels[user.channel.fileno()]
+        self._epoll.unregister(user.channel)
+        user.channel.close()
+        user.channel, user.trouble = None, ""
+        for number in user.missing:  # the next agent does not know them
+            self._found_again(number)
+        user.missing.clear()
+        if user.busy:
+            self._ask_for_agent(user)
+
+    # -- looking ------------------------------------------------------------------------------------------
+
+    def look(self) -> list[Observation]:
+        """Return all observations since the last call."""
+        for fd, _ in self._epoll.poll(0):
+            if fd in self._channels:
+                self._hear(self._channels[fd])
+        self._look_at_launcher()
+        self._use_settings()
+        now = time.monotonic()
+        for user in list(self._users.values()):
+            self._look_at(user, now)
+        found, self._facts = self._facts, []
+        return found
+
+    def _look_at_launcher(self) -> None:
+        if self.launcher_gone:
+            return
+        try:
+            self._link.look()
+            self._link.flush()
+        except LauncherGone:
+            self._launcher_ended()
+
+    def _launcher_ended(self) -> None:
+        if not self.launcher_gone:
+            self.launcher_gone = True
+            self._epoll.unregister(self._link)
+            self._end()
+
+    def _use_settings(self) -> None:
+        config = self._config()
+        if config is not self._sent_config:
+            self._sent_config = config
+            for user in list(self._channels.values()):
+                self._send(user, self._settings())
+
+    def _look_at(self, user: _User, now: float) -> None:
+        if user.channel is None:
+            if user.busy:
+                if user.refusal and now >= user.look_due:
+                    self._without_agent(user)
+                self._ask_for_agent(user)
+            elif not user.asked:
+                del self._users[user.uid]
+            return
+        if user.busy:
+            user.idle_since = None
+            user.wait.reset() if now >= user.due else None
+        elif user.idle_since is None:
+            user.idle_since = now
+        elif now - user.idle_since >= IDLE_S:
+            self._agent_ended(user)
+
+    def _hear(self, user: _User) -> None:
+        if user.channel is None:
+            return
+        try:
+            user.channel.flush()
+            messages = user.channel.receive()
+            self._watch(user)
+            for message in messages:
+                self._handle(user, message)
+        except (Closed, ValueError):  # it has ended, or says what an agent never says: the next agent adopts its jobs
+            self._agent_ended(user)
+
+    def _handle(self, user: _User, message: Any) -> None:
+        """Handle a message of an agent. Raises ValueError if it is not valid."""
+        observation = observation_of(message, user.uid, time.time())
+        if observation is None:
+            kind = message.get("say")
+            if kind in ("trouble", "cannot"):
+                user.trouble = str(message.get("text"))[:500]
+            elif kind == "found" and user.missing.pop(typed(message.get("job"), int), None) is not None:
+                self._found_again(message["job"])
+            return
+        if isinstance(observation, Gone):
+            if user.held.pop(observation.key, None) is not None:
+                self._facts.append(observation)
+            return
+        if isinstance(observation, Missing):
+            if observation.job in user.unclaimed:
+                user.unclaimed.discard(observation.job)
+                user.missing[observation.job] = time.monotonic()
+                self._facts.append(observation)
+            return
+        assert isinstance(observation, (Started, Ended, NeverRan, Unclaimed, Lost))
+        key = f"{observation.job}.{observation.attempt}"
+        hand = user.hands.get(key)
+        if hand is None:
+            return  # it is settled already, or another user's
+        if isinstance(observation, Started):
+            hand.job.process = observation.process or hand.job.process
+        else:
+            del user.hands[key]
+            if isinstance(observation, Unclaimed):
+                user.unclaimed.add(observation.job)  # if it lacks a file, the next message says so
+        self._facts.append(observation)
+
+    def forget_others(self, parked: Mapping[int, str]) -> None:
+        """Have the agents look no more for files of jobs that do not wait for them. ``parked``: job → reason code."""
+        now = time.monotonic()
+        for user in self._users.values():
+            for number in [
+                n for n, since in user.missing.items() if now - since > SETTLED_S and parked.get(n) != "missing"
+            ]:
+                del user.missing[number]
+                self._send(user, {"do": "forget", "job": number})
+
+    # -- the rest of the protocol -------------------------------------------------------------------------
+
+    def leave_alone(self, sessions: Set[int]) -> None:
+        """Do nothing: the helper processes of the scheduler are not children of an agent."""
+
+    def descriptors(self) -> list[int]:
+        """Return the epoll descriptor of all connections."""
+        return [self._epoll.fileno()]
+
+    def next_look(self) -> float | None:
+        """Return when `look` must be called even if no descriptor is readable (monotonic seconds)."""
+        due = [0.0] if self._facts else []
+        for user in self._users.values():
+            if user.channel is None and user.busy and not user.asked:
+                due.append(min(user.due, user.look_due) if user.refusal else user.due)
+            elif user.channel is not None and not user.busy:
+                due.append((user.idle_since or time.monotonic()) + IDLE_S)
+        return min(due, default=None)
+
+    def supervisors(self) -> list[Process]:
+        """Return an empty list: each user has a supervisor."""
+        return []
+
+    def trouble(self) -> str:
+        """Return why jobs of some users cannot start, and what to do; empty if all jobs can start."""
+        if self.launcher_gone:
+            return "the launcher of gpujobd has ended; start the service again: systemctl restart gpujobd"
+        told = [f"user {user.uid}: {user.trouble}" for user in self._users.values() if user.trouble]
+        told += [f"user {user.uid} has no agent: {user.refusal}" for user in self._users.values() if user.refusal]
+        more = f"; and {len(told) - 1} more users" if len(told) > 1 else ""
+        return f"{told[0]}{more}" if told else ""
+
+    def close(self) -> None:
+        """Close all connections. The agents end, and the attempts continue."""
+        for user in self._users.values():
+            if user.channel is not None:
+                user.channel.close()
+        self._link.close()
+        self._epoll.close()
+
+
+def _leftovers(key: str, job: int, attempt: int, processes: Sequence[Process]) -> dict[str, Any]:
+    return {"do": "leftovers", "key": key, "job": job, "attempt": attempt, "processes": plain(list(processes))}
+
+
+def _uid_of(process: Process) -> int | None:
+    try:
+        return os.stat(f"/proc/{process.pid}").st_uid if lives(process) else None
+    except OSError:
+        return None
