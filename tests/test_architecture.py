@@ -95,7 +95,7 @@ MAY_ONLY_IMPORT: dict[str, tuple[str, ...]] = {
 }
 # Libraries that only some packages may import.
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    "sqlite3": ("store", "client", "daemon", "recovery", "doctor"),
+    "sqlite3": ("store", "client", "daemon", "recovery", "doctor", "gpujobd/front.py"),
     "subprocess": ("gpus", "environments", "runners", "cli", "doctor/programs.py", "client/submit_context.py"),
     "typer": ("cli",),
     "rich": ("cli", "views", "web"),

@@ -173,6 +173,7 @@ class SchedulerClient:
         database = Database(self.places)
         try:
             with database.writing() as connection:
+                self._admit(connection, spec)
                 if most is not None and rows.unfinished(connection) >= most:
                     raise QueueFull(
                         f"cannot queue the job: {most} jobs are already waiting or running",
@@ -194,6 +195,9 @@ class SchedulerClient:
         finally:
             database.close()
         return job
+
+    def _admit(self, connection: sqlite3.Connection, spec: JobSpec) -> None:
+        """Raise Refused if the user may not submit another job; a scheduler of one user has no such limit."""
 
     def _keep_environment(self, environment: Mapping[str, str]) -> str:
         """Save all variables of a job in a private file, and return its path. Jobs with equal variables share a file.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+import math
+from collections.abc import Generator, Iterable
 from dataclasses import replace
 
 from scheduler.core.admission import FRESH_S
@@ -40,6 +41,7 @@ from scheduler.core.scheduler_state import SchedulerState
 from scheduler.core.states import Move, move
 from scheduler.core.take_turns import Turns
 
+LAST = (math.inf, math.inf)  # a sort key after all others
 MOST_STARTS_A_TURN = 256  # most starts in one pass, so that 10,000 lines added together do not delay other work
 KILL_AGAIN_S = 1.0  # time between two SIGKILLs to the same job
 KILL_REMOTE_AGAIN_S = 30.0  # the same for a job on another machine: each request to an engine takes its time
@@ -58,6 +60,14 @@ def decide(state: SchedulerState, observations: Iterable[Observation], now: Now,
     decision.fall_due()
     decision.place()
     return decision.plan
+
+
+def _answer(turns: Generator[tuple[int, PlacementClass], bool, None], taken: bool) -> tuple[int, PlacementClass] | None:
+    """Tell the queue whether its last offer was taken, and return the next one; None: there is none."""
+    try:
+        return turns.send(taken)
+    except StopIteration:
+        return None
 
 
 class _Decision(DecisionPass):
@@ -388,6 +398,8 @@ class _Decision(DecisionPass):
         state = self.state
         if state.sharing is not None:
             state.sharing.waits_for, state.sharing.due, state.sharing.reserving = "", None, False
+        if state.users is not None:
+            state.users.account(self.now.mono, state.live.values())
         if state.queue_paused or not state.may_start or not len(state.queue):
             return
         state.fleet.open_to_all()
@@ -401,10 +413,14 @@ class _Decision(DecisionPass):
         state = self.state
         passed_over: list[tuple[int, PlacementClass]] = []
         gpus_missed = False  # whether a job that needs GPUs did not fit
-        turns = state.queue.in_order()
+        users = state.users
+        turns = state.queue.in_order() if users is None else state.queue.in_order(users.rank, across=users.across)
         offer = next(turns, None)
         while offer is not None and len(self.plan.starts) < MOST_STARTS_A_TURN:
             job_id, kind = offer
+            if users is not None and users.over_limit(kind.user, kind.need):
+                offer = _answer(turns, False)
+                continue
             if others is not None and kind.need.total:
                 others.give_way()
             gpus = state.fleet.find(kind)
@@ -419,9 +435,11 @@ class _Decision(DecisionPass):
                 if job is not None and job.state is JobState.PENDING and self._start(job, gpus) and gpus is not None:
                     if others is not None:
                         others.placed(kind.need)
+                    if users is not None:
+                        users.charge(kind.user, kind.need)
                     for other, waits_as in passed_over:
                         if state.fleet.competes(waits_as, kind.need, gpus):
-                            state.queue.overtake(other, place)
+                            state.queue.overtake(other, place if waits_as.user == kind.user else LAST)
                             if state.queue.overtaken(other) == state.policy.max_overtakes:  # reached with this start
                                 state.fleet.reserve(other, waits_as)
             elif state.policy.max_overtakes:
@@ -432,10 +450,7 @@ class _Decision(DecisionPass):
                 passed_over.append((job_id, kind))
                 if state.queue.overtaken(job_id) >= state.policy.max_overtakes:
                     state.fleet.reserve(job_id, kind)
-            try:
-                offer = turns.send(taken)
-            except StopIteration:
-                offer = None
+            offer = _answer(turns, taken)
 
     def _may_release_ahead(self, kind: PlacementClass) -> bool:
         """Return whether a job of ``kind`` may be released to an engine although no GPUs are free for it now."""

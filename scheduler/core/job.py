@@ -321,6 +321,7 @@ REASON_CODES = {
     "reserved": "the free GPUs are reserved for a job that was overtaken `max_overtakes` times",
     "booked-outside": "another scheduler of this machine has booked the GPUs that have room",
     "fair-share": "the free GPUs are left to a user who has used less of the machine and waits, too",
+    "limit": "its user, or a group of its user, has as many GPUs as the setting `limits` allows",
     "keep-free": "the free GPUs are kept for people without a scheduler (`keep_free`)",
     "no-bookings": "GPUs cannot be booked, because the folder of shared bookings is locked or cannot be used",
     "stale": "there is no recent reading of the GPU",

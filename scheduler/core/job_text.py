@@ -44,7 +44,7 @@ def _where(detail: Mapping[str, Any]) -> str:
 
 def sentence(event: Event, job: Job) -> tuple[str, int]:
     """Return the sentence for an event of ``job``, and its level for the standard library's logging."""
-    name = f"job {job.id} ({harmless(job.spec.shown_name)})"
+    name = job_name(job)
     detail = event.detail
     gpus = f"GPU {gpu_ids_text(detail['gpus'])}" if detail.get("gpus") else "no GPU"
     attempt = f", attempt {detail['attempt']}" if detail.get("attempt", 1) != 1 else ""
@@ -124,7 +124,7 @@ def ending(detail: dict[str, object]) -> str:
 def accepted(job: Job) -> str:
     """Return the log message about a job that was just accepted. It includes the notes of the job."""
     notes = f" ({'; '.join(map(harmless, job.notes))})" if job.notes else ""
-    return f"job {job.id} ({harmless(job.spec.shown_name)}) accepted from {job.spec.origin or job.spec.source}{notes}"
+    return f"{job_name(job)} accepted from {job.spec.origin or job.spec.source}{notes}"
 
 
 def how_it_ended(job: Job) -> str:
@@ -143,3 +143,9 @@ def state_text(job: Job) -> str:
     """Return the state of an ended job, and its outcome if this differs: ``failed: exit 3``, ``cancelled``."""
     how = how_it_ended(job)
     return job.state.value if how in ("", job.state.value) else f"{job.state.value}: {how}"
+
+
+def job_name(job: Job) -> str:
+    """Return id and name of a job for messages, with its user in a scheduler of several users: ``job 12 (train.py, lab3)``."""
+    user = f", {job.spec.user}" if job.spec.user else ""
+    return f"job {job.id} ({harmless(job.spec.shown_name)}{harmless(user)})"

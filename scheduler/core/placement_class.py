@@ -12,17 +12,22 @@ from scheduler.core.job import Job, Reason
 
 @dataclass(frozen=True, slots=True)
 class PlacementClass:
-    """The jobs with the same need, allowed GPUs (None: any) and memory per GPU: if one job fits, each of them fits."""
+    """The jobs with the same need, allowed GPUs (None: any) and memory per GPU: if one job fits, each of them fits.
+
+    ``user``: in a scheduler of several users, the user of the jobs: users take turns, and have limits.
+    """
 
     need: ResourceRequest
     allowed: Allowed = None
     vram_mib: int = 0
+    user: str = ""
 
     @property
     def key(self) -> str:
         """The class as text. The store's table of reasons uses this text as key."""
         allowed = "*" if self.allowed is None else allowed_text(self.allowed)
-        return f"{self.need.count}x{self.need.parts}/{allowed}/{self.vram_mib}"
+        owner = f"/{self.user}" if self.user else ""
+        return f"{self.need.count}x{self.need.parts}/{allowed}/{self.vram_mib}{owner}"
 
 
 class WaitingJob(NamedTuple):
@@ -37,7 +42,7 @@ class WaitingJob(NamedTuple):
 
 def class_of(job: Job) -> PlacementClass:
     """Return the placement class of a job."""
-    return PlacementClass(job.need, job.allowed if job.need.count else None, job.spec.vram_mib or 0)
+    return PlacementClass(job.need, job.allowed if job.need.count else None, job.spec.vram_mib or 0, job.spec.user)
 
 
 def reason_with_place(reason: Reason, before: int) -> Reason:

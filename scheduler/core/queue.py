@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from scheduler.core.placement_class import PlacementClass
@@ -136,25 +136,38 @@ class Queue:
             heapq.heappop(heap)
         return None
 
-    def in_order(self) -> Generator[tuple[int, PlacementClass], bool, None]:
+    def in_order(
+        self, rank: Callable[[str], float] | None = None, *, across: bool = False
+    ) -> Generator[tuple[int, PlacementClass], bool, None]:
         """Yield waiting jobs with their classes, in the order of their sort keys.
 
+        ``rank``: user → sort key of the user; the jobs of users with a lower key come first. It is asked again after each
+        job. ``across``: the first part of the sort keys of the jobs (the priority) comes before the key of the user.
         If the caller starts the yielded job, the caller removes the job with ``drop`` and answers with ``send(True)``.
         After any other answer, no further job of the same class is yielded: if one job does not fit, no other job of
         its class fits.
         """
-        heads = []
+        users: dict[str, list[tuple[tuple[float, float, int], int, _Line]]] = {}
         for line in list(self._lines.values()):
             head = self._head(line)
             if head is not None:
-                heads.append((head, id(line), line))
-        heapq.heapify(heads)
-        while heads:
+                users.setdefault(line.kind.user if rank else "", []).append((head, id(line), line))
+        for heads in users.values():
+            heapq.heapify(heads)
+
+        def turn(user: str) -> tuple[float, float, str]:
+            return (users[user][0][0][0] if across else 0.0, rank(user) if rank else 0.0, user)
+
+        while users:
+            user = min(users, key=turn) if len(users) > 1 else next(iter(users))
+            heads = users[user]
             head, _, line = heads[0]
             taken = yield head[2], line.kind
             following = self._head(line) if taken and line.size else None
             if following is None or following == head:
                 heapq.heappop(heads)
+                if not heads:
+                    del users[user]
             else:
                 heapq.heapreplace(heads, (following, id(line), line))
 

@@ -22,7 +22,9 @@ from scheduler.core.policy import Policy, policy_of
 from scheduler.core.queue import Queue
 from scheduler.core.runtime_estimate import Estimates
 from scheduler.core.take_turns import why_others_first
+from scheduler.core.users import Users
 
+OF_ROOM = frozenset({"no-room", "no-wide-room", "reserved"})  # reasons to wait that depend on whose turn it is
 LEAST_GRACE_S = 3.0  # from SIGTERM to SIGKILL after a restart: the first SIGTERM may never have been sent
 
 
@@ -74,6 +76,7 @@ class SchedulerState:
     # they do not fit now, and wait in the engine's queue.
     released: dict[int, tuple[int, ...] | None] = field(default_factory=dict)
     sharing: Sharing | None = None  # None: bookings are not shared with other schedulers of this machine
+    users: Users | None = None  # with jobs of several users
     told: dict[int, str] = field(default_factory=dict)  # GPU → last reported verdict code, or `trouble`
 
     def __post_init__(self) -> None:
@@ -151,7 +154,19 @@ class SchedulerState:
             and self.fleet.find(kind) is not None
         ):
             return why_others_first(self.sharing)
-        return self.fleet.why_not(kind)
+        users = self.users
+        if users is None:
+            return self.fleet.why_not(kind)
+        limit = users.over_limit(kind.user, kind.need)
+        if limit:
+            return Reason("limit", limit)
+        reason = self.fleet.why_not(kind)
+        if reason.code not in OF_ROOM:
+            return reason
+        waiting = {
+            one.user for one in self.queue.classes() if one.need.total and not users.over_limit(one.user, one.need)
+        }
+        return users.with_turn(kind.user, reason, waiting)
 
     def blocked(self, reasons: Mapping[str, Reason]) -> dict[str, int]:
         """Return reason code → number of waiting jobs. ``reasons``: from `class_reasons`. Cost: O(parked jobs)."""

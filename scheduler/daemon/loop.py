@@ -58,6 +58,7 @@ from scheduler.daemon.shared_bookings import SharedBookings
 from scheduler.daemon.state_file import Edit
 from scheduler.daemon.state_writer import StateWriter, open_state_file
 from scheduler.daemon.store_outage import StoreOutage
+from scheduler.daemon.user_shares import UserShares
 from scheduler.gpus.monitor import managed_after_change
 from scheduler.intake import jobs_file
 from scheduler.intake.file_watcher import InotifyWatcher, PollingWatcher
@@ -109,6 +110,7 @@ class Daemon:
         )  # fmt: skip
         self.journal: JournalWriter | None = None
         self.bookings: SharedBookings | None = None
+        self._shares = UserShares(context) if context.shared else None
         self.reload: ConfigReload | None = None
         # Stepped in this order after each pass that did not fail. ``last``: stepped after every pass, at its end.
         self.parts: list[Part] = [self._hooks, self._retention]
@@ -334,6 +336,8 @@ class Daemon:
                 if len(self._at_hand) < MOST_KEPT or job.id in self._at_hand:
                     self._at_hand[job.id] = job
             news = [Arrived(job) for job in (*gathered.jobs, *gathered.changed)]
+            if self._shares is not None:
+                self._shares.attach(self.state, connection, now)
             plan = self._decide([*observations, *news, *asked], now)
             if plan.starts:
                 db.check_in_place()  # start nothing that only a deleted store file records

@@ -15,6 +15,7 @@ import os
 import pwd
 import select
 import socket
+import sqlite3
 import sys
 import threading
 import time
@@ -44,8 +45,11 @@ from scheduler.core.job_options import EDITABLE
 from scheduler.core.model_table import ModelTable, table_from
 from scheduler.core.requests import KINDS, Edit, to_row
 from scheduler.core.rights import Caller, as_seen_by, check, check_job, may
+from scheduler.core.users import Users
 from scheduler.daemon.helper_child import LIFE
-from scheduler.intake.machine_settings import MachineFile
+from scheduler.daemon.user_shares import GROUPS
+from scheduler.intake.machine_settings import MachineFile, MachineSettings
+from scheduler.store import jobs as rows
 from scheduler.system.typed_json import from_json, to_json, typed
 from scheduler.warm.client import peer_of
 
@@ -65,6 +69,35 @@ class Settings:
     state_file: str
 
 
+class _Client(SchedulerClient):
+    """The client of the scheduler, with the limits on waiting jobs."""
+
+    def __init__(self, state_file: str, front: Front) -> None:
+        super().__init__(state_file)
+        self._front = front
+
+    def _admit(self, connection: sqlite3.Connection, spec: JobSpec) -> None:
+        """Remember the groups of the user. Raise Refused if a user or group has too many waiting jobs."""
+        noted = rows.meta(connection, GROUPS)
+        groups: dict[str, list[str]] = json.loads(noted or "{}")
+        mine = sorted(self._front.groups_of(spec.uid or 0))
+        if groups.get(spec.user) != mine:
+            groups[spec.user] = mine
+            rows.set_meta(connection, GROUPS, json.dumps(groups))
+        users = Users(limits=self._front.settings().limits, groups=groups)
+        if not users.limits:
+            return
+        waiting = rows.waiting_by_user(connection)
+        for one in users.limits_of(spec.user):
+            number = sum(waiting.get(name, 0) for name in one.users)
+            if one.limit.waiting is not None and number >= one.limit.waiting:
+                who = "you have" if one.who == spec.user else f"group {one.who[1:]} has"
+                raise Refused(
+                    f"{who} {number} of at most {one.limit.waiting} waiting jobs (limits)",
+                    do="wait until some have started",
+                )
+
+
 class Front:
     """The calls that users make. ``environ``: names the configuration of the machine."""
 
@@ -79,8 +112,8 @@ class Front:
 
     def caller_of(self, uid: int) -> Caller:
         """Return the user with this id, with the rights that the configuration gives."""
+        settings = self.settings()
         with self._lock:
-            settings = self.machine.settings()
             at, groups, name = self._callers.get(uid, (-GROUPS_S, (), ""))
             if time.monotonic() - at >= GROUPS_S:
                 groups, name = _groups_of(uid)
@@ -88,10 +121,16 @@ class Front:
         admin = uid == 0 or name in settings.admins or any(f"@{group}" in settings.admins for group in groups)
         return Caller(uid, name, admin)
 
-    def hides(self) -> bool:
-        """Return whether the commands of users are hidden from other users."""
+    def groups_of(self, uid: int) -> tuple[str, ...]:
+        """Return the names of the groups of a user, as `caller_of` has found them."""
         with self._lock:
-            return self.machine.settings().hide_commands
+            return self._callers[uid][1] if uid in self._callers else ()
+
+    def settings(self) -> MachineSettings:
+        """Return the configuration as the file has it now. A file with a mistake counts as empty, and hides commands."""
+        with self._lock:
+            found = self.machine.settings()
+        return replace(found, hide_commands=True) if found.problem else found
 
     # -- a call -------------------------------------------------------------------------------------------
 
@@ -113,7 +152,7 @@ class Front:
         if not isinstance(name, str) or name not in CALLS:
             raise UsageError("unknown call", do="gpujob and gpujobd are perhaps of different versions")
         given = arguments_of(name, call.get("with"))
-        client = SchedulerClient(self.state_file)
+        client = _Client(self.state_file, self)
         if name == "ask_for":
             return self._ask(client, caller, given)
         if name == "submit":
@@ -173,7 +212,7 @@ class Front:
 
     def _visible(self, caller: Caller, name: str, result: Any) -> Any:
         """Return a result as the caller may see it."""
-        hide = self.hides()
+        hide = self.settings().hide_commands
         seen = as_seen_by(caller, hide)
         if not hide or caller.admin:
             return _with_jobs(result, seen)

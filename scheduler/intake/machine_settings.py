@@ -10,12 +10,18 @@ from typing import Any
 
 from scheduler.core.config import OPTIONS, read_option
 from scheduler.core.errors import UsageError, did_you_mean
+from scheduler.core.users import Limit
 
 PATH = "/etc/gpujob/config.yaml"
 VARIABLE = "GPUJOB_MACHINE_CONFIG"  # another path, for tests and containers
 LARGEST = 64 * 1024
 KEYS = ("weights", "fair_half_life", "keep_free", "keep_free_hours")
-SYSTEM_KEYS = ("admins", "hide_commands")  # of the scheduler of all users, whose other settings are in the same file
+SYSTEM_KEYS = (
+    "admins",
+    "hide_commands",
+    "limits",
+    "priorities_across_users",
+)  # of the scheduler of all users, whose other settings are in the same file
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +29,7 @@ class MachineSettings:
     """``weights``: user → share of the machine relative to other users (1 if not named); the others as in `Config`.
 
     For the scheduler of all users: ``admins``: names of users, or of groups after ``@``; ``hide_commands``: users do not
-    see the commands of other users. ``problem``: why the file is not used, as a sentence; empty if it is used or does not exist.
+    see the commands of other users; ``limits``, ``priorities_across_users``: see `core/users.py: Users`. ``problem``: why the file is not used, as a sentence; empty if it is used or does not exist.
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -32,6 +38,8 @@ class MachineSettings:
     keep_free_hours: str = ""
     admins: frozenset[str] = frozenset()
     hide_commands: bool = False
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+    priorities_across_users: bool = False
     problem: str = ""
 
 
@@ -98,8 +106,23 @@ def _settings(values: Any) -> MachineSettings:
     admins = values.get("admins") or []
     if not isinstance(admins, list) or not all(isinstance(name, str) for name in admins):
         raise ValueError("admins: must be a list of users and of groups, such as [ada, '@gpu-admins']")
-    hide = values.get("hide_commands", False)
-    if not isinstance(hide, bool):
-        raise ValueError("hide_commands: must be true or false")
+    flags = {key: values.get(key, False) for key in ("hide_commands", "priorities_across_users")}
+    for key, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise ValueError(f"{key}: must be true or false")
     found = {key: read_option(key, values[key], key, named=True) for key in KEYS[1:] if values.get(key) is not None}
-    return MachineSettings(weights, **found, admins=frozenset(admins), hide_commands=hide)
+    return MachineSettings(weights, **found, **flags, admins=frozenset(admins), limits=_limits(values.get("limits")))
+
+
+def _limits(values: Any) -> dict[str, Limit]:
+    """Return user, ``@group`` or ``*`` → limit. Raises ValueError."""
+    found = {}
+    for who, given in (values or {}).items():
+        if not isinstance(given, dict) or not given or not set(given) <= {"gpus", "waiting"}:
+            raise ValueError(f"limits: {who}: must be such as {{gpus: 4, waiting: 100}}")
+        for key, number in given.items():
+            kinds = (int, float) if key == "gpus" else (int,)
+            if isinstance(number, bool) or not isinstance(number, kinds) or not 0 <= number < 1e9:
+                raise ValueError(f"limits: {who}: {key}: must be a number of 0 or more, not {number!r}")
+        found[str(who)] = Limit(**given)
+    return found

@@ -237,6 +237,23 @@ def ended_runs(connection: sqlite3.Connection, since: float) -> list[tuple[float
     return list(found)
 
 
+def runs_by_user(connection: sqlite3.Connection, since: float) -> list[tuple[str, float, float | None, int]]:
+    """Return user, start, end (None: it runs) and thousandths of GPUs of the last attempts after ``since`` (since 1970)."""
+    found = connection.execute(
+        "SELECT user, started_at, finished_at, need_count * need_parts FROM jobs"
+        " WHERE finished_at > ? AND started_at IS NOT NULL AND need_count > 0",
+        (since,),
+    ).fetchall()
+    live = [job for job in in_hand(connection) if job.started_at and job.need.total and job.finished_at is None]
+    return [*found, *((job.spec.user, job.started_at or 0.0, None, job.need.total) for job in live)]
+
+
+def waiting_by_user(connection: sqlite3.Connection) -> dict[str, int]:
+    """Return user → number of waiting jobs, of users with a name (`JobSpec.user`)."""
+    found = connection.execute("SELECT user, count(*) FROM jobs WHERE user<>'' AND state='pending' GROUP BY user")
+    return dict(found.fetchall())
+
+
 def first_pending(connection: sqlite3.Connection, most: int) -> list[Job]:
     """Return the first ``most`` waiting jobs in the order of the queue."""
     return [job_of(row) for row in raw_first_pending(connection, most)]
@@ -250,9 +267,9 @@ def waiting_before(connection: sqlite3.Connection, job: Job) -> int:
     allowed = allowed_text(job.allowed) if job.need.count and job.allowed is not None else None
     found = connection.execute(
         "SELECT count(*) FROM jobs WHERE finished_at IS NULL AND state='pending' AND reason_code=''"
-        " AND need_count=? AND need_parts=? AND (need_count=0 OR allowed IS ?) AND vram_mib=?"
+        " AND need_count=? AND need_parts=? AND (need_count=0 OR allowed IS ?) AND vram_mib=? AND user=?"
         " AND (CASE WHEN place<0 THEN ? ELSE priority END, CASE place WHEN 0 THEN id ELSE place END) < (?,?)",
-        (job.need.count, job.need.parts, allowed, job.spec.vram_mib or 0, FIRST, *job.turn),
+        (job.need.count, job.need.parts, allowed, job.spec.vram_mib or 0, job.spec.user, FIRST, *job.turn),
     )
     return int(found.fetchone()[0])
 

@@ -38,17 +38,17 @@ def ready(connection: sqlite3.Connection) -> Iterator[WaitingJob]:
     """
     kinds: dict[tuple[Any, ...], PlacementClass] = {}
     for row in connection.execute(
-        "SELECT id, priority, place, submitted_at, need_count, need_parts, allowed, vram_mib FROM jobs"
+        "SELECT id, priority, place, submitted_at, need_count, need_parts, allowed, vram_mib, user FROM jobs"
         f" WHERE {_WAITING} AND {_READY} ORDER BY id"
     ):
         kind = kinds.get(row[4:])
         if kind is None:
-            count, parts, allowed, vram_mib = row[4:]
+            count, parts, allowed, vram_mib, user = row[4:]
             try:
                 ids = allowed_of(allowed) if count else None
             except SchedulerError as error:
                 raise Damaged(f"the store is damaged (job {row[0]}: {error})") from error
-            kind = kinds[row[4:]] = PlacementClass(ResourceRequest(count, parts), ids, vram_mib)
+            kind = kinds[row[4:]] = PlacementClass(ResourceRequest(count, parts), ids, vram_mib, user)
         yield WaitingJob(row[0], kind, row[1], row[2] or row[0], row[3])
 
 

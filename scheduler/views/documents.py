@@ -80,6 +80,7 @@ class JobDocument(TypedDict):
     outcome: HowEnded
     exit_code: ExitCode
     signal: Signal
+    user: Annotated[Optional[str], Field("Submitter, in a scheduler of several users; else null.")]
     priority: Annotated[int, Field("Priority; jobs with lower values start first.")]
     command: Annotated[list[str], Field("Words of the command that is run; for a commands file: sh, -c, LINE.")]
     script: Annotated[Optional[str], Field("Absolute path of the script that the line names; null for a command.")]

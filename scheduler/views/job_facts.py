@@ -35,6 +35,7 @@ def job_facts(job: Job) -> list[Fact]:
     told: list[tuple[str, object, bool]] = [
         ("command", command, True),
         ("as written", _as_written(job), True),
+        ("user", spec.user, False),
         ("label", spec.label, False),
         ("environment", spec.conda_env, False),
         ("interpreter", job.interpreter, True),

@@ -39,6 +39,7 @@ def job_json(job: Job, reason: Reason | None = None) -> JobDocument:
         "outcome": job.outcome.value if job.outcome else None,
         "exit_code": job.exit_code if job.state.ended else None,
         "signal": job.signal if job.state.ended else None,
+        "user": job.spec.user or None,
         "priority": job.priority,
         "command": list(words_without_secrets(words_run(job))),
         "script": without_secrets(job.spec.script) or None,
@@ -240,7 +241,15 @@ def jobs_lines(jobs: Sequence[Job], reasons: Mapping[int, Reason], now: float) -
         )
         for job in jobs
     ]  # fmt: skip
-    return table(("ID", "STATE", "HOW", "PRIORITY", "NAME", "NEED", "GPU", "TIME", "REASON"), rows)
+    return _jobs_table(("ID", "STATE", "HOW", "PRIORITY", "NAME", "NEED", "GPU", "TIME", "REASON"), rows, jobs)
+
+
+def _jobs_table(head: Sequence[str], rows: Iterable[Sequence[object]], jobs: Sequence[Job]) -> list[str]:
+    """Return the lines of a table with a row for each job; with jobs of several users, the second column names the user."""
+    if not any(job.spec.user for job in jobs):
+        return table(head, rows)
+    owned = [(row[0], job.spec.user or "-", *row[1:]) for row, job in zip(rows, jobs, strict=True)]
+    return table((head[0], "USER", *head[1:]), owned)
 
 
 def reason_text(reason: Reason | None) -> str:
@@ -291,7 +300,7 @@ def status_lines(
              run_time(job, now), near(job.log), without_secrets(job.notes[-1]) if job.notes else "") for job in running
         ]  # fmt: skip
         head = ("RUNNING", "STATE", "NAME", "GPU", "NODE" if nodes else "PID", "TIME", "LOG", "")
-        lines += ["", *table(head, on_gpus)]
+        lines += ["", *_jobs_table(head, on_gpus, running)]
     waiting = [job for job in view.jobs if job.state is JobState.PENDING]
     if waiting:
         waiting.sort(key=lambda job: job.turn)
@@ -299,7 +308,7 @@ def status_lines(
             (job.id, job.priority, job.spec.shown_words(), job.need, _allowed(job), _why(view.reasons.get(job.id)))
             for job in waiting
         ]
-        lines += ["", *table(("WAITING", "PRIORITY", "NAME", "NEED", "ALLOWED", "REASON"), waiting_rows)]
+        lines += ["", *_jobs_table(("WAITING", "PRIORITY", "NAME", "NEED", "ALLOWED", "REASON"), waiting_rows, waiting)]
         if view.counts["pending"] > len(waiting):
             more = f"… and {view.counts['pending'] - len(waiting)} more: gpujob jobs --state pending"
             lines += terminal.folded(shown(more), 2)
@@ -317,7 +326,7 @@ def status_lines(
             )
             for job in ended
         ]
-        lines += ["", *table(("ENDED", "STATE", "HOW", "NAME", "GPU", "TIME", "LOG"), rows_)]
+        lines += ["", *_jobs_table(("ENDED", "STATE", "HOW", "NAME", "GPU", "TIME", "LOG"), rows_, ended)]
         older = sum(view.counts.get(state.value, 0) for state in ENDED) - len(ended)
         if older > 0:
             lines += terminal.folded(shown(f"… and {older} more: gpujob jobs"), 2)

@@ -9,7 +9,7 @@ from scheduler.client.overview import GpuView, Overview
 from scheduler.core.allowed import allowed_text
 from scheduler.core.gpu import WHOLE, gpu_ids_text, named_gpus
 from scheduler.core.job import Event, Job, JobState, Reason
-from scheduler.core.job_text import ending, harmless, how_it_ended, sentence
+from scheduler.core.job_text import ending, how_it_ended, job_name, sentence
 from scheduler.core.secrets import without_secrets
 from scheduler.core.units import mib_text
 from scheduler.core.usage_report import AttemptUse
@@ -222,7 +222,7 @@ def facts(job: Job) -> list[Fact]:
 
 def story(job: Job, events: Iterable[Event]) -> list[tuple[float, str]]:
     """Return the job's event history as (time, sentence)."""
-    name = f"job {job.id} ({harmless(job.spec.shown_name)})"  # with which `sentence` begins
+    name = job_name(job)  # with which `sentence` begins
     told = [(job.submitted_at, without_secrets(f"accepted from {job.spec.origin or job.spec.source}"))]
     for event in events:
         text, _ = sentence(event, job)

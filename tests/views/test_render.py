@@ -125,9 +125,9 @@ def test_a_job_in_json_has_all_keys_of_the_contract() -> None:
 
 
 def test_a_job_in_json_has_only_documented_keys() -> None:
-    """Contract 6: A job in JSON has the keys of the contract, `notes`, `interpreter` and the keys of clusters, and no other keys."""
+    """Contract 6: A job in JSON has the keys of the contract, `notes`, `interpreter` and the keys of clusters and of several users, and no other keys."""
     assert sorted(render.job_json(a_job())) == sorted(
-        [*KEYS, "notes", "interpreter", "allowed_nodes", "node", "partition", "engine_job"]
+        [*KEYS, "notes", "interpreter", "allowed_nodes", "node", "partition", "engine_job", "user"]
     )
 
 

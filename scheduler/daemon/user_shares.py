@@ -1,0 +1,74 @@
+"""Fair shares and limits of the users of one queue: settings, groups, and past use after a start (`core/users.py`)."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable
+
+from scheduler.core.config import Config
+from scheduler.core.fair_shares import decayed
+from scheduler.core.gpu import WHOLE
+from scheduler.core.observations import Now
+from scheduler.core.scheduler_state import SchedulerState
+from scheduler.core.users import Users
+from scheduler.daemon.context import Context
+from scheduler.intake.machine_settings import MachineFile, MachineSettings
+from scheduler.store import jobs as rows
+
+HALF_LIVES = 5.0  # older use does not count
+LOOK_S = 5.0  # between two looks at the configuration
+GROUPS = "user_groups"  # key in `meta`: the groups of each user who has submitted a job
+
+
+class UserShares:
+    """Keeps the users of a state up to date. `attach` is called in each pass."""
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._machine = context, MachineFile(context.environ)
+        self._users: Users | None = None
+        self._look_due = 0.0
+        self._groups = ""
+        self._problem = ""
+
+    def attach(self, state: SchedulerState, connection: sqlite3.Connection, now: Now) -> None:
+        """Give the state its users, with the present settings. Raises sqlite3.Error."""
+        if self._users is None:
+            self._users = Users()
+            self._read_settings(self._users)
+            runs = rows.runs_by_user(connection, now.wall - HALF_LIVES * self._users.half_life_s)
+            add_past_use(self._users, runs, now.wall)
+        users = self._users
+        if now.mono >= self._look_due:
+            self._look_due = now.mono + LOOK_S
+            self._read_settings(users)
+            groups = rows.meta(connection, GROUPS)
+            if groups != self._groups:
+                self._groups, users.groups = groups, json.loads(groups)
+        state.users = users
+
+    def _read_settings(self, users: Users) -> None:
+        machine = self._machine.settings()
+        if (
+            machine.problem and self._look_due
+        ):  # at the start, a mistake ends the scheduler; later the old settings stay
+            if machine.problem != self._problem:
+                self._context.say(machine.problem, 30, kind="config")
+            self._problem = machine.problem
+            return
+        self._problem = ""
+        apply(users, machine, self._context.config)
+
+
+def apply(users: Users, machine: MachineSettings, config: Config) -> None:
+    """Apply the configuration to the users."""
+    users.half_life_s = machine.fair_half_life or config.fair_half_life
+    users.weights, users.limits, users.across = machine.weights, machine.limits, machine.priorities_across_users
+
+
+def add_past_use(users: Users, runs: Iterable[tuple[str, float, float | None, int]], wall: float) -> None:
+    """Add the use by earlier attempts. ``runs``: user, start, end (None: it runs), thousandths; ``wall``: now (since 1970)."""
+    for user, started, finished, parts in runs:
+        end = wall if finished is None else finished
+        one = decayed(0.0, end - started, users.half_life_s, parts / WHOLE)
+        users.standing(user).used += decayed(one, wall - end, users.half_life_s)
