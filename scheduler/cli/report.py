@@ -6,10 +6,11 @@ import csv as comma_separated
 import os
 import sys
 import time
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from scheduler.client.client import SCHEMA
+from scheduler.client.client import SCHEMA, SchedulerClient
 from scheduler.client.locate import client_of, state_file_for
 from scheduler.core.errors import UsageError
 from scheduler.core.gpu import WHOLE
@@ -18,6 +19,7 @@ from scheduler.core.job_text import how_it_ended
 from scheduler.core.secrets import without_secrets
 from scheduler.core.units import maybe_utc, seconds_of, span_text, utc
 from scheduler.core.usage_report import GpuUse, Line, Report, Total
+from scheduler.store.paths import name_of
 from scheduler.views import render, terminal
 
 HOUR_S = 3600
@@ -48,7 +50,7 @@ def report(
     if by:
         if by != "user" or csv or since or label:
             raise UsageError("--by user takes no other option than --json", do="write gpujob report --by user")
-        return _by_user(json)
+        return _by_user(json, client_of(state_file_for(state_file, config)))
     now = time.time()
     moment = _moment(since, now) if since else None
     client = client_of(state_file_for(state_file, config))
@@ -91,11 +93,16 @@ def _moment(text: str, now: float) -> float:
     return found
 
 
-def _by_user(json: bool) -> int:
-    """Print the use of all users of this machine."""
+def _by_user(json: bool, client: SchedulerClient) -> int:
+    """Print the use of all users of this machine: by one queue for all of them, or by their shared bookings."""
     from scheduler.client.who import use_by_user
 
-    uses, half_life, problems = use_by_user(os.environ)
+    if client.shared:
+        me = name_of(os.getuid())
+        found, half_life = client.shares()
+        uses, problems = [replace(use, own=use.user == me) for use in found], list[str]()
+    else:
+        uses, half_life, problems = use_by_user(os.environ)
     if json:
         values = [
             {

@@ -7,7 +7,10 @@ import sys
 import time
 
 from scheduler.client.client import SCHEMA
+from scheduler.client.locate import SYSTEM_SOCKET, SYSTEM_VARIABLE, client_of, is_socket
+from scheduler.core.errors import SchedulerError
 from scheduler.core.units import maybe_utc, mib_text
+from scheduler.store.paths import name_of
 from scheduler.views import render
 
 
@@ -16,6 +19,15 @@ def who(*, json: bool = False) -> int:
     from scheduler.client.who import who as holders_of
 
     gpus, holders, problems = holders_of(os.environ)
+    path = os.environ.get(SYSTEM_VARIABLE) or SYSTEM_SOCKET
+    if is_socket(path):
+        from scheduler.client.queue_use import with_queue
+
+        service = name_of(os.stat(path).st_uid)
+        try:
+            holders = with_queue(holders, client_of(path).overview(0), service, name_of(os.getuid()))
+        except SchedulerError as error:
+            problems = [*problems, f"{error}; its jobs are shown as those of user {service}"]
     if json:
         render.print_json(
             {

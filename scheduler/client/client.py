@@ -29,6 +29,7 @@ from scheduler.system.private_files import new_private
 
 if TYPE_CHECKING:
     from scheduler.client.overview import Overview, Watch
+    from scheduler.client.who import UserUse
     from scheduler.core.history import GpuSample, JobSample, PauseSpan
     from scheduler.core.model_table import ModelTable
     from scheduler.core.placement import Fleet
@@ -464,6 +465,13 @@ class SchedulerClient:
                 since=since,
                 known_since=rows.known_since(connection),
             )
+
+    def shares(self) -> tuple[list[UserUse], float]:
+        """Return the use of each user in a scheduler of several users, and the half-life of the use in seconds."""
+        from scheduler.client.queue_use import shares_in
+
+        with self._reading() as connection:
+            return shares_in(connection)
 
     def first_submitted(self) -> float | None:
         """Return when the oldest known job was submitted (seconds since 1970); None if there is no job."""

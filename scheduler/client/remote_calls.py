@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 from scheduler.client import client as client_module
 from scheduler.client.client import SchedulerClient
 from scheduler.client.overview import Overview
+from scheduler.client.who import UserUse
 from scheduler.core import errors
 from scheduler.core.errors import SchedulerError
 from scheduler.core.history import GpuSample, JobSample, PauseSpan
@@ -26,7 +27,7 @@ from scheduler.system.typed_json import plain, typed
 
 READING = frozenset({
     "alive", "gpus", "managed", "remembered", "settings", "overview", "jobs", "newest_in", "job", "newest", "pauses",
-    "states", "known", "sessions", "select", "report", "first_submitted", "gpu_history", "job_history", "pause_spans",
+    "states", "known", "sessions", "select", "report", "shares", "first_submitted", "gpu_history", "job_history", "pause_spans",
     "ticks", "tallies", "last_id",
 })  # fmt: skip
 CHANGING = frozenset({"ask_for", "submit", "reset"})
@@ -37,7 +38,7 @@ LONGEST_CALL = 16 << 20  # bytes; an environment has 6 MiB at most
 LONGEST_ANSWER = 1 << 30
 _TYPES = {
     **vars(client_module), "Overview": Overview, "GpuSample": GpuSample, "JobSample": JobSample, "PauseSpan": PauseSpan,
-    "ModelTable": ModelTable, "Report": Report, "Caller": Caller, "Iterable": Sequence, "Mapping": Mapping,
+    "ModelTable": ModelTable, "Report": Report, "Caller": Caller, "UserUse": UserUse, "Iterable": Sequence, "Mapping": Mapping,
 }  # fmt: skip
 _ERRORS = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, SchedulerError)

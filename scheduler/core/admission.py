@@ -54,7 +54,8 @@ class Tenant:
     """An attempt of this scheduler with an allocation on a GPU, or a user with bookings of other schedulers on it.
 
     ``key``: the attempt, such as ``12.1``, or `user_key`; ``parts``: thousandths of the GPU that are booked; ``vram_mib``: MiB that
-    the job requested on each GPU (0: none requested); ``started_at``: seconds since 1970, None before the start.
+    the job requested on each GPU (0: none requested); ``started_at``: seconds since 1970, None before the start; ``user``: of
+    the job, in a scheduler of several users.
     """
 
     key: str
@@ -62,6 +63,7 @@ class Tenant:
     parts: int
     vram_mib: int = 0
     started_at: float | None = None
+    user: str = ""
 
     @property
     def name(self) -> str:
@@ -368,7 +370,12 @@ class Admission:
 
         Only processes of the scheduler's own user are assigned to an attempt. The result is the attempt that started
         last before the process. An attempt that started more than ``settle_s`` seconds ago does not fit.
+
+        In a scheduler of several users, a process belongs to the last attempt of its user on this GPU.
         """
+        of_user = [tenant for tenant in tenants if tenant.user and tenant.user == process.user]
+        if of_user:
+            return max(of_user, key=lambda tenant: tenant.started_at or now.wall).key
         if not process.ours or not process.visible:
             return ""
         for tenant in sorted(tenants, key=lambda t: -(t.started_at or now.wall)):

@@ -101,7 +101,7 @@ class SchedulerState:
     def tenants(self, gpu: int) -> list[Tenant]:
         """Return the attempts with an allocation on ``gpu``, including ended attempts with leftover processes."""
         found = [
-            Tenant(job.attempt_key, job.id, job.need.parts, job.spec.vram_mib or 0, job.started_at)
+            Tenant(job.attempt_key, job.id, job.need.parts, job.spec.vram_mib or 0, job.started_at, job.spec.user)
             for job in self.live.values()
             if gpu in job.gpus
         ]

@@ -14,6 +14,7 @@ from scheduler.core.gpu import WHOLE, ResourceRequest, decimal_text
 from scheduler.core.job import Job, Reason
 from scheduler.core.units import span_text
 
+HALF_LIVES = 5.0  # older use does not count
 EACH = "*"  # in the setting `limits`: each user without a limit of their own
 
 
@@ -61,6 +62,16 @@ class Users:
             self.standing(job.spec.user).rate += job.need.total / WHOLE
         for user, one in self.standings.items():
             one.weight = self.weights.get(user, 1.0)
+
+    def add_past(self, runs: Iterable[tuple[str, float, float | None, int]], wall: float) -> None:
+        """Add the use by earlier attempts. ``runs``: user, start, end (None: it runs), thousandths of GPUs.
+
+        ``wall``: now. Times are seconds since 1970.
+        """
+        for user, started, finished, parts in runs:
+            end = wall if finished is None else finished
+            one = decayed(0.0, end - started, self.half_life_s, parts / WHOLE)
+            self.standing(user).used += decayed(one, wall - end, self.half_life_s)
 
     def standing(self, user: str) -> Standing:
         """Return the standing of a user."""

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 from scheduler.core.job import Event, Job, JobState
 from scheduler.core.log_names import is_packed
@@ -25,7 +26,6 @@ from scheduler.environments.resolve import stored_environment
 from scheduler.runners import exec_limited, mailer
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
-from scheduler.store.paths import Places
 from scheduler.system.crash_points import crash_point
 from scheduler.system.processes import own_children, seen
 from scheduler.system.safe_open import plain
@@ -51,21 +51,28 @@ def wanted_of(changed: Iterable[Job]) -> list[int]:
     ]
 
 
-class CompletionHooks:
-    """Runs the recorded actions after each pass.
+class Actions(Protocol):
+    """Runs the actions of a job (``what``: on_finish or mail), and calls ``warn`` if one of them cannot be run."""
+
+    warn: Callable[[Job, str], None]
+
+    def run(self, job: Job, what: str) -> None:
+        """Start an action of the job."""
+
+    def sessions(self) -> set[int]:
+        """Return the POSIX sessions of the actions' processes, which belong to no job."""
+
+
+class JobActions:
+    """Runs actions as children of this process.
 
     If a job has no stored environment, its actions run in the environment ``environ``. If the working folder of a job
-    does not exist, its actions run in ``folder``.
+    does not exist, its actions run in ``folder``. ``log``: path of the file for their output.
     """
 
-    def __init__(self, db: Database, places: Places, environ: Mapping[str, str], folder: str,
-                 say: Callable[[str, int, Job], None]) -> None:  # fmt: skip
-        self.db, self.places, self.environ, self.folder, self.say = db, places, environ, folder, say
-        self.wanted = True  # actions may be recorded; a previous daemon may have left some
+    def __init__(self, environ: Mapping[str, str], folder: str, log: str, warn: Callable[[Job, str], None]) -> None:
+        self.environ, self.folder, self.log, self.warn = environ, folder, log, warn
         self._mine: set[int] = set()
-        self._to_start: deque[tuple[int, str]] = deque()  # jobs whose actions are marked as begun, but not started yet
-        self._done: list[int] = []  # jobs whose actions were started; `_record` has still to delete their rows
-        self._events: list[Event] = []
 
     def sessions(self) -> set[int]:
         """Return the POSIX sessions of the actions' processes, which belong to no job."""
@@ -73,79 +80,12 @@ class CompletionHooks:
             self._mine &= {found.session for pid in own_children() if (found := seen(pid)) is not None}
         return set(self._mine)
 
-    def step(self, _now: Now) -> None:
-        """Run all recorded actions. Raises StoreTrouble, sqlite3.Error."""
-        if self._to_start or self._done:  # the last step failed
-            self._start()
-        if not self.wanted:
-            return
-        wanted = rows.calls(self.db.connection)
-        if wanted:
-            fresh = [number for number, begun in wanted if begun is None]
-            unsure = [number for number, begun in wanted if begun is not None]
-            jobs = self._jobs(unsure)
-            with self.db.writing() as connection:
-                for number in fresh:
-                    rows.begin_call(connection, number, time.time())
-                rows.write_events(connection, [_warning(job, KILLED) for job in jobs])
-                rows.strike_calls(connection, unsure)
-            self._to_start.extend((number, what) for number in fresh for what in ("on_finish", "mail"))
-            for job in jobs:
-                self._say(job, KILLED)
-            crash_point("afterwards.begun")
-        self.wanted = False
-        if wanted:
-            self._start()
-
-    def _start(self) -> None:
-        """Start the actions of the jobs in ``_to_start``, and then delete the records of these actions.
-
-        If this method raises an error, a later step does the remaining work.
-        """
-        while self._to_start:
-            number, what = self._to_start[0]
-            jobs = self._jobs([number])
-            self._to_start.popleft()  # before the start: no action is started twice
-            self._done.append(number)
-            for job in jobs:
-                if what == "on_finish" and job.spec.on_finish:
-                    self._call(job)
-                elif what == "mail" and job.spec.mail_to:
-                    self._mail(job)
-        crash_point("afterwards.done")
-        self._record()
-
-    def _record(self) -> None:
-        """Delete the records of the started actions, and add the collected warnings to the event histories of the jobs.
-
-        If this raises StoreTrouble, nothing is lost: a later step tries again.
-        """
-        with self.db.writing(sync=False) as connection:
-            rows.strike_calls(connection, self._done)
-            # A job that was forgotten in the meantime has no event history.
-            rows.write_events(connection, [one for one in self._events if rows.get(connection, one.job)])
-        self._done = []
-        self._events.clear()
-
-    def due(self) -> float:
-        """Return 0 (due now) if there may be actions to run or records of actions to delete, else ``NEVER``."""
-        return 0.0 if self.wanted or self._to_start or self._done else NEVER
-
-    def close(self) -> None:
-        """Do nothing: the programs that were started continue."""
-
-    def _warn(self, job: Job, text: str) -> None:
-        """Log a warning, and add it to the event history of the job, where the job's owner sees it."""
-        self._say(job, text)
-        self._events.append(_warning(job, text))
-
-    def _say(self, job: Job, text: str) -> None:
-        self.say(f"job {job.id} ({job.spec.shown_name}): {text}", 30, job)
-
-    def _jobs(self, numbers: Iterable[int]) -> list[Job]:
-        """Return the jobs with these ids, except for jobs that were deleted in the meantime."""
-        found = (rows.get(self.db.connection, number) for number in numbers)
-        return [job for job in found if job is not None]
+    def run(self, job: Job, what: str) -> None:
+        """Start an action of the job, if the job has it. ``what``: on_finish or mail."""
+        if what == "on_finish" and job.spec.on_finish:
+            self._call(job)
+        elif what == "mail" and job.spec.mail_to:
+            self._mail(job)
 
     def _call(self, job: Job) -> None:
         environ = self._environment(job)
@@ -154,7 +94,7 @@ class CompletionHooks:
         if not path:
             beside = os.path.join(job.spec.cwd, program)
             do = f"; for the program in the job's folder, write ./{program}" if os.path.isfile(beside) else ""
-            self._warn(job, f"on_finish: program {program!r} not found in PATH{do}")
+            self.warn(job, f"on_finish: program {program!r} not found in PATH{do}")
             return
         words = [program, str(job.id), str(job.error_level), job.log, command_text(job)]
         self._spawn(job, "on_finish", path, words, environ)
@@ -163,7 +103,7 @@ class CompletionHooks:
         environ = self._environment(job)
         sendmail = program_in(os.pathsep.join((environ.get("PATH") or os.defpath, *SENDMAIL)), "sendmail")
         if not sendmail:
-            self._warn(job, "mail: sendmail not found; install a mail program (Debian: apt-get install msmtp-mta)")
+            self.warn(job, "mail: sendmail not found; install a mail program (Debian: apt-get install msmtp-mta)")
             return
         subject = f"gpujob: job {job.id} ({without_secrets(job.spec.label) or job.spec.shown_words()}) ended with {job.error_level}"
         words = [
@@ -197,17 +137,103 @@ class CompletionHooks:
             pid = os.posix_spawn(sys.executable, argv, environ, file_actions=actions, setsid=True, setsigmask=())
             self._mine.add(pid)
         except OSError as error:
-            self._warn(job, f"{what}: {path}: {error.strerror}")
+            self.warn(job, f"{what}: {path}: {error.strerror}")
         finally:
             for fd in opened:
                 os.close(fd)
 
     def _log(self) -> int:
-        path = os.path.join(self.places.state_dir, "on_finish.log")
-        fd = plain(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        fd = plain(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         if os.fstat(fd).st_size > LARGEST_SAID:
             os.ftruncate(fd, 0)
         return fd
+
+
+class CompletionHooks:
+    """Runs the recorded actions after each pass."""
+
+    def __init__(self, db: Database, actions: Actions, say: Callable[[str, int, Job], None]) -> None:
+        self.db, self.actions, self.say = db, actions, say
+        actions.warn = self._warn
+        self.wanted = True  # actions may be recorded; a previous daemon may have left some
+        self._to_start: deque[tuple[int, str]] = deque()  # jobs whose actions are marked as begun, but not started yet
+        self._done: list[int] = []  # jobs whose actions were started; `_record` has still to delete their rows
+        self._events: list[Event] = []
+
+    def sessions(self) -> set[int]:
+        """Return the POSIX sessions of the actions' processes, which belong to no job."""
+        return self.actions.sessions()
+
+    def step(self, _now: Now) -> None:
+        """Run all recorded actions. Raises StoreTrouble, sqlite3.Error."""
+        if self._to_start or self._done or self._events:  # the last step failed, or a warning came later
+            self._start()
+        if not self.wanted:
+            return
+        wanted = rows.calls(self.db.connection)
+        if wanted:
+            fresh = [number for number, begun in wanted if begun is None]
+            unsure = [number for number, begun in wanted if begun is not None]
+            jobs = self._jobs(unsure)
+            with self.db.writing() as connection:
+                for number in fresh:
+                    rows.begin_call(connection, number, time.time())
+                rows.write_events(connection, [_warning(job, KILLED) for job in jobs])
+                rows.strike_calls(connection, unsure)
+            self._to_start.extend((number, what) for number in fresh for what in ("on_finish", "mail"))
+            for job in jobs:
+                self._say(job, KILLED)
+            crash_point("afterwards.begun")
+        self.wanted = False
+        if wanted:
+            self._start()
+
+    def _start(self) -> None:
+        """Start the actions of the jobs in ``_to_start``, and then delete the records of these actions.
+
+        If this method raises an error, a later step does the remaining work.
+        """
+        while self._to_start:
+            number, what = self._to_start[0]
+            jobs = self._jobs([number])
+            self._to_start.popleft()  # before the start: no action is started twice
+            self._done.append(number)
+            for job in jobs:
+                self.actions.run(job, what)
+        crash_point("afterwards.done")
+        self._record()
+
+    def _record(self) -> None:
+        """Delete the records of the started actions, and add the collected warnings to the event histories of the jobs.
+
+        If this raises StoreTrouble, nothing is lost: a later step tries again.
+        """
+        with self.db.writing(sync=False) as connection:
+            rows.strike_calls(connection, self._done)
+            # A job that was forgotten in the meantime has no event history.
+            rows.write_events(connection, [one for one in self._events if rows.get(connection, one.job)])
+        self._done = []
+        self._events.clear()
+
+    def due(self) -> float:
+        """Return 0 (due now) if there may be actions to run or records of actions to delete, else ``NEVER``."""
+        return 0.0 if self.wanted or self._to_start or self._done or self._events else NEVER
+
+    def close(self) -> None:
+        """Do nothing: the programs that were started continue."""
+
+    def _warn(self, job: Job, text: str) -> None:
+        """Log a warning, and add it to the event history of the job, where the job's owner sees it."""
+        self._say(job, text)
+        self._events.append(_warning(job, text))
+
+    def _say(self, job: Job, text: str) -> None:
+        self.say(f"job {job.id} ({job.spec.shown_name}): {text}", 30, job)
+
+    def _jobs(self, numbers: Iterable[int]) -> list[Job]:
+        """Return the jobs with these ids, except for jobs that were deleted in the meantime."""
+        found = (rows.get(self.db.connection, number) for number in numbers)
+        return [job for job in found if job is not None]
 
 
 def _warning(job: Job, text: str) -> Event:

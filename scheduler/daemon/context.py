@@ -9,6 +9,7 @@ from scheduler.core.job import Job
 from scheduler.core.log_message import Listener, LogMessage
 from scheduler.core.model_table import ModelTable
 from scheduler.core.secrets import without_secrets
+from scheduler.daemon.completion_hooks import Actions
 from scheduler.store.database import Database
 from scheduler.store.paths import Places
 
@@ -19,7 +20,7 @@ class Context:
 
     ``changed``: paths of files that changed since the last pass. ``folder``: start folder of the daemon.
     ``listener`` receives every message and must not block. ``shared``: the jobs belong to several users, and only
-    their agents touch the files of the users (`gpujobd`).
+    their agents touch the files of the users (`gpujobd`) and run the actions at the end of a job (``actions``).
     """
 
     places: Places
@@ -31,6 +32,7 @@ class Context:
     table: ModelTable = field(default_factory=ModelTable)
     changed: set[str] = field(default_factory=set)
     shared: bool = False
+    actions: Actions | None = None
 
     def say(self, text: str, level: int = 20, *, kind: str = "", job: Job | None = None) -> None:
         """Send a message to the listener, with secrets masked. ``level``: a level of the standard library's logging."""

@@ -38,7 +38,7 @@ from scheduler.core.policy import policy_of
 from scheduler.core.protocols import Runner
 from scheduler.core.requests import Answer
 from scheduler.core.scheduler_state import SchedulerState
-from scheduler.daemon.completion_hooks import CompletionHooks, wanted_of
+from scheduler.daemon.completion_hooks import CompletionHooks, JobActions, wanted_of
 from scheduler.daemon.config_reload import ConfigReload
 from scheduler.daemon.context import Context
 from scheduler.daemon.drain import Drain
@@ -75,6 +75,10 @@ MOST_KEPT = 2000  # waiting jobs kept in memory
 REPORT_IT = "internal error of gpujob, please report it"
 
 
+def _no_warning(job: Job, text: str) -> None:
+    """Ignore a warning: `CompletionHooks` replaces this function."""
+
+
 class Daemon:
     """The running scheduler: its state, its passes, and the parts that run after each pass.
 
@@ -100,10 +104,12 @@ class Daemon:
         self.files = FollowedFiles(context, self._machine, self.problems.note)
         self.problems.sources.append(self.files.troubles)
         self.outage = StoreOutage(context, self._reopen)
+        own_actions = JobActions(
+            context.environ, context.folder, os.path.join(context.places.state_dir, "on_finish.log"), _no_warning
+        )
         self._hooks = CompletionHooks(
-            context.db, context.places, context.environ, context.folder,
-            lambda text, level, job: context.say(text, level, job=job),
-        )  # fmt: skip
+            context.db, context.actions or own_actions, lambda text, level, job: context.say(text, level, job=job)
+        )
         self._retention = Retention(
             context.db, context.places, lambda text, level: context.say(text, level, kind="pruned"),
             lambda: context.config, self._is_quiet,

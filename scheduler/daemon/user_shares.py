@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable
 
 from scheduler.core.config import Config
-from scheduler.core.fair_shares import decayed
-from scheduler.core.gpu import WHOLE
 from scheduler.core.observations import Now
 from scheduler.core.scheduler_state import SchedulerState
-from scheduler.core.users import Users
+from scheduler.core.users import HALF_LIVES, Users
 from scheduler.daemon.context import Context
 from scheduler.intake.machine_settings import MachineFile, MachineSettings
 from scheduler.store import jobs as rows
 
-HALF_LIVES = 5.0  # older use does not count
 LOOK_S = 5.0  # between two looks at the configuration
 GROUPS = "user_groups"  # key in `meta`: the groups of each user who has submitted a job
 
@@ -37,7 +33,7 @@ class UserShares:
             self._users = Users()
             self._read_settings(self._users)
             runs = rows.runs_by_user(connection, now.wall - HALF_LIVES * self._users.half_life_s)
-            add_past_use(self._users, runs, now.wall)
+            self._users.add_past(runs, now.wall)
         users = self._users
         if now.mono >= self._look_due:
             self._look_due = now.mono + LOOK_S
@@ -64,11 +60,3 @@ def apply(users: Users, machine: MachineSettings, config: Config) -> None:
     """Apply the configuration to the users."""
     users.half_life_s = machine.fair_half_life or config.fair_half_life
     users.weights, users.limits, users.across = machine.weights, machine.limits, machine.priorities_across_users
-
-
-def add_past_use(users: Users, runs: Iterable[tuple[str, float, float | None, int]], wall: float) -> None:
-    """Add the use by earlier attempts. ``runs``: user, start, end (None: it runs), thousandths; ``wall``: now (since 1970)."""
-    for user, started, finished, parts in runs:
-        end = wall if finished is None else finished
-        one = decayed(0.0, end - started, users.half_life_s, parts / WHOLE)
-        users.standing(user).used += decayed(one, wall - end, users.half_life_s)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import resource
 import select
 import signal
@@ -25,6 +26,7 @@ from scheduler.core.errors import SchedulerError
 from scheduler.core.job import Job, Process
 from scheduler.core.observations import Ended, Lost, Missing, NeverRan, Observation, Started, Unclaimed
 from scheduler.core.screen_names import session_name
+from scheduler.daemon.completion_hooks import JobActions
 from scheduler.daemon.failure_diagnosis import with_causes
 from scheduler.daemon.prepare_launch import complete_launch
 from scheduler.environments import activate
@@ -43,6 +45,7 @@ from scheduler.system.typed_json import typed
 FD = 3  # descriptor of the socket to the scheduler
 MISSING_AGAIN_S = 2.0  # between two looks for files that waiting jobs lack
 TROUBLE_S = 1.0  # between two looks whether jobs can start
+GROUPS_S = 5.0  # between two looks whether the groups of the user have changed
 MOST_MISSING = 200  # jobs in one look
 OPEN_FILES = 65_536
 
@@ -56,9 +59,11 @@ class Agent:
         self.runner: DirectRunner | ScreenRunner
         self.environments: Environments
         self.limits = own_limits()
+        self.actions = JobActions(environ, "/", os.path.join(folder, "on_finish.log"), lambda job, text: None)
         self.jobs: dict[int, Job] = {}  # attempts in hand, by job
         self.missing: dict[int, tuple[Job, dict[str, str] | None]] = {}  # waiting jobs that lack a file
         self.missing_due = self.trouble_due = 0.0
+        self.groups_due = time.monotonic() + GROUPS_S
         self.trouble = ""
         self.wakeup, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)  # readable when a child has ended
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
@@ -109,12 +114,27 @@ class Agent:
         elif kind == "leftovers":
             processes = typed(message["processes"], list[Process])
             self.runner.watch_leftovers(str(message["key"]), int(message["job"]), int(message["attempt"]), processes)
+        elif kind == "act":
+            job = typed(message["job"], Job)
+            self._act(job, str(message["what"]), typed(message["environment"], dict[str, str] | None))
         elif kind == "forget":  # the job waits no more, or is gone
             self.missing.pop(int(message["job"]), None)
         else:
             raise ValueError(f"unknown message {kind!r}")
 
+    def _check_groups(self) -> None:
+        """Raise Closed if the groups of the user have changed: the next agent has the new ones."""
+        now = time.monotonic()
+        if now < self.groups_due:
+            return
+        self.groups_due = now + GROUPS_S
+        with contextlib.suppress(KeyError):  # the user was deleted
+            user = pwd.getpwuid(os.getuid())
+            if {*os.getgrouplist(user.pw_name, user.pw_gid)} != {*os.getgroups(), os.getgid()}:
+                raise Closed("the groups of the user have changed")
+
     def _start(self, job: Job, environment: dict[str, str] | None, ordinals: dict[int, int]) -> None:
+        self._check_groups()
         self.jobs[job.id] = job
         self.missing.pop(job.id, None)
         try:
@@ -154,6 +174,17 @@ class Agent:
         job.argv, job.interpreter = launch.words, found.interpreter
         job.session = session_name(job.id, job.gpus, job.argv) if job.runner_kind.terminal else None
         return launch
+
+    def _act(self, job: Job, what: str, environment: dict[str, str] | None) -> None:
+        """Run an action at the end of a job."""
+
+        def warn(job: Job, text: str) -> None:
+            self.channel.send({"say": "warning", "job": job.id, "text": text})
+
+        base = self.environ if environment is None else environment
+        self.actions.environ, self.actions.warn = base, warn
+        self.actions.run(job, what)
+        self.runner.leave_alone(self.actions.sessions())
 
     # -- reports ------------------------------------------------------------------------------------------
 

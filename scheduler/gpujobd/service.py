@@ -68,6 +68,7 @@ def run(settings: ServiceSettings, connection: socket.socket) -> int:
         link = LauncherLink(connection)
         made = UsersRunner(link, lambda: context.config, settings.socket, lookup.found_again, _end)
         lookup.parked = made.forget_others
+        context.actions = made
         return made
 
     def make_front(epoll: select.epoll, tell: Callable[[str, int], None]) -> HelperChild:

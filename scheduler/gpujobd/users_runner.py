@@ -54,6 +54,8 @@ class _User:
     missing: dict[int, float] = field(default_factory=dict)  # jobs that the agent says lack a file → since when
     unclaimed: set[int] = field(default_factory=set)  # jobs whose last start was withdrawn, perhaps for that reason
     stops: list[tuple[Job, bool]] = field(default_factory=list)  # for the next agent
+    actions: list[tuple[Job, str]] = field(default_factory=list)  # for the next agent: job, on_finish or mail
+    acting: dict[int, Job] = field(default_factory=dict)  # jobs whose actions the agent has
     channel: Channel | None = None
     asked: bool = False
     due: float = 0.0  # when to ask for an agent again (monotonic seconds)
@@ -65,7 +67,7 @@ class _User:
 
     @property
     def busy(self) -> bool:
-        return bool(self.hands or self.held or self.missing or self.stops)
+        return bool(self.hands or self.held or self.missing or self.stops or self.actions)
 
 
 class UsersRunner:
@@ -84,6 +86,7 @@ class UsersRunner:
     ) -> None:
         self.name = "screen" if config().screen else "direct"
         self.launcher_gone = False
+        self.warn: Callable[[Job, str], None] = _no_warning
         self._end = end
         self._link, self._config, self._mark, self._found_again = link, config, mark, found_again
         self._users: dict[int, _User] = {}
@@ -158,6 +161,12 @@ class UsersRunner:
             self._send(
                 user, {"do": "start", "job": plain(hand.job), "environment": environment, "ordinals": plain(ordinals)}
             )
+        actions, user.actions = user.actions, []
+        for job, what in actions:
+            env_file, job.spec = job.spec.env_file, replace(job.spec, env_file="")
+            environment = stored_environment(env_file) if env_file else None
+            user.acting[job.id] = job
+            self._send(user, {"do": "act", "job": plain(job), "what": what, "environment": environment})
         if user.stops:
             stops, user.stops = user.stops, []
             self._send(user, {"do": "stop", "jobs": [[plain(job), hard] for job, hard in stops]})
@@ -219,6 +228,9 @@ class UsersRunner:
                 with contextlib.suppress(LauncherGone):
                     self._link.signal(user.uid, job.process, signal.SIGKILL if hard else signal.SIGTERM)
         user.stops.clear()
+        for job, what in user.actions:
+            self.warn(job, f"{what} was not run: {user.refusal}")
+        user.actions.clear()
         why = f"no agent can run for user {user.uid}: {user.refusal}"
         for key, hand in list(user.hands.items()):
             job = hand.job
@@ -244,6 +256,7 @@ class UsersRunner:
         self._epoll.unregister(user.channel)
         user.channel.close()
         user.channel, user.trouble = None, ""
+        user.acting.clear()
         for number in user.missing:  # the next agent does not know them
             self._found_again(number)
         user.missing.clear()
@@ -323,6 +336,8 @@ class UsersRunner:
             kind = message.get("say")
             if kind in ("trouble", "cannot"):
                 user.trouble = str(message.get("text"))[:500]
+            elif kind == "warning" and typed(message.get("job"), int) in user.acting:
+                self.warn(user.acting[message["job"]], str(message.get("text"))[:500])
             elif kind == "found" and user.missing.pop(typed(message.get("job"), int), None) is not None:
                 self._found_again(message["job"])
             return
@@ -358,6 +373,19 @@ class UsersRunner:
             ]:
                 del user.missing[number]
                 self._send(user, {"do": "forget", "job": number})
+
+    # -- actions at the end of a job (`completion_hooks.Actions`) -------------------------------------------
+
+    def run(self, job: Job, what: str) -> None:
+        """Have the agent of the user run an action at the end of a job. ``what``: on_finish or mail."""
+        if job.spec.uid is not None:
+            user = self._users.setdefault(job.spec.uid, _User(job.spec.uid))
+            user.actions.append((replace(job), what))
+            self._pass_on(user)
+
+    def sessions(self) -> set[int]:
+        """Return an empty set: the actions are processes of the agents."""
+        return set()
 
     # -- the rest of the protocol -------------------------------------------------------------------------
 
@@ -398,6 +426,10 @@ class UsersRunner:
                 user.channel.close()
         self._link.close()
         self._epoll.close()
+
+
+def _no_warning(job: Job, text: str) -> None:
+    """Ignore a warning: `CompletionHooks` replaces this function."""
 
 
 def _leftovers(key: str, job: int, attempt: int, processes: Sequence[Process]) -> dict[str, Any]:
