@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from scheduler.client.client import SchedulerClient
 from scheduler.client.locate import client_of, settings_for, state_file_for
 from scheduler.client.submission import Submission, model_table_for, spec_of, table_for, trusting
 from scheduler.client.submit_context import limits_here, output_of_shell
@@ -52,7 +53,7 @@ def add(
     """
     found = state_file_for(state_file, config)
     client = client_of(found)
-    path = output_file or client.remembered("jobs_file")
+    path = output_file or (_own_file(client) if client.shared else client.remembered("jobs_file"))
     if not path:  # no scheduler has run here: the settings name the file, so they must be readable
         path = settings_for({"state_file": found}, config).config.jobs_file or "jobs.txt"
     folder = os.getcwd() if path == "-" else os.path.dirname(os.path.abspath(path))
@@ -116,6 +117,14 @@ def add(
             "gpujob: no scheduler is running; the line is read when a scheduler starts (gpujob start)", file=sys.stderr
         )
     return 0
+
+
+def _own_file(client: SchedulerClient) -> str:
+    """Return the jobs file of the user that the scheduler of all users reads. Raises SchedulerError if there is none."""
+    found = client.watched()
+    if not found:
+        raise SchedulerError("no jobs file of yours is read", do="have one read: gpujob watch")
+    return found[0]
 
 
 def _as_options(pairs: Sequence[str]) -> tuple[str, dict[str, Any]]:

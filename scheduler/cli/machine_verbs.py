@@ -14,6 +14,7 @@ def register(app: typer.Typer) -> None:
     app.command("who")(who)
     app.command("service")(service)
     app.command("system")(system)
+    app.command("watch")(watch)
     app.command("lease", context_settings={"allow_interspersed_args": False})(lease)
 
 
@@ -75,6 +76,18 @@ def service(
     if action == "uninstall":
         raise typer.Exit(unit.uninstall(name))
     raise UsageError(f"unknown action {action!r}", do="write gpujob service install, status or uninstall")
+
+
+def watch(
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="The jobs file [~/gpujob/jobs.txt].")] = "",
+    *,
+    stop: Annotated[bool, typer.Option("--stop", help="Have it read no more; its jobs continue.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="Print the files that are read.")] = False,
+) -> None:
+    """Have the scheduler of all users read a jobs file of yours: each line appended to it is a job."""
+    from scheduler.cli.watch import watch as run
+
+    raise typer.Exit(run(file, stop=stop, listed=listed))
 
 
 def system(

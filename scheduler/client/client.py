@@ -519,6 +519,17 @@ class SchedulerClient:
             blocked = json.loads(rows.meta(connection, rows.BLOCKED) or "{}")
             return tallies(connection), {str(code): int(number) for code, number in blocked.items()}
 
+    def watched(self) -> list[str]:
+        """Return the jobs files of the caller that the scheduler of all users reads."""
+        raise NotFound("only the scheduler of all users reads files of several users", do="see gpujob system --help")
+
+    def watch(self, path: str, home: str, on: bool) -> None:
+        """Have the scheduler of all users read a jobs file of the caller, or (``on`` false) read it no more.
+
+        ``home``: home folder of the caller, for ``~`` in the lines. Raises NotFound if the file is not read.
+        """
+        self.watched()
+
     def reset(self) -> int:
         """Delete all ended jobs and the refused lines from the store; return the number of deleted jobs.
 

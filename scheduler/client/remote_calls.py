@@ -28,9 +28,9 @@ from scheduler.system.typed_json import plain, typed
 READING = frozenset({
     "alive", "gpus", "managed", "remembered", "settings", "overview", "jobs", "newest_in", "job", "newest", "pauses",
     "states", "known", "sessions", "select", "report", "shares", "first_submitted", "gpu_history", "job_history", "pause_spans",
-    "ticks", "tallies", "last_id",
+    "ticks", "tallies", "last_id", "watched",
 })  # fmt: skip
-CHANGING = frozenset({"ask_for", "submit", "reset"})
+CHANGING = frozenset({"ask_for", "submit", "reset", "watch"})
 CALLS = READING | CHANGING
 # Texts of the store that a client may read by `remembered`.
 MEMORIES = frozenset({"llm_config", "model_table", "cluster", "begun_by", "screen_folder", "jobs_file"})

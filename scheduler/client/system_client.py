@@ -17,6 +17,7 @@ from scheduler.client.client import SchedulerClient
 from scheduler.client.remote_calls import CALLS, LONGEST_ANSWER, Gone, result_as_json
 from scheduler.core.errors import NoDaemon, SchedulerError
 from scheduler.core.job import Job, JobSpec
+from scheduler.core.log_names import user_logs
 from scheduler.core.model_table import ModelTable
 from scheduler.core.placement import Fleet
 from scheduler.store.paths import Places, name_of
@@ -25,7 +26,6 @@ from scheduler.warm.client import peer_of
 
 ANSWER_S = 60.0  # for an answer; a request itself waits at most 5 s for the scheduler
 RESTART_S = 5.0  # for a scheduler that is just starting again
-LOG_FOLDER = "~/gpujob/logs"  # of jobs that name no folder
 
 
 class SystemClient(SchedulerClient):
@@ -88,7 +88,7 @@ class SystemClient(SchedulerClient):
     ) -> Job:
         """Add a job; see `SchedulerClient.submit`. The scheduler uses its own model table."""
         if not spec.log_dir and spec.output != "none":
-            spec = replace(spec, log_dir=os.path.expanduser(LOG_FOLDER))
+            spec = replace(spec, log_dir=user_logs(os.path.expanduser("~")))
         given = {"spec": spec, "environment": environment, "table": ModelTable(), "forgiving": forgiving, "most": most}
         job: Job = self.call("submit", given)
         return job

@@ -91,9 +91,7 @@ class _Decision(DecisionPass):
         elif isinstance(observation, Gone):
             self._processes_gone(observation.key)
         elif isinstance(observation, Missing):
-            job = self.find(observation.job)
-            if job is not None and job.state is JobState.PENDING:
-                self._park_missing(job, observation.sentence)
+            self._missing(observation)
         elif isinstance(observation, Asked):
             answer(self, observation)
         elif isinstance(observation, Readings):
@@ -346,6 +344,23 @@ class _Decision(DecisionPass):
         move(job, Move.RETRY_SCHEDULED, self.now.wall)
         self.changed(job, "unclaimed", attempt=job.attempt)
         self.enqueue(job)
+
+    def _missing(self, observation: Missing) -> None:
+        job = self.find(observation.job)
+        if job is not None and observation.attempt:
+            job = self._of(observation.job, observation.attempt)
+            if job is None or job.began:
+                return
+            if job.state is JobState.STOPPING:
+                self._end(job, CANCELLED, ())
+                return
+            self._release(job, ())
+            move(job, Move.RETRY_SCHEDULED, self.now.wall)
+            job.attempt -= 1  # it never began, so its number is used again
+            job.log, job.session = "", None
+            self.plan.changed[job.id] = job
+        if job is not None and job.state is JobState.PENDING:
+            self._park_missing(job, observation.sentence)
 
     def _lost(self, observation: Lost) -> None:
         job = self._of(observation.job, observation.attempt)

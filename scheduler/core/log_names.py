@@ -47,6 +47,11 @@ def log_name(job: Job, stamp: str, number: int = 1, letters: str = "") -> str:
     return f"job_{job.id}_{stamp}{again}.log{packed}"
 
 
+def user_logs(home: str) -> str:
+    """Return the folder for the logs of a user's jobs in a scheduler of several users. ``home``: home folder of the user."""
+    return f"{home}/gpujob/logs"
+
+
 def is_packed(log: str) -> bool:
     """Return whether a log is packed (gzip). The name of the log decides.
 

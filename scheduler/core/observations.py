@@ -136,10 +136,14 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A waiting job lacks its script, environment or working folder; ``sentence`` names the missing item."""
+    """A waiting job lacks its script, environment or working folder; ``sentence`` names the missing item.
+
+    ``attempt``: an agent noticed it before it started this attempt, which so never begins (`gpujobd`); 0: there is none.
+    """
 
     job: int
     sentence: str
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,18 @@ class Users:
                 return f"{who} has {_number(has)} of at most {_number(one.limit.gpus)} GPUs (limits)"
         return ""
 
+    def over_waiting(self, user: str, waiting: Mapping[str, int]) -> str:
+        """Return why a limit forbids a further waiting job of a user, as a sentence; empty if none does.
+
+        ``waiting``: user → number of waiting jobs.
+        """
+        for one in self.limits_of(user):
+            number = sum(waiting.get(name, 0) for name in one.users)
+            if one.limit.waiting is not None and number >= one.limit.waiting:
+                who = f"user {user}" if one.who == user else f"group {one.who[1:]}"
+                return f"{who} has {number} of at most {one.limit.waiting} waiting jobs (limits)"
+        return ""
+
     # -- reasons ------------------------------------------------------------------------------------------
 
     def with_turn(self, user: str, reason: Reason, waiting: Collection[str]) -> Reason:

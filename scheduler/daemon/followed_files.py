@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from scheduler.core.errors import FileTrouble
-from scheduler.core.file_offsets import Batch
+from scheduler.core.file_offsets import Batch, FileMark, LineRead
 from scheduler.core.observations import Now
 from scheduler.daemon.context import Context
-from scheduler.daemon.ingest import JUDGED_FOR, refused_lines
+from scheduler.daemon.ingest import JUDGED_FOR, LineOwner, refused_lines
 from scheduler.daemon.parts import NEVER
 from scheduler.intake.parsers import Parser
 from scheduler.intake.tail import NO_SUCH_FILE, Follower
@@ -20,19 +21,50 @@ from scheduler.store import file_offsets as kept
 from scheduler.store import jobs as rows
 
 RETRY_S = 1.0  # between two tries to read a file with disk errors
+Followed = TypeVar("Followed", bound="LineFollower")
 RETRIED_S = 30.0  # how long these tries are repeated; later tries are made at the safety interval
+
+
+class LineFollower(Protocol):
+    """Reader of a watched file: `intake/tail.py: Follower`, or in `gpujobd` an agent that reads the file."""
+
+    path: str
+    look_again_at: float | None
+
+    @property
+    def mark(self) -> FileMark:
+        """The position up to which the file was read and recorded."""
+
+    @mark.setter
+    def mark(self, mark: FileMark) -> None: ...
+
+    def look(self, now: float) -> Batch | None:
+        """Return the next lines; None if no line is ready."""
+
+    def accept(self, batch: Batch) -> None:
+        """Continue after ``batch``, which was recorded."""
+
+    def check_whole(self) -> None:
+        """Make the next `look` check whether the lines that were read are still the same."""
+
+    def old_lines(self, numbers: Collection[int]) -> list[LineRead] | None:
+        """Return lines that were read already; None if they cannot be read now."""
+
+    def close(self) -> None:
+        """Release all resources."""
 
 
 @dataclass(slots=True)
 class FollowedFile:
-    """A watched file.
+    """A watched file. ``owner``: its user, in a scheduler of several users.
 
     ``due``: monotonic time at which the file is read even if no event reports a change; 0: no such read is planned.
     ``failing_since``: monotonic time of the first disk error after the last successful read; None: there was no error.
     """
 
-    follower: Follower
+    follower: LineFollower
     parse: Parser
+    owner: LineOwner | None = None
     trouble: str = ""
     due: float = 0.0
     failing_since: float | None = None
@@ -59,6 +91,22 @@ class FollowedFiles:
         mark = kept.mark_of(self._context.db.connection, path)
         self.files[path] = FollowedFile(Follower(path, mark, self._context.config.trust_group), parse)
         self._context.changed.add(path)
+
+    def follow_as(
+        self, key: str, parse: Parser, owner: LineOwner, make: Callable[[FileMark | None], Followed]
+    ) -> Followed:
+        """Watch a file of a user; ``make`` returns its follower for a read position. ``key``: its name in the store."""
+        follower = make(kept.mark_of(self._context.db.connection, key))
+        self.files[key] = FollowedFile(follower, parse, owner)
+        self._context.changed.add(key)
+        return follower
+
+    def unfollow(self, key: str) -> None:
+        """Watch a file no more."""
+        file = self.files.pop(key, None)
+        if file is not None:
+            file.follower.close()
+            self._noted()
 
     def step(self, now: Now) -> None:
         """Fill ``batches`` with lines of the watched files. Raises sqlite3.Error.

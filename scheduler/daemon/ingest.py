@@ -5,21 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
-from scheduler.core.errors import DECIDE_ANEW, SchedulerError, StoreTrouble, UsageError
-from scheduler.core.file_offsets import Batch, LineRead, Refusal
+from scheduler.core.errors import DECIDE_ANEW, Refused, SchedulerError, StoreTrouble, UsageError
+from scheduler.core.file_offsets import Batch, FileMark, LineRead, Refusal
 from scheduler.core.gpu import Gpu
 from scheduler.core.identity import identity_of
 from scheduler.core.job import Event, Job, JobSpec, JobState
+from scheduler.core.log_names import user_logs
 from scheduler.core.model_table import ModelTable, booking_memory, need_of
 from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import PlacementClass
 from scheduler.intake.jobs_file import LineContext
 from scheduler.intake.parsers import Parser
-from scheduler.intake.tail import Follower
 from scheduler.store import file_offsets as kept
 from scheduler.store import jobs as rows
 
@@ -54,12 +54,31 @@ class BatchState:
 
 
 @dataclass(frozen=True, slots=True)
+class LineOwner:
+    """The user of a watched file in a scheduler of several users. ``folder``: where relative paths of its lines start."""
+
+    uid: int
+    user: str
+    folder: str
+    home: str
+
+    def owned(self, spec: JobSpec) -> JobSpec:
+        """Return the spec of a line as a job of this user. Raises Refused if the user may not submit it."""
+        if spec.on:
+            raise Refused(
+                "only an administrator may submit a job that takes GPUs beside all other jobs (on=)",
+                do="name the allowed GPUs in the fifth field",
+            )
+        return replace(spec, uid=self.uid, user=self.user, log_dir=spec.log_dir or user_logs(self.home))
+
+
+@dataclass(frozen=True, slots=True)
 class Reader:
     """Records batches of lines of one file in the store.
 
     ``table``: the current model table; ``fleet``: the current ledger. ``memory_mib``: the setting `min_free_mem_mb`. If
     the line of a job does not say how much of a GPU the job needs, the job books this many MiB of GPU memory. If the
-    setting is 0, the model table gives the need.
+    setting is 0, the model table gives the need. ``owner``: the user of the file, in a scheduler of several users.
     """
 
     parse: Parser
@@ -68,6 +87,7 @@ class Reader:
     fleet: Fleet
     known_refusals: set[tuple[str, str]]  # (hash of the line, reason) already logged
     memory_mib: int = 0
+    owner: LineOwner | None = None
 
     def take(self, connection: sqlite3.Connection, batch: Batch, now: float, out: IngestResult) -> None:
         """Record the jobs, refused lines and new reading position of a batch. Raises StoreTrouble, sqlite3.Error."""
@@ -125,9 +145,10 @@ class Reader:
         parsed = self.parse(line.text, self.line_context, f"{os.path.basename(path)}:{line.number}")
         if parsed is None:
             return
-        spec = booking_memory(parsed.spec, self.memory_mib, read=bool(self.fleet.admission.cards))
+        spec = parsed.spec if self.owner is None else self.owner.owned(parsed.spec)
+        spec = booking_memory(spec, self.memory_mib, read=bool(self.fleet.admission.cards))
         need, notes = need_of(spec, self.table, self.fleet.managed)
-        kind = PlacementClass(need, spec.allowed if need.count else None, spec.vram_mib or 0)
+        kind = PlacementClass(need, spec.allowed if need.count else None, spec.vram_mib or 0, spec.user)
         never = self.fleet.can_ever_hold(kind)
         if never:
             raise UsageError(never, do="request less, or allow other GPUs" if need.count else "request less")
@@ -184,8 +205,21 @@ def _with_edits(old: JobSpec, new: JobSpec) -> JobSpec:
     return replace(new, **mine, edited=old.edited)
 
 
+class OldLines(Protocol):
+    """A follower of a watched file (`followed_files.LineFollower`), as far as `refused_lines` uses it."""
+
+    path: str
+
+    @property
+    def mark(self) -> FileMark:
+        """The read position."""
+
+    def old_lines(self, numbers: Collection[int]) -> list[LineRead] | None:
+        """Return lines that were read already; None if they cannot be read now."""
+
+
 def refused_lines(
-    connection: sqlite3.Connection, follower: Follower, machine: str, known_refusals: set[tuple[str, str]]
+    connection: sqlite3.Connection, follower: OldLines, machine: str, known_refusals: set[tuple[str, str]]
 ) -> Batch | None:
     """Return a batch of the refused lines that are still in the watched file; None if the file cannot be read now.
 

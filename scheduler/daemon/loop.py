@@ -482,9 +482,11 @@ class Daemon:
     def _reader(self, file: FollowedFile) -> Reader:
         cluster = self.state.fleet.has_nodes
         managed = None if cluster else ids_of(self.state.fleet.all_mask)
-        line_context = jobs_file.LineContext(os.path.dirname(file.follower.path), self._lookup.home, managed, cluster)
+        owner = file.owner
+        folder, home = (owner.folder, owner.home) if owner else (os.path.dirname(file.follower.path), self._lookup.home)
+        line_context = jobs_file.LineContext(folder, home, managed, cluster)
         memory, known = self._context.config.min_free_mem_mb, self.files.known_refusals
-        return Reader(file.parse, line_context, self._context.table, self.state.fleet, known, memory)
+        return Reader(file.parse, line_context, self._context.table, self.state.fleet, known, memory, owner)
 
     def _edit(self, now: Now) -> Edit | None:
         config = self._context.config
@@ -528,6 +530,10 @@ class Daemon:
         if changed:
             self.turn([Arrived(job) for job in changed], [], now, sync=True)
             context.say(f"the need of {len(changed)} waiting jobs has changed", 20, kind="table")
+
+    def is_full(self, user: str) -> bool:
+        """Return whether a user may have no more waiting jobs (setting `limits`)."""
+        return self._shares is not None and self._shares.is_full(user)
 
     # -- the state file and the reasons -------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ from scheduler.daemon.journal_writer import JournalWriter, check_apart
 from scheduler.daemon.loop import Daemon
 from scheduler.daemon.main_log import MainLog
 from scheduler.daemon.managed_gpus import ManagedGpus
+from scheduler.daemon.parts import Part
 from scheduler.daemon.problems import passing
 from scheduler.daemon.program_lookup import ProgramLookup, UserProgramLookup
 from scheduler.daemon.queue_export import script_of
@@ -108,12 +109,13 @@ def shared_note(places: Places) -> str:
 class UsersParts:
     """Parts of a scheduler for the jobs of several users, in place of those for one user.
 
-    ``runner``: makes the runner; ``front``: makes the process that talks to the users, from the daemon's epoll object
+    ``runner``: makes the runner; ``files``: makes the part that has files of users read; ``front``: makes the process that talks to the users, from the daemon's epoll object
     and a function that logs a sentence.
     """
 
     runner: Callable[[Context], Runner]
     lookup: UserProgramLookup
+    files: Callable[[Context, Daemon], Part]
     front: Callable[[select.epoll, Callable[[str, int], None]], HelperChild]
 
 
@@ -342,6 +344,7 @@ class DaemonProcess:
                 daemon.parts.append(page)
                 daemon.helpers.append(page.sessions)
             if self.users is not None:
+                daemon.parts.append(self.users.files(context, daemon))
                 front = self.users.front(epoll, lambda text, level: context.say(text, level, kind="front"))
                 daemon.parts.append(front)
                 daemon.helpers.append(front.sessions)

@@ -43,6 +43,12 @@ class UserShares:
                 self._groups, users.groups = groups, json.loads(groups)
         state.users = users
 
+    def is_full(self, user: str) -> bool:
+        """Return whether a limit forbids further waiting jobs of a user. Raises sqlite3.Error."""
+        if self._users is None or not self._users.limits:
+            return False
+        return bool(self._users.over_waiting(user, rows.waiting_by_user(self._context.db.connection)))
+
     def _read_settings(self, users: Users) -> None:
         machine = self._machine.settings()
         if (

@@ -32,6 +32,7 @@ from scheduler.daemon.prepare_launch import complete_launch
 from scheduler.environments import activate
 from scheduler.environments.resolve import Environments
 from scheduler.environments.resolve import Missing as Lacking
+from scheduler.gpujobd.agent_files import ReadFiles
 from scheduler.gpujobd.channel import Channel, Closed
 from scheduler.gpujobd.messages import said
 from scheduler.runners.adoption import start_trouble
@@ -58,6 +59,7 @@ class Agent:
         self.config: Config | None = None
         self.runner: DirectRunner | ScreenRunner
         self.environments: Environments
+        self.files = ReadFiles(channel)
         self.limits = own_limits()
         self.actions = JobActions(environ, "/", os.path.join(folder, "on_finish.log"), lambda job, text: None)
         self.jobs: dict[int, Job] = {}  # attempts in hand, by job
@@ -117,6 +119,8 @@ class Agent:
         elif kind == "act":
             job = typed(message["job"], Job)
             self._act(job, str(message["what"]), typed(message["environment"], dict[str, str] | None))
+        elif kind in ("follow", "accept", "check", "old", "unfollow"):
+            self.files.carry_out(message)
         elif kind == "forget":  # the job waits no more, or is gone
             self.missing.pop(int(message["job"]), None)
         else:
@@ -168,7 +172,7 @@ class Agent:
         assert self.config is not None
         found = self.environments.find(job)
         if isinstance(found, Lacking):
-            self._say([Unclaimed(job.id, job.attempt), Missing(job.id, found.sentence)])
+            self._say([Missing(job.id, found.sentence, job.attempt)])
             return None
         launch = complete_launch(job, found, self.config, self.environments.home, ordinals, self.limits)
         job.argv, job.interpreter = launch.words, found.interpreter
@@ -195,9 +199,9 @@ class Agent:
             if isinstance(one, Started) and job is not None:
                 job.process, job.session = one.process, one.session or job.session
                 one = replace(one, argv=job.argv, interpreter=job.interpreter)
-            if isinstance(one, (Ended, NeverRan, Unclaimed, Lost)):
+            if isinstance(one, (Ended, NeverRan, Unclaimed, Lost, Missing)):
                 self.jobs.pop(number, None)
-            if isinstance(one, (Started, Ended, NeverRan, Unclaimed, Lost)) and job is not None:
+            if isinstance(one, (Started, Ended, NeverRan, Unclaimed, Lost, Missing)) and job is not None:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self._env_file(job))
             self.channel.send(said(one))
@@ -241,16 +245,17 @@ class Agent:
                 self._look_for_missing(now)
             if now >= self.trouble_due:
                 self._say_trouble(now)
+            self.files.look(now)
             self.channel.flush()
             self._wait()
 
     def _wait(self) -> None:
         poll = select.poll()
         poll.register(self.channel, select.POLLIN | (select.POLLOUT if self.channel.waits else 0))
-        for fd in (self.wakeup, *self.runner.descriptors()):
+        for fd in (self.wakeup, self.files.watcher.fd, *self.runner.descriptors()):
             poll.register(fd, select.POLLIN)
         due = [self.trouble_due if self.jobs else float("inf"), self.missing_due if self.missing else float("inf")]
-        due += [moment for moment in (self.runner.next_look(),) if moment is not None]
+        due += [moment for moment in (self.runner.next_look(), self.files.due()) if moment is not None]
         wait = min(due) - time.monotonic()
         poll.poll(None if wait == float("inf") else max(0, int(wait * 1000) + 1))
         with contextlib.suppress(BlockingIOError):

@@ -38,7 +38,7 @@ from scheduler.client.remote_calls import (
     result_as_json,
     send,
 )
-from scheduler.core.check_spec import check_spec
+from scheduler.core.check_spec import LONGEST_PATH, check_spec
 from scheduler.core.errors import NotFound, Refused, SchedulerError, UsageError
 from scheduler.core.job import REASON_CODES, Event, Job, JobSpec, Reason
 from scheduler.core.job_options import EDITABLE
@@ -48,8 +48,10 @@ from scheduler.core.rights import Caller, as_seen_by, check, check_job, may
 from scheduler.core.users import Users
 from scheduler.daemon.helper_child import LIFE
 from scheduler.daemon.user_shares import GROUPS
+from scheduler.gpujobd.user_files import WatchedFile, save_watched, watched_in
 from scheduler.intake.machine_settings import MachineFile, MachineSettings
 from scheduler.store import jobs as rows
+from scheduler.store.database import Database
 from scheduler.system.typed_json import from_json, to_json, typed
 from scheduler.warm.client import peer_of
 
@@ -58,6 +60,7 @@ MOST_OF_A_USER = 32
 IDLE_S = 120.0  # a connection without calls is closed
 CALL_S = 10.0  # for a whole call to arrive, and for an answer to be read
 GROUPS_S = 10.0  # how long the groups of a user are remembered
+MOST_FILES = 20  # jobs files of a user
 OPEN_DETAILS = frozenset({"attempt", "gpus", "share", "exit_code", "signal", "outcome", "wait", "cause"})
 
 
@@ -87,15 +90,30 @@ class _Client(SchedulerClient):
         users = Users(limits=self._front.settings().limits, groups=groups)
         if not users.limits:
             return
-        waiting = rows.waiting_by_user(connection)
-        for one in users.limits_of(spec.user):
-            number = sum(waiting.get(name, 0) for name in one.users)
-            if one.limit.waiting is not None and number >= one.limit.waiting:
-                who = "you have" if one.who == spec.user else f"group {one.who[1:]} has"
-                raise Refused(
-                    f"{who} {number} of at most {one.limit.waiting} waiting jobs (limits)",
-                    do="wait until some have started",
-                )
+        over = users.over_waiting(spec.user, rows.waiting_by_user(connection))
+        if over:
+            raise Refused(over, do="wait until some have started")
+
+    def watched_by(self, caller: Caller) -> list[str]:
+        """Return the jobs files of a user."""
+        with self._reading() as connection:
+            return [file.path for file in watched_in(connection) if file.uid == caller.uid]
+
+    def watch_as(self, file: WatchedFile, on: bool) -> None:
+        """Have a jobs file read, or read no more. Raises NotFound, Refused."""
+        database = Database(self.places)
+        try:
+            with database.writing() as connection:
+                found = watched_in(connection)
+                kept = [one for one in found if one.key != file.key]
+                if not on and kept == found:
+                    raise NotFound("this file is not read", where=file.path, do="see gpujob watch --list")
+                if on and sum(one.uid == file.uid for one in kept) >= MOST_FILES:
+                    raise Refused(f"{MOST_FILES} files of yours are read already", do="gpujob watch --stop FILE")
+                save_watched(connection, [*kept, file] if on else kept)
+            database.wake_daemon()
+        finally:
+            database.close()
 
 
 class Front:
@@ -157,13 +175,15 @@ class Front:
             return self._ask(client, caller, given)
         if name == "submit":
             return self._submit(client, caller, given)
+        if name in ("watch", "watched"):
+            return self._watch(client, caller, given) if name == "watch" else client.watched_by(caller)
         if name == "reset":
             check(caller, "reset", "forget jobs")
         if name == "remembered" and given["key"] not in MEMORIES:
             raise NotFound(f"nothing is remembered under {given['key'][:40]!r}")
         return self._visible(caller, name, getattr(client, name)(**given))
 
-    def _ask(self, client: SchedulerClient, caller: Caller, given: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
+    def _ask(self, client: _Client, caller: Caller, given: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
         kind = KINDS.get(given["kind"])
         if kind is None:
             raise UsageError(f"unknown request {given['kind'][:40]!r}")
@@ -192,6 +212,13 @@ class Front:
         noted = client.remembered("model_table")
         return table_from(json.loads(noted), "the model table") if noted else ModelTable()
 
+    def _watch(self, client: _Client, caller: Caller, given: dict[str, Any]) -> None:
+        file = WatchedFile(caller.uid, caller.user, given["path"], given["home"])
+        for path in (file.path, file.home):
+            if not path.startswith("/") or "\0" in path or len(path) > LONGEST_PATH:
+                raise UsageError(f"{path[:40]!r} is not an absolute path")
+        client.watch_as(file, given["on"])
+
     def _submit(self, client: SchedulerClient, caller: Caller, given: dict[str, Any]) -> Job:
         spec: JobSpec = replace(given["spec"], uid=caller.uid, user=caller.user, env_file="")
         check_spec(spec)
@@ -214,6 +241,11 @@ class Front:
         """Return a result as the caller may see it."""
         hide = self.settings().hide_commands
         seen = as_seen_by(caller, hide)
+        if isinstance(result, Overview) and not caller.admin:
+            own_files = f"{caller.user}:"
+            refused = [line for line in result.refused if line.path.startswith(own_files)]
+            trouble = [text for text in result.trouble if f"not read: {own_files}" in text or "not read: " not in text]
+            result = replace(result, refused=refused, trouble=trouble)
         if not hide or caller.admin:
             return _with_jobs(result, seen)
 

@@ -18,10 +18,13 @@ from scheduler.core.errors import SchedulerError, UsageError
 from scheduler.core.protocols import Runner
 from scheduler.daemon.context import Context
 from scheduler.daemon.helper_child import HelperChild
+from scheduler.daemon.loop import Daemon
+from scheduler.daemon.parts import Part
 from scheduler.daemon.process import DaemonProcess, UsersParts
 from scheduler.daemon.program_lookup import UserProgramLookup
 from scheduler.gpujobd import front
 from scheduler.gpujobd.launcher_link import LauncherLink
+from scheduler.gpujobd.user_files import UserFiles
 from scheduler.gpujobd.users_runner import UsersRunner
 from scheduler.intake.machine_settings import SYSTEM_KEYS, VARIABLE, machine_settings
 from scheduler.intake.settings import load
@@ -66,17 +69,22 @@ def run(settings: ServiceSettings, connection: socket.socket) -> int:
 
     def runner(context: Context) -> Runner:
         link = LauncherLink(connection)
-        made = UsersRunner(link, lambda: context.config, settings.socket, lookup.found_again, _end)
+        made = UsersRunner(link, lambda: context.config, settings.socket, lookup.found_again, _end, context.changed.add)
         lookup.parked = made.forget_others
         context.actions = made
         return made
+
+    def files(context: Context, daemon: Daemon) -> Part:
+        agents = context.actions
+        assert isinstance(agents, UsersRunner)
+        return UserFiles(context, daemon.files, agents, daemon.is_full)
 
     def make_front(epoll: select.epoll, tell: Callable[[str, int], None]) -> HelperChild:
         told = to_json(front.Settings(settings.socket, settings.state_file)).decode()
         words = [sys.executable, "-I", "-m", front.__name__, told]
         return HelperChild("the front of gpujobd", words, environ, epoll, tell)
 
-    daemon.users = UsersParts(runner, lookup, make_front)
+    daemon.users = UsersParts(runner, lookup, files, make_front)
     try:
         return daemon.run().code
     finally:

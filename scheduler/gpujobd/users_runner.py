@@ -25,6 +25,7 @@ from scheduler.environments.resolve import stored_environment
 from scheduler.gpujobd.channel import Channel, Closed
 from scheduler.gpujobd.launcher_link import AgentStarted, LauncherGone, LauncherLink
 from scheduler.gpujobd.messages import observation_of
+from scheduler.gpujobd.user_files import RemoteFollower
 from scheduler.system.processes import lives
 from scheduler.system.typed_json import plain, typed
 
@@ -52,9 +53,9 @@ class _User:
     hands: dict[str, _Hand] = field(default_factory=dict)
     held: dict[str, tuple[int, int, Sequence[Process]]] = field(default_factory=dict)  # leftovers, by attempt key
     missing: dict[int, float] = field(default_factory=dict)  # jobs that the agent says lack a file → since when
-    unclaimed: set[int] = field(default_factory=set)  # jobs whose last start was withdrawn, perhaps for that reason
     stops: list[tuple[Job, bool]] = field(default_factory=list)  # for the next agent
     actions: list[tuple[Job, str]] = field(default_factory=list)  # for the next agent: job, on_finish or mail
+    files: dict[str, RemoteFollower] = field(default_factory=dict)  # jobs files, by path
     acting: dict[int, Job] = field(default_factory=dict)  # jobs whose actions the agent has
     channel: Channel | None = None
     asked: bool = False
@@ -67,13 +68,14 @@ class _User:
 
     @property
     def busy(self) -> bool:
-        return bool(self.hands or self.held or self.missing or self.stops or self.actions)
+        return bool(self.hands or self.held or self.missing or self.stops or self.actions or self.files)
 
 
 class UsersRunner:
     """The runner. ``config``: returns the settings; ``mark``: in GPUJOB_STATE_FILE of all jobs: the path of the socket.
 
-    ``found_again``: called with a waiting job that has now the file that it lacked; ``end``: called if the launcher ends.
+    ``found_again``: called with a waiting job that has now the file that it lacked; ``end``: called if the launcher ends;
+    ``changed``: called with the key of a jobs file of which an agent has sent lines.
     """
 
     def __init__(
@@ -83,11 +85,12 @@ class UsersRunner:
         mark: str,
         found_again: Callable[[int], None],
         end: Callable[[], None],
+        changed: Callable[[str], None],
     ) -> None:
         self.name = "screen" if config().screen else "direct"
         self.launcher_gone = False
         self.warn: Callable[[Job, str], None] = _no_warning
-        self._end = end
+        self._end, self._changed = end, changed
         self._link, self._config, self._mark, self._found_again = link, config, mark, found_again
         self._users: dict[int, _User] = {}
         self._facts: list[Observation] = []
@@ -115,7 +118,6 @@ class UsersRunner:
         if job.attempt_key not in user.hands:
             user.hands[job.attempt_key] = _Hand(replace(job), ordinals)
             user.missing.pop(job.id, None)
-            user.unclaimed.discard(job.id)
         self._pass_on(user)
 
     def flush(self) -> None:
@@ -212,6 +214,8 @@ class UsersRunner:
         self._send(user, self._settings())
         for key, (job, attempt, processes) in user.held.items():
             self._send(user, _leftovers(key, job, attempt, processes))
+        for file in user.files.values():
+            self._send(user, file.begin())
         if user.channel is not None:
             self._pass_on(user)
 
@@ -334,7 +338,12 @@ class UsersRunner:
         observation = observation_of(message, user.uid, time.time())
         if observation is None:
             kind = message.get("say")
-            if kind in ("trouble", "cannot"):
+            if kind == "file":
+                file = user.files.get(str(message.get("path")))
+                if file is not None:
+                    file.hear(message)
+                    self._changed(file.path)
+            elif kind in ("trouble", "cannot"):
                 user.trouble = str(message.get("text"))[:500]
             elif kind == "warning" and typed(message.get("job"), int) in user.acting:
                 self.warn(user.acting[message["job"]], str(message.get("text"))[:500])
@@ -345,13 +354,7 @@ class UsersRunner:
             if user.held.pop(observation.key, None) is not None:
                 self._facts.append(observation)
             return
-        if isinstance(observation, Missing):
-            if observation.job in user.unclaimed:
-                user.unclaimed.discard(observation.job)
-                user.missing[observation.job] = time.monotonic()
-                self._facts.append(observation)
-            return
-        assert isinstance(observation, (Started, Ended, NeverRan, Unclaimed, Lost))
+        assert isinstance(observation, (Started, Ended, NeverRan, Unclaimed, Lost, Missing))
         key = f"{observation.job}.{observation.attempt}"
         hand = user.hands.get(key)
         if hand is None:
@@ -360,8 +363,8 @@ class UsersRunner:
             hand.job.process = observation.process or hand.job.process
         else:
             del user.hands[key]
-            if isinstance(observation, Unclaimed):
-                user.unclaimed.add(observation.job)  # if it lacks a file, the next message says so
+            if isinstance(observation, Missing):
+                user.missing[observation.job] = time.monotonic()
         self._facts.append(observation)
 
     def forget_others(self, parked: Mapping[int, str]) -> None:
@@ -373,6 +376,27 @@ class UsersRunner:
             ]:
                 del user.missing[number]
                 self._send(user, {"do": "forget", "job": number})
+
+    # -- jobs files (`user_files.FileAgents`) ---------------------------------------------------------------
+
+    def follow_file(self, uid: int, path: str, follower: RemoteFollower) -> None:
+        """Have the agent of a user read a file, also each later agent."""
+        user = self._users.setdefault(uid, _User(uid))
+        user.files[path] = follower
+        if user.channel is not None:
+            self._send(user, follower.begin())
+        else:
+            self._ask_for_agent(user)
+
+    def forget_file(self, uid: int, path: str) -> None:
+        """Have the agents of a user read a file no more."""
+        if uid in self._users:
+            self._users[uid].files.pop(path, None)
+
+    def send_about_file(self, uid: int, message: dict[str, Any]) -> None:
+        """Send a message about a file to the agent of a user, if there is one."""
+        if uid in self._users:
+            self._send(self._users[uid], message)
 
     # -- actions at the end of a job (`completion_hooks.Actions`) -------------------------------------------
 

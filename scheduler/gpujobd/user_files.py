@@ -1,0 +1,211 @@
+"""The jobs files of users (`gpujob watch`): read by the agents of the users, recorded by the scheduler.
+
+To `daemon/followed_files.py`, a `RemoteFollower` is what a `Follower` of `intake/tail.py` is: it returns the same batches,
+which the agent has read with the rights of its user.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from scheduler.core.errors import FileTrouble
+from scheduler.core.file_offsets import Batch, FileMark, LineRead
+from scheduler.core.observations import Now
+from scheduler.daemon.context import Context
+from scheduler.daemon.followed_files import FollowedFiles
+from scheduler.daemon.ingest import LineOwner
+from scheduler.daemon.parts import NEVER
+from scheduler.intake import jobs_file
+from scheduler.store import jobs as rows
+from scheduler.system.typed_json import plain, typed
+
+WATCHED = "user_files"  # key in `meta`: list of watched files (`WatchedFile`) as JSON
+FULL_AGAIN_S = 1.0  # between two looks whether a user has room for more waiting jobs
+HIGHEST = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedFile:
+    """A jobs file that a user has asked the scheduler to read. ``home``: home folder of the user."""
+
+    uid: int
+    user: str
+    path: str
+    home: str
+
+    @property
+    def key(self) -> str:
+        """The name of the file in the store: several users may have the same file read."""
+        return f"{self.user}:{self.path}"
+
+
+def watched_in(connection: sqlite3.Connection) -> list[WatchedFile]:
+    """Return the watched files. Raises sqlite3.Error."""
+    return [WatchedFile(*each) for each in json.loads(rows.meta(connection, WATCHED) or "[]")]
+
+
+def save_watched(connection: sqlite3.Connection, files: Collection[WatchedFile]) -> None:
+    """Store the watched files."""
+    rows.set_meta(connection, WATCHED, json.dumps([[one.uid, one.user, one.path, one.home] for one in files]))
+
+
+class RemoteFollower:
+    """A file that an agent reads. See `intake/tail.py: Follower`.
+
+    ``send``: sends a message to the agent, which may be lost; ``full``: returns whether the user may have no more jobs.
+    """
+
+    def __init__(
+        self, file: WatchedFile, mark: FileMark | None, send: Callable[[dict[str, Any]], None], full: Callable[[], bool]
+    ) -> None:
+        self.file, self.path = file, file.key
+        self.look_again_at: float | None = None
+        self._mark = mark if mark is not None else FileMark(self.path)
+        self._send, self._full = send, full
+        self._batch: Batch | None = None
+        self._trouble = ""
+        self._old: list[LineRead] | None = None
+        self._asked = False  # for old lines
+
+    def begin(self) -> dict[str, Any]:
+        """Return the message with which an agent begins to read the file, after the recorded lines."""
+        self._batch, self._old, self._asked = None, None, False
+        return {"do": "follow", "path": self.file.path, "mark": plain(self._mark)}
+
+    @property
+    def mark(self) -> FileMark:
+        """The position up to which the file was read and recorded."""
+        return self._mark
+
+    @mark.setter
+    def mark(self, mark: FileMark) -> None:
+        if mark != self._mark:
+            self._mark = mark
+            self._send(self.begin())
+
+    # -- messages of the agent ----------------------------------------------------------------------------
+
+    def hear(self, message: dict[str, Any]) -> None:
+        """Take in a message of the agent about this file. Raises ValueError if it is not valid."""
+        if "old" in message:
+            self._old, self._asked = typed(message["old"], list[LineRead]), False
+            return
+        self._trouble = str(message.get("trouble") or "")[:500]
+        if message.get("batch") is not None:
+            batch = typed(message["batch"], Batch)
+            mark = batch.mark
+            numbers = (
+                mark.device,
+                mark.inode,
+                mark.offset,
+                mark.lines,
+                mark.crc,
+                *(line.number for line in batch.lines),
+            )
+            if not all(0 <= number < HIGHEST for number in numbers):
+                raise ValueError("a number is out of range")
+            self._batch = Batch(
+                FileMark(self.path, mark.device, mark.inode, mark.offset, mark.lines, mark.crc, mark.replaying,
+                         mark.open_line, mark.skipping),
+                batch.lines, batch.restart, batch.settled, batch.more, "", batch.left_out[:500],
+            )  # fmt: skip
+
+    # -- what `FollowedFiles` uses ------------------------------------------------------------------------
+
+    def look(self, now: float) -> Batch | None:
+        """Return the lines that the agent has sent; None if there are none. Raises FileTrouble if it cannot read the file."""
+        self.look_again_at = None
+        if self._trouble:
+            raise FileTrouble(self._trouble, where=self.path)
+        if self._batch is not None and self._full():
+            self.look_again_at = now + FULL_AGAIN_S
+            return None
+        return self._batch
+
+    def accept(self, batch: Batch) -> None:
+        """Have the agent send the lines after ``batch``, which was recorded."""
+        if batch.again:
+            return
+        self._mark, self._batch = batch.mark, None
+        self._send({"do": "accept", "path": self.file.path, "mark": plain(batch.mark)})
+
+    def check_whole(self) -> None:
+        """Have the agent check whether the lines that were read already are still the same."""
+        self._send({"do": "check", "path": self.file.path})
+
+    def old_lines(self, numbers: Collection[int]) -> list[LineRead] | None:
+        """Return lines that were read already; None until the agent has sent them."""
+        if not numbers:
+            return []
+        if self._old is not None:
+            found, self._old = self._old, None
+            return [line for line in found if line.number in numbers]
+        if not self._asked:
+            self._asked = True
+            self._send({"do": "old", "path": self.file.path, "numbers": sorted(numbers)})
+        return None
+
+    def close(self) -> None:
+        """Have the agent read the file no more."""
+        self._send({"do": "unfollow", "path": self.file.path})
+
+
+class FileAgents(Protocol):
+    """The part of the runner that tells agents which files to read (`users_runner.py`)."""
+
+    def follow_file(self, uid: int, path: str, follower: RemoteFollower) -> None:
+        """Have the agent of a user read a file, also each later agent."""
+
+    def forget_file(self, uid: int, path: str) -> None:
+        """Have the agents of a user read a file no more."""
+
+    def send_about_file(self, uid: int, message: dict[str, Any]) -> None:
+        """Send a message about a file to the agent of a user, if there is one."""
+
+
+class UserFiles:
+    """Follows the files that users have asked for (a part of the daemon).
+
+    ``agents``: tells the agents; ``full``: user → whether the user may have no more waiting jobs.
+    """
+
+    def __init__(self, context: Context, files: FollowedFiles, agents: FileAgents, full: Callable[[str], bool]) -> None:
+        self._context, self._files, self._agents, self._full = context, files, agents, full
+        self._noted = ""
+        self._watched: dict[str, WatchedFile] = {}
+
+    def step(self, _now: Now) -> None:
+        """Follow new files, and follow files no more that were taken back. Raises sqlite3.Error."""
+        connection = self._context.db.connection
+        noted = rows.meta(connection, WATCHED)
+        if noted == self._noted:
+            return
+        self._noted = noted
+        wanted = {one.key: one for one in watched_in(connection)}
+        for key in self._watched.keys() - wanted.keys():
+            file = self._watched.pop(key)
+            self._files.unfollow(key)
+            self._agents.forget_file(file.uid, file.path)
+        for key in wanted.keys() - self._watched.keys():
+            file = self._watched[key] = wanted[key]
+            owner = LineOwner(file.uid, file.user, file.path.rpartition("/")[0] or "/", file.home)
+            follower = self._files.follow_as(key, jobs_file.parse, owner, partial(self._follower, file))
+            self._agents.follow_file(file.uid, file.path, follower)
+
+    def _follower(self, file: WatchedFile, mark: FileMark | None) -> RemoteFollower:
+        def send(message: dict[str, Any]) -> None:
+            self._agents.send_about_file(file.uid, message)
+
+        return RemoteFollower(file, mark, send, lambda: self._full(file.user))
+
+    def due(self) -> float:
+        """Return ``NEVER``: a command that changes the list wakes the daemon."""
+        return NEVER
+
+    def close(self) -> None:
+        """Do nothing: the agents end with their connections."""
