@@ -101,4 +101,14 @@ def system(
         from scheduler.gpujobd.system_run import run
 
         raise typer.Exit(run(root, user))
-    raise UsageError(f"unknown action {action!r}", do="write gpujob system run")
+    if root or user:
+        raise UsageError("--root and --user belong to gpujob system run")
+    from scheduler.cli import system_service
+
+    if action == "install":
+        raise typer.Exit(system_service.install())
+    if action == "status":
+        raise typer.Exit(system_service.status())
+    if action == "uninstall":
+        raise typer.Exit(system_service.uninstall())
+    raise UsageError(f"unknown action {action!r}", do="write gpujob system install, status, uninstall or run")

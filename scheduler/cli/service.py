@@ -79,7 +79,7 @@ def status(name: str = "gpujob") -> int:
         print(f"not installed: {safe(str(path))}")
         return 1
     print(f"installed: {safe(str(path))}")
-    told = _run(["systemctl", "--user", "is-active", name])
+    told = run_systemd(["systemctl", "--user", "is-active", name])
     print(
         f"systemd: {safe(told[1].strip() or 'not known')}"
         if told is not None
@@ -97,9 +97,9 @@ def uninstall(name: str = "gpujob") -> int:
         return 1
     if MARK not in path.read_text(errors="replace"):
         raise Refused(f"{path} was not written by gpujob", do="remove it yourself")
-    _run(["systemctl", "--user", "disable", "--now", name])
+    run_systemd(["systemctl", "--user", "disable", "--now", name])
     path.unlink()
-    _run(["systemctl", "--user", "daemon-reload"])
+    run_systemd(["systemctl", "--user", "daemon-reload"])
     print(f"removed: {safe(str(path))}; running jobs continue")
     return 0
 
@@ -149,7 +149,9 @@ def _quoted(text: str, command: bool = False) -> str:
 def _verified(path: Path) -> list[str]:
     """Return what `systemd-analyze verify` says about the unit; nothing if it is fine or cannot be checked here."""
     with tempfile.TemporaryDirectory() as empty:  # without a login there is no runtime folder, but one must be named
-        told = _run(["systemd-analyze", "--user", "verify", str(path)], os.environ.get("XDG_RUNTIME_DIR") or empty)
+        told = run_systemd(
+            ["systemd-analyze", "--user", "verify", str(path)], os.environ.get("XDG_RUNTIME_DIR") or empty
+        )
     # It checks all units that the user has; only what it says about this one is of interest.
     return [line for line in told[1].splitlines() if path.name in line] if told is not None else []
 
@@ -166,7 +168,7 @@ def _tell_linger() -> None:
         )
 
 
-def _run(words: list[str], runtime: str = "") -> tuple[int, str] | None:
+def run_systemd(words: list[str], runtime: str = "") -> tuple[int, str] | None:
     """Run a program of systemd. ``runtime``: its XDG_RUNTIME_DIR; empty: as here. Return its exit code and output; None if it is not installed or does not end."""
     environ = {**os.environ, "XDG_RUNTIME_DIR": runtime} if runtime else None
     try:

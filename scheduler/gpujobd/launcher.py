@@ -345,24 +345,27 @@ def spawn(
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
+        os.dup2(os.dup(fd), FD)  # a copy: a descriptor that is its own copy would be closed
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.closerange(FD + 1, os.sysconf("SC_OPEN_MAX"))  # now: a process that keeps a PAM session must keep nothing else
         environ = {"PATH": os.defpath, "LANG": os.environ.get("LANG", "C.UTF-8"), **environ}
         if pam:
             session = Pam(pam, environ["USER"])
             environ.update(session.environment())
             child = os.fork()
             if child:
-                os.close(fd)
+                os.close(FD)
                 code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
                 session.close()
                 os._exit(code if code >= 0 else 128 - code)
-        _become(words, fd, uid, gid, groups, environ)
+        _become(words, uid, gid, groups, environ)
     except OSError as error:
         os.write(2, f"gpujobd: cannot start {words[0]} as user {uid}: {error}\n".encode(errors="replace"))
     finally:
         os._exit(code)
 
 
-def _become(words: list[str], fd: int, uid: int, gid: int, groups: list[int], environ: dict[str, str]) -> None:
+def _become(words: list[str], uid: int, gid: int, groups: list[int], environ: dict[str, str]) -> None:
     """Give up all rights of root and execute a program. Raises OSError."""
     os.setgroups(groups)
     os.setresgid(gid, gid, gid)
@@ -371,9 +374,6 @@ def _become(words: list[str], fd: int, uid: int, gid: int, groups: list[int], en
         raise OSError(f"still has other rights than user {uid}")
     os.chdir("/")
     os.umask(0o077)
-    os.dup2(os.dup(fd), FD)  # a copy: a descriptor that is its own copy would be closed
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
     os.closerange(FD + 1, os.sysconf("SC_OPEN_MAX"))
     os.execve(words[0], words, environ)
 
