@@ -123,7 +123,7 @@ class SystemClient(SchedulerClient):
 
 
 def _connect(path: str) -> socket.socket:
-    """Return a connection. While the scheduler is just starting again, wait for it. Raises OSError."""
+    """Return a connection. Wait while the scheduler is just starting again, or has many new connections. Raises OSError."""
     until = time.monotonic() + RESTART_S
     while True:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -131,7 +131,7 @@ def _connect(path: str) -> socket.socket:
         try:
             made.connect(path)
             return made
-        except (ConnectionRefusedError, FileNotFoundError):
+        except (ConnectionRefusedError, FileNotFoundError, BlockingIOError):
             made.close()
             if time.monotonic() >= until:
                 raise

@@ -45,6 +45,7 @@ from scheduler.core.job_options import EDITABLE
 from scheduler.core.model_table import ModelTable, table_from
 from scheduler.core.requests import KINDS, Edit, to_row
 from scheduler.core.rights import Caller, as_seen_by, check, check_job, may
+from scheduler.core.usage_report import Report
 from scheduler.core.users import Users
 from scheduler.daemon.helper_child import LIFE
 from scheduler.daemon.user_shares import GROUPS
@@ -264,6 +265,11 @@ class Front:
             theirs = {job.id for job in result.jobs if not own(job)}
             return replace(
                 result, jobs=[seen(job) for job in result.jobs], reasons=_closed_reasons(result.reasons, theirs)
+            )
+        elif isinstance(result, Report):
+            labels = {line.job.spec.label for line in result.lines if own(line.job)}
+            result = replace(
+                result, labels={name: total for name, total in result.labels.items() if name in {*labels, ""}}
             )
         return _with_jobs(result, seen)
 

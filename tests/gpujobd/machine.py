@@ -103,7 +103,19 @@ class Machine:
 
     def __enter__(self) -> Machine:
         closed, needed = closed_folder()
-        words = ["unshare", "-m", "--propagation", "private", "sh", "-c", _PREPARE, "sh", str(self.stash), closed, *needed]
+        words = [
+            "unshare",
+            "-m",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            _PREPARE,
+            "sh",
+            str(self.stash),
+            closed,
+            *needed,
+        ]
         self.holder = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert self.holder.stdout is not None and self.holder.stderr is not None
         line = self.holder.stdout.readline()
@@ -114,7 +126,7 @@ class Machine:
         self.kill_launcher()
         wait_for(lambda: not self._kill_people(), "the end of all processes of the users")
         self.holder.kill()
-        self.holder.wait()
+        self.holder.communicate()
         shutil.rmtree(self.stash, ignore_errors=True)
 
     def _kill_people(self) -> list[int]:
@@ -155,7 +167,7 @@ class Machine:
         """Run a shell command as a user, in the home folder of the user. ``gpujob`` is the command line."""
         person = self.people[name]
         kept = {"HOME": person.home, "USER": name, "PATH": os.defpath, "LANG": "C.UTF-8", "GPUJOB_WARM": "0", **environ}
-        also = 'gpujob() { ' + f'"{sys.executable}" -I -m scheduler "$@"' + "; }; cd\n"
+        also = "gpujob() { " + f'"{sys.executable}" -I -m scheduler "$@"' + "; }; cd\n"
         words = ["setpriv", "--reuid", str(person.uid), "--regid", str(person.gid), "--init-groups", "env", "-i",
                  *(f"{key}={value}" for key, value in kept.items()), "sh", "-c", also + text]  # fmt: skip
         return self.root(*words, check=False)
@@ -180,13 +192,28 @@ class Machine:
 
     def ended(self, number: int, limit_s: float = 60) -> dict[str, Any]:
         """Wait until a job has ended, and return it."""
-        wait_for(lambda: self.job(number)["state"] in ("done", "failed", "cancelled", "skipped"), f"end of job {number}", limit_s)
+        wait_for(
+            lambda: self.job(number)["state"] in ("done", "failed", "cancelled", "skipped"),
+            f"end of job {number}",
+            limit_s,
+        )
         return self.job(number)
 
     def in_state(self, number: int, *states: str) -> dict[str, Any]:
         """Wait until a job is in one of the states, and return it."""
         wait_for(lambda: self.job(number)["state"] in states, f"job {number} in {states}", 60)
         return self.job(number)
+
+    def clear(self) -> None:
+        """Have eve end and forget all jobs, and resume the queue."""
+        text = "gpujob queue resume; gpujob cancel $(gpujob jobs | awk '$3 ~ /pending|running|starting/ {print $1}')"
+        self.sh("eve", text)
+        wait_for(lambda: not self._live(), "the end of all jobs", 60)
+        self.gpujob("eve", "reset", "--yes")
+
+    def _live(self) -> list[Any]:
+        done = self.gpujob("eve", "jobs", "--json", "--state", "pending,starting,running,stopping")
+        return list(done.json()["jobs"])
 
     # -- the service --------------------------------------------------------------------------------------
 

@@ -1,0 +1,211 @@
+"""The scheduler of all users with real users: jobs run as their submitters, and survive what is killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+import pytest
+
+from tests.gpujobd.machine import SOCKET, Machine
+from tests.stories.harness import wait_for
+from tests.stories.people import ROOT_ONLY
+
+pytestmark = [ROOT_ONLY, pytest.mark.smoke]
+
+
+def log_of(machine: Machine, number: int, who: str = "ada") -> str:
+    return machine.gpujob(who, "logs", str(number)).out
+
+
+def test_install_writes_unit_and_user_and_can_be_repeated(machine: Machine) -> None:
+    """Issue 25, 1: `system install` can be repeated; the unit executes `gpujob system run`; systemd finds no mistake in it."""
+    again = machine.install()
+    assert "kept: /etc/gpujob/config.yaml" in again.out and "systemd-analyze verify:" not in again.out
+    unit = machine.root("cat", "/etc/systemd/system/gpujobd.service").out
+    assert re.search(r"^ExecStart=\S+python\S* -I -m scheduler system run$", unit, re.MULTILINE)
+    assert machine.root("id", "-u", "gpujob").out.strip() != "0"
+    status = machine.gpujob("ada", "system", "status")
+    assert status.code == 0 and f"answers at {SOCKET}" in status.out
+    refused = machine.gpujob("ada", "system", "install")
+    assert refused.code == 3 and "sudo gpujob system install" in refused.err
+
+
+def test_submit_uses_it_and_says_so(machine: Machine) -> None:
+    """Issue 25, 1: without a scheduler of one's own, `submit` uses the scheduler of all users, and says so."""
+    done = machine.gpujob("ada", "submit", "--", "true")
+    assert done.code == 0 and f"using the scheduler of all users of this machine: {SOCKET}" in done.err
+    asked = machine.sh(
+        "ada", "mkdir -p own && cd own && touch gpu_scheduler_state.json && gpujob submit --system -- true"
+    )
+    assert asked.code == 0 and not asked.err, asked
+    wrong = machine.gpujob("ada", "status", "--system", "--state-file", "/x")
+    assert wrong.code == 2 and "two schedulers" in wrong.err
+    gone = machine.gpujob("ada", "status", GPUJOB_SYSTEM_SOCKET="/tmp/no/socket")
+    assert gone.code == 5 and "no scheduler of all users" in gone.err
+
+
+def test_a_job_runs_as_its_submitter(machine: Machine) -> None:
+    """Issue 25, 3: user, groups, umask, limits, folder and environment are those of the submitter; PAM has a session."""
+    text = "mkdir -p w && cd w && umask 027 && ulimit -n 333 && MINE=1 gpujob submit -- sh -c '"
+    text += "id -un; id -Gn; umask; ulimit -n; pwd; echo $MINE $GPUJOB_GPUS $CUDA_VISIBLE_DEVICES; touch made'"
+    done = machine.sh("ada", text)
+    job = machine.ended(int(done.out))
+    gpu = str(job["gpus"][0])
+    assert log_of(machine, job["id"]).split("\n")[:-1] == [
+        "ada", "ada lab", "0027", "333", "/home/ada/w", f"1 {gpu} {gpu}"
+    ]  # fmt: skip
+    made = os.stat(f"/proc/{machine.holder.pid}/root/home/ada/w/made")
+    assert (made.st_uid, made.st_mode & 0o777) == (machine.people["ada"].uid, 0o640)
+    log = os.stat(f"/proc/{machine.holder.pid}/root{job['log']}")
+    assert (log.st_uid, log.st_mode & 0o777) == (machine.people["ada"].uid, 0o600)
+    assert machine.gpujob("bob", "logs", str(job["id"])).code == 1  # the file belongs to ada
+
+
+def test_only_the_launcher_is_root(machine: Machine) -> None:
+    """Issue 25, 4: scheduler and front run as the service user, agents and supervisors as their users."""
+    number = machine.submit("ada", "--", "sleep", "30")
+    machine.in_state(number, "running")
+    gpujob = int(machine.root("id", "-u", "gpujob").out)
+    (scheduler,) = machine.children("service")
+    assert os.stat(f"/proc/{scheduler}").st_uid == gpujob
+    assert {os.stat(f"/proc/{pid}").st_uid for pid in machine.children("agent")} == {machine.people["ada"].uid}
+    assert os.stat(f"/proc/{machine.job(number)['pid']}").st_uid == machine.people["ada"].uid
+    machine.gpujob("ada", "cancel", str(number))
+    machine.ended(number)
+
+
+def test_a_log_path_cannot_be_used_to_write_elsewhere(machine: Machine) -> None:
+    """Issue 25, 3: log and folder are opened with the submitter's rights: a foreign path fails, and nothing is written."""
+    machine.sh("bob", "mkdir -p private && chmod 700 private")
+    number = machine.submit("ada", "--log-dir", "/home/bob/private", "--", "true")
+    wait_for(lambda: machine.job(number)["reason_code"] == "backoff", "a failed start", 60)
+    assert "log cannot be opened: Permission denied" in machine.job(number)["reason"]
+    machine.gpujob("ada", "cancel", str(number))
+    assert not machine.root("ls", "/home/bob/private").out
+
+
+def test_a_missing_file_is_reported_and_looked_for_again(machine: Machine) -> None:
+    """The agent looks for the script with the rights of its user, and the job starts when it exists."""
+    machine.sh("ada", "gpujob watch && echo 0,later.py,,x >> gpujob/jobs.txt")
+    wait_for(lambda: "no such file /home/ada/gpujob/later.py" in machine.gpujob("ada", "status").out, "the reason", 60)
+    machine.sh("ada", "echo 'print(1 + 1)' > gpujob/later.py")
+    (job,) = (
+        job for job in machine.gpujob("ada", "jobs", "--json").json()["jobs"] if "later.py" in (job["script"] or "")
+    )
+    assert machine.ended(job["id"])["exit_code"] == 0
+    assert log_of(machine, job["id"]) == "2\n"
+    assert machine.gpujob("bob", "watch", "--list").out.startswith("no jobs file of yours")
+
+
+def test_equal_lines_of_two_users_are_two_jobs(machine: Machine) -> None:
+    """Issue 25, 5: each user has jobs files of their own; `on=` and the lines of others are not for them."""
+    for who in ("ada", "bob"):
+        machine.sh(
+            who,
+            "gpujob watch; echo 0,/bin/true,,same >> gpujob/jobs.txt; echo '0,/bin/true,,n,;on=0' >> gpujob/jobs.txt",
+        )
+
+    def both() -> bool:
+        found = machine.gpujob("eve", "jobs", "--json").json()["jobs"]
+        return sorted(job["user"] for job in found if job["arguments"] == ["same"]) == ["ada", "bob"]
+
+    wait_for(both, "two jobs", 60)
+    wait_for(lambda: "only an administrator" in machine.gpujob("bob", "status").out, "the refusal", 60)
+    assert machine.gpujob("bob", "status").out.count("only an administrator") == 1  # the line of ada is not shown
+
+
+def test_actions_at_the_end_run_as_the_submitter(machine: Machine) -> None:
+    """`on_finish` runs as the submitter, with the submitter's environment."""
+    machine.sh("ada", "printf '#!/bin/sh\\nid -un > ~/said; echo $2 >> ~/said' > told; chmod +x told")
+    number = machine.submit("ada", "--on-finish", "/home/ada/told", "--", "sh", "-c", "exit 4")
+    machine.ended(number)
+    wait_for(lambda: machine.sh("ada", "cat said").out == "ada\n4\n", "the action", 60)
+    number = machine.submit("ada", "--on-finish", "no-such-program", "--", "true")
+    machine.ended(number)
+    wait_for(lambda: "not found in PATH" in machine.gpujob("ada", "show", str(number)).out, "the warning", 60)
+
+
+def test_limits_and_turns(machine: Machine) -> None:
+    """Issue 25, 6: limits on running GPUs and waiting jobs, of users and groups; a newcomer goes first."""
+    machine.configure(
+        "gpus: 4\ngpu_interval: 0\nadmins: [eve]\nlimits: {bob: {gpus: 1, waiting: 3}, '@lab': {gpus: 2}}\n"
+    )
+    machine.gpujob("eve", "queue", "resume")
+    wait_for(lambda: machine.gpujob("bob", "status").out.count("AVAILABLE") == 4, "four free GPUs", 60)
+    wait_for(lambda: limited(machine), "the limits", 60)
+    for who in ("ada", "bob"):
+        machine.sh(who, "gpujob cancel $(gpujob jobs --state pending,running | awk -v me=$USER '$2 == me {print $1}')")
+    machine.configure("gpus: 4\ngpu_interval: 0\nadmins: [eve]\n")
+
+
+def limited(machine: Machine) -> bool:
+    """Submit jobs of bob and ada until the limits hold; return whether they do."""
+    for _ in range(4):
+        machine.gpujob("bob", "submit", "--", "sleep", "300")
+        machine.gpujob("ada", "submit", "--", "sleep", "300")
+    jobs = machine.gpujob("eve", "jobs", "--json", "--state", "pending,running").json()["jobs"]
+    running = [job["user"] for job in jobs if job["state"] == "running"]
+    reasons = {job["user"]: job["reason"] or "" for job in jobs if job["reason_code"] == "limit"}
+    over = machine.gpujob("bob", "submit", "--", "true")
+    if (running.count("bob"), running.count("ada")) != (1, 2) or over.code != 3:
+        for who in ("ada", "bob"):
+            machine.sh(
+                who, "gpujob cancel $(gpujob jobs --state pending,running | awk -v me=$USER '$2 == me {print $1}')"
+            )
+        return False
+    assert "user bob has 1 of at most 1 GPUs" in reasons["bob"] and "group lab has 2 of at most 2" in reasons["ada"]
+    assert "3 of at most 3 waiting jobs" in over.err
+    return True
+
+
+def test_reports_and_who_show_users(machine: Machine) -> None:
+    """Issue 25, 6: `status`, `who` and `report --by user` show users."""
+    machine.gpujob("eve", "queue", "resume")
+    number = machine.submit("bob", "--", "sleep", "60")
+    machine.in_state(number, "running")
+    assert re.search(rf"^{number} +bob +running", machine.gpujob("ada", "status").out, re.MULTILINE)
+    assert re.search(r"^\d +bob \(you\) +1 ", machine.gpujob("bob", "who").out, re.MULTILINE)
+    uses = {use["user"]: use for use in machine.gpujob("bob", "report", "--by", "user", "--json").json()["users"]}
+    assert uses["bob"]["own"] and uses["bob"]["booked"] == 1 and not uses["ada"]["own"]
+    machine.gpujob("bob", "cancel", str(number))
+    machine.ended(number)
+
+
+@pytest.mark.parametrize("what", ["scheduler", "launcher", "agents", "everything"])
+def test_kill_9_loses_no_job_and_no_exit_code(machine: Machine, what: str) -> None:
+    """Issue 25, 7: jobs continue while scheduler, launcher or agents are killed, and their exit codes are true."""
+    machine.gpujob("eve", "queue", "resume")
+    jobs = {
+        machine.submit(who, "--", "sh", "-c", f"sleep 2; exit {code}"): code for who, code in (("ada", 3), ("bob", 7))
+    }
+    lasting = machine.submit("ada", "--", "sh", "-c", "while [ ! -e ~/enough ]; do sleep 0.1; done; exit 9")
+    waiting = machine.submit("bob", "--gpus", "4", "--", "sh", "-c", "exit 5")
+    for number in (*jobs, lasting):
+        machine.in_state(number, "running")
+    if what in ("agents", "everything"):
+        machine.kill_agents()
+    if what in ("scheduler", "everything"):
+        machine.kill_scheduler()
+    if what in ("launcher", "everything"):
+        machine.kill_launcher()
+        machine.start()
+    for number, code in jobs.items():
+        assert machine.ended(number)["exit_code"] == code
+    assert machine.job(lasting)["state"] == "running"
+    machine.sh("ada", "touch enough")
+    assert machine.ended(lasting)["exit_code"] == 9
+    assert machine.ended(waiting)["exit_code"] == 5
+    machine.sh("ada", "rm enough")
+
+
+def test_sigterm_ends_the_service_and_no_job(machine: Machine) -> None:
+    """A stop of the service (as by systemctl) ends launcher, scheduler and agents; the jobs continue and are adopted."""
+    number = machine.submit("ada", "--", "sh", "-c", "sleep 3; exit 6")
+    machine.in_state(number, "running")
+    assert machine.launcher is not None
+    machine.launcher.send_signal(signal.SIGTERM)
+    assert machine.launcher.wait(60) == 0
+    machine.start()
+    assert machine.ended(number)["exit_code"] == 6
