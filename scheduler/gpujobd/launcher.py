@@ -347,9 +347,7 @@ def spawn(
         os.setsid()
         os.dup2(os.dup(fd), FD)  # a copy: a descriptor that is its own copy would be closed
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.closerange(
-            FD + 1, os.sysconf("SC_OPEN_MAX")
-        )  # now: a process that keeps a PAM session must keep nothing else
+        os.closerange(FD + 1, os.sysconf("SC_OPEN_MAX"))  # also for the process that keeps the PAM session
         environ = {"PATH": os.defpath, "LANG": os.environ.get("LANG", "C.UTF-8"), **environ}
         if pam:
             session = Pam(pam, environ["USER"])

@@ -132,8 +132,7 @@ def test_limits_and_turns(machine: Machine) -> None:
     machine.configure(
         "gpus: 4\ngpu_interval: 0\nadmins: [eve]\nlimits: {bob: {gpus: 1, waiting: 3}, '@lab': {gpus: 2}}\n"
     )
-    machine.gpujob("eve", "queue", "resume")
-    wait_for(lambda: machine.gpujob("bob", "status").out.count("AVAILABLE") == 4, "four free GPUs", 60)
+    machine.clear()
     wait_for(lambda: limited(machine), "the limits", 60)
     for who in ("ada", "bob"):
         machine.sh(who, "gpujob cancel $(gpujob jobs --state pending,running | awk -v me=$USER '$2 == me {print $1}')")
@@ -162,7 +161,7 @@ def limited(machine: Machine) -> bool:
 
 def test_reports_and_who_show_users(machine: Machine) -> None:
     """Issue 25, 6: `status`, `who` and `report --by user` show users."""
-    machine.gpujob("eve", "queue", "resume")
+    machine.clear()
     number = machine.submit("bob", "--", "sleep", "60")
     machine.in_state(number, "running")
     assert re.search(rf"^{number} +bob +running", machine.gpujob("ada", "status").out, re.MULTILINE)
