@@ -82,6 +82,7 @@ MAY_ALSO_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
 # A file that may import less than its package, because it is its own program or is loaded by every command.
 MAY_ONLY_IMPORT: dict[str, tuple[str, ...]] = {
     "gpujobd/launcher.py": (),
+    "gpujobd/in_cgroup.py": (),
     "runners/supervisor.py": (),
     "runners/exec_limited.py": (),
     "runners/mailer.py": (),

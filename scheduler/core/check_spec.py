@@ -12,7 +12,7 @@ from scheduler.core.command_limits import LONGEST_COMMAND, LONGEST_WORD, check_n
 from scheduler.core.errors import UsageError
 from scheduler.core.gpu import HIGHEST_GPU_ID
 from scheduler.core.job import JobSpec
-from scheduler.core.job_options import LONGEST_LABEL, PRIORITIES
+from scheduler.core.job_options import LONGEST_LABEL, MOST_CPUS, PRIORITIES
 from scheduler.core.launch import CUDA_MODES, LAUNCHERS
 from scheduler.core.log_names import check_log_name
 
@@ -70,7 +70,7 @@ def _problem(name: str, held: Any) -> str:
         if name == "edited" and not all(len(item) <= LONGEST_LABEL for item in held):
             return "it is too long"
         return ""
-    ranges = {"priority": (PRIORITIES[0], PRIORITIES[-1]), "slots": (1, HIGHEST_COUNT), "vram_mib": (0, 10**9),
+    ranges = {"priority": (PRIORITIES[0], PRIORITIES[-1]), "slots": (1, HIGHEST_COUNT), "vram_mib": (0, 10**9), "mem_mib": (0, 10**9), "cpus": (0.01, MOST_CPUS),
               "time_limit_s": (0, LONGEST_TIME_S), "retries": (0, HIGHEST_COUNT), "umask": (0, 0o777)}  # fmt: skip
     if name in ranges and held is not None:
         low, high = ranges[name]

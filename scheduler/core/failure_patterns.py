@@ -41,7 +41,8 @@ _SIGNS = (
         "a module is missing: does the job need another conda_env? (gpujob show names the interpreter that ran it)",
     ),
 )
-FAILURE_KINDS = tuple(kind for kind, _, _ in _SIGNS)
+HOST_MEMORY = "host_memory"  # found in the cgroup of the job, not in its log
+FAILURE_KINDS = (*(kind for kind, _, _ in _SIGNS), HOST_MEMORY)
 
 
 def warning_in(tail: str, need: ResourceRequest) -> Failure | None:

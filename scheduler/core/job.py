@@ -75,6 +75,8 @@ class JobSpec:
     after: tuple[int, ...] = ()
     after_ok: tuple[int, ...] = ()
     vram_mib: int | None = None
+    mem_mib: int | None = None  # most memory of the machine; None: any
+    cpus: float | None = None  # most CPUs; None: any
     time_limit_s: float | None = None
     retries: int = 0
     cwd: str = ""

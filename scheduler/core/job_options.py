@@ -23,6 +23,7 @@ from scheduler.core.units import mib_of, seconds_of
 
 PRIORITIES = range(-(10**9), 10**9 + 1)
 LONGEST_LABEL = 200
+MOST_CPUS = 4096
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 # Kinds of options: the type of the value in JSON.
@@ -113,6 +114,12 @@ def _count(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,6}", text):
         raise UsageError(f"{text!r} is not a whole number", do="write 0, 1, 2…")
     return int(text)
+
+
+def _cpus(text: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,3})?", text) or not 0.01 <= float(text) <= MOST_CPUS:
+        raise UsageError(f"{text[:40]!r} is not a number of CPUs", do="write 8 or 0.5")
+    return float(text)
 
 
 def _slots(text: str) -> int:
@@ -217,6 +224,18 @@ JOB_OPTIONS: dict[str, JobOption] = {
             meaning="memory it needs on each GPU (ignored on GPUs of unknown size); without `gpus=` and without "
             "a known model, its share of a GPU is computed from this memory",
             form=FormField("GPU memory", "needed on each GPU: 18G", "any"),
+        ),
+        JobOption(
+            name="mem", metavar="SIZE", field="mem_mib", read=mib_of, edit=True, key="mem", example="64G",
+            help="Most memory of the machine that it may use: 64G (in the scheduler of all users).",
+            meaning="most memory of the machine that it may use; a limit only in the scheduler of all users, where cgroups are delegated to it",
+            form=FormField("Memory", "of the machine, at most: 64G", "any"),
+        ),
+        JobOption(
+            name="cpus", metavar="N", field="cpus", read=_cpus, edit=True, key="cpus", example="8",
+            help="Most CPUs that it may use: 8 or 0.5 (in the scheduler of all users).",
+            meaning="most CPUs that it may use; a limit only in the scheduler of all users, where cgroups are delegated to it",
+            form=FormField("CPUs", "at most: 8", "any"),
         ),
         JobOption(
             name="time", metavar="SPAN", field="time_limit_s", read=seconds_of, edit=True, key="time", example="4h",

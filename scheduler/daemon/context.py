@@ -33,6 +33,7 @@ class Context:
     changed: set[str] = field(default_factory=set)
     shared: bool = False
     actions: Actions | None = None
+    limits_jobs: bool = False  # the memory and CPUs of jobs are limited (`mem=`, `cpus=`)
 
     def say(self, text: str, level: int = 20, *, kind: str = "", job: Job | None = None) -> None:
         """Send a message to the listener, with secrets masked. ``level``: a level of the standard library's logging."""

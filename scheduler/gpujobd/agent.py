@@ -32,6 +32,7 @@ from scheduler.daemon.prepare_launch import complete_launch
 from scheduler.environments import activate
 from scheduler.environments.resolve import Environments
 from scheduler.environments.resolve import Missing as Lacking
+from scheduler.gpujobd import in_cgroup
 from scheduler.gpujobd.agent_files import ReadFiles
 from scheduler.gpujobd.channel import Channel, Closed
 from scheduler.gpujobd.messages import said
@@ -67,6 +68,7 @@ class Agent:
         self.missing_due = self.trouble_due = 0.0
         self.groups_due = time.monotonic() + GROUPS_S
         self.trouble = ""
+        self.cgroups = False  # the scheduler moves each job into a cgroup
         self.wakeup, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)  # readable when a child has ended
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -102,6 +104,7 @@ class Agent:
         """Carry out a message of the scheduler. Raises ValueError if it is not valid."""
         kind = message["do"]
         if kind == "settings":
+            self.cgroups = bool(message["cgroups"])
             self.use_settings(typed(message["config"], Config))
         elif kind == "start":
             ordinals = typed(message["ordinals"], dict[int, int])
@@ -175,6 +178,9 @@ class Agent:
             self._say([Missing(job.id, found.sentence, job.attempt)])
             return None
         launch = complete_launch(job, found, self.config, self.environments.home, ordinals, self.limits)
+        if self.cgroups and "/" in launch.argv[0]:
+            wait = (sys.executable, "-I", "-S", in_cgroup.__file__, job.attempt_key)
+            launch = replace(launch, argv=(*wait, *launch.argv))
         job.argv, job.interpreter = launch.words, found.interpreter
         job.session = session_name(job.id, job.gpus, job.argv) if job.runner_kind.terminal else None
         return launch

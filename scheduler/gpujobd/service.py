@@ -23,6 +23,7 @@ from scheduler.daemon.parts import Part
 from scheduler.daemon.process import DaemonProcess, UsersParts
 from scheduler.daemon.program_lookup import UserProgramLookup
 from scheduler.gpujobd import front
+from scheduler.gpujobd.cgroups import JobCgroups
 from scheduler.gpujobd.launcher_link import LauncherLink
 from scheduler.gpujobd.user_files import UserFiles
 from scheduler.gpujobd.users_runner import UsersRunner
@@ -37,11 +38,15 @@ OTHERS = ("weights", *SYSTEM_KEYS)  # keys of the configuration that are no sett
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
-    """Paths of the service. ``state_file``: in the private folder of the scheduler; ``config``: may be missing."""
+    """Paths of the service. ``state_file``: in the private folder of the scheduler; ``config``: may be missing.
+
+    ``cgroups``: folder for the cgroups of the jobs; empty: jobs have none.
+    """
 
     socket: str
     state_file: str
     config: str
+    cgroups: str = ""
 
 
 def run(settings: ServiceSettings, connection: socket.socket) -> int:
@@ -69,7 +74,11 @@ def run(settings: ServiceSettings, connection: socket.socket) -> int:
 
     def runner(context: Context) -> Runner:
         link = LauncherLink(connection)
-        made = UsersRunner(link, lambda: context.config, settings.socket, lookup.found_again, _end, context.changed.add)
+        cgroups = JobCgroups(settings.cgroups) if settings.cgroups else None
+        context.limits_jobs = cgroups is not None
+        made = UsersRunner(
+            link, lambda: context.config, settings.socket, lookup.found_again, _end, context.changed.add, cgroups
+        )
         lookup.parked = made.forget_others
         context.actions = made
         return made

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from scheduler.core.errors import Refused, SchedulerError
 from scheduler.gpujobd import agent, launcher, service
+from scheduler.gpujobd.cgroups import delegate
 from scheduler.system.typed_json import to_json
 
 USER, NOBODY = "gpujob", "nobody"
@@ -65,7 +66,11 @@ def run(root: str = "", user: str = "") -> int:
     check_installation()
     make_folders(paths, name)
     python = [sys.executable, "-I"]
-    told = to_json(service.ServiceSettings(paths.socket, paths.state_file, paths.config)).decode()
+    owner = pwd.getpwnam(name)
+    cgroups, why_not = delegate(owner.pw_uid, owner.pw_gid)
+    if why_not:
+        print(f"gpujobd: jobs have no cgroups: {why_not}", file=sys.stderr)
+    told = to_json(service.ServiceSettings(paths.socket, paths.state_file, paths.config, cgroups)).decode()
     settings = {
         "user": name,
         "folder": paths.users,

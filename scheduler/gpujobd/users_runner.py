@@ -18,10 +18,12 @@ from typing import Any
 
 from scheduler.core.backoff import Backoff
 from scheduler.core.config import Config
-from scheduler.core.job import Job, Process
+from scheduler.core.failure_patterns import HOST_MEMORY
+from scheduler.core.job import Failure, Job, Process
 from scheduler.core.launch import Launch
 from scheduler.core.observations import Ended, Gone, Lost, Missing, NeverRan, Observation, Started, Unclaimed
 from scheduler.environments.resolve import stored_environment
+from scheduler.gpujobd.cgroups import JobCgroups
 from scheduler.gpujobd.channel import Channel, Closed
 from scheduler.gpujobd.launcher_link import AgentStarted, LauncherGone, LauncherLink
 from scheduler.gpujobd.messages import observation_of
@@ -34,6 +36,9 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0  # between two starts of the agent of a
 GROUPS_S = 30.0  # between two looks whether the groups of a user have changed
 SETTLED_S = 10.0  # after this time, the scheduler has recorded what an agent said
 LOST_DELAY_S = 5.0  # between two looks at the processes of a user who has no agent
+
+
+Reported = Ended | NeverRan | Unclaimed | Lost | Missing  # why an attempt is no longer in hand
 
 
 @dataclass(slots=True)
@@ -86,11 +91,12 @@ class UsersRunner:
         found_again: Callable[[int], None],
         end: Callable[[], None],
         changed: Callable[[str], None],
+        cgroups: JobCgroups | None = None,
     ) -> None:
         self.name = "screen" if config().screen else "direct"
         self.launcher_gone = False
         self.warn: Callable[[Job, str], None] = _no_warning
-        self._end, self._changed = end, changed
+        self._end, self._changed, self._cgroups = end, changed, cgroups
         self._link, self._config, self._mark, self._found_again = link, config, mark, found_again
         self._users: dict[int, _User] = {}
         self._facts: list[Observation] = []
@@ -126,6 +132,8 @@ class UsersRunner:
     def stop(self, jobs: Iterable[tuple[Job, bool]]) -> None:
         """Have the agents send signals to all processes of the attempts."""
         for job, hard in jobs:
+            if hard and self._cgroups is not None:
+                self._cgroups.kill(job.attempt_key)  # also what has left the session and the environment of the job
             if job.spec.uid is not None:
                 user = self._users.setdefault(job.spec.uid, _User(job.spec.uid))
                 user.stops.append((replace(job), hard))
@@ -221,7 +229,7 @@ class UsersRunner:
 
     def _settings(self) -> dict[str, Any]:
         config = replace(self._config(), state_file=self._mark, screen=self.name == "screen")
-        return {"do": "settings", "config": plain(config)}
+        return {"do": "settings", "config": plain(config), "cgroups": self._cgroups is not None}
 
     def _without_agent(self, user: _User) -> None:
         """Settle what can be settled for a user who gets no agent, for example because the user was deleted."""
@@ -277,6 +285,8 @@ class UsersRunner:
         self._look_at_launcher()
         self._use_settings()
         now = time.monotonic()
+        if self._cgroups is not None:
+            self._cgroups.step(now)
         for user in list(self._users.values()):
             self._look_at(user, now)
         found, self._facts = self._facts, []
@@ -361,11 +371,29 @@ class UsersRunner:
             return  # it is settled already, or another user's
         if isinstance(observation, Started):
             hand.job.process = observation.process or hand.job.process
+            if self._cgroups is not None and hand.job.process is not None:
+                problem = self._cgroups.enter(hand.job, hand.job.process)
+                if problem:
+                    self.warn(hand.job, problem)
         else:
             del user.hands[key]
+            observation = self._with_cgroup(key, observation)
             if isinstance(observation, Missing):
                 user.missing[observation.job] = time.monotonic()
         self._facts.append(observation)
+
+    def _with_cgroup(self, key: str, observation: Reported) -> Reported:
+        """Return how an attempt ended, with the processes that its cgroup still has, and with the end by the kernel."""
+        cgroups = self._cgroups
+        if cgroups is None or not isinstance(observation, (Ended, Lost)):
+            return observation
+        left = dict.fromkeys((*observation.leftovers, *cgroups.processes(key)))
+        observation = replace(observation, leftovers=tuple(left))
+        if isinstance(observation, Ended) and observation.exit_code != 0 and cgroups.killed_for_memory(key):
+            hint = "the kernel ended it because memory ran out: its own limit (mem=), or the memory of the machine"
+            observation = replace(observation, failure=Failure(HOST_MEMORY, "", hint))
+        cgroups.remove(key)
+        return observation
 
     def forget_others(self, parked: Mapping[int, str]) -> None:
         """Have the agents look no more for files of jobs that do not wait for them. ``parked``: job → reason code."""
@@ -423,6 +451,8 @@ class UsersRunner:
     def next_look(self) -> float | None:
         """Return when `look` must be called even if no descriptor is readable (monotonic seconds)."""
         due = [0.0] if self._facts else []
+        if self._cgroups is not None and (again := self._cgroups.due()) is not None:
+            due.append(again)
         for user in self._users.values():
             if user.channel is None and user.busy and not user.asked:
                 due.append(min(user.due, user.look_due) if user.refusal else user.due)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from scheduler.client.overview import words_run
 from scheduler.core.allowed import allowed_text
 from scheduler.core.gpu import gpu_ids_text
-from scheduler.core.job import Failure, Job
+from scheduler.core.job import Failure, Job, JobSpec
 from scheduler.core.log_names import stderr_log
 from scheduler.core.secrets import without_secrets, words_without_secrets
 from scheduler.core.shell_quoting import joined
@@ -43,6 +43,7 @@ def job_facts(job: Job) -> list[Fact]:
         ("from", spec.origin or spec.source, False),
         ("priority", job.priority, False),
         ("need", job.need.in_words() + (f", {mib_text(spec.vram_mib)} of memory" if spec.vram_mib else ""), False),
+        ("limits", _limits(spec), False),
         ("slots", spec.slots if not job.need.count and spec.slots != 1 else "", False),
         ("allowed GPUs", "any" if job.allowed is None else allowed_text(job.allowed), False),
         ("named GPUs", f"{gpu_ids_text(spec.on)} (also if other jobs are on them)" if spec.on else "", False),
@@ -90,3 +91,10 @@ def _memory(failure: Failure) -> str:
     asked = f"asked for {mib_text(failure.asked_mib)} of a GPU" if failure.asked_mib else ""
     used = f"used up to {mib_text(failure.peak_mib)}" if failure.peak_mib else ""
     return ", ".join(filter(None, (asked, used)))
+
+
+def _limits(spec: JobSpec) -> str:
+    """Return the limits of memory and CPUs of a job as text; empty if it has none."""
+    memory = f"{mib_text(spec.mem_mib)} of memory" if spec.mem_mib else ""
+    cpus = f"{spec.cpus:g} CPUs" if spec.cpus else ""
+    return ", ".join(filter(None, (memory, cpus)))

@@ -26,12 +26,14 @@ from tests.stories.harness import alive, wait_for
 CONFIG = "gpus: 4\ngpu_interval: 0\nadmins: [eve]\n"
 SOCKET = "/run/gpujob/gpujob.sock"
 STATE = "/var/lib/gpujob"
+CGROUPS = "/sys/fs/cgroup"
 PACKAGE = Path(scheduler.__file__).resolve().parent
 _PREPARE = r"""
 set -e
 stash=$1; shift
 cp -a /etc "$stash/etc"
 mount --bind "$stash/etc" /etc
+mkdir -p /run && mount -t cgroup2 none /sys/fs/cgroup 2>/dev/null || true
 for folder in /home /run /var/lib /var/mail; do mkdir -p $folder; mount -t tmpfs -o mode=755 tmpfs $folder; done
 mkdir -m 1777 /run/lock
 echo 'CREATE_MAIL_SPOOL=no' >> /etc/default/useradd
@@ -94,8 +96,8 @@ class Done:
 class Machine:
     """The machine. Use it as a context manager."""
 
-    def __init__(self, config: str = CONFIG) -> None:
-        self.config = config
+    def __init__(self, config: str = CONFIG, *, cgroups: bool = False) -> None:
+        self.config, self.cgroups = config, cgroups
         self.stash = Path(tempfile.mkdtemp(prefix="gj-machine-", dir="/tmp"))
         self.stash.chmod(0o755)
         self.people: dict[str, Person] = {}
@@ -125,6 +127,12 @@ class Machine:
     def __exit__(self, *_: object) -> None:
         self.kill_launcher()
         wait_for(lambda: not self._kill_people(), "the end of all processes of the users")
+        if self.cgroups:
+            # Until no process is left in them, cgroups cannot be removed.
+            wait_for(
+                lambda: not self.root("find", self.cgroup, "-depth", "-type", "d", "-delete", check=False).code,
+                "empty cgroups",
+            )
         self.holder.kill()
         self.holder.communicate()
         shutil.rmtree(self.stash, ignore_errors=True)
@@ -138,6 +146,11 @@ class Machine:
                     os.kill(pid, signal.SIGKILL)
                     found.append(pid)
         return found
+
+    @property
+    def cgroup(self) -> str:
+        """The cgroup of the service."""
+        return f"{CGROUPS}/gj-{self.stash.name}"
 
     # -- commands -----------------------------------------------------------------------------------------
 
@@ -231,7 +244,12 @@ class Machine:
 
     def start(self) -> None:
         """Run the service as its unit does, and wait until it answers."""
-        words = self._words([sys.executable, "-I", "-m", "scheduler", "system", "run"])
+        run = [sys.executable, "-I", "-m", "scheduler", "system", "run"]
+        if self.cgroups:  # as systemd does with Delegate=yes
+            mark = "import os, sys; os.setxattr(sys.argv[1], 'user.delegate', b'1')"
+            text = f"mkdir -p {self.cgroup} && '{sys.executable}' -c \"{mark}\" {self.cgroup} && echo $$ > {self.cgroup}/cgroup.procs"
+            run = ["sh", "-c", f'{text} && exec "$@"', "sh", *run]
+        words = self._words(run)
         with (self.stash / "log").open("ab") as log:
             self.launcher = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         self.answers()

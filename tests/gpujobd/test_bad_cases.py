@@ -91,7 +91,7 @@ def test_a_claimed_uid_changes_nothing(machine: Machine) -> None:
 SPEC = {"arguments": ["true"], "cwd": "/", "source": "submit"}
 WRONG: dict[str, Any] = {
     "source": "recover", "script": "relative.py", "arguments": [], "conda_env": "a\nb", "priority": 10**12, "allowed": [-1],
-    "gpus": "many", "on": [0], "slots": 0, "label": "\x00", "after": [10**17], "after_ok": [-1], "vram_mib": -1,
+    "gpus": "many", "on": [0], "slots": 0, "label": "\x00", "after": [10**17], "after_ok": [-1], "vram_mib": -1, "mem_mib": -1, "cpus": 0,
     "time_limit_s": -5, "retries": -1, "cwd": "tmp", "cuda": "all", "launch": "mpirun", "env_file": 5, "umask": 8**5,
     "limits": [[999, 0, 0]], "variables": ["novalue"], "output": "socket", "log_dir": "logs", "log_name": "../x",
     "stderr_apart": "yes", "gzip": 7, "caller": "1 2 relative", "on_finish": "\x00", "mail_to": "a\nb", "info": "\x00",
