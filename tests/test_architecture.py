@@ -60,7 +60,7 @@ PACKAGES: dict[str, Package] = {
     "track": Package("`gpujob track`, which runs its commands itself", (*BASE, "runners", "client", "views")),
     "web": Package("the web page and the HTTP API", (*BASE, "client", "views", "store.paths")),
     "warm": Package("the process that runs commands in forks, and its client", ("system",)),
-    "gpujobd": Package("the scheduler of all users", (*HANDS, "daemon", "client", "views", "warm.client")),
+    "gpujobd": Package("the scheduler of all users", (*HANDS, "daemon", "client", "views", "web", "warm.client")),
     "command_line": Package(
         "which user interface a command line is for", (*BASE, "warm", "client", "cli", "ts", "track", "web")
     ),
@@ -110,7 +110,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "pynvml": ("gpus/reader_process.py",),
     "random": ("daemon", "examples"),
     "marshal": ("runners", "warm"),
-    "starlette": ("web",),
+    "starlette": ("web", "gpujobd/page.py"),
     "anyio": ("web",),
     "uvicorn": ("web",),
     "jinja2": ("web",),

@@ -15,6 +15,7 @@ def register(app: typer.Typer) -> None:
     app.command("service")(service)
     app.command("system")(system)
     app.command("watch")(watch)
+    app.command("token")(token)
     app.command("lease", context_settings={"allow_interspersed_args": False})(lease)
 
 
@@ -88,6 +89,15 @@ def watch(
     from scheduler.cli.watch import watch as run
 
     raise typer.Exit(run(file, stop=stop, listed=listed))
+
+
+def token() -> None:
+    """Print a new token of yours for the page of the scheduler of all users; the previous one is no longer accepted."""
+    from scheduler.client.locate import client_of, system_socket
+
+    client = client_of(system_socket())
+    print(client.new_token())
+    raise typer.Exit(0)
 
 
 def system(

@@ -519,6 +519,15 @@ class SchedulerClient:
             blocked = json.loads(rows.meta(connection, rows.BLOCKED) or "{}")
             return tallies(connection), {str(code): int(number) for code, number in blocked.items()}
 
+    def submission_place(self) -> tuple[str, Mapping[str, str]] | None:
+        """Return folder and variables for jobs that are submitted on the page; None: those of the page's process."""
+        return None
+
+    def new_token(self) -> str:
+        """Return a new token of the caller for the page of the scheduler of all users."""
+        raise NotFound("only the page of the scheduler of all users has a token for each user", where=self.places.web_token,
+                       do="the token of your own page is in this file")  # fmt: skip
+
     def watched(self) -> list[str]:
         """Return the jobs files of the caller that the scheduler of all users reads."""
         raise NotFound("only the scheduler of all users reads files of several users", do="see gpujob system --help")

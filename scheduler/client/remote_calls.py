@@ -30,7 +30,7 @@ READING = frozenset({
     "states", "known", "sessions", "select", "report", "shares", "first_submitted", "gpu_history", "job_history", "pause_spans",
     "ticks", "tallies", "last_id", "watched",
 })  # fmt: skip
-CHANGING = frozenset({"ask_for", "submit", "reset", "watch"})
+CHANGING = frozenset({"ask_for", "submit", "reset", "watch", "new_token"})
 CALLS = READING | CHANGING
 # Texts of the store that a client may read by `remembered`.
 MEMORIES = frozenset({"llm_config", "model_table", "cluster", "begun_by", "screen_folder", "jobs_file"})

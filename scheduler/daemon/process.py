@@ -109,14 +109,15 @@ def shared_note(places: Places) -> str:
 class UsersParts:
     """Parts of a scheduler for the jobs of several users, in place of those for one user.
 
-    ``runner``: makes the runner; ``files``: makes the part that has files of users read; ``front``: makes the process that talks to the users, from the daemon's epoll object
-    and a function that logs a sentence.
+    ``runner``: makes the runner; ``files``: makes the part that has files of users read; ``front`` and ``page``: make the
+    processes that talk to the users, from the daemon's epoll object and a function that logs a sentence.
     """
 
     runner: Callable[[Context], Runner]
     lookup: UserProgramLookup
     files: Callable[[Context, Daemon], Part]
     front: Callable[[select.epoll, Callable[[str, int], None]], HelperChild]
+    page: Callable[[Config, select.epoll, Callable[[str, int], None]], HelperChild]
 
 
 class _Stopped(Exception):
@@ -337,10 +338,16 @@ class DaemonProcess:
             gc.freeze()  # imported modules are never freed: the garbage collector need not scan them
             gc.set_threshold(20_000, 20, 50)
             if config.web and not self.settings.dispatcher:
-                page = web_child(
-                    config.state_file, self.settings.config_file, config.web_port, self.environ, epoll,
-                    lambda text, level: context.say(text, level, kind="page"),
-                )  # fmt: skip
+
+                def tell_page(text: str, level: int) -> None:
+                    context.say(text, level, kind="page")
+
+                if self.users is not None:
+                    page = self.users.page(config, epoll, tell_page)
+                else:
+                    page = web_child(
+                        config.state_file, self.settings.config_file, config.web_port, self.environ, epoll, tell_page
+                    )
                 daemon.parts.append(page)
                 daemon.helpers.append(page.sessions)
             if self.users is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import grp
+import inspect
 import json
 import os
 import pwd
@@ -26,7 +27,7 @@ from typing import Any
 
 from scheduler.client.client import ANSWER_S, SchedulerClient
 from scheduler.client.edit_needs import needs_after
-from scheduler.client.overview import Overview
+from scheduler.client.overview import News, Overview, Watch
 from scheduler.client.remote_calls import (
     CALLS,
     LONGEST_CALL,
@@ -42,6 +43,7 @@ from scheduler.core.check_spec import LONGEST_PATH, check_spec
 from scheduler.core.errors import NotFound, Refused, SchedulerError, UsageError
 from scheduler.core.job import REASON_CODES, Event, Job, JobSpec, Reason
 from scheduler.core.job_options import EDITABLE
+from scheduler.core.log_names import user_logs
 from scheduler.core.model_table import ModelTable, table_from
 from scheduler.core.requests import KINDS, Edit, to_row
 from scheduler.core.rights import Caller, as_seen_by, check, check_job, may
@@ -55,6 +57,7 @@ from scheduler.store import jobs as rows
 from scheduler.store.database import Database
 from scheduler.system.typed_json import from_json, to_json, typed
 from scheduler.warm.client import peer_of
+from scheduler.web.user_keys import new_token, tokens_file
 
 MOST_CONNECTIONS = 512
 MOST_OF_A_USER = 32
@@ -62,7 +65,11 @@ IDLE_S = 120.0  # a connection without calls is closed
 CALL_S = 10.0  # for a whole call to arrive, and for an answer to be read
 GROUPS_S = 10.0  # how long the groups of a user are remembered
 MOST_FILES = 20  # jobs files of a user
-OPEN_DETAILS = frozenset({"attempt", "gpus", "share", "exit_code", "signal", "outcome", "wait", "cause"})
+# Details of events that every user may see, and texts that could name files of the owner: others see them empty.
+OPEN_DETAILS = frozenset({
+    "attempt", "gpus", "share", "exit_code", "signal", "outcome", "wait", "cause", "pid", "pids", "processes", "ran", "before", "with_job", "gpu", "memory", "node", "engine_job",
+})  # fmt: skip
+CLOSED_TEXTS = frozenset({"why", "by", "changes"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +177,21 @@ class Front:
         name = call.get("call") if isinstance(call, dict) else None
         if not isinstance(name, str) or name not in CALLS:
             raise UsageError("unknown call", do="gpujob and gpujobd are perhaps of different versions")
-        given = arguments_of(name, call.get("with"))
+        return self.call(caller, name, arguments_of(name, call.get("with")))
+
+    def call(self, caller: Caller, name: str, given: dict[str, Any]) -> Any:
+        """Make a call for a user, and return what the user may see of the result. Raises SchedulerError.
+
+        ``given``: parameter → value, with the types of the parameters.
+        """
         client = _Client(self.state_file, self)
         if name == "ask_for":
             return self._ask(client, caller, given)
         if name == "submit":
             return self._submit(client, caller, given)
+        if name == "new_token":
+            with self._lock:
+                return new_token(tokens_file(client.places), caller.uid)
         if name in ("watch", "watched"):
             return self._watch(client, caller, given) if name == "watch" else client.watched_by(caller)
         if name == "reset":
@@ -230,10 +246,11 @@ class Front:
                 "only an administrator may submit a job that takes GPUs beside all other jobs (on=)",
                 do="name the allowed GPUs with --allowed",
             )
-        most = given.get("most")
+        if not spec.log_dir and spec.output != "none":
+            spec = replace(spec, log_dir=user_logs(_home_of(caller.uid)))
         return client.submit(
             spec, _checked_environment(given["environment"]), self._table(client),
-            forgiving=given.get("forgiving", False), most=most,
+            forgiving=given.get("forgiving", False), most=given.get("most"),
         )  # fmt: skip
 
     # -- what a user sees ---------------------------------------------------------------------------------
@@ -293,12 +310,20 @@ def _groups_of(uid: int) -> tuple[tuple[str, ...], str]:
     return tuple(names), user.pw_name
 
 
-def _checked_environment(environment: Mapping[str, str] | None) -> Mapping[str, str]:
-    """Return the variables of a job. Raises UsageError if a name or value cannot be in an environment."""
+def _home_of(uid: int) -> str:
+    """Return the home folder of a user. Raises Refused if there is no such user."""
+    try:
+        return pwd.getpwuid(uid).pw_dir
+    except KeyError:
+        raise Refused(f"there is no user {uid}", do="name a folder for the log: --log-dir") from None
+
+
+def _checked_environment(environment: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    """Return the variables of a job; None: those of the user's agent. Raises UsageError if a variable is not possible."""
     for name, value in (environment or {}).items():
         if not name or "=" in name or "\0" in name or "\0" in value:
             raise UsageError(f"{name[:40]!r} cannot be a variable of the job")
-    return environment or {}
+    return environment
 
 
 def _closed_reason(reason: Reason | None) -> Reason | None:
@@ -311,7 +336,10 @@ def _closed_reasons(reasons: Mapping[int, Reason], theirs: set[int]) -> dict[int
 
 
 def _closed_event(event: Event) -> Event:
-    return replace(event, detail={name: value for name, value in event.detail.items() if name in OPEN_DETAILS})
+    closed = {name: "" for name in event.detail if name in CLOSED_TEXTS}
+    return replace(
+        event, detail={**closed, **{name: value for name, value in event.detail.items() if name in OPEN_DETAILS}}
+    )
 
 
 def _with_jobs(value: Any, seen: Callable[[Job], Job]) -> Any:
@@ -330,6 +358,63 @@ def _with_jobs(value: Any, seen: Callable[[Job], Job]) -> Any:
         }
         return replace(value, **found) if found else value
     return value
+
+
+class UserClient(SchedulerClient):
+    """The client of the page of a user, with the rights of the user. For use in the process of the scheduler's service."""
+
+    shared = True
+
+    def __init__(self, front: Front, uid: int) -> None:
+        super().__init__(front.state_file)
+        self.front, self.uid = front, uid
+
+    def changes(self) -> Watch:
+        """Return a `Watch` that shows what the user may see."""
+        return _UserWatch(self)
+
+    def submission_place(self) -> tuple[str, Mapping[str, str]] | None:
+        """Return home folder and variables of the user."""
+        try:
+            user = pwd.getpwuid(self.uid)
+        except KeyError:
+            raise Refused("your user does not exist any more") from None
+        environ = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell}
+        return user.pw_dir, {"PATH": os.defpath, **environ}
+
+
+class _UserWatch(Watch):
+    """Changes of the store, as a user may see them."""
+
+    def __init__(self, client: UserClient) -> None:
+        super().__init__(client.places)
+        self._client = client
+
+    def look(self) -> News:
+        """Return the changes since the last call."""
+        news, front = super().look(), self._client.front
+        caller = front.caller_of(self._client.uid)
+        hide = front.settings().hide_commands
+        seen = as_seen_by(caller, hide)
+        for at, (job, reason) in enumerate(news.jobs):
+            closed = hide and not caller.admin and job.spec.uid != caller.uid
+            news.jobs[at] = (seen(job), _closed_reason(reason) if closed else reason)
+        return news
+
+
+def _as_user(name: str) -> Callable[..., Any]:
+    signature = inspect.signature(getattr(SchedulerClient, name))
+
+    def call(self: UserClient, *args: Any, **kwargs: Any) -> Any:
+        given = dict(signature.bind(self, *args, **kwargs).arguments)
+        given.pop("self")
+        return self.front.call(self.front.caller_of(self.uid), name, given)
+
+    return call
+
+
+for _name in CALLS:
+    setattr(UserClient, _name, _as_user(_name))
 
 
 # -- the socket -------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ launcher as descriptor 3. SETTINGS is a JSON object (`ServiceSettings`).
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from scheduler.core.config import Config
 from scheduler.core.errors import SchedulerError, UsageError
 from scheduler.core.protocols import Runner
 from scheduler.daemon.context import Context
@@ -93,7 +95,12 @@ def run(settings: ServiceSettings, connection: socket.socket) -> int:
         words = [sys.executable, "-I", "-m", front.__name__, told]
         return HelperChild("the front of gpujobd", words, environ, epoll, tell)
 
-    daemon.users = UsersParts(runner, lookup, files, make_front)
+    def make_page(config: Config, epoll: select.epoll, tell: Callable[[str, int], None]) -> HelperChild:
+        told = json.dumps({"state_file": settings.state_file, "port": config.web_port})
+        words = [sys.executable, "-I", "-m", "scheduler.gpujobd.page", told]
+        return HelperChild("the web page", words, environ, epoll, tell)
+
+    daemon.users = UsersParts(runner, lookup, files, make_front, make_page)
     try:
         return daemon.run().code
     finally:

@@ -97,6 +97,18 @@ class Key:
         """Return whether ``said`` is the token. The comparison takes constant time."""
         return hmac.compare_digest(hashlib.sha256(said).digest(), self._digest)
 
+    def user_of_token(self, said: bytes) -> int | None:
+        """Return 0, the only user of this page, if ``said`` is the token; else None."""
+        return 0 if self.is_token(said) else None
+
+    def user_of_cookie(self, value: str) -> int | None:
+        """Return 0, the only user of this page, if the cookie is valid; else None."""
+        return 0 if self.is_cookie(value) else None
+
+    def cookie_for(self, user: int) -> str:
+        """Return the value of a new cookie."""
+        return self.cookie()
+
     def cookie(self, now: float | None = None) -> str:
         """Return the value of a new cookie. ``now``: the present time in seconds since 1970 (default: the clock).
 

@@ -157,6 +157,9 @@ def submission_of(ask: Ask) -> Submission:
         env.append(f"{_clean('env', name)}={_text('env', value)}")
     texts = {key: KINDS[OPTIONS[key].kind][0](key, value) for key, value in body.items() if key != "command"}
     client = ask.source.client
+    own = client.submission_place()
+    if own is not None:
+        return Submission(command=command, folder=own[0], environ=own[1], options=texts, env=env)
     folder = os.path.dirname(client.remembered("jobs_file") or client.places.state_file)
     environ = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     return Submission(command=command, folder=folder, environ=environ, options=texts, env=env)

@@ -102,6 +102,11 @@ def log(ask: Ask) -> Response:
         except FileNotFoundError:
             if job.state.ended:
                 raise NotFound("cannot read the log: it was removed, by keep_logs or by a user", where=path) from None
+        except PermissionError as error:
+            if not ask.source.client.shared:
+                raise NotFound(f"cannot read the log: {error.strerror}", where=path) from None
+            whose = f"it belongs to user {job.spec.user}"
+            raise NotFound(f"the page cannot read the log: {whose}", do=f"gpujob logs {job.id}") from None
         except OSError as error:
             raise NotFound(f"cannot read the log: {error.strerror}", where=path) from None
     headers = {SIZE: part.size, START: part.start, END: part.end, UNFINISHED: part.unfinished, ATTEMPT: attempt}

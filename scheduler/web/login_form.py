@@ -45,8 +45,8 @@ $inner
 </html>
 """)
 _FORM = Template("""\
-<p>Sign in with the token of this scheduler. This command shows it on the scheduler's machine:</p>
-<p><code>cat $file</code></p>
+<p>Sign in with $whose. This command shows it on the scheduler's machine:</p>
+<p><code>$shows</code></p>
 $wrong<form method="post" action="/login">
 <label for="token">Token</label>
 <input id="token" name="token" type="password" required autofocus autocomplete="current-password" spellcheck="false"$described>
@@ -67,12 +67,13 @@ def page_of(path: str) -> str:
 def login_page(token_file: str, nonce: str, next_page: str = "/", wrong: str = "") -> bytes:
     """Return the sign-in page.
 
-    ``token_file``: path of the token file, quoted for a shell. ``next_page``: path to which the browser is redirected
+    ``token_file``: path of the token file, quoted for a shell; empty: each user has a token of their own. ``next_page``: path to which the browser is redirected
     after signing in. ``wrong``: why the previous attempt to sign in failed; empty if no attempt has failed.
     """
     said = f'<p class="wrong" id="wrong" role="alert">{html.escape(wrong)}</p>\n' if wrong else ""
     inner = _FORM.substitute(
-        file=html.escape(token_file),
+        whose="the token of this scheduler" if token_file else "your own token",
+        shows=html.escape(f"cat {token_file}") if token_file else "gpujob token",
         wrong=said,
         described=' aria-invalid="true" aria-describedby="wrong"' if wrong else "",
         next=html.escape(page_of(next_page)),

@@ -19,8 +19,10 @@ from scheduler.web.auth import COOKIE_S, Key
 from scheduler.web.auth_throttle import Guesses
 from scheduler.web.login_form import login_page, page_of, refusal_page
 from scheduler.web.routes import BODY, JSON, NONCE
+from scheduler.web.user_keys import UserKeys
 
 PASSED = "gpujob.passed"  # key that is in the scope once the request is authenticated
+USER = "gpujob.user"  # key in the scope: user id of who has signed in; 0 on a page with one token
 MOST_BODY = 1 << 20
 MOST_HEAD = 16 << 10  # bytes of a request's path and headers
 MOST_FORM = 4096
@@ -64,7 +66,7 @@ class Entrance:
     client has connected to. ``secure``: browsers reach the server by HTTPS only.
     """
 
-    key: Key
+    key: Key | UserKeys
     port: int
     hosts: frozenset[str]
     token_file: str
@@ -209,7 +211,7 @@ class Gate:
         if asked.method == "POST" and asked.raw_path == "/login":
             await self._login(asked, receive, answer)
             return False
-        by_cookie = await self._check_token(asked)
+        by_cookie, scope[USER] = await self._check_token(asked)
         scope[PASSED] = True
         if asked.method == "POST" and asked.raw_path == "/logout":
             self._check_origin(asked)
@@ -251,27 +253,28 @@ class Gate:
             "To accept the name that a proxy uses: gpujob web --name NAME",
         )
 
-    async def _check_token(self, asked: _Asked) -> bool:
-        """Return True if a cookie authenticates the request, and False if the token authenticates it.
+    async def _check_token(self, asked: _Asked) -> tuple[bool, int]:
+        """Return whether a cookie authenticates the request (else the token does), and the user. Raises Refusal.
 
-        Raises Refusal if neither of them does.
+        A page with one token has only the user 0.
         """
+        key = self.entrance.key
         said = asked.all(b"authorization")
         if said:
             scheme, _, token = said[0].strip().partition(" ")
-            if (
-                len(said) == 1
-                and scheme.lower() == "bearer"
-                and self.entrance.key.is_token(token.strip().encode("latin-1"))
-            ):
-                return False
+            if len(said) == 1 and scheme.lower() == "bearer":
+                user = key.user_of_token(token.strip().encode("latin-1"))
+                if user is not None:
+                    return False, user
             await self.guesses.wrong()
             raise Refusal(401, "the token is wrong", login=True)
-        if any(map(self.entrance.key.is_cookie, self._own_cookies(asked))):
-            return True
+        for cookie in self._own_cookies(asked):
+            user = key.user_of_cookie(cookie)
+            if user is not None:
+                return True, user
         raise Refusal(
             401,
-            f"the token is missing; send Authorization: Bearer T with the token T from {self.entrance.token_file}",
+            f"the token is missing; send Authorization: Bearer T with the token T from {self.entrance.token_file or 'gpujob token'}",
             login=True,
         )
 
@@ -312,11 +315,12 @@ class Gate:
         except ValueError:
             form = {}
         said, place = form.get("token", [""]), page_of(form.get("next", ["/"])[0])
-        if len(said) != 1 or not self.entrance.key.is_token(said[0].strip().encode("utf-8", "replace")):
+        user = self.entrance.key.user_of_token(said[0].strip().encode("utf-8", "replace")) if len(said) == 1 else None
+        if user is None:
             await self.guesses.wrong()
             wrong = "The token is wrong."
             raise Refusal(401, "the token is wrong", login=True, wrong=wrong, place=place)
-        cookie = self._cookie(self.entrance.key.cookie(), COOKIE_S)
+        cookie = self._cookie(self.entrance.key.cookie_for(user), COOKIE_S)
         await answer.whole(303, "text/plain", b"", [("location", place), ("set-cookie", cookie)])
 
     def _cookie(self, value: str, seconds: int) -> str:
@@ -332,7 +336,12 @@ class Gate:
             more.append(("connection", "close"))
         form = refusal.login and (asked.path in ("/", "/login") or asked.wants_page())
         if form:
-            body = login_page(word(self.entrance.token_file), nonce, refusal.place or asked.path, refusal.wrong)
+            body = login_page(
+                word(self.entrance.token_file) if self.entrance.token_file else "",
+                nonce,
+                refusal.place or asked.path,
+                refusal.wrong,
+            )
         elif asked.wants_page():
             body = refusal_page(refusal.code, refusal.text, nonce)
         else:

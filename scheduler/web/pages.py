@@ -18,6 +18,7 @@ from scheduler.core.job import ENDED, Job, JobState
 from scheduler.core.job_options import SUBMIT_OPTIONS
 from scheduler.core.runner_kinds import kind_of
 from scheduler.core.usage_report import Report, attempts_of
+from scheduler.store.paths import name_of
 from scheduler.views.log_glance import last_lines
 from scheduler.views.terminal_replay import without_colours
 from scheduler.web import svg_curves, timeline, view_models
@@ -482,12 +483,21 @@ def _busiest(report: Report | None) -> float:
 
 
 def _users(ask: Ask) -> Response:
+    from scheduler.client.queue_use import with_queue
     from scheduler.client.who import use_by_user, who
 
     problem = ""
-    uses, half_life, problems = use_by_user(os.environ)
+    client = ask.source.client
+    if client.shared:
+        uses, half_life = client.shares()
+        problems = list[str]()
+    else:
+        uses, half_life, problems = use_by_user(os.environ)
     try:
         gpus, holders, _ = who(os.environ)
+        if client.shared:
+            me = name_of(os.getuid())
+            holders = with_queue(holders, client.overview(0), me, "")
     except NoGpuData as error:
         gpus, holders, problem = [], [], error.what
     taken = {holder.gpu.index for holder in holders}

@@ -16,11 +16,13 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from scheduler.client.client import SchedulerClient
 from scheduler.core.errors import SchedulerError, UsageError, word
@@ -35,6 +37,7 @@ from scheduler.web.event_stream import Hub
 from scheduler.web.middleware import MOST_HEAD, Entrance, Gate
 from scheduler.web.port_holder import holder_of
 from scheduler.web.source import Source
+from scheduler.web.user_keys import UserKeys
 
 PORT = 4004
 HIGHEST_PORT = 65535
@@ -109,24 +112,85 @@ def serve(state_file: str, way: Way, *, config: str | None = None) -> int:
     listening = _listen(way)
     port = int(listening.getsockname()[1])
     said = _Log(token)
-    entrance = Entrance(
-        key=Key(token, port),
+    key = Key(token, port)
+    place = client.places.web_token if way.loopback and not way.behind_proxy else ".gpujob/web-token"
+    app = make_app(Source(client, config))
+    hub: Hub = app.state.hub
+    token_file = _TokenFile(client.places, token, key, said, hub)
+    words = _words(way, port, client.places.web_token)
+    return _serve(way, tls, listening, app, _entrance(way, port, key, place, said), hub, token_file.look, words)
+
+
+class UserApplication(Protocol):
+    """The application of a page with several users (`gpujobd/page.py`)."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request of the user in the scope (`middleware.USER`)."""
+
+    def end_users(self, uids: set[int]) -> None:
+        """End the event streams of these users."""
+
+    def close(self) -> None:
+        """End all event streams."""
+
+
+def serve_users(app: UserApplication, way: Way, tokens: Callable[[], Mapping[int, bytes]]) -> int:
+    """Serve a page on which each user signs in with a token of their own. See `serve`.
+
+    ``tokens``: returns user id → hash of the token; raises SchedulerError.
+    """
+    way.check()
+    listening = _listen(way)
+    port = int(listening.getsockname()[1])
+    said, keys = _Log("no such token"), UserKeys(port)
+    keys.renew(tokens())
+
+    def look() -> None:
+        try:
+            app.end_users(keys.renew(tokens()))
+        except SchedulerError as error:
+            said.tell(str(error))
+
+    words = [f"web page: http://127.0.0.1:{port}/ ; each user signs in with a token: gpujob token"]
+    return _serve(way, None, listening, app, _entrance(way, port, keys, "", said), app, look, words)
+
+
+def _entrance(way: Way, port: int, key: Key | UserKeys, token_file: str, said: _Log) -> Entrance:
+    return Entrance(
+        key=key,
         port=port,
         hosts=_hosts(way, port),
-        token_file=client.places.web_token if way.loopback and not way.behind_proxy else ".gpujob/web-token",
+        token_file=token_file,
         tell=said.tell,
         any_address=way.any_address,
         secure=bool(way.cert) or way.behind_proxy,
     )
+
+
+class _Streams(Protocol):
+    """The event streams of a page."""
+
+    def close(self) -> None:
+        """End all event streams."""
+
+
+def _serve(
+    way: Way,
+    tls: ssl.SSLContext | None,
+    listening: socket.socket,
+    app: ASGIApp,
+    entrance: Entrance,
+    hub: _Streams,
+    look: Callable[[], None],
+    words: Iterable[str],
+) -> int:
+    """Serve until a signal arrives or the daemon ends. ``look``: called at intervals, to read changed tokens."""
     _be_modest()
     if way.until >= 0:
         # The pipe ``until`` ends with the daemon. SIGCONT continues a stopped process, so that it notices this end.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
-    app = make_app(Source(client, config))
-    hub: Hub = app.state.hub
-    token_file = _TokenFile(client.places, token, entrance.key, said, hub)
-    server = _Server(Gate(app, entrance), tls, way.until, hub, token_file)
-    for line in _words(way, port, client.places.web_token):
+    server = _Server(Gate(app, entrance), tls, way.until, hub, look)
+    for line in words:
         print(safe(line), flush=True)
     server.run([listening])
     sys.stdout.flush()
@@ -167,7 +231,9 @@ class _TokenFile:
 class _Server(uvicorn.Server):
     """uvicorn's server with our `Connection`, and with a main loop that wakes up only to check the token file."""
 
-    def __init__(self, app: Gate, tls: ssl.SSLContext | None, until: int, hub: Hub, token_file: _TokenFile) -> None:
+    def __init__(
+        self, app: Gate, tls: ssl.SSLContext | None, until: int, hub: _Streams, look: Callable[[], None]
+    ) -> None:
         config = uvicorn.Config(
             app,
             loop="asyncio",
@@ -186,7 +252,7 @@ class _Server(uvicorn.Server):
         )
         super().__init__(config)
         self.code = 0
-        self._tls, self._until, self._hub, self._token_file = tls, until, hub, token_file
+        self._tls, self._until, self._hub, self._look = tls, until, hub, look
         self._told = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -216,7 +282,7 @@ class _Server(uvicorn.Server):
         while not self._told.is_set():
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._told.wait(), TOKEN_EVERY_S)
-            self._token_file.look()
+            self._look()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

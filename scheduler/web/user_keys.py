@@ -1,0 +1,94 @@
+"""Authentication when each user has a token of their own: the tokens, and the keys that check them (`gpujob token`)."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Mapping
+
+from scheduler.core.errors import SchedulerError
+from scheduler.store.paths import Places
+from scheduler.system.atomic_files import replace_file
+from scheduler.system.safe_open import plain
+from scheduler.web.auth import FEWEST, Key
+
+LARGEST = 1 << 20  # bytes of the file
+
+
+def tokens_file(places: Places) -> str:
+    """Return the path of the file with the hashes of the tokens, which only the service user can read."""
+    return os.path.join(places.state_dir, "web-tokens.json")
+
+
+def read_tokens(path: str) -> dict[int, bytes]:
+    """Return user id → SHA-256 of the user's token; empty if there is no file. Raises SchedulerError."""
+    try:
+        with open(path, "rb", opener=plain) as stream:
+            found = json.loads(stream.read(LARGEST))
+        return {int(uid): bytes.fromhex(text) for uid, text in found.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError) as error:
+        raise SchedulerError(f"cannot read the tokens: {error}", where=path) from None
+
+
+def new_token(path: str, uid: int) -> str:
+    """Return a new token for a user; the previous one is no longer accepted. Only its hash is stored.
+
+    The caller makes sure that no other thread or process does the same at this time. Raises SchedulerError, OSError.
+    """
+    token = secrets.token_urlsafe(FEWEST)
+    found = read_tokens(path) | {uid: hashlib.sha256(token.encode()).digest()}
+    replace_file(path, json.dumps({str(one): digest.hex() for one, digest in found.items()}).encode())
+    return token
+
+
+class UserKey(Key):
+    """The key of one user, made from the hash of the token."""
+
+    def __init__(self, digest: bytes, port: int) -> None:
+        super().__init__("", port)
+        self._digest, self._signing = digest, hmac.digest(digest, self.cookie_name.encode(), "sha256")
+
+
+class UserKeys:
+    """The keys of all users. To the gate it is what `auth.Key` is for a page with one token."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.cookie_name = f"gpujob_{port}"
+        self._digests: dict[int, bytes] = {}
+        self._keys: dict[int, UserKey] = {}
+
+    def renew(self, digests: Mapping[int, bytes]) -> set[int]:
+        """Use these hashes of tokens: user id → hash. Return the users whose tokens have changed or are gone."""
+        changed = {uid for uid, digest in self._digests.items() if digests.get(uid) != digest}
+        for uid in changed:
+            del self._keys[uid]
+        self._digests = dict(digests)
+        for uid, digest in digests.items():
+            if uid not in self._keys:
+                self._keys[uid] = UserKey(digest, self._port)
+        return changed
+
+    def user_of_token(self, said: bytes) -> int | None:
+        """Return the user whose token this is; None if it is nobody's. Each comparison takes constant time."""
+        found = [uid for uid, key in self._keys.items() if key.is_token(said)]
+        return found[0] if found else None
+
+    def user_of_cookie(self, value: str) -> int | None:
+        """Return the user who got this cookie; None if it is not valid."""
+        found = [uid for uid, key in self._keys.items() if key.is_cookie(value)]
+        return found[0] if found else None
+
+    def cookie_for(self, user: int) -> str:
+        """Return the value of a new cookie for a user."""
+        return self._keys[user].cookie()
+
+    def revoke(self, value: str) -> None:
+        """Revoke a cookie of whichever user."""
+        for key in self._keys.values():
+            key.revoke(value)

@@ -1,0 +1,102 @@
+"""The page of the scheduler of all users: each user signs in with a token of their own, and may do what the user may do."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.gpujobd.machine import CONFIG, Machine
+from tests.stories.harness import wait_for
+from tests.stories.people import ROOT_ONLY
+
+pytestmark = ROOT_ONLY
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    with Machine(f"{CONFIG}web: true\nweb_port: 0\nhide_commands: true\n") as made:
+        for name in ("ada", "bob", "eve"):
+            made.add_user(name)
+        made.install()
+        made.start()
+        yield made
+
+
+class Page:
+    """The page as one user sees it."""
+
+    def __init__(self, machine: Machine, who: str) -> None:
+        found: list[str] = wait_for(lambda: re.findall(r"http://127\.0\.0\.1:(\d+)/", machine.log()), "the page", 60)
+        self.base = f"http://127.0.0.1:{found[-1]}"
+        done = machine.gpujob(who, "token")
+        assert done.code == 0, done
+        self.token = done.out.strip()
+        wait_for(lambda: self.ask("/api/status")[0] == 200, "the token", 60)
+
+    def ask(self, path: str, body: Any = None) -> tuple[int, str]:
+        """Make a request; return the status and the body of the answer."""
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            with urllib.request.urlopen(urllib.request.Request(self.base + path, data, headers), timeout=60) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+
+def test_each_user_has_a_token_and_the_rights_of_the_user(machine: Machine) -> None:
+    """Issue 25, 2: the page knows the user by the token; it shows and changes what this user may see and change."""
+    pages = {who: Page(machine, who) for who in ("ada", "bob", "eve")}
+    assert len({page.token for page in pages.values()}) == 3
+    code, text = pages["ada"].ask("/api/jobs", {"command": ["sh", "-c", "id -un; sleep 300"], "label": "hushhush"})
+    assert code == 201, text
+    number = json.loads(text)["id"]
+    machine.in_state(number, "running")
+    assert machine.job(number)["user"] == "ada"
+    for who, shown in (("ada", True), ("bob", False), ("eve", True)):
+        for path in (
+            "/",
+            "/jobs",
+            f"/jobs/{number}",
+            "/report",
+            "/timeline",
+            "/api/jobs",
+            f"/api/jobs/{number}",
+            f"/api/jobs/{number}/story",
+        ):
+            code, text = pages[who].ask(path)
+            assert code == 200, (who, path, text)
+            assert shown or "hushhush" not in text, (who, path)
+    assert "hushhush" in pages["ada"].ask("/")[1]
+    for path in (f"/api/jobs/{number}/cancel", "/api/gpus/0/pause", "/api/queue/pause"):
+        code, text = pages["bob"].ask(path, {})
+        assert code == 409 and ("belongs to user ada" in text or "only an administrator" in text), text
+    assert pages["eve"].ask("/api/gpus/3/pause", {})[0] == 200
+    assert pages["eve"].ask("/api/gpus/3/resume", {})[0] == 200
+    assert "belongs to user ada" in pages["eve"].ask(f"/api/jobs/{number}/log")[1]
+    assert pages["eve"].ask(f"/api/jobs/{number}/cancel", {})[0] == 200
+    machine.ended(number)
+    assert "ada" in pages["bob"].ask("/users")[1]
+
+
+def test_a_new_token_replaces_the_old_one(machine: Machine) -> None:
+    """`gpujob token` makes a new token; the old one, and a wrong one, are refused; no token is stored or logged."""
+    page = Page(machine, "bob")
+    old = page.token
+    page.token = machine.gpujob("bob", "token").out.strip()
+    wait_for(lambda: page.ask("/api/status")[0] == 200, "the new token", 60)
+    for wrong in (old, "x" * 43):
+        page.token = wrong
+        assert page.ask("/api/status")[0] == 401
+    everything = machine.root(
+        "sh", "-c", "cat /var/lib/gpujob/scheduler/.gpujob/web-tokens.json /var/lib/gpujob/scheduler/*.log"
+    ).out
+    assert old not in everything + machine.log()
+    assert "gpujob token" in page.ask("/")[1]
