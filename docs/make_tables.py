@@ -27,6 +27,7 @@ from scheduler.core.job_options import (
     TEXT,
     VARIABLES,
 )  # fmt: skip
+from scheduler.core.rights import RIGHTS, ROLES
 from scheduler.views.documents import DOCUMENTS, JobDocument
 from scheduler.views.json_schema import published
 
@@ -108,6 +109,14 @@ def reasons() -> str:
     return "\n".join(["| code | the job waits because |", "|---|---|", *rows])
 
 
+def rights() -> str:
+    """Return the table of rights in the scheduler of all users."""
+    lines = ["| what | owner of the job | other user | administrator |", "|---|---|---|---|"]
+    for right in RIGHTS.values():
+        lines.append(f"| {right.what} | {' | '.join('yes' if role in right.roles else 'no' for role in ROLES)} |")
+    return "\n".join(lines)
+
+
 def job_options() -> str:
     """Return the table of a job's options: flag, meaning, whether `edit` accepts it, and its key on a line."""
     lines = ["| option | meaning | `edit` | on a line |", "|---|---|---|---|"]
@@ -170,6 +179,7 @@ BLOCKS = {
     "docs/jobs-file.md": {"line keys": line_keys},
     "docs/configuration.md": {"settings": settings, "restart": restart},
     "docs/gpus.md": {"reasons": reasons},
+    "docs/sharing.md": {"rights": rights},
     "docs/verbs.md": {"verbs": verbs, "options of a job": job_options},
     "docs/api.md": {"keys of a job": http_keys},
 }

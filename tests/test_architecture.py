@@ -97,7 +97,7 @@ MAY_ONLY_IMPORT: dict[str, tuple[str, ...]] = {
 }
 # Libraries that only some packages may import.
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    "sqlite3": ("store", "client", "daemon", "recovery", "doctor", "gpujobd/front.py"),
+    "sqlite3": ("store", "client", "daemon", "recovery", "doctor", "gpujobd"),
     "subprocess": ("gpus", "environments", "runners", "cli", "doctor/programs.py", "client/submit_context.py"),
     "typer": ("cli",),
     "rich": ("cli", "views", "web"),

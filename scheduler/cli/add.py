@@ -207,7 +207,7 @@ def submit(
         raise
     except OSError as error:
         raise SchedulerError(f"cannot print the id of job {job.id}, which is queued: {error.strerror}") from None
-    if caller is None and not client.alive():  # `stay` says it for a foreground job
+    if caller is None and not client.shared and not client.alive():  # `stay` says it for a foreground job
         print("gpujob: no scheduler is running; the job waits until a scheduler starts (gpujob start)", file=sys.stderr)
     for note in job.notes:
         print(safe(f"gpujob: job {job.id}: {note}"), file=sys.stderr)

@@ -105,7 +105,8 @@ def status() -> int:
     paths = SystemPaths()
     print(f"unit: {UNIT}" if UNIT.exists() else "unit: not installed (sudo gpujob system install)")
     told = run_systemd(["systemctl", "is-active", SERVICE])
-    print(f"systemd: {safe(told[1].strip().splitlines()[-1]) if told and told[1].strip() else 'does not run here'}")
+    runs = told is not None and told[1].strip() and os.path.isdir("/run/systemd/system")
+    print(f"systemd: {safe(told[1].strip().splitlines()[-1]) if told and runs else 'does not run here'}")
     problem = machine_settings({VARIABLE: os.environ.get(VARIABLE, "")}).problem
     print(f"configuration: {safe(problem) if problem else paths.config}")
     path = os.environ.get("GPUJOB_SYSTEM_SOCKET") or paths.socket

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scheduler.core.errors import NoDaemon, NotAsked, NotFound, Refused, SchedulerError, UsageError, did_you_mean
+from scheduler.core.errors import NoDaemon, NotAsked, NotFound, SchedulerError, UsageError, did_you_mean
 from scheduler.core.gpu import Gpu, ResourceRequest
 from scheduler.core.job import HOLDING, Event, Job, JobSpec, JobState, Reason
 from scheduler.core.secrets import without_secrets
@@ -165,6 +165,7 @@ class SchedulerClient:
         skipped. ``most``: the highest allowed number of jobs that wait or run, this job included.
         Raises Refused if the job can never run, NotFound for an unknown dependency, QueueFull, StoreTrouble.
         """
+        from scheduler.client import admission_checks
         from scheduler.core.command_limits import check_nodes
         from scheduler.core.model_table import need_of
 
@@ -181,17 +182,17 @@ class SchedulerClient:
                         do="wait until one has ended",
                     )
                 if forgiving:
-                    spec = _without_strangers(connection, spec)
+                    spec = admission_checks.without_strangers(connection, spec)
                 else:
-                    _check_parents(connection, spec)
+                    admission_checks.check_parents(connection, spec)
                 if environment is not None:
                     spec = replace(spec, env_file=self._keep_environment(environment))
                 gpus = rows.gpus(connection)
-                spec = _booking_memory(connection, gpus, spec)
+                spec = admission_checks.with_memory(connection, gpus, spec)
                 need, notes = need_of(spec, table, gpus)
                 job = rows.insert(connection, spec, need, "", notes, time.time())
                 if job.need != ResourceRequest(0, 0):
-                    _check_possible(connection, gpus, job)
+                    admission_checks.check_possible(connection, gpus, job)
             database.wake_daemon()
         finally:
             database.close()
@@ -637,64 +638,3 @@ class SchedulerClient:
 def _similar_label(connection: sqlite3.Connection, word: str) -> str:
     labels = rows.labels(connection, STATES, MOST_LABELS)
     return did_you_mean(word, (label for label in labels if label == without_secrets(label)))
-
-
-def _without_strangers(connection: sqlite3.Connection, spec: JobSpec) -> JobSpec:
-    last = rows.last_id(connection)
-    after = tuple(parent for parent in spec.after if parent <= last and rows.get(connection, parent) is not None)
-    return replace(spec, after=after, after_ok=tuple(parent for parent in spec.after_ok if parent <= last))
-
-
-def _check_parents(connection: sqlite3.Connection, spec: JobSpec) -> None:
-    for parent in (*spec.after, *spec.after_ok):
-        if rows.get(connection, parent) is None:
-            raise NotFound(f"cannot wait for job {parent}: there is no such job", do="see gpujob jobs")
-
-
-def _check_possible(connection: sqlite3.Connection, gpus: list[Gpu], job: Job) -> None:
-    """Raise Refused if the job could never run on the GPUs and slots that the last daemon recorded."""
-    from scheduler.core.allowed import check_nodes
-    from scheduler.core.placement_class import class_of
-    from scheduler.store.cluster import cluster_of, fleet_of
-
-    check_nodes(job.allowed, cluster_of(connection) is not None)
-
-    if gpus or rows.meta(connection, "settings"):
-        never = fleet_of(connection, gpus, _cpu_slots(connection)).can_ever_hold(class_of(job))
-        if never:
-            raise Refused(never, do="request less, or allow other GPUs" if job.need.count else "request less")
-
-
-def _noted(connection: sqlite3.Connection, setting: str) -> Any:
-    """Return the value of a setting that the last daemon recorded; None if the value is not known."""
-    noted = rows.meta(connection, "settings")
-    return json.loads(noted).get(setting, [None])[0] if noted else None
-
-
-def _booking_memory(connection: sqlite3.Connection, gpus: list[Gpu], spec: JobSpec) -> JobSpec:
-    """Return the spec, changed so that the job books GPU memory if `min_free_mem_mb` is set.
-
-    A spec that states its GPU need or names its GPUs is returned unchanged. For jobs of watched files,
-    `daemon/ingest.py` does this.
-    """
-    from scheduler.core.model_table import booking_memory
-
-    mib = _noted(connection, "min_free_mem_mb")
-    return booking_memory(spec, int(mib), read=any(gpu.memory_mib for gpu in gpus)) if mib else spec
-
-
-def _cpu_slots(connection: sqlite3.Connection) -> int:
-    """Return the number of slots for jobs without GPUs.
-
-    This is the setting of the last daemon, or the number of CPUs if that daemon had no such setting. If no daemon has
-    run yet, the returned number is so large that it is no limit.
-    """
-    from scheduler.store.cluster import cluster_of
-
-    noted = bool(rows.meta(connection, "settings"))
-    slots, cluster = _noted(connection, "cpu_slots"), cluster_of(connection)
-    if slots is not None:
-        return int(slots)
-    if cluster is not None:
-        return cluster.cpus
-    return os.cpu_count() or 1 if noted else 1 << 30

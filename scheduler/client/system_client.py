@@ -14,7 +14,7 @@ from typing import Any
 
 from scheduler.client import remote_calls
 from scheduler.client.client import SchedulerClient
-from scheduler.client.remote_calls import CALLS, LONGEST_ANSWER, Gone, result_as_json
+from scheduler.client.remote_calls import CALLS, LONGEST_ANSWER, READING, Gone, result_as_json
 from scheduler.core.errors import NoDaemon, SchedulerError
 from scheduler.core.job import Job, JobSpec
 from scheduler.core.log_names import user_logs
@@ -42,15 +42,22 @@ class SystemClient(SchedulerClient):
     def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Make a call and return its result. Raises NoDaemon, or the error of the scheduler."""
         data = to_json({"call": name, "with": dict(arguments)})
-        try:
-            remote_calls.send(self._connected(), data)
-            answer = from_json(remote_calls.receive(self._connected(), LONGEST_ANSWER))
-        except (Gone, ValueError):
-            self.close()
-            raise NoDaemon(
-                "the scheduler of this machine has closed the connection", where=self.path,
-                do="see systemctl status gpujobd; repeat the command",
-            ) from None  # fmt: skip
+        until = time.monotonic() + RESTART_S
+        while True:
+            try:
+                remote_calls.send(self._connected(), data)
+                answer = from_json(remote_calls.receive(self._connected(), LONGEST_ANSWER))
+                break
+            except (Gone, ValueError):
+                self.close()
+                if name in READING and time.monotonic() < until:
+                    time.sleep(0.05)
+                    continue  # it is just starting again; to ask twice changes nothing
+                unsure = "" if name in READING else "; it is not known whether it has carried out the request"
+                raise NoDaemon(
+                    f"the scheduler of this machine has closed the connection{unsure}", where=self.path,
+                    do="look at gpujob status before you repeat the command",
+                ) from None  # fmt: skip
         if "error" in answer:
             raise remote_calls.error_from_json(answer["error"])
         return remote_calls.result_from_json(name, answer["value"])

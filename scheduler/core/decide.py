@@ -433,7 +433,7 @@ class _Decision(DecisionPass):
         offer = next(turns, None)
         while offer is not None and len(self.plan.starts) < MOST_STARTS_A_TURN:
             job_id, kind = offer
-            if users is not None and users.over_limit(kind.user, kind.need):
+            if users is not None and users.keeps_back(kind.user, kind.need):
                 offer = _answer(turns, False)
                 continue
             if others is not None and kind.need.total:

@@ -29,11 +29,12 @@ from scheduler.core.requests import (
     StateEdited,
     Swap,
 )
-from scheduler.core.rights import Caller, check, check_job
+from scheduler.core.rights import Caller, check, check_job, may
 from scheduler.core.states import Move, move
 
 if TYPE_CHECKING:
     from scheduler.core.decision_pass import DecisionPass
+    from scheduler.core.users import Users
 
 
 def answer(decision: DecisionPass, observation: Asked) -> None:
@@ -76,7 +77,9 @@ def _carried_out(decision: DecisionPass, request: JobsRequest | GpuRequest, by: 
         seen, unless_done = request.seen(), request.unless_done
         return each(request.jobs, lambda job: _requeue(decision, job, unless_done, seen.get(job.id)))
     if isinstance(request, PauseQueue):
-        check(by, right, "pause or resume the whole queue")
+        users = decision.state.users
+        if by is not None and users is not None and not may(by, right):
+            return [_pause_user(decision, users, by.user, request.on)], 0
         return [_pause_queue(decision, request.on)], 0
     if isinstance(request, (Pause, Resume)):
         check(by, right, "pause or resume GPUs")
@@ -147,6 +150,13 @@ def _pause_queue(decision: DecisionPass, on: bool) -> str:
     state.queue_paused = on
     decision.plan.pauses_changed = True
     return "the queue is paused; running jobs continue" if on else "the queue is resumed"
+
+
+def _pause_user(decision: DecisionPass, users: Users, user: str, on: bool) -> str:
+    """Pause or resume all jobs of a user, also those that the user submits later."""
+    (users.paused.add if on else users.paused.discard)(user)
+    decision.plan.pauses_changed = True
+    return f"the jobs of user {user} are {'paused; running jobs continue' if on else 'resumed'}"
 
 
 def _edited(decision: DecisionPass, edit: StateEdited) -> None:

@@ -156,7 +156,9 @@ class Queue:
             heapq.heapify(heads)
 
         def turn(user: str) -> tuple[float, float, str]:
-            return (users[user][0][0][0] if across else 0.0, rank(user) if rank else 0.0, user)
+            first = users[user][0][0][0] if across else 0.0
+            # A job that was put first (-inf) is first only among the jobs of its user.
+            return (first if math.isfinite(first) else 0.0, rank(user) if rank else 0.0, user)
 
         while users:
             user = min(users, key=turn) if len(users) > 1 else next(iter(users))

@@ -54,7 +54,8 @@ RIGHTS: dict[str, Right] = {
     "by_name": _right("submit a job that takes GPUs beside all other jobs (`on=`)", ADMINISTRATOR),
     "pause": _right("pause a GPU", ADMINISTRATOR),
     "resume": _right("resume a GPU", ADMINISTRATOR),
-    "pausequeue": _right("pause or resume the whole queue", ADMINISTRATOR),
+    "pausequeue": _right("pause or resume the whole queue (`queue pause`)", ADMINISTRATOR),
+    "pause_own": _right("pause or resume all of one's own jobs (`queue pause` of a user)", *ROLES),
     "reset": _right("forget ended jobs", ADMINISTRATOR),
 }
 

@@ -157,14 +157,14 @@ class SchedulerState:
         users = self.users
         if users is None:
             return self.fleet.why_not(kind)
-        limit = users.over_limit(kind.user, kind.need)
-        if limit:
-            return Reason("limit", limit)
+        kept = users.keeps_back(kind.user, kind.need)
+        if kept is not None:
+            return kept
         reason = self.fleet.why_not(kind)
         if reason.code not in OF_ROOM:
             return reason
         waiting = {
-            one.user for one in self.queue.classes() if one.need.total and not users.over_limit(one.user, one.need)
+            one.user for one in self.queue.classes() if one.need.total and not users.keeps_back(one.user, one.need)
         }
         return users.with_turn(kind.user, reason, waiting)
 

@@ -50,6 +50,7 @@ class Users:
     groups: Mapping[str, Collection[str]] = field(default_factory=dict)
     across: bool = False
     standings: dict[str, Standing] = field(default_factory=dict)
+    paused: set[str] = field(default_factory=set)  # users who have paused all their jobs
     at: float = 0.0
 
     def account(self, at: float, live: Iterable[Job]) -> None:
@@ -102,6 +103,13 @@ class Users:
                 members = frozenset(one for one, names in self.groups.items() if group in names)
                 found.append(LimitOf(name, self.limits[name], members | {user}))
         return found
+
+    def keeps_back(self, user: str, need: ResourceRequest) -> Reason | None:
+        """Return why no job of a user with this need may start, whatever is free; None if jobs may start."""
+        if user in self.paused:
+            return Reason("paused", f"user {user} has paused all jobs of this user; resume them: gpujob queue resume")
+        over = self.over_limit(user, need)
+        return Reason("limit", over) if over else None
 
     def over_limit(self, user: str, need: ResourceRequest) -> str:
         """Return why a limit keeps a job of a user from starting, as a sentence; empty if none does."""

@@ -365,6 +365,8 @@ class Daemon:
             if plan.pauses_changed:
                 state = self.state
                 rows.save_pauses(connection, ids_of(state.fleet.paused_mask), state.queue_paused, state.pauses.changes)
+                if self._shares is not None:
+                    self._shares.save_paused(connection)
             if plan.starts:
                 crash_point("start.chosen")
         if self.journal is not None:

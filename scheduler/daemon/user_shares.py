@@ -14,6 +14,7 @@ from scheduler.intake.machine_settings import MachineFile, MachineSettings
 from scheduler.store import jobs as rows
 
 LOOK_S = 5.0  # between two looks at the configuration
+PAUSED = "paused_users"  # key in `meta`: users who have paused all their jobs
 GROUPS = "user_groups"  # key in `meta`: the groups of each user who has submitted a job
 
 
@@ -34,6 +35,7 @@ class UserShares:
             self._read_settings(self._users)
             runs = rows.runs_by_user(connection, now.wall - HALF_LIVES * self._users.half_life_s)
             self._users.add_past(runs, now.wall)
+            self._users.paused = set(json.loads(rows.meta(connection, PAUSED) or "[]"))
         users = self._users
         if now.mono >= self._look_due:
             self._look_due = now.mono + LOOK_S
@@ -42,6 +44,11 @@ class UserShares:
             if groups != self._groups:
                 self._groups, users.groups = groups, json.loads(groups)
         state.users = users
+
+    def save_paused(self, connection: sqlite3.Connection) -> None:
+        """Store which users have paused their jobs. Raises sqlite3.Error."""
+        if self._users is not None:
+            rows.set_meta(connection, PAUSED, json.dumps(sorted(self._users.paused)))
 
     def is_full(self, user: str) -> bool:
         """Return whether a limit forbids further waiting jobs of a user. Raises sqlite3.Error."""

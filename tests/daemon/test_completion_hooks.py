@@ -15,7 +15,7 @@ from scheduler.core.errors import StoreTrouble
 from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import Job, JobSpec, JobState
 from scheduler.core.observations import Now
-from scheduler.daemon.completion_hooks import NEVER, CompletionHooks
+from scheduler.daemon.completion_hooks import NEVER, CompletionHooks, JobActions
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
 from scheduler.store.paths import Places
@@ -29,9 +29,10 @@ class Hooks(CompletionHooks):
     def __init__(self, folder: Path) -> None:
         self.said: list[str] = []
         db = Database(Places(str(folder / "state.json")))
-        super().__init__(
-            db, db.places, {"PATH": str(folder)}, str(folder), lambda text, _level, _job: self.said.append(text)
-        )
+        self.folder = str(folder)
+        log = str(folder / ".gpujob" / "on_finish.log")
+        own = JobActions({"PATH": self.folder}, self.folder, log, lambda job, text: None)
+        super().__init__(db, own, lambda text, _level, _job: self.said.append(text))
 
     def ended(self, program: str, *, begun: bool = False) -> int:
         """Store an ended job whose on_finish is ``program``; return the job's id.
@@ -91,14 +92,14 @@ def test_a_hook_that_raises_does_not_drop_the_hooks_of_other_jobs(
 ) -> None:
     """If the start of one hook raises an unexpected error, the next step starts the hooks of the other jobs."""
     jobs = [hooks.ended(program) for program in ("broken", "no-such-program")]
-    usual = CompletionHooks._call
+    usual = JobActions._call
 
-    def call(self: CompletionHooks, job: Job) -> None:
+    def call(self: JobActions, job: Job) -> None:
         if job.spec.on_finish == "broken":
             raise KeyError("defect")
         usual(self, job)
 
-    monkeypatch.setattr(CompletionHooks, "_call", call)
+    monkeypatch.setattr(JobActions, "_call", call)
     with pytest.raises(KeyError):
         hooks.step(NOW)
     assert hooks.due() == 0.0

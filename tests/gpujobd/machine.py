@@ -86,7 +86,7 @@ class Done:
 
     @property
     def said(self) -> str:
-        """Everything that the command printed, except which scheduler it used."""
+        """The output of the command, without the line that says which scheduler it used."""
         return self.out + re.sub(r"gpujob: using the scheduler of all users.*\n", "", self.err)
 
     def json(self) -> Any:

@@ -106,7 +106,7 @@ def test_every_field_of_a_job_has_a_wrong_value() -> None:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_value_of_any_field_is_refused_with_a_line(machine: Machine, name: str) -> None:
-    """Issue 25: no field of a submission can have a value that no option gives; the scheduler goes on."""
+    """Issue 25: no field of a submission can have a value that no option gives; the scheduler continues."""
     answer = call_as(machine, "bob", "submit", spec={**SPEC, name: WRONG[name]}, environment={}, table={})
     assert "error" in answer, answer
     assert machine.gpujob("bob", "status").code == 0

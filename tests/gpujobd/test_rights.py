@@ -93,6 +93,10 @@ def tried(machine: Machine, right: str, who: str) -> Done:
     """Try to use a right as a user, on a new job of ada."""
     if right == "requeue":
         return machine.gpujob(who, "retry", str(ended_job(machine)))
+    if right == "pause_own":
+        done = machine.gpujob(who, "queue", "pause")
+        machine.gpujob(who, "queue", "resume")
+        return done
     if right in ("pause", "resume"):
         return machine.gpujob(who, right, "3")
     if right == "pausequeue":
@@ -123,6 +127,9 @@ def test_real_users_may_do_what_the_table_says(machine: Machine, right: str) -> 
     for role, who in ((OWNER, "ada"), (OTHER, "bob"), (ADMINISTRATOR, "eve")):
         done = tried(machine, right, who)
         allowed = role in RIGHTS[right].roles
+        if right == "pausequeue":  # of the whole queue; the jobs of the user otherwise
+            assert ("the queue is paused" in done.out) is allowed and not done.code, (who, done)
+            continue
         assert done.code == (0 if allowed else 3), (who, done)
         if not allowed:
             assert "belongs to user ada" in done.err or "only an administrator may" in done.err, done

@@ -159,6 +159,19 @@ def limited(machine: Machine) -> bool:
     return True
 
 
+def test_a_user_pauses_own_jobs(machine: Machine) -> None:
+    """Issue 25, 5: `queue pause` of a user pauses the jobs of this user alone, also after a restart."""
+    machine.clear()
+    assert machine.gpujob("ada", "queue", "pause").out == "the jobs of user ada are paused; running jobs continue\n"
+    mine, theirs = machine.submit("ada", "--", "true"), machine.submit("bob", "--", "true")
+    machine.ended(theirs)
+    machine.kill_scheduler()
+    wait_for(lambda: machine.job(mine)["reason_code"] == "paused", "the reason", 60)
+    assert "user ada has paused all jobs" in machine.job(mine)["reason"]
+    machine.gpujob("ada", "queue", "resume")
+    assert machine.ended(mine)["exit_code"] == 0
+
+
 def test_reports_and_who_show_users(machine: Machine) -> None:
     """Issue 25, 6: `status`, `who` and `report --by user` show users."""
     machine.clear()
@@ -167,7 +180,11 @@ def test_reports_and_who_show_users(machine: Machine) -> None:
     assert re.search(rf"^{number} +bob +running", machine.gpujob("ada", "status").out, re.MULTILINE)
     assert re.search(r"^\d +bob \(you\) +1 ", machine.gpujob("bob", "who").out, re.MULTILINE)
     uses = {use["user"]: use for use in machine.gpujob("bob", "report", "--by", "user", "--json").json()["users"]}
-    assert uses["bob"]["own"] and uses["bob"]["booked"] == 1 and not uses["ada"]["own"]
+    assert (
+        uses["bob"]["own"]
+        and uses["bob"]["booked"] == 1
+        and not any(use["own"] for who, use in uses.items() if who != "bob")
+    )
     machine.gpujob("bob", "cancel", str(number))
     machine.ended(number)
 
