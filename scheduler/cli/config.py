@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from scheduler.client.client import SCHEMA
-from scheduler.client.locate import client_of, settings_for, state_file_for
+from scheduler.client.locate import client_of, own_state_file_for, settings_for
 from scheduler.core.config import OPTIONS, RELOADABLE, written
 from scheduler.core.errors import SchedulerError, raise_all
 from scheduler.intake.machine_settings import machine_settings
@@ -22,7 +22,9 @@ def show(*, origin: bool = False, json: bool = False, state_file: str | None = N
     another value of a setting, a comment shows that value (with or without ``origin``). Raises SchedulerError.
     """
     settings = settings_for({"state_file": state_file} if state_file else {}, config)
-    found = state_file_for(state_file, config)
+    found = own_state_file_for(
+        state_file, config, "the settings of the scheduler of all users: /etc/gpujob/config.yaml"
+    )
     if found != settings.config.state_file:  # found as the only running scheduler; no flag, variable or config names it
         settings = settings_for({"state_file": found}, config)
         settings = replace(settings, origin={**settings.origin, "state_file": "the only scheduler running"})

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from scheduler.client.locate import client_of, settings_for, state_file_for
+from scheduler.client.locate import client_of, own_state_file_for, settings_for, state_file_for
 from scheduler.client.send_request import do, revision_of, until_shown
 from scheduler.client.wait import wait_for
 from scheduler.core.errors import NoDaemon, UsageError
@@ -209,7 +209,8 @@ def recover(*, dry_run: bool = False, state_file: str | None = None, config: str
     from scheduler.recovery.rebuild import recover as rebuild
     from scheduler.store.store_identity import home_of
 
-    found = state_file_for(state_file, config)
+    do = "an administrator can, while the service is stopped: sudo -u gpujob gpujob recover --state-file STATE_FILE"
+    found = own_state_file_for(state_file, config, do)
     client = client_of(found)
     settings = settings_for({"state_file": found}, config)
     client.places.make()

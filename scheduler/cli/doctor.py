@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from scheduler.client.client import SCHEMA
-from scheduler.client.locate import settings_for, state_file_for
+from scheduler.client.locate import is_socket, settings_for, state_file_for
 from scheduler.core.config import defaults
 from scheduler.core.errors import Mistakes, SchedulerError
 from scheduler.doctor.finding import Finding, Mark, worst
@@ -31,6 +32,9 @@ def doctor(*, json: bool = False, state_file: str | None = None, config: str | N
     errors: list[SchedulerError] = []
     try:
         found = state_file_for(state_file, config)
+        if is_socket(found):
+            print("gpujob: for the scheduler of all users: gpujob system status", file=sys.stderr)
+            found = os.path.join(os.getcwd(), defaults()["state_file"])
     except SchedulerError as error:
         named = state_file or os.environ.get("GPUJOB_STATE_FILE")
         if named or (config and not os.path.lexists(config)):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scheduler.client.client import SchedulerClient
-from scheduler.core.errors import NoDaemon, SchedulerError, UsageError
+from scheduler.core.errors import NoDaemon, Refused, SchedulerError, UsageError
 from scheduler.intake.settings import Settings, check_no_folder, load, named_state_file, without_config
 from scheduler.store.daemon_lock import registered
 from scheduler.store.paths import Places
@@ -62,6 +62,17 @@ def client_of(path: str) -> SchedulerClient:
     from scheduler.client.system_client import SystemClient  # msgspec takes 20 ms to load
 
     return SystemClient(path)
+
+
+def own_state_file_for(state_file: str | None, config_file: str | None, do: str) -> str:
+    """Return the state file of a scheduler of one user, as `state_file_for` does. Raises Refused for that of all users.
+
+    ``do``: what to do instead.
+    """
+    found = state_file_for(state_file, config_file)
+    if is_socket(found):
+        raise Refused("this verb is for a scheduler of your own, and there is none", where=found, do=do)
+    return found
 
 
 def is_socket(path: str) -> bool:

@@ -31,12 +31,8 @@ def delegate(uid: int, gid: int) -> tuple[str, str]:
         base, own = _mount(), _own()
         if not base or own is None:
             return "", "there is no cgroup v2 here"
-        top = base + own if own != "/" else f"{base}/gpujobd"
-        if own == "/":
-            if os.path.isdir("/run/systemd/system"):
-                return "", "this process is not in a cgroup of its own: start the service by systemd"
-            os.makedirs(top, exist_ok=True)
-        elif not _delegated(top):
+        top = base + own
+        if own == "/" or not _delegated(top):  # another service, or another container, may use the same cgroup
             return "", "its cgroup is not delegated to it: start the service by systemd (Delegate=yes)"
         for name in ("launcher", "jobs"):
             os.makedirs(f"{top}/{name}", exist_ok=True)

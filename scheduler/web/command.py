@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from scheduler.client.locate import state_file_for
+from scheduler.client.locate import own_state_file_for
 from scheduler.core.errors import SchedulerError, UsageError
 from scheduler.daemon.helper_child import LIFE, PORT_TAKEN
 from scheduler.system.forked_command import need_own_process
@@ -36,7 +36,11 @@ def web(
             where="--port",
             do="write a number such as 4004, or 0 for any free port",
         )
-    path = state_file_for(state_file, config)
+    path = own_state_file_for(
+        state_file,
+        config,
+        "the scheduler of all users has a page of its own, if an administrator sets web: true; gpujob token",
+    )
     try:
         from scheduler.web.server import PortTaken, Way, serve
     except ImportError as error:

@@ -33,7 +33,7 @@ set -e
 stash=$1; shift
 cp -a /etc "$stash/etc"
 mount --bind "$stash/etc" /etc
-mkdir -p /run && mount -t cgroup2 none /sys/fs/cgroup 2>/dev/null || true
+[ -z "$CGROUPS" ] || mount -t cgroup2 none /sys/fs/cgroup
 for folder in /home /run /var/lib /var/mail; do mkdir -p $folder; mount -t tmpfs -o mode=755 tmpfs $folder; done
 mkdir -m 1777 /run/lock
 echo 'CREATE_MAIL_SPOOL=no' >> /etc/default/useradd
@@ -118,7 +118,8 @@ class Machine:
             closed,
             *needed,
         ]
-        self.holder = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        environ = {**os.environ, "CGROUPS": "yes" if self.cgroups else ""}
+        self.holder = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ)
         assert self.holder.stdout is not None and self.holder.stderr is not None
         line = self.holder.stdout.readline()
         assert line == b"ready\n", self.holder.stderr.read().decode()
