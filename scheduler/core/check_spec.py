@@ -86,6 +86,8 @@ def _text_problem(name: str, held: str) -> str:
     choices = {"source": SOURCES, "cuda": {"", *CUDA_MODES}, "launch": LAUNCHERS, "output": {"log", "none"}}
     if name in choices and held not in choices[name]:
         return f"known: {', '.join(sorted(choices[name]))}"
+    if name == "label" and len(held) > LONGEST_LABEL:
+        return f"it is longer than {LONGEST_LABEL} characters"
     if name in ("label", "mail_to", "origin", "conda_env", "gpus") and (
         len(held) > LONGEST_PATH or _CONTROL.search(held)
     ):

@@ -79,6 +79,7 @@ def _carried_out(decision: DecisionPass, request: JobsRequest | GpuRequest, by: 
     if isinstance(request, PauseQueue):
         users = decision.state.users
         if by is not None and users is not None and not may(by, right):
+            check(by, "pause_own", "pause or resume jobs")
             return [_pause_user(decision, users, by.user, request.on)], 0
         return [_pause_queue(decision, request.on)], 0
     if isinstance(request, (Pause, Resume)):

@@ -241,6 +241,8 @@ class Front:
         check_spec(spec)
         if not spec.cwd:
             raise UsageError("the job has no working folder")
+        for parent in client.known([*spec.after, *spec.after_ok]).values():
+            check_job(caller, "depend", parent)
         if spec.on and not may(caller, "by_name"):
             raise Refused(
                 "only an administrator may submit a job that takes GPUs beside all other jobs (on=)",
@@ -264,7 +266,7 @@ class Front:
             refused = [line for line in result.refused if line.path.startswith(own_files)]
             trouble = [text for text in result.trouble if f"not read: {own_files}" in text or "not read: " not in text]
             result = replace(result, refused=refused, trouble=trouble)
-        if not hide or caller.admin:
+        if not hide or may(caller, "see_command"):
             return _with_jobs(result, seen)
 
         def own(job: Job) -> bool:
@@ -397,7 +399,7 @@ class _UserWatch(Watch):
         hide = front.settings().hide_commands
         seen = as_seen_by(caller, hide)
         for at, (job, reason) in enumerate(news.jobs):
-            closed = hide and not caller.admin and job.spec.uid != caller.uid
+            closed = hide and not may(caller, "see_command", job.spec.uid)
             news.jobs[at] = (seen(job), _closed_reason(reason) if closed else reason)
         return news
 

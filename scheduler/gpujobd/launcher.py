@@ -1,4 +1,4 @@
-"""The launcher of gpujobd: the only process that keeps the rights of root.
+"""The launcher of gpujobd: it keeps the rights of root (and so does a fork of it for each PAM session).
 
 It starts the scheduler as the service user, starts an agent as each user who has jobs, sends signals, and reaps. It runs
 as a program of its own (``python -I -S launcher.py SETTINGS``) and imports nothing of the package: root runs no other code
