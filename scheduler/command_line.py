@@ -16,7 +16,7 @@ from scheduler.warm import client
 # Modules that verbs import when they run. The last ones are no modules of ours, but take milliseconds to import.
 VERB_MODULES = (
     "scheduler.cli.add", "scheduler.cli.config", "scheduler.cli.control", "scheduler.cli.logs", "scheduler.cli.report",
-    "scheduler.cli.sessions", "scheduler.cli.shell_completion", "scheduler.cli.show", "scheduler.client.offline",
+    "scheduler.cli.sessions", "scheduler.cli.shell_completion", "scheduler.cli.show", "scheduler.client.admission_checks", "scheduler.client.offline",
     "scheduler.track.cli", "scheduler.ts.actions", "scheduler.ts.job_list", "scheduler.ts.main", "scheduler.ts.submission",
     "encodings.ascii", "encodings.utf_8_sig", "filelock", "secrets",
 )  # fmt: skip

@@ -193,12 +193,13 @@ def test_reports_and_who_show_users(machine: Machine) -> None:
 def test_kill_9_loses_no_job_and_no_exit_code(machine: Machine, what: str) -> None:
     """Issue 25, 7: jobs continue while scheduler, launcher or agents are killed, and their exit codes are true."""
     machine.gpujob("eve", "queue", "resume")
+    wait = "while [ ! -e ~/enough ]; do sleep 0.1; done; exit"
     jobs = {
-        machine.submit(who, "--", "sh", "-c", f"sleep 2; exit {code}"): code for who, code in (("ada", 3), ("bob", 7))
+        machine.submit(who, "--", "sh", "-c", f"{wait} {code}"): code
+        for who, code in (("ada", 3), ("bob", 7), ("ada", 9))
     }
-    lasting = machine.submit("ada", "--", "sh", "-c", "while [ ! -e ~/enough ]; do sleep 0.1; done; exit 9")
     waiting = machine.submit("bob", "--gpus", "4", "--", "sh", "-c", "exit 5")
-    for number in (*jobs, lasting):
+    for number in jobs:
         machine.in_state(number, "running")
     if what in ("agents", "everything"):
         machine.kill_agents()
@@ -207,21 +208,22 @@ def test_kill_9_loses_no_job_and_no_exit_code(machine: Machine, what: str) -> No
     if what in ("launcher", "everything"):
         machine.kill_launcher()
         machine.start()
-    for number, code in jobs.items():
+    assert {machine.job(number)["state"] for number in jobs} == {"running"}
+    for who in ("ada", "bob"):
+        machine.sh(who, "touch enough")
+    for number, code in (*jobs.items(), (waiting, 5)):
         assert machine.ended(number)["exit_code"] == code
-    assert machine.job(lasting)["state"] == "running"
-    machine.sh("ada", "touch enough")
-    assert machine.ended(lasting)["exit_code"] == 9
-    assert machine.ended(waiting)["exit_code"] == 5
-    machine.sh("ada", "rm enough")
+    for who in ("ada", "bob"):
+        machine.sh(who, "rm enough")
 
 
 def test_sigterm_ends_the_service_and_no_job(machine: Machine) -> None:
     """A stop of the service (as by systemctl) ends launcher, scheduler and agents; the jobs continue and are adopted."""
-    number = machine.submit("ada", "--", "sh", "-c", "sleep 3; exit 6")
+    number = machine.submit("ada", "--", "sh", "-c", "while [ ! -e ~/stopped ]; do sleep 0.1; done; exit 6")
     machine.in_state(number, "running")
     assert machine.launcher is not None
     machine.launcher.send_signal(signal.SIGTERM)
     assert machine.launcher.wait(60) == 0
     machine.start()
+    machine.sh("ada", "touch stopped")
     assert machine.ended(number)["exit_code"] == 6

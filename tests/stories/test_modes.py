@@ -325,6 +325,7 @@ def test_s26_the_wheel_contains_only_the_package(tmp_path: Path) -> None:
         "nvidia-ml-py",
         "psutil",
         "rich",
+        "msgspec",
     }, needs
 
 

@@ -47,7 +47,7 @@ VERBS = (
     "web --port 0",
 )
 # Verbs that the test tries separately, or that work without a scheduler.
-NOT_OF_ONE = {"start", "doctor", "demo", "help", "version", "config", "ts", "track", "who", "lease", "service"}  # fmt: skip
+NOT_OF_ONE = {"start", "doctor", "demo", "help", "version", "config", "ts", "track", "who", "lease", "service", "system", "token", "watch"}  # fmt: skip
 HOLD = '#!/bin/sh\necho secret > out.txt\nwhile [ ! -e "$0.go" ]; do sleep 0.05; done\n'
 
 
