@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from scheduler.client.client import SchedulerClient
 from scheduler.client.locate import client_of, own_state_file_for, settings_for, state_file_for
 from scheduler.client.send_request import do, revision_of, until_shown
 from scheduler.client.wait import wait_for
@@ -194,8 +195,14 @@ def wait(jobs: Sequence[str], *, timeout: str = "", state_file: str | None = Non
     limit = seconds_of(timeout) if timeout else None
     need_own_process()
     client = client_of(state_file_for(state_file, config))
-    ids = client.select(jobs) if jobs else None
+    ids = client.select(jobs) if jobs else own_unfinished(client) if client.shared else None
     return wait_for(client, ids, limit, time.monotonic())
+
+
+def own_unfinished(client: SchedulerClient) -> tuple[int, ...]:
+    """Return the jobs of the caller that have not ended, in a scheduler of several users."""
+    found, _ = client.jobs(("pending", "starting", "running", "stopping"))
+    return tuple(job.id for job in found if job.spec.uid == os.getuid())
 
 
 def recover(*, dry_run: bool = False, state_file: str | None = None, config: str | None = None) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scheduler.client.client import SchedulerClient
-from scheduler.client.locate import settings_for
+from scheduler.client.locate import check_no_socket, settings_for
 from scheduler.client.send_request import do
 from scheduler.core.errors import SchedulerError, UsageError
 from scheduler.core.job import HOLDING, Job, JobState
@@ -56,6 +56,7 @@ def run(
     if state_file:
         flags["state_file"] = state_file
     settings = settings_for(flags, config or None, dispatcher=True)
+    check_no_socket(settings.config.state_file)
     _check_file(settings.config.commands_file, named=settings.origin["commands_file"])
     client = SchedulerClient(settings.config.state_file)
     _check_no_scheduler(client)

@@ -7,7 +7,7 @@ import stat
 import sys
 from typing import Any
 
-from scheduler.client.locate import settings_for
+from scheduler.client.locate import check_no_socket, settings_for
 from scheduler.core.config import Config
 from scheduler.core.errors import SchedulerError, word
 from scheduler.daemon.process import DaemonProcess
@@ -38,6 +38,7 @@ def start(
     flags: dict[str, Any] = {**said, "state_file": state_file} if state_file else dict(said)
     config = config or None
     settings = settings_for(flags, config)
+    check_no_socket(settings.config.state_file)
     if detach:
         return _detached(flags, config or find_config(os.environ, None, os.getcwd()) or None, drain, settings.config)
     environ = {name: value for name, value in os.environ.items() if name != READY}

@@ -54,6 +54,7 @@ class SchedulerClient:
     """Gives user interfaces access to one scheduler. The path of its state file identifies the scheduler."""
 
     shared = False  # True: the scheduler of all users (`system_client.py`)
+    user = ""  # whose jobs are meant by a label or @; empty: all jobs
 
     def __init__(self, state_file: str) -> None:
         """Raise SchedulerError if the scheduler belongs to another user; root may access every scheduler."""
@@ -324,7 +325,7 @@ class SchedulerClient:
                 asked += [state.value for state in HOLDING if state.value not in wanted]
                 more = sum(counts[state.value] for state in HOLDING)
             if label:
-                found, number = rows.newest_labelled(connection, label, asked, most + more)
+                found, number = rows.newest_labelled(connection, label, asked, most + more, self.user)
             else:
                 found = list(rows.select(connection, asked if states else (), most + more))
                 number = sum(counts[state] for state in wanted)
@@ -358,9 +359,10 @@ class SchedulerClient:
         """
         names = [state.value for state in states]
         with self._reading() as connection:
-            known = rows.labels(connection, names, MOST_LABELS)
+            known = rows.labels(connection, names, MOST_LABELS, self.user)
             labels = [label for label in known if label.startswith(prefix)]
-            return rows.newest(connection, names, prefix, most), {label: known[label] for label in labels[:most]}
+            jobs = rows.newest(connection, names, prefix, most, self.user)
+            return jobs, {label: known[label] for label in labels[:most]}
 
     def lines_read(self, path: str) -> frozenset[str]:
         """Return the identities of all lines read so far from a watched file."""
@@ -418,15 +420,15 @@ class SchedulerClient:
                 elif re.fullmatch(r"[0-9]{1,18}", word):  # fits into an SQLite integer
                     chosen.append(int(word))
                 elif re.fullmatch(r"@(~[0-9]{1,9})?", word):
-                    back = rows.id_back(connection, int(word[2:] or 0))
+                    back = rows.id_back(connection, int(word[2:] or 0), self.user)
                     if back is None:
                         raise NotFound(f"there is no job {word}", do="see gpujob jobs")
                     chosen.append(back)
                 else:
-                    named = rows.labelled(connection, word)
+                    named = rows.labelled(connection, word, self.user)
                     if not named:
                         raise NotFound(
-                            f"there is no job {word}{_similar_label(connection, word)}",
+                            f"there is no job {word}{_similar_label(connection, word, self.user)}",
                             do="name an id, a range such as 3-9, a label, @ for the last job, @~1 for the job before it",
                         )
                     chosen += [job.id for job in named]
@@ -445,9 +447,9 @@ class SchedulerClient:
         from scheduler.core.usage_report import report_of
 
         with self._reading() as connection:
-            named = rows.labelled(connection, label) if label else []
+            named = rows.labelled(connection, label, self.user) if label else []
             if label and not named:
-                near = _similar_label(connection, label)
+                near = _similar_label(connection, label, self.user)
                 raise NotFound(
                     f"there is no job with the label {label}{near}", where=self.places.state_file, do="see gpujob jobs"
                 )
@@ -635,6 +637,6 @@ class SchedulerClient:
             database.close()
 
 
-def _similar_label(connection: sqlite3.Connection, word: str) -> str:
-    labels = rows.labels(connection, STATES, MOST_LABELS)
+def _similar_label(connection: sqlite3.Connection, word: str, user: str) -> str:
+    labels = rows.labels(connection, STATES, MOST_LABELS, user)
     return did_you_mean(word, (label for label in labels if label == without_secrets(label)))

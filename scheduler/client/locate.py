@@ -15,11 +15,12 @@ from typing import Any
 from scheduler.client.client import SchedulerClient
 from scheduler.core.errors import NoDaemon, Refused, SchedulerError, UsageError
 from scheduler.intake.settings import Settings, check_no_folder, load, named_state_file, without_config
-from scheduler.store.daemon_lock import registered
+from scheduler.store.daemon_lock import daemon_alive, registered
 from scheduler.store.paths import Places
 from scheduler.system.terminal_text import safe
 
 SYSTEM_SOCKET = "/run/gpujob/gpujob.sock"  # of the scheduler of all users
+SYSTEM_UNIT = "/etc/systemd/system/gpujobd.service"  # exists if it is installed
 SYSTEM_VARIABLE = "GPUJOB_SYSTEM_SOCKET"  # names another socket
 
 _said: set[str] = set()
@@ -75,6 +76,15 @@ def own_state_file_for(state_file: str | None, config_file: str | None, do: str)
     return found
 
 
+def check_no_socket(state_file: str) -> None:
+    """Raise UsageError if the state file of a scheduler that is to run is the socket of the scheduler of all users."""
+    if is_socket(state_file):
+        raise UsageError(
+            f"state_file: {state_file} is the socket of the scheduler of all users",
+            do="leave out --system; the service gpujobd runs that scheduler (see gpujob system status)",
+        )
+
+
 def is_socket(path: str) -> bool:
     """Return whether there is a socket at this path."""
     try:
@@ -121,14 +131,20 @@ def _unnamed(here: str) -> str:
 
     This is the state file in the folder ``here``, if this folder has a state file or a state folder. Else it is the
     state file of the only running scheduler, or the socket of the scheduler of all users; its path is also printed on
-    stderr. If no scheduler runs, it is the default path in ``here``. Raises UsageError if several schedulers of the user run and ``here`` has neither a state
-    file nor a state folder.
+    stderr. If no scheduler runs, it is the default path in ``here``. On a machine with a scheduler of all users, a state
+    folder in which no scheduler runs does not count, and neither do the schedulers of `gpujob ts`.
+
+    Raises UsageError if several schedulers of the user run and ``here`` has neither a state file nor a state folder.
+    Raises NoDaemon if the scheduler of all users is installed, but does not run.
     """
     default = os.path.join(here, "gpu_scheduler_state.json")
+    everybodys = bool(os.environ.get(SYSTEM_VARIABLE)) or is_socket(SYSTEM_SOCKET)
     # `start` creates the state folder before the state file.
-    if os.path.exists(default) or os.path.isdir(Places(default).state_dir):
+    if os.path.exists(default) or (
+        os.path.isdir(Places(default).state_dir) and (not everybodys or daemon_alive(Places(default)))
+    ):
         return default
-    alive = registered(dict(os.environ))
+    alive = [path for path in registered(dict(os.environ)) if not (everybodys and _is_of_ts(path))]
     if len(alive) == 1:
         print(safe(f"gpujob: using the only running scheduler: {alive[0]}"), file=sys.stderr)
         return alive[0]
@@ -137,8 +153,19 @@ def _unnamed(here: str) -> str:
             f"cannot tell which scheduler is meant: {len(alive)} of your schedulers are running ({', '.join(alive)})",
             do="name one with --state-file",
         )
-    if os.environ.get(SYSTEM_VARIABLE) or is_socket(SYSTEM_SOCKET):
+    if everybodys:
         found = system_socket()
         print(safe(f"gpujob: using the scheduler of all users of this machine: {found}"), file=sys.stderr)
         return found
+    if os.path.exists(SYSTEM_UNIT):
+        raise NoDaemon(
+            "the scheduler of all users of this machine does not run", where=SYSTEM_SOCKET,
+            do="ask an administrator: systemctl status gpujobd; or name a scheduler of your own with --state-file",
+        )  # fmt: skip
     return default
+
+
+def _is_of_ts(state_file: str) -> bool:
+    """Return whether this is the state file of a `gpujob ts` server (`ts/server.py`): FOLDER/NUMBER/NAME."""
+    above, number = os.path.split(os.path.dirname(state_file))
+    return number.isdigit() and os.path.exists(os.path.join(above, "current"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_type_hints
 
@@ -34,7 +35,7 @@ CHANGING = frozenset({"ask_for", "submit", "reset", "watch", "new_token"})
 CALLS = READING | CHANGING
 # Texts of the store that a client may read by `remembered`.
 MEMORIES = frozenset({"llm_config", "model_table", "cluster", "begun_by", "screen_folder", "jobs_file"})
-LONGEST_CALL = 16 << 20  # bytes; an environment has 6 MiB at most
+LONGEST_CALL = 8 << 20  # bytes
 LONGEST_ANSWER = 1 << 30
 _TYPES = {
     **vars(client_module), "Overview": Overview, "GpuSample": GpuSample, "JobSample": JobSample, "PauseSpan": PauseSpan,
@@ -102,17 +103,25 @@ def send(connection: socket.socket, data: bytes) -> None:
         raise Gone from None
 
 
-def receive(connection: socket.socket, longest: int) -> bytes:
-    """Receive a call or an answer. Raises Gone, also if it has more than ``longest`` bytes."""
-    length = int.from_bytes(_exactly(connection, 4), "big")
+def receive(connection: socket.socket, longest: int, deadline: float | None = None) -> bytes:
+    """Receive a call or an answer. Raises Gone, also if it has more than ``longest`` bytes.
+
+    ``deadline``: when all of it must have arrived (monotonic seconds); None: the timeout of the socket counts for each part.
+    """
+    length = int.from_bytes(_exactly(connection, 4, deadline), "big")
     if length > longest:
         raise Gone
-    return _exactly(connection, length)
+    return _exactly(connection, length, deadline)
 
 
-def _exactly(connection: socket.socket, number: int) -> bytes:
+def _exactly(connection: socket.socket, number: int, deadline: float | None) -> bytes:
     parts: list[bytes] = []
     while number:
+        if deadline is not None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise Gone
+            connection.settimeout(left)
         try:
             part = connection.recv(min(number, 1 << 20))
         except OSError:

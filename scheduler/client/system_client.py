@@ -118,15 +118,20 @@ class SystemClient(SchedulerClient):
         """Return a private folder of the user, for the socket of a job in the foreground."""
         runtime = os.environ.get("XDG_RUNTIME_DIR", "")
         above = runtime if runtime.startswith("/") and os.path.isdir(runtime) else ""
-        folder = f"{above}/gpujob" if above else f"/tmp/gpujob-{os.getuid()}"  # noqa: S108  checked below
-        try:
-            os.makedirs(folder, 0o700, exist_ok=True)
-            found = os.lstat(folder)
-        except OSError as error:
-            raise SchedulerError(f"cannot create a folder: {error.strerror}", where=folder) from None
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-            raise SchedulerError("this folder must be yours, with mode 700", where=folder)
-        return folder
+        # Another user can take the name in /tmp; then the folder is in the home folder.
+        folders = [f"{above}/gpujob" if above else f"/tmp/gpujob-{os.getuid()}", os.path.expanduser("~/.gpujob-calls")]  # noqa: S108
+        for folder in folders:
+            try:
+                os.makedirs(folder, 0o700, exist_ok=True)
+                found = os.lstat(folder)
+            except OSError:
+                continue
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+                return folder
+        raise SchedulerError(
+            f"no private folder for the socket of the job: {' and '.join(folders)} cannot be used",
+            do="make one of them yours, with mode 700",
+        )
 
 
 def _connect(path: str) -> socket.socket:

@@ -34,6 +34,8 @@ def check_spec(spec: JobSpec) -> None:
     """
     for name, held in _values(spec).items():
         problem = _problem(name, held)
+        if not problem and not _is_text(held):
+            problem = "it has a character that no program can receive"
         if problem:
             raise UsageError(f"the job cannot have this {name}: {problem}")
     if not spec.is_script and not (spec.arguments and spec.arguments[0]):
@@ -41,6 +43,22 @@ def check_spec(spec: JobSpec) -> None:
     check_nodes(spec.arguments)
     if spec.log_name:
         check_log_name(spec.log_name)
+
+
+def _is_text(held: Any) -> bool:
+    """Return whether each text in the value can become bytes, as arguments and file names do."""
+    if isinstance(held, (tuple, list)):
+        return all(map(_is_text, held))
+    return not isinstance(held, str) or encodable(held)
+
+
+def encodable(text: str) -> bool:
+    """Return whether a text can become bytes; bytes that are not UTF-8 are lone surrogates in it (PEP 383)."""
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _values(spec: JobSpec) -> Mapping[str, Any]:

@@ -295,7 +295,7 @@ class _Decision(DecisionPass):
         if state.fleet.admission.left(job.gpus, self.now):
             self.plan.read_gpus(self.now.mono)
         if leftovers and job.gpus:
-            holding = Holding(job.attempt_key, job.id, job.need, job.gpus, vram, leftovers)
+            holding = Holding(job.attempt_key, job.id, job.need, job.gpus, vram, leftovers, job.spec.user)
             state.hold(holding)
             self.plan.held.append(holding)
             pids = [p.pid for p in leftovers]
@@ -414,7 +414,7 @@ class _Decision(DecisionPass):
         if state.sharing is not None:
             state.sharing.waits_for, state.sharing.due, state.sharing.reserving = "", None, False
         if state.users is not None:
-            state.users.account(self.now.mono, state.live.values())
+            state.users.account(self.now.mono, state.live.values(), state.holdings.values())
         if state.queue_paused or not state.may_start or not len(state.queue):
             return
         state.fleet.open_to_all()

@@ -346,7 +346,10 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The allocation that leftover processes of an ended job still hold. ``key``: the attempt, such as ``12.1``."""
+    """The allocation that leftover processes of an ended job still hold. ``key``: the attempt, such as ``12.1``.
+
+    ``user``: the job's user, in a scheduler of several users.
+    """
 
     key: str
     job: int
@@ -354,3 +357,4 @@ class Holding:
     gpus: tuple[int, ...]
     vram_mib: int
     processes: tuple[Process, ...]
+    user: str = ""

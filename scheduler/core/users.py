@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from scheduler.core.fair_shares import HALF_LIFE_S, Standing, decayed, shares_used
 from scheduler.core.gpu import WHOLE, ResourceRequest, decimal_text
-from scheduler.core.job import Job, Reason
+from scheduler.core.job import Holding, Job, Reason
 from scheduler.core.units import span_text
 
 HALF_LIVES = 5.0  # older use does not count
@@ -53,14 +53,19 @@ class Users:
     paused: set[str] = field(default_factory=set)  # users who have paused all their jobs
     at: float = 0.0
 
-    def account(self, at: float, live: Iterable[Job]) -> None:
-        """Add the use since the last call, and set what each user has now. ``live``: jobs with GPUs."""
+    def account(self, at: float, live: Iterable[Job], held: Iterable[Holding] = ()) -> None:
+        """Add the use since the last call, and set what each user has now. ``live``: jobs with GPUs.
+
+        ``held``: GPUs that leftover processes of ended jobs still have.
+        """
         elapsed = at - self.at if self.at else 0.0
         self.at = at
         for one in self.standings.values():
             one.used, one.rate = decayed(one.used, elapsed, self.half_life_s, one.rate), 0.0
         for job in live:
             self.standing(job.spec.user).rate += job.need.total / WHOLE
+        for holding in held:
+            self.standing(holding.user).rate += holding.need.total / WHOLE
         for user, one in self.standings.items():
             one.weight = self.weights.get(user, 1.0)
 

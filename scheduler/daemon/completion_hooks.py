@@ -59,6 +59,9 @@ class Actions(Protocol):
     def run(self, job: Job, what: str) -> None:
         """Start an action of the job."""
 
+    def unsure(self) -> set[int]:
+        """Return the jobs whose actions are not started yet, though `run` has returned."""
+
     def sessions(self) -> set[int]:
         """Return the POSIX sessions of the actions' processes, which belong to no job."""
 
@@ -73,6 +76,10 @@ class JobActions:
     def __init__(self, environ: Mapping[str, str], folder: str, log: str, warn: Callable[[Job, str], None]) -> None:
         self.environ, self.folder, self.log, self.warn = environ, folder, log, warn
         self._mine: set[int] = set()
+
+    def unsure(self) -> set[int]:
+        """Return an empty set: `run` starts the actions."""
+        return set()
 
     def sessions(self) -> set[int]:
         """Return the POSIX sessions of the actions' processes, which belong to no job."""
@@ -166,7 +173,7 @@ class CompletionHooks:
 
     def step(self, _now: Now) -> None:
         """Run all recorded actions. Raises StoreTrouble, sqlite3.Error."""
-        if self._to_start or self._done or self._events:  # the last step failed, or a warning came later
+        if self._has_work():  # the last step failed, or a warning or a confirmation came later
             self._start()
         if not self.wanted:
             return
@@ -208,16 +215,20 @@ class CompletionHooks:
 
         If this raises StoreTrouble, nothing is lost: a later step tries again.
         """
+        unsure = self.actions.unsure()
         with self.db.writing(sync=False) as connection:
-            rows.strike_calls(connection, self._done)
+            rows.strike_calls(connection, [number for number in self._done if number not in unsure])
             # A job that was forgotten in the meantime has no event history.
             rows.write_events(connection, [one for one in self._events if rows.get(connection, one.job)])
-        self._done = []
+        self._done = [number for number in self._done if number in unsure]
         self._events.clear()
+
+    def _has_work(self) -> bool:
+        return bool(self._to_start or self._events or set(self._done) - self.actions.unsure())
 
     def due(self) -> float:
         """Return 0 (due now) if there may be actions to run or records of actions to delete, else ``NEVER``."""
-        return 0.0 if self.wanted or self._to_start or self._done or self._events else NEVER
+        return 0.0 if self.wanted or self._has_work() else NEVER
 
     def close(self) -> None:
         """Do nothing: the programs that were started continue."""

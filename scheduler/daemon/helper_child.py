@@ -40,7 +40,7 @@ class HelperChild:
     """A child process in its own POSIX session. No method blocks.
 
     ``what``: its name for people; ``tell`` logs a sentence at a level. ``epoll`` wakes the loop when the child prints a
-    line or dies.
+    line or dies. ``longest_break_s``: the longest wait before a restart, in seconds.
     """
 
     def __init__(
@@ -50,7 +50,9 @@ class HelperChild:
         environ: Mapping[str, str],
         epoll: select.epoll,
         tell: Callable[[str, int], None],
+        longest_break_s: float = LONGEST_BREAK_S,
     ) -> None:
+        self._longest_s = longest_break_s
         self._what, self._words = what, words
         kept = {name: value for name, value in environ.items() if name != "GPUJOB_CRASH_AT"}
         self._environ = {**kept, LIFE: str(LIFE_FD), "PYTHONUNBUFFERED": "1"}
@@ -59,7 +61,7 @@ class HelperChild:
         self._life = self._said = -1  # our ends of two pipes: one is closed when we end, one carries the child's output
         self._rest = b""
         self._begun = self._due = 0.0
-        self._break = Backoff(FIRST_BREAK_S, LONGEST_BREAK_S)
+        self._break = Backoff(min(FIRST_BREAK_S, longest_break_s), longest_break_s)
         self._told: set[str] = set()  # lines already logged; cleared after a long life
         self._window, self._lines, self._bytes, self._deaf = 0.0, 0, 0, False
         self._port_taken = False
@@ -158,16 +160,17 @@ class HelperChild:
         if lived >= LONG_LIFE_S:
             self._break.reset()
             self._told.clear()
-        most = LONGEST_FOR_A_PORT_S if self._port_taken else LONGEST_BREAK_S
+        most = LONGEST_FOR_A_PORT_S if self._port_taken else self._longest_s
         text = f"{self._what} ended and is restarted, each time after a longer wait; jobs are not affected"
         self._rise(now, "" if self._port_taken else text, most)
 
-    def _rise(self, now: float, text: str, most: float = LONGEST_BREAK_S) -> None:
-        """Set the time of the next start of the child. The wait doubles with each call, up to ``most`` seconds.
+    def _rise(self, now: float, text: str, most: float | None = None) -> None:
+        """Set the time of the next start of the child. The wait doubles with each call, up to ``most`` seconds
+        (None: the longest wait).
 
         ``text`` is logged if it is not empty and was not logged before.
         """
-        self._due = now + self._break.next(most)
+        self._due = now + self._break.next(most or self._longest_s)
         if text and text not in self._told:
             self._told.add(text)
             self._tell(text, 30)

@@ -30,14 +30,16 @@ class Problems:
         if self._of_runner == before:
             return
         if self._of_runner:
-            self._context.say(self._of_runner, 40, kind="runner")
+            for line in self._of_runner.splitlines():
+                if line not in before.splitlines():
+                    self._context.say(line, 40, kind="runner")
         else:
             self._context.say("jobs can start again, and their ends are recorded", 20, kind="runner")
         self.note()
 
     def note(self) -> None:
         """Record the current problems for `status`. Raises StoreTrouble, sqlite3.Error."""
-        found = [self._of_runner] if self._of_runner else []
+        found = self._of_runner.splitlines()
         found += [text for source in self.sources for text in source()]
         text, db = json.dumps(found), self._context.db
         if text != (rows.meta(db.connection, "trouble") or "[]"):

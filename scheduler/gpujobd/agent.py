@@ -122,6 +122,8 @@ class Agent:
         elif kind == "act":
             job = typed(message["job"], Job)
             self._act(job, str(message["what"]), typed(message["environment"], dict[str, str] | None))
+        elif kind == "ping":
+            self.channel.send({"say": "pong"})
         elif kind in ("follow", "accept", "check", "old", "unfollow"):
             self.files.carry_out(message)
         elif kind == "forget":  # the job waits no more, or is gone
@@ -149,6 +151,9 @@ class Agent:
             launch = self._launch(job, ordinals)
         except OSError as error:
             self._say([start_trouble(job.id, job.attempt, error.errno or 0, time.time(), "environment")])
+            return
+        except ValueError as error:  # text that cannot be an argument of a program
+            self._say([NeverRan(job.id, job.attempt, f"it cannot be started: {error}", True, time.time())])
             return
         if launch is None:
             self.missing[job.id] = (job, environment)
@@ -189,11 +194,15 @@ class Agent:
         """Run an action at the end of a job."""
 
         def warn(job: Job, text: str) -> None:
-            self.channel.send({"say": "warning", "job": job.id, "text": text})
+            self.channel.send({"say": "warning", "job": job.id, "what": what, "text": text})
 
         base = self.environ if environment is None else environment
         self.actions.environ, self.actions.warn = base, warn
-        self.actions.run(job, what)
+        try:
+            self.actions.run(job, what)
+        except (OSError, ValueError) as error:
+            warn(job, f"{what} was not run: {error}")
+        self.channel.send({"say": "acted", "job": job.id, "what": what})
         self.runner.leave_alone(self.actions.sessions())
 
     # -- reports ------------------------------------------------------------------------------------------
@@ -274,6 +283,8 @@ def main() -> int:
     channel = Channel(socket.socket(fileno=FD))
     os.set_inheritable(FD, False)
     os.chdir(folder)
+    with contextlib.suppress(OSError), open("agent.err", "ab", opener=_private) as errors:  # launcher.py: no output
+        os.dup2(errors.fileno(), 2)
     try:
         agent = Agent(channel, folder, dict(os.environ))
         agent.run()
@@ -282,8 +293,12 @@ def main() -> int:
     except (SchedulerError, OSError, ValueError) as error:
         with contextlib.suppress(Closed):
             channel.send({"say": "cannot", "text": str(error)})
-        print(f"gpujobd: the agent of user {os.getuid()} ends: {error}", file=sys.stderr)
+        print(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} the agent ends: {error}", file=sys.stderr)
         return 1
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,10 @@ class Closed(Exception):
 
 
 class Channel:
-    """One end of a connection. ``connection``: a connected SOCK_SEQPACKET socket."""
+    """One end of a connection. ``connection``: a connected SOCK_SEQPACKET socket; ``longest``: bytes of a message to us."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, longest: int = LONGEST) -> None:
+        self._longest = longest
         self._socket = connection
         self._socket.setblocking(False)
         self._outbox: deque[bytes] = deque()
@@ -78,7 +79,7 @@ class Channel:
                     return found  # the next call reports the end
                 raise Closed("it has ended")
             self._received += len(packet)
-            if packet[:1] not in (MORE, LAST) or self._received > LONGEST:
+            if packet[:1] not in (MORE, LAST) or self._received > self._longest:
                 raise Closed("it sent something that is no message")
             self._parts.append(packet[1:])
             if packet[:1] == LAST:

@@ -39,7 +39,7 @@ from scheduler.client.remote_calls import (
     result_as_json,
     send,
 )
-from scheduler.core.check_spec import LONGEST_PATH, check_spec
+from scheduler.core.check_spec import LONGEST_PATH, check_spec, encodable
 from scheduler.core.errors import NotFound, Refused, SchedulerError, UsageError
 from scheduler.core.job import REASON_CODES, Event, Job, JobSpec, Reason
 from scheduler.core.job_options import EDITABLE
@@ -51,6 +51,7 @@ from scheduler.core.usage_report import Report
 from scheduler.core.users import Users
 from scheduler.daemon.helper_child import LIFE
 from scheduler.daemon.user_shares import GROUPS
+from scheduler.gpujobd.messages import of_user
 from scheduler.gpujobd.user_files import WatchedFile, save_watched, watched_in
 from scheduler.intake.machine_settings import MachineFile, MachineSettings
 from scheduler.store import jobs as rows
@@ -60,11 +61,16 @@ from scheduler.warm.client import peer_of
 from scheduler.web.user_keys import new_token, tokens_file
 
 MOST_CONNECTIONS = 512
+ACCEPT_AGAIN_S = 0.05
 MOST_OF_A_USER = 32
 IDLE_S = 120.0  # a connection without calls is closed
 CALL_S = 10.0  # for a whole call to arrive, and for an answer to be read
 GROUPS_S = 10.0  # how long the groups of a user are remembered
 MOST_FILES = 20  # jobs files of a user
+MOST_CALLS = 8  # calls of a user at the same time; further ones wait
+MOST_NUMBERS = 20_000  # in a request: job ids and GPUs
+LONGEST_ENVIRONMENT = 2 << 20  # bytes of the variables of a job
+LEAST_UID = 1000  # of people, as in `system_run.py`
 # Details of events that every user may see, and texts that could name files of the owner: others see them empty.
 OPEN_DETAILS = frozenset({
     "attempt", "gpus", "share", "exit_code", "signal", "outcome", "wait", "cause", "pid", "pids", "processes", "ran", "before", "with_job", "gpu", "memory", "node", "engine_job",
@@ -81,11 +87,11 @@ class Settings:
 
 
 class _Client(SchedulerClient):
-    """The client of the scheduler, with the limits on waiting jobs."""
+    """The client of the scheduler for a user, with the limits on waiting jobs. Labels and ``@`` name the user's own jobs."""
 
-    def __init__(self, state_file: str, front: Front) -> None:
+    def __init__(self, state_file: str, front: Front, user: str) -> None:
         super().__init__(state_file)
-        self._front = front
+        self._front, self.user = front, user
 
     def _admit(self, connection: sqlite3.Connection, spec: JobSpec) -> None:
         """Remember the groups of the user. Raise Refused if a user or group has too many waiting jobs."""
@@ -133,6 +139,12 @@ class Front:
         self._lock = threading.Lock()
         self._callers: dict[int, tuple[float, tuple[str, ...], str]] = {}  # user id → when looked up, groups, name
         self.open: Counter[int] = Counter()
+        self._busy: dict[int, threading.Semaphore] = {}  # user id → places for calls
+
+    def place_of(self, uid: int) -> threading.Semaphore:
+        """Return the semaphore of a user, with a place for each call at the same time."""
+        with self._lock:
+            return self._busy.setdefault(uid, threading.Semaphore(MOST_CALLS))
 
     # -- who asks -----------------------------------------------------------------------------------------
 
@@ -184,7 +196,7 @@ class Front:
 
         ``given``: parameter → value, with the types of the parameters.
         """
-        client = _Client(self.state_file, self)
+        client = _Client(self.state_file, self, caller.user)
         if name == "ask_for":
             return self._ask(client, caller, given)
         if name == "submit":
@@ -206,8 +218,10 @@ class Front:
             raise UsageError(f"unknown request {given['kind'][:40]!r}")
         request = typed(given["arguments"], kind)
         numbers = [*getattr(request, "jobs", ()), *getattr(request, "gpus", ()), *getattr(request, "after", ())]
-        if not all(0 <= number < 1 << 53 for number in numbers) or len(numbers) > 1_000_000:
+        if not all(0 <= number < 1 << 53 for number in numbers):
             raise UsageError("a number in the request is out of range")
+        if len(numbers) > MOST_NUMBERS:
+            raise UsageError(f"a request may name {MOST_NUMBERS} jobs at most, not {len(numbers)}")
         if isinstance(request, Edit):
             request = self._checked_edit(client, caller, request)
         wait_s = min(max(0.0, given.get("wait_s", ANSWER_S)), 30.0)
@@ -230,13 +244,17 @@ class Front:
         return table_from(json.loads(noted), "the model table") if noted else ModelTable()
 
     def _watch(self, client: _Client, caller: Caller, given: dict[str, Any]) -> None:
+        _check_person(caller)
         file = WatchedFile(caller.uid, caller.user, given["path"], given["home"])
         for path in (file.path, file.home):
             if not path.startswith("/") or "\0" in path or len(path) > LONGEST_PATH:
                 raise UsageError(f"{path[:40]!r} is not an absolute path")
+            if not path.isprintable():
+                raise UsageError(f"{path[:40]!r} has characters that cannot be shown", do="rename the file")
         client.watch_as(file, given["on"])
 
     def _submit(self, client: SchedulerClient, caller: Caller, given: dict[str, Any]) -> Job:
+        _check_person(caller)
         spec: JobSpec = replace(given["spec"], uid=caller.uid, user=caller.user, env_file="")
         check_spec(spec)
         if not spec.cwd:
@@ -264,7 +282,12 @@ class Front:
         if isinstance(result, Overview) and not caller.admin:
             own_files = f"{caller.user}:"
             refused = [line for line in result.refused if line.path.startswith(own_files)]
-            trouble = [text for text in result.trouble if f"not read: {own_files}" in text or "not read: " not in text]
+            trouble = [
+                text
+                for text in result.trouble
+                if (f"not read: {own_files}" in text or "not read: " not in text)
+                and (not text.startswith("user ") or text.startswith(of_user(caller.uid)))
+            ]
             result = replace(result, refused=refused, trouble=trouble)
         if not hide or may(caller, "see_command"):
             return _with_jobs(result, seen)
@@ -322,10 +345,21 @@ def _home_of(uid: int) -> str:
 
 def _checked_environment(environment: Mapping[str, str] | None) -> Mapping[str, str] | None:
     """Return the variables of a job; None: those of the user's agent. Raises UsageError if a variable is not possible."""
+    size = sum(len(name) + len(value) for name, value in (environment or {}).items())
+    if size > LONGEST_ENVIRONMENT:
+        raise UsageError(f"the variables of the job have {size} bytes; {LONGEST_ENVIRONMENT} are possible")
     for name, value in (environment or {}).items():
-        if not name or "=" in name or "\0" in name or "\0" in value:
+        if not name or "=" in name or "\0" in name or "\0" in value or not encodable(name + value):
             raise UsageError(f"{name[:40]!r} cannot be a variable of the job")
     return environment
+
+
+def _check_person(caller: Caller) -> None:
+    """Raise Refused for root and for users of programs: nobody runs jobs as them."""
+    if caller.uid < LEAST_UID or caller.uid == os.getuid():
+        raise Refused(
+            f"user {caller.user} runs no jobs in the scheduler of all users", do="submit as the user whose job it is"
+        )
 
 
 def _closed_reason(reason: Reason | None) -> Reason | None:
@@ -425,15 +459,18 @@ for _name in CALLS:
 def serve(front: Front, listener: socket.socket, life: int) -> None:
     """Accept connections until the descriptor ``life`` is readable or at its end."""
     slots = threading.Lock()
+    poll = select.poll()  # unlike `select`, it can wait for any descriptor
+    poll.register(listener, select.POLLIN)
+    poll.register(life, select.POLLIN)
     while True:
-        ready, _, _ = select.select([listener.fileno(), life], [], [])
-        if life in ready:
+        if any(fd == life for fd, _ in poll.poll()):
             return
         try:
             connection, _ = listener.accept()
             uid = peer_of(connection)[1]
-        except OSError:
-            continue  # the caller has given up
+        except OSError:  # the caller has given up, or there is no free descriptor
+            time.sleep(ACCEPT_AGAIN_S)
+            continue
         with slots:
             full = sum(front.open.values()) >= MOST_CONNECTIONS or front.open[uid] >= MOST_OF_A_USER
             if not full:
@@ -457,13 +494,13 @@ def serve(front: Front, listener: socket.socket, life: int) -> None:
 
 def _talk(front: Front, connection: socket.socket, uid: int) -> None:
     """Answer the calls of a connection until it ends."""
-    while True:
-        if not select.select([connection], [], [], IDLE_S)[0]:
-            return
-        connection.settimeout(CALL_S)
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    while poll.poll(IDLE_S * 1000):
         try:
-            call = receive(connection, LONGEST_CALL)
-            answer = front.answer(uid, call)
+            with front.place_of(uid):
+                call = receive(connection, LONGEST_CALL, time.monotonic() + CALL_S)
+                answer = front.answer(uid, call)
             connection.settimeout(CALL_S)
             send(connection, answer)
         except Gone:

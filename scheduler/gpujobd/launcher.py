@@ -7,7 +7,7 @@ of gpujob, and reads no file of a user.
 Requests come from the scheduler through a socket pair, one JSON object in each packet. The kernel adds the sender of each
 packet (SO_PASSCRED); a packet of any other process than the scheduler is refused. Each request has exactly the keys and
 types of `REQUESTS`. Each gets one answer, ``{"id": …, "pid": …, "ticks": …}`` or ``{"id": …, "error": TEXT}``. The end of
-a child is reported as ``{"ended": pid, "code": …}`` or ``{"ended": pid, "signal": …}``.
+an agent is reported as ``{"ended": pid, "code": …}`` or ``{"ended": pid, "signal": …}``.
 
 SETTINGS is a JSON object: ``user`` (the service user), ``folder`` (of the agents; it gets a folder for each user),
 ``least_uid`` (users below it, and the service user, have no agent), ``scheduler`` and ``agent`` (command lines; their
@@ -34,7 +34,7 @@ from typing import Any
 FD = 3  # descriptor of the socket in the scheduler and in an agent
 LONGEST = 4096  # bytes of a request
 MOST_AGENTS = 4096
-MOST_WAITING = 10_000  # answers and reports that the scheduler has not read; then it is ended
+MOST_WAITING = 1000  # answers and reports that the scheduler has not read; then no more requests are read
 AGAIN_S, LONGEST_AGAIN_S = 1.0, 30.0  # between two starts of the scheduler
 END_S = 10.0  # from SIGTERM to SIGKILL of the scheduler
 SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGSTOP, signal.SIGCONT})
@@ -169,7 +169,8 @@ class Launcher:
             poll = select.poll()
             poll.register(self.wake, select.POLLIN)
             if self.socket is not None:
-                poll.register(self.socket, select.POLLIN | (select.POLLOUT if self.outbox else 0))
+                reading = 0 if len(self.outbox) >= MOST_WAITING else select.POLLIN
+                poll.register(self.socket, reading | (select.POLLOUT if self.outbox else 0))
             poll.poll(None if self.socket is not None and self.kill_at is None else 100)
             with contextlib.suppress(BlockingIOError):
                 os.read(self.wake, 4096)
@@ -179,7 +180,7 @@ class Launcher:
 
     def _receive(self) -> None:
         for _ in range(64):
-            if self.socket is None:
+            if self.socket is None or len(self.outbox) >= MOST_WAITING:
                 return
             try:
                 packet, ancillary, flags, _ = self.socket.recvmsg(LONGEST + 1, socket.CMSG_SPACE(CREDENTIALS.size))
@@ -211,8 +212,6 @@ class Launcher:
 
     def _answer(self, answer: dict[str, Any], fd: int = -1) -> None:
         self.outbox.append((json.dumps(answer).encode(), fd))
-        if len(self.outbox) > MOST_WAITING:
-            self._drop_scheduler()
 
     def _send(self) -> None:
         while self.outbox and self.socket is not None:
@@ -244,9 +243,8 @@ class Launcher:
                 self.wait_s = AGAIN_S if lived > LONGEST_AGAIN_S else min(2 * self.wait_s, LONGEST_AGAIN_S)
                 self.due = time.monotonic() + self.wait_s
                 continue
-            self.agents.pop(pid, None)
-            code = os.waitstatus_to_exitcode(status)
-            if self.socket is not None:
+            if self.agents.pop(pid, None) is not None and self.socket is not None:
+                code = os.waitstatus_to_exitcode(status)
                 self._answer({"ended": pid, "code": code} if code >= 0 else {"ended": pid, "signal": -code})
 
     # -- the scheduler ------------------------------------------------------------------------------------
@@ -346,7 +344,7 @@ def spawn(
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
         os.dup2(os.dup(fd), FD)  # a copy: a descriptor that is its own copy would be closed
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         os.closerange(FD + 1, os.sysconf("SC_OPEN_MAX"))  # also for the process that keeps the PAM session
         environ = {"PATH": os.defpath, "LANG": os.environ.get("LANG", "C.UTF-8"), **environ}
         if pam:
@@ -375,6 +373,8 @@ def _become(words: list[str], uid: int, gid: int, groups: list[int], environ: di
     os.chdir("/")
     os.umask(0o077)
     os.closerange(FD + 1, os.sysconf("SC_OPEN_MAX"))
+    if "GPUJOB_AGENT_FOLDER" in environ:  # an agent: a user gets no output that root has opened
+        os.dup2(0, 1), os.dup2(0, 2)
     os.execve(words[0], words, environ)
 
 

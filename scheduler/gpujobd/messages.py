@@ -7,13 +7,13 @@ anything: `observation_of` accepts only what has exactly the types of an observa
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from scheduler.core.job import Process
 from scheduler.core.observations import Ended, Gone, Lost, Missing, NeverRan, Observation, Started, Unclaimed
+from scheduler.system.processes import real_uid, seen
 from scheduler.system.typed_json import plain, typed
 
 SAYS: dict[str, Any] = {
@@ -70,15 +70,18 @@ def observation_of(message: Any, uid: int, now: float) -> Observation | None:
     return result
 
 
+def of_user(uid: int) -> str:
+    """Return how a problem begins that only this user and administrators see."""
+    return f"user {uid}: "
+
+
 def own_processes(processes: Iterable[Process], uid: int) -> list[Process]:
-    """Return the processes that have ended or belong to the user ``uid``: an agent may name no process of others."""
+    """Return the processes that have ended or have the real user ``uid``: an agent may name no process of others."""
     return [process for process in [*processes][:MOST_PROCESSES] if _may_be_of(process, uid)]
 
 
 def _may_be_of(process: Process, uid: int) -> bool:
     if not 0 < process.pid <= MOST_PID or not 0 <= process.ticks <= MOST_TICKS:
         return False
-    try:
-        return os.stat(f"/proc/{process.pid}").st_uid in (uid, 0)  # root: a program that changes its user
-    except OSError:
-        return True  # it has ended
+    found = seen(process.pid)
+    return found is None or found.ticks != process.ticks or real_uid(process.pid) in (uid, None)

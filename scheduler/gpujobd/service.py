@@ -31,10 +31,12 @@ from scheduler.gpujobd.user_files import UserFiles
 from scheduler.gpujobd.users_runner import UsersRunner
 from scheduler.intake.machine_settings import SYSTEM_KEYS, VARIABLE, machine_settings
 from scheduler.intake.settings import load
+from scheduler.store import jobs as rows
 from scheduler.system.typed_json import from_json, to_json, typed
 from scheduler.views.foreground_output import ForegroundOutput
 
 FD = 3  # descriptor of the socket to the launcher
+FRONT_BREAK_S = 2.0  # the longest wait before the front is started again
 OTHERS = ("weights", *SYSTEM_KEYS)  # keys of the configuration that are no settings of a scheduler
 
 
@@ -75,11 +77,15 @@ def run(settings: ServiceSettings, connection: socket.socket) -> int:
     lookup = UserProgramLookup()
 
     def runner(context: Context) -> Runner:
+        def owner(job: int) -> int | None:
+            found = rows.get(context.db.connection, job)
+            return found.spec.uid if found is not None else None
+
         link = LauncherLink(connection)
         cgroups = JobCgroups(settings.cgroups) if settings.cgroups else None
         context.limits_jobs = cgroups is not None
         made = UsersRunner(
-            link, lambda: context.config, settings.socket, lookup.found_again, _end, context.changed.add, cgroups
+            link, lambda: context.config, settings.socket, lookup.found_again, _end, context.changed.add, owner, cgroups
         )
         lookup.parked = made.forget_others
         context.actions = made
@@ -93,7 +99,7 @@ def run(settings: ServiceSettings, connection: socket.socket) -> int:
     def make_front(epoll: select.epoll, tell: Callable[[str, int], None]) -> HelperChild:
         told = to_json(front.Settings(settings.socket, settings.state_file)).decode()
         words = [sys.executable, "-I", "-m", front.__name__, told]
-        return HelperChild("the front of gpujobd", words, environ, epoll, tell)
+        return HelperChild("the front of gpujobd", words, environ, epoll, tell, FRONT_BREAK_S)
 
     def make_page(config: Config, epoll: select.epoll, tell: Callable[[str, int], None]) -> HelperChild:
         told = json.dumps({"state_file": settings.state_file, "port": config.web_port})

@@ -21,6 +21,7 @@ from scheduler.daemon.followed_files import FollowedFiles
 from scheduler.daemon.ingest import LineOwner
 from scheduler.daemon.parts import NEVER
 from scheduler.intake import jobs_file
+from scheduler.intake.tail import MOST_LINES
 from scheduler.store import jobs as rows
 from scheduler.system.typed_json import plain, typed
 
@@ -98,6 +99,8 @@ class RemoteFollower:
         self._trouble = str(message.get("trouble") or "")[:500]
         if message.get("batch") is not None:
             batch = typed(message["batch"], Batch)
+            if len(batch.lines) > MOST_LINES:
+                raise ValueError("too many lines at once")
             mark = batch.mark
             numbers = (
                 mark.device,
@@ -185,17 +188,18 @@ class UserFiles:
         noted = rows.meta(connection, WATCHED)
         if noted == self._noted:
             return
-        self._noted = noted
         wanted = {one.key: one for one in watched_in(connection)}
         for key in self._watched.keys() - wanted.keys():
             file = self._watched.pop(key)
             self._files.unfollow(key)
             self._agents.forget_file(file.uid, file.path)
         for key in wanted.keys() - self._watched.keys():
-            file = self._watched[key] = wanted[key]
+            file = wanted[key]
             owner = LineOwner(file.uid, file.user, file.path.rpartition("/")[0] or "/", file.home)
             follower = self._files.follow_as(key, jobs_file.parse, owner, partial(self._follower, file))
+            self._watched[key] = file
             self._agents.follow_file(file.uid, file.path, follower)
+        self._noted = noted
 
     def _follower(self, file: WatchedFile, mark: FileMark | None) -> RemoteFollower:
         def send(message: dict[str, Any]) -> None:

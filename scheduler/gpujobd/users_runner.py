@@ -8,7 +8,6 @@ adopts them.
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import signal
 import time
@@ -26,7 +25,7 @@ from scheduler.environments.resolve import stored_environment
 from scheduler.gpujobd.cgroups import JobCgroups
 from scheduler.gpujobd.channel import Channel, Closed
 from scheduler.gpujobd.launcher_link import AgentStarted, LauncherGone, LauncherLink
-from scheduler.gpujobd.messages import observation_of
+from scheduler.gpujobd.messages import observation_of, of_user
 from scheduler.gpujobd.user_files import RemoteFollower
 from scheduler.system.processes import lives
 from scheduler.system.typed_json import plain, typed
@@ -36,7 +35,8 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0  # between two starts of the agent of a
 GROUPS_S = 30.0  # between two looks whether the groups of a user have changed
 SETTLED_S = 10.0  # after this time, the scheduler has recorded what an agent said
 LOST_DELAY_S = 5.0  # between two looks at the processes of a user who has no agent
-
+SILENT_S = 30.0  # an agent that says nothing for this time is asked whether it lives, and then has as long to answer
+LONGEST_MESSAGE = 16 << 20  # bytes of a message of an agent
 
 Reported = Ended | NeverRan | Unclaimed | Lost | Missing  # why an attempt is no longer in hand
 
@@ -48,6 +48,8 @@ class _Hand:
     job: Job
     ordinals: dict[int, int] | None = None  # of an attempt to start; None: to adopt
     sent: bool = False
+    stop: bool | None = None  # a stop was requested; True: a hard one
+    begun: float = 0.0  # when its command started, in seconds since 1970
 
 
 @dataclass(slots=True)
@@ -61,8 +63,12 @@ class _User:
     stops: list[tuple[Job, bool]] = field(default_factory=list)  # for the next agent
     actions: list[tuple[Job, str]] = field(default_factory=list)  # for the next agent: job, on_finish or mail
     files: dict[str, RemoteFollower] = field(default_factory=dict)  # jobs files, by path
-    acting: dict[int, Job] = field(default_factory=dict)  # jobs whose actions the agent has
+    acting: dict[tuple[int, str], Job] = field(default_factory=dict)  # actions that the agent has not confirmed
     channel: Channel | None = None
+    agent: Process | None = None
+    heard: float = 0.0  # when the agent last said something (monotonic seconds)
+    pinged: bool = False  # it was asked since then whether it lives
+    cannot: str = ""  # why the last agent could not begin
     asked: bool = False
     due: float = 0.0  # when to ask for an agent again (monotonic seconds)
     wait: Backoff = field(default_factory=lambda: Backoff(FIRST_WAIT_S, LONGEST_WAIT_S))
@@ -73,14 +79,14 @@ class _User:
 
     @property
     def busy(self) -> bool:
-        return bool(self.hands or self.held or self.missing or self.stops or self.actions or self.files)
+        return bool(self.hands or self.held or self.missing or self.stops or self.actions or self.acting or self.files)
 
 
 class UsersRunner:
     """The runner. ``config``: returns the settings; ``mark``: in GPUJOB_STATE_FILE of all jobs: the path of the socket.
 
     ``found_again``: called with a waiting job that has now the file that it lacked; ``end``: called if the launcher ends;
-    ``changed``: called with the key of a jobs file of which an agent has sent lines.
+    ``changed``: called with the key of a jobs file of which an agent has sent lines; ``owner``: job → id of its user.
     """
 
     def __init__(
@@ -91,12 +97,13 @@ class UsersRunner:
         found_again: Callable[[int], None],
         end: Callable[[], None],
         changed: Callable[[str], None],
+        owner: Callable[[int], int | None],
         cgroups: JobCgroups | None = None,
     ) -> None:
         self.name = "screen" if config().screen else "direct"
         self.launcher_gone = False
         self.warn: Callable[[Job, str], None] = _no_warning
-        self._end, self._changed, self._cgroups = end, changed, cgroups
+        self._end, self._changed, self._owner, self._cgroups = end, changed, owner, cgroups
         self._link, self._config, self._mark, self._found_again = link, config, mark, found_again
         self._users: dict[int, _User] = {}
         self._facts: list[Observation] = []
@@ -122,7 +129,7 @@ class UsersRunner:
             return
         user = self._users.setdefault(job.spec.uid, _User(job.spec.uid))
         if job.attempt_key not in user.hands:
-            user.hands[job.attempt_key] = _Hand(replace(job), ordinals)
+            user.hands[job.attempt_key] = _Hand(replace(job), ordinals, begun=job.started_at or 0.0)
             user.missing.pop(job.id, None)
         self._pass_on(user)
 
@@ -137,13 +144,15 @@ class UsersRunner:
             if job.spec.uid is not None:
                 user = self._users.setdefault(job.spec.uid, _User(job.spec.uid))
                 user.stops.append((replace(job), hard))
+                if job.attempt_key in user.hands:
+                    user.hands[job.attempt_key].stop = hard
                 self._pass_on(user)
 
     def watch_leftovers(self, key: str, job: int, attempt: int, processes: Sequence[Process]) -> None:
         """Have the agent watch leftover processes of an attempt."""
         user = next((one for one in self._users.values() if key in one.hands or key in one.held), None)
-        if user is None:  # after a restart of the scheduler: the processes tell whose they are
-            uid = next((uid for process in processes if (uid := _uid_of(process)) is not None), None)
+        if user is None:
+            uid = self._owner(job)
             if uid is None:
                 self._facts.append(Gone(key))
                 return
@@ -175,7 +184,7 @@ class UsersRunner:
         for job, what in actions:
             env_file, job.spec = job.spec.env_file, replace(job.spec, env_file="")
             environment = stored_environment(env_file) if env_file else None
-            user.acting[job.id] = job
+            user.acting[job.id, what] = job
             self._send(user, {"do": "act", "job": plain(job), "what": what, "environment": environment})
         if user.stops:
             stops, user.stops = user.stops, []
@@ -214,11 +223,14 @@ class UsersRunner:
             self._without_agent(user)
             return
         user.refusal = ""
-        user.channel, user.idle_since = Channel(answer.connection), None
+        user.channel, user.idle_since = Channel(answer.connection, LONGEST_MESSAGE), None
+        user.agent, user.heard, user.pinged = answer.process, time.monotonic(), False
         self._epoll.register(user.channel, select.EPOLLIN)
         self._channels[user.channel.fileno()] = user
         for hand in user.hands.values():
             hand.sent = False
+            if hand.stop is not None and not any(job.id == hand.job.id for job, _ in user.stops):
+                user.stops.append((hand.job, hand.stop))  # the agent before may not have carried it out
         self._send(user, self._settings())
         for key, (job, attempt, processes) in user.held.items():
             self._send(user, _leftovers(key, job, attempt, processes))
@@ -268,6 +280,8 @@ class UsersRunner:
         self._epoll.unregister(user.channel)
         user.channel.close()
         user.channel, user.trouble = None, ""
+        for (_, what), job in user.acting.items():
+            self.warn(job, f"the agent of the user was killed at the end of the job: it is unknown whether {what} ran")
         user.acting.clear()
         for number in user.missing:  # the next agent does not know them
             self._found_again(number)
@@ -326,10 +340,26 @@ class UsersRunner:
         if user.busy:
             user.idle_since = None
             user.wait.reset() if now >= user.due else None
+            self._check_alive(user, now)
         elif user.idle_since is None:
             user.idle_since = now
         elif now - user.idle_since >= IDLE_S:
             self._agent_ended(user)
+
+    def _check_alive(self, user: _User, now: float) -> None:
+        """Ask an agent whether it lives if it says nothing; end it if it does not answer: the next one adopts its jobs."""
+        if now - user.heard < SILENT_S * (2 if user.pinged else 1):
+            return
+        if not user.pinged:
+            user.pinged = True
+            self._send(user, {"do": "ping"})
+            return
+        if user.agent is not None and not self.launcher_gone:
+            try:
+                self._link.signal(user.uid, user.agent, signal.SIGKILL)
+            except LauncherGone:
+                self._launcher_ended()
+        self._agent_ended(user)
 
     def _hear(self, user: _User) -> None:
         if user.channel is None:
@@ -338,6 +368,8 @@ class UsersRunner:
             user.channel.flush()
             messages = user.channel.receive()
             self._watch(user)
+            if messages:
+                user.heard, user.pinged = time.monotonic(), False
             for message in messages:
                 self._handle(user, message)
         except (Closed, ValueError):  # it has ended, or says what an agent never says: the next agent adopts its jobs
@@ -353,15 +385,21 @@ class UsersRunner:
                 if file is not None:
                     file.hear(message)
                     self._changed(file.path)
-            elif kind in ("trouble", "cannot"):
-                user.trouble = str(message.get("text"))[:500]
-            elif kind == "warning" and typed(message.get("job"), int) in user.acting:
-                self.warn(user.acting[message["job"]], str(message.get("text"))[:500])
+            elif kind == "trouble":
+                user.trouble, user.cannot = str(message.get("text"))[:500], ""
+            elif kind == "cannot":
+                user.cannot = str(message.get("text"))[:500]
+            elif kind in ("warning", "acted"):
+                self._hear_of_action(user, kind, (typed(message.get("job"), int), str(message.get("what"))), message)
             elif kind == "found" and user.missing.pop(typed(message.get("job"), int), None) is not None:
                 self._found_again(message["job"])
             return
+        user.cannot = ""
         if isinstance(observation, Gone):
-            if user.held.pop(observation.key, None) is not None:
+            if observation.key in user.held:
+                if any(map(lives, user.held[observation.key][2])):
+                    raise ValueError("a process that is said to be gone lives")
+                del user.held[observation.key]
                 self._facts.append(observation)
             return
         assert isinstance(observation, (Started, Ended, NeverRan, Unclaimed, Lost, Missing))
@@ -369,18 +407,28 @@ class UsersRunner:
         hand = user.hands.get(key)
         if hand is None:
             return  # it is settled already, or another user's
+        if isinstance(observation, (NeverRan, Unclaimed, Missing)) and hand.job.process is not None:
+            raise ValueError("an attempt that has begun is said to have never begun")
         if isinstance(observation, Started):
             hand.job.process = observation.process or hand.job.process
+            hand.begun = max(hand.begun, observation.at)
             if self._cgroups is not None and hand.job.process is not None:
                 problem = self._cgroups.enter(hand.job, hand.job.process)
                 if problem:
                     self.warn(hand.job, problem)
         else:
             del user.hands[key]
-            observation = self._with_cgroup(key, observation)
+            observation = self._with_cgroup(key, _checked_end(hand, observation))
             if isinstance(observation, Missing):
                 user.missing[observation.job] = time.monotonic()
         self._facts.append(observation)
+
+    def _hear_of_action(self, user: _User, kind: str, which: tuple[int, str], message: dict[str, Any]) -> None:
+        job = user.acting.get(which)
+        if job is not None and kind == "warning":
+            self.warn(job, str(message.get("text"))[:500])
+        elif job is not None:
+            del user.acting[which]
 
     def _with_cgroup(self, key: str, observation: Reported) -> Reported:
         """Return how an attempt ended, with the processes that its cgroup still has, and with the end by the kernel."""
@@ -435,6 +483,11 @@ class UsersRunner:
             user.actions.append((replace(job), what))
             self._pass_on(user)
 
+    def unsure(self) -> set[int]:
+        """Return the jobs of which an agent has not yet confirmed all actions."""
+        waiting = [job.id for user in self._users.values() for job, _ in user.actions]
+        return {*waiting, *(job for user in self._users.values() for job, _ in user.acting)}
+
     def sessions(self) -> set[int]:
         """Return an empty set: the actions are processes of the agents."""
         return set()
@@ -458,6 +511,8 @@ class UsersRunner:
                 due.append(min(user.due, user.look_due) if user.refusal else user.due)
             elif user.channel is not None and not user.busy:
                 due.append((user.idle_since or time.monotonic()) + IDLE_S)
+            elif user.channel is not None:
+                due.append(user.heard + SILENT_S * (2 if user.pinged else 1))
         return min(due, default=None)
 
     def supervisors(self) -> list[Process]:
@@ -465,13 +520,15 @@ class UsersRunner:
         return []
 
     def trouble(self) -> str:
-        """Return why jobs of some users cannot start, and what to do; empty if all jobs can start."""
+        """Return why jobs of users cannot start: a line ``user ID: …`` for each user; empty if all jobs can start."""
         if self.launcher_gone:
             return "the launcher of gpujobd has ended; start the service again: systemctl restart gpujobd"
-        told = [f"user {user.uid}: {user.trouble}" for user in self._users.values() if user.trouble]
-        told += [f"user {user.uid} has no agent: {user.refusal}" for user in self._users.values() if user.refusal]
-        more = f"; and {len(told) - 1} more users" if len(told) > 1 else ""
-        return f"{told[0]}{more}" if told else ""
+        found = []
+        for user in self._users.values():
+            why = user.cannot and f"the agent cannot begin: {user.cannot}"
+            why = why or (user.refusal and f"there is no agent: {user.refusal}") or user.trouble
+            found += [f"{of_user(user.uid)}{' '.join(why.split())}"] if why else []
+        return "\n".join(found)
 
     def close(self) -> None:
         """Close all connections. The agents end, and the attempts continue."""
@@ -490,8 +547,11 @@ def _leftovers(key: str, job: int, attempt: int, processes: Sequence[Process]) -
     return {"do": "leftovers", "key": key, "job": job, "attempt": attempt, "processes": plain(list(processes))}
 
 
-def _uid_of(process: Process) -> int | None:
-    try:
-        return os.stat(f"/proc/{process.pid}").st_uid if lives(process) else None
-    except OSError:
-        return None
+def _checked_end(hand: _Hand, observation: Reported) -> Reported:
+    """Return the end of an attempt as far as it can be true: it does not end before its start or while its process lives."""
+    if not isinstance(observation, (Ended, Lost)):
+        return observation
+    left = observation.leftovers
+    if hand.job.process is not None and hand.job.process not in left and lives(hand.job.process):
+        left = (hand.job.process, *left)
+    return replace(observation, at=max(observation.at, hand.begun), leftovers=left)

@@ -40,6 +40,7 @@ _LIVE = frozenset({JobState.PENDING.value, JobState.STARTING.value, JobState.RUN
 AT_ONCE = 500  # jobs in one query
 CALLER = "caller"  # key in the arguments of a stored request: who asks (`core/rights.py: Caller`)
 BLOCKED = "blocked"  # key in `meta`: number of waiting jobs by reason code
+KEEP_ANSWERS_S = 3600.0  # answers to requests; their clients are gone long since
 FORGOTTEN_UNTIL = "forgotten_until"  # key in `meta`: the latest end of a deleted job, seconds since 1970
 _IN_HAND = ", ".join(f"'{state.value}'" for state in JobState if state.holds_gpus)  # as in the index `jobs_in_hand`
 
@@ -212,9 +213,20 @@ def unfinished(connection: sqlite3.Connection) -> int:
     return int(connection.execute("SELECT count(*) FROM jobs WHERE finished_at IS NULL").fetchone()[0])
 
 
-def id_back(connection: sqlite3.Connection, steps: int) -> int | None:
-    """Return the id of the job that comes ``steps`` jobs before the newest job; None if there is no such job."""
-    row = connection.execute("SELECT id FROM jobs ORDER BY id DESC LIMIT 1 OFFSET ?", (steps,)).fetchone()
+def _of_user(user: str) -> tuple[str, tuple[str, ...]]:
+    """Return a condition for the jobs of a user, and its values; for all jobs if there is no name."""
+    return ("user=?", (user,)) if user else ("1", ())
+
+
+def id_back(connection: sqlite3.Connection, steps: int, user: str = "") -> int | None:
+    """Return the id of the job that comes ``steps`` jobs before the newest job; None if there is no such job.
+
+    ``user``: only the jobs of this user count.
+    """
+    mine, values = _of_user(user)
+    row = connection.execute(
+        f"SELECT id FROM jobs WHERE {mine} ORDER BY id DESC LIMIT 1 OFFSET ?", (*values, steps)
+    ).fetchone()
     return int(row[0]) if row else None
 
 
@@ -354,37 +366,40 @@ def known_since(connection: sqlite3.Connection) -> float | None:
     return None if oldest is None else float(oldest)  # jobs deleted by an earlier version, or lost with a damaged store
 
 
-def labelled(connection: sqlite3.Connection, label: str) -> list[Job]:
-    """Return the jobs with this label, ordered by id."""
-    rows = connection.execute(f"{SELECT} WHERE spec LIKE ? ORDER BY id", (f"%{json.dumps(label)}%",))
+def labelled(connection: sqlite3.Connection, label: str, user: str = "") -> list[Job]:
+    """Return the jobs with this label, ordered by id. ``user``: only jobs of this user."""
+    mine, values = _of_user(user)
+    rows = connection.execute(f"{SELECT} WHERE spec LIKE ? AND {mine} ORDER BY id", (f"%{json.dumps(label)}%", *values))
     return [job for job in map(job_of, rows) if job.spec.label == label]
 
 
 def newest_labelled(
-    connection: sqlite3.Connection, label: str, states: Sequence[str], most: int
+    connection: sqlite3.Connection, label: str, states: Sequence[str], most: int, user: str = ""
 ) -> tuple[list[Job], int]:
     """Return the newest jobs with this label and one of these states, ordered by id, and the number of all such jobs.
 
-    ``most``: how many jobs are returned at most.
+    ``most``: how many jobs are returned at most. ``user``: only jobs of this user.
     """
+    mine, values = _of_user(user)
     # Matches the JSON of the spec; inside another value the quotes would be escaped with backslashes.
-    where = f"WHERE instr(spec, ?)>0 AND state IN ({','.join('?' * len(states))})"
-    asked = (f'"label": {json.dumps(label)}', *states)
+    where = f"WHERE instr(spec, ?)>0 AND state IN ({','.join('?' * len(states))}) AND {mine}"
+    asked = (f'"label": {json.dumps(label)}', *states, *values)
     newest = f"SELECT id FROM jobs {where} ORDER BY id DESC LIMIT ?"
     found = connection.execute(f"{SELECT} WHERE id IN ({newest}) ORDER BY id", (*asked, most))
     jobs = [job_of(row) for row in found]
     return jobs, connection.execute(f"SELECT count(*) FROM jobs {where}", asked).fetchone()[0]
 
 
-def labels(connection: sqlite3.Connection, states: Sequence[str], most: int) -> dict[str, list[int]]:
-    """Return label → ids of the jobs with this label, newest first.
+def labels(connection: sqlite3.Connection, states: Sequence[str], most: int, user: str = "") -> dict[str, list[int]]:
+    """Return label → ids of the jobs with this label, newest first. ``user``: only jobs of this user.
 
     Only the ``most`` newest jobs with a label and one of these states are read.
     """
+    mine, values = _of_user(user)
     rows = connection.execute(
         f"SELECT id, spec FROM jobs WHERE spec LIKE '%\"label\"%' AND state IN ({','.join('?' * len(states))})"
-        " ORDER BY id DESC LIMIT ?",
-        (*states, most),
+        f" AND {mine} ORDER BY id DESC LIMIT ?",
+        (*states, *values, most),
     )
     found: dict[str, list[int]] = {}
     for job_id, spec in rows:
@@ -394,11 +409,16 @@ def labels(connection: sqlite3.Connection, states: Sequence[str], most: int) -> 
     return found
 
 
-def newest(connection: sqlite3.Connection, states: Sequence[str], prefix: str, most: int) -> list[Job]:
-    """Return the ``most`` newest jobs with one of these states and an id that begins with ``prefix``, newest first."""
+def newest(connection: sqlite3.Connection, states: Sequence[str], prefix: str, most: int, user: str = "") -> list[Job]:
+    """Return the ``most`` newest jobs with one of these states and an id that begins with ``prefix``, newest first.
+
+    ``user``: only jobs of this user.
+    """
+    mine, values = _of_user(user)
     rows = connection.execute(
-        f"{SELECT} WHERE state IN ({','.join('?' * len(states))}) AND substr(id, 1, ?) = ? ORDER BY id DESC LIMIT ?",
-        (*states, len(prefix), prefix, most),
+        f"{SELECT} WHERE state IN ({','.join('?' * len(states))}) AND substr(id, 1, ?) = ?"
+        f" AND {mine} ORDER BY id DESC LIMIT ?",
+        (*states, len(prefix), prefix, *values, most),
     )
     return [job_of(row) for row in rows]
 
@@ -425,6 +445,7 @@ def ask_for(
     """Store a request. Return the id of its row. ``kind``, ``arguments``: see `core/requests.py: to_row`."""
     if by is not None:
         arguments = {**arguments, CALLER: (by.uid, by.user, by.admin)}
+    connection.execute("DELETE FROM requests WHERE code IS NOT NULL AND made_at < ?", (now - KEEP_ANSWERS_S,))
     row = connection.execute(
         "INSERT INTO requests (kind, arguments, made_at) VALUES (?,?,?)", (kind, json.dumps(arguments), now)
     ).lastrowid
@@ -544,7 +565,10 @@ def save_gpus(connection: sqlite3.Connection, found: Iterable[Gpu]) -> None:
 
 def holdings(connection: sqlite3.Connection) -> list[tuple[Holding, str]]:
     """Return the holdings (GPUs of leftover processes), each with the id of the boot in which it was stored."""
-    rows = connection.execute("SELECT key, job, need_count, need_parts, gpus, vram_mib, processes, boot FROM holdings")
+    rows = connection.execute(
+        "SELECT key, job, need_count, need_parts, gpus, vram_mib, processes, boot,"
+        " coalesce((SELECT user FROM jobs WHERE id=job), '') FROM holdings"
+    )
     return [
         (
             Holding(
@@ -554,6 +578,7 @@ def holdings(connection: sqlite3.Connection) -> list[tuple[Holding, str]]:
                 ids_of(r[4]),
                 r[5],
                 tuple(Process(*p) for p in json.loads(r[6])),
+                r[8],
             ),
             r[7],
         )

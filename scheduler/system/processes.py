@@ -60,6 +60,16 @@ def seen(pid: int) -> Seen | None:
     return Seen(pid, int(fields[19]), fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]))
 
 
+def real_uid(pid: int) -> int | None:
+    """Return the real user id of a process; None if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as stream:
+            return next((int(line.split()[1]) for line in stream if line.startswith(b"Uid:")), None)
+    except OSError as error:
+        _unless_short(error)
+        return None
+
+
 def seen_as(process: Process) -> Seen | None:
     """Return the current state of this process, which may be a zombie; None if its pid is free or reused.
 
