@@ -10,7 +10,14 @@ from pathlib import Path
 from scheduler.cli.service import run_systemd
 from scheduler.client.locate import client_of, is_socket
 from scheduler.core.errors import Refused, SchedulerError
-from scheduler.gpujobd.system_run import PAM_SERVICE, USER, SystemPaths, check_installation, make_folders, service_user
+from scheduler.gpujobd.system_run import (
+    PAM_SERVICE,
+    USER,
+    SystemPaths,
+    check_installation,
+    make_folders,
+    service_user,
+)
 from scheduler.intake.machine_settings import VARIABLE, machine_settings
 from scheduler.views.render import counts_text, safe
 
@@ -50,10 +57,10 @@ _CONFIG = """\
 # All settings of config.example.yaml can be set here, and:
 # admins: [ada, "@gpu-admins"]      # users, or groups after @, who may change all jobs and pause GPUs
 # hide_commands: false              # true: users do not see the commands of other users
-# limits:                           # the most that a user or group may have at the same time
-#   "*": {gpus: 4, waiting: 200}    # each user without a limit of their own
-#   ada: {gpus: 8}
-#   "@students": {gpus: 6}          # all members together
+limits:                             # the most that a user or group may have at the same time
+  "*": {waiting: 10000}             # each user without a limit of their own; also GPUs: {gpus: 4, waiting: 200}
+#  ada: {gpus: 8}
+#  "@students": {gpus: 6}          # all members together
 # weights: {ada: 2}                 # ada gets twice the share of others
 # priorities_across_users: false    # true: priorities count among the jobs of all users
 """
@@ -110,8 +117,14 @@ def status() -> int:
     problem = machine_settings({VARIABLE: os.environ.get(VARIABLE, "")}).problem
     print(f"configuration: {safe(problem) if problem else paths.config}")
     path = os.environ.get("GPUJOB_SYSTEM_SOCKET") or paths.socket
-    if not is_socket(path):
-        print(f"scheduler: does not run (no socket {safe(path)})")
+    try:
+        problem = Path(paths.problem).read_text(encoding="utf-8") if path == paths.socket else ""
+    except OSError:
+        problem = ""
+    if problem or not is_socket(path):
+        print(
+            f"scheduler: does not run ({safe(problem) or f'no socket {safe(path)}'}); its log: journalctl -u {SERVICE}"
+        )
         return 1
     try:
         view = client_of(path).overview(0)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler.core.config import Config
-from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.core.errors import NoGpuData, SchedulerError, UsageError
 from scheduler.core.protocols import Runner
 from scheduler.daemon.context import Context
 from scheduler.daemon.helper_child import HelperChild
@@ -32,6 +32,7 @@ from scheduler.gpujobd.users_runner import UsersRunner
 from scheduler.intake.machine_settings import SYSTEM_KEYS, VARIABLE, machine_settings
 from scheduler.intake.settings import load
 from scheduler.store import jobs as rows
+from scheduler.system.atomic_files import replace_file
 from scheduler.system.typed_json import from_json, to_json, typed
 from scheduler.views.foreground_output import ForegroundOutput
 
@@ -44,12 +45,13 @@ OTHERS = ("weights", *SYSTEM_KEYS)  # keys of the configuration that are no sett
 class ServiceSettings:
     """Paths of the service. ``state_file``: in the private folder of the scheduler; ``config``: may be missing.
 
-    ``cgroups``: folder for the cgroups of the jobs; empty: jobs have none.
+    ``problem``: file that tells why the scheduler cannot begin; ``cgroups``: folder for the cgroups of the jobs; empty: jobs have none.
     """
 
     socket: str
     state_file: str
     config: str
+    problem: str
     cgroups: str = ""
 
 
@@ -97,6 +99,7 @@ def run(settings: ServiceSettings, connection: socket.socket) -> int:
         return UserFiles(context, daemon.files, agents, daemon.is_full)
 
     def make_front(epoll: select.epoll, tell: Callable[[str, int], None]) -> HelperChild:
+        _note_problem(settings.problem, "")
         told = to_json(front.Settings(settings.socket, settings.state_file)).decode()
         words = [sys.executable, "-I", "-m", front.__name__, told]
         return HelperChild("the front of gpujobd", words, environ, epoll, tell, FRONT_BREAK_S)
@@ -118,6 +121,20 @@ def _end() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _note_problem(path: str, text: str) -> None:
+    """Tell `gpujob system status` why the scheduler cannot begin; an empty text: it has begun."""
+    try:
+        if text:
+            replace_file(path, text.encode(), sync=False)
+            os.chmod(path, 0o644)
+        else:
+            os.unlink(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        print(f"gpujobd: {path}: {error.strerror}", file=sys.stderr)
+
+
 def main() -> int:
     """Run the scheduler with the settings of the command line. Return the exit code."""
     os.umask(0o077)
@@ -128,8 +145,12 @@ def main() -> int:
     try:
         return run(settings, connection)
     except SchedulerError as error:
-        for line in error.lines:
+        lines = error.lines
+        if isinstance(error, NoGpuData):
+            lines = (f"{error.what}; declare GPUs in {settings.config}, such as gpus: 4, or repair the driver",)
+        for line in lines:
             print(f"gpujobd: {line}", file=sys.stderr)
+        _note_problem(settings.problem, "; ".join(lines))
         return error.exit_code
 
 

@@ -35,6 +35,11 @@ class SystemPaths:
         return f"{self.run}/gpujob.sock"
 
     @property
+    def problem(self) -> str:
+        """File that tells why the scheduler cannot begin; missing while it runs."""
+        return f"{self.run}/problem"
+
+    @property
     def state(self) -> str:
         return f"{self.root}/var/lib/gpujob"
 
@@ -70,7 +75,9 @@ def run(root: str = "", user: str = "") -> int:
     cgroups, why_not = delegate(owner.pw_uid, owner.pw_gid)
     if why_not:
         print(f"gpujobd: jobs have no cgroups: {why_not}", file=sys.stderr)
-    told = to_json(service.ServiceSettings(paths.socket, paths.state_file, paths.config, cgroups)).decode()
+    told = to_json(
+        service.ServiceSettings(paths.socket, paths.state_file, paths.config, paths.problem, cgroups)
+    ).decode()
     settings = {
         "user": name,
         "folder": paths.users,

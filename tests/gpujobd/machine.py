@@ -244,8 +244,8 @@ class Machine:
         path.write_text(text)
         self.root("install", "-m", "644", str(path), "/etc/gpujob/config.yaml")
 
-    def start(self) -> None:
-        """Run the service as its unit does, and wait until it answers."""
+    def start(self, *, answers: bool = True) -> None:
+        """Run the service as its unit does, and wait until it answers (``answers``)."""
         run = [sys.executable, "-I", "-m", "scheduler", "system", "run"]
         if self.cgroups:  # as systemd does with Delegate=yes
             mark = "import os, sys; os.setxattr(sys.argv[1], 'user.delegate', b'1')"
@@ -254,7 +254,8 @@ class Machine:
         words = self._words(run)
         with (self.stash / "log").open("ab") as log:
             self.launcher = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        self.answers()
+        if answers:
+            self.answers()
 
     def answers(self) -> None:
         """Wait until the service answers."""

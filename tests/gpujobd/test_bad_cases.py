@@ -320,3 +320,65 @@ def test_an_agent_that_lies_harms_only_its_own_jobs(machine: Machine) -> None:
     time.sleep(0.5)
     assert machine.job(theirs)["state"] == "running", done
     machine.clear()
+
+
+def test_a_user_whose_agent_cannot_begin_is_told_why(machine: Machine) -> None:
+    """The user and administrators see the reason; others do not. The jobs run when the cause is gone."""
+    machine.clear()
+    folder = f"/var/lib/gpujob/users/{machine.people['ada'].uid}"
+    machine.ended(machine.submit("ada", "--", "true"))
+    (agent,) = (pid for pid in machine.children("agent") if os.stat(f"/proc/{pid}").st_uid == machine.people["ada"].uid)
+    machine.root("sh", "-c", f"mv {folder}/attempts {folder}/kept && touch {folder}/attempts && kill {agent}")
+    number = machine.submit("ada", "--", "true")
+    wait_for(lambda: "the agent cannot begin" in machine.gpujob("ada", "status").out, "the reason, for its user")
+    assert "the agent cannot begin" in machine.gpujob("eve", "status").out, "eve is an administrator"
+    assert "the agent cannot begin" not in machine.gpujob("bob", "status").out
+    machine.root("sh", "-c", f"rm {folder}/attempts && mv {folder}/kept {folder}/attempts")
+    assert machine.ended(number)["exit_code"] == 0
+    wait_for(lambda: "the agent cannot begin" not in machine.gpujob("ada", "status").out, "the end of the trouble")
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "told"),
+    [
+        ("watch", {"path": "/tmp/a\udcff", "home": "/", "on": True}, "cannot be shown"),
+        ("watch", {"path": "/tmp/a\n", "home": "/", "on": True}, "cannot be shown"),
+        (
+            "submit",
+            {"spec": {**SPEC, "arguments": ["\ud800"]}, "environment": {}, "table": {}},
+            "no program can receive",
+        ),
+        ("submit", {"spec": {**SPEC, "label": "\udfff"}, "environment": {}, "table": {}}, "no program can receive"),
+        ("submit", {"spec": SPEC, "environment": {"A": "\ud800"}, "table": {}}, "cannot be a variable"),
+        ("submit", {"spec": SPEC, "environment": {"A": "x" * (3 << 20)}, "table": {}}, "bytes; 2097152 are possible"),
+        ("ask_for", {"kind": "cancel", "arguments": {"jobs": [1] * 20_001}}, "20000 jobs at most"),
+    ],
+)
+def test_values_that_could_harm_others_are_refused(
+    machine: Machine, name: str, given: dict[str, Any], told: str
+) -> None:
+    """Such values would keep agents or the reading of all jobs files from working, or use much memory."""
+    assert told in json.dumps(call_as(machine, "bob", name, **given))
+
+
+def test_root_runs_no_jobs(machine: Machine) -> None:
+    """Nobody gets a job that runs with the rights of root or of the service."""
+    done = machine.root("gpujob", "--system", "submit", "--", "true", check=False)
+    assert done.code == 3 and "user root runs no jobs" in done.err, done
+    done = machine.root("gpujob", "--system", "watch", "/etc/passwd", check=False)
+    assert done.code == 3, done
+    assert machine.root("gpujob", "--system", "status").code == 0
+
+
+def test_labels_and_at_signs_mean_ones_own_jobs(machine: Machine) -> None:
+    machine.clear()
+    mine = machine.submit("ada", "--label", "night", "--", "true")
+    theirs = machine.submit("bob", "--label", "night", "--", "sleep", "300")
+    assert f" {mine} night\n" in machine.gpujob("ada", "show", "@").out
+    assert machine.gpujob("ada", "cancel", "night").code != 3, "bob's job is not meant"
+    assert machine.gpujob("ada", "wait").code == 0, "without a job: all jobs of one's own"
+    assert machine.job(theirs)["state"] != "cancelled"
+    machine.gpujob("bob", "submit", "--label", "secretplan", "--", "true")
+    unknown = machine.gpujob("ada", "show", "secretplam")
+    assert unknown.code == 6 and "did you mean" not in unknown.err, "labels of others are not suggested"
+    machine.clear()

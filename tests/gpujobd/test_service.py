@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 
 import pytest
 
@@ -227,3 +228,17 @@ def test_sigterm_ends_the_service_and_no_job(machine: Machine) -> None:
     machine.start()
     machine.sh("ada", "touch stopped")
     assert machine.ended(number)["exit_code"] == 6
+
+
+def test_status_says_why_the_scheduler_cannot_begin(machine: Machine) -> None:
+    """Without GPUs and without declared GPUs, the service cannot begin: the administrator is told what to do."""
+    machine.kill_launcher()
+    machine.configure("admins: [eve]\n")
+    machine.start(answers=False)
+    status = [sys.executable, "-I", "-m", "scheduler", "system", "status"]
+    wait_for(lambda: "no GPU can be seen" in machine.root(*status, check=False).out, "the reason")
+    told = machine.root(*status, check=False)
+    assert told.code == 1 and "declare GPUs in /etc/gpujob/config.yaml, such as gpus: 4" in told.out
+    machine.configure(machine.config)
+    machine.answers()
+    assert "no GPU can be seen" not in machine.root(*status).out

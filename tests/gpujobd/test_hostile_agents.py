@@ -1,0 +1,276 @@
+"""Agents that lie, hang or say too much. An agent is a process of its user, who can make it say anything.
+
+The test plays the launcher and the agents; the processes of the jobs are real.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from scheduler.core.config import Config
+from scheduler.core.file_offsets import FileMark
+from scheduler.core.job import Job, JobState, Process
+from scheduler.core.launch import Launch
+from scheduler.core.observations import Ended, Gone, Observation
+from scheduler.gpujobd import users_runner
+from scheduler.gpujobd.channel import Channel, Closed
+from scheduler.gpujobd.launcher_link import LauncherLink
+from scheduler.gpujobd.user_files import RemoteFollower, WatchedFile
+from scheduler.gpujobd.users_runner import UsersRunner
+from scheduler.system.processes import seen
+from tests.builders import a_job
+from tests.stories.harness import wait_for
+from tests.stories.people import ROOT_ONLY
+
+pytestmark = ROOT_ONLY
+UID, OTHER = 54_321, 54_322  # user ids without names
+
+
+class Bench:
+    """A runner of all users, with the test as the launcher and as the agents."""
+
+    def __init__(self) -> None:
+        ours, self.launcher = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.launcher.setblocking(False)
+        self.ended = False
+        self.warnings: list[tuple[int, str]] = []
+        config = Config(state_file="/nowhere/state.json")
+        self.runner = UsersRunner(
+            LauncherLink(ours), lambda: config, "mark", lambda job: None, self._end, print, lambda job: UID
+        )
+        self.runner.warn = lambda job, text: self.warnings.append((job.id, text))
+        self.facts: list[Observation] = []
+        self.unread: dict[Channel, list[dict[str, Any]]] = {}
+        self.children: list[subprocess.Popen[bytes]] = []
+
+    def _end(self) -> None:
+        self.ended = True
+
+    def process(self, uid: int = UID) -> Process:
+        """Start a process of a user."""
+        child = subprocess.Popen(["sleep", "600"], user=uid)
+        self.children.append(child)
+        found = seen(child.pid)
+        assert found is not None
+        return Process(found.pid, found.ticks)
+
+    def look(self) -> bool:
+        """Take in what the runner has observed; return whether there is anything."""
+        self.facts += self.runner.look()
+        return bool(self.facts)
+
+    def asked(self) -> dict[str, Any]:
+        """Return the next request to the launcher."""
+        request: list[dict[str, Any]] = []
+
+        def arrived() -> bool:
+            self.look()
+            with contextlib.suppress(BlockingIOError):
+                request.append(json.loads(self.launcher.recv(4096)))
+            return bool(request)
+
+        wait_for(arrived, "a request to the launcher")
+        return request[0]
+
+    def agent(self) -> Channel:
+        """Answer the request for an agent, and return the agent's end."""
+        request = self.asked()
+        assert request["do"] == "agent", request
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            answer = {"id": request["id"], "pid": os.getpid(), "ticks": 1}
+            socket.send_fds(self.launcher, [json.dumps(answer).encode()], [ours.fileno()])
+        channel = Channel(theirs)
+        self.unread[channel] = []
+        assert self.hears(channel, "settings")
+        return channel
+
+    def hears(self, channel: Channel, kind: str) -> dict[str, Any]:
+        """Wait until an agent gets a message of this kind; return it."""
+        unread = self.unread[channel]
+
+        def arrived() -> bool:
+            self.look()
+            unread.extend(channel.receive())
+            return any(one["do"] == kind for one in unread)
+
+        wait_for(arrived, f"a message: {kind}")
+        found = next(one for one in unread if one["do"] == kind)
+        unread.remove(found)
+        return found
+
+    def running(self) -> tuple[Job, Process, Channel]:
+        """Return a job whose agent says that it runs, its process, and the agent."""
+        job = a_job(7, state=JobState.STARTING, attempt=1, uid=UID, user="x")
+        self.runner.start(job, Launch("7.1", ("/bin/sleep",), {}, "/", ""))
+        channel = self.agent()
+        self.hears(channel, "start")
+        process = self.process()
+        at = time.time() - 5
+        self.say(channel, "started", job=7, attempt=1, process={"pid": process.pid, "ticks": process.ticks}, at=at)
+        wait_for(self.look, "the start")
+        self.facts.clear()
+        return job, process, channel
+
+    @staticmethod
+    def say(channel: Channel, kind: str, **value: Any) -> None:
+        channel.send({"say": kind, "value": value})
+
+    def is_replaced(self, channel: Channel) -> Channel:
+        """Check that an agent loses its connection and that another one adopts the job; return the other one."""
+
+        def closed() -> bool:
+            self.look()
+            try:
+                channel.receive()
+            except Closed:
+                return True
+            return False
+
+        wait_for(closed, "the end of the connection")
+        return self.agent()
+
+    def close(self) -> None:
+        self.runner.close()
+        self.launcher.close()
+        for channel in self.unread:
+            channel.close()
+        for child in self.children:
+            child.kill()
+            child.wait()
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """Yield a `Bench`, and end its processes."""
+    monkeypatch.setattr(users_runner, "FIRST_WAIT_S", 0.02)
+    made = Bench()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("missing", {"sentence": "no script"}),
+        ("neverran", {"why": "no script", "lasting": True, "at": 1.0}),
+        ("unclaimed", {}),
+    ],
+)
+def test_an_attempt_that_has_begun_cannot_have_never_begun(bench: Bench, kind: str, more: dict[str, Any]) -> None:
+    """Such a message would free the GPUs of a running job. The agent is replaced, and the next one adopts the job."""
+    job, _, channel = bench.running()
+    bench.say(channel, kind, job=7, attempt=1, **more)
+    other = bench.is_replaced(channel)
+    assert bench.hears(other, "adopt")["job"]["id"] == job.id
+    assert not bench.facts
+
+
+def test_the_end_of_a_live_process_keeps_the_process_as_a_leftover(bench: Bench) -> None:
+    """The GPUs stay allocated while the process lives, and a job does not end before its start."""
+    _, process, channel = bench.running()
+    bench.say(channel, "ended", job=7, attempt=1, exit_code=0, signal=None, at=1.0)
+    wait_for(bench.look, "the end")
+    (end,) = bench.facts
+    assert isinstance(end, Ended) and end.leftovers == (process,) and end.at > time.time() - 3600
+    bench.facts.clear()
+    bench.runner.watch_leftovers("7.1", 7, 1, end.leftovers)
+    bench.say(channel, "gone", key="7.1")
+    other = bench.is_replaced(channel)
+    assert not bench.facts, "the process lives"
+    bench.children[0].kill()
+    bench.children[0].wait()
+    bench.say(other, "gone", key="7.1")
+    wait_for(bench.look, "the end of the leftover process")
+    assert bench.facts == [Gone("7.1")]
+
+
+def test_leftovers_of_other_users_and_of_root_do_not_count(bench: Bench) -> None:
+    """A user cannot have processes of others counted as leftover processes, which a cancel would end."""
+    _, process, channel = bench.running()
+    others = [bench.process(OTHER), bench.process(0)]
+    named = [{"pid": one.pid, "ticks": one.ticks} for one in (process, *others)]
+    bench.say(channel, "ended", job=7, attempt=1, exit_code=0, signal=None, at=time.time(), leftovers=named)
+    wait_for(bench.look, "the end")
+    (end,) = bench.facts
+    assert isinstance(end, Ended) and end.leftovers == (process,)
+
+
+def test_an_agent_that_hangs_is_replaced(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped agent would keep its jobs from being cancelled. The next one gets the request to stop them, too."""
+    monkeypatch.setattr(users_runner, "SILENT_S", 0.2)
+    job, _, channel = bench.running()
+    bench.runner.stop([(job, True)])
+    assert bench.hears(channel, "ping")
+    request = bench.asked()
+    assert (request["do"], request["uid"], request["number"]) == ("signal", UID, 9)
+    other = bench.agent()
+    assert bench.hears(other, "stop")["jobs"][0][1] is True
+
+
+def test_an_agent_that_answers_is_not_replaced(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(users_runner, "SILENT_S", 0.2)
+    _, _, channel = bench.running()
+    for _ in range(3):
+        assert bench.hears(channel, "ping")
+        channel.send({"say": "pong"})
+
+
+def test_actions_that_an_agent_does_not_confirm_are_reported(bench: Bench) -> None:
+    job, _, channel = bench.running()
+    bench.runner.run(job, "on_finish")
+    bench.runner.run(job, "mail")
+    assert bench.hears(channel, "act")["what"] == "on_finish" and bench.runner.unsure() == {7}
+    channel.send({"say": "acted", "job": 7, "what": "on_finish"})
+    wait_for(lambda: not bench.look() and len(bench.runner._users[UID].acting) == 1, "the confirmation")
+    channel.close()
+    bench.agent()
+    assert [number for number, _ in bench.warnings] == [7] and "whether mail ran" in bench.warnings[0][1]
+    assert not bench.runner.unsure()
+
+
+def test_why_an_agent_cannot_begin_is_shown_until_one_can(bench: Bench) -> None:
+    _, _, channel = bench.running()
+    channel.send({"say": "cannot", "text": "the folder\nis full"})
+    channel.close()
+    other = bench.agent()
+    assert bench.runner.trouble() == f"user {UID}: the agent cannot begin: the folder is full"
+    other.send({"say": "trouble", "text": ""})
+    wait_for(lambda: not bench.look() and not bench.runner.trouble(), "the end of the trouble")
+
+
+def test_an_agent_may_send_only_batches_of_lines_of_usual_size(bench: Bench) -> None:
+    file = WatchedFile(UID, "x", "/home/x/jobs.txt", "/home/x")
+    follower = RemoteFollower(file, None, lambda message: None, lambda: False)
+    mark = {name: getattr(FileMark("p"), name) for name in FileMark.__slots__}
+    lines = [{"number": n, "text": "a.py,torch,,0", "problem": ""} for n in range(513)]
+    with pytest.raises(ValueError, match="too many lines"):
+        follower.hear({"batch": {"mark": mark, "lines": lines}})
+
+
+@pytest.mark.parametrize("data", [b"?x", b".{", b".[]", b'.{"say": "ended", "value": 5}', b"+" * 60_000])
+def test_garbage_of_an_agent_ends_only_its_connection(bench: Bench, data: bytes) -> None:
+    _, _, channel = bench.running()
+
+    def sent() -> bool:
+        bench.look()
+        try:
+            channel._socket.send(data)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return data[:1] != b"+"
+
+    wait_for(sent, "the end of the connection")
+    bench.is_replaced(channel)
+    assert not bench.facts and not bench.ended
