@@ -10,7 +10,7 @@ from scheduler.client.client import SCHEMA
 from scheduler.client.locate import client_of, own_state_file_for, settings_for
 from scheduler.core.config import OPTIONS, RELOADABLE, written
 from scheduler.core.errors import SchedulerError, raise_all
-from scheduler.intake.machine_settings import machine_settings
+from scheduler.intake.machine_settings import OTHERS, machine_file, machine_settings
 from scheduler.intake.settings import Settings, find_config, load, model_table
 from scheduler.views import render
 
@@ -82,7 +82,10 @@ def check(file: str = "", *, state_file: str | None = None, config: str | None =
     errors: list[SchedulerError] = []
     settings: Settings | None = None
     try:
-        settings = load({"state_file": state_file} if state_file else {}, _trust_only() if file else os.environ, named)
+        settings = load(
+            {"state_file": state_file} if state_file else {}, _trust_only() if file else os.environ, named,
+            others=OTHERS if file and os.path.abspath(file) == machine_file(os.environ) else (),
+        )  # fmt: skip
     except SchedulerError as error:
         errors.append(error)
     if settings is not None and not file:
@@ -93,9 +96,10 @@ def check(file: str = "", *, state_file: str | None = None, config: str | None =
     raise_all(errors)
     said = sum(1 for origin in settings.origin.values() if path and origin.startswith(f"{path}:")) if settings else 0
     if not file:
+        machine = machine_file(os.environ)
         problem = machine_settings(os.environ).problem
-        if problem:
-            print(f"the settings of the machine: {render.safe(problem)}")
+        if problem or os.path.exists(machine):
+            print(f"the settings of the machine: {render.safe(problem or f'{machine}: no mistakes')}")
     print(
         f"{render.safe(path)}: no mistakes, {said} setting{'' if said == 1 else 's'}"
         if path

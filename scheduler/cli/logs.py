@@ -14,9 +14,10 @@ from collections.abc import Sequence
 
 from scheduler.client.client import SchedulerClient
 from scheduler.client.locate import client_of, state_file_for
-from scheduler.core.errors import NoDaemon, NotFound, SchedulerError, UsageError
+from scheduler.core.errors import NoDaemon, NotFound, Refused, SchedulerError, UsageError
 from scheduler.core.job import Event, Job, JobState, Process
 from scheduler.core.log_names import is_packed, logs_of
+from scheduler.core.rights import HIDDEN_COMMAND
 from scheduler.system.forked_command import need_own_process
 from scheduler.system.log_reader import LogReader
 from scheduler.system.proc import ticks_of
@@ -70,6 +71,8 @@ def logs(
             shown = _several(client, numbers, printer, most, wanted)
             return 0 if shown and (pattern is None or printer.matched) else 1
         found, reason, events = client.job(numbers[0])
+        if client.shared and HIDDEN_COMMAND in (found.spec.script, *found.spec.arguments):
+            raise Refused(f"job {found.id} belongs to user {found.spec.user}", do="only this user can read its log")
         path = _log(found, events, wanted, printer)
         if follow and (wanted is None or wanted == found.attempt):
             _Following(client, found, printer, once=wanted is not None).run(most)

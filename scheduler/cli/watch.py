@@ -40,8 +40,13 @@ def watch(file: str = "", *, stop: bool = False, listed: bool = False) -> int:
 
 def _make(path: str, *, named: bool) -> None:
     """Create the default file if it does not exist. Raises SchedulerError if a named file does not exist."""
-    if os.path.exists(path):
+    try:
+        os.stat(path)
         return
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise SchedulerError(f"cannot be read: {error.strerror}", where=path) from None
     if named:
         raise SchedulerError("there is no such file", where=path, do=f"create it: touch {path}")
     try:

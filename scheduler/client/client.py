@@ -194,6 +194,7 @@ class SchedulerClient:
                 job = rows.insert(connection, spec, need, "", notes, time.time())
                 if job.need != ResourceRequest(0, 0):
                     admission_checks.check_possible(connection, gpus, job)
+                self._check_limits(connection, job)
             database.wake_daemon()
         finally:
             database.close()
@@ -201,6 +202,9 @@ class SchedulerClient:
 
     def _admit(self, connection: sqlite3.Connection, spec: JobSpec) -> None:
         """Raise Refused if the user may not submit another job; a scheduler of one user has no such limit."""
+
+    def _check_limits(self, connection: sqlite3.Connection, job: Job) -> None:
+        """Raise Refused if the limits of the user never let the job start; a scheduler of one user has none."""
 
     def _keep_environment(self, environment: Mapping[str, str]) -> str:
         """Save all variables of a job in a private file, and return its path. Jobs with equal variables share a file.

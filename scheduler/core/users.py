@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from scheduler.core.errors import Refused
 from scheduler.core.fair_shares import HALF_LIFE_S, Standing, decayed, shares_used
 from scheduler.core.gpu import WHOLE, ResourceRequest, decimal_text
 from scheduler.core.job import Holding, Job, Reason
@@ -128,6 +129,16 @@ class Users:
                 who = f"user {user}" if one.who == user else f"group {one.who[1:]}"
                 return f"{who} has {_number(has)} of at most {_number(one.limit.gpus)} GPUs (limits)"
         return ""
+
+    def check_possible(self, user: str, need: ResourceRequest) -> None:
+        """Raise Refused if a job of a user needs more GPUs than a limit of the user allows at any time."""
+        for one in self.limits_of(user):
+            if one.limit.gpus is not None and need.total / WHOLE > one.limit.gpus + 1e-9:
+                who = f"user {user}" if one.who == user else f"group {one.who[1:]}"
+                raise Refused(
+                    f"the job needs {_number(need.total / WHOLE)} GPUs, and {who} may have {_number(one.limit.gpus)} (limits)",
+                    do="request less",
+                )
 
     def over_waiting(self, user: str, waiting: Mapping[str, int]) -> str:
         """Return why a limit forbids a further waiting job of a user, as a sentence; empty if none does.

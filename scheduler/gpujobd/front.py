@@ -92,6 +92,7 @@ class _Client(SchedulerClient):
     def __init__(self, state_file: str, front: Front, user: str) -> None:
         super().__init__(state_file)
         self._front, self.user = front, user
+        self._users = Users()
 
     def _admit(self, connection: sqlite3.Connection, spec: JobSpec) -> None:
         """Remember the groups of the user. Raise Refused if a user or group has too many waiting jobs."""
@@ -101,12 +102,16 @@ class _Client(SchedulerClient):
         if groups.get(spec.user) != mine:
             groups[spec.user] = mine
             rows.set_meta(connection, GROUPS, json.dumps(groups))
-        users = Users(limits=self._front.settings().limits, groups=groups)
+        users = self._users = Users(limits=self._front.settings().limits, groups=groups)
         if not users.limits:
             return
         over = users.over_waiting(spec.user, rows.waiting_by_user(connection))
         if over:
             raise Refused(over, do="wait until some have started")
+
+    def _check_limits(self, connection: sqlite3.Connection, job: Job) -> None:
+        """Raise Refused if the limits of the user never let the job start."""
+        self._users.check_possible(job.spec.user, job.need)
 
     def watched_by(self, caller: Caller) -> list[str]:
         """Return the jobs files of a user."""
@@ -177,7 +182,10 @@ class Front:
         try:
             return to_json({"value": result_as_json(self._result(self.caller_of(uid), data))})
         except SchedulerError as error:
-            return to_json({"error": error_as_json(error)})
+            told = error_as_json(error)
+            if told["where"].startswith(self.state_file):  # no place of the user's
+                told["where"] = ""
+            return to_json({"error": told})
         except (ValueError, OverflowError, TypeError) as error:
             return to_json({"error": error_as_json(UsageError(f"the call is not valid: {error}"))})
         except OSError as error:

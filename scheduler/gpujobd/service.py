@@ -29,7 +29,7 @@ from scheduler.gpujobd.cgroups import JobCgroups
 from scheduler.gpujobd.launcher_link import LauncherLink
 from scheduler.gpujobd.user_files import UserFiles
 from scheduler.gpujobd.users_runner import UsersRunner
-from scheduler.intake.machine_settings import SYSTEM_KEYS, VARIABLE, machine_settings
+from scheduler.intake.machine_settings import OTHERS, VARIABLE, machine_settings
 from scheduler.intake.settings import load
 from scheduler.store import jobs as rows
 from scheduler.system.atomic_files import replace_file
@@ -38,7 +38,6 @@ from scheduler.views.foreground_output import ForegroundOutput
 
 FD = 3  # descriptor of the socket to the launcher
 FRONT_BREAK_S = 2.0  # the longest wait before the front is started again
-OTHERS = ("weights", *SYSTEM_KEYS)  # keys of the configuration that are no settings of a scheduler
 
 
 @dataclass(frozen=True, slots=True)

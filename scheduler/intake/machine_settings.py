@@ -22,6 +22,7 @@ SYSTEM_KEYS = (
     "limits",
     "priorities_across_users",
 )  # of the scheduler of all users, whose other settings are in the same file
+OTHERS = ("weights", *SYSTEM_KEYS)  # keys that are no settings of a scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class MachineFile:
     def settings(self) -> MachineSettings:
         """Return the settings as the file has them now."""
         try:
-            found = os.stat(self._environ.get(VARIABLE) or PATH)
+            found = os.stat(machine_file(self._environ))
             state: tuple[int, ...] = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
         except OSError as error:
             state = (error.errno or 0,)
@@ -63,9 +64,14 @@ class MachineFile:
         return self._settings
 
 
+def machine_file(environ: Mapping[str, str]) -> str:
+    """Return the path of the settings of this machine, which may be missing."""
+    return environ.get(VARIABLE) or PATH
+
+
 def machine_settings(environ: Mapping[str, str]) -> MachineSettings:
     """Return the settings of this machine. A file that root does not own, or others may write, is not used."""
-    path = environ.get(VARIABLE) or PATH
+    path = machine_file(environ)
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)) as stream:
             status = os.fstat(stream.fileno())

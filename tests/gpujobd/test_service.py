@@ -160,6 +160,31 @@ def limited(machine: Machine) -> bool:
     return True
 
 
+def test_a_job_above_the_limit_of_its_user_is_refused(machine: Machine) -> None:
+    """It could never start."""
+    machine.configure(machine.config + 'limits: {"*": {gpus: 1}, "@lab": {gpus: 3}}\n')
+    done = wait_for(
+        lambda: (done := machine.gpujob("bob", "submit", "--gpus", "2", "--", "true")).code and done, "the limit"
+    )
+    assert done.code == 3 and "the job needs 2 GPUs, and user bob may have 1 (limits); request less" in done.err
+    machine.configure(machine.config)
+    machine.clear()
+
+
+def test_verbs_for_the_configuration_and_for_hidden_jobs(machine: Machine) -> None:
+    machine.configure(machine.config + "hide_commands: true\n")
+    check = ["env", "GPUJOB_MACHINE_CONFIG=", sys.executable, "-I", "-m", "scheduler", "config", "check"]
+    checked = machine.root(*check, "/etc/gpujob/config.yaml")
+    assert "no mistakes" in checked.out
+    assert "/etc/gpujob/config.yaml: no mistakes" in machine.gpujob("ada", "config", "check").out
+    number = machine.submit("ada", "--", "true")
+    machine.ended(number)
+    wait_for(lambda: "belongs to user ada" in machine.gpujob("bob", "logs", str(number)).err, "the hidden log")
+    missing = machine.gpujob("bob", "show", "4711")
+    assert missing.code == 6 and "/var/lib" not in missing.err, missing
+    machine.configure(machine.config)
+
+
 def test_a_user_pauses_own_jobs(machine: Machine) -> None:
     """Issue 25, 5: `queue pause` of a user pauses the jobs of this user alone, also after a restart."""
     machine.clear()
