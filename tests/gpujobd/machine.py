@@ -297,6 +297,11 @@ class Machine:
         self.launcher = None
         wait_for(lambda: not any(map(alive, schedulers)), "the end of the scheduler", 60)
 
+    def power_off(self) -> None:
+        """Kill the service and all processes of the users."""
+        self.kill_launcher()
+        wait_for(lambda: not self._kill_people(), "the end of all processes of the users")
+
     def kill_agents(self) -> None:
         """Kill all agents."""
         for pid in self.children("agent"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -267,3 +268,25 @@ def test_status_says_why_the_scheduler_cannot_begin(machine: Machine) -> None:
     machine.configure(machine.config)
     machine.answers()
     assert "no GPU can be seen" not in machine.root(*status).out
+
+
+def test_a_reboot_loses_no_waiting_job_and_says_what_was_lost(machine: Machine) -> None:
+    """Issue 25: after a reboot no process lives. The running job is lost, and waiting jobs of all users run."""
+    machine.clear()
+    running = [machine.submit(who, "--", "sleep", "300") for who in ("ada", "bob")]
+    for number in running:
+        machine.in_state(number, "running")
+    waiting = machine.submit("bob", "--gpus", "4", "--", "true")
+    boot = "/proc/sys/kernel/random/boot_id"
+    machine.power_off()
+    machine.root("sh", "-c", f"echo 01234567-89ab-cdef-0123-456789abcdef > /run/boot && mount --bind /run/boot {boot}")
+    try:
+        machine.start()
+        for number in running:
+            lost = machine.ended(number)
+            assert lost["outcome"] == "lost" and "the machine was rebooted" in json.dumps(lost), lost
+        assert machine.ended(waiting)["exit_code"] == 0
+    finally:
+        machine.power_off()
+        machine.root("umount", boot)
+        machine.start()
