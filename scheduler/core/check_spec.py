@@ -24,6 +24,7 @@ MOST_ITEMS = 10_000  # ids, limits or variables
 SOURCES = frozenset({"line", "submit", "ts"})
 _CALLER = re.compile(r"[0-9]{1,7} [0-9]{1,18} /[^\0]{1,200}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_ANY_BYTES = frozenset({"script", "cwd"})  # file names that the store records in JSON
 _PATHS = ("script", "cwd", "log_dir")
 
 
@@ -36,6 +37,8 @@ def check_spec(spec: JobSpec) -> None:
         problem = _problem(name, held)
         if not problem and not _is_text(held):
             problem = "it has a character that no program can receive"
+        if not problem and isinstance(held, str) and name not in _ANY_BYTES and not is_utf8(held):
+            problem = "it is not UTF-8"
         if problem:
             raise UsageError(f"the job cannot have this {name}: {problem}")
     if not spec.is_script and not (spec.arguments and spec.arguments[0]):
@@ -50,6 +53,15 @@ def _is_text(held: Any) -> bool:
     if isinstance(held, (tuple, list)):
         return all(map(_is_text, held))
     return not isinstance(held, str) or encodable(held)
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether a text has no lone surrogates, which the store could not record."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def encodable(text: str) -> bool:

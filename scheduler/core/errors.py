@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 LONGEST_GUESSED = 200  # characters of a wrong word that are compared with the known words
+REPORT_IT = "internal error of gpujob, please report it"
 LONGEST_SHOWN = 40  # characters or digits of a wrong value that a message shows
 _PLAIN = r"[\w.+%-]+"  # words shown without quotes; compiled on first use, because most commands print no error
 

@@ -180,7 +180,8 @@ class CompletionHooks:
         wanted = rows.calls(self.db.connection)
         if wanted:
             fresh = [number for number, begun in wanted if begun is None]
-            unsure = [number for number, begun in wanted if begun is not None]
+            mine = {*self._done, *(number for number, _ in self._to_start)}
+            unsure = [number for number, begun in wanted if begun is not None and number not in mine]
             jobs = self._jobs(unsure)
             with self.db.writing() as connection:
                 for number in fresh:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from scheduler.core.config import Config
 from scheduler.core.decide import decide
 from scheduler.core.decision_pass import Plan
-from scheduler.core.errors import DEFECT, StoreTrouble
+from scheduler.core.errors import DEFECT, REPORT_IT, StoreTrouble
 from scheduler.core.file_offsets import Batch
 from scheduler.core.gpu import Gpu, ids_of
 from scheduler.core.job import Job, JobState
@@ -72,7 +72,6 @@ from scheduler.system.proc import boot_id
 
 LAZY_S = 0.03  # how long a new pid may wait to be stored: the attempt record already has the pid
 MOST_KEPT = 2000  # waiting jobs kept in memory
-REPORT_IT = "internal error of gpujob, please report it"
 
 
 def _no_warning(job: Job, text: str) -> None:

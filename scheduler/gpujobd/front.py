@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from scheduler.client.remote_calls import (
     CALLS,
     LONGEST_CALL,
     MEMORIES,
+    READING,
     Gone,
     arguments_of,
     error_as_json,
@@ -40,7 +41,7 @@ from scheduler.client.remote_calls import (
     send,
 )
 from scheduler.core.check_spec import LONGEST_PATH, check_spec, encodable
-from scheduler.core.errors import NotFound, Refused, SchedulerError, UsageError
+from scheduler.core.errors import REPORT_IT, NotFound, Refused, SchedulerError, UsageError
 from scheduler.core.job import REASON_CODES, Event, Job, JobSpec, Reason
 from scheduler.core.job_options import EDITABLE
 from scheduler.core.log_names import user_logs
@@ -144,6 +145,7 @@ class Front:
         self._lock = threading.Lock()
         self._callers: dict[int, tuple[float, tuple[str, ...], str]] = {}  # user id → when looked up, groups, name
         self.open: Counter[int] = Counter()
+        self.nameless = threading.Semaphore(MOST_OF_A_USER)  # connections of user ids without a name
         self._busy: dict[int, threading.Semaphore] = {}  # user id → places for calls
 
     def place_of(self, uid: int) -> threading.Semaphore:
@@ -204,6 +206,8 @@ class Front:
 
         ``given``: parameter → value, with the types of the parameters.
         """
+        if name not in READING and caller.user == str(caller.uid):  # one user may have many ids without names (subuid)
+            raise Refused(f"there is no user {caller.uid}", do="use gpujob as a user of this machine")
         client = _Client(self.state_file, self, caller.user)
         if name == "ask_for":
             return self._ask(client, caller, given)
@@ -233,7 +237,10 @@ class Front:
         if isinstance(request, Edit):
             request = self._checked_edit(client, caller, request)
         wait_s = min(max(0.0, given.get("wait_s", ANSWER_S)), 30.0)
-        return client.ask_for(*to_row(request), wait_s=wait_s, by=caller)
+        code, lines = client.ask_for(*to_row(request), wait_s=wait_s, by=caller)
+        if not caller.admin:  # such a text may be about a job of another user
+            lines = tuple(f"{REPORT_IT}: see gpujob system status" if REPORT_IT in line else line for line in lines)
+        return code, lines
 
     def _checked_edit(self, client: SchedulerClient, caller: Caller, request: Edit) -> Edit:
         """Return the edit with typed changes, and with needs that are computed here. Raises SchedulerError."""
@@ -489,8 +496,9 @@ def serve(front: Front, listener: socket.socket, life: int) -> None:
 
         def talk(connection: socket.socket = connection, uid: int = uid) -> None:
             try:
-                with connection:
-                    _talk(front, connection, uid)
+                with connection, _place_of(front, uid) as has_place:
+                    if has_place:
+                        _talk(front, connection, uid)
             finally:
                 with slots:
                     front.open[uid] -= 1
@@ -498,6 +506,24 @@ def serve(front: Front, listener: socket.socket, life: int) -> None:
                         del front.open[uid]
 
         threading.Thread(target=talk, daemon=True).start()
+
+
+@contextlib.contextmanager
+def _place_of(front: Front, uid: int) -> Iterator[bool]:
+    """Yield whether the caller may have a connection: all ids without a name together have as many as one user.
+
+    A user may have thousands of such ids (/etc/subuid).
+    """
+    named = front.caller_of(uid).user != str(uid)
+    if named:
+        yield True
+        return
+    has_place = front.nameless.acquire(blocking=False)
+    try:
+        yield has_place
+    finally:
+        if has_place:
+            front.nameless.release()
 
 
 def _talk(front: Front, connection: socket.socket, uid: int) -> None:
@@ -509,8 +535,8 @@ def _talk(front: Front, connection: socket.socket, uid: int) -> None:
             with front.place_of(uid):
                 call = receive(connection, LONGEST_CALL, time.monotonic() + CALL_S)
                 answer = front.answer(uid, call)
-            connection.settimeout(CALL_S)
-            send(connection, answer)
+                connection.settimeout(CALL_S)
+                send(connection, answer)
         except Gone:
             return
 

@@ -247,8 +247,6 @@ class Launcher:
                 code = os.waitstatus_to_exitcode(status)
                 self._answer({"ended": pid, "code": code} if code >= 0 else {"ended": pid, "signal": -code})
 
-    # -- the scheduler ------------------------------------------------------------------------------------
-
     def _start_scheduler(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -273,8 +271,6 @@ class Launcher:
         if self.scheduler and self.kill_at is None:
             os.kill(self.scheduler, signal.SIGKILL)
 
-    # -- requests -----------------------------------------------------------------------------------------
-
     def _start_agent(self, number: int, uid: int) -> None:
         """Start an agent as a user, and answer with its pid and with a socket to it. Raises Refused, OSError."""
         if uid < self.settings["least_uid"] or uid == self.user.pw_uid:
@@ -286,6 +282,8 @@ class Launcher:
         except KeyError:
             raise Refused(f"there is no user {uid}") from None
         folder = self._folder_of(uid, user.pw_gid)
+        for old in [pid for pid, owner in self.agents.items() if owner == uid]:  # it hangs, or its connection is closed
+            os.kill(old, signal.SIGTERM if self.settings["pam"] else signal.SIGKILL)
         environ = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell}
         environ["GPUJOB_AGENT_FOLDER"] = folder
         groups = os.getgrouplist(user.pw_name, user.pw_gid)
@@ -305,6 +303,7 @@ class Launcher:
             raise Refused(f"{self.settings['folder']} must be a folder of root, who alone may write to it")
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
+        if os.stat(path, follow_symlinks=False).st_uid == 0:  # new
             os.chown(path, uid, gid, follow_symlinks=False)
         found = os.stat(path, follow_symlinks=False)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid:
@@ -352,6 +351,7 @@ def spawn(
             environ.update(session.environment())
             child = os.fork()
             if child:
+                signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
                 os.close(FD)
                 code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
                 session.close()

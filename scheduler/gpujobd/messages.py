@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from scheduler.core.check_spec import is_utf8
 from scheduler.core.job import Process
 from scheduler.core.observations import Ended, Gone, Lost, Missing, NeverRan, Observation, Started, Unclaimed
 from scheduler.system.processes import real_uid, seen
@@ -68,6 +69,17 @@ def observation_of(message: Any, uid: int, now: float) -> Observation | None:
         changes.pop("key", None)
     result: Observation = replace(found, **changes)
     return result
+
+
+def without_surrogates(value: Any) -> Any:
+    """Return a JSON value with readable characters in place of lone surrogates, which the store could not record."""
+    if isinstance(value, str):
+        return value if value.isascii() or is_utf8(value) else value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, list):
+        return [without_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {without_surrogates(key): without_surrogates(item) for key, item in value.items()}
+    return value
 
 
 def of_user(uid: int) -> str:

@@ -6,6 +6,7 @@ launcher as descriptor 3. SETTINGS is a JSON object (`ServiceSettings`).
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import select
@@ -37,6 +38,7 @@ from scheduler.system.typed_json import from_json, to_json, typed
 from scheduler.views.foreground_output import ForegroundOutput
 
 FD = 3  # descriptor of the socket to the launcher
+PR_SET_PDEATHSIG = 1
 FRONT_BREAK_S = 2.0  # the longest wait before the front is started again
 
 
@@ -139,6 +141,7 @@ def main() -> int:
     os.umask(0o077)
     connection = socket.socket(fileno=FD)
     os.set_inheritable(FD, False)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # also while the store cannot be used
     settings = typed(from_json(sys.argv[1]), ServiceSettings)
     os.chdir(os.path.dirname(settings.state_file))
     try:

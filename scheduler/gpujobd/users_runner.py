@@ -18,14 +18,14 @@ from typing import Any
 from scheduler.core.backoff import Backoff
 from scheduler.core.config import Config
 from scheduler.core.failure_patterns import HOST_MEMORY
-from scheduler.core.job import Failure, Job, Process
+from scheduler.core.job import Failure, Job, JobState, Process
 from scheduler.core.launch import Launch
 from scheduler.core.observations import Ended, Gone, Lost, Missing, NeverRan, Observation, Started, Unclaimed
 from scheduler.environments.resolve import stored_environment
 from scheduler.gpujobd.cgroups import JobCgroups
 from scheduler.gpujobd.channel import Channel, Closed
 from scheduler.gpujobd.launcher_link import AgentStarted, LauncherGone, LauncherLink
-from scheduler.gpujobd.messages import observation_of, of_user
+from scheduler.gpujobd.messages import observation_of, of_user, without_surrogates
 from scheduler.gpujobd.user_files import RemoteFollower
 from scheduler.system.processes import lives
 from scheduler.system.typed_json import plain, typed
@@ -65,9 +65,8 @@ class _User:
     files: dict[str, RemoteFollower] = field(default_factory=dict)  # jobs files, by path
     acting: dict[tuple[int, str], Job] = field(default_factory=dict)  # actions that the agent has not confirmed
     channel: Channel | None = None
-    agent: Process | None = None
-    heard: float = 0.0  # when the agent last said something (monotonic seconds)
-    pinged: bool = False  # it was asked since then whether it lives
+    heard: float = 0.0  # when the agent last said something, or got its first task (monotonic seconds)
+    pinged: float = 0.0  # when it was asked since then whether it lives; 0: it was not
     cannot: str = ""  # why the last agent could not begin
     asked: bool = False
     due: float = 0.0  # when to ask for an agent again (monotonic seconds)
@@ -169,6 +168,8 @@ class UsersRunner:
             self._ask_for_agent(user)
             return
         for hand in [hand for hand in user.hands.values() if not hand.sent]:
+            if user.channel is None:
+                return
             hand.sent = True
             if hand.ordinals is None:
                 self._send(user, {"do": "adopt", "job": plain(hand.job)})
@@ -180,13 +181,13 @@ class UsersRunner:
             self._send(
                 user, {"do": "start", "job": plain(hand.job), "environment": environment, "ordinals": plain(ordinals)}
             )
-        actions, user.actions = user.actions, []
-        for job, what in actions:
+        while user.actions and user.channel is not None:
+            job, what = user.actions.pop(0)
             env_file, job.spec = job.spec.env_file, replace(job.spec, env_file="")
             environment = stored_environment(env_file) if env_file else None
             user.acting[job.id, what] = job
             self._send(user, {"do": "act", "job": plain(job), "what": what, "environment": environment})
-        if user.stops:
+        if user.stops and user.channel is not None:
             stops, user.stops = user.stops, []
             self._send(user, {"do": "stop", "jobs": [[plain(job), hard] for job, hard in stops]})
 
@@ -224,7 +225,7 @@ class UsersRunner:
             return
         user.refusal = ""
         user.channel, user.idle_since = Channel(answer.connection, LONGEST_MESSAGE), None
-        user.agent, user.heard, user.pinged = answer.process, time.monotonic(), False
+        user.heard, user.pinged = time.monotonic(), 0.0
         self._epoll.register(user.channel, select.EPOLLIN)
         self._channels[user.channel.fileno()] = user
         for hand in user.hands.values():
@@ -338,7 +339,8 @@ class UsersRunner:
                 del self._users[user.uid]
             return
         if user.busy:
-            user.idle_since = None
+            if user.idle_since is not None:  # it had nothing to say until now
+                user.idle_since, user.heard = None, now
             user.wait.reset() if now >= user.due else None
             self._check_alive(user, now)
         elif user.idle_since is None:
@@ -346,20 +348,22 @@ class UsersRunner:
         elif now - user.idle_since >= IDLE_S:
             self._agent_ended(user)
 
+    def _alive_due(self, user: _User) -> float:
+        """Return when to ask an agent whether it lives, or when to end it because it has not answered (monotonic seconds).
+
+        An agent that activates an environment answers afterwards.
+        """
+        return user.pinged + SILENT_S + self._config().activation_limit if user.pinged else user.heard + SILENT_S
+
     def _check_alive(self, user: _User, now: float) -> None:
         """Ask an agent whether it lives if it says nothing; end it if it does not answer: the next one adopts its jobs."""
-        if now - user.heard < SILENT_S * (2 if user.pinged else 1):
+        if now < self._alive_due(user):
             return
         if not user.pinged:
-            user.pinged = True
+            user.pinged = now
             self._send(user, {"do": "ping"})
             return
-        if user.agent is not None and not self.launcher_gone:
-            try:
-                self._link.signal(user.uid, user.agent, signal.SIGKILL)
-            except LauncherGone:
-                self._launcher_ended()
-        self._agent_ended(user)
+        self._agent_ended(user)  # before it starts another agent, the launcher kills this one
 
     def _hear(self, user: _User) -> None:
         if user.channel is None:
@@ -369,9 +373,9 @@ class UsersRunner:
             messages = user.channel.receive()
             self._watch(user)
             if messages:
-                user.heard, user.pinged = time.monotonic(), False
+                user.heard, user.pinged = time.monotonic(), 0.0
             for message in messages:
-                self._handle(user, message)
+                self._handle(user, without_surrogates(message))
         except (Closed, ValueError):  # it has ended, or says what an agent never says: the next agent adopts its jobs
             self._agent_ended(user)
 
@@ -408,9 +412,16 @@ class UsersRunner:
         if hand is None:
             return  # it is settled already, or another user's
         if isinstance(observation, (NeverRan, Unclaimed, Missing)) and hand.job.process is not None:
-            raise ValueError("an attempt that has begun is said to have never begun")
+            if lives(hand.job.process):
+                raise ValueError("an attempt that has begun is said to have never begun")
+            why = "it has ended, and the record of the attempt is gone"  # its user can delete the record
+            observation = Lost(observation.job, observation.attempt, why, time.time())
         if isinstance(observation, Started):
+            if observation.process == hand.job.process and hand.job.state is JobState.RUNNING:
+                return  # it was said before
             hand.job.process = observation.process or hand.job.process
+            if hand.job.state is JobState.STARTING:
+                hand.job.state = JobState.RUNNING  # a later agent has to adopt it as a job that runs
             hand.begun = max(hand.begun, observation.at)
             if self._cgroups is not None and hand.job.process is not None:
                 problem = self._cgroups.enter(hand.job, hand.job.process)
@@ -512,7 +523,7 @@ class UsersRunner:
             elif user.channel is not None and not user.busy:
                 due.append((user.idle_since or time.monotonic()) + IDLE_S)
             elif user.channel is not None:
-                due.append(user.heard + SILENT_S * (2 if user.pinged else 1))
+                due.append(self._alive_due(user))
         return min(due, default=None)
 
     def supervisors(self) -> list[Process]:

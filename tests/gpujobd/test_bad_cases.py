@@ -182,6 +182,33 @@ def test_one_user_has_a_limited_number_of_connections(machine: Machine) -> None:
     assert machine.gpujob("ada", "status").code == 0
 
 
+def test_user_ids_without_names_count_as_one_user(machine: Machine) -> None:
+    """A user may have thousands of them (/etc/subuid). They may look, and change nothing."""
+    opened: list[socket.socket] = []
+    place = os.open(f"/proc/{machine.holder.pid}/root{SOCKET}", os.O_PATH)
+    try:
+        for uid in range(7_000_000, 7_000_000 + 20):
+            os.seteuid(uid)  # the kernel notes it at the time of `connect`
+            try:
+                for _ in range(MOST_OF_A_USER):
+                    opened.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                    opened[-1].connect(f"/proc/self/fd/{place}")
+            finally:
+                os.seteuid(0)
+        wait_for(lambda: machine.gpujob("bob", "status").code == 0, "an answer for bob")
+    finally:
+        os.close(place)
+        for one in opened:
+            one.close()
+    machine.people["nobody"] = dataclasses.replace(machine.people["bob"], uid=7_000_000, gid=7_000_000)
+    try:
+        answer = call_as(machine, "nobody", "submit", spec=SPEC, environment={}, table={})
+        assert "there is no user 7000000" in json.dumps(answer), answer
+        assert "value" in call_as(machine, "nobody", "tallies") or "value" in call_as(machine, "nobody", "last_id")
+    finally:
+        del machine.people["nobody"]
+
+
 def test_a_call_that_is_not_allowed_is_refused(machine: Machine) -> None:
     """Methods of the client that are no calls, and unknown arguments, are refused."""
     for name in ("note", "forget", "_reading", "settle_at_home", "__init__", "caller_folder", "", "x" * 1000):
@@ -349,6 +376,8 @@ def test_a_user_whose_agent_cannot_begin_is_told_why(machine: Machine) -> None:
             "no program can receive",
         ),
         ("submit", {"spec": {**SPEC, "label": "\udfff"}, "environment": {}, "table": {}}, "no program can receive"),
+        ("submit", {"spec": {**SPEC, "log_dir": "/tmp/\udcff"}, "environment": {}, "table": {}}, "not UTF-8"),
+        ("submit", {"spec": {**SPEC, "log_name": "\udcff"}, "environment": {}, "table": {}}, "not UTF-8"),
         ("submit", {"spec": SPEC, "environment": {"A": "\ud800"}, "table": {}}, "cannot be a variable"),
         ("submit", {"spec": SPEC, "environment": {"A": "x" * (3 << 20)}, "table": {}}, "bytes; 2097152 are possible"),
         ("ask_for", {"kind": "cancel", "arguments": {"jobs": [1] * 20_001}}, "20000 jobs at most"),

@@ -20,7 +20,7 @@ from scheduler.core.config import Config
 from scheduler.core.file_offsets import FileMark
 from scheduler.core.job import Job, JobState, Process
 from scheduler.core.launch import Launch
-from scheduler.core.observations import Ended, Gone, Observation
+from scheduler.core.observations import Ended, Gone, Lost, Observation, Started
 from scheduler.gpujobd import users_runner
 from scheduler.gpujobd.channel import Channel, Closed
 from scheduler.gpujobd.launcher_link import LauncherLink
@@ -43,7 +43,7 @@ class Bench:
         self.launcher.setblocking(False)
         self.ended = False
         self.warnings: list[tuple[int, str]] = []
-        config = Config(state_file="/nowhere/state.json")
+        config = Config(state_file="/nowhere/state.json", activation_limit=0.0)
         self.runner = UsersRunner(
             LauncherLink(ours), lambda: config, "mark", lambda job: None, self._end, print, lambda job: UID
         )
@@ -211,8 +211,6 @@ def test_an_agent_that_hangs_is_replaced(bench: Bench, monkeypatch: pytest.Monke
     job, _, channel = bench.running()
     bench.runner.stop([(job, True)])
     assert bench.hears(channel, "ping")
-    request = bench.asked()
-    assert (request["do"], request["uid"], request["number"]) == ("signal", UID, 9)
     other = bench.agent()
     assert bench.hears(other, "stop")["jobs"][0][1] is True
 
@@ -223,6 +221,62 @@ def test_an_agent_that_answers_is_not_replaced(bench: Bench, monkeypatch: pytest
     for _ in range(3):
         assert bench.hears(channel, "ping")
         channel.send({"say": "pong"})
+
+
+def test_an_agent_without_tasks_has_time_to_answer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time counts from the first task after a pause, and from the question."""
+    _, _, channel = bench.running()
+    bench.children[0].kill()
+    bench.children[0].wait()
+    bench.say(channel, "ended", job=7, attempt=1, exit_code=None, signal=9, at=time.time())
+    wait_for(bench.look, "the end")
+    user = bench.runner._users[UID]
+    wait_for(lambda: bench.look() and user.idle_since is not None, "an agent without tasks")
+    monkeypatch.setattr(user, "heard", user.heard - 1000)
+    bench.runner.start(
+        a_job(8, state=JobState.STARTING, attempt=1, uid=UID), Launch("8.1", ("/bin/true",), {}, "/", "")
+    )
+    bench.look()
+    assert user.channel is not None and not user.pinged
+
+
+def test_a_deleted_attempt_record_does_not_keep_the_gpus(bench: Bench) -> None:
+    """A user can delete the records of the agent. The job counts as lost when its process has ended."""
+    _, _, channel = bench.running()
+    bench.children[0].kill()
+    bench.children[0].wait()
+    channel.close()
+    other = bench.agent()
+    assert bench.hears(other, "adopt")["job"]["state"] == "running"
+    bench.say(other, "unclaimed", job=7, attempt=1)
+    wait_for(bench.look, "the end")
+    (lost,) = bench.facts
+    assert isinstance(lost, Lost) and "record of the attempt is gone" in lost.why
+
+
+def test_texts_that_the_store_cannot_record_are_made_readable(bench: Bench) -> None:
+    """A lone surrogate in a text would keep the scheduler from recording anything."""
+    job = a_job(7, state=JobState.STARTING, attempt=1, uid=UID, user="x")
+    bench.runner.start(job, Launch("7.1", ("/bin/sleep",), {}, "/", ""))
+    channel = bench.agent()
+    bench.hears(channel, "start")
+    value = {"job": 7, "attempt": 1, "process": None, "at": 1.0, "session": "\ud800", "argv": ["\udcff"]}
+    channel.send({"say": "started", "value": value})
+    wait_for(bench.look, "the start")
+    (started,) = bench.facts
+    assert isinstance(started, Started) and started.session == "\\ud800" and started.argv == ("\\udcff",)
+
+
+def test_actions_that_were_not_sent_are_sent_to_the_next_agent(bench: Bench) -> None:
+    job, _, channel = bench.running()
+    channel.close()
+    bench.runner.run(job, "on_finish")
+    bench.runner.run(job, "mail")
+    other = bench.agent()
+    assert bench.hears(other, "act")["what"] == "mail"
+    assert [text for _, text in bench.warnings if "on_finish" in text], "it may have been sent"
+    other.send({"say": "acted", "job": 7, "what": "mail"})
+    wait_for(lambda: not bench.look() and not bench.runner.unsure(), "the confirmation")
 
 
 def test_actions_that_an_agent_does_not_confirm_are_reported(bench: Bench) -> None:

@@ -184,13 +184,20 @@ class Bench:
             wait_for(lambda user=user: not kill_all_of(user), f"the end of all processes of {user.name}")  # type: ignore[misc]
 
 
-def kill_all_of(user: User) -> list[int]:
+def pids_of(user: User) -> list[int]:
     found = []
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with contextlib.suppress(OSError):
             if os.stat(f"/proc/{pid}").st_uid == user.uid and alive(pid):
-                os.kill(pid, signal.SIGKILL)
                 found.append(pid)
+    return found
+
+
+def kill_all_of(user: User) -> list[int]:
+    found = pids_of(user)
+    for pid in found:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
     return found
 
 
@@ -281,6 +288,17 @@ def test_ends_of_agents_are_reported_and_their_orphans_are_reaped(bench: Bench) 
     assert orphan not in [report["ended"] for report in bench.reports]
 
 
+@pytest.mark.parametrize("pam", ["", "runuser"])
+def test_an_agent_takes_the_place_of_the_agent_before(bench: Bench, pam: str) -> None:
+    """A user cannot fill the machine with agents that hang or have closed their connection; the PAM session ends, too."""
+    bench.settings["pam"] = pam
+    bench.start()
+    pids = [bench.agent() for _ in range(3)]
+    assert bench.ended(pids[0][0])["ended"] == pids[0][0] and bench.ended(pids[1][0])["ended"] == pids[1][0]
+    agents = [pid for pid in pids_of(bench.user) if alive(pid)]
+    assert len(agents) == 1, agents
+
+
 def test_agents_outlive_the_scheduler_and_the_launcher(bench: Bench) -> None:
     pid, _, _ = bench.agent()
     (relay,) = (
@@ -288,12 +306,13 @@ def test_agents_outlive_the_scheduler_and_the_launcher(bench: Bench) -> None:
     )
     os.kill(relay, signal.SIGKILL)
     bench.connected()  # the launcher has started another scheduler
-    assert bench.agent()[0] != pid and alive(pid)
+    assert alive(pid)
+    pid = bench.agent()[0]
     assert bench.process is not None
     bench.process.kill()
     bench.process.wait()
     assert alive(pid)
-    assert bench.relay.recv(100) == b"", "the scheduler ends without the launcher"
+    wait_for(lambda: bench.relay.recv(100) == b"", "the end of the scheduler without the launcher")
     bench.start()
     bench.agent()
 
@@ -320,7 +339,14 @@ def test_other_users_get_no_agent(bench: Bench) -> None:
         assert why in answer["error"] and fd == -1, answer
 
 
-@pytest.mark.parametrize("fault", ["link", "file", "of root", "open to all"])
+def test_a_folder_that_was_not_given_to_the_user_yet_is_given(bench: Bench) -> None:
+    """The launcher was killed after it had made the folder. Only root can make one there."""
+    (bench.agents / str(bench.user.uid)).mkdir()
+    bench.agent()
+    assert (bench.agents / str(bench.user.uid)).stat().st_uid == bench.user.uid
+
+
+@pytest.mark.parametrize("fault", ["link", "file", "open to all"])
 def test_the_folder_of_an_agent_must_be_the_users_own(bench: Bench, fault: str) -> None:
     path = bench.agents / str(bench.user.uid)
     if fault == "link":
@@ -330,8 +356,6 @@ def test_the_folder_of_an_agent_must_be_the_users_own(bench: Bench, fault: str) 
     elif fault == "file":
         path.touch()
         os.chown(path, bench.user.uid, bench.user.gid)
-    elif fault == "of root":
-        path.mkdir()
     else:
         bench.agents.chmod(0o777)
     answer, fd = bench.ask(do="agent", uid=bench.user.uid)
