@@ -268,8 +268,8 @@ class Daemon:
     def _observe(self, now: Now) -> None:
         self._exclude_helpers()
         self._heard += self._with_causes(self.runner.look())
-        if self.state.fleet.has_nodes:
-            self.problems.look_at_runner()  # an engine that does not answer is told at once
+        if self.state.fleet.has_nodes or self._context.shared:
+            self.problems.look_at_runner()  # an engine or agent that does not answer is told at once
         self._look_at_files(now)
         batches = self.files.batches
         if batches:

@@ -277,6 +277,11 @@ class UsersRunner:
     def _agent_ended(self, user: _User) -> None:
         if user.channel is None:
             return
+        for _ in range(2):  # the first read reports that the agent has ended without reading all (ECONNRESET)
+            with contextlib.suppress(Closed, ValueError):
+                for message in user.channel.receive():
+                    if isinstance(message, dict) and message.get("say") == "cannot":
+                        self._handle(user, without_surrogates(message))
         del self._channels[user.channel.fileno()]
         self._epoll.unregister(user.channel)
         user.channel.close()
