@@ -75,7 +75,7 @@ _PAM_OTHERS = """\
 {mark}
 auth     required  pam_permit.so
 account  include   system-auth
-session  include   system-auth
+session  required  pam_limits.so
 """
 
 

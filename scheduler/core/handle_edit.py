@@ -75,7 +75,7 @@ def _check_parents(decision: DecisionPass, job: Job, spec: JobSpec) -> None:
 
     Raises NotFound if one of them does not exist, and Refused if this job would wait for itself, even indirectly.
     """
-    for parent in (*spec.after, *spec.after_ok):
+    for parent in dict.fromkeys((*spec.after, *spec.after_ok)):
         if decision.find(parent) is None:
             raise NotFound(f"cannot wait for job {parent}: there is no such job", do="see gpujob jobs")
     seen: set[int] = set()

@@ -70,7 +70,7 @@ GROUPS_S = 10.0  # how long the groups of a user are remembered
 MOST_FILES = 20  # jobs files of a user
 MOST_CALLS = 8  # calls of a user at the same time; further ones wait
 MOST_NUMBERS = 20_000  # in a request: job ids and GPUs
-LONGEST_ENVIRONMENT = 2 << 20  # bytes of the variables of a job
+LONGEST_ENVIRONMENT = 256 << 10  # bytes of the variables of a job
 LEAST_UID = 1000  # of people, as in `system_run.py`
 # Details of events that every user may see, and texts that could name files of the owner: others see them empty.
 OPEN_DETAILS = frozenset({
@@ -160,8 +160,9 @@ class Front:
         settings = self.settings()
         with self._lock:
             at, groups, name = self._callers.get(uid, (-GROUPS_S, (), ""))
-            if time.monotonic() - at >= GROUPS_S:
-                groups, name = _groups_of(uid)
+        if time.monotonic() - at >= GROUPS_S:
+            groups, name = _groups_of(uid)  # may ask a server, so nobody waits for it but this user
+            with self._lock:
                 self._callers[uid] = (time.monotonic(), groups, name)
         admin = uid == 0 or name in settings.admins or any(f"@{group}" in settings.admins for group in groups)
         return Caller(uid, name, admin)
@@ -234,6 +235,9 @@ class Front:
             raise UsageError("a number in the request is out of range")
         if len(numbers) > MOST_NUMBERS:
             raise UsageError(f"a request may name {MOST_NUMBERS} jobs at most, not {len(numbers)}")
+        jobs = getattr(request, "jobs", ())
+        if len(set(jobs)) != len(jobs):
+            raise UsageError("the request names a job twice")
         if isinstance(request, Edit):
             request = self._checked_edit(client, caller, request)
         wait_s = min(max(0.0, given.get("wait_s", ANSWER_S)), 30.0)
@@ -246,6 +250,11 @@ class Front:
         """Return the edit with typed changes, and with needs that are computed here. Raises SchedulerError."""
         if not set(request.changes) <= set(EDITABLE):
             raise UsageError("such a change is not possible")
+        parents = [*changed_spec(JobSpec(), request.changes).after, *changed_spec(JobSpec(), request.changes).after_ok]
+        if len(request.jobs) * len(parents) > MOST_NUMBERS:
+            raise UsageError(
+                f"the request has {len(request.jobs) * len(parents)} dependencies; {MOST_NUMBERS} are possible"
+            )
         found = client.states(request.jobs)
         for job in found:
             check_job(caller, "edit", job)

@@ -156,8 +156,6 @@ class Launcher:
             if self.scheduler:
                 os.kill(self.scheduler, signal.SIGTERM)
 
-    # -- the loop -----------------------------------------------------------------------------------------
-
     def run(self) -> None:
         """Run until SIGTERM. The agents and the jobs continue."""
         while self.kill_at is None or self.scheduler:
@@ -353,6 +351,8 @@ def spawn(
             if child:
                 signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
                 os.close(FD)
+                os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # its pid stays taken until no signal is sent to it
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
                 session.close()
                 os._exit(code if code >= 0 else 128 - code)

@@ -22,13 +22,24 @@ SAYS: dict[str, Any] = {
 }
 LONGEST_TEXT = 2000  # characters
 MOST_WORDS = 4000
-MOST_PROCESSES = 4096
+MOST_PROCESSES = 1024
+# What a message that is not valid raises, or one that cannot be checked now (no free descriptor).
+INVALID = (ValueError, RecursionError, OSError)
 MOST_PID, MOST_TICKS = 1 << 22, 1 << 62
 
 
 def said(observation: Observation) -> dict[str, Any]:
     """Return the message for an observation."""
     return {"say": type(observation).__name__.lower(), "value": plain(observation)}
+
+
+def attempt_of(message: Any) -> str | None:
+    """Return the key of the attempt that a message is about, before anything else in it is read; None: of no attempt."""
+    value = message.get("value") if isinstance(message, dict) else None
+    kind = str(message.get("say")) if isinstance(message, dict) else ""
+    if not isinstance(value, dict) or kind not in SAYS or SAYS[kind] is Gone:
+        return None
+    return f"{value.get('job')}.{value.get('attempt')}"
 
 
 def observation_of(message: Any, uid: int, now: float) -> Observation | None:

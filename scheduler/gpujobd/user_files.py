@@ -22,12 +22,14 @@ from scheduler.daemon.ingest import LineOwner
 from scheduler.daemon.parts import NEVER
 from scheduler.intake import jobs_file
 from scheduler.intake.tail import MOST_LINES
+from scheduler.store import file_offsets as kept
 from scheduler.store import jobs as rows
 from scheduler.system.typed_json import plain, typed
 
 WATCHED = "user_files"  # key in `meta`: list of watched files (`WatchedFile`) as JSON
 FULL_AGAIN_S = 1.0  # between two looks whether a user has room for more waiting jobs
 HIGHEST = 1 << 62
+MOST_REFUSED = 1000  # lines of a file that are no jobs; then no more of its lines are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +60,22 @@ def save_watched(connection: sqlite3.Connection, files: Collection[WatchedFile])
 class RemoteFollower:
     """A file that an agent reads. See `intake/tail.py: Follower`.
 
-    ``send``: sends a message to the agent, which may be lost; ``full``: returns whether the user may have no more jobs.
+    ``send``: sends a message to the agent, which may be lost; ``full``: returns whether the user may have no more jobs;
+    ``refused``: returns how many of its lines were refused.
     """
 
     def __init__(
-        self, file: WatchedFile, mark: FileMark | None, send: Callable[[dict[str, Any]], None], full: Callable[[], bool]
+        self,
+        file: WatchedFile,
+        mark: FileMark | None,
+        send: Callable[[dict[str, Any]], None],
+        full: Callable[[], bool],
+        refused: Callable[[], int],
     ) -> None:
         self.file, self.path = file, file.key
         self.look_again_at: float | None = None
         self._mark = mark if mark is not None else FileMark(self.path)
-        self._send, self._full = send, full
+        self._send, self._full, self._refused = send, full, refused
         self._batch: Batch | None = None
         self._trouble = ""
         self._old: list[LineRead] | None = None
@@ -94,7 +102,8 @@ class RemoteFollower:
     def hear(self, message: dict[str, Any]) -> None:
         """Take in a message of the agent about this file. Raises ValueError if it is not valid."""
         if "old" in message:
-            self._old, self._asked = typed(message["old"], list[LineRead]), False
+            old = {line.number: line for line in typed(message["old"], list[LineRead])}
+            self._old, self._asked = list(old.values())[: 2 * MOST_REFUSED], False
             return
         self._trouble = str(message.get("trouble") or "")[:500]
         if message.get("batch") is not None:
@@ -125,6 +134,10 @@ class RemoteFollower:
         self.look_again_at = None
         if self._trouble:
             raise FileTrouble(self._trouble, where=self.path)
+        if self._batch is not None and not self._batch.restart and self._refused() >= MOST_REFUSED:
+            raise FileTrouble(
+                f"it has {MOST_REFUSED} lines that are no jobs; replace it by a file without them", where=self.path
+            )
         if self._batch is not None and self._full():
             self.look_again_at = now + FULL_AGAIN_S
             return None
@@ -205,7 +218,10 @@ class UserFiles:
         def send(message: dict[str, Any]) -> None:
             self._agents.send_about_file(file.uid, message)
 
-        return RemoteFollower(file, mark, send, lambda: self._full(file.user))
+        connection = self._context.db.connection
+        return RemoteFollower(
+            file, mark, send, lambda: self._full(file.user), lambda: kept.number_refused(connection, file.key)
+        )
 
     def due(self) -> float:
         """Return ``NEVER``: a command that changes the list wakes the daemon."""

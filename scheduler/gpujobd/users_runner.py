@@ -21,11 +21,12 @@ from scheduler.core.failure_patterns import HOST_MEMORY
 from scheduler.core.job import Failure, Job, JobState, Process
 from scheduler.core.launch import Launch
 from scheduler.core.observations import Ended, Gone, Lost, Missing, NeverRan, Observation, Started, Unclaimed
+from scheduler.daemon.parts import NEVER
 from scheduler.environments.resolve import stored_environment
 from scheduler.gpujobd.cgroups import JobCgroups
 from scheduler.gpujobd.channel import Channel, Closed
 from scheduler.gpujobd.launcher_link import AgentStarted, LauncherGone, LauncherLink
-from scheduler.gpujobd.messages import observation_of, of_user, without_surrogates
+from scheduler.gpujobd.messages import INVALID, attempt_of, observation_of, of_user, without_surrogates
 from scheduler.gpujobd.user_files import RemoteFollower
 from scheduler.system.processes import lives
 from scheduler.system.typed_json import plain, typed
@@ -35,6 +36,9 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0  # between two starts of the agent of a
 GROUPS_S = 30.0  # between two looks whether the groups of a user have changed
 SETTLED_S = 10.0  # after this time, the scheduler has recorded what an agent said
 LOST_DELAY_S = 5.0  # between two looks at the processes of a user who has no agent
+HARD_S = 10.0  # after this time, the launcher also kills a process that the agent was to kill
+START_S = 60.0  # besides the limit of an activation: an agent that has not started a job by then is replaced
+MOST_PACKETS = 16  # of an agent in one look: an agent must not keep the scheduler from others
 SILENT_S = 30.0  # an agent that says nothing for this time is asked whether it lives, and then has as long to answer
 LONGEST_MESSAGE = 16 << 20  # bytes of a message of an agent
 
@@ -48,8 +52,11 @@ class _Hand:
     job: Job
     ordinals: dict[int, int] | None = None  # of an attempt to start; None: to adopt
     sent: bool = False
+    sent_at: float = 0.0  # when it was sent (monotonic seconds)
     stop: bool | None = None  # a stop was requested; True: a hard one
+    hard_due: float = NEVER  # when the launcher has to kill the main process (monotonic seconds)
     begun: float = 0.0  # when its command started, in seconds since 1970
+    started: Started | None = None  # what the agent said of the start
 
 
 @dataclass(slots=True)
@@ -64,6 +71,7 @@ class _User:
     actions: list[tuple[Job, str]] = field(default_factory=list)  # for the next agent: job, on_finish or mail
     files: dict[str, RemoteFollower] = field(default_factory=dict)  # jobs files, by path
     acting: dict[tuple[int, str], Job] = field(default_factory=dict)  # actions that the agent has not confirmed
+    warned: set[tuple[int, str]] = field(default_factory=set)  # those of them that have their warning
     channel: Channel | None = None
     heard: float = 0.0  # when the agent last said something, or got its first task (monotonic seconds)
     pinged: float = 0.0  # when it was asked since then whether it lives; 0: it was not
@@ -118,9 +126,14 @@ class UsersRunner:
         self._take(job, dict(launch.ordinals))
 
     def adopt(self, job: Job) -> list[Observation]:
-        """Have the agent of the user find out what became of an attempt. `look` returns the observations later."""
+        """Have the agent of the user find out what became of an attempt. `look` returns the observations later.
+
+        If the attempt is in hand already, return its start: after a store outage, it may not be recorded.
+        """
         self._take(job, None)
-        return []
+        user = self._users.get(-1 if job.spec.uid is None else job.spec.uid)
+        hand = user.hands.get(job.attempt_key) if user is not None else None
+        return [hand.started] if hand is not None and hand.started is not None and job.process is None else []
 
     def _take(self, job: Job, ordinals: dict[int, int] | None) -> None:
         if job.spec.uid is None:
@@ -143,8 +156,10 @@ class UsersRunner:
             if job.spec.uid is not None:
                 user = self._users.setdefault(job.spec.uid, _User(job.spec.uid))
                 user.stops.append((replace(job), hard))
-                if job.attempt_key in user.hands:
-                    user.hands[job.attempt_key].stop = hard
+                hand = user.hands.get(job.attempt_key)
+                if hand is not None:
+                    hand.stop = hard
+                    hand.hard_due = time.monotonic() + HARD_S if hard else hand.hard_due
                 self._pass_on(user)
 
     def watch_leftovers(self, key: str, job: int, attempt: int, processes: Sequence[Process]) -> None:
@@ -170,7 +185,7 @@ class UsersRunner:
         for hand in [hand for hand in user.hands.values() if not hand.sent]:
             if user.channel is None:
                 return
-            hand.sent = True
+            hand.sent, hand.sent_at = True, time.monotonic()
             if hand.ordinals is None:
                 self._send(user, {"do": "adopt", "job": plain(hand.job)})
                 continue
@@ -278,7 +293,7 @@ class UsersRunner:
         if user.channel is None:
             return
         for _ in range(2):  # the first read reports that the agent has ended without reading all (ECONNRESET)
-            with contextlib.suppress(Closed, ValueError):
+            with contextlib.suppress(Closed, *INVALID):
                 for message in user.channel.receive():
                     if isinstance(message, dict) and message.get("say") == "cannot":
                         self._handle(user, without_surrogates(message))
@@ -289,6 +304,7 @@ class UsersRunner:
         for (_, what), job in user.acting.items():
             self.warn(job, f"the agent of the user was killed at the end of the job: it is unknown whether {what} ran")
         user.acting.clear()
+        user.warned.clear()
         for number in user.missing:  # the next agent does not know them
             self._found_again(number)
         user.missing.clear()
@@ -348,10 +364,30 @@ class UsersRunner:
                 user.idle_since, user.heard = None, now
             user.wait.reset() if now >= user.due else None
             self._check_alive(user, now)
+            self._check_hands(user, now)
         elif user.idle_since is None:
             user.idle_since = now
         elif now - user.idle_since >= IDLE_S:
             self._agent_ended(user)
+
+    def _check_hands(self, user: _User, now: float) -> None:
+        """Have the launcher kill what the agent has not killed; end an agent that does not start a job."""
+        for hand in user.hands.values():
+            if now >= hand.hard_due and hand.job.process is not None:
+                hand.hard_due = now + HARD_S
+                try:
+                    self._link.signal(user.uid, hand.job.process, signal.SIGKILL)
+                except LauncherGone:
+                    self._launcher_ended()
+                    return
+            if now >= self._start_due(hand):
+                self._agent_ended(user)
+                return
+
+    def _start_due(self, hand: _Hand) -> float:
+        """Return when the agent must have said what became of an attempt (monotonic seconds)."""
+        late = hand.sent and hand.job.process is None
+        return hand.sent_at + START_S + self._config().activation_limit if late else NEVER
 
     def _alive_due(self, user: _User) -> float:
         """Return when to ask an agent whether it lives, or when to end it because it has not answered (monotonic seconds).
@@ -375,17 +411,20 @@ class UsersRunner:
             return
         try:
             user.channel.flush()
-            messages = user.channel.receive()
+            messages = user.channel.receive(MOST_PACKETS)
             self._watch(user)
             if messages:
                 user.heard, user.pinged = time.monotonic(), 0.0
             for message in messages:
                 self._handle(user, without_surrogates(message))
-        except (Closed, ValueError):  # it has ended, or says what an agent never says: the next agent adopts its jobs
+        except (Closed, *INVALID):  # it has ended, or says what an agent never says: the next agent adopts its jobs
             self._agent_ended(user)
 
     def _handle(self, user: _User, message: Any) -> None:
-        """Handle a message of an agent. Raises ValueError if it is not valid."""
+        """Handle a message of an agent. Raises ValueError, RecursionError if it is not valid, OSError if /proc cannot be read."""
+        about = attempt_of(message)
+        if about is not None and about not in user.hands:
+            return  # it is settled already, or another user's
         observation = observation_of(message, user.uid, time.time())
         if observation is None:
             kind = message.get("say")
@@ -415,16 +454,19 @@ class UsersRunner:
         key = f"{observation.job}.{observation.attempt}"
         hand = user.hands.get(key)
         if hand is None:
-            return  # it is settled already, or another user's
+            return
         if isinstance(observation, (NeverRan, Unclaimed, Missing)) and hand.job.process is not None:
             if lives(hand.job.process):
                 raise ValueError("an attempt that has begun is said to have never begun")
             why = "it has ended, and the record of the attempt is gone"  # its user can delete the record
             observation = Lost(observation.job, observation.attempt, why, time.time())
         if isinstance(observation, Started):
-            if observation.process == hand.job.process and hand.job.state is JobState.RUNNING:
-                return  # it was said before
-            hand.job.process = observation.process or hand.job.process
+            known = hand.job.process
+            if known is not None and (observation.process == known or lives(known)):
+                if hand.started is not None:
+                    return  # it was said before
+                observation = replace(observation, process=known)
+            hand.job.process, hand.started = observation.process or known, observation
             if hand.job.state is JobState.STARTING:
                 hand.job.state = JobState.RUNNING  # a later agent has to adopt it as a job that runs
             hand.begun = max(hand.begun, observation.at)
@@ -441,10 +483,12 @@ class UsersRunner:
 
     def _hear_of_action(self, user: _User, kind: str, which: tuple[int, str], message: dict[str, Any]) -> None:
         job = user.acting.get(which)
-        if job is not None and kind == "warning":
-            self.warn(job, str(message.get("text"))[:500])
-        elif job is not None:
+        if job is not None and kind == "acted":
             del user.acting[which]
+            user.warned.discard(which)
+        elif job is not None and which not in user.warned:
+            user.warned.add(which)
+            self.warn(job, str(message.get("text"))[:500])
 
     def _with_cgroup(self, key: str, observation: Reported) -> Reported:
         """Return how an attempt ended, with the processes that its cgroup still has, and with the end by the kernel."""
@@ -494,7 +538,7 @@ class UsersRunner:
 
     def run(self, job: Job, what: str) -> None:
         """Have the agent of the user run an action at the end of a job. ``what``: on_finish or mail."""
-        if job.spec.uid is not None:
+        if job.spec.uid is not None and (job.spec.on_finish if what == "on_finish" else job.spec.mail_to):
             user = self._users.setdefault(job.spec.uid, _User(job.spec.uid))
             user.actions.append((replace(job), what))
             self._pass_on(user)
@@ -529,6 +573,7 @@ class UsersRunner:
                 due.append((user.idle_since or time.monotonic()) + IDLE_S)
             elif user.channel is not None:
                 due.append(self._alive_due(user))
+                due += [min(hand.hard_due, self._start_due(hand)) for hand in user.hands.values()]
         return min(due, default=None)
 
     def supervisors(self) -> list[Process]:

@@ -109,6 +109,11 @@ def refuse(connection: sqlite3.Connection, refusal: Refusal) -> None:
     )
 
 
+def number_refused(connection: sqlite3.Connection, path: str) -> int:
+    """Return how many lines of a file were refused."""
+    return int(connection.execute("SELECT count(*) FROM refused WHERE path=?", (path,)).fetchone()[0])
+
+
 # Beginning of the reason of lines that `recover` reports. The user decides about these lines; they are not read again.
 UNSURE = "it is not known whether this line ran"
 

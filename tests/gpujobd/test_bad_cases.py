@@ -380,8 +380,14 @@ def test_a_user_whose_agent_cannot_begin_is_told_why(machine: Machine) -> None:
         ("submit", {"spec": {**SPEC, "log_dir": "/tmp/\udcff"}, "environment": {}, "table": {}}, "not UTF-8"),
         ("submit", {"spec": {**SPEC, "log_name": "\udcff"}, "environment": {}, "table": {}}, "not UTF-8"),
         ("submit", {"spec": SPEC, "environment": {"A": "\ud800"}, "table": {}}, "cannot be a variable"),
-        ("submit", {"spec": SPEC, "environment": {"A": "x" * (3 << 20)}, "table": {}}, "bytes; 2097152 are possible"),
+        ("submit", {"spec": SPEC, "environment": {"A": "x" * (3 << 20)}, "table": {}}, "bytes; 262144 are possible"),
         ("ask_for", {"kind": "cancel", "arguments": {"jobs": [1] * 20_001}}, "20000 jobs at most"),
+        ("ask_for", {"kind": "cancel", "arguments": {"jobs": [1, 1]}}, "names a job twice"),
+        (
+            "ask_for",
+            {"kind": "edit", "arguments": {"jobs": [*range(100)], "changes": {"after": [3] * 1000}}},
+            "100000 dependencies",
+        ),
     ],
 )
 def test_values_that_could_harm_others_are_refused(

@@ -12,16 +12,18 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from scheduler.core.config import Config
+from scheduler.core.errors import FileTrouble
 from scheduler.core.file_offsets import FileMark
 from scheduler.core.job import Job, JobState, Process
 from scheduler.core.launch import Launch
 from scheduler.core.observations import Ended, Gone, Lost, Observation, Started
-from scheduler.gpujobd import users_runner
+from scheduler.gpujobd import messages, users_runner
 from scheduler.gpujobd.channel import Channel, Closed
 from scheduler.gpujobd.launcher_link import LauncherLink
 from scheduler.gpujobd.user_files import RemoteFollower, WatchedFile
@@ -108,9 +110,9 @@ class Bench:
         unread.remove(found)
         return found
 
-    def running(self) -> tuple[Job, Process, Channel]:
+    def running(self, **spec: Any) -> tuple[Job, Process, Channel]:
         """Return a job whose agent says that it runs, its process, and the agent."""
-        job = a_job(7, state=JobState.STARTING, attempt=1, uid=UID, user="x")
+        job = a_job(7, state=JobState.STARTING, attempt=1, uid=UID, user="x", **spec)
         self.runner.start(job, Launch("7.1", ("/bin/sleep",), {}, "/", ""))
         channel = self.agent()
         self.hears(channel, "start")
@@ -267,8 +269,84 @@ def test_texts_that_the_store_cannot_record_are_made_readable(bench: Bench) -> N
     assert isinstance(started, Started) and started.session == "\\ud800" and started.argv == ("\\udcff",)
 
 
-def test_actions_that_were_not_sent_are_sent_to_the_next_agent(bench: Bench) -> None:
+def test_messages_about_attempts_of_others_cost_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each named process costs reads of /proc: they are made only for an attempt that the agent has."""
+    _, _, channel = bench.running()
+    monkeypatch.setattr(messages, "own_processes", None)
+    bench.say(
+        channel, "ended", job=1, attempt=1, exit_code=0, signal=None, at=1.0, key="", leftovers=[{"pid": 1, "ticks": 1}]
+    )
+    channel.send({"say": "trouble", "text": "still heard"})
+    wait_for(lambda: not bench.look() and bench.runner.trouble(), "the next message")
+
+
+def test_after_an_outage_the_start_is_told_again(bench: Bench) -> None:
+    """The scheduler could not record the start. Without it, the job could not be stopped."""
+    job, process, _ = bench.running()
+    (started,) = bench.runner.adopt(job)
+    assert isinstance(started, Started) and started.process == process
+    job.process = process
+    assert bench.runner.adopt(job) == []
+
+
+def test_another_process_cannot_take_the_place_of_a_live_one(bench: Bench) -> None:
+    """Else the GPUs of the first one would be free at the end of the second one."""
+    _, process, channel = bench.running()
+    bench.say(channel, "started", job=7, attempt=1, process={"pid": 4_000_000, "ticks": 1}, at=time.time())
+    bench.say(channel, "ended", job=7, attempt=1, exit_code=0, signal=None, at=time.time())
+    wait_for(bench.look, "the end")
+    (end,) = bench.facts
+    assert isinstance(end, Ended) and end.leftovers == (process,)
+
+
+def test_the_launcher_kills_what_an_agent_does_not_kill(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(users_runner, "HARD_S", 0.05)
+    job, process, _ = bench.running()
+    bench.runner.stop([(job, True)])
+    request = bench.asked()
+    assert (request["do"], request["uid"], request["number"]) == ("signal", UID, 9)
+    assert (request["pid"], request["ticks"]) == (process.pid, process.ticks)
+
+
+def test_an_agent_that_does_not_start_a_job_is_replaced(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(users_runner, "START_S", 0.2)
+    bench.runner.start(
+        a_job(7, state=JobState.STARTING, attempt=1, uid=UID), Launch("7.1", ("/bin/true",), {}, "/", "")
+    )
+    assert bench.hears(bench.agent(), "start")
+    assert bench.hears(bench.agent(), "adopt")
+
+
+def test_an_action_has_one_warning(bench: Bench) -> None:
     job, _, channel = bench.running()
+    job.spec = replace(job.spec, on_finish="notify")
+    bench.runner.run(job, "on_finish")
+    bench.runner.run(job, "mail")
+    assert bench.runner.unsure() == {7}
+    for text in ("not found", "not found again"):
+        channel.send({"say": "warning", "job": 7, "what": "on_finish", "text": text})
+    channel.send({"say": "acted", "job": 7, "what": "on_finish"})
+    wait_for(lambda: not bench.look() and not bench.runner.unsure(), "the confirmation; there is no mail")
+    assert bench.warnings == [(7, "not found")]
+
+
+def test_a_file_without_jobs_is_read_no_more(bench: Bench) -> None:
+    """Each refused line is recorded with a text: a large file without jobs would fill the disk."""
+    file = WatchedFile(UID, "x", "/home/x/jobs.txt", "/home/x")
+    refused = [999]
+    follower = RemoteFollower(file, None, lambda message: None, lambda: False, lambda: refused[0])
+    mark = {name: getattr(FileMark("p"), name) for name in FileMark.__slots__}
+    follower.hear({"batch": {"mark": mark, "lines": [{"number": 1, "text": "y", "problem": ""}]}})
+    assert follower.look(0.0) is not None
+    refused[0] = 1000
+    with pytest.raises(FileTrouble, match="1000 lines that are no jobs"):
+        follower.look(0.0)
+    follower.hear({"batch": {"mark": mark, "lines": [], "restart": True}})
+    assert follower.look(0.0) is not None, "the file was replaced"
+
+
+def test_actions_that_were_not_sent_are_sent_to_the_next_agent(bench: Bench) -> None:
+    job, _, channel = bench.running(on_finish="notify", mail_to="x")
     channel.close()
     bench.runner.run(job, "on_finish")
     bench.runner.run(job, "mail")
@@ -280,7 +358,7 @@ def test_actions_that_were_not_sent_are_sent_to_the_next_agent(bench: Bench) -> 
 
 
 def test_actions_that_an_agent_does_not_confirm_are_reported(bench: Bench) -> None:
-    job, _, channel = bench.running()
+    job, _, channel = bench.running(on_finish="notify", mail_to="x")
     bench.runner.run(job, "on_finish")
     bench.runner.run(job, "mail")
     assert bench.hears(channel, "act")["what"] == "on_finish" and bench.runner.unsure() == {7}
@@ -304,14 +382,24 @@ def test_why_an_agent_cannot_begin_is_shown_until_one_can(bench: Bench) -> None:
 
 def test_an_agent_may_send_only_batches_of_lines_of_usual_size(bench: Bench) -> None:
     file = WatchedFile(UID, "x", "/home/x/jobs.txt", "/home/x")
-    follower = RemoteFollower(file, None, lambda message: None, lambda: False)
+    follower = RemoteFollower(file, None, lambda message: None, lambda: False, lambda: 0)
     mark = {name: getattr(FileMark("p"), name) for name in FileMark.__slots__}
     lines = [{"number": n, "text": "a.py,torch,,0", "problem": ""} for n in range(513)]
     with pytest.raises(ValueError, match="too many lines"):
         follower.hear({"batch": {"mark": mark, "lines": lines}})
 
 
-@pytest.mark.parametrize("data", [b"?x", b".{", b".[]", b'.{"say": "ended", "value": 5}', b"+" * 60_000])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"?x",
+        b".{",
+        b".[]",
+        b'.{"say": "ended", "value": 5}',
+        b"+" * 60_000,
+        b'.{"say": "pong", "x": ' + b"[" * 900 + b"]" * 900 + b"}",
+    ],
+)
 def test_garbage_of_an_agent_ends_only_its_connection(bench: Bench, data: bytes) -> None:
     _, _, channel = bench.running()
 
