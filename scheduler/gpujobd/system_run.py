@@ -133,6 +133,10 @@ def check_place(path: str, *, reachable: bool = False) -> None:
 
 def _check_one(path: str, status: os.stat_result, *, sticky: bool = False) -> None:
     if stat.S_ISLNK(status.st_mode):
+        target = os.path.realpath(path)
+        while not os.path.exists(target):  # who can write to this folder can make the target
+            target = os.path.dirname(target)
+        check_place(target)
         return
     writable = status.st_mode & 0o022 and not (sticky and status.st_mode & stat.S_ISVTX)
     if status.st_uid != 0 or writable:

@@ -323,6 +323,10 @@ def test_an_installation_that_users_can_write_is_refused(machine: Machine, tmp_p
         done = machine.root(*words, check=False)
         assert done.code == 1 and "must not run from here" in done.err and path in done.err, done
         machine.root("sh", "-c", f"chmod o-w {copy}/{path}; chown 0 {copy}/{path}")
+    for target in (machine.people["bob"].home, f"{machine.people['bob'].home}/later/linked.py"):
+        machine.root("ln", "-sfn", target, f"{copy}/scheduler/linked.py")
+        done = machine.root(*words, check=False)
+        assert done.code == 1 and "must not run from here" in done.err and "/home/bob" in done.err, done
 
 
 def test_an_agent_that_lies_harms_only_its_own_jobs(machine: Machine) -> None:
