@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,11 +42,13 @@ from scheduler.client.remote_calls import (
 )
 from scheduler.core.check_spec import LONGEST_PATH, check_spec, encodable
 from scheduler.core.errors import REPORT_IT, NotFound, Refused, SchedulerError, UsageError
+from scheduler.core.file_offsets import Refusal
+from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import REASON_CODES, Event, Job, JobSpec, Reason
 from scheduler.core.job_options import EDITABLE
 from scheduler.core.log_names import user_logs
 from scheduler.core.model_table import ModelTable, table_from
-from scheduler.core.requests import KINDS, Edit, to_row
+from scheduler.core.requests import KINDS, Edit, Requeue, to_row
 from scheduler.core.rights import Caller, as_seen_by, check, check_job, may
 from scheduler.core.usage_report import Report
 from scheduler.core.users import Users
@@ -55,6 +57,7 @@ from scheduler.daemon.user_shares import GROUPS
 from scheduler.gpujobd.messages import of_user
 from scheduler.gpujobd.user_files import WatchedFile, save_watched, watched_in
 from scheduler.intake.machine_settings import MachineFile, MachineSettings
+from scheduler.store import file_offsets as kept
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
 from scheduler.system.typed_json import from_json, to_json, typed
@@ -93,7 +96,6 @@ class _Client(SchedulerClient):
     def __init__(self, state_file: str, front: Front, user: str) -> None:
         super().__init__(state_file)
         self._front, self.user = front, user
-        self._users = Users()
 
     def _admit(self, connection: sqlite3.Connection, spec: JobSpec) -> None:
         """Remember the groups of the user. Raise Refused if a user or group has too many waiting jobs."""
@@ -103,16 +105,38 @@ class _Client(SchedulerClient):
         if groups.get(spec.user) != mine:
             groups[spec.user] = mine
             rows.set_meta(connection, GROUPS, json.dumps(groups))
-        users = self._users = Users(limits=self._front.settings().limits, groups=groups)
-        if not users.limits:
-            return
-        over = users.over_waiting(spec.user, rows.waiting_by_user(connection))
+        self._check_waiting(connection, spec.user)
+
+    def _users_in(self, connection: sqlite3.Connection) -> Users:
+        groups = json.loads(rows.meta(connection, GROUPS) or "{}")
+        return Users(limits=self._front.settings().limits, groups=groups)
+
+    def _check_waiting(self, connection: sqlite3.Connection, user: str) -> None:
+        users = self._users_in(connection)
+        over = users.over_waiting(user, rows.waiting_by_user(connection)) if users.limits else ""
         if over:
             raise Refused(over, do="wait until some have started")
 
+    def check_retry(self) -> None:
+        """Raise Refused if the user has too many waiting jobs to run ended ones again."""
+        with self._reading() as connection:
+            self._check_waiting(connection, self.user)
+
+    def check_edit(self, jobs: Sequence[Job], needs: Sequence[tuple[int, int]]) -> None:
+        """Raise Refused if the limits of the owners never let the jobs start with these needs."""
+        with self._reading() as connection:
+            users = self._users_in(connection)
+        for job, need in zip(jobs, needs, strict=False):
+            users.check_possible(job.spec.user, ResourceRequest(*need))
+
+    def refused_lines(self) -> list[Refusal]:
+        """Return the refused lines of the user's jobs files."""
+        with self._reading() as connection:
+            return kept.refused(connection, of=f"{self.user}:")
+
     def _check_limits(self, connection: sqlite3.Connection, job: Job) -> None:
         """Raise Refused if the limits of the user never let the job start."""
-        self._users.check_possible(job.spec.user, job.need)
+        self._users_in(connection).check_possible(job.spec.user, job.need)
 
     def watched_by(self, caller: Caller) -> list[str]:
         """Return the jobs files of a user."""
@@ -223,7 +247,10 @@ class Front:
             check(caller, "reset", "forget jobs")
         if name == "remembered" and given["key"] not in MEMORIES:
             raise NotFound(f"nothing is remembered under {given['key'][:40]!r}")
-        return self._visible(caller, name, getattr(client, name)(**given))
+        result = getattr(client, name)(**given)
+        if isinstance(result, Overview) and not caller.admin:
+            result = replace(result, refused=client.refused_lines())
+        return self._visible(caller, name, result)
 
     def _ask(self, client: _Client, caller: Caller, given: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
         kind = KINDS.get(given["kind"])
@@ -238,6 +265,8 @@ class Front:
         jobs = getattr(request, "jobs", ())
         if len(set(jobs)) != len(jobs):
             raise UsageError("the request names a job twice")
+        if isinstance(request, Requeue):
+            client.check_retry()
         if isinstance(request, Edit):
             request = self._checked_edit(client, caller, request)
         wait_s = min(max(0.0, given.get("wait_s", ANSWER_S)), 30.0)
@@ -246,7 +275,7 @@ class Front:
             lines = tuple(f"{REPORT_IT}: see gpujob system status" if REPORT_IT in line else line for line in lines)
         return code, lines
 
-    def _checked_edit(self, client: SchedulerClient, caller: Caller, request: Edit) -> Edit:
+    def _checked_edit(self, client: _Client, caller: Caller, request: Edit) -> Edit:
         """Return the edit with typed changes, and with needs that are computed here. Raises SchedulerError."""
         if not set(request.changes) <= set(EDITABLE):
             raise UsageError("such a change is not possible")
@@ -261,6 +290,7 @@ class Front:
             check_spec(changed_spec(job.spec, request.changes))
         changes = {name: getattr(changed_spec(JobSpec(), request.changes), name) for name in request.changes}
         needs = needs_after(found, changes, lambda: self._table(client), client.gpus)
+        client.check_edit(found, needs)
         return Edit(request.jobs, changes, needs)
 
     def _table(self, client: SchedulerClient) -> ModelTable:
@@ -305,14 +335,13 @@ class Front:
         seen = as_seen_by(caller, hide)
         if isinstance(result, Overview) and not caller.admin:
             own_files = f"{caller.user}:"
-            refused = [line for line in result.refused if line.path.startswith(own_files)]
             trouble = [
                 text
                 for text in result.trouble
                 if (f"not read: {own_files}" in text or "not read: " not in text)
                 and (not text.startswith("user ") or text.startswith(of_user(caller.uid)))
             ]
-            result = replace(result, refused=refused, trouble=trouble)
+            result = replace(result, trouble=trouble)
         if not hide or may(caller, "see_command"):
             return _with_jobs(result, seen)
 

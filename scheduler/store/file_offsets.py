@@ -129,9 +129,10 @@ def refused_in(connection: sqlite3.Connection, path: str) -> dict[int, tuple[str
     return {row[0]: (row[1], row[2]) for row in rows}
 
 
-def refused(connection: sqlite3.Connection, most: int = 1000) -> list[Refusal]:
-    """Return at most ``most`` refused lines, ordered by file and line number."""
+def refused(connection: sqlite3.Connection, most: int = 1000, of: str = "") -> list[Refusal]:
+    """Return at most ``most`` refused lines, ordered by file and line number. ``of``: how the path begins."""
     rows = connection.execute(
-        "SELECT path, number, text, reason, at FROM refused ORDER BY path, number LIMIT ?", (most,)
+        "SELECT path, number, text, reason, at FROM refused WHERE substr(path, 1, ?)=? ORDER BY path, number LIMIT ?",
+        (len(of), of, most),
     )
     return [Refusal(*row) for row in rows]

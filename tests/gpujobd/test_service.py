@@ -168,6 +168,12 @@ def test_a_job_above_the_limit_of_its_user_is_refused(machine: Machine) -> None:
         lambda: (done := machine.gpujob("bob", "submit", "--gpus", "2", "--", "true")).code and done, "the limit"
     )
     assert done.code == 3 and "the job needs 2 GPUs, and user bob may have 1 (limits); request less" in done.err
+    machine.gpujob("bob", "queue", "pause")
+    number = machine.submit("bob", "--", "true")
+    edited = machine.gpujob("bob", "edit", str(number), "--gpus", "2")
+    assert edited.code == 3 and "may have 1 (limits)" in edited.err, edited
+    machine.gpujob("bob", "queue", "resume")
+    machine.ended(number)
     machine.configure(machine.config)
     machine.clear()
 
