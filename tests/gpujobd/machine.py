@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import scheduler
 from tests.stories.harness import alive, wait_for
 
@@ -273,11 +275,10 @@ class Machine:
         """Return the pids of the children of the launcher that run a module, such as ``service``."""
         assert self.launcher is not None
         found = []
-        for pid in Path(f"/proc/{self.launcher.pid}/task/{self.launcher.pid}/children").read_text().split():
-            for one in (pid, *Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):  # below a PAM session
-                with contextlib.suppress(OSError):
-                    if f"scheduler.gpujobd.{module}".encode() in Path(f"/proc/{one}/cmdline").read_bytes().split(b"\0"):
-                        found.append(int(one))
+        for child in psutil.Process(self.launcher.pid).children(recursive=True):  # an agent may be below a PAM session
+            with contextlib.suppress(psutil.Error):
+                if f"scheduler.gpujobd.{module}" in child.cmdline():
+                    found.append(child.pid)
         return found
 
     def kill_scheduler(self) -> None:
