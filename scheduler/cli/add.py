@@ -120,7 +120,7 @@ def add(
 
 
 def _own_file(client: SchedulerClient) -> str:
-    """Return the jobs file of the user that the scheduler of all users reads. Raises SchedulerError if there is none."""
+    """Return the path of the first watched jobs file of the caller. Raises SchedulerError if there is none."""
     found = client.watched()
     if not found:
         raise SchedulerError("no jobs file of yours is read", do="have one read: gpujob watch")

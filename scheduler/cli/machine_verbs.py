@@ -82,7 +82,7 @@ def service(
 def watch(
     file: Annotated[str, typer.Argument(metavar="[FILE]", help="The jobs file [~/gpujob/jobs.txt].")] = "",
     *,
-    stop: Annotated[bool, typer.Option("--stop", help="Have it read no more; its jobs continue.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Stop reading it; its jobs continue.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="Print the files that are read.")] = False,
 ) -> None:
     """Have the scheduler of all users read a jobs file of yours: each line appended to it is a job."""
@@ -92,7 +92,7 @@ def watch(
 
 
 def token() -> None:
-    """Print a new token of yours for the page of the scheduler of all users; the previous one is no longer accepted."""
+    """Print a new token for your page of the scheduler of all users; your previous token is no longer accepted."""
     from scheduler.client.locate import client_of, system_socket
 
     client = client_of(system_socket())

@@ -14,7 +14,7 @@ DEFAULT = "~/gpujob/jobs.txt"
 
 
 def watch(file: str = "", *, stop: bool = False, listed: bool = False) -> int:
-    """Have a jobs file read, or read no more; print what was done and return the exit code 0. Raises SchedulerError.
+    """Begin or end the reading of a jobs file; print what was done and return the exit code 0. Raises SchedulerError.
 
     ``file``: by default ~/gpujob/jobs.txt, which is created if it does not exist. ``listed``: only print the files that
     are read.
@@ -32,7 +32,7 @@ def watch(file: str = "", *, stop: bool = False, listed: bool = False) -> int:
     client.watch(path, os.path.expanduser("~"), not stop)
     print(
         safe(
-            f"{path} is {'read no more; its jobs continue' if stop else 'read now: each line appended to it is a job'}"
+            f"{path} is {'not read any more; its jobs continue' if stop else 'read now: each line appended to it is a job'}"
         )
     )
     return 0
@@ -40,13 +40,8 @@ def watch(file: str = "", *, stop: bool = False, listed: bool = False) -> int:
 
 def _make(path: str, *, named: bool) -> None:
     """Create the default file if it does not exist. Raises SchedulerError if a named file does not exist."""
-    try:
-        os.stat(path)
+    if not _is_missing(path):
         return
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise SchedulerError(f"cannot be read: {error.strerror}", where=path) from None
     if named:
         raise SchedulerError("there is no such file", where=path, do=f"create it: touch {path}")
     try:
@@ -55,3 +50,14 @@ def _make(path: str, *, named: bool) -> None:
     except OSError as error:
         raise SchedulerError(f"cannot create the file: {error.strerror}", where=path) from None
     print(safe(f"gpujob: {path} was created"), file=sys.stderr)
+
+
+def _is_missing(path: str) -> bool:
+    """Return whether there is no such file. Raises SchedulerError if that cannot be seen, as in another user's folder."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        raise SchedulerError(f"cannot be read: {error.strerror}", where=path) from None
+    return False

@@ -540,7 +540,7 @@ class SchedulerClient:
         raise NotFound("only the scheduler of all users reads files of several users", do="see gpujob system --help")
 
     def watch(self, path: str, home: str, on: bool) -> None:
-        """Have the scheduler of all users read a jobs file of the caller, or (``on`` false) read it no more.
+        """Have the scheduler of all users read a jobs file of the caller, or (``on`` false) stop reading it.
 
         ``home``: home folder of the caller, for ``~`` in the lines. Raises NotFound if the file is not read.
         """

@@ -335,27 +335,26 @@ class _Decision(DecisionPass):
 
     def _unclaimed(self, observation: Unclaimed) -> None:
         job = self._of(observation.job, observation.attempt)
-        if job is None:
+        if job is None or not self._give_back(job):
             return
-        if job.state is JobState.STOPPING:
-            self._end(job, CANCELLED, ())
-            return
-        self._release(job, ())
-        move(job, Move.RETRY_SCHEDULED, self.now.wall)
         self.changed(job, "unclaimed", attempt=job.attempt)
         self.enqueue(job)
+
+    def _give_back(self, job: Job) -> bool:
+        """Free the GPUs of an attempt that never began; a job that is to be stopped is cancelled. Return whether it waits."""
+        if job.state is JobState.STOPPING:
+            self._end(job, CANCELLED, ())
+            return False
+        self._release(job, ())
+        move(job, Move.RETRY_SCHEDULED, self.now.wall)
+        return True
 
     def _missing(self, observation: Missing) -> None:
         job = self.find(observation.job)
         if job is not None and observation.attempt:
             job = self._of(observation.job, observation.attempt)
-            if job is None or job.began:
+            if job is None or job.began or not self._give_back(job):
                 return
-            if job.state is JobState.STOPPING:
-                self._end(job, CANCELLED, ())
-                return
-            self._release(job, ())
-            move(job, Move.RETRY_SCHEDULED, self.now.wall)
             job.attempt -= 1  # it never began, so its number is used again
             job.log, job.session = "", None
             self.plan.changed[job.id] = job

@@ -1,7 +1,7 @@
 """Who may do what in a scheduler that several users share (`gpujob system`): one table, from which `docs/sharing.md` is made.
 
 A scheduler of one user has no callers: everything is allowed there. Everybody sees all jobs (row ``see``): to hide jobs
-from other users, change `as_seen_by` and `gpujobd/front.py: _visible`, too.
+from other users, change `as_seen_by` and `gpujobd/visible.py`, too.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class FollowedFiles:
         return follower
 
     def unfollow(self, key: str) -> None:
-        """Watch a file no more."""
+        """Stop watching a file."""
         file = self.files.pop(key, None)
         if file is not None:
             file.follower.close()

@@ -15,7 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from scheduler.core.errors import SchedulerError
 from scheduler.daemon.helper_child import LIFE, PORT_TAKEN
-from scheduler.gpujobd.front import Front, UserClient
+from scheduler.gpujobd.calls import Calls
+from scheduler.gpujobd.user_client import UserClient
 from scheduler.store.paths import Places
 from scheduler.system.typed_json import from_json, typed
 from scheduler.web.app import make_app
@@ -37,14 +38,14 @@ class Settings:
 class UserApps:
     """The applications of the users. To the server it is one application and one hub of event streams."""
 
-    def __init__(self, front: Front) -> None:
-        self._front = front
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
         self._apps: dict[int, Starlette] = {}
 
     def app_of(self, uid: int) -> ASGIApp:
         """Return the application of a user."""
         if uid not in self._apps:
-            self._apps[uid] = make_app(Source(UserClient(self._front, uid)))
+            self._apps[uid] = make_app(Source(UserClient(self._calls, uid)))
         return self._apps[uid]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,7 +71,7 @@ def main() -> int:
     settings = typed(from_json(sys.argv[1]), Settings)
     way = Way("127.0.0.1", settings.port, "", "", False, (), int(os.environ.pop(LIFE)))
     path = tokens_file(Places(settings.state_file))
-    apps = UserApps(Front(settings.state_file, os.environ))
+    apps = UserApps(Calls(settings.state_file, os.environ))
     try:
         return serve_users(apps, way, lambda: read_tokens(path))
     except PortTaken as error:

@@ -167,7 +167,7 @@ class RemoteFollower:
         return None
 
     def close(self) -> None:
-        """Have the agent read the file no more."""
+        """Have the agent stop reading the file."""
         self._send({"do": "unfollow", "path": self.file.path})
 
 
@@ -178,7 +178,7 @@ class FileAgents(Protocol):
         """Have the agent of a user read a file, also each later agent."""
 
     def forget_file(self, uid: int, path: str) -> None:
-        """Have the agents of a user read a file no more."""
+        """Have the agents of a user stop reading a file."""
 
     def send_about_file(self, uid: int, message: dict[str, Any]) -> None:
         """Send a message about a file to the agent of a user, if there is one."""
@@ -196,7 +196,7 @@ class UserFiles:
         self._watched: dict[str, WatchedFile] = {}
 
     def step(self, _now: Now) -> None:
-        """Follow new files, and follow files no more that were taken back. Raises sqlite3.Error."""
+        """Begin to follow new files, and stop following files that users have stopped. Raises sqlite3.Error."""
         connection = self._context.db.connection
         noted = rows.meta(connection, WATCHED)
         if noted == self._noted:

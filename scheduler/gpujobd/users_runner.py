@@ -373,7 +373,7 @@ class UsersRunner:
     def _check_hands(self, user: _User, now: float) -> None:
         """Have the launcher kill what the agent has not killed; end an agent that does not start a job."""
         for hand in user.hands.values():
-            if now >= hand.hard_due and hand.job.process is not None:
+            if hand.job.process is not None and now >= hand.hard_due:
                 hand.hard_due = now + HARD_S
                 try:
                     self._link.signal(user.uid, hand.job.process, signal.SIGKILL)
@@ -504,7 +504,7 @@ class UsersRunner:
         return observation
 
     def forget_others(self, parked: Mapping[int, str]) -> None:
-        """Have the agents look no more for files of jobs that do not wait for them. ``parked``: job → reason code."""
+        """Have the agents stop looking for the files of jobs that do not wait for them. ``parked``: job → reason code."""
         now = time.monotonic()
         for user in self._users.values():
             for number in [
@@ -525,7 +525,7 @@ class UsersRunner:
             self._ask_for_agent(user)
 
     def forget_file(self, uid: int, path: str) -> None:
-        """Have the agents of a user read a file no more."""
+        """Have the agents of a user stop reading a file."""
         if uid in self._users:
             self._users[uid].files.pop(path, None)
 
@@ -573,7 +573,8 @@ class UsersRunner:
                 due.append((user.idle_since or time.monotonic()) + IDLE_S)
             elif user.channel is not None:
                 due.append(self._alive_due(user))
-                due += [min(hand.hard_due, self._start_due(hand)) for hand in user.hands.values()]
+                for hand in user.hands.values():
+                    due.append(self._start_due(hand) if hand.job.process is None else hand.hard_due)
         return min(due, default=None)
 
     def supervisors(self) -> list[Process]:

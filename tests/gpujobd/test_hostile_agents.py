@@ -65,6 +65,11 @@ class Bench:
         assert found is not None
         return Process(found.pid, found.ticks)
 
+    def kill(self) -> None:
+        """Kill the process of the job."""
+        self.children[0].kill()
+        self.children[0].wait()
+
     def look(self) -> bool:
         """Take in what the runner has observed; return whether there is anything."""
         self.facts += self.runner.look()
@@ -189,8 +194,7 @@ def test_the_end_of_a_live_process_keeps_the_process_as_a_leftover(bench: Bench)
     bench.say(channel, "gone", key="7.1")
     other = bench.is_replaced(channel)
     assert not bench.facts, "the process lives"
-    bench.children[0].kill()
-    bench.children[0].wait()
+    bench.kill()
     bench.say(other, "gone", key="7.1")
     wait_for(bench.look, "the end of the leftover process")
     assert bench.facts == [Gone("7.1")]
@@ -228,8 +232,7 @@ def test_an_agent_that_answers_is_not_replaced(bench: Bench, monkeypatch: pytest
 def test_an_agent_without_tasks_has_time_to_answer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time counts from the first task after a pause, and from the question."""
     _, _, channel = bench.running()
-    bench.children[0].kill()
-    bench.children[0].wait()
+    bench.kill()
     bench.say(channel, "ended", job=7, attempt=1, exit_code=None, signal=9, at=time.time())
     wait_for(bench.look, "the end")
     user = bench.runner._users[UID]
@@ -245,8 +248,7 @@ def test_an_agent_without_tasks_has_time_to_answer(bench: Bench, monkeypatch: py
 def test_a_deleted_attempt_record_does_not_keep_the_gpus(bench: Bench) -> None:
     """A user can delete the records of the agent. The job counts as lost when its process has ended."""
     _, _, channel = bench.running()
-    bench.children[0].kill()
-    bench.children[0].wait()
+    bench.kill()
     channel.close()
     other = bench.agent()
     assert bench.hears(other, "adopt")["job"]["state"] == "running"
