@@ -15,6 +15,7 @@ from scheduler.core.secrets import without_secrets, words_without_secrets
 
 OWNER, OTHER, ADMINISTRATOR = "owner", "other user", "administrator"
 ROLES = (OWNER, OTHER, ADMINISTRATOR)
+LEAST_UID = 1000  # user ids of people, on Debian and others (UID_MIN in /etc/login.defs)
 HIDDEN_COMMAND = "(hidden)"  # stands for the command of another user's job (setting `hide_commands`)
 
 

@@ -35,7 +35,7 @@ from scheduler.core.job_options import EDITABLE
 from scheduler.core.log_names import user_logs
 from scheduler.core.model_table import ModelTable, table_from
 from scheduler.core.requests import KINDS, Edit, Requeue, to_row
-from scheduler.core.rights import Caller, check, check_job, may
+from scheduler.core.rights import LEAST_UID, Caller, check, check_job, may
 from scheduler.core.users import Users
 from scheduler.daemon.user_shares import GROUPS
 from scheduler.gpujobd.user_files import WatchedFile, save_watched, watched_in
@@ -51,7 +51,6 @@ GROUPS_S = 10.0  # how long the groups of a user are remembered
 MOST_FILES = 20  # jobs files of a user
 MOST_NUMBERS = 20_000  # in a request: job ids and GPUs
 LONGEST_ENVIRONMENT = 256 << 10  # bytes of the variables of a job
-LEAST_UID = 1000  # of people, as in `system_run.py`
 
 
 class LimitedClient(SchedulerClient):

@@ -11,13 +11,13 @@ import sys
 from dataclasses import dataclass
 
 from scheduler.core.errors import Refused, SchedulerError
+from scheduler.core.rights import LEAST_UID
 from scheduler.gpujobd import agent, launcher, service
 from scheduler.gpujobd.cgroups import delegate
 from scheduler.system.typed_json import to_json
 
 USER, NOBODY = "gpujob", "nobody"
 PAM_SERVICE = "gpujob"
-LEAST_UID = 1000  # of people, on Debian and others (UID_MIN in /etc/login.defs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,9 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from scheduler.core.backoff import Backoff
 from scheduler.core.config import Config
 from scheduler.core.failure_patterns import HOST_MEMORY
 from scheduler.core.job import Failure, Job, JobState, Process
@@ -25,6 +24,7 @@ from scheduler.daemon.parts import NEVER
 from scheduler.environments.resolve import stored_environment
 from scheduler.gpujobd.cgroups import JobCgroups
 from scheduler.gpujobd.channel import Channel, Closed
+from scheduler.gpujobd.in_hand import InHand, Reported, UserState, checked_end
 from scheduler.gpujobd.launcher_link import AgentStarted, LauncherGone, LauncherLink
 from scheduler.gpujobd.messages import INVALID, attempt_of, observation_of, of_user, without_surrogates
 from scheduler.gpujobd.user_files import RemoteFollower
@@ -32,8 +32,6 @@ from scheduler.system.processes import lives
 from scheduler.system.typed_json import plain, typed
 
 IDLE_S = 60.0  # an agent without attempts ends after this time
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0  # between two starts of the agent of a user
-GROUPS_S = 30.0  # between two looks whether the groups of a user have changed
 SETTLED_S = 10.0  # after this time, the scheduler has recorded what an agent said
 LOST_DELAY_S = 5.0  # between two looks at the processes of a user who has no agent
 HARD_S = 10.0  # after this time, the launcher also kills a process that the agent was to kill
@@ -41,52 +39,6 @@ START_S = 60.0  # besides the limit of an activation: an agent that has not star
 MOST_PACKETS = 16  # of an agent in one look: an agent must not keep the scheduler from others
 SILENT_S = 30.0  # an agent that says nothing for this time is asked whether it lives, and then has as long to answer
 LONGEST_MESSAGE = 16 << 20  # bytes of a message of an agent
-
-Reported = Ended | NeverRan | Unclaimed | Lost | Missing  # why an attempt is no longer in hand
-
-
-@dataclass(slots=True)
-class _Hand:
-    """An attempt in hand. ``job``: as it was started or adopted; ``sent``: whether the present agent knows it."""
-
-    job: Job
-    ordinals: dict[int, int] | None = None  # of an attempt to start; None: to adopt
-    sent: bool = False
-    sent_at: float = 0.0  # when it was sent (monotonic seconds)
-    stop: bool | None = None  # a stop was requested; True: a hard one
-    hard_due: float = NEVER  # when the launcher has to kill the main process (monotonic seconds)
-    begun: float = 0.0  # when its command started, in seconds since 1970
-    started: Started | None = None  # what the agent said of the start
-
-
-@dataclass(slots=True)
-class _User:
-    """A user with attempts in hand, and the user's agent. ``channel``: None while there is no agent."""
-
-    uid: int
-    hands: dict[str, _Hand] = field(default_factory=dict)
-    held: dict[str, tuple[int, int, Sequence[Process]]] = field(default_factory=dict)  # leftovers, by attempt key
-    missing: dict[int, float] = field(default_factory=dict)  # jobs that the agent says lack a file → since when
-    stops: list[tuple[Job, bool]] = field(default_factory=list)  # for the next agent
-    actions: list[tuple[Job, str]] = field(default_factory=list)  # for the next agent: job, on_finish or mail
-    files: dict[str, RemoteFollower] = field(default_factory=dict)  # jobs files, by path
-    acting: dict[tuple[int, str], Job] = field(default_factory=dict)  # actions that the agent has not confirmed
-    warned: set[tuple[int, str]] = field(default_factory=set)  # those of them that have their warning
-    channel: Channel | None = None
-    heard: float = 0.0  # when the agent last said something, or got its first task (monotonic seconds)
-    pinged: float = 0.0  # when it was asked since then whether it lives; 0: it was not
-    cannot: str = ""  # why the last agent could not begin
-    asked: bool = False
-    due: float = 0.0  # when to ask for an agent again (monotonic seconds)
-    wait: Backoff = field(default_factory=lambda: Backoff(FIRST_WAIT_S, LONGEST_WAIT_S))
-    idle_since: float | None = None
-    refusal: str = ""  # why there is no agent
-    trouble: str = ""
-    look_due: float = 0.0
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.hands or self.held or self.missing or self.stops or self.actions or self.acting or self.files)
 
 
 class UsersRunner:
@@ -112,12 +64,12 @@ class UsersRunner:
         self.warn: Callable[[Job, str], None] = _no_warning
         self._end, self._changed, self._owner, self._cgroups = end, changed, owner, cgroups
         self._link, self._config, self._mark, self._found_again = link, config, mark, found_again
-        self._users: dict[int, _User] = {}
+        self._users: dict[int, UserState] = {}
         self._facts: list[Observation] = []
         self._sent_config: Config | None = None
         self._epoll = select.epoll()
         self._epoll.register(link, select.EPOLLIN)
-        self._channels: dict[int, _User] = {}  # by descriptor
+        self._channels: dict[int, UserState] = {}  # by descriptor
 
     # -- starting and adopting ----------------------------------------------------------------------------
 
@@ -139,9 +91,9 @@ class UsersRunner:
         if job.spec.uid is None:
             self._facts.append(NeverRan(job.id, job.attempt, "it belongs to no user", True, time.time()))
             return
-        user = self._users.setdefault(job.spec.uid, _User(job.spec.uid))
+        user = self._users.setdefault(job.spec.uid, UserState(job.spec.uid))
         if job.attempt_key not in user.hands:
-            user.hands[job.attempt_key] = _Hand(replace(job), ordinals, begun=job.started_at or 0.0)
+            user.hands[job.attempt_key] = InHand(replace(job), ordinals, begun=job.started_at or 0.0)
             user.missing.pop(job.id, None)
         self._pass_on(user)
 
@@ -154,7 +106,7 @@ class UsersRunner:
             if hard and self._cgroups is not None:
                 self._cgroups.kill(job.attempt_key)  # also what has left the session and the environment of the job
             if job.spec.uid is not None:
-                user = self._users.setdefault(job.spec.uid, _User(job.spec.uid))
+                user = self._users.setdefault(job.spec.uid, UserState(job.spec.uid))
                 user.stops.append((replace(job), hard))
                 hand = user.hands.get(job.attempt_key)
                 if hand is not None:
@@ -170,14 +122,14 @@ class UsersRunner:
             if uid is None:
                 self._facts.append(Gone(key))
                 return
-            user = self._users.setdefault(uid, _User(uid))
+            user = self._users.setdefault(uid, UserState(uid))
         user.held[key] = (job, attempt, tuple(processes))
         if user.channel is not None:
             self._send(user, _leftovers(key, job, attempt, processes))
         else:
             self._pass_on(user)
 
-    def _pass_on(self, user: _User) -> None:
+    def _pass_on(self, user: UserState) -> None:
         """Send what the agent of a user does not know yet; ask for an agent if there is none."""
         if user.channel is None:
             self._ask_for_agent(user)
@@ -206,7 +158,7 @@ class UsersRunner:
             stops, user.stops = user.stops, []
             self._send(user, {"do": "stop", "jobs": [[plain(job), hard] for job, hard in stops]})
 
-    def _send(self, user: _User, message: dict[str, Any]) -> None:
+    def _send(self, user: UserState, message: dict[str, Any]) -> None:
         if user.channel is not None:
             try:
                 user.channel.send(message)
@@ -215,14 +167,14 @@ class UsersRunner:
                 return
             self._watch(user)
 
-    def _watch(self, user: _User) -> None:
+    def _watch(self, user: UserState) -> None:
         if user.channel is not None:
             wanted = select.EPOLLIN | (select.EPOLLOUT if user.channel.waits else 0)
             self._epoll.modify(user.channel.fileno(), wanted)
 
     # -- agents -------------------------------------------------------------------------------------------
 
-    def _ask_for_agent(self, user: _User) -> None:
+    def _ask_for_agent(self, user: UserState) -> None:
         if user.asked or self.launcher_gone or time.monotonic() < user.due:
             return
         user.asked = True
@@ -231,7 +183,7 @@ class UsersRunner:
         except LauncherGone:
             self._launcher_ended()
 
-    def _agent_answered(self, user: _User, answer: AgentStarted | str) -> None:
+    def _agent_answered(self, user: UserState, answer: AgentStarted | str) -> None:
         user.asked = False
         user.due = time.monotonic() + user.wait.next()
         if isinstance(answer, str):
@@ -259,7 +211,7 @@ class UsersRunner:
         config = replace(self._config(), state_file=self._mark, screen=self.name == "screen")
         return {"do": "settings", "config": plain(config), "cgroups": self._cgroups is not None}
 
-    def _without_agent(self, user: _User) -> None:
+    def _without_agent(self, user: UserState) -> None:
         """Settle what can be settled for a user who gets no agent, for example because the user was deleted."""
         user.look_due = time.monotonic() + LOST_DELAY_S
         now = time.time()
@@ -289,7 +241,7 @@ class UsersRunner:
             self._found_again(number)
         user.missing.clear()
 
-    def _agent_ended(self, user: _User) -> None:
+    def _agent_ended(self, user: UserState) -> None:
         if user.channel is None:
             return
         for _ in range(2):  # the first read reports that the agent has ended without reading all (ECONNRESET)
@@ -350,7 +302,7 @@ class UsersRunner:
             for user in list(self._channels.values()):
                 self._send(user, self._settings())
 
-    def _look_at(self, user: _User, now: float) -> None:
+    def _look_at(self, user: UserState, now: float) -> None:
         if user.channel is None:
             if user.busy:
                 if user.refusal and now >= user.look_due:
@@ -370,7 +322,7 @@ class UsersRunner:
         elif now - user.idle_since >= IDLE_S:
             self._agent_ended(user)
 
-    def _check_hands(self, user: _User, now: float) -> None:
+    def _check_hands(self, user: UserState, now: float) -> None:
         """Have the launcher kill what the agent has not killed; end an agent that does not start a job."""
         for hand in user.hands.values():
             if hand.job.process is not None and now >= hand.hard_due:
@@ -384,19 +336,19 @@ class UsersRunner:
                 self._agent_ended(user)
                 return
 
-    def _start_due(self, hand: _Hand) -> float:
+    def _start_due(self, hand: InHand) -> float:
         """Return when the agent must have said what became of an attempt (monotonic seconds)."""
         late = hand.sent and hand.job.process is None
         return hand.sent_at + START_S + self._config().activation_limit if late else NEVER
 
-    def _alive_due(self, user: _User) -> float:
+    def _alive_due(self, user: UserState) -> float:
         """Return when to ask an agent whether it lives, or when to end it because it has not answered (monotonic seconds).
 
         An agent that activates an environment answers afterwards.
         """
         return user.pinged + SILENT_S + self._config().activation_limit if user.pinged else user.heard + SILENT_S
 
-    def _check_alive(self, user: _User, now: float) -> None:
+    def _check_alive(self, user: UserState, now: float) -> None:
         """Ask an agent whether it lives if it says nothing; end it if it does not answer: the next one adopts its jobs."""
         if now < self._alive_due(user):
             return
@@ -406,7 +358,7 @@ class UsersRunner:
             return
         self._agent_ended(user)  # before it starts another agent, the launcher kills this one
 
-    def _hear(self, user: _User) -> None:
+    def _hear(self, user: UserState) -> None:
         if user.channel is None:
             return
         try:
@@ -420,7 +372,7 @@ class UsersRunner:
         except (Closed, *INVALID):  # it has ended, or says what an agent never says: the next agent adopts its jobs
             self._agent_ended(user)
 
-    def _handle(self, user: _User, message: Any) -> None:
+    def _handle(self, user: UserState, message: Any) -> None:
         """Handle a message of an agent. Raises ValueError, RecursionError if it is not valid, OSError if /proc cannot be read."""
         about = attempt_of(message)
         if about is not None and about not in user.hands:
@@ -476,12 +428,12 @@ class UsersRunner:
                     self.warn(hand.job, problem)
         else:
             del user.hands[key]
-            observation = self._with_cgroup(key, _checked_end(hand, observation))
+            observation = self._with_cgroup(key, checked_end(hand, observation))
             if isinstance(observation, Missing):
                 user.missing[observation.job] = time.monotonic()
         self._facts.append(observation)
 
-    def _hear_of_action(self, user: _User, kind: str, which: tuple[int, str], message: dict[str, Any]) -> None:
+    def _hear_of_action(self, user: UserState, kind: str, which: tuple[int, str], message: dict[str, Any]) -> None:
         job = user.acting.get(which)
         if job is not None and kind == "acted":
             del user.acting[which]
@@ -517,7 +469,7 @@ class UsersRunner:
 
     def follow_file(self, uid: int, path: str, follower: RemoteFollower) -> None:
         """Have the agent of a user read a file, also each later agent."""
-        user = self._users.setdefault(uid, _User(uid))
+        user = self._users.setdefault(uid, UserState(uid))
         user.files[path] = follower
         if user.channel is not None:
             self._send(user, follower.begin())
@@ -539,7 +491,7 @@ class UsersRunner:
     def run(self, job: Job, what: str) -> None:
         """Have the agent of the user run an action at the end of a job. ``what``: on_finish or mail."""
         if job.spec.uid is not None and (job.spec.on_finish if what == "on_finish" else job.spec.mail_to):
-            user = self._users.setdefault(job.spec.uid, _User(job.spec.uid))
+            user = self._users.setdefault(job.spec.uid, UserState(job.spec.uid))
             user.actions.append((replace(job), what))
             self._pass_on(user)
 
@@ -607,13 +559,3 @@ def _no_warning(job: Job, text: str) -> None:
 
 def _leftovers(key: str, job: int, attempt: int, processes: Sequence[Process]) -> dict[str, Any]:
     return {"do": "leftovers", "key": key, "job": job, "attempt": attempt, "processes": plain(list(processes))}
-
-
-def _checked_end(hand: _Hand, observation: Reported) -> Reported:
-    """Return the end of an attempt as far as it can be true: it does not end before its start or while its process lives."""
-    if not isinstance(observation, (Ended, Lost)):
-        return observation
-    left = observation.leftovers
-    if hand.job.process is not None and hand.job.process not in left and lives(hand.job.process):
-        left = (hand.job.process, *left)
-    return replace(observation, at=max(observation.at, hand.begun), leftovers=left)

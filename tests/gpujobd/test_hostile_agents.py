@@ -23,7 +23,7 @@ from scheduler.core.file_offsets import FileMark
 from scheduler.core.job import Job, JobState, Process
 from scheduler.core.launch import Launch
 from scheduler.core.observations import Ended, Gone, Lost, Observation, Started
-from scheduler.gpujobd import messages, users_runner
+from scheduler.gpujobd import in_hand, messages, users_runner
 from scheduler.gpujobd.channel import Channel, Closed
 from scheduler.gpujobd.launcher_link import LauncherLink
 from scheduler.gpujobd.user_files import RemoteFollower, WatchedFile
@@ -159,7 +159,7 @@ class Bench:
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     """Yield a `Bench`, and end its processes."""
-    monkeypatch.setattr(users_runner, "FIRST_WAIT_S", 0.02)
+    monkeypatch.setattr(in_hand, "FIRST_WAIT_S", 0.02)
     made = Bench()
     yield made
     made.close()
