@@ -23,6 +23,7 @@ from scheduler.intake.parsers import Parser
 from scheduler.store import file_offsets as kept
 from scheduler.store import jobs as rows
 
+MOST_KNOWN = 10_000  # refusals that are remembered as logged
 LONGEST_REASON = 3000
 JUDGED_FOR = "refused_for:"  # key in `meta`, before the file's path: the GPUs for which refused lines were last read
 
@@ -126,6 +127,8 @@ class Reader:
         kept.refuse(connection, refusal)
         said = (_hash(line.text), refusal.reason)
         if said not in self.known_refusals:
+            if len(self.known_refusals) >= MOST_KNOWN:
+                self.known_refusals.clear()  # they are logged once more, and the memory has a bound
             self.known_refusals.add(said)
             out.refusals.append(refusal)
 

@@ -11,6 +11,7 @@ import pwd
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -74,16 +75,22 @@ class LimitedClient(SchedulerClient):
         groups = json.loads(rows.meta(connection, GROUPS) or "{}")
         return Users(limits=self._calls.settings().limits, groups=groups)
 
-    def _check_waiting(self, connection: sqlite3.Connection, user: str) -> None:
+    def _check_waiting(self, connection: sqlite3.Connection, user: str, more: int = 1) -> None:
+        """Raise Refused if a user may not have so many more waiting jobs."""
         users = self._users_in(connection)
-        over = users.over_waiting(user, rows.waiting_by_user(connection)) if users.limits else ""
+        if not users.limits:
+            return
+        waiting = rows.waiting_by_user(connection)
+        over = users.over_waiting(user, {**waiting, user: waiting.get(user, 0) + more - 1})
         if over:
             raise Refused(over, do="wait until some have started")
 
-    def check_retry(self) -> None:
-        """Raise Refused if the user has too many waiting jobs to run ended ones again."""
+    def check_retry(self, jobs: Sequence[int]) -> None:
+        """Raise Refused if the owners have too many waiting jobs to run these ended ones again."""
+        owners = Counter(job.spec.user for job in self.known(jobs).values() if job.state.ended)
         with self._reading() as connection:
-            self._check_waiting(connection, self.user)
+            for user, number in owners.items():
+                self._check_waiting(connection, user, number)
 
     def check_edit(self, jobs: Sequence[Job], needs: Sequence[tuple[int, int]]) -> None:
         """Raise Refused if the limits of the owners never let the jobs start with these needs."""
@@ -226,7 +233,7 @@ class Calls:
         if len(set(jobs)) != len(jobs):
             raise UsageError("the request names a job twice")
         if isinstance(request, Requeue):
-            client.check_retry()
+            client.check_retry(request.jobs)
         if isinstance(request, Edit):
             request = self._checked_edit(client, caller, request)
         wait_s = min(max(0.0, given.get("wait_s", ANSWER_S)), 30.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -27,6 +28,7 @@ class InHand:
     sent_at: float = 0.0  # when it was sent (monotonic seconds)
     stop: bool | None = None  # a stop was requested; True: a hard one
     hard_due: float = NEVER  # when the launcher has to kill the main process (monotonic seconds)
+    unanswered: int = 0  # agents that were ended because they did not say what became of the attempt
     begun: float = 0.0  # when its command started, in seconds since 1970
     started: Started | None = None  # what the agent said of the start
 
@@ -39,6 +41,8 @@ class UserState:
     hands: dict[str, InHand] = field(default_factory=dict)
     held: dict[str, tuple[int, int, Sequence[Process]]] = field(default_factory=dict)  # leftovers, by attempt key
     missing: dict[int, float] = field(default_factory=dict)  # jobs that the agent says lack a file → since when
+    found: dict[int, float] = field(default_factory=dict)  # jobs that lack no file any more → when they may start
+    unclaimed: Counter[int] = field(default_factory=Counter)  # job → attempts in a row that the agent did not start
     stops: list[tuple[Job, bool]] = field(default_factory=list)  # for the next agent
     actions: list[tuple[Job, str]] = field(default_factory=list)  # for the next agent: job, on_finish or mail
     files: dict[str, RemoteFollower] = field(default_factory=dict)  # jobs files, by path
@@ -53,13 +57,23 @@ class UserState:
     wait: Backoff = field(default_factory=lambda: Backoff(FIRST_WAIT_S, LONGEST_WAIT_S))
     idle_since: float | None = None
     refusal: str = ""  # why there is no agent
+    refused_since: float = 0.0  # since when (monotonic seconds)
     trouble: str = ""
     look_due: float = 0.0
 
     @property
     def busy(self) -> bool:
         """Whether the user needs an agent."""
-        return bool(self.hands or self.held or self.missing or self.stops or self.actions or self.acting or self.files)
+        return bool(
+            self.hands
+            or self.held
+            or self.missing
+            or self.found
+            or self.stops
+            or self.actions
+            or self.acting
+            or self.files
+        )
 
 
 def checked_end(hand: InHand, observation: Reported) -> Reported:

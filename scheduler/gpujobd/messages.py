@@ -107,4 +107,7 @@ def _may_be_of(process: Process, uid: int) -> bool:
     if not 0 < process.pid <= MOST_PID or not 0 <= process.ticks <= MOST_TICKS:
         return False
     found = seen(process.pid)
-    return found is None or found.ticks != process.ticks or real_uid(process.pid) in (uid, None)
+    if found is None or found.ticks != process.ticks:
+        return True  # it has ended
+    owner = real_uid(process.pid)
+    return owner in (uid, None) or (owner == 0 and real_uid(found.parent) == uid)  # such as sudo, started by the user

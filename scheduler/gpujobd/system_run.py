@@ -108,11 +108,19 @@ def check_installation() -> None:
     """Raise Refused if a user other than root can change the program, or if users cannot run it."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     roots = [sys.executable, os.path.realpath(sys.executable), package, *filter(os.path.isdir, sys.path)]
-    for path in dict.fromkeys(map(os.path.abspath, roots)):
+    for path in (os.path.dirname(os.path.abspath(sys.executable)), os.path.join(sys.prefix, "pyvenv.cfg")):
+        if os.path.exists(path):
+            check_place(path, reachable=True)
+    to_walk = [*dict.fromkeys(map(os.path.abspath, roots))]
+    for path in to_walk:
         check_place(path, reachable=True)
+    for path in to_walk:  # grows: folders that links in it name are walked, too
         for folder, folders, names in os.walk(path):
             for found in (folder, *(os.path.join(folder, name) for name in (*folders, *names))):
-                _check_one(found, os.lstat(found))
+                status = os.lstat(found)
+                _check_one(found, status)
+                if stat.S_ISLNK(status.st_mode) and os.path.isdir(found) and os.path.realpath(found) not in to_walk:
+                    to_walk.append(os.path.realpath(found))
 
 
 def check_place(path: str, *, reachable: bool = False) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,7 @@ from scheduler.system.typed_json import plain, typed
 WATCHED = "user_files"  # key in `meta`: list of watched files (`WatchedFile`) as JSON
 FULL_AGAIN_S = 1.0  # between two looks whether a user has room for more waiting jobs
 HIGHEST = 1 << 62
+RESTART_S = 2.0  # between two readings of a file from its beginning
 MOST_REFUSED = 1000  # lines of a file that are no jobs; then no more of its lines are read
 
 
@@ -80,6 +82,8 @@ class RemoteFollower:
         self._trouble = ""
         self._old: list[LineRead] | None = None
         self._asked = False  # for old lines
+        self._blocked = False  # too many lines were refused
+        self._restart_due = 0.0  # when it may be read from its beginning again (monotonic seconds)
 
     def begin(self) -> dict[str, Any]:
         """Return the message with which an agent begins to read the file, after the recorded lines."""
@@ -134,7 +138,12 @@ class RemoteFollower:
         self.look_again_at = None
         if self._trouble:
             raise FileTrouble(self._trouble, where=self.path)
-        if self._batch is not None and not self._batch.restart and self._refused() >= MOST_REFUSED:
+        restart = self._batch is not None and self._batch.restart
+        if restart and now < self._restart_due:
+            self.look_again_at = self._restart_due
+            return None
+        self._blocked = not restart and (self._blocked or self._batch is not None) and self._refused() >= MOST_REFUSED
+        if self._blocked:
             raise FileTrouble(
                 f"it has {MOST_REFUSED} lines that are no jobs; replace it by a file without them", where=self.path
             )
@@ -147,12 +156,15 @@ class RemoteFollower:
         """Have the agent send the lines after ``batch``, which was recorded."""
         if batch.again:
             return
+        if batch.restart:
+            self._restart_due = time.monotonic() + RESTART_S
         self._mark, self._batch = batch.mark, None
         self._send({"do": "accept", "path": self.file.path, "mark": plain(batch.mark)})
 
     def check_whole(self) -> None:
         """Have the agent check whether the lines that were read already are still the same."""
-        self._send({"do": "check", "path": self.file.path})
+        self._asked = False
+        self._send(self.begin() if self._blocked else {"do": "check", "path": self.file.path})
 
     def old_lines(self, numbers: Collection[int]) -> list[LineRead] | None:
         """Return lines that were read already; None until the agent has sent them."""

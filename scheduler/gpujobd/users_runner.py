@@ -32,6 +32,10 @@ from scheduler.system.processes import lives
 from scheduler.system.typed_json import plain, typed
 
 IDLE_S = 60.0  # an agent without attempts ends after this time
+FOUND_S = 2.0  # from a report of a missing file to the next start, at least
+MOST_UNCLAIMED = 3  # attempts in a row that an agent does not start; then the start counts as failed
+MOST_UNANSWERED = 5  # agents that do not say what became of an attempt; then the attempt counts as lost
+REFUSED_S = 30.0  # a user who gets no agent for this time is gone, and not only unknown for a moment
 SETTLED_S = 10.0  # after this time, the scheduler has recorded what an agent said
 LOST_DELAY_S = 5.0  # between two looks at the processes of a user who has no agent
 HARD_S = 10.0  # after this time, the launcher also kills a process that the agent was to kill
@@ -111,7 +115,7 @@ class UsersRunner:
                 hand = user.hands.get(job.attempt_key)
                 if hand is not None:
                     hand.stop = hard
-                    hand.hard_due = time.monotonic() + HARD_S if hard else hand.hard_due
+                    hand.hard_due = min(hand.hard_due, time.monotonic() + HARD_S) if hard else hand.hard_due
                 self._pass_on(user)
 
     def watch_leftovers(self, key: str, job: int, attempt: int, processes: Sequence[Process]) -> None:
@@ -187,6 +191,7 @@ class UsersRunner:
         user.asked = False
         user.due = time.monotonic() + user.wait.next()
         if isinstance(answer, str):
+            user.refused_since = user.refused_since if user.refusal else time.monotonic()
             user.refusal = answer
             self._without_agent(user)
             return
@@ -220,6 +225,8 @@ class UsersRunner:
                 with contextlib.suppress(LauncherGone):
                     self._link.signal(user.uid, job.process, signal.SIGKILL if hard else signal.SIGTERM)
         user.stops.clear()
+        if time.monotonic() - user.refused_since < REFUSED_S:
+            return
         for job, what in user.actions:
             self.warn(job, f"{what} was not run: {user.refusal}")
         user.actions.clear()
@@ -228,7 +235,7 @@ class UsersRunner:
             job = hand.job
             if hand.ordinals is not None:
                 self._facts.append(NeverRan(job.id, job.attempt, why, False, now))
-            elif job.process is not None and not lives(job.process):
+            elif job.process is None or not lives(job.process):
                 self._facts.append(Lost(job.id, job.attempt, f"it ended, and {why}", now))
             else:
                 continue
@@ -237,9 +244,14 @@ class UsersRunner:
             if not any(map(lives, processes)):
                 del user.held[key]
                 self._facts.append(Gone(key))
-        for number in user.missing:
+        self._look_again(user)
+
+    def _look_again(self, user: UserState) -> None:
+        """Try the start of the jobs that lack a file again: there is no agent that looks for it."""
+        for number in (*user.missing, *user.found):
             self._found_again(number)
         user.missing.clear()
+        user.found.clear()
 
     def _agent_ended(self, user: UserState) -> None:
         if user.channel is None:
@@ -257,8 +269,8 @@ class UsersRunner:
             self.warn(job, f"the agent of the user was killed at the end of the job: it is unknown whether {what} ran")
         user.acting.clear()
         user.warned.clear()
-        for number in user.missing:  # the next agent does not know them
-            self._found_again(number)
+        for number, since in user.missing.items():  # the next agent does not know them
+            user.found[number] = since + FOUND_S
         user.missing.clear()
         if user.busy:
             self._ask_for_agent(user)
@@ -317,22 +329,32 @@ class UsersRunner:
             user.wait.reset() if now >= user.due else None
             self._check_alive(user, now)
             self._check_hands(user, now)
+            for number in [number for number, due in user.found.items() if now >= due]:
+                del user.found[number]
+                self._found_again(number)
         elif user.idle_since is None:
             user.idle_since = now
         elif now - user.idle_since >= IDLE_S:
             self._agent_ended(user)
 
     def _check_hands(self, user: UserState, now: float) -> None:
-        """Have the launcher kill what the agent has not killed; end an agent that does not start a job."""
-        for hand in user.hands.values():
+        """Have the launcher kill what the agent has not killed; end an agent that does not say what became of an attempt."""
+        for key, hand in list(user.hands.items()):
+            late = now >= self._start_due(hand)
             if hand.job.process is not None and now >= hand.hard_due:
                 hand.hard_due = now + HARD_S
+                late = not lives(hand.job.process)
                 try:
                     self._link.signal(user.uid, hand.job.process, signal.SIGKILL)
                 except LauncherGone:
                     self._launcher_ended()
                     return
-            if now >= self._start_due(hand):
+            if late:
+                hand.unanswered += 1
+                if hand.unanswered >= MOST_UNANSWERED:
+                    del user.hands[key]
+                    why = f"{MOST_UNANSWERED} agents of the user have not said what became of it"
+                    self._facts.append(self._with_cgroup(key, Lost(hand.job.id, hand.job.attempt, why, time.time())))
                 self._agent_ended(user)
                 return
 
@@ -391,8 +413,8 @@ class UsersRunner:
                 user.cannot = str(message.get("text"))[:500]
             elif kind in ("warning", "acted"):
                 self._hear_of_action(user, kind, (typed(message.get("job"), int), str(message.get("what"))), message)
-            elif kind == "found" and user.missing.pop(typed(message.get("job"), int), None) is not None:
-                self._found_again(message["job"])
+            elif kind == "found" and (since := user.missing.pop(typed(message.get("job"), int), None)) is not None:
+                user.found[message["job"]] = since + FOUND_S
             return
         user.cannot = ""
         if isinstance(observation, Gone):
@@ -413,22 +435,29 @@ class UsersRunner:
             why = "it has ended, and the record of the attempt is gone"  # its user can delete the record
             observation = Lost(observation.job, observation.attempt, why, time.time())
         if isinstance(observation, Started):
-            known = hand.job.process
-            if known is not None and (observation.process == known or lives(known)):
-                if hand.started is not None:
-                    return  # it was said before
-                observation = replace(observation, process=known)
-            hand.job.process, hand.started = observation.process or known, observation
+            if hand.started is not None:
+                return  # it was said before
+            if observation.process is None:
+                raise ValueError("a start without a process of the user")
+            if hand.job.process is not None:
+                observation = replace(observation, process=hand.job.process)  # as the scheduler has recorded it
+            hand.job.process, hand.started = observation.process, observation
+            user.unclaimed.pop(observation.job, None)
             if hand.job.state is JobState.STARTING:
                 hand.job.state = JobState.RUNNING  # a later agent has to adopt it as a job that runs
             hand.begun = max(hand.begun, observation.at)
-            if self._cgroups is not None and hand.job.process is not None:
-                problem = self._cgroups.enter(hand.job, hand.job.process)
+            if self._cgroups is not None and observation.process is not None:
+                problem = self._cgroups.enter(hand.job, observation.process)
                 if problem:
                     self.warn(hand.job, problem)
         else:
-            del user.hands[key]
+            if isinstance(observation, Unclaimed):
+                user.unclaimed[observation.job] += 1
+                if user.unclaimed[observation.job] >= MOST_UNCLAIMED:
+                    why = f"the agent of the user has not started it {MOST_UNCLAIMED} times"
+                    observation = NeverRan(observation.job, observation.attempt, why, False, time.time())
             observation = self._with_cgroup(key, checked_end(hand, observation))
+            del user.hands[key]
             if isinstance(observation, Missing):
                 user.missing[observation.job] = time.monotonic()
         self._facts.append(observation)
@@ -524,7 +553,7 @@ class UsersRunner:
             elif user.channel is not None and not user.busy:
                 due.append((user.idle_since or time.monotonic()) + IDLE_S)
             elif user.channel is not None:
-                due.append(self._alive_due(user))
+                due += [self._alive_due(user), *user.found.values()]
                 for hand in user.hands.values():
                     due.append(self._start_due(hand) if hand.job.process is None else hand.hard_due)
         return min(due, default=None)

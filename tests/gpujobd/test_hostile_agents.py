@@ -6,6 +6,7 @@ The test plays the launcher and the agents; the processes of the jobs are real.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -22,7 +23,7 @@ from scheduler.core.errors import FileTrouble
 from scheduler.core.file_offsets import FileMark
 from scheduler.core.job import Job, JobState, Process
 from scheduler.core.launch import Launch
-from scheduler.core.observations import Ended, Gone, Lost, Observation, Started
+from scheduler.core.observations import Ended, Gone, Lost, NeverRan, Observation, Started
 from scheduler.gpujobd import in_hand, messages, users_runner
 from scheduler.gpujobd.channel import Channel, Closed
 from scheduler.gpujobd.launcher_link import LauncherLink
@@ -44,10 +45,11 @@ class Bench:
         ours, self.launcher = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.launcher.setblocking(False)
         self.ended = False
+        self.again: list[int] = []  # jobs that do not lack a file any more
         self.warnings: list[tuple[int, str]] = []
         config = Config(state_file="/nowhere/state.json", activation_limit=0.0)
         self.runner = UsersRunner(
-            LauncherLink(ours), lambda: config, "mark", lambda job: None, self._end, print, lambda job: UID
+            LauncherLink(ours), lambda: config, "mark", self.again.append, self._end, print, lambda job: UID
         )
         self.runner.warn = lambda job, text: self.warnings.append((job.id, text))
         self.facts: list[Observation] = []
@@ -264,7 +266,9 @@ def test_texts_that_the_store_cannot_record_are_made_readable(bench: Bench) -> N
     bench.runner.start(job, Launch("7.1", ("/bin/sleep",), {}, "/", ""))
     channel = bench.agent()
     bench.hears(channel, "start")
-    value = {"job": 7, "attempt": 1, "process": None, "at": 1.0, "session": "\ud800", "argv": ["\udcff"]}
+    process = bench.process()
+    value = {"job": 7, "attempt": 1, "process": {"pid": process.pid, "ticks": process.ticks}, "at": 1.0,
+             "session": "\ud800", "argv": ["\udcff"]}  # fmt: skip
     channel.send({"say": "started", "value": value})
     wait_for(bench.look, "the start")
     (started,) = bench.facts
@@ -302,10 +306,19 @@ def test_another_process_cannot_take_the_place_of_a_live_one(bench: Bench) -> No
 
 
 def test_the_launcher_kills_what_an_agent_does_not_kill(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(users_runner, "HARD_S", 0.05)
+    monkeypatch.setattr(users_runner, "HARD_S", 0.2)
     job, process, _ = bench.running()
-    bench.runner.stop([(job, True)])
-    request = bench.asked()
+    requests: list[dict[str, Any]] = []
+
+    def asked() -> bool:
+        bench.runner.stop([(job, True)])  # the scheduler repeats a hard stop
+        bench.look()
+        with contextlib.suppress(BlockingIOError):
+            requests.append(json.loads(bench.launcher.recv(4096)))
+        return bool(requests)
+
+    wait_for(asked, "a request to the launcher")
+    (request,) = requests
     assert (request["do"], request["uid"], request["number"]) == ("signal", UID, 9)
     assert (request["pid"], request["ticks"]) == (process.pid, process.ticks)
 
@@ -317,6 +330,93 @@ def test_an_agent_that_does_not_start_a_job_is_replaced(bench: Bench, monkeypatc
     )
     assert bench.hears(bench.agent(), "start")
     assert bench.hears(bench.agent(), "adopt")
+
+
+def test_a_start_that_no_agent_reports_counts_as_lost(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its GPUs must not stay allocated for ever: without a known process, it cannot be stopped."""
+    monkeypatch.setattr(users_runner, "START_S", 0.02)
+    bench.runner.start(
+        a_job(7, state=JobState.STARTING, attempt=1, uid=UID), Launch("7.1", ("/bin/true",), {}, "/", "")
+    )
+    for _ in range(users_runner.MOST_UNANSWERED):
+        bench.agent()
+    wait_for(bench.look, "the end")
+    (lost,) = bench.facts
+    assert isinstance(lost, Lost) and "have not said" in lost.why
+
+
+def test_a_start_without_a_process_is_refused_and_a_second_one_is_ignored(bench: Bench) -> None:
+    """Each start is recorded: an agent that repeats it could fill the store."""
+    bench.runner.start(
+        a_job(7, state=JobState.STARTING, attempt=1, uid=UID), Launch("7.1", ("/bin/true",), {}, "/", "")
+    )
+    channel = bench.agent()
+    bench.say(channel, "started", job=7, attempt=1, process=None, at=1.0)
+    other = bench.is_replaced(channel)
+    process = bench.process()
+    for pid in (process.pid, 4_000_000, 4_000_001):
+        bench.say(other, "started", job=7, attempt=1, process={"pid": pid, "ticks": process.ticks}, at=time.time())
+    other.send({"say": "trouble", "text": "last"})
+    wait_for(lambda: [bench.look(), bench.runner.trouble()][1], "the last message")
+    (started,) = bench.facts
+    assert isinstance(started, Started) and started.process == process
+
+
+def test_jobs_that_an_agent_does_not_start_wait_longer_each_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the scheduler would start them again and again, as fast as it can."""
+    monkeypatch.setattr(users_runner, "FOUND_S", 0.3)
+    channel = None
+    for attempt in (1, 2, 3):
+        job = a_job(7, state=JobState.STARTING, attempt=attempt, uid=UID)
+        bench.runner.start(job, Launch(job.attempt_key, ("/bin/true",), {}, "/", ""))
+        channel = channel or bench.agent()
+        bench.say(channel, "unclaimed", job=7, attempt=attempt)
+        wait_for(bench.look, "the end of the attempt")
+        last = bench.facts.pop()
+    assert isinstance(last, NeverRan) and not last.lasting
+    assert channel is not None
+    job = a_job(8, state=JobState.STARTING, attempt=1, uid=UID)
+    bench.runner.start(job, Launch("8.1", ("/bin/true",), {}, "/", ""))
+    begun = time.monotonic()
+    bench.say(channel, "missing", job=8, attempt=1, sentence="no script")
+    channel.send({"say": "found", "job": 8})
+    wait_for(lambda: [bench.look(), bench.again == [8]][1], "the next start")
+    assert time.monotonic() - begun >= 0.3
+
+
+def test_an_end_that_cannot_be_checked_now_is_not_lost(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a free descriptor, the process cannot be looked at: the next agent reports the end again."""
+    _, _, channel = bench.running()
+    bench.kill()
+
+    def short(process: Process) -> bool:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(in_hand, "lives", short)
+        bench.say(channel, "ended", job=7, attempt=1, exit_code=None, signal=9, at=time.time())
+        other = bench.is_replaced(channel)
+    assert bench.hears(other, "adopt")["job"]["id"] == 7 and not bench.facts
+
+
+def test_a_short_refusal_of_the_launcher_loses_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name service that does not answer for a moment must not turn a true exit code into a lost one."""
+    monkeypatch.setattr(users_runner, "REFUSED_S", 0.5)
+    monkeypatch.setattr(users_runner, "LOST_DELAY_S", 0.05)
+    _, _, channel = bench.running()
+    bench.kill()
+    channel.close()
+    begun = time.monotonic()
+
+    def refused() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            request = json.loads(bench.launcher.recv(4096))
+            bench.launcher.send(json.dumps({"id": request["id"], "error": "there is no user"}).encode())
+        return bench.look()
+
+    wait_for(refused, "the end")
+    (lost,) = bench.facts
+    assert isinstance(lost, Lost) and time.monotonic() - begun >= 0.5
 
 
 def test_an_action_has_one_warning(bench: Bench) -> None:
