@@ -51,6 +51,10 @@ def wanted_of(changed: Iterable[Job]) -> list[int]:
     ]
 
 
+def no_warning(job: Job, text: str) -> None:
+    """Ignore a warning. It stands for the function that `CompletionHooks` or an agent sets later."""
+
+
 class Actions(Protocol):
     """Runs the actions of a job (``what``: on_finish or mail), and calls ``warn`` if one of them cannot be run."""
 

@@ -38,7 +38,7 @@ from scheduler.core.policy import policy_of
 from scheduler.core.protocols import Runner
 from scheduler.core.requests import Answer
 from scheduler.core.scheduler_state import SchedulerState
-from scheduler.daemon.completion_hooks import CompletionHooks, JobActions, wanted_of
+from scheduler.daemon.completion_hooks import CompletionHooks, JobActions, no_warning, wanted_of
 from scheduler.daemon.config_reload import ConfigReload
 from scheduler.daemon.context import Context
 from scheduler.daemon.drain import Drain
@@ -74,10 +74,6 @@ LAZY_S = 0.03  # how long a new pid may wait to be stored: the attempt record al
 MOST_KEPT = 2000  # waiting jobs kept in memory
 
 
-def _no_warning(job: Job, text: str) -> None:
-    """Ignore a warning: `CompletionHooks` replaces this function."""
-
-
 class Daemon:
     """The running scheduler: its state, its passes, and the parts that run after each pass.
 
@@ -104,7 +100,7 @@ class Daemon:
         self.problems.sources.append(self.files.troubles)
         self.outage = StoreOutage(context, self._reopen)
         own_actions = JobActions(
-            context.environ, context.folder, os.path.join(context.places.state_dir, "on_finish.log"), _no_warning
+            context.environ, context.folder, os.path.join(context.places.state_dir, "on_finish.log"), no_warning
         )
         self._hooks = CompletionHooks(
             context.db, context.actions or own_actions, lambda text, level, job: context.say(text, level, job=job)

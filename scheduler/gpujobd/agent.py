@@ -26,7 +26,7 @@ from scheduler.core.errors import SchedulerError
 from scheduler.core.job import Job, Process
 from scheduler.core.observations import Ended, Lost, Missing, NeverRan, Observation, Started, Unclaimed
 from scheduler.core.screen_names import session_name
-from scheduler.daemon.completion_hooks import JobActions
+from scheduler.daemon.completion_hooks import JobActions, no_warning
 from scheduler.daemon.failure_diagnosis import with_causes
 from scheduler.daemon.prepare_launch import complete_launch
 from scheduler.environments import activate
@@ -62,7 +62,7 @@ class Agent:
         self.environments: Environments
         self.files = ReadFiles(channel)
         self.limits = own_limits()
-        self.actions = JobActions(environ, "/", os.path.join(folder, "on_finish.log"), lambda job, text: None)
+        self.actions = JobActions(environ, "/", os.path.join(folder, "on_finish.log"), no_warning)
         self.jobs: dict[int, Job] = {}  # attempts in hand, by job
         self.missing: dict[int, tuple[Job, dict[str, str] | None]] = {}  # waiting jobs that lack a file
         self.missing_due = self.trouble_due = 0.0

@@ -20,6 +20,7 @@ from scheduler.core.failure_patterns import HOST_MEMORY
 from scheduler.core.job import Failure, Job, JobState, Process
 from scheduler.core.launch import Launch
 from scheduler.core.observations import Ended, Gone, Lost, Missing, NeverRan, Observation, Started, Unclaimed
+from scheduler.daemon.completion_hooks import no_warning
 from scheduler.daemon.parts import NEVER
 from scheduler.environments.resolve import stored_environment
 from scheduler.gpujobd.cgroups import JobCgroups
@@ -65,7 +66,7 @@ class UsersRunner:
     ) -> None:
         self.name = "screen" if config().screen else "direct"
         self.launcher_gone = False
-        self.warn: Callable[[Job, str], None] = _no_warning
+        self.warn: Callable[[Job, str], None] = no_warning
         self._end, self._changed, self._owner, self._cgroups = end, changed, owner, cgroups
         self._link, self._config, self._mark, self._found_again = link, config, mark, found_again
         self._users: dict[int, UserState] = {}
@@ -580,10 +581,6 @@ class UsersRunner:
                 user.channel.close()
         self._link.close()
         self._epoll.close()
-
-
-def _no_warning(job: Job, text: str) -> None:
-    """Ignore a warning: `CompletionHooks` replaces this function."""
 
 
 def _leftovers(key: str, job: int, attempt: int, processes: Sequence[Process]) -> dict[str, Any]:
