@@ -10,14 +10,8 @@ from pathlib import Path
 from scheduler.cli.service import run_systemd
 from scheduler.client.locate import client_of, is_socket
 from scheduler.core.errors import Refused, SchedulerError
-from scheduler.gpujobd.system_run import (
-    PAM_SERVICE,
-    USER,
-    SystemPaths,
-    check_installation,
-    make_folders,
-    service_user,
-)
+from scheduler.gpujobd.installation import check_installation
+from scheduler.gpujobd.system_run import PAM_SERVICE, USER, SystemPaths, make_folders, service_user
 from scheduler.intake.machine_settings import VARIABLE, machine_settings
 from scheduler.views.render import counts_text, safe
 

@@ -10,6 +10,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from scheduler.core.errors import LONGEST_SHOWN, SchedulerError, UsageError, nearest, said
+from scheduler.core.fair_shares import HALF_LIFE_S
 from scheduler.core.gpu import HIGHEST_GPU_ID, parse_gpu_ids
 from scheduler.core.launch import CONDA_MODES, CUDA_MODES
 from scheduler.core.retention import Keep, keep_finished, keep_logs
@@ -375,7 +376,7 @@ class Config:
         "", _names, "users, separated by commas, whose bookings and locks do not count", "USERS", reload=True
     )
     fair_half_life: float = _option(
-        86_400.0, _often, "GPU time that a user has used counts half after this time", "S", reload=True
+        HALF_LIFE_S, _often, "GPU time that a user has used counts half after this time", "S", reload=True
     )
     keep_free: int = _option(
         0, _whole(0), "jobs leave this number of GPUs to people without a scheduler", "N", reload=True

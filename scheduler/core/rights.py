@@ -1,17 +1,15 @@
 """Who may do what in a scheduler that several users share (`gpujob system`): one table, from which `docs/sharing.md` is made.
 
-A scheduler of one user has no callers: everything is allowed there. Everybody sees all jobs (row ``see``): to hide jobs
-from other users, change `as_seen_by` and `gpujobd/visible.py`, too.
+A scheduler of one user has no callers: everything is allowed there. What a user sees of the jobs of others:
+`gpujobd/visible.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from scheduler.core.errors import Refused
 from scheduler.core.job import Job
-from scheduler.core.secrets import without_secrets, words_without_secrets
 
 OWNER, OTHER, ADMINISTRATOR = "owner", "other user", "administrator"
 ROLES = (OWNER, OTHER, ADMINISTRATOR)
@@ -87,32 +85,3 @@ def check(caller: Caller | None, right: str, what: str) -> None:
         raise Refused(
             f"only an administrator may {what}", do="administrators are named in admins, in /etc/gpujob/config.yaml"
         )
-
-
-def as_seen_by(caller: Caller | None, hide_commands: bool) -> Callable[[Job], Job]:
-    """Return a function that returns a job as the caller may see it.
-
-    Everybody sees their own jobs whole. Of the jobs of others, the environment and what happens at the end are hidden
-    from everybody, and the command with ``hide_commands``.
-    """
-    right = "see_command" if hide_commands else "see_command_open"
-
-    def seen(job: Job) -> Job:
-        spec = job.spec
-        if caller is None or spec.uid == caller.uid:
-            return job
-        spec = replace(
-            spec, env_file="", variables=(), caller="", on_finish="", mail_to="", limits=(), info="",
-            arguments=tuple(words_without_secrets(spec.arguments)), label=without_secrets(spec.label),
-        )  # fmt: skip
-        if may(caller, right, spec.uid):
-            return replace(job, spec=spec, argv=tuple(words_without_secrets(job.argv)))
-        kind = {"script": HIDDEN_COMMAND} if spec.is_script else {"arguments": (HIDDEN_COMMAND,)}
-        spec = replace(spec, script="", arguments=(), label="", cwd="", conda_env="", info="", origin="", log_dir="",
-                       log_name="", source="submit")  # fmt: skip
-        spec = replace(spec, **kind)
-        return replace(
-            job, spec=spec, argv=(), log="", interpreter="", session=None, log_finding=None, notes=(), identity=""
-        )
-
-    return seen

@@ -42,7 +42,7 @@ class UserShares:
             self._read_settings(users)
             groups = rows.meta(connection, GROUPS)
             if groups != self._groups:
-                self._groups, users.groups = groups, json.loads(groups)
+                self._groups, users.limits.groups = groups, json.loads(groups)
         state.users = users
 
     def save_paused(self, connection: sqlite3.Connection) -> None:
@@ -52,9 +52,9 @@ class UserShares:
 
     def is_full(self, user: str) -> bool:
         """Return whether a limit forbids further waiting jobs of a user. Raises sqlite3.Error."""
-        if self._users is None or not self._users.limits:
+        if self._users is None or not self._users.limits.by_name:
             return False
-        return bool(self._users.over_waiting(user, rows.waiting_by_user(self._context.db.connection)))
+        return bool(self._users.limits.over_waiting(user, rows.waiting_by_user(self._context.db.connection)))
 
     def _read_settings(self, users: Users) -> None:
         machine = self._machine.settings()
@@ -72,4 +72,4 @@ class UserShares:
 def apply(users: Users, machine: MachineSettings, config: Config) -> None:
     """Apply the configuration to the users."""
     users.half_life_s = machine.fair_half_life or config.fair_half_life
-    users.weights, users.limits, users.across = machine.weights, machine.limits, machine.priorities_across_users
+    users.weights, users.limits.by_name, users.across = machine.weights, machine.limits, machine.priorities_across_users

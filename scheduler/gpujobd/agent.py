@@ -33,9 +33,9 @@ from scheduler.environments import activate
 from scheduler.environments.resolve import Environments
 from scheduler.environments.resolve import Missing as Lacking
 from scheduler.gpujobd import in_cgroup
+from scheduler.gpujobd.agent_channel import Channel, Closed
 from scheduler.gpujobd.agent_files import ReadFiles
-from scheduler.gpujobd.channel import Channel, Closed
-from scheduler.gpujobd.messages import said
+from scheduler.gpujobd.agent_messages import said
 from scheduler.runners.adoption import start_trouble
 from scheduler.runners.direct import DirectRunner
 from scheduler.runners.screen import ScreenRunner, tidy
@@ -44,6 +44,8 @@ from scheduler.system.private_files import new_private
 from scheduler.system.processes import own_limits
 from scheduler.system.typed_json import typed
 
+LOGIN_SETTINGS = "/etc/login.defs"
+UMASK, UNSET = 0o022, 0o067  # of a login without settings; in GPUJOB_UMASK if PAM has set none (launcher.py)
 FD = 3  # descriptor of the socket to the scheduler
 MISSING_AGAIN_S = 2.0  # between two looks for files that waiting jobs lack
 TROUBLE_S = 1.0  # between two looks whether jobs can start
@@ -57,6 +59,8 @@ class Agent:
 
     def __init__(self, channel: Channel, folder: str, environ: dict[str, str]) -> None:
         self.channel, self.folder, self.environ = channel, folder, environ
+        told = int(environ.pop("GPUJOB_UMASK", f"{UNSET:o}"), 8)
+        self.umask = login_umask() if told == UNSET else told  # of jobs that bring none: lines of jobs files, the page
         self.config: Config | None = None
         self.runner: DirectRunner | ScreenRunner
         self.environments: Environments
@@ -183,6 +187,7 @@ class Agent:
             self._say([Missing(job.id, found.sentence, job.attempt)])
             return None
         launch = complete_launch(job, found, self.config, self.environments.home, ordinals, self.limits)
+        launch = replace(launch, umask=self.umask) if launch.umask is None else launch
         if self.cgroups and "/" in launch.argv[0]:
             wait = (sys.executable, "-I", "-S", in_cgroup.__file__, job.attempt_key)
             launch = replace(launch, argv=(*wait, *launch.argv))
@@ -275,6 +280,15 @@ class Agent:
         poll.poll(None if wait == float("inf") else max(0, int(wait * 1000) + 1))
         with contextlib.suppress(BlockingIOError):
             os.read(self.wakeup, 4096)
+
+
+def login_umask(settings: str = LOGIN_SETTINGS) -> int:
+    """Return the umask of a login: UMASK in /etc/login.defs, as pam_umask reads it; 022 if there is none."""
+    with contextlib.suppress(OSError, ValueError), open(settings, encoding="utf-8", errors="replace") as stream:
+        for words in map(str.split, stream):
+            if words[:1] == ["UMASK"] and len(words) > 1:
+                return int(words[1], 8) & 0o777
+    return UMASK
 
 
 def main() -> int:

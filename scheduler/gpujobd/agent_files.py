@@ -8,7 +8,7 @@ from typing import Any
 
 from scheduler.core.errors import FileTrouble
 from scheduler.core.file_offsets import FileMark
-from scheduler.gpujobd.channel import Channel
+from scheduler.gpujobd.agent_channel import Channel
 from scheduler.intake.file_watcher import InotifyWatcher, PollingWatcher, watcher
 from scheduler.intake.tail import Follower
 from scheduler.system.typed_json import plain, typed

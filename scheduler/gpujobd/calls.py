@@ -37,7 +37,7 @@ from scheduler.core.log_names import user_logs
 from scheduler.core.model_table import ModelTable, table_from
 from scheduler.core.requests import KINDS, Edit, Requeue, to_row
 from scheduler.core.rights import LEAST_UID, Caller, check, check_job, may
-from scheduler.core.users import Users
+from scheduler.core.user_limits import UserLimits
 from scheduler.daemon.user_shares import GROUPS
 from scheduler.gpujobd.user_files import WatchedFile, save_watched, watched_in
 from scheduler.gpujobd.visible import visible
@@ -51,6 +51,7 @@ from scheduler.web.user_keys import new_token, tokens_file
 GROUPS_S = 10.0  # how long the groups of a user are remembered
 MOST_FILES = 20  # jobs files of a user
 MOST_NUMBERS = 20_000  # in a request: job ids and GPUs
+OTHER_VERSION = "gpujob and gpujobd are perhaps of different versions: sudo systemctl restart gpujobd"
 LONGEST_ENVIRONMENT = 256 << 10  # bytes of the variables of a job
 
 
@@ -71,17 +72,17 @@ class LimitedClient(SchedulerClient):
             rows.set_meta(connection, GROUPS, json.dumps(groups))
         self._check_waiting(connection, spec.user)
 
-    def _users_in(self, connection: sqlite3.Connection) -> Users:
+    def _limits_in(self, connection: sqlite3.Connection) -> UserLimits:
         groups = json.loads(rows.meta(connection, GROUPS) or "{}")
-        return Users(limits=self._calls.settings().limits, groups=groups)
+        return UserLimits(self._calls.settings().limits, groups)
 
     def _check_waiting(self, connection: sqlite3.Connection, user: str, more: int = 1) -> None:
         """Raise Refused if a user may not have so many more waiting jobs."""
-        users = self._users_in(connection)
-        if not users.limits:
+        limits = self._limits_in(connection)
+        if not limits.by_name:
             return
         waiting = rows.waiting_by_user(connection)
-        over = users.over_waiting(user, {**waiting, user: waiting.get(user, 0) + more - 1})
+        over = limits.over_waiting(user, {**waiting, user: waiting.get(user, 0) + more - 1})
         if over:
             raise Refused(over, do="wait until some have started")
 
@@ -95,9 +96,9 @@ class LimitedClient(SchedulerClient):
     def check_edit(self, jobs: Sequence[Job], needs: Sequence[tuple[int, int]]) -> None:
         """Raise Refused if the limits of the owners never let the jobs start with these needs."""
         with self._reading() as connection:
-            users = self._users_in(connection)
+            limits = self._limits_in(connection)
         for job, need in zip(jobs, needs, strict=False):
-            users.check_possible(job.spec.user, ResourceRequest(*need))
+            limits.check_possible(job.spec.user, ResourceRequest(*need))
 
     def refused_lines(self) -> list[Refusal]:
         """Return the refused lines of the user's jobs files."""
@@ -106,7 +107,7 @@ class LimitedClient(SchedulerClient):
 
     def _check_limits(self, connection: sqlite3.Connection, job: Job) -> None:
         """Raise Refused if the limits of the user never let the job start."""
-        self._users_in(connection).check_possible(job.spec.user, job.need)
+        self._limits_in(connection).check_possible(job.spec.user, job.need)
 
     def watched_by(self, caller: Caller) -> list[str]:
         """Return the jobs files of a user."""
@@ -181,7 +182,7 @@ class Calls:
                 told["where"] = ""
             return to_json({"error": told})
         except (ValueError, OverflowError, TypeError) as error:
-            return to_json({"error": error_as_json(UsageError(f"the call is not valid: {error}"))})
+            return to_json({"error": error_as_json(UsageError(f"the call is not valid: {error}", do=OTHER_VERSION))})
         except OSError as error:
             text = f"the scheduler of this machine cannot do it now: {error.strerror}"
             return to_json({"error": error_as_json(SchedulerError(text))})
@@ -190,7 +191,7 @@ class Calls:
         call = from_json(data)
         name = call.get("call") if isinstance(call, dict) else None
         if not isinstance(name, str) or name not in CALLS:
-            raise UsageError("unknown call", do="gpujob and gpujobd are perhaps of different versions")
+            raise UsageError("unknown call", do=OTHER_VERSION)
         return self.call(caller, name, arguments_of(name, call.get("with")))
 
     def call(self, caller: Caller, name: str, given: dict[str, Any]) -> Any:

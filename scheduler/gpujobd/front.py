@@ -27,7 +27,7 @@ from scheduler.warm.client import peer_of
 MOST_CONNECTIONS = 512
 MOST_OF_A_USER = 32
 MOST_CALLS = 8  # calls of a user at the same time; further ones wait
-IDLE_S = 120.0  # a connection without calls is closed
+IDLE_CONNECTION_S = 120.0  # a connection without calls is closed
 CALL_S = 10.0  # for a whole call to arrive, and for an answer to be read
 ACCEPT_AGAIN_S = 0.05
 
@@ -107,7 +107,7 @@ class Connections:
         """Answer the calls of a connection until it ends."""
         poll = select.poll()
         poll.register(connection, select.POLLIN)
-        while poll.poll(IDLE_S * 1000):
+        while poll.poll(IDLE_CONNECTION_S * 1000):
             try:
                 with self._busy[uid]:
                     call = receive(connection, LONGEST_CALL, time.monotonic() + CALL_S)

@@ -10,7 +10,7 @@ from scheduler.core.backoff import Backoff
 from scheduler.core.job import Job, Process
 from scheduler.core.observations import Ended, Lost, Missing, NeverRan, Started, Unclaimed
 from scheduler.daemon.parts import NEVER
-from scheduler.gpujobd.channel import Channel
+from scheduler.gpujobd.agent_channel import Channel
 from scheduler.gpujobd.user_files import RemoteFollower
 from scheduler.system.processes import lives
 
@@ -23,7 +23,9 @@ class InHand:
     """An attempt in hand. ``job``: as it was started or adopted; ``sent``: whether the present agent knows it."""
 
     job: Job
-    ordinals: dict[int, int] | None = None  # of an attempt to start; None: to adopt
+    ordinals: dict[int, int] | None = (
+        None  # of an attempt to start; None: an agent had it before, so it is to be adopted
+    )
     sent: bool = False
     sent_at: float = 0.0  # when it was sent (monotonic seconds)
     stop: bool | None = None  # a stop was requested; True: a hard one
@@ -39,9 +41,11 @@ class UserState:
 
     uid: int
     hands: dict[str, InHand] = field(default_factory=dict)
-    held: dict[str, tuple[int, int, Sequence[Process]]] = field(default_factory=dict)  # leftovers, by attempt key
+    leftovers: dict[str, tuple[int, int, Sequence[Process]]] = field(default_factory=dict)  # processes, by attempt key
     missing: dict[int, float] = field(default_factory=dict)  # jobs that the agent says lack a file → since when
-    found: dict[int, float] = field(default_factory=dict)  # jobs that lack no file any more → when they may start
+    appeared: dict[int, float] = field(
+        default_factory=dict
+    )  # jobs whose missing file has appeared → when they may start
     unclaimed: Counter[int] = field(default_factory=Counter)  # job → attempts in a row that the agent did not start
     stops: list[tuple[Job, bool]] = field(default_factory=list)  # for the next agent
     actions: list[tuple[Job, str]] = field(default_factory=list)  # for the next agent: job, on_finish or mail
@@ -66,9 +70,9 @@ class UserState:
         """Whether the user needs an agent."""
         return bool(
             self.hands
-            or self.held
+            or self.leftovers
             or self.missing
-            or self.found
+            or self.appeared
             or self.stops
             or self.actions
             or self.acting

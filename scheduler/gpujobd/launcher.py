@@ -1,4 +1,4 @@
-"""The launcher of gpujobd: it keeps the rights of root (and so does a fork of it for each PAM session).
+"""The launcher of gpujobd: it keeps the rights of root. A fork of it stays root for each PAM session, to close it.
 
 It starts the scheduler as the service user, starts an agent as each user who has jobs, sends signals, and reaps. It runs
 as a program of its own (``python -I -S launcher.py SETTINGS``) and imports nothing of the package: root runs no other code
@@ -279,11 +279,10 @@ class Launcher:
             user = pwd.getpwuid(uid)
         except KeyError:
             raise Refused(f"there is no user {uid}") from None
-        folder = self._folder_of(uid, user.pw_gid)
+        environ = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell}
+        environ["GPUJOB_AGENT_FOLDER"] = self._folder_of(uid, user.pw_gid)
         for old in [pid for pid, owner in self.agents.items() if owner == uid]:  # it hangs, or its connection is closed
             os.kill(old, signal.SIGTERM if self.settings["pam"] else signal.SIGKILL)
-        environ = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell}
-        environ["GPUJOB_AGENT_FOLDER"] = folder
         groups = os.getgrouplist(user.pw_name, user.pw_gid)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
@@ -344,6 +343,7 @@ def spawn(
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         os.closerange(FD + 1, os.sysconf("SC_OPEN_MAX"))  # also for the process that keeps the PAM session
         environ = {"PATH": os.defpath, "LANG": os.environ.get("LANG", "C.UTF-8"), **environ}
+        os.umask(0o067)  # an agent that finds this one in GPUJOB_UMASK knows that PAM has set none
         if pam:
             session = Pam(pam, environ["USER"])
             environ.update(session.environment())
@@ -371,7 +371,7 @@ def _become(words: list[str], uid: int, gid: int, groups: list[int], environ: di
     if os.getresuid() != (uid, uid, uid) or os.getresgid() != (gid, gid, gid) or uid == 0:
         raise OSError(f"still has other rights than user {uid}")
     os.chdir("/")
-    os.umask(0o077)
+    environ["GPUJOB_UMASK"] = f"{os.umask(0o077):o}"
     os.closerange(FD + 1, os.sysconf("SC_OPEN_MAX"))
     if "GPUJOB_AGENT_FOLDER" in environ:  # an agent: a user gets no output that root has opened
         os.dup2(0, 1), os.dup2(0, 2)

@@ -1,7 +1,7 @@
 """The web page of the scheduler of all users, with the rights of the service user.
 
 A child of the scheduler: ``python -I -m scheduler.gpujobd.page SETTINGS``. Each user signs in with a token of their own,
-and has an application of their own, whose client may do what the user may do (`front.py`).
+and has an application of their own, whose client may do what the user may do (`user_client.py`).
 """
 
 from __future__ import annotations

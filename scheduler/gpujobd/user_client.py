@@ -10,13 +10,10 @@ from typing import Any
 
 from scheduler.client.client import SchedulerClient
 from scheduler.client.overview import News, Watch
-from scheduler.client.remote_calls import (
-    CALLS,
-)
+from scheduler.client.remote_calls import CALLS
 from scheduler.core.errors import Refused
-from scheduler.core.rights import as_seen_by, may
 from scheduler.gpujobd.calls import Calls
-from scheduler.gpujobd.visible import closed_reason
+from scheduler.gpujobd.visible import job_news
 
 
 class UserClient(SchedulerClient):
@@ -54,10 +51,7 @@ class _UserWatch(Watch):
         news, calls = super().look(), self._client.calls
         caller = calls.caller_of(self._client.uid)
         hide = calls.settings().hide_commands
-        seen = as_seen_by(caller, hide)
-        for at, (job, reason) in enumerate(news.jobs):
-            closed = hide and not may(caller, "see_command", job.spec.uid)
-            news.jobs[at] = (seen(job), closed_reason(reason) if closed else reason)
+        news.jobs[:] = [job_news(caller, job, reason, hide) for job, reason in news.jobs]
         return news
 
 

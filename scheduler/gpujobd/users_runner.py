@@ -23,16 +23,16 @@ from scheduler.core.observations import Ended, Gone, Lost, Missing, NeverRan, Ob
 from scheduler.daemon.completion_hooks import no_warning
 from scheduler.daemon.parts import NEVER
 from scheduler.environments.resolve import stored_environment
+from scheduler.gpujobd.agent_channel import Channel, Closed
+from scheduler.gpujobd.agent_messages import INVALID, attempt_of, observation_of, of_user, without_surrogates
 from scheduler.gpujobd.cgroups import JobCgroups
-from scheduler.gpujobd.channel import Channel, Closed
 from scheduler.gpujobd.in_hand import InHand, Reported, UserState, checked_end
 from scheduler.gpujobd.launcher_link import AgentStarted, LauncherGone, LauncherLink
-from scheduler.gpujobd.messages import INVALID, attempt_of, observation_of, of_user, without_surrogates
 from scheduler.gpujobd.user_files import RemoteFollower
 from scheduler.system.processes import lives
 from scheduler.system.typed_json import plain, typed
 
-IDLE_S = 60.0  # an agent without attempts ends after this time
+IDLE_AGENT_S = 60.0  # an agent without attempts ends after this time
 FOUND_S = 2.0  # from a report of a missing file to the next start, at least
 MOST_UNCLAIMED = 3  # attempts in a row that an agent does not start; then the start counts as failed
 MOST_UNANSWERED = 5  # agents that do not say what became of an attempt; then the attempt counts as lost
@@ -121,14 +121,14 @@ class UsersRunner:
 
     def watch_leftovers(self, key: str, job: int, attempt: int, processes: Sequence[Process]) -> None:
         """Have the agent watch leftover processes of an attempt."""
-        user = next((one for one in self._users.values() if key in one.hands or key in one.held), None)
+        user = next((one for one in self._users.values() if key in one.hands or key in one.leftovers), None)
         if user is None:
             uid = self._owner(job)
             if uid is None:
                 self._facts.append(Gone(key))
                 return
             user = self._users.setdefault(uid, UserState(uid))
-        user.held[key] = (job, attempt, tuple(processes))
+        user.leftovers[key] = (job, attempt, tuple(processes))
         if user.channel is not None:
             self._send(user, _leftovers(key, job, attempt, processes))
         else:
@@ -149,7 +149,7 @@ class UsersRunner:
             env_file = hand.job.spec.env_file
             environment = stored_environment(env_file) if env_file else None
             hand.job.spec = replace(hand.job.spec, env_file="")
-            ordinals, hand.ordinals = hand.ordinals, None  # another agent has to adopt it
+            ordinals, hand.ordinals = hand.ordinals, None  # the next agent adopts it, and does not start it again
             self._send(
                 user, {"do": "start", "job": plain(hand.job), "environment": environment, "ordinals": plain(ordinals)}
             )
@@ -168,7 +168,7 @@ class UsersRunner:
             try:
                 user.channel.send(message)
             except Closed:
-                self._agent_ended(user)
+                self._drop_agent(user)
                 return
             self._watch(user)
 
@@ -206,7 +206,7 @@ class UsersRunner:
             if hand.stop is not None and not any(job.id == hand.job.id for job, _ in user.stops):
                 user.stops.append((hand.job, hand.stop))  # the agent before may not have carried it out
         self._send(user, self._settings())
-        for key, (job, attempt, processes) in user.held.items():
+        for key, (job, attempt, processes) in user.leftovers.items():
             self._send(user, _leftovers(key, job, attempt, processes))
         for file in user.files.values():
             self._send(user, file.begin())
@@ -241,20 +241,20 @@ class UsersRunner:
             else:
                 continue
             del user.hands[key]
-        for key, (_, _, processes) in list(user.held.items()):
+        for key, (_, _, processes) in list(user.leftovers.items()):
             if not any(map(lives, processes)):
-                del user.held[key]
+                del user.leftovers[key]
                 self._facts.append(Gone(key))
         self._look_again(user)
 
     def _look_again(self, user: UserState) -> None:
         """Try the start of the jobs that lack a file again: there is no agent that looks for it."""
-        for number in (*user.missing, *user.found):
+        for number in (*user.missing, *user.appeared):
             self._found_again(number)
         user.missing.clear()
-        user.found.clear()
+        user.appeared.clear()
 
-    def _agent_ended(self, user: UserState) -> None:
+    def _drop_agent(self, user: UserState) -> None:
         if user.channel is None:
             return
         for _ in range(2):  # the first read reports that the agent has ended without reading all (ECONNRESET)
@@ -271,7 +271,7 @@ class UsersRunner:
         user.acting.clear()
         user.warned.clear()
         for number, since in user.missing.items():  # the next agent does not know them
-            user.found[number] = since + FOUND_S
+            user.appeared[number] = since + FOUND_S
         user.missing.clear()
         if user.busy:
             self._ask_for_agent(user)
@@ -330,13 +330,13 @@ class UsersRunner:
             user.wait.reset() if now >= user.due else None
             self._check_alive(user, now)
             self._check_hands(user, now)
-            for number in [number for number, due in user.found.items() if now >= due]:
-                del user.found[number]
+            for number in [number for number, due in user.appeared.items() if now >= due]:
+                del user.appeared[number]
                 self._found_again(number)
         elif user.idle_since is None:
             user.idle_since = now
-        elif now - user.idle_since >= IDLE_S:
-            self._agent_ended(user)
+        elif now - user.idle_since >= IDLE_AGENT_S:
+            self._drop_agent(user)
 
     def _check_hands(self, user: UserState, now: float) -> None:
         """Have the launcher kill what the agent has not killed; end an agent that does not say what became of an attempt."""
@@ -356,7 +356,7 @@ class UsersRunner:
                     del user.hands[key]
                     why = f"{MOST_UNANSWERED} agents of the user have not said what became of it"
                     self._facts.append(self._with_cgroup(key, Lost(hand.job.id, hand.job.attempt, why, time.time())))
-                self._agent_ended(user)
+                self._drop_agent(user)
                 return
 
     def _start_due(self, hand: InHand) -> float:
@@ -379,7 +379,7 @@ class UsersRunner:
             user.pinged = now
             self._send(user, {"do": "ping"})
             return
-        self._agent_ended(user)  # before it starts another agent, the launcher kills this one
+        self._drop_agent(user)  # before it starts another agent, the launcher kills this one
 
     def _hear(self, user: UserState) -> None:
         if user.channel is None:
@@ -393,7 +393,7 @@ class UsersRunner:
             for message in messages:
                 self._handle(user, without_surrogates(message))
         except (Closed, *INVALID):  # it has ended, or says what an agent never says: the next agent adopts its jobs
-            self._agent_ended(user)
+            self._drop_agent(user)
 
     def _handle(self, user: UserState, message: Any) -> None:
         """Handle a message of an agent. Raises ValueError, RecursionError if it is not valid, OSError if /proc cannot be read."""
@@ -415,14 +415,14 @@ class UsersRunner:
             elif kind in ("warning", "acted"):
                 self._hear_of_action(user, kind, (typed(message.get("job"), int), str(message.get("what"))), message)
             elif kind == "found" and (since := user.missing.pop(typed(message.get("job"), int), None)) is not None:
-                user.found[message["job"]] = since + FOUND_S
+                user.appeared[message["job"]] = since + FOUND_S
             return
         user.cannot = ""
         if isinstance(observation, Gone):
-            if observation.key in user.held:
-                if any(map(lives, user.held[observation.key][2])):
+            if observation.key in user.leftovers:
+                if any(map(lives, user.leftovers[observation.key][2])):
                     raise ValueError("a process that is said to be gone lives")
-                del user.held[observation.key]
+                del user.leftovers[observation.key]
                 self._facts.append(observation)
             return
         assert isinstance(observation, (Started, Ended, NeverRan, Unclaimed, Lost, Missing))
@@ -552,9 +552,9 @@ class UsersRunner:
             if user.channel is None and user.busy and not user.asked:
                 due.append(min(user.due, user.look_due) if user.refusal else user.due)
             elif user.channel is not None and not user.busy:
-                due.append((user.idle_since or time.monotonic()) + IDLE_S)
+                due.append((user.idle_since or time.monotonic()) + IDLE_AGENT_S)
             elif user.channel is not None:
-                due += [self._alive_due(user), *user.found.values()]
+                due += [self._alive_due(user), *user.appeared.values()]
                 for hand in user.hands.values():
                     due.append(self._start_due(hand) if hand.job.process is None else hand.hard_due)
         return min(due, default=None)

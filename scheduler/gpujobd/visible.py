@@ -9,14 +9,16 @@ from typing import Any
 
 from scheduler.client.overview import Overview
 from scheduler.core.job import REASON_CODES, Event, Job, Reason
-from scheduler.core.rights import Caller, as_seen_by, may
+from scheduler.core.rights import HIDDEN_COMMAND, Caller, may
+from scheduler.core.secrets import without_secrets, words_without_secrets
 from scheduler.core.usage_report import Report
-from scheduler.gpujobd.messages import of_user
+from scheduler.gpujobd.agent_messages import of_user
 
-# Details of events that every user may see, and texts that could name files of the owner: others see them empty.
+# Details of events that every user may see.
 OPEN_DETAILS = frozenset({
     "attempt", "gpus", "share", "exit_code", "signal", "outcome", "wait", "cause", "pid", "pids", "processes", "ran", "before", "with_job", "gpu", "memory", "node", "engine_job",
 })  # fmt: skip
+# Texts of events that may name files of the owner: other users see them empty.
 CLOSED_TEXTS = frozenset({"why", "by", "changes"})
 
 
@@ -41,7 +43,7 @@ def visible(caller: Caller, name: str, result: Any, hide: bool) -> Any:
     if name == "job":
         job, reason, events = result
         if not own(job):
-            return seen(job), closed_reason(reason), [_closed_event(event) for event in events]
+            return seen(job), _closed_reason(reason), [_closed_event(event) for event in events]
     elif name == "jobs":
         jobs, reasons = result
         theirs = {job.id for job in jobs if not own(job)}
@@ -55,13 +57,48 @@ def visible(caller: Caller, name: str, result: Any, hide: bool) -> Any:
     return _with_jobs(result, seen)
 
 
-def closed_reason(reason: Reason | None) -> Reason | None:
+def as_seen_by(caller: Caller | None, hide_commands: bool) -> Callable[[Job], Job]:
+    """Return a function that returns a job as the caller may see it.
+
+    Everybody sees their own jobs whole. Of the jobs of others, the environment and what happens at the end are hidden
+    from everybody, and the command with ``hide_commands``.
+    """
+    right = "see_command" if hide_commands else "see_command_open"
+
+    def seen(job: Job) -> Job:
+        spec = job.spec
+        if caller is None or spec.uid == caller.uid:
+            return job
+        spec = replace(
+            spec, env_file="", variables=(), caller="", on_finish="", mail_to="", limits=(), info="",
+            arguments=tuple(words_without_secrets(spec.arguments)), label=without_secrets(spec.label),
+        )  # fmt: skip
+        if may(caller, right, spec.uid):
+            return replace(job, spec=spec, argv=tuple(words_without_secrets(job.argv)))
+        kind = {"script": HIDDEN_COMMAND} if spec.is_script else {"arguments": (HIDDEN_COMMAND,)}
+        spec = replace(spec, script="", arguments=(), label="", cwd="", conda_env="", info="", origin="", log_dir="",
+                       log_name="", source="submit")  # fmt: skip
+        spec = replace(spec, **kind)
+        return replace(
+            job, spec=spec, argv=(), log="", interpreter="", session=None, log_finding=None, notes=(), identity=""
+        )
+
+    return seen
+
+
+def job_news(caller: Caller, job: Job, reason: Reason | None, hide: bool) -> tuple[Job, Reason | None]:
+    """Return a changed job and its reason as the caller may see them. ``hide``: setting `hide_commands`."""
+    closed = hide and not may(caller, "see_command", job.spec.uid)
+    return as_seen_by(caller, hide)(job), _closed_reason(reason) if closed else reason
+
+
+def _closed_reason(reason: Reason | None) -> Reason | None:
     """Return the reason without a sentence that could name files or environments of another user."""
     return None if reason is None else Reason(reason.code, REASON_CODES.get(reason.code, ""))
 
 
 def _closed_reasons(reasons: Mapping[int, Reason], theirs: set[int]) -> dict[int, Reason]:
-    return {job: (closed_reason(one) or one) if job in theirs else one for job, one in reasons.items()}
+    return {job: (_closed_reason(one) or one) if job in theirs else one for job, one in reasons.items()}
 
 
 def _closed_event(event: Event) -> Event:

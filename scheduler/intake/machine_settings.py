@@ -10,7 +10,7 @@ from typing import Any
 
 from scheduler.core.config import OPTIONS, read_option
 from scheduler.core.errors import UsageError, did_you_mean
-from scheduler.core.users import Limit
+from scheduler.core.user_limits import Limit
 
 PATH = "/etc/gpujob/config.yaml"
 VARIABLE = "GPUJOB_MACHINE_CONFIG"  # another path, for tests and containers
@@ -30,7 +30,8 @@ class MachineSettings:
     """``weights``: user → share of the machine relative to other users (1 if not named); the others as in `Config`.
 
     For the scheduler of all users: ``admins``: names of users, or of groups after ``@``; ``hide_commands``: users do not
-    see the commands of other users; ``limits``, ``priorities_across_users``: see `core/users.py: Users`. ``problem``: why the file is not used, as a sentence; empty if it is used or does not exist.
+    see the commands of other users; ``limits``, ``priorities_across_users``: see `core/user_limits.py`, `core/users.py`.
+    ``problem``: why the file is not used, as a sentence; empty if it is used or does not exist.
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)

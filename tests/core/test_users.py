@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.decide import decide
-from scheduler.core.gpu import Gpu, ResourceRequest
+from scheduler.core.gpu import Gpu
 from scheduler.core.gpu_snapshot import GpuProcess
 from scheduler.core.job import Job, Process
 from scheduler.core.observations import Arrived, Ended, Now, Started
 from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import class_of
 from scheduler.core.scheduler_state import SchedulerState
-from scheduler.core.users import EACH, Limit, Users
+from scheduler.core.user_limits import EACH, Limit, UserLimits
+from scheduler.core.users import Users
 from tests.builders import M0, T0, a_job
 
 HOUR = 3600.0
@@ -85,7 +86,7 @@ def test_users_who_begin_together_take_turns() -> None:
 
 def test_limits_of_users_and_groups() -> None:
     limits = {"ada": Limit(gpus=1), "@lab": Limit(gpus=2), EACH: Limit(gpus=3)}
-    queue = Queue(8, Users(limits=limits, groups={"bob": ["lab"], "cleo": ["lab", "x"]}))
+    queue = Queue(8, Users(limits=UserLimits(limits, {"bob": ["lab"], "cleo": ["lab", "x"]})))
     assert queue.arrive(1, "ada") == [1] and queue.arrive(2, "ada", "0.5") == []
     assert "limit: user ada has 1 of at most 1 GPUs" in queue.why(2)
     assert queue.arrive(3, "bob") == [3] and queue.arrive(4, "cleo") == [4] and queue.arrive(5, "cleo", "0.1") == []
@@ -93,14 +94,6 @@ def test_limits_of_users_and_groups() -> None:
     assert queue.arrive(6, "dan", "3") == [6] and queue.arrive(7, "dan") == []
     assert "user dan has 3 of at most 3" in queue.why(7)
     assert queue.end(3) == [5]
-
-
-def test_limits_on_waiting_jobs() -> None:
-    users = Users(limits={"ada": Limit(waiting=2), "@lab": Limit(waiting=3)}, groups={"bob": ["lab"], "cleo": ["lab"]})
-    assert users.over_waiting("ada", {"ada": 1}) == ""
-    assert users.over_waiting("ada", {"ada": 2}) == "user ada has 2 of at most 2 waiting jobs (limits)"
-    assert users.over_waiting("bob", {"bob": 1, "cleo": 2}) == "group lab has 3 of at most 3 waiting jobs (limits)"
-    assert users.over_waiting("dan", {"dan": 1000}) == ""
 
 
 @pytest.mark.parametrize("across", [False, True])
@@ -149,7 +142,7 @@ def test_a_wide_job_gets_its_turn_beside_the_jobs_of_others() -> None:
     st.integers(1, 4),
 )
 def test_no_limit_and_no_gpu_is_exceeded(jobs: list[tuple[str, str]], gpus: int) -> None:
-    queue = Queue(gpus, Users(limits={"a": Limit(gpus=1.5), "@g": Limit(gpus=2)}, groups={"b": ["g"], "c": ["g"]}))
+    queue = Queue(gpus, Users(limits=UserLimits({"a": Limit(gpus=1.5), "@g": Limit(gpus=2)}, {"b": ["g"], "c": ["g"]})))
     for number, (user, need) in enumerate(jobs, 1):
         queue.arrive(number, user, need)
         if number % 3 == 0 and queue.state.live:
@@ -192,13 +185,6 @@ def test_shares_of_a_busy_week_are_the_weights(seed: int) -> None:
     total = sum(used.values())
     for user, weight in weights.items():
         assert used[user] / total * 8.0 / weight == pytest.approx(1.0, abs=0.05), (user, used)
-
-
-def test_a_need_of_nothing_has_no_limit() -> None:
-    """Jobs without GPUs take no share, and no limit on GPUs keeps them back."""
-    users = Users(limits={EACH: Limit(gpus=0)})
-    assert users.over_limit("a", ResourceRequest(0, 0)) == ""
-    assert "at most 0 GPUs" in users.over_limit("a", ResourceRequest(1, 10))
 
 
 def test_a_process_of_a_user_with_a_job_on_the_gpu_belongs_to_the_last_job_of_the_user() -> None:

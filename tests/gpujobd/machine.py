@@ -23,6 +23,9 @@ from typing import Any
 import psutil
 
 import scheduler
+from scheduler.client.system_client import SystemClient
+from scheduler.core.job import JobState
+from scheduler.views.render import job_json
 from tests.stories.harness import alive, wait_for
 
 CONFIG = "gpus: 4\ngpu_interval: 0\nadmins: [eve]\n"
@@ -200,26 +203,30 @@ class Machine:
         assert not done.code, done
         return int(done.out)
 
-    def job(self, number: int, by: str = "eve") -> dict[str, Any]:
-        """Return a job as `show --json` prints it."""
-        done = self.gpujob(by, "show", "--json", str(number))
-        assert not done.code, done
-        found: dict[str, Any] = done.json()
-        return found
+    def job(self, number: int) -> dict[str, Any]:
+        """Return a job as `show --json` prints it for an administrator (without its events). No other process: tests ask often."""
+        with contextlib.closing(self.client()) as client:
+            job, reason, _ = client.job(number)
+        return {**job_json(job, reason)}
 
     def ended(self, number: int, limit_s: float = 60) -> dict[str, Any]:
         """Wait until a job has ended, and return it."""
-        wait_for(
-            lambda: self.job(number)["state"] in ("done", "failed", "cancelled", "skipped"),
-            f"end of job {number}",
-            limit_s,
-        )
+        wait_for(lambda: self.state(number).ended, f"end of job {number}", limit_s)
         return self.job(number)
 
     def in_state(self, number: int, *states: str) -> dict[str, Any]:
         """Wait until a job is in one of the states, and return it."""
-        wait_for(lambda: self.job(number)["state"] in states, f"job {number} in {states}", 60)
+        wait_for(lambda: self.state(number).value in states, f"job {number} in {states}", 60)
         return self.job(number)
+
+    def state(self, number: int) -> JobState:
+        """Return the state of a job."""
+        with contextlib.closing(self.client()) as client:
+            return client.job(number)[0].state
+
+    def client(self) -> SystemClient:
+        """Return a client with the rights of an administrator (root)."""
+        return SystemClient(f"/proc/{self.holder.pid}/root/run/gpujob/gpujob.sock")
 
     def clear(self) -> None:
         """Have eve end and forget all jobs, and resume the queue."""
@@ -228,9 +235,9 @@ class Machine:
         wait_for(lambda: not self._live(), "the end of all jobs", 60)
         self.gpujob("eve", "reset", "--yes")
 
-    def _live(self) -> list[Any]:
-        done = self.gpujob("eve", "jobs", "--json", "--state", "pending,starting,running,stopping")
-        return list(done.json()["jobs"])
+    def _live(self) -> bool:
+        with contextlib.closing(self.client()) as client:
+            return any(not job.state.ended for job in client.overview().jobs)
 
     # -- the service --------------------------------------------------------------------------------------
 

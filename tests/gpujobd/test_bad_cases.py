@@ -312,7 +312,7 @@ def test_an_installation_that_users_can_write_is_refused(machine: Machine, tmp_p
 
     copy = machine.stash / "copy"
     shutil.copytree(PACKAGE, copy / "scheduler", ignore=shutil.ignore_patterns("__pycache__"))
-    run = f"import sys; sys.path.insert(0, '{copy}'); from scheduler.gpujobd.system_run import check_installation; check_installation()"
+    run = f"import sys; sys.path.insert(0, '{copy}'); from scheduler.gpujobd.installation import check_installation; check_installation()"
     words = [sys.executable, "-I", "-c", run]
     assert machine.root(*words, check=False).code == 0
     for path, change in (

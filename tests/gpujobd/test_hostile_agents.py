@@ -25,7 +25,7 @@ from scheduler.core.job import Job, JobState, Process
 from scheduler.core.launch import Launch
 from scheduler.core.observations import Ended, Gone, Lost, NeverRan, Observation, Started
 from scheduler.gpujobd import in_hand, messages, users_runner
-from scheduler.gpujobd.channel import Channel, Closed
+from scheduler.gpujobd.agent_channel import Channel, Closed
 from scheduler.gpujobd.launcher_link import LauncherLink
 from scheduler.gpujobd.user_files import RemoteFollower, WatchedFile
 from scheduler.gpujobd.users_runner import UsersRunner

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.gpujobd import launcher
+from scheduler.gpujobd.agent import UNSET, login_umask
 from scheduler.gpujobd.launcher import LONGEST, REQUESTS, Refused, request_of, start_ticks
 from tests.stories.harness import alive, wait_for
 from tests.stories.people import User
@@ -242,10 +243,21 @@ def test_an_agent_has_all_rights_of_its_user_and_no_other(bench: Bench) -> None:
     assert facts["output"] == ["/dev/null"] * 2
     assert facts["ignored"] == [signal.SIGPIPE, signal.SIGXFSZ], "those that every Python ignores"
     environ = facts["environ"]
-    assert set(environ) <= {"PATH", "LANG", "LC_CTYPE", "HOME", "USER", "LOGNAME", "SHELL", "GPUJOB_AGENT_FOLDER"}
+    known = {"PATH", "LANG", "LC_CTYPE", "HOME", "USER", "LOGNAME", "SHELL", "GPUJOB_AGENT_FOLDER", "GPUJOB_UMASK"}
+    assert set(environ) <= known and environ["GPUJOB_UMASK"] == f"{UNSET:o}", environ
     folder = Path(environ["GPUJOB_AGENT_FOLDER"])
     status = folder.stat()
     assert folder == bench.agents / str(user.uid) and (status.st_uid, status.st_mode & 0o777) == (user.uid, 0o700)
+
+
+@pytest.mark.parametrize(
+    ("text", "umask"), [("# UMASK 077\nUMASK\t\t027\n", 0o027), ("UMASK\n", 0o022), ("UMASK 9\n", 0o022), (None, 0o022)]
+)
+def test_the_umask_of_a_login_is_that_of_login_defs(tmp_path: Path, text: str | None, umask: int) -> None:
+    settings = tmp_path / "login.defs"
+    if text is not None:
+        settings.write_text(text)
+    assert login_umask(str(settings)) == umask
 
 
 def test_an_agent_may_have_a_pam_session(bench: Bench) -> None:

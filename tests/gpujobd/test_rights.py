@@ -18,11 +18,11 @@ from scheduler.core.rights import (
     RIGHTS,
     ROLES,
     Caller,
-    as_seen_by,
     check,
     check_job,
     may,
 )
+from scheduler.gpujobd.visible import as_seen_by
 from tests.gpujobd.machine import CONFIG, Done, Machine
 from tests.stories.people import ROOT_ONLY
 

@@ -89,15 +89,18 @@ def test_a_log_path_cannot_be_used_to_write_elsewhere(machine: Machine) -> None:
 
 
 def test_a_missing_file_is_reported_and_looked_for_again(machine: Machine) -> None:
-    """The agent looks for the script with the rights of its user, and the job starts when it exists."""
+    """The agent looks for the script with the rights of its user, and the job starts when it exists.
+
+    A line of a jobs file brings no umask: the job has the umask of a login.
+    """
     machine.sh("ada", "gpujob watch && echo 0,later.py,,x >> gpujob/jobs.txt")
     wait_for(lambda: "no such file /home/ada/gpujob/later.py" in machine.gpujob("ada", "status").out, "the reason", 60)
-    machine.sh("ada", "echo 'print(1 + 1)' > gpujob/later.py")
+    machine.sh("ada", "echo 'import os; print(oct(os.umask(0)))' > gpujob/later.py")
     (job,) = (
         job for job in machine.gpujob("ada", "jobs", "--json").json()["jobs"] if "later.py" in (job["script"] or "")
     )
     assert machine.ended(job["id"])["exit_code"] == 0
-    assert log_of(machine, job["id"]) == "2\n"
+    assert log_of(machine, job["id"]) == "0o22\n"
     assert machine.gpujob("bob", "watch", "--list").out.startswith("no jobs file of yours")
 
 
