@@ -5,6 +5,7 @@ A parked job waits outside the queue, because it is not ready to start. A skippe
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -60,6 +61,7 @@ class DecisionPass:
     def __init__(self, state: SchedulerState, now: Now, jitter: float) -> None:
         self.state, self.now, self.jitter = state, now, jitter
         self.plan = Plan()
+        self._to_follow: deque[int] = deque()  # jobs whose waiting jobs are still to be decided on
 
     def find(self, job_id: int) -> Job | None:
         """Return a job, with the changes of this pass; None if there is no such job.
@@ -161,12 +163,20 @@ class DecisionPass:
         self.after_end(job)
 
     def after_end(self, job: Job) -> None:
-        """Decide again on the jobs that wait for the end of ``job``: queue, park or skip each of them."""
-        for child_id in self.state.children.pop(job.id, ()):
-            if self.state.parked.get(child_id) == "depends":
-                child = self.find(child_id)
-                if child is not None and child.state is JobState.PENDING:
-                    self.enqueue(child)
+        """Decide again on the jobs that wait for the end of ``job``: queue, park or skip each of them.
+
+        A skipped job comes back here. The outermost call handles it then: a recursion could be as deep as a chain of jobs.
+        """
+        self._to_follow.append(job.id)
+        if len(self._to_follow) > 1:
+            return
+        while self._to_follow:
+            for child_id in self.state.children.pop(self._to_follow[0], ()):
+                if self.state.parked.get(child_id) == "depends":
+                    child = self.find(child_id)
+                    if child is not None and child.state is JobState.PENDING:
+                        self.enqueue(child)
+            self._to_follow.popleft()
 
     # -- ending ---------------------------------------------------------------------------------------------
 

@@ -92,6 +92,20 @@ def test_a_chain_of_dependent_jobs_is_skipped_in_one_pass() -> None:
     assert play.started == [1, 12]
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_chain_of_any_length_is_skipped(backwards: bool) -> None:
+    """A recursion over the chain would end the pass by a RecursionError, again and again."""
+    play, number = a_world(1), 3000
+    play.run(a_job(1))
+    follows = {i: i + 1 if backwards else i - 1 for i in range(2, number)} | {number: 1 if backwards else number - 1}
+    play.arrive(*(a_job(i, after_ok=(parent,)) for i, parent in follows.items()))
+    play.tell(play.ended(1, 1))
+    assert {play.state(i) for i in follows} == {S.SKIPPED}
+    again = a_world(1)  # a restart at which the first job has already ended
+    again.arrive(*(a_job(i, after_ok=(parent,)) for i, parent in follows.items()))
+    assert {again.state(i) for i in follows} == {S.SKIPPED}
+
+
 def test_a_chain_of_dependent_jobs_runs_one_after_the_other() -> None:
     play = a_world(4)
     play.arrive(*(a_job(i, after_ok=(i - 1,) if i > 1 else ()) for i in range(1, 6)))
