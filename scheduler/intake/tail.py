@@ -17,6 +17,7 @@ from scheduler.core.file_offsets import Batch, FileMark, LineRead
 from scheduler.system.safe_open import plain_or_link
 
 MOST_LINES = 512
+LARGEST = (1 << 62) - 1  # device or inode in a FileMark
 CHUNK = 64 * 1024
 LONGEST_LINE = 1 << 20
 CHECKED_WHOLE = 64 * 1024  # bytes; up to this size, the part already read is compared at each look
@@ -156,15 +157,23 @@ def _cannot_be_read(error: OSError, where: str) -> FileTrouble | OSError:
     return FileTrouble(f"cannot be read: {error.strerror}", where=where) if error.errno in LASTING else error
 
 
+def _file_of(status: os.stat_result) -> tuple[int, int]:
+    """Return device and inode of a file, with 62 bits each: SQLite stores no larger numbers than 63 bits."""
+    return status.st_dev & LARGEST, status.st_ino & LARGEST
+
+
 class Follower:
     """Reader of one watched file. ``mark``: the position up to which the file was read and recorded.
 
     `look` returns the next Batch; the caller records the batch and then calls `accept`. Until `accept` is called,
     `look` returns the same lines again. ``trust_group``: accept a file that its group may write.
+    ``most_lines``: in a Batch.
     """
 
-    def __init__(self, path: str, mark: FileMark | None = None, trust_group: bool = False) -> None:
-        self.path = path
+    def __init__(
+        self, path: str, mark: FileMark | None = None, trust_group: bool = False, most_lines: int = MOST_LINES
+    ) -> None:
+        self.path, self.most_lines = path, most_lines
         self.mark = mark if mark is not None else FileMark(path)
         self.trust_group = trust_group
         self._fd = -1
@@ -211,7 +220,7 @@ class Follower:
         if self._fd < 0:
             self._open(fresh)
         held = os.fstat(self._fd)
-        if (fresh.st_dev, fresh.st_ino) != (held.st_dev, held.st_ino):
+        if _file_of(fresh) != _file_of(held):
             rest = self._rest_of_old(now)
             if rest is not None:
                 return rest
@@ -231,7 +240,7 @@ class Follower:
         If the previous file was renamed within its folder and still has unread lines, open the previous file instead.
         """
         self._places = places_of(self.path)
-        if self.mark.inode and (fresh.st_dev, fresh.st_ino) != (self.mark.device, self.mark.inode):
+        if self.mark.inode and _file_of(fresh) != (self.mark.device, self.mark.inode):
             renamed = self._renamed()
             if renamed:
                 self._fd = self._open_plain(renamed)
@@ -251,7 +260,7 @@ class Follower:
                 for entry in entries:
                     if entry.inode() == self.mark.inode and entry.is_file(follow_symlinks=False):
                         status = entry.stat(follow_symlinks=False)
-                        if status.st_dev == self.mark.device and status.st_size > self.mark.offset:
+                        if _file_of(status)[0] == self.mark.device and status.st_size > self.mark.offset:
                             return entry.path
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.EACCES):
@@ -268,7 +277,7 @@ class Follower:
             return None
         held = os.fstat(self._fd)
         mark = self.mark
-        if (held.st_dev, held.st_ino) != (mark.device, mark.inode) or held.st_size <= mark.offset:
+        if _file_of(held) != (mark.device, mark.inode) or held.st_size <= mark.offset:
             return None
         left_out = self._left_out(held)
         if left_out:
@@ -305,9 +314,10 @@ class Follower:
         if seen != self._seen:
             self._seen, self._changed_at = seen, now
         mark = self.mark
-        same = (held.st_dev, held.st_ino) == (mark.device, mark.inode)
+        same = _file_of(held) == (mark.device, mark.inode)
         if mark.inode == 0 and not mark.offset:
-            mark = replace(mark, device=held.st_dev, inode=held.st_ino)
+            device, inode = _file_of(held)
+            mark = replace(mark, device=device, inode=inode)
         elif not (same and held.st_size >= mark.offset and self._prefix_unchanged(held)):
             self._unsettled = True
         settles = self._changed_at + SETTLE_S
@@ -362,7 +372,7 @@ class Follower:
         return crc
 
     def _replay(self, held: os.stat_result) -> Batch:
-        mark = FileMark(self.path, held.st_dev, held.st_ino, replaying=True)
+        mark = FileMark(self.path, *_file_of(held), replaying=True)
         batch = self._take(mark, held.st_size, last=False)
         return replace(batch, restart=True, more=True)
 
@@ -409,7 +419,7 @@ class Follower:
         held, mark = os.fstat(self._fd), self.mark
         if other_writers(held, self.path, self.trust_group, self._fd):
             return None  # another user can write a text with the same CRC
-        if (held.st_dev, held.st_ino) != (mark.device, mark.inode) or held.st_size < mark.offset:
+        if _file_of(held) != (mark.device, mark.inode) or held.st_size < mark.offset:
             return []
         if not self._prefix_unchanged(held, whole=True):
             return []
@@ -453,7 +463,7 @@ class Follower:
         lines: list[LineRead] = []
         position, number = 0, mark.lines
         open_line, skipping = mark.open_line, mark.skipping
-        while len(lines) < MOST_LINES:
+        while len(lines) < self.most_lines:
             end = data.find(b"\n", position)
             if end < 0:
                 break
@@ -470,7 +480,7 @@ class Follower:
             open_line = skipping = False
         rest = data[position:]
         whole_rest = mark.offset + len(data) >= size
-        if len(lines) < MOST_LINES and rest:
+        if len(lines) < self.most_lines and rest:
             if skipping:
                 position = len(data)
             elif open_line and not rest.strip():
@@ -503,7 +513,7 @@ class Follower:
         )
         start = max(0, after.offset - TAIL)
         self._tail, self._tail_for = os.pread(self._fd, after.offset - start, start), after.offset
-        return Batch(after, tuple(lines), more=len(lines) >= MOST_LINES or mark.offset + len(data) < size)
+        return Batch(after, tuple(lines), more=len(lines) >= self.most_lines or mark.offset + len(data) < size)
 
 
 def _decoded(raw: bytes, number: int, first: bool) -> LineRead:
