@@ -72,8 +72,20 @@ PACKAGES: dict[str, Package] = {
 # A file that may import more than its package, and why.
 MAY_ALSO_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "cli/serve.py": (("daemon.process",), "`start` is the daemon"),
-    "cli/machine_verbs.py": (("gpujobd.system_run",), "`system run` becomes the launcher"),
-    "cli/system_service.py": (("gpujobd.system_run",), "`system install` makes what `system run` needs"),
+    "cli/machine_verbs.py": (
+        (
+            "gpujobd.installation",
+            "gpujobd.system_run",
+        ),
+        "`system run` becomes the launcher",
+    ),
+    "cli/system_service.py": (
+        (
+            "gpujobd.installation",
+            "gpujobd.system_run",
+        ),
+        "`system install` makes what `system run` needs",
+    ),
     "client/system_client.py": (("warm.client",), "who is at the other end of a socket"),
     "cli/run.py": (("daemon.process", "daemon.interrupt", "daemon.run_resume"), "`run` is a daemon that drains"),
     "web/command.py": (("daemon.helper_child",), "the protocol with the daemon that is its parent"),

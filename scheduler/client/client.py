@@ -41,6 +41,7 @@ ANSWER_S = 5.0  # seconds to wait for the daemon's answer
 QUICK_LOOKS = 20  # looks for an answer that follow each other quickly
 BEGUN_S = 2.0  # seconds to wait for a job that is STARTING
 MOST_LABELS = 10_000  # jobs with a label, newest first, that are searched for labels
+MOST_NAMED, MOST_LABEL_WORDS = 1_000_000, 100  # jobs that ranges name, and labels, in a command
 STATES = tuple(state.value for state in JobState)
 SCHEMA = 1
 HIDDEN = "hidden"  # key in the table `meta`: ids of the jobs that `forget` could not delete
@@ -391,7 +392,7 @@ class SchedulerClient:
     def known(self, jobs: Iterable[int]) -> dict[int, Job]:
         """Return id → job with its current state. Ids in ``jobs`` that do not exist are left out."""
         with self._reading() as connection:
-            found = [rows.get(connection, job) for job in jobs]
+            found = [rows.get(connection, job) for job in dict.fromkeys(jobs)]
             now = self._now(connection, [job for job in found if job is not None], self.alive())
         return {job.id: job for job in now}
 
@@ -407,21 +408,25 @@ class SchedulerClient:
         A word is an id (``12``), a range (``3-9``), a label, ``@`` (the newest job) or ``@~N`` (N jobs before it).
         """
         chosen: list[int] = []
+        plain: list[int] = []
+        labels = 0
         with self._reading() as connection:
             if not self.places.exist():
                 raise NotFound("there are no jobs yet", where=self.places.state_file, do="see gpujob status")
-            last = rows.last_id(connection)
-            for word in words:
+            for word in dict.fromkeys(words):
+                if len(chosen) > MOST_NAMED or labels > MOST_LABEL_WORDS:
+                    raise UsageError(f"the words name too many jobs (at {word[:40]!r})", do="name fewer")
                 span = re.fullmatch(r"([0-9]{1,15})-([0-9]{1,15})", word)
                 if span:
                     low, high = int(span[1]), int(span[2])
                     if high < low:
                         raise UsageError(f"the range {word} is backwards", do=f"write {high}-{low}")
-                    inside = [n for n in range(low, min(high, last) + 1) if rows.get(connection, n) is not None]
+                    inside = rows.ids_between(connection, low, high)
                     if not inside:
                         raise NotFound(f"there is no job in {word}", do="see gpujob jobs")
                     chosen += inside
                 elif re.fullmatch(r"[0-9]{1,18}", word):  # fits into an SQLite integer
+                    plain.append(int(word))
                     chosen.append(int(word))
                 elif re.fullmatch(r"@(~[0-9]{1,9})?", word):
                     back = rows.id_back(connection, int(word[2:] or 0), self.user)
@@ -429,6 +434,7 @@ class SchedulerClient:
                         raise NotFound(f"there is no job {word}", do="see gpujob jobs")
                     chosen.append(back)
                 else:
+                    labels += 1
                     named = rows.labelled(connection, word, self.user)
                     if not named:
                         raise NotFound(
@@ -436,7 +442,7 @@ class SchedulerClient:
                             do="name an id, a range such as 3-9, a label, @ for the last job, @~1 for the job before it",
                         )
                     chosen += [job.id for job in named]
-            for number in chosen:
+            for number in plain:
                 if rows.get(connection, number) is None:
                     raise NotFound(f"there is no job {number}", where=self.places.state_file, do="see gpujob jobs")
         return tuple(dict.fromkeys(chosen))

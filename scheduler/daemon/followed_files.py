@@ -20,6 +20,7 @@ from scheduler.intake.tail import NO_SUCH_FILE, Follower
 from scheduler.store import file_offsets as kept
 from scheduler.store import jobs as rows
 
+NOT_READ = "not read: "  # a problem that begins so is about a watched file
 RETRY_S = 1.0  # between two tries to read a file with disk errors
 Followed = TypeVar("Followed", bound="LineFollower")
 RETRIED_S = 30.0  # how long these tries are repeated; later tries are made at the safety interval
@@ -154,8 +155,8 @@ class FollowedFiles:
         found = []
         for path, file in self.files.items():
             if file.trouble:
-                why = file.trouble.removeprefix(f"{path}: ").removeprefix("not read: ").removeprefix("cannot be read: ")
-                found.append(f"not read: {path}: {why}")
+                why = file.trouble.removeprefix(f"{path}: ").removeprefix(NOT_READ).removeprefix("cannot be read: ")
+                found.append(f"{NOT_READ}{path}: {why}")
         return found
 
     def unread(self) -> list[str]:

@@ -528,9 +528,9 @@ class Daemon:
             self.turn([Arrived(job) for job in changed], [], now, sync=True)
             context.say(f"the need of {len(changed)} waiting jobs has changed", 20, kind="table")
 
-    def is_full(self, user: str) -> bool:
-        """Return whether a user may have no more waiting jobs (setting `limits`)."""
-        return self._shares is not None and self._shares.is_full(user)
+    def is_full(self, user: str, more: int) -> bool:
+        """Return whether a user may have no more waiting jobs (setting `limits`). ``more``: jobs that are not recorded yet."""
+        return self._shares is not None and self._shares.is_full(user, more)
 
     # -- the state file and the reasons -------------------------------------------------------------------
 

@@ -40,9 +40,9 @@ class UserShares:
         if now.mono >= self._look_due:
             self._look_due = now.mono + LOOK_S
             self._read_settings(users)
-            groups = rows.meta(connection, GROUPS)
-            if groups != self._groups:
-                self._groups, users.limits.groups = groups, json.loads(groups)
+        groups = rows.meta(connection, GROUPS)  # in each pass: the first jobs of a user have the limits of its groups
+        if groups != self._groups:
+            self._groups, users.limits.groups = groups, json.loads(groups)
         state.users = users
 
     def save_paused(self, connection: sqlite3.Connection) -> None:
@@ -50,11 +50,15 @@ class UserShares:
         if self._users is not None:
             rows.set_meta(connection, PAUSED, json.dumps(sorted(self._users.paused)))
 
-    def is_full(self, user: str) -> bool:
-        """Return whether a limit forbids further waiting jobs of a user. Raises sqlite3.Error."""
+    def is_full(self, user: str, more: int) -> bool:
+        """Return whether a limit forbids further waiting jobs of a user who has ``more`` that are not recorded yet.
+
+        Raises sqlite3.Error.
+        """
         if self._users is None or not self._users.limits.by_name:
             return False
-        return bool(self._users.limits.over_waiting(user, rows.waiting_by_user(self._context.db.connection)))
+        waiting = rows.waiting_by_user(self._context.db.connection)
+        return bool(self._users.limits.over_waiting(user, {**waiting, user: waiting.get(user, 0) + more}))
 
     def _read_settings(self, users: Users) -> None:
         machine = self._machine.settings()

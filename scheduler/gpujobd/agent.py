@@ -108,8 +108,10 @@ class Agent:
         """Carry out a message of the scheduler. Raises ValueError if it is not valid."""
         kind = message["do"]
         if kind == "settings":
-            self.cgroups = bool(message["cgroups"])
+            first, self.cgroups = self.config is None, bool(message["cgroups"])
             self.use_settings(typed(message["config"], Config))
+            if first:
+                self.channel.send({"say": "ready"})
         elif kind == "start":
             ordinals = typed(message["ordinals"], dict[int, int])
             self._start(typed(message["job"], Job), typed(message["environment"], dict[str, str] | None), ordinals)

@@ -15,6 +15,7 @@ from scheduler.system.typed_json import plain, typed
 
 LOOK_S = 30.0  # safety net: each file is looked at least this often
 AGAIN_S = 1.0  # after an error of the disk
+MOST_LINES = 64  # in a batch: so many lines are read at most after the limit on waiting jobs is reached
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ class ReadFiles:
             # The scheduler has another name for the file: several users may have the same file read.
             own = FileMark(path, mark.device, mark.inode, mark.offset, mark.lines, mark.crc, mark.replaying,
                            mark.open_line, mark.skipping)  # fmt: skip
-            self._files[path] = _File(Follower(path, own))
+            self._files[path] = _File(Follower(path, own, most_lines=MOST_LINES))
             self.watcher.watch(self._files)
             return
         file = self._files.get(path)

@@ -53,6 +53,7 @@ MOST_FILES = 20  # jobs files of a user
 MOST_NUMBERS = 20_000  # in a request: job ids and GPUs
 OTHER_VERSION = "gpujob and gpujobd are perhaps of different versions: sudo systemctl restart gpujobd"
 LONGEST_ENVIRONMENT = 256 << 10  # bytes of the variables of a job
+LONGEST_JOB = 256 << 10  # characters of all texts of a job: thousands of jobs are in memory at the same time
 
 
 class LimitedClient(SchedulerClient):
@@ -64,13 +65,16 @@ class LimitedClient(SchedulerClient):
 
     def _admit(self, connection: sqlite3.Connection, spec: JobSpec) -> None:
         """Remember the groups of the user. Raise Refused if a user or group has too many waiting jobs."""
-        noted = rows.meta(connection, GROUPS)
-        groups: dict[str, list[str]] = json.loads(noted or "{}")
-        mine = sorted(self._calls.groups_of(spec.uid or 0))
-        if groups.get(spec.user) != mine:
-            groups[spec.user] = mine
-            rows.set_meta(connection, GROUPS, json.dumps(groups))
+        self._note_groups(connection, spec.user, spec.uid or 0)
         self._check_waiting(connection, spec.user)
+
+    def _note_groups(self, connection: sqlite3.Connection, user: str, uid: int) -> None:
+        """Remember the groups of a user, whose limits count for the user's jobs."""
+        groups: dict[str, list[str]] = json.loads(rows.meta(connection, GROUPS) or "{}")
+        mine = sorted(self._calls.groups_of(uid))
+        if groups.get(user) != mine:
+            groups[user] = mine
+            rows.set_meta(connection, GROUPS, json.dumps(groups))
 
     def _limits_in(self, connection: sqlite3.Connection) -> UserLimits:
         groups = json.loads(rows.meta(connection, GROUPS) or "{}")
@@ -126,6 +130,7 @@ class LimitedClient(SchedulerClient):
                 if on and sum(one.uid == file.uid for one in kept) >= MOST_FILES:
                     raise Refused(f"{MOST_FILES} files of yours are read already", do="gpujob watch --stop FILE")
                 save_watched(connection, [*kept, file] if on else kept)
+                self._note_groups(connection, file.user, file.uid)
             database.wake_daemon()
         finally:
             database.close()
@@ -183,6 +188,9 @@ class Calls:
             return to_json({"error": told})
         except (ValueError, OverflowError, TypeError) as error:
             return to_json({"error": error_as_json(UsageError(f"the call is not valid: {error}", do=OTHER_VERSION))})
+        except MemoryError:
+            text = "the scheduler of this machine has no memory for the answer"
+            return to_json({"error": error_as_json(SchedulerError(text, do="name fewer jobs"))})
         except OSError as error:
             text = f"the scheduler of this machine cannot do it now: {error.strerror}"
             return to_json({"error": error_as_json(SchedulerError(text))})
@@ -201,6 +209,9 @@ class Calls:
         """
         if name not in READING and not self.has_name(caller):  # one user may have many such ids (/etc/subuid)
             raise Refused(f"there is no user {caller.uid}", do="use gpujob as a user of this machine")
+        for value in given.values():
+            if isinstance(value, (list, tuple)) and len(value) > MOST_NUMBERS:
+                raise UsageError(f"a call may name {MOST_NUMBERS} jobs at most, not {len(value)}")
         client = LimitedClient(self.state_file, self, caller.user)
         if name == "ask_for":
             return self._ask(client, caller, given)
@@ -255,7 +266,7 @@ class Calls:
         found = client.states(request.jobs)
         for job in found:
             check_job(caller, "edit", job)
-            check_spec(changed_spec(job.spec, request.changes))
+            _check_job(changed_spec(job.spec, request.changes))
         changes = {name: getattr(changed_spec(JobSpec(), request.changes), name) for name in request.changes}
         needs = needs_after(found, changes, lambda: self._table(client), client.gpus)
         client.check_edit(found, needs)
@@ -278,7 +289,7 @@ class Calls:
     def _submit(self, client: SchedulerClient, caller: Caller, given: dict[str, Any]) -> Job:
         _check_person(caller)
         spec: JobSpec = replace(given["spec"], uid=caller.uid, user=caller.user, env_file="")
-        check_spec(spec)
+        _check_job(spec)
         if not spec.cwd:
             raise UsageError("the job has no working folder")
         for parent in client.known([*spec.after, *spec.after_ok]).values():
@@ -332,6 +343,16 @@ def _checked_environment(environment: Mapping[str, str] | None) -> Mapping[str, 
         if not name or "=" in name or "\0" in name or "\0" in value or not encodable(name + value):
             raise UsageError(f"{name[:40]!r} cannot be a variable of the job")
     return environment
+
+
+def _check_job(spec: JobSpec) -> None:
+    """Raise UsageError if a spec has a value that is not possible, or is too large."""
+    check_spec(spec)
+    values = [getattr(spec, each.name) for each in dataclasses.fields(spec)]
+    texts = [text for value in values for text in (value if isinstance(value, tuple) else (value,))]
+    size = sum(len(text) for text in texts if isinstance(text, str))
+    if size > LONGEST_JOB:
+        raise UsageError(f"the texts of the job have {size} characters; {LONGEST_JOB} are possible")
 
 
 def _check_person(caller: Caller) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import socket
 import sys
@@ -30,6 +31,8 @@ MOST_CALLS = 8  # calls of a user at the same time; further ones wait
 IDLE_CONNECTION_S = 120.0  # a connection without calls is closed
 CALL_S = 10.0  # for a whole call to arrive, and for an answer to be read
 ACCEPT_AGAIN_S = 0.05
+MOST_MEMORY = 4 << 30  # bytes: more cannot be needed for honest calls, and the machine must not run out of memory
+STACK = 1 << 20  # bytes of a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,8 @@ def main() -> int:
     settings = typed(from_json(sys.argv[1]), Settings)
     life = int(os.environ.pop(LIFE))
     os.umask(0o077)
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
+    threading.stack_size(STACK)
     try:
         listener = listen(settings.socket)
     except OSError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from scheduler.core.backoff import Backoff
@@ -27,7 +26,8 @@ class InHand:
         None  # of an attempt to start; None: an agent had it before, so it is to be adopted
     )
     sent: bool = False
-    sent_at: float = 0.0  # when it was sent (monotonic seconds)
+    sent_at: float = 0.0  # when it was sent to the present agent (monotonic seconds)
+    first_sent_at: float = 0.0  # when it was sent to the first agent
     stop: bool | None = None  # a stop was requested; True: a hard one
     hard_due: float = NEVER  # when the launcher has to kill the main process (monotonic seconds)
     unanswered: int = 0  # agents that were ended because they did not say what became of the attempt
@@ -36,12 +36,22 @@ class InHand:
 
 
 @dataclass(slots=True)
+class Leftovers:
+    """Leftover processes of an attempt that has ended."""
+
+    job: int
+    attempt: int
+    processes: tuple[Process, ...]
+    hard_due: float = NEVER  # when the launcher has to kill them (monotonic seconds)
+
+
+@dataclass(slots=True)
 class UserState:
     """A user with attempts in hand, and the user's agent. ``channel``: None while there is no agent."""
 
     uid: int
     hands: dict[str, InHand] = field(default_factory=dict)
-    leftovers: dict[str, tuple[int, int, Sequence[Process]]] = field(default_factory=dict)  # processes, by attempt key
+    leftovers: dict[str, Leftovers] = field(default_factory=dict)  # by attempt key
     missing: dict[int, float] = field(default_factory=dict)  # jobs that the agent says lack a file → since when
     appeared: dict[int, float] = field(
         default_factory=dict
@@ -53,6 +63,7 @@ class UserState:
     acting: dict[tuple[int, str], Job] = field(default_factory=dict)  # actions that the agent has not confirmed
     warned: set[tuple[int, str]] = field(default_factory=set)  # those of them that have their warning
     channel: Channel | None = None
+    ready: bool = False  # the agent has begun its work
     heard: float = 0.0  # when the agent last said something, or got its first task (monotonic seconds)
     pinged: float = 0.0  # when it was asked since then whether it lives; 0: it was not
     cannot: str = ""  # why the last agent could not begin

@@ -33,7 +33,7 @@ from typing import Any
 
 FD = 3  # descriptor of the socket in the scheduler and in an agent
 LONGEST = 4096  # bytes of a request
-MOST_AGENTS = 4096
+MOST_AGENTS, MOST_OF_A_USER = 4096, 3  # an agent that hangs in the kernel cannot be killed
 MOST_WAITING = 1000  # answers and reports that the scheduler has not read; then no more requests are read
 AGAIN_S, LONGEST_AGAIN_S = 1.0, 30.0  # between two starts of the scheduler
 END_S = 10.0  # from SIGTERM to SIGKILL of the scheduler
@@ -273,16 +273,17 @@ class Launcher:
         """Start an agent as a user, and answer with its pid and with a socket to it. Raises Refused, OSError."""
         if uid < self.settings["least_uid"] or uid == self.user.pw_uid:
             raise Refused(f"user {uid} gets no agent")
-        if len(self.agents) >= MOST_AGENTS:
-            raise Refused(f"there are {MOST_AGENTS} agents already")
+        old = [pid for pid, owner in self.agents.items() if owner == uid]  # they hang, or their connections are closed
+        if len(self.agents) >= MOST_AGENTS or len(old) >= MOST_OF_A_USER:
+            raise Refused(f"{len(self.agents)} agents have not ended, {len(old)} of them of user {uid}")
         try:
             user = pwd.getpwuid(uid)
         except KeyError:
             raise Refused(f"there is no user {uid}") from None
         environ = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell}
         environ["GPUJOB_AGENT_FOLDER"] = self._folder_of(uid, user.pw_gid)
-        for old in [pid for pid, owner in self.agents.items() if owner == uid]:  # it hangs, or its connection is closed
-            os.kill(old, signal.SIGTERM if self.settings["pam"] else signal.SIGKILL)
+        for pid in old:
+            os.kill(pid, signal.SIGTERM if self.settings["pam"] else signal.SIGKILL)
         groups = os.getgrouplist(user.pw_name, user.pw_gid)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
@@ -383,14 +384,13 @@ def main(words: list[str]) -> int:
     if os.geteuid() != 0 or len(words) != 2:
         print("gpujobd: the launcher is started by gpujob system run, as root", file=sys.stderr)
         return 1
-    settings = json.loads(words[1])
     os.umask(0o077)
     for option, value in ((PR_SET_CHILD_SUBREAPER, 1), (PR_SET_DUMPABLE, 0)):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
     try:
-        launcher = Launcher(settings)
-    except KeyError:
-        print(f"gpujobd: there is no user {settings['user']}; create it: gpujob system install", file=sys.stderr)
+        launcher = Launcher(json.loads(words[1]))
+    except KeyError as error:
+        print(f"gpujobd: {error.args[0]}; create the user: gpujob system install", file=sys.stderr)
         return 1
     launcher.run()
     return 0

@@ -21,15 +21,15 @@ from scheduler.daemon.context import Context
 from scheduler.daemon.followed_files import FollowedFiles
 from scheduler.daemon.ingest import LineOwner
 from scheduler.daemon.parts import NEVER
+from scheduler.gpujobd.agent_files import MOST_LINES
 from scheduler.intake import jobs_file
-from scheduler.intake.tail import MOST_LINES
+from scheduler.intake.tail import LARGEST
 from scheduler.store import file_offsets as kept
 from scheduler.store import jobs as rows
 from scheduler.system.typed_json import plain, typed
 
 WATCHED = "user_files"  # key in `meta`: list of watched files (`WatchedFile`) as JSON
 FULL_AGAIN_S = 1.0  # between two looks whether a user has room for more waiting jobs
-HIGHEST = 1 << 62
 RESTART_S = 2.0  # between two readings of a file from its beginning
 MOST_REFUSED = 1000  # lines of a file that are no jobs; then no more of its lines are read
 
@@ -81,13 +81,14 @@ class RemoteFollower:
         self._batch: Batch | None = None
         self._trouble = ""
         self._old: list[LineRead] | None = None
+        self.handed = 0  # lines that were returned and are not recorded yet
         self._asked = False  # for old lines
         self._blocked = False  # too many lines were refused
         self._restart_due = 0.0  # when it may be read from its beginning again (monotonic seconds)
 
     def begin(self) -> dict[str, Any]:
         """Return the message with which an agent begins to read the file, after the recorded lines."""
-        self._batch, self._old, self._asked = None, None, False
+        self._batch, self._old, self._asked, self.handed = None, None, False, 0
         return {"do": "follow", "path": self.file.path, "mark": plain(self._mark)}
 
     @property
@@ -123,7 +124,7 @@ class RemoteFollower:
                 mark.crc,
                 *(line.number for line in batch.lines),
             )
-            if not all(0 <= number < HIGHEST for number in numbers):
+            if not all(0 <= number <= LARGEST for number in numbers):
                 raise ValueError("a number is out of range")
             self._batch = Batch(
                 FileMark(self.path, mark.device, mark.inode, mark.offset, mark.lines, mark.crc, mark.replaying,
@@ -150,6 +151,7 @@ class RemoteFollower:
         if self._batch is not None and self._full():
             self.look_again_at = now + FULL_AGAIN_S
             return None
+        self.handed = len(self._batch.lines) if self._batch is not None else 0
         return self._batch
 
     def accept(self, batch: Batch) -> None:
@@ -158,7 +160,7 @@ class RemoteFollower:
             return
         if batch.restart:
             self._restart_due = time.monotonic() + RESTART_S
-        self._mark, self._batch = batch.mark, None
+        self._mark, self._batch, self.handed = batch.mark, None, 0
         self._send({"do": "accept", "path": self.file.path, "mark": plain(batch.mark)})
 
     def check_whole(self) -> None:
@@ -199,13 +201,17 @@ class FileAgents(Protocol):
 class UserFiles:
     """Follows the files that users have asked for (a part of the daemon).
 
-    ``agents``: tells the agents; ``full``: user → whether the user may have no more waiting jobs.
+    ``agents``: tells the agents; ``full``: user, number of jobs that are not recorded yet → whether the user may have no
+    more waiting jobs.
     """
 
-    def __init__(self, context: Context, files: FollowedFiles, agents: FileAgents, full: Callable[[str], bool]) -> None:
+    def __init__(
+        self, context: Context, files: FollowedFiles, agents: FileAgents, full: Callable[[str, int], bool]
+    ) -> None:
         self._context, self._files, self._agents, self._full = context, files, agents, full
         self._noted = ""
         self._watched: dict[str, WatchedFile] = {}
+        self._followers: dict[str, RemoteFollower] = {}
 
     def step(self, _now: Now) -> None:
         """Begin to follow new files, and stop following files that users have stopped. Raises sqlite3.Error."""
@@ -216,6 +222,7 @@ class UserFiles:
         wanted = {one.key: one for one in watched_in(connection)}
         for key in self._watched.keys() - wanted.keys():
             file = self._watched.pop(key)
+            self._followers.pop(key, None)
             self._files.unfollow(key)
             self._agents.forget_file(file.uid, file.path)
         for key in wanted.keys() - self._watched.keys():
@@ -231,9 +238,15 @@ class UserFiles:
             self._agents.send_about_file(file.uid, message)
 
         connection = self._context.db.connection
-        return RemoteFollower(
-            file, mark, send, lambda: self._full(file.user), lambda: kept.number_refused(connection, file.key)
-        )
+
+        def full() -> bool:
+            """Return whether the lines of the user's files that are not recorded yet reach the limit."""
+            others = [one for key, one in self._followers.items() if one.file.user == file.user and key != file.key]
+            return self._full(file.user, sum(one.handed for one in others))
+
+        made = RemoteFollower(file, mark, send, full, lambda: kept.number_refused(connection, file.key))
+        self._followers[file.key] = made
+        return made
 
     def due(self) -> float:
         """Return ``NEVER``: a command that changes the list wakes the daemon."""

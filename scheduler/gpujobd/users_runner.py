@@ -26,7 +26,7 @@ from scheduler.environments.resolve import stored_environment
 from scheduler.gpujobd.agent_channel import Channel, Closed
 from scheduler.gpujobd.agent_messages import INVALID, attempt_of, observation_of, of_user, without_surrogates
 from scheduler.gpujobd.cgroups import JobCgroups
-from scheduler.gpujobd.in_hand import InHand, Reported, UserState, checked_end
+from scheduler.gpujobd.in_hand import InHand, Leftovers, Reported, UserState, checked_end
 from scheduler.gpujobd.launcher_link import AgentStarted, LauncherGone, LauncherLink
 from scheduler.gpujobd.user_files import RemoteFollower
 from scheduler.system.processes import lives
@@ -35,7 +35,8 @@ from scheduler.system.typed_json import plain, typed
 IDLE_AGENT_S = 60.0  # an agent without attempts ends after this time
 FOUND_S = 2.0  # from a report of a missing file to the next start, at least
 MOST_UNCLAIMED = 3  # attempts in a row that an agent does not start; then the start counts as failed
-MOST_UNANSWERED = 5  # agents that do not say what became of an attempt; then the attempt counts as lost
+MOST_UNANSWERED = 5  # agents that do not say what became of an attempt; then the attempt counts as lost …
+UNANSWERED_S = 30.0  # … unless this time has not passed since the first of them got it
 REFUSED_S = 30.0  # a user who gets no agent for this time is gone, and not only unknown for a moment
 SETTLED_S = 10.0  # after this time, the scheduler has recorded what an agent said
 LOST_DELAY_S = 5.0  # between two looks at the processes of a user who has no agent
@@ -117,6 +118,9 @@ class UsersRunner:
                 if hand is not None:
                     hand.stop = hard
                     hand.hard_due = min(hand.hard_due, time.monotonic() + HARD_S) if hard else hand.hard_due
+                left = user.leftovers.get(job.attempt_key)
+                if left is not None and hard:
+                    left.hard_due = min(left.hard_due, time.monotonic() + HARD_S)
                 self._pass_on(user)
 
     def watch_leftovers(self, key: str, job: int, attempt: int, processes: Sequence[Process]) -> None:
@@ -128,9 +132,9 @@ class UsersRunner:
                 self._facts.append(Gone(key))
                 return
             user = self._users.setdefault(uid, UserState(uid))
-        user.leftovers[key] = (job, attempt, tuple(processes))
-        if user.channel is not None:
-            self._send(user, _leftovers(key, job, attempt, processes))
+        user.leftovers[key] = Leftovers(job, attempt, tuple(processes))
+        if user.ready:
+            self._send(user, _leftovers(key, user.leftovers[key]))
         else:
             self._pass_on(user)
 
@@ -139,10 +143,13 @@ class UsersRunner:
         if user.channel is None:
             self._ask_for_agent(user)
             return
+        if not user.ready:
+            return
         for hand in [hand for hand in user.hands.values() if not hand.sent]:
             if user.channel is None:
                 return
             hand.sent, hand.sent_at = True, time.monotonic()
+            hand.first_sent_at = hand.first_sent_at or hand.sent_at
             if hand.ordinals is None:
                 self._send(user, {"do": "adopt", "job": plain(hand.job)})
                 continue
@@ -192,22 +199,23 @@ class UsersRunner:
         user.asked = False
         user.due = time.monotonic() + user.wait.next()
         if isinstance(answer, str):
-            user.refused_since = user.refused_since if user.refusal else time.monotonic()
-            user.refusal = answer
-            self._without_agent(user)
+            self._refused(user, answer)
             return
-        user.refusal = ""
-        user.channel, user.idle_since = Channel(answer.connection, LONGEST_MESSAGE), None
+        user.channel, user.ready, user.idle_since = Channel(answer.connection, LONGEST_MESSAGE), False, None
         user.heard, user.pinged = time.monotonic(), 0.0
         self._epoll.register(user.channel, select.EPOLLIN)
         self._channels[user.channel.fileno()] = user
+        self._send(user, self._settings())
+
+    def _agent_is_ready(self, user: UserState) -> None:
+        """Send the agent all that it has to do. It has begun its work, so it may have carried out what it was sent."""
+        user.ready, user.refusal, user.cannot = True, "", ""
         for hand in user.hands.values():
             hand.sent = False
             if hand.stop is not None and not any(job.id == hand.job.id for job, _ in user.stops):
                 user.stops.append((hand.job, hand.stop))  # the agent before may not have carried it out
-        self._send(user, self._settings())
-        for key, (job, attempt, processes) in user.leftovers.items():
-            self._send(user, _leftovers(key, job, attempt, processes))
+        for key, left in user.leftovers.items():
+            self._send(user, _leftovers(key, left))
         for file in user.files.values():
             self._send(user, file.begin())
         if user.channel is not None:
@@ -216,6 +224,12 @@ class UsersRunner:
     def _settings(self) -> dict[str, Any]:
         config = replace(self._config(), state_file=self._mark, screen=self.name == "screen")
         return {"do": "settings", "config": plain(config), "cgroups": self._cgroups is not None}
+
+    def _refused(self, user: UserState, why: str) -> None:
+        """Note why a user has no agent."""
+        user.refused_since = user.refused_since if user.refusal else time.monotonic()
+        user.refusal = why
+        self._without_agent(user)
 
     def _without_agent(self, user: UserState) -> None:
         """Settle what can be settled for a user who gets no agent, for example because the user was deleted."""
@@ -241,8 +255,8 @@ class UsersRunner:
             else:
                 continue
             del user.hands[key]
-        for key, (_, _, processes) in list(user.leftovers.items()):
-            if not any(map(lives, processes)):
+        for key, left in list(user.leftovers.items()):
+            if not any(map(lives, left.processes)):
                 del user.leftovers[key]
                 self._facts.append(Gone(key))
         self._look_again(user)
@@ -266,10 +280,15 @@ class UsersRunner:
         self._epoll.unregister(user.channel)
         user.channel.close()
         user.channel, user.trouble = None, ""
+        began, user.ready = user.ready, False
         for (_, what), job in user.acting.items():
             self.warn(job, f"the agent of the user was killed at the end of the job: it is unknown whether {what} ran")
         user.acting.clear()
         user.warned.clear()
+        if began:
+            self._count_unanswered(user)
+        else:
+            self._refused(user, "it ends, or hangs, before it begins its work; see journalctl -u gpujobd")
         for number, since in user.missing.items():  # the next agent does not know them
             user.appeared[number] = since + FOUND_S
         user.missing.clear()
@@ -340,24 +359,38 @@ class UsersRunner:
 
     def _check_hands(self, user: UserState, now: float) -> None:
         """Have the launcher kill what the agent has not killed; end an agent that does not say what became of an attempt."""
-        for key, hand in list(user.hands.items()):
+        for hand in list(user.hands.values()):
             late = now >= self._start_due(hand)
             if hand.job.process is not None and now >= hand.hard_due:
                 hand.hard_due = now + HARD_S
                 late = not lives(hand.job.process)
-                try:
-                    self._link.signal(user.uid, hand.job.process, signal.SIGKILL)
-                except LauncherGone:
-                    self._launcher_ended()
-                    return
+                self._kill(user, hand.job.process)
             if late:
-                hand.unanswered += 1
-                if hand.unanswered >= MOST_UNANSWERED:
-                    del user.hands[key]
-                    why = f"{MOST_UNANSWERED} agents of the user have not said what became of it"
-                    self._facts.append(self._with_cgroup(key, Lost(hand.job.id, hand.job.attempt, why, time.time())))
                 self._drop_agent(user)
                 return
+        for left in user.leftovers.values():
+            if now >= left.hard_due:
+                left.hard_due = now + HARD_S
+                for process in left.processes:
+                    self._kill(user, process)
+
+    def _kill(self, user: UserState, process: Process) -> None:
+        try:
+            self._link.signal(user.uid, process, signal.SIGKILL)
+        except LauncherGone:
+            self._launcher_ended()
+
+    def _count_unanswered(self, user: UserState) -> None:
+        """Note that an agent has ended without saying what became of the attempts that have no live process."""
+        for key, hand in list(user.hands.items()):
+            sent, hand.sent = hand.sent, False
+            if not sent or (hand.job.process is not None and _may_live(hand.job.process)):
+                continue
+            hand.unanswered += 1
+            if hand.unanswered >= MOST_UNANSWERED and time.monotonic() >= hand.first_sent_at + UNANSWERED_S:
+                del user.hands[key]
+                why = f"{hand.unanswered} agents of the user have not said what became of it"
+                self._facts.append(self._with_cgroup(key, Lost(hand.job.id, hand.job.attempt, why, time.time())))
 
     def _start_due(self, hand: InHand) -> float:
         """Return when the agent must have said what became of an attempt (monotonic seconds)."""
@@ -409,18 +442,19 @@ class UsersRunner:
                     file.hear(message)
                     self._changed(file.path)
             elif kind == "trouble":
-                user.trouble, user.cannot = str(message.get("text"))[:500], ""
+                user.trouble = str(message.get("text"))[:500]
             elif kind == "cannot":
                 user.cannot = str(message.get("text"))[:500]
+            elif kind == "ready" and not user.ready:
+                self._agent_is_ready(user)
             elif kind in ("warning", "acted"):
                 self._hear_of_action(user, kind, (typed(message.get("job"), int), str(message.get("what"))), message)
             elif kind == "found" and (since := user.missing.pop(typed(message.get("job"), int), None)) is not None:
                 user.appeared[message["job"]] = since + FOUND_S
             return
-        user.cannot = ""
         if isinstance(observation, Gone):
             if observation.key in user.leftovers:
-                if any(map(lives, user.leftovers[observation.key][2])):
+                if any(map(lives, user.leftovers[observation.key].processes)):
                     raise ValueError("a process that is said to be gone lives")
                 del user.leftovers[observation.key]
                 self._facts.append(observation)
@@ -438,10 +472,10 @@ class UsersRunner:
         if isinstance(observation, Started):
             if hand.started is not None:
                 return  # it was said before
-            if observation.process is None:
-                raise ValueError("a start without a process of the user")
             if hand.job.process is not None:
                 observation = replace(observation, process=hand.job.process)  # as the scheduler has recorded it
+            elif observation.process is None:
+                raise ValueError("a start without a process of the user")
             hand.job.process, hand.started = observation.process, observation
             user.unclaimed.pop(observation.job, None)
             if hand.job.state is JobState.STARTING:
@@ -501,9 +535,9 @@ class UsersRunner:
         """Have the agent of a user read a file, also each later agent."""
         user = self._users.setdefault(uid, UserState(uid))
         user.files[path] = follower
-        if user.channel is not None:
+        if user.ready:
             self._send(user, follower.begin())
-        else:
+        elif user.channel is None:
             self._ask_for_agent(user)
 
     def forget_file(self, uid: int, path: str) -> None:
@@ -513,7 +547,7 @@ class UsersRunner:
 
     def send_about_file(self, uid: int, message: dict[str, Any]) -> None:
         """Send a message about a file to the agent of a user, if there is one."""
-        if uid in self._users:
+        if uid in self._users and self._users[uid].ready:
             self._send(self._users[uid], message)
 
     # -- actions at the end of a job (`completion_hooks.Actions`) -------------------------------------------
@@ -555,6 +589,7 @@ class UsersRunner:
                 due.append((user.idle_since or time.monotonic()) + IDLE_AGENT_S)
             elif user.channel is not None:
                 due += [self._alive_due(user), *user.appeared.values()]
+                due += [left.hard_due for left in user.leftovers.values()]
                 for hand in user.hands.values():
                     due.append(self._start_due(hand) if hand.job.process is None else hand.hard_due)
         return min(due, default=None)
@@ -583,5 +618,14 @@ class UsersRunner:
         self._epoll.close()
 
 
-def _leftovers(key: str, job: int, attempt: int, processes: Sequence[Process]) -> dict[str, Any]:
-    return {"do": "leftovers", "key": key, "job": job, "attempt": attempt, "processes": plain(list(processes))}
+def _may_live(process: Process) -> bool:
+    """Return whether a process lives, or cannot be looked at now, for example because no descriptor is free."""
+    try:
+        return lives(process)
+    except OSError:
+        return True
+
+
+def _leftovers(key: str, left: Leftovers) -> dict[str, Any]:
+    processes = plain(list(left.processes))
+    return {"do": "leftovers", "key": key, "job": left.job, "attempt": left.attempt, "processes": processes}

@@ -12,6 +12,7 @@ from scheduler.core.job import REASON_CODES, Event, Job, Reason
 from scheduler.core.rights import HIDDEN_COMMAND, Caller, may
 from scheduler.core.secrets import without_secrets, words_without_secrets
 from scheduler.core.usage_report import Report
+from scheduler.daemon.followed_files import NOT_READ
 from scheduler.gpujobd.agent_messages import of_user
 
 # Details of events that every user may see.
@@ -26,12 +27,9 @@ def visible(caller: Caller, name: str, result: Any, hide: bool) -> Any:
     """Return the result of a call as the caller may see it. ``hide``: setting `hide_commands`."""
     seen = as_seen_by(caller, hide)
     if isinstance(result, Overview) and not caller.admin:
-        own_files = f"{caller.user}:"
+        of_caller = (f"{NOT_READ}{caller.user}:", of_user(caller.uid))
         trouble = [
-            text
-            for text in result.trouble
-            if (f"not read: {own_files}" in text or "not read: " not in text)
-            and (not text.startswith("user ") or text.startswith(of_user(caller.uid)))
+            text for text in result.trouble if text.startswith(of_caller) or not text.startswith((NOT_READ, "user "))
         ]
         result = replace(result, trouble=trouble)
     if not hide or may(caller, "see_command"):
@@ -46,11 +44,10 @@ def visible(caller: Caller, name: str, result: Any, hide: bool) -> Any:
             return seen(job), _closed_reason(reason), [_closed_event(event) for event in events]
     elif name == "jobs":
         jobs, reasons = result
-        theirs = {job.id for job in jobs if not own(job)}
-        return [seen(job) for job in jobs], _closed_reasons(reasons, theirs)
+        return [seen(job) for job in jobs], _closed_reasons(reasons, {job.id for job in jobs if own(job)})
     elif isinstance(result, Overview):
-        theirs = {job.id for job in result.jobs if not own(job)}
-        return replace(result, jobs=[seen(job) for job in result.jobs], reasons=_closed_reasons(result.reasons, theirs))
+        reasons = _closed_reasons(result.reasons, {job.id for job in result.jobs if own(job)})
+        return replace(result, jobs=[seen(job) for job in result.jobs], reasons=reasons)
     elif isinstance(result, Report):
         labels = {line.job.spec.label for line in result.lines if own(line.job)}
         result = replace(result, labels={name: total for name, total in result.labels.items() if name in {*labels, ""}})
@@ -80,7 +77,16 @@ def as_seen_by(caller: Caller | None, hide_commands: bool) -> Callable[[Job], Jo
                        log_name="", source="submit")  # fmt: skip
         spec = replace(spec, **kind)
         return replace(
-            job, spec=spec, argv=(), log="", interpreter="", session=None, log_finding=None, notes=(), identity=""
+            job,
+            spec=spec,
+            argv=(),
+            log="",
+            interpreter="",
+            session=None,
+            log_finding=None,
+            notes=(),
+            identity="",
+            reason=REASON_CODES.get(job.reason_code, ""),
         )
 
     return seen
@@ -97,8 +103,9 @@ def _closed_reason(reason: Reason | None) -> Reason | None:
     return None if reason is None else Reason(reason.code, REASON_CODES.get(reason.code, ""))
 
 
-def _closed_reasons(reasons: Mapping[int, Reason], theirs: set[int]) -> dict[int, Reason]:
-    return {job: (_closed_reason(one) or one) if job in theirs else one for job, one in reasons.items()}
+def _closed_reasons(reasons: Mapping[int, Reason], mine: set[int]) -> dict[int, Reason]:
+    """Return job → reason; of all jobs but one's own (ids: ``mine``), without a sentence that could name files."""
+    return {job: one if job in mine else (_closed_reason(one) or one) for job, one in reasons.items()}
 
 
 def _closed_event(event: Event) -> Event:

@@ -218,6 +218,13 @@ def _of_user(user: str) -> tuple[str, tuple[str, ...]]:
     return ("user=?", (user,)) if user else ("1", ())
 
 
+def ids_between(connection: sqlite3.Connection, low: int, high: int) -> list[int]:
+    """Return the ids of the jobs from ``low`` to ``high``, in order."""
+    return [
+        row[0] for row in connection.execute("SELECT id FROM jobs WHERE id BETWEEN ? AND ? ORDER BY id", (low, high))
+    ]
+
+
 def id_back(connection: sqlite3.Connection, steps: int, user: str = "") -> int | None:
     """Return the id of the job that comes ``steps`` jobs before the newest job; None if there is no such job.
 

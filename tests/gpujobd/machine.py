@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,9 @@ import psutil
 
 import scheduler
 from scheduler.client.system_client import SystemClient
-from scheduler.core.job import JobState
+from scheduler.core.job import JobSpec, JobState
+from scheduler.core.log_names import user_logs
+from scheduler.core.model_table import ModelTable
 from scheduler.views.render import job_json
 from tests.stories.harness import alive, wait_for
 
@@ -102,6 +105,8 @@ class Done:
 class Machine:
     """The machine. Use it as a context manager."""
 
+    numbers = iter(range(20))  # of the users of all machines of this process
+
     def __init__(self, config: str = CONFIG, *, cgroups: bool = False) -> None:
         self.config, self.cgroups = config, cgroups
         self.stash = Path(tempfile.mkdtemp(prefix="gj-machine-", dir="/tmp"))
@@ -173,7 +178,7 @@ class Machine:
 
     def add_user(self, name: str, *groups: str) -> Person:
         """Create a user with a home folder. The user ids are high: no other user of the real machine has them."""
-        uid = 300_000 + os.getpid() % 50_000 * 20 + len(self.people)
+        uid = 300_000 + os.getpid() % 50_000 * 20 + next(Machine.numbers)
         for group in groups:
             self.root("groupadd", "-f", group)
         also = ["-G", ",".join(groups)] if groups else []
@@ -203,6 +208,13 @@ class Machine:
         assert not done.code, done
         return int(done.out)
 
+    def job_of(self, name: str, *words: str, **spec: Any) -> int:
+        """Submit a command as a user without another process; return the id of the job."""
+        home = self.people[name].home
+        made = JobSpec(source="submit", arguments=words, cwd=home, log_dir=user_logs(home), **spec)
+        with contextlib.closing(self.client(name)) as client:
+            return client.submit(made, {"PATH": os.defpath}, ModelTable()).id
+
     def job(self, number: int) -> dict[str, Any]:
         """Return a job as `show --json` prints it for an administrator (without its events). No other process: tests ask often."""
         with contextlib.closing(self.client()) as client:
@@ -224,20 +236,42 @@ class Machine:
         with contextlib.closing(self.client()) as client:
             return client.job(number)[0].state
 
-    def client(self) -> SystemClient:
-        """Return a client with the rights of an administrator (root)."""
-        return SystemClient(f"/proc/{self.holder.pid}/root/run/gpujob/gpujob.sock")
+    def client(self, by: str = "") -> SystemClient:
+        """Return a client with the rights of a user, or of root."""
+        made = SystemClient(f"/proc/{self.holder.pid}/root{SOCKET}")
+        if by:  # the kernel notes the user at the time of `connect`; the path is open to root only
+            place = os.open(made.path, os.O_PATH)
+            os.seteuid(self.people[by].uid)
+            try:
+                connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                connection.settimeout(60)
+                connection.connect(f"/proc/self/fd/{place}")
+            finally:
+                os.seteuid(0)
+                os.close(place)
+            made._connection = connection
+        return made
 
     def clear(self) -> None:
-        """Have eve end and forget all jobs, and resume the queue."""
-        text = "gpujob queue resume; gpujob cancel $(gpujob jobs | awk '$3 ~ /pending|running|starting/ {print $1}')"
-        self.sh("eve", text)
+        """End and forget all jobs, and resume the queue, also those of users."""
+        for name in self.people:
+            self.ask("pausequeue", by=name, on=False)
+        self.ask("pausequeue", on=False)
+        if live := self._live():
+            self.ask("cancel", jobs=live)
         wait_for(lambda: not self._live(), "the end of all jobs", 60)
-        self.gpujob("eve", "reset", "--yes")
-
-    def _live(self) -> bool:
         with contextlib.closing(self.client()) as client:
-            return any(not job.state.ended for job in client.overview().jobs)
+            client.reset()
+
+    def ask(self, kind: str, *, by: str = "", **arguments: Any) -> None:
+        """Send a request as an administrator or as a user, and check that it is carried out. No other process."""
+        with contextlib.closing(self.client(by)) as client:
+            code, lines = client.ask_for(kind, arguments)
+        assert code == 0, lines
+
+    def _live(self) -> list[int]:
+        with contextlib.closing(self.client()) as client:
+            return [job.id for job in client.overview().jobs if not job.state.ended]
 
     # -- the service --------------------------------------------------------------------------------------
 

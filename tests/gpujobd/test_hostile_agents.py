@@ -24,8 +24,9 @@ from scheduler.core.file_offsets import FileMark
 from scheduler.core.job import Job, JobState, Process
 from scheduler.core.launch import Launch
 from scheduler.core.observations import Ended, Gone, Lost, NeverRan, Observation, Started
-from scheduler.gpujobd import in_hand, messages, users_runner
+from scheduler.gpujobd import agent_messages, in_hand, users_runner
 from scheduler.gpujobd.agent_channel import Channel, Closed
+from scheduler.gpujobd.agent_files import MOST_LINES
 from scheduler.gpujobd.launcher_link import LauncherLink
 from scheduler.gpujobd.user_files import RemoteFollower, WatchedFile
 from scheduler.gpujobd.users_runner import UsersRunner
@@ -90,9 +91,26 @@ class Bench:
         wait_for(arrived, "a request to the launcher")
         return request[0]
 
-    def agent(self) -> Channel:
-        """Answer the request for an agent, and return the agent's end."""
-        request = self.asked()
+    def agent(self, *, ready: bool = True) -> Channel:
+        """Answer the request for an agent, and return the agent's end. ``ready``: it says that it begins its work."""
+        return self.answered(self.asked(), ready=ready)
+
+    def agents_end(self, facts: int, *, ready: bool = True) -> None:
+        """Let each agent end, after it has got the attempts (``ready``) or at once, until there are so many observations."""
+
+        def ended() -> bool:
+            self.look()
+            with contextlib.suppress(BlockingIOError):
+                channel = self.answered(json.loads(self.launcher.recv(4096)), ready=ready)
+                if ready:
+                    self.hears(channel, "adopt")
+                channel.close()
+            return len(self.facts) >= facts
+
+        wait_for(ended, "the observations")
+
+    def answered(self, request: dict[str, Any], *, ready: bool) -> Channel:
+        """Answer a request for an agent, and return the agent's end."""
         assert request["do"] == "agent", request
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
@@ -101,6 +119,8 @@ class Bench:
         channel = Channel(theirs)
         self.unread[channel] = []
         assert self.hears(channel, "settings")
+        if ready:
+            channel.send({"say": "ready"})
         return channel
 
     def hears(self, channel: Channel, kind: str) -> dict[str, Any]:
@@ -278,7 +298,7 @@ def test_texts_that_the_store_cannot_record_are_made_readable(bench: Bench) -> N
 def test_messages_about_attempts_of_others_cost_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each named process costs reads of /proc: they are made only for an attempt that the agent has."""
     _, _, channel = bench.running()
-    monkeypatch.setattr(messages, "own_processes", None)
+    monkeypatch.setattr(agent_messages, "own_processes", None)
     bench.say(
         channel, "ended", job=1, attempt=1, exit_code=0, signal=None, at=1.0, key="", leftovers=[{"pid": 1, "ticks": 1}]
     )
@@ -335,6 +355,7 @@ def test_an_agent_that_does_not_start_a_job_is_replaced(bench: Bench, monkeypatc
 def test_a_start_that_no_agent_reports_counts_as_lost(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its GPUs must not stay allocated for ever: without a known process, it cannot be stopped."""
     monkeypatch.setattr(users_runner, "START_S", 0.02)
+    monkeypatch.setattr(users_runner, "UNANSWERED_S", 0.05)
     bench.runner.start(
         a_job(7, state=JobState.STARTING, attempt=1, uid=UID), Launch("7.1", ("/bin/true",), {}, "/", "")
     )
@@ -343,6 +364,65 @@ def test_a_start_that_no_agent_reports_counts_as_lost(bench: Bench, monkeypatch:
     wait_for(bench.look, "the end")
     (lost,) = bench.facts
     assert isinstance(lost, Lost) and "have not said" in lost.why
+
+
+def test_a_start_whose_agents_end_counts_as_lost(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user can kill the agent, again and again; also after a start whose process has ended."""
+    monkeypatch.setattr(users_runner, "UNANSWERED_S", 0.3)
+    _, _, channel = bench.running()
+    bench.runner.start(
+        a_job(8, state=JobState.STARTING, attempt=1, uid=UID), Launch("8.1", ("/bin/true",), {}, "/", "")
+    )
+    bench.kill()
+    begun = time.monotonic()
+    bench.hears(channel, "start")
+    channel.close()
+    bench.agents_end(2)
+    assert {fact.job for fact in bench.facts if isinstance(fact, Lost)} == {7, 8}
+    assert time.monotonic() - begun >= 0.3
+
+
+def test_agents_that_end_before_they_begin_count_as_a_refusal(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PAM may refuse the session of a user (an expired account): the start fails, and `status` says so."""
+    monkeypatch.setattr(users_runner, "REFUSED_S", 0.3)
+    monkeypatch.setattr(users_runner, "LOST_DELAY_S", 0.05)
+    bench.runner.start(
+        a_job(7, state=JobState.STARTING, attempt=1, uid=UID), Launch("7.1", ("/bin/true",), {}, "/", "")
+    )
+    bench.agent(ready=False).close()
+    wait_for(lambda: bench.look() or "before it begins its work" in bench.runner.trouble(), "the trouble")
+    bench.agents_end(1, ready=False)
+    (fact,) = bench.facts
+    assert isinstance(fact, NeverRan) and not fact.lasting, "it was never sent to an agent"
+
+
+def test_the_launcher_kills_leftovers_that_an_agent_does_not_kill(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent may say that a job has ended whose process lives, and then ignore the request to kill it."""
+    monkeypatch.setattr(users_runner, "HARD_S", 0.05)
+    job, process, channel = bench.running()
+    bench.say(channel, "ended", job=7, attempt=1, exit_code=0, signal=None, at=time.time())
+    wait_for(bench.look, "the end")
+    (end,) = bench.facts
+    assert isinstance(end, Ended)
+    bench.runner.watch_leftovers("7.1", 7, 1, end.leftovers)
+    bench.runner.stop([(job, True)])
+    request = bench.asked()
+    assert (request["do"], request["pid"], request["number"]) == ("signal", process.pid, 9)
+
+
+def test_a_start_whose_process_is_known_does_not_depend_on_what_the_agent_says(bench: Bench) -> None:
+    """The process of `sudo -u other` belongs to another user: the agent that adopts it must not be replaced for ever."""
+    process = bench.process(OTHER)
+    job = a_job(7, state=JobState.RUNNING, attempt=1, uid=UID, process=process)
+    bench.runner.adopt(job)
+    channel = bench.agent()
+    told = {"pid": process.pid, "ticks": process.ticks}
+    bench.say(channel, "started", job=7, attempt=1, process=told, at=time.time())
+    wait_for(bench.look, "the start")
+    (started,) = bench.facts
+    assert isinstance(started, Started) and started.process == process
 
 
 def test_a_start_without_a_process_is_refused_and_a_second_one_is_ignored(bench: Bench) -> None:
@@ -476,9 +556,9 @@ def test_why_an_agent_cannot_begin_is_shown_until_one_can(bench: Bench) -> None:
     _, _, channel = bench.running()
     channel.send({"say": "cannot", "text": "the folder\nis full"})
     channel.close()
-    other = bench.agent()
+    other = bench.agent(ready=False)
     assert bench.runner.trouble() == f"user {UID}: the agent cannot begin: the folder is full"
-    other.send({"say": "trouble", "text": ""})
+    other.send({"say": "ready"})
     wait_for(lambda: not bench.look() and not bench.runner.trouble(), "the end of the trouble")
 
 
@@ -486,7 +566,7 @@ def test_an_agent_may_send_only_batches_of_lines_of_usual_size(bench: Bench) -> 
     file = WatchedFile(UID, "x", "/home/x/jobs.txt", "/home/x")
     follower = RemoteFollower(file, None, lambda message: None, lambda: False, lambda: 0)
     mark = {name: getattr(FileMark("p"), name) for name in FileMark.__slots__}
-    lines = [{"number": n, "text": "a.py,torch,,0", "problem": ""} for n in range(513)]
+    lines = [{"number": n, "text": "a.py,torch,,0", "problem": ""} for n in range(MOST_LINES + 1)]
     with pytest.raises(ValueError, match="too many lines"):
         follower.hear({"batch": {"mark": mark, "lines": lines}})
 

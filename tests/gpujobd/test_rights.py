@@ -76,15 +76,15 @@ def test_others_see_no_environment_and_no_secrets(hide: bool) -> None:
 # -- with real users --------------------------------------------------------------------------------------
 
 
-def waiting_job(machine: Machine, *options: str) -> int:
+def waiting_job(machine: Machine, **spec: Any) -> int:
     """Return a job of ada that waits."""
-    machine.gpujob("eve", "queue", "pause")
-    return machine.submit("ada", *options, "--", "sleep", "0.1")
+    machine.ask("pausequeue", on=True)
+    return machine.job_of("ada", "sleep", "0.1", **spec)
 
 
 def ended_job(machine: Machine) -> int:
-    machine.gpujob("eve", "queue", "resume")
-    number = machine.submit("ada", "--", "true")
+    machine.ask("pausequeue", on=False)
+    number = machine.job_of("ada", "true")
     machine.ended(number)
     return number
 
@@ -95,7 +95,7 @@ def tried(machine: Machine, right: str, who: str) -> Done:
         return machine.gpujob(who, "retry", str(ended_job(machine)))
     if right == "pause_own":
         done = machine.gpujob(who, "queue", "pause")
-        machine.gpujob(who, "queue", "resume")
+        machine.ask("pausequeue", by=who, on=False)
         return done
     if right in ("pause", "resume"):
         return machine.gpujob(who, right, "3")
@@ -111,7 +111,7 @@ def tried(machine: Machine, right: str, who: str) -> Done:
     if right == "swap":
         return machine.gpujob(who, "swap", job, str(waiting_job(machine)))
     if right == "release":
-        machine.gpujob("ada", "hold", job)
+        machine.ask("hold", jobs=[int(job)])
     if right == "edit":
         return machine.gpujob(who, "edit", job, "--priority", "5")
     if right.startswith("see"):
@@ -123,7 +123,6 @@ def tried(machine: Machine, right: str, who: str) -> Done:
 @pytest.mark.parametrize("right", [right for right in RIGHTS if not right.startswith("see_command")])
 def test_real_users_may_do_what_the_table_says(machine: Machine, right: str) -> None:
     """Issue 25: each cell of the table of rights, with three real users; who may not is refused with exit code 3."""
-    machine.clear()
     for role, who in ((OWNER, "ada"), (OTHER, "bob"), (ADMINISTRATOR, "eve")):
         done = tried(machine, right, who)
         allowed = role in RIGHTS[right].roles
@@ -139,12 +138,10 @@ def test_real_users_may_do_what_the_table_says(machine: Machine, right: str) -> 
 @pytest.mark.parametrize("hide", [True, False])
 def test_real_users_see_commands_as_the_table_says(machine: Machine, hide: bool) -> None:
     """Issue 25: the command of a job is hidden from other users if the configuration says so, in each verb that shows it."""
-    machine.clear()
     machine.configure(f"{CONFIG}hide_commands: {str(hide).lower()}\n")
-    job = str(waiting_job(machine, "--label", "hushhush"))
+    job = str(waiting_job(machine, label="hushhush"))
     right = "see_command" if hide else "see_command_open"
     for role, who in ((OWNER, "ada"), (OTHER, "bob"), (ADMINISTRATOR, "eve")):
         for words in (["show", job], ["show", "--json", job], ["jobs"], ["status"], ["status", "--json"], ["report"]):
             said = machine.gpujob(who, *words).said
             assert ("hushhush" in said) is (role in RIGHTS[right].roles), (who, words, said)
-    machine.configure(CONFIG)

@@ -72,7 +72,8 @@ def test_only_the_launcher_is_root(machine: Machine) -> None:
     gpujob = int(machine.root("id", "-u", "gpujob").out)
     (scheduler,) = machine.children("service")
     assert os.stat(f"/proc/{scheduler}").st_uid == gpujob
-    assert {os.stat(f"/proc/{pid}").st_uid for pid in machine.children("agent")} == {machine.people["ada"].uid}
+    agents = {os.stat(f"/proc/{pid}").st_uid for pid in machine.children("agent")}
+    assert machine.people["ada"].uid in agents <= {person.uid for person in machine.people.values()}
     assert os.stat(f"/proc/{machine.job(number)['pid']}").st_uid == machine.people["ada"].uid
     machine.gpujob("ada", "cancel", str(number))
     machine.ended(number)
@@ -141,7 +142,6 @@ def test_limits_and_turns(machine: Machine) -> None:
     wait_for(lambda: limited(machine), "the limits", 60)
     for who in ("ada", "bob"):
         machine.sh(who, "gpujob cancel $(gpujob jobs --state pending,running | awk -v me=$USER '$2 == me {print $1}')")
-    machine.configure("gpus: 4\ngpu_interval: 0\nadmins: [eve]\n")
 
 
 def limited(machine: Machine) -> bool:
@@ -177,8 +177,6 @@ def test_a_job_above_the_limit_of_its_user_is_refused(machine: Machine) -> None:
     assert edited.code == 3 and "may have 1 (limits)" in edited.err, edited
     machine.gpujob("bob", "queue", "resume")
     machine.ended(number)
-    machine.configure(machine.config)
-    machine.clear()
 
 
 def test_verbs_for_the_configuration_and_for_hidden_jobs(machine: Machine) -> None:
@@ -192,12 +190,10 @@ def test_verbs_for_the_configuration_and_for_hidden_jobs(machine: Machine) -> No
     wait_for(lambda: "belongs to user ada" in machine.gpujob("bob", "logs", str(number)).err, "the hidden log")
     missing = machine.gpujob("bob", "show", "4711")
     assert missing.code == 6 and "/var/lib" not in missing.err, missing
-    machine.configure(machine.config)
 
 
 def test_a_user_pauses_own_jobs(machine: Machine) -> None:
     """Issue 25, 5: `queue pause` of a user pauses the jobs of this user alone, also after a restart."""
-    machine.clear()
     assert machine.gpujob("ada", "queue", "pause").out == "the jobs of user ada are paused; running jobs continue\n"
     mine, theirs = machine.submit("ada", "--", "true"), machine.submit("bob", "--", "true")
     machine.ended(theirs)
@@ -210,7 +206,6 @@ def test_a_user_pauses_own_jobs(machine: Machine) -> None:
 
 def test_reports_and_who_show_users(machine: Machine) -> None:
     """Issue 25, 6: `status`, `who` and `report --by user` show users."""
-    machine.clear()
     number = machine.submit("bob", "--", "sleep", "60")
     machine.in_state(number, "running")
     assert re.search(rf"^{number} +bob +running", machine.gpujob("ada", "status").out, re.MULTILINE)
@@ -281,7 +276,6 @@ def test_status_says_why_the_scheduler_cannot_begin(machine: Machine) -> None:
 
 def test_a_reboot_loses_no_waiting_job_and_says_what_was_lost(machine: Machine) -> None:
     """Issue 25: after a reboot no process lives. The running job is lost, and waiting jobs of all users run."""
-    machine.clear()
     running = [machine.submit(who, "--", "sleep", "300") for who in ("ada", "bob")]
     for number in running:
         machine.in_state(number, "running")
