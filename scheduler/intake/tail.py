@@ -157,7 +157,7 @@ def _cannot_be_read(error: OSError, where: str) -> FileTrouble | OSError:
     return FileTrouble(f"cannot be read: {error.strerror}", where=where) if error.errno in LASTING else error
 
 
-def _file_of(status: os.stat_result) -> tuple[int, int]:
+def file_id(status: os.stat_result) -> tuple[int, int]:
     """Return device and inode of a file, with 62 bits each: SQLite stores no larger numbers than 63 bits."""
     return status.st_dev & LARGEST, status.st_ino & LARGEST
 
@@ -220,7 +220,7 @@ class Follower:
         if self._fd < 0:
             self._open(fresh)
         held = os.fstat(self._fd)
-        if _file_of(fresh) != _file_of(held):
+        if file_id(fresh) != file_id(held):
             rest = self._rest_of_old(now)
             if rest is not None:
                 return rest
@@ -240,7 +240,7 @@ class Follower:
         If the previous file was renamed within its folder and still has unread lines, open the previous file instead.
         """
         self._places = places_of(self.path)
-        if self.mark.inode and _file_of(fresh) != (self.mark.device, self.mark.inode):
+        if self.mark.inode and file_id(fresh) != (self.mark.device, self.mark.inode):
             renamed = self._renamed()
             if renamed:
                 self._fd = self._open_plain(renamed)
@@ -260,7 +260,7 @@ class Follower:
                 for entry in entries:
                     if entry.inode() == self.mark.inode and entry.is_file(follow_symlinks=False):
                         status = entry.stat(follow_symlinks=False)
-                        if _file_of(status)[0] == self.mark.device and status.st_size > self.mark.offset:
+                        if file_id(status)[0] == self.mark.device and status.st_size > self.mark.offset:
                             return entry.path
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.EACCES):
@@ -277,7 +277,7 @@ class Follower:
             return None
         held = os.fstat(self._fd)
         mark = self.mark
-        if _file_of(held) != (mark.device, mark.inode) or held.st_size <= mark.offset:
+        if file_id(held) != (mark.device, mark.inode) or held.st_size <= mark.offset:
             return None
         left_out = self._left_out(held)
         if left_out:
@@ -314,9 +314,9 @@ class Follower:
         if seen != self._seen:
             self._seen, self._changed_at = seen, now
         mark = self.mark
-        same = _file_of(held) == (mark.device, mark.inode)
+        same = file_id(held) == (mark.device, mark.inode)
         if mark.inode == 0 and not mark.offset:
-            device, inode = _file_of(held)
+            device, inode = file_id(held)
             mark = replace(mark, device=device, inode=inode)
         elif not (same and held.st_size >= mark.offset and self._prefix_unchanged(held)):
             self._unsettled = True
@@ -372,7 +372,7 @@ class Follower:
         return crc
 
     def _replay(self, held: os.stat_result) -> Batch:
-        mark = FileMark(self.path, *_file_of(held), replaying=True)
+        mark = FileMark(self.path, *file_id(held), replaying=True)
         batch = self._take(mark, held.st_size, last=False)
         return replace(batch, restart=True, more=True)
 
@@ -419,7 +419,7 @@ class Follower:
         held, mark = os.fstat(self._fd), self.mark
         if other_writers(held, self.path, self.trust_group, self._fd):
             return None  # another user can write a text with the same CRC
-        if _file_of(held) != (mark.device, mark.inode) or held.st_size < mark.offset:
+        if file_id(held) != (mark.device, mark.inode) or held.st_size < mark.offset:
             return []
         if not self._prefix_unchanged(held, whole=True):
             return []

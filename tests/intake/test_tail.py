@@ -25,6 +25,7 @@ from scheduler.intake.tail import (
     FileTrouble,
     Follower,
     check_private,
+    file_id,
 )
 from tests.builders import examples
 
@@ -1128,3 +1129,11 @@ def test_after_any_changes_the_last_state_of_a_file_is_read_completely(
         reading.follower.close()
         assert since == path.read_text().split("\n")[:-1]
         assert not reading.follower.mark.replaying
+
+
+def test_numbers_of_a_file_fit_into_the_store(tmp_path: Path) -> None:
+    """File systems such as Gluster have inodes of 64 bits; SQLite has integers of 63 bits."""
+    status = os.stat(tmp_path)
+    large = os.stat_result((status.st_mode, (1 << 64) - 5, (1 << 63) + 7, *status[3:]))
+    assert file_id(large) == (7, (1 << 62) - 5)
+    assert file_id(status) == (status.st_dev, status.st_ino)
