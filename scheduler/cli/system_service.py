@@ -24,6 +24,7 @@ _UNIT = """\
 [Unit]
 Description=gpujobd, one queue of GPU jobs for all users of this machine
 After=network.target nss-user-lookup.target
+StartLimitIntervalSec=0
 
 [Service]
 Type=exec
@@ -34,8 +35,8 @@ KillSignal=SIGTERM
 TimeoutStopSec=20
 Restart=always
 RestartSec=2
-# Not again after 1 and 3 (an installation that users can change, a folder of another user).
-RestartPreventExitStatus=1 3
+# Not again after 3 (an installation that users can change, a folder of another user).
+RestartPreventExitStatus=3
 # The kernel ends a job that uses up the memory, not the whole service.
 OOMPolicy=continue
 TasksMax=infinity
@@ -57,6 +58,7 @@ limits:                             # the most that a user or group may have at 
 #  "@students": {gpus: 6}          # all members together
 # weights: {ada: 2}                 # ada gets twice the share of others
 # priorities_across_users: false    # true: priorities count among the jobs of all users
+keep_finished: 100000 90d           # ended jobs that are kept: so many, and for so long
 """
 _PAM_DEBIAN = """\
 {mark}

@@ -16,15 +16,17 @@ from scheduler.store import jobs as rows
 
 def without_strangers(connection: sqlite3.Connection, spec: JobSpec) -> JobSpec:
     """Return the spec without dependencies on jobs that do not exist (see `SchedulerClient.submit`, ``forgiving``)."""
-    last = rows.last_id(connection)
-    after = tuple(parent for parent in spec.after if parent <= last and rows.get(connection, parent) is not None)
+    last, known = rows.last_id(connection), rows.known_ids(connection, spec.after)
+    after = tuple(parent for parent in spec.after if parent in known)
     return replace(spec, after=after, after_ok=tuple(parent for parent in spec.after_ok if parent <= last))
 
 
 def check_parents(connection: sqlite3.Connection, spec: JobSpec) -> None:
     """Raise NotFound if a job that the spec depends on does not exist."""
-    for parent in (*spec.after, *spec.after_ok):
-        if rows.get(connection, parent) is None:
+    parents = (*spec.after, *spec.after_ok)
+    known = rows.known_ids(connection, parents)
+    for parent in parents:
+        if parent not in known:
             raise NotFound(f"cannot wait for job {parent}: there is no such job", do="see gpujob jobs")
 
 

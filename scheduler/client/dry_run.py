@@ -55,13 +55,20 @@ class Preview:
 
 
 def preview(
-    places: Places, config: Config, spec: JobSpec, environment: Mapping[str, str], table: ModelTable, *, alive: bool
+    places: Places,
+    config: Config,
+    spec: JobSpec,
+    environment: Mapping[str, str],
+    table: ModelTable,
+    *,
+    alive: bool,
+    files: bool = True,
 ) -> Preview:
     """Return what the scheduler would do with this job now. Writes nothing and starts nothing.
 
     The decision uses the last GPU readings. It may ignore a reservation that the running scheduler has made for another
-    job, because the store does not hold how often each job was overtaken. ``alive``: whether a daemon runs. Raises
-    Refused for an impossible need, NotFound for an unknown dependency, StoreTrouble.
+    job, because the store does not hold how often each job was overtaken. ``alive``: whether a daemon runs. ``files``:
+    whether the files of the job may be looked at. Raises Refused for an impossible need, NotFound for an unknown dependency, StoreTrouble.
     """
     try:
         connection = open_for_reading(places) if places.exist() else None
@@ -72,7 +79,9 @@ def preview(
         return Preview("wait", (), "no-scheduler", _not_yet(), need.total / WHOLE, _words(spec.arguments), notes)
     try:
         connection.execute("BEGIN")
-        return _decided(connection, places, _as_running(connection, config, alive), spec, environment, table, alive)
+        return _decided(
+            connection, places, _as_running(connection, config, alive), spec, environment, table, alive, files
+        )
     except sqlite3.Error as error:
         raise trouble(error, places.store) from error
     finally:
@@ -102,6 +111,7 @@ def _decided(
     environment: Mapping[str, str],
     table: ModelTable,
     alive: bool,
+    files: bool,
 ) -> Preview:
     now = Now(time.time(), time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))
     for parent in (*spec.after, *spec.after_ok):
@@ -118,7 +128,7 @@ def _decided(
     state.fetch = lambda wanted: job if wanted == number else fetch(wanted)
     environments = Environments(environment, config.python)
     environments.mode = config.conda_mode
-    state.missing = lambda one: _missing(environments, one) if one.id == number else _missed(one)
+    state.missing = lambda one: _missing(environments, one) if files and one.id == number else _missed(one)
     never = state.fleet.can_ever_hold(class_of(job)) if gpus or rows.meta(connection, "settings") else ""
     if never:
         return _told("never", job, Reason("never", never))

@@ -19,7 +19,7 @@ from scheduler.store.daemon_lock import daemon_alive, registered
 from scheduler.store.paths import Places
 from scheduler.system.terminal_text import safe
 
-SYSTEM_SOCKET = "/run/gpujob/gpujob.sock"  # of the scheduler of all users
+SYSTEM_SOCKET = "/run/gpujob/gpujob.sock"  # of the scheduler of all users (`system_client.py: USUAL_SOCKET`)
 SYSTEM_UNIT = "/etc/systemd/system/gpujobd.service"  # exists if it is installed
 SYSTEM_VARIABLE = "GPUJOB_SYSTEM_SOCKET"  # names another socket
 
@@ -139,8 +139,8 @@ def _unnamed(here: str) -> str:
     """
     default = os.path.join(here, "gpu_scheduler_state.json")
     everybodys = bool(os.environ.get(SYSTEM_VARIABLE)) or is_socket(SYSTEM_SOCKET)
-    # `start` creates the state folder before the state file.
-    if os.path.exists(default) or (
+    # `start` creates the state folder before the state file. Another user could have put a socket into the folder.
+    if (os.path.exists(default) and not is_socket(default)) or (
         os.path.isdir(Places(default).state_dir) and (not everybodys or daemon_alive(Places(default)))
     ):
         return default

@@ -20,10 +20,12 @@ from scheduler.core.job import Job, JobSpec
 from scheduler.core.log_names import user_logs
 from scheduler.core.model_table import ModelTable
 from scheduler.core.placement import Fleet
+from scheduler.core.rights import LEAST_UID
 from scheduler.store.paths import Places, name_of
 from scheduler.system.typed_json import from_json, to_json
 from scheduler.warm.client import peer_of
 
+USUAL_SOCKET = "/run/gpujob/gpujob.sock"
 ANSWER_S = 60.0  # for an answer; a request itself waits at most 5 s for the scheduler
 RESTART_S = 5.0  # for a scheduler that is just starting again
 
@@ -154,13 +156,20 @@ def _connect(path: str) -> socket.socket:
 
 
 def check_socket(path: str) -> None:
-    """Raise SchedulerError if another user than root or the owner of the socket could have put it there."""
+    """Raise SchedulerError if the socket belongs to another person, or if others than its owner could have put it there.
+
+    Commands send their variables to it. Only root can make the folder of the usual socket.
+    """
     try:
         found, above = os.lstat(path), os.stat(os.path.dirname(path))
     except OSError as error:
         raise NoDaemon(f"there is no scheduler of this machine: {error.strerror}", where=path) from None
     if not stat.S_ISSOCK(found.st_mode):
         raise SchedulerError("this is no socket", where=path)
+    if found.st_uid not in (0, os.getuid()) and found.st_uid >= LEAST_UID and path != USUAL_SOCKET:
+        raise SchedulerError(
+            f"this is no scheduler of the machine: it belongs to user {name_of(found.st_uid)}", where=path
+        )
     if above.st_uid not in (0, found.st_uid) or above.st_mode & 0o022:
         raise SchedulerError(
             f"cannot trust this socket: other users can write to the folder {os.path.dirname(path)}", where=path

@@ -20,7 +20,8 @@ HIGHEST_ID = 1 << 53
 HIGHEST_COUNT = 10**6
 LONGEST_TIME_S = 10**10
 LONGEST_PATH = 4096
-MOST_ITEMS = 10_000  # ids, limits or variables
+MOST_ITEMS = 10_000  # limits or variables
+MOST_PARENTS = 1000  # jobs that a job waits for
 SOURCES = frozenset({"line", "submit", "ts"})
 _CALLER = re.compile(r"[0-9]{1,7} [0-9]{1,18} /[^\0]{1,200}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -85,6 +86,8 @@ def _problem(name: str, held: Any) -> str:
             return "it is too long"
         if name in ("after", "after_ok") and not all(0 <= number <= HIGHEST_ID for number in held):
             return "it names no job"
+        if name in ("after", "after_ok") and len(held) > MOST_PARENTS:
+            return f"it names more than {MOST_PARENTS} jobs"
         if name == "on" and not all(0 <= gpu <= HIGHEST_GPU_ID for gpu in held):
             return "it names no GPU"
         if name == "allowed" and not all(isinstance(gpu, int) and 0 <= gpu <= HIGHEST_GPU_ID for gpu in held):

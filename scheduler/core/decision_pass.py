@@ -145,7 +145,7 @@ class DecisionPass:
                 return None
             if not ended:
                 waits_for.append(parent_id)
-                self.state.children.setdefault(parent_id, []).append(job.id)
+                self.state.children.setdefault(parent_id, {})[job.id] = None
         if waits_for:
             first = waits_for[0]
             more = f" (and {len(waits_for) - 1} more)" if len(waits_for) > 1 else ""
@@ -171,7 +171,7 @@ class DecisionPass:
         if len(self._to_follow) > 1:
             return
         while self._to_follow:
-            for child_id in self.state.children.pop(self._to_follow[0], ()):
+            for child_id in self.state.children.pop(self._to_follow[0], {}):
                 if self.state.parked.get(child_id) == "depends":
                     child = self.find(child_id)
                     if child is not None and child.state is JobState.PENDING:

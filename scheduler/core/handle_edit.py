@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scheduler.core.allowed import allowed_text, check_nodes
 from scheduler.core.errors import NotFound, Refused, SchedulerError, UsageError
 from scheduler.core.gpu import ResourceRequest, gpu_ids_text
-from scheduler.core.job import Job, JobSpec, JobState
+from scheduler.core.job import Job, JobState
 from scheduler.core.job_options import EDITABLE
 from scheduler.core.placement_class import class_of
 from scheduler.core.units import mib_text, span_text
@@ -18,11 +18,17 @@ if TYPE_CHECKING:
     from scheduler.core.decision_pass import DecisionPass
 
 
-def edit(decision: DecisionPass, job: Job, changes: Mapping[str, Any], need: tuple[int, int] | None) -> str:
+Ahead = dict[tuple[int, ...], set[int]]  # jobs → these jobs, and all unfinished jobs that they wait for
+
+
+def edit(
+    decision: DecisionPass, job: Job, changes: Mapping[str, Any], need: tuple[int, int] | None, ahead: Ahead
+) -> str:
     """Change a waiting job's spec, queue the job again, and return the answer for the user.
 
     ``changes``: field of JobSpec → new value; ``need``: the new request as (count, parts), None if the request stays
-    the same. Raises SchedulerError, and changes nothing, if the edit is not possible.
+    the same; ``ahead``: what was found for other jobs of the same request. Raises SchedulerError, and changes nothing, if
+    the edit is not possible.
     """
     if job.state is not JobState.PENDING:
         hint = f"queue it again: gpujob queue pause, then gpujob retry {job.id}" if job.state.ended else ""
@@ -43,7 +49,7 @@ def edit(decision: DecisionPass, job: Job, changes: Mapping[str, Any], need: tup
     values["edited"] = tuple(dict.fromkeys((*job.spec.edited, *values)))
     spec = replace(job.spec, **values)
     check_nodes(spec.allowed, decision.state.fleet.has_nodes)
-    _check_parents(decision, job, spec)
+    _check_parents(decision, job, (*values.get("after", ()), *values.get("after_ok", ())), ahead)
     before = job.spec, job.need, job.allowed, job.priority
     job.spec, job.allowed = spec, spec.allowed
     job.priority = values.get("priority", job.priority)  # after a swap it differs from the priority of the spec
@@ -70,26 +76,31 @@ def edit(decision: DecisionPass, job: Job, changes: Mapping[str, Any], need: tup
     return f"job {job.id}: {', '.join(shown) or f'need {before[1]} -> {job.need}'}"
 
 
-def _check_parents(decision: DecisionPass, job: Job, spec: JobSpec) -> None:
-    """Check the jobs that this job would wait for.
+def _check_parents(decision: DecisionPass, job: Job, parents: tuple[int, ...], ahead: Ahead) -> None:
+    """Check the jobs that this job would wait for in addition.
 
     Raises NotFound if one of them does not exist, and Refused if this job would wait for itself, even indirectly.
     """
-    for parent in dict.fromkeys((*spec.after, *spec.after_ok)):
-        if decision.find(parent) is None:
-            raise NotFound(f"cannot wait for job {parent}: there is no such job", do="see gpujob jobs")
-    seen: set[int] = set()
-    ahead = [*spec.after, *spec.after_ok]
+    if parents not in ahead:
+        for parent in parents:
+            if decision.find(parent) is None:
+                raise NotFound(f"cannot wait for job {parent}: there is no such job", do="see gpujob jobs")
+        ahead[parents] = _with_all_before(decision, parents)
+    if job.id in ahead[parents]:
+        raise Refused(f"cannot edit job {job.id}: it would wait for itself", do="leave out the jobs that wait for it")
+
+
+def _with_all_before(decision: DecisionPass, jobs: tuple[int, ...]) -> set[int]:
+    """Return these jobs, and all unfinished jobs that they wait for."""
+    seen = set(jobs)
+    ahead = [*jobs]
     while ahead:
-        number = ahead.pop()
-        if number == job.id:
-            raise Refused(
-                f"cannot edit job {job.id}: it would wait for itself", do="leave out the jobs that wait for it"
-            )
-        other = decision.find(number) if number not in seen else None
-        seen.add(number)
+        other = decision.find(ahead.pop())
         if other is not None and not other.state.ended:
-            ahead += [*other.spec.after, *other.spec.after_ok]
+            new = {*other.spec.after, *other.spec.after_ok} - seen
+            seen |= new
+            ahead += new
+    return seen
 
 
 def _shown(name: str, value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from scheduler.core.errors import NotFound, Refused, SchedulerError, UsageError
 from scheduler.core.gpu import gpu_ids_text, ids_of, is_are
-from scheduler.core.handle_edit import edit
+from scheduler.core.handle_edit import Ahead, edit
 from scheduler.core.job import Job, JobState, Outcome
 from scheduler.core.job_text import UNDYING
 from scheduler.core.observations import Asked
@@ -72,7 +72,8 @@ def _carried_out(decision: DecisionPass, request: JobsRequest | GpuRequest, by: 
         return lines[::-1], code
     if isinstance(request, Edit):
         needs = dict(zip(request.jobs, request.needs, strict=False))
-        return each(request.jobs, lambda job: edit(decision, job, request.changes, needs.get(job.id)))
+        ahead: Ahead = {}
+        return each(request.jobs, lambda job: edit(decision, job, request.changes, needs.get(job.id), ahead))
     if isinstance(request, Requeue):
         seen, unless_done = request.seen(), request.unless_done
         return each(request.jobs, lambda job: _requeue(decision, job, unless_done, seen.get(job.id)))

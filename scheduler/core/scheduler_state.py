@@ -62,7 +62,7 @@ class SchedulerState:
     live: dict[int, Job] = field(default_factory=dict)  # STARTING, RUNNING and STOPPING jobs
     holdings: dict[str, Holding] = field(default_factory=dict)  # of leftover processes, by attempt key
     parked: dict[int, str] = field(default_factory=dict)  # waiting jobs outside the queue: id → reason code
-    children: dict[int, list[int]] = field(default_factory=dict)  # job → jobs that depend on it
+    children: dict[int, dict[int, None]] = field(default_factory=dict)  # job → jobs that depend on it, in order
     queue_paused: bool = False
     pauses: Pauses = field(default_factory=Pauses)  # by verbs and by edits of the state file
     front: int = 0  # the lowest ``order`` of a job so far; `gpujob first` uses a lower one

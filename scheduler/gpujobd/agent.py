@@ -51,6 +51,7 @@ MISSING_AGAIN_S = 2.0  # between two looks for files that waiting jobs lack
 TROUBLE_S = 1.0  # between two looks whether jobs can start
 GROUPS_S = 5.0  # between two looks whether the groups of the user have changed
 MOST_MISSING = 200  # jobs in one look
+LAST_S = 0.5  # an agent that ends waits so long for a further message
 OPEN_FILES = 65_536
 
 
@@ -146,7 +147,15 @@ class Agent:
         with contextlib.suppress(KeyError):  # the user was deleted
             user = pwd.getpwuid(os.getuid())
             if {*os.getgrouplist(user.pw_name, user.pw_gid)} != {*os.getgroups(), os.getgid()}:
+                self._carry_out_actions()
                 raise Closed("the groups of the user have changed")
+
+    def _carry_out_actions(self) -> None:
+        """Run the actions at the end of jobs that the scheduler has sent, before the agent ends. Raises Closed."""
+        while select.select([self.channel], [], [], LAST_S)[0]:
+            for message in self.channel.receive():
+                if message["do"] == "act":
+                    self.carry_out(message)
 
     def _start(self, job: Job, environment: dict[str, str] | None, ordinals: dict[int, int]) -> None:
         self._check_groups()

@@ -22,10 +22,13 @@ class Closed(Exception):
 
 
 class Channel:
-    """One end of a connection. ``connection``: a connected SOCK_SEQPACKET socket; ``longest``: bytes of a message to us."""
+    """One end of a connection. ``connection``: a connected SOCK_SEQPACKET socket.
 
-    def __init__(self, connection: socket.socket, longest: int = LONGEST) -> None:
-        self._longest = longest
+    ``longest``, ``most_parts``: bytes, arrays and objects of a message to us.
+    """
+
+    def __init__(self, connection: socket.socket, longest: int = LONGEST, most_parts: int = LONGEST) -> None:
+        self._longest, self._most_parts = longest, most_parts
         self._socket = connection
         self._socket.setblocking(False)
         self._outbox: deque[bytes] = deque()
@@ -86,6 +89,8 @@ class Channel:
                 data = b"".join(self._parts)
                 self._parts.clear()
                 self._received = 0
+                if data.count(b"[") + data.count(b"{") > self._most_parts:
+                    raise Closed("it sent a message with very many parts")
                 try:
                     found.append(from_json(data))
                 except ValueError:

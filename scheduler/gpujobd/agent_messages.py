@@ -20,6 +20,7 @@ from scheduler.system.typed_json import plain, typed
 SAYS: dict[str, Any] = {
     kind.__name__.lower(): kind for kind in (Started, Ended, NeverRan, Unclaimed, Lost, Gone, Missing)
 }
+OTHERS = frozenset({"ready", "pong", "file", "trouble", "cannot", "warning", "acted", "found"})
 LONGEST_TEXT = 2000  # characters
 MOST_WORDS = 4000
 MOST_PROCESSES = 1024
@@ -31,6 +32,11 @@ MOST_PID, MOST_TICKS = 1 << 22, 1 << 62
 def said(observation: Observation) -> dict[str, Any]:
     """Return the message for an observation."""
     return {"say": type(observation).__name__.lower(), "value": plain(observation)}
+
+
+def is_known(message: Any) -> bool:
+    """Return whether a message is of a known kind."""
+    return isinstance(message, dict) and (str(message.get("say")) in SAYS or str(message.get("say")) in OTHERS)
 
 
 def attempt_of(message: Any) -> str | None:

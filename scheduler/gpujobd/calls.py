@@ -32,7 +32,7 @@ from scheduler.core.errors import REPORT_IT, NotFound, Refused, SchedulerError, 
 from scheduler.core.file_offsets import Refusal
 from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import Job, JobSpec
-from scheduler.core.job_options import EDITABLE
+from scheduler.core.job_options import EDITABLE, LONGEST_LABEL
 from scheduler.core.log_names import user_logs
 from scheduler.core.model_table import ModelTable, table_from
 from scheduler.core.requests import KINDS, Edit, Requeue, to_row
@@ -45,7 +45,7 @@ from scheduler.intake.machine_settings import MachineFile, MachineSettings
 from scheduler.store import file_offsets as kept
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
-from scheduler.system.typed_json import from_json, to_json, typed
+from scheduler.system.typed_json import from_json, plain, to_json, typed
 from scheduler.web.user_keys import new_token, tokens_file
 
 GROUPS_S = 10.0  # how long the groups of a user are remembered
@@ -53,7 +53,8 @@ MOST_FILES = 20  # jobs files of a user
 MOST_NUMBERS = 20_000  # in a request: job ids and GPUs
 OTHER_VERSION = "gpujob and gpujobd are perhaps of different versions: sudo systemctl restart gpujobd"
 LONGEST_ENVIRONMENT = 256 << 10  # bytes of the variables of a job
-LONGEST_JOB = 256 << 10  # characters of all texts of a job: thousands of jobs are in memory at the same time
+LONGEST_JOB = 128 << 10  # bytes of a job in the store: thousands of jobs are in memory at the same time
+LONGEST_REQUEST = 256 << 10  # bytes of a request in the store
 
 
 class LimitedClient(SchedulerClient):
@@ -212,6 +213,9 @@ class Calls:
         for value in given.values():
             if isinstance(value, (list, tuple)) and len(value) > MOST_NUMBERS:
                 raise UsageError(f"a call may name {MOST_NUMBERS} jobs at most, not {len(value)}")
+        for word in (given.get("label", ""), *given.get("words", ())):
+            if len(word) > LONGEST_LABEL:
+                raise NotFound(f"there is no job {word[:40]!r}", do="see gpujob jobs")
         client = LimitedClient(self.state_file, self, caller.user)
         if name == "ask_for":
             return self._ask(client, caller, given)
@@ -244,6 +248,8 @@ class Calls:
         jobs = getattr(request, "jobs", ())
         if len(set(jobs)) != len(jobs):
             raise UsageError("the request names a job twice")
+        if len(to_json(given["arguments"])) > LONGEST_REQUEST:
+            raise UsageError(f"the request is too long: at most {LONGEST_REQUEST} bytes are possible")
         if isinstance(request, Requeue):
             client.check_retry(request.jobs)
         if isinstance(request, Edit):
@@ -258,6 +264,7 @@ class Calls:
         """Return the edit with typed changes, and with needs that are computed here. Raises SchedulerError."""
         if not set(request.changes) <= set(EDITABLE):
             raise UsageError("such a change is not possible")
+        _check_job(changed_spec(JobSpec(arguments=("x",)), request.changes))
         parents = [*changed_spec(JobSpec(), request.changes).after, *changed_spec(JobSpec(), request.changes).after_ok]
         if len(request.jobs) * len(parents) > MOST_NUMBERS:
             raise UsageError(
@@ -348,11 +355,9 @@ def _checked_environment(environment: Mapping[str, str] | None) -> Mapping[str, 
 def _check_job(spec: JobSpec) -> None:
     """Raise UsageError if a spec has a value that is not possible, or is too large."""
     check_spec(spec)
-    values = [getattr(spec, each.name) for each in dataclasses.fields(spec)]
-    texts = [text for value in values for text in (value if isinstance(value, tuple) else (value,))]
-    size = sum(len(text) for text in texts if isinstance(text, str))
+    size = len(to_json(plain(spec)))
     if size > LONGEST_JOB:
-        raise UsageError(f"the texts of the job have {size} characters; {LONGEST_JOB} are possible")
+        raise UsageError(f"the job has {size} bytes; {LONGEST_JOB} are possible")
 
 
 def _check_person(caller: Caller) -> None:

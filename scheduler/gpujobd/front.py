@@ -65,10 +65,14 @@ class Connections:
             except OSError:  # the caller has given up, or there is no free descriptor
                 time.sleep(ACCEPT_AGAIN_S)
                 continue
-            if self._take(uid):
-                threading.Thread(target=self._serve_one, args=(connection, uid), daemon=True).start()
-            else:
+            if not self._take(uid):
                 connection.close()
+                continue
+            try:
+                threading.Thread(target=self._serve_one, args=(connection, uid), daemon=True).start()
+            except (RuntimeError, MemoryError):  # no memory for another thread
+                connection.close()
+                self._leave(uid)
 
     def _take(self, uid: int) -> bool:
         """Count a connection of a user; return whether the user may have it."""
@@ -85,10 +89,13 @@ class Connections:
                 if has_place:
                     self._talk(connection, uid)
         finally:
-            with self._lock:
-                self._open[uid] -= 1
-                if not self._open[uid]:
-                    del self._open[uid], self._busy[uid]
+            self._leave(uid)
+
+    def _leave(self, uid: int) -> None:
+        with self._lock:
+            self._open[uid] -= 1
+            if not self._open[uid]:
+                del self._open[uid], self._busy[uid]
 
     @contextlib.contextmanager
     def _place_of_nameless(self, uid: int) -> Iterator[bool]:
@@ -134,13 +141,18 @@ def listen(path: str) -> socket.socket:
     return made
 
 
+def limit_memory() -> None:
+    """Limit the memory of this process. A call that needs more fails."""
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
+    threading.stack_size(STACK)
+
+
 def main() -> int:
     """Run the front. Return the exit code."""
     settings = typed(from_json(sys.argv[1]), Settings)
     life = int(os.environ.pop(LIFE))
     os.umask(0o077)
-    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
-    threading.stack_size(STACK)
+    limit_memory()
     try:
         listener = listen(settings.socket)
     except OSError as error:

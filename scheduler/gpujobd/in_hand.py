@@ -43,6 +43,7 @@ class Leftovers:
     attempt: int
     processes: tuple[Process, ...]
     hard_due: float = NEVER  # when the launcher has to kill them (monotonic seconds)
+    unanswered: int = 0  # agents that were ended because they did not say that the killed processes are gone
 
 
 @dataclass(slots=True)
@@ -64,6 +65,7 @@ class UserState:
     warned: set[tuple[int, str]] = field(default_factory=set)  # those of them that have their warning
     channel: Channel | None = None
     ready: bool = False  # the agent has begun its work
+    ready_due: float = 0.0  # when it must have begun (monotonic seconds)
     heard: float = 0.0  # when the agent last said something, or got its first task (monotonic seconds)
     pinged: float = 0.0  # when it was asked since then whether it lives; 0: it was not
     cannot: str = ""  # why the last agent could not begin

@@ -383,7 +383,7 @@ def main(words: list[str]) -> int:
     """Run the launcher. ``words``: the command line. Return the exit code."""
     if os.geteuid() != 0 or len(words) != 2:
         print("gpujobd: the launcher is started by gpujob system run, as root", file=sys.stderr)
-        return 1
+        return 3
     os.umask(0o077)
     for option, value in ((PR_SET_CHILD_SUBREAPER, 1), (PR_SET_DUMPABLE, 0)):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
@@ -391,7 +391,7 @@ def main(words: list[str]) -> int:
         launcher = Launcher(json.loads(words[1]))
     except KeyError as error:
         print(f"gpujobd: {error.args[0]}; create the user: gpujob system install", file=sys.stderr)
-        return 1
+        return 3
     launcher.run()
     return 0
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from scheduler.core.errors import SchedulerError
 from scheduler.daemon.helper_child import LIFE, PORT_TAKEN
 from scheduler.gpujobd.calls import Calls
+from scheduler.gpujobd.front import limit_memory
 from scheduler.gpujobd.user_client import UserClient
 from scheduler.store.paths import Places
 from scheduler.system.typed_json import from_json, typed
@@ -25,6 +28,8 @@ from scheduler.web.middleware import USER
 from scheduler.web.server import PortTaken, Way, serve_users
 from scheduler.web.source import Source
 from scheduler.web.user_keys import read_tokens, tokens_file
+
+MOST_OF_A_USER = 32  # requests at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +41,15 @@ class Settings:
 
 
 class UserApps:
-    """The applications of the users. To the server it is one application and one hub of event streams."""
+    """The applications of the users. To the server it is one application and one hub of event streams.
+
+    Each user has a limited number of requests at the same time, event streams included.
+    """
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._apps: dict[int, Starlette] = {}
+        self._open: Counter[int] = Counter()
 
     def app_of(self, uid: int) -> ASGIApp:
         """Return the application of a user."""
@@ -49,7 +58,16 @@ class UserApps:
         return self._apps[uid]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.app_of(scope[USER])(scope, receive, send)
+        uid = scope[USER]
+        if self._open[uid] >= MOST_OF_A_USER:
+            text = f"you have {MOST_OF_A_USER} requests at the same time; try again later"
+            await JSONResponse({"error": text}, 503)(scope, receive, send)
+            return
+        self._open[uid] += 1
+        try:
+            await self.app_of(uid)(scope, receive, send)
+        finally:
+            self._open[uid] -= 1
 
     def end_users(self, uids: set[int]) -> None:
         """End the event streams of users whose tokens have changed."""
@@ -69,6 +87,7 @@ class UserApps:
 def main() -> int:
     """Run the page. Return the exit code."""
     settings = typed(from_json(sys.argv[1]), Settings)
+    limit_memory()
     way = Way("127.0.0.1", settings.port, "", "", False, (), int(os.environ.pop(LIFE)))
     path = tokens_file(Places(settings.state_file))
     apps = UserApps(Calls(settings.state_file, os.environ))

@@ -24,12 +24,12 @@ from scheduler.daemon.completion_hooks import no_warning
 from scheduler.daemon.parts import NEVER
 from scheduler.environments.resolve import stored_environment
 from scheduler.gpujobd.agent_channel import Channel, Closed
-from scheduler.gpujobd.agent_messages import INVALID, attempt_of, observation_of, of_user, without_surrogates
+from scheduler.gpujobd.agent_messages import INVALID, attempt_of, is_known, observation_of, of_user, without_surrogates
 from scheduler.gpujobd.cgroups import JobCgroups
 from scheduler.gpujobd.in_hand import InHand, Leftovers, Reported, UserState, checked_end
 from scheduler.gpujobd.launcher_link import AgentStarted, LauncherGone, LauncherLink
 from scheduler.gpujobd.user_files import RemoteFollower
-from scheduler.system.processes import lives
+from scheduler.system.processes import lives, members
 from scheduler.system.typed_json import plain, typed
 
 IDLE_AGENT_S = 60.0  # an agent without attempts ends after this time
@@ -44,7 +44,7 @@ HARD_S = 10.0  # after this time, the launcher also kills a process that the age
 START_S = 60.0  # besides the limit of an activation: an agent that has not started a job by then is replaced
 MOST_PACKETS = 16  # of an agent in one look: an agent must not keep the scheduler from others
 SILENT_S = 30.0  # an agent that says nothing for this time is asked whether it lives, and then has as long to answer
-LONGEST_MESSAGE = 16 << 20  # bytes of a message of an agent
+LONGEST_MESSAGE, MOST_PARTS = 16 << 20, 100_000  # bytes, arrays and objects of a message of an agent
 
 
 class UsersRunner:
@@ -145,16 +145,23 @@ class UsersRunner:
             return
         if not user.ready:
             return
-        for hand in [hand for hand in user.hands.values() if not hand.sent]:
-            if user.channel is None:
-                return
+        to_send = [hand for hand in user.hands.values() if not hand.sent]
+        for hand in to_send:  # before the first is sent: an agent that has gone counts for all of them
             hand.sent, hand.sent_at = True, time.monotonic()
             hand.first_sent_at = hand.first_sent_at or hand.sent_at
+        for hand in to_send:
+            if user.channel is None:
+                return
             if hand.ordinals is None:
                 self._send(user, {"do": "adopt", "job": plain(hand.job)})
                 continue
             env_file = hand.job.spec.env_file
             environment = stored_environment(env_file) if env_file else None
+            if env_file and environment is None:
+                job, why = hand.job, "its environment cannot be read"
+                del user.hands[job.attempt_key]
+                self._facts.append(NeverRan(job.id, job.attempt, why, False, time.time()))
+                continue
             hand.job.spec = replace(hand.job.spec, env_file="")
             ordinals, hand.ordinals = hand.ordinals, None  # the next agent adopts it, and does not start it again
             self._send(
@@ -164,6 +171,9 @@ class UsersRunner:
             job, what = user.actions.pop(0)
             env_file, job.spec = job.spec.env_file, replace(job.spec, env_file="")
             environment = stored_environment(env_file) if env_file else None
+            if env_file and environment is None:
+                self.warn(job, f"{what} was not run: its environment cannot be read")
+                continue
             user.acting[job.id, what] = job
             self._send(user, {"do": "act", "job": plain(job), "what": what, "environment": environment})
         if user.stops and user.channel is not None:
@@ -201,8 +211,9 @@ class UsersRunner:
         if isinstance(answer, str):
             self._refused(user, answer)
             return
-        user.channel, user.ready, user.idle_since = Channel(answer.connection, LONGEST_MESSAGE), False, None
+        user.channel, user.ready, user.idle_since = Channel(answer.connection, LONGEST_MESSAGE, MOST_PARTS), False, None
         user.heard, user.pinged = time.monotonic(), 0.0
+        user.ready_due = user.heard + START_S
         self._epoll.register(user.channel, select.EPOLLIN)
         self._channels[user.channel.fileno()] = user
         self._send(user, self._settings())
@@ -214,12 +225,11 @@ class UsersRunner:
             hand.sent = False
             if hand.stop is not None and not any(job.id == hand.job.id for job, _ in user.stops):
                 user.stops.append((hand.job, hand.stop))  # the agent before may not have carried it out
+        self._pass_on(user)
         for key, left in user.leftovers.items():
             self._send(user, _leftovers(key, left))
         for file in user.files.values():
             self._send(user, file.begin())
-        if user.channel is not None:
-            self._pass_on(user)
 
     def _settings(self) -> dict[str, Any]:
         config = replace(self._config(), state_file=self._mark, screen=self.name == "screen")
@@ -239,6 +249,8 @@ class UsersRunner:
             if job.process is not None:
                 with contextlib.suppress(LauncherGone):
                     self._link.signal(user.uid, job.process, signal.SIGKILL if hard else signal.SIGTERM)
+            if hard and job.attempt_key in user.leftovers:
+                user.leftovers[job.attempt_key].hard_due = time.monotonic()
         user.stops.clear()
         if time.monotonic() - user.refused_since < REFUSED_S:
             return
@@ -251,12 +263,16 @@ class UsersRunner:
             if hand.ordinals is not None:
                 self._facts.append(NeverRan(job.id, job.attempt, why, False, now))
             elif job.process is None or not lives(job.process):
-                self._facts.append(Lost(job.id, job.attempt, f"it ended, and {why}", now))
+                others = members(job.process.pid, user.uid) if job.process is not None else ()
+                lost = Lost(job.id, job.attempt, f"it ended, and {why}", now, leftovers=others)
+                self._facts.append(self._with_cgroup(key, lost))
             else:
                 continue
             del user.hands[key]
         for key, left in list(user.leftovers.items()):
-            if not any(map(lives, left.processes)):
+            self._kill_leftovers(user, key, left, time.monotonic())
+            of_cgroup = self._cgroups.processes(key) if self._cgroups is not None else ()
+            if not of_cgroup and not any(map(_may_live, left.processes)) and key in user.leftovers:
                 del user.leftovers[key]
                 self._facts.append(Gone(key))
         self._look_again(user)
@@ -368,11 +384,28 @@ class UsersRunner:
             if late:
                 self._drop_agent(user)
                 return
-        for left in user.leftovers.values():
-            if now >= left.hard_due:
-                left.hard_due = now + HARD_S
-                for process in left.processes:
-                    self._kill(user, process)
+        if any(self._kill_leftovers(user, key, left, now) for key, left in list(user.leftovers.items())):
+            self._drop_agent(user)
+
+    def _kill_leftovers(self, user: UserState, key: str, left: Leftovers, now: float) -> bool:
+        """Have the launcher kill leftover processes that the agent has not killed. Return whether the agent is to be replaced.
+
+        If several agents do not report that they are gone, the scheduler believes what it sees itself.
+        """
+        if now < left.hard_due:
+            return False
+        left.hard_due = now + HARD_S
+        alive = [process for process in left.processes if _may_live(process)]
+        for process in alive:
+            self._kill(user, process)
+        begins = user.channel is not None and not user.ready
+        if alive or begins or (self._cgroups is not None and self._cgroups.processes(key)):
+            return False
+        left.unanswered += 1
+        if left.unanswered >= MOST_UNANSWERED:
+            del user.leftovers[key]
+            self._facts.append(Gone(key))
+        return user.channel is not None
 
     def _kill(self, user: UserState, process: Process) -> None:
         try:
@@ -390,7 +423,10 @@ class UsersRunner:
             if hand.unanswered >= MOST_UNANSWERED and time.monotonic() >= hand.first_sent_at + UNANSWERED_S:
                 del user.hands[key]
                 why = f"{hand.unanswered} agents of the user have not said what became of it"
-                self._facts.append(self._with_cgroup(key, Lost(hand.job.id, hand.job.attempt, why, time.time())))
+                end: Reported = Lost(hand.job.id, hand.job.attempt, why, time.time())
+                if hand.ordinals is not None:  # no agent has read it
+                    end = NeverRan(hand.job.id, hand.job.attempt, why, False, time.time())
+                self._facts.append(self._with_cgroup(key, end))
 
     def _start_due(self, hand: InHand) -> float:
         """Return when the agent must have said what became of an attempt (monotonic seconds)."""
@@ -406,6 +442,9 @@ class UsersRunner:
 
     def _check_alive(self, user: UserState, now: float) -> None:
         """Ask an agent whether it lives if it says nothing; end it if it does not answer: the next one adopts its jobs."""
+        if not user.ready and now >= user.ready_due:
+            self._drop_agent(user)
+            return
         if now < self._alive_due(user):
             return
         if not user.pinged:
@@ -423,8 +462,11 @@ class UsersRunner:
             self._watch(user)
             if messages:
                 user.heard, user.pinged = time.monotonic(), 0.0
+            channel = user.channel
             for message in messages:
-                self._handle(user, without_surrogates(message))
+                if user.channel is not channel:
+                    return  # it was dropped
+                self._handle(user, without_surrogates(message) if is_known(message) else None)
         except (Closed, *INVALID):  # it has ended, or says what an agent never says: the next agent adopts its jobs
             self._drop_agent(user)
 
@@ -456,6 +498,11 @@ class UsersRunner:
             if observation.key in user.leftovers:
                 if any(map(lives, user.leftovers[observation.key].processes)):
                     raise ValueError("a process that is said to be gone lives")
+                others = self._cgroups.processes(observation.key) if self._cgroups is not None else ()
+                if others:  # they hide from the agent
+                    user.leftovers[observation.key].processes = others
+                    self._send(user, _leftovers(observation.key, user.leftovers[observation.key]))
+                    return
                 del user.leftovers[observation.key]
                 self._facts.append(observation)
             return
@@ -589,6 +636,7 @@ class UsersRunner:
                 due.append((user.idle_since or time.monotonic()) + IDLE_AGENT_S)
             elif user.channel is not None:
                 due += [self._alive_due(user), *user.appeared.values()]
+                due += [] if user.ready else [user.ready_due]
                 due += [left.hard_due for left in user.leftovers.values()]
                 for hand in user.hands.values():
                     due.append(self._start_due(hand) if hand.job.process is None else hand.hard_due)

@@ -11,7 +11,7 @@ from scheduler.client.overview import Overview
 from scheduler.core.job import REASON_CODES, Event, Job, Reason
 from scheduler.core.rights import HIDDEN_COMMAND, Caller, may
 from scheduler.core.secrets import without_secrets, words_without_secrets
-from scheduler.core.usage_report import Report
+from scheduler.core.usage_report import Report, Total
 from scheduler.daemon.followed_files import NOT_READ
 from scheduler.gpujobd.agent_messages import of_user
 
@@ -49,8 +49,11 @@ def visible(caller: Caller, name: str, result: Any, hide: bool) -> Any:
         reasons = _closed_reasons(result.reasons, {job.id for job in result.jobs if own(job)})
         return replace(result, jobs=[seen(job) for job in result.jobs], reasons=reasons)
     elif isinstance(result, Report):
-        labels = {line.job.spec.label for line in result.lines if own(line.job)}
-        result = replace(result, labels={name: total for name, total in result.labels.items() if name in {*labels, ""}})
+        labels: dict[str, Total] = {}  # of one's own jobs: a sum with those of others would confirm a guessed label
+        for line in result.lines:
+            if own(line.job):
+                labels.setdefault(line.job.spec.label, Total()).add(line)
+        result = replace(result, labels=dict(sorted(labels.items())))
     return _with_jobs(result, seen)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -218,6 +218,15 @@ def _of_user(user: str) -> tuple[str, tuple[str, ...]]:
     return ("user=?", (user,)) if user else ("1", ())
 
 
+def known_ids(connection: sqlite3.Connection, jobs: Collection[int]) -> set[int]:
+    """Return which of these jobs exist."""
+    wanted = json.dumps([*jobs])
+    return {
+        row[0]
+        for row in connection.execute("SELECT id FROM jobs WHERE id IN (SELECT value FROM json_each(?))", (wanted,))
+    }
+
+
 def ids_between(connection: sqlite3.Connection, low: int, high: int) -> list[int]:
     """Return the ids of the jobs from ``low`` to ``high``, in order."""
     return [
@@ -376,7 +385,8 @@ def known_since(connection: sqlite3.Connection) -> float | None:
 def labelled(connection: sqlite3.Connection, label: str, user: str = "") -> list[Job]:
     """Return the jobs with this label, ordered by id. ``user``: only jobs of this user."""
     mine, values = _of_user(user)
-    rows = connection.execute(f"{SELECT} WHERE spec LIKE ? AND {mine} ORDER BY id", (f"%{json.dumps(label)}%", *values))
+    said = f'"label": {json.dumps(label)}'
+    rows = connection.execute(f"{SELECT} WHERE instr(spec, ?)>0 AND {mine} ORDER BY id", (said, *values))
     return [job for job in map(job_of, rows) if job.spec.label == label]
 
 

@@ -176,6 +176,12 @@ def all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
+def members(session: int, uid: int) -> tuple[Process, ...]:
+    """Return the live processes of a user in a session. Raises OSError if /proc cannot be read now (`SHORT_OF`)."""
+    found = [one for pid in all_pids() if (one := seen(pid)) is not None and one.session == session and one.alive]
+    return tuple(Process(one.pid, one.ticks) for one in found if real_uid(one.pid) == uid)
+
+
 JOB_NAMES = ("GPUJOB_ID", "GPUJOB_ATTEMPT", "GPUJOB_STATE_FILE")  # the variables that mark processes of jobs
 
 

@@ -184,7 +184,8 @@ def would(ask: Ask) -> Response:
     spec, environment = spec_of(submission_of(ask), str, _shell)  # a wrong value is an error, not the answer "never"
     try:
         check_nodes(spec.arguments)
-        doubt = _doubt(spec, environment)
+        shared = source.client.shared  # then the page looks at no file that a user has named
+        doubt = "" if shared else _doubt(spec, environment)
         found = preview(
             source.client.places,
             settings_of(source.client, source.config),
@@ -192,6 +193,7 @@ def would(ask: Ask) -> Response:
             environment,
             table_for(spec, source.client, source.config),
             alive=source.client.alive(),
+            files=not shared,
         )
     except Refused as error:
         found, doubt = Preview("never", reason_code="never", reason=str(error)), ""

@@ -3,7 +3,7 @@
 A request asks for the last lines, for the part after or before a given byte, or for the lines that contain a word. The
 text is what a terminal would show at the end of the output (`views/terminal_replay.py`). For example, all updates of a
 progress bar become one line. The number of bytes that are read from a log is limited. Only files that the store names
-as logs of the job are opened.
+as logs of the job are opened; the page of the scheduler of all users opens none.
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ def log(ask: Ask) -> Response:
         raise NotFound(f"cannot show the log of attempt {wanted} of job {job.id}: {has}")
     path = known.get(attempt, "")
     part = Part()
+    if path and ask.source.client.shared:  # a user could name a file of the service as a log, or put a link there
+        raise NotFound("the page does not open the logs of users", do=f"gpujob logs {job.id}")
     if path:
         try:
             with LogWindow(path, keep=MOST_BYTES if word is None else SEARCHED_PACKED) as source:
@@ -102,11 +104,6 @@ def log(ask: Ask) -> Response:
         except FileNotFoundError:
             if job.state.ended:
                 raise NotFound("cannot read the log: it was removed, by keep_logs or by a user", where=path) from None
-        except PermissionError as error:
-            if not ask.source.client.shared:
-                raise NotFound(f"cannot read the log: {error.strerror}", where=path) from None
-            whose = f"it belongs to user {job.spec.user}"
-            raise NotFound(f"the page cannot read the log: {whose}", do=f"gpujob logs {job.id}") from None
         except OSError as error:
             raise NotFound(f"cannot read the log: {error.strerror}", where=path) from None
     headers = {SIZE: part.size, START: part.start, END: part.end, UNFINISHED: part.unfinished, ATTEMPT: attempt}

@@ -138,7 +138,7 @@ def _job(ask: Ask) -> Response:
     job, reason, events = ask.source.client.job(ask.numbers["id"])
     view = ask.source.overview()
     parents = ask.source.client.known(dict.fromkeys((*job.spec.after, *job.spec.after_ok)))
-    lines, trouble = _last_lines(job.log)
+    lines, trouble = ([], f"see gpujob logs {job.id}") if ask.source.client.shared else _last_lines(job.log)
     runs = attempts_of(job, events, now)
     declared = frozenset(gpu.gpu.index for gpu in view.gpus if gpu.gpu.name == "declared")
     return _page(

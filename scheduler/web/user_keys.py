@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import json
 import os
+import pwd
 import secrets
 from collections.abc import Mapping
 
@@ -24,11 +25,26 @@ def tokens_file(places: Places) -> str:
 
 
 def read_tokens(path: str) -> dict[int, bytes]:
-    """Return user id → SHA-256 of the user's token; empty if there is no file. Raises SchedulerError."""
+    """Return user id → SHA-256 of the user's token; empty if there is no file. Raises SchedulerError.
+
+    The token of a user who was deleted does not count, also if another user has the id now.
+    """
+    return {uid: digest for uid, (name, digest) in _tokens_in(path).items() if _name_of(uid) == name}
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return ""
+
+
+def _tokens_in(path: str) -> dict[int, tuple[str, bytes]]:
+    """Return user id → name of the user and SHA-256 of the token. Raises SchedulerError."""
     try:
         with open(path, "rb", opener=plain) as stream:
             found = json.loads(stream.read(LARGEST))
-        return {int(uid): bytes.fromhex(text) for uid, text in found.items()}
+        return {int(uid): (str(name), bytes.fromhex(text)) for uid, (name, text) in found.items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError) as error:
@@ -41,24 +57,24 @@ def new_token(path: str, uid: int) -> str:
     The caller makes sure that no other thread or process does the same at this time. Raises SchedulerError, OSError.
     """
     token = secrets.token_urlsafe(FEWEST)
-    found = read_tokens(path) | {uid: hashlib.sha256(token.encode()).digest()}
-    replace_file(path, json.dumps({str(one): digest.hex() for one, digest in found.items()}).encode())
+    found = _tokens_in(path) | {uid: (_name_of(uid), hashlib.sha256(token.encode()).digest())}
+    replace_file(path, json.dumps({str(one): [name, digest.hex()] for one, (name, digest) in found.items()}).encode())
     return token
 
 
 class UserKey(Key):
-    """The key of one user, made from the hash of the token."""
+    """The key of one user. ``secret``: signs the cookies; it is in memory only, so nobody can make a cookie from a file."""
 
-    def __init__(self, digest: bytes, port: int) -> None:
+    def __init__(self, digest: bytes, port: int, secret: bytes) -> None:
         super().__init__("", port)
-        self._digest, self._signing = digest, hmac.digest(digest, self.cookie_name.encode(), "sha256")
+        self._digest, self._signing = digest, hmac.digest(secret, digest, "sha256")
 
 
 class UserKeys:
     """The keys of all users. To the gate it is what `auth.Key` is for a page with one token."""
 
     def __init__(self, port: int) -> None:
-        self._port = port
+        self._port, self._secret = port, secrets.token_bytes(32)
         self.cookie_name = f"gpujob_{port}"
         self._digests: dict[int, bytes] = {}
         self._keys: dict[int, UserKey] = {}
@@ -71,7 +87,7 @@ class UserKeys:
         self._digests = dict(digests)
         for uid, digest in digests.items():
             if uid not in self._keys:
-                self._keys[uid] = UserKey(digest, self._port)
+                self._keys[uid] = UserKey(digest, self._port, self._secret)
         return changed
 
     def user_of_token(self, said: bytes) -> int | None:

@@ -58,6 +58,13 @@ def test_a_state_file_in_the_folder_counts(here: Path, everybodys: str) -> None:
     assert state_file_for(None) == str(here / "gpu_scheduler_state.json")
 
 
+def test_a_socket_in_the_folder_does_not_count(here: Path, everybodys: str) -> None:
+    """Another user can put it there: the command would send its variables to this user."""
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind("gpu_scheduler_state.json")
+        assert state_file_for(None) == everybodys
+
+
 def test_schedulers_of_ts_do_not_count(here: Path, everybodys: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spooler = here / "spooler"
     (spooler / "3").mkdir(parents=True)

@@ -106,6 +106,17 @@ def test_a_chain_of_any_length_is_skipped(backwards: bool) -> None:
     assert {again.state(i) for i in follows} == {S.SKIPPED}
 
 
+def test_a_job_that_waits_for_many_jobs_is_looked_at_once_for_each() -> None:
+    """Each look must not double the looks after it."""
+    play, number = a_world(1), 30
+    play.arrive(*(a_job(i) for i in range(1, number)), a_job(number, after=tuple(range(1, number))))
+    for i in range(1, number):
+        assert play.started[-1] == i
+        play.tell(play.began(i))
+        play.tell(play.ended(i))
+    assert play.started[-1] == number
+
+
 def test_a_chain_of_dependent_jobs_runs_one_after_the_other() -> None:
     play = a_world(4)
     play.arrive(*(a_job(i, after_ok=(i - 1,) if i > 1 else ()) for i in range(1, 6)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.core.job import JobState
+from scheduler.core.job import Job, JobState
 from scheduler.core.queue import Order
 from scheduler.core.requests import Cancel, Edit, First, Hold, PauseQueue, Release, Requeue, Swap
 from tests.builders import Play, a_job, a_world
@@ -199,6 +199,23 @@ def test_an_edit_that_makes_a_job_wait_for_itself_is_refused() -> None:
         "cannot wait for job 77: there is no such job; see gpujob jobs",
     )
     assert starts_next(play) == 4 and starts_next(play, 4) == 3 and starts_next(play, 3) == 2
+
+
+def test_an_edit_of_many_jobs_looks_at_the_jobs_before_them_once() -> None:
+    """Otherwise a request for thousands of jobs after a long chain takes minutes, in which nobody's job starts."""
+    play = full(1)
+    play.arrive(*(a_job(i, after=(i - 1,)) for i in range(2, 302)), *(a_job(i) for i in range(302, 602)))
+    asked, fetch = [0], play.scheduler.fetch
+
+    def counting(number: int) -> Job | None:
+        asked[0] += 1
+        return fetch(number)
+
+    play.scheduler.fetch = counting
+    code, said = line(play, Edit(tuple(range(302, 602)), {"after": [301]}))
+    assert code == 0, said
+    assert asked[0] < 5 * 600
+    assert line(play, Edit((2,), {"after": [601]}))[0] == 3
 
 
 def test_an_edit_to_wait_for_a_failed_job_skips_the_job_and_reports_it() -> None:

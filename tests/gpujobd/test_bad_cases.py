@@ -276,7 +276,17 @@ def test_a_replaced_socket_is_not_trusted(machine: Machine) -> None:
         "bob", "mkdir -m 777 open; python3 -c 'import socket; s = socket.socket(socket.AF_UNIX); s.bind(\"open/s\")'"
     )
     done = machine.gpujob("ada", "submit", "--", "true", GPUJOB_SYSTEM_SOCKET="/home/bob/open/s")
+    assert done.code == 1 and "belongs to user bob" in done.err, done
+    machine.root("chown", "gpujob", "/home/bob/open/s")
+    done = machine.gpujob("ada", "submit", "--", "true", GPUJOB_SYSTEM_SOCKET="/home/bob/open/s")
     assert done.code == 1 and "cannot trust this socket" in done.err, done
+    text = 'import socket; s = socket.socket(socket.AF_UNIX); s.bind("own/s"); s.listen(); s.accept()'
+    machine.sh("bob", f"mkdir own; python3 -c '{text}' > /dev/null 2>&1 &")
+    wait_for(lambda: machine.root("test", "-S", "/home/bob/own/s", check=False).code == 0, "the socket")
+    for words in (["--state-file", "/home/bob/own/s", "status"], ["status", "--state-file", "/home/bob/own/s"]):
+        done = machine.gpujob("ada", *words)
+        assert done.code != 0, done
+    assert "belongs to user bob" in done.err, done
     machine.root("mv", "/run/gpujob", "/run/gpujob-away")
     machine.root("ln", "-s", "/home/bob/open", "/run/gpujob")
     refused = machine.root("sh", "-c", f"'{__import__('sys').executable}' -I -m scheduler system run", check=False)
@@ -372,12 +382,25 @@ def test_a_user_whose_agent_cannot_begin_is_told_why(machine: Machine) -> None:
         ("ask_for", {"kind": "cancel", "arguments": {"jobs": [1] * 20_001}}, "20000 jobs at most"),
         ("ask_for", {"kind": "cancel", "arguments": {"jobs": [1, 1]}}, "names a job twice"),
         ("known", {"jobs": [1] * 20_001}, "20000 jobs at most"),
+        (
+            "submit",
+            {"spec": {**SPEC, "arguments": ["x", *[""] * 100_000]}, "environment": {}, "table": {}},
+            "bytes; 131072 are possible",
+        ),
+        ("submit", {"spec": {**SPEC, "after": [1] * 1001}, "environment": {}, "table": {}}, "more than 1000 jobs"),
+        ("select", {"words": ["%" * 5000]}, "there is no job"),
+        ("report", {"now": 1.0, "label": "%" * 5000}, "there is no job"),
+        (
+            "ask_for",
+            {"kind": "edit", "arguments": {"jobs": [], "changes": {"allowed": [f"node{n:0100}" for n in range(2000)]}}},
+            "bytes; 131072 are possible",
+        ),
         ("select", {"words": ["1-9"] * 20_001}, "20000 jobs at most"),
         ("select", {"words": [f"label{n}" for n in range(20_000)]}, "there is no job label0"),
         (
             "submit",
             {"spec": {**SPEC, "variables": [f"A{n}={'x' * 999}" for n in range(300)]}, "environment": {}, "table": {}},
-            "characters; 262144 are possible",
+            "bytes; 131072 are possible",
         ),
         (
             "ask_for",

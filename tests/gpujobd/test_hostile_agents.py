@@ -396,6 +396,117 @@ def test_agents_that_end_before_they_begin_count_as_a_refusal(bench: Bench, monk
     assert isinstance(fact, NeverRan) and not fact.lasting, "it was never sent to an agent"
 
 
+def test_an_agent_that_never_begins_is_replaced(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it answers: until it begins, a job that it was to start cannot be cancelled."""
+    for name, seconds in (("START_S", 0.05), ("REFUSED_S", 0.3), ("LOST_DELAY_S", 0.05), ("SILENT_S", 0.02)):
+        monkeypatch.setattr(users_runner, name, seconds)
+    bench.runner.start(
+        a_job(7, state=JobState.STARTING, attempt=1, uid=UID), Launch("7.1", ("/bin/true",), {}, "/", "")
+    )
+
+    def ended() -> bool:
+        for channel in bench.unread:
+            with contextlib.suppress(Closed):
+                channel.send({"say": "pong"})
+        with contextlib.suppress(BlockingIOError):
+            bench.answered(json.loads(bench.launcher.recv(4096)), ready=False)
+        return bench.look()
+
+    wait_for(ended, "the end of the attempt")
+    (fact,) = bench.facts
+    assert isinstance(fact, NeverRan)
+
+
+def test_agents_that_begin_and_end_at_once_count_also_with_a_jobs_file(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(users_runner, "UNANSWERED_S", 0.1)
+    file = WatchedFile(UID, "x", "/home/x/jobs.txt", "/home/x")
+    bench.runner.follow_file(UID, file.path, RemoteFollower(file, None, print, lambda: False, lambda: 0))
+    bench.runner.start(
+        a_job(7, state=JobState.STARTING, attempt=1, uid=UID), Launch("7.1", ("/bin/true",), {}, "/", "")
+    )
+
+    def ended() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            bench.answered(json.loads(bench.launcher.recv(4096)), ready=True).close()
+        return bench.look()
+
+    wait_for(ended, "the end of the attempt")
+    (fact,) = bench.facts
+    assert isinstance(fact, (NeverRan, Lost)) and fact.job == 7
+
+
+def test_leftovers_that_are_gone_do_not_keep_the_gpus_if_the_agent_says_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a hard stop, the scheduler believes what it sees itself."""
+    monkeypatch.setattr(users_runner, "HARD_S", 0.02)
+    job, _, channel = bench.running()
+    bench.say(channel, "ended", job=7, attempt=1, exit_code=0, signal=None, at=time.time())
+    wait_for(bench.look, "the end")
+    (end,) = bench.facts
+    assert isinstance(end, Ended)
+    bench.facts.clear()
+    bench.runner.watch_leftovers("7.1", 7, 1, end.leftovers)
+    bench.runner.stop([(job, True)])
+    assert bench.asked()["do"] == "signal"
+    bench.kill()
+
+    def gone() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            request = json.loads(bench.launcher.recv(4096))
+            if request["do"] == "agent":
+                bench.answered(request, ready=True)
+        return bench.look()
+
+    wait_for(gone, "the end of the leftovers")
+    assert bench.facts == [Gone("7.1")]
+
+
+def test_processes_that_a_lost_job_has_left_keep_the_gpus(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an agent, the scheduler finds them by the session of the job."""
+    monkeypatch.setattr(users_runner, "REFUSED_S", 0.1)
+    monkeypatch.setattr(users_runner, "LOST_DELAY_S", 0.05)
+    leader = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; read x"], user=UID, start_new_session=True,
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+    assert leader.stdout is not None and leader.stdin is not None
+    left = int(leader.stdout.readline())
+    found = seen(leader.pid)
+    assert found is not None
+    job = a_job(7, state=JobState.RUNNING, attempt=1, uid=UID, process=Process(found.pid, found.ticks))
+    bench.runner.adopt(job)
+    leader.kill()
+    leader.wait()
+    leader.stdin.close()
+    leader.stdout.close()
+
+    def ended() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            request = json.loads(bench.launcher.recv(4096))
+            bench.launcher.send(json.dumps({"id": request["id"], "error": "there is no user"}).encode())
+        return bench.look()
+
+    try:
+        wait_for(ended, "the end")
+        (lost,) = bench.facts
+        assert isinstance(lost, Lost) and [process.pid for process in lost.leftovers] == [left]
+    finally:
+        os.kill(left, 9)
+
+
+def test_a_job_without_its_stored_environment_does_not_start(bench: Bench) -> None:
+    """It would run with other variables, and give wrong results."""
+    bench.runner.start(
+        a_job(7, state=JobState.STARTING, attempt=1, uid=UID, env_file="/nowhere/env"),
+        Launch("7.1", ("/bin/true",), {}, "/", ""),
+    )
+    bench.agent()
+    wait_for(bench.look, "the end of the attempt")
+    (fact,) = bench.facts
+    assert isinstance(fact, NeverRan) and "environment cannot be read" in fact.why
+
+
 def test_the_launcher_kills_leftovers_that_an_agent_does_not_kill(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -577,12 +688,17 @@ def test_an_agent_may_send_only_batches_of_lines_of_usual_size(bench: Bench) -> 
         b"?x",
         b".{",
         b".[]",
+        b'.{"say": "nothing"}',
+        b'.{"say": "pong", "x": [' + b"[]," * 19_000 + b"[]]}",
         b'.{"say": "ended", "value": 5}',
         b"+" * 60_000,
         b'.{"say": "pong", "x": ' + b"[" * 900 + b"]" * 900 + b"}",
     ],
 )
-def test_garbage_of_an_agent_ends_only_its_connection(bench: Bench, data: bytes) -> None:
+def test_garbage_of_an_agent_ends_only_its_connection(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    monkeypatch.setattr(users_runner, "MOST_PARTS", 10_000)
     _, _, channel = bench.running()
 
     def sent() -> bool:

@@ -80,10 +80,28 @@ def test_each_user_has_a_token_and_the_rights_of_the_user(machine: Machine) -> N
         assert code == 409 and ("belongs to user ada" in text or "only an administrator" in text), text
     assert pages["eve"].ask("/api/gpus/3/pause", {})[0] == 200
     assert pages["eve"].ask("/api/gpus/3/resume", {})[0] == 200
-    assert "belongs to user ada" in pages["eve"].ask(f"/api/jobs/{number}/log")[1]
+    for who in ("ada", "eve"):
+        code, text = pages[who].ask(f"/api/jobs/{number}/log")
+        assert code == 404 and f"gpujob logs {number}" in text, text
     assert pages["eve"].ask(f"/api/jobs/{number}/cancel", {})[0] == 200
     machine.ended(number)
     assert "ada" in pages["bob"].ask("/users")[1]
+
+
+def test_the_page_opens_no_file_that_a_user_names(machine: Machine) -> None:
+    """It has the rights of the service: a log path, or a link in its place, could name the file with the tokens."""
+    page = Page(machine, "bob")
+    body = {"command": ["true"], "log_dir": "/var/lib/gpujob/scheduler/.gpujob", "log_name": "web-tokens.json"}
+    code, text = page.ask("/api/jobs", body)
+    assert code == 201, text
+    number = json.loads(text)["id"]
+    wait_for(lambda: machine.job(number)["reason_code"] == "backoff", "a failed start", 60)
+    for path in (f"/api/jobs/{number}/log", f"/api/jobs/{number}/log?attempt=1", f"/jobs/{number}"):
+        code, text = page.ask(path)
+        assert f"gpujob logs {number}" in text and not re.search("[0-9a-f]{64}", text), (path, text)
+    code, text = page.ask("/api/preview", {"command": ["/var/lib/gpujob/scheduler/.gpujob/web-tokens.json"]})
+    assert code == 200 and "would fail" not in text, text
+    machine.gpujob("bob", "cancel", str(number))
 
 
 def test_a_new_token_replaces_the_old_one(machine: Machine) -> None:
