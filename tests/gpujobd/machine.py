@@ -169,9 +169,9 @@ class Machine:
     def _words(self, words: Sequence[str]) -> list[str]:
         return ["nsenter", "-m", "-t", str(self.holder.pid), "--", *words]
 
-    def root(self, *words: str, check: bool = True) -> Done:
+    def root(self, *words: str, check: bool = True, limit_s: float = 120) -> Done:
         """Run a command as root in the machine."""
-        done = subprocess.run(self._words(words), capture_output=True, timeout=120)
+        done = subprocess.run(self._words(words), capture_output=True, timeout=limit_s)
         found = Done(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
         assert not check or not found.code, found
         return found
@@ -188,14 +188,14 @@ class Machine:
         self.people[name] = Person(name, uid, gid)
         return self.people[name]
 
-    def sh(self, name: str, text: str, **environ: str) -> Done:
+    def sh(self, name: str, text: str, limit_s: float = 120, **environ: str) -> Done:
         """Run a shell command as a user, in the home folder of the user. ``gpujob`` is the command line."""
         person = self.people[name]
         kept = {"HOME": person.home, "USER": name, "PATH": os.defpath, "LANG": "C.UTF-8", "GPUJOB_WARM": "0", **environ}
         also = "gpujob() { " + f'"{sys.executable}" -I -m scheduler "$@"' + "; }; cd\n"
         words = ["setpriv", "--reuid", str(person.uid), "--regid", str(person.gid), "--init-groups", "env", "-i",
                  *(f"{key}={value}" for key, value in kept.items()), "sh", "-c", also + text]  # fmt: skip
-        return self.root(*words, check=False)
+        return self.root(*words, check=False, limit_s=limit_s)
 
     def gpujob(self, name: str, *words: str, **environ: str) -> Done:
         """Run a gpujob command as a user."""

@@ -392,8 +392,8 @@ def test_a_user_whose_agent_cannot_begin_is_told_why(machine: Machine) -> None:
         ("report", {"now": 1.0, "label": "%" * 5000}, "there is no job"),
         (
             "ask_for",
-            {"kind": "edit", "arguments": {"jobs": [], "changes": {"allowed": [f"node{n:0100}" for n in range(2000)]}}},
-            "bytes; 131072 are possible",
+            {"kind": "edit", "arguments": {"jobs": [], "changes": {"cwd": "x" * 200_000}}},
+            "it is not an absolute path",
         ),
         ("select", {"words": ["1-9"] * 20_001}, "20000 jobs at most"),
         ("select", {"words": [f"label{n}" for n in range(20_000)]}, "there is no job label0"),

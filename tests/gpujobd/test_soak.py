@@ -41,7 +41,8 @@ def test_three_users_under_kills(machine: Machine) -> None:
     """Issue 25, 7: under random kills each accepted job ends with its own exit code, and its command runs once."""
     dice = random.Random(int(os.environ.get("GPUJOB_SEED", "25")))
     submitters = [
-        threading.Thread(target=machine.sh, args=(who, SUBMIT.format(jobs=JOBS))) for who in ("ada", "bob", "eve")
+        threading.Thread(target=machine.sh, args=(who, SUBMIT.format(jobs=JOBS), LIMIT_S))
+        for who in ("ada", "bob", "eve")
     ]
     for one in submitters:
         one.start()
