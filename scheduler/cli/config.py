@@ -9,7 +9,7 @@ from typing import Any
 from scheduler.client.client import SCHEMA
 from scheduler.client.locate import client_of, own_state_file_for, settings_for
 from scheduler.core.config import OPTIONS, RELOADABLE, written
-from scheduler.core.errors import SchedulerError, raise_all
+from scheduler.core.errors import SchedulerError, UsageError, raise_all
 from scheduler.intake.machine_settings import OTHERS, machine_file, machine_settings
 from scheduler.intake.settings import Settings, find_config, load, model_table
 from scheduler.views import render
@@ -93,19 +93,33 @@ def check(file: str = "", *, state_file: str | None = None, config: str | None =
             model_table(settings.config.llm_config, settings.config.trust_group)
         except SchedulerError as error:
             errors.append(error)
+    machine = machine_file(os.environ)
+    if not file or os.path.abspath(file) == machine:
+        errors += _mistakes_of_machine(machine, checked=bool(file))
     raise_all(errors)
     said = sum(1 for origin in settings.origin.values() if path and origin.startswith(f"{path}:")) if settings else 0
     if not file:
-        machine = machine_file(os.environ)
-        problem = machine_settings(os.environ).problem
-        if problem or os.path.exists(machine):
-            print(f"the settings of the machine: {render.safe(problem or f'{machine}: no mistakes')}")
+        if os.path.exists(machine):
+            print(f"the settings of the machine: {render.safe(machine)}: no mistakes")
     print(
         f"{render.safe(path)}: no mistakes, {said} setting{'' if said == 1 else 's'}"
         if path
         else "no mistakes; there is no config file"
     )
     return 0
+
+
+def _mistakes_of_machine(path: str, *, checked: bool) -> list[SchedulerError]:
+    """Return what is wrong with the settings of the machine. ``checked``: those that `load` reads were checked already."""
+    found: list[SchedulerError] = []
+    if problem := machine_settings(os.environ).problem:
+        found.append(UsageError(problem))
+    if not found and not checked and os.path.exists(path):
+        try:
+            load({}, {}, path, others=OTHERS)
+        except SchedulerError as error:
+            found.append(error)
+    return found
 
 
 def _trust_only() -> dict[str, str]:

@@ -394,7 +394,7 @@ class _Following:
             return False
         if job.state is JobState.PENDING:
             self._read(None)
-            raise NoDaemon(f"job {self.number} waits, and no scheduler is running", do="start it: gpujob start")
+            raise NoDaemon(f"job {self.number} waits, and no scheduler is running", do=self.client.to_start)
         if not job.runner_kind.owns_gpus:
             return False  # its node writes the log, and its attempt record tells its end
         if job.process is None or not _lives(job.process):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Optional
 
 import typer
 
-from scheduler.core.errors import UsageError
+from scheduler.core.errors import Refused, UsageError
 
 
 def register(app: typer.Typer) -> None:
@@ -96,7 +97,13 @@ def token() -> None:
     from scheduler.client.locate import client_of, system_socket
 
     client = client_of(system_socket())
+    settings = client.settings()
+    if not settings.get("web", (False,))[0]:
+        raise Refused("the scheduler of this machine has no web page", do="an administrator can turn it on: web: true")
     print(client.new_token())
+    port = settings.get("web_port", (0,))[0]
+    away = f"from another machine: ssh -L {port}:127.0.0.1:{port} HOST"
+    print(f"gpujob: the page is at http://127.0.0.1:{port}/; {away}", file=sys.stderr)
     raise typer.Exit(0)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import sys
+import time
 from pathlib import Path
 
 from scheduler.cli.service import run_systemd
@@ -17,6 +19,7 @@ from scheduler.views.render import counts_text, safe
 
 MARK = "# Written by gpujob system install."
 SERVICE = "gpujobd"
+ANSWER_S = 20.0  # for the first answer of the scheduler
 UNIT = Path(f"/etc/systemd/system/{SERVICE}.service")
 PAM_FILE = Path(f"/etc/pam.d/{PAM_SERVICE}")
 _UNIT = """\
@@ -43,6 +46,9 @@ TasksMax=infinity
 LimitNOFILE=65536:524288
 # A cgroup for each job, with its limits on memory and CPUs.
 Delegate=yes
+# Jobs stay in their cgroups while the service restarts. systemd can start it beside them only without controllers; its
+# next start gives the limits back.
+ExecStopPost=-{python} -I -c "from scheduler.gpujobd.cgroups import release; release()"
 
 [Install]
 WantedBy=multi-user.target
@@ -64,6 +70,7 @@ _PAM_DEBIAN = """\
 {mark}
 auth     required  pam_permit.so
 @include common-account
+session  optional  pam_env.so
 session  required  pam_limits.so
 @include common-session-noninteractive
 """
@@ -71,6 +78,7 @@ _PAM_OTHERS = """\
 {mark}
 auth     required  pam_permit.so
 account  include   system-auth
+session  optional  pam_env.so
 session  required  pam_limits.so
 """
 
@@ -87,7 +95,9 @@ def install() -> int:
     make_folders(paths, service_user())
     _write_if_missing(Path(paths.config), _CONFIG, 0o644)
     _write_pam()
-    _write(UNIT, _UNIT.format(mark=MARK, python=sys.executable), 0o644)
+    unit = _UNIT.format(mark=MARK, python=sys.executable)
+    changed = not UNIT.exists() or UNIT.read_text(errors="replace") != unit
+    _write(UNIT, unit, 0o644)
     told = run_systemd(["systemd-analyze", "verify", str(UNIT)])
     for line in told[1].splitlines() if told is not None else ():
         if UNIT.name in line:
@@ -95,12 +105,38 @@ def install() -> int:
     if not os.path.isdir("/run/systemd/system"):
         print("systemd does not run here: start the scheduler with: gpujob system run")
         return 0
+    active = run_systemd(["systemctl", "is-active", "--quiet", SERVICE])
+    told_active = active is not None and not active[0]
     for words in (["systemctl", "daemon-reload"], ["systemctl", "enable", "--now", SERVICE]):
         done = run_systemd(words)
         if done is None or done[0]:
             raise SchedulerError(f"{' '.join(words)} failed: {safe(done[1].strip()) if done else 'no answer'}")
-    print(f"the service {SERVICE} runs; users submit jobs with: gpujob submit -- COMMAND")
-    return 0
+    if changed and told_active:
+        print(f"the unit has changed; use the new program: systemctl restart {SERVICE} (jobs continue)")
+        return 0
+    return _wait_for_answer(paths)
+
+
+def _wait_for_answer(paths: SystemPaths) -> int:
+    """Wait until the scheduler answers. Return the exit code: 0 if it answers, else 1."""
+    until = time.monotonic() + ANSWER_S
+    while True:
+        try:
+            client_of(paths.socket).overview(0)
+        except SchedulerError as error:
+            said = str(error)
+        else:
+            print(f"the service {SERVICE} runs; users submit jobs with: gpujob submit -- COMMAND")
+            return 0
+        with contextlib.suppress(OSError):
+            said = Path(paths.problem).read_text(encoding="utf-8")
+            until = 0.0
+        if time.monotonic() >= until:
+            print(
+                f"gpujob: the scheduler does not begin: {safe(said)}; its log: journalctl -u {SERVICE}", file=sys.stderr
+            )
+            return 1
+        time.sleep(0.2)
 
 
 def status() -> int:
@@ -142,14 +178,21 @@ def uninstall() -> int:
         return 1
     if MARK not in UNIT.read_text(errors="replace"):
         raise Refused(f"{UNIT} was not written by gpujob", do="remove it yourself")
-    run_systemd(["systemctl", "disable", "--now", SERVICE])
+    stopped = run_systemd(["systemctl", "disable", "--now", SERVICE])
+    if os.path.isdir("/run/systemd/system") and (stopped is None or stopped[0]):
+        raise SchedulerError(
+            f"the service cannot be stopped: {safe(stopped[1].strip()) if stopped else 'no answer of systemctl'}",
+            do=f"systemctl disable --now {SERVICE}, and repeat this command",
+        )
     UNIT.unlink()
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(SystemPaths().socket)
     run_systemd(["systemctl", "daemon-reload"])
     if PAM_FILE.exists() and MARK in PAM_FILE.read_text(errors="replace"):
         PAM_FILE.unlink()
     paths = SystemPaths()
     print(f"removed: {UNIT}; running jobs continue, but nobody records how they end")
-    print(f"kept: {paths.state} (jobs, their history), {paths.config}, user {USER}")
+    print(f"kept: {paths.state} (jobs, their history, records of the users), {paths.config}, user {USER}")
     return 0
 
 

@@ -55,6 +55,8 @@ class SchedulerClient:
     """Gives user interfaces access to one scheduler. The path of its state file identifies the scheduler."""
 
     shared = False  # True: the scheduler of all users (`system_client.py`)
+    to_start = "start it: gpujob start"  # what to do if no scheduler runs
+    restart_s = 0.0  # how long a call waits for a scheduler that is just starting again
     user = ""  # whose jobs are meant by a label or @; empty: all jobs
 
     def __init__(self, state_file: str) -> None:
@@ -120,7 +122,7 @@ class SchedulerClient:
         long. Raises the same errors as `ask`.
         """
         if not self.alive():
-            raise NotAsked("no scheduler is running", where=self.places.state_file, do="start it: gpujob start")
+            raise NotAsked("no scheduler is running", where=self.places.state_file, do=self.to_start)
         database = Database(self.places)
         try:
             with database.writing() as connection:
@@ -137,7 +139,7 @@ class SchedulerClient:
                     raise NoDaemon(
                         "the scheduler ended before it answered; the next scheduler carries out the request",
                         where=self.places.state_file,
-                        do="start it: gpujob start",
+                        do=self.to_start,
                     )
                 time.sleep(0.0005 if looks < QUICK_LOOKS else 0.003)  # most answers come within two milliseconds
         finally:

@@ -26,6 +26,7 @@ from scheduler.system.typed_json import from_json, to_json
 from scheduler.warm.client import peer_of
 
 USUAL_SOCKET = "/run/gpujob/gpujob.sock"
+NOBODY = 65534  # user id of `nobody`, as which `gpujob system run` runs without a user gpujob; nobody signs in with it
 ANSWER_S = 60.0  # for an answer; a request itself waits at most 5 s for the scheduler
 RESTART_S = 5.0  # for a scheduler that is just starting again
 
@@ -34,9 +35,11 @@ class SystemClient(SchedulerClient):
     """Client of the scheduler of all users. ``path``: its socket. Raises NoDaemon, SchedulerError."""
 
     shared = True
+    to_start = "see gpujob system status"
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.restart_s = RESTART_S
         self.places = Places(path)
         self._connection: socket.socket | None = None
         check_socket(path)
@@ -44,7 +47,7 @@ class SystemClient(SchedulerClient):
     def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Make a call and return its result. Raises NoDaemon, or the error of the scheduler."""
         data = to_json({"call": name, "with": dict(arguments)})
-        until = time.monotonic() + RESTART_S
+        until = time.monotonic() + self.restart_s
         while True:
             try:
                 remote_calls.send(self._connected(), data)
@@ -67,7 +70,7 @@ class SystemClient(SchedulerClient):
     def _connected(self) -> socket.socket:
         if self._connection is None:
             try:
-                made = _connect(self.path)
+                made = _connect(self.path, self.restart_s)
                 owner, peer = os.stat(self.path).st_uid, peer_of(made)[1]
             except OSError as error:
                 raise NoDaemon(
@@ -136,9 +139,9 @@ class SystemClient(SchedulerClient):
         )
 
 
-def _connect(path: str) -> socket.socket:
+def _connect(path: str, wait_s: float) -> socket.socket:
     """Return a connection. Wait while the scheduler is just starting again, or has many new connections. Raises OSError."""
-    until = time.monotonic() + RESTART_S
+    until = time.monotonic() + wait_s
     while True:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         made.settimeout(ANSWER_S)
@@ -166,7 +169,8 @@ def check_socket(path: str) -> None:
         raise NoDaemon(f"there is no scheduler of this machine: {error.strerror}", where=path) from None
     if not stat.S_ISSOCK(found.st_mode):
         raise SchedulerError("this is no socket", where=path)
-    if found.st_uid not in (0, os.getuid()) and found.st_uid >= LEAST_UID and path != USUAL_SOCKET:
+    trusted = found.st_uid in (0, os.getuid(), NOBODY) or found.st_uid < LEAST_UID or path == USUAL_SOCKET
+    if not trusted:
         raise SchedulerError(
             f"this is no scheduler of the machine: it belongs to user {name_of(found.st_uid)}", where=path
         )

@@ -15,6 +15,7 @@ from scheduler.core.secrets import without_secrets
 from scheduler.system.terminal_text import safe
 
 TIMED_OUT = 124
+PATIENT_S = 120.0  # a command that waits also waits for a service that is just starting again
 SAY_WHY_S = 2.0  # seconds until the reasons of stuck jobs are printed
 MOST_NAMED = 10  # jobs that a message names
 STUCK = ("missing", "paused", "never", "hold-user")  # reason codes that only a user's action ends
@@ -44,6 +45,7 @@ def wait_for(client: SchedulerClient, ids: tuple[int, ...] | None, limit: float 
     scheduler runs.
     """
     pause_s = 0.01
+    client.restart_s = max(client.restart_s, PATIENT_S if client.shared else 0.0)
     said = False
     seen: dict[int, Job | None] = dict.fromkeys(ids or ())
     while True:
@@ -53,9 +55,7 @@ def wait_for(client: SchedulerClient, ids: tuple[int, ...] | None, limit: float 
         if not live:
             break
         if not client.alive():
-            raise NoDaemon(
-                f"no scheduler is running, and {len(live)} job(s) have not ended", do="start it: gpujob start"
-            )
+            raise NoDaemon(f"no scheduler is running, and {len(live)} job(s) have not ended", do=client.to_start)
         if limit is not None and time.monotonic() - since >= limit:
             print(f"gpujob: {len(live)} job(s) have not ended within {limit:g} s", file=sys.stderr)
             return TIMED_OUT

@@ -82,6 +82,8 @@ def _carried_out(decision: DecisionPass, request: JobsRequest | GpuRequest, by: 
         if by is not None and users is not None and not may(by, right):
             check(by, "pause_own", "pause or resume jobs")
             return [_pause_user(decision, users, by.user, request.on)], 0
+        if by is not None and users is not None and not request.on:
+            users.paused.discard(by.user)  # an administrator may have paused own jobs before
         return [_pause_queue(decision, request.on)], 0
     if isinstance(request, (Pause, Resume)):
         check(by, right, "pause or resume GPUs")
@@ -233,7 +235,8 @@ def _first(decision: DecisionPass, job: Job) -> str:
     job.order = decision.state.front
     decision.changed(job, "first")
     decision.enqueue(job)
-    return f"job {job.id} is now first in the queue"
+    among = f" of the jobs of user {job.spec.user}" if decision.state.users is not None else " in the queue"
+    return f"job {job.id} is now first{among}"
 
 
 def _swap(decision: DecisionPass, job: Job, others: tuple[int, ...], by: Caller | None) -> str:

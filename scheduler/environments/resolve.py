@@ -28,7 +28,7 @@ class Environments:
     start `environments/activate.py`. ``mode`` (setting `conda_mode`) and ``limit_s`` (setting `activation_limit`, in
     seconds) may be changed at any time. ``on_nodes``: jobs run on the nodes of a cluster, which share the files of this
     machine. A program without a path is then searched on the node, and an environment that this machine lacks is
-    entered by ``conda run`` on the node.
+    entered by ``conda run`` on the node. ``own_path``: the interpreter of scripts is searched in the PATH of the job.
     """
 
     def __init__(self, environ: Mapping[str, str], python: str = "", launcher: Sequence[str] = ()) -> None:
@@ -38,6 +38,7 @@ class Environments:
         self.mode = "auto"
         self.limit_s = 60.0
         self.on_nodes = False
+        self.own_path = False
         self.home = environ.get("HOME") or os.path.expanduser("~")
         self._files = Remembered()
         self._prefixes = Prefixes({**environ, "HOME": self.home}, self._files)
@@ -132,7 +133,7 @@ class Environments:
             return Found(program, prefix=folder, environment=settings, wrapper=wrapper, interpreter=interpreter)
         if not spec.script.endswith(".py"):
             return Found(spec.script, runs_by_itself=True, prefix=folder, environment=settings, wrapper=wrapper)
-        program = prefix.python if prefix else self._python()
+        program = prefix.python if prefix else self._python(environ if self.own_path else self.environ)
         if not program or not os.access(program, os.X_OK):
             if prefix:
                 how = "" if prefix.virtual else f": conda install -p {word(folder)} python"
@@ -159,12 +160,12 @@ class Environments:
             return word  # not looked for yet: activation may change PATH
         return program_in(path, word) or word
 
-    def _python(self) -> str:
+    def _python(self, environ: Mapping[str, str]) -> str:
         """Return the interpreter for jobs without an environment; empty if none is found.
 
-        Each call searches the interpreter again.
+        ``environ``: has the PATH. Each call searches the interpreter again.
         """
-        path = self.environ.get("PATH", os.defpath)
+        path = environ.get("PATH", os.defpath)
         if self.python:
             named = os.path.expanduser(self.python)
             return named if "/" in named else program_in(path, named)

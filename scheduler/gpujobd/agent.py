@@ -88,12 +88,14 @@ class Agent:
         if first:
             self._start_runner(config)
         self.environments.mode, self.environments.limit_s = config.conda_mode, config.activation_limit
+        self.files.trust_group = config.trust_group
 
     def _start_runner(self, config: Config) -> None:
         limit = self.limits[resource.RLIMIT_NOFILE]
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit[0], min(limit[1], OPEN_FILES)), limit[1]))
         launcher = (sys.executable, "-I", "-S", activate.__file__)
         self.environments = Environments(self.environ, config.python, launcher)
+        self.environments.own_path = True  # the agent's PATH is nobody's choice
         attempts, sessions = (os.path.join(self.folder, name) for name in ("attempts", "sessions"))
         if config.screen:
             short_id = digest(os.fsencode(config.state_file), 2)

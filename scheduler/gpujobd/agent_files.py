@@ -35,6 +35,7 @@ class ReadFiles:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self.trust_group = False  # accept files that their group may write
         self.watcher: InotifyWatcher | PollingWatcher = watcher("auto", set())[0]
         self._files: dict[str, _File] = {}
 
@@ -47,7 +48,7 @@ class ReadFiles:
             # The scheduler has another name for the file: several users may have the same file read.
             own = FileMark(path, mark.device, mark.inode, mark.offset, mark.lines, mark.crc, mark.replaying,
                            mark.open_line, mark.skipping)  # fmt: skip
-            self._files[path] = _File(Follower(path, own, most_lines=MOST_LINES))
+            self._files[path] = _File(Follower(path, own, self.trust_group, MOST_LINES))
             self.watcher.watch(self._files)
             return
         file = self._files.get(path)

@@ -105,10 +105,11 @@ class LimitedClient(SchedulerClient):
         for job, need in zip(jobs, needs, strict=False):
             limits.check_possible(job.spec.user, ResourceRequest(*need))
 
-    def refused_lines(self) -> list[Refusal]:
-        """Return the refused lines of the user's jobs files."""
+    def own_lines(self) -> tuple[list[Refusal], int]:
+        """Return the refused lines of the user's jobs files, and how many of their lines repeat an earlier one."""
         with self._reading() as connection:
-            return kept.refused(connection, of=f"{self.user}:")
+            of = f"{self.user}:"
+            return kept.refused(connection, of=of), kept.duplicates(connection, of)
 
     def _check_limits(self, connection: sqlite3.Connection, job: Job) -> None:
         """Raise Refused if the limits of the user never let the job start."""
@@ -232,7 +233,8 @@ class Calls:
             raise NotFound(f"nothing is remembered under {given['key'][:40]!r}")
         result = getattr(client, name)(**given)
         if isinstance(result, Overview) and not caller.admin:
-            result = replace(result, refused=client.refused_lines())
+            refused, repeated = client.own_lines()
+            result = replace(result, refused=refused, repeated=repeated)
         return visible(caller, name, result, self.settings().hide_commands)
 
     def _ask(self, client: LimitedClient, caller: Caller, given: dict[str, Any]) -> tuple[int, tuple[str, ...]]:

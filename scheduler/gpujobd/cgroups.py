@@ -17,6 +17,7 @@ from scheduler.core.units import mib_text
 from scheduler.system.processes import lives, seen
 
 CONTROLLERS = ("memory", "cpu", "pids")
+CONTROL = "/.control"  # where systemd puts the control processes of a unit with Delegate=yes
 PERIOD_US = 100_000  # of cpu.max
 REMOVE_AGAIN_S = 5.0
 MIB = 1 << 20
@@ -49,6 +50,24 @@ def delegate(uid: int, gid: int) -> tuple[str, str]:
     except OSError as error:
         return "", f"cgroups cannot be used: {error.filename}: {error.strerror}"
     return jobs, ""
+
+
+def release() -> None:
+    """Take back the controllers of all cgroups of the service, which has ended. Run as root by the unit.
+
+    While processes of jobs are in it, systemd could not start the service in a cgroup with controllers (EBUSY). Raises
+    OSError.
+    """
+    base, own = _mount(), _own()
+    if not base or not own or not own.endswith(CONTROL):
+        return  # systemd has not started this process as a control process of a delegated unit
+    top = base + own.removesuffix(CONTROL)
+    for folder in (f"{top}/jobs", top):
+        with contextlib.suppress(FileNotFoundError):
+            with open(f"{folder}/cgroup.subtree_control", encoding="ascii") as stream:
+                enabled = stream.read().split()
+            for name in enabled:
+                _write(f"{folder}/cgroup.subtree_control", f"-{name}")
 
 
 def _mount() -> str:

@@ -19,10 +19,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from scheduler.client.remote_calls import LONGEST_CALL, Gone, receive, send
+from scheduler.client.remote_calls import LONGEST_CALL, Gone, error_as_json, receive, send
+from scheduler.core.errors import Refused
 from scheduler.daemon.helper_child import LIFE
 from scheduler.gpujobd.calls import Calls
-from scheduler.system.typed_json import from_json, typed
+from scheduler.system.typed_json import from_json, to_json, typed
 from scheduler.warm.client import peer_of
 
 MOST_CONNECTIONS = 512
@@ -66,7 +67,7 @@ class Connections:
                 time.sleep(ACCEPT_AGAIN_S)
                 continue
             if not self._take(uid):
-                connection.close()
+                _turn_away(connection)
                 continue
             try:
                 threading.Thread(target=self._serve_one, args=(connection, uid), daemon=True).start()
@@ -126,6 +127,15 @@ class Connections:
                     send(connection, answer)
             except Gone:
                 return
+
+
+def _turn_away(connection: socket.socket) -> None:
+    """Answer that there are too many connections, and close this one."""
+    text = f"too many connections to the scheduler of this machine: a user may have {MOST_OF_A_USER} at the same time"
+    error = Refused(text, do="run fewer commands at once")
+    with connection, contextlib.suppress(Gone, OSError):
+        connection.setblocking(False)
+        send(connection, to_json({"error": error_as_json(error)}))
 
 
 def listen(path: str) -> socket.socket:

@@ -343,7 +343,7 @@ def spawn(
         os.dup2(os.dup(fd), FD)  # a copy: a descriptor that is its own copy would be closed
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         os.closerange(FD + 1, os.sysconf("SC_OPEN_MAX"))  # also for the process that keeps the PAM session
-        environ = {"PATH": os.defpath, "LANG": os.environ.get("LANG", "C.UTF-8"), **environ}
+        environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": os.environ.get("LANG", "C.UTF-8"), **environ}
         os.umask(0o067)  # an agent that finds this one in GPUJOB_UMASK knows that PAM has set none
         if pam:
             session = Pam(pam, environ["USER"])

@@ -6,6 +6,7 @@ launcher as descriptor 3. SETTINGS is a JSON object (`ServiceSettings`).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -34,6 +35,7 @@ from scheduler.intake.machine_settings import OTHERS, VARIABLE, machine_settings
 from scheduler.intake.settings import load
 from scheduler.store import jobs as rows
 from scheduler.system.atomic_files import replace_file
+from scheduler.system.processes import seen
 from scheduler.system.typed_json import from_json, to_json, typed
 from scheduler.views.foreground_output import ForegroundOutput
 
@@ -60,6 +62,11 @@ def run(settings: ServiceSettings, connection: socket.socket) -> int:
     """Run the scheduler and return its exit code. Raises SchedulerError."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GPUJOB")}
     environ[VARIABLE] = os.environ[VARIABLE] = settings.config
+    if seen(1) is None:
+        raise SchedulerError(
+            "/proc hides the processes of other users (hidepid), so the scheduler cannot see whether jobs live",
+            do="mount /proc with gid=GROUP, and add the user of the scheduler to this group",
+        )
     told = machine_settings(environ)
     if told.problem:
         raise UsageError(told.problem, do="correct it: the scheduler of all users needs this file")
@@ -115,6 +122,8 @@ def run(settings: ServiceSettings, connection: socket.socket) -> int:
         return daemon.run().code
     finally:
         output.close()
+        with contextlib.suppress(OSError):  # without it, commands say that the service does not run
+            os.unlink(settings.socket)
 
 
 def _end() -> None:

@@ -89,6 +89,8 @@ class UsersRunner:
         If the attempt is in hand already, return its start: after a store outage, it may not be recorded.
         """
         self._take(job, None)
+        if self._cgroups is not None and job.process is not None:
+            self._cgroups.enter(job, job.process)  # its limits, which a stop of the service has lifted
         user = self._users.get(-1 if job.spec.uid is None else job.spec.uid)
         hand = user.hands.get(job.attempt_key) if user is not None else None
         return [hand.started] if hand is not None and hand.started is not None and job.process is None else []

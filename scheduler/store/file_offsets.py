@@ -80,9 +80,10 @@ def uncount(connection: sqlite3.Connection, path: str, identities: Iterable[str]
     )
 
 
-def duplicates(connection: sqlite3.Connection) -> int:
-    """Return the number of lines, in all files, that did not become jobs because they repeat an earlier job."""
-    return int(connection.execute("SELECT coalesce(sum(repeated), 0) FROM line_counts WHERE repeated>0").fetchone()[0])
+def duplicates(connection: sqlite3.Connection, of: str = "") -> int:
+    """Return the number of lines that did not become jobs because they repeat an earlier job. ``of``: how the path begins."""
+    count = "SELECT coalesce(sum(repeated), 0) FROM line_counts WHERE repeated>0 AND substr(path, 1, ?)=?"
+    return int(connection.execute(count, (len(of), of)).fetchone()[0])
 
 
 def count_lines(connection: sqlite3.Connection, path: str, identities: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -158,11 +159,50 @@ def test_one_user_has_a_limited_number_of_connections(machine: Machine) -> None:
     """A user who opens very many connections uses up only their own."""
     text = f"import socket, time\nmade = []\nfor n in range({MOST_OF_A_USER + 20}):\n    s = socket.socket(socket.AF_UNIX)\n"
     text += f"    s.connect('{SOCKET}')\n    made.append(s)\n"
-    text += "time.sleep(0.5)\nclosed = 0\nfor s in made:\n    s.setblocking(False)\n    try:\n        closed += s.recv(1) == b''\n"
+    text += "time.sleep(0.5)\nclosed = 0\nfor s in made:\n    s.setblocking(False)\n    try:\n        closed += s.recv(1) is not None\n"
     text += "    except BlockingIOError:\n        pass\nprint(closed)"
     machine.sh("bob", f"cat > many.py <<'END'\n{text}\nEND")
     assert int(machine.sh("bob", "/usr/bin/env python3 many.py").out) >= 20
     assert machine.gpujob("ada", "status").code == 0
+
+
+def test_a_user_with_too_many_commands_is_told_so(machine: Machine) -> None:
+    opened = [machine.client("bob") for _ in range(MOST_OF_A_USER)]
+    try:
+        wait_for(lambda: "a user may have 32 at the same time" in machine.gpujob("bob", "status").err, "the message")
+    finally:
+        for one in opened:
+            one.close()
+
+
+def test_a_machine_that_hides_processes_is_refused(machine: Machine) -> None:
+    """With hidepid, the scheduler could not see whether the jobs of others live."""
+    folder = machine.stash / "hidden"
+    folder.mkdir(mode=0o755)
+    told = {"socket": "/nowhere/s", "state_file": f"{folder}/s.json", "config": "/nowhere", "problem": "/nowhere/p"}
+    text = (
+        "import os, socket, subprocess, sys; ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
+    )
+    text += "os.dup2(theirs.fileno(), 3); "
+    text += "subprocess.run(['mount', '-t', 'proc', '-o', 'hidepid=2', 'proc', '/proc'], check=True); "
+    text += "sys.exit(subprocess.call(sys.argv[1:], pass_fds=[3]))"
+    service = [sys.executable, "-I", "-m", "scheduler.gpujobd.service", json.dumps(told)]
+    words = [
+        "unshare",
+        "-m",
+        sys.executable,
+        "-c",
+        text,
+        "setpriv",
+        "--reuid",
+        "65534",
+        "--regid",
+        "65534",
+        "--clear-groups",
+        *service,
+    ]
+    done = machine.root(*words, check=False)
+    assert done.code == 1 and "hidepid" in done.err, done
 
 
 def test_user_ids_without_names_count_as_one_user(machine: Machine) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import pytest
 
 from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import Job, JobSpec, Process
-from scheduler.gpujobd.cgroups import JobCgroups
+from scheduler.gpujobd.cgroups import JobCgroups, _mount
 from tests.gpujobd.machine import CONFIG, Machine
 from tests.stories.harness import alive, wait_for
 from tests.stories.people import ROOT_ONLY
@@ -95,3 +98,43 @@ def test_a_hidden_process_keeps_the_gpu(machine: Machine) -> None:
     assert machine.ended(number)["exit_code"] == 4
     assert "leftover processes" in machine.gpujob("ada", "status").out
     wait_for(lambda: "leftover processes" not in machine.gpujob("ada", "status").out, "the free GPU", 60)
+
+
+@ROOT_ONLY
+def test_the_service_can_start_again_beside_live_jobs() -> None:
+    """Issue 25, 7: systemd starts it in its own cgroup, which the kernel refuses while controllers are enabled there (EBUSY)."""
+    base = _mount()
+    top = f"{base}/gj-{os.getpid()}"
+    text = f"import os; open('{top}/.control/cgroup.procs', 'w').write(str(os.getpid()))\n"
+    text += "from scheduler.gpujobd.cgroups import release; release()"
+
+    def write(path: str, value: object) -> None:
+        Path(path).write_text(str(value))
+
+    there = Path(f"{base}/cgroup.controllers").read_text().split()
+    enabled = Path(f"{base}/cgroup.subtree_control").read_text().split()
+    job, main = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
+    try:
+        for folder in (top, f"{top}/.control", f"{top}/jobs", f"{top}/jobs/1.1"):
+            os.mkdir(folder)
+        for folder in (base, top, f"{top}/jobs"):
+            for name in there:
+                write(f"{folder}/cgroup.subtree_control", f"+{name}")
+        write(f"{top}/jobs/1.1/cgroup.procs", job.pid)
+        if there:
+            with pytest.raises(OSError, match="busy"):
+                write(f"{top}/cgroup.procs", main.pid)
+        subprocess.run([sys.executable, "-I", "-c", text], check=True)
+        assert not Path(f"{top}/cgroup.subtree_control").read_text().split()
+        write(f"{top}/cgroup.procs", main.pid)
+        assert str(job.pid) in Path(f"{top}/jobs/1.1/cgroup.procs").read_text().split()
+    finally:
+        for child in (job, main):
+            child.kill()
+            child.wait()
+        for folder in (f"{top}/jobs/1.1", f"{top}/jobs", f"{top}/.control", top):
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(folder)
+        for name in set(there) - set(enabled):
+            with contextlib.suppress(OSError):  # another test uses it
+                write(f"{base}/cgroup.subtree_control", f"-{name}")

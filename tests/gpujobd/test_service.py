@@ -133,6 +133,19 @@ def test_actions_at_the_end_run_as_the_submitter(machine: Machine) -> None:
     wait_for(lambda: "not found in PATH" in machine.gpujob("ada", "show", str(number)).out, "the warning", 60)
 
 
+def test_a_script_runs_with_the_python_of_its_submitter(machine: Machine) -> None:
+    """The PATH of the submission counts, such as that of a virtual environment."""
+    machine.sh("ada", "mkdir -p bin; ln -sf /usr/bin/env bin/python; touch t.py")
+    number = int(machine.sh("ada", "PATH=$HOME/bin:$PATH; export PATH; gpujob submit --launch torchrun t.py").out)
+    machine.ended(number)
+    assert machine.gpujob("ada", "show", "--json", str(number)).json()["command"][0] == "/home/ada/bin/python"
+
+
+def test_there_is_no_token_without_a_page(machine: Machine) -> None:
+    done = machine.gpujob("ada", "token")
+    assert done.code == 3 and "has no web page" in done.err, done
+
+
 def test_limits_and_turns(machine: Machine) -> None:
     """Issue 25, 6: limits on running GPUs and waiting jobs, of users and groups; a newcomer goes first."""
     machine.configure(
@@ -185,6 +198,11 @@ def test_verbs_for_the_configuration_and_for_hidden_jobs(machine: Machine) -> No
     checked = machine.root(*check, "/etc/gpujob/config.yaml")
     assert "no mistakes" in checked.out
     assert "/etc/gpujob/config.yaml: no mistakes" in machine.gpujob("ada", "config", "check").out
+    for mistake in ("admins: eve", "gpus: four", 'limits: {"*": {gpu: 4}}'):
+        machine.configure(mistake + "\n")
+        for words in ((), ("/etc/gpujob/config.yaml",)):
+            assert machine.root(*check, *words, check=False).code == 2, (mistake, words)
+    machine.configure(machine.config + "hide_commands: true\n")
     number = machine.submit("ada", "--", "true")
     machine.ended(number)
     wait_for(lambda: "belongs to user ada" in machine.gpujob("bob", "logs", str(number)).err, "the hidden log")
@@ -255,6 +273,8 @@ def test_sigterm_ends_the_service_and_no_job(machine: Machine) -> None:
     assert machine.launcher is not None
     machine.launcher.send_signal(signal.SIGTERM)
     assert machine.launcher.wait(60) == 0
+    stopped = machine.gpujob("ada", "status")
+    assert stopped.code == 5 and "does not run" in stopped.err, stopped
     machine.start()
     machine.sh("ada", "touch stopped")
     assert machine.ended(number)["exit_code"] == 6
