@@ -119,19 +119,20 @@ def install() -> int:
 
 def _wait_for_answer(paths: SystemPaths) -> int:
     """Wait until the scheduler answers. Return the exit code: 0 if it answers, else 1."""
+    from scheduler.client.system_client import SystemClient
+
     until = time.monotonic() + ANSWER_S
     while True:
         try:
-            client_of(paths.socket).overview(0)
+            SystemClient(paths.socket).overview(0)
         except SchedulerError as error:
             said = str(error)
         else:
             print(f"the service {SERVICE} runs; users submit jobs with: gpujob submit -- COMMAND")
             return 0
-        with contextlib.suppress(OSError):
-            said = Path(paths.problem).read_text(encoding="utf-8")
-            until = 0.0
         if time.monotonic() >= until:
+            with contextlib.suppress(OSError):
+                said = Path(paths.problem).read_text(encoding="utf-8")
             print(
                 f"gpujob: the scheduler does not begin: {safe(said)}; its log: journalctl -u {SERVICE}", file=sys.stderr
             )

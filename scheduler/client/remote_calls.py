@@ -37,6 +37,7 @@ CALLS = READING | CHANGING
 MEMORIES = frozenset({"llm_config", "model_table", "cluster", "begun_by", "screen_folder", "jobs_file"})
 LONGEST_CALL = 8 << 20  # bytes
 LONGEST_ANSWER = 1 << 30
+BUSY = "busy"  # code of the error for a connection too many: nothing was carried out
 _TYPES = {
     **vars(client_module), "Overview": Overview, "GpuSample": GpuSample, "JobSample": JobSample, "PauseSpan": PauseSpan,
     "ModelTable": ModelTable, "Report": Report, "Caller": Caller, "UserUse": UserUse, "Iterable": Sequence, "Mapping": Mapping,

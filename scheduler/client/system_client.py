@@ -31,6 +31,10 @@ ANSWER_S = 60.0  # for an answer; a request itself waits at most 5 s for the sch
 RESTART_S = 15.0  # for a scheduler that is just starting again
 
 
+class _Again(Exception):
+    """The call can be made again."""
+
+
 class SystemClient(SchedulerClient):
     """Client of the scheduler of all users. ``path``: its socket. Raises NoDaemon, SchedulerError."""
 
@@ -50,22 +54,32 @@ class SystemClient(SchedulerClient):
         until = time.monotonic() + self.restart_s
         while True:
             try:
-                remote_calls.send(self._connected(), data)
-                answer = from_json(remote_calls.receive(self._connected(), LONGEST_ANSWER))
-                break
-            except (Gone, ValueError):
-                self.close()
-                if name in READING and time.monotonic() < until:
-                    time.sleep(0.05)
-                    continue  # it is just starting again; to ask twice changes nothing
-                unsure = "" if name in READING else "; it is not known whether it has carried out the request"
-                raise NoDaemon(
-                    f"the scheduler of this machine has closed the connection{unsure}", where=self.path,
-                    do="look at gpujob status before you repeat the command",
-                ) from None  # fmt: skip
-        if "error" in answer:
-            raise remote_calls.error_from_json(answer["error"])
-        return remote_calls.result_from_json(name, answer["value"])
+                return remote_calls.result_from_json(name, self._answer(name, data, again=time.monotonic() < until))
+            except _Again:
+                time.sleep(0.05)
+
+    def _answer(self, name: str, data: bytes, *, again: bool) -> Any:
+        """Return the answer to a call. Raises SchedulerError, _Again if the call can be made again (only if ``again``)."""
+        try:
+            remote_calls.send(self._connected(), data)
+            answer = from_json(remote_calls.receive(self._connected(), LONGEST_ANSWER))
+        except (Gone, ValueError):
+            self.close()
+            if name in READING and again:
+                raise _Again from None  # it is just starting again; to ask twice changes nothing
+            unsure = "" if name in READING else "; it is not known whether it has carried out the request"
+            raise NoDaemon(
+                f"the scheduler of this machine has closed the connection{unsure}", where=self.path,
+                do="look at gpujob status before you repeat the command",
+            ) from None  # fmt: skip
+        if "error" not in answer:
+            return answer["value"]
+        error = remote_calls.error_from_json(answer["error"])
+        if error.code == remote_calls.BUSY:
+            self.close()
+            if again:
+                raise _Again  # it has not looked at the call
+        raise error
 
     def _connected(self) -> socket.socket:
         if self._connection is None:

@@ -45,10 +45,13 @@ def wait_for(client: SchedulerClient, ids: tuple[int, ...] | None, limit: float 
     scheduler runs.
     """
     pause_s = 0.01
-    client.restart_s = max(client.restart_s, PATIENT_S if client.shared else 0.0)
     said = False
     seen: dict[int, Job | None] = dict.fromkeys(ids or ())
     while True:
+        if client.shared:
+            client.restart_s = (
+                PATIENT_S if limit is None else min(PATIENT_S, max(0.0, since + limit - time.monotonic()))
+            )
         found = {job.id: job for job in client.overview().jobs} if ids is None else client.known(ids)
         live = [job for job in found.values() if not job.state.ended]
         seen.update({job.id: job for job in live} if ids is None else found)

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from scheduler.client.remote_calls import LONGEST_CALL, Gone, error_as_json, receive, send
+from scheduler.client.remote_calls import BUSY, LONGEST_CALL, Gone, error_as_json, receive, send
 from scheduler.core.errors import Refused
 from scheduler.daemon.helper_child import LIFE
 from scheduler.gpujobd.calls import Calls
@@ -67,7 +67,7 @@ class Connections:
                 time.sleep(ACCEPT_AGAIN_S)
                 continue
             if not self._take(uid):
-                _turn_away(connection)
+                _turn_away(connection, own=self._open[uid] >= MOST_OF_A_USER)
                 continue
             try:
                 threading.Thread(target=self._serve_one, args=(connection, uid), daemon=True).start()
@@ -129,10 +129,11 @@ class Connections:
                 return
 
 
-def _turn_away(connection: socket.socket) -> None:
-    """Answer that there are too many connections, and close this one."""
-    text = f"too many connections to the scheduler of this machine: a user may have {MOST_OF_A_USER} at the same time"
-    error = Refused(text, do="run fewer commands at once")
+def _turn_away(connection: socket.socket, *, own: bool) -> None:
+    """Answer that there are too many connections, and close this one. ``own``: the user has too many."""
+    text = "there are too many connections to the scheduler of this machine"
+    text += f": a user may have {MOST_OF_A_USER} at the same time" if own else ""
+    error = Refused(text, do="run fewer commands at once" if own else "try again later", code=BUSY)
     with connection, contextlib.suppress(Gone, OSError):
         connection.setblocking(False)
         send(connection, to_json({"error": error_as_json(error)}))

@@ -6,7 +6,6 @@ launcher as descriptor 3. SETTINGS is a JSON object (`ServiceSettings`).
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
@@ -122,8 +121,6 @@ def run(settings: ServiceSettings, connection: socket.socket) -> int:
         return daemon.run().code
     finally:
         output.close()
-        with contextlib.suppress(OSError):  # without it, commands say that the service does not run
-            os.unlink(settings.socket)
 
 
 def _end() -> None:

@@ -44,7 +44,7 @@ HARD_S = 10.0  # after this time, the launcher also kills a process that the age
 START_S = 60.0  # besides the limit of an activation: an agent that has not started a job by then is replaced
 MOST_PACKETS = 16  # of an agent in one look: an agent must not keep the scheduler from others
 SILENT_S = 30.0  # an agent that says nothing for this time is asked whether it lives, and then has as long to answer
-LONGEST_MESSAGE, MOST_PARTS = 16 << 20, 100_000  # bytes, arrays and objects of a message of an agent
+LONGEST_MESSAGE, MOST_PARTS = 16 << 20, 1_000_000  # bytes, arrays and objects of a message of an agent
 
 
 class UsersRunner:

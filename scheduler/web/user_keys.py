@@ -8,6 +8,7 @@ import json
 import os
 import pwd
 import secrets
+import time
 from collections.abc import Mapping
 
 from scheduler.core.errors import SchedulerError
@@ -17,6 +18,8 @@ from scheduler.system.safe_open import plain
 from scheduler.web.auth import FEWEST, Key
 
 LARGEST = 1 << 20  # bytes of the file
+NAME_S = 60.0  # how long the name of a user is remembered: a name service may be slow
+_names: dict[int, tuple[float, str]] = {}  # user id → when looked up, name
 
 
 def tokens_file(places: Places) -> str:
@@ -27,9 +30,18 @@ def tokens_file(places: Places) -> str:
 def read_tokens(path: str) -> dict[int, bytes]:
     """Return user id → SHA-256 of the user's token; empty if there is no file. Raises SchedulerError.
 
-    The token of a user who was deleted does not count, also if another user has the id now.
+    The token of a deleted user does not count once another user has the id.
     """
-    return {uid: digest for uid, (name, digest) in _tokens_in(path).items() if _name_of(uid) == name}
+    return {uid: digest for uid, (name, digest) in _tokens_in(path).items() if _known_name(uid) in (name, "")}
+
+
+def _known_name(uid: int) -> str:
+    """Return the name of a user as it was found at most a minute ago; empty if it is not known now."""
+    at, name = _names.get(uid, (-NAME_S, ""))
+    if time.monotonic() - at >= NAME_S:
+        name = _name_of(uid)
+        _names[uid] = (time.monotonic(), name)
+    return name
 
 
 def _name_of(uid: int) -> str:
@@ -44,7 +56,7 @@ def _tokens_in(path: str) -> dict[int, tuple[str, bytes]]:
     try:
         with open(path, "rb", opener=plain) as stream:
             found = json.loads(stream.read(LARGEST))
-        return {int(uid): (str(name), bytes.fromhex(text)) for uid, (name, text) in found.items()}
+        return {int(uid): (str(one[0]), bytes.fromhex(one[1])) for uid, one in found.items() if isinstance(one, list)}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError) as error:

@@ -273,8 +273,6 @@ def test_sigterm_ends_the_service_and_no_job(machine: Machine) -> None:
     assert machine.launcher is not None
     machine.launcher.send_signal(signal.SIGTERM)
     assert machine.launcher.wait(60) == 0
-    stopped = machine.gpujob("ada", "status")
-    assert stopped.code == 5 and "does not run" in stopped.err, stopped
     machine.start()
     machine.sh("ada", "touch stopped")
     assert machine.ended(number)["exit_code"] == 6
