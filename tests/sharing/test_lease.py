@@ -378,7 +378,7 @@ def test_a_mistake_in_the_settings_of_the_machine_is_named(scheduler: Make, tmp_
     path.write_text(text)
     if os.getuid() == 0:
         path.chmod(0o644)
-    assert f"{path} is not used" in s.cli("config", "check").stdout
+    assert f"{path} is not used" in s.cli("config", "check", code=2).stderr
     assert f"{path} is not used" in s.cli("doctor", code=None).stdout
     s.append(s.line("a"))
     s.wait_state(1, "done")
