@@ -1,0 +1,287 @@
+"""Replays a trace on a virtual clock: ``python -m benchmarks.replay TRACE.csv --gpus 8 --jobs 2400 --load 0.7 --first 0``.
+
+The policies `fifo`, `short` and `hold` run the real queue, passes and ledger (`scheduler/core`); only the clock, the
+starts and the readings are simulated. `strict` and `seed` are baselines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import math
+import random
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from benchmarks.figures import p99
+from benchmarks.trace import SERVER, TraceJob, makespan_bound, mean, mean_jct_bound, slice_of
+from scheduler.core.decide import decide
+from scheduler.core.gpu import Gpu, ResourceRequest
+from scheduler.core.job import Job, JobSpec, Process
+from scheduler.core.observations import Arrived, Ended, Now, Observation, Started
+from scheduler.core.placement import Fleet
+from scheduler.core.placement_class import PlacementClass
+from scheduler.core.queue import Key, Order
+from scheduler.core.runtime_estimate import Estimates
+from scheduler.core.scheduler_state import SchedulerState
+
+T0, M0 = 1e9, 1e6  # wall and monotonic time of the first arrival
+POLLING_S, LONGEST_POLLING = 5.0, 10
+KNOWN, SPREAD = 0.6, 0.8  # part of the jobs with an expected run time, and its error: a factor of at most e^0.8
+POLICIES = ("fifo", "short", "hold", "strict", "seed")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """When each job started; how each start was decided. Times in seconds from the first arrival."""
+
+    started: dict[int, float] = field(default_factory=dict)
+    gpus: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    passed_over: int = 0  # starts before a more urgent waiting job
+    passed_over_fit: int = 0  # of them: the more urgent job would have fitted
+    decision_s: list[float] = field(default_factory=list)
+
+
+class Watch:
+    """Watches starts: counts those that pass over a more urgent job. Knows what is free, and the first job of each class."""
+
+    def __init__(self, gpus: int, outcome: Outcome) -> None:
+        self.fleet = fleet_of(gpus)
+        self.outcome = outcome
+        self._heads: dict[PlacementClass, list[tuple[Key, int]]] = {}
+        self._keys: dict[int, Key] = {}  # of waiting jobs
+
+    def arrive(self, job: TraceJob, key: Key) -> None:
+        """Take in a waiting job. ``key``: jobs with smaller keys are more urgent."""
+        self._keys[job.number] = key
+        heapq.heappush(self._heads.setdefault(kind_of(job), []), (key, job.number))
+
+    def start(self, job: TraceJob, gpus: tuple[int, ...], at: float) -> None:
+        """Take in a start, before which the ledger is as the scheduler saw it."""
+        key, passed, fitted = (self._keys.pop(job.number), job.number), False, False
+        for kind, heap in list(self._heads.items()):
+            while heap and heap[0][1] not in self._keys:
+                heapq.heappop(heap)
+            if not heap:
+                del self._heads[kind]
+            elif heap[0] < key:
+                passed = True
+                fitted = fitted or self.fleet.find(kind) is not None
+        self.outcome.passed_over += passed
+        self.outcome.passed_over_fit += fitted
+        self.fleet.take(job.need, gpus)
+        self.outcome.started[job.number] = at
+        self.outcome.gpus[job.number] = gpus
+
+    def end(self, job: TraceJob) -> None:
+        """Take in an end."""
+        self.fleet.give_back(job.need, self.outcome.gpus[job.number])
+
+
+def fleet_of(gpus: int) -> Fleet:
+    """Return a ledger of servers of 8 GPUs."""
+    return Fleet(Gpu(n, f"declared:{n}", server=n // SERVER) for n in range(gpus))
+
+
+def kind_of(job: TraceJob) -> PlacementClass:
+    """Return the placement class of a job."""
+    return PlacementClass(job.need, None)
+
+
+class KnownTimes(Estimates):
+    """Expected run times: given for some jobs, learned by the scheduler for the others."""
+
+    def __init__(self, jobs: Iterable[TraceJob], seed: int) -> None:
+        super().__init__()
+        dice = random.Random(seed)
+        self._given = {
+            job.number: job.duration * math.exp(dice.uniform(-SPREAD, SPREAD)) for job in jobs if dice.random() < KNOWN
+        }
+
+    def of(self, spec: JobSpec, need: ResourceRequest) -> float | None:
+        """Return the given time of a job, else what is known of jobs with the same need."""
+        given = self._given.get(int(spec.arguments[0]))
+        return super().of(spec, need) if given is None else given
+
+
+def replay(jobs: list[TraceJob], gpus: int, policy: str, seed: int = 1) -> Outcome:
+    """Run the real scheduling code against the jobs; return what it did."""
+    outcome = Outcome()
+    watch = Watch(gpus, outcome)
+    made = {job.number: job for job in jobs}
+    records: dict[int, Job] = {}
+    state = SchedulerState(fleet_of(gpus), records.get)
+    order = Order("short" if policy == "short" else "fifo", 168.0 if policy == "hold" else 0.0)
+    overtakes = state.policy.max_overtakes if policy == "hold" else 0
+    state.policy = replace(state.policy, order=order, max_overtakes=overtakes)
+    state.estimates = KnownTimes(jobs, seed)
+    events: list[tuple[float, int, int]] = [
+        (job.submitted, 1, job.number) for job in jobs
+    ]  # ends (0) before arrivals (1)
+    heapq.heapify(events)
+    told: list[Observation] = []
+    while events:
+        at = events[0][0]
+        while events and events[0][0] == at:
+            _, kind, number = heapq.heappop(events)
+            if kind:
+                job = records[number] = record_of(made[number])
+                estimate = state.estimates.of(job.spec, job.need) if order.rule == "short" else None
+                watch.arrive(made[number], order.key(job.priority, job.order, job.submitted_at, estimate))
+                told.append(Arrived(job))
+            else:
+                watch.end(made[number])
+                told.append(Ended(number, records[number].attempt, 0, None, T0 + at))
+        while told:
+            before = time.perf_counter()
+            plan = decide(state, told, Now(T0 + at, M0 + at, M0 + at))
+            outcome.decision_s.append(time.perf_counter() - before)
+            told = []
+            for job in plan.starts:
+                watch.start(made[job.id], job.gpus, at)
+                told.append(Started(job.id, job.attempt, Process(job.id, 1), T0 + at))
+                heapq.heappush(events, (at + made[job.id].duration, 0, job.id))
+    return outcome
+
+
+def record_of(job: TraceJob) -> Job:
+    """Return the waiting job of the scheduler."""
+    script = f"/trace/{job.need}.py"  # jobs with the same need are similar jobs
+    spec = JobSpec(script=script, arguments=(str(job.number),), priority=job.priority)
+    return Job(job.number, spec, job.need, order=job.number, priority=job.priority, submitted_at=T0 + job.submitted)
+
+
+def baseline(jobs: list[TraceJob], gpus: int, policy: str) -> Outcome:
+    """Run a baseline. ``strict``: no job starts before a more urgent one. ``seed``: polling.
+
+    The polling scheduler takes the jobs in order. It tries to place a job on the first GPUs with room; if there are none, it
+    waits 5, 10, 20, … s between its tries and does nothing else meanwhile. After 5 tries it goes to the next job.
+    """
+    outcome = Outcome()
+    watch = Watch(gpus, outcome)
+    made = {job.number: job for job in jobs}
+    arrivals = sorted(jobs, key=lambda job: job.submitted)
+    ends: list[tuple[float, int]] = []
+    waiting: list[tuple[int, int]] = []
+    at, arrived = 0.0, 0
+    place = watch.fleet.find if policy == "strict" else lambda kind: first_fit(watch.fleet, kind.need)
+
+    def advance(to: float) -> None:
+        """Take in all ends and arrivals until a time."""
+        nonlocal at, arrived
+        at = to
+        while ends and ends[0][0] <= at:
+            watch.end(made[heapq.heappop(ends)[1]])
+        while arrived < len(arrivals) and arrivals[arrived].submitted <= at:
+            watch.arrive(arrivals[arrived], (arrivals[arrived].priority, arrivals[arrived].number))
+            heapq.heappush(waiting, (arrivals[arrived].priority, arrivals[arrived].number))
+            arrived += 1
+
+    def try_to_start(job: TraceJob) -> bool:
+        before = time.perf_counter()
+        found = place(kind_of(job))
+        outcome.decision_s.append(time.perf_counter() - before)
+        if found is not None:
+            watch.start(job, found, at)
+            heapq.heappush(ends, (at + job.duration, job.number))
+        return found is not None
+
+    def next_event() -> float:
+        times = [ends[0][0]] if ends else []
+        times += [arrivals[arrived].submitted] if arrived < len(arrivals) else []
+        return min(times)
+
+    while len(outcome.started) < len(jobs):
+        if policy == "strict":
+            while waiting and try_to_start(made[waiting[0][1]]):
+                heapq.heappop(waiting)
+            if len(outcome.started) < len(jobs):
+                advance(next_event())
+            continue
+        if not waiting:
+            advance(math.ceil(next_event() / POLLING_S) * POLLING_S)
+            continue
+        for priority, number in sorted(waiting):
+            for attempt in range(LONGEST_POLLING):
+                if try_to_start(made[number]):
+                    waiting.remove((priority, number))
+                    heapq.heapify(waiting)
+                    break
+                advance(at + POLLING_S * 2**attempt)
+    return outcome
+
+
+def first_fit(fleet: Fleet, need: ResourceRequest) -> tuple[int, ...] | None:
+    """Return the first GPUs of a server with room for a need; None if there are none."""
+    fitting: dict[int, list[int]] = {}
+    for index, gpu in fleet.gpus.items():
+        if fleet.free[index] >= need.parts:
+            here = fitting.setdefault(gpu.server, [])
+            here.append(index)
+            if len(here) == need.count:
+                return tuple(here)
+    return None
+
+
+def figures_of(jobs: list[TraceJob], gpus: int, outcome: Outcome) -> dict[str, float]:
+    """Return the figures of a replay by their names. Times in seconds; decision times in milliseconds."""
+    ends = {job.number: outcome.started[job.number] + job.duration for job in jobs}
+    times = sorted(ends[job.number] - job.submitted for job in jobs)
+    waits = {job.number: outcome.started[job.number] - job.submitted for job in jobs}
+    wide = [waits[job.number] for job in jobs if job.need.count > 1]
+    slow = mean(max(1.0, (ends[job.number] - job.submitted) / max(job.duration, 10.0)) for job in jobs)
+    took = [one * 1e3 for one in outcome.decision_s]
+    return {
+        "makespan": max(ends.values()),
+        "makespan_bound": makespan_bound(jobs, gpus),
+        "mean_jct": mean(times),
+        "mean_jct_bound": mean_jct_bound(jobs, gpus),
+        "p95_jct": times[min(len(times) - 1, math.ceil(0.95 * len(times)) - 1)],
+        "slowdown": slow,
+        "passed_over": outcome.passed_over / len(jobs),
+        "passed_over_fit": outcome.passed_over_fit / len(jobs),
+        "max_wait": max(waits.values()),
+        "max_wait_wide": max(wide, default=0.0),
+        "decision_ms_mean": mean(took),
+        "decision_ms_p99": p99(took),
+    }
+
+
+def run(jobs: list[TraceJob], gpus: int, policy: str, seed: int = 1) -> dict[str, float]:
+    """Replay jobs by a policy, and return the figures."""
+    outcome = baseline(jobs, gpus, policy) if policy in ("strict", "seed") else replay(jobs, gpus, policy, seed)
+    return figures_of(jobs, gpus, outcome)
+
+
+def main() -> int:
+    """Replay a slice of a trace and print the figures; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.replay", description=__doc__)
+    parser.add_argument("trace", metavar="TRACE.csv")
+    parser.add_argument("--gpus", type=int, default=8)
+    parser.add_argument("--jobs", type=int, default=2400)
+    parser.add_argument("--load", type=float, default=0.7)
+    parser.add_argument(
+        "--first", type=int, default=0, help="index of the first job, without the jobs that no server can run"
+    )
+    parser.add_argument("--policy", choices=POLICIES, default="fifo")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    try:
+        jobs = slice_of(asked.trace, asked.gpus, asked.jobs, asked.load, asked.first)
+    except (OSError, ValueError, KeyError) as error:
+        print(f"cannot replay {asked.trace}: {error}", file=sys.stderr)
+        return 2
+    figures = run(jobs, asked.gpus, asked.policy)
+    if asked.json:
+        print(json.dumps(figures))
+    else:
+        for name, value in figures.items():
+            print(f"{name:<17} {value:.4g}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
