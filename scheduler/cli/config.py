@@ -110,7 +110,7 @@ def check(file: str = "", *, state_file: str | None = None, config: str | None =
 
 
 def _mistakes_of_machine(path: str, *, checked: bool) -> list[SchedulerError]:
-    """Return what is wrong with the settings of the machine. ``checked``: those that `load` reads were checked already."""
+    """Return the mistakes in the settings of the machine. ``checked``: the caller has loaded this file as a config file."""
     found: list[SchedulerError] = []
     if problem := machine_settings(os.environ).problem:
         found.append(UsageError(problem))

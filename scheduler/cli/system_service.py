@@ -106,12 +106,12 @@ def install() -> int:
         print("systemd does not run here: start the scheduler with: gpujob system run")
         return 0
     active = run_systemd(["systemctl", "is-active", "--quiet", SERVICE])
-    told_active = active is not None and not active[0]
+    was_active = active is not None and not active[0]
     for words in (["systemctl", "daemon-reload"], ["systemctl", "enable", "--now", SERVICE]):
         done = run_systemd(words)
         if done is None or done[0]:
             raise SchedulerError(f"{' '.join(words)} failed: {safe(done[1].strip()) if done else 'no answer'}")
-    if changed and told_active:
+    if changed and was_active:
         print(f"the unit has changed; use the new program: systemctl restart {SERVICE} (jobs continue)")
         return 0
     return _wait_for_answer(paths)

@@ -53,7 +53,7 @@ def _make(path: str, *, named: bool) -> None:
 
 
 def _is_missing(path: str) -> bool:
-    """Return whether there is no such file. Raises SchedulerError if that cannot be seen, as in another user's folder."""
+    """Return whether there is no such file. Raises SchedulerError if its folder cannot be entered."""
     try:
         os.stat(path)
     except FileNotFoundError:

@@ -7,10 +7,10 @@ import sys
 import time
 
 from scheduler.client.client import SCHEMA
-from scheduler.client.locate import SYSTEM_SOCKET, SYSTEM_VARIABLE, client_of, is_socket
+from scheduler.client.locate import SYSTEM_VARIABLE, client_of, is_socket
 from scheduler.core.errors import SchedulerError
 from scheduler.core.units import maybe_utc, mib_text
-from scheduler.store.paths import name_of
+from scheduler.store.paths import SYSTEM_SOCKET, name_of
 from scheduler.views import render
 
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from scheduler.client.admission_checks import check_parents
 from scheduler.core.admission import LEAST_BASELINE_MIB, MOST_BASELINE, Admission, GpuAdmission, Verdict
 from scheduler.core.config import OPTIONS, Config
 from scheduler.core.decide import decide
 from scheduler.core.decision_pass import Plan
-from scheduler.core.errors import NotFound
 from scheduler.core.gpu import WHOLE, Gpu, decimal_text
 from scheduler.core.gpu_snapshot import GpuSnapshot
 from scheduler.core.job import Job, JobSpec, JobState, Reason
@@ -68,7 +68,8 @@ def preview(
 
     The decision uses the last GPU readings. It may ignore a reservation that the running scheduler has made for another
     job, because the store does not hold how often each job was overtaken. ``alive``: whether a daemon runs. ``files``:
-    whether the files of the job may be looked at. Raises Refused for an impossible need, NotFound for an unknown dependency, StoreTrouble.
+    whether to check that the files of the job exist. Raises Refused for an impossible need, NotFound for an unknown
+    dependency, StoreTrouble.
     """
     try:
         connection = open_for_reading(places) if places.exist() else None
@@ -114,9 +115,7 @@ def _decided(
     files: bool,
 ) -> Preview:
     now = Now(time.time(), time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))
-    for parent in (*spec.after, *spec.after_ok):
-        if rows.get(connection, parent) is None:
-            raise NotFound(f"cannot wait for job {parent}: there is no such job", do="see gpujob jobs")
+    check_parents(connection, spec)
     gpus = rows.gpus(connection)
     spec = booking_memory(spec, config.min_free_mem_mb or 0, read=any(gpu.memory_mib for gpu in gpus))
     need, notes = need_of(spec, table, gpus)

@@ -16,10 +16,9 @@ from scheduler.client.client import SchedulerClient
 from scheduler.core.errors import NoDaemon, Refused, SchedulerError, UsageError
 from scheduler.intake.settings import Settings, check_no_folder, load, named_state_file, without_config
 from scheduler.store.daemon_lock import daemon_alive, registered
-from scheduler.store.paths import Places
+from scheduler.store.paths import SYSTEM_SOCKET, Places
 from scheduler.system.terminal_text import safe
 
-SYSTEM_SOCKET = "/run/gpujob/gpujob.sock"  # of the scheduler of all users (`system_client.py: USUAL_SOCKET`)
 SYSTEM_UNIT = "/etc/systemd/system/gpujobd.service"  # exists if it is installed
 SYSTEM_VARIABLE = "GPUJOB_SYSTEM_SOCKET"  # names another socket
 

@@ -21,18 +21,17 @@ from scheduler.core.log_names import user_logs
 from scheduler.core.model_table import ModelTable
 from scheduler.core.placement import Fleet
 from scheduler.core.rights import LEAST_UID
-from scheduler.store.paths import Places, name_of
+from scheduler.store.paths import SYSTEM_SOCKET, Places, name_of
 from scheduler.system.typed_json import from_json, to_json
 from scheduler.warm.client import peer_of
 
-USUAL_SOCKET = "/run/gpujob/gpujob.sock"
 NOBODY = 65534  # user id of `nobody`, as which `gpujob system run` runs without a user gpujob; nobody signs in with it
 ANSWER_S = 60.0  # for an answer; a request itself waits at most 5 s for the scheduler
 RESTART_S = 15.0  # for a scheduler that is just starting again
 
 
 class _Again(Exception):
-    """The call can be made again."""
+    """The scheduler has not carried out the call, so it can be repeated."""
 
 
 class SystemClient(SchedulerClient):
@@ -59,7 +58,7 @@ class SystemClient(SchedulerClient):
                 time.sleep(0.05)
 
     def _answer(self, name: str, data: bytes, *, again: bool) -> Any:
-        """Return the answer to a call. Raises SchedulerError, _Again if the call can be made again (only if ``again``)."""
+        """Return the answer to a call. Raises SchedulerError; _Again instead if ``again`` and the call can be repeated."""
         try:
             remote_calls.send(self._connected(), data)
             answer = from_json(remote_calls.receive(self._connected(), LONGEST_ANSWER))
@@ -173,7 +172,7 @@ def _connect(path: str, wait_s: float) -> socket.socket:
 
 
 def check_socket(path: str) -> None:
-    """Raise SchedulerError if the socket belongs to another person, or if others than its owner could have put it there.
+    """Raise SchedulerError if the socket belongs to another person, or if other users could replace it.
 
     Commands send their variables to it. Only root can make the folder of the usual socket.
     """
@@ -183,7 +182,7 @@ def check_socket(path: str) -> None:
         raise NoDaemon(f"there is no scheduler of this machine: {error.strerror}", where=path) from None
     if not stat.S_ISSOCK(found.st_mode):
         raise SchedulerError("this is no socket", where=path)
-    trusted = found.st_uid in (0, os.getuid(), NOBODY) or found.st_uid < LEAST_UID or path == USUAL_SOCKET
+    trusted = found.st_uid in (0, os.getuid(), NOBODY) or found.st_uid < LEAST_UID or path == SYSTEM_SOCKET
     if not trusted:
         raise SchedulerError(
             f"this is no scheduler of the machine: it belongs to user {name_of(found.st_uid)}", where=path

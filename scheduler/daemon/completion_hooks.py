@@ -52,7 +52,7 @@ def wanted_of(changed: Iterable[Job]) -> list[int]:
 
 
 def no_warning(job: Job, text: str) -> None:
-    """Ignore a warning. It stands for the function that `CompletionHooks` or an agent sets later."""
+    """Do nothing: the default until `CompletionHooks` or an agent sets a function that records warnings."""
 
 
 class Actions(Protocol):

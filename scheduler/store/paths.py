@@ -13,6 +13,7 @@ from scheduler.core.errors import SchedulerError
 from scheduler.system.atomic_files import sync_folder
 
 DEFAULT_STEM = "gpu_scheduler_state"
+SYSTEM_SOCKET = "/run/gpujob/gpujob.sock"  # of the scheduler of all users
 
 
 def digest(data: bytes, size: int) -> str:

@@ -150,6 +150,17 @@ class Bench:
         self.facts.clear()
         return job, process, channel
 
+    def leftovers(self) -> tuple[Job, Process]:
+        """Return a job that the agent says has ended, and its live process, which the scheduler then watches."""
+        job, process, channel = self.running()
+        self.say(channel, "ended", job=7, attempt=1, exit_code=0, signal=None, at=time.time())
+        wait_for(self.look, "the end")
+        (end,) = self.facts
+        assert isinstance(end, Ended) and end.leftovers == (process,)
+        self.facts.clear()
+        self.runner.watch_leftovers("7.1", 7, 1, end.leftovers)
+        return job, process
+
     @staticmethod
     def say(channel: Channel, kind: str, **value: Any) -> None:
         channel.send({"say": kind, "value": value})
@@ -442,13 +453,7 @@ def test_leftovers_that_are_gone_do_not_keep_the_gpus_if_the_agent_says_nothing(
 ) -> None:
     """After a hard stop, the scheduler believes what it sees itself."""
     monkeypatch.setattr(users_runner, "HARD_S", 0.02)
-    job, _, channel = bench.running()
-    bench.say(channel, "ended", job=7, attempt=1, exit_code=0, signal=None, at=time.time())
-    wait_for(bench.look, "the end")
-    (end,) = bench.facts
-    assert isinstance(end, Ended)
-    bench.facts.clear()
-    bench.runner.watch_leftovers("7.1", 7, 1, end.leftovers)
+    job, _ = bench.leftovers()
     bench.runner.stop([(job, True)])
     assert bench.asked()["do"] == "signal"
     bench.kill()
@@ -512,12 +517,7 @@ def test_the_launcher_kills_leftovers_that_an_agent_does_not_kill(
 ) -> None:
     """An agent may say that a job has ended whose process lives, and then ignore the request to kill it."""
     monkeypatch.setattr(users_runner, "HARD_S", 0.05)
-    job, process, channel = bench.running()
-    bench.say(channel, "ended", job=7, attempt=1, exit_code=0, signal=None, at=time.time())
-    wait_for(bench.look, "the end")
-    (end,) = bench.facts
-    assert isinstance(end, Ended)
-    bench.runner.watch_leftovers("7.1", 7, 1, end.leftovers)
+    job, process = bench.leftovers()
     bench.runner.stop([(job, True)])
     request = bench.asked()
     assert (request["do"], request["pid"], request["number"]) == ("signal", process.pid, 9)
