@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ def multiply(s: Scheduler, number: int) -> None:
     """Copy job 1, which has ended, until there are ``number`` jobs.
 
     Each copy gets what a real run leaves: the rows of the job and of its events, an attempt record, and a row of
-    `line_counts` for the job's line in the jobs file.
+    `line_counts` for the job's line in the jobs file. All copies end before job 1, those with low ids first.
     """
     house = s.folder / ".gpujob"
     db = sqlite3.connect(house / "store.db", isolation_level=None)
@@ -23,7 +24,8 @@ def multiply(s: Scheduler, number: int) -> None:
     db.execute("BEGIN")
     numbers = f"WITH RECURSIVE c(k) AS (SELECT 2 UNION ALL SELECT k+1 FROM c WHERE k<{number})"
     own = {"id": "k", "identity": "printf('%032x', k * 2654435761)", "blocking": "printf('%032x', k * 2654435761)"}
-    own |= {name: f"{name}+k*0.001" for name in ("submitted_at", "started_at", "finished_at")}
+    earlier = f"(k-{number + 1})*0.001"
+    own |= {name: f"{name}+{earlier}" for name in ("submitted_at", "started_at", "finished_at")}
     own |= {name: f"replace({name}, 'template', 'k' || k)" for name in ("spec", "argv")}
     own["log"] = "replace(log, 'job_1_', 'job_' || k || '_')"
     names = [row[1] for row in db.execute("PRAGMA table_info(jobs)")]
@@ -32,7 +34,7 @@ def multiply(s: Scheduler, number: int) -> None:
         " FROM c, jobs WHERE id=1"
     )
     db.execute(
-        f"{numbers} INSERT INTO events SELECT k, e.n, e.at+k*0.001, e.kind, e.detail FROM c, events e WHERE e.job=1"
+        f"{numbers} INSERT INTO events SELECT k, e.n, e.at+{earlier}, e.kind, e.detail FROM c, events e WHERE e.job=1"
     )
     db.execute(
         f"{numbers} INSERT INTO line_counts (path, identity, n) SELECT path, {own['identity']}, 1 FROM c, line_counts"
@@ -43,6 +45,7 @@ def multiply(s: Scheduler, number: int) -> None:
     for job in range(2, number + 1):
         (house / "attempts" / f"{job}.1").write_bytes(record)
     (house / "high").write_text(f"{number:020d}\n")
+    os.sync()  # else the first sync of the scheduler writes the files of a million jobs, 4 GB
 
 
 @pytest.mark.long
