@@ -428,6 +428,8 @@ def test_h18_the_scheduler_works_with_odd_or_missing_variables(scheduler, name):
         if value is not None:
             s.environ[variable] = value
     s.environ.pop("PYTHONPATH", None)
+    alone = "share_bookings: false\n"  # else a scheduler of this machine may have booked GPU 0
+    (s.folder / "config.yaml").write_text(alone)
     tool = s.folder / "tool.sh"
     tool.write_text("#!/bin/sh\necho ran; exit 7\n")
     tool.chmod(0o755)
