@@ -303,7 +303,7 @@ def check_sound(places: Places, *, pages: str = "", records: bool = False, still
             if version == 0 and (evidence := integrity.evidence(places)):
                 raise Damaged(f"cannot use the store: it is empty, but {evidence}", where=places.store)
             if pages:
-                _read_through(places.store)
+                _load_into_cache(places.store)
                 problem = " ".join(str(connection.execute(f"PRAGMA {pages}(1)").fetchone()[0]).split())
                 if problem != "ok":
                     problem = problem.replace("*** in database main *** ", "")
@@ -316,16 +316,13 @@ def check_sound(places: Places, *, pages: str = "", records: bool = False, still
         raise trouble(error, places.store) from error
 
 
-def _read_through(path: str) -> None:
-    """Read a file from begin to end, so that it is in the page cache.
+def _load_into_cache(path: str) -> None:
+    """Load a file into the page cache: from its begin to its end, which a disk reads much faster than pages in no order.
 
-    The check of the pages reads them in no order. For a store of 1.2 GB that was not in the cache, it took 13 s; with this, 4 s.
+    A file that cannot be read is not an error here, because SQLite reports it.
     """
     piece = bytearray(1 << 20)
-    with (
-        contextlib.suppress(OSError),
-        open(path, "rb", buffering=0) as stream,
-    ):  # SQLite reports a file that cannot be read
+    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as stream:
         while stream.readinto(piece):
             continue
 

@@ -153,11 +153,8 @@ class Scheduler:
 
     # -- the daemon -----------------------------------------------------------------------------------
 
-    def start(self, *words: str, ready: bool = True, limit: float = PATIENCE_S, **environ: str) -> Scheduler:
-        """Start the daemon; with ``ready``, wait until it prints that it has started, at most ``limit`` seconds.
-
-        ``words``: further options.
-        """
+    def start(self, *words: str, ready: bool = True, **environ: str) -> Scheduler:
+        """Start the daemon; with ``ready``, wait until it prints that it has started. ``words``: further options."""
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in self.settings.items()]
         flags += [] if self.gpus is None else [f"--gpus={self.gpus}"]
         before = self.said().count("scheduler started")
@@ -177,9 +174,7 @@ class Scheduler:
                 )
         if ready:
             wait_for(
-                lambda: self.said().count("scheduler started") > before or self.process.poll() is not None,
-                "start",
-                limit,
+                lambda: self.said().count("scheduler started") > before or self.process.poll() is not None, "start"
             )
             assert self.process.poll() is None, self.said()
             self.in_office()
