@@ -10,9 +10,11 @@ import contextlib
 import errno
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from scheduler.core.job import Job, Process
+from scheduler.core.failure_patterns import HOST_MEMORY
+from scheduler.core.job import Failure, Job, Process
+from scheduler.core.observations import Ended, Lost
 from scheduler.core.units import mib_text
 from scheduler.system.processes import lives, seen
 
@@ -160,6 +162,18 @@ class JobCgroups:
         except (OSError, ValueError):
             return False
         return int(events.get("oom_kill", 0)) > 0
+
+    def ended(self, key: str, end: Ended | Lost) -> Ended | Lost:
+        """Return the end of an attempt with the processes that its cgroup still has, and with an end by the kernel.
+
+        The cgroup is removed when it is empty.
+        """
+        end = replace(end, leftovers=tuple(dict.fromkeys((*end.leftovers, *self.processes(key)))))
+        if isinstance(end, Ended) and end.exit_code != 0 and self.killed_for_memory(key):
+            hint = "the kernel ended it because memory ran out: its own limit (mem=), or the memory of the machine"
+            end = replace(end, failure=Failure(HOST_MEMORY, "", hint))
+        self.remove(key)
+        return end
 
     def remove(self, key: str) -> None:
         """Remove the cgroup of an attempt that has ended; if it still has processes, `step` tries again."""

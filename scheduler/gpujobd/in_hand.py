@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from scheduler.core.backoff import Backoff
-from scheduler.core.job import Job, Process
+from scheduler.core.job import Job, JobState, Process
 from scheduler.core.observations import Ended, Lost, Missing, NeverRan, Started, Unclaimed
 from scheduler.daemon.parts import NEVER
 from scheduler.gpujobd.agent_channel import Channel
@@ -91,6 +91,24 @@ class UserState:
             or self.acting
             or self.files
         )
+
+
+def begun(hand: InHand, observation: Started) -> Started | None:
+    """Note the start of an attempt. Return it with the process that is recorded; None if it was said before.
+
+    Raises ValueError if no process of the user is known.
+    """
+    if hand.started is not None:
+        return None
+    if hand.job.process is not None:
+        observation = replace(observation, process=hand.job.process)
+    elif observation.process is None:
+        raise ValueError("a start without a process of the user")
+    hand.job.process, hand.started = observation.process, observation
+    if hand.job.state is JobState.STARTING:
+        hand.job.state = JobState.RUNNING  # a later agent has to adopt it as a job that runs
+    hand.begun = max(hand.begun, observation.at)
+    return observation
 
 
 def checked_end(hand: InHand, observation: Reported) -> Reported:

@@ -1,14 +1,12 @@
 """The runner of the scheduler of all users: passes each attempt to the agent of its user.
 
 See `core/protocols.py: Runner`. The agents run the attempts with the runners of a scheduler of one user, so this file
-only keeps track of who has which attempt. An agent that ends is started again while its user has attempts in hand, and
-adopts them.
+only keeps track of who has which attempt. An agent that ends is started again (`agents.py`) while its user has attempts
+in hand, and adopts them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import select
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -16,18 +14,17 @@ from dataclasses import replace
 from typing import Any
 
 from scheduler.core.config import Config
-from scheduler.core.failure_patterns import HOST_MEMORY
-from scheduler.core.job import Failure, Job, JobState, Process
+from scheduler.core.job import Job, Process
 from scheduler.core.launch import Launch
 from scheduler.core.observations import Ended, Gone, Lost, Missing, NeverRan, Observation, Started, Unclaimed
 from scheduler.daemon.completion_hooks import no_warning
 from scheduler.daemon.parts import NEVER
 from scheduler.environments.resolve import stored_environment
-from scheduler.gpujobd.agent_channel import Channel, Closed
-from scheduler.gpujobd.agent_messages import INVALID, attempt_of, is_known, observation_of, of_user, without_surrogates
+from scheduler.gpujobd.agent_messages import attempt_of, observation_of, of_user
+from scheduler.gpujobd.agents import Agents
 from scheduler.gpujobd.cgroups import JobCgroups
-from scheduler.gpujobd.in_hand import InHand, Leftovers, Reported, UserState, checked_end
-from scheduler.gpujobd.launcher_link import AgentStarted, LauncherGone, LauncherLink
+from scheduler.gpujobd.in_hand import InHand, Leftovers, Reported, UserState, begun, checked_end
+from scheduler.gpujobd.launcher_link import LauncherLink
 from scheduler.gpujobd.user_files import RemoteFollower
 from scheduler.system.processes import lives, members
 from scheduler.system.typed_json import plain, typed
@@ -42,9 +39,6 @@ SETTLED_S = 10.0  # after this time, the scheduler has recorded what an agent sa
 LOST_DELAY_S = 5.0  # between two looks at the processes of a user who has no agent
 HARD_S = 10.0  # after this time, the launcher also kills a process that the agent was to kill
 START_S = 60.0  # besides the limit of an activation: an agent that has not started a job by then is replaced
-MOST_PACKETS = 16  # of an agent in one look: an agent must not keep the scheduler from others
-SILENT_S = 30.0  # an agent that says nothing for this time is asked whether it lives, and then has as long to answer
-LONGEST_MESSAGE, MOST_PARTS = 16 << 20, 1_000_000  # bytes, arrays and objects of a message of an agent
 
 
 class UsersRunner:
@@ -66,16 +60,13 @@ class UsersRunner:
         cgroups: JobCgroups | None = None,
     ) -> None:
         self.name = "screen" if config().screen else "direct"
-        self.launcher_gone = False
         self.warn: Callable[[Job, str], None] = no_warning
         self._end, self._changed, self._owner, self._cgroups = end, changed, owner, cgroups
-        self._link, self._config, self._mark, self._found_again = link, config, mark, found_again
+        self._config, self._mark, self._found_again = config, mark, found_again
+        self._agents = Agents(link, self)
         self._users: dict[int, UserState] = {}
         self._facts: list[Observation] = []
         self._sent_config: Config | None = None
-        self._epoll = select.epoll()
-        self._epoll.register(link, select.EPOLLIN)
-        self._channels: dict[int, UserState] = {}  # by descriptor
 
     # -- starting and adopting ----------------------------------------------------------------------------
 
@@ -136,14 +127,14 @@ class UsersRunner:
             user = self._users.setdefault(uid, UserState(uid))
         user.leftovers[key] = Leftovers(job, attempt, tuple(processes))
         if user.ready:
-            self._send(user, _leftovers(key, user.leftovers[key]))
+            self._agents.send(user, _leftovers(key, user.leftovers[key]))
         else:
             self._pass_on(user)
 
     def _pass_on(self, user: UserState) -> None:
         """Send what the agent of a user does not know yet; ask for an agent if there is none."""
         if user.channel is None:
-            self._ask_for_agent(user)
+            self._agents.ask(user)
             return
         if not user.ready:
             return
@@ -155,7 +146,7 @@ class UsersRunner:
             if user.channel is None:
                 return
             if hand.ordinals is None:
-                self._send(user, {"do": "adopt", "job": plain(hand.job)})
+                self._agents.send(user, {"do": "adopt", "job": plain(hand.job)})
                 continue
             env_file = hand.job.spec.env_file
             environment = stored_environment(env_file) if env_file else None
@@ -166,7 +157,7 @@ class UsersRunner:
                 continue
             hand.job.spec = replace(hand.job.spec, env_file="")
             ordinals, hand.ordinals = hand.ordinals, None  # the next agent adopts it, and does not start it again
-            self._send(
+            self._agents.send(
                 user, {"do": "start", "job": plain(hand.job), "environment": environment, "ordinals": plain(ordinals)}
             )
         while user.actions and user.channel is not None:
@@ -177,48 +168,12 @@ class UsersRunner:
                 self.warn(job, f"{what} was not run: its environment cannot be read")
                 continue
             user.acting[job.id, what] = job
-            self._send(user, {"do": "act", "job": plain(job), "what": what, "environment": environment})
+            self._agents.send(user, {"do": "act", "job": plain(job), "what": what, "environment": environment})
         if user.stops and user.channel is not None:
             stops, user.stops = user.stops, []
-            self._send(user, {"do": "stop", "jobs": [[plain(job), hard] for job, hard in stops]})
-
-    def _send(self, user: UserState, message: dict[str, Any]) -> None:
-        if user.channel is not None:
-            try:
-                user.channel.send(message)
-            except Closed:
-                self._drop_agent(user)
-                return
-            self._watch(user)
-
-    def _watch(self, user: UserState) -> None:
-        if user.channel is not None:
-            wanted = select.EPOLLIN | (select.EPOLLOUT if user.channel.waits else 0)
-            self._epoll.modify(user.channel.fileno(), wanted)
+            self._agents.send(user, {"do": "stop", "jobs": [[plain(job), hard] for job, hard in stops]})
 
     # -- agents -------------------------------------------------------------------------------------------
-
-    def _ask_for_agent(self, user: UserState) -> None:
-        if user.asked or self.launcher_gone or time.monotonic() < user.due:
-            return
-        user.asked = True
-        try:
-            self._link.start_agent(user.uid, lambda answer: self._agent_answered(user, answer))
-        except LauncherGone:
-            self._launcher_ended()
-
-    def _agent_answered(self, user: UserState, answer: AgentStarted | str) -> None:
-        user.asked = False
-        user.due = time.monotonic() + user.wait.next()
-        if isinstance(answer, str):
-            self._refused(user, answer)
-            return
-        user.channel, user.ready, user.idle_since = Channel(answer.connection, LONGEST_MESSAGE, MOST_PARTS), False, None
-        user.heard, user.pinged = time.monotonic(), 0.0
-        user.ready_due = user.heard + START_S
-        self._epoll.register(user.channel, select.EPOLLIN)
-        self._channels[user.channel.fileno()] = user
-        self._send(user, self._settings())
 
     def _agent_is_ready(self, user: UserState) -> None:
         """Send the agent all that it has to do. It has begun its work, so it may have carried out what it was sent."""
@@ -229,15 +184,20 @@ class UsersRunner:
                 user.stops.append((hand.job, hand.stop))  # the agent before may not have carried it out
         self._pass_on(user)
         for key, left in user.leftovers.items():
-            self._send(user, _leftovers(key, left))
+            self._agents.send(user, _leftovers(key, left))
         for file in user.files.values():
-            self._send(user, file.begin())
+            self._agents.send(user, file.begin())
 
-    def _settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
+        """Return the message with which each agent begins."""
         config = replace(self._config(), state_file=self._mark, screen=self.name == "screen")
         return {"do": "settings", "config": plain(config), "cgroups": self._cgroups is not None}
 
-    def _refused(self, user: UserState, why: str) -> None:
+    def activation_limit_s(self) -> float:
+        """Return how long an agent may be silent while it activates an environment."""
+        return self._config().activation_limit
+
+    def refused(self, user: UserState, why: str) -> None:
         """Note why a user has no agent."""
         user.refused_since = user.refused_since if user.refusal else time.monotonic()
         user.refusal = why
@@ -249,8 +209,7 @@ class UsersRunner:
         now = time.time()
         for job, hard in user.stops:
             if job.process is not None:
-                with contextlib.suppress(LauncherGone):
-                    self._link.signal(user.uid, job.process, signal.SIGKILL if hard else signal.SIGTERM)
+                self._agents.signal(user, job.process, signal.SIGKILL if hard else signal.SIGTERM)
             if hard and job.attempt_key in user.leftovers:
                 user.leftovers[job.attempt_key].hard_due = time.monotonic()
         user.stops.clear()
@@ -286,19 +245,8 @@ class UsersRunner:
         user.missing.clear()
         user.appeared.clear()
 
-    def _drop_agent(self, user: UserState) -> None:
-        if user.channel is None:
-            return
-        for _ in range(2):  # the first read reports that the agent has ended without reading all (ECONNRESET)
-            with contextlib.suppress(Closed, *INVALID):
-                for message in user.channel.receive():
-                    if isinstance(message, dict) and message.get("say") == "cannot":
-                        self._handle(user, without_surrogates(message))
-        del self._channels[user.channel.fileno()]
-        self._epoll.unregister(user.channel)
-        user.channel.close()
-        user.channel, user.trouble = None, ""
-        began, user.ready = user.ready, False
+    def dropped(self, user: UserState, began: bool) -> None:
+        """Note what the next agent of a user has to be told, and ask for it. ``began``: whether the last one began its work."""
         for (_, what), job in user.acting.items():
             self.warn(job, f"the agent of the user was killed at the end of the job: it is unknown whether {what} ran")
         user.acting.clear()
@@ -306,21 +254,18 @@ class UsersRunner:
         if began:
             self._count_unanswered(user)
         else:
-            self._refused(user, "it ends, or hangs, before it begins its work; see journalctl -u gpujobd")
+            self.refused(user, "it ends, or hangs, before it begins its work; see journalctl -u gpujobd")
         for number, since in user.missing.items():  # the next agent does not know them
             user.appeared[number] = since + FOUND_S
         user.missing.clear()
         if user.busy:
-            self._ask_for_agent(user)
+            self._agents.ask(user)
 
     # -- looking ------------------------------------------------------------------------------------------
 
     def look(self) -> list[Observation]:
         """Return all observations since the last call."""
-        for fd, _ in self._epoll.poll(0):
-            if fd in self._channels:
-                self._hear(self._channels[fd])
-        self._look_at_launcher()
+        self._agents.look()
         self._use_settings()
         now = time.monotonic()
         if self._cgroups is not None:
@@ -330,42 +275,31 @@ class UsersRunner:
         found, self._facts = self._facts, []
         return found
 
-    def _look_at_launcher(self) -> None:
-        if self.launcher_gone:
-            return
-        try:
-            self._link.look()
-            self._link.flush()
-        except LauncherGone:
-            self._launcher_ended()
-
-    def _launcher_ended(self) -> None:
-        if not self.launcher_gone:
-            self.launcher_gone = True
-            self._epoll.unregister(self._link)
-            self._end()
+    def launcher_ended(self) -> None:
+        """End the scheduler: without the launcher, no agent starts."""
+        self._end()
 
     def _use_settings(self) -> None:
         config = self._config()
         if config is not self._sent_config:
             self._sent_config = config
-            for user in list(self._channels.values()):
-                self._send(user, self._settings())
+            self._agents.send_settings()
 
     def _look_at(self, user: UserState, now: float) -> None:
         if user.channel is None:
             if user.busy:
                 if user.refusal and now >= user.look_due:
                     self._without_agent(user)
-                self._ask_for_agent(user)
+                self._agents.ask(user)
             elif not user.asked:
                 del self._users[user.uid]
             return
         if user.busy:
             if user.idle_since is not None:  # it had nothing to say until now
                 user.idle_since, user.heard = None, now
-            user.wait.reset() if now >= user.due else None
-            self._check_alive(user, now)
+            if now >= user.due:
+                user.wait.reset()
+            self._agents.check_alive(user, now)
             self._check_hands(user, now)
             for number in [number for number, due in user.appeared.items() if now >= due]:
                 del user.appeared[number]
@@ -373,7 +307,7 @@ class UsersRunner:
         elif user.idle_since is None:
             user.idle_since = now
         elif now - user.idle_since >= IDLE_AGENT_S:
-            self._drop_agent(user)
+            self._agents.drop(user)
 
     def _check_hands(self, user: UserState, now: float) -> None:
         """Have the launcher kill what the agent has not killed; end an agent that does not say what became of an attempt."""
@@ -382,12 +316,12 @@ class UsersRunner:
             if hand.job.process is not None and now >= hand.hard_due:
                 hand.hard_due = now + HARD_S
                 late = not lives(hand.job.process)
-                self._kill(user, hand.job.process)
+                self._agents.signal(user, hand.job.process, signal.SIGKILL)
             if late:
-                self._drop_agent(user)
+                self._agents.drop(user)
                 return
         if any(self._kill_leftovers(user, key, left, now) for key, left in list(user.leftovers.items())):
-            self._drop_agent(user)
+            self._agents.drop(user)
 
     def _kill_leftovers(self, user: UserState, key: str, left: Leftovers, now: float) -> bool:
         """Have the launcher kill leftover processes that the agent has not killed. Return whether the agent is to be replaced.
@@ -399,7 +333,7 @@ class UsersRunner:
         left.hard_due = now + HARD_S
         alive = [process for process in left.processes if _may_live(process)]
         for process in alive:
-            self._kill(user, process)
+            self._agents.signal(user, process, signal.SIGKILL)
         begins = user.channel is not None and not user.ready
         if alive or begins or (self._cgroups is not None and self._cgroups.processes(key)):
             return False
@@ -408,12 +342,6 @@ class UsersRunner:
             del user.leftovers[key]
             self._facts.append(Gone(key))
         return user.channel is not None
-
-    def _kill(self, user: UserState, process: Process) -> None:
-        try:
-            self._link.signal(user.uid, process, signal.SIGKILL)
-        except LauncherGone:
-            self._launcher_ended()
 
     def _count_unanswered(self, user: UserState) -> None:
         """Note that an agent has ended without saying what became of the attempts that have no live process."""
@@ -433,117 +361,88 @@ class UsersRunner:
     def _start_due(self, hand: InHand) -> float:
         """Return when the agent must have said what became of an attempt (monotonic seconds)."""
         late = hand.sent and hand.job.process is None
-        return hand.sent_at + START_S + self._config().activation_limit if late else NEVER
+        return hand.sent_at + START_S + self.activation_limit_s() if late else NEVER
 
-    def _alive_due(self, user: UserState) -> float:
-        """Return when to ask an agent whether it lives, or when to end it because it has not answered (monotonic seconds).
-
-        An agent that activates an environment answers afterwards.
-        """
-        return user.pinged + SILENT_S + self._config().activation_limit if user.pinged else user.heard + SILENT_S
-
-    def _check_alive(self, user: UserState, now: float) -> None:
-        """Ask an agent whether it lives if it says nothing; end it if it does not answer: the next one adopts its jobs."""
-        if not user.ready and now >= user.ready_due:
-            self._drop_agent(user)
-            return
-        if now < self._alive_due(user):
-            return
-        if not user.pinged:
-            user.pinged = now
-            self._send(user, {"do": "ping"})
-            return
-        self._drop_agent(user)  # before it starts another agent, the launcher kills this one
-
-    def _hear(self, user: UserState) -> None:
-        if user.channel is None:
-            return
-        try:
-            user.channel.flush()
-            messages = user.channel.receive(MOST_PACKETS)
-            self._watch(user)
-            if messages:
-                user.heard, user.pinged = time.monotonic(), 0.0
-            channel = user.channel
-            for message in messages:
-                if user.channel is not channel:
-                    return  # it was dropped
-                self._handle(user, without_surrogates(message) if is_known(message) else None)
-        except (Closed, *INVALID):  # it has ended, or says what an agent never says: the next agent adopts its jobs
-            self._drop_agent(user)
-
-    def _handle(self, user: UserState, message: Any) -> None:
+    def hear(self, user: UserState, message: Any) -> None:
         """Handle a message of an agent. Raises ValueError, RecursionError if it is not valid, OSError if /proc cannot be read."""
         about = attempt_of(message)
         if about is not None and about not in user.hands:
             return  # it is settled already, or another user's
         observation = observation_of(message, user.uid, time.time())
         if observation is None:
-            kind = message.get("say")
-            if kind == "file":
-                file = user.files.get(str(message.get("path")))
-                if file is not None:
-                    file.hear(message)
-                    self._changed(file.path)
-            elif kind == "trouble":
-                user.trouble = str(message.get("text"))[:500]
-            elif kind == "cannot":
-                user.cannot = str(message.get("text"))[:500]
-            elif kind == "ready" and not user.ready:
-                self._agent_is_ready(user)
-            elif kind in ("warning", "acted"):
-                self._hear_of_action(user, kind, (typed(message.get("job"), int), str(message.get("what"))), message)
-            elif kind == "found" and (since := user.missing.pop(typed(message.get("job"), int), None)) is not None:
-                user.appeared[message["job"]] = since + FOUND_S
+            self._hear_of_agent(user, message)
+        elif isinstance(observation, Gone):
+            self._hear_of_leftovers(user, observation)
+        else:
+            assert isinstance(observation, (Started, Ended, NeverRan, Unclaimed, Lost, Missing))
+            hand = user.hands.get(f"{observation.job}.{observation.attempt}")
+            if hand is not None:
+                self._hear_of_attempt(user, hand, observation)
+
+    def _hear_of_agent(self, user: UserState, message: Any) -> None:
+        """Handle a message about the agent itself, a jobs file, a missing file or an action."""
+        kind = message.get("say")
+        if kind == "file":
+            file = user.files.get(str(message.get("path")))
+            if file is not None:
+                file.hear(message)
+                self._changed(file.path)
+        elif kind == "trouble":
+            user.trouble = str(message.get("text"))[:500]
+        elif kind == "cannot":
+            user.cannot = str(message.get("text"))[:500]
+        elif kind == "ready" and not user.ready:
+            self._agent_is_ready(user)
+        elif kind in ("warning", "acted"):
+            self._hear_of_action(user, kind, (typed(message.get("job"), int), str(message.get("what"))), message)
+        elif kind == "found" and (since := user.missing.pop(typed(message.get("job"), int), None)) is not None:
+            user.appeared[message["job"]] = since + FOUND_S
+
+    def _hear_of_leftovers(self, user: UserState, observation: Gone) -> None:
+        """Handle that leftover processes are said to be gone."""
+        left = user.leftovers.get(observation.key)
+        if left is None:
             return
-        if isinstance(observation, Gone):
-            if observation.key in user.leftovers:
-                if any(map(lives, user.leftovers[observation.key].processes)):
-                    raise ValueError("a process that is said to be gone lives")
-                others = self._cgroups.processes(observation.key) if self._cgroups is not None else ()
-                if others:  # they hide from the agent
-                    user.leftovers[observation.key].processes = others
-                    self._send(user, _leftovers(observation.key, user.leftovers[observation.key]))
-                    return
-                del user.leftovers[observation.key]
-                self._facts.append(observation)
+        if any(map(lives, left.processes)):
+            raise ValueError("a process that is said to be gone lives")
+        hidden = self._cgroups.processes(observation.key) if self._cgroups is not None else ()
+        if hidden:  # they have left the session and the environment of the job, where the agent looks
+            left.processes = hidden
+            self._agents.send(user, _leftovers(observation.key, left))
             return
-        assert isinstance(observation, (Started, Ended, NeverRan, Unclaimed, Lost, Missing))
-        key = f"{observation.job}.{observation.attempt}"
-        hand = user.hands.get(key)
-        if hand is None:
-            return
+        del user.leftovers[observation.key]
+        self._facts.append(observation)
+
+    def _hear_of_attempt(self, user: UserState, hand: InHand, observation: Started | Reported) -> None:
+        """Handle what an agent says of an attempt in hand, as far as it can be true."""
+        key = hand.job.attempt_key
         if isinstance(observation, (NeverRan, Unclaimed, Missing)) and hand.job.process is not None:
             if lives(hand.job.process):
                 raise ValueError("an attempt that has begun is said to have never begun")
             why = "it has ended, and the record of the attempt is gone"  # its user can delete the record
             observation = Lost(observation.job, observation.attempt, why, time.time())
         if isinstance(observation, Started):
-            if hand.started is not None:
-                return  # it was said before
-            if hand.job.process is not None:
-                observation = replace(observation, process=hand.job.process)  # as the scheduler has recorded it
-            elif observation.process is None:
-                raise ValueError("a start without a process of the user")
-            hand.job.process, hand.started = observation.process, observation
+            started = begun(hand, observation)
+            if started is None:
+                return
             user.unclaimed.pop(observation.job, None)
-            if hand.job.state is JobState.STARTING:
-                hand.job.state = JobState.RUNNING  # a later agent has to adopt it as a job that runs
-            hand.begun = max(hand.begun, observation.at)
-            if self._cgroups is not None and observation.process is not None:
-                problem = self._cgroups.enter(hand.job, observation.process)
+            if self._cgroups is not None and started.process is not None:
+                problem = self._cgroups.enter(hand.job, started.process)
                 if problem:
                     self.warn(hand.job, problem)
-        else:
-            if isinstance(observation, Unclaimed):
-                user.unclaimed[observation.job] += 1
-                if user.unclaimed[observation.job] >= MOST_UNCLAIMED:
-                    why = f"the agent of the user has not started it {MOST_UNCLAIMED} times"
-                    observation = NeverRan(observation.job, observation.attempt, why, False, time.time())
-            observation = self._with_cgroup(key, checked_end(hand, observation))
-            del user.hands[key]
-            if isinstance(observation, Missing):
-                user.missing[observation.job] = time.monotonic()
+            self._facts.append(started)
+            return
+        if isinstance(observation, Unclaimed):
+            user.unclaimed[observation.job] += 1
+            if user.unclaimed[observation.job] >= MOST_UNCLAIMED:
+                why = f"the agent of the user has not started it {MOST_UNCLAIMED} times"
+                observation = NeverRan(observation.job, observation.attempt, why, False, time.time())
+        observation = self._with_cgroup(
+            key, checked_end(hand, observation)
+        )  # before it is settled: /proc may be unreadable
+        del user.hands[key]
+        if isinstance(observation, Missing):
+            user.missing[observation.job] = time.monotonic()
         self._facts.append(observation)
 
     def _hear_of_action(self, user: UserState, kind: str, which: tuple[int, str], message: dict[str, Any]) -> None:
@@ -556,17 +455,10 @@ class UsersRunner:
             self.warn(job, str(message.get("text"))[:500])
 
     def _with_cgroup(self, key: str, observation: Reported) -> Reported:
-        """Return how an attempt ended, with the processes that its cgroup still has, and with the end by the kernel."""
-        cgroups = self._cgroups
-        if cgroups is None or not isinstance(observation, (Ended, Lost)):
+        """Return how an attempt ended, with what its cgroup says of it."""
+        if self._cgroups is None or not isinstance(observation, (Ended, Lost)):
             return observation
-        left = dict.fromkeys((*observation.leftovers, *cgroups.processes(key)))
-        observation = replace(observation, leftovers=tuple(left))
-        if isinstance(observation, Ended) and observation.exit_code != 0 and cgroups.killed_for_memory(key):
-            hint = "the kernel ended it because memory ran out: its own limit (mem=), or the memory of the machine"
-            observation = replace(observation, failure=Failure(HOST_MEMORY, "", hint))
-        cgroups.remove(key)
-        return observation
+        return self._cgroups.ended(key, observation)
 
     def forget_others(self, parked: Mapping[int, str]) -> None:
         """Have the agents stop looking for the files of jobs that do not wait for them. ``parked``: job → reason code."""
@@ -576,7 +468,7 @@ class UsersRunner:
                 n for n, since in user.missing.items() if now - since > SETTLED_S and parked.get(n) != "missing"
             ]:
                 del user.missing[number]
-                self._send(user, {"do": "forget", "job": number})
+                self._agents.send(user, {"do": "forget", "job": number})
 
     # -- jobs files (`user_files.FileAgents`) ---------------------------------------------------------------
 
@@ -585,9 +477,9 @@ class UsersRunner:
         user = self._users.setdefault(uid, UserState(uid))
         user.files[path] = follower
         if user.ready:
-            self._send(user, follower.begin())
+            self._agents.send(user, follower.begin())
         elif user.channel is None:
-            self._ask_for_agent(user)
+            self._agents.ask(user)
 
     def forget_file(self, uid: int, path: str) -> None:
         """Have the agents of a user stop reading a file."""
@@ -597,7 +489,7 @@ class UsersRunner:
     def send_about_file(self, uid: int, message: dict[str, Any]) -> None:
         """Send a message about a file to the agent of a user, if there is one."""
         if uid in self._users and self._users[uid].ready:
-            self._send(self._users[uid], message)
+            self._agents.send(self._users[uid], message)
 
     # -- actions at the end of a job (`completion_hooks.Actions`) -------------------------------------------
 
@@ -624,7 +516,7 @@ class UsersRunner:
 
     def descriptors(self) -> list[int]:
         """Return the epoll descriptor of all connections."""
-        return [self._epoll.fileno()]
+        return [self._agents.descriptor()]
 
     def next_look(self) -> float | None:
         """Return when `look` must be called even if no descriptor is readable (monotonic seconds)."""
@@ -637,7 +529,7 @@ class UsersRunner:
             elif user.channel is not None and not user.busy:
                 due.append((user.idle_since or time.monotonic()) + IDLE_AGENT_S)
             elif user.channel is not None:
-                due += [self._alive_due(user), *user.appeared.values()]
+                due += [self._agents.alive_due(user), *user.appeared.values()]
                 due += [] if user.ready else [user.ready_due]
                 due += [left.hard_due for left in user.leftovers.values()]
                 for hand in user.hands.values():
@@ -650,7 +542,7 @@ class UsersRunner:
 
     def trouble(self) -> str:
         """Return why jobs of users cannot start: a line ``user ID: …`` for each user; empty if all jobs can start."""
-        if self.launcher_gone:
+        if self._agents.launcher_gone:
             return "the launcher of gpujobd has ended; start the service again: systemctl restart gpujobd"
         found = []
         for user in self._users.values():
@@ -661,11 +553,7 @@ class UsersRunner:
 
     def close(self) -> None:
         """Close all connections. The agents end, and the attempts continue."""
-        for user in self._users.values():
-            if user.channel is not None:
-                user.channel.close()
-        self._link.close()
-        self._epoll.close()
+        self._agents.close()
 
 
 def _may_live(process: Process) -> bool:
