@@ -102,8 +102,10 @@ def token() -> None:
         raise Refused("the scheduler of this machine has no web page", do="an administrator can turn it on: web: true")
     print(client.new_token())
     port = settings.get("web_port", (0,))[0]
-    away = f"from another machine: ssh -L {port}:127.0.0.1:{port} HOST"
-    print(f"gpujob: the page is at http://127.0.0.1:{port}/; {away}", file=sys.stderr)
+    where = f"at http://127.0.0.1:{port}/; from another machine: ssh -L {port}:127.0.0.1:{port} HOST"
+    if not port:
+        where = "at a free port (web_port: 0), which the log of the service names: journalctl -u gpujobd"
+    print(f"gpujob: the page is {where}", file=sys.stderr)
     raise typer.Exit(0)
 
 

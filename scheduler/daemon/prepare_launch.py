@@ -27,8 +27,9 @@ from scheduler.system.proc import boot_id
 
 _LETTERS = string.ascii_letters + string.digits
 ON_A_NODE = "on a cluster the output of a job goes to its log, written by its node: {} has no effect"
-NO_LIMIT = (
-    "mem= and cpus= do not limit this job: only the scheduler of all users sets such limits, where it may use cgroups"
+NO_LIMIT = "mem= and cpus= do not limit this job: only the scheduler of all users can set such limits (gpujob system)"
+NO_CGROUPS = (
+    "mem= and cpus= do not limit this job: the service has no cgroups here; it gets them from systemd (Delegate=yes)"
 )
 ITS_TERMINAL = "in a screen session the output of a job goes to its terminal and log: {} has no effect"
 
@@ -70,8 +71,9 @@ class LaunchPreparer:
             kind = job.runner_kind
             if not kind.packs_logs:
                 _say_streams(job)
-            if (job.spec.mem_mib or job.spec.cpus) and not self._context.limits_jobs and NO_LIMIT not in job.notes:
-                job.notes = (*job.notes, NO_LIMIT)
+            unlimited = NO_CGROUPS if self._context.shared else NO_LIMIT
+            if (job.spec.mem_mib or job.spec.cpus) and not self._context.limits_jobs and unlimited not in job.notes:
+                job.notes = (*job.notes, unlimited)
             job.log = _free_log(job, config.log_dir, stamp, taken, look=not self._context.shared)
             taken.add(job.log)
             job.boot = boot

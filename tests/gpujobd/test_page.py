@@ -35,7 +35,7 @@ class Page:
         found: list[str] = wait_for(lambda: re.findall(r"http://127\.0\.0\.1:(\d+)/", machine.log()), "the page", 60)
         self.base = f"http://127.0.0.1:{found[-1]}"
         done = machine.gpujob(who, "token")
-        assert done.code == 0, done
+        assert done.code == 0 and "at a free port (web_port: 0)" in done.err, done
         self.token = done.out.strip()
         wait_for(lambda: self.ask("/api/status")[0] == 200, "the token", 60)
 

@@ -177,6 +177,16 @@ def limited(machine: Machine) -> bool:
     return True
 
 
+def test_a_job_with_limits_is_told_if_there_are_no_cgroups(machine: Machine) -> None:
+    """Issue 25, 3: where cgroups are not delegated, it is said."""
+    number = machine.submit("ada", "--gpus", "0", "--mem", "64G", "--cpus", "8", "--", "true")
+    machine.ended(number)
+    notes = machine.job(number)["notes"]
+    assert notes == [
+        "mem= and cpus= do not limit this job: the service has no cgroups here; it gets them from systemd (Delegate=yes)"
+    ]
+
+
 def test_a_job_above_the_limit_of_its_user_is_refused(machine: Machine) -> None:
     """It could never start."""
     machine.configure(machine.config + 'limits: {"*": {gpus: 1}, "@lab": {gpus: 3}}\n')

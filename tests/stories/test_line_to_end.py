@@ -334,6 +334,16 @@ def test_free_gpus_are_reserved_for_a_two_gpu_job_that_was_overtaken_ten_times(s
     assert ends.index("wide") < ends.index("n10")
 
 
+def test_a_scheduler_of_one_user_says_that_it_limits_no_memory_and_no_cpus(scheduler):
+    s = scheduler(gpus=1)
+    s.append(s.line("a", more=";mem=64G;cpus=8"))
+    s.start()
+    s.wait_ended(1)
+    assert s.job(1)["notes"] == [
+        "mem= and cpus= do not limit this job: only the scheduler of all users can set such limits (gpujob system)"
+    ]
+
+
 def test_running_out_of_gpu_memory_raises_the_share(scheduler):
     """A job that ran out of GPU memory is tried again with a larger share, `oom_retries` times at most."""
     s = scheduler(gpus=1)
