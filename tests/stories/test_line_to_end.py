@@ -467,6 +467,15 @@ def test_start_exits_with_4_without_gpus_and_with_2_for_bad_settings(scheduler):
     assert "chmod o-w" in s.cli("start", "--gpus", "1", code=1).stderr
 
 
+def _made(folder: Path) -> bool:
+    """Make a folder. Return whether its place was free."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
 def test_s2_3_s3_36_5000_waiting_jobs_need_no_open_file_and_survive_sigint_and_sigterm(scheduler):
     """S2.3, S3.36: 5,000 waiting jobs need no open file and survive SIGINT and SIGTERM unchanged.
 
@@ -495,7 +504,7 @@ def test_s2_3_s3_36_5000_waiting_jobs_need_no_open_file_and_survive_sigint_and_s
     for late, number, code in ((1, signal.SIGINT, 130), (2, signal.SIGTERM, 0)):
         # A folder in the place of its temporary file makes the state file out of date until the scheduler ends.
         obstacle = s.folder / f".{path.name}.new-{s.pid}"
-        obstacle.mkdir()
+        wait_for(lambda obstacle=obstacle: _made(obstacle), "no temporary file is there now")
         known = s.said().count("cannot write")
         s.append(s.line(f"late{late}", gpus="0"))
         wait_for(lambda known=known: s.said().count("cannot write") > known, "a state file that is out of date")
