@@ -1,7 +1,10 @@
 """Replays a trace on a virtual clock: ``python -m benchmarks.replay TRACE.csv --gpus 8 --jobs 2400 --load 0.7 --first 0``.
 
-The policies `fifo`, `short` and `hold` run the real queue, passes and ledger (`scheduler/core`); only the clock, the
-starts and the readings are simulated. `strict` and `seed` are baselines.
+All policies but the last two run the real queue, passes and ledger (`scheduler/core`) on a virtual clock; only the starts
+and the ends are simulated.
+
+fifo: the default settings. short: `order: short`. hold: `aging: 168`, with run times known for all jobs. greedy: as fifo,
+but nothing is reserved for a job that waits (`max_overtakes: 0`). strict: no job passes a more urgent one. seed: polling.
 """
 
 from __future__ import annotations
@@ -13,25 +16,31 @@ import math
 import random
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from benchmarks.figures import p99
 from benchmarks.trace import SERVER, TraceJob, makespan_bound, mean, mean_jct_bound, slice_of
 from scheduler.core.decide import decide
+from scheduler.core.decision_pass import Plan
 from scheduler.core.gpu import Gpu, ResourceRequest
-from scheduler.core.job import Job, JobSpec, Process
-from scheduler.core.observations import Arrived, Ended, Now, Observation, Started
+from scheduler.core.job import Job, JobSpec
+from scheduler.core.observations import Now, Observation
 from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import PlacementClass
 from scheduler.core.queue import Key, Order
-from scheduler.core.runtime_estimate import Estimates
+from scheduler.core.runtime_estimate import Estimates, Expected, RunKind
 from scheduler.core.scheduler_state import SchedulerState
+from scheduler.core.simulation import Simulation
+
+Fetch = Callable[[int], "Job | None"]
 
 T0, M0 = 1e9, 1e6  # wall and monotonic time of the first arrival
 POLLING_S, LONGEST_POLLING = 5.0, 10
+AGING_H = 168.0
 KNOWN, SPREAD = 0.6, 0.8  # part of the jobs with an expected run time, and its error: a factor of at most e^0.8
-POLICIES = ("fifo", "short", "hold", "strict", "seed")
+POLICIES = ("fifo", "short", "hold", "greedy", "strict", "seed")
+BASELINES = ("strict", "seed")
 
 
 @dataclass(slots=True)
@@ -92,19 +101,37 @@ def kind_of(job: TraceJob) -> PlacementClass:
 
 
 class KnownTimes(Estimates):
-    """Expected run times: given for some jobs, learned by the scheduler for the others."""
+    """Expected run times: given for a part of the jobs, learned by the scheduler for the others."""
 
-    def __init__(self, jobs: Iterable[TraceJob], seed: int) -> None:
+    def __init__(self, jobs: Iterable[TraceJob], seed: int, known: float) -> None:
         super().__init__()
         dice = random.Random(seed)
         self._given = {
-            job.number: job.duration * math.exp(dice.uniform(-SPREAD, SPREAD)) for job in jobs if dice.random() < KNOWN
+            str(job.number): job.duration * math.exp(dice.uniform(-SPREAD, SPREAD))
+            for job in jobs
+            if dice.random() < known
         }
 
-    def of(self, spec: JobSpec, need: ResourceRequest) -> float | None:
+    def kind_of(self, spec: JobSpec, need: ResourceRequest) -> RunKind:
+        """Return the run kind of a job, which has a group of its own if its run time is given."""
+        kind, number = super().kind_of(spec, need), spec.arguments[0]
+        return replace(kind, groups=(("given", number), *kind.groups)) if number in self._given else kind
+
+    def expected_of(self, kind: RunKind) -> Expected | None:
         """Return the given time of a job, else what is known of jobs with the same need."""
-        given = self._given.get(int(spec.arguments[0]))
-        return super().of(spec, need) if given is None else given
+        if kind.groups and kind.groups[0][0] == "given":
+            return Expected(self._given[kind.groups[0][1]], "given")
+        return super().expected_of(kind)
+
+
+def state_for(jobs: Iterable[TraceJob], gpus: int, policy: str, seed: int, fetch: Fetch) -> SchedulerState:
+    """Return the state of a scheduler without jobs, with the settings of a policy."""
+    state = SchedulerState(fleet_of(gpus), fetch)
+    order = Order("short" if policy in ("short", "hold") else "fifo", AGING_H if policy == "hold" else 0.0)
+    overtakes = 0 if policy == "greedy" else state.policy.max_overtakes
+    state.policy = replace(state.policy, order=order, max_overtakes=overtakes)
+    state.estimates = KnownTimes(jobs, seed, 1.0 if policy == "hold" else KNOWN)
+    return state
 
 
 def replay(jobs: list[TraceJob], gpus: int, policy: str, seed: int = 1) -> Outcome:
@@ -113,37 +140,27 @@ def replay(jobs: list[TraceJob], gpus: int, policy: str, seed: int = 1) -> Outco
     watch = Watch(gpus, outcome)
     made = {job.number: job for job in jobs}
     records: dict[int, Job] = {}
-    state = SchedulerState(fleet_of(gpus), records.get)
-    order = Order("short" if policy == "short" else "fifo", 168.0 if policy == "hold" else 0.0)
-    overtakes = state.policy.max_overtakes if policy == "hold" else 0
-    state.policy = replace(state.policy, order=order, max_overtakes=overtakes)
-    state.estimates = KnownTimes(jobs, seed)
-    events: list[tuple[float, int, int]] = [
-        (job.submitted, 1, job.number) for job in jobs
-    ]  # ends (0) before arrivals (1)
-    heapq.heapify(events)
-    told: list[Observation] = []
-    while events:
-        at = events[0][0]
-        while events and events[0][0] == at:
-            _, kind, number = heapq.heappop(events)
-            if kind:
-                job = records[number] = record_of(made[number])
-                estimate = state.estimates.of(job.spec, job.need) if order.rule == "short" else None
-                watch.arrive(made[number], order.key(job.priority, job.order, job.submitted_at, estimate))
-                told.append(Arrived(job))
-            else:
-                watch.end(made[number])
-                told.append(Ended(number, records[number].attempt, 0, None, T0 + at))
-        while told:
-            before = time.perf_counter()
-            plan = decide(state, told, Now(T0 + at, M0 + at, M0 + at))
-            outcome.decision_s.append(time.perf_counter() - before)
-            told = []
-            for job in plan.starts:
-                watch.start(made[job.id], job.gpus, at)
-                told.append(Started(job.id, job.attempt, Process(job.id, 1), T0 + at))
-                heapq.heappush(events, (at + made[job.id].duration, 0, job.id))
+    state = state_for(jobs, gpus, policy, seed, records.get)
+
+    def timed(state: SchedulerState, told: Iterable[Observation], now: Now) -> Plan:
+        before = time.perf_counter()
+        plan = decide(state, told, now)
+        outcome.decision_s.append(time.perf_counter() - before)
+        return plan
+
+    simulation = Simulation(state, Now(T0, M0), lambda job: made[job.id].duration, timed)
+    for job in jobs:
+        records[job.number] = record_of(job)
+        simulation.arrive(records[job.number], job.submitted)
+    order = state.policy.order
+    for one in simulation.run():
+        if one.what == "arrival":
+            estimate = state.estimates.of(one.job.spec, one.job.need) if order.rule == "short" else None
+            watch.arrive(made[one.job.id], order.key(one.job.priority, one.job.order, one.job.submitted_at, estimate))
+        elif one.what == "start":
+            watch.start(made[one.job.id], one.job.gpus, one.at)
+        else:
+            watch.end(made[one.job.id])
     return outcome
 
 
@@ -252,7 +269,7 @@ def figures_of(jobs: list[TraceJob], gpus: int, outcome: Outcome) -> dict[str, f
 
 def run(jobs: list[TraceJob], gpus: int, policy: str, seed: int = 1) -> dict[str, float]:
     """Replay jobs by a policy, and return the figures."""
-    outcome = baseline(jobs, gpus, policy) if policy in ("strict", "seed") else replay(jobs, gpus, policy, seed)
+    outcome = baseline(jobs, gpus, policy) if policy in BASELINES else replay(jobs, gpus, policy, seed)
     return figures_of(jobs, gpus, outcome)
 
 

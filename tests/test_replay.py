@@ -38,9 +38,11 @@ def test_no_policy_beats_the_bounds_and_each_job_runs(policy: str) -> None:
     assert figures["slowdown"] >= 1.0 and figures["max_wait"] >= figures["max_wait_wide"]
 
 
-@pytest.mark.parametrize("policy", ["fifo", "short", "strict"])
+@pytest.mark.parametrize("policy", ["greedy", "strict"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_no_start_passes_over_a_more_urgent_job_that_would_have_fitted(policy: str, seed: int) -> None:
+def test_without_reservations_no_start_passes_over_a_more_urgent_job_that_would_have_fitted(
+    policy: str, seed: int
+) -> None:
     assert run(some_jobs(300, seed), 8, policy)["passed_over_fit"] == 0.0
 
 

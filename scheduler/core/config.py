@@ -361,7 +361,7 @@ class Config:
         "fifo", _one_of("fifo", "short"), "order of jobs with equal priority: fifo, or short (short jobs before long ones)", "RULE", section="order"
     )
     max_overtakes: int = _option(
-        10, _whole(0), "after later jobs have overtaken a waiting job this often, GPUs are reserved for it; 0: never", "N", reload=True
+        10, _whole(0), "where run times are not known: after later jobs have overtaken a waiting job this often, GPUs are reserved for it; 0: nothing is ever reserved", "N", reload=True
     )
     aging: float = _option(
         0.0, _number, "hours of waiting that count as one priority level; 0: waiting does not count", "HOURS"

@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterable
 from dataclasses import replace
 
 from scheduler.core.admission import FRESH_S
+from scheduler.core.backfill import Backfill
 from scheduler.core.backoff import backoff_s
 from scheduler.core.counters import RETRY_COULD_NOT_START, RETRY_FAILED
 from scheduler.core.decision_pass import DecisionPass, Plan, Stop
@@ -426,6 +427,7 @@ class _Decision(DecisionPass):
     def _place_in_order(self, others: Turns | None) -> None:
         state = self.state
         passed_over: list[tuple[int, PlacementClass]] = []
+        backfill = Backfill(self)
         gpus_missed = False  # whether a job that needs GPUs did not fit
         users = state.users
         turns = state.queue.in_order() if users is None else state.queue.in_order(users.rank, across=users.across)
@@ -437,34 +439,60 @@ class _Decision(DecisionPass):
                 continue
             if others is not None and kind.need.total:
                 others.give_way()
-            gpus = state.fleet.find(kind)
-            if gpus and not kind.need.by_name and not state.fleet.admission.fresh(gpus, self.now):
-                self.plan.read_gpus(self.now.mono - FRESH_S)  # the job is placed after that reading
-                gpus = None
-            ahead = gpus is None and self._may_release_ahead(kind)
-            taken = gpus is not None or ahead
-            if gpus is not None or ahead:
-                job, place = self.find(job_id), state.queue.key_of(job_id)
-                state.queue.drop(job_id)
-                if job is not None and job.state is JobState.PENDING and self._start(job, gpus) and gpus is not None:
-                    if others is not None:
-                        others.placed(kind.need)
-                    if users is not None:
-                        users.charge(kind.user, kind.need)
-                    for other, waits_as in passed_over:
-                        if state.fleet.competes(waits_as, kind.need, gpus):
-                            state.queue.overtake(other, place if waits_as.user == kind.user else LAST)
-                            if state.queue.overtaken(other) == state.policy.max_overtakes:  # reached with this start
-                                state.fleet.reserve(other, waits_as)
+            gpus = self._fresh(kind, state.fleet.find(kind))
+            taken = gpus is not None or self._may_release_ahead(kind)
+            if taken:
+                self._start_in_turn(job_id, kind, gpus, passed_over, backfill, others)
             elif state.policy.max_overtakes:
                 if others is not None and kind.need.total and not gpus_missed:
                     if others.reserves(job_id, state.policy.max_overtakes):
                         state.fleet.reserve(job_id, kind)
                 gpus_missed = gpus_missed or bool(kind.need.total)
-                passed_over.append((job_id, kind))
-                if state.queue.overtaken(job_id) >= state.policy.max_overtakes:
-                    state.fleet.reserve(job_id, kind)
+                while len(self.plan.starts) < MOST_STARTS_A_TURN:
+                    lent = backfill.lent(kind)
+                    if lent is None or self._fresh(kind, lent[1]) is None:
+                        break
+                    self._start_in_turn(lent[0], kind, lent[1], passed_over, backfill, others)
+                if job_id in state.queue:  # it was not started on lent GPUs itself
+                    passed_over.append((job_id, kind))
+                    reserved = backfill.reserves(job_id, kind)
+                    overtaken = state.queue.overtaken(job_id) >= state.policy.max_overtakes
+                    if overtaken and not reserved and not backfill.known(kind):
+                        state.fleet.reserve(job_id, kind)
             offer = _answer(turns, taken)
+
+    def _fresh(self, kind: PlacementClass, gpus: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        """Return ``gpus``; None if they have to be read before a job of ``kind`` is placed there."""
+        if gpus and not kind.need.by_name and not self.state.fleet.admission.fresh(gpus, self.now):
+            self.plan.read_gpus(self.now.mono - FRESH_S)  # the job is placed after that reading
+            return None
+        return gpus
+
+    def _start_in_turn(
+        self,
+        job_id: int,
+        kind: PlacementClass,
+        gpus: tuple[int, ...] | None,
+        passed_over: list[tuple[int, PlacementClass]],
+        backfill: Backfill,
+        others: Turns | None,
+    ) -> None:
+        """Start a job of the queue; the jobs of ``passed_over`` that could have used its GPUs count as overtaken."""
+        state = self.state
+        job, place = self.find(job_id), state.queue.key_of(job_id)
+        state.queue.drop(job_id)
+        if job is None or job.state is not JobState.PENDING or not self._start(job, gpus) or gpus is None:
+            return
+        if others is not None:
+            others.placed(kind.need)
+        if state.users is not None:
+            state.users.charge(kind.user, kind.need)
+        for other, waits_as in passed_over:
+            if other in state.queue and state.fleet.competes(waits_as, kind.need, gpus):
+                state.queue.overtake(other, place if waits_as.user == kind.user else LAST)
+                reached = state.queue.overtaken(other) == state.policy.max_overtakes  # with this start
+                if reached and not backfill.known(waits_as):
+                    state.fleet.reserve(other, waits_as)
 
     def _may_release_ahead(self, kind: PlacementClass) -> bool:
         """Return whether a job of ``kind`` may be released to an engine although no GPUs are free for it now."""

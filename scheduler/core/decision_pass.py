@@ -85,6 +85,7 @@ class DecisionPass:
         state = self.state
         state.queue.drop(job.id)
         state.parked.pop(job.id, None)
+        state.run_kinds.pop(job.id, None)  # the job may have been edited
         state.front = min(state.front, job.order)
         if job.held:
             self._park(job, "hold-user", f"held by its owner; release it: gpujob release {job.id}")

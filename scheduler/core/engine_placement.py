@@ -74,21 +74,20 @@ class EngineFleet(Fleet):
             known = self._allowed[allowed] = allowed_mask(allowed, self.managed) & self.all_mask
         return known
 
-    @property
-    def usable_mask(self) -> int:
-        """Mask of the usable GPUs. For each paused GPU on which a job runs, one free GPU of its node is left out."""
-        mask = super().usable_mask
+    def usable_mask(self, run_s: float | None = None) -> int:
+        """Return the mask of the usable GPUs. For each paused GPU on which a job runs, one free GPU of its node is left out."""
+        mask = super().usable_mask(run_s)
         for gpu in ids_of(self.paused_mask & self.all_mask):
             if self.free[gpu] < WHOLE:
                 free = mask & self._bucket.get(WHOLE, 0) & self._server_mask[self.gpus[gpu].server]
                 mask &= ~(free & -free)
         return mask
 
-    def find(self, kind: PlacementClass) -> tuple[int, ...] | None:
+    def find(self, kind: PlacementClass, run_s: float | None = None) -> tuple[int, ...] | None:
         """Return GPUs on which the engine could place a job of ``kind`` now; None if there are none."""
         if self.can_ever_hold(kind):  # such as GPU ids of the time before the cluster
             return None
-        return super().find(self._as_granted(kind))
+        return super().find(self.granted(kind), run_s)
 
     def take(self, need: ResourceRequest, gpus: tuple[int, ...], vram_mib: int = 0) -> None:
         """Book what the engine grants for ``need`` on ``gpus``. Raises ValueError if it does not fit."""
@@ -100,11 +99,15 @@ class EngineFleet(Fleet):
 
     def reserve(self, job: int, kind: PlacementClass) -> None:
         """Reserve GPUs for ``job``: jobs that come later in the queue are not released for them."""
-        super().reserve(job, self._as_granted(kind))
+        super().reserve(job, self.granted(kind))
+
+    def reserve_until_start(self, job: int, kind: PlacementClass, mask: int, lends_for_s: float) -> None:
+        """Reserve GPUs for ``job`` until its start, as the engine would grant them."""
+        super().reserve_until_start(job, self.granted(kind), mask, lends_for_s)
 
     def why_not(self, kind: PlacementClass) -> Reason:
         """Return why no job of ``kind`` is released at present."""
-        return super().why_not(self._as_granted(kind))
+        return super().why_not(self.granted(kind))
 
     def may_wait_outside(self, kind: PlacementClass) -> bool:
         """Return whether a job of ``kind`` may be released although it does not fit now, to wait in the engine's queue.
@@ -119,7 +122,8 @@ class EngineFleet(Fleet):
             return False
         return not self.can_ever_hold(kind)
 
-    def _as_granted(self, kind: PlacementClass) -> PlacementClass:
+    def granted(self, kind: PlacementClass) -> PlacementClass:
+        """Return the class with the request that the engine grants to jobs of ``kind``."""
         booked = self.rules.booked(kind.need)
         return kind if booked == kind.need else replace(kind, need=booked)
 
@@ -146,7 +150,7 @@ class EngineFleet(Fleet):
                 return f"allows only GPUs of type {', '.join(unknown)}, but the types are {_some(known_types)}"
             if len(types) > 1:
                 return f"allows GPUs of the types {', '.join(types)}, but {name} can be asked for only one type (name nodes)"
-        return super()._can_ever_hold(self._as_granted(kind))
+        return super()._can_ever_hold(self.granted(kind))
 
 
 def _some(names: Iterable[str]) -> str:

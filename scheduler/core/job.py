@@ -320,7 +320,7 @@ REASON_CODES = {
     "hold-user": "a user holds it; to release it: `gpujob release`",
     "never": "this machine, as it is now, can never run it; the machine has changed since the job was accepted",
     "claimed": "a running job named this GPU (`on=`), so no other job starts on the GPU",
-    "reserved": "the free GPUs are reserved for a job that was overtaken `max_overtakes` times",
+    "reserved": "the free GPUs are reserved for a job that was overtaken `max_overtakes` times, or that is expected to start soon",
     "booked-outside": "another scheduler of this machine has booked the GPUs that have room",
     "fair-share": "the free GPUs are left to a user who has used less of the machine and waits, too",
     "limit": "its user, or a group of its user, has as many GPUs as the setting `limits` allows",

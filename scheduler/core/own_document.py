@@ -62,9 +62,9 @@ def _reserved(state: SchedulerState) -> Iterator[Booking]:
     if state.sharing is None or state.sharing.first is None or not state.sharing.reserving:
         return
     job, _, since = state.sharing.first
-    for number, mask, kind in state.fleet.reserved:
-        for i in ids_of(mask) if number == job else ():
-            yield Booking(state.fleet.gpus[i].uuid, kind.need.parts, 0, since)
+    for one in state.fleet.reserved:
+        for i in ids_of(one.mask) if one.job == job else ():
+            yield Booking(state.fleet.gpus[i].uuid, one.kind.need.parts, 0, since)
 
 
 def _on_gpus(

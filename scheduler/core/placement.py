@@ -7,13 +7,15 @@ Sets of GPUs are bit masks: the cost of a search grows with the number of distin
 GPUs.
 
 Besides bookings there are claims and reservations. A *claim* keeps the GPUs that a running job named: only other jobs
-that name these GPUs are placed there. A *reservation* keeps GPUs for a job that was overtaken too often: jobs that come
-later in the queue are not placed there.
+that name these GPUs are placed there. A *reservation* keeps GPUs for a waiting job: jobs that come later in the queue are
+not placed there, unless they are expected to end before the waiting job starts (`core/backfill.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
 
 from scheduler.core.admission import Admission
 from scheduler.core.allowed import Allowed, allowed_text, named_allowed, names_nodes
@@ -31,8 +33,31 @@ from scheduler.core.gpu import (
 )
 from scheduler.core.job import Reason
 from scheduler.core.placement_class import PlacementClass
+from scheduler.core.units import span_text
 
+AnyFleet = TypeVar("AnyFleet", bound="Fleet")
 MOST_TOLD = 3  # GPUs of other schedulers that a reason names
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """GPUs that are kept for a waiting job. ``mask``: the GPUs; ``kind``: the class of the job.
+
+    ``lends_for_s``: seconds until the start that is promised to the job: other jobs that are expected to end within this
+    time may use the GPUs. None: the GPUs are kept because the job was overtaken too often; no other job may use them.
+    """
+
+    job: int
+    mask: int
+    kind: PlacementClass
+    lends_for_s: float | None = None
+
+    @property
+    def why(self) -> str:
+        """What is reserved for whom, as the end of a sentence."""
+        if self.lends_for_s is None:
+            return f"reserved for job {self.job}, which was overtaken too often"
+        return f"reserved for job {self.job}, which is expected to start within {span_text(self.lends_for_s)}"
 
 
 class Fleet:
@@ -61,7 +86,7 @@ class Fleet:
         self.admission = Admission()
         self.cpu_slots = self.cpu_free = cpu_slots
         self.claims: dict[int, int] = {}  # GPU → number of running jobs that named it
-        self.reserved: list[tuple[int, int, PlacementClass]] = []  # job, the mask of the GPUs kept for it, its class
+        self.reserved: list[Reservation] = []
         self.slots_reserved = 0  # id + 1 of the job that the next free slots are kept for; 0: none
         self.free: dict[int, int] = dict.fromkeys(self.gpus, WHOLE)
         self._unbooked: dict[int, int] = dict.fromkeys(self.gpus, WHOLE)  # thousandths that no own job has
@@ -82,6 +107,14 @@ class Fleet:
         self.keep_free = 0  # GPUs that jobs leave to people without a scheduler
         self.others_mask = 0  # GPUs with jobs of other schedulers
 
+    def copy(self: AnyFleet) -> AnyFleet:
+        """Return a copy with the same bookings, which change apart from those of the original. The readings are shared."""
+        made = type(self).__new__(type(self))
+        for name, value in vars(self).items():
+            changes = isinstance(value, (dict, list))
+            setattr(made, name, value.copy() if changes else value)
+        return made
+
     def manages(self, gpu: int) -> bool:
         """Return whether ``gpu`` is the id of a managed GPU. Jobs are placed only on managed GPUs."""
         return gpu >= 0 and bool(self.all_mask >> gpu & 1)
@@ -91,32 +124,41 @@ class Fleet:
         """The managed GPUs, without the retired ones."""
         return [gpu for index, gpu in self.gpus.items() if self.manages(index)]
 
+    def usable_mask(self, run_s: float | None = None) -> int:
+        """Return the mask of the usable GPUs: not paused, not blocked by their readings, not claimed and not reserved.
+
+        ``run_s``: the GPUs are for a job that is expected to end within this time, so GPUs that are lent for this long are
+        usable; None: this is not known.
+        """
+        return self.all_mask & ~self.paused_mask & ~self.admission.blocked_mask & ~self._kept_from(None, run_s)
+
     @property
-    def usable_mask(self) -> int:
-        """Mask of the usable GPUs: they are not paused, not blocked by their readings, not claimed and not reserved."""
-        return self.all_mask & ~self.paused_mask & ~self.admission.blocked_mask & ~self.kept_mask
+    def server_masks(self) -> Collection[int]:
+        """For each server, the mask of its GPUs."""
+        return self._server_mask.values()
 
     @property
     def kept_mask(self) -> int:
         """Mask of the GPUs that are claimed or reserved."""
         return self._kept_from(None)
 
-    def _kept_from(self, kind: PlacementClass | None) -> int:
+    def _kept_from(self, kind: PlacementClass | None, run_s: float | None = None) -> int:
         """Return the mask of the claimed and reserved GPUs on which jobs of ``kind`` must not be placed.
 
         All claims count. If a job of ``kind`` has a reservation, only the reservations made before it count. If no job
-        of ``kind`` has a reservation, or if ``kind`` is None, all reservations count.
+        of ``kind`` has a reservation, or if ``kind`` is None, all reservations count. ``run_s``: see `usable_mask`.
         """
         kept = mask_of(self.claims)
-        for _, mask in self._reserved_before(kind):
-            kept |= mask
+        for one in self._reserved_before(kind):
+            if run_s is None or one.lends_for_s is None or run_s > one.lends_for_s:
+                kept |= one.mask
         return kept
 
-    def _reserved_before(self, kind: PlacementClass | None) -> Iterator[tuple[int, int]]:
-        for job, mask, waits_as in self.reserved:
-            if waits_as == kind:
+    def _reserved_before(self, kind: PlacementClass | None) -> Iterator[Reservation]:
+        for one in self.reserved:
+            if one.kind == kind:
                 return
-            yield job, mask
+            yield one
 
     def resize(self, cpu_slots: int) -> None:
         """Set the number of slots for jobs without GPUs. Running jobs keep their slots."""
@@ -131,10 +173,10 @@ class Fleet:
         """
         return self.all_mask if allowed is None else mask_of(i for i in allowed if isinstance(i, int)) & self.all_mask
 
-    def find(self, kind: PlacementClass) -> tuple[int, ...] | None:
+    def find(self, kind: PlacementClass, run_s: float | None = None) -> tuple[int, ...] | None:
         """Return the best GPUs for a job of ``kind``, ascending; None if the job does not fit.
 
-        For a job without GPUs the result is () if there are enough free slots, else None.
+        For a job without GPUs the result is () if there are enough free slots, else None. ``run_s``: see `usable_mask`.
         """
         need = kind.need
         if need.count == 0:
@@ -144,7 +186,7 @@ class Fleet:
             return ids_of(named) if named & self.all_mask & ~self.paused_mask == named else None
         if self.closed:
             return None
-        usable = self.usable_mask & self.allowed_mask(kind.allowed)
+        usable = self.usable_mask(run_s) & self.allowed_mask(kind.allowed)
         if self.keep_free:
             usable = self._without_kept_free(usable, need.count, need.parts)
         if need.parts == WHOLE:
@@ -332,16 +374,20 @@ class Fleet:
                 self.slots_reserved = self.slots_reserved or job + 1
             return
         allowed = self.could_use(kind)
-        if any(number == job for number, _, _ in self.reserved):
+        if any(one.job == job for one in self.reserved):
             return
-        usable = self.usable_mask & allowed
+        usable = self.usable_mask() & allowed
         best: list[tuple[bool, int, int]] = []
         for mask in self._server_mask.values():
             here = sorted((not usable >> i & 1, -self.free[i], i) for i in ids_of(allowed & mask))[: need.count]
             if len(here) == need.count and (not best or _lacks(here, need) < _lacks(best, need)):
                 best = here
         if best:
-            self.reserved.append((job, mask_of(i for _, _, i in best), kind))
+            self.reserved.append(Reservation(job, mask_of(i for _, _, i in best), kind))
+
+    def reserve_until_start(self, job: int, kind: PlacementClass, mask: int, lends_for_s: float) -> None:
+        """Reserve the GPUs of ``mask`` for ``job``, and lend them to jobs that end within ``lends_for_s`` seconds."""
+        self.reserved.append(Reservation(job, mask, kind, lends_for_s))
 
     def open_to_all(self) -> None:
         """Drop all reservations."""
@@ -485,12 +531,10 @@ class Fleet:
         left = max((fitting & mask & ~kept).bit_count() for mask in self._server_mask.values())
         if most < need.count or left >= need.count:
             return None
-        for job, mask in self._reserved_before(kind):
-            if mask & fitting:
-                ids = ids_of(mask & fitting)
-                return Reason(
-                    "reserved", f"{named_gpus(ids)} {is_are(ids)} reserved for job {job}, which was overtaken too often"
-                )
+        for one in self._reserved_before(kind):
+            if one.mask & fitting:
+                ids = ids_of(one.mask & fitting)
+                return Reason("reserved", f"{named_gpus(ids)} {is_are(ids)} {one.why}")
         ids = ids_of(fitting & mask_of(self.claims))
         them = "it" if len(ids) == 1 else "each of them"
         return Reason("claimed", f"no other job starts on {named_gpus(ids)}: a running job named {them} (on=)")

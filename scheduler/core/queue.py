@@ -8,8 +8,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field, replace
 
 from scheduler.core.placement_class import PlacementClass
 
@@ -47,6 +47,18 @@ class Order:
 
 
 @dataclass(slots=True)
+class Promise:
+    """A promise to a waiting job that it starts by a time, for which GPUs are reserved (`core/backfill.py`).
+
+    ``until``: monotonic seconds; ``length_s``: from the promise to ``until``; ``missed``: earlier promises that were not kept.
+    """
+
+    until: float
+    length_s: float
+    missed: int = 0
+
+
+@dataclass(slots=True)
 class _Line:
     """The waiting jobs of one class."""
 
@@ -67,7 +79,21 @@ class Queue:
     def __init__(self) -> None:
         self._lines: dict[PlacementClass, _Line] = {}
         self._where: dict[int, tuple[_Line, Key, int]] = {}
+        self.promises: dict[int, Promise] = {}
         self._moment = 0  # counts pushes and overtaking starts, to tell which came first
+
+    def copy(self) -> Queue:
+        """Return a copy, which changes apart from the original."""
+        made = Queue()
+        lines = {
+            kind: _Line(kind, line.heap.copy(), line.size, line.passes.copy(), line.overtaken.copy())
+            for kind, line in self._lines.items()
+        }
+        made._lines = lines
+        made._where = {job: (lines[line.kind], key, since) for job, (line, key, since) in self._where.items()}
+        made.promises = {job: replace(promise) for job, promise in self.promises.items()}
+        made._moment = self._moment
+        return made
 
     def __len__(self) -> int:
         return len(self._where)
@@ -91,6 +117,7 @@ class Queue:
         place = self._where.pop(job, None)
         if place is None:
             return False
+        self.promises.pop(job, None)
         line = place[0]
         line.size -= 1
         line.overtaken.pop(job, None)
@@ -172,6 +199,26 @@ class Queue:
                     del users[user]
             else:
                 heapq.heapreplace(heads, (following, id(line), line))
+
+    def first_of(self, kind: PlacementClass, most: int) -> Iterator[int]:
+        """Yield the first ``most`` jobs of a class, in the order of their sort keys. Cost: O(most · log most).
+
+        The heap is walked from its root, because a sorted copy of a million jobs would take too long. The caller may drop the
+        job that was yielded last only after the iteration has ended.
+        """
+        line = self._lines.get(kind)
+        if line is None or self._head(line) is None:
+            return
+        heap = line.heap
+        ahead: list[tuple[tuple[float, float, int], int]] = [(heap[0], 0)]
+        while ahead and most:
+            entry, at = heapq.heappop(ahead)
+            for child in (2 * at + 1, 2 * at + 2):
+                if child < len(heap):
+                    heapq.heappush(ahead, (heap[child], child))
+            if self._is_current(line, entry):
+                most -= 1
+                yield entry[2]
 
     def sizes(self) -> dict[PlacementClass, int]:
         """Return the number of waiting jobs of each class."""

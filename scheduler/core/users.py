@@ -7,7 +7,7 @@ order of the queue counts.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scheduler.core.fair_shares import HALF_LIFE_S, Standing, decayed, shares_used
 from scheduler.core.gpu import WHOLE, ResourceRequest
@@ -33,6 +33,11 @@ class Users:
     standings: dict[str, Standing] = field(default_factory=dict)
     paused: set[str] = field(default_factory=set)  # users who have paused all their jobs
     at: float = 0.0
+
+    def copy(self) -> Users:
+        """Return a copy, which changes apart from the original."""
+        standings = {user: replace(one) for user, one in self.standings.items()}
+        return replace(self, standings=standings, paused=set(self.paused))
 
     def account(self, at: float, live: Iterable[Job], held: Iterable[Holding] = ()) -> None:
         """Add the use since the last call, and set what each user has now. ``live``: jobs with GPUs.

@@ -132,7 +132,7 @@ class Watched:
             bit = 1 << gpu
             if not self.known(gpu):
                 assert admission.blocked_mask & bit, f"GPU {gpu} is unknown and may be used"
-                assert not self.fleet.usable_mask & bit
+                assert not self.fleet.usable_mask() & bit
             assert card.overcommit >= 0 and card.overcommit_mib >= 0 and card.foreign_mib >= 0 and card.own_mib >= 0
             assert card.baseline_mib is None or card.baseline_mib >= 0
             assert bool(admission.blocked_mask & bit) == bool(card.verdict.code)
@@ -388,4 +388,4 @@ def test_a_gpu_becomes_stale_without_an_event() -> None:
     plan = play.tell(Arrived(a_job(1)), after=16)
     assert [text for text, _ in plan.notices] == ["GPU 0 has not been read for 16 s; no new job starts there"]
     assert not play.started and play.reason(1) == "stale"
-    assert class_of(play.job(1)).need.parts == WHOLE and not ids_of(state.fleet.usable_mask)
+    assert class_of(play.job(1)).need.parts == WHOLE and not ids_of(state.fleet.usable_mask())

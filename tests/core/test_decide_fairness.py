@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from scheduler.core.gpu import WHOLE, ResourceRequest
 from scheduler.core.job import Job, JobState
 from scheduler.core.placement_class import class_of
 from scheduler.core.requests import Cancel, Edit, Hold, Pause, PauseQueue, Release, Resume
+from scheduler.core.runtime_estimate import Estimates
 from tests.builders import Play, a_job, a_world, examples
 
 S = JobState
@@ -20,12 +23,19 @@ def started(plan: Plan) -> list[int]:
     return [job.id for job in plan.starts]
 
 
+def unknowing(*servers: int, **settings: Any) -> Play:
+    """Return a Play in which no run time is ever known, so that only the number of overtakes counts."""
+    play = a_world(*servers, **settings)
+    play.scheduler.estimates = Estimates().frozen()
+    return play
+
+
 def full(k: int, wide: Job, *servers: int, cpu_slots: int = 1 << 30, first: Job | None = None) -> Play:
     """Return a Play in which job 1 runs and job 2 (``wide``) waits for room. ``k``: the limit of overtakes.
 
     ``servers``: the number of GPUs of each server; without them, one server with two GPUs. ``first``: job 1.
     """
-    play = a_world(*(servers or (2,)), cpu_slots=cpu_slots, max_overtakes=k)
+    play = unknowing(*(servers or (2,)), cpu_slots=cpu_slots, max_overtakes=k)
     play.run(first or a_job(1))
     assert started(play.arrive(wide)) == []
     return play
@@ -81,7 +91,7 @@ def test_s4_36_a_job_whose_script_has_vanished_overtakes_no_job() -> None:
     A job that cannot start, because its script has vanished, does not count.
     """
     gone: set[str] = set()
-    play = a_world(2, max_overtakes=2, missing=lambda job: "no such file" if job.spec.script in gone else "")
+    play = unknowing(2, max_overtakes=2, missing=lambda job: "no such file" if job.spec.script in gone else "")
     play.run(a_job(1), a_job(2))
     play.arrive(a_job(3, "2"), *(a_job(number, script="/gone.py") for number in range(4, 9)))
     gone.add("/gone.py")
@@ -194,7 +204,7 @@ def test_s4_36_each_waiting_job_starts_in_the_end_although_others_keep_arriving(
 
     This holds for any order in which running jobs end.
     """
-    play = a_world(*servers, max_overtakes=k)
+    play = unknowing(*servers, max_overtakes=k)
     last = 0
 
     def some(count: int) -> list[Job]:

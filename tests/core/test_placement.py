@@ -352,7 +352,7 @@ def test_the_gpus_that_lack_the_least_are_reserved_for_an_overtaken_job(
     for gpu in claimed:
         fleet.take(ResourceRequest(1, 0), (gpu,))
     fleet.reserve(5, kind)
-    assert [mask for _, mask, _ in fleet.reserved] == ([mask_of(kept)] if kept else [])
+    assert [one.mask for one in fleet.reserved] == ([mask_of(kept)] if kept else [])
     assert not set(fleet.find(a_kind("0.001")) or ()) & set(kept)
     fleet.open_to_all()
     assert fleet.kept_mask == mask_of(claimed)
@@ -363,7 +363,7 @@ def test_two_overtaken_jobs_get_reservations_of_different_gpus() -> None:
     fleet = a_fleet(4, free=dict.fromkeys(range(4), 500))
     fleet.reserve(5, a_kind("2"))
     fleet.reserve(6, a_kind("1"))
-    assert [mask for _, mask, _ in fleet.reserved] == [0b0011, 0b0100]
+    assert [one.mask for one in fleet.reserved] == [0b0011, 0b0100]
     assert fleet.find(a_kind("0.5")) == (3,)
     reason = fleet.why_not(a_kind("0.5", (0, 1)))
     assert (reason.code, reason.sentence) == (
@@ -418,7 +418,7 @@ def test_no_gpu_is_reserved_if_a_needed_gpu_is_gone() -> None:
     fleet.reserve(5, a_kind("3"))
     assert fleet.reserved == [] and fleet.find(a_kind("1")) == (1,)
     fleet.reserve(5, a_kind("2"))
-    assert [mask for _, mask, _ in fleet.reserved] == [0b110]
+    assert [one.mask for one in fleet.reserved] == [0b110]
 
 
 @pytest.mark.parametrize(

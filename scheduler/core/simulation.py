@@ -1,0 +1,171 @@
+"""Simulations: `decide` on a virtual clock, with run times that a function gives.
+
+Replays of traces (`benchmarks/replay.py`) and predictions (`core/forecast.py`) use the same simulation. So a prediction
+is made by the code that will make the decision.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from scheduler.core.admission import Admission
+from scheduler.core.decide import MOST_STARTS_A_TURN, decide
+from scheduler.core.decision_pass import Plan
+from scheduler.core.engine_placement import EngineFleet
+from scheduler.core.gpu import WHOLE
+from scheduler.core.job import Job, Process
+from scheduler.core.observations import Arrived, Ended, EnginePlace, Now, Observation, Started
+from scheduler.core.pauses import Pauses
+from scheduler.core.placement import Fleet
+from scheduler.core.scheduler_state import SchedulerState
+
+Decide = Callable[[SchedulerState, Iterable[Observation], Now], Plan]
+ENDS, ARRIVES = 0, 1  # order of events at the same time
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """An event of a simulation. ``what``: arrival, start or end; ``at``: seconds since the start of the simulation."""
+
+    at: float
+    what: str
+    job: Job
+
+
+class Simulation:
+    """A scheduler on a virtual clock. ``state`` is changed.
+
+    ``run_s``: returns the run time of a job in seconds, when it starts; infinite: it does not end.
+    """
+
+    def __init__(self, state: SchedulerState, now: Now, run_s: Callable[[Job], float], decide: Decide = decide) -> None:
+        self.state, self._start, self._run_s, self._decide = state, now, run_s, decide
+        self._events: list[tuple[float, int, int, int]] = []  # heap: at, ENDS or ARRIVES, job, attempt
+        self._arriving: dict[int, Job] = {}
+
+    def arrive(self, job: Job, at: float) -> None:
+        """Let a waiting job arrive. ``at``: seconds since the start of the simulation."""
+        self._arriving[job.id] = job
+        heapq.heappush(self._events, (at, ARRIVES, job.id, 0))
+
+    def end(self, job: Job, at: float) -> None:
+        """Let a running job end with success. ``at``: seconds since the start of the simulation."""
+        if at < math.inf:
+            heapq.heappush(self._events, (at, ENDS, job.id, job.attempt))
+
+    def run(self, until: float = math.inf) -> Iterator[Happening]:
+        """Run until nothing can happen any more, or until ``until``; yield what happens.
+
+        Arrivals and ends are yielded before the decision about them, starts after it. The first decision is made at 0.
+        """
+        told: list[Observation] = []
+        at = 0.0
+        while at <= until:
+            while self._events and self._events[0][0] <= at:
+                _, kind, job_id, attempt = heapq.heappop(self._events)
+                if kind == ARRIVES:
+                    job = self._arriving.pop(job_id)
+                    yield Happening(at, "arrival", job)
+                    told.append(Arrived(job))
+                    continue
+                running = self.state.live.get(job_id)
+                if running is not None and running.attempt == attempt:
+                    yield Happening(at, "end", running)
+                    told.append(Ended(job_id, attempt, 0, None, self._start.wall + at))
+            again = True
+            while again:
+                plan = self._decide(self.state, told, self._now(at))
+                told = []
+                for job in plan.starts:
+                    place = self._place(job)
+                    told.append(Started(job.id, job.attempt, Process(job.id, 1), self._start.wall + at, place=place))
+                    yield Happening(at, "start", job)
+                    self.end(job, at + max(0.0, self._run_s(job)))
+                for stop in plan.stops:
+                    self.end(stop.job, at)
+                again = len(plan.starts) >= MOST_STARTS_A_TURN
+            timer = self.state.next_timer()
+            following = min(
+                self._events[0][0] if self._events else math.inf,
+                math.inf if timer is None else timer - self._start.mono,
+            )
+            if following == math.inf:
+                return
+            at = max(at, following)
+
+    def _now(self, at: float) -> Now:
+        return Now(self._start.wall + at, self._start.mono + at, None)
+
+    def _place(self, job: Job) -> EnginePlace | None:
+        fleet = self.state.fleet
+        if not isinstance(fleet, EngineFleet):
+            return None
+        gpus = [fleet.gpus[i] for i in self.state.released.get(job.id) or ()]
+        return EnginePlace(gpus[0].node if gpus else "node", tuple(gpu.uuid for gpu in gpus))
+
+
+def copy_of(state: SchedulerState) -> SchedulerState:
+    """Return a copy of a state for a simulation. What is done with the copy does not change the original.
+
+    The readings are frozen: GPUs with foreign processes or a lasting problem stay blocked, and memory that is in use beyond
+    the bookings counts as booked by others. Bookings of other schedulers stay. Missing files are not looked for.
+    """
+    copies: dict[int, Job] = {job_id: replace(job) for job_id, job in state.live.items()}
+
+    def fetch(job_id: int) -> Job | None:
+        if job_id not in copies:
+            found = state.fetch(job_id)
+            if found is None:
+                return None
+            copies[job_id] = replace(found)
+        return copies[job_id]
+
+    made = SchedulerState(
+        _fleet_of(state.fleet),
+        fetch,
+        replace(state.policy, release_ahead=0),
+        queue=state.queue.copy(),
+        live={job_id: copies[job_id] for job_id in state.live},
+        holdings=dict(state.holdings),
+        parked=dict(state.parked),
+        children={parent: dict(found) for parent, found in state.children.items()},
+        queue_paused=state.queue_paused,
+        pauses=Pauses(state.pauses.revision, list(state.pauses.changes), dict(state.pauses.edited)),
+        front=state.front,
+        estimates=state.estimates.frozen(),
+        run_kinds=dict(state.run_kinds),
+        timers=list(state.timers),
+        killed=dict(state.killed),
+        leader_ended=set(state.leader_ended),
+        unbooked=set(state.unbooked),
+        released=dict(state.released),
+        users=None if state.users is None else state.users.copy(),
+    )
+    return made
+
+
+def _fleet_of(fleet: Fleet) -> Fleet:
+    made = fleet.copy()
+    admission = fleet.admission
+    passing = {"stale", "releasing"}
+    outside = dict(fleet.outside)
+    for gpu, card in admission.cards.items():
+        if card.verdict.code in passing:
+            continue
+        parts, mib, why = outside.get(gpu, (0, 0, ""))
+        if card.overcommit or card.foreign_mib:
+            more = max(0, min(WHOLE - parts, card.overcommit))
+            outside[gpu] = (parts + more, mib + card.foreign_mib + (card.baseline_mib or 0), why)
+    blocked = sum(1 << gpu for gpu, card in admission.cards.items() if card.verdict.code not in {"", *passing})
+    frozen: dict[str, Any] = {
+        "blocked_mask": blocked,
+        "lasting_mask": admission.lasting_mask,
+        "whole_blocked_mask": admission.whole_blocked_mask,
+    }
+    made.admission = Admission(thresholds=replace(admission.thresholds, by_memory=False), **frozen)
+    made.set_outside(outside)
+    return made

@@ -1,0 +1,186 @@
+"""Tests of backfill: reservations in time, lending, promises, and that no job waits for ever."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.backfill import LENIENT, ExpectedEnds
+from scheduler.core.job import Job, JobState
+from scheduler.core.runtime_estimate import ASSUMED, Errors, Estimates
+from tests.builders import T0, Play, a_job, a_kind, a_spec, a_world, examples
+
+HOUR, DAY = 3600.0, 86400.0
+
+
+def timed(number: int, need: str, seconds: float, **wish: object) -> Job:
+    """Return a job that is known to run for at most ``seconds``."""
+    return a_job(number, need, time_limit_s=seconds, submitted_at=T0, **wish)
+
+
+def waiting_for(*ends: float, need: str = "2", longest: float = HOUR) -> Play:
+    """Return a Play in which a job runs on each GPU until one of ``ends``, and job 50 (``need``) has waited a day."""
+    play = a_world(len(ends), max_overtakes=10)
+    play.run(*(timed(number, "1", end + DAY) for number, end in enumerate(ends, 1)))
+    play.arrive(timed(50, need, longest))
+    play.tell(after=DAY)
+    return play
+
+
+def test_jobs_that_end_in_time_use_the_reserved_gpus_and_others_wait() -> None:
+    play = waiting_for(1000.0, 3000.0)
+    plan = play.tell(play.ended(1))
+    assert not plan.starts and [one.job for one in play.scheduler.fleet.reserved] == [50]
+    play.arrive(timed(60, "1", 30_000.0))
+    assert play.state(60) is JobState.PENDING and play.reason(60) == "reserved"
+    sentence = play.scheduler.class_reasons()["1x1000/*/0"].sentence
+    assert sentence.startswith("GPU 0 is reserved for job 50, which is expected to start within ")
+    play.arrive(timed(61, "1", 60.0))
+    assert play.started[-1] == 61, "a short job passes the long one of its class, too"
+
+
+def test_a_job_that_starts_much_later_than_it_has_waited_gets_no_reservation() -> None:
+    play = waiting_for(1000.0, 10 * DAY)
+    play.tell(play.ended(1))
+    assert not play.scheduler.fleet.reserved
+    play.arrive(timed(60, "1", DAY))
+    assert play.started[-1] == 60
+
+
+def test_a_job_that_has_waited_less_than_it_runs_gets_no_reservation() -> None:
+    play = waiting_for(1000.0, 3000.0, longest=2 * DAY)
+    play.tell(play.ended(1))
+    assert not play.scheduler.fleet.reserved
+
+
+def test_a_reservation_ends_when_the_job_starts() -> None:
+    play = waiting_for(1000.0, 3000.0)
+    play.tell(play.ended(1))
+    play.tell(play.ended(2))
+    assert play.started[-1] == 50 and not play.scheduler.fleet.reserved and not play.scheduler.queue.promises
+
+
+def test_missed_promises_become_longer_and_in_the_end_nothing_is_lent() -> None:
+    play = waiting_for(1000.0, 3000.0)
+    play.tell(play.ended(1))
+    lengths, promises = [], play.scheduler.queue.promises
+    for missed in range(11):
+        assert promises[50].missed == missed
+        lengths.append(promises[50].length_s)
+        assert (play.scheduler.fleet.reserved[0].lends_for_s is None) == (missed == 10)
+        play.tell(after=promises[50].length_s + 1.0)
+    assert all(later >= 2 * earlier for earlier, later in pairwise(lengths))
+    play.arrive(timed(60, "1", 1.0))
+    assert play.state(60) is JobState.PENDING, "after ten missed promises even the shortest job waits"
+
+
+def test_after_some_missed_promises_jobs_must_end_before_the_expected_start() -> None:
+    play = waiting_for(1000.0, 3000.0)
+    play.tell(play.ended(1))
+    for _ in range(LENIENT):
+        play.tell(after=play.scheduler.queue.promises[50].length_s + 1.0)
+    lent = play.scheduler.fleet.reserved[0].lends_for_s
+    play.scheduler.fleet.open_to_all()
+    expected = ExpectedEnds(play.scheduler, play.now).opening(a_kind("2"))
+    assert expected is not None and lent == expected.in_s < play.scheduler.queue.promises[50].until - play.mono
+
+
+def test_where_nothing_is_known_the_number_of_overtakes_counts() -> None:
+    play = a_world(2, max_overtakes=2)
+    play.scheduler.estimates = Estimates().frozen()
+    play.run(a_job(1), a_job(2))
+    play.arrive(a_job(50, "2"), *(a_job(number) for number in range(60, 70)))
+    for number in (1, 60, 61):
+        play.tell(play.ended(number), after=DAY)
+    assert play.started[2:] == [60, 61] and play.scheduler.fleet.reserved[0].lends_for_s is None
+
+
+def test_with_max_overtakes_0_nothing_is_reserved() -> None:
+    play = a_world(2)
+    play.run(timed(1, "1", DAY + 1000.0), timed(2, "1", DAY + 2000.0))
+    play.arrive(timed(50, "2", HOUR))
+    play.tell(play.ended(1), after=DAY)
+    assert not play.scheduler.fleet.reserved
+
+
+def test_an_opening_is_on_the_server_where_the_jobs_end_first() -> None:
+    play = a_world(2, 2, max_overtakes=10)
+    play.run(*(timed(number, "1", seconds) for number, seconds in enumerate((900.0, 50.0, 300.0, 400.0), 1)))
+    ends = ExpectedEnds(play.scheduler, play.now)
+    opening = ends.opening(a_kind("2"))
+    assert opening is not None and opening.mask == 0b1100 and opening.in_s == pytest.approx(400.0)
+    assert {use.job for use in opening.waits_for} == {3, 4}
+    single = ends.opening(a_kind("1", allowed=(0,)))
+    assert single is not None and single.in_s == pytest.approx(900.0)
+    assert ends.opening(a_kind("3")) is None, "no server has three GPUs"
+
+
+def test_shares_are_counted_together() -> None:
+    play = a_world(1, max_overtakes=10)
+    play.run(timed(1, "0.5", 100.0), timed(2, "0.25", 200.0), timed(3, "0.25", 300.0))
+    ends = ExpectedEnds(play.scheduler, play.now)
+    found = [ends.opening(a_kind(need)) for need in ("0.5", "0.6", "0.8")]
+    assert [None if one is None else round(one.in_s) for one in found] == [100, 200, 300]
+
+
+def test_gpus_of_jobs_without_a_known_run_time_are_not_counted_on() -> None:
+    play = a_world(2, max_overtakes=10)
+    play.run(timed(1, "1", 100.0), a_job(2))
+    ends = ExpectedEnds(play.scheduler, play.now)
+    assert ends.known(a_kind("1")) and not ends.known(a_kind("2")) and ends.opening(a_kind("2")) is None
+
+
+@examples(40)
+@given(
+    st.lists(st.sampled_from([("1", 600), ("1", 5000), ("0.5", 900), ("2", 3000)]), min_size=1, max_size=4),
+    st.floats(0.2, 6.0),
+    st.integers(1, 4),
+)
+def test_each_wide_job_starts_however_wrong_the_estimates_are(
+    stream: list[tuple[str, int]], factor: float, most: int
+) -> None:
+    """Jobs keep arriving, each runs ``factor`` times as long as expected. The wide job starts all the same."""
+    play = a_world(4, max_overtakes=most)
+    number, ends = 100, {}
+    for need in ("1", "1", "1", "1"):
+        number += 1
+        play.arrive(timed(number, need, 5000.0))
+    play.arrive(timed(50, "4", 1000.0))
+    for step in range(4000):
+        if play.state(50) is not JobState.PENDING:
+            break
+        need, seconds = stream[step % len(stream)]
+        number += 1
+        play.arrive(timed(number, need, float(seconds)), after=300.0)
+        for job in play.scheduler.live.values():
+            ends.setdefault(job.id, play.wall + (job.spec.time_limit_s or 0.0) * factor)
+        play.tell(*(play.ended(job) for job in list(play.scheduler.live) if ends[job] <= play.wall))
+    assert play.state(50) is not JobState.PENDING, "it starved"
+
+
+def test_quantiles_of_errors_come_from_what_is_known_and_first_from_what_is_assumed() -> None:
+    errors = Errors()
+    assert errors.quantile(0.0) == ASSUMED[0] and errors.quantile(1.0) == ASSUMED[-1]
+    for _ in range(300):
+        errors.add(3.0)
+    assert errors.quantile(0.0) == errors.quantile(0.99) == 3.0
+    assert errors.quantile(0.5, above=3.0) is None
+    for factor in (1.0, 2.0) * 100:
+        errors.add(factor)
+    assert (errors.quantile(0.25), errors.quantile(0.75)) == (1.0, 2.0)
+
+
+def test_the_expected_run_time_grows_while_a_job_outlives_it() -> None:
+    estimates = Estimates()
+    estimates.learn(a_spec(), a_job(1).need, 100.0)
+    expected = estimates.expected(a_spec(), a_job(1).need)
+    assert expected is not None and expected.source == "one run of the same script and model"
+    assert estimates.run_s(expected, 0.5) == 100.0
+    assert estimates.run_s(expected, 0.5, ran_s=150.0) > 150.0
+    assert estimates.run_s(expected, 0.5, ran_s=1000.0) == 2000.0
+    limit = estimates.expected(a_spec(time_limit_s=50.0), a_job(1).need)
+    assert limit is not None and limit.source == "its time limit"
+    assert estimates.run_s(limit, 0.99) == 50.0 == estimates.run_s(limit, 0.5, ran_s=50.0)
