@@ -350,12 +350,12 @@ class Admission:
         rest = max(0.0, used - sum(own.values()))
         # In a container the list of processes may be empty although memory is in use: treat it as no list.
         blind = reading.processes is None or (not reading.processes and rest > _most_baseline(total))
-        pool = rest
+        pool = max(0.0, rest - (card.baseline_mib or 0))  # the driver's memory belongs to no job
         if not (blind or silent or any(process.memory_mib is None for process in hidden)):
-            pool = min(rest, sum(process.memory_mib or 0 for process in hidden))
+            pool = min(pool, sum(process.memory_mib or 0 for process in hidden))
         unseen = [t for t in tenants if t.key in silent or (t.key not in own and (blind or hidden))]
         for tenant in unseen:
-            share = min(pool, promised(tenant, total))
+            share = min(pool, promised(tenant, card.capacity_mib))
             own[tenant.key] = own.get(tenant.key, 0.0) + share
             pool -= share
         if hidden and (not unseen or pool > self.thresholds.tolerance * total):
