@@ -647,8 +647,11 @@ class Admission:
                 return Verdict(code, f"{left}, but the job needs {mib_text(vram_mib)}" if vram_mib else left)
             unused = max(0, int(self._room_mib(card, self.tenants(index))))
             if vram_mib > unused:
-                what = f"{mib_text(unused)} that are neither in use nor requested by its jobs"
-                return Verdict("no-room", f"GPU {index} has {what}, but the job needs {mib_text(vram_mib)}")
+                has, needs = mib_text(unused), mib_text(vram_mib)
+                if has == needs:
+                    has, needs = f"{unused} MiB", f"{vram_mib} MiB"
+                what = f"{has} that are neither in use nor requested by its jobs"
+                return Verdict("no-room", f"GPU {index} has {what}, but the job needs {needs}")
             return Verdict(
                 "no-room", f"GPU {index} has too little memory that is neither in use nor booked by its jobs"
             )

@@ -47,13 +47,16 @@ class Demand:
 class Machine:
     """GPUs and a scheduler. ``default_mib``: jobs without a request book this memory (0: they book shares).
 
-    ``lists``: whether the driver lists processes.
+    ``lists``: whether the driver lists processes; ``foreign``: card → MiB that a foreign process uses; ``exact``: jobs use at
+    most what they requested, and foreign memory does not grow, so no card ever runs out of memory.
     """
 
     cards: int = 16
     default_mib: int = 0
     lists: bool = True
     total: int = TOTAL
+    foreign: dict[int, int] = field(default_factory=dict)
+    exact: bool = True
     demands: dict[int, Demand] = field(default_factory=dict)
     began: dict[int, float] = field(default_factory=dict)  # job → monotonic seconds
     gone: list[tuple[int, int, float]] = field(default_factory=list)  # card, MiB, when it is released
@@ -100,6 +103,7 @@ class Machine:
     def used(self, card: int) -> int:
         """Return the MiB in use on a card now, without those that the driver keeps."""
         left = sum(mib for at, mib, until in self.gone if at == card and until > self.play.mono)
+        left += self.foreign.get(card, 0)
         return DRIVER + left + sum(self.mib(job.id) for job in self.running.values() if card in job.gpus)
 
     def promised(self, job: Job) -> int:
@@ -120,7 +124,7 @@ class Machine:
                 self.gone += [(card, self.mib(job.id), self.play.mono + demand.lingers) for card in job.gpus]
                 ended.append(self.play.ended(job.id))
         self._pass(ended)
-        for card in range(self.cards):
+        for card in range(self.cards) if self.exact else ():
             assert self.used(card) <= self.total - RESERVED, f"GPU {card} ran out of memory"
 
     def _pass(self, observations: list[Observation]) -> None:
@@ -138,6 +142,15 @@ class Machine:
         """Assert that a started job fits: together, the jobs of its card never need more memory than there is."""
         for card in started.gpus:
             jobs = [job for job in self.running.values() if card in job.gpus]
+            foreign = self.foreign.get(card, 0)
+            requests = {job.id: self.demands[job.id].vram_mib or 0 for job in jobs}
+            if any(requests.values()):
+                held = sum(max(mib, self.mib(job)) for job, mib in requests.items() if job != started.id)
+                room = self.capacity - foreign - held
+                assert room >= requests[started.id], f"GPU {card} has only {room} MiB for job {started.id}"
+            if not self.exact:
+                assert sum(job.need.parts for job in jobs) <= WHOLE
+                continue
             need = sum(max(self.promised(job), self.mib(job.id)) for job in jobs)
             assert need <= self.capacity, f"job {started.id} does not fit on GPU {card}: {need} of {self.capacity}"
             left = sum(mib for at, mib, until in self.gone if at == card and until > self.play.mono)
@@ -153,6 +166,8 @@ class Machine:
                 for job in self.running.values()
                 if gpu.index in job.gpus and self.mib(job.id)
             )
+            if self.foreign.get(gpu.index):
+                processes += (GpuProcess(4711, self.foreign[gpu.index], user="x"),)
             told.append(
                 GpuSnapshot(
                     gpu.uuid, gpu.index, "a card", self.total, self.used(gpu.index), 0.5 if processes else 0.0,

@@ -6,6 +6,8 @@ import random
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scheduler.core.gpu import WHOLE, decimal_text
 from tests.core.simulated_cards import CAPACITY, INTERVAL, SETTLE, Demand, Machine
@@ -111,6 +113,39 @@ def test_memory_that_a_job_requested_is_kept_for_it_even_if_it_uses_less() -> No
     for _ in range(2 * STEPS):
         machine.step()
     assert len(machine.running) == 2
+
+
+DEMAND = st.builds(
+    Demand,
+    gpus=st.sampled_from(["", "0.1", "0.25", "0.5", "2x0.3"]),
+    vram_mib=st.sampled_from([None, 5_000, 20_000, 27_000, 40_960, 60_000]),
+    uses=st.integers(0, 45_000),
+    delay=st.floats(0, 200),
+    ramp=st.floats(1, 200),
+    runs=st.sampled_from([60.0, 300.0, 1e9]),
+    lingers=st.sampled_from([0.0, 8.0, 60.0]),
+)
+MOMENT = st.tuples(
+    st.lists(DEMAND, max_size=4),
+    st.sampled_from([None, 0, 1_000, 9_000, 30_000]),
+    st.integers(0, 1),
+    st.integers(1, 12),
+)
+
+
+@given(st.lists(MOMENT, max_size=8))
+def test_the_requested_or_used_memory_of_all_jobs_of_a_card_stays_within_it_when_a_job_starts(
+    moments: list[tuple[list[Demand], int | None, int, int]],
+) -> None:
+    """Jobs grow beyond their requests, foreign processes come and go: `Machine` checks each start."""
+    machine = Machine(cards=2, exact=False)
+    for demands, foreign, card, steps in moments:
+        if foreign is not None:
+            machine.foreign[card] = foreign
+            machine.step()
+        machine.submit(*demands)
+        for _ in range(steps):
+            machine.step()
 
 
 def test_memory_alone_books_its_part_of_the_card_rounded_up_to_a_thousandth() -> None:

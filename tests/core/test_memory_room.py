@@ -102,6 +102,36 @@ def test_the_reason_names_the_job_of_our_process_on_a_gpu_without_its_allocation
     assert verdict.sentence.endswith("(pid 11 of job 7, which has no allocation on this GPU)"), verdict.sentence
 
 
+def test_requested_memory_has_no_tolerance_beside_requested_or_used_memory(bench: Bench) -> None:
+    bench.on = [a_tenant(1, 500, 40_000)]
+    bench.read(DRIVER + 100, a_process(11, 100, owner="1.1"))
+    assert fits(bench, "0.5", CAPACITY - 40_000) and not fits(bench, "0.5", CAPACITY - 39_999)
+    bench.read(DRIVER + 41_000, a_process(11, 41_000, owner="1.1"))
+    assert fits(bench, "0.4", CAPACITY - 41_000) and not fits(bench, "0.4", CAPACITY - 40_999)
+    verdict = bench.admission.forbids(0, 400, 500, CAPACITY - 40_999)
+    assert verdict.code == "no-room" and verdict.sentence == (
+        "GPU 0 has 38200 MiB that are neither in use nor requested by its jobs, but the job needs 38201 MiB"
+    )
+    assert fits(bench, "0.5"), "a share has some tolerance"
+
+
+def test_memory_that_the_driver_keeps_for_itself_is_no_room(bench: Bench) -> None:
+    bench.read(DRIVER, reserved_mib=600)
+    assert bench.card.capacity_mib == CAPACITY - 600
+    assert fits(bench, "0.1", CAPACITY - 600) and not fits(bench, "0.1", CAPACITY - 599)
+
+
+def test_memory_that_a_user_accepted_is_no_room_for_requested_memory(bench: Bench) -> None:
+    bench.read(DRIVER + 30_000, a_process(mib=30_000))
+    for _ in range(2):
+        bench.admission.accept([0], bench.now)
+        assert fits(bench, "0.1", CAPACITY - 30_000) and not fits(bench, "0.1", CAPACITY - 29_999)
+        bench.read(DRIVER + 30_000, a_process(mib=30_000))
+    assert fits(bench, "1"), "a job that requests a share uses the rest"
+    bench.read(DRIVER)
+    assert fits(bench, "0.1", CAPACITY)
+
+
 @pytest.mark.parametrize("limit", [0.01, 0.05, 0.1, 0.8])
 def test_a_gpu_is_unblocked_with_any_threshold(limit: float) -> None:
     """Without foreign load, a blocked GPU becomes free again, whatever the threshold is.
