@@ -602,24 +602,29 @@ class Admission:
 
         Otherwise two rules hold. The memory that jobs requested (``vram``) or, if that is more, use must fit into the
         GPU together, beside all other memory. And the shares must fit beside the foreign memory, with some tolerance:
-        a share is rarely used to the last MiB, and a job may use a little more than its share.
+        a share is rarely used to the last MiB, and a job may use a little more than its share. A job that requests more
+        than the driver leaves gets a GPU without other jobs.
         """
         card = self.cards.get(index)
         if card is None or card.reading is None or not card.reading.memory_total_mib:
             return True
         capacity = card.capacity_mib
+        vram_mib = min(vram_mib, capacity)
         if self.thresholds.by_memory:
             return self.free_mib(index) >= max(vram_mib, capacity * (parts / WHOLE - self.thresholds.tolerance))
         tenants = self.tenants(index)
-        if (vram_mib or any(tenant.vram_mib for tenant in tenants)) and vram_mib > self._room_mib(card, tenants):
+        if (vram_mib or any(tenant.vram_mib for tenant in tenants)) and vram_mib > self.room_mib(index):
             return False
         room = room_of_shares(tenants, card.own, capacity) - card.foreign_mib
         return max(vram_mib, capacity * parts / WHOLE) <= room + self.thresholds.tolerance * capacity
 
-    def _room_mib(self, card: GpuAdmission, tenants: Sequence[Tenant]) -> float:
+    def room_mib(self, index: int) -> int:
         """Return the MiB of a GPU that are neither in use nor requested by its jobs; below 0 if it has too little."""
-        others = card.foreign_mib + card.accepted_mib
-        return room_beside_requests(tenants, card.own, card.capacity_mib) - others
+        card = self.cards.get(index)
+        if card is None:
+            return 0
+        room = room_beside_requests(self.tenants(index), card.own, card.capacity_mib)
+        return math.floor(room) - card.foreign_mib - card.accepted_mib
 
     def forbids(self, index: int, parts: int, free: int, vram_mib: int = 0) -> Verdict:
         """Return why the readings keep a job away from GPU ``index``; `NOTHING_FORBIDDEN` if the job may start there.
@@ -645,8 +650,8 @@ class Admission:
                 code = "no-room" if self.tenants(index) else "foreign"  # without jobs, foreign processes use the memory
                 left = f"GPU {index} has {mib_text(self.free_mib(index))} that are neither in use nor booked"
                 return Verdict(code, f"{left}, but the job needs {mib_text(vram_mib)}" if vram_mib else left)
-            unused = max(0, int(self._room_mib(card, self.tenants(index))))
-            if vram_mib > unused:
+            unused = max(0, self.room_mib(index))
+            if min(vram_mib, card.capacity_mib) > unused:
                 has, needs = mib_text(unused), mib_text(vram_mib)
                 if has == needs:
                     has, needs = f"{unused} MiB", f"{vram_mib} MiB"

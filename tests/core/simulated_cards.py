@@ -24,7 +24,7 @@ INTERVAL = 5.0
 
 @dataclass(frozen=True)
 class Demand:
-    """What a job requests, and how it behaves.
+    """The request of a job, and the memory that it uses over time.
 
     ``uses``: MiB in the end; ``delay``: seconds from its start to its first allocation; ``ramp``: seconds in which it
     allocates, evenly; ``runs``: seconds until it ends; ``lingers``: seconds for which its memory stays after its end.
