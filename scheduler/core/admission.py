@@ -609,6 +609,8 @@ class Admission:
         if card is None or card.reading is None or not card.reading.memory_total_mib:
             return True
         capacity = card.capacity_mib
+        if vram_mib > card.reading.memory_total_mib:
+            return False
         vram_mib = min(vram_mib, capacity)
         if self.thresholds.by_memory:
             return self.free_mib(index) >= max(vram_mib, capacity * (parts / WHOLE - self.thresholds.tolerance))

@@ -169,6 +169,13 @@ def test_s1_11_each_job_counts_the_memory_booked_before_it_in_the_same_pass() ->
     assert chosen == [0, 0, 1, 0, 1], "20, 14, 14, 8, 8 GB were free on the one with the most"
 
 
+def test_requested_memory_may_be_what_the_driver_needs_but_not_more_than_the_gpu_has() -> None:
+    fleet = a_fleet(400)
+    for need in ("0.001", "0.25"):
+        assert fleet.find(PlacementClass(ResourceRequest.parse(need), None, TOTAL)) == (0,)
+        assert fleet.find(PlacementClass(ResourceRequest.parse(need), None, TOTAL + 1)) is None
+
+
 def test_a_whole_gpu_request_does_not_get_a_gpu_with_booked_memory() -> None:
     fleet = a_fleet(400)
     fleet.take(BOOKED, (0,), MINIMUM)
