@@ -92,7 +92,7 @@ def add(
     need, _ = need_of(parsed.spec, model_table_for(client, config, warn), client.gpus())
     fleet = client.fleet()
     if fleet is not None:
-        never = fleet.can_ever_hold(PlacementClass(need, parsed.spec.allowed))
+        never = fleet.can_ever_hold(PlacementClass(need, parsed.spec.allowed, parsed.spec.vram_mib or 0))
         if never:
             raise Refused(never, do="request less, or allow other GPUs")
     if path != "-":

@@ -176,9 +176,13 @@ class _LastAdmission(Admission):
             if last is None:
                 continue
             total, used = last.memory_total_mib, last.memory_used_mib
-            seen = GpuSnapshot(gpu.uuid, gpu.index, gpu.name, total, used, last.load, last.temperature_c)
-            card = made.cards[gpu.index] = GpuAdmission(gpu, seen, now.mono, now.mono, own_mib=last.own_mib)
             others = max(0, (used or 0) - last.own_mib)
+            # What is reserved contains the memory in use of the driver, a display and accepted processes.
+            kept = max(0, (last.reserved_mib or 0) - max(0, others - (last.foreign_mib or 0)))
+            seen = GpuSnapshot(
+                gpu.uuid, gpu.index, gpu.name, total, used, last.load, last.temperature_c, reserved_mib=kept
+            )
+            card = made.cards[gpu.index] = GpuAdmission(gpu, seen, now.mono, now.mono, own_mib=last.own_mib)
             driver = min((total or 0) // 4, max(LEAST_BASELINE_MIB, int(MOST_BASELINE * (total or 0))))
             if others <= driver and not last.reason:
                 card.baseline_mib = others

@@ -26,13 +26,15 @@ def needs_after(
             check_launch(spec)
     if not {"gpus", "vram_mib", "allowed"} & set(changes):
         return ()
-    # A job that asks only for GPU memory gets its share from that memory and the sizes of its allowed GPUs.
-    by_memory = ("vram_mib" in changes or bool(spec.vram_mib) for spec in specs)
+    # The share of a job that asks for GPU memory depends on that memory and on the sizes of its allowed GPUs. After a
+    # lack of memory, the job has a larger share than it asked for.
     computed = [
-        "gpus" in changes or (books and not spec.gpus and not spec.on)
-        for spec, books in zip(specs, by_memory, strict=True)
+        "gpus" in changes or (not spec.on and ("vram_mib" in changes or (bool(spec.vram_mib) and not job.oom_retries)))
+        for spec, job in zip(specs, jobs, strict=True)
     ]
-    models = table() if any(computed) and not changes.get("gpus") else ModelTable()
+    models = (
+        table() if any(wanted and not spec.gpus for wanted, spec in zip(computed, specs, strict=True)) else ModelTable()
+    )
     managed = list(gpus())
     needs = [
         need_of(spec, models, managed)[0] if wanted else job.need

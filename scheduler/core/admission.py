@@ -14,8 +14,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.core.gpu import WHOLE, Gpu
-from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
+from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot, in_use_text, largest_process_text
 from scheduler.core.observations import Now, Readings
+from scheduler.core.tenants import (
+    Growth,
+    Tenant,
+    growth_after,
+    is_settled,
+    outgrown,
+    promised,
+    room_beside_requests,
+    room_of_shares,
+    user_key,
+)
 from scheduler.core.units import mib_text
 
 # Codes of temporary conditions: a draining scheduler (`daemon/drain.py`) waits for their end.
@@ -25,7 +36,6 @@ UNBLOCK_AFTER = 3  # consecutive samples below the threshold minus HYSTERESIS th
 HYSTERESIS = 0.05  # share of memory or load; at most half of the threshold
 STALE_AFTER = 3  # intervals without a reading after which a GPU is stale
 LEAST_STALE_S = 3.0  # a reading is never stale before this age, however short the interval: a busy machine reads late
-OUTGROWN = 1.1  # a job that uses more than this multiple of its share counts with the memory that it uses
 FRESH_S = 1.0  # a job is placed only on a GPU that was read within this time
 COUNT_EVERY_S = 0.5  # of several samples within this time only one counts for blocking
 LOAD_WINDOW_S = 2.0  # the load is ignored this long after a job left: the counter averages over about a second
@@ -47,33 +57,7 @@ class Thresholds:
     release_s: float = 30.0
     hold_on_errors: bool = False
     by_memory: bool = False  # jobs book MiB instead of shares: only the free memory counts, not who uses the rest
-
-
-@dataclass(frozen=True, slots=True)
-class Tenant:
-    """An attempt of this scheduler with an allocation on a GPU, or a user with bookings of other schedulers on it.
-
-    ``key``: the attempt, such as ``12.1``, or `user_key`; ``parts``: thousandths of the GPU that are booked; ``vram_mib``: MiB that
-    the job requested on each GPU (0: none requested); ``started_at``: seconds since 1970, None before the start; ``user``: of
-    the job, in a scheduler of several users.
-    """
-
-    key: str
-    job: int
-    parts: int
-    vram_mib: int = 0
-    started_at: float | None = None
-    user: str = ""
-
-    @property
-    def name(self) -> str:
-        """The tenant in words: "job 12", or "user lab3"."""
-        return f"user {self.key[1:]}" if self.key.startswith("@") else f"job {self.job}"
-
-
-def user_key(user: str) -> str:
-    """Return the key of the tenant that stands for the bookings of a user by other schedulers."""
-    return f"@{user}"
+    default_mib: int = 0  # with ``by_memory``: MiB that a job books that requests no memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +86,8 @@ class GpuAdmission:
     overcommit_mib: int = 0  # the same memory in MiB, without subtracting the tolerance
     why_overcommit: Verdict = NOTHING_FORBIDDEN
     own: dict[str, float] = field(default_factory=dict)  # attempt → memory in use; its share where no figure is known
-    settled: frozenset[str] = frozenset()  # attempts that run for longer than ``settle_s``
+    growth: dict[str, Growth] = field(default_factory=dict)  # by attempt
+    settled: frozenset[str] = frozenset()  # attempts whose memory has not grown for ``settle_s``
     own_mib: int = 0
     foreign_mib: int = 0
     baseline_mib: int | None = None
@@ -116,6 +101,7 @@ class GpuAdmission:
     before_mib: int = 0  # foreign memory at that time
     foreign_processes: list[GpuProcess] = field(default_factory=list)  # without those that a user accepted
     accepted: dict[tuple[int, float], int] = field(default_factory=dict)  # (pid, start time) → MiB that a user accepted
+    accepted_mib: int = 0  # of these processes, in the last reading
 
     @property
     def by_engine(self) -> bool:
@@ -129,6 +115,14 @@ class GpuAdmission:
         if told is None or told.memory_used_mib is None:
             return None
         return (told.reserved_mib or 0) + max(0, told.memory_used_mib - self.own_mib - self.foreign_mib)
+
+    @property
+    def capacity_mib(self) -> int:
+        """MiB of the GPU without those that the driver and a display use; at least 1."""
+        told = self.reading
+        if told is None or not told.memory_total_mib:
+            return 1
+        return max(1, told.memory_total_mib - (told.reserved_mib or 0) - (self.baseline_mib or 0))
 
     @property
     def reason(self) -> str:
@@ -267,6 +261,7 @@ class Admission:
             if card is not None:
                 named = sum(process.memory_mib or 0 for process in card.foreign_processes)
                 card.accepted |= {_key(process): process.memory_mib or 0 for process in card.foreign_processes}
+                card.accepted_mib += named
                 card.baseline_mib = (card.baseline_mib or 0) + max(0, card.foreign_mib - named)
                 card.foreign_mib = card.overcommit = card.overcommit_mib = card.above = 0
                 card.blocked = card.whole_blocked = False
@@ -286,18 +281,23 @@ class Admission:
             card.measured_at = -math.inf
             return
         card.measured_at = card.read_at
-        used -= _accepted_mib(card, reading)
+        card.accepted_mib = _accepted_mib(card, reading)
+        used -= card.accepted_mib
         own, foreign_processes = self._split(card, reading, tenants, used, total, now)
         card.foreign_processes = foreign_processes
         rest = max(0.0, used - sum(own.values()))
         if not tenants:
             self._learn_baseline(card, rest, foreign_processes, total)
         foreign = int(max(0.0, rest - (card.baseline_mib or 0)))
-        capacity = max(1, total - (card.baseline_mib or 0))
-        card.settled = frozenset(t.key for t in tenants if self._settled(t, now))
+        capacity = card.capacity_mib
+        settle_s = self.thresholds.settle_s
+        card.growth = {
+            t.key: growth_after(card.growth.get(t.key), t, own.get(t.key, 0.0), settle_s, now) for t in tenants
+        }
+        card.settled = frozenset(t.key for t in tenants if is_settled(t, card.growth[t.key], settle_s, now))
         shares = () if self.thresholds.by_memory else tenants  # jobs that book memory have no share to exceed
-        outgrown = {t: own[t.key] for t in shares if t.key in own and own[t.key] > OUTGROWN * _promised(t, capacity)}
-        beyond = sum(used_by - _promised(t, capacity) for t, used_by in outgrown.items())
+        over = {t: own[t.key] for t in shares if outgrown(t, own.get(t.key, 0.0), capacity)}
+        beyond = sum(used_by - promised(t, capacity) for t, used_by in over.items())
         card.own = own
         card.own_mib, card.foreign_mib = int(sum(own.values())), foreign
         overcommit = 0.0 if self.thresholds.by_memory else foreign + beyond
@@ -305,21 +305,18 @@ class Admission:
         slack = self.thresholds.tolerance * capacity
         card.overcommit = math.ceil(WHOLE * max(0.0, overcommit - slack) / capacity)
         card.why_overcommit = NOTHING_FORBIDDEN
-        if outgrown and beyond >= foreign:
-            worst = max(outgrown, key=lambda t: outgrown[t])
+        if over and beyond >= foreign:
+            worst = max(over, key=lambda t: over[t])
             card.why_overcommit = Verdict(
                 "over-share",
-                f"{worst.name} uses {mib_text(outgrown[worst])} on GPU {card.gpu.index}, more than its share of "
-                f"{mib_text(int(_promised(worst, capacity)))}",
+                f"{worst.name} uses {mib_text(over[worst])} on GPU {card.gpu.index}, more than its share of "
+                f"{mib_text(int(promised(worst, capacity)))}",
             )
         elif card.overcommit:
-            card.why_overcommit = Verdict("foreign", _in_use(card.gpu.index, foreign, foreign_processes))
+            card.why_overcommit = Verdict("foreign", in_use_text(card.gpu.index, foreign, foreign_processes))
         self._hysteresis(card, reading, tenants, foreign_processes, foreign / total, first, now)
         if not self._releasing(card, reading):
             self._whole(card, foreign_processes, total, first)
-
-    def _settled(self, tenant: Tenant, now: Now) -> bool:
-        return tenant.started_at is not None and now.wall - tenant.started_at > self.thresholds.settle_s
 
     def _split(
         self, card: GpuAdmission, reading: GpuSnapshot, tenants: Sequence[Tenant], used: int, total: int, now: Now
@@ -353,12 +350,12 @@ class Admission:
         rest = max(0.0, used - sum(own.values()))
         # In a container the list of processes may be empty although memory is in use: treat it as no list.
         blind = reading.processes is None or (not reading.processes and rest > _most_baseline(total))
-        pool = rest
+        pool = max(0.0, rest - (card.baseline_mib or 0))  # the driver's memory belongs to no job
         if not (blind or silent or any(process.memory_mib is None for process in hidden)):
-            pool = min(rest, sum(process.memory_mib or 0 for process in hidden))
+            pool = min(pool, sum(process.memory_mib or 0 for process in hidden))
         unseen = [t for t in tenants if t.key in silent or (t.key not in own and (blind or hidden))]
         for tenant in unseen:
-            share = min(pool, _promised(tenant, total))
+            share = min(pool, promised(tenant, card.capacity_mib))
             own[tenant.key] = own.get(tenant.key, 0.0) + share
             pool -= share
         if hidden and (not unseen or pool > self.thresholds.tolerance * total):
@@ -475,9 +472,9 @@ class Admission:
             card.whole_blocked, card.clean = True, 0
             silent = (
                 f"GPU {card.gpu.index} is used by foreign processes whose memory the driver does not report"
-                f"{_largest_process(unknown)}"
+                f"{largest_process_text(unknown)}"
             )
-            card.whole = Verdict("foreign", silent if unknown else _in_use(card.gpu.index, memory, working))
+            card.whole = Verdict("foreign", silent if unknown else in_use_text(card.gpu.index, memory, working))
             card.whole_until = (
                 "until they end" if unknown
                 else f"while they use more than {100 * self.thresholds.tolerance:g} % of the GPU's memory"
@@ -543,7 +540,7 @@ class Admission:
                 )
             grown = card.foreign_mib - card.before_mib
             if self._releasing(card, reading):
-                who = _largest_process(card.foreign_processes)
+                who = largest_process_text(card.foreign_processes)
                 return Verdict(
                     "releasing", f"GPU {index}: {mib_text(grown)} are still in use{who} after the end of a job"
                 )
@@ -561,29 +558,31 @@ class Admission:
         if card.blocked or card.above:
             again = "" if card.blocked else "; the next reading follows shortly"
             if card.foreign_mib >= _below(self.thresholds.memory) * reading.memory_total_mib:
-                return Verdict("foreign", _in_use(index, card.foreign_mib, card.foreign_processes) + again)
+                return Verdict("foreign", in_use_text(index, card.foreign_mib, card.foreign_processes) + again)
             busy = f"{100 * (reading.load or 0):.0f} % busy"
             limit = f"limit {100 * self.thresholds.load:g} %{again}"
             return Verdict(
                 "foreign",
-                f"GPU {index} is {busy} with foreign processes{_largest_process(card.foreign_processes)}; {limit}",
+                f"GPU {index} is {busy} with foreign processes{largest_process_text(card.foreign_processes)}; {limit}",
             )
         return NOTHING_FORBIDDEN
 
     def free_mib(self, index: int) -> int:
         """Return the MiB of a GPU that are neither in use nor set aside for a job; 0 if unknown.
 
-        During the first ``settle_s`` seconds of a job, memory is set aside for the job: the part of its share, or of
-        its requested memory, that the job does not use yet. After this time nothing is set aside for the job.
+        For a job, memory is set aside: the part of its requested memory, or of its share, that it does not use yet. If
+        it requested no memory (`Thresholds.default_mib`), this ends when its memory has settled
+        (`core/tenants.py: is_settled`): what it uses then is what it needs.
         """
         card = self.cards[index]
         reading = card.reading
         if reading is None or reading.memory_used_mib is None or not reading.memory_total_mib:
             return 0
-        free = float(reading.memory_total_mib - reading.memory_used_mib)
+        free = float(reading.memory_total_mib - (reading.reserved_mib or 0) - reading.memory_used_mib)
         for tenant in self.tenants(index):
-            if tenant.key not in card.settled:
-                free -= max(0.0, _promised(tenant, reading.memory_total_mib) - card.own.get(tenant.key, 0.0))
+            requested = tenant.vram_mib if tenant.vram_mib != self.thresholds.default_mib else 0
+            aside = requested if tenant.key in card.settled else promised(tenant, reading.memory_total_mib)
+            free -= max(0.0, aside - card.own.get(tenant.key, 0.0))
         return max(0, int(free))
 
     def most_mib(self, index: int) -> int:
@@ -594,29 +593,40 @@ class Admission:
         card = self.cards.get(index)
         if card is None or card.reading is None or not card.reading.memory_total_mib:
             return 0
-        total = card.reading.memory_total_mib
-        return int(total * (1 - self.thresholds.tolerance)) - (card.baseline_mib or 0)
+        return card.capacity_mib - int(self.thresholds.tolerance * card.reading.memory_total_mib)
 
     def has_room(self, index: int, parts: int, vram_mib: int) -> bool:
         """Return whether the GPU has enough memory left for the job; True if its memory is not known.
 
         If jobs book MiB instead of shares (`Thresholds.by_memory`), the job must fit into `free_mib`.
 
-        Otherwise the job must fit into the memory that remains after the baseline, the foreign memory, and the shares
-        of the jobs on the GPU are subtracted. If a job on the GPU uses more than `OUTGROWN` times its share, the memory
-        that this job uses is subtracted in place of its share.
+        Otherwise two rules hold. The memory that jobs requested (``vram``) or, if that is more, use must fit into the
+        GPU together, beside all other memory. And the shares must fit beside the foreign memory, with some tolerance:
+        a share is rarely used to the last MiB, and a job may use a little more than its share. A job that requests more
+        than the driver leaves gets a GPU without other jobs.
         """
         card = self.cards.get(index)
         if card is None or card.reading is None or not card.reading.memory_total_mib:
             return True
-        capacity = card.reading.memory_total_mib - (card.baseline_mib or 0)
+        capacity = card.capacity_mib
+        if vram_mib > card.reading.memory_total_mib:
+            return False
+        vram_mib = min(vram_mib, capacity)
         if self.thresholds.by_memory:
             return self.free_mib(index) >= max(vram_mib, capacity * (parts / WHOLE - self.thresholds.tolerance))
-        room = float(capacity - card.foreign_mib)
-        for tenant in self.tenants(index):
-            promised, own = _promised(tenant, capacity), card.own.get(tenant.key, 0.0)
-            room -= own if own > OUTGROWN * promised else promised
+        tenants = self.tenants(index)
+        if (vram_mib or any(tenant.vram_mib for tenant in tenants)) and vram_mib > self.room_mib(index):
+            return False
+        room = room_of_shares(tenants, card.own, capacity) - card.foreign_mib
         return max(vram_mib, capacity * parts / WHOLE) <= room + self.thresholds.tolerance * capacity
+
+    def room_mib(self, index: int) -> int:
+        """Return the MiB of a GPU that are neither in use nor requested by its jobs; below 0 if it has too little."""
+        card = self.cards.get(index)
+        if card is None:
+            return 0
+        room = room_beside_requests(self.tenants(index), card.own, card.capacity_mib)
+        return math.floor(room) - card.foreign_mib - card.accepted_mib
 
     def forbids(self, index: int, parts: int, free: int, vram_mib: int = 0) -> Verdict:
         """Return why the readings keep a job away from GPU ``index``; `NOTHING_FORBIDDEN` if the job may start there.
@@ -642,6 +652,13 @@ class Admission:
                 code = "no-room" if self.tenants(index) else "foreign"  # without jobs, foreign processes use the memory
                 left = f"GPU {index} has {mib_text(self.free_mib(index))} that are neither in use nor booked"
                 return Verdict(code, f"{left}, but the job needs {mib_text(vram_mib)}" if vram_mib else left)
+            unused = max(0, self.room_mib(index))
+            if min(vram_mib, card.capacity_mib) > unused:
+                has, needs = mib_text(unused), mib_text(vram_mib)
+                if has == needs:
+                    has, needs = f"{unused} MiB", f"{vram_mib} MiB"
+                what = f"{has} that are neither in use nor requested by its jobs"
+                return Verdict("no-room", f"GPU {index} has {what}, but the job needs {needs}")
             return Verdict(
                 "no-room", f"GPU {index} has too little memory that is neither in use nor booked by its jobs"
             )
@@ -672,26 +689,3 @@ def _accepted_mib(card: GpuAdmission, reading: GpuSnapshot) -> int:
         card.accepted = {key: mib for key, mib in card.accepted.items() if key in there}
         return sum(min(mib, there[key]) for key, mib in card.accepted.items())
     return 0
-
-
-def _promised(tenant: Tenant, capacity: float) -> float:
-    return max(tenant.vram_mib, capacity * tenant.parts / WHOLE)
-
-
-def _in_use(index: int, mib: float, processes: Sequence[GpuProcess]) -> str:
-    return f"GPU {index} has {mib_text(int(mib))} in use by foreign processes{_largest_process(processes)}"
-
-
-def _largest_process(processes: Sequence[GpuProcess]) -> str:
-    """Return pid and owner of the process with the most memory, in parentheses; empty if there are no processes.
-
-    The owner is a user, or a job of this scheduler.
-    """
-    if not processes:
-        return ""
-    largest = max(processes, key=lambda process: (process.memory_mib or 0, -process.pid))
-    if largest.owner:
-        return f" (pid {largest.pid} of job {largest.owner.partition('.')[0]}, which has no allocation on this GPU)"
-    user = f", user {largest.user}" if largest.user else ""
-    more = f" and {len(processes) - 1} more" if len(processes) > 1 else ""
-    return f" (pid {largest.pid}{user}{more})"

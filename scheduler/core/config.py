@@ -298,7 +298,7 @@ class Config:
     )
     settle: float = _option(
         120.0, _seconds,
-        "for this long after the start of a job, new processes of the same user on its GPU count as the job's, and its booked memory as in use", "S", reload=True,
+        "for this long after the start of a job, new processes of the same user on its GPU count as the job's; with min_free_mem_mb, a default booking ends when the memory of the job has not grown for this long", "S", reload=True,
     )
     release: float = _option(
         30.0, _seconds, "for this long after the end of a job, memory that is not released yet does not count as foreign", "S", reload=True

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from scheduler.core.units import mib_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +45,22 @@ class GpuSnapshot:
     in_use: bool = False  # a job of any user has an allocation on the GPU; only reported by an engine
     node: str = ""  # its server; only reported by an engine
     partition: str = ""
+
+
+def in_use_text(index: int, mib: float, processes: Sequence[GpuProcess]) -> str:
+    return f"GPU {index} has {mib_text(int(mib))} in use by foreign processes{largest_process_text(processes)}"
+
+
+def largest_process_text(processes: Sequence[GpuProcess]) -> str:
+    """Return pid and owner of the process with the most memory, in parentheses; empty if there are no processes.
+
+    The owner is a user, or a job of this scheduler.
+    """
+    if not processes:
+        return ""
+    largest = max(processes, key=lambda process: (process.memory_mib or 0, -process.pid))
+    if largest.owner:
+        return f" (pid {largest.pid} of job {largest.owner.partition('.')[0]}, which has no allocation on this GPU)"
+    user = f", user {largest.user}" if largest.user else ""
+    more = f" and {len(processes) - 1} more" if len(processes) > 1 else ""
+    return f" (pid {largest.pid}{user}{more})"

@@ -11,6 +11,7 @@ from scheduler.core.errors import NotFound, Refused, SchedulerError, UsageError
 from scheduler.core.gpu import ResourceRequest, gpu_ids_text
 from scheduler.core.job import Job, JobState
 from scheduler.core.job_options import EDITABLE
+from scheduler.core.model_table import vram_notes, with_vram_notes
 from scheduler.core.placement_class import class_of
 from scheduler.core.units import mib_text, span_text
 
@@ -50,14 +51,18 @@ def edit(
     spec = replace(job.spec, **values)
     check_nodes(spec.allowed, decision.state.fleet.has_nodes)
     _check_parents(decision, job, (*values.get("after", ()), *values.get("after_ok", ())), ahead)
-    before = job.spec, job.need, job.allowed, job.priority
+    before = job.spec, job.need, job.allowed, job.priority, job.notes
+    told: tuple[str, ...] = ()
     job.spec, job.allowed = spec, spec.allowed
     job.priority = values.get("priority", job.priority)  # after a swap it differs from the priority of the spec
     if need is not None:
         job.need = ResourceRequest(*need)
+    if {"gpus", "vram_mib", "allowed"} & set(values) and not (job.oom_retries and job.need == before[1]):
+        told = vram_notes(spec, job.need, decision.state.fleet.managed)
+        job.notes = with_vram_notes(job.notes, told)
     never = decision.state.fleet.can_ever_hold(class_of(job)) if decision.state.fleet.gpus else ""
     if never:
-        job.spec, job.need, job.allowed, job.priority = before
+        job.spec, job.need, job.allowed, job.priority, job.notes = before
         raise Refused(f"cannot edit job {job.id}: {never}", do="request less, or allow other GPUs")
     old = {name: getattr(before[0], name) for name in values} | {"priority": before[3]}
     shown = [
@@ -66,14 +71,15 @@ def edit(
         if name in EDITABLE and value != old[name]
     ]
     if not shown and job.need == before[1]:
-        job.spec, job.need, job.allowed, job.priority = before
+        job.spec, job.need, job.allowed, job.priority, job.notes = before
         return f"job {job.id} is unchanged: it already has these values"
     decision.plan.respecs[job.id] = job
     decision.changed(job, "edited", what=shown)
     decision.enqueue(job)
     if job.state is not JobState.PENDING:
         return f"job {job.id} is {job.state.value}: a dependency did not succeed"
-    return f"job {job.id}: {', '.join(shown) or f'need {before[1]} -> {job.need}'}"
+    answer = f"job {job.id}: {', '.join(shown) or f'need {before[1]} -> {job.need}'}"
+    return "; ".join((answer, *told))
 
 
 def _check_parents(decision: DecisionPass, job: Job, parents: tuple[int, ...], ahead: Ahead) -> None:

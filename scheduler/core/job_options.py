@@ -221,8 +221,8 @@ JOB_OPTIONS: dict[str, JobOption] = {
         JobOption(
             name="vram", metavar="SIZE", field="vram_mib", read=mib_of, edit=True, key="vram", example="18G",
             help="GPU memory that it needs on each GPU: 18G.",
-            meaning="memory it needs on each GPU (ignored on GPUs of unknown size); without `gpus=` and without "
-            "a known model, its share of a GPU is computed from this memory",
+            meaning="memory it needs on each GPU (ignored on GPUs of unknown size); its share of a GPU is at least the part "
+            "of a GPU that this memory is",
             form=FormField("GPU memory", "needed on each GPU: 18G", "any"),
         ),
         JobOption(

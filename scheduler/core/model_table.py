@@ -12,6 +12,7 @@ from scheduler.core.allowed import Allowed, allowed_mask
 from scheduler.core.errors import SchedulerError, UsageError, nearest, raise_all, said
 from scheduler.core.gpu import BY_MEMORY, HIGHEST_GPU_ID, WHOLE, Gpu, ResourceRequest, decimal_text, rounding_note
 from scheduler.core.job import JobSpec
+from scheduler.core.units import size_text
 
 KEYS = ("default_requirement", "models")
 LONGEST_NEED = 100  # characters of a need
@@ -126,47 +127,101 @@ def booking_memory(spec: JobSpec, mib: int, *, read: bool) -> JobSpec:
 
 
 def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tuple[ResourceRequest, tuple[str, ...]]:
-    """Return the need of a job, and notes about it for the user (rounded up, unknown model).
+    """Return the need of a job, and notes about it for the user (rounded up, unknown model, larger memory).
 
-    ``gpus``: the managed GPUs. If the job gives only its GPU memory (``vram``), it needs the share of a GPU that has
-    this memory. Raises UsageError if the need cannot be read, and Refused if no server can have these GPUs.
+    ``gpus``: the managed GPUs. The GPU memory of a job (``vram``) is a part of the smallest allowed GPU that has this
+    memory. A job that requests no share, or a smaller share, books this part. Raises UsageError if the need cannot be
+    read, and Refused if no server can have these GPUs.
     """
     notes: list[str] = []
     if spec.on:
-        return ResourceRequest(len(spec.on), 0), ()
+        return ResourceRequest(len(spec.on), 0), vram_notes(spec, ResourceRequest(len(spec.on), 0), gpus)
+    model = None if spec.gpus else model_in(words_of(spec))
+    by_vram = not spec.gpus and bool(spec.vram_mib) and (model is None or model not in table.models)
     if spec.gpus:
         text = spec.gpus
+    elif model is not None and model in table.models:
+        text = table.models[model]
     else:
-        model = model_in(words_of(spec))
-        if model is not None and model in table.models:
-            text = table.models[model]
-        else:
-            text = _part_of_a_gpu(spec.vram_mib, spec.allowed, gpus) if spec.vram_mib else table.default
-            if model is not None:
-                near = nearest(model, table.models)
-                also = f" (did you mean {near}?)" if near else ""
-                missing = "is not in the model table" if table.models else "is unknown, because there is no model table"
-                which = "the share computed from its vram" if spec.vram_mib else "the default"
-                notes.append(f"model {model} {missing}{also}; the job requests {which}, {text}")
+        text = _part_alone(spec.vram_mib or 0, spec.allowed, gpus) if by_vram else table.default
+        if model is not None:
+            near = nearest(model, table.models)
+            also = f" (did you mean {near}?)" if near else ""
+            missing = "is not in the model table" if table.models else "is unknown, because there is no model table"
+            which = "the share computed from its vram" if by_vram else "the default"
+            notes.append(f"model {model} {missing}{also}; the job requests {which}, {text}")
     rounded = rounding_note(text)
     if rounded:
         notes.append(rounded)
-    need = ResourceRequest.parse(text)
+    asked = need = ResourceRequest.parse(text)
     if not need.count:
         need = ResourceRequest.of_slots(spec.slots)
     elif spec.slots > 1:
         notes.append(f"slots={spec.slots} has no effect: the job needs {need.in_words()}")
+    if spec.vram_mib and need.count and not _books_memory(spec):
+        part = _part_of_a_gpu(spec.vram_mib, spec.allowed, gpus)
+        need = ResourceRequest(need.count, max(need.parts, part or 0))
+    notes += vram_notes(spec, need, gpus, ResourceRequest(1, 0) if by_vram else asked)
     return need, tuple(notes)
 
 
-def _part_of_a_gpu(mib: int, allowed: Allowed, gpus: Collection[Gpu]) -> str:
-    """Return ``mib`` as a share of the smallest allowed GPU that has at least ``mib`` MiB.
+VRAM_NOTE = "vram="  # the notes of `vram_notes` start with this text
 
-    Return "1" if no allowed GPU has ``mib`` MiB, or if the memory size of an allowed GPU is not known.
+
+def vram_notes(
+    spec: JobSpec, need: ResourceRequest, gpus: Collection[Gpu], asked: ResourceRequest | None = None
+) -> tuple[str, ...]:
+    """Return the note about the GPU memory that a job requests; empty if it is booked as requested.
+
+    ``need``: what the job books; ``asked``: the need without its memory (None: that of ``spec.gpus``).
+    """
+    if not spec.vram_mib or _books_memory(spec):
+        return ()
+    if asked is None:
+        alone = ResourceRequest(1, 0) if model_in(words_of(spec)) is None else need
+        asked = ResourceRequest.parse(spec.gpus) if spec.gpus else alone
+    told = f"{VRAM_NOTE}{size_text(spec.vram_mib)}"
+    if spec.on:
+        return (f"{told} books no memory: the job starts on the GPUs that it names (on=)",)
+    if not need.count:
+        return (f"{told} has no effect: the job needs no GPU",)
+    mask = allowed_mask(spec.allowed, gpus)
+    if any(gpu.memory_mib is None for gpu in gpus if mask >> gpu.index & 1):
+        if asked.parts:
+            return (f"{told} has no effect on GPUs of unknown size; the job books {need}",)
+        return (f"{told} is taken as a whole GPU, because the size of an allowed GPU is not known",)
+    if not asked.parts or need.parts <= asked.parts:
+        return ()
+    part = decimal_text(need.parts)
+    return (f"{told} is {part} of the smallest allowed GPU that has it; the job books {need}",)
+
+
+def with_vram_notes(before: Sequence[str], notes: Sequence[str]) -> tuple[str, ...]:
+    """Return the notes of a job in which those about its GPU memory are replaced by those in ``notes``."""
+    kept = [note for note in before if not note.startswith(VRAM_NOTE)]
+    return (*kept, *(note for note in notes if note.startswith(VRAM_NOTE)))
+
+
+def _books_memory(spec: JobSpec) -> bool:
+    """Return whether the job books memory instead of a share (`booking_memory`)."""
+    return spec.gpus == decimal_text(BY_MEMORY)
+
+
+def _part_of_a_gpu(mib: int, allowed: Allowed, gpus: Collection[Gpu]) -> int | None:
+    """Return ``mib`` as thousandths of the smallest allowed GPU that has at least ``mib`` MiB, rounded up.
+
+    On larger GPUs this part is more than ``mib``, so the memory of a GPU is never booked twice. Return None if the size
+    of no such GPU is known.
     """
     mask = allowed_mask(allowed, gpus)
-    sizes = [gpu.memory_mib for gpu in gpus if mask >> gpu.index & 1]
-    large = [size for size in sizes if size is not None and size >= mib]
-    if not large or None in sizes:
+    sizes = [gpu.memory_mib for gpu in gpus if mask >> gpu.index & 1 and gpu.memory_mib is not None]
+    return max((-(-mib * WHOLE // size) for size in sizes if size >= mib), default=None)
+
+
+def _part_alone(mib: int, allowed: Allowed, gpus: Collection[Gpu]) -> str:
+    """Return the need of a job that requests only GPU memory; "1" if the size of an allowed GPU is not known."""
+    mask = allowed_mask(allowed, gpus)
+    if any(gpu.memory_mib is None for gpu in gpus if mask >> gpu.index & 1):
         return "1"
-    return decimal_text(-(-mib * WHOLE // min(large)))
+    part = _part_of_a_gpu(mib, allowed, gpus)
+    return "1" if part is None else decimal_text(part)

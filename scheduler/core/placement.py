@@ -1,9 +1,9 @@
 """The ledger: best-fit placement of resource requests on GPUs, or the reason why a request does not fit.
 
 Best fit for a job on one GPU: among the usable GPUs with enough free share, take the GPU with the least free share. If
-several GPUs are equal, prefer the server with the fewest entirely free GPUs, then the lowest id. A job for several GPUs
-goes to the server on which it fits; if it fits on several servers, to the server with the fewest entirely free GPUs.
-Sets of GPUs are bit masks: the cost of a search grows with the number of distinct free shares, not with the number of
+several GPUs are equal, prefer the server with the fewest entirely free GPUs, then the lowest id. A job that requests GPU
+memory goes to the smallest GPUs that have this memory, if there is room on one of them. A job for several GPUs goes to
+the server on which it fits; if it fits on several servers, to the server with the fewest entirely free GPUs. Sets of GPUs are bit masks: the cost of a search grows with the number of distinct free shares, not with the number of
 GPUs.
 
 Besides bookings there are claims and reservations. A *claim* keeps the GPUs that a running job named: only other jobs
@@ -13,6 +13,7 @@ not placed there, unless they are expected to end before the waiting job starts 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -91,6 +92,10 @@ class Fleet:
         self.free: dict[int, int] = dict.fromkeys(self.gpus, WHOLE)
         self._unbooked: dict[int, int] = dict.fromkeys(self.gpus, WHOLE)  # thousandths that no own job has
         self.memory_free: dict[int, int] = {i: g.memory_mib for i, g in self.gpus.items() if g.memory_mib is not None}
+        sizes = {gpu.memory_mib or math.inf for gpu in self.gpus.values()}
+        self._sizes = [  # masks of the GPUs with the same memory, the smallest memory first
+            mask_of(i for i, gpu in self.gpus.items() if (gpu.memory_mib or math.inf) == size) for size in sorted(sizes)
+        ]
         self._bucket: dict[int, int] = {WHOLE: mask_of(self.gpus)}
         self._levels = 1 << WHOLE if self.gpus else 0
         self._server_mask: dict[int, int] = {}
@@ -203,7 +208,12 @@ class Fleet:
         books_memory = self.admission.thresholds.by_memory and need.parts == BY_MEMORY and bool(kind.vram_mib)
         if books_memory and need.count == 1 and self.admission.cards:
             return self._find_most_memory(usable)
-        return self._find_share(need.parts, usable) if need.count == 1 else self._find_wide(need, usable)
+        if need.count > 1:
+            return self._find_wide(need, usable)
+        if not kind.vram_mib or len(self._sizes) == 1:
+            return self._find_share(need.parts, usable)
+        smallest_first = (self._find_share(need.parts, usable & mask) for mask in self._sizes)
+        return next((found for found in smallest_first if found is not None), None)
 
     def _without_kept_free(self, usable: int, count: int, parts: int = 0) -> int:
         """Return ``usable`` without the GPUs whose use would leave fewer than `keep_free` GPUs without jobs.
@@ -440,12 +450,16 @@ class Fleet:
                 return f"needs {asked}, but at most {number} of one server are managed"
             return f"needs {asked}, but only {number} {'are' if fitting > 1 else 'is'} managed"
         if kind.vram_mib:
-            large = mask_of(i for i, g in self.gpus.items() if g.memory_mib is None or g.memory_mib >= kind.vram_mib)
+            large = self._large_mask(kind.vram_mib)
             fitting = max(((allowed & large & mask).bit_count() for mask in self._server_mask.values()), default=0)
             if need.count > fitting:
                 of_one = "a GPU" if need.count == 1 else f"each of {need.count} GPUs of one server"
                 return f"needs {kind.vram_mib} MiB on {of_one}, more than the allowed GPUs have"
         return ""
+
+    def _large_mask(self, mib: int) -> int:
+        """Return the mask of the GPUs that have at least this memory, or whose memory is not known."""
+        return mask_of(i for i, gpu in self.gpus.items() if gpu.memory_mib is None or gpu.memory_mib >= mib)
 
     def why_not(self, kind: PlacementClass) -> Reason:
         """Return why no job of ``kind`` fits at present: the first rule that fails, with its figures."""
@@ -456,6 +470,8 @@ class Fleet:
         if need.count == 0:
             return self._no_slot(need)
         allowed = self.allowed_mask(kind.allowed)
+        if kind.vram_mib and not need.by_name:
+            allowed &= self._large_mask(kind.vram_mib)
         usable = allowed & ~self.paused_mask
         if not usable:
             ids = ids_of(allowed)
@@ -584,7 +600,9 @@ class Fleet:
         first, *others = verdicts
         if self.admission.thresholds.by_memory:
             first = max(verdicts, key=lambda i: (self.admission.free_mib(i), -i))
-            others = [i for i in verdicts if i != first]
+        elif vram_mib:
+            first = max(verdicts, key=lambda i: (self.admission.room_mib(i), -i))
+        others = [i for i in verdicts if i != first]
         like = f"; {named_gpus(others)} cannot be used either" if others else ""
         return Reason(verdicts[first].code, verdicts[first].sentence + like)
 

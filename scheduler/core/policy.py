@@ -51,4 +51,5 @@ def thresholds_of(config: Config) -> Thresholds:
         config.release,
         config.hold_on_errors,
         bool(config.min_free_mem_mb),
+        config.min_free_mem_mb or 0,
     )

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from scheduler.core.admission import Tenant, user_key
 from scheduler.core.config import Config
 from scheduler.core.gpu import WHOLE, gpu_ids_text
 from scheduler.core.job import TICKS_A_SECOND, Holding, Job, JobState, Reason
@@ -22,6 +21,7 @@ from scheduler.core.policy import Policy, policy_of
 from scheduler.core.queue import Queue
 from scheduler.core.runtime_estimate import Estimates, RunKind
 from scheduler.core.take_turns import why_others_first
+from scheduler.core.tenants import Tenant, user_key
 from scheduler.core.users import Users
 
 OF_ROOM = frozenset({"no-room", "no-wide-room", "reserved"})  # reasons to wait that depend on whose turn it is

@@ -74,6 +74,11 @@ def mib_text(mib: float) -> str:
     return f"{mib / 1024:.1f}".removesuffix(".0") + " GiB"
 
 
+def size_text(mib: int) -> str:
+    """Return MiB as a size that `mib_of` reads: ``512M``, ``18G``."""
+    return f"{mib // 1024}G" if mib and not mib % 1024 else f"{mib}M"
+
+
 def utc(seconds: float) -> str:
     """Return seconds since 1970 as ISO 8601 text in UTC with milliseconds: ``2026-11-22T09:21:55.438Z``."""
     from datetime import datetime, timezone  # slow to import, and rarely needed by commands called in loops

@@ -11,7 +11,7 @@ from scheduler import __version__
 from scheduler.core.config import Config
 from scheduler.core.gpu import Gpu
 from scheduler.core.job import Job
-from scheduler.core.model_table import ModelTable, booking_memory, need_of
+from scheduler.core.model_table import ModelTable, booking_memory, need_of, with_vram_notes
 from scheduler.store import jobs as rows
 from scheduler.store.waiting_jobs import with_uncertain_need
 
@@ -55,15 +55,16 @@ def update_needs(
 def changed_needs(gpus: Sequence[Gpu], table: ModelTable, waiting: Iterable[Job]) -> list[Job]:
     """Recompute the needs of waiting jobs from the model table and the GPUs. Return the jobs whose need has changed.
 
-    A job that states its own need (``gpus=``) keeps it. A job that is retried after it ran out of GPU memory also keeps
-    its need.
+    A job that states its own need (``gpus=``, without ``vram=``) keeps it. A job that is retried after it ran out of
+    GPU memory also keeps its need.
     """
     found = []
     for job in waiting:
-        if job.spec.gpus or job.oom_retries:
+        if (job.spec.gpus and not job.spec.vram_mib) or job.oom_retries:
             continue
-        need, _ = need_of(job.spec, table, gpus)
-        if need != job.need:
-            job.need = need
+        need, notes = need_of(job.spec, table, gpus)
+        told = with_vram_notes(job.notes, notes)
+        if need != job.need or told != job.notes:
+            job.need, job.notes = need, told
             found.append(job)
     return found

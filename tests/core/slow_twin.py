@@ -5,6 +5,7 @@ It is slow and simple on purpose, so that a reader can check it. Property tests 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -59,8 +60,13 @@ class SlowFleet:
         fitting = [gpu for gpu in self.gpus if self.fits(gpu, kind)]
         if count == 1:
             best = min(
-                fitting, key=lambda gpu: (self.free[gpu.index], self.whole_free_on(gpu.server), gpu.index), default=None
-            )
+                fitting,
+                key=lambda gpu: (
+                    (gpu.memory_mib or math.inf) if kind.vram_mib else 0,
+                    self.free[gpu.index], self.whole_free_on(gpu.server), gpu.index,
+                ),
+                default=None,
+            )  # fmt: skip
             return None if best is None else (best.index,)
         groups: list[tuple[int, int, list[int]]] = []
         for server in {gpu.server for gpu in fitting}:

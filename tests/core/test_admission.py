@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from scheduler.core.admission import NOTHING_FORBIDDEN, Admission, GpuAdmission, Tenant, Thresholds, Verdict
+from scheduler.core.admission import NOTHING_FORBIDDEN, Admission, GpuAdmission, Thresholds, Verdict
 from scheduler.core.gpu import ResourceRequest
 from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
 from scheduler.core.observations import Now, Readings
 from scheduler.core.placement import Fleet
+from scheduler.core.tenants import Tenant
 from tests.builders import M0, T0, a_gpu, a_kind
 
 TOTAL = 80_000

@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.admission import STALE_AFTER, Admission, Tenant, Thresholds
+from scheduler.core.admission import STALE_AFTER, Admission, Thresholds
 from scheduler.core.gpu import WHOLE, ResourceRequest, ids_of
 from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
 from scheduler.core.job import JobState
@@ -21,6 +21,7 @@ from scheduler.core.observations import Arrived, Asked, Now, Observation, Readin
 from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import PlacementClass, class_of
 from scheduler.core.requests import PauseQueue, Resume
+from scheduler.core.tenants import Tenant
 from tests.builders import M0, T0, Play, a_gpu, a_job, a_kind, some_gpus
 from tests.core.test_decide_twin import HISTORY, SLOTS, Both, Step
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import given
@@ -20,6 +20,7 @@ from tests.core.slow_twin import SlowFleet, SlowScheduler
 
 NEEDS = ("0", "0.1", "0.25", "0.3334", "0.5", "0.7", "1", "1.5", "2", "4", "8", "2x0.5", "3x0.25")
 SLOTS = 3
+MIXED = 20_000  # MiB of every other GPU; the rest have twice that
 OTHER_FORMS: dict[str, dict[str, Any]] = {"2 slots": {"slots": 2}, "GPU 0 by name": {"on": (0,)}}
 
 
@@ -78,6 +79,8 @@ class Both:
 
     def __init__(self, servers: list[int], memory_mib: int | None) -> None:
         self.gpus = some_gpus(*servers, memory_mib=memory_mib)
+        if memory_mib == MIXED:
+            self.gpus = [replace(gpu, memory_mib=MIXED * (1 + gpu.index % 2)) for gpu in self.gpus]
         self.play = Play(Fleet(self.gpus, SLOTS))
         self.twin = SlowScheduler(SlowFleet(self.gpus, SLOTS))
         self.last_id = 0
@@ -197,7 +200,7 @@ class Both:
         assert not self.twin.running
 
 
-HISTORY = (SERVERS, st.sampled_from([None, 24_000]), st.lists(TURN, max_size=20))
+HISTORY = (SERVERS, st.sampled_from([None, 24_000, MIXED]), st.lists(TURN, max_size=20))
 
 
 @examples(60)

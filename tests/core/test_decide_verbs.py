@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from scheduler.core.job import Job, JobState
+from scheduler.core.placement import Fleet
 from scheduler.core.queue import Order
 from scheduler.core.requests import Cancel, Edit, First, Hold, PauseQueue, Release, Requeue, Swap
-from tests.builders import Play, a_job, a_world
+from tests.builders import Play, a_gpu, a_job, a_world
 
 S = JobState
 
@@ -146,6 +147,19 @@ def test_an_edited_job_is_placed_by_its_new_request() -> None:
     job = play.job(2)
     assert play.started == [1, 2] and job.gpus == (1,) and job.need.parts == 500
     assert job.spec.edited == ("gpus", "allowed", "label") and plan.respecs == {2: job}
+
+
+def test_the_answer_and_the_notes_tell_that_memory_needs_a_larger_share() -> None:
+    play = Play(Fleet([a_gpu(memory_mib=81_920)]))
+    play.ask(PauseQueue(True))
+    play.arrive(a_job(1, "0.25", gpus="0.25", notes=("another note",)))
+    told = "vram=40G is 0.5 of the smallest allowed GPU that has it; the job books 0.5"
+    assert line(play, Edit((1,), {"vram_mib": 40_960}, ((1, 500),))) == (0, f"job 1: vram none -> 40 GiB; {told}")
+    assert play.job(1).notes == ("another note", told) and play.job(1).need.parts == 500
+    assert line(play, Edit((1,), {"vram_mib": 90_000}, ((1, 250),)))[0] == 3
+    assert play.job(1).notes == ("another note", told), "a refused edit changes nothing"
+    assert line(play, Edit((1,), {"vram_mib": None}, ((1, 250),))) == (0, "job 1: vram 40 GiB -> none")
+    assert play.job(1).notes == ("another note",) and play.job(1).need.parts == 250
 
 
 def test_an_edit_that_makes_a_job_impossible_is_refused() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.admission import Admission, Tenant, Thresholds
+from scheduler.core.admission import Admission, Thresholds
 from scheduler.core.counters import TICK_BUCKETS
 from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
 from scheduler.core.history import (
@@ -34,6 +34,7 @@ from scheduler.core.history import (
     question,
 )
 from scheduler.core.observations import Now, Readings
+from scheduler.core.tenants import Tenant
 from tests.builders import a_gpu
 
 NUMBERS = st.none() | st.floats(0, 1e6)

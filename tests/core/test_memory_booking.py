@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.admission import NOTHING_FORBIDDEN, PASSING, Admission, Tenant, Thresholds
+from scheduler.core.admission import NOTHING_FORBIDDEN, PASSING, Admission, Thresholds
 from scheduler.core.gpu import BY_MEMORY, WHOLE, ResourceRequest
 from scheduler.core.gpu_snapshot import GpuSnapshot
 from scheduler.core.job import JobSpec, JobState
@@ -19,6 +19,7 @@ from scheduler.core.model_table import ModelTable, booking_memory, need_of
 from scheduler.core.observations import Now, Readings
 from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import PlacementClass
+from scheduler.core.tenants import Tenant
 from tests.builders import M0, OOM, T0, Play, a_gpu, a_job, a_policy
 from tests.core.test_admission import TOTAL, Bench, a_process, a_tenant
 
@@ -30,7 +31,7 @@ BOOKED = ResourceRequest(1, BY_MEMORY)
 @pytest.fixture
 def bench() -> Bench:
     """Return a Bench whose jobs book memory, and whose GPU 0 was read once while it was empty."""
-    made = Bench(by_memory=True, settle_s=SETTLE)
+    made = Bench(by_memory=True, settle_s=SETTLE, default_mib=MINIMUM)
     assert made.read(after=0.0) == NOTHING_FORBIDDEN
     return made
 
@@ -92,14 +93,16 @@ def test_a_gpu_with_unknown_memory_use_has_no_free_memory(bench: Bench) -> None:
 @given(
     used=st.integers(0, TOTAL),
     tenants=st.lists(
-        st.tuples(st.integers(0, TOTAL), st.integers(0, TOTAL), st.booleans()),  # booked, uses, settled
+        st.tuples(
+            st.one_of(st.just(MINIMUM), st.integers(0, TOTAL)), st.integers(0, TOTAL), st.booleans()
+        ),  # booked, uses, settled
         max_size=5,
     ),
 )
 def test_free_memory_is_at_least_zero_and_at_most_what_the_driver_reports(
     used: int, tenants: list[tuple[int, int, bool]]
 ) -> None:
-    bench = Bench(by_memory=True, settle_s=SETTLE)
+    bench = Bench(by_memory=True, settle_s=SETTLE, default_mib=MINIMUM)
     bench.on = [
         a_tenant(n, BY_MEMORY, booked, started_at=T0 - 2 * SETTLE if settled else T0)
         for n, (booked, _, settled) in enumerate(tenants, 1)
@@ -107,7 +110,7 @@ def test_free_memory_is_at_least_zero_and_at_most_what_the_driver_reports(
     own = [a_process(100 + n, uses, owner=f"{n}.1") for n, (_, uses, _) in enumerate(tenants, 1)]
     bench.read(used, *own, after=0.0)
     assert 0 <= free(bench) <= TOTAL - used
-    if all(settled or booked <= uses for booked, uses, settled in tenants):
+    if all((settled and booked == MINIMUM) or booked <= uses for booked, uses, settled in tenants):
         slack = sum(TOTAL * BY_MEMORY // WHOLE for _ in tenants)  # each booking includes one thousandth of the GPU
         assert free(bench) >= max(0, TOTAL - used - slack)
 
@@ -164,6 +167,13 @@ def test_s1_11_each_job_counts_the_memory_booked_before_it_in_the_same_pass() ->
         tenants[gpus[0]].append(Tenant(f"{len(chosen)}.1", len(chosen), BY_MEMORY, MINIMUM, None))
         fleet.take(BOOKED, gpus, MINIMUM)
     assert chosen == [0, 0, 1, 0, 1], "20, 14, 14, 8, 8 GB were free on the one with the most"
+
+
+def test_requested_memory_may_be_what_the_driver_needs_but_not_more_than_the_gpu_has() -> None:
+    fleet = a_fleet(400)
+    for need in ("0.001", "0.25"):
+        assert fleet.find(PlacementClass(ResourceRequest.parse(need), None, TOTAL)) == (0,)
+        assert fleet.find(PlacementClass(ResourceRequest.parse(need), None, TOTAL + 1)) is None
 
 
 def test_a_whole_gpu_request_does_not_get_a_gpu_with_booked_memory() -> None:

@@ -9,13 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.core.admission import NOTHING_FORBIDDEN
+from scheduler.core.admission import NOTHING_FORBIDDEN, Admission, Thresholds
 from scheduler.core.gpu import ResourceRequest
+from scheduler.core.gpu_snapshot import GpuSnapshot
 from scheduler.core.job import JobState, Process
-from scheduler.core.observations import Gone
+from scheduler.core.observations import Gone, Now, Readings
 from scheduler.core.placement import Fleet
 from scheduler.core.requests import Cancel
-from tests.builders import Play, a_gpu, a_job, a_kind, a_world
+from tests.builders import M0, T0, Play, a_gpu, a_job, a_kind, a_world
 from tests.core.test_admission import DRIVER, TOTAL, Bench, a_process, a_tenant
 
 S = JobState
@@ -100,6 +101,77 @@ def test_the_reason_names_the_job_of_our_process_on_a_gpu_without_its_allocation
         verdict = bench.read(DRIVER + 66_000, a_process(11, 66_000, owner="7.2"))
     assert verdict.code == "foreign"
     assert verdict.sentence.endswith("(pid 11 of job 7, which has no allocation on this GPU)"), verdict.sentence
+
+
+def test_requested_memory_has_no_tolerance_beside_requested_or_used_memory(bench: Bench) -> None:
+    bench.on = [a_tenant(1, 500, 40_000)]
+    bench.read(DRIVER + 100, a_process(11, 100, owner="1.1"))
+    assert fits(bench, "0.5", CAPACITY - 40_000) and not fits(bench, "0.5", CAPACITY - 39_999)
+    bench.read(DRIVER + 41_000, a_process(11, 41_000, owner="1.1"))
+    assert fits(bench, "0.4", CAPACITY - 41_000) and not fits(bench, "0.4", CAPACITY - 40_999)
+    verdict = bench.admission.forbids(0, 400, 500, CAPACITY - 40_999)
+    assert verdict.code == "no-room" and verdict.sentence == (
+        "GPU 0 has 38200 MiB that are neither in use nor requested by its jobs, but the job needs 38201 MiB"
+    )
+    assert fits(bench, "0.5"), "a share has some tolerance"
+
+
+def test_memory_that_the_driver_keeps_for_itself_is_no_room(bench: Bench) -> None:
+    bench.read(DRIVER, reserved_mib=600)
+    assert bench.card.capacity_mib == CAPACITY - 600
+    bench.on = [a_tenant(1, 100, 10_000)]
+    assert fits(bench, "0.1", CAPACITY - 10_600) and not fits(bench, "0.1", CAPACITY - 10_599)
+
+
+def test_memory_that_a_user_accepted_is_no_room_for_requested_memory(bench: Bench) -> None:
+    bench.read(DRIVER + 30_000, a_process(mib=30_000))
+    for _ in range(2):
+        bench.admission.accept([0], bench.now)
+        assert fits(bench, "0.1", CAPACITY - 30_000) and not fits(bench, "0.1", CAPACITY - 29_999)
+        bench.read(DRIVER + 30_000, a_process(mib=30_000))
+    assert fits(bench, "1"), "a job that requests a share uses the rest"
+    bench.read(DRIVER)
+    assert fits(bench, "0.1", CAPACITY)
+
+
+def test_a_job_that_requests_more_than_the_driver_leaves_gets_a_gpu_of_its_own(bench: Bench) -> None:
+    """Such a job must not wait for ever: it was accepted, because the GPU has that much memory."""
+    assert fits(bench, "1", TOTAL)
+    bench.read(DRIVER + 100, a_process(mib=100))
+    assert not fits(bench, "1", TOTAL)
+    bench.on = [a_tenant(1, 1)]
+    bench.read(DRIVER + 100, a_process(11, 100, owner="1.1"))
+    assert not fits(bench, "0.9", TOTAL)
+
+
+MIXED = [a_gpu(0, memory_mib=81_920), a_gpu(1, memory_mib=81_920), a_gpu(2, memory_mib=24_576)]
+
+
+def test_a_job_that_requests_memory_goes_to_the_smallest_gpu_that_has_it() -> None:
+    fleet = Fleet(MIXED)
+    kind = a_kind("0.75", vram_mib=18_432)
+    found = []
+    while (gpus := fleet.find(kind)) is not None:
+        found.append(gpus)
+        fleet.take(kind.need, gpus, kind.vram_mib)
+    assert found == [(2,), (0,), (1,)]
+    assert fleet.find(a_kind("0.25")) == (0,), "a job that requests only a share goes where it fits most tightly"
+
+
+def test_the_reason_names_the_gpu_with_the_most_room_and_none_that_is_too_small() -> None:
+    fleet, now = Fleet(MIXED), Now(T0, M0)
+    fleet.admission = Admission.of(MIXED, Thresholds(), now)
+    used = (30_000, 20_000, 0)
+    told = [
+        GpuSnapshot(g.uuid, g.index, "", g.memory_mib, mib, 0.0, processes=(a_process(mib=mib),) if mib else ())
+        for g, mib in zip(MIXED, used, strict=True)
+    ]
+    fleet.admission.take(Readings(M0, tuple(told)), now)
+    why = fleet.why_not(a_kind("0.1", vram_mib=70_000))
+    assert why.sentence == (
+        "GPU 1 has 60.5 GiB that are neither in use nor requested by its jobs, but the job needs 68.4 GiB; "
+        "GPU 0 cannot be used either"
+    )
 
 
 @pytest.mark.parametrize("limit", [0.01, 0.05, 0.1, 0.8])

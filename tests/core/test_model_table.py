@@ -15,7 +15,7 @@ import pytest
 from scheduler.core.errors import UsageError
 from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import JobSpec
-from scheduler.core.model_table import ModelTable, model_in, need_of, table_from
+from scheduler.core.model_table import ModelTable, model_in, need_of, table_from, vram_notes, with_vram_notes
 from tests.builders import a_gpu, a_spec
 
 TABLE = ModelTable("0.7", {"qwen2.5-3b-inst": "0.5", "qwen2.5-32b-inst": "2", "odd": "1.5"})
@@ -191,14 +191,57 @@ CARDS = [a_gpu(0, memory_mib=81_920), a_gpu(1, memory_mib=40_960), a_gpu(2, memo
 def test_a_job_that_requests_only_memory_gets_the_corresponding_share(
     vram_mib: int, allowed: tuple[int, ...] | None, need: str
 ) -> None:
-    assert need_of(a_spec(vram_mib=vram_mib, allowed=allowed), ModelTable(), CARDS) == (ResourceRequest.parse(need), ())
-    assert need_of(a_spec(vram_mib=vram_mib, allowed=allowed), ModelTable()) == (ResourceRequest.parse("1"), ())
+    spec = a_spec(vram_mib=vram_mib, allowed=allowed)
+    unknown = allowed is None or 2 in allowed
+    told = ("vram=5G is taken as a whole GPU, because the size of an allowed GPU is not known",) if unknown else ()
+    assert need_of(spec, ModelTable(), CARDS) == (ResourceRequest.parse(need), told)
+    assert need_of(spec, ModelTable()) == (ResourceRequest.parse("1"), ()), "the GPUs are not known yet"
 
 
-def test_a_requested_share_or_a_known_model_overrides_requested_memory() -> None:
+@pytest.mark.parametrize(
+    ("gpus", "vram_mib", "allowed", "need", "note"),
+    [
+        ("0.5", 5_120, (0,), "0.5", ""),
+        ("0.5", 40_960, (0,), "0.5", ""),  # equal
+        ("0.25", 40_960, (0,), "0.5", "vram=40G is 0.5 of the smallest allowed GPU that has it; the job books 0.5"),
+        ("0.25", 40_960, (0, 1), "1", "vram=40G is 1 of the smallest allowed GPU that has it; the job books 1"),
+        ("0.2", 60_001, (0, 1), "0.733", "vram=60001M is 0.733 of the smallest allowed GPU that has it; the job books 0.733"),
+        ("2x0.25", 40_960, (0,), "2x0.5", "vram=40G is 0.5 of the smallest allowed GPU that has it; the job books 2x0.5"),
+        ("2", 40_960, (0,), "2", ""),
+        ("0.25", 90_000, (0, 1), "0.25", ""),  # no GPU is large enough: the job is refused elsewhere
+        ("0.25", 5_120, (2,), "0.25", "vram=5G has no effect on GPUs of unknown size; the job books 0.25"),
+        ("0.1", 10_240, None, "0.25", "vram=10G has no effect on GPUs of unknown size; the job books 0.25"),
+        ("0", 5_120, (0,), "0", "vram=5G has no effect: the job needs no GPU"),
+        ("0.25", 0, (0,), "0.25", ""),
+        ("0.001", 40_960, (0,), "0.001", ""),  # as `booking_memory` writes it: the job books only memory
+    ],
+)  # fmt: skip
+def test_of_a_share_and_the_part_that_the_memory_is_the_larger_counts(
+    gpus: str, vram_mib: int, allowed: tuple[int, ...] | None, need: str, note: str
+) -> None:
+    spec = a_spec(gpus=gpus, vram_mib=vram_mib, allowed=allowed)
+    found, notes = need_of(spec, ModelTable(), CARDS)
+    assert (str(found), notes) == (need, (note,) if note else ())
+    assert vram_notes(spec, found, CARDS) == notes
+
+
+def test_the_share_of_a_known_model_counts_if_it_is_larger_than_the_requested_memory() -> None:
     words = ("--llm", "qwen2.5-3b-inst")
-    assert need_of(a_spec(vram_mib=5_120, gpus="0.5"), TABLE, CARDS)[0] == ResourceRequest(1, 500)
     assert need_of(a_spec(vram_mib=5_120, arguments=words), TABLE, CARDS[:1]) == need_of(a_spec(arguments=words), TABLE)
+    need, (note,) = need_of(a_spec(vram_mib=61_440, arguments=words), TABLE, CARDS[:1])
+    assert need == ResourceRequest(1, 750) and note.startswith("vram=60G is 0.75 of the smallest allowed GPU")
+
+
+def test_the_notes_say_that_a_job_that_names_its_gpus_books_no_memory() -> None:
+    need, (note,) = need_of(a_spec(vram_mib=5_120, on=(0,), allowed=(0,)), TABLE, CARDS)
+    assert need.by_name and note == "vram=5G books no memory: the job starts on the GPUs that it names (on=)"
+
+
+def test_a_new_note_about_memory_replaces_the_old_one() -> None:
+    assert with_vram_notes(("a", "vram=1G b", "c"), ("vram=2G b", "d")) == ("a", "c", "vram=2G b")
+
+
+def test_the_share_for_an_unknown_model_is_computed_from_its_memory() -> None:
     need, (note,) = need_of(a_spec(vram_mib=5_120, arguments=("--llm", "zzz")), TABLE, CARDS[:1])
     assert need == ResourceRequest(1, 63) and note.endswith("requests the share computed from its vram, 0.063")
 

@@ -64,6 +64,22 @@ def test_a_start_with_the_same_table_and_gpus_recomputes_the_needs_of_submitted_
         assert [job.id for job in update_needs(connection, gpus, HALF, at_start=True)] == [1]
 
 
+def test_the_share_of_a_job_with_memory_follows_the_size_of_the_gpus(database: Database) -> None:
+    spec = JobSpec(arguments=("x",), gpus="0.25", vram_mib=12_000)
+    with database.writing() as connection:
+        job = rows.insert(connection, spec, ResourceRequest(1, 500), "", ("another note",), 1.0)
+        for total, need, note in (
+            (24_000, 500, "vram=12000M is 0.5"),
+            (48_000, 250, ""),
+            (12_000, 1000, "vram=12000M is 1"),
+        ):
+            update_needs(connection, some_gpus(2, memory_mib=total), HALF)
+            found = rows.get(connection, job.id)
+            assert found is not None and found.need.parts == need
+            assert found.notes[0] == "another note" and "".join(found.notes[1:]).startswith(note)
+            assert len(found.notes) == 1 + bool(note)
+
+
 def _with_need(job: Job, parts: int) -> Job:
     job.need = ResourceRequest(1, parts)
     return job

@@ -116,7 +116,9 @@ def test_a_job_waits_while_other_jobs_leave_too_little_memory_for_it(machine):
     wait_for(lambda: m.gpu(0)["memory_own"], "its memory")
     m.s.hold("large")
     m.s.append(m.s.line("large") + ";gpus=0.5;vram=60G")
-    assert "too little memory that is neither in use nor booked" in m.waits(2, "no-room")["reason"]
+    assert "needs 0.768 of one GPU" in m.waits(2, "no-room")["reason"]
+    told = "vram=60G is 0.768 of the smallest allowed GPU that has it; the job books 0.768"
+    assert m.s.job(2)["notes"] == [told] and told in m.s.cli("why", "2").stdout
     m.still_waits(2, 3)
     m.add("small", need="0.5")
     m.running("small")

@@ -334,10 +334,10 @@ def test_s1_2_run_waits_while_foreign_processes_fill_all_gpus(machine: Callable[
     """S1.2: While foreign processes fill all GPUs, `run` waits, reads the GPUs again and again, and then continues."""
     m = machine(None).cards("GPU-a", "GPU-b")
     others = m.foreign_process()
-    m.use("GPU-a", others, 79_000)
-    m.use("GPU-b", others, 79_200)
+    m.use("GPU-a", others, 78_000)
+    m.use("GPU-b", others, 78_200)
     run = Run(m.s).commands("echo $CUDA_VISIBLE_DEVICES >>out").detected("--poll-interval", "0.25")
-    m.waits(1, "foreign", "GPU 0 has 500 MiB that are neither in use nor booked")
+    m.waits(1, "foreign", "GPU 0 has 966 MiB that are neither in use nor booked")
     m.still_waits(1)
     m.unuse("GPU-b", others)
     run.ended(0)
