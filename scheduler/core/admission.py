@@ -10,11 +10,12 @@ share, even while it uses less.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.core.gpu import WHOLE, Gpu
-from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
+from scheduler.core.gpu_faults import GpuFault
+from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot, largest_process
 from scheduler.core.observations import Now, Readings
 from scheduler.core.units import mib_text
 
@@ -45,7 +46,7 @@ class Thresholds:
     interval_s: float = 5.0
     settle_s: float = 120.0
     release_s: float = 30.0
-    hold_on_errors: bool = False
+    hold_on_errors: bool = True
     by_memory: bool = False  # jobs book MiB instead of shares: only the free memory counts, not who uses the rest
 
 
@@ -174,17 +175,20 @@ class Admission:
     Declared GPUs are never read: their Admission has no GPUs and keeps no job away.
 
     ``cards``: state of each GPU, by index; ``tenants``: returns the attempts with an allocation on a GPU; ``booked``:
-    returns whether a part of a GPU is booked. In a mask, bit ``i`` stands for GPU ``i``.
+    returns whether a part of a GPU is booked; ``faults``: UUID → errors that the GPU reported. In a mask, bit ``i`` stands for GPU ``i``.
     """
 
     cards: dict[int, GpuAdmission] = field(default_factory=dict)
     thresholds: Thresholds = Thresholds()
     tenants: Callable[[int], Sequence[Tenant]] = _nobody
     booked: Callable[[int], bool] = _is_booked
+    faults: Mapping[str, GpuFault] = field(default_factory=dict)
     trouble: str = ""  # why the last reading failed
     took_s: float = 0.0  # seconds that the last reading took
     peaks: dict[str, int] = field(default_factory=dict)  # attempt → the most MiB that it was seen to use on one GPU
     blocked_mask: int = 0
+    sick_mask: int = 0  # GPUs that are gone or have a fault: not even jobs that name them start there
+    watches_errors: bool = False  # the last reading would have told new errors of the driver
     lasting_mask: int = 0  # the blocked GPUs whose code is not in PASSING
     whole_blocked_mask: int = 0  # blocked for jobs that need a whole GPU
     tight_mask: int = 0  # GPUs with memory in use beyond the shares
@@ -212,6 +216,7 @@ class Admission:
         self.trouble = readings.problem
         self.took_s = max(0.0, now.mono - readings.at)
         if not readings.problem:
+            self.watches_errors = readings.watches_errors
             found = {reading.uuid: reading for reading in readings.gpus}
             for card in self.cards.values():
                 reading = found.get(card.gpu.uuid)
@@ -475,7 +480,7 @@ class Admission:
             card.whole_blocked, card.clean = True, 0
             silent = (
                 f"GPU {card.gpu.index} is used by foreign processes whose memory the driver does not report"
-                f"{_largest_process(unknown)}"
+                f"{largest_process(unknown)}"
             )
             card.whole = Verdict("foreign", silent if unknown else _in_use(card.gpu.index, memory, working))
             card.whole_until = (
@@ -491,7 +496,7 @@ class Admission:
 
     def judge(self, now: Now) -> None:
         """Judge all GPUs at the time ``now``: set their verdicts, the masks, and ``next_look``."""
-        self.blocked_mask = self.lasting_mask = self.whole_blocked_mask = self.tight_mask = 0
+        self.blocked_mask = self.lasting_mask = self.whole_blocked_mask = self.tight_mask = self.sick_mask = 0
         due = []
         for index, card in self.cards.items():
             card.verdict = self._verdict(card, now)
@@ -499,6 +504,8 @@ class Admission:
                 self.blocked_mask |= 1 << index
                 if card.verdict.code not in PASSING:
                     self.lasting_mask |= 1 << index
+            if card.verdict.code == "gone" or self.fault(card) is not None:
+                self.sick_mask |= 1 << index
             if card.whole_blocked:
                 self.whole_blocked_mask |= 1 << index
             if card.overcommit or card.overcommit_mib:
@@ -506,6 +513,11 @@ class Admission:
             if card.verdict.code != "stale" and card.read_at > -math.inf and not card.by_engine:
                 due.append(card.read_at + self._stale_s() + 0.001)
         self.next_look = min((moment for moment in due if moment > now.mono), default=None)
+
+    def fault(self, card: GpuAdmission) -> GpuFault | None:
+        """Return the fault that keeps jobs away from a GPU; None if it has none, or if faults do not count."""
+        fault = self.faults.get(card.gpu.uuid) if self.thresholds.hold_on_errors else None
+        return fault if fault is not None and fault.active else None
 
     def _stale_s(self) -> float:
         return max(LEAST_STALE_S, STALE_AFTER * self.thresholds.interval_s)
@@ -529,11 +541,14 @@ class Admission:
             return Verdict("stale", f"GPU {index} has not been read for {age:.0f} s")
         if reading is None or reading.lost:
             why = f": {reading.problem}" if reading is not None and reading.problem else ""
+            fault = self.fault(card)
+            why += f"; before, it reported {fault.what}" if fault is not None else ""
             return Verdict("gone", f"GPU {index} ({card.gpu.uuid}) is gone{why}")
         if reading.problem:
             return Verdict("unhealthy", f"GPU {index}: {reading.problem}")
-        if reading.errors and self.thresholds.hold_on_errors:
-            return Verdict("unhealthy", f"GPU {index} reported {reading.errors}")
+        fault = self.fault(card)
+        if fault is not None:
+            return Verdict("unhealthy", fault.sentence(index, now.wall))
         if reading.memory_used_mib is None or not reading.memory_total_mib:
             return Verdict("unhealthy", f"GPU {index}: the driver does not report the memory in use")
         if card.freed_at is not None:
@@ -543,7 +558,7 @@ class Admission:
                 )
             grown = card.foreign_mib - card.before_mib
             if self._releasing(card, reading):
-                who = _largest_process(card.foreign_processes)
+                who = largest_process(card.foreign_processes)
                 return Verdict(
                     "releasing", f"GPU {index}: {mib_text(grown)} are still in use{who} after the end of a job"
                 )
@@ -566,7 +581,7 @@ class Admission:
             limit = f"limit {100 * self.thresholds.load:g} %{again}"
             return Verdict(
                 "foreign",
-                f"GPU {index} is {busy} with foreign processes{_largest_process(card.foreign_processes)}; {limit}",
+                f"GPU {index} is {busy} with foreign processes{largest_process(card.foreign_processes)}; {limit}",
             )
         return NOTHING_FORBIDDEN
 
@@ -679,19 +694,4 @@ def _promised(tenant: Tenant, capacity: float) -> float:
 
 
 def _in_use(index: int, mib: float, processes: Sequence[GpuProcess]) -> str:
-    return f"GPU {index} has {mib_text(int(mib))} in use by foreign processes{_largest_process(processes)}"
-
-
-def _largest_process(processes: Sequence[GpuProcess]) -> str:
-    """Return pid and owner of the process with the most memory, in parentheses; empty if there are no processes.
-
-    The owner is a user, or a job of this scheduler.
-    """
-    if not processes:
-        return ""
-    largest = max(processes, key=lambda process: (process.memory_mib or 0, -process.pid))
-    if largest.owner:
-        return f" (pid {largest.pid} of job {largest.owner.partition('.')[0]}, which has no allocation on this GPU)"
-    user = f", user {largest.user}" if largest.user else ""
-    more = f" and {len(processes) - 1} more" if len(processes) > 1 else ""
-    return f" (pid {largest.pid}{user}{more})"
+    return f"GPU {index} has {mib_text(int(mib))} in use by foreign processes{largest_process(processes)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -34,7 +35,7 @@ class GpuSnapshot:
     processes: tuple[GpuProcess, ...] | None = None
     lost: bool = False  # the driver lists the GPU but cannot reach it
     problem: str = ""  # why the GPU must not get jobs; empty: nothing is wrong
-    errors: str = ""  # uncorrected memory errors, fatal XIDs
+    errors: str = ""  # uncorrected memory errors since the driver was loaded
     reserved_mib: int | None = None  # kept by the driver for itself; not part of ``memory_used_mib``
     power_w: float | None = None
     energy_j: float | None = None  # since the driver was loaded
@@ -42,3 +43,18 @@ class GpuSnapshot:
     in_use: bool = False  # a job of any user has an allocation on the GPU; only reported by an engine
     node: str = ""  # its server; only reported by an engine
     partition: str = ""
+
+
+def largest_process(processes: Sequence[GpuProcess]) -> str:
+    """Return pid and owner of the process with the most memory, in parentheses; empty if there are no processes.
+
+    The owner is a user, or a job of this scheduler.
+    """
+    if not processes:
+        return ""
+    largest = max(processes, key=lambda process: (process.memory_mib or 0, -process.pid))
+    if largest.owner:
+        return f" (pid {largest.pid} of job {largest.owner.partition('.')[0]}, which has no allocation on this GPU)"
+    user = f", user {largest.user}" if largest.user else ""
+    more = f" and {len(processes) - 1} more" if len(processes) > 1 else ""
+    return f" (pid {largest.pid}{user}{more})"
