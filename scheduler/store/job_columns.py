@@ -160,8 +160,8 @@ COLUMNS: tuple[Column, ...] = (
     _plain("node", "TEXT NOT NULL DEFAULT ''", when=LATER, since=9),
     _plain("partition", "TEXT NOT NULL DEFAULT ''", when=LATER, since=9),
     _plain("engine_job", "TEXT NOT NULL DEFAULT ''", when=LATER, since=9),
-    _plain("gpu_retries", "INTEGER NOT NULL DEFAULT 0", when=LATER, since=12),
     Column(name="user", sql="TEXT NOT NULL DEFAULT ''", write="spec.user", when=SPEC, since=10),
+    _plain("gpu_retries", "INTEGER NOT NULL DEFAULT 0", when=LATER, since=12),
 )  # fmt: skip
 
 

@@ -119,6 +119,7 @@ def test_a_fault_of_an_earlier_boot_holds_nothing(machine):
     m.s.start()
     m.driver.xid("GPU-a", 79)
     m.state(0, "UNHEALTHY")
+    assert "gpujob resume 0" in m.s.cli("doctor", code=1).stdout
     m.s.stop()
     with closing(sqlite3.connect(m.s.folder / ".gpujob" / "store.db")) as connection, connection:
         assert connection.execute("UPDATE gpu_faults SET boot='another'").rowcount == 1
