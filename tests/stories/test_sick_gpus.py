@@ -162,9 +162,9 @@ def test_hold_on_errors_false_holds_and_retries_nothing(machine):
 # -- while the end waits for a reading --------------------------------------------------------------------
 
 
-def waiting_end(m) -> None:
+def waiting_end(m, *words: str) -> None:
     """Let job 1, on which job 2 depends, die while the driver does not answer."""
-    m.s.start()
+    m.s.start(*words)
     m.add("a")
     pid = m.running("a")
     m.s.wait_state(1, "running")
@@ -189,6 +189,29 @@ def test_an_end_is_not_lost_while_it_waits_for_a_driver_that_hangs(machine, then
     m.s.wait_state(2, "skipped")
     assert m.s.job(1)["signal"] == 9 and m.s.job(1)["attempt"] == 1
     assert len(events(m, 1, "cancelled" if then == "cancel" else "failed")) == 1
+
+
+def test_an_end_that_waits_outlives_a_change_of_the_managed_gpus(machine):
+    """New managed GPUs make the daemon build its state anew from the store, which knows nothing of the end."""
+    m = machine(gpu_interval=60).cards("GPU-a", "GPU-b")
+    config = m.s.folder / "own.yaml"
+    config.write_text("gpu_ids: [0]\n...\n")
+    waiting_end(m, "--config", "own.yaml")
+    wait_for(lambda: "Z" in _state(m) or not _state(m), "the end of the process")
+    config.write_text("gpu_ids: [0, 1]\n...\n")
+    wait_for(lambda: len(m.s.status()["gpus"]) == 2, "both GPUs")
+    m.s.wait_state(1, "failed")
+    m.s.wait_state(2, "skipped")
+    assert m.s.job(1)["signal"] == 9 and len(events(m, 1, "failed")) == 1
+
+
+def _state(m) -> str:
+    """Return the state of the main process of job 1; empty if the process is gone."""
+    try:
+        with open(f"/proc/{m.running('a')}/stat") as stream:
+            return stream.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
 
 
 def test_a_death_by_an_xid_that_a_crashed_scheduler_has_recorded_is_tried_again_after_the_restart(machine):
