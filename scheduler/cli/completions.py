@@ -26,6 +26,7 @@ CHOICES: dict[str, Sequence[str]] = {
     "order": ("fifo", "short"),
     "watch": ("auto", "inotify", "poll"),
     "hold_on_errors": ("true", "false"),
+    "on_trespass": ("flag", "kill"),
     "history": ("true", "false"),
     "trust_group": ("true", "false"),
 }

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scheduler.client.admission_checks import check_parents
-from scheduler.core.admission import LEAST_BASELINE_MIB, MOST_BASELINE, Admission, GpuAdmission, Verdict
+from scheduler.core.admission import LEAST_BASELINE_MIB, MOST_BASELINE, Admission
 from scheduler.core.config import OPTIONS, Config
 from scheduler.core.decide import decide
 from scheduler.core.decision_pass import Plan
 from scheduler.core.gpu import WHOLE, Gpu, decimal_text
+from scheduler.core.gpu_admission import GpuAdmission, Verdict
 from scheduler.core.gpu_snapshot import GpuSnapshot
 from scheduler.core.job import Job, JobSpec, JobState, Reason
 from scheduler.core.launch import filled

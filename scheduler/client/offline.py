@@ -18,6 +18,7 @@ from scheduler.store import counters
 from scheduler.store import jobs as rows
 from scheduler.store.daemon_lock import DaemonLock
 from scheduler.store.database import Database
+from scheduler.store.gpu_faults import save_faults
 from scheduler.store.last_rules import last_rules
 from scheduler.store.paths import Places
 from scheduler.store.scheduler_state import book_active, read_state
@@ -75,6 +76,8 @@ def _carry_out(database: Database, config: Config, request: Request) -> Answer:
         rows.write_events(writing, plan.events)
         if plan.pauses_changed:
             rows.save_pauses(writing, ids_of(state.fleet.paused_mask), state.queue_paused, state.pauses.changes)
+        if plan.faults_changed:
+            save_faults(writing, state.faults.values(), boot_id())
         for later in divided.later:
             rows.ask(writing, later, now.wall)
     if edit is not None:

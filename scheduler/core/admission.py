@@ -10,14 +10,15 @@ share, even while it uses less.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.core.gpu import WHOLE, Gpu
+from scheduler.core.gpu_admission import NOTHING_FORBIDDEN, GpuAdmission, Thresholds, Verdict
+from scheduler.core.gpu_faults import GpuFault
 from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot, in_use_text, largest_process_text
 from scheduler.core.observations import Now, Readings
 from scheduler.core.tenants import (
-    Growth,
     Tenant,
     growth_after,
     is_settled,
@@ -45,114 +46,6 @@ MOST_BASELINE = 0.05
 LEAST_BASELINE_MIB = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Thresholds:
-    """The settings by which readings are judged. Shares are 0 to 1, durations are in seconds."""
-
-    memory: float = 0.8
-    load: float = 0.8
-    tolerance: float = 0.02
-    interval_s: float = 5.0
-    settle_s: float = 120.0
-    release_s: float = 30.0
-    hold_on_errors: bool = False
-    by_memory: bool = False  # jobs book MiB instead of shares: only the free memory counts, not who uses the rest
-    default_mib: int = 0  # with ``by_memory``: MiB that a job books that requests no memory
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The reason why the readings of a GPU keep jobs away from it. If ``code`` is empty, there is no such reason."""
-
-    code: str = ""  # stale, gone, unhealthy, foreign, over-share, releasing, no-room
-    sentence: str = ""
-
-
-NOTHING_FORBIDDEN = Verdict()
-
-
-@dataclass(slots=True)
-class GpuAdmission:
-    """The last reading of one GPU, and conclusions from its readings. Memory is in MiB, times are monotonic seconds."""
-
-    gpu: Gpu
-    reading: GpuSnapshot | None = None
-    read_at: float = -math.inf
-    measured_at: float = -math.inf  # time of the last reading that contains the memory in use
-    verdict: Verdict = NOTHING_FORBIDDEN  # for every job
-    whole: Verdict = NOTHING_FORBIDDEN  # for jobs that need a whole GPU
-    whole_until: str = ""  # how long these jobs wait, as words of a sentence
-    overcommit: int = 0  # memory in use beyond the booked shares, minus the tolerance, in thousandths of the GPU
-    overcommit_mib: int = 0  # the same memory in MiB, without subtracting the tolerance
-    why_overcommit: Verdict = NOTHING_FORBIDDEN
-    own: dict[str, float] = field(default_factory=dict)  # attempt → memory in use; its share where no figure is known
-    growth: dict[str, Growth] = field(default_factory=dict)  # by attempt
-    settled: frozenset[str] = frozenset()  # attempts whose memory has not grown for ``settle_s``
-    own_mib: int = 0
-    foreign_mib: int = 0
-    baseline_mib: int | None = None
-    blocked: bool = False
-    whole_blocked: bool = False
-    above: int = 0  # consecutive counted samples at or above a threshold
-    below: int = 0  # consecutive counted samples below both thresholds minus HYSTERESIS
-    clean: int = 0  # consecutive readings without foreign computation that blocks jobs for a whole GPU
-    counted_at: float = -math.inf  # time of the last counted sample
-    freed_at: float | None = None  # when a job left the GPU; None after readings have shown its memory released
-    before_mib: int = 0  # foreign memory at that time
-    foreign_processes: list[GpuProcess] = field(default_factory=list)  # without those that a user accepted
-    accepted: dict[tuple[int, float], int] = field(default_factory=dict)  # (pid, start time) → MiB that a user accepted
-    accepted_mib: int = 0  # of these processes, in the last reading
-
-    @property
-    def by_engine(self) -> bool:
-        """True if an engine such as Slurm reports this GPU. The report has no measurements, and never becomes stale."""
-        return self.reading is not None and self.reading.by_engine
-
-    @property
-    def reserved_mib(self) -> int | None:
-        """MiB in use by the driver, a display and processes that a user accepted; None if the use is not reported."""
-        told = self.reading
-        if told is None or told.memory_used_mib is None:
-            return None
-        return (told.reserved_mib or 0) + max(0, told.memory_used_mib - self.own_mib - self.foreign_mib)
-
-    @property
-    def capacity_mib(self) -> int:
-        """MiB of the GPU without those that the driver and a display use; at least 1."""
-        told = self.reading
-        if told is None or not told.memory_total_mib:
-            return 1
-        return max(1, told.memory_total_mib - (told.reserved_mib or 0) - (self.baseline_mib or 0))
-
-    @property
-    def reason(self) -> str:
-        """Why the readings keep all or some jobs away from this GPU, as a sentence; empty if they keep none away."""
-        if self.verdict.code:
-            return self.verdict.sentence
-        return self.whole.sentence if self.whole_blocked else self.why_overcommit.sentence
-
-    def is_known(self, admission: Admission) -> bool:
-        """Return False while this GPU still waits for its first reading.
-
-        Return True once it has been read. Also return True if the last reading failed, because a failure is a result
-        for every GPU.
-        """
-        return self.read_at > -math.inf or bool(admission.trouble)
-
-    @property
-    def state(self) -> str:
-        """The state of a blocked GPU for tables, one of `core/gpu.py: GPU_STATES`; empty if the GPU is not blocked."""
-        words = {
-            "stale": "STALE",
-            "gone": "GONE",
-            "unhealthy": "UNHEALTHY",
-            "releasing": "DRAINING",
-            "drained": "DRAINING",
-            "foreign": "FOREIGN",
-        }
-        return words.get(self.verdict.code, "")
-
-
 def _nobody(gpu: int) -> Sequence[Tenant]:
     return ()
 
@@ -168,17 +61,20 @@ class Admission:
     Declared GPUs are never read: their Admission has no GPUs and keeps no job away.
 
     ``cards``: state of each GPU, by index; ``tenants``: returns the attempts with an allocation on a GPU; ``booked``:
-    returns whether a part of a GPU is booked. In a mask, bit ``i`` stands for GPU ``i``.
+    returns whether a part of a GPU is booked; ``faults``: UUID → errors that the GPU reported. In a mask, bit ``i`` stands for GPU ``i``.
     """
 
     cards: dict[int, GpuAdmission] = field(default_factory=dict)
-    thresholds: Thresholds = Thresholds()
+    thresholds: Thresholds = field(default_factory=Thresholds)
     tenants: Callable[[int], Sequence[Tenant]] = _nobody
     booked: Callable[[int], bool] = _is_booked
+    faults: Mapping[str, GpuFault] = field(default_factory=dict)
     trouble: str = ""  # why the last reading failed
     took_s: float = 0.0  # seconds that the last reading took
     peaks: dict[str, int] = field(default_factory=dict)  # attempt → the most MiB that it was seen to use on one GPU
     blocked_mask: int = 0
+    sick_mask: int = 0  # GPUs that are gone or have a fault: not even jobs that name them start there
+    watches_errors: bool = False  # the last reading would have told new errors of the driver
     lasting_mask: int = 0  # the blocked GPUs whose code is not in PASSING
     whole_blocked_mask: int = 0  # blocked for jobs that need a whole GPU
     tight_mask: int = 0  # GPUs with memory in use beyond the shares
@@ -206,6 +102,7 @@ class Admission:
         self.trouble = readings.problem
         self.took_s = max(0.0, now.mono - readings.at)
         if not readings.problem:
+            self.watches_errors = readings.watches_errors
             found = {reading.uuid: reading for reading in readings.gpus}
             for card in self.cards.values():
                 reading = found.get(card.gpu.uuid)
@@ -488,7 +385,7 @@ class Admission:
 
     def judge(self, now: Now) -> None:
         """Judge all GPUs at the time ``now``: set their verdicts, the masks, and ``next_look``."""
-        self.blocked_mask = self.lasting_mask = self.whole_blocked_mask = self.tight_mask = 0
+        self.blocked_mask = self.lasting_mask = self.whole_blocked_mask = self.tight_mask = self.sick_mask = 0
         due = []
         for index, card in self.cards.items():
             card.verdict = self._verdict(card, now)
@@ -496,6 +393,8 @@ class Admission:
                 self.blocked_mask |= 1 << index
                 if card.verdict.code not in PASSING:
                     self.lasting_mask |= 1 << index
+            if card.verdict.code == "gone" or self.fault(card) is not None:
+                self.sick_mask |= 1 << index
             if card.whole_blocked:
                 self.whole_blocked_mask |= 1 << index
             if card.overcommit or card.overcommit_mib:
@@ -503,6 +402,11 @@ class Admission:
             if card.verdict.code != "stale" and card.read_at > -math.inf and not card.by_engine:
                 due.append(card.read_at + self._stale_s() + 0.001)
         self.next_look = min((moment for moment in due if moment > now.mono), default=None)
+
+    def fault(self, card: GpuAdmission) -> GpuFault | None:
+        """Return the fault that keeps jobs away from a GPU; None if it has none, or if faults do not count."""
+        fault = self.faults.get(card.gpu.uuid) if self.thresholds.hold_on_errors else None
+        return fault if fault is not None and fault.active else None
 
     def _stale_s(self) -> float:
         return max(LEAST_STALE_S, STALE_AFTER * self.thresholds.interval_s)
@@ -526,11 +430,14 @@ class Admission:
             return Verdict("stale", f"GPU {index} has not been read for {age:.0f} s")
         if reading is None or reading.lost:
             why = f": {reading.problem}" if reading is not None and reading.problem else ""
+            fault = self.fault(card)
+            why += f"; before, it reported {fault.what}" if fault is not None else ""
             return Verdict("gone", f"GPU {index} ({card.gpu.uuid}) is gone{why}")
         if reading.problem:
             return Verdict("unhealthy", f"GPU {index}: {reading.problem}")
-        if reading.errors and self.thresholds.hold_on_errors:
-            return Verdict("unhealthy", f"GPU {index} reported {reading.errors}")
+        fault = self.fault(card)
+        if fault is not None:
+            return Verdict("unhealthy", fault.sentence(index, now.wall))
         if reading.memory_used_mib is None or not reading.memory_total_mib:
             return Verdict("unhealthy", f"GPU {index}: the driver does not report the memory in use")
         if card.freed_at is not None:

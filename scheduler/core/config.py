@@ -304,7 +304,14 @@ class Config:
         30.0, _seconds, "for this long after the end of a job, memory that is not released yet does not count as foreign", "S", reload=True
     )
     hold_on_errors: bool = _option(
-        False, _flag, "a GPU gets no new job after it reported an uncorrected memory error or a fatal XID", "BOOL", reload=True
+        True, _flag,
+        "a GPU gets no new job after it reported an uncorrected memory error, or an XID that is not an application's, until gpujob resume",
+        "BOOL", reload=True,
+    )
+    on_trespass: str = _option(
+        "flag", _one_of("flag", "kill"),
+        "what happens to a job that uses a GPU which it was not given: flag (it is reported) or kill (it is also ended, and has failed)",
+        "ACTION", reload=True,
     )
 
     screen: bool = _option(

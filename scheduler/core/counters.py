@@ -17,11 +17,11 @@ RUN_BUCKETS = (1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 43200.0, 86400.0,
 TICK_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 INF = "+Inf"
 SUM = "sum"
-# Causes of another attempt: the job's `retries`, the settings `oom_retries` and `max_assign_attempts`, a crash before
-# the attempt was claimed, `gpujob retry`.
+# Causes of another attempt: the job's `retries`, the settings `oom_retries` and `max_assign_attempts`, an error of its
+# GPU, a crash before the attempt was claimed, `gpujob retry`.
 RETRY_FAILED, RETRY_OUT_OF_MEMORY, RETRY_COULD_NOT_START = "failed", "out_of_memory", "could_not_start"
-RETRY_UNCLAIMED, RETRY_ASKED = "unclaimed", "asked"
-RETRIES = (RETRY_FAILED, RETRY_OUT_OF_MEMORY, RETRY_COULD_NOT_START, RETRY_UNCLAIMED, RETRY_ASKED)
+RETRY_GPU_ERROR, RETRY_UNCLAIMED, RETRY_ASKED = "gpu_error", "unclaimed", "asked"
+RETRIES = (RETRY_FAILED, RETRY_OUT_OF_MEMORY, RETRY_COULD_NOT_START, RETRY_GPU_ERROR, RETRY_UNCLAIMED, RETRY_ASKED)
 FINISHED, ENDED, RETRIED, WAITED, RAN = "finished", "ended", "retried", "waited", "ran"  # names of the counters
 OUTCOMES = tuple(outcome.value for outcome in Outcome)
 ENDINGS = (JobState.DONE.value, JobState.FAILED.value, JobState.CANCELLED.value, JobState.SKIPPED.value)

@@ -10,15 +10,16 @@ from dataclasses import replace
 from scheduler.core.admission import FRESH_S
 from scheduler.core.backfill import Backfill
 from scheduler.core.backoff import backoff_s
-from scheduler.core.counters import RETRY_COULD_NOT_START, RETRY_FAILED
+from scheduler.core.counters import RETRY_COULD_NOT_START, RETRY_FAILED, RETRY_GPU_ERROR
 from scheduler.core.decision_pass import DecisionPass, Plan, Stop
-from scheduler.core.endings import CANCELLED, Meaning, Rules, after_loss, after_no_start, after_run, ran
+from scheduler.core.endings import CANCELLED, NEVER_AGAIN, Meaning, Rules, after_loss, after_no_start, after_run, ran
 from scheduler.core.engine_placement import EngineFleet
 from scheduler.core.gpu import WHOLE, ResourceRequest, ids_of
-from scheduler.core.gpu_notices import judge_gpus
+from scheduler.core.gpu_faults import fault_of
+from scheduler.core.gpu_notices import judge_gpus, take_memory_errors, take_xids
 from scheduler.core.handle_requests import answer
 from scheduler.core.job import TICKS_A_SECOND, Event, Failure, Holding, Job, JobState, Outcome, Process
-from scheduler.core.job_text import DURING_ITS_RUN, UNDYING, where_it_runs
+from scheduler.core.job_text import UNDYING, during_run, where_it_runs
 from scheduler.core.launch import GPU_PLACEHOLDER
 from scheduler.core.neighbours import Neighbours
 from scheduler.core.observations import (
@@ -27,6 +28,7 @@ from scheduler.core.observations import (
     Ended,
     EnginePlace,
     Gone,
+    GpuErrors,
     Lost,
     Missing,
     NeverRan,
@@ -38,14 +40,16 @@ from scheduler.core.observations import (
     Unclaimed,
 )
 from scheduler.core.placement_class import PlacementClass, class_of
-from scheduler.core.scheduler_state import SchedulerState
+from scheduler.core.scheduler_state import OpenEnd, SchedulerState
 from scheduler.core.states import Move, move
 from scheduler.core.take_turns import Turns
+from scheduler.core.trespass import look_for_trespass
 
 LAST = (math.inf, math.inf)  # a sort key after all others
 MOST_STARTS_A_TURN = 256  # most starts in one pass, so that 10,000 lines added together do not delay other work
 KILL_AGAIN_S = 1.0  # time between two SIGKILLs to the same job
 KILL_REMOTE_AGAIN_S = 30.0  # the same for a job on another machine: each request to an engine takes its time
+END_READING_S = 3.0  # how long the end of an attempt waits for a reading that may show why it ended badly
 UNDYING_S = 5.0  # from the first SIGKILL to the note UNDYING; a large process needs time to free its memory
 
 
@@ -96,7 +100,9 @@ class _Decision(DecisionPass):
         elif isinstance(observation, Asked):
             answer(self, observation)
         elif isinstance(observation, Readings):
-            self.state.fleet.admission.take(observation, self.now)
+            self._read(observation)
+        elif isinstance(observation, GpuErrors):
+            take_xids(self, observation.xids)
         elif isinstance(observation, Neighbours):
             left = self.state.take_neighbours(observation)
             # As after an own job: the memory of a process that is ending is not foreign, and a reading decides.
@@ -165,10 +171,54 @@ class _Decision(DecisionPass):
                     state.fleet.take(job.need, found, job.spec.vram_mib or 0)
                     state.released[job_id] = found
 
-    def _ended(self, observation: Ended) -> None:
-        job = self._of(observation.job, observation.attempt)
+    def _read(self, readings: Readings) -> None:
+        """Apply a reading of the GPUs, and decide on the ends that waited for it."""
+        if not readings.problem:
+            take_memory_errors(self, readings)
+        self.state.fleet.admission.take(readings, self.now)
+        look_for_trespass(self, readings)
+        for job_id, open_end in list(self.state.open_ends.items()):
+            if open_end.since <= readings.at:
+                self._close_end(job_id)
+
+    # -- ends ---------------------------------------------------------------------------------------------
+
+    def _waits_for_reading(self, job: Job, end: Ended | Lost) -> bool:
+        """Return whether a reading of the GPUs must come first, because it may show that a GPU made the job fail.
+
+        If so, request the reading. Until it comes, the job stays RUNNING or STARTING and keeps its GPUs, and nothing is
+        recorded: after a crash, the end is found again in the attempt record.
+        """
+        state = self.state
+        if job.id in state.open_ends:
+            return True  # told once more
+        if job.state is JobState.STOPPING or (isinstance(end, Lost) and end.leftovers):
+            return False
+        if not state.fleet.admission.watches_errors or not any(gpu in state.fleet.admission.cards for gpu in job.gpus):
+            return False
+        state.open_ends[job.id] = OpenEnd(end, self.now.mono)
+        state.at(self.now.mono + END_READING_S, "end", job)
+        self.plan.read_gpus(self.now.mono)
+        return True
+
+    def _close_end(self, job_id: int) -> None:
+        """Decide on the end of an attempt that waited for a reading."""
+        end = self.state.open_ends.pop(job_id).end
+        job = self._of(end.job, end.attempt)
         if job is None:
             return
+        if isinstance(end, Ended):
+            self._take_end(job, end)
+        else:
+            self._take_loss(job, end)
+
+    def _ended(self, observation: Ended) -> None:
+        job = self._of(observation.job, observation.attempt)
+        if job is None or (observation.exit_code != 0 and self._waits_for_reading(job, observation)):
+            return
+        self._take_end(job, observation)
+
+    def _take_end(self, job: Job, observation: Ended) -> None:
         if job.state is JobState.STARTING:  # the start was not reported; the attempt record has the end
             move(job, Move.STARTED, self.now.wall)
         if job.started_at is None:
@@ -209,8 +259,11 @@ class _Decision(DecisionPass):
             return
         if ending.how is Move.SUCCEEDED:
             self.state.estimates.learn(job.spec, job.need, (job.finished_at or 0.0) - (job.started_at or 0.0))
-        if not note and ending.outcome is Outcome.SIGNAL:  # a GPU that was lost explains the signal
-            note = next((one for one in reversed(job.notes) if one.startswith(DURING_ITS_RUN)), "")
+        if ending.outcome is Outcome.TRESPASS:
+            note = job.notes[-1] if job.notes else ""
+        elif not note and ending.how is Move.FAILED:  # a GPU that was lost or reported an error may explain the end
+            note = next((one for one in reversed(job.notes) if one.startswith(during_run(job))), "")
+            note = note or self._gpu_fault(job)
         self._end(job, ending, leftovers, note)
 
     def _rules(self) -> Rules:
@@ -219,7 +272,14 @@ class _Decision(DecisionPass):
         def most_mib(job: Job) -> int:
             return max(map(fleet.admission.most_mib, ids_of(fleet.allowed_mask(job.allowed))), default=0)
 
-        return Rules(policy.max_assign_attempts, True, policy.oom_retries, most_mib)
+        return Rules(policy.max_assign_attempts, True, policy.oom_retries, most_mib, self._gpu_fault)
+
+    def _gpu_fault(self, job: Job) -> str:
+        """Return the fault of a GPU of the job's attempt that keeps jobs away from this GPU, as text; empty: none."""
+        state, admission = self.state, self.state.fleet.admission
+        fault = fault_of(job, state.fleet.gpus, state.faults) if admission.thresholds.hold_on_errors else ""
+        gone = (admission.cards[gpu].verdict for gpu in job.gpus if gpu in admission.cards)
+        return fault or next((verdict.sentence for verdict in gone if verdict.code == "gone"), "")
 
     def _run_again(self, job: Job, ending: Meaning, leftovers: tuple[Process, ...]) -> None:
         tries = 0
@@ -228,7 +288,10 @@ class _Decision(DecisionPass):
         elif ending.cause == RETRY_COULD_NOT_START:
             tries = job.start_failures = job.start_failures + 1
         else:
-            job.oom_retries += 1
+            if ending.cause == RETRY_GPU_ERROR:
+                job.gpu_retries += 1
+            else:
+                job.oom_retries += 1
             job.notes = (*job.notes, ending.why)
         wait = backoff_s(tries, self.state.policy.assign_retry_wait_s, self.jitter) if tries else 0.0
         self._fall_back(job, leftovers, ending.cause, ending.why, wait, ending.need, ending.vram_mib)
@@ -283,6 +346,7 @@ class _Decision(DecisionPass):
         """Free the job's allocation, or keep it for the job's leftover processes until they end."""
         state = self.state
         state.live.pop(job.id, None)
+        state.open_ends.pop(job.id, None)
         state.leader_ended.discard(job.id)
         state.killed.pop(job.id, None)
         state.fleet.admission.peaks.pop(job.attempt_key, None)
@@ -304,6 +368,9 @@ class _Decision(DecisionPass):
 
     def _processes_gone(self, key: str) -> None:
         self.state.fleet.admission.peaks.pop(key, None)  # leftover processes were measured as well
+        for open_end in self.state.open_ends.values():
+            if f"{open_end.end.job}.{open_end.end.attempt}" == key:
+                open_end.end = replace(open_end.end, leftovers=())
         holding = self.state.holdings.pop(key, None)
         if holding is not None:
             if key in self.state.unbooked:
@@ -364,18 +431,26 @@ class _Decision(DecisionPass):
 
     def _lost(self, observation: Lost) -> None:
         job = self._of(observation.job, observation.attempt)
-        if job is None:
-            return
+        if job is not None and not self._waits_for_reading(job, observation):
+            self._take_loss(job, observation)
+
+    def _take_loss(self, job: Job, observation: Lost) -> None:
         job.finished_at = observation.at
         why = f"lost: {observation.why}"
         job.notes = (*job.notes, why)
-        self._end(job, after_loss(job), observation.leftovers, why)
+        ending = after_loss(job, NEVER_AGAIN if observation.leftovers else self._rules())
+        if ending.how is Move.RETRY_SCHEDULED:
+            self._run_again(job, ending, ())
+            return
+        self._end(job, ending, observation.leftovers, why)
 
     # -- timers and placement -----------------------------------------------------------------------------
 
     def fall_due(self) -> None:
-        """Judge the GPUs again, then act on due timers: end of a back-off, time limit, SIGTERM, SIGKILL."""
+        """Judge the GPUs again, then act on due timers: end of a back-off, time limit, SIGTERM, SIGKILL, a late reading."""
         judge_gpus(self)
+        for job_id in [one for one in self.state.open_ends if self.state.live[one].state is JobState.STOPPING]:
+            self._close_end(job_id)  # it was cancelled: its end is known
         timers = self.state.timers
         while timers and timers[0][0] <= self.now.mono:
             _, kind, job_id, attempt = heapq.heappop(timers)
@@ -389,7 +464,9 @@ class _Decision(DecisionPass):
             job = self._of(job_id, attempt)
             if job is None:
                 continue
-            if kind == "limit" and job.state is JobState.RUNNING:
+            if kind == "end" and job_id in self.state.open_ends:
+                self._close_end(job_id)
+            elif kind == "limit" and job.state is JobState.RUNNING and job_id not in self.state.open_ends:
                 job.stop_why = "time_limit"
                 self.stop(job)
             elif kind == "term" and job.state is JobState.STOPPING:

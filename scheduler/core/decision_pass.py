@@ -41,6 +41,7 @@ class Plan:
     held: list[Holding] = field(default_factory=list)
     freed: list[str] = field(default_factory=list)  # attempts whose leftover processes have ended
     pauses_changed: bool = False
+    faults_changed: bool = False  # of GPUs (`SchedulerState.faults`)
     must_sync: bool = False  # the commit must be synced to disk
     notices: list[tuple[str, bool]] = field(default_factory=list)  # messages about no job: (text, whether a warning)
     read_since: float | None = None  # a reading is needed that was begun at this time or later (monotonic seconds)
@@ -52,7 +53,8 @@ class Plan:
     @property
     def empty(self) -> bool:
         """True when there is nothing to record."""
-        return not (self.changed or self.events or self.answers or self.held or self.freed or self.pauses_changed)
+        recorded = self.changed or self.events or self.answers or self.held or self.freed
+        return not (recorded or self.pauses_changed or self.faults_changed)
 
 
 class DecisionPass:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scheduler.core.counters import RETRY_COULD_NOT_START, RETRY_FAILED, RETRY_OUT_OF_MEMORY
+from scheduler.core.counters import RETRY_COULD_NOT_START, RETRY_FAILED, RETRY_GPU_ERROR, RETRY_OUT_OF_MEMORY
 from scheduler.core.failure_patterns import OUT_OF_MEMORY
 from scheduler.core.gpu import BY_MEMORY, WHOLE, ResourceRequest
 from scheduler.core.job import Job, JobState, Outcome
@@ -20,6 +20,10 @@ def _unknown(job: Job) -> int:
     return 0
 
 
+def _no_fault(job: Job) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """The rules that decide whether a job gets another attempt after a failed attempt.
@@ -27,16 +31,20 @@ class Rules:
     ``starts``: after this number of failed starts the job fails, even if the cause is temporary. ``retries``: whether
     the job's own option ``retries`` applies. ``oom_retries``: how many more attempts a job gets after a lack of GPU
     memory; each of these attempts books more memory. ``most_mib``: returns the most MiB that a job can get on one GPU.
-    This function is called only for jobs that book MiB (`core/model_table.py: booking_memory`).
+    This function is called only for jobs that book MiB (`core/model_table.py: booking_memory`). ``gpu_fault``: returns
+    the fault of a GPU of the job's attempt, such as "GPU 0 reported XID 79"; empty if there is none. A job that ends
+    badly then gets one more attempt, which never starts on this GPU.
     """
 
     starts: int = 0
     retries: bool = True
     oom_retries: int = 0
     most_mib: Callable[[Job], int] = _unknown
+    gpu_fault: Callable[[Job], str] = _no_fault
 
 
 NEVER_AGAIN = Rules(retries=False)
+TIME_LIMIT, TRESPASS = "time_limit", "trespass"  # values of `Job.stop_why` of a job that was ended and has failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +74,28 @@ def after_run(job: Job, rules: Rules) -> Meaning:
     """
     if _is_cancelled(job):
         return CANCELLED
+    if job.state is JobState.STOPPING and job.stop_why == TRESPASS:
+        return Meaning(Move.FAILED, Outcome.TRESPASS)
     if job.state is JobState.STOPPING:
         return _after_failure(job, Outcome.TIME_LIMIT, rules)
     if job.exit_code == 0:
         return Meaning(Move.SUCCEEDED, Outcome.EXIT)
-    return _after_failure(job, Outcome.EXIT if job.exit_code is not None else Outcome.SIGNAL, rules)
+    outcome = Outcome.EXIT if job.exit_code is not None else Outcome.SIGNAL
+    return _after_gpu_fault(job, outcome, _code(job), rules) or _after_failure(job, outcome, rules)
 
 
-def after_loss(job: Job) -> Meaning:
+def after_loss(job: Job, rules: Rules = NEVER_AGAIN) -> Meaning:
     """Return the meaning of the end of an attempt whose outcome is unknown.
 
-    The job is cancelled or has failed. It never gets another attempt, because its command may have run.
+    The job is cancelled or has failed. It gets another attempt only if a GPU of the attempt had a fault: in all other
+    cases its command may have run to its end.
     """
-    return CANCELLED if _is_cancelled(job) else Meaning(Move.FAILED, Outcome.LOST)
+    if _is_cancelled(job):
+        return CANCELLED
+    again = (
+        _after_gpu_fault(job, Outcome.LOST, "an unknown outcome", rules) if job.state is not JobState.STOPPING else None
+    )
+    return again or Meaning(Move.FAILED, Outcome.LOST)
 
 
 def after_no_start(job: Job, why: str, lasting: bool, rules: Rules) -> Meaning:
@@ -99,12 +116,25 @@ def ran(job: Job) -> dict[str, float]:
 
 
 def _is_cancelled(job: Job) -> bool:
-    return job.state is JobState.STOPPING and job.stop_why != "time_limit"
+    return job.state is JobState.STOPPING and job.stop_why not in (TIME_LIMIT, TRESPASS)
+
+
+def _code(job: Job) -> str:
+    return f"exit code {job.exit_code}" if job.exit_code is not None else f"signal {job.signal}"
+
+
+def _after_gpu_fault(job: Job, outcome: Outcome, ended_with: str, rules: Rules) -> Meaning | None:
+    """Return a retry if a GPU of the attempt had a fault, and the job was not yet tried again for this reason."""
+    fault = "" if job.gpu_retries else rules.gpu_fault(job)
+    if not fault:
+        return None
+    why = f"{fault}, and the attempt ended with {ended_with}; it is tried once more, on other GPUs"
+    return Meaning(Move.RETRY_SCHEDULED, outcome, RETRY_GPU_ERROR, why)
 
 
 def _after_failure(job: Job, outcome: Outcome, rules: Rules) -> Meaning:
     if rules.retries and job.runs_failed < job.spec.retries:
-        code = f"exit code {job.exit_code}" if job.exit_code is not None else f"signal {job.signal}"
+        code = _code(job)
         how = f"reached its time limit ({code})" if outcome is Outcome.TIME_LIMIT else f"failed with {code}"
         why = f"{how} (run {job.runs_failed + 1} of {job.spec.retries + 1})"
         return Meaning(Move.RETRY_SCHEDULED, outcome, RETRY_FAILED, why)

@@ -116,7 +116,7 @@ class EngineFleet(Fleet):
         engine does not answer, or has not reported its nodes since the start of the daemon.
         """
         admission = self.admission
-        if admission.trouble or not all(card.is_known(admission) for card in admission.cards.values()):
+        if admission.trouble or not all(card.is_known(admission.trouble) for card in admission.cards.values()):
             return False
         if self.paused_mask & self.allowed_mask(kind.allowed):
             return False

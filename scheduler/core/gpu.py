@@ -162,7 +162,7 @@ GPU_STATES = ("AVAILABLE", "BUSY", "PAUSED", "STALE", "GONE", "UNHEALTHY", "FORE
 def gpu_state(*, paused: bool, admission: str, booked: bool, outside: bool = False) -> str:
     """Return the state of a GPU, one of `GPU_STATES`. ``outside``: other schedulers have booked the whole GPU.
 
-    ``admission``: the state according to the readings of the GPU (`core/admission.py: GpuAdmission.state`); empty if
+    ``admission``: the state according to the readings of the GPU (`core/gpu_admission.py: GpuAdmission.state`); empty if
     the readings do not block the GPU.
     """
     return "PAUSED" if paused else admission or ("BUSY" if booked else "FOREIGN" if outside else "AVAILABLE")

@@ -37,7 +37,7 @@ class GpuSnapshot:
     processes: tuple[GpuProcess, ...] | None = None
     lost: bool = False  # the driver lists the GPU but cannot reach it
     problem: str = ""  # why the GPU must not get jobs; empty: nothing is wrong
-    errors: str = ""  # uncorrected memory errors, fatal XIDs
+    errors: str = ""  # uncorrected memory errors since the driver was loaded
     reserved_mib: int | None = None  # kept by the driver for itself; not part of ``memory_used_mib``
     power_w: float | None = None
     energy_j: float | None = None  # since the driver was loaded

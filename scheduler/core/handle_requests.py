@@ -135,13 +135,28 @@ def _pause(decision: DecisionPass, request: Pause | Resume) -> tuple[list[str], 
         _set_pause(decision, gpu, on)
         if before is not on:
             decision.plan.notices.append((f"GPU {gpu} {done}", False))
+    cleared = {} if on else {gpu: _clear_fault(decision, gpu) for gpu in known}
     if isinstance(request, Resume) and request.force:
         fleet.admission.accept([gpu for gpu in known if fleet.manages(gpu)], decision.now)
     paused = gpu_ids_text(ids_of(fleet.paused_mask)) or "none"
     for gpu in known:
         accepted = "; its foreign processes are accepted" if isinstance(request, Resume) and request.force else ""
-        lines.append(f"GPU {gpu} {done} (paused now: {paused}){accepted}")
+        fault = f"; its errors no longer count ({cleared[gpu]})" if cleared.get(gpu) else ""
+        lines.append(f"GPU {gpu} {done} (paused now: {paused}){fault}{accepted}")
     return lines, code
+
+
+def _clear_fault(decision: DecisionPass, gpu: int) -> str:
+    """End the fault of a GPU, so that it gets jobs again, and return the error that it had reported; empty: none."""
+    state = decision.state
+    uuid = state.fleet.gpus[gpu].uuid if gpu in state.fleet.gpus else ""
+    fault = state.faults.get(uuid)
+    if fault is None or not fault.active:
+        return ""
+    state.faults[uuid] = replace(fault, active=False)
+    decision.plan.faults_changed = True
+    decision.plan.notices.append((f"the errors of GPU {gpu} no longer count ({fault.what})", False))
+    return fault.what
 
 
 def _pause_queue(decision: DecisionPass, on: bool) -> str:
@@ -305,7 +320,7 @@ def _requeue(decision: DecisionPass, job: Job, unless_done: bool, seen: int | No
         )
     before = job.state.value
     move(job, Move.REQUEUED, decision.now.wall)
-    job.start_failures = job.runs_failed = job.oom_retries = 0
+    job.start_failures = job.runs_failed = job.oom_retries = job.gpu_retries = 0
     job.not_before = job.log_finding = None
     job.order = job.id
     if job.spec.caller:  # the command that waited in the foreground for it has ended

@@ -12,8 +12,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from scheduler.core.admission import GpuAdmission
 from scheduler.core.counters import INF, TICK_BUCKETS, label_of
+from scheduler.core.gpu_admission import GpuAdmission
 
 SHORT_S, LONG_S = 10.0, 300.0
 KEEP_SHORT_S, KEEP_LONG_S = 86_400.0, 90 * 86_400.0

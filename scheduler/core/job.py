@@ -51,6 +51,7 @@ class Outcome(enum.Enum):
     EXIT = "exit"
     SIGNAL = "signal"
     TIME_LIMIT = "time_limit"
+    TRESPASS = "trespass"
     COULD_NOT_START = "could_not_start"
     LOST = "lost"
     DEPENDENCY = "dependency"
@@ -212,6 +213,7 @@ class Job:
     start_failures: int = 0  # failed tries to start since the last start that succeeded
     runs_failed: int = 0  # failed attempts that were repeated because of ``spec.retries``
     oom_retries: int = 0  # attempts that ran out of GPU memory and were repeated with more
+    gpu_retries: int = 0  # attempts that died of an error of their GPU and were repeated elsewhere
     not_before: float | None = None  # end of a back-off
     gpus: tuple[int, ...] = ()
     process: Process | None = None
@@ -226,7 +228,7 @@ class Job:
     signal: int | None = None
     reason_code: str = ""  # why it is parked; empty for a queued job, which waits for the reason of its placement class
     reason: str = ""
-    stop_why: str = ""  # cancelled, time_limit
+    stop_why: str = ""  # cancelled, time_limit, trespass
     stop_at: float | None = None
     held: bool = False
     notes: tuple[str, ...] = ()
@@ -291,7 +293,7 @@ class Job:
 
 
 EVENT_KINDS = (
-    "started", "leader_ended", "retry_scheduled", "unclaimed", "missing", "leftovers", "gpu_gone", "stray", "stopping", "undying", "done",
+    "started", "leader_ended", "retry_scheduled", "unclaimed", "missing", "leftovers", "gpu_gone", "gpu_error", "stray", "stopping", "undying", "done",
     "failed", "cancelled", "skipped", "requeued", "changed", "held", "released", "first", "swapped", "edited", "afterwards",
 )  # fmt: skip
 
@@ -328,7 +330,7 @@ REASON_CODES = {
     "no-bookings": "GPUs cannot be booked, because the folder of shared bookings is locked or cannot be used",
     "stale": "there is no recent reading of the GPU",
     "gone": "the driver no longer lists the GPU",
-    "unhealthy": "the GPU has MIG mode on or memory errors, or its memory use cannot be read",
+    "unhealthy": "the GPU reported an error (XID, memory errors), has MIG mode on, or its memory use cannot be read",
     "drained": "an administrator has drained the node of the GPU, or the node is down (with an engine such as Slurm)",
     "foreign": "processes that belong to no job on this GPU use too much of the GPU",
     "over-share": "a job on the GPU uses more memory than its share",

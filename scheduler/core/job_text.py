@@ -10,10 +10,11 @@ from scheduler.core.gpu import gpu_ids_text, named_gpus
 from scheduler.core.job import Event, Job, Outcome
 from scheduler.core.units import mib_text, span_text
 
-DURING_ITS_RUN = "during its run: "  # how a note about a GPU of a running job begins
+DURING_ITS_RUN = "during its run: "  # how a note about a GPU of a running job begins, in its first attempt
 UNDYING = "it does not end after SIGKILL (stuck in the kernel, on a disk or a driver?); its GPUs stay allocated"
 INFO, WARNING = 20, 30  # levels of the standard library's logging
 _UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+STOPPED_BECAUSE = {"time_limit": "its time limit is reached", "trespass": "it uses a GPU that it was not given"}
 PLAIN = {"held": "held", "released": "released", "first": "put first", "requeued": "queued again"}
 
 
@@ -28,6 +29,11 @@ def harmless(text: str) -> str:
         lambda found: f"\\x{ord(found.group()):02x}" if ord(found.group()) < 256 else f"\\u{ord(found.group()):04x}",
         text,
     )
+
+
+def during_run(job: Job) -> str:
+    """Return how a note begins that tells what happened to a GPU during the current attempt of a job."""
+    return DURING_ITS_RUN if job.attempt <= 1 else f"during its run (attempt {job.attempt}): "
 
 
 def where_it_runs(job: Job) -> dict[str, Any]:
@@ -55,10 +61,15 @@ def sentence(event: Event, job: Job) -> tuple[str, int]:
         return f"{name} runs on GPU {detail['gpu']}, which is gone; gpujob does not end the job", WARNING
     if event.kind == "stray":
         used = f" ({mib_text(detail['memory'] >> 20)})" if detail.get("memory") else ""
+        given = (
+            f"; it was given {named_gpus(detail['gpus']) if detail['gpus'] else 'no GPU'}" if "gpus" in detail else ""
+        )
         return (
-            f"{name}: its process {detail['pid']} uses GPU {detail['gpu']}{used}, which is not allocated to the job",
+            f"{name}: its process {detail['pid']} uses GPU {detail['gpu']}{used}, which is not allocated to the job{given}",
             WARNING,
         )
+    if event.kind == "gpu_error":
+        return f"{name} runs on GPU {detail['gpu']}, which reported {harmless(str(detail.get('why')))}", WARNING
     if event.kind == "done":
         if job.log_finding is not None:
             return (
@@ -88,7 +99,7 @@ def sentence(event: Event, job: Job) -> tuple[str, int]:
     if event.kind == "missing":
         return f"{name} waits: {harmless(str(detail.get('why')))}", WARNING
     if event.kind == "stopping":
-        why = "its time limit is reached" if detail.get("why") == "time_limit" else "it was cancelled"
+        why = STOPPED_BECAUSE.get(str(detail.get("why")), "it was cancelled")
         return f"{name} is being ended: {why}", INFO
     if event.kind == "swapped":
         return f"{name} swapped places with job {detail.get('with_job')}", INFO
@@ -114,6 +125,8 @@ def ending(detail: dict[str, object]) -> str:
     )
     if outcome == "time_limit":
         return f"time limit reached ({how})"
+    if outcome == "trespass":
+        return f"it used a GPU that it was not given ({how})"
     if outcome == "could_not_start":
         return "could not be started"
     if outcome == "lost":
@@ -136,6 +149,8 @@ def how_it_ended(job: Job) -> str:
         return f"signal {job.signal}"
     if job.outcome is Outcome.TIME_LIMIT:
         return f"time limit {span_text(job.spec.time_limit_s)}" if job.spec.time_limit_s else "time limit"
+    if job.outcome is Outcome.TRESPASS:
+        return "used a GPU that it was not given"
     return "" if job.outcome is None else job.outcome.value.replace("_", " ")
 
 

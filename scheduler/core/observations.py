@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Union
 
+from scheduler.core.gpu_faults import Xid
 from scheduler.core.gpu_snapshot import GpuSnapshot
 from scheduler.core.job import Failure, Job, Process
 from scheduler.core.neighbours import Neighbours
@@ -165,8 +166,17 @@ class Readings:
     at: float  # when the reading was requested (monotonic seconds)
     gpus: tuple[GpuSnapshot, ...] = ()
     problem: str = ""
+    xids: tuple[Xid, ...] = ()  # errors that the driver has reported since the reading before
+    watches_errors: bool = False  # the driver reports such errors (NVML does, nvidia-smi does not)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuErrors:
+    """Errors that the driver has reported. They are read once, so they are kept until they are recorded."""
+
+    xids: tuple[Xid, ...]
 
 
 Observation = Union[
-    Arrived, Restored, Started, Ended, NeverRan, Unclaimed, Lost, Gone, Missing, Asked, Readings, Neighbours
+    Arrived, Restored, Started, Ended, NeverRan, Unclaimed, Lost, Gone, Missing, Asked, Readings, GpuErrors, Neighbours
 ]

@@ -188,7 +188,8 @@ class Fleet:
             return () if self.cpu_free >= need.slots and not self.slots_reserved else None
         if need.by_name:
             named = mask_of(i for i in kind.allowed or () if isinstance(i, int))
-            return ids_of(named) if named & self.all_mask & ~self.paused_mask == named else None
+            usable = self.all_mask & ~self.paused_mask & ~self.admission.sick_mask
+            return ids_of(named) if named & usable == named else None
         if self.closed:
             return None
         usable = self.usable_mask(run_s) & self.allowed_mask(kind.allowed)
@@ -480,6 +481,9 @@ class Fleet:
             ids = ids_of(allowed & self.paused_mask)
             if ids:
                 return Reason("paused", f"{named_gpus(ids)}, which the job named, {is_are(ids)} paused")
+            for index in ids_of(allowed & self.admission.sick_mask):
+                verdict = self.admission.cards[index].verdict
+                return Reason(verdict.code, verdict.sentence)
             return Reason("no-room", "it starts shortly")
         if self.closed:
             return Reason("no-bookings", self.closed)

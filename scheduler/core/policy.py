@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scheduler.core.admission import Thresholds
 from scheduler.core.config import Config
+from scheduler.core.gpu_admission import Thresholds
 from scheduler.core.queue import Order
 
 UNCHANGED_S = 5.0  # replaces an interval of 0, with which GPUs are never read
@@ -23,6 +23,7 @@ class Policy:
     kill_grace_s: float
     max_overtakes: int  # 0: no limit
     thresholds: Thresholds
+    kill_trespassers: bool = False  # whether a job with a process on a GPU that it was not given is ended
     release_ahead: int = 0  # jobs that may wait in the queue of an engine although they do not fit now
 
 
@@ -36,6 +37,7 @@ def policy_of(config: Config) -> Policy:
         config.kill_grace,
         config.max_overtakes,
         thresholds_of(config),
+        config.on_trespass == "kill",
         config.release_ahead if config.engine == "slurm" else 0,
     )
 

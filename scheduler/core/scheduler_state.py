@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 
 from scheduler.core.config import Config
 from scheduler.core.gpu import WHOLE, gpu_ids_text
+from scheduler.core.gpu_faults import GpuFault
 from scheduler.core.job import TICKS_A_SECOND, Holding, Job, JobState, Reason
 from scheduler.core.neighbours import Neighbours, Sharing
 from scheduler.core.observations import (
+    Ended,
+    Lost,
     Now,
 )
 from scheduler.core.pauses import Pauses
@@ -42,6 +45,17 @@ def no_blocker(identity: str) -> Job | None:
     This is the default of ``SchedulerState.blocker``, for a scheduler state without a store.
     """
     return None
+
+
+@dataclass(slots=True)
+class OpenEnd:
+    """The end of an attempt that is decided on after the next reading of the GPUs, because this may show its cause.
+
+    ``since``: the reading must have begun at this time or later (monotonic seconds).
+    """
+
+    end: Ended | Lost
+    since: float
 
 
 @dataclass(slots=True)
@@ -78,6 +92,11 @@ class SchedulerState:
     released: dict[int, tuple[int, ...] | None] = field(default_factory=dict)
     sharing: Sharing | None = None  # None: bookings are not shared with other schedulers of this machine
     users: Users | None = None  # with jobs of several users
+    faults: dict[str, GpuFault] = field(default_factory=dict)  # UUID of a GPU → its fault in this boot
+    open_ends: dict[int, OpenEnd] = field(default_factory=dict)  # by job, which is still RUNNING or STARTING
+    strays: set[tuple[str, int]] = field(
+        default_factory=set
+    )  # (attempt, GPU outside its allocation) of the last reading
     told: dict[int, str] = field(default_factory=dict)  # GPU → last reported verdict code, or `trouble`
 
     def __post_init__(self) -> None:
@@ -92,7 +111,8 @@ class SchedulerState:
         return self.fleet.gpus[gpus[0]].node if gpus and self.fleet.paused_mask & self.fleet.all_mask else ""
 
     def watch_admission(self) -> None:
-        """Give the admission of the fleet access to the allocations."""
+        """Give the admission of the fleet access to the allocations and to the faults of the GPUs."""
+        self.fleet.admission.faults = self.faults
         self.fleet.admission.tenants, self.fleet.admission.booked = self.tenants, self.is_booked
 
     def is_booked(self, gpu: int) -> bool:
@@ -216,7 +236,7 @@ class SchedulerState:
         self.holdings[holding.key] = holding
 
     def at(self, mono: float, kind: str, job: Job) -> None:
-        """Set a timer of this kind (retry, limit, term, kill) for a job. ``mono``: monotonic seconds."""
+        """Set a timer of this kind (retry, limit, term, kill, end) for a job. ``mono``: monotonic seconds."""
         heapq.heappush(self.timers, (mono, kind, job.id, job.attempt))
 
     def _watch_limit(self, job: Job, now: Now) -> None:

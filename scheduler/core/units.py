@@ -88,6 +88,14 @@ def utc(seconds: float) -> str:
     return f"{datetime.fromtimestamp(whole, timezone.utc):%Y-%m-%dT%H:%M:%S}.{thousandths:03d}Z"
 
 
+def local_time(seconds: float, now: float) -> str:
+    """Return the local time of day as ``14:02``, with the date if it is not the date of ``now`` (seconds since 1970)."""
+    from datetime import datetime  # slow to import, as above
+
+    moment, today = (datetime.fromtimestamp(min(max(at, 0.0), LATEST)).astimezone() for at in (seconds, now))
+    return f"{moment:%H:%M}" if moment.date() == today.date() else f"{moment:%Y-%m-%d %H:%M}"
+
+
 def maybe_utc(seconds: float | None) -> str | None:
     """Return `utc` of ``seconds``; None if ``seconds`` is None."""
     return None if seconds is None else utc(seconds)

@@ -25,6 +25,7 @@ from scheduler.core.observations import (
     Arrived,
     Asked,
     Ended,
+    GpuErrors,
     Lost,
     NeverRan,
     Now,
@@ -65,6 +66,7 @@ from scheduler.intake.file_watcher import InotifyWatcher, PollingWatcher
 from scheduler.store import counters, waiting_jobs
 from scheduler.store import jobs as rows
 from scheduler.store.database import trouble
+from scheduler.store.gpu_faults import save_faults
 from scheduler.store.readings import save_readings
 from scheduler.store.scheduler_state import book_active, cpu_slots_of, read_state
 from scheduler.system.crash_points import crash_point
@@ -124,6 +126,7 @@ class Daemon:
         self._at_hand: dict[int, Job] = {}  # waiting jobs by id: placing them needs no query
         self._heard: list[Observation] = []  # not recorded yet; the runner reports each one only once
         self._lazy: list[Observation] = []  # starts that wait up to ``LAZY_S`` to be recorded
+        self._open_ends: list[Observation] = []  # of attempts that wait for a reading (`SchedulerState.open_ends`)
         self._lazy_due = 0.0
         self._last_id = 0
         self._scan_due = 0.0
@@ -154,13 +157,17 @@ class Daemon:
         if admission is not None:
             state.fleet.admission = admission
             state.watch_admission()
-        self._heard[:0] = self._lazy
+        self._heard[:0] = [*self._open_ends, *self._lazy]
+        self._open_ends = []
         self.state, self._lazy, self._at_hand = state, [], {}
         self._show_state()
         observations: list[Observation] = []
         this_boot = boot_id()
         in_hand, held, stale = book_active(connection, state, this_boot, now)
         first = self.gpus.first_readings()
+        if first is not None and first.xids:
+            self._heard.append(GpuErrors(first.xids))
+        observations += [told for told in self._heard if isinstance(told, GpuErrors)]
         if first is not None:
             observations.append(first)
         for job in in_hand:
@@ -362,8 +369,11 @@ class Daemon:
                 rows.save_pauses(connection, ids_of(state.fleet.paused_mask), state.queue_paused, state.pauses.changes)
                 if self._shares is not None:
                     self._shares.save_paused(connection)
+            if plan.faults_changed:
+                save_faults(connection, self.state.faults.values(), boot_id())
             if plan.starts:
                 crash_point("start.chosen")
+        self._open_ends = [one.end for one in self.state.open_ends.values()]
         if self.journal is not None:
             self.journal.take(plan, gathered)
         if gathered.jobs:
@@ -465,6 +475,8 @@ class Daemon:
         readings = self.gpus.readings
         if readings is None:
             return []
+        if readings.xids:
+            self._heard.append(GpuErrors(readings.xids))  # the driver tells each of them only once
         if self.gpus.learn_gpus(readings):
             self.open()  # the GPUs have UUIDs now: rebuild the state with them
         return [readings]

@@ -13,6 +13,7 @@ from typing import Any
 from scheduler.core.config import Config
 from scheduler.core.errors import SchedulerError, word
 from scheduler.core.gpu import Gpu, gpu_ids_text
+from scheduler.core.gpu_faults import GpuFault
 from scheduler.core.job import Holding, Job
 from scheduler.doctor.driver import Driver
 from scheduler.doctor.finding import DoctorUser, name_of, status_of
@@ -51,6 +52,7 @@ class StateDirSeen:
     in_hand: list[Job] | None = None  # jobs that are starting, running or stopping; None: not known
     holdings: list[tuple[Holding, str]] = field(default_factory=list)
     gpus: list[Gpu] = field(default_factory=list)
+    faults: dict[str, GpuFault] = field(default_factory=dict)  # by UUID
     store: StoreSeen = field(default_factory=StoreSeen)
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from scheduler.core.admission import LEAST_BASELINE_MIB, MOST_BASELINE
 from scheduler.core.errors import word
-from scheduler.core.gpu import gpu_ids_text
+from scheduler.core.gpu import Gpu, gpu_ids_text
+from scheduler.core.gpu_faults import GpuFault
 from scheduler.core.gpu_snapshot import GpuSnapshot
 from scheduler.core.observations import Readings
-from scheduler.core.units import mib_text
+from scheduler.core.units import local_time, mib_text
 from scheduler.doctor.examination import Examination
 from scheduler.doctor.finding import DoctorUser, Finding, Mark, good, not_determined, worst
 from scheduler.gpus.monitor import DECLARED
@@ -169,6 +170,25 @@ def ghost(reading: GpuSnapshot, dead: Set[int] | None, check: str, reset: str) -
     return Finding(check, Mark.BAD, told, f"no process owns {mib_text(rest)} of this memory", reset)
 
 
+def judge_faults(gpus: Iterable[Gpu], faults: Mapping[str, GpuFault], resume: str, now: float) -> list[Finding]:
+    """Return a finding on each GPU that gets no new job because of its errors.
+
+    ``faults``: by UUID; ``resume``: command that resumes a GPU, with ``{}`` for its index; ``now``: seconds since 1970.
+    """
+    held = [(gpu.index, faults[gpu.uuid]) for gpu in gpus if gpu.uuid in faults and faults[gpu.uuid].active]
+    wrong = "no new job starts there; repair it (reset the GPU, or reboot), then resume it"
+    return [
+        Finding(
+            f"GPU {index}",
+            Mark.BAD,
+            f"reported {fault.what} at {local_time(fault.at, now)}",
+            wrong,
+            resume.format(index),
+        )
+        for index, fault in held
+    ]
+
+
 def dead(pids: Set[int]) -> set[int] | None:
     """Return the process ids in ``pids`` that belong to no existing process. The driver has reported ``pids``.
 
@@ -223,6 +243,9 @@ def check_gpus(exam: Examination) -> list[Finding]:
             again = driver.readings(until, anew=True)
             judged = _judged(exam, again) if again and again.gpus else judged
         out += judged
+    if config.hold_on_errors:
+        resume = f"{exam.sudo}gpujob resume {{}}{exam.suffix}"
+        out += judge_faults(exam.dir_seen.gpus, exam.dir_seen.faults, resume, time.time())
     return out
 
 

@@ -18,7 +18,9 @@ from scheduler.gpus.monitor import schedulers_here
 from scheduler.store import jobs as rows
 from scheduler.store.daemon_lock import Elsewhere, daemon_alive, holder
 from scheduler.store.database import NothingYet, check_sound, held_still, open_for_reading
+from scheduler.store.gpu_faults import faults
 from scheduler.store.store_identity import belongs, home_of
+from scheduler.system.proc import boot_id
 from scheduler.system.processes import seen
 
 
@@ -150,6 +152,7 @@ def _read_store(exam: Examination) -> None:
             dir_seen.jobs = sum(rows.counts(connection).values())
             dir_seen.in_hand = list(rows.in_hand(connection))
             dir_seen.holdings, dir_seen.gpus = rows.holdings(connection), rows.gpus(connection)
+            dir_seen.faults = faults(connection, boot_id())
             dir_seen.running = _settings_of(rows.meta(connection, "settings")) if dir_seen.alive else {}
             made = rows.meta(connection, "home")
         finally:

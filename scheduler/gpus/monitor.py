@@ -332,7 +332,7 @@ class GpuMonitor:
             if pid in leaders:
                 return leaders[pid]
             entries = environment_of(pid)
-            if self._mark in entries:
+            if self._mark in entries and _belongs(pid, self._me):  # another user may have set the same variables
                 marks = dict(entry.partition(b"=")[::2] for entry in entries)
                 job, attempt = marks.get(b"GPUJOB_ID", b""), marks.get(b"GPUJOB_ATTEMPT", b"")
                 return f"{os.fsdecode(job)}.{os.fsdecode(attempt)}"

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scheduler.core.errors import NoGpuData
+from scheduler.core.gpu_faults import Xid
 from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
 from scheduler.core.observations import Readings
 from scheduler.gpus import reader_process
@@ -81,6 +82,7 @@ class NvidiaProbe:
         self._nvml_at = 0.0
         self._spawned = 0
         self._answered = False  # a reader process has answered once: the driver is awake
+        self._xids: list[Xid] = []  # told since the last result of `look`
         self._hidden: set[int] = set()  # pids of reader processes that may still live
 
     # -- asking -------------------------------------------------------------------------------------------
@@ -256,7 +258,8 @@ class NvidiaProbe:
         self.absent = all(absent for _, _, absent in self._failed)
         # If only NVML or only nvidia-smi is absent, only the failure of the other one is reported.
         told = [f for f in self._failed if not f[2]] or self._failed
-        return Readings(asked, problem="; ".join(f"{WAYS[way]}: {text}" for way, text, _ in told))
+        why = "; ".join(f"{WAYS[way]}: {text}" for way, text, _ in told)
+        return Readings(asked, problem=why, xids=self._take_xids())
 
     def _limit(self, current: _Reader) -> float:
         return self.deadline_s if current.answered or self._answered else max(self.deadline_s, FIRST_DEADLINE_S)
@@ -272,13 +275,17 @@ class NvidiaProbe:
             except BlockingIOError:
                 return None
             current.text += data
-            if b"\n" in current.text:
+            while b"\n" in current.text:
                 line, _, current.text = current.text.partition(b"\n")
                 try:
                     answer = json.loads(line)
                 except ValueError:
                     return {"trouble": "unreadable answer"}
-                return answer if isinstance(answer, dict) else {"trouble": "unexpected form of answer"}
+                if not isinstance(answer, dict):
+                    return {"trouble": "unexpected form of answer"}
+                if "xids" not in answer:
+                    return answer
+                self._xids += [Xid(str(uuid), int(number), float(at)) for uuid, number, at in answer["xids"]]
             if not data:
                 return {"trouble": "the reader process ended without an answer"}
             if len(current.text) > LONGEST_ANSWER:
@@ -290,7 +297,12 @@ class NvidiaProbe:
         self.absent, self._answered = False, True
         if current.way == "nvml":
             self._no_nvml, self._nvml_wait = False, NVML_AGAIN_S
-        return Readings(asked, tuple(_reading(gpu) for gpu in answer["gpus"]))
+        gpus = tuple(_reading(gpu) for gpu in answer["gpus"])
+        return Readings(asked, gpus, xids=self._take_xids(), watches_errors=current.way == "nvml")
+
+    def _take_xids(self) -> tuple[Xid, ...]:
+        found, self._xids = tuple(self._xids), []
+        return found
 
     # -- at the start -------------------------------------------------------------------------------------
 

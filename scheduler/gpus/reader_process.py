@@ -1,7 +1,10 @@
 """The reader process: reads the GPUs by NVML, or by nvidia-smi through GPUtil. It may be killed at any time.
 
 Run as ``python reader_process.py nvml`` or ``python reader_process.py smi``. (With ``imports`` the process only checks
-whether the Python modules can be imported.) For each line on stdin the process writes one line of JSON to stdout::
+whether the Python modules can be imported.) For each line on stdin the process writes an answer to stdout, one line of
+JSON; before it, lines with errors of the GPUs (XIDs) that the driver has reported since the answer before::
+
+    {"xids": [[uuid, number, seconds since 1970], …]}
 
     {"gpus": [{"ordinal", "uuid", "name", "total", "used", "reserved", "load", "temperature", "power", "energy",
                "processes", "lost", "problem", "errors"}], "driver": "550.54"}
@@ -9,7 +12,7 @@ whether the Python modules can be imported.) For each line on stdin the process 
 
 Memory is in MiB, load in percent, power in watts, energy in joules since the driver was loaded; null means that the
 driver does not give the value. ``processes`` is null or a list of [pid, MiB, computes, percent]. ``errors`` names
-uncorrected memory errors and fatal XIDs (error codes of the driver). After a line with ``trouble`` the process ends,
+uncorrected memory errors. After a line with ``trouble`` the process ends,
 because only a new process can load a library that was replaced. This file imports no other module of gpujob.
 """
 
@@ -20,12 +23,12 @@ import json
 import os
 import signal
 import sys
+import time
 
 PR_SET_PDEATHSIG = 1
 MIB = 1 << 20
 NO_SMI = "no nvidia-smi, or it shows no GPU"
-FATAL_XIDS = {48: "double-bit memory error", 63: "memory page to retire", 64: "memory page not retired",
-              79: "fell off the bus", 94: "contained memory error", 95: "uncontained memory error"}  # fmt: skip
+MOST_EVENTS = 256  # XIDs that are read at once; the next reading tells the others
 
 
 class Trouble(Exception):
@@ -37,9 +40,14 @@ class Trouble(Exception):
 
 
 class Nvml:
-    """Reads the GPUs by NVML, NVIDIA's management library. If one GPU cannot be read, all other GPUs are still read."""
+    """Reads the GPUs by NVML, NVIDIA's management library. If one GPU cannot be read, all other GPUs are still read.
 
-    def __init__(self):
+    ``tell`` is called with the XIDs that the driver has reported. It is called before anything else is asked: a driver
+    that then does not answer any more must not hide why.
+    """
+
+    def __init__(self, tell):
+        self.tell = tell
         if not _library():  # checked before nvidia-ml-py is imported, which takes longer than starting Python
             raise Trouble("NVML Shared Library Not Found", absent=True)
         try:
@@ -58,13 +66,13 @@ class Nvml:
             )
             raise Trouble(_words(error), absent) from None
         self.last_seen = {}
-        self.errors = {}
         self.events = None
-        self.registered = set()
+        self.registered = {}  # address of a GPU's handle → its UUID
         self.uuids = {}  # by ordinal, because a lost GPU no longer gives its UUID
 
     def read(self):
         n = self.n
+        self._receive_events()
         try:
             count = n.nvmlDeviceGetCount()
         except self.failures as error:
@@ -72,7 +80,7 @@ class Nvml:
         if not count:
             raise Trouble("the driver shows no GPU", absent=True)
         gpus = [self._gpu(ordinal) for ordinal in range(count)]
-        self._receive_events(gpus)
+        self._receive_events()
         return {"gpus": gpus, "driver": self._or_none(lambda: _text(n.nvmlSystemGetDriverVersion()))}
 
     def _or_none(self, ask):
@@ -194,29 +202,27 @@ class Nvml:
         return loads
 
     def _register(self, handle, uuid):
-        if uuid in self.registered:
+        if uuid in self.registered.values():
             return
-        self.registered.add(uuid)
+        self.registered[ctypes.cast(handle, ctypes.c_void_p).value] = uuid
         n = self.n
         with contextlib.suppress(*self.failures):  # no such events here: only error counters are read
             if self.events is None:
                 self.events = n.nvmlEventSetCreate()
             n.nvmlDeviceRegisterEvents(handle, n.nvmlEventTypeXidCriticalError, self.events)
 
-    def _receive_events(self, gpus):
-        n = self.n
-        for _ in range(64):
-            if self.events is None:
-                break
+    def _receive_events(self):
+        found = []
+        while self.events is not None and len(found) < MOST_EVENTS:
             try:
-                event = n.nvmlEventSetWait_v2(self.events, 0)
+                event = self.n.nvmlEventSetWait_v2(self.events, 0)
             except (*self.failures, AttributeError):
                 break  # no event, which NVML reports as an error
-            if event.eventData in FATAL_XIDS:
-                uuid = self._or_none(lambda device=event.device: _text(n.nvmlDeviceGetUUID(device)))
-                self.errors[uuid] = f"XID {event.eventData}: {FATAL_XIDS[event.eventData]}"
-        for gpu in gpus:
-            gpu["errors"] = self.errors.get(gpu["uuid"]) or gpu["errors"]
+            # The GPU may be lost, so its UUID is not asked for.
+            uuid = self.registered.get(ctypes.cast(event.device, ctypes.c_void_p).value, "")
+            found.append([uuid, event.eventData, time.time()])
+        if found:
+            self.tell(found)
 
 
 class Smi:
@@ -321,15 +327,19 @@ def main():
         return 0
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a library prints must not be taken for an answer
+
+    def write(answer):
+        out.write(json.dumps(answer) + "\n")
+        out.flush()
+
     way = None
     for _ in sys.stdin:
         try:
-            way = way or (Nvml() if sys.argv[1] == "nvml" else Smi())
+            way = way or (Nvml(lambda xids: write({"xids": xids})) if sys.argv[1] == "nvml" else Smi())
             answer = way.read()
         except Trouble as trouble:
             answer = {"trouble": str(trouble), "absent": trouble.absent, "package": trouble.package}
-        out.write(json.dumps(answer) + "\n")
-        out.flush()
+        write(answer)
         if "trouble" in answer:
             return 0
     return 0

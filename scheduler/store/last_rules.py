@@ -7,8 +7,11 @@ import sqlite3
 
 from scheduler.core.allowed import allowed_mask
 from scheduler.core.endings import Rules
+from scheduler.core.gpu_faults import fault_of
 from scheduler.core.job import Job
 from scheduler.store import jobs as rows
+from scheduler.store.gpu_faults import faults
+from scheduler.system.proc import boot_id
 
 
 def last_rules(connection: sqlite3.Connection) -> Rules:
@@ -16,6 +19,9 @@ def last_rules(connection: sqlite3.Connection) -> Rules:
     settings = {key: value for key, (value, _) in json.loads(rows.meta(connection, "settings") or "{}").items()}
     tolerance = settings.get("whole_gpu_tolerance", 0.0)
     gpus = rows.gpus(connection)
+
+    known = faults(connection, boot_id()) if settings.get("hold_on_errors", True) else {}
+    by_index = {gpu.index: gpu for gpu in gpus}
 
     def most_mib(job: Job) -> int:
         mask = allowed_mask(job.allowed, gpus)
@@ -26,4 +32,5 @@ def last_rules(connection: sqlite3.Connection) -> Rules:
         starts=settings.get("max_assign_attempts", 0),
         oom_retries=settings.get("oom_retries", 0),
         most_mib=most_mib,
+        gpu_fault=lambda job: fault_of(job, by_index, known),
     )

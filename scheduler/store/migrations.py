@@ -143,7 +143,15 @@ ALTER TABLE gpus ADD COLUMN partition TEXT NOT NULL DEFAULT '';
 # Step 10 adds the column `user`, which this index needs: only jobs of a scheduler of several users have a value there.
 _USERS = "CREATE INDEX jobs_users ON jobs (user, state) WHERE user<>'';"
 
-STEPS = (_FIRST, _READINGS, _OLD_LOGS, _COUNTS, _CALLS, _TALLIES, _EVENT_NAMES, _QUEUE, _NODES, "", _USERS)
+# Step 12 also adds the column `gpu_retries`. A fault counts only in the boot in which the GPU reported it.
+_FAULTS = """
+CREATE TABLE gpu_faults (
+    uuid TEXT PRIMARY KEY, what TEXT NOT NULL, at REAL NOT NULL, last_at REAL NOT NULL, memory_errors TEXT NOT NULL,
+    active INTEGER NOT NULL, boot TEXT NOT NULL
+) WITHOUT ROWID;
+"""
+
+STEPS = (_FIRST, _READINGS, _OLD_LOGS, _COUNTS, _CALLS, _TALLIES, _EVENT_NAMES, _QUEUE, _NODES, "", _USERS, _FAULTS)
 VERSION = len(STEPS)
 
 

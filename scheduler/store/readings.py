@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scheduler.core.admission import GpuAdmission
+from scheduler.core.gpu_admission import GpuAdmission
 from scheduler.core.observations import Now
 
 _COLUMNS = (

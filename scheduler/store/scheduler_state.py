@@ -15,6 +15,8 @@ from scheduler.core.policy import policy_of
 from scheduler.core.scheduler_state import SchedulerState, never_missing
 from scheduler.store import jobs as rows
 from scheduler.store.cluster import cluster_of, fleet_of
+from scheduler.store.gpu_faults import faults
+from scheduler.system.proc import boot_id
 
 LEARNED_FROM = 300  # last ended jobs, read for the estimates of run times
 
@@ -60,6 +62,7 @@ def read_state(
     fleet.paused_mask = mask_of(rows.paused_gpus(connection))
     state.queue_paused = bool(rows.meta(connection, "queue_paused"))
     state.pauses = Pauses(0, rows.pause_changes(connection))
+    state.faults.update(faults(connection, boot_id()))
     state.front = rows.lowest_place(connection)
     for job in rows.last_ended(connection, LEARNED_FROM)[::-1]:
         if job.succeeded and job.started_at and job.finished_at:

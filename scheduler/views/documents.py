@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Optional, TypedDict, Union
 
-from scheduler.core.counters import RETRY_COULD_NOT_START, RETRY_FAILED, RETRY_OUT_OF_MEMORY
+from scheduler.core.counters import RETRY_COULD_NOT_START, RETRY_FAILED, RETRY_GPU_ERROR, RETRY_OUT_OF_MEMORY
 from scheduler.core.failure_patterns import FAILURE_KINDS
 from scheduler.core.gpu import GPU_STATES
 from scheduler.core.job import EVENT_KINDS, REASON_CODES, JobState, Outcome
@@ -19,7 +19,7 @@ from scheduler.views.json_schema import Field
 STATES = tuple(state.value for state in JobState)
 OUTCOMES = tuple(outcome.value for outcome in Outcome)
 MARKS = ("ok", "warn", "bad", "unknown")
-CAUSES = (RETRY_FAILED, RETRY_OUT_OF_MEMORY, RETRY_COULD_NOT_START)
+CAUSES = (RETRY_FAILED, RETRY_OUT_OF_MEMORY, RETRY_COULD_NOT_START, RETRY_GPU_ERROR)
 _MOMENT = r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{3}Z$"
 _SECOND = r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z$"
 
@@ -234,7 +234,9 @@ class EventDocument(_EventAlways, total=False):
     gpus: Annotated[list[Number], Field("GPUs of the job, or GPUs that leftover processes hold.")]
     share: Annotated[Share, Field("Share that the job has of each of its GPUs; 0 if the job names its GPUs.")]
     ran: Annotated[Seconds, Field("Run time of the ended attempt, in seconds.")]
-    gpu: Annotated[Number, Field("GPU that disappeared, or that the job uses without an allocation.")]
+    gpu: Annotated[
+        Number, Field("GPU that disappeared or reported an error, or that the job uses without an allocation.")
+    ]
     memory: Annotated[
         Bytes, Field("Memory that the job uses on that GPU, in bytes; null if the driver does not show it.")
     ]
@@ -244,7 +246,7 @@ class EventDocument(_EventAlways, total=False):
     why: Annotated[Optional[str], Field("Reason of the event, as a sentence or a word.")]
     wait: Annotated[Seconds, Field("Seconds until the next attempt.")]
     cause: Annotated[
-        str, Field("Why there is another attempt: `retries`, `oom_retries`, or a failed start.", choices=CAUSES)
+        str, Field("Why there is another attempt: `retries`, `oom_retries`, a failed start, or an error of a GPU.", choices=CAUSES)
     ]  # fmt: skip
     log: Annotated[str, Field("Absolute path of the log of the ended attempt.")]
     before: Annotated[str, Field("State before the job was queued again.", choices=STATES)]

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from scheduler.core.admission import Admission, Thresholds
+from scheduler.core.admission import Admission
 from scheduler.core.decide import decide
 from scheduler.core.decision_pass import Plan
 from scheduler.core.gpu import WHOLE, ids_of, mask_of
+from scheduler.core.gpu_admission import Thresholds
 from scheduler.core.gpu_snapshot import GpuSnapshot
 from scheduler.core.job import HOLDING, Holding, Job, JobState, Outcome, Process
 from scheduler.core.observations import (

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from scheduler.core.admission import Admission, Thresholds
+from scheduler.core.admission import Admission
 from scheduler.core.gpu import WHOLE, Gpu
+from scheduler.core.gpu_admission import Thresholds
 from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
 from scheduler.core.job import Job
 from scheduler.core.model_table import ModelTable, booking_memory, need_of

@@ -49,13 +49,19 @@ class SlowFleet:
         may = may and self.admission.fresh([gpu.index], self.now)  # all GPUs are read at the same time
         return allowed and memory and may and free >= kind.need.parts
 
+    def is_sick(self, gpu: Gpu) -> bool:
+        """Return whether not even a job that names the GPU may start there: it is gone, or has a fault."""
+        card = self.admission.cards.get(gpu.index)
+        return card is not None and (card.verdict.code == "gone" or self.admission.fault(card) is not None)
+
     def find(self, kind: PlacementClass) -> tuple[int, ...] | None:
         count = kind.need.count
         if count == 0:
             return () if self.cpu_free >= kind.need.slots else None
         if kind.need.by_name:
             named = kind.allowed or ()
-            there = [gpu.index for gpu in self.gpus if gpu.index in named and gpu.index not in self.paused]
+            usable = {gpu.index for gpu in self.gpus if gpu.index not in self.paused and not self.is_sick(gpu)}
+            there = [gpu.index for gpu in self.gpus if gpu.index in named and gpu.index in usable]
             return tuple(sorted(there)) if len(there) == len(named) else None
         fitting = [gpu for gpu in self.gpus if self.fits(gpu, kind)]
         if count == 1:

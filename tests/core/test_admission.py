@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from scheduler.core.admission import NOTHING_FORBIDDEN, Admission, GpuAdmission, Thresholds, Verdict
+from scheduler.core.admission import Admission
 from scheduler.core.gpu import ResourceRequest
+from scheduler.core.gpu_admission import NOTHING_FORBIDDEN, GpuAdmission, Thresholds, Verdict
+from scheduler.core.gpu_faults import GpuFault
 from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
 from scheduler.core.observations import Now, Readings
 from scheduler.core.placement import Fleet
@@ -170,12 +172,15 @@ def test_only_a_gpu_missing_from_the_reading_is_blocked_as_gone() -> None:
 
 
 def test_memory_errors_block_a_gpu_only_with_hold_on_errors(bench: Bench) -> None:
-    """I09: Memory errors keep jobs away only if ``hold_on_errors`` is set."""
-    assert bench.read(errors="XID 79: fell off the bus") == NOTHING_FORBIDDEN
+    """I09: Errors keep jobs away only if ``hold_on_errors`` is set, and until a user resumes the GPU."""
+    fault = GpuFault("declared:0", "2 uncorrected memory errors", T0, T0)
+    bench.admission.faults = {"declared:0": fault}
+    bench.admission.thresholds = replace(bench.admission.thresholds, hold_on_errors=False)
+    assert bench.read() == NOTHING_FORBIDDEN and not bench.admission.sick_mask
     bench.admission.thresholds = replace(bench.admission.thresholds, hold_on_errors=True)
-    verdict = bench.read(errors="2 uncorrected memory errors")
-    assert verdict == Verdict("unhealthy", "GPU 0 reported 2 uncorrected memory errors")
-    assert bench.read() == NOTHING_FORBIDDEN
+    assert bench.read() == Verdict("unhealthy", fault.sentence(0, bench.wall)) and bench.admission.sick_mask == 1
+    bench.admission.faults = {"declared:0": replace(fault, active=False)}
+    assert bench.read() == NOTHING_FORBIDDEN and not bench.admission.sick_mask
 
 
 def test_an_unknown_load_does_not_block_a_gpu(bench: Bench) -> None:

@@ -13,8 +13,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.admission import STALE_AFTER, Admission, Thresholds
+from scheduler.core.admission import STALE_AFTER, Admission
 from scheduler.core.gpu import WHOLE, ResourceRequest, ids_of
+from scheduler.core.gpu_admission import Thresholds
+from scheduler.core.gpu_faults import GpuFault
 from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
 from scheduler.core.job import JobState
 from scheduler.core.observations import Arrived, Asked, Now, Observation, Readings
@@ -97,6 +99,8 @@ class Watched:
         self.admission = self.fleet.admission = Admission.of(self.fleet.gpus.values(), self.thresholds, self.now)
         self.on: tuple[Tenant, ...] = ()
         self.admission.tenants = lambda gpu: self.on if gpu == 0 else ()
+        self.faults: dict[str, GpuFault] = {}
+        self.admission.faults = self.faults
         self.last: Readings | None = None
         self.trouble = False
 
@@ -104,6 +108,9 @@ class Watched:
         self.now = Now(self.now.wall + told.seconds, self.now.mono + told.seconds)
         if told.what == "read":
             self.last, self.trouble = Readings(self.now.mono, told.readings), False
+            for reading in told.readings:
+                if reading.errors:
+                    self.faults[reading.uuid] = GpuFault(reading.uuid, reading.errors, self.now.wall, self.now.wall)
             self.admission.take(self.last, self.now)
         elif told.what == "trouble":
             self.trouble = True
@@ -123,7 +130,8 @@ class Watched:
         if self.now.mono - self.last.at > STALE_AFTER * self.thresholds.interval_s:
             return False
         told = {reading.uuid: reading for reading in self.last.gpus}.get(f"declared:{gpu}")
-        if told is None or told.lost or told.problem or (told.errors and self.thresholds.hold_on_errors):
+        held = f"declared:{gpu}" in self.faults and self.thresholds.hold_on_errors
+        if told is None or told.lost or told.problem or held:
             return False
         return told.memory_used_mib is not None and bool(told.memory_total_mib)
 

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.admission import Admission, Thresholds
+from scheduler.core.admission import Admission
 from scheduler.core.counters import TICK_BUCKETS
+from scheduler.core.gpu_admission import Thresholds
 from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
 from scheduler.core.history import (
     KEEP_LONG_S,

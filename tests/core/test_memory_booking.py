@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.admission import NOTHING_FORBIDDEN, PASSING, Admission, Thresholds
+from scheduler.core.admission import PASSING, Admission
 from scheduler.core.gpu import BY_MEMORY, WHOLE, ResourceRequest
+from scheduler.core.gpu_admission import NOTHING_FORBIDDEN, Thresholds
 from scheduler.core.gpu_snapshot import GpuSnapshot
 from scheduler.core.job import JobSpec, JobState
 from scheduler.core.model_table import ModelTable, booking_memory, need_of

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.core.admission import NOTHING_FORBIDDEN, Admission, Thresholds
+from scheduler.core.admission import Admission
 from scheduler.core.gpu import ResourceRequest
+from scheduler.core.gpu_admission import NOTHING_FORBIDDEN, Thresholds
 from scheduler.core.gpu_snapshot import GpuSnapshot
 from scheduler.core.job import JobState, Process
 from scheduler.core.observations import Gone, Now, Readings

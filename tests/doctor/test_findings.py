@@ -21,6 +21,7 @@ from scheduler.core.errors import (
     UsageError,
     word,
 )
+from scheduler.core.gpu_faults import GpuFault
 from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
 from scheduler.doctor import clock, disks, gpus, inotify, inputs, leftovers, logout, private_files, screen, store
 from scheduler.doctor.clock import ClockSeen
@@ -36,6 +37,7 @@ from scheduler.doctor.screen import ScreenSeen
 from scheduler.doctor.store import SchedulerSeen
 from scheduler.intake.tail import cannot_be_read
 from scheduler.system.filesystems import file_system
+from tests.builders import T0, a_gpu
 
 EVE, ROOT = DoctorUser(1000, "eve", "apt-get"), DoctorUser(0, "root", "dnf")
 OK, WARN, BAD, UNKNOWN = Mark.OK, Mark.WARN, Mark.BAD, Mark.UNKNOWN
@@ -366,6 +368,16 @@ def test_gpus_without_problems_share_one_finding() -> None:
     assert [one.mend for one in found[1:]] == [
         "sudo reboot", "sudo nvidia-smi -i 4 -mig 0", "sudo nvidia-smi --gpu-reset -i 5"
     ]  # fmt: skip
+
+
+def test_a_gpu_that_gets_no_job_because_of_its_errors_is_reported_with_the_command_that_resumes_it() -> None:
+    fault = GpuFault("declared:1", "XID 79 (GPU has fallen off the bus)", T0, T0)
+    resumed = GpuFault("declared:2", "XID 48 (double-bit memory error)", T0, T0, active=False)
+    known = {one.uuid: one for one in (fault, resumed)}
+    (found,) = gpus.judge_faults([a_gpu(0), a_gpu(1), a_gpu(2)], known, "gpujob resume {}", T0)
+    whole(found)
+    assert (found.check, found.mark, found.mend) == ("GPU 1", BAD, "gpujob resume 1")
+    assert found.seen.startswith("reported XID 79 (GPU has fallen off the bus) at ")
 
 
 # -- the scheduler's files --------------------------------------------------------------------------------

@@ -13,7 +13,8 @@
  *                                          mem `-` or absent: memory unknown; util `-` or absent: no sample
  *   error FUNCTION [UUID] CODE             this function returns CODE (for this GPU); `*`: every function about a GPU
  *   hang FUNCTION [UUID]                   this function never returns
- *   xid UUID CODE [NUMBER]                 an XID event, reported once to each process; NUMBER makes equal lines differ
+ *   xid UUID CODE [NUMBER]                 an XID event, reported once to each process that registered for events of the GPU
+ *                                          before the line was there; NUMBER makes equal lines differ
  *   topology UUID UUID LEVEL               distance of two GPUs (10: one switch ... 50: different sockets)
  *
  * Without a file there is no driver. An invalid line is reported on stderr, and every function returns
@@ -1009,6 +1010,15 @@ nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long
     return finish(answer);
 }
 
+static int is_told(const struct xid *xid) {
+    for (unsigned int i = 0; i < told_count; i++) {
+        if (told[i].code == xid->code && told[i].number == xid->number && strcmp(told[i].uuid, xid->uuid) == 0) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
 nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set) {
     const struct gpu *gpu;
     nvmlReturn_t answer = begin_device(__func__, device, &gpu);
@@ -1019,18 +1029,16 @@ nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long ty
         answer = NOT_SUPPORTED;
     }
     if (answer == SUCCESS) {
+        for (unsigned int i = 0; i < machine.xids; i++) { /* earlier events are not reported */
+            const struct xid *xid = &machine.xid[i];
+            if (strcmp(xid->uuid, device->uuid) == 0 && !(set->events[device - handles] & EVENT_XID) &&
+                !is_told(xid) && told_count < MOST_LINES) {
+                told[told_count++] = *xid;
+            }
+        }
         set->events[device - handles] |= types;
     }
     return finish(answer);
-}
-
-static int is_told(const struct xid *xid) {
-    for (unsigned int i = 0; i < told_count; i++) {
-        if (told[i].code == xid->code && told[i].number == xid->number && strcmp(told[i].uuid, xid->uuid) == 0) {
-            return 1;
-        }
-    }
-    return 0;
 }
 
 /* Returns whether there is an event to report, and marks it as reported. The lock is held. */

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import pytest
 
 from scheduler.core.gpu import Gpu
-from scheduler.core.gpu_snapshot import GpuSnapshot
+from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
 from scheduler.core.observations import Readings
 from scheduler.gpus import monitor
 from scheduler.gpus.monitor import DECLARED, UNREAD, GpuMonitor, moved_gpus, other_schedulers
@@ -149,6 +150,22 @@ def test_a_failing_driver_is_read_less_often_until_it_answers(interval: float, w
         now += wait
         eyes.look(now, interval)
         assert probe.asked == i + 2
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another user, and read its environment")
+def test_variables_that_another_user_sets_make_a_process_part_of_no_job() -> None:
+    """With `on_trespass: kill`, such a process would otherwise end a job of this scheduler."""
+    for user, owner in ((None, "7.2"), (65534, "")):
+        variables = {"GPUJOB_STATE_FILE": "/s", "GPUJOB_ID": "7", "GPUJOB_ATTEMPT": "2"}
+        process = subprocess.Popen(["sleep", "1000"], env=variables, user=user, start_new_session=True)
+        try:
+            reading = GpuSnapshot("GPU-a", 0, processes=(GpuProcess(process.pid, 300),))
+            told = GpuMonitor(OneAnswer(), "/s", list).identified(Readings(0.0, (reading,)))  # type: ignore[arg-type]
+            (found,) = told.gpus[0].processes or ()
+            assert found.visible and found.owner == owner
+        finally:
+            process.kill()
+            process.wait()
 
 
 # -- other schedulers -------------------------------------------------------------------------------------

@@ -309,20 +309,52 @@ def test_a_refused_process_list_is_reported_as_unknown_not_as_empty(driver: Fake
     assert one(probe(driver)).processes is None
 
 
-def test_memory_errors_and_fatal_xid_events_are_reported(driver: FakeDriver, probe: Make) -> None:
-    """I09: Uncorrected memory errors and fatal XID events are reported. Later readings still report them."""
+def test_memory_errors_and_xid_events_are_reported(driver: FakeDriver, probe: Make) -> None:
+    """I09: Uncorrected memory errors are reported with each reading, each XID event once, with GPU, number and time."""
     with driver.together():
         driver.gpu("GPU-1")
         driver.gpu("GPU-2", ecc=None)
         driver.gpu("GPU-3")
     made = probe(driver)
     assert [g.errors for g in good(made)] == ["", "", ""]
+    before = time.time()
     driver.gpu("GPU-1", ecc=2)
     driver.xid("GPU-2", 79)
     driver.xid("GPU-3", 31)  # an error of an application
-    found = good(made)
-    assert [g.errors for g in found] == ["2 uncorrected memory errors", "XID 79: fell off the bus", ""]
-    assert [g.errors for g in good(made)] == [g.errors for g in found], "an event is told once, and stays"
+    driver.xid("GPU-3", 9999)  # no known number
+    found = read(made)
+    assert found.watches_errors and [g.errors for g in found.gpus] == ["2 uncorrected memory errors", "", ""]
+    assert [(xid.uuid, xid.number) for xid in found.xids] == [("GPU-2", 79), ("GPU-3", 31), ("GPU-3", 9999)]
+    assert all(before <= xid.at <= time.time() for xid in found.xids)
+    again = read(made)
+    assert again.gpus == found.gpus and again.xids == (), "an event is told once"
+
+
+def test_an_xid_event_of_a_gpu_that_is_lost_names_the_gpu(driver: FakeDriver, probe: Make) -> None:
+    with driver.together():
+        driver.gpu("GPU-1")
+        driver.gpu("GPU-2")
+    made = probe(driver)
+    good(made)
+    with driver.together():
+        driver.xid("GPU-2", 79)
+        driver.error("*", LOST, "GPU-2")
+    found = read(made)
+    assert [(xid.uuid, xid.number) for xid in found.xids] == [("GPU-2", 79)]
+    assert [g.lost for g in found.gpus] == [False, True]
+
+
+@pytest.mark.usefixtures("hasty")
+def test_xid_events_are_kept_although_the_driver_then_hangs(driver: FakeDriver, probe: Make) -> None:
+    driver.gpu("GPU-1")
+    made = probe(driver)
+    good(made)
+    made.deadline_s = 1.0
+    with driver.together():
+        driver.xid("GPU-1", 79)
+        driver.hang("nvmlDeviceGetUtilizationRates")
+    found = read(made)
+    assert found.problem and [(xid.uuid, xid.number) for xid in found.xids] == [("GPU-1", 79)]
 
 
 # -- hanging ----------------------------------------------------------------------------------------------

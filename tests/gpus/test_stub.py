@@ -416,6 +416,7 @@ def test_an_invalid_function_field_or_order_in_a_test_is_refused(two: FakeDriver
 
 def test_the_fake_driver_reports_an_xid_event_once(two: FakeDriver, ask: Child) -> None:
     event = "(lambda e: [nvmlDeviceGetIndex(e.device), e.eventType, e.eventData])(nvmlEventSetWait_v2(kept['set'], {}))"
+    two.xid("GPU-2", 48)  # before the registration
     assert ask("nvmlDeviceGetSupportedEventTypes(handle(1))") & ask("nvmlEventTypeXidCriticalError")
     ask("kept.update(set=nvmlEventSetCreate())")
     ask("nvmlDeviceRegisterEvents(handle(1), nvmlEventTypeXidCriticalError, kept['set'])")

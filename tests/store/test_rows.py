@@ -94,6 +94,7 @@ CHANGES: dict[str, st.SearchStrategy[Any]] = {
     "start_failures": st.integers(0, 100),
     "runs_failed": st.integers(0, 100),
     "oom_retries": st.integers(0, 100),
+    "gpu_retries": st.integers(0, 100),
     "not_before": st.none() | TIMES,
     "gpus": IDS | st.just(()),
     "process": st.none() | st.builds(Process, st.integers(1, 2**22), st.integers(0, 2**62)),

@@ -142,7 +142,9 @@ def test_a_job_that_uses_an_unallocated_gpu_is_reported(machine):
     status = m.s.cli("status").stdout
     assert f"pid {pid} of job 1" in status
     note = "uses GPU 1 without an allocation on it"
-    assert m.s.job(1)["notes"] == [note] and note in m.s.cli("why", "1").stdout and note in m.s.cli("show", "1").stdout
+    wait_for(lambda: m.s.job(1)["notes"] == [note], "the note")
+    status = m.s.cli("status").stdout
+    assert note in m.s.cli("why", "1").stdout and note in m.s.cli("show", "1").stdout
     assert re.search(rf"^1 +running .*{note}$", status, re.MULTILINE), status
     m.s.says(f"its process {pid} uses GPU 1 (58.6 GiB), which is not allocated to the job")
     story = json.loads(m.s.cli("show", "1", "--json").stdout)["events"]

@@ -298,22 +298,23 @@ def test_i07_pauses_and_gpu_lists_follow_renumbered_gpus(machine):
 
 @pytest.mark.parametrize("what", ["xid", "ecc"])
 def test_i09_hold_on_errors_blocks_a_gpu_with_errors(machine, what):
-    m = machine(hold_on_errors="true").cards("GPU-a", "GPU-b")
+    m = machine().cards("GPU-a", "GPU-b")
     m.s.start()
     m.driver.xid("GPU-a", 79) if what == "xid" else m.driver.gpu("GPU-a", ecc=3)
     m.state(0, "UNHEALTHY")
     m.add("a", gpus="0")
     m.add("b", gpus="1")
     m.running("b")
-    cause = "XID 79: fell off the bus" if what == "xid" else "3 uncorrected memory errors"
+    cause = "XID 79 (GPU has fallen off the bus)" if what == "xid" else "3 uncorrected memory errors"
     m.waits(1, "unhealthy", f"GPU 0 reported {cause}")
-    m.s.says(f"GPU 0 reported {cause}; no new job starts there")
+    m.s.says(f"GPU 0 reported {cause} at ")
+    m.s.says("; no new job starts there; after a repair: gpujob resume 0")
     m.still_waits(1, 3)
     assert m.gpu(1)["state"] == "BUSY"
 
 
 def test_i09_without_hold_on_errors_a_gpu_with_errors_is_used(machine):
-    m = machine().cards("GPU-a")
+    m = machine(hold_on_errors="false").cards("GPU-a")
     m.driver.gpu("GPU-a", ecc=3)
     m.s.start()
     m.add("a")

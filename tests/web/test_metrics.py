@@ -15,10 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler import __version__
 from scheduler.client.client import SchedulerClient
-from scheduler.core.admission import Admission, Thresholds
+from scheduler.core.admission import Admission
 from scheduler.core.counters import TICK_BUCKETS
 from scheduler.core.errors import SchedulerError
 from scheduler.core.gpu import Gpu, ResourceRequest
+from scheduler.core.gpu_admission import Thresholds
 from scheduler.core.gpu_snapshot import GpuSnapshot
 from scheduler.core.history import Batch
 from scheduler.core.job import Event, Job, JobSpec, JobState, Outcome, Reason
