@@ -1,6 +1,6 @@
 """Simulations: `decide` on a virtual clock, with run times that a function gives.
 
-Replays of traces (`benchmarks/replay.py`) and predictions (`core/forecast.py`) use the same simulation. So a prediction
+Replays of traces (`benchmarks/replay.py`) and predictions use the same simulation. So a prediction
 is made by the code that will make the decision.
 """
 
