@@ -5,7 +5,7 @@ reservation in time, and other jobs pass it only on other GPUs, or if they end b
 
 - A job gets a reservation only when its start is expected soon: within `MOST_OF_WAIT` of the time that it has waited; or
   when it has waited for `LONGEST_WAIT_S`. So the GPU time that the reservation may waste stays small beside the wait. In replays of traces
-  (`benchmarks/placement.md`), reservations from the first moment cost 10 % of the mean completion time, these cost 2 %.
+  (`benchmarks/placement.md`), reservations from the first moment cost 10 % of the mean completion time, these cost 1 %.
 - Expected ends include the errors of earlier estimates: all jobs that a start depends on end in time with the
   probability `LIKELY`.
 - The start is promised with some slack, and jobs that end before the promise is due may use the GPUs. If a promise is missed,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from scheduler.core.scheduler_state import SchedulerState
 
 LIKELY = 0.5
-MOST_OF_WAIT = 0.04
+MOST_OF_WAIT = 0.03
 LONGEST_WAIT_S = 14 * 86_400.0
 SLACK = 2.0  # length of a promise, as a multiple of the expected time until the start
 LENIENT = 2
