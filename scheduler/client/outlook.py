@@ -1,6 +1,6 @@
 """Predictions and explanations from the store: when jobs start and end, why a job waits, and what would start it now.
 
-The scheduler itself makes no predictions: whoever asks computes them, so that a question never delays a decision.
+The scheduler itself makes no predictions. The process that asks computes them, so that a question never delays a decision.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What running jobs hold of a GPU: their ids, the share (0 to 1), and when all of it is expected to be free."""
+    """The jobs on a GPU, the share (0 to 1) that they hold together, and when all of them are expected to have ended."""
 
     gpu: int
     jobs: tuple[int, ...]
@@ -137,7 +137,7 @@ class Predictor:
 
     def _holders(self, job: Job) -> list[Holder]:
         """Return what holds the GPUs that a waiting job may use, those that are free first."""
-        if not job.need.total:
+        if not job.need.total or job.id not in self.state.queue:
             return []
         found = []
         for gpu in ids_of(self.state.fleet.allowed_mask(job.allowed)):

@@ -31,13 +31,14 @@ NOBODY, THIS_JOB, LATER_JOBS, RUNNING_JOBS = range(4)  # who pays, the least fir
 class Offer:
     """A change by which a job would start now.
 
-    ``command``: words of a command line, such as ``gpujob resume 3``; ``cost``: a sentence about what it costs and whom;
-    ``payer``: NOBODY, THIS_JOB, LATER_JOBS or RUNNING_JOBS; ``lost``: GPU seconds of work that are lost.
+    ``command``: a command line, such as ``gpujob resume 3``; two commands are joined by ``&&``. ``cost``: what it costs, and
+    whom, as a clause. ``requests``: the requests of the commands. ``payer``: NOBODY, THIS_JOB, LATER_JOBS or RUNNING_JOBS;
+    ``lost``: GPU seconds of work that are lost.
     """
 
     command: str
     cost: str
-    request: Request
+    requests: tuple[Request, ...]
     payer: int
     lost: float = 0.0
 
@@ -50,38 +51,63 @@ def offers(state: SchedulerState, job: Job, now: Now, by: Caller | None = None, 
     found: list[Offer] = []
     if job.state is not JobState.PENDING or not state.may_start:
         return found
-    for candidates in (_free_of_cost(state, job), _of_this_job(state, job), _first(job), _cancels(state, job, now, by)):
-        for offer in candidates:
-            if len(found) < most and starts(state, job.id, offer.request, now, by):
-                found.append(offer)
-    return sorted(found, key=lambda offer: (offer.payer, offer.lost))
+    attempt = _Attempt(state, job, now, by)
+    changes = (*_free_of_cost(state, job), *_of_this_job(state, job))
+    found += [offer for offer in changes if attempt.starts(offer.requests)]
+    first = _first(job)
+    if not found and attempt.starts(first.requests):
+        found.append(first)
+    if not found:  # jobs before it would take what becomes free
+        both = [_with_first(first, offer) for offer in changes]
+        found += [offer for offer in both if attempt.starts(offer.requests)]
+    found += _cancels(attempt, first)
+    return sorted(found, key=lambda offer: (offer.payer, offer.lost))[:most]
 
 
-def starts(state: SchedulerState, job: int, request: Request, now: Now, by: Caller | None = None) -> bool:
-    """Return whether a waiting job starts as soon as a request is carried out and the processes that it ends are gone."""
-    tried = copy_of(state)
-    told: list[Observation] = [Asked(1, request, by)]
-    while told:
-        plan = decide(tried, told, now)
-        told = [Ended(stop.job.id, stop.job.attempt, None, 15, now.wall) for stop in plan.stops]
-    return job in tried.live
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """Tries requests for a waiting job on copies of the state."""
+
+    state: SchedulerState
+    job: Job
+    now: Now
+    by: Caller | None
+
+    def starts(self, requests: Iterable[Request]) -> bool:
+        """Return whether the job starts as soon as requests are carried out and the processes that they end are gone."""
+        tried = copy_of(self.state)
+        for request in requests:
+            told: list[Observation] = [Asked(1, request, self.by)]
+            while told:
+                plan = decide(tried, told, self.now)
+                told = [Ended(stop.job.id, stop.job.attempt, None, 15, self.now.wall) for stop in plan.stops]
+        return self.job.id in tried.live
+
+
+def _with_first(first: Offer, offer: Offer) -> Offer:
+    """Return an offer that also puts the job first."""
+    payer = max(first.payer, offer.payer)
+    return Offer(
+        f"{first.command} && {offer.command}", f"{offer.cost}; {first.cost}", first.requests + offer.requests, payer,
+        offer.lost,
+    )  # fmt: skip
 
 
 def _free_of_cost(state: SchedulerState, job: Job) -> Iterator[Offer]:
     if job.held:
-        yield Offer(f"gpujob release {job.id}", "it was held by its owner", Release((job.id,)), NOBODY)
+        yield Offer(f"gpujob release {job.id}", "it was held by its owner", (Release((job.id,)),), NOBODY)
     if state.queue_paused:
-        yield Offer("gpujob queue resume", "other waiting jobs may start, too", PauseQueue(False), NOBODY)
+        yield Offer("gpujob queue resume", "other waiting jobs may start, too", (PauseQueue(False),), NOBODY)
     paused = ids_of(state.fleet.paused_mask & state.fleet.allowed_mask(job.allowed))
     for gpus in (*((gpu,) for gpu in paused), paused if len(paused) > 1 else ()):
         if gpus:
             cost = f"{named_gpus(gpus)} {is_are(gpus)} paused; other jobs may start there, too"
-            yield Offer(f"gpujob resume {gpu_ids_text(gpus)}", cost, Resume(gpus), NOBODY)
-            if job.need.count <= 1 and starts_on(state, job, gpus):
+            yield Offer(f"gpujob resume {gpu_ids_text(gpus)}", cost, (Resume(gpus),), NOBODY)
+            if job.need.count <= 1 and _fits_on(state, job, gpus):
                 return
 
 
-def starts_on(state: SchedulerState, job: Job, gpus: tuple[int, ...]) -> bool:
+def _fits_on(state: SchedulerState, job: Job, gpus: tuple[int, ...]) -> bool:
     """Return whether a job could be placed on these GPUs if they were not paused."""
     fleet = state.fleet.copy()
     fleet.paused_mask &= ~sum(1 << gpu for gpu in gpus)
@@ -94,7 +120,7 @@ def _of_this_job(state: SchedulerState, job: Job) -> Iterator[Offer]:
         changes = {name: () for name in ("after", "after_ok") if getattr(job.spec, name)}
         words = " ".join(f'--{name.replace("_", "-")} ""' for name in changes)
         cost = "it no longer waits for other jobs"
-        yield Offer(f"gpujob edit {job.id} {words}", cost, Edit((job.id,), changes), THIS_JOB)
+        yield Offer(f"gpujob edit {job.id} {words}", cost, (Edit((job.id,), changes),), THIS_JOB)
     if need.by_name or not need.total or fleet.has_nodes:
         return
     kind = class_of(job)
@@ -106,12 +132,12 @@ def _of_this_job(state: SchedulerState, job: Job) -> Iterator[Offer]:
             cost = (
                 f"it may use {named_gpus(elsewhere)} instead of {named_gpus(ids_of(fleet.allowed_mask(job.allowed)))}"
             )
-            yield Offer(f"gpujob edit {job.id} --allowed {ids}", cost, change, THIS_JOB)
+            yield Offer(f"gpujob edit {job.id} --allowed {ids}", cost, (change,), THIS_JOB)
     for less in _smaller(need):
         if fleet.find(replace(kind, need=less)) is not None:
             change = Edit((job.id,), {"gpus": str(less)}, (_numbers(less),))
             cost = f"it gets {less.in_words()} instead of {need.in_words()}"
-            yield Offer(f"gpujob edit {job.id} --gpus {less}", cost, change, THIS_JOB)
+            yield Offer(f"gpujob edit {job.id} --gpus {less}", cost, (change,), THIS_JOB)
             return
 
 
@@ -128,39 +154,48 @@ def _numbers(need: ResourceRequest) -> tuple[int, int]:
     return (need.count, need.parts)
 
 
-def _first(job: Job) -> Iterator[Offer]:
-    yield Offer(f"gpujob first {job.id}", "jobs before it wait longer", First((job.id,)), LATER_JOBS)
+def _first(job: Job) -> Offer:
+    return Offer(f"gpujob first {job.id}", "jobs before it wait longer", (First((job.id,)),), LATER_JOBS)
 
 
-def _cancels(state: SchedulerState, job: Job, now: Now, by: Caller | None) -> Iterator[Offer]:
-    """Yield offers that end running jobs: one job, the cheapest first; if one is not enough, several of one server."""
+def _cancels(attempt: _Attempt, first: Offer) -> list[Offer]:
+    """Return the best offer that ends running jobs, as a list; an empty list if there is none.
+
+    It ends one job, the one with the least work; if one is not enough, several jobs of one server. If jobs before the
+    waiting job would take what becomes free, the offer also puts the job first.
+    """
+    state, job, now = attempt.state, attempt.job, attempt.now
     if not job.need.total:
-        return
+        return []
     allowed = state.fleet.allowed_mask(job.allowed)
     running = [one for one in state.live.values() if any(allowed >> gpu & 1 for gpu in one.gpus)]
     running.sort(key=lambda one: (_lost(one, now), one.id))
-    single = next((one for one in running[:MOST_CANCELS_TRIED] if _ends(state, job, (one,), now, by)), None)
-    if single is not None:
-        yield _cancel((single,), now)
-        return
-    best: tuple[Job, ...] = ()
+    groups: list[Sequence[Job]] = [(one,) for one in running[:MOST_CANCELS_TRIED]]
     for mask in state.fleet.server_masks:
         here = [one for one in running if any(mask >> gpu & 1 for gpu in one.gpus)][:MOST_CANCELLED]
-        if not _ends(state, job, here, now, by):
-            continue
-        for one in reversed(here):  # without those that are not needed, the most expensive first
-            without = [other for other in here if other is not one]
-            if _ends(state, job, without, now, by):
-                here = without
-        if not best or sum(_lost(one, now) for one in here) < sum(_lost(one, now) for one in best):
-            best = tuple(here)
-    if best:
-        yield _cancel(best, now)
+        if len(here) > 1:
+            groups.append(here)
+    for before in ((), first.requests):
+        found = [_fewest(attempt, group, before) for group in groups if attempt.starts((*before, _cancel(group)))]
+        if found:
+            offer = _cancel_offer(
+                min(found, key=lambda group: (sum(_lost(one, now) for one in group), len(group))), now
+            )
+            return [_with_first(first, offer) if before else offer]
+    return []
 
 
-def _ends(state: SchedulerState, job: Job, ended: Iterable[Job], now: Now, by: Caller | None) -> bool:
-    ids = tuple(one.id for one in ended)
-    return bool(ids) and starts(state, job.id, Cancel(ids), now, by)
+def _fewest(attempt: _Attempt, group: Sequence[Job], before: tuple[Request, ...]) -> Sequence[Job]:
+    """Return a group of jobs without those that need not end; those with the most work are kept if possible."""
+    for one in reversed(group):
+        without = [other for other in group if other is not one]
+        if without and attempt.starts((*before, _cancel(without))):
+            group = without
+    return group
+
+
+def _cancel(group: Iterable[Job]) -> Cancel:
+    return Cancel(tuple(sorted(one.id for one in group)))
 
 
 def _lost(job: Job, now: Now) -> float:
@@ -168,11 +203,10 @@ def _lost(job: Job, now: Now) -> float:
     return (max(0.0, now.wall - job.started_at) if job.started_at is not None else 0.0) * job.need.total / WHOLE
 
 
-def _cancel(ended: Sequence[Job], now: Now) -> Offer:
-    ids = tuple(sorted(one.id for one in ended))
+def _cancel_offer(ended: Sequence[Job], now: Now) -> Offer:
+    ids = sorted(one.id for one in ended)
     longest = max(now.wall - (one.started_at or now.wall) for one in ended)
     jobs = f"job {ids[0]}, which has run for" if len(ids) == 1 else f"{len(ids)} jobs, which have run for up to"
     lost = sum(_lost(one, now) for one in ended)
-    return Offer(
-        f"gpujob cancel {' '.join(map(str, ids))}", f"ends {jobs} {span_text(longest)}", Cancel(ids), RUNNING_JOBS, lost
-    )
+    command = f"gpujob cancel {' '.join(map(str, ids))}"
+    return Offer(command, f"ends {jobs} {span_text(longest)}", (_cancel(ended),), RUNNING_JOBS, lost)

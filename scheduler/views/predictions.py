@@ -70,7 +70,7 @@ def explanation_lines(found: Explanation, now: float) -> list[str]:
     if expected is not None and expected.start is not None:
         on = f" on GPU {gpu_ids_text(expected.gpus)}" if expected.gpus else ""
         lines.append(f"expected start: {band_text(expected.start, now)}{on}")
-    elif expected is not None or found.place is not None:
+    elif found.place is not None:
         lines.append("expected start: not known")
     if expected is not None and expected.run_s is not None:
         lines.append(f"expected run time: {span_text(expected.run_s)} ({expected.source})")
