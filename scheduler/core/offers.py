@@ -57,11 +57,15 @@ def offers(state: SchedulerState, job: Job, now: Now, by: Caller | None = None, 
     first = _first(job)
     if not found and attempt.starts(first.requests):
         found.append(first)
-    if not found:  # jobs before it would take what becomes free
-        both = [_with_first(first, offer) for offer in changes]
+    every = _joined(_all_free_of_cost(state, job))
+    if not found:  # jobs before it would take what becomes free, or several things keep it
+        both = [_joined([first, offer]) for offer in changes]
+        both += [every, _joined([first, every])] if every.requests else []
         found += [offer for offer in both if attempt.starts(offer.requests)]
-    found += _cancels(attempt, first)
-    return sorted(found, key=lambda offer: (offer.payer, offer.lost))[:most]
+    before = [(), (first,)] if found or not every.requests else [(), (first,), (every,), (first, every)]
+    found += _cancels(attempt, before)
+    different = {offer.command: offer for offer in found}.values()
+    return sorted(different, key=lambda offer: (offer.payer, offer.lost))[:most]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,34 +88,36 @@ class _Attempt:
         return self.job.id in tried.live
 
 
-def _with_first(first: Offer, offer: Offer) -> Offer:
-    """Return an offer that also puts the job first."""
-    payer = max(first.payer, offer.payer)
-    return Offer(
-        f"{first.command} && {offer.command}", f"{offer.cost}; {first.cost}", first.requests + offer.requests, payer,
-        offer.lost,
-    )  # fmt: skip
+def _joined(parts: Sequence[Offer]) -> Offer:
+    """Return several offers as one."""
+    requests = tuple(request for one in parts for request in one.requests)
+    command, cost = " && ".join(one.command for one in parts), "; ".join(one.cost for one in parts)
+    payer = max((one.payer for one in parts), default=NOBODY)
+    return Offer(command, cost, requests, payer, sum(one.lost for one in parts))
 
 
-def _free_of_cost(state: SchedulerState, job: Job) -> Iterator[Offer]:
-    if job.held:
-        yield Offer(f"gpujob release {job.id}", "it was held by its owner", (Release((job.id,)),), NOBODY)
-    if state.queue_paused:
-        yield Offer("gpujob queue resume", "other waiting jobs may start, too", (PauseQueue(False),), NOBODY)
+def _free_of_cost(state: SchedulerState, job: Job) -> list[Offer]:
+    """Return the offers that cost nobody anything; of the paused GPUs, each alone before all together."""
+    found = _all_free_of_cost(state, job)
     paused = ids_of(state.fleet.paused_mask & state.fleet.allowed_mask(job.allowed))
-    for gpus in (*((gpu,) for gpu in paused), paused if len(paused) > 1 else ()):
-        if gpus:
-            cost = f"{named_gpus(gpus)} {is_are(gpus)} paused; other jobs may start there, too"
-            yield Offer(f"gpujob resume {gpu_ids_text(gpus)}", cost, (Resume(gpus),), NOBODY)
-            if job.need.count <= 1 and _fits_on(state, job, gpus):
-                return
+    if len(paused) < 2:
+        return found
+    return [*found[:-1], *(_resume((gpu,)) for gpu in paused), found[-1]]
 
 
-def _fits_on(state: SchedulerState, job: Job, gpus: tuple[int, ...]) -> bool:
-    """Return whether a job could be placed on these GPUs if they were not paused."""
-    fleet = state.fleet.copy()
-    fleet.paused_mask &= ~sum(1 << gpu for gpu in gpus)
-    return fleet.find(class_of(job)) is not None
+def _all_free_of_cost(state: SchedulerState, job: Job) -> list[Offer]:
+    found = []
+    if job.held:
+        found.append(Offer(f"gpujob release {job.id}", "it was held by its owner", (Release((job.id,)),), NOBODY))
+    if state.queue_paused:
+        found.append(Offer("gpujob queue resume", "other jobs may start, too", (PauseQueue(False),), NOBODY))
+    paused = ids_of(state.fleet.paused_mask & state.fleet.allowed_mask(job.allowed))
+    return [*found, _resume(paused)] if paused else found
+
+
+def _resume(gpus: tuple[int, ...]) -> Offer:
+    cost = f"{named_gpus(gpus)} {is_are(gpus)} paused; other jobs may start there, too"
+    return Offer(f"gpujob resume {gpu_ids_text(gpus)}", cost, (Resume(gpus),), NOBODY)
 
 
 def _of_this_job(state: SchedulerState, job: Job) -> Iterator[Offer]:
@@ -158,11 +164,11 @@ def _first(job: Job) -> Offer:
     return Offer(f"gpujob first {job.id}", "jobs before it wait longer", (First((job.id,)),), LATER_JOBS)
 
 
-def _cancels(attempt: _Attempt, first: Offer) -> list[Offer]:
+def _cancels(attempt: _Attempt, before: Sequence[Sequence[Offer]]) -> list[Offer]:
     """Return the best offer that ends running jobs, as a list; an empty list if there is none.
 
-    It ends one job, the one with the least work; if one is not enough, several jobs of one server. If jobs before the
-    waiting job would take what becomes free, the offer also puts the job first.
+    It ends one job, the one with the least work; if one is not enough, several jobs of one server. ``before``: other
+    offers that may come before it; the first of them with which the job starts are taken.
     """
     state, job, now = attempt.state, attempt.job, attempt.now
     if not job.need.total:
@@ -175,13 +181,12 @@ def _cancels(attempt: _Attempt, first: Offer) -> list[Offer]:
         here = [one for one in running if any(mask >> gpu & 1 for gpu in one.gpus)][:MOST_CANCELLED]
         if len(here) > 1:
             groups.append(here)
-    for before in ((), first.requests):
-        found = [_fewest(attempt, group, before) for group in groups if attempt.starts((*before, _cancel(group)))]
+    for others in before:
+        requests = _joined(others).requests
+        found = [_fewest(attempt, group, requests) for group in groups if attempt.starts((*requests, _cancel(group)))]
         if found:
-            offer = _cancel_offer(
-                min(found, key=lambda group: (sum(_lost(one, now) for one in group), len(group))), now
-            )
-            return [_with_first(first, offer) if before else offer]
+            best = min(found, key=lambda group: (sum(_lost(one, now) for one in group), len(group)))
+            return [_joined([*others, _cancel_offer(best, now)])]
     return []
 
 
