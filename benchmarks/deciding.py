@@ -1,4 +1,8 @@
-"""Case decide: the cost of scheduling decisions alone, without a store, a disk or a process."""
+"""Case decide: the cost of scheduling decisions alone, without a store, a disk or a process.
+
+In the rows with a reservation, run times are known, GPUs are reserved for a job of 8 GPUs, and in each decision up to 100 jobs
+of each class are tried on the reserved GPUs (`core/backfill.py`).
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ from scheduler.core.placement import Fleet
 from scheduler.core.scheduler_state import SchedulerState
 
 SERVER = 8  # GPUs of one server
+YEAR_S = 365 * 86_400.0
 BATCH = 256  # jobs that arrive in one decision
 DECISIONS = 2000
 MOST_S = 20.0
@@ -24,14 +29,18 @@ ONE = ResourceRequest(1, WHOLE)
 NEEDS = (ONE, ONE, ONE, ResourceRequest(2, WHOLE), ResourceRequest(4, WHOLE), ONE)
 
 
-def job_of(number: int, gpus: int) -> Job:
-    """Return the waiting job with this number.
+def job_of(number: int, gpus: int, timed: bool = False) -> Job:
+    """Return the waiting job with this number. ``timed``: it has a time limit, which is its expected run time.
 
     The jobs request 1, 2 or 4 whole GPUs and have ten priorities; one job in six may run on one GPU only.
     """
     need = NEEDS[number % len(NEEDS)]
     allowed = (number % gpus,) if number % len(NEEDS) == 5 else None
-    spec = JobSpec(script="/work/train.py", arguments=("--seed", str(number)), priority=number % 10, allowed=allowed)
+    limit = 3600.0 + number % 1000 if timed else None
+    spec = JobSpec(
+        script="/work/train.py", arguments=("--seed", str(number)), priority=number % 10, allowed=allowed,
+        time_limit_s=limit,
+    )  # fmt: skip
     return Job(number, spec, need, order=number, priority=spec.priority, allowed=allowed, submitted_at=float(number))
 
 
@@ -40,44 +49,57 @@ def decide_case(plan: Plan) -> Report:
 
     In each decision one job ends and one job starts, while many jobs wait.
     """
-    sizes = [(plan.count(1_000), 8), (plan.count(100_000), 8)]
+    sizes = [(plan.count(1_000), 8, False), (plan.count(100_000), 8, False)]
+    sizes += [(plan.count(1_000), 8, True), (plan.count(100_000), 1024, True)]
     if plan.million:
-        sizes.append((plan.count(1_000_000), 1024))
+        sizes += [(plan.count(1_000_000), 1024, False), (plan.count(1_000_000), 1024, True)]
     report = Report(
         "decide",
         "one job ends, one starts; core objects alone",
-        ("waiting", "GPUs", "mean ms", "p99 ms", "max ms", "µs per enqueue"),
+        ("waiting", "GPUs", "reservation", "mean ms", "p99 ms", "max ms", "µs per enqueue"),
     )
-    for waiting, gpus in sizes:
-        progress(f"decide: {waiting} on {gpus}")
-        enqueue_us, took = _measure(waiting, gpus)
+    for waiting, gpus, reserved in sizes:
+        progress(f"decide: {waiting} on {gpus}{', with a reservation' if reserved else ''}")
+        enqueue_us, took = _measure(waiting, gpus, reserved)
         mean = sum(took) / len(took)
-        report.row(f"{waiting:,}", gpus, mean, p99(took), max(took), enqueue_us)
-        report.figures[f"{waiting}/{gpus}"] = {
+        report.row(f"{waiting:,}", gpus, "yes" if reserved else "no", mean, p99(took), max(took), enqueue_us)
+        report.figures[f"{waiting}/{gpus}{'/reserved' if reserved else ''}"] = {
             "mean_ms": mean, "median_ms": median(took), "p99_ms": p99(took), "max_ms": max(took),
             "enqueue_us": enqueue_us, "decisions": len(took),
         }  # fmt: skip
     return report
 
 
-def _measure(waiting: int, gpus: int) -> tuple[float, list[float]]:
+def _wide(number: int) -> Job:
+    """Return a job of a whole server that has waited for a year, so that it gets a reservation."""
+    spec = JobSpec(script="/work/wide.py", priority=-1, time_limit_s=60.0)
+    return Job(number, spec, ResourceRequest(SERVER, WHOLE), order=number, priority=-1, submitted_at=1e9 - YEAR_S)
+
+
+def _measure(waiting: int, gpus: int, reserved: bool) -> tuple[float, list[float]]:
     """Return the microseconds for each added job (their mean) and the milliseconds for each decision."""
     fleet = Fleet(Gpu(n, f"declared:{n}", server=n // SERVER) for n in range(gpus))
-    state = SchedulerState(fleet, lambda number: job_of(number, gpus))
+    wide = _wide(10 * waiting + gpus)
+    state = SchedulerState(fleet, lambda number: wide if number == wide.id else job_of(number, gpus, reserved))
     now = Now(1e9, 1e6)
     running = []
     for n in range(gpus):  # every GPU is allocated when the waiting jobs arrive
-        job = replace(job_of(waiting + n, gpus), need=ONE, allowed=None, state=JobState.RUNNING, attempt=1, gpus=(n,))
+        job = replace(
+            job_of(waiting + n, gpus, reserved), need=ONE, allowed=None, state=JobState.RUNNING, attempt=1, gpus=(n,)
+        )
         job.process, job.started_at = Process(n + 1, 1), now.wall
         state.adopt(job, now)
         running.append(job)
     spent = 0
     for first in range(0, waiting, BATCH):
-        observations = [Arrived(job_of(number, gpus)) for number in range(first, min(first + BATCH, waiting))]
+        observations = [Arrived(job_of(number, gpus, reserved)) for number in range(first, min(first + BATCH, waiting))]
         before = time.perf_counter_ns()
         decide(state, observations, now)
         spent += time.perf_counter_ns() - before
     enqueue_us = spent / waiting / 1e3
+    if reserved:
+        decide(state, [Arrived(wide)], now)
+        assert [one.job for one in state.fleet.reserved] == [wide.id], "nothing is reserved"
     dice = random.Random(1)
     took: list[float] = []
     gc.collect()

@@ -5,7 +5,7 @@ reservation in time, and other jobs pass it only on other GPUs, or if they end b
 
 - A job gets a reservation only when its start is expected soon: within `MOST_OF_WAIT` of the time that it has waited; or
   when it has waited for `LONGEST_WAIT_S`. So the GPU time that the reservation may waste stays small beside the wait. In replays of traces
-  (`benchmarks/placement.md`), reservations from the first moment cost 10 % of the mean completion time, these cost 1 %.
+  (`benchmarks/placement.md`), reservations from the first moment cost 10 % of the mean completion time, these cost nothing.
 - Expected ends include the errors of earlier estimates: all jobs that a start depends on end in time with the
   probability `LIKELY`.
 - The start is promised with some slack, and jobs that end before the promise is due may use the GPUs. If a promise is missed,
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from scheduler.core.scheduler_state import SchedulerState
 
 LIKELY = 0.5
-MOST_OF_WAIT = 0.03
-LONGEST_WAIT_S = 14 * 86_400.0
+MOST_OF_WAIT = 0.1
+LONGEST_WAIT_S = 7 * 86_400.0
 SLACK = 2.0  # length of a promise, as a multiple of the expected time until the start
 LENIENT = 2
 SHORTEST_PROMISE_S = 600.0
@@ -100,7 +100,8 @@ class ExpectedEnds:
 
     def known(self, kind: PlacementClass) -> bool:
         """Return whether a start of a job of ``kind`` can be expected from what is known of the running jobs."""
-        usable = self.possible(kind) & ~self.unknown_mask
+        fleet = self._state.fleet  # reservations do not count: they end
+        usable = fleet.could_use(kind) & ~mask_of(fleet.claims) & ~self._foreign_mask & ~self.unknown_mask
         return any((usable & mask).bit_count() >= kind.need.count for mask in self._state.fleet.server_masks)
 
     def possible(self, kind: PlacementClass) -> int:

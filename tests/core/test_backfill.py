@@ -43,7 +43,7 @@ def test_jobs_that_end_in_time_use_the_reserved_gpus_and_others_wait() -> None:
 
 
 def test_a_job_that_starts_much_later_than_it_has_waited_gets_no_reservation() -> None:
-    play = waiting_for(1000.0, 10 * DAY)
+    play = waiting_for(1000.0, 100 * DAY)
     play.tell(play.ended(1))
     assert not play.scheduler.fleet.reserved
     play.arrive(timed(60, "1", DAY))
