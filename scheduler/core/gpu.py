@@ -237,11 +237,15 @@ def ids_of(mask: int) -> tuple[int, ...]:
     return tuple(ids)
 
 
+Links = tuple[tuple[int, int], ...]  # index of another GPU, link to it
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """A managed GPU: its index, UUID, name, server, and total memory in MiB (None: the size is not known).
 
-    ``node``, ``partition``: on a cluster, the names of the server and of its partition; else empty.
+    ``node``, ``partition``: on a cluster, the names of the server and of its partition; else empty. ``links``: indexes
+    of other GPUs, each with its link (`core/topology.py: Link`); a GPU that is not listed counts as `Link.SYSTEM`.
     """
 
     index: int
@@ -251,3 +255,4 @@ class Gpu:
     memory_mib: int | None = None
     node: str = ""
     partition: str = ""
+    links: Links = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -42,3 +43,4 @@ class GpuSnapshot:
     in_use: bool = False  # a job of any user has an allocation on the GPU; only reported by an engine
     node: str = ""  # its server; only reported by an engine
     partition: str = ""
+    links: Mapping[str, int] | None = None  # UUID of another GPU → link (`core/topology.py: Link`); None: not asked

@@ -107,7 +107,7 @@ def _shown(name: str, value: Any) -> str:
     if name == "allowed":
         return "any" if value is None else allowed_text(value)
     if value in (None, "", ()):
-        return {"gpus": "by model", "cuda": "(default)"}.get(name, "none")
+        return {"gpus": "by model", "cuda": "(default)", "link": "any"}.get(name, "none")
     if name == "vram_mib":
         return mib_text(value)
     if name == "time_limit_s":

@@ -81,6 +81,7 @@ class JobSpec:
     retries: int = 0
     cwd: str = ""
     cuda: str = ""  # cuda_ids mode of this job; empty: the config's
+    link: str = ""  # how well its GPUs must be joined: nvlink, pcie, numa; empty: any
     launch: str = "python"  # how a Python script is run: python or torchrun
     env_file: str = ""
     umask: int | None = None
@@ -311,6 +312,7 @@ REASON_CODES = {
     "new": "the scheduler has not considered it yet",
     "no-room": "no allowed GPU has enough free capacity",
     "no-wide-room": "too few whole GPUs are free at the same time",
+    "no-link": "the free GPUs are not joined as well as it asks for (`link`)",
     "behind": "jobs with the same request are before it in the queue, and wait too",
     "allowed-busy": "only GPUs that it is not allowed to use have room",
     "paused": "a GPU that it needs, or the whole queue, is paused",

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from scheduler.core.admission import LEAST_BASELINE_MIB, MOST_BASELINE
 from scheduler.core.errors import word
-from scheduler.core.gpu import gpu_ids_text
+from scheduler.core.gpu import Gpu, gpu_ids_text
 from scheduler.core.gpu_snapshot import GpuSnapshot
 from scheduler.core.observations import Readings
+from scheduler.core.topology import groups_text, with_links
 from scheduler.core.units import mib_text
 from scheduler.doctor.examination import Examination
 from scheduler.doctor.finding import DoctorUser, Finding, Mark, good, not_determined, worst
@@ -115,6 +116,15 @@ def judge_gpus(readings: Sequence[GpuSnapshot], dead: Set[int] | None, who: Doct
             good("GPU", f"{ids}: {f'{names}, ' if names else ''}ended processes hold no memory"),
         )
     return out
+
+
+def judge_links(readings: Sequence[GpuSnapshot]) -> list[Finding]:
+    """Return a finding that tells which GPUs are joined well; none if there is only one GPU."""
+    if len(readings) < 2 or all(reading.links is None for reading in readings):
+        return []
+    gpus = [Gpu(reading.ordinal, reading.uuid) for reading in readings]
+    text = groups_text(with_links(gpus, readings, {gpu.uuid: gpu.index for gpu in gpus}))
+    return [good("GPU links", text or "no NVLink, and no PCIe switch or CPU that GPUs share, is known")]
 
 
 def _gpu(reading: GpuSnapshot, dead: Set[int] | None, who: DoctorUser) -> Finding | None:
@@ -222,7 +232,7 @@ def check_gpus(exam: Examination) -> list[Finding]:
             time.sleep(GHOST_AGAIN_S)
             again = driver.readings(until, anew=True)
             judged = _judged(exam, again) if again and again.gpus else judged
-        out += judged
+        out += judged + judge_links(readings.gpus)
     return out
 
 

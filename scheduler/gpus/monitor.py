@@ -19,6 +19,7 @@ from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
 from scheduler.core.job import Job
 from scheduler.core.observations import Readings
 from scheduler.core.protocols import Probe
+from scheduler.core.topology import with_links
 from scheduler.gpus.declared import declared
 from scheduler.gpus.nvidia import NvidiaProbe
 from scheduler.system.processes import environment_of, seen
@@ -86,7 +87,9 @@ def managed_gpus(
         probe.close()
         raise
     notes: list[str] = []
-    found = _numbered(first, stored, notes)
+    numbered = _numbered(first, stored, notes)
+    by_uuid = {gpu.uuid: index for index, gpu in numbered.items()}
+    found = {gpu.index: gpu for gpu in with_links(numbered.values(), first.gpus, by_uuid)}
     if wanted is None:
         wanted = _visible(environ.get("CUDA_VISIBLE_DEVICES"), found, notes)
     beyond = [gpu for gpu in wanted if gpu not in found]

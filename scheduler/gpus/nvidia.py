@@ -51,6 +51,7 @@ class _Reader:
     token: str  # value of READER in its environment
     answered: bool = False
     text: bytes = b""
+    links: Mapping[str, Mapping[str, int]] | None = None  # UUID → UUID → link; None: not told
 
 
 class NvidiaProbe:
@@ -290,7 +291,9 @@ class NvidiaProbe:
         self.absent, self._answered = False, True
         if current.way == "nvml":
             self._no_nvml, self._nvml_wait = False, NVML_AGAIN_S
-        return Readings(asked, tuple(_reading(gpu) for gpu in answer["gpus"]))
+        if "links" in answer:
+            current.links = answer["links"]
+        return Readings(asked, tuple(_reading(gpu, current.links) for gpu in answer["gpus"]))
 
     # -- at the start -------------------------------------------------------------------------------------
 
@@ -355,7 +358,7 @@ def _ended(pidfd: int) -> bool:
     return bool(select.select([pidfd], [], [], 0)[0])
 
 
-def _reading(gpu: dict[str, Any]) -> GpuSnapshot:
+def _reading(gpu: dict[str, Any], links: Mapping[str, Mapping[str, int]] | None) -> GpuSnapshot:
     processes = gpu["processes"]
     return GpuSnapshot(
         uuid=gpu["uuid"],
@@ -377,6 +380,7 @@ def _reading(gpu: dict[str, Any]) -> GpuSnapshot:
         lost=gpu["lost"],
         problem=gpu["problem"],
         errors=gpu["errors"],
+        links=None if links is None else links.get(gpu["uuid"]),
     )
 
 

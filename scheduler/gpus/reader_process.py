@@ -4,12 +4,15 @@ Run as ``python reader_process.py nvml`` or ``python reader_process.py smi``. (W
 whether the Python modules can be imported.) For each line on stdin the process writes one line of JSON to stdout::
 
     {"gpus": [{"ordinal", "uuid", "name", "total", "used", "reserved", "load", "temperature", "power", "energy",
-               "processes", "lost", "problem", "errors"}], "driver": "550.54"}
+               "processes", "lost", "problem", "errors"}], "driver": "550.54",
+     "links": {uuid: {uuid: link}}}
     {"trouble": "why the driver cannot be asked", "absent": true if there is no driver, "package": "missing package"}
 
 Memory is in MiB, load in percent, power in watts, energy in joules since the driver was loaded; null means that the
 driver does not give the value. ``processes`` is null or a list of [pid, MiB, computes, percent]. ``errors`` names
-uncorrected memory errors and fatal XIDs (error codes of the driver). After a line with ``trouble`` the process ends,
+uncorrected memory errors and fatal XIDs (error codes of the driver). ``links`` is only in the first answer, and when
+there are other GPUs than before: for each pair of GPUs whose link is known, 0 (NVLink), 1 (one PCIe switch), 2 (one CPU)
+or 3 (between CPUs), as in `core/topology.py: Link`. After a line with ``trouble`` the process ends,
 because only a new process can load a library that was replaced. This file imports no other module of gpujob.
 """
 
@@ -23,6 +26,7 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 MIB = 1 << 20
+SWITCH = "switch"
 NO_SMI = "no nvidia-smi, or it shows no GPU"
 FATAL_XIDS = {48: "double-bit memory error", 63: "memory page to retire", 64: "memory page not retired",
               79: "fell off the bus", 94: "contained memory error", 95: "uncontained memory error"}  # fmt: skip
@@ -62,6 +66,7 @@ class Nvml:
         self.events = None
         self.registered = set()
         self.uuids = {}  # by ordinal, because a lost GPU no longer gives its UUID
+        self.linked = None  # the GPUs whose links have been asked
 
     def read(self):
         n = self.n
@@ -73,7 +78,66 @@ class Nvml:
             raise Trouble("the driver shows no GPU", absent=True)
         gpus = [self._gpu(ordinal) for ordinal in range(count)]
         self._receive_events(gpus)
-        return {"gpus": gpus, "driver": self._or_none(lambda: _text(n.nvmlSystemGetDriverVersion()))}
+        answer = {"gpus": gpus, "driver": self._or_none(lambda: _text(n.nvmlSystemGetDriverVersion()))}
+        present = {gpu["uuid"]: gpu["ordinal"] for gpu in gpus if gpu["uuid"] and not gpu["lost"]}
+        if self.linked != set(present):
+            self.linked = set(present)
+            answer["links"] = self._links(present)
+        return answer
+
+    def _links(self, present):
+        """Return UUID → UUID → link. What NVML does not tell is left out. ``present``: UUID → ordinal."""
+        n = self.n
+        handles = {uuid: self._or_none(lambda ordinal=ordinal: n.nvmlDeviceGetHandleByIndex(ordinal))
+                   for uuid, ordinal in present.items()}  # fmt: skip
+        handles = {uuid: handle for uuid, handle in handles.items() if handle is not None} if len(present) > 1 else {}
+        links = {uuid: {} for uuid in present}
+        for uuid, handle in handles.items():
+            for other, there in handles.items():
+                if other > uuid:
+                    level = self._or_none(lambda a=handle, b=there: n.nvmlDeviceGetTopologyCommonAncestor(a, b))
+                    if level is not None:
+                        links[uuid][other] = links[other][uuid] = 1 if level <= 20 else 2 if level <= 40 else 3
+        places = {
+            self._or_none(lambda h=handle: _place(n.nvmlDeviceGetPciInfo(h))): uuid for uuid, handle in handles.items()
+        }
+        places.pop(None, None)
+        switched = []
+        for uuid, handle in handles.items():
+            ends = self._nvlink_ends(handle)
+            for place in ends & set(places):
+                if places[place] != uuid:
+                    links[uuid][places[place]] = links[places[place]][uuid] = 0
+            if SWITCH in ends:
+                switched.append(uuid)
+        for uuid in switched:  # the switches of a machine form one network
+            links[uuid].update(dict.fromkeys((other for other in switched if other != uuid), 0))
+        return links
+
+    def _nvlink_ends(self, handle):
+        """Return where the active NVLinks of a GPU end: PCI addresses of devices, and SWITCH if some end at an NVSwitch."""
+        n, ends = self.n, set()
+        for link in range(n.NVML_NVLINK_MAX_LINKS):
+            try:
+                active = n.nvmlDeviceGetNvLinkState(handle, link)
+            except self.failures:
+                continue  # no such link
+            if not active:
+                continue
+            pci = self._or_none(lambda link=link: n.nvmlDeviceGetNvLinkRemotePciInfo(handle, link))
+            kind = self._or_none(lambda link=link: n.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link))
+            if pci is not None:
+                ends.add(_place(pci))
+            if kind == n.NVML_NVLINK_DEVICE_TYPE_SWITCH or (
+                kind is None and pci is not None and self._is_other_device(handle, pci)
+            ):
+                ends.add(SWITCH)
+        return ends
+
+    def _is_other_device(self, handle, pci):
+        """Return whether a remote device is not a GPU of the same model, so that it is a switch."""
+        own = self._or_none(lambda: self.n.nvmlDeviceGetPciInfo(handle))
+        return own is not None and own.pciDeviceId != pci.pciDeviceId
 
     def _or_none(self, ask):
         try:
@@ -254,6 +318,11 @@ def _smi_gpu(gpu):
     return {"ordinal": gpu.id, "uuid": gpu.uuid, "name": gpu.name, "total": total, "used": used, "reserved": None,
             "load": None if load is None else round(100 * load), "temperature": _number(gpu.temperature),
             "power": None, "energy": None, "processes": None, "lost": False, "problem": problem, "errors": ""}  # fmt: skip
+
+
+def _place(pci):
+    """Return the PCI address of a device."""
+    return (pci.domain, pci.bus, pci.device)
 
 
 def _library():

@@ -161,6 +161,7 @@ COLUMNS: tuple[Column, ...] = (
     _plain("partition", "TEXT NOT NULL DEFAULT ''", when=LATER, since=9),
     _plain("engine_job", "TEXT NOT NULL DEFAULT ''", when=LATER, since=9),
     Column(name="user", sql="TEXT NOT NULL DEFAULT ''", write="spec.user", when=SPEC, since=10),
+    Column(name="link", sql="TEXT NOT NULL DEFAULT ''", write="spec.link", when=SPEC, since=12),
 )  # fmt: skip
 
 

@@ -217,8 +217,8 @@ def test_find_respects_the_verdicts_and_why_not_names_a_failing_rule(
 class BothRead(Both):
     """The real scheduler and the slow scheduler. Both get the same readings of the GPUs."""
 
-    def __init__(self, servers: list[int], memory_mib: int | None) -> None:
-        super().__init__(servers, memory_mib)
+    def __init__(self, servers: list[int], memory_mib: int | None, links: list[int]) -> None:
+        super().__init__(servers, memory_mib, links)
         state = self.play.scheduler
         state.fleet.admission = Admission.of(self.gpus, state.policy.thresholds, self.play.now)
         state.fleet.admission.tenants = state.tenants
@@ -297,13 +297,13 @@ READS = st.lists(st.one_of(st.none(), READ), min_size=20, max_size=20)
 
 @given(*HISTORY, READS)
 def test_the_scheduler_starts_the_same_jobs_as_the_slow_one_when_readings_block_gpus(
-    servers: list[int], memory_mib: int | None, turns: list[list[Step]], reads: list[Step | None]
+    servers: list[int], memory_mib: int | None, links: list[int], turns: list[list[Step]], reads: list[Step | None]
 ) -> None:
     """S3.16: While readings block GPUs, the scheduler starts the same jobs on the same GPUs as a simple, slow one.
 
     The slow scheduler is written for this comparison (`tests/core/slow_twin.py`).
     """
-    both = BothRead(servers, memory_mib)
+    both = BothRead(servers, memory_mib, links)
     for turn, read in zip(turns, reads, strict=False):
         both.turn(both.facts_of([*turn, *([read] if read else [])]))
     both.empty_the_machine()

@@ -15,6 +15,8 @@
  *   hang FUNCTION [UUID]                   this function never returns
  *   xid UUID CODE [NUMBER]                 an XID event, reported once to each process; NUMBER makes equal lines differ
  *   topology UUID UUID LEVEL               distance of two GPUs (10: one switch ... 50: different sockets)
+ *   nvlink UUID UUID                       an active NVLink between two GPUs
+ *   nvswitch UUID                          an active NVLink from a GPU to a switch
  *
  * Without a file there is no driver. An invalid line is reported on stderr, and every function returns
  * NVML_ERROR_UNKNOWN until it is fixed. Built with -DOLD_DRIVER, it lacks the functions that drivers before 510 lack.
@@ -100,6 +102,11 @@ typedef struct {
 
 #define NO_INSTANCE 0xFFFFFFFFU
 #define EVENT_XID 8ULL
+#define MOST_LINKS 18 /* NVLinks of a GPU */
+#define PCI_OF_GPU 0x233010DEU
+#define PCI_OF_SWITCH 0x22A310DEU
+#define BUS_OF_SWITCH 0xC0U
+#define BUS_OF_HIDDEN_GPU 0xB0U /* of a GPU that is not in the file, as in a container that shows some GPUs */
 
 /* ---- Contents of the file. -------------------------------------------------------------------------------------- */
 
@@ -146,16 +153,21 @@ struct nearness {
     unsigned int level;
 };
 
+struct wire { /* an NVLink; `other` empty: to a switch */
+    char one[WORD], other[WORD];
+};
+
 struct machine {
     int present, broken;
     char driver[WORD];
     int cuda;
-    unsigned int gpus, processes, rules, xids, nearnesses;
+    unsigned int gpus, processes, rules, xids, nearnesses, wires;
     struct gpu gpu[MOST_GPUS];
     struct process process[MOST_LINES];
     struct rule rule[MOST_LINES];
     struct xid xid[MOST_LINES];
     struct nearness nearness[MOST_LINES];
+    struct wire wire[MOST_LINES];
 };
 
 /* A handle means one UUID until the process ends, also across edits of the file. */
@@ -340,6 +352,18 @@ static void read_nearness(unsigned int line, char **word, unsigned int words) {
     machine.nearnesses++;
 }
 
+static void read_wire(unsigned int line, char **word, unsigned int words) {
+    struct wire *wire = &machine.wire[machine.wires];
+    unsigned int wanted = strcmp(word[0], "nvlink") == 0 ? 3 : 2;
+    wire->other[0] = '\0';
+    if (machine.wires == MOST_LINES || words != wanted || !copied(wire->one, word[1]) ||
+        (words == 3 && !copied(wire->other, word[2]))) {
+        complain(line, "nvlink UUID UUID, or nvswitch UUID");
+        return;
+    }
+    machine.wires++;
+}
+
 static void read_line(unsigned int line, char *text) {
     char *word[MOST_WORDS], *rest = NULL;
     unsigned int words = 0;
@@ -365,6 +389,8 @@ static void read_line(unsigned int line, char *text) {
         read_xid(line, word, words);
     } else if (strcmp(word[0], "topology") == 0) {
         read_nearness(line, word, words);
+    } else if (strcmp(word[0], "nvlink") == 0 || strcmp(word[0], "nvswitch") == 0) {
+        read_wire(line, word, words);
     } else if (strcmp(word[0], "driver") == 0 && words == 2 && copied(machine.driver, word[1])) {
         return;
     } else if (strcmp(word[0], "cuda") == 0 && words == 2 && is_number(word[1], &value)) {
@@ -403,7 +429,7 @@ static char *whole_text(int file, size_t expected) {
 
 static void forget(void) {
     machine.present = machine.broken = 0; /* with the counts at 0, the old entries are ignored */
-    machine.gpus = machine.processes = machine.rules = machine.xids = machine.nearnesses = 0;
+    machine.gpus = machine.processes = machine.rules = machine.xids = machine.nearnesses = machine.wires = 0;
 }
 
 static int same_state(const struct stat *one, const struct stat *other) {
@@ -722,6 +748,15 @@ nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int len
     return finish(answer != SUCCESS ? answer : give_text(gpu->name, name, length));
 }
 
+static void give_pci(unsigned int bus, unsigned int kind, nvmlPciInfo_t *pci) {
+    memset(pci, 0, sizeof *pci);
+    pci->bus = bus & 0xFFU;
+    pci->pciDeviceId = kind;
+    pci->pciSubSystemId = 0x16C110DEU;
+    snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "0000:%02X:00.0", pci->bus);
+    snprintf(pci->busId, sizeof pci->busId, "00000000:%02X:00.0", pci->bus);
+}
+
 nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci) {
     const struct gpu *gpu;
     nvmlReturn_t answer = begin_device(__func__, device, &gpu);
@@ -729,12 +764,7 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci) {
         answer = pci == NULL ? INVALID_ARGUMENT : NOT_SUPPORTED;
     }
     if (answer == SUCCESS) {
-        memset(pci, 0, sizeof *pci);
-        pci->bus = (unsigned int)gpu->value[BUS] & 0xFFU;
-        pci->pciDeviceId = 0x233010DEU;
-        pci->pciSubSystemId = 0x16C110DEU;
-        snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "0000:%02X:00.0", pci->bus);
-        snprintf(pci->busId, sizeof pci->busId, "00000000:%02X:00.0", pci->bus);
+        give_pci((unsigned int)gpu->value[BUS], PCI_OF_GPU, pci);
     }
     return finish(answer);
 }
@@ -868,6 +898,69 @@ nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t one, nvmlDevice_t 
     }
     return finish(answer);
 }
+
+/* Begins a function about one NVLink of a GPU. `*far`: UUID at its other end, empty: a switch, NULL: inactive. */
+static nvmlReturn_t begin_link(const char *function, nvmlDevice_t device, unsigned int link, const char **far) {
+    const struct gpu *gpu;
+    unsigned int number = 0;
+    nvmlReturn_t answer = begin_device(function, device, &gpu);
+    *far = NULL;
+    for (unsigned int i = 0; answer == SUCCESS && i < machine.wires; i++) {
+        const struct wire *wire = &machine.wire[i];
+        int first = strcmp(wire->one, gpu->uuid) == 0;
+        if (!first && strcmp(wire->other, gpu->uuid) != 0) {
+            continue;
+        }
+        if (number++ == link) {
+            *far = first ? wire->other : wire->one;
+        }
+    }
+    if (answer == SUCCESS && number == 0) {
+        answer = NOT_SUPPORTED; /* a GPU without NVLink */
+    }
+    return answer == SUCCESS && link >= MOST_LINKS ? INVALID_ARGUMENT : answer;
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link, unsigned int *active) {
+    const char *far;
+    nvmlReturn_t answer = begin_link(__func__, device, link, &far);
+    if (answer == SUCCESS && active == NULL) {
+        answer = INVALID_ARGUMENT;
+    }
+    if (answer == SUCCESS) {
+        *active = far != NULL;
+    }
+    return finish(answer);
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci) {
+    const char *far;
+    nvmlReturn_t answer = begin_link(__func__, device, link, &far);
+    if (answer == SUCCESS && (pci == NULL || far == NULL)) {
+        answer = pci == NULL ? INVALID_ARGUMENT : NOT_SUPPORTED;
+    }
+    if (answer == SUCCESS && *far == '\0') {
+        give_pci(BUS_OF_SWITCH, PCI_OF_SWITCH, pci);
+    } else if (answer == SUCCESS) {
+        const struct gpu *there = gpu_of(far);
+        give_pci(there == NULL ? BUS_OF_HIDDEN_GPU : (unsigned int)there->value[BUS], PCI_OF_GPU, pci);
+    }
+    return finish(answer);
+}
+
+#ifndef OLD_DRIVER
+nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned int link, unsigned int *type) {
+    const char *far;
+    nvmlReturn_t answer = begin_link(__func__, device, link, &far);
+    if (answer == SUCCESS && (type == NULL || far == NULL)) {
+        answer = type == NULL ? INVALID_ARGUMENT : NOT_SUPPORTED;
+    }
+    if (answer == SUCCESS) {
+        *type = *far == '\0' ? 2 : 0; /* a switch; a GPU */
+    }
+    return finish(answer);
+}
+#endif
 
 /* ---- Its processes. --------------------------------------------------------------------------------------------- */
 

@@ -191,6 +191,7 @@ class FakeDriver(_Described):
         self._errors: list[str] = []
         self._xids: list[str] = []
         self._topology: dict[tuple[str, str], int] = {}
+        self._nvlinks: list[tuple[str, ...]] = []
         super().__init__(folder, "nvml.txt")
 
     def remove(self, uuid: str) -> None:
@@ -247,6 +248,44 @@ class FakeDriver(_Described):
         self._topology[one, other] = level
         self._write()
 
+    def nvlink(self, one: str, other: str) -> None:
+        """Add an active NVLink between two GPUs. A GPU that the driver does not show can be the other end."""
+        self._nvlinks.append(("nvlink", one, other))
+        self._write()
+
+    def dgx(self) -> None:
+        """Join all GPUs by NVLink switches; every four of them are on one CPU."""
+        self._nvlinks = [("nvswitch", uuid) for uuid in self._gpus]
+        self._write()
+
+    def islands(self, size: int = 4) -> None:
+        """Join groups of ``size`` GPUs by NVLink; GPUs of different groups are on different CPUs."""
+        uuids = list(self._gpus)
+        with self.together():
+            self.no_links()
+            for number, one in enumerate(uuids):
+                for other_number, other in enumerate(uuids[:number]):
+                    if number // size == other_number // size:
+                        self.nvlink(other, one)
+                        self.topology(other, one, 40)
+                    else:
+                        self.topology(other, one, 50)
+
+    def pcie_pairs(self) -> None:
+        """Put each two GPUs on a PCIe switch of their own; every four of them are on one CPU. There is no NVLink."""
+        uuids = list(self._gpus)
+        with self.together():
+            self._nvlinks, self._topology = [], {}
+            for one, other in zip(uuids[::2], uuids[1::2], strict=False):
+                self.topology(one, other, 10)
+
+    def no_links(self) -> None:
+        """Put each GPU on a CPU of its own. There is no NVLink."""
+        uuids = list(self._gpus)
+        self._nvlinks = []
+        self._topology = {(one, other): 50 for one in uuids for other in uuids if one < other}
+        self._write()
+
     def environ(self) -> dict[str, str]:
         """Return the environment variables with which a process loads the fake instead of NVML."""
         after = os.environ.get("LD_LIBRARY_PATH")
@@ -267,6 +306,8 @@ class FakeDriver(_Described):
         yield from self._xids
         for (one, other), level in self._topology.items():
             yield f"topology {one} {other} {level}"
+        for words in self._nvlinks:
+            yield " ".join(words)
 
 
 class FakeSmi(_Described):

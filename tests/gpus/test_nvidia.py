@@ -18,6 +18,7 @@ from scheduler.core.errors import NoGpuData
 from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
 from scheduler.core.observations import Readings
 from scheduler.core.protocols import Probe
+from scheduler.core.topology import Link
 from scheduler.gpus import nvidia
 from scheduler.gpus.nvidia import NvidiaProbe
 from tests.gpus.stub import FakeDriver, FakeSmi
@@ -702,3 +703,85 @@ def test_the_reader_process_gets_no_variables_of_a_job(driver: FakeDriver, probe
         assert len(ours) == 1 and ours[0].startswith(b"GPUJOB_READER="), "what tells that it is a reader, no more"
     finally:
         made.close()
+
+
+# -- topology -------------------------------------------------------------------------------------------------------
+
+
+def links_of(probe: NvidiaProbe) -> dict[str, Link]:
+    """Return the links of all pairs of GPUs: ``ab`` is the link between GPU-a and GPU-b."""
+    found = {}
+    for reading in good(probe):
+        assert reading.links is not None
+        for other, link in reading.links.items():
+            found["".join(sorted(reading.uuid[-1] + other[-1]))] = Link(link)
+    return found
+
+
+def test_all_gpus_of_a_dgx_are_joined_by_nvlink(driver: FakeDriver, probe: Make) -> None:
+    for letter in "abcdefgh":
+        driver.gpu(f"GPU-{letter}")
+    driver.dgx()
+    found = links_of(probe(driver))
+    assert len(found) == 28 and set(found.values()) == {Link.NVLINK}
+
+
+def test_nvlink_islands_and_pcie_switches_are_told_apart(driver: FakeDriver, probe: Make) -> None:
+    for letter in "abcdefgh":
+        driver.gpu(f"GPU-{letter}")
+    driver.islands()
+    first = links_of(probe(driver))
+    assert {pair for pair, link in first.items() if link is Link.NVLINK} == {
+        "ab", "ac", "ad", "bc", "bd", "cd", "ef", "eg", "eh", "fg", "fh", "gh",
+    }  # fmt: skip
+    assert first["ae"] is Link.SYSTEM
+    driver.pcie_pairs()
+    second = links_of(probe(driver))
+    assert {pair for pair, link in second.items() if link is Link.PCIE} == {"ab", "cd", "ef", "gh"}
+    assert (second["ac"], second["de"]) == (Link.NUMA, Link.SYSTEM) and Link.NVLINK not in second.values()
+
+
+def test_without_nvlink_each_pair_is_far(driver: FakeDriver, probe: Make) -> None:
+    driver.gpu("GPU-a"), driver.gpu("GPU-b")
+    driver.no_links()
+    assert links_of(probe(driver)) == {"ab": Link.SYSTEM}
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_nvlinks_to_gpus_that_are_not_shown_join_nothing(tmp_path: Path, probe: Make, old: bool) -> None:
+    """In a container that shows one GPU of each of two pairs, the two GPUs are not joined: no switch is in between."""
+    driver = FakeDriver(tmp_path / "old", old=old)
+    driver.gpu("GPU-a"), driver.gpu("GPU-b")
+    driver.nvlink("GPU-a", "GPU-y"), driver.nvlink("GPU-b", "GPU-z")
+    assert links_of(probe(driver)) == {"ab": Link.NUMA}
+    driver.dgx()
+    assert links_of(probe(driver)) == {"ab": Link.NVLINK}, "here it is a switch"
+
+
+@pytest.mark.parametrize("what", ["topology", "nvlink", "all"])
+def test_errors_of_the_topology_calls_mean_not_known(driver: FakeDriver, probe: Make, what: str) -> None:
+    driver.gpu("GPU-a"), driver.gpu("GPU-b")
+    driver.dgx()
+    if what in ("topology", "all"):
+        driver.error("nvmlDeviceGetTopologyCommonAncestor", NOT_SUPPORTED)
+    if what in ("nvlink", "all"):
+        driver.error("nvmlDeviceGetNvLinkState", NOT_SUPPORTED)
+    expected = {"topology": {"ab": Link.NVLINK}, "nvlink": {"ab": Link.NUMA}, "all": {}}
+    assert links_of(probe(driver)) == expected[what]
+
+
+def test_links_are_asked_again_only_for_other_gpus(driver: FakeDriver, probe: Make) -> None:
+    """A process asks for the links once: later errors and changes do not matter until there are other GPUs."""
+    driver.gpu("GPU-a"), driver.gpu("GPU-b")
+    driver.dgx()
+    reader = probe(driver)
+    assert links_of(reader) == {"ab": Link.NVLINK}
+    driver.no_links()
+    assert links_of(reader) == {"ab": Link.NVLINK}
+    driver.gpu("GPU-c")
+    assert links_of(reader)["ab"] is Link.SYSTEM
+
+
+def test_nvidia_smi_tells_no_links(smi: FakeSmi, probe: Make) -> None:
+    smi.gpu("GPU-a")
+    assert one(probe(smi)).links is None

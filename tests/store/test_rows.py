@@ -65,6 +65,7 @@ SPECS = st.builds(
     on=st.just(()) | IDS,
     slots=st.integers(1, 999999),
     launch=st.sampled_from(["python", "torchrun"]),
+    link=st.sampled_from(["", "nvlink", "pcie", "numa"]),
     limits=st.lists(st.tuples(st.integers(0, 15), st.integers(-1, 2**62), st.integers(-1, 2**62)), max_size=3).map(
         tuple
     ),
@@ -363,7 +364,7 @@ def test_pauses_gpus_reasons_and_holdings_are_read_back(database: Database) -> N
 
     If an empty list is saved, the old entries are removed.
     """
-    gpus = [Gpu(0, "u0", "A", 0, 1000), Gpu(2, "u2", "B", 1, None)]
+    gpus = [Gpu(0, "u0", "A", 0, 1000, links=((1, 0), (3, 2))), Gpu(2, "u2", "B", 1, None)]
     held = Holding("3.1", 3, ResourceRequest(2, 500), (0, 2), 7, (Process(10, 20), Process(11, 2**60)))
     with database.writing() as connection:
         rows.save_pauses(connection, (2, 0), True, [(4, 2, False), (5, -1, True)])
