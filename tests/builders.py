@@ -88,6 +88,11 @@ def a_kind(need: str = "1", allowed: Iterable[int] | None = None, vram_mib: int 
     return made_class(ResourceRequest.parse(need), None if allowed is None else tuple(allowed), vram_mib, "", link)
 
 
+def an_instance(index: int = 100, profile: str = "1g.10gb", **changes: Any) -> Gpu:
+    """Return a MIG instance. ``changes``: other values of its fields."""
+    return a_gpu(index, **{"uuid": f"MIG-{index}", "profile": profile, "memory_mib": 9_856, **changes})
+
+
 class Play:
     """A scheduler state and a simulated store. Each call of `tell` is one pass.
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.core.gpu import WHOLE, Gpu
-from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
+from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot, driver_name, mig_change
 from scheduler.core.observations import Now, Readings
 from scheduler.core.units import mib_text
 
@@ -197,13 +197,10 @@ class Admission:
         made.judge(now)
         return made
 
-    def ordinals(self) -> dict[int, int]:
-        """Return index → the driver's current number, only for GPUs whose index differs from the driver's number."""
-        return {
-            index: card.reading.ordinal
-            for index, card in self.cards.items()
-            if card.reading is not None and card.reading.ordinal != index
-        }
+    def ordinals(self) -> dict[int, int | str]:
+        """Return index → the driver's name for the GPU (`driver_name`), only for GPUs whose index is not this name."""
+        names = {i: driver_name(card.gpu, card.reading) for i, card in self.cards.items()}
+        return {i: name for i, name in names.items() if name != i}
 
     # -- applying readings --------------------------------------------------------------------------------
 
@@ -217,7 +214,7 @@ class Admission:
                 reading = found.get(card.gpu.uuid)
                 card.read_at = readings.at
                 card.reading = reading
-                if reading is None or reading.lost:
+                if reading is None or reading.lost or reading.mig:
                     card.measured_at = -math.inf
                     card.above = card.below = card.clean = 0
                 elif card.freed_at is None or readings.at > card.freed_at:  # older readings may show the job that left
@@ -527,6 +524,9 @@ class Admission:
         age = now.mono - card.read_at
         if age > self._stale_s():
             return Verdict("stale", f"GPU {index} has not been read for {age:.0f} s")
+        changed = mig_change(card.gpu, reading)
+        if changed:
+            return Verdict("gone", changed)
         if reading is None or reading.lost:
             why = f": {reading.problem}" if reading is not None and reading.problem else ""
             return Verdict("gone", f"GPU {index} ({card.gpu.uuid}) is gone{why}")

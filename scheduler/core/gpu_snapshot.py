@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from scheduler.core.gpu import Gpu
+
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
@@ -44,3 +46,27 @@ class GpuSnapshot:
     node: str = ""  # its server; only reported by an engine
     partition: str = ""
     links: Mapping[str, int] | None = None  # UUID of another GPU → link (`core/topology.py: Link`); None: not asked
+    mig: bool = False  # a card in MIG mode: its instances take jobs, and it does not
+    profile: str = ""  # of a MIG instance, such as 1g.10gb
+    parent: str = ""  # of a MIG instance: UUID of its card
+
+
+def driver_name(gpu: Gpu, reading: GpuSnapshot | None) -> int | str:
+    """Return the driver's current number of a GPU; of a MIG instance, which has no number, its UUID."""
+    if gpu.profile:
+        return gpu.uuid
+    return gpu.index if reading is None else reading.ordinal
+
+
+def mig_change(gpu: Gpu, reading: GpuSnapshot | None) -> str:
+    """Return the sentence that a GPU takes no jobs because MIG was switched on or off; empty if this is not so.
+
+    ``reading``: None if the driver does not list the GPU or the MIG instance.
+    """
+    restart = "restart the scheduler to use the new ones (running jobs continue)"
+    if reading is not None and reading.mig:
+        return f"GPU {gpu.index} ({gpu.uuid}) was switched to MIG mode, so only its instances can take jobs; {restart}"
+    if reading is None and gpu.profile:
+        what = f"GPU {gpu.index} ({gpu.uuid}, MIG instance {gpu.profile})"
+        return f"{what} is gone: the MIG mode or the instances of its card have changed; {restart}"
+    return ""

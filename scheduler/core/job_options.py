@@ -186,8 +186,8 @@ JOB_OPTIONS: dict[str, JobOption] = {
     for option in (
         JobOption(
             name="gpus", metavar="NEED", field="gpus", read=_need, edit=True, completion="need", key="gpus", example="0.5",
-            help="Share of a GPU, or number of GPUs: 0.5, 1, 2 or 2x0.5; default: from the model table.",
-            meaning="need: `0`, `0.5`, `1`, `2`, `2x0.5` (half of each of two GPUs); 1.5 is rounded up to 2 whole GPUs, with a note",
+            help="Share of a GPU, number of GPUs, or MIG instance: 0.5, 1, 2, 2x0.5 or mig-1g.10gb; default: from the model table.",
+            meaning="need: `0`, `0.5`, `1`, `2`, `2x0.5` (half of each of two GPUs), `mig-1g.10gb` (a MIG instance); 1.5 is rounded up to 2 whole GPUs, with a note",
             form=FormField("GPUs", "0.5 for half of one, 2 for two, 0 for none", "1", keyboard="decimal"),
         ),
         JobOption(

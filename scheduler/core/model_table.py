@@ -10,7 +10,16 @@ from typing import Any
 
 from scheduler.core.allowed import Allowed, allowed_mask
 from scheduler.core.errors import SchedulerError, UsageError, nearest, raise_all, said
-from scheduler.core.gpu import BY_MEMORY, HIGHEST_GPU_ID, WHOLE, Gpu, ResourceRequest, decimal_text, rounding_note
+from scheduler.core.gpu import (
+    ANY_DEVICE,
+    BY_MEMORY,
+    HIGHEST_GPU_ID,
+    WHOLE,
+    Gpu,
+    ResourceRequest,
+    decimal_text,
+    rounding_note,
+)
 from scheduler.core.job import JobSpec
 
 KEYS = ("default_requirement", "models")
@@ -132,6 +141,7 @@ def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tup
     this memory. Raises UsageError if the need cannot be read, and Refused if no server can have these GPUs.
     """
     notes: list[str] = []
+    by_memory = False
     if spec.on:
         return ResourceRequest(len(spec.on), 0), ()
     if spec.gpus:
@@ -141,6 +151,7 @@ def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tup
         if model is not None and model in table.models:
             text = table.models[model]
         else:
+            by_memory = bool(spec.vram_mib)
             text = _part_of_a_gpu(spec.vram_mib, spec.allowed, gpus) if spec.vram_mib else table.default
             if model is not None:
                 near = nearest(model, table.models)
@@ -152,6 +163,8 @@ def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tup
     if rounded:
         notes.append(rounded)
     need = ResourceRequest.parse(text)
+    if by_memory and any(gpu.profile for gpu in gpus):
+        need = replace(need, profile=ANY_DEVICE)
     if not need.count:
         need = ResourceRequest.of_slots(spec.slots)
     elif spec.slots > 1:
@@ -160,7 +173,7 @@ def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tup
 
 
 def _part_of_a_gpu(mib: int, allowed: Allowed, gpus: Collection[Gpu]) -> str:
-    """Return ``mib`` as a share of the smallest allowed GPU that has at least ``mib`` MiB.
+    """Return ``mib`` as a share of the smallest allowed GPU or MIG instance that has at least ``mib`` MiB.
 
     Return "1" if no allowed GPU has ``mib`` MiB, or if the memory size of an allowed GPU is not known.
     """

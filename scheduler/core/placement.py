@@ -22,6 +22,7 @@ from operator import or_
 from scheduler.core.admission import Admission
 from scheduler.core.allowed import Allowed, allowed_text, named_allowed, names_nodes
 from scheduler.core.gpu import (
+    ANY_DEVICE,
     BY_MEMORY,
     WHOLE,
     Gpu,
@@ -58,6 +59,10 @@ class Fleet:
         """
         self.gpus: dict[int, Gpu] = {gpu.index: gpu for gpu in gpus}
         self.all_mask = mask_of(self.gpus)
+        self._instances: dict[str, int] = {}  # profile → mask of the MIG instances
+        for gpu in self.gpus.values():
+            if gpu.profile:
+                self._instances[gpu.profile] = self._instances.get(gpu.profile, 0) | 1 << gpu.index
         for index in retired:
             self.gpus.setdefault(index, Gpu(index, f"retired:{index}", "retired", server=-1 - index))
         self.paused_mask = (
@@ -137,6 +142,19 @@ class Fleet:
         """
         return self.all_mask if allowed is None else mask_of(i for i in allowed if isinstance(i, int)) & self.all_mask
 
+    def devices(self, kind: PlacementClass) -> int:
+        """Return the mask of the managed GPUs and MIG instances that jobs of ``kind`` may use.
+
+        A job for an instance uses only instances with its profile. A job that asks only for memory uses GPUs and
+        instances. Other jobs use instances only if they name them (`on`).
+        """
+        allowed, profile = self.allowed_mask(kind.allowed), kind.need.profile
+        if not self._instances or profile == ANY_DEVICE or kind.need.by_name:
+            return 0 if kind.need.instance else allowed
+        if profile:
+            return allowed & self._instances.get(profile, 0)
+        return allowed & ~reduce(or_, self._instances.values())
+
     def find(self, kind: PlacementClass) -> tuple[int, ...] | None:
         """Return the best GPUs for a job of ``kind``, ascending; None if the job does not fit.
 
@@ -150,7 +168,7 @@ class Fleet:
             return ids_of(named) if named & self.all_mask & ~self.paused_mask == named else None
         if self.closed:
             return None
-        usable = self.usable_mask & self.allowed_mask(kind.allowed)
+        usable = self.usable_mask & self.devices(kind)
         if self.keep_free:
             usable = self._without_kept_free(usable, need.count, need.parts)
         if need.parts == WHOLE:
@@ -167,6 +185,8 @@ class Fleet:
         books_memory = self.admission.thresholds.by_memory and need.parts == BY_MEMORY and bool(kind.vram_mib)
         if books_memory and need.count == 1 and self.admission.cards:
             return self._find_most_memory(usable)
+        if need.profile == ANY_DEVICE:
+            return self._find_smallest(need.parts, usable)
         return self._find_share(need.parts, usable) if need.count == 1 else self._find_wide(kind, usable)
 
     def _without_kept_free(self, usable: int, count: int, parts: int = 0) -> int:
@@ -183,7 +203,7 @@ class Fleet:
 
     def could_use(self, kind: PlacementClass) -> int:
         """Return the mask of the GPUs that a job of ``kind`` could use if others had booked nothing; 0 if they are too few."""
-        usable = self.allowed_mask(kind.allowed) & ~self.paused_mask & ~self.admission.lasting_mask
+        usable = self.devices(kind) & ~self.paused_mask & ~self.admission.lasting_mask
         if self.keep_free:
             usable = self._without_kept_free(usable, kind.need.count)
         if kind.link is not Link.SYSTEM:
@@ -210,6 +230,11 @@ class Fleet:
         """
         fitting = [i for i in ids_of(usable) if self.free[i] >= BY_MEMORY]
         return (max(fitting, key=lambda i: (self.admission.free_mib(i), -i)),) if fitting else None
+
+    def _find_smallest(self, parts: int, usable: int) -> tuple[int, ...] | None:
+        """Return the GPU or MIG instance with the least memory of those with enough free share; ties: the least share."""
+        fitting = [i for i in ids_of(usable) if self.free[i] >= parts]
+        return (min(fitting, key=lambda i: (self.gpus[i].memory_mib or 0, self.free[i], i)),) if fitting else None
 
     def _find_share(self, parts: int, usable: int) -> tuple[int, ...] | None:
         levels = self._levels >> parts
@@ -377,7 +402,7 @@ class Fleet:
         """
         if kind.need.count == 0:
             return need.count == 0
-        return bool(self.allowed_mask(kind.allowed) & mask_of(gpus))
+        return bool(self.devices(kind) & mask_of(gpus))
 
     def can_ever_hold(self, kind: PlacementClass) -> str:
         """Return why this machine can never hold a job of ``kind``, even with all GPUs free; empty if it can."""
@@ -399,8 +424,14 @@ class Fleet:
         unknown = [i for i in kind.allowed or () if isinstance(i, int) and not self.manages(i)]
         known = gpu_ids_text(ids_of(self.all_mask)) or "none"
         if unknown:
-            return f"{named_gpus(unknown)} {is_are(unknown)} not managed here (managed: {known})"
-        allowed = self.allowed_mask(kind.allowed)
+            return (
+                f"{named_gpus(unknown)} {is_are(unknown)} not managed here (managed: {known}){self._parents(unknown)}"
+            )
+        allowed = self.devices(kind)
+        if not allowed or need.by_name:
+            wrong = self._wrong_device(kind)
+            if wrong:
+                return wrong
         fitting = max(((allowed & mask).bit_count() for mask in self._server_mask.values()), default=0)
         if need.count > fitting and not need.by_name:
             asked = need.in_words()
@@ -428,6 +459,33 @@ class Fleet:
             return f"{self._needs_linked(kind)}; {self._largest_group(kind, allowed, 'allowed ' * (kind.allowed is not None))}"
         return ""
 
+    def _parents(self, ids: Iterable[int]) -> str:
+        """Return a clause about those of the unknown ``ids`` that are cards with MIG instances; empty if there are none."""
+        found = [(i, [j for j in self.gpus if self.gpus[j].profile and j // 100 == i + 1]) for i in ids]
+        return "".join(f"; GPU {i} is divided into MIG instances: {gpu_ids_text(ones)}" for i, ones in found if ones)
+
+    def _wrong_device(self, kind: PlacementClass) -> str:
+        """Return why jobs of ``kind`` can use none of the GPUs, if this has to do with MIG; else an empty text."""
+        need, ids = kind.need, ids_of(self.allowed_mask(kind.allowed))
+        profiles = sorted({self.gpus[i].profile for i in ids} - {""})
+        if need.by_name:
+            several = need.count > 1 and bool(profiles)
+            return (
+                "names several GPUs, but a process can use only one MIG instance, and no GPU beside it"
+                if several
+                else ""
+            )
+        if need.instance:
+            there = f"those here are {', '.join(profiles)}" if profiles else "there is none here"
+            return f"needs {need.in_words()}; {there}"
+        if not profiles or need.profile:
+            return ""
+        which = "the allowed GPUs" if kind.allowed is not None else "all GPUs here"
+        return (
+            f"needs {need.in_words()}, but {which} are MIG instances, which are given only to jobs that ask for one "
+            f"(gpus=mig-{profiles[0]}) or only for memory (vram= without gpus=)"
+        )
+
     @staticmethod
     def _needs_linked(kind: PlacementClass) -> str:
         better = "" if kind.link is Link.NVLINK else " or better"
@@ -448,7 +506,7 @@ class Fleet:
             return Reason("never", never)
         if need.count == 0:
             return self._no_slot(need)
-        allowed = self.allowed_mask(kind.allowed)
+        allowed = self.devices(kind)
         usable = allowed & ~self.paused_mask
         if not usable:
             ids = ids_of(allowed)

@@ -31,7 +31,8 @@ class PlacementClass:
         allowed = "*" if self.allowed is None else allowed_text(self.allowed)
         owner = f"/{self.user}" if self.user else ""
         link = f"/link={self.link.word}" if self.link.word else ""
-        return f"{self.need.count}x{self.need.parts}/{allowed}/{self.vram_mib}{owner}{link}"
+        profile = f"/mig={self.need.profile}" if self.need.profile else ""
+        return f"{self.need.count}x{self.need.parts}/{allowed}/{self.vram_mib}{owner}{link}{profile}"
 
 
 class WaitingJob(NamedTuple):

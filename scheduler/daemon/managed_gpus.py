@@ -87,7 +87,7 @@ class ManagedGpus:
         """
         if any(reading.by_engine for reading in readings.gpus):
             return self._add_new(readings)
-        found = {reading.ordinal: reading for reading in readings.gpus if reading.uuid}
+        found = {reading.ordinal: reading for reading in readings.gpus if reading.uuid and not reading.mig}
         gpus = [
             replace(
                 gpu,

@@ -105,7 +105,8 @@ def judge_gpus(readings: Sequence[GpuSnapshot], dead: Set[int] | None, who: Doct
     ``dead``: pids that the driver reports although no such process exists. In a container, which hides processes,
     ``dead`` is None.
     """
-    found = [(reading, _gpu(reading, dead, who)) for reading in readings]
+    used = {reading.parent for reading in readings}
+    found = [(reading, _gpu(reading, dead, who)) for reading in readings if not (reading.mig and reading.uuid in used)]
     fine = [reading for reading, finding in found if finding is None]
     out = [finding for _, finding in found if finding is not None]
     if fine:
@@ -120,9 +121,9 @@ def judge_gpus(readings: Sequence[GpuSnapshot], dead: Set[int] | None, who: Doct
 
 def judge_links(readings: Sequence[GpuSnapshot]) -> list[Finding]:
     """Return a finding that tells which GPUs are joined well; none if there is only one GPU."""
-    if len(readings) < 2 or all(reading.links is None for reading in readings):
+    gpus = [Gpu(reading.ordinal, reading.uuid) for reading in readings if not reading.mig and not reading.profile]
+    if len(gpus) < 2 or all(reading.links is None for reading in readings):
         return []
-    gpus = [Gpu(reading.ordinal, reading.uuid) for reading in readings]
     text = groups_text(with_links(gpus, readings, {gpu.uuid: gpu.index for gpu in gpus}))
     return [good("GPU links", text or "no NVLink, and no PCIe switch or CPU that GPUs share, is known")]
 
@@ -135,9 +136,9 @@ def _gpu(reading: GpuSnapshot, dead: Set[int] | None, who: DoctorUser) -> Findin
         return Finding(
             check, Mark.BAD, "lost", reading.problem or "the driver gets no answer from this GPU", who.root("reboot")
         )
-    if reading.problem.startswith("MIG"):
+    if reading.mig:
         mend = who.root(f"nvidia-smi -i {number} -mig 0")
-        return Finding(check, Mark.WARN, reading.name, reading.problem, mend)
+        return Finding(check, Mark.WARN, reading.name, "MIG mode is on, and there are no instances to take jobs", mend)
     if reading.errors or reading.problem:
         return Finding(check, Mark.BAD, reading.name, reading.problem or reading.errors, reset)
     return ghost(reading, dead, check, reset)

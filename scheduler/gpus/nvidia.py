@@ -381,6 +381,9 @@ def _reading(gpu: dict[str, Any], links: Mapping[str, Mapping[str, int]] | None)
         problem=gpu["problem"],
         errors=gpu["errors"],
         links=None if links is None else links.get(gpu["uuid"]),
+        mig=gpu["mig"],
+        profile=gpu["profile"],
+        parent=gpu["parent"],
     )
 
 

@@ -4,13 +4,14 @@ Run as ``python reader_process.py nvml`` or ``python reader_process.py smi``. (W
 whether the Python modules can be imported.) For each line on stdin the process writes one line of JSON to stdout::
 
     {"gpus": [{"ordinal", "uuid", "name", "total", "used", "reserved", "load", "temperature", "power", "energy",
-               "processes", "lost", "problem", "errors"}], "driver": "550.54",
+               "processes", "lost", "problem", "errors", "mig", "profile", "parent"}], "driver": "550.54",
      "links": {uuid: {uuid: link}}}
     {"trouble": "why the driver cannot be asked", "absent": true if there is no driver, "package": "missing package"}
 
 Memory is in MiB, load in percent, power in watts, energy in joules since the driver was loaded; null means that the
 driver does not give the value. ``processes`` is null or a list of [pid, MiB, computes, percent]. ``errors`` names
-uncorrected memory errors and fatal XIDs (error codes of the driver). ``links`` is only in the first answer, and when
+uncorrected memory errors and fatal XIDs (error codes of the driver). ``mig``: the GPU is in MIG mode. Its instances follow
+it: ``profile`` is such as 1g.10gb, ``parent`` the UUID of the GPU. ``links`` is only in the first answer, and when
 there are other GPUs than before: for each pair of GPUs whose link is known, 0 (NVLink), 1 (one PCIe switch), 2 (one CPU)
 or 3 (between CPUs), as in `core/topology.py: Link`. After a line with ``trouble`` the process ends,
 because only a new process can load a library that was replaced. This file imports no other module of gpujob.
@@ -66,6 +67,7 @@ class Nvml:
         self.events = None
         self.registered = set()
         self.uuids = {}  # by ordinal, because a lost GPU no longer gives its UUID
+        self.mig = {}  # UUID → whether MIG mode is on
         self.linked = None  # the GPUs whose links have been asked
 
     def read(self):
@@ -76,10 +78,18 @@ class Nvml:
             raise Trouble(_words(error)) from None
         if not count:
             raise Trouble("the driver shows no GPU", absent=True)
-        gpus = [self._gpu(ordinal) for ordinal in range(count)]
+        gpus = []
+        for ordinal in range(count):
+            gpus.append(self._gpu(ordinal))
+            if gpus[-1]["mig"]:
+                gpus += self._instances(gpus[-1])
         self._receive_events(gpus)
         answer = {"gpus": gpus, "driver": self._or_none(lambda: _text(n.nvmlSystemGetDriverVersion()))}
-        present = {gpu["uuid"]: gpu["ordinal"] for gpu in gpus if gpu["uuid"] and not gpu["lost"]}
+        present = {
+            gpu["uuid"]: gpu["ordinal"]
+            for gpu in gpus
+            if gpu["uuid"] and not gpu["lost"] and not gpu["mig"] and not gpu["parent"]
+        }
         if self.linked != set(present):
             self.linked = set(present)
             answer["links"] = self._links(present)
@@ -147,8 +157,7 @@ class Nvml:
 
     def _gpu(self, ordinal):
         n = self.n
-        gpu = {"ordinal": ordinal, "uuid": "", "name": "", "total": None, "used": None, "reserved": None, "load": None,
-               "temperature": None, "power": None, "energy": None, "processes": None, "lost": False, "problem": "", "errors": ""}  # fmt: skip
+        gpu = _blank(ordinal)
         try:
             handle = n.nvmlDeviceGetHandleByIndex(ordinal)
             gpu["uuid"] = self.uuids[ordinal] = _text(n.nvmlDeviceGetUUID(handle))
@@ -156,9 +165,10 @@ class Nvml:
             gpu.update(lost=True, problem=_words(error), uuid=self.uuids.get(ordinal, ""))
             return gpu
         gpu["name"] = _text(self._or_none(lambda: n.nvmlDeviceGetName(handle)) or "")
-        mig = self._or_none(lambda: n.nvmlDeviceGetMigMode(handle)[0])
-        if mig:
-            gpu["problem"] = "MIG mode is on; gpujob allocates whole GPUs and shares of them, not MIG devices"
+        mode = self._or_none(lambda: n.nvmlDeviceGetMigMode(handle)[0])
+        if mode is not None:  # after an error, the mode is the one before
+            self.mig[gpu["uuid"]] = bool(mode)
+        gpu["mig"] = self.mig.get(gpu["uuid"], False)
         try:
             gpu["total"], gpu["used"], gpu["reserved"] = self._memory(handle)
             gpu["load"] = self._load(handle)
@@ -166,7 +176,7 @@ class Nvml:
             if getattr(error, "value", None) == n.NVML_ERROR_GPU_IS_LOST:
                 gpu.update(lost=True, problem=_words(error))
                 return gpu
-            gpu["problem"] = gpu["problem"] or _words(error)
+            gpu["problem"] = _words(error)
         gpu["temperature"] = self._or_none(lambda: n.nvmlDeviceGetTemperature(handle, n.NVML_TEMPERATURE_GPU))
         gpu["power"] = _thousandth(self._or_none(lambda: n.nvmlDeviceGetPowerUsage(handle)))
         gpu["energy"] = _thousandth(self._or_none(lambda: n.nvmlDeviceGetTotalEnergyConsumption(handle)))
@@ -179,10 +189,33 @@ class Nvml:
         self._register(handle, gpu["uuid"])
         return gpu
 
-    def _memory(self, handle):
+    def _instances(self, parent):
+        """Return the MIG instances of a GPU in MIG mode, numbered from (ordinal + 1) * 100 on. They have no load."""
+        n, found = self.n, []
+        handle = self._or_none(lambda: n.nvmlDeviceGetHandleByIndex(parent["ordinal"]))
+        most = self._or_none(lambda: n.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0
+        for number in range(most):
+            device = self._or_none(lambda number=number: n.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))
+            uuid = device and self._or_none(lambda device=device: _text(n.nvmlDeviceGetUUID(device)))
+            if not uuid:
+                continue  # there is no such instance
+            gpu = _blank((parent["ordinal"] + 1) * 100 + number)
+            name = _text(self._or_none(lambda device=device: n.nvmlDeviceGetName(device)) or "")
+            gpu.update(uuid=uuid, name=name, parent=parent["uuid"], errors=parent["errors"])
+            gpu["profile"] = name.rpartition("MIG ")[2].strip() or "unknown"
+            try:
+                gpu["total"], gpu["used"], gpu["reserved"] = self._memory(device, shared=False)
+            except self.failures as error:
+                gpu["problem"] = _words(error)
+            gpu["processes"] = self._processes(device, uuid)
+            found.append(gpu)
+        return found
+
+    def _memory(self, handle, shared=True):
         """Return total, used and reserved memory in MiB.
 
         Reserved memory is memory that the driver keeps for itself; it is None if the driver includes it in used memory.
+        ``shared``: a GPU without memory of its own uses that of the machine.
         """
         n = self.n
         try:
@@ -193,7 +226,7 @@ class Nvml:
             try:
                 found = n.nvmlDeviceGetMemoryInfo(handle)
             except self.failures as again:
-                if getattr(again, "value", None) != n.NVML_ERROR_NOT_SUPPORTED:
+                if not shared or getattr(again, "value", None) != n.NVML_ERROR_NOT_SUPPORTED:
                     raise
                 return (*_system_memory(), None)  # the GPU has no memory of its own (GB10, Jetson)
         reserved = getattr(found, "reserved", None)
@@ -280,7 +313,7 @@ class Nvml:
                 uuid = self._or_none(lambda device=event.device: _text(n.nvmlDeviceGetUUID(device)))
                 self.errors[uuid] = f"XID {event.eventData}: {FATAL_XIDS[event.eventData]}"
         for gpu in gpus:
-            gpu["errors"] = self.errors.get(gpu["uuid"]) or gpu["errors"]
+            gpu["errors"] = self.errors.get(gpu["parent"] or gpu["uuid"]) or gpu["errors"]
 
 
 class Smi:
@@ -310,14 +343,27 @@ class Smi:
         return {"gpus": [_smi_gpu(gpu) for gpu in found], "driver": found[0].driver}
 
 
+def _blank(ordinal):
+    """Return a GPU of which nothing is known."""
+    return {"ordinal": ordinal, "uuid": "", "name": "", "total": None, "used": None, "reserved": None, "load": None,
+            "temperature": None, "power": None, "energy": None, "processes": None, "lost": False, "problem": "", "errors": "",
+            "mig": False, "profile": "", "parent": ""}  # fmt: skip
+
+
 def _smi_gpu(gpu):
     total, used, load = _number(gpu.memoryTotal), _number(gpu.memoryUsed), _number(gpu.load)
     problem = "" if used is not None and total else "nvidia-smi does not report its memory"
     if not problem and (used > total or (load or 0) > 1):
         problem = "nvidia-smi reports impossible values"
-    return {"ordinal": gpu.id, "uuid": gpu.uuid, "name": gpu.name, "total": total, "used": used, "reserved": None,
-            "load": None if load is None else round(100 * load), "temperature": _number(gpu.temperature),
-            "power": None, "energy": None, "processes": None, "lost": False, "problem": problem, "errors": ""}  # fmt: skip
+    return _blank(gpu.id) | {
+        "uuid": gpu.uuid,
+        "name": gpu.name,
+        "total": total,
+        "used": used,
+        "load": None if load is None else round(100 * load),
+        "temperature": _number(gpu.temperature),
+        "problem": problem,
+    }
 
 
 def _place(pci):

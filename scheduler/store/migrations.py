@@ -143,8 +143,11 @@ ALTER TABLE gpus ADD COLUMN partition TEXT NOT NULL DEFAULT '';
 # Step 10 adds the column `user`, which this index needs: only jobs of a scheduler of several users have a value there.
 _USERS = "CREATE INDEX jobs_users ON jobs (user, state) WHERE user<>'';"
 
-# Links between GPUs, as JSON (core/topology.py). Step 12 also adds the column `link` of the jobs.
-_LINKS = "ALTER TABLE gpus ADD COLUMN links TEXT NOT NULL DEFAULT '';"
+# Links between GPUs, as JSON (core/topology.py), and profiles of MIG instances. Step 12 also adds columns of the jobs.
+_LINKS = """
+ALTER TABLE gpus ADD COLUMN links TEXT NOT NULL DEFAULT '';
+ALTER TABLE gpus ADD COLUMN profile TEXT NOT NULL DEFAULT '';
+"""
 
 STEPS = (_FIRST, _READINGS, _OLD_LOGS, _COUNTS, _CALLS, _TALLIES, _EVENT_NAMES, _QUEUE, _NODES, "", _USERS, _LINKS)
 VERSION = len(STEPS)

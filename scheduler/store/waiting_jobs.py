@@ -38,15 +38,15 @@ def ready(connection: sqlite3.Connection) -> Iterator[WaitingJob]:
     """
     kinds: dict[tuple[Any, ...], PlacementClass] = {}
     for row in connection.execute(
-        "SELECT id, priority, place, submitted_at, need_count, need_parts, allowed, vram_mib, user, link FROM jobs"
+        "SELECT id, priority, place, submitted_at, need_count, need_parts, need_profile, allowed, vram_mib, user, link FROM jobs"
         f" WHERE {_WAITING} AND {_READY} ORDER BY id"
     ):
         kind = kinds.get(row[4:])
         if kind is None:
-            count, parts, allowed, vram_mib, user, link = row[4:]
+            count, parts, profile, allowed, vram_mib, user, link = row[4:]
             try:
                 ids = allowed_of(allowed) if count else None
-                kind = made_class(ResourceRequest(count, parts), ids, vram_mib, user, link)
+                kind = made_class(ResourceRequest(count, parts, profile), ids, vram_mib, user, link)
             except (SchedulerError, ValueError) as error:
                 raise Damaged(f"the store is damaged (job {row[0]}: {error})") from error
             kinds[row[4:]] = kind

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from scheduler.core.admission import Admission
-from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
+from scheduler.core.gpu import ANY_DEVICE, WHOLE, Gpu, ResourceRequest
 from scheduler.core.observations import Now
 from scheduler.core.placement_class import PlacementClass
 from scheduler.core.topology import Link
@@ -47,6 +47,8 @@ class SlowFleet:
             and gpu.index not in self.claims
             and not self.admission.forbids(gpu.index, kind.need.parts, free, kind.vram_mib).code
         )
+        profile = kind.need.profile
+        may = may and (profile == ANY_DEVICE or gpu.profile == profile)
         may = may and self.admission.fresh([gpu.index], self.now)  # all GPUs are read at the same time
         return allowed and memory and may and free >= kind.need.parts
 
@@ -59,6 +61,11 @@ class SlowFleet:
             there = [gpu.index for gpu in self.gpus if gpu.index in named and gpu.index not in self.paused]
             return tuple(sorted(there)) if len(there) == len(named) else None
         fitting = [gpu for gpu in self.gpus if self.fits(gpu, kind)]
+        if kind.need.profile == ANY_DEVICE:
+            smallest = min(
+                fitting, key=lambda gpu: (gpu.memory_mib or 0, self.free[gpu.index], gpu.index), default=None
+            )
+            return None if smallest is None else (smallest.index,)
         if count == 1:
             best = min(
                 fitting, key=lambda gpu: (self.free[gpu.index], self.whole_free_on(gpu.server), gpu.index), default=None

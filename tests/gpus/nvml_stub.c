@@ -15,6 +15,7 @@
  *   hang FUNCTION [UUID]                   this function never returns
  *   xid UUID CODE [NUMBER]                 an XID event, reported once to each process; NUMBER makes equal lines differ
  *   topology UUID UUID LEVEL               distance of two GPUs (10: one switch ... 50: different sockets)
+ *   instance UUID UUID PROFILE [KEY=VALUE ...]  a MIG instance: of the first GPU, while its mig is 1; total and used
  *   nvlink UUID UUID                       an active NVLink between two GPUs
  *   nvswitch UUID                          an active NVLink from a GPU to a switch
  *
@@ -129,6 +130,7 @@ struct gpu {
     char uuid[WORD], name[WORD];
     unsigned long long value[KEYS];
     unsigned int index;
+    char parent[WORD]; /* of a MIG instance: UUID of its GPU; empty: a GPU */
 };
 
 struct process {
@@ -161,8 +163,9 @@ struct machine {
     int present, broken;
     char driver[WORD];
     int cuda;
-    unsigned int gpus, processes, rules, xids, nearnesses, wires;
+    unsigned int gpus, instances, processes, rules, xids, nearnesses, wires;
     struct gpu gpu[MOST_GPUS];
+    struct gpu instance[MOST_GPUS];
     struct process process[MOST_LINES];
     struct rule rule[MOST_LINES];
     struct xid xid[MOST_LINES];
@@ -235,23 +238,9 @@ static const char *cut_pair(char *pair, unsigned long long *value) {
     return text;
 }
 
-static void read_gpu(unsigned int line, char **word, unsigned int words) {
-    struct gpu *gpu = &machine.gpu[machine.gpus];
-    if (machine.gpus == MOST_GPUS || words < 2 || !copied(gpu->uuid, word[1])) {
-        complain(line, "gpu UUID KEY=VALUE ..., at most %d of them", MOST_GPUS);
-        return;
-    }
-    for (unsigned int i = 0; i < machine.gpus; i++) {
-        if (strcmp(machine.gpu[i].uuid, gpu->uuid) == 0) {
-            complain(line, "%s is there twice", gpu->uuid);
-            return;
-        }
-    }
-    memcpy(gpu->value, key_defaults, sizeof key_defaults);
-    (void)copied(gpu->name, "NVIDIA H100 80GB HBM3");
-    gpu->index = machine.gpus;
-    gpu->value[BUS] = machine.gpus + 1;
-    for (unsigned int i = 2; i < words; i++) {
+/* Sets the values of a GPU from words KEY=VALUE; returns whether all are valid. */
+static int read_values(unsigned int line, struct gpu *gpu, char **word, unsigned int words) {
+    for (unsigned int i = 0; i < words; i++) {
         unsigned long long value;
         const char *text = cut_pair(word[i], &value);
         unsigned int key = 0;
@@ -266,11 +255,46 @@ static void read_gpu(unsigned int line, char **word, unsigned int words) {
         }
         if (text == NULL || key == KEYS || (value == ABSENT && strcmp(text, "-") != 0)) {
             complain(line, "a GPU has no %s=%s", word[i], text == NULL ? "" : text);
-            return;
+            return 0;
         }
         gpu->value[key] = value;
     }
-    machine.gpus++;
+    return 1;
+}
+
+static void read_gpu(unsigned int line, char **word, unsigned int words) {
+    struct gpu *gpu = &machine.gpu[machine.gpus];
+    if (machine.gpus == MOST_GPUS || words < 2 || !copied(gpu->uuid, word[1])) {
+        complain(line, "gpu UUID KEY=VALUE ..., at most %d of them", MOST_GPUS);
+        return;
+    }
+    for (unsigned int i = 0; i < machine.gpus; i++) {
+        if (strcmp(machine.gpu[i].uuid, gpu->uuid) == 0) {
+            complain(line, "%s is there twice", gpu->uuid);
+            return;
+        }
+    }
+    memcpy(gpu->value, key_defaults, sizeof key_defaults);
+    (void)copied(gpu->name, "NVIDIA H100 80GB HBM3");
+    gpu->parent[0] = '\0';
+    gpu->index = machine.gpus;
+    gpu->value[BUS] = machine.gpus + 1;
+    machine.gpus += (unsigned int)read_values(line, gpu, word + 2, words - 2);
+}
+
+static void read_instance(unsigned int line, char **word, unsigned int words) {
+    struct gpu *instance = &machine.instance[machine.instances];
+    if (machine.instances == MOST_GPUS || words < 4 || !copied(instance->parent, word[1]) ||
+        !copied(instance->uuid, word[2]) ||
+        snprintf(instance->name, WORD, "NVIDIA H100 80GB HBM3 MIG %s", word[3]) >= WORD) {
+        complain(line, "instance UUID UUID PROFILE KEY=VALUE ..., at most %d of them", MOST_GPUS);
+        return;
+    }
+    memcpy(instance->value, key_defaults, sizeof key_defaults);
+    instance->value[TOTAL] = 9856;
+    instance->value[RESERVED] = instance->value[LOAD] = instance->value[TEMP] = instance->value[POWER] = ABSENT;
+    instance->value[ENERGY] = instance->value[MIG] = instance->value[ECC] = instance->value[BUS] = ABSENT;
+    machine.instances += (unsigned int)read_values(line, instance, word + 4, words - 4);
 }
 
 static void read_process(unsigned int line, char **word, unsigned int words) {
@@ -389,6 +413,8 @@ static void read_line(unsigned int line, char *text) {
         read_xid(line, word, words);
     } else if (strcmp(word[0], "topology") == 0) {
         read_nearness(line, word, words);
+    } else if (strcmp(word[0], "instance") == 0) {
+        read_instance(line, word, words);
     } else if (strcmp(word[0], "nvlink") == 0 || strcmp(word[0], "nvswitch") == 0) {
         read_wire(line, word, words);
     } else if (strcmp(word[0], "driver") == 0 && words == 2 && copied(machine.driver, word[1])) {
@@ -429,7 +455,7 @@ static char *whole_text(int file, size_t expected) {
 
 static void forget(void) {
     machine.present = machine.broken = 0; /* with the counts at 0, the old entries are ignored */
-    machine.gpus = machine.processes = machine.rules = machine.xids = machine.nearnesses = machine.wires = 0;
+    machine.gpus = machine.instances = machine.processes = machine.rules = machine.xids = machine.nearnesses = machine.wires = 0;
 }
 
 static int same_state(const struct stat *one, const struct stat *other) {
@@ -486,6 +512,13 @@ static const struct gpu *gpu_of(const char *uuid) {
     for (unsigned int i = 0; i < machine.gpus; i++) {
         if (strcmp(machine.gpu[i].uuid, uuid) == 0) {
             return &machine.gpu[i];
+        }
+    }
+    for (unsigned int i = 0; i < machine.instances; i++) {
+        const struct gpu *instance = &machine.instance[i];
+        const struct gpu *parent = strcmp(instance->uuid, uuid) == 0 ? gpu_of(instance->parent) : NULL;
+        if (parent != NULL && parent->value[MIG] == 1) {
+            return instance;
         }
     }
     return NULL;
@@ -810,7 +843,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *load) {
     const struct gpu *gpu;
     nvmlReturn_t answer = begin_device(__func__, device, &gpu);
-    if (answer == SUCCESS && gpu->value[MIG] == 1) {
+    if (answer == SUCCESS && (gpu->value[MIG] == 1 || gpu->parent[0] != '\0')) {
         answer = NOT_SUPPORTED;
     }
     if (answer == SUCCESS) {
@@ -829,6 +862,35 @@ nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *now, unsign
         answer = give_number(gpu, MIG, 1, now);
     }
     return finish(answer != SUCCESS ? answer : give_number(gpu, MIG, 1, after_reset));
+}
+
+nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count) {
+    const struct gpu *gpu;
+    nvmlReturn_t answer = begin_device(__func__, device, &gpu);
+    if (answer == SUCCESS && count == NULL) {
+        answer = INVALID_ARGUMENT;
+    }
+    if (answer == SUCCESS) {
+        *count = gpu->value[MIG] == ABSENT ? 0 : 7;
+    }
+    return finish(answer);
+}
+
+nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int number, nvmlDevice_t *instance) {
+    const struct gpu *gpu;
+    nvmlReturn_t answer = begin_device(__func__, device, &gpu);
+    if (answer == SUCCESS && (instance == NULL || number >= 7)) {
+        answer = INVALID_ARGUMENT;
+    }
+    if (answer != SUCCESS) {
+        return finish(answer);
+    }
+    for (unsigned int i = 0; gpu->value[MIG] == 1 && i < machine.instances; i++) {
+        if (strcmp(machine.instance[i].parent, gpu->uuid) == 0 && number-- == 0) {
+            return finish(handle_of(machine.instance[i].uuid, instance));
+        }
+    }
+    return finish(NOT_FOUND);
 }
 
 nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned int type, unsigned int counter,
@@ -1021,7 +1083,7 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
     if (answer == SUCCESS && count == NULL) {
         answer = INVALID_ARGUMENT;
     }
-    if (answer == SUCCESS && gpu->value[MIG] == 1) {
+    if (answer == SUCCESS && (gpu->value[MIG] == 1 || gpu->parent[0] != '\0')) {
         answer = NOT_SUPPORTED;
     }
     if (answer != SUCCESS) {

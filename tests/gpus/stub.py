@@ -192,6 +192,7 @@ class FakeDriver(_Described):
         self._xids: list[str] = []
         self._topology: dict[tuple[str, str], int] = {}
         self._nvlinks: list[tuple[str, ...]] = []
+        self._instances: dict[str, tuple[str, str, dict[str, Value]]] = {}
         super().__init__(folder, "nvml.txt")
 
     def remove(self, uuid: str) -> None:
@@ -246,6 +247,19 @@ class FakeDriver(_Described):
     def topology(self, one: str, other: str, level: int) -> None:
         """Set the topology level of two GPUs, as a number of NVML: 10 for the same switch, 50 for different sockets."""
         self._topology[one, other] = level
+        self._write()
+
+    def instance(self, parent: str, uuid: str, profile: str = "1g.10gb", **values: Value) -> None:
+        """Add or change a MIG instance of a GPU. The driver shows it while ``mig`` of the GPU is 1.
+
+        ``values``: ``total`` and ``used`` in MiB.
+        """
+        self._instances[uuid] = parent, profile, self._instances.get(uuid, (parent, profile, {}))[2] | values
+        self._write()
+
+    def no_instance(self, uuid: str) -> None:
+        """Remove a MIG instance."""
+        del self._instances[uuid]
         self._write()
 
     def nvlink(self, one: str, other: str) -> None:
@@ -306,6 +320,8 @@ class FakeDriver(_Described):
         yield from self._xids
         for (one, other), level in self._topology.items():
             yield f"topology {one} {other} {level}"
+        for uuid, (parent, profile, values) in self._instances.items():
+            yield " ".join(("instance", parent, uuid, profile, *(f"{k}={_word(v)}" for k, v in values.items())))
         for words in self._nvlinks:
             yield " ".join(words)
 

@@ -273,13 +273,12 @@ def test_an_old_driver_gives_all_values_that_it_supports(tmp_path: Path, probe: 
     assert [(p.pid, p.memory_mib, p.load) for p in found.processes] == [(11, 900, None)]
 
 
-def test_mig_mode_is_reported_as_a_problem_of_the_gpu(driver: FakeDriver, probe: Make) -> None:
-    """I18: MIG mode is reported as a problem of the GPU."""
+def test_mig_mode_is_no_problem_of_the_gpu(driver: FakeDriver, probe: Make) -> None:
     with driver.together():
         driver.gpu("GPU-1", mig=1)
         driver.gpu("GPU-2", mig=None)
     with_mig, without = good(probe(driver))
-    assert with_mig.problem.startswith("MIG mode is on") and without.problem == ""
+    assert (with_mig.mig, with_mig.problem, without.mig, without.problem) == (True, "", False, "")
 
 
 def test_a_gpu_without_its_own_memory_reports_the_memory_of_the_machine(driver: FakeDriver, probe: Make) -> None:
@@ -785,3 +784,44 @@ def test_links_are_asked_again_only_for_other_gpus(driver: FakeDriver, probe: Ma
 def test_nvidia_smi_tells_no_links(smi: FakeSmi, probe: Make) -> None:
     smi.gpu("GPU-a")
     assert one(probe(smi)).links is None
+
+
+# -- MIG ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_instances_of_a_gpu_in_mig_mode_follow_it(driver: FakeDriver, probe: Make) -> None:
+    driver.gpu("GPU-a", used=1000, load=50)
+    driver.gpu("GPU-b", mig=1, ecc=2)
+    driver.instance("GPU-b", "MIG-x", "1g.10gb", total=9856, used=12)
+    driver.instance("GPU-b", "MIG-y", "3g.40gb", total=40_000, used=3000)
+    driver.process("MIG-y", 4711, 2900)
+    card, parent, small, large = good(probe(driver))
+    assert (card.mig, card.profile, parent.mig, parent.problem, parent.load) == (False, "", True, "", None)
+    assert (small.uuid, small.ordinal, small.profile, small.parent) == ("MIG-x", 200, "1g.10gb", "GPU-b")
+    assert (small.memory_total_mib, small.memory_used_mib, small.load, small.problem) == (9856, 12, None, "")
+    assert small.processes == () and small.errors == "2 uncorrected memory errors"
+    assert (large.ordinal, large.profile) == (201, "3g.40gb")
+    assert large.processes == (GpuProcess(4711, 2900),)
+
+
+def test_the_mig_mode_is_asked_at_each_reading_and_an_error_keeps_the_last(driver: FakeDriver, probe: Make) -> None:
+    driver.gpu("GPU-a")
+    driver.instance("GPU-a", "MIG-x")
+    reader = probe(driver)
+    assert [gpu.uuid for gpu in good(reader)] == ["GPU-a"]
+    driver.gpu("GPU-a", mig=1)
+    assert [(gpu.uuid, gpu.mig) for gpu in good(reader)] == [("GPU-a", True), ("MIG-x", False)]
+    driver.error("nvmlDeviceGetMigMode", NOT_SUPPORTED)
+    assert [(gpu.uuid, gpu.mig) for gpu in good(reader)] == [("GPU-a", True), ("MIG-x", False)]
+    driver.clear_errors()
+    driver.gpu("GPU-a", mig=0)
+    assert [(gpu.uuid, gpu.mig) for gpu in good(reader)] == [("GPU-a", False)]
+
+
+def test_an_instance_whose_memory_cannot_be_read_has_a_problem(driver: FakeDriver, probe: Make) -> None:
+    driver.gpu("GPU-a", mig=1)
+    driver.instance("GPU-a", "MIG-x")
+    for function in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"):
+        driver.error(function, NOT_SUPPORTED, "MIG-x")
+    _, instance = good(probe(driver))
+    assert instance.problem == "Not Supported" and instance.memory_total_mib is None
