@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from scheduler.core.errors import UsageError
-from scheduler.core.gpu import ResourceRequest
+from scheduler.core.gpu import ANY_DEVICE, ResourceRequest
 from scheduler.core.job import JobSpec
 from scheduler.core.model_table import ModelTable, model_in, need_of, table_from, vram_notes, with_vram_notes
 from tests.builders import a_gpu, a_spec
@@ -248,3 +248,13 @@ def test_the_share_for_an_unknown_model_is_computed_from_its_memory() -> None:
 
 def test_a_model_table_can_be_written_as_json_and_read_back() -> None:
     assert table_from(json.loads(TABLE.as_json()), "") == TABLE
+
+
+def test_a_job_that_asks_only_for_memory_may_get_a_gpu_or_a_mig_instance() -> None:
+    card, instance = a_gpu(0, memory_mib=80_000), a_gpu(200, memory_mib=10_000, profile="1g.10gb")
+    table = ModelTable("1", {"m": "0.5"})
+    assert need_of(a_spec(vram_mib=8_000), table, [card, instance])[0] == ResourceRequest(1, 800, ANY_DEVICE)
+    assert need_of(a_spec(vram_mib=8_000), table, [card])[0] == ResourceRequest(1, 100)
+    plain = [a_spec(), a_spec(gpus="0.5", vram_mib=8_000), a_spec(arguments=("--llm", "m"), vram_mib=8_000)]
+    assert {need_of(spec, table, [card, instance])[0].profile for spec in plain} == {""}
+    assert need_of(a_spec(gpus="mig-1g.10gb"), table, [card])[0] == ResourceRequest(1, 1000, "1g.10gb")
