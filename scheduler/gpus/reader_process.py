@@ -12,11 +12,12 @@ JSON; before it, lines with errors of the GPUs (XIDs) that the driver has report
 
 Memory is in MiB, load in percent, power in watts, energy in joules since the driver was loaded; null means that the
 driver does not give the value. ``processes`` is null or a list of [pid, MiB, computes, percent]. ``errors`` names
-uncorrected memory errors. ``mig``: the GPU is in MIG mode. Its instances follow
-it: ``profile`` is such as 1g.10gb, ``parent`` the UUID of the GPU. ``links`` is only in the first answer, and when
-there are other GPUs than before: for each pair of GPUs whose link is known, 0 (NVLink), 1 (one PCIe switch), 2 (one CPU)
-or 3 (between CPUs), as in `core/topology.py: Link`. After a line with ``trouble`` the process ends,
-because only a new process can load a library that was replaced. This file imports no other module of gpujob.
+uncorrected memory errors. ``mig``: the GPU is in MIG mode. Its instances follow it: ``profile`` is such as 1g.10gb,
+``parent`` the UUID of the GPU. An XID of such a GPU is also told for the instances that it concerns. ``links`` is only
+in the first answer, and when there are other GPUs than before: for each pair of GPUs whose link is known, 0 (NVLink), 1
+(one PCIe switch), 2 (one CPU) or 3 (between CPUs), as in `core/topology.py: Link`. After a line with ``trouble`` the
+process ends, because only a new process can load a library that was replaced. This file imports no other module of
+gpujob.
 """
 
 import contextlib
@@ -228,9 +229,9 @@ class Nvml:
             device = n.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
             uuid = _text(n.nvmlDeviceGetUUID(device))
         except self.failures as error:
-            if getattr(error, "value", None) == n.NVML_ERROR_GPU_IS_LOST:
-                raise
-            return None
+            if getattr(error, "value", None) in (n.NVML_ERROR_NOT_FOUND, n.NVML_ERROR_INVALID_ARGUMENT):
+                return None
+            raise
         gpu = _blank((parent["ordinal"] + 1) * 100 + number)
         name = _text(self._or_none(lambda: n.nvmlDeviceGetName(device)) or "")
         gpu.update(uuid=uuid, name=name, parent=parent["uuid"], errors=parent["errors"])

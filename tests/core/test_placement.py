@@ -785,6 +785,9 @@ def by_memory(mib: int, parts: int = WHOLE) -> PlacementClass:
         ((200, 201, 202), by_memory(8_000, 812), (0,)),
         ((), by_memory(30_000, 750), (202,)),
         ((), by_memory(60_000, 750), (0,)),
+        ((), a_kind("0.5", vram_mib=8_000), (0,)),  # with a share, memory does not make an instance eligible
+        ((0,), a_kind("0.5", vram_mib=8_000), None),
+        ((200,), a_kind("mig-1g.10gb", vram_mib=8_000), (201,)),
     ],
 )
 def test_instances_go_to_jobs_that_ask_for_one_or_only_for_memory(
@@ -808,6 +811,8 @@ def test_instances_go_to_jobs_that_ask_for_one_or_only_for_memory(
         (1, a_kind("2"), "needs 2 whole GPUs of one server, but only 1 GPU is managed"),
         (1, a_kind("mig-3g.40gb"), ""),
         (1, by_memory(90_000), "needs 90000 MiB on a GPU, more than the allowed GPUs have"),
+        (1, a_kind("mig-1g.10gb", vram_mib=20_000), "needs 20000 MiB on a GPU, more than the allowed GPUs have"),
+        (1, a_kind("0.5", vram_mib=20_000), ""),
     ],
 )  # fmt: skip
 def test_impossible_requests_on_a_machine_with_instances(cards: int, kind: PlacementClass, says: str) -> None:
@@ -820,3 +825,12 @@ def test_the_reason_of_a_job_that_waits_for_an_instance() -> None:
     assert fleet.why_not(a_kind("mig-1g.10gb")) == Reason("no-room", told)
     fleet.paused_mask = mask_of([200, 201])
     assert fleet.why_not(a_kind("mig-1g.10gb")) == Reason("paused", "its GPUs 200,201 are paused")
+
+
+def test_the_reason_of_a_job_for_a_card_names_no_instance() -> None:
+    fleet = a_divided_fleet(0)
+    told = "needs 0.5 of one GPU; the largest free share of an allowed GPU is 0 (GPU 0)"
+    assert fleet.why_not(a_kind("0.5", vram_mib=8_000)).sentence == told
+    fleet.reserve(7, a_kind("mig-1g.10gb"))
+    assert [ids_of(one.mask) for one in fleet.reserved] == [(200,)]
+    assert fleet.find(a_kind("mig-1g.10gb")) == (201,) and fleet.find(by_memory(8_000)) == (201,)

@@ -14,7 +14,8 @@
  *   error FUNCTION [UUID] CODE             this function returns CODE (for this GPU); `*`: every function about a GPU
  *   hang FUNCTION [UUID]                   this function never returns
  *   xid UUID CODE [NUMBER]                 an XID event, reported once to each process that registered for events of the GPU
- *                                          before the line was there; NUMBER makes equal lines differ
+ *                                          before the line was there; NUMBER makes equal lines differ. UUID of a MIG
+ *                                          instance: its GPU reports the event, and names the instance
  *   topology UUID UUID LEVEL               distance of two GPUs (10: one switch ... 50: different sockets)
  *   instance UUID UUID PROFILE [KEY=VALUE ...]  a MIG instance: of the first GPU, while its mig is 1; total and used
  *   nvlink UUID UUID                       an active NVLink between two GPUs
@@ -894,6 +895,31 @@ nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned i
     return finish(NOT_FOUND);
 }
 
+/* Returns the number of the GPU instance of a MIG instance, and the UUID of its GPU; NO_INSTANCE and `uuid` for a GPU. */
+static unsigned int gpu_instance(const char *uuid, const char **reporter) {
+    for (unsigned int i = 0; i < machine.instances; i++) {
+        if (strcmp(machine.instance[i].uuid, uuid) == 0) {
+            *reporter = machine.instance[i].parent;
+            return i + 1;
+        }
+    }
+    *reporter = uuid;
+    return NO_INSTANCE;
+}
+
+nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *number) {
+    const struct gpu *gpu;
+    const char *parent;
+    nvmlReturn_t answer = begin_device(__func__, device, &gpu);
+    if (answer == SUCCESS && (number == NULL || gpu->parent[0] == '\0')) {
+        answer = INVALID_ARGUMENT;
+    }
+    if (answer == SUCCESS) {
+        *number = gpu_instance(gpu->uuid, &parent);
+    }
+    return finish(answer);
+}
+
 nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned int type, unsigned int counter,
                                          unsigned long long *errors) {
     const struct gpu *gpu;
@@ -1186,7 +1212,9 @@ nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long ty
     if (answer == SUCCESS) {
         for (unsigned int i = 0; i < machine.xids; i++) { /* earlier events are not reported */
             const struct xid *xid = &machine.xid[i];
-            if (strcmp(xid->uuid, device->uuid) == 0 && !(set->events[device - handles] & EVENT_XID) &&
+            const char *reporter;
+            (void)gpu_instance(xid->uuid, &reporter);
+            if (strcmp(reporter, device->uuid) == 0 && !(set->events[device - handles] & EVENT_XID) &&
                 !is_told(xid) && told_count < MOST_LINES) {
                 told[told_count++] = *xid;
             }
@@ -1200,13 +1228,15 @@ nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long ty
 static int next_event(nvmlEventSet_t set, nvmlEventData_t *data) {
     for (unsigned int i = 0; i < machine.xids; i++) {
         const struct xid *xid = &machine.xid[i];
+        const char *reporter;
+        unsigned int number = gpu_instance(xid->uuid, &reporter);
         if (is_told(xid) || told_count == MOST_LINES) {
             continue;
         }
         for (unsigned int j = 0; j < handle_count; j++) {
-            if (strcmp(handles[j].uuid, xid->uuid) == 0 && (set->events[j] & EVENT_XID) != 0) {
+            if (strcmp(handles[j].uuid, reporter) == 0 && (set->events[j] & EVENT_XID) != 0) {
                 told[told_count++] = *xid;
-                *data = (nvmlEventData_t){&handles[j], EVENT_XID, xid->code, NO_INSTANCE, NO_INSTANCE};
+                *data = (nvmlEventData_t){&handles[j], EVENT_XID, xid->code, number, NO_INSTANCE};
                 return 1;
             }
         }

@@ -240,7 +240,10 @@ class FakeDriver(_Described):
         self._write()
 
     def xid(self, uuid: str, code: int) -> None:
-        """Add an XID event of this GPU. Each process that waits for its events already receives the event once."""
+        """Add an XID event of this GPU. Each process that waits for its events already receives the event once.
+
+        ``uuid`` of a MIG instance: its GPU reports the event, and names the instance.
+        """
         self._xids.append(f"xid {uuid} {code} {len(self._xids)}")
         self._write()
 

@@ -857,3 +857,68 @@ def test_an_instance_whose_memory_cannot_be_read_has_a_problem(driver: FakeDrive
         driver.error(function, NOT_SUPPORTED, "MIG-x")
     _, instance = good(probe(driver))
     assert instance.problem == "Not Supported" and instance.memory_total_mib is None
+
+
+def told(readings: Readings) -> list[tuple[str, int]]:
+    return [(xid.uuid, xid.number) for xid in readings.xids]
+
+
+def test_an_xid_event_of_a_divided_gpu_concerns_the_instance_that_it_names_or_all(
+    driver: FakeDriver, probe: Make
+) -> None:
+    driver.gpu("GPU-a")
+    driver.gpu("GPU-b", mig=1)
+    driver.instance("GPU-b", "MIG-x")
+    driver.instance("GPU-b", "MIG-y")
+    reader = probe(driver)
+    good(reader)
+    driver.xid("GPU-b", 79)
+    assert told(read(reader)) == [("GPU-b", 79), ("MIG-x", 79), ("MIG-y", 79)]
+    driver.xid("MIG-y", 94)
+    driver.xid("GPU-a", 48)
+    assert told(read(reader)) == [("GPU-b", 94), ("MIG-y", 94), ("GPU-a", 48)]
+    driver.error("nvmlDeviceGetGpuInstanceId", NOT_SUPPORTED)
+    good(reader)
+    driver.xid("MIG-x", 94)
+    assert told(read(reader)) == [("GPU-b", 94), ("MIG-x", 94), ("MIG-y", 94)], "not known which instance it is"
+    driver.gpu("GPU-b", mig=0)
+    good(reader)
+    driver.xid("GPU-b", 79)
+    assert told(read(reader)) == [("GPU-b", 79)]
+
+
+def test_the_instances_of_a_lost_gpu_are_lost(driver: FakeDriver, probe: Make) -> None:
+    driver.gpu("GPU-b", mig=1)
+    driver.instance("GPU-b", "MIG-x", used=12)
+    reader = probe(driver)
+    good(reader)
+    with driver.together():
+        driver.xid("GPU-b", 79)
+        driver.error("*", LOST)
+    found = read(reader)
+    assert told(found) == [("GPU-b", 79), ("MIG-x", 79)]
+    assert [(gpu.uuid, gpu.lost, gpu.mig) for gpu in found.gpus] == [("GPU-b", True, True), ("MIG-x", True, False)]
+    instance = found.gpus[1]
+    assert (instance.ordinal, instance.profile, instance.parent) == (100, "1g.10gb", "GPU-b")
+    assert instance.memory_used_mib is None and instance.problem == found.gpus[0].problem != ""
+    driver.clear_errors()
+    assert [(gpu.uuid, gpu.lost) for gpu in good(reader)] == [("GPU-b", False), ("MIG-x", False)]
+
+
+@pytest.mark.parametrize(
+    "function", ["nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetMemoryInfo_v2"]
+)
+@pytest.mark.parametrize("code", [LOST, 999])
+def test_an_error_hides_no_instance(driver: FakeDriver, probe: Make, function: str, code: int) -> None:
+    """After an error it does not look as if instances were deleted."""
+    driver.gpu("GPU-b", mig=1)
+    driver.instance("GPU-b", "MIG-x")
+    driver.instance("GPU-b", "MIG-y")
+    reader = probe(driver)
+    good(reader)
+    driver.error(function, code, "MIG-y" if "Memory" in function else "GPU-b")
+    if "Memory" in function:
+        driver.error("nvmlDeviceGetMemoryInfo", code, "MIG-y")
+    found = {gpu.uuid: gpu for gpu in read(reader).gpus}
+    assert set(found) == {"GPU-b", "MIG-x", "MIG-y"} and found["MIG-y"].problem
+    assert found["MIG-y"].lost == found["MIG-x"].lost == found["GPU-b"].lost == (code == LOST)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -12,6 +14,8 @@ from tests.stories.harness import alive, wait_for
 from tests.stories.machine import TOTAL, machine
 
 __all__ = ["machine"]
+
+LOST = 15  # NVML_ERROR_GPU_IS_LOST
 
 
 def divided(machine, **settings):
@@ -72,6 +76,79 @@ def test_plain_jobs_never_use_an_instance_and_jobs_by_memory_use_the_smallest(ma
     assert m.s.job(6)["gpus"] == [201]
 
 
+def test_memory_beside_a_share_is_a_part_of_a_card(machine):
+    """A job with `vram=` and `gpus=` gets a card: the small instances neither take it nor make its share larger."""
+    m = divided(machine)
+    m.s.start()
+    for key in "uv":
+        m.s.hold(key)
+    m.s.append(m.s.line("u", more=";gpus=0.05;vram=8G"), m.s.line("v", more=";gpus=mig-1g.10gb;vram=8G"))
+    m.running("u"), m.running("v")
+    assert [m.s.job(job)["gpus"] for job in (1, 2)] == [[0], [200]]
+    part = f"{-(-8192 * 1000 // TOTAL) / 1000:g}"
+    assert f"vram=8G is {part} of the smallest allowed GPU that has it" in " ".join(m.s.job(1)["notes"])
+    assert not m.s.job(2)["notes"]
+    told = "needs 20480 MiB on a GPU, more than the allowed GPUs have"
+    assert told in m.s.cli("submit", "--gpus", "mig-1g.10gb", "--vram", "20G", "--", "true", code=3).stderr
+    m.s.cli("queue", "pause")
+    m.s.cli("submit", "--vram", "8G", "--", "true")
+    assert "one MIG instance 3g.40gb" in m.s.cli("edit", "3", "--gpus", "mig-3g.40gb").stdout + (
+        m.s.cli("show", "3").stdout
+    )
+    m.s.cli("queue", "resume")
+    m.s.wait_state(3, "done")
+    assert m.s.job(3)["gpus"] == [202]
+
+
+def test_an_error_of_a_card_holds_its_instances_and_their_jobs_run_again_elsewhere(machine):
+    m = divided(machine)
+    m.s.start()
+    for key in "uvw":
+        m.s.hold(key)
+    m.s.append(m.s.line("u", more=";vram=8G"))
+    pid = m.running("u")
+    m.s.append(m.s.line("v", more=";gpus=mig-1g.10gb"))
+    other = m.running("v")
+    assert [m.s.job(job)["gpus"] for job in (1, 2)] == [[200], [201]]
+    m.driver.xid("MIG-x", 94)  # the card names the instance
+    m.state(200, "UNHEALTHY")
+    assert m.gpu(201)["state"] == "BUSY"
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: m.s.starts("u") == 2, "the second start")
+    m.running("u")
+    assert m.s.job(1)["gpus"] == [202]
+    m.driver.xid("GPU-b", 79)  # an error of the whole card
+    m.state(201, "UNHEALTHY"), m.state(202, "UNHEALTHY")
+    assert any("GPU 201 reported XID 79" in note for note in m.s.job(2)["notes"])
+    os.kill(other, signal.SIGKILL)
+    m.waits(2, "unhealthy", "GPU 200 reported XID 94 (contained memory error)")
+    m.s.append(m.s.line("w", more=";gpus=0.5"))
+    m.running("w")
+    assert m.s.job(3)["gpus"] == [0], "the other card works"
+    m.s.cli("resume", "201")
+    wait_for(lambda: m.s.starts("v") == 2, "the second start")
+    assert m.s.job(2)["gpus"] == [201] and m.gpu(202)["state"] == "UNHEALTHY"
+
+
+def test_the_instances_of_a_card_that_is_lost_are_gone(machine):
+    m = divided(machine)
+    m.s.start()
+    m.s.hold("u")
+    m.s.append(m.s.line("u", more=";vram=8G"))
+    pid = m.running("u")
+    with m.driver.together():
+        m.driver.xid("GPU-b", 79)
+        for uuid in ("GPU-b", "MIG-x", "MIG-y", "MIG-z"):
+            m.driver.error("*", LOST, uuid)
+    m.state(200, "GONE"), m.state(202, "GONE")
+    m.s.says("GPU 200 (MIG-x) is gone: GPU is lost; before, it reported XID 79 (GPU has fallen off the bus)")
+    assert "MIG mode" not in m.gpu(200)["reason"]
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: m.s.starts("u") == 2, "the second start")
+    m.running("u")
+    assert m.s.job(1)["gpus"] == [0]
+
+
 def test_impossible_requests_for_instances_are_refused(machine):
     m = divided(machine)
     m.s.start()
@@ -103,6 +180,19 @@ def test_a_machine_with_only_instances_says_what_to_write(machine):
     assert told in m.s.cli("submit", "--", "true", code=3).stderr
     m.s.cli("submit", "--vram", "5G", "--", "true")
     m.s.wait_state(1, "done")
+
+
+def test_a_job_that_books_memory_may_use_an_instance(machine):
+    m = machine(min_free_mem_mb=2000).cards("GPU-a")
+    with m.driver.together():
+        m.driver.gpu("GPU-a", mig=1)
+        m.driver.instance("GPU-a", "MIG-x", "1g.10gb", used=12)
+        m.driver.instance("GPU-a", "MIG-y", "3g.40gb", total=40_000, used=12)
+    m.s.start()
+    m.s.cli("submit", "--", "true")
+    m.s.wait_state(1, "done")
+    assert m.s.job(1)["gpus"] == [101], "it has the most free memory"
+    assert m.s.cli("submit", "--vram", "50G", "--", "true", code=3).stderr
 
 
 def test_a_machine_in_mig_mode_without_instances_has_no_gpu(machine):
