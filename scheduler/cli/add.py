@@ -156,6 +156,7 @@ def submit(
     info_command: str = "",
     foreground: bool = False,
     wait: bool = False,
+    dry_run: bool = False,
     state_file: str | None = None,
     config: str | None = None,
     **options: str | bool,
@@ -167,7 +168,7 @@ def submit(
     130. With ``foreground``, Ctrl-C is passed on to a running job. If the job still waits, Ctrl-C cancels the job, with
     exit code 130.
     ``info_command``: shell text whose output becomes the job's ``info``. ``env``: texts NAME=VALUE. ``options``: values
-    by option name (`core/job_options.py`). Raises UsageError, Refused, SchedulerError.
+    by option name (`core/job_options.py`). ``dry_run``: only print what would happen to the job. Raises UsageError, Refused, SchedulerError.
     """
     if not command:
         raise UsageError("the command is missing", do="write gpujob submit -- COMMAND…")
@@ -187,6 +188,10 @@ def submit(
     )  # fmt: skip
     spec, environment = spec_of(given)
     table = table_for(spec, client, config, warn)
+    if dry_run:
+        from scheduler.cli.plan import dry_run as show_dry_run
+
+        return show_dry_run(client, spec, environment or os.environ, table)
     caller = None
     if foreground:
         from scheduler.client.foreground import stay

@@ -13,6 +13,22 @@ import typer
 
 from scheduler import __version__
 from scheduler.cli import completions, machine_verbs
+from scheduler.cli.arguments import (
+    ConfigFile,
+    EndedJobs,
+    Gpus,
+    HeldJobs,
+    Jobs,
+    Json,
+    LiveJobs,
+    OneJob,
+    PausedGpus,
+    PendingJobs,
+    SessionJob,
+    StateFile,
+    which,
+    words,
+)  # fmt: skip
 from scheduler.cli.verbs import Common, Verbs
 from scheduler.core.config import OPTIONS
 from scheduler.core.errors import UsageError, did_you_mean, flag
@@ -30,38 +46,6 @@ app = typer.Typer(
 )
 
 machine_verbs.register(app)
-
-StateFile = Annotated[
-    Optional[str], typer.Option("--state-file", metavar="PATH", help="State file of the scheduler to use.")
-]
-ConfigFile = Annotated[Optional[str], typer.Option("--config", metavar="PATH", help="Config file (YAML).")]
-JOB_HELP = "Id (12), range (3-9), label, @ (the last job) or @~1 (the job before it)."
-
-
-def _jobs(completion: Any) -> Any:
-    """Return the declaration of the argument JOB…; ``completion`` offers jobs for it after TAB."""
-    return typer.Argument(metavar="JOB…", help=JOB_HELP, autocompletion=completion)
-
-
-def _words(flag: str, metavar: str, help: str, completion: Any, *also: str) -> Any:
-    """Return an option whose values are completed by ``completion``. ``also``: other names of the option."""
-    return typer.Option(flag, *also, metavar=metavar, help=help, autocompletion=completion)
-
-
-Jobs = Annotated[list[str], _jobs(completions.any_job)]
-LiveJobs = Annotated[list[str], _jobs(completions.live_job)]
-EndedJobs = Annotated[list[str], _jobs(completions.ended_job)]
-HeldJobs = Annotated[list[str], _jobs(completions.held_job)]
-PendingJobs = Annotated[list[str], _jobs(completions.pending_job)]
-OneJob = Annotated[str, typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=completions.any_job)]
-SessionJob = Annotated[str, typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=completions.session_job)]
-Gpus = Annotated[
-    list[str], typer.Argument(metavar="GPU…", help="GPU ids: 2, or 0-3.", autocompletion=completions.unpaused_gpu)
-]
-PausedGpus = Annotated[
-    list[str], typer.Argument(metavar="GPU…", help="GPU ids: 2, or 0-3.", autocompletion=completions.paused_gpu)
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON value, for programs (write --json after the verb).")]
 
 
 def _version(wanted: bool) -> None:
@@ -86,20 +70,9 @@ def main_options(
     if ctx.invoked_subcommand is None:
         from scheduler.cli import show
 
-        raise typer.Exit(show.status(json=json, **_which(state_file, config)))
+        raise typer.Exit(show.status(json=json, **which(state_file, config)))
     if json:
         raise UsageError("--json belongs after the verb", do=f"write gpujob {ctx.invoked_subcommand} --json")
-
-
-def _which(state_file: Optional[str], config: Optional[str]) -> dict[str, Any]:
-    named = state_file or Common.state_file
-    if Common.system:
-        from scheduler.client.locate import system_socket
-
-        if named:
-            raise UsageError("--system and --state-file name two schedulers", do="leave one of them out")
-        named = system_socket()
-    return {"state_file": named, "config": config or Common.config}
 
 
 def _parameter(name: str, kind: Any, default: Any, declared: Any) -> inspect.Parameter:
@@ -182,7 +155,7 @@ def start(
     """Run the scheduler: watch the jobs file, run its lines on the GPUs, print what happens."""
     from scheduler.cli.serve import start as serve
 
-    code = serve(drain=drain, detach=detach, **_which(state_file, config), **_given(settings))
+    code = serve(drain=drain, detach=detach, **which(state_file, config), **_given(settings))
     raise typer.Exit(code)
 
 
@@ -213,7 +186,7 @@ def run_commands(
 
     if file and settings["commands_file"]:
         raise UsageError("the commands file is named twice", where="run", do="leave one of them out")
-    raise typer.Exit(dispatch(file, again=again, **_which(state_file, config), **_given(settings)))
+    raise typer.Exit(dispatch(file, again=again, **which(state_file, config), **_given(settings)))
 
 
 @app.command("add")
@@ -222,10 +195,10 @@ def add(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="Python script, or any executable file.")],
     *,
     args: Annotated[str, typer.Option("--args", metavar="TEXT", help="Arguments of the script.")] = "",
-    gpus: Annotated[str, _words("--gpus", "LIST", "Allowed GPUs: 0,2 or 0-3.", completions.gpu_list, "--allowed")] = "",
+    gpus: Annotated[str, words("--gpus", "LIST", "Allowed GPUs: 0,2 or 0-3.", completions.gpu_list, "--allowed")] = "",
     pairs: Annotated[
         Optional[list[str]],
-        _words("--set", "K=V", "Option for which add has no flag: gpus=0.5, time=4h, label=x…", completions.line_key),
+        words("--set", "K=V", "Option for which add has no flag: gpus=0.5, time=4h, label=x…", completions.line_key),
     ] = None,
     output_file: Annotated[
         str, typer.Option("--output-file", metavar="PATH", help="Jobs file to append to; -: only print the line.")
@@ -238,7 +211,7 @@ def add(
     from scheduler.cli import add as adding
 
     code = adding.add(
-        script, args=args, gpus=gpus, pairs=tuple(pairs or ()), output_file=output_file, **_which(state_file, config), **columns
+        script, args=args, gpus=gpus, pairs=tuple(pairs or ()), output_file=output_file, **which(state_file, config), **columns
     )  # fmt: skip
     raise typer.Exit(code)
 
@@ -256,6 +229,9 @@ def submit(
         typer.Option("-f", "--foreground", help="Wait until the job ends; the job reads the input of this command."),
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job ends, and exit with its exit code.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say where and when the job would start; submit nothing.")
+    ] = False,
     state_file: StateFile = None,
     config: ConfigFile = None,
     **options: Any,
@@ -265,7 +241,8 @@ def submit(
 
     options["env"] = tuple(options["env"] or ())
     code = adding.submit(
-        command, info_command=info_command, foreground=foreground, wait=wait, **_which(state_file, config), **options
+        command, info_command=info_command, foreground=foreground, wait=wait, dry_run=dry_run,
+        **which(state_file, config), **options,
     )  # fmt: skip
     raise typer.Exit(code)
 
@@ -303,13 +280,13 @@ def status(
 
     if every and not watch:
         raise UsageError(f"{every} belongs after --watch", do=f"write gpujob status --watch {every}")
-    raise typer.Exit(show.status(json=json, watch=every if watch else None, **_which(state_file, config)))
+    raise typer.Exit(show.status(json=json, watch=every if watch else None, **which(state_file, config)))
 
 
 @app.command("jobs")
 def jobs(
     state: Annotated[
-        str, _words("--state", "STATES", "Only jobs in these states, comma-separated.", completions.state_list)
+        str, words("--state", "STATES", "Only jobs in these states, comma-separated.", completions.state_list)
     ] = "",
     last: Annotated[str, typer.Option("-n", "--last", metavar="N", help="Only the newest N jobs.")] = "",
     json: Json = False,
@@ -319,7 +296,7 @@ def jobs(
     """List all jobs."""
     from scheduler.cli import show
 
-    raise typer.Exit(show.jobs(state=state, last=last, json=json, **_which(state_file, config)))
+    raise typer.Exit(show.jobs(state=state, last=last, json=json, **which(state_file, config)))
 
 
 @app.command("show")
@@ -327,7 +304,7 @@ def show_job(jobs: Jobs, json: Json = False, state_file: StateFile = None, confi
     """Show all facts about jobs and their event histories."""
     from scheduler.cli import show
 
-    raise typer.Exit(show.show(jobs, json=json, **_which(state_file, config)))
+    raise typer.Exit(show.show(jobs, json=json, **which(state_file, config)))
 
 
 @app.command("report")
@@ -345,7 +322,7 @@ def report(
     """Show waiting times, run times and GPU use by job, label and GPU."""
     from scheduler.cli.report import report as reporting
 
-    raise typer.Exit(reporting(json=json, csv=csv, since=since, label=label, by=by, **_which(state_file, config)))
+    raise typer.Exit(reporting(json=json, csv=csv, since=since, label=label, by=by, **which(state_file, config)))
 
 
 @app.command("why")
@@ -353,7 +330,20 @@ def why(job: OneJob, json: Json = False, state_file: StateFile = None, config: C
     """Show why a job waits or how it ended."""
     from scheduler.cli import show
 
-    raise typer.Exit(show.why(job, json=json, **_which(state_file, config)))
+    raise typer.Exit(show.why(job, json=json, **which(state_file, config)))
+
+
+@app.command("plan")
+def plan(
+    json: Json = False,
+    svg: Annotated[bool, typer.Option("--svg", help="Print the timeline as a picture (SVG).")] = False,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Show when jobs are expected to start and end."""
+    from scheduler.cli.plan import plan as planning
+
+    raise typer.Exit(planning(json=json, svg=svg, **which(state_file, config)))
 
 
 @app.command("logs")
@@ -379,8 +369,8 @@ def logs(
     """Show the output of a job as a terminal would show it: only the last state of a progress bar."""
     from scheduler.cli import logs as logs_of
 
-    which = _which(state_file, config)
-    code = logs_of.logs(job, follow=follow, lines=lines, raw=raw, grep=grep, attempt=attempt, **which)
+    found = which(state_file, config)
+    code = logs_of.logs(job, follow=follow, lines=lines, raw=raw, grep=grep, attempt=attempt, **found)
     raise typer.Exit(code)
 
 
@@ -389,7 +379,7 @@ def cancel(jobs: LiveJobs, state_file: StateFile = None, config: ConfigFile = No
     """Cancel jobs: waiting jobs leave the queue, and all processes of running jobs are ended."""
     from scheduler.cli import control
 
-    raise typer.Exit(control.cancel(jobs, **_which(state_file, config)))
+    raise typer.Exit(control.cancel(jobs, **which(state_file, config)))
 
 
 @app.command("retry")
@@ -397,7 +387,7 @@ def retry(jobs: EndedJobs, state_file: StateFile = None, config: ConfigFile = No
     """Run ended jobs again: same id, new attempt, new log."""
     from scheduler.cli import control
 
-    raise typer.Exit(control.retry(jobs, **_which(state_file, config)))
+    raise typer.Exit(control.retry(jobs, **which(state_file, config)))
 
 
 @app.command("hold")
@@ -405,7 +395,7 @@ def hold(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = N
     """Hold waiting jobs: they do not start until they are released."""
     from scheduler.cli import control
 
-    raise typer.Exit(control.hold(jobs, **_which(state_file, config)))
+    raise typer.Exit(control.hold(jobs, **which(state_file, config)))
 
 
 @app.command("release")
@@ -413,7 +403,7 @@ def release(jobs: HeldJobs, state_file: StateFile = None, config: ConfigFile = N
     """Release held jobs, so that they can start."""
     from scheduler.cli import control
 
-    raise typer.Exit(control.release(jobs, **_which(state_file, config)))
+    raise typer.Exit(control.release(jobs, **which(state_file, config)))
 
 
 @app.command("first")
@@ -421,7 +411,7 @@ def first(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = 
     """Move waiting jobs to the front of the queue, in the given order, whatever their priority."""
     from scheduler.cli import control
 
-    raise typer.Exit(control.first(jobs, **_which(state_file, config)))
+    raise typer.Exit(control.first(jobs, **which(state_file, config)))
 
 
 @app.command("swap")
@@ -429,7 +419,7 @@ def swap(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = N
     """Exchange the places of two waiting jobs."""
     from scheduler.cli import control
 
-    raise typer.Exit(control.swap(jobs, **_which(state_file, config)))
+    raise typer.Exit(control.swap(jobs, **which(state_file, config)))
 
 
 @app.command("edit")
@@ -438,7 +428,7 @@ def edit(jobs: PendingJobs, *, state_file: StateFile = None, config: ConfigFile 
     """Change waiting jobs; an empty value restores an option's default (--time '')."""
     from scheduler.cli import control
 
-    raise typer.Exit(control.edit(jobs, _given(options), **_which(state_file, config)))
+    raise typer.Exit(control.edit(jobs, _given(options), **which(state_file, config)))
 
 
 @app.command("wait")
@@ -456,7 +446,7 @@ def wait(
     """Wait until jobs have ended; exit with the exit code of the job, or for several jobs with 1 if any failed."""
     from scheduler.cli import control
 
-    raise typer.Exit(control.wait(jobs or [], timeout=timeout, **_which(state_file, config)))
+    raise typer.Exit(control.wait(jobs or [], timeout=timeout, **which(state_file, config)))
 
 
 @app.command("pause")
@@ -464,7 +454,7 @@ def pause(gpus: Gpus, state_file: StateFile = None, config: ConfigFile = None) -
     """Pause GPUs: they get no new jobs, and running jobs continue."""
     from scheduler.cli import control
 
-    raise typer.Exit(control.pause(gpus, **_which(state_file, config)))
+    raise typer.Exit(control.pause(gpus, **which(state_file, config)))
 
 
 @app.command("resume")
@@ -479,7 +469,7 @@ def resume(
     """Resume paused GPUs."""
     from scheduler.cli import control
 
-    raise typer.Exit(control.resume(gpus, force=force, **_which(state_file, config)))
+    raise typer.Exit(control.resume(gpus, force=force, **which(state_file, config)))
 
 
 @app.command("queue")
@@ -491,7 +481,7 @@ def queue(
     """Pause or resume the whole queue."""
     from scheduler.cli import control
 
-    raise typer.Exit(control.queue(what, **_which(state_file, config)))
+    raise typer.Exit(control.queue(what, **which(state_file, config)))
 
 
 @app.command("screens")
@@ -499,7 +489,7 @@ def screens(json: Json = False, state_file: StateFile = None, config: ConfigFile
     """List the screen sessions of running jobs, each with the command that attaches to it."""
     from scheduler.cli import sessions
 
-    raise typer.Exit(sessions.screens(json=json, **_which(state_file, config)))
+    raise typer.Exit(sessions.screens(json=json, **which(state_file, config)))
 
 
 @app.command("attach")
@@ -507,7 +497,7 @@ def attach(job: SessionJob, state_file: StateFile = None, config: ConfigFile = N
     """Attach this terminal to a job's screen session; Ctrl-a d detaches it, and the job continues."""
     from scheduler.cli import sessions
 
-    raise typer.Exit(sessions.attach(job, **_which(state_file, config)))
+    raise typer.Exit(sessions.attach(job, **which(state_file, config)))
 
 
 config_app = typer.Typer(help="Show or check the settings.", no_args_is_help=False)
@@ -531,7 +521,7 @@ def config_show(
     """Print every setting as a line of a config file."""
     from scheduler.cli import config as configuring
 
-    raise typer.Exit(configuring.show(origin=origin, json=json, **_which(state_file, config)))
+    raise typer.Exit(configuring.show(origin=origin, json=json, **which(state_file, config)))
 
 
 @config_app.command("check")
@@ -543,7 +533,7 @@ def config_check(
     """Print every mistake in the settings, with file and line."""
     from scheduler.cli import config as configuring
 
-    raise typer.Exit(configuring.check(file, **_which(state_file, config)))
+    raise typer.Exit(configuring.check(file, **which(state_file, config)))
 
 
 @app.command("reset")
@@ -555,7 +545,7 @@ def reset(
     """Forget ended jobs and refused lines; all other jobs and all logs stay."""
     from scheduler.cli import control
 
-    raise typer.Exit(control.reset(yes=yes, **_which(state_file, config)))
+    raise typer.Exit(control.reset(yes=yes, **which(state_file, config)))
 
 
 @app.command("recover")
@@ -567,7 +557,7 @@ def recover(
     """Rebuild a damaged store from what can be read, or adopt a moved or copied state folder."""
     from scheduler.cli import control
 
-    raise typer.Exit(control.recover(dry_run=dry_run, **_which(state_file, config)))
+    raise typer.Exit(control.recover(dry_run=dry_run, **which(state_file, config)))
 
 
 @app.command("doctor")
@@ -575,7 +565,7 @@ def doctor(json: Json = False, state_file: StateFile = None, config: ConfigFile 
     """Print problems of this machine and this scheduler, with the commands that fix them; changes nothing."""
     from scheduler.cli.doctor import doctor as examine
 
-    raise typer.Exit(examine(json=json, **_which(state_file, config)))
+    raise typer.Exit(examine(json=json, **which(state_file, config)))
 
 
 @app.command("web")
@@ -600,7 +590,7 @@ def web_page(
 ) -> None:
     """Serve the web page and the HTTP API of this scheduler; prints the address and how to sign in."""
     code = ctx.obj["web"](port=port, host=host, tls_cert=tls_cert, tls_key=tls_key, behind_proxy=behind_proxy,
-                 names=tuple(names or ()), **_which(state_file, config))  # fmt: skip
+                 names=tuple(names or ()), **which(state_file, config))  # fmt: skip
     raise typer.Exit(code)
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scheduler.client.client import SCHEMA, SchedulerClient
 from scheduler.client.locate import client_of, state_file_for
@@ -20,7 +20,11 @@ from scheduler.core.units import maybe_utc, seconds_of, utc
 from scheduler.system.forked_command import need_own_process
 from scheduler.views import render, terminal
 
+if TYPE_CHECKING:
+    from scheduler.views.documents import ExplanationDocument
+
 LOOK_S = 0.5
+STATUS_S = 0.1  # for the predictions in `status`
 MOST_LINES = 5  # of the log of a job that did not succeed
 ALSO_CALLED = {"waiting": JobState.PENDING.value}  # a word of `status` for a state → the state
 
@@ -49,7 +53,9 @@ def status(
     if watch is not None:
         return _watch(client, every)
     if json:
-        render.print_json(render.status_json(client.overview()))
+        from scheduler.views.predictions import outlook_json
+
+        render.print_json(render.status_json(client.overview(), outlook_json(client.outlook())))
     else:
         print("\n".join(_status_lines(client)))
     return 0
@@ -58,7 +64,12 @@ def status(
 def _status_lines(client: SchedulerClient) -> list[str]:
     view = client.overview(render.MOST_WAITING)
     commands = client.jobs() if view.dispatcher else None
-    return render.status_lines(view, client.places.state_file, time.time(), commands)
+    expected: dict[int, str] = {}
+    if view.alive and commands is None and any(not job.state.ended for job in view.jobs):
+        from scheduler.views.predictions import expected_texts
+
+        expected = expected_texts(client.outlook(STATUS_S), view.jobs)
+    return render.status_lines(view, client.places.state_file, time.time(), commands, expected)
 
 
 def _watch(client: SchedulerClient, every: float) -> int:
@@ -193,7 +204,14 @@ def why(job: str, *, json: bool = False, state_file: str | None = None, config: 
     all_found = [_looked_at(client, number, until) for number in client.select([job])]
     if json:
         told: list[tuple[dict[str, Any], Job]] = [({**render.job_json(one, reason)}, one) for one, reason in all_found]
-        values = [{**{key: facts[key] for key in _WHY}, "last_lines": _last_lines(found)} for facts, found in told]
+        values = [
+            {
+                **{key: facts[key] for key in _WHY},
+                "last_lines": _last_lines(one),
+                "explanation": _explained(client, one),
+            }
+            for facts, one in told
+        ]
         render.print_json({"schema": SCHEMA, "jobs": values})
         return 0
     for found, reason in all_found:
@@ -201,6 +219,10 @@ def why(job: str, *, json: bool = False, state_file: str | None = None, config: 
         state = found.state.value
         if reason is not None:
             lines = terminal.folded(f"job {number} waits ({reason.code}): {render.safe(reason.sentence)}", 2)
+            if client.alive():
+                from scheduler.views.predictions import explanation_lines
+
+                lines += explanation_lines(client.explain(number), time.time())
         elif found.state.ended:
             hint = f"; {found.failure.hint}" if found.failure and found.failure.hint else ""
             lines = terminal.folded(f"job {number} {render.safe(state_text(found) + hint)}", 2, state)
@@ -218,6 +240,15 @@ def why(job: str, *, json: bool = False, state_file: str | None = None, config: 
             lines += _tail(_telling(found))
         print("\n".join(lines))
     return 0
+
+
+def _explained(client: SchedulerClient, job: Job) -> ExplanationDocument | None:
+    """Return the explanation of a waiting job for JSON; None for other jobs, and without a scheduler."""
+    if job.state is not JobState.PENDING or not client.alive():
+        return None
+    from scheduler.views.predictions import explanation_json
+
+    return explanation_json(client.explain(job.id))
 
 
 def _looked_at(client: SchedulerClient, number: int, until: float) -> tuple[Job, Reason | None]:

@@ -28,6 +28,8 @@ from scheduler.system.atomic_files import sync_folder
 from scheduler.system.private_files import new_private
 
 if TYPE_CHECKING:
+    from scheduler.client.dry_run import Preview
+    from scheduler.client.outlook import Explanation, Outlook
     from scheduler.client.overview import Overview, Watch
     from scheduler.client.who import UserUse
     from scheduler.core.history import GpuSample, JobSample, PauseSpan
@@ -36,7 +38,9 @@ if TYPE_CHECKING:
     from scheduler.core.requests import Answer, Request
     from scheduler.core.rights import Caller
     from scheduler.core.usage_report import Report
+    from scheduler.core.users import Users
 
+OUTLOOK_S = 1.0  # seconds for a prediction
 ANSWER_S = 5.0  # seconds to wait for the daemon's answer
 QUICK_LOOKS = 20  # looks for an answer that follow each other quickly
 BEGUN_S = 2.0  # seconds to wait for a job that is STARTING
@@ -284,6 +288,44 @@ class SchedulerClient:
         alive = self.alive()
         with self._reading() as connection:
             return overview_of(connection, self.places, alive, most_waiting)
+
+    def outlook(self, budget_s: float = OUTLOOK_S) -> Outlook:
+        """Return when the running jobs and the first waiting jobs are expected to start and end.
+
+        ``budget_s``: after this time, the prediction is not made more exact. Without a scheduler there are no predictions.
+        """
+        from scheduler.client.outlook import Outlook, Predictor
+
+        if not self.alive():
+            return Outlook(time.time())
+        with self._reading() as connection:
+            return Predictor(connection, self.places, alive=True, users=self._users(connection)).outlook(budget_s)
+
+    def explain(self, job_id: int, by: Caller | None = None) -> Explanation:
+        """Return why a waiting job does not start: what holds its GPUs, its place, its expected start, and what would start it.
+
+        ``by``: who asks. Raises NotFound. For a job that does not wait, and without a scheduler, nothing is explained.
+        """
+        from scheduler.client.outlook import Explanation, Predictor
+
+        job = self.job(job_id)[0]
+        if not self.alive() or job.state is not JobState.PENDING:
+            return Explanation()
+        with self._reading() as connection:
+            predictor = Predictor(connection, self.places, alive=True, users=self._users(connection))
+            return predictor.explanation(job, by)
+
+    def preview(self, spec: JobSpec, environment: Mapping[str, str], table: ModelTable) -> Preview:
+        """Return what the scheduler would do with a job now (`client/dry_run.py`). Writes nothing."""
+        from scheduler.client.dry_run import preview
+        from scheduler.core.config import Config
+
+        here, alive = not self.user, self.alive()
+        return preview(self.places, Config(), spec, environment, table, alive=alive, files=here, users=self._users)
+
+    def _users(self, connection: sqlite3.Connection) -> Users | None:
+        """Return the users of the queue, in a scheduler of several users; else None."""
+        return None
 
     def changes(self) -> Watch:
         """Return a `Watch`, which reports changes since its last look. For one thread only; the caller closes it."""

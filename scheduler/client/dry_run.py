@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import math
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from scheduler.client.admission_checks import check_parents
-from scheduler.core.admission import LEAST_BASELINE_MIB, MOST_BASELINE, Admission
-from scheduler.core.config import OPTIONS, Config
+from scheduler.client.outlook import BUDGET_S, Expectation, expectation_of
+from scheduler.client.stored_state import as_running, missed, queue_waiting, stored_state
+from scheduler.core.config import Config
 from scheduler.core.decide import decide
-from scheduler.core.decision_pass import Plan
-from scheduler.core.gpu import WHOLE, Gpu, decimal_text
-from scheduler.core.gpu_admission import GpuAdmission, Verdict
-from scheduler.core.gpu_snapshot import GpuSnapshot
+from scheduler.core.decision_pass import DecisionPass, Plan
+from scheduler.core.forecast import SCENARIOS, Forecast
+from scheduler.core.gpu import WHOLE, decimal_text
 from scheduler.core.job import Job, JobSpec, JobState, Reason
 from scheduler.core.launch import filled
 from scheduler.core.model_table import ModelTable, booking_memory, need_of
-from scheduler.core.observations import Arrived, Now
+from scheduler.core.observations import Now
 from scheduler.core.placement_class import class_of, reason_with_place
-from scheduler.core.policy import thresholds_of
 from scheduler.core.scheduler_state import SchedulerState
 from scheduler.core.secrets import without_secrets, words_without_secrets
+from scheduler.core.users import Users
 from scheduler.environments.resolve import Environments, Missing
 from scheduler.store import jobs as rows
 from scheduler.store.database import NothingYet, open_for_reading, trouble
 from scheduler.store.paths import Places
-from scheduler.store.readings import LastReading, readings
-from scheduler.store.scheduler_state import book_active, read_state
-from scheduler.system.proc import boot_id
-
-MOST_WAITING = 5000  # waiting jobs that are considered, from the front of the queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +35,7 @@ class Preview:
 
     ``would``: ``start``, ``wait`` or ``never``. ``gpus``: the GPUs on which the job would start. ``reason_code`` and
     ``reason``: why the job would not start. ``need``: the job's need in GPUs, e.g. 0.5. ``command``: the words to run.
-    ``notes``: remarks about the need.
+    ``notes``: remarks about the need. ``expected``: when the job is expected to start and end; None: not known.
     """
 
     would: str
@@ -53,6 +45,12 @@ class Preview:
     need: float | None = None
     command: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    expected: Expectation | None = None
+
+
+def no_users(connection: sqlite3.Connection) -> Users | None:
+    """Return None: the scheduler has one user."""
+    return None
 
 
 def preview(
@@ -64,12 +62,13 @@ def preview(
     *,
     alive: bool,
     files: bool = True,
+    users: Callable[[sqlite3.Connection], Users | None] = no_users,
 ) -> Preview:
     """Return what the scheduler would do with this job now. Writes nothing and starts nothing.
 
     The decision uses the last GPU readings. It may ignore a reservation that the running scheduler has made for another
     job, because the store does not hold how often each job was overtaken. ``alive``: whether a daemon runs. ``files``:
-    whether to check that the files of the job exist. Raises Refused for an impossible need, NotFound for an unknown
+    whether to check that the files of the job exist. ``users``: returns the users of the queue. Raises Refused for an impossible need, NotFound for an unknown
     dependency, StoreTrouble.
     """
     try:
@@ -82,7 +81,7 @@ def preview(
     try:
         connection.execute("BEGIN")
         return _decided(
-            connection, places, _as_running(connection, config, alive), spec, environment, table, alive, files
+            connection, places, as_running(connection, config, alive), spec, environment, table, alive, files, users
         )
     except sqlite3.Error as error:
         raise trouble(error, places.store) from error
@@ -94,17 +93,6 @@ def _not_yet() -> str:
     return "no scheduler is running: the job waits until a scheduler starts (gpujob start)"
 
 
-def _as_running(connection: sqlite3.Connection, config: Config, alive: bool) -> Config:
-    """Return ``config`` with the settings that the running scheduler has recorded; unchanged if none runs."""
-    noted: dict[str, Any] = json.loads(rows.meta(connection, "settings") or "{}")
-    known = {key: _settled(value) for key, (value, _) in noted.items() if key in OPTIONS}
-    return replace(config, **known) if alive else config
-
-
-def _settled(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _decided(
     connection: sqlite3.Connection,
     places: Places,
@@ -114,6 +102,7 @@ def _decided(
     table: ModelTable,
     alive: bool,
     files: bool,
+    users: Callable[[sqlite3.Connection], Users | None],
 ) -> Preview:
     now = Now(time.time(), time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))
     check_parents(connection, spec)
@@ -123,19 +112,44 @@ def _decided(
     number = rows.last_id(connection) + 1
     job = Job(number, spec, need, order=number, priority=spec.priority, allowed=spec.allowed, submitted_at=now.wall)
     job.notes = notes
-    state = _state(connection, config, gpus, now, alive)
+    state = stored_state(connection, places, config, now, alive=alive)
+    state.users = users(connection)
     fetch = state.fetch
     state.fetch = lambda wanted: job if wanted == number else fetch(wanted)
     environments = Environments(environment, config.python)
     environments.mode = config.conda_mode
-    state.missing = lambda one: _missing(environments, one) if files and one.id == number else _missed(one)
+    state.missing = lambda one: _missing(environments, one) if files and one.id == number else missed(one)
     never = state.fleet.can_ever_hold(class_of(job)) if gpus or rows.meta(connection, "settings") else ""
     if never:
         return _told("never", job, Reason("never", never))
-    waiting = rows.first_pending(connection, MOST_WAITING)
-    plan = decide(state, [Arrived(one) for one in (*waiting, job)], now)
+    waiting = queue_waiting(connection, state, now)
+    arrival = DecisionPass(state, now, 0.5)
+    arrival.enqueue(job)
     if job.state is JobState.SKIPPED:
-        return _told("never", job, Reason("depends", _why_skipped(plan, number)))
+        return _told("never", job, Reason("depends", _why_skipped(arrival.plan, number)))
+    expected = _expected(state, job, now) if alive else None
+    decide(state, [], now)
+    told = _decision(state, job, waiting, alive)
+    return replace(told, expected=expected)
+
+
+def _expected(state: SchedulerState, job: Job, now: Now) -> Expectation | None:
+    """Return when a job is expected to start and end; None if nothing is known."""
+    forecast = Forecast(state, now)
+    until = time.monotonic() + BUDGET_S
+    for scenario in SCENARIOS:
+        forecast.simulate([scenario])
+        if time.monotonic() > until:
+            break
+    found = forecast.predictions().get(job.id)
+    if found is not None:
+        return expectation_of(found, now)
+    run = state.estimates.expected(job.spec, job.need)
+    return None if run is None else Expectation(job.id, run_s=run.seconds, source=run.source)
+
+
+def _decision(state: SchedulerState, job: Job, waiting: Sequence[Job], alive: bool) -> Preview:
+    """Return what was decided about a job. ``waiting``: the other waiting jobs, as they were before."""
     if job.state is JobState.PENDING and not alive:
         return _told("wait", job, Reason("no-scheduler", _not_yet()))
     if job.state is not JobState.PENDING:
@@ -147,74 +161,9 @@ def _decided(
     return _told("never" if reason.code == "never" else "wait", job, reason_with_place(reason, before))
 
 
-def _state(connection: sqlite3.Connection, config: Config, gpus: list[Gpu], now: Now, alive: bool) -> SchedulerState:
-    """Return the scheduler's state, built from the store.
-
-    The state has the bookings and, if a daemon runs, the last GPU readings.
-    """
-    state = read_state(connection, config, gpus, may_start=alive)
-    book_active(connection, state, boot_id(), now)
-    state.timers.clear()  # a dry run carries out no timers
-    read = readings(connection) if alive else {}
-    if read:
-        state.fleet.admission = _LastAdmission.of_last(gpus, read, config, now)
-        state.watch_admission()
-    return state
-
-
-class _LastAdmission(Admission):
-    """Admission that uses the stored GPU readings and the daemon's verdicts on these readings."""
-
-    @classmethod
-    def of_last(cls, gpus: Sequence[Gpu], read: Mapping[int, LastReading], config: Config, now: Now) -> _LastAdmission:
-        """Return an admission with a `GpuAdmission` for each GPU that has a stored reading.
-
-        GPUs without a stored reading are not blocked.
-        """
-        made = cls({}, thresholds_of(config))
-        for gpu in gpus:
-            last = read.get(gpu.index)
-            if last is None:
-                continue
-            total, used = last.memory_total_mib, last.memory_used_mib
-            others = max(0, (used or 0) - last.own_mib)
-            # What is reserved contains the memory in use of the driver, a display and accepted processes.
-            kept = max(0, (last.reserved_mib or 0) - max(0, others - (last.foreign_mib or 0)))
-            seen = GpuSnapshot(
-                gpu.uuid, gpu.index, gpu.name, total, used, last.load, last.temperature_c, reserved_mib=kept
-            )
-            card = made.cards[gpu.index] = GpuAdmission(gpu, seen, now.mono, now.mono, own_mib=last.own_mib)
-            driver = min((total or 0) // 4, max(LEAST_BASELINE_MIB, int(MOST_BASELINE * (total or 0))))
-            if others <= driver and not last.reason:
-                card.baseline_mib = others
-            else:
-                card.foreign_mib = others
-            bit = 1 << gpu.index
-            if last.state:
-                card.verdict = Verdict(last.state.lower(), last.reason)
-                made.blocked_mask |= bit
-            elif last.reason:
-                card.whole_blocked, card.whole = True, Verdict("foreign", last.reason)
-                made.whole_blocked_mask |= bit
-                slack = made.thresholds.tolerance * (total or 0)
-                if not made.thresholds.by_memory and total and others > slack:
-                    card.overcommit, card.overcommit_mib = math.ceil(WHOLE * (others - slack) / total), others
-                    card.why_overcommit = card.whole
-                    made.tight_mask |= bit
-        return made
-
-    def judge(self, now: Now) -> None:
-        """Do nothing: the stored verdicts are final."""
-
-
 def _missing(environments: Environments, job: Job) -> str:
     found = environments.find(job)
     return found.sentence if isinstance(found, Missing) else ""
-
-
-def _missed(job: Job) -> str:
-    """Return the stored sentence about the file or folder that a waiting job lacks; empty if it lacks none."""
-    return job.reason if job.reason_code == "missing" else ""
 
 
 def _why_skipped(plan: Plan, number: int) -> str:

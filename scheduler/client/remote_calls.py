@@ -16,6 +16,8 @@ from typing import Any, get_type_hints
 
 from scheduler.client import client as client_module
 from scheduler.client.client import SchedulerClient
+from scheduler.client.dry_run import Preview
+from scheduler.client.outlook import Explanation, Outlook
 from scheduler.client.overview import Overview
 from scheduler.client.who import UserUse
 from scheduler.core import errors
@@ -29,7 +31,7 @@ from scheduler.system.typed_json import plain, typed
 READING = frozenset({
     "alive", "gpus", "managed", "remembered", "settings", "overview", "jobs", "newest_in", "job", "newest", "pauses",
     "states", "known", "sessions", "select", "report", "shares", "first_submitted", "gpu_history", "job_history", "pause_spans",
-    "ticks", "tallies", "last_id", "watched",
+    "ticks", "tallies", "last_id", "watched", "outlook", "explain", "preview",
 })  # fmt: skip
 CHANGING = frozenset({"ask_for", "submit", "reset", "watch", "new_token"})
 CALLS = READING | CHANGING
@@ -40,7 +42,7 @@ LONGEST_ANSWER = 1 << 30
 BUSY = "busy"  # code of the error for a connection too many: nothing was carried out
 _TYPES = {
     **vars(client_module), "Overview": Overview, "GpuSample": GpuSample, "JobSample": JobSample, "PauseSpan": PauseSpan,
-    "ModelTable": ModelTable, "Report": Report, "Caller": Caller, "UserUse": UserUse, "Iterable": Sequence, "Mapping": Mapping,
+    "ModelTable": ModelTable, "Outlook": Outlook, "Explanation": Explanation, "Preview": Preview, "Report": Report, "Caller": Caller, "UserUse": UserUse, "Iterable": Sequence, "Mapping": Mapping,
 }  # fmt: skip
 _ERRORS = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, SchedulerError)

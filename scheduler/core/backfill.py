@@ -5,7 +5,7 @@ reservation in time, and other jobs pass it only on other GPUs, or if they end b
 
 - A job gets a reservation only when its start is expected soon: within `MOST_OF_WAIT` of the time that it has waited; or
   when it has waited for `LONGEST_WAIT_S`. So the GPU time that the reservation may waste stays small beside the wait. In replays of traces
-  (`benchmarks/placement.md`), reservations from the first moment cost 10 % of the mean completion time, these cost 2 %.
+  (`benchmarks/placement.md`), reservations from the first moment cost 10 % of the mean completion time, these cost 1 %.
 - Expected ends include the errors of earlier estimates: all jobs that a start depends on end in time with the
   probability `LIKELY`.
 - The start is promised with some slack, and jobs that end before the promise is due may use the GPUs. If a promise is missed,
@@ -13,7 +13,7 @@ reservation in time, and other jobs pass it only on other GPUs, or if they end b
 - After `max_overtakes` missed promises, no other job may use the GPUs. So no job waits for ever, however wrong the
   estimates are.
 
-Where run times are not known, the setting `max_overtakes` alone counts (`core/decide.py`).
+Where run times are not known, and with `backfill: false`, the setting `max_overtakes` alone counts (`core/decide.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from scheduler.core.scheduler_state import SchedulerState
 
 LIKELY = 0.5
-MOST_OF_WAIT = 0.04
+MOST_OF_WAIT = 0.03
 LONGEST_WAIT_S = 14 * 86_400.0
 SLACK = 2.0  # length of a promise, as a multiple of the expected time until the start
 LENIENT = 2
@@ -45,7 +45,7 @@ MOST_KINDS = 4096  # waiting jobs whose run kinds are remembered
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a running job uses of one GPU: thousandths and MiB. ``in_s``: seconds until its end, by its median.
+    """The part of a GPU that a running job uses, in thousandths and MiB. ``in_s``: seconds until its end, by its median.
 
     ``expected``: its expected run time; None: it is being stopped. ``ran_s``: how long it has run.
     """
@@ -167,7 +167,7 @@ class Backfill:
 
     def known(self, kind: PlacementClass) -> bool:
         """Return whether reservations in time are made for jobs of ``kind``, so that `max_overtakes` does not count."""
-        return bool(kind.need.total) and self.ends.known(kind)
+        return self._state.policy.backfill and bool(kind.need.total) and self.ends.known(kind)
 
     def reserves(self, job_id: int, kind: PlacementClass) -> bool:
         """Reserve GPUs until the expected start of a job that does not fit. Return whether GPUs were reserved.
@@ -175,7 +175,7 @@ class Backfill:
         Only one job has such a reservation: the first in the order of the queue that has waited long enough, and at least
         as long as it is expected to run.
         """
-        if self._made or not kind.need.total:
+        if self._made or not kind.need.total or not self._state.policy.backfill:
             return False
         run_kind, submitted_at = self._facts(job_id)
         expected = self._state.estimates.expected_of(run_kind)

@@ -370,6 +370,11 @@ class Config:
     max_overtakes: int = _option(
         10, _whole(0), "where run times are not known: after later jobs have overtaken a waiting job this often, GPUs are reserved for it; 0: nothing is ever reserved", "N", reload=True
     )
+    backfill: bool = _option(
+        True, _flag,
+        "where run times are known, reserve GPUs until the expected start of a job that waits long, and let shorter jobs use them; "
+        "false: only max_overtakes counts", "BOOL", reload=True
+    )
     aging: float = _option(
         0.0, _number, "hours of waiting that count as one priority level; 0: waiting does not count", "HOURS"
     )

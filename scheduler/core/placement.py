@@ -61,7 +61,7 @@ class Reservation:
 
     @property
     def why(self) -> str:
-        """What is reserved for whom, as the end of a sentence."""
+        """For whom and until when the GPUs are reserved, as the end of a sentence."""
         if self.lends_for_s is None:
             return f"reserved for job {self.job}, which was overtaken too often"
         return f"reserved for job {self.job}, which is expected to start within {span_text(self.lends_for_s)}"

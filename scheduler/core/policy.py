@@ -22,6 +22,7 @@ class Policy:
     oom_retries: int
     kill_grace_s: float
     max_overtakes: int  # 0: no limit
+    backfill: bool  # reservations in time, where run times are known
     thresholds: Thresholds
     kill_trespassers: bool = False  # whether a job with a process on a GPU that it was not given is ended
     release_ahead: int = 0  # jobs that may wait in the queue of an engine although they do not fit now
@@ -36,6 +37,7 @@ def policy_of(config: Config) -> Policy:
         config.oom_retries,
         config.kill_grace,
         config.max_overtakes,
+        config.backfill,
         thresholds_of(config),
         config.on_trespass == "kill",
         config.release_ahead if config.engine == "slurm" else 0,

@@ -82,9 +82,19 @@ class Queue:
         self.promises: dict[int, Promise] = {}
         self._moment = 0  # counts pushes and overtaking starts, to tell which came first
 
-    def copy(self) -> Queue:
-        """Return a copy, which changes apart from the original."""
+    def copy(self, most: int | None = None) -> Queue:
+        """Return a copy, which changes apart from the original.
+
+        ``most``: the copy has only the first jobs of each class, this many; None: all.
+        """
         made = Queue()
+        if most is not None and len(self) > most:
+            for kind in self._lines:
+                for job in self.first_of(kind, most):
+                    made.push(job, kind, self.key_of(job))
+                    if job in self.promises:
+                        made.promises[job] = replace(self.promises[job])
+            return made
         lines = {
             kind: _Line(kind, line.heap.copy(), line.size, line.passes.copy(), line.overtaken.copy())
             for kind, line in self._lines.items()
@@ -127,6 +137,11 @@ class Queue:
             line.heap = [entry for entry in line.heap if self._is_current(line, entry)]
             heapq.heapify(line.heap)
         return True
+
+    def place_of(self, job: int) -> int:
+        """Return the place of a waiting job in the order of the queue, from 1. Cost: O(jobs). Raises KeyError."""
+        mine = (self.key_of(job), job)
+        return 1 + sum((key, other) < mine for other, (_, key, _) in self._where.items())
 
     def key_of(self, job: int) -> Key:
         """Return the sort key of a waiting job. Raises KeyError if the job is not in the queue."""

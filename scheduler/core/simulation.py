@@ -108,8 +108,10 @@ class Simulation:
         return EnginePlace(gpus[0].node if gpus else "node", tuple(gpu.uuid for gpu in gpus))
 
 
-def copy_of(state: SchedulerState) -> SchedulerState:
+def copy_of(state: SchedulerState, most: int | None = None) -> SchedulerState:
     """Return a copy of a state for a simulation. What is done with the copy does not change the original.
+
+    ``most``: of each placement class, only the first waiting jobs are copied, this many; None: all.
 
     The readings are frozen: GPUs with foreign processes or a lasting problem stay blocked, and memory that is in use beyond
     the bookings counts as booked by others. Bookings of other schedulers stay. Missing files are not looked for.
@@ -128,7 +130,7 @@ def copy_of(state: SchedulerState) -> SchedulerState:
         _fleet_of(state.fleet),
         fetch,
         replace(state.policy, release_ahead=0),
-        queue=state.queue.copy(),
+        queue=state.queue.copy(most),
         live={job_id: copies[job_id] for job_id in state.live},
         holdings=dict(state.holdings),
         parked=dict(state.parked),

@@ -73,6 +73,19 @@ class UserShares:
         apply(users, machine, self._context.config)
 
 
+def users_of(connection: sqlite3.Connection, machine: MachineSettings, config: Config, wall: float) -> Users:
+    """Return the users as a scheduler has them after a start: settings, groups, pauses, and past use. Raises sqlite3.Error.
+
+    ``wall``: now, in seconds since 1970.
+    """
+    users = Users()
+    apply(users, machine, config)
+    users.add_past(rows.runs_by_user(connection, wall - HALF_LIVES * users.half_life_s), wall)
+    users.paused = set(json.loads(rows.meta(connection, PAUSED) or "[]"))
+    users.limits.groups = json.loads(rows.meta(connection, GROUPS) or "{}")
+    return users
+
+
 def apply(users: Users, machine: MachineSettings, config: Config) -> None:
     """Apply the configuration to the users."""
     users.half_life_s = machine.fair_half_life or config.fair_half_life

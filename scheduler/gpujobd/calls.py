@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from scheduler.client.client import ANSWER_S, SchedulerClient
+from scheduler.client.client import ANSWER_S, OUTLOOK_S, SchedulerClient
 from scheduler.client.edit_needs import needs_after
 from scheduler.client.overview import Overview
 from scheduler.client.remote_calls import (
@@ -28,6 +28,7 @@ from scheduler.client.remote_calls import (
     result_as_json,
 )
 from scheduler.core.check_spec import LONGEST_PATH, check_spec, encodable
+from scheduler.core.config import Config
 from scheduler.core.errors import REPORT_IT, NotFound, Refused, SchedulerError, UsageError
 from scheduler.core.file_offsets import Refusal
 from scheduler.core.gpu import ResourceRequest
@@ -38,7 +39,8 @@ from scheduler.core.model_table import ModelTable, table_from
 from scheduler.core.requests import KINDS, Edit, Requeue, to_row
 from scheduler.core.rights import LEAST_UID, Caller, check, check_job, may
 from scheduler.core.user_limits import UserLimits
-from scheduler.daemon.user_shares import GROUPS
+from scheduler.core.users import Users
+from scheduler.daemon.user_shares import GROUPS, users_of
 from scheduler.gpujobd.user_files import WatchedFile, save_watched, watched_in
 from scheduler.gpujobd.visible import visible
 from scheduler.intake.machine_settings import MachineFile, MachineSettings
@@ -110,6 +112,10 @@ class LimitedClient(SchedulerClient):
         with self._reading() as connection:
             of = f"{self.user}:"
             return kept.refused(connection, of=of), kept.duplicates(connection, of)
+
+    def _users(self, connection: sqlite3.Connection) -> Users:
+        """Return whose turn it is, and the limits."""
+        return users_of(connection, self._calls.settings(), Config(), time.time())
 
     def _check_limits(self, connection: sqlite3.Connection, job: Job) -> None:
         """Raise Refused if the limits of the user never let the job start."""
@@ -222,6 +228,12 @@ class Calls:
             return self._ask(client, caller, given)
         if name == "submit":
             return self._submit(client, caller, given)
+        if name == "preview":
+            return client.preview(self._spec_of(client, caller, given["spec"]), {}, self._table(client))
+        if name == "outlook":
+            given["budget_s"] = min(OUTLOOK_S, max(0.0, given.get("budget_s", OUTLOOK_S)))
+        if name == "explain":
+            given["by"] = caller
         if name == "new_token":
             with self._lock:
                 return new_token(tokens_file(client.places), caller.uid)
@@ -296,8 +308,18 @@ class Calls:
         client.watch_as(file, given["on"])
 
     def _submit(self, client: SchedulerClient, caller: Caller, given: dict[str, Any]) -> Job:
+        spec = self._spec_of(client, caller, given["spec"])
+        if not spec.log_dir and spec.output != "none":
+            spec = replace(spec, log_dir=user_logs(_home_of(caller.uid)))
+        return client.submit(
+            spec, _checked_environment(given["environment"]), self._table(client),
+            forgiving=given.get("forgiving", False), most=given.get("most"),
+        )  # fmt: skip
+
+    def _spec_of(self, client: SchedulerClient, caller: Caller, spec: JobSpec) -> JobSpec:
+        """Return the job of a caller with what the kernel tells of the caller. Raises SchedulerError if it is not possible."""
         _check_person(caller)
-        spec: JobSpec = replace(given["spec"], uid=caller.uid, user=caller.user, env_file="")
+        spec = replace(spec, uid=caller.uid, user=caller.user, env_file="")
         _check_job(spec)
         if not spec.cwd:
             raise UsageError("the job has no working folder")
@@ -308,12 +330,7 @@ class Calls:
                 "only an administrator may submit a job that takes GPUs beside all other jobs (on=)",
                 do="name the allowed GPUs with --allowed",
             )
-        if not spec.log_dir and spec.output != "none":
-            spec = replace(spec, log_dir=user_logs(_home_of(caller.uid)))
-        return client.submit(
-            spec, _checked_environment(given["environment"]), self._table(client),
-            forgiving=given.get("forgiving", False), most=given.get("most"),
-        )  # fmt: skip
+        return spec
 
 
 def changed_spec(spec: JobSpec, changes: Mapping[str, Any]) -> JobSpec:

@@ -198,6 +198,7 @@ class Server:
         make_private_folder(self.home)
         slots = _number(self.environ, "TS_SLOTS", 1)
         settings: dict[str, Any] = {
+            "backfill": False,  # as documented: ten later jobs may overtake a job, whatever is known of run times
             "jobs_file": "",
             "cpu_slots": slots,
             "keep_finished": _number(self.environ, "TS_MAXFINISHED", 1000),

@@ -192,6 +192,21 @@ class RefusedLine(TypedDict):
     reason: Annotated[str, Field("What is wrong with the line, and how to correct it.")]
 
 
+class ExpectedDocument(TypedDict):
+    """When a job is expected to start and to end."""
+
+    id: JobId
+    start: Annotated[MaybeMoment, Field("Most likely start; null if the job runs, or if it is not known.")]
+    start_earliest: Annotated[MaybeMoment, Field("Earliest likely start; null as start.")]
+    start_latest: Annotated[MaybeMoment, Field("Latest likely start; null as start, or if no limit is known.")]
+    end: Annotated[MaybeMoment, Field("Most likely end; null if it is not known.")]
+    end_earliest: Annotated[MaybeMoment, Field("Earliest likely end; null as end.")]
+    end_latest: Annotated[MaybeMoment, Field("Latest likely end; null as end, or if no limit is known.")]
+    gpus: Annotated[list[Number], Field("GPUs on which the job runs, or will most likely run.")]
+    run_s: Annotated[MaybeSeconds, Field("Expected run time in seconds; null if it is not known.")]
+    source: Annotated[Optional[str], Field("What the expected run time is based on; null if it is not known.")]
+
+
 class StatusDocument(TypedDict):
     """Output of gpujob status --json: GPUs, all live jobs, the 100 jobs that ended last, and refused lines."""
 
@@ -201,6 +216,10 @@ class StatusDocument(TypedDict):
     counts: Annotated[Counts, Field("Number of jobs in each state.")]
     gpus: Annotated[list[GpuDocument], Field("The GPUs managed here, by index.")]
     jobs: Annotated[list[JobDocument], Field("Live jobs by id, then the jobs that ended last, newest first.")]
+    expected: Annotated[
+        list[ExpectedDocument],
+        Field("When running jobs and the first waiting jobs are expected to start and end, as far as it is known."),
+    ]
     refused: Annotated[list[RefusedLine], Field("Refused lines.")]
     repeated_lines: Annotated[Number, Field("Number of lines that repeat an earlier line and do not run again.")]
     trouble: Annotated[
@@ -281,6 +300,44 @@ ShowDocument = Annotated[
 ]  # fmt: skip
 
 
+class HolderDocument(TypedDict):
+    """The part of a GPU that running jobs hold."""
+
+    gpu: Annotated[Number, Field("Index of the GPU.")]
+    jobs: Annotated[list[Number], Field("The jobs.")]
+    share: Annotated[Share, Field("Share of the GPU that they hold together.")]
+    until: Annotated[MaybeMoment, Field("When all of them are expected to have ended; null if it is not known.")]
+
+
+class OfferDocument(TypedDict):
+    """A command that would start a waiting job now."""
+
+    command: Annotated[str, Field("Command line to paste.")]
+    cost: Annotated[str, Field("What it costs, and whom, as a sentence.")]
+
+
+class ExplanationDocument(TypedDict):
+    """Why a waiting job does not start, and what would start it."""
+
+    place: Annotated[
+        Optional[int], Field("Place in the queue; null if the job waits for something else than room.", minimum=1)
+    ]
+    queue: Annotated[Number, Field("Number of jobs in the queue.")]
+    holders: Annotated[list[HolderDocument], Field("What holds the GPUs that the job may use (at most 8 GPUs).")]
+    expected: Annotated[Optional[ExpectedDocument], Field("When it is expected to start and end; null if not known.")]
+    offers: Annotated[
+        list[OfferDocument], Field("Commands that would start it now, those that cost others least first.")
+    ]
+
+
+class PlanDocument(TypedDict):
+    """Output of gpujob plan --json: when the running and the first waiting jobs are expected to start and end."""
+
+    schema: Version
+    at: Annotated[Moment, Field("When the prediction was made.")]
+    jobs: Annotated[list[ExpectedDocument], Field("The jobs, by id.")]
+
+
 class ExplainedJob(TypedDict):
     """A job, as why prints it."""
 
@@ -295,6 +352,7 @@ class ExplainedJob(TypedDict):
     notes: Notes
     log: Log
     last_lines: Annotated[list[str], Field("Last lines of the log of a job that did not succeed.")]
+    explanation: Annotated[Optional[ExplanationDocument], Field("Details about a waiting job; null for other jobs.")]
 
 
 class WhyDocument(TypedDict):
@@ -518,6 +576,6 @@ class JournalDocument(TypedDict):
 
 # Name of the schema file → its type.
 DOCUMENTS: dict[str, Any] = {
-    "job": JobDocument, "status": StatusDocument, "jobs": JobsDocument, "show": ShowDocument, "why": WhyDocument, "report": ReportDocument,
+    "job": JobDocument, "status": StatusDocument, "jobs": JobsDocument, "show": ShowDocument, "why": WhyDocument, "plan": PlanDocument, "report": ReportDocument,
     "screens": ScreensDocument, "doctor": DoctorDocument, "state-file": StateFileDocument, "journal": JournalDocument,
 }  # fmt: skip

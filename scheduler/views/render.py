@@ -21,7 +21,7 @@ from scheduler.views import terminal
 from scheduler.views.nodes import NodeView, nodes_of
 
 if TYPE_CHECKING:
-    from scheduler.views.documents import Counts, GpuDocument, JobDocument, StatusDocument
+    from scheduler.views.documents import Counts, ExpectedDocument, GpuDocument, JobDocument, StatusDocument
 
 MOST_WAITING = 20  # waiting jobs in `status`
 MOST_ENDED = 10  # ended jobs in `status`
@@ -97,8 +97,8 @@ def gpu_json(gpu: GpuView) -> GpuDocument:
     }
 
 
-def status_json(view: Overview) -> StatusDocument:
-    """Return the document that `status --json` prints."""
+def status_json(view: Overview, expected: Sequence[ExpectedDocument] = ()) -> StatusDocument:
+    """Return the document that `status --json` prints. ``expected``: from `views/predictions.py: outlook_json`."""
     return {
         "schema": 1,
         "daemon": {
@@ -111,6 +111,7 @@ def status_json(view: Overview) -> StatusDocument:
         "counts": cast("Counts", dict(view.counts)),
         "gpus": [gpu_json(gpu) for gpu in view.gpus],
         "jobs": [job_json(job, view.reasons.get(job.id)) for job in view.jobs],
+        "expected": [*expected],
         "refused": [
             {
                 "file": line.path,
@@ -262,8 +263,11 @@ def status_lines(
     state_file: str,
     now: float,
     commands: tuple[Sequence[Job], Mapping[int, Reason]] | None = None,
+    expected: Mapping[int, str] | None = None,
 ) -> list[str]:
     """Return the lines that `status` prints.
+
+    ``expected``: id of a running job → its expected end, of a waiting job → its expected start, as texts.
 
     ``now``: seconds since 1970. ``commands``: for a scheduler that `gpujob run` has started, all its jobs, and job id →
     why the job waits; None for any other scheduler.
@@ -300,7 +304,7 @@ def status_lines(
              run_time(job, now), near(job.log), without_secrets(job.notes[-1]) if job.notes else "") for job in running
         ]  # fmt: skip
         head = ("RUNNING", "STATE", "NAME", "GPU", "NODE" if nodes else "PID", "TIME", "LOG", "")
-        lines += ["", *_jobs_table(head, on_gpus, running)]
+        lines += ["", *_jobs_table(*_with_times(head, "ENDS", 6, on_gpus, running, expected), running)]
     waiting = [job for job in view.jobs if job.state is JobState.PENDING]
     if waiting:
         waiting.sort(key=lambda job: job.turn)
@@ -308,7 +312,9 @@ def status_lines(
             (job.id, job.priority, job.spec.shown_words(), job.need, _allowed(job), _why(view.reasons.get(job.id)))
             for job in waiting
         ]
-        lines += ["", *_jobs_table(("WAITING", "PRIORITY", "NAME", "NEED", "ALLOWED", "REASON"), waiting_rows, waiting)]
+        waiting_head = ("WAITING", "PRIORITY", "NAME", "NEED", "ALLOWED", "REASON")
+        timed = _with_times(waiting_head, "STARTS", 5, waiting_rows, waiting, expected)
+        lines += ["", *_jobs_table(*timed, waiting)]
         if view.counts["pending"] > len(waiting):
             more = f"… and {view.counts['pending'] - len(waiting)} more: gpujob jobs --state pending"
             lines += terminal.folded(shown(more), 2)
@@ -331,6 +337,21 @@ def status_lines(
         if older > 0:
             lines += terminal.folded(shown(f"… and {older} more: gpujob jobs"), 2)
     return [*lines, *_refused_lines(view)]
+
+
+def _with_times(
+    head: Sequence[str],
+    name: str,
+    at: int,
+    rows: Sequence[Sequence[object]],
+    jobs: Sequence[Job],
+    expected: Mapping[int, str] | None,
+) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
+    """Return a table with a column of expected times before column ``at``; without it if no time is known."""
+    texts = [(expected or {}).get(job.id, "-") for job in jobs]
+    if all(text == "-" for text in texts):
+        return head, rows
+    return (*head[:at], name, *head[at:]), [(*row[:at], text, *row[at:]) for row, text in zip(rows, texts, strict=True)]
 
 
 def _place(job: Job, on_nodes: bool) -> object:

@@ -120,7 +120,7 @@ def test_put_first_is_first_among_the_jobs_of_the_user() -> None:
 
 def test_a_wide_job_gets_its_turn_beside_the_jobs_of_others() -> None:
     """After `max_overtakes` starts of others, GPUs are reserved for the job of several GPUs of the user who is next."""
-    queue = Queue(2, Users(), max_overtakes=3)
+    queue = Queue(2, Users(), max_overtakes=3, backfill=False)
     queue.arrive(1, "ada")
     queue.arrive(2, "ada")
     queue.time = HOUR

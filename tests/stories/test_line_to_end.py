@@ -316,11 +316,11 @@ def test_s3_29_retries_are_limited_and_wait_longer_each_time(scheduler):
 
 
 def test_free_gpus_are_reserved_for_a_two_gpu_job_that_was_overtaken_ten_times(scheduler):
-    """By default a job for two GPUs is overtaken ten times; then free GPUs are reserved for it."""
+    """Without backfill, a job for two GPUs is overtaken ten times; then free GPUs are reserved for it."""
     s = scheduler(gpus=2)
     s.hold("long")
     s.append(s.line("long"))
-    s.start()
+    s.start("--backfill", "false")
     s.wait_state(1, "running")
     s.append(s.line("wide", more=";gpus=2"))
     wait_for(lambda: s.states().get(2) == "pending", "it waits")

@@ -145,7 +145,7 @@ def test_memory_that_a_job_uses_beyond_its_share_blocks_other_jobs(machine):
     m.add("small", need="0.25")
     reason = m.waits(2, "over-share")["reason"]
     assert re.fullmatch(
-        r"job 1 uses 48.8 GiB on GPU 0, more than its share of 19.4 GiB; "
+        r"job 1 uses 48.8 GiB on GPU 0, more than its share of 19.3 GiB; "
         r"the rest of the GPU is smaller than the share that the waiting job needs",
         reason,
     ), reason

@@ -192,7 +192,7 @@ def test_an_end_is_not_lost_while_it_waits_for_a_driver_that_hangs(machine, then
 
 
 def test_an_end_that_waits_outlives_a_change_of_the_managed_gpus(machine):
-    """New managed GPUs make the daemon build its state anew from the store, which knows nothing of the end."""
+    """New managed GPUs make the daemon build its state again from the store, which knows nothing of the end."""
     m = machine(gpu_interval=60).cards("GPU-a", "GPU-b")
     config = m.s.folder / "own.yaml"
     config.write_text("gpu_ids: [0]\n...\n")

@@ -20,6 +20,7 @@ pytestmark = ROOT_ONLY
 VERBS = (
     "status",
     "status --json",
+    "plan",
     "jobs",
     "submit -- true",
     "pause 0",

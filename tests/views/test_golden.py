@@ -80,6 +80,8 @@ class House:
         text = text.replace(folder, "/srv/gpujob".ljust(len(folder), "-")).replace(
             self.session.split(".")[0] + ".", "PID."
         )
+        text = re.sub(r"/tmp/gj\w*(?=…)", lambda found: "/srv/gpujob"[: len(found[0])], text)  # a path that was cut
+        text = re.sub(r"(?<![\d:T])\d\d:\d\d(?![:\d])", "14:20", text)
         text = re.sub(r" to\s+20[-:.\dT\s]+Z$", lambda found: re.sub(r"\d", "N", found[0]), text, flags=re.M)
         return re.sub(r"^ran( +)\d+ d( |\n  )\d+ h$", r"ran\1N d\2N h", text, flags=re.M)
 
@@ -117,7 +119,13 @@ def house() -> Iterator[House]:
     """
     folder = Path(tempfile.mkdtemp(prefix="gj", dir="/tmp"))
     s = Scheduler(folder, 2)
-    s.environ |= {"TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "utf-8"}
+    # The local time is about noon, so that expected times are never of another day, which would be shown.
+    s.environ |= {
+        "TZ": f"<noon>{time.gmtime().tm_hour - 12:+d}",
+        "TERM": "xterm-256color",
+        "LC_ALL": "C.UTF-8",
+        "PYTHONIOENCODING": "utf-8",
+    }
     s.environ.pop("NO_COLOR", None)
     (folder / "train.py").write_text("print('epoch 1')\n")
     (folder / "bad.py").write_text(
@@ -131,7 +139,7 @@ def house() -> Iterator[House]:
     s.cli("pause", "1")
     s.append("0,long.py,,--d 数据 --mode fp16,0;label=长任务")
     s.wait_state(4, "running")
-    s.append("0,train.py,,--lr 0.2 --a-rather-long-option=with-a-rather-long-value --and-another 12345678,0;gpus=0.5",
+    s.append("0,train.py,,--lr 0.2 --a-rather-long-option=with-a-rather-long-value --and-another 12345678,0;gpus=0.5;time=1h",
              "1,train.py,,--lr 0.3;after_ok=4", "0,gone.py,,--x", "0,train.py,,--lr 0.4,0")  # fmt: skip
     wait_for(lambda: s.rows("SELECT 1 FROM jobs WHERE id=7 AND reason_code='missing'"), "it misses its script")
     wait_for(lambda: len(s.states()) == 8, "eight jobs")

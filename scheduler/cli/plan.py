@@ -1,0 +1,71 @@
+"""The verb `plan`: the predicted timeline of the queue; and what `submit --dry-run` prints."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+
+from scheduler.client.client import SchedulerClient
+from scheduler.client.locate import client_of, state_file_for
+from scheduler.core.errors import Refused, UsageError
+from scheduler.core.gpu import gpu_ids_text
+from scheduler.core.job import JobSpec, JobState
+from scheduler.core.model_table import ModelTable
+from scheduler.core.units import span_text
+from scheduler.system.terminal_text import safe
+from scheduler.views import render, terminal
+from scheduler.views.predictions import at_text, band_text, plan_json, plan_lines, plan_svg
+
+
+def plan(*, json: bool = False, svg: bool = False, state_file: str | None = None, config: str | None = None) -> int:
+    """Print when jobs are expected to start and end, as a timeline, JSON or SVG, and return the exit code 0.
+
+    Raises UsageError if both ``json`` and ``svg`` are given.
+    """
+    if json and svg:
+        raise UsageError("--json and --svg exclude each other", do="leave one of them out")
+    client = client_of(state_file_for(state_file, config))
+    if not client.alive():
+        print("gpujob: no scheduler is running, so nothing can be predicted", file=sys.stderr)
+    outlook = client.outlook()
+    if json:
+        render.print_json(plan_json(outlook))
+        return 0
+    jobs = client.known(outlook.jobs)
+    if svg:
+        print(plan_svg(outlook, jobs, client.gpus()), end="")
+        return 0
+    view = client.overview(0)
+    waiting = view.counts[JobState.PENDING.value]
+    more = waiting - sum(one.start is not None for one in outlook.jobs.values())
+    print("\n".join(plan_lines(outlook, jobs, max(0, more))))
+    return 0
+
+
+def dry_run(client: SchedulerClient, spec: JobSpec, environment: Mapping[str, str], table: ModelTable) -> int:
+    """Print what would happen to a job if it were submitted now, and return the exit code 0.
+
+    Raises Refused if the job could never start.
+    """
+    found = client.preview(spec, environment, table)
+    if found.would == "never":
+        raise Refused(found.reason, do="request less, or allow other GPUs")
+    now = time.time()
+    if found.would == "start":
+        where = f" on GPU {gpu_ids_text(found.gpus)}" if found.gpus else ""
+        lines = [f"the job would start now{where}"]
+    else:
+        lines = [f"the job would wait ({found.reason_code}): {found.reason}"]
+    expected = found.expected
+    if expected is not None:
+        if expected.start is not None and found.would == "wait" and at_text(expected.start, now) != "now":
+            where = f" on GPU {gpu_ids_text(expected.gpus)}" if expected.gpus else ""
+            lines.append(f"expected start: {band_text(expected.start, now)}{where}")
+        if expected.end is not None:
+            lines.append(f"expected end: {band_text(expected.end, now)}")
+        if expected.run_s is not None:
+            lines.append(f"expected run time: {span_text(expected.run_s)} ({expected.source})")
+    lines += found.notes
+    print("\n".join(piece for line in lines for piece in terminal.folded(safe(line), 2)))
+    return 0

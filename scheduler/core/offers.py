@@ -1,0 +1,217 @@
+"""Offers: the smallest changes by which a waiting job would start now, each as a command to paste.
+
+Each offer was tried on a copy of the state with the code that will carry it out (`core/simulation.py`): an offer that
+does not start the job is not made. Offers are ranked by what they cost others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from scheduler.core.decide import decide
+from scheduler.core.gpu import WHOLE, ResourceRequest, gpu_ids_text, ids_of, is_are, named_gpus
+from scheduler.core.job import Job, JobState
+from scheduler.core.observations import Asked, Ended, Now, Observation
+from scheduler.core.placement_class import class_of
+from scheduler.core.requests import Cancel, Edit, First, PauseQueue, Release, Request, Resume
+from scheduler.core.rights import Caller
+from scheduler.core.scheduler_state import SchedulerState
+from scheduler.core.simulation import copy_of
+from scheduler.core.units import span_text
+
+MOST_OFFERS = 4
+MOST_CANCELS_TRIED = 24
+MOST_CANCELLED = 8  # jobs that one offer ends
+LEAST_SHARE = 50  # thousandths: no smaller share is offered
+NOBODY, THIS_JOB, LATER_JOBS, RUNNING_JOBS = range(4)  # who pays, the least first
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A change by which a job would start now.
+
+    ``command``: a command line, such as ``gpujob resume 3``; two commands are joined by ``&&``. ``cost``: what it costs, and
+    whom, as a clause. ``requests``: the requests of the commands. ``payer``: NOBODY, THIS_JOB, LATER_JOBS or RUNNING_JOBS;
+    ``lost``: GPU seconds of work that are lost.
+    """
+
+    command: str
+    cost: str
+    requests: tuple[Request, ...]
+    payer: int
+    lost: float = 0.0
+
+
+def offers(state: SchedulerState, job: Job, now: Now, by: Caller | None = None, most: int = MOST_OFFERS) -> list[Offer]:
+    """Return the best offers for a waiting job, those that cost others least first.
+
+    ``by``: who would give the commands; offers that this user may not carry out are left out.
+    """
+    found: list[Offer] = []
+    if job.state is not JobState.PENDING or not state.may_start:
+        return found
+    attempt = _Attempt(state, job, now, by)
+    changes = (*_free_of_cost(state, job), *_of_this_job(state, job))
+    found += [offer for offer in changes if attempt.starts(offer.requests)]
+    first = _first(job)
+    if not found and attempt.starts(first.requests):
+        found.append(first)
+    every = _joined(_all_free_of_cost(state, job))
+    if not found:  # jobs before it would take what becomes free, or several things keep it
+        both = [_joined([first, offer]) for offer in changes]
+        both += [every, _joined([first, every])] if every.requests else []
+        found += [offer for offer in both if attempt.starts(offer.requests)]
+    before = [(), (first,)] if found or not every.requests else [(), (first,), (every,), (first, every)]
+    found += _cancels(attempt, before)
+    different = {offer.command: offer for offer in found}.values()
+    return sorted(different, key=lambda offer: (offer.payer, offer.lost))[:most]
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """Tries requests for a waiting job on copies of the state."""
+
+    state: SchedulerState
+    job: Job
+    now: Now
+    by: Caller | None
+
+    def starts(self, requests: Iterable[Request]) -> bool:
+        """Return whether the job starts as soon as requests are carried out and the processes that they end are gone."""
+        tried = copy_of(self.state)
+        for request in requests:
+            told: list[Observation] = [Asked(1, request, self.by)]
+            while told:
+                plan = decide(tried, told, self.now)
+                told = [Ended(stop.job.id, stop.job.attempt, None, 15, self.now.wall) for stop in plan.stops]
+        return self.job.id in tried.live
+
+
+def _joined(parts: Sequence[Offer]) -> Offer:
+    """Return several offers as one."""
+    requests = tuple(request for one in parts for request in one.requests)
+    command, cost = " && ".join(one.command for one in parts), "; ".join(one.cost for one in parts)
+    payer = max((one.payer for one in parts), default=NOBODY)
+    return Offer(command, cost, requests, payer, sum(one.lost for one in parts))
+
+
+def _free_of_cost(state: SchedulerState, job: Job) -> list[Offer]:
+    """Return the offers that cost nobody anything; of the paused GPUs, each alone before all together."""
+    found = _all_free_of_cost(state, job)
+    paused = ids_of(state.fleet.paused_mask & state.fleet.allowed_mask(job.allowed))
+    if len(paused) < 2:
+        return found
+    return [*found[:-1], *(_resume((gpu,)) for gpu in paused), found[-1]]
+
+
+def _all_free_of_cost(state: SchedulerState, job: Job) -> list[Offer]:
+    found = []
+    if job.held:
+        found.append(Offer(f"gpujob release {job.id}", "it was held by its owner", (Release((job.id,)),), NOBODY))
+    if state.queue_paused:
+        found.append(Offer("gpujob queue resume", "other jobs may start, too", (PauseQueue(False),), NOBODY))
+    paused = ids_of(state.fleet.paused_mask & state.fleet.allowed_mask(job.allowed))
+    return [*found, _resume(paused)] if paused else found
+
+
+def _resume(gpus: tuple[int, ...]) -> Offer:
+    cost = f"{named_gpus(gpus)} {is_are(gpus)} paused; other jobs may start there, too"
+    return Offer(f"gpujob resume {gpu_ids_text(gpus)}", cost, (Resume(gpus),), NOBODY)
+
+
+def _of_this_job(state: SchedulerState, job: Job) -> Iterator[Offer]:
+    fleet, need = state.fleet, job.need
+    if state.parked.get(job.id) == "depends":
+        changes = {name: () for name in ("after", "after_ok") if getattr(job.spec, name)}
+        words = " ".join(f'--{name.replace("_", "-")} ""' for name in changes)
+        cost = "it no longer waits for other jobs"
+        yield Offer(f"gpujob edit {job.id} {words}", cost, (Edit((job.id,), changes),), THIS_JOB)
+    if need.by_name or not need.total or fleet.has_nodes:
+        return
+    kind = class_of(job)
+    if job.allowed is not None:
+        elsewhere = fleet.find(replace(kind, allowed=None))
+        if elsewhere is not None:
+            ids = gpu_ids_text(elsewhere)
+            change = Edit((job.id,), {"allowed": elsewhere})
+            cost = (
+                f"it may use {named_gpus(elsewhere)} instead of {named_gpus(ids_of(fleet.allowed_mask(job.allowed)))}"
+            )
+            yield Offer(f"gpujob edit {job.id} --allowed {ids}", cost, (change,), THIS_JOB)
+    for less in _smaller(need):
+        if fleet.find(replace(kind, need=less)) is not None:
+            change = Edit((job.id,), {"gpus": str(less)}, (_numbers(less),))
+            cost = f"it gets {less.in_words()} instead of {need.in_words()}"
+            yield Offer(f"gpujob edit {job.id} --gpus {less}", cost, (change,), THIS_JOB)
+            return
+
+
+def _smaller(need: ResourceRequest) -> Iterator[ResourceRequest]:
+    """Yield smaller requests, the largest first: shares in steps of a twentieth, or fewer GPUs."""
+    if need.count > 1:
+        yield from (replace(need, count=count) for count in range(need.count - 1, 0, -1))
+    elif need.parts > LEAST_SHARE:
+        first = (need.parts - 1) // LEAST_SHARE * LEAST_SHARE
+        yield from (replace(need, parts=parts) for parts in range(first, 0, -LEAST_SHARE))
+
+
+def _numbers(need: ResourceRequest) -> tuple[int, int]:
+    return (need.count, need.parts)
+
+
+def _first(job: Job) -> Offer:
+    return Offer(f"gpujob first {job.id}", "jobs before it wait longer", (First((job.id,)),), LATER_JOBS)
+
+
+def _cancels(attempt: _Attempt, before: Sequence[Sequence[Offer]]) -> list[Offer]:
+    """Return the best offer that ends running jobs, as a list; an empty list if there is none.
+
+    It ends one job, the one with the least work; if one is not enough, several jobs of one server. ``before``: other
+    offers that may come before it; the first of them with which the job starts are taken.
+    """
+    state, job, now = attempt.state, attempt.job, attempt.now
+    if not job.need.total:
+        return []
+    allowed = state.fleet.allowed_mask(job.allowed)
+    running = [one for one in state.live.values() if any(allowed >> gpu & 1 for gpu in one.gpus)]
+    running.sort(key=lambda one: (_lost(one, now), one.id))
+    groups: list[Sequence[Job]] = [(one,) for one in running[:MOST_CANCELS_TRIED]]
+    for mask in state.fleet.server_masks:
+        here = [one for one in running if any(mask >> gpu & 1 for gpu in one.gpus)][:MOST_CANCELLED]
+        if len(here) > 1:
+            groups.append(here)
+    for others in before:
+        requests = _joined(others).requests
+        found = [_fewest(attempt, group, requests) for group in groups if attempt.starts((*requests, _cancel(group)))]
+        if found:
+            best = min(found, key=lambda group: (sum(_lost(one, now) for one in group), len(group)))
+            return [_joined([*others, _cancel_offer(best, now)])]
+    return []
+
+
+def _fewest(attempt: _Attempt, group: Sequence[Job], before: tuple[Request, ...]) -> Sequence[Job]:
+    """Return a group of jobs without those that need not end; those with the most work are kept if possible."""
+    for one in reversed(group):
+        without = [other for other in group if other is not one]
+        if without and attempt.starts((*before, _cancel(without))):
+            group = without
+    return group
+
+
+def _cancel(group: Iterable[Job]) -> Cancel:
+    return Cancel(tuple(sorted(one.id for one in group)))
+
+
+def _lost(job: Job, now: Now) -> float:
+    """Return the GPU seconds that a running job has used."""
+    return (max(0.0, now.wall - job.started_at) if job.started_at is not None else 0.0) * job.need.total / WHOLE
+
+
+def _cancel_offer(ended: Sequence[Job], now: Now) -> Offer:
+    ids = sorted(one.id for one in ended)
+    longest = max(now.wall - (one.started_at or now.wall) for one in ended)
+    jobs = f"job {ids[0]}, which has run for" if len(ids) == 1 else f"{len(ids)} jobs, which have run for up to"
+    lost = sum(_lost(one, now) for one in ended)
+    command = f"gpujob cancel {' '.join(map(str, ids))}"
+    return Offer(command, f"ends {jobs} {span_text(longest)}", (_cancel(ended),), RUNNING_JOBS, lost)
