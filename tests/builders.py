@@ -16,10 +16,11 @@ from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
 from scheduler.core.job import Failure, Job, JobSpec, JobState, Process
 from scheduler.core.observations import Arrived, Asked, Ended, Lost, NeverRan, Now, Observation, Started
 from scheduler.core.placement import Fleet
-from scheduler.core.placement_class import PlacementClass, class_of
+from scheduler.core.placement_class import PlacementClass, class_of, made_class
 from scheduler.core.policy import Policy, policy_of
 from scheduler.core.requests import Request
 from scheduler.core.scheduler_state import SchedulerState
+from scheduler.core.topology import Link
 
 T0 = 1_000_000.0  # wall clock at the beginning of a test: seconds since 1970 (UTC)
 M0 = 50.0  # monotonic seconds at the beginning of a test
@@ -68,20 +69,28 @@ def a_gpu(index: int = 0, **changes: Any) -> Gpu:
     return replace(Gpu(index, f"declared:{index}"), **changes)
 
 
-def some_gpus(*servers: int, memory_mib: int | None = None) -> list[Gpu]:
+def some_gpus(*servers: int, memory_mib: int | None = None, links: Iterable[int] = ()) -> list[Gpu]:
     """Return the GPUs of several servers. Each argument is the number of GPUs of one server.
 
-    `some_gpus(8, 4)` returns the GPUs of two servers.
+    `some_gpus(8, 4)` returns the GPUs of two servers. ``links``: links of the pairs of GPUs 0 and 1, 0 and 2, 1 and 2,
+    0 and 3 ...; the other pairs have no link. Links between servers have no effect.
     """
     gpus: list[Gpu] = []
     for server, count in enumerate(servers):
         gpus += [a_gpu(len(gpus) + i, server=server, memory_mib=memory_mib) for i in range(count)]
-    return gpus
+    of_pair = zip(((one, other) for other in range(len(gpus)) for one in range(other)), links, strict=False)
+    found = {pair: link for pair, link in of_pair if link < Link.SYSTEM}
+    return [replace(gpu, links=tuple((a, link) for (a, b), link in found.items() if b == gpu.index)) for gpu in gpus]
 
 
-def a_kind(need: str = "1", allowed: Iterable[int] | None = None, vram_mib: int = 0) -> PlacementClass:
-    """Return the placement class of jobs with this need, these allowed GPUs and this GPU memory."""
-    return PlacementClass(ResourceRequest.parse(need), None if allowed is None else tuple(allowed), vram_mib)
+def a_kind(need: str = "1", allowed: Iterable[int] | None = None, vram_mib: int = 0, link: str = "") -> PlacementClass:
+    """Return the placement class of jobs with this need, these allowed GPUs, this GPU memory and this link."""
+    return made_class(ResourceRequest.parse(need), None if allowed is None else tuple(allowed), vram_mib, "", link)
+
+
+def an_instance(index: int = 100, profile: str = "1g.10gb", **changes: Any) -> Gpu:
+    """Return a MIG instance. ``changes``: other values of its fields."""
+    return a_gpu(index, **{"uuid": f"MIG-{index}", "profile": profile, "memory_mib": 9_856, **changes})
 
 
 class Play:

@@ -18,6 +18,7 @@ from scheduler.core.job import ENDED, Job, JobState
 from scheduler.core.job_options import LINE_KEYS
 from scheduler.core.launch import CONDA_MODES, CUDA_MODES, LAUNCHERS
 from scheduler.core.secrets import without_secrets
+from scheduler.core.topology import LINK_WORDS
 
 MOST = 50
 CHOICES: dict[str, Sequence[str]] = {
@@ -164,6 +165,7 @@ def setting(name: str) -> Completion | None:
 
 cuda_mode = setting("cuda_ids")
 launcher = _words(*LAUNCHERS)
+link = _words(*LINK_WORDS)
 line_key = _words(*(f"{key}=" for key in LINE_KEYS))
 queue_word = _words("pause", "resume")
 

@@ -47,7 +47,7 @@ def demo(*, keep: bool = False) -> int:
 def _gpus() -> dict[str, object]:
     probe = NvidiaProbe(os.environ)
     try:
-        found = probe.first().gpus
+        found = [gpu for gpu in probe.first().gpus if not gpu.mig and not gpu.profile]
     except NoGpuData:
         print("gpujob: no GPU found; the demo simulates two GPUs", file=sys.stderr)
         return {"gpus": 2, "gpu_interval": 0, "share_bookings": "false"}  # these GPUs do not exist

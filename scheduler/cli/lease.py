@@ -236,7 +236,7 @@ def _run(made: Lease, words: list[str], idle_s: float | None) -> int:
     words = words or [os.environ.get("SHELL") or "/bin/sh"]
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, the exit code of the command would be lost
     become_subreaper()  # so that processes that the command leaves behind are known
-    command = _Command(words, {**os.environ, "CUDA_VISIBLE_DEVICES": made.ids(), "GPUJOB_LEASE": made.ids()})
+    command = _Command(words, {**os.environ, "CUDA_VISIBLE_DEVICES": made.visible(), "GPUJOB_LEASE": made.ids()})
     made.children = (process_of(command.pid),)
     made.publish()
     stopped: list[int] = []

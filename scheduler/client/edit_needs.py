@@ -14,8 +14,8 @@ from scheduler.core.model_table import ModelTable, need_of
 
 def needs_after(
     jobs: Sequence[Job], changes: Mapping[str, Any], table: Callable[[], ModelTable], gpus: Callable[[], Sequence[Gpu]]
-) -> tuple[tuple[int, int], ...]:
-    """Return the new need of each job as (count, parts); empty if no need changes.
+) -> tuple[tuple[int, int, str], ...]:
+    """Return the new need of each job as (count, parts, profile); empty if no need changes.
 
     ``changes``: field of JobSpec → new value; ``table``: reads the model table; ``gpus``: returns the managed GPUs.
     Raises UsageError, Refused.
@@ -40,4 +40,4 @@ def needs_after(
         need_of(spec, models, managed)[0] if wanted else job.need
         for spec, wanted, job in zip(specs, computed, jobs, strict=True)
     ]
-    return tuple((need.count, need.parts) for need in needs)
+    return tuple((need.count, need.parts, need.profile) for need in needs)

@@ -13,8 +13,9 @@ from scheduler.core.admission import Admission
 from scheduler.core.config import Config
 from scheduler.core.errors import Refused
 from scheduler.core.fair_shares import HALF_LIFE_S, decayed
-from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
+from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest, ids_of
 from scheduler.core.job import Process, Reason
+from scheduler.core.mig import driver_name
 from scheduler.core.neighbours import Left, Neighbour, Neighbours, Sharing
 from scheduler.core.observations import Now
 from scheduler.core.placement import Fleet
@@ -75,7 +76,12 @@ class Lease:
         return self._folder
 
     def ids(self) -> str:
+        """Return the ids of the GPUs, such as ``0,1``."""
         return ",".join(str(gpu.index) for gpu in self.gpus)
+
+    def visible(self) -> str:
+        """Return the GPUs as CUDA names them: ids, and the UUID of a MIG instance."""
+        return ",".join(str(driver_name(gpu, None)) for gpu in self.gpus)
 
     def try_to_book(self, kind: PlacementClass, for_s: float | None) -> Reason | None:
         """Book GPUs if some are free and it is this user's turn. Return why not; None if they are booked.
@@ -98,12 +104,12 @@ class Lease:
             gpus = state.fleet.find(kind)
             turns.end()
             if gpus is None:
-                reason = state.fleet.why_not(kind)
+                reason, usable = state.fleet.why_not(kind), state.fleet.devices(kind)
                 if state.fleet.find(kind) is not None:
                     reason = why_others_first(state.sharing)
-                self.publish(
-                    machine, (Want(kind.need.count, kind.need.parts, kind.vram_mib, self._allowed(kind, machine)),)
-                )
+                named = () if usable == state.fleet.all_mask else ids_of(usable)
+                allowed = tuple(state.fleet.gpus[i].uuid for i in named)
+                self.publish(machine, (Want(kind.need.count, kind.need.parts, kind.vram_mib, allowed),))
                 return reason
             self.gpus = [gpu for gpu in machine.gpus if gpu.index in gpus]
             self.parts, self.since = kind.need.parts, boot_seconds()
@@ -128,10 +134,6 @@ class Lease:
             state.watch_admission()
             state.fleet.admission.take(machine.readings, now)
         return state
-
-    @staticmethod
-    def _allowed(kind: PlacementClass, machine: MachineGpus) -> tuple[str, ...]:
-        return tuple(gpu.uuid for gpu in machine.gpus if kind.allowed and gpu.index in kind.allowed)
 
     def publish(self, machine: MachineGpus | None = None, wants: tuple[Want, ...] = ()) -> None:
         """Publish the lease, or what it waits for. Raises OSError."""

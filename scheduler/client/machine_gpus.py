@@ -9,6 +9,7 @@ from scheduler.core.errors import NoGpuData
 from scheduler.core.gpu import Gpu
 from scheduler.core.gpu_snapshot import GpuSnapshot
 from scheduler.core.observations import Readings
+from scheduler.core.topology import with_links
 from scheduler.gpus.monitor import DECLARED, GpuMonitor
 from scheduler.gpus.nvidia import NvidiaProbe
 from scheduler.sharing.bookings_folder import Published
@@ -36,7 +37,11 @@ def machine_gpus(environ: Mapping[str, str], published: Iterable[Published] | No
     try:
         found = probe.first()
         found = GpuMonitor(probe, "", tuple).identified(found)
-        gpus = [Gpu(one.ordinal, one.uuid, one.name, memory_mib=one.memory_total_mib) for one in found.gpus]
+        cards = [one for one in found.gpus if not one.mig]  # of a card in MIG mode, only the instances can be used
+        gpus = [
+            Gpu(one.ordinal, one.uuid, one.name, memory_mib=one.memory_total_mib, profile=one.profile) for one in cards
+        ]
+        gpus = with_links(gpus, found.gpus, {gpu.uuid: gpu.index for gpu in gpus})
         return MachineGpus(gpus, found, snapshots={one.uuid: one for one in found.gpus})
     except NoGpuData as error:
         if not probe.absent:

@@ -17,6 +17,7 @@ from scheduler.core.gpu import WHOLE, ids_of
 from scheduler.core.job import Job, JobState
 from scheduler.core.observations import Now
 from scheduler.core.offers import offers
+from scheduler.core.placement_class import class_of
 from scheduler.core.rights import Caller
 from scheduler.core.scheduler_state import SchedulerState
 from scheduler.core.users import Users
@@ -140,7 +141,7 @@ class Predictor:
         if not job.need.total or job.id not in self.state.queue:
             return []
         found = []
-        for gpu in ids_of(self.state.fleet.allowed_mask(job.allowed)):
+        for gpu in ids_of(self.state.fleet.devices(class_of(job))):
             on_it = holders_of(self.state, gpu)
             if on_it:
                 ends = [self._end_of(one.id) for one in on_it]

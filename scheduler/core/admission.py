@@ -17,6 +17,7 @@ from scheduler.core.gpu import WHOLE, Gpu
 from scheduler.core.gpu_admission import NOTHING_FORBIDDEN, GpuAdmission, Thresholds, Verdict
 from scheduler.core.gpu_faults import GpuFault
 from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot, in_use_text, largest_process_text
+from scheduler.core.mig import driver_name, mig_change
 from scheduler.core.observations import Now, Readings
 from scheduler.core.tenants import (
     Tenant,
@@ -87,13 +88,10 @@ class Admission:
         made.judge(now)
         return made
 
-    def ordinals(self) -> dict[int, int]:
-        """Return index → the driver's current number, only for GPUs whose index differs from the driver's number."""
-        return {
-            index: card.reading.ordinal
-            for index, card in self.cards.items()
-            if card.reading is not None and card.reading.ordinal != index
-        }
+    def ordinals(self) -> dict[int, int | str]:
+        """Return index → the driver's name for the GPU (`driver_name`), only for GPUs whose index is not this name."""
+        names = {i: driver_name(card.gpu, card.reading) for i, card in self.cards.items()}
+        return {i: name for i, name in names.items() if name != i}
 
     # -- applying readings --------------------------------------------------------------------------------
 
@@ -108,7 +106,7 @@ class Admission:
                 reading = found.get(card.gpu.uuid)
                 card.read_at = readings.at
                 card.reading = reading
-                if reading is None or reading.lost:
+                if reading is None or reading.lost or reading.mig:
                     card.measured_at = -math.inf
                     card.above = card.below = card.clean = 0
                 elif card.freed_at is None or readings.at > card.freed_at:  # older readings may show the job that left
@@ -428,14 +426,13 @@ class Admission:
         age = now.mono - card.read_at
         if age > self._stale_s():
             return Verdict("stale", f"GPU {index} has not been read for {age:.0f} s")
-        if reading is None or reading.lost:
+        fault, changed = self.fault(card), mig_change(card.gpu, reading)
+        if changed or reading is None or reading.lost:
             why = f": {reading.problem}" if reading is not None and reading.problem else ""
-            fault = self.fault(card)
-            why += f"; before, it reported {fault.what}" if fault is not None else ""
-            return Verdict("gone", f"GPU {index} ({card.gpu.uuid}) is gone{why}")
+            why = changed or f"GPU {index} ({card.gpu.uuid}) is gone{why}"
+            return Verdict("gone", why + (f"; before, it reported {fault.what}" if fault is not None else ""))
         if reading.problem:
             return Verdict("unhealthy", f"GPU {index}: {reading.problem}")
-        fault = self.fault(card)
         if fault is not None:
             return Verdict("unhealthy", fault.sentence(index, now.wall))
         if reading.memory_used_mib is None or not reading.memory_total_mib:

@@ -60,7 +60,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """GPUs of one server on which a job can start, and what it waits for there. ``in_s``: seconds until then."""
+    """GPUs on which a job can start together, and what it waits for there. ``in_s``: seconds until then."""
 
     mask: int
     in_s: float
@@ -102,7 +102,7 @@ class ExpectedEnds:
         """Return whether a start of a job of ``kind`` can be expected from what is known of the running jobs."""
         fleet = self._state.fleet  # reservations do not count: they end
         usable = fleet.could_use(kind) & ~mask_of(fleet.claims) & ~self._foreign_mask & ~self.unknown_mask
-        return any((usable & mask).bit_count() >= kind.need.count for mask in self._state.fleet.server_masks)
+        return fleet.most_together(kind, usable) >= kind.need.count
 
     def possible(self, kind: PlacementClass) -> int:
         """Return the mask of the GPUs on which a job of ``kind`` may start once they are free."""
@@ -114,7 +114,7 @@ class ExpectedEnds:
         need, fleet = kind.need, self._state.fleet
         usable = self.possible(kind) & ~self.unknown_mask
         best: Opening | None = None
-        for mask in fleet.server_masks:
+        for mask in fleet.groups(kind):
             here = sorted(self._free(gpu, need.parts, kind.vram_mib) for gpu in ids_of(usable & mask))[: need.count]
             if len(here) < need.count or here[-1][0] == float("inf"):
                 continue

@@ -15,6 +15,7 @@ from scheduler.core.job import JobSpec
 from scheduler.core.job_options import LONGEST_LABEL, MOST_CPUS, PRIORITIES
 from scheduler.core.launch import CUDA_MODES, LAUNCHERS
 from scheduler.core.log_names import check_log_name
+from scheduler.core.topology import LINK_WORDS
 
 HIGHEST_ID = 1 << 53
 HIGHEST_COUNT = 10**6
@@ -116,7 +117,13 @@ def _text_problem(name: str, held: str) -> str:
         return "it has a NUL character or is too long"
     if name in _PATHS and held and (not held.startswith("/") or len(held) > LONGEST_PATH):
         return "it is not an absolute path"
-    choices = {"source": SOURCES, "cuda": {"", *CUDA_MODES}, "launch": LAUNCHERS, "output": {"log", "none"}}
+    choices = {
+        "source": SOURCES,
+        "cuda": {"", *CUDA_MODES},
+        "launch": LAUNCHERS,
+        "link": {"", *LINK_WORDS},
+        "output": {"log", "none"},
+    }
     if name in choices and held not in choices[name]:
         return f"known: {', '.join(sorted(choices[name]))}"
     if name == "label" and len(held) > LONGEST_LABEL:

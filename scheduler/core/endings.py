@@ -6,7 +6,7 @@ The daemon, `recover`, `track`, and `status` without a running scheduler all cal
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.core.counters import RETRY_COULD_NOT_START, RETRY_FAILED, RETRY_GPU_ERROR, RETRY_OUT_OF_MEMORY
 from scheduler.core.failure_patterns import OUT_OF_MEMORY
@@ -158,6 +158,6 @@ def _with_more_memory(job: Job, outcome: Outcome, rules: Rules) -> Meaning:
             return Meaning(Move.FAILED, outcome)
         why = f"ran out of GPU memory with {mib_text(before)} booked; the next attempt books {mib_text(after)}"
         return Meaning(Move.RETRY_SCHEDULED, outcome, RETRY_OUT_OF_MEMORY, why, vram_mib=after)
-    need = ResourceRequest(job.need.count, min(WHOLE, job.need.parts * 2))
+    need = replace(job.need, parts=min(WHOLE, job.need.parts * 2))
     why = f"ran out of GPU memory with a need of {job.need}; the next attempt has a need of {need}"
     return Meaning(Move.RETRY_SCHEDULED, outcome, RETRY_OUT_OF_MEMORY, why, need)

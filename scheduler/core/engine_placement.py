@@ -16,6 +16,7 @@ from scheduler.core.job import Reason
 from scheduler.core.observations import Readings
 from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import PlacementClass
+from scheduler.core.topology import Link
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,10 @@ class EngineFleet(Fleet):
         name, allowed = self.rules.name, kind.allowed
         if kind.need.by_name:
             return f"names its GPUs (on=), but {name} chooses the GPUs"
+        if kind.need.instance:
+            return f"needs {kind.need.in_words()}, but {name} chooses the GPUs, and gpujob asks it only for GPUs"
+        if kind.link is not Link.SYSTEM:
+            return f"needs GPUs that are joined by {kind.link.in_words} (link), but {name} chooses the GPUs"
         if allowed is not None and not names_nodes(allowed):
             if not self.rules.ignore_ids:
                 return (

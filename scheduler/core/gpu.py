@@ -11,7 +11,9 @@ from scheduler.core.errors import BACKWARDS, Refused, UsageError
 
 WHOLE = 1000  # one GPU in thousandths
 BY_MEMORY = 1  # thousandths booked by a job that books memory: so few that only memory limits the jobs per GPU
+ANY_DEVICE = "*"  # profile of a request that a GPU or a MIG instance fulfills
 HIGHEST_GPU_ID = 4095  # limits the memory that a list such as `0-999999999` would need
+_INSTANCE = re.compile(r"\s*(?:([0-9]{1,4})\s*[xX*]\s*)?mig-([0-9][0-9a-z.+_-]{1,30})\s*", re.IGNORECASE)
 
 
 def _is_plain(text: str) -> bool:
@@ -46,25 +48,34 @@ def parts_of(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ResourceRequest:
-    """The resources that a job needs, in one of three forms.
+    """The resources that a job needs, in one of four forms.
 
     - ``count`` different GPUs of one server, ``parts`` thousandths of each.
     - No GPU (``count`` 0): ``parts`` is the number of slots that the job takes; 0 stands for one slot. Slots limit how
       many jobs without GPUs run at the same time.
+    - One MIG instance with the profile ``profile`` (such as ``1g.10gb``; ``count`` 1, ``parts`` 1000). A job that asks
+      only for memory has the profile `ANY_DEVICE` if there are instances: it gets ``parts`` of a GPU or of an instance.
     - ``count`` GPUs that the job itself names (``parts`` 0): the job starts there even if other jobs and processes use
       these GPUs. Nothing is booked on them. While the job runs, only jobs that name the same GPUs are placed there.
     """
 
     count: int
     parts: int
+    profile: str = ""
 
     @classmethod
     @functools.lru_cache(maxsize=1024)
     def parse(cls, text: str) -> ResourceRequest:
-        """Read ``0.5``, ``2``, ``1.5`` (rounded up to 2 whole GPUs) or ``2x0.5``.
+        """Read ``0.5``, ``2``, ``1.5`` (rounded up to 2 whole GPUs), ``2x0.5`` or ``mig-1g.10gb``.
 
         Raises UsageError if the text is no GPU need, and Refused if no server can have these GPUs.
         """
+        instance = _INSTANCE.fullmatch(text)
+        if instance:
+            if instance[1]:
+                what = f"a job cannot have several MIG instances: {text.strip()}"
+                raise Refused(what, do=f"write mig-{instance[2]}: a process can use only one instance")
+            return cls(1, WHOLE, instance[2].lower())
         match = re.fullmatch(r"\s*([0-9]{1,4})\s*[xX*]\s*(\S+)\s*", text)
         if match:
             count, parts = int(match.group(1)), parts_of(match.group(2))
@@ -98,11 +109,18 @@ class ResourceRequest:
         return 0 if self.count else max(1, self.parts)
 
     @property
+    def instance(self) -> str:
+        """The profile of the MIG instance that the job needs; empty if it does not ask for an instance."""
+        return "" if self.profile == ANY_DEVICE else self.profile
+
+    @property
     def by_name(self) -> bool:
         """True if the request lists the ids of its GPUs (option `on`), so that the scheduler does not choose them."""
         return self.count > 0 and self.parts == 0
 
     def __str__(self) -> str:
+        if self.instance:
+            return f"mig-{self.instance}"
         if self.by_name:
             return f"{self.count} by name"
         if self.slots > 1:
@@ -124,6 +142,8 @@ class ResourceRequest:
             return "no GPU" if self.slots == 1 else f"no GPU and {self.slots} slots"
         if self.by_name:
             return f"{self.count} GPU{'s' * (self.count > 1)} that it names"
+        if self.instance:
+            return f"one MIG instance {self.instance}"
         if self.count == 1:
             return "one whole GPU" if self.parts == WHOLE else f"{decimal_text(self.parts)} of one GPU"
         if self.parts == WHOLE:
@@ -237,11 +257,17 @@ def ids_of(mask: int) -> tuple[int, ...]:
     return tuple(ids)
 
 
+Links = tuple[tuple[int, int], ...]  # index of another GPU, link to it
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """A managed GPU: its index, UUID, name, server, and total memory in MiB (None: the size is not known).
 
-    ``node``, ``partition``: on a cluster, the names of the server and of its partition; else empty.
+    ``node``, ``partition``: on a cluster, the names of the server and of its partition; else empty. ``links``: indexes
+    of other GPUs, each with its link (`core/topology.py: Link`); a GPU that is not listed counts as `Link.SYSTEM`.
+    ``profile``: the GPU is a MIG instance with this profile, such as ``1g.10gb``; its index is (index of its card + 1) *
+    100 + its number on the card.
     """
 
     index: int
@@ -251,3 +277,5 @@ class Gpu:
     memory_mib: int | None = None
     node: str = ""
     partition: str = ""
+    links: Links = ()
+    profile: str = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.core.units import mib_text
@@ -45,6 +45,10 @@ class GpuSnapshot:
     in_use: bool = False  # a job of any user has an allocation on the GPU; only reported by an engine
     node: str = ""  # its server; only reported by an engine
     partition: str = ""
+    links: Mapping[str, int] | None = None  # UUID of another GPU → link (`core/topology.py: Link`); None: not asked
+    mig: bool = False  # a card in MIG mode: its instances take jobs, and it does not
+    profile: str = ""  # of a MIG instance, such as 1g.10gb
+    parent: str = ""  # of a MIG instance: UUID of its card
 
 
 def in_use_text(index: int, mib: float, processes: Sequence[GpuProcess]) -> str:

@@ -23,11 +23,11 @@ Ahead = dict[tuple[int, ...], set[int]]  # jobs → these jobs, and all unfinish
 
 
 def edit(
-    decision: DecisionPass, job: Job, changes: Mapping[str, Any], need: tuple[int, int] | None, ahead: Ahead
+    decision: DecisionPass, job: Job, changes: Mapping[str, Any], need: tuple[int, int, str] | None, ahead: Ahead
 ) -> str:
     """Change a waiting job's spec, queue the job again, and return the answer for the user.
 
-    ``changes``: field of JobSpec → new value; ``need``: the new request as (count, parts), None if the request stays
+    ``changes``: field of JobSpec → new value; ``need``: the new request as (count, parts, profile), None if the request stays
     the same; ``ahead``: what was found for other jobs of the same request. Raises SchedulerError, and changes nothing, if
     the edit is not possible.
     """
@@ -113,7 +113,7 @@ def _shown(name: str, value: Any) -> str:
     if name == "allowed":
         return "any" if value is None else allowed_text(value)
     if value in (None, "", ()):
-        return {"gpus": "by model", "cuda": "(default)"}.get(name, "none")
+        return {"gpus": "by model", "cuda": "(default)", "link": "any"}.get(name, "none")
     if name == "vram_mib":
         return mib_text(value)
     if name == "time_limit_s":

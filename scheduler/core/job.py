@@ -82,6 +82,7 @@ class JobSpec:
     retries: int = 0
     cwd: str = ""
     cuda: str = ""  # cuda_ids mode of this job; empty: the config's
+    link: str = ""  # how well its GPUs must be joined: nvlink, pcie, numa; empty: any
     launch: str = "python"  # how a Python script is run: python or torchrun
     env_file: str = ""
     umask: int | None = None
@@ -313,6 +314,7 @@ REASON_CODES = {
     "new": "the scheduler has not considered it yet",
     "no-room": "no allowed GPU has enough free capacity",
     "no-wide-room": "too few whole GPUs are free at the same time",
+    "no-link": "the free GPUs are not joined as well as it asks for (`link`)",
     "behind": "jobs with the same request are before it in the queue, and wait too",
     "allowed-busy": "only GPUs that it is not allowed to use have room",
     "paused": "a GPU that it needs, or the whole queue, is paused",
@@ -329,8 +331,8 @@ REASON_CODES = {
     "keep-free": "the free GPUs are kept for people without a scheduler (`keep_free`)",
     "no-bookings": "GPUs cannot be booked, because the folder of shared bookings is locked or cannot be used",
     "stale": "there is no recent reading of the GPU",
-    "gone": "the driver no longer lists the GPU",
-    "unhealthy": "the GPU reported an error (XID, memory errors), has MIG mode on, or its memory use cannot be read",
+    "gone": "the driver no longer lists the GPU or MIG instance, or the GPU was switched to MIG mode",
+    "unhealthy": "the GPU reported an error (XID, memory errors), or its memory use cannot be read",
     "drained": "an administrator has drained the node of the GPU, or the node is down (with an engine such as Slurm)",
     "foreign": "processes that belong to no job on this GPU use too much of the GPU",
     "over-share": "a job on the GPU uses more memory than its share",

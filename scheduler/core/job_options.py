@@ -19,6 +19,7 @@ from scheduler.core.gpu import ResourceRequest, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import JobSpec
 from scheduler.core.launch import CUDA_MODES, LAUNCHERS
 from scheduler.core.log_names import check_log_name, is_packed
+from scheduler.core.topology import LINK_WORDS
 from scheduler.core.units import mib_of, seconds_of
 
 PRIORITIES = range(-(10**9), 10**9 + 1)
@@ -185,8 +186,8 @@ JOB_OPTIONS: dict[str, JobOption] = {
     for option in (
         JobOption(
             name="gpus", metavar="NEED", field="gpus", read=_need, edit=True, completion="need", key="gpus", example="0.5",
-            help="Share of a GPU, or number of GPUs: 0.5, 1, 2 or 2x0.5; default: from the model table.",
-            meaning="need: `0`, `0.5`, `1`, `2`, `2x0.5` (half of each of two GPUs); 1.5 is rounded up to 2 whole GPUs, with a note",
+            help="Share of a GPU, number of GPUs, or MIG instance: 0.5, 1, 2, 2x0.5 or mig-1g.10gb; default: from the model table.",
+            meaning="need: `0`, `0.5`, `1`, `2`, `2x0.5` (half of each of two GPUs), `mig-1g.10gb` (a MIG instance); 1.5 is rounded up to 2 whole GPUs, with a note",
             form=FormField("GPUs", "0.5 for half of one, 2 for two, 0 for none", "1", keyboard="decimal"),
         ),
         JobOption(
@@ -224,6 +225,13 @@ JOB_OPTIONS: dict[str, JobOption] = {
             meaning="memory it needs on each GPU (ignored on GPUs of unknown size); its share of a GPU is at least the part "
             "of a GPU that this memory is",
             form=FormField("GPU memory", "needed on each GPU: 18G", "any"),
+        ),
+        JobOption(
+            name="link", metavar="HOW", field="link", read=_one_of(LINK_WORDS), edit=True, completion="link", key="link", example="nvlink",
+            help="Start only on GPUs that are joined at least so: nvlink, pcie (one switch) or numa (one CPU).",
+            meaning="start a job for several GPUs only on GPUs that are all joined by NVLink; `pcie`: by the same PCIe switch "
+            "or better; `numa`: by the same CPU or better. Without it, better joined GPUs are only preferred",
+            form=FormField("Link", "between its GPUs: nvlink, pcie or numa", "any"),
         ),
         JobOption(
             name="mem", metavar="SIZE", field="mem_mib", read=mib_of, edit=True, key="mem", example="64G",

@@ -81,7 +81,7 @@ class Launch:
     words: tuple[str, ...] = ()  # the command as shown to people: ``argv`` without the wrapper
     streams: Streams = Streams()
     node: str = ""  # node of a cluster that must run it; empty: any that is allowed
-    ordinals: Mapping[int, int] = field(
+    ordinals: Mapping[int, int | str] = field(
         default_factory=dict
     )  # as in `launch_of`, for an agent that completes the launch
 
@@ -93,19 +93,23 @@ def launch_of(
     mode: str,
     state_file: str,
     cwd: str,
-    ordinals: Mapping[int, int] | None = None,
+    ordinals: Mapping[int, int | str] | None = None,
     placeholder: str = "",
 ) -> Launch:
     """Return the Launch of a placed job. ``mode``: physical, local, unset or none (docs/gpus.md, What a job sees).
 
-    ``ordinals``: GPU id → the driver's current number, for GPUs whose number has changed since the daemon started.
-    CUDA_VISIBLE_DEVICES and ``--cuda`` use the driver's numbers, GPUJOB_GPUS the scheduler's ids. ``placeholder``:
+    ``ordinals``: GPU id → the driver's current number, for GPUs whose number has changed since the daemon started, and
+    the UUID of each MIG instance. CUDA_VISIBLE_DEVICES and ``--cuda`` use the driver's numbers, GPUJOB_GPUS the
+    scheduler's ids. A job on a MIG instance always gets its UUID in CUDA_VISIBLE_DEVICES, and 0 as ``--cuda``. ``placeholder``:
     a text in place of the ids of the GPUs if an engine chooses them; the node replaces it by the ids.
     """
     if placeholder and job.need.count:
         return _launch(job, found, mode, state_file, cwd, placeholder, placeholder, job.need.count)
     moved = ordinals or {}
-    physical = ",".join(map(str, sorted(moved.get(gpu, gpu) for gpu in job.gpus)))
+    names = [moved.get(gpu, gpu) for gpu in job.gpus]
+    if any(isinstance(name, str) for name in names) and mode != "none":
+        mode = "local"
+    physical = ",".join(map(str, sorted(names, key=lambda name: (isinstance(name, str), name))))
     return _launch(job, found, mode, state_file, cwd, physical, ",".join(map(str, job.gpus)), len(job.gpus))
 
 
@@ -165,7 +169,8 @@ def filled(words: Sequence[str], gpus: str, share: str) -> tuple[str, ...]:
     """Return the words with ``{gpus}`` and ``{share}`` replaced by ``gpus`` and ``share``.
 
     ``{{gpus}}`` becomes ``{gpus}``, and ``{{share}}`` becomes ``{share}``. ``${gpus}`` and ``${share}`` are shell
-    variables and stay unchanged. The values hold only digits, commas and a point, so the values need no quoting.
+    variables and stay unchanged. The values hold only letters, digits, commas, dashes and a point, so they need no
+    quoting.
     """
     values = {"gpus": gpus, "share": share}
     return tuple(

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scheduler.core.allowed import Allowed, allowed_mask
 from scheduler.core.errors import SchedulerError, UsageError, nearest, raise_all, said
-from scheduler.core.gpu import BY_MEMORY, HIGHEST_GPU_ID, WHOLE, Gpu, ResourceRequest, decimal_text, rounding_note
+from scheduler.core.gpu import (
+    ANY_DEVICE,
+    BY_MEMORY,
+    HIGHEST_GPU_ID,
+    WHOLE,
+    Gpu,
+    ResourceRequest,
+    decimal_text,
+    rounding_note,
+)
 from scheduler.core.job import JobSpec
+from scheduler.core.mig import may_use
 from scheduler.core.units import size_text
 
 KEYS = ("default_requirement", "models")
@@ -129,9 +139,10 @@ def booking_memory(spec: JobSpec, mib: int, *, read: bool) -> JobSpec:
 def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tuple[ResourceRequest, tuple[str, ...]]:
     """Return the need of a job, and notes about it for the user (rounded up, unknown model, larger memory).
 
-    ``gpus``: the managed GPUs. The GPU memory of a job (``vram``) is a part of the smallest allowed GPU that has this
-    memory. A job that requests no share, or a smaller share, books this part. Raises UsageError if the need cannot be
-    read, and Refused if no server can have these GPUs.
+    ``gpus``: the managed GPUs. The GPU memory of a job (``vram``) is a part of the smallest GPU that has this memory,
+    of those that the job may use (`_devices`). A job that requests no share, or a smaller share, books this part. A job
+    that requests nothing but memory may use MIG instances, too. Raises UsageError if the need cannot be read, and
+    Refused if no server can have these GPUs.
     """
     notes: list[str] = []
     if spec.on:
@@ -143,7 +154,7 @@ def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tup
     elif model is not None and model in table.models:
         text = table.models[model]
     else:
-        text = _part_alone(spec.vram_mib or 0, spec.allowed, gpus) if by_vram else table.default
+        text = _part_alone(spec.vram_mib or 0, _allowed(spec.allowed, gpus)) if by_vram else table.default
         if model is not None:
             near = nearest(model, table.models)
             also = f" (did you mean {near}?)" if near else ""
@@ -154,13 +165,15 @@ def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tup
     if rounded:
         notes.append(rounded)
     asked = need = ResourceRequest.parse(text)
+    if (by_vram or (spec.vram_mib and _books_memory(spec))) and any(gpu.profile for gpu in gpus):
+        need = replace(need, profile=ANY_DEVICE)
     if not need.count:
         need = ResourceRequest.of_slots(spec.slots)
     elif spec.slots > 1:
         notes.append(f"slots={spec.slots} has no effect: the job needs {need.in_words()}")
     if spec.vram_mib and need.count and not _books_memory(spec):
-        part = _part_of_a_gpu(spec.vram_mib, spec.allowed, gpus)
-        need = ResourceRequest(need.count, max(need.parts, part or 0))
+        part = _part_of_a_gpu(spec.vram_mib, _devices(need, spec.allowed, gpus))
+        need = replace(need, parts=max(need.parts, part or 0))
     notes += vram_notes(spec, need, gpus, ResourceRequest(1, 0) if by_vram else asked)
     return need, tuple(notes)
 
@@ -185,8 +198,7 @@ def vram_notes(
         return (f"{told} books no memory: the job starts on the GPUs that it names (on=)",)
     if not need.count:
         return (f"{told} has no effect: the job needs no GPU",)
-    mask = allowed_mask(spec.allowed, gpus)
-    if any(gpu.memory_mib is None for gpu in gpus if mask >> gpu.index & 1):
+    if any(gpu.memory_mib is None for gpu in _devices(need, spec.allowed, gpus)):
         if asked.parts:
             return (f"{told} has no effect on GPUs of unknown size; the job books {need}",)
         return (f"{told} is taken as a whole GPU, because the size of an allowed GPU is not known",)
@@ -207,21 +219,29 @@ def _books_memory(spec: JobSpec) -> bool:
     return spec.gpus == decimal_text(BY_MEMORY)
 
 
-def _part_of_a_gpu(mib: int, allowed: Allowed, gpus: Collection[Gpu]) -> int | None:
-    """Return ``mib`` as thousandths of the smallest allowed GPU that has at least ``mib`` MiB, rounded up.
+def _allowed(allowed: Allowed, gpus: Collection[Gpu]) -> list[Gpu]:
+    mask = allowed_mask(allowed, gpus)
+    return [gpu for gpu in gpus if mask >> gpu.index & 1]
+
+
+def _devices(need: ResourceRequest, allowed: Allowed, gpus: Collection[Gpu]) -> list[Gpu]:
+    """Return the allowed GPUs or MIG instances that a job with this need may use."""
+    return [gpu for gpu in _allowed(allowed, gpus) if may_use(need, gpu.profile)]
+
+
+def _part_of_a_gpu(mib: int, gpus: Iterable[Gpu]) -> int | None:
+    """Return ``mib`` as thousandths of the smallest of ``gpus`` that has at least ``mib`` MiB, rounded up.
 
     On larger GPUs this part is more than ``mib``, so the memory of a GPU is never booked twice. Return None if the size
     of no such GPU is known.
     """
-    mask = allowed_mask(allowed, gpus)
-    sizes = [gpu.memory_mib for gpu in gpus if mask >> gpu.index & 1 and gpu.memory_mib is not None]
+    sizes = [gpu.memory_mib for gpu in gpus if gpu.memory_mib is not None]
     return max((-(-mib * WHOLE // size) for size in sizes if size >= mib), default=None)
 
 
-def _part_alone(mib: int, allowed: Allowed, gpus: Collection[Gpu]) -> str:
-    """Return the need of a job that requests only GPU memory; "1" if the size of an allowed GPU is not known."""
-    mask = allowed_mask(allowed, gpus)
-    if any(gpu.memory_mib is None for gpu in gpus if mask >> gpu.index & 1):
+def _part_alone(mib: int, gpus: Collection[Gpu]) -> str:
+    """Return the need of a job that requests only GPU memory; "1" if the size of one of ``gpus`` is not known."""
+    if any(gpu.memory_mib is None for gpu in gpus):
         return "1"
-    part = _part_of_a_gpu(mib, allowed, gpus)
+    part = _part_of_a_gpu(mib, gpus)
     return "1" if part is None else decimal_text(part)

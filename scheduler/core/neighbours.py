@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from scheduler.core.fair_shares import HALF_LIFE_S, Standing, decayed
-from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest, decimal_text, mask_of
+from scheduler.core.gpu import ANY_DEVICE, WHOLE, Gpu, ResourceRequest, decimal_text, mask_of
 from scheduler.core.job import Process
 from scheduler.core.placement_class import PlacementClass
 from scheduler.core.shared_bookings import LEASE, Document
@@ -187,7 +187,8 @@ class Sharing:
             for want in neighbour.document.wants:
                 allowed = tuple(sorted(index[uuid] for uuid in want.gpus or managed if uuid in index))
                 if want.count and want.parts and len(allowed) >= want.count:
-                    kind = PlacementClass(ResourceRequest(want.count, want.parts), allowed, want.memory_mib)
+                    profile = ANY_DEVICE if want.count == 1 else ""  # the want names the instances that it may use
+                    kind = PlacementClass(ResourceRequest(want.count, want.parts, profile), allowed, want.memory_mib)
                     found.setdefault(neighbour.user, []).append((kind, want.number))
         return found
 

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from scheduler.core.decide import decide
 from scheduler.core.gpu import WHOLE, ResourceRequest, gpu_ids_text, ids_of, is_are, named_gpus
 from scheduler.core.job import Job, JobState
+from scheduler.core.model_table import ModelTable, model_in, need_of, words_of
 from scheduler.core.observations import Asked, Ended, Now, Observation
-from scheduler.core.placement_class import class_of
+from scheduler.core.placement_class import PlacementClass, class_for, class_of
 from scheduler.core.requests import Cancel, Edit, First, PauseQueue, Release, Request, Resume
 from scheduler.core.rights import Caller
 from scheduler.core.scheduler_state import SchedulerState
 from scheduler.core.simulation import copy_of
+from scheduler.core.topology import Link
 from scheduler.core.units import span_text
 
 MOST_OFFERS = 4
@@ -99,7 +102,7 @@ def _joined(parts: Sequence[Offer]) -> Offer:
 def _free_of_cost(state: SchedulerState, job: Job) -> list[Offer]:
     """Return the offers that cost nobody anything; of the paused GPUs, each alone before all together."""
     found = _all_free_of_cost(state, job)
-    paused = ids_of(state.fleet.paused_mask & state.fleet.allowed_mask(job.allowed))
+    paused = ids_of(state.fleet.paused_mask & state.fleet.devices(class_of(job)))
     if len(paused) < 2:
         return found
     return [*found[:-1], *(_resume((gpu,)) for gpu in paused), found[-1]]
@@ -111,7 +114,7 @@ def _all_free_of_cost(state: SchedulerState, job: Job) -> list[Offer]:
         found.append(Offer(f"gpujob release {job.id}", "it was held by its owner", (Release((job.id,)),), NOBODY))
     if state.queue_paused:
         found.append(Offer("gpujob queue resume", "other jobs may start, too", (PauseQueue(False),), NOBODY))
-    paused = ids_of(state.fleet.paused_mask & state.fleet.allowed_mask(job.allowed))
+    paused = ids_of(state.fleet.paused_mask & state.fleet.devices(class_of(job)))
     return [*found, _resume(paused)] if paused else found
 
 
@@ -132,32 +135,50 @@ def _of_this_job(state: SchedulerState, job: Job) -> Iterator[Offer]:
     kind = class_of(job)
     if job.allowed is not None:
         elsewhere = fleet.find(replace(kind, allowed=None))
-        if elsewhere is not None:
+        edited = _edited(state, job, {"allowed": elsewhere}) if elsewhere is not None else None
+        if elsewhere is not None and edited is not None:
             ids = gpu_ids_text(elsewhere)
-            change = Edit((job.id,), {"allowed": elsewhere})
-            cost = (
-                f"it may use {named_gpus(elsewhere)} instead of {named_gpus(ids_of(fleet.allowed_mask(job.allowed)))}"
-            )
-            yield Offer(f"gpujob edit {job.id} --allowed {ids}", cost, (change,), THIS_JOB)
+            cost = f"it may use {named_gpus(elsewhere)} instead of {named_gpus(ids_of(fleet.devices(kind)))}"
+            yield Offer(f"gpujob edit {job.id} --allowed {ids}", cost, (edited[0],), THIS_JOB)
+    for link in Link:
+        if link > kind.link and fleet.find(replace(kind, link=link)) is not None:
+            change, word = Edit((job.id,), {"link": link.word}), link.word or '""'
+            cost = f"its GPUs are joined by {link.in_words} instead of {kind.link.in_words}"
+            yield Offer(f"gpujob edit {job.id} --link {word}", cost, (change,), THIS_JOB)
+            break
     for less in _smaller(need):
-        if fleet.find(replace(kind, need=less)) is not None:
-            change = Edit((job.id,), {"gpus": str(less)}, (_numbers(less),))
+        edited = _edited(state, job, {"gpus": str(less)})
+        if edited is not None and edited[1].need == less and fleet.find(edited[1]) is not None:
             cost = f"it gets {less.in_words()} instead of {need.in_words()}"
-            yield Offer(f"gpujob edit {job.id} --gpus {less}", cost, (change,), THIS_JOB)
+            yield Offer(f"gpujob edit {job.id} --gpus {less}", cost, (edited[0],), THIS_JOB)
             return
 
 
+def _edited(state: SchedulerState, job: Job, changes: dict[str, Any]) -> tuple[Edit, PlacementClass] | None:
+    """Return the request that `gpujob edit` makes of changes, and the placement class of the job after it.
+
+    The need is computed as in `client/edit_needs.py`. Return None if it depends on the model table, which is not known here.
+    """
+    spec, need = replace(job.spec, **changes), job.need
+    needs: tuple[tuple[int, int, str], ...] = ()
+    if "gpus" in changes or (spec.vram_mib and not job.oom_retries):
+        if not spec.gpus and model_in(words_of(spec)) is not None:
+            return None
+        need, _ = need_of(spec, ModelTable(), state.fleet.managed)
+        needs = ((need.count, need.parts, need.profile),)
+    return Edit((job.id,), changes, needs), class_for(need, spec.allowed, spec)
+
+
 def _smaller(need: ResourceRequest) -> Iterator[ResourceRequest]:
-    """Yield smaller requests, the largest first: shares in steps of a twentieth, or fewer GPUs."""
+    """Yield smaller requests, the largest first: shares in steps of a twentieth, or fewer GPUs.
+
+    A MIG instance has no smaller one of its profile.
+    """
     if need.count > 1:
         yield from (replace(need, count=count) for count in range(need.count - 1, 0, -1))
-    elif need.parts > LEAST_SHARE:
+    elif need.parts > LEAST_SHARE and not need.profile:
         first = (need.parts - 1) // LEAST_SHARE * LEAST_SHARE
         yield from (replace(need, parts=parts) for parts in range(first, 0, -LEAST_SHARE))
-
-
-def _numbers(need: ResourceRequest) -> tuple[int, int]:
-    return (need.count, need.parts)
 
 
 def _first(job: Job) -> Offer:
@@ -167,17 +188,17 @@ def _first(job: Job) -> Offer:
 def _cancels(attempt: _Attempt, before: Sequence[Sequence[Offer]]) -> list[Offer]:
     """Return the best offer that ends running jobs, as a list; an empty list if there is none.
 
-    It ends one job, the one with the least work; if one is not enough, several jobs of one server. ``before``: other
+    It ends one job, the one with the least work; if one is not enough, several jobs of one server or group of linked GPUs. ``before``: other
     offers that may come before it; the first of them with which the job starts are taken.
     """
     state, job, now = attempt.state, attempt.job, attempt.now
     if not job.need.total:
         return []
-    allowed = state.fleet.allowed_mask(job.allowed)
+    allowed = state.fleet.devices(class_of(job))
     running = [one for one in state.live.values() if any(allowed >> gpu & 1 for gpu in one.gpus)]
     running.sort(key=lambda one: (_lost(one, now), one.id))
     groups: list[Sequence[Job]] = [(one,) for one in running[:MOST_CANCELS_TRIED]]
-    for mask in state.fleet.server_masks:
+    for mask in state.fleet.groups(class_of(job)):
         here = [one for one in running if any(mask >> gpu & 1 for gpu in one.gpus)][:MOST_CANCELLED]
         if len(here) > 1:
             groups.append(here)

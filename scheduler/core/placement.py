@@ -3,7 +3,9 @@
 Best fit for a job on one GPU: among the usable GPUs with enough free share, take the GPU with the least free share. If
 several GPUs are equal, prefer the server with the fewest entirely free GPUs, then the lowest id. A job that requests GPU
 memory goes to the smallest GPUs that have this memory, if there is room on one of them. A job for several GPUs goes to
-the server on which it fits; if it fits on several servers, to the server with the fewest entirely free GPUs. Sets of GPUs are bit masks: the cost of a search grows with the number of distinct free shares, not with the number of
+the server on which it fits; if it fits on several servers, to the server with the fewest entirely free GPUs. Among the
+GPUs of that server that fit, it gets those that are joined best (`core/topology.py`).
+Sets of GPUs are bit masks: the cost of a search grows with the number of distinct free shares, not with the number of
 GPUs.
 
 Besides bookings there are claims and reservations. A *claim* keeps the GPUs that a running job named: only other jobs
@@ -14,8 +16,10 @@ not placed there, unless they are expected to end before the waiting job starts 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from typing import TypeVar
 
 from scheduler.core.admission import Admission
@@ -33,7 +37,9 @@ from scheduler.core.gpu import (
     named_gpus,
 )
 from scheduler.core.job import Reason
+from scheduler.core.mig import Devices, divided, why_no_device
 from scheduler.core.placement_class import PlacementClass
+from scheduler.core.topology import Link, Topology
 from scheduler.core.units import span_text
 
 AnyFleet = TypeVar("AnyFleet", bound="Fleet")
@@ -79,6 +85,7 @@ class Fleet:
         """
         self.gpus: dict[int, Gpu] = {gpu.index: gpu for gpu in gpus}
         self.all_mask = mask_of(self.gpus)
+        self._devices = Devices(self.gpus.values())
         for index in retired:
             self.gpus.setdefault(index, Gpu(index, f"retired:{index}", "retired", server=-1 - index))
         self.paused_mask = (
@@ -105,6 +112,7 @@ class Fleet:
         self._by_whole: dict[int, int] = {}
         for server, count in self._whole.items():
             self._by_whole[count] = self._by_whole.get(count, 0) | self._server_mask[server]
+        self.topology = Topology(self.managed)
         self._ever: dict[PlacementClass, str] = {}
         # GPU → thousandths and MiB that other schedulers have booked, and a sentence about them
         self.outside: dict[int, tuple[int, int, str]] = {}
@@ -136,11 +144,6 @@ class Fleet:
         usable; None: this is not known.
         """
         return self.all_mask & ~self.paused_mask & ~self.admission.blocked_mask & ~self._kept_from(None, run_s)
-
-    @property
-    def server_masks(self) -> Collection[int]:
-        """For each server, the mask of its GPUs."""
-        return self._server_mask.values()
 
     @property
     def kept_mask(self) -> int:
@@ -178,6 +181,10 @@ class Fleet:
         """
         return self.all_mask if allowed is None else mask_of(i for i in allowed if isinstance(i, int)) & self.all_mask
 
+    def devices(self, kind: PlacementClass) -> int:
+        """Return the mask of the managed GPUs and MIG instances that jobs of ``kind`` may use (`core/mig.py`)."""
+        return self._devices.usable(kind.need, self.allowed_mask(kind.allowed))
+
     def find(self, kind: PlacementClass, run_s: float | None = None) -> tuple[int, ...] | None:
         """Return the best GPUs for a job of ``kind``, ascending; None if the job does not fit.
 
@@ -192,7 +199,7 @@ class Fleet:
             return ids_of(named) if named & usable == named else None
         if self.closed:
             return None
-        usable = self.usable_mask(run_s) & self.allowed_mask(kind.allowed)
+        usable = self.usable_mask(run_s) & self.devices(kind)
         if self.keep_free:
             usable = self._without_kept_free(usable, need.count, need.parts)
         if need.parts == WHOLE:
@@ -210,7 +217,7 @@ class Fleet:
         if books_memory and need.count == 1 and self.admission.cards:
             return self._find_most_memory(usable)
         if need.count > 1:
-            return self._find_wide(need, usable)
+            return self._find_wide(kind, usable)
         if not kind.vram_mib or len(self._sizes) == 1:
             return self._find_share(need.parts, usable)
         smallest_first = (self._find_share(need.parts, usable & mask) for mask in self._sizes)
@@ -230,11 +237,25 @@ class Fleet:
 
     def could_use(self, kind: PlacementClass) -> int:
         """Return the mask of the GPUs that a job of ``kind`` could use if others had booked nothing; 0 if they are too few."""
-        usable = self.allowed_mask(kind.allowed) & ~self.paused_mask & ~self.admission.lasting_mask
+        usable = self.devices(kind) & ~self.paused_mask & ~self.admission.lasting_mask
         if self.keep_free:
             usable = self._without_kept_free(usable, kind.need.count)
-        enough = any((usable & mask).bit_count() >= kind.need.count for mask in self._server_mask.values())
-        return usable if enough else 0
+        if kind.link is not Link.SYSTEM:
+            groups = [group & usable for group in self.groups(kind)]
+            usable = reduce(or_, (group for group in groups if group.bit_count() >= kind.need.count), 0)
+        return usable if self.most_together(kind, usable) >= kind.need.count else 0
+
+    def groups(self, kind: PlacementClass) -> Iterator[int]:
+        """Yield masks of GPUs: a job of ``kind`` for several GPUs must get all of them within one of these masks.
+
+        These are the servers; if the GPUs of the job must be linked, the linked groups of each server.
+        """
+        for mask in self._server_mask.values():
+            yield from self.topology.groups(kind.link, mask)
+
+    def most_together(self, kind: PlacementClass, mask: int) -> int:
+        """Return the largest number of GPUs in ``mask`` that a job of ``kind`` could get together."""
+        return max(((group & mask).bit_count() for group in self.groups(kind)), default=0)
 
     def _find_most_memory(self, usable: int) -> tuple[int, ...] | None:
         """Return the GPU in ``usable`` with the most free memory (ties: the lowest id).
@@ -260,7 +281,8 @@ class Fleet:
             levels ^= lowest
         return None
 
-    def _find_wide(self, need: ResourceRequest, usable: int) -> tuple[int, ...] | None:
+    def _find_wide(self, kind: PlacementClass, usable: int) -> tuple[int, ...] | None:
+        need = kind.need
         if need.parts == WHOLE:
             fitting = self._bucket.get(WHOLE, 0) & usable
         else:
@@ -271,11 +293,11 @@ class Fleet:
             candidates = fitting & self._by_whole[count]
             while candidates:
                 first = (candidates & -candidates).bit_length() - 1
-                here = candidates & self._server_mask[self.gpus[first].server]
+                server = self._server_mask[self.gpus[first].server]
+                here = candidates & server
                 candidates &= ~here
-                if here.bit_count() >= need.count:
-                    ids = sorted(ids_of(here), key=lambda i: (self.free[i], i))[: need.count]
-                    return tuple(sorted(ids))
+                if any((here & group).bit_count() >= need.count for group in self.topology.groups(kind.link, server)):
+                    return self.topology.choose(need.count, here, server, self.free)
         return None
 
     def _with_memory(self, mask: int, mib: int) -> int:
@@ -375,9 +397,10 @@ class Fleet:
     def reserve(self, job: int, kind: PlacementClass) -> None:
         """Reserve GPUs of one server for ``job``, or the next free slots if the job needs no GPU.
 
-        Among the possible GPUs, those with the least missing share are chosen. Paused GPUs, and GPUs with a lasting
-        problem, are not possible. If no server has enough possible GPUs, nothing is reserved. Jobs that come later in
-        the queue are not placed on the reserved GPUs until `open_to_all` is called.
+        Among the possible GPUs, those with the least missing share are chosen. If the job needs linked GPUs, they are
+        of one group. Paused GPUs, and GPUs with a lasting problem, are not possible. If no server has enough possible
+        GPUs, nothing is reserved. Jobs that come later in the queue are not placed on the reserved GPUs until
+        `open_to_all` is called.
         """
         need = kind.need
         if need.count == 0:
@@ -389,7 +412,7 @@ class Fleet:
             return
         usable = self.usable_mask() & allowed
         best: list[tuple[bool, int, int]] = []
-        for mask in self._server_mask.values():
+        for mask in self.groups(kind):
             here = sorted((not usable >> i & 1, -self.free[i], i) for i in ids_of(allowed & mask))[: need.count]
             if len(here) == need.count and (not best or _lacks(here, need) < _lacks(best, need)):
                 best = here
@@ -412,7 +435,7 @@ class Fleet:
         """
         if kind.need.count == 0:
             return need.count == 0
-        return bool(self.allowed_mask(kind.allowed) & mask_of(gpus))
+        return bool(self.devices(kind) & mask_of(gpus))
 
     def can_ever_hold(self, kind: PlacementClass) -> str:
         """Return why this machine can never hold a job of ``kind``, even with all GPUs free; empty if it can."""
@@ -434,8 +457,14 @@ class Fleet:
         unknown = [i for i in kind.allowed or () if isinstance(i, int) and not self.manages(i)]
         known = gpu_ids_text(ids_of(self.all_mask)) or "none"
         if unknown:
-            return f"{named_gpus(unknown)} {is_are(unknown)} not managed here (managed: {known})"
-        allowed = self.allowed_mask(kind.allowed)
+            cards = divided(unknown, self.managed)
+            return f"{named_gpus(unknown)} {is_are(unknown)} not managed here (managed: {known}){cards}"
+        allowed = self.devices(kind)
+        if not allowed or need.by_name:
+            choice = [self.gpus[i] for i in ids_of(self.allowed_mask(kind.allowed))]
+            wrong = why_no_device(need, choice, kind.allowed is None)
+            if wrong:
+                return wrong
         fitting = max(((allowed & mask).bit_count() for mask in self._server_mask.values()), default=0)
         if need.count > fitting and not need.by_name:
             asked = need.in_words()
@@ -456,11 +485,28 @@ class Fleet:
             if need.count > fitting:
                 of_one = "a GPU" if need.count == 1 else f"each of {need.count} GPUs of one server"
                 return f"needs {kind.vram_mib} MiB on {of_one}, more than the allowed GPUs have"
+            allowed &= large
+        if kind.link is not Link.SYSTEM and self.most_together(kind, allowed) < need.count:
+            if not self.topology.known:
+                return f"{self._needs_linked(kind)}, but it is not known how the GPUs here are joined"
+            return f"{self._needs_linked(kind)}; {self._largest_group(kind, allowed, 'allowed ' * (kind.allowed is not None))}"
         return ""
 
     def _large_mask(self, mib: int) -> int:
         """Return the mask of the GPUs that have at least this memory, or whose memory is not known."""
         return mask_of(i for i, gpu in self.gpus.items() if gpu.memory_mib is None or gpu.memory_mib >= mib)
+
+    @staticmethod
+    def _needs_linked(kind: PlacementClass) -> str:
+        better = "" if kind.link is Link.NVLINK else " or better"
+        return f"needs {kind.need.count} GPUs joined by {kind.link.in_words}{better} (link)"
+
+    def _largest_group(self, kind: PlacementClass, mask: int, adjective: str) -> str:
+        """Return a clause about the largest group of linked GPUs in ``mask``. ``adjective``: what these GPUs are."""
+        group = max((group & mask for group in self.groups(kind)), key=int.bit_count, default=0)
+        number = group.bit_count()
+        ids = f" ({named_gpus(ids_of(group))})" if group else ""
+        return f"the largest {adjective}group has {number}{ids}"
 
     def why_not(self, kind: PlacementClass) -> Reason:
         """Return why no job of ``kind`` fits at present: the first rule that fails, with its figures."""
@@ -470,7 +516,7 @@ class Fleet:
             return Reason("never", never)
         if need.count == 0:
             return self._no_slot(need)
-        allowed = self.allowed_mask(kind.allowed)
+        allowed = self.devices(kind)
         if kind.vram_mib and not need.by_name:
             allowed &= self._large_mask(kind.vram_mib)
         usable = allowed & ~self.paused_mask
@@ -487,12 +533,12 @@ class Fleet:
             return Reason("no-room", "it starts shortly")
         if self.closed:
             return Reason("no-bookings", self.closed)
-        forbidden = self._forbidden(need, usable, kind.vram_mib) or self._kept(kind, usable) or self._left(kind, usable)
+        forbidden = self._forbidden(kind, usable) or self._kept(kind, usable) or self._left(kind, usable)
         if forbidden is not None:
             return forbidden
         usable = usable & ~self.admission.blocked_mask & ~self._kept_from(kind) or usable
         if kind.allowed is not None:
-            elsewhere = self.find(PlacementClass(need, None, kind.vram_mib))
+            elsewhere = self.find(replace(kind, allowed=None))
             if elsewhere is not None:
                 return Reason(
                     "allowed-busy",
@@ -515,6 +561,8 @@ class Fleet:
             return Reason("no-room", text + tail)
         fitting = mask_of(i for i in ids_of(usable) if self.free[i] >= need.parts)
         best = max((fitting & mask).bit_count() for mask in self._server_mask.values())
+        if best >= need.count > self.most_together(kind, fitting):
+            return Reason("no-link", f"{self._needs_linked(kind)}; {self._largest_group(kind, fitting, 'free ')}{tail}")
         if best >= need.count:
             text = (
                 f"needs {kind.vram_mib} MiB on each of {need.count} GPUs of one server; too few GPUs have that much "
@@ -547,8 +595,7 @@ class Fleet:
         """
         need, kept = kind.need, self._kept_from(kind)
         fitting = mask_of(i for i in ids_of(usable) if self.free[i] >= need.parts)
-        most = max((fitting & mask).bit_count() for mask in self._server_mask.values())
-        left = max((fitting & mask & ~kept).bit_count() for mask in self._server_mask.values())
+        most, left = self.most_together(kind, fitting), self.most_together(kind, fitting & ~kept)
         if most < need.count or left >= need.count:
             return None
         for one in self._reserved_before(kind):
@@ -564,14 +611,14 @@ class Fleet:
         need = kind.need
         usable &= ~self.admission.blocked_mask
         fitting = mask_of(i for i in ids_of(usable) if self.free[i] >= need.parts)
-        fits = max((fitting & mask).bit_count() for mask in self._server_mask.values()) >= need.count
+        fits = self.most_together(kind, fitting) >= need.count
         if self.keep_free and (fits or need.count > self.all_mask.bit_count() - self.keep_free):
             one = self.keep_free == 1
             text = f"{self.keep_free} GPU{'' if one else 's'} {'is' if one else 'are'} kept free for people without a scheduler"
             return Reason("keep-free", f"{text} (keep_free)") if self.find(kind) is None else None
         without = mask_of(i for i in ids_of(usable) if self._unbooked[i] >= need.parts)
         taken = ids_of(without & ~fitting)
-        if not taken or max((without & mask).bit_count() for mask in self._server_mask.values()) < need.count:
+        if not taken or self.most_together(kind, without) < need.count:
             return None
         return Reason("booked-outside", f"needs {need.in_words()}{self._told_outside(taken)}")
 
@@ -581,30 +628,25 @@ class Fleet:
         told = "".join(f"; {self.outside[i][2]}" for i in taken[:MOST_TOLD])
         return told + (f"; and {len(taken) - MOST_TOLD} more GPUs" if len(taken) > MOST_TOLD else "")
 
-    def _forbidden(self, need: ResourceRequest, usable: int, vram_mib: int) -> Reason | None:
+    def _forbidden(self, kind: PlacementClass, usable: int) -> Reason | None:
         """Return the reason if a job waits only because readings block GPUs with enough free share; else None."""
-        verdicts = {}
-        room: dict[int, int] = {}
+        need, verdicts, room = kind.need, {}, 0
         for i in ids_of(usable):
             if self.free[i] < need.parts:
                 continue
-            server = self.gpus[i].server
-            verdict = self.admission.forbids(i, need.parts, self.free[i], vram_mib)
+            verdict = self.admission.forbids(i, need.parts, self.free[i], kind.vram_mib)
             if verdict.code:
                 verdicts[i] = verdict
             else:
-                room[server] = room.get(server, 0) + 1
-        if not verdicts or max(room.values(), default=0) >= need.count:
+                room |= 1 << i
+        if not verdicts or self.most_together(kind, room) >= need.count:
             return None
-        together: dict[int, int] = dict(room)
-        for i in verdicts:
-            together[self.gpus[i].server] = together.get(self.gpus[i].server, 0) + 1
-        if max(together.values()) < need.count:
+        if self.most_together(kind, room | mask_of(verdicts)) < need.count:
             return None  # it would not fit even if the readings allowed these GPUs
         first, *others = verdicts
         if self.admission.thresholds.by_memory:
             first = max(verdicts, key=lambda i: (self.admission.free_mib(i), -i))
-        elif vram_mib:
+        elif kind.vram_mib:
             first = max(verdicts, key=lambda i: (self.admission.room_mib(i), -i))
         others = [i for i in verdicts if i != first]
         like = f"; {named_gpus(others)} cannot be used either" if others else ""

@@ -7,27 +7,32 @@ from typing import NamedTuple
 
 from scheduler.core.allowed import Allowed, allowed_text
 from scheduler.core.gpu import ResourceRequest
-from scheduler.core.job import Job, Reason
+from scheduler.core.job import Job, JobSpec, Reason
+from scheduler.core.topology import Link, link_of
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementClass:
     """The jobs with the same need, allowed GPUs (None: any) and memory per GPU: if one job fits, each of them fits.
 
-    ``user``: in a scheduler of several users, the user of the jobs: users take turns, and have limits.
+    ``user``: in a scheduler of several users, the user of the jobs: users take turns, and have limits. ``link``: the
+    GPUs of a job must be joined pairwise at least as well as this.
     """
 
     need: ResourceRequest
     allowed: Allowed = None
     vram_mib: int = 0
     user: str = ""
+    link: Link = Link.SYSTEM
 
     @property
     def key(self) -> str:
         """The class as text. The store's table of reasons uses this text as key."""
         allowed = "*" if self.allowed is None else allowed_text(self.allowed)
         owner = f"/{self.user}" if self.user else ""
-        return f"{self.need.count}x{self.need.parts}/{allowed}/{self.vram_mib}{owner}"
+        link = f"/link={self.link.word}" if self.link.word else ""
+        profile = f"/mig={self.need.profile}" if self.need.profile else ""
+        return f"{self.need.count}x{self.need.parts}/{allowed}/{self.vram_mib}{owner}{link}{profile}"
 
 
 class WaitingJob(NamedTuple):
@@ -42,7 +47,18 @@ class WaitingJob(NamedTuple):
 
 def class_of(job: Job) -> PlacementClass:
     """Return the placement class of a job."""
-    return PlacementClass(job.need, job.allowed if job.need.count else None, job.spec.vram_mib or 0, job.spec.user)
+    return class_for(job.need, job.allowed, job.spec)
+
+
+def class_for(need: ResourceRequest, allowed: Allowed, spec: JobSpec) -> PlacementClass:
+    """Return the placement class of a job with this need, these allowed GPUs and this spec."""
+    return made_class(need, allowed, spec.vram_mib or 0, spec.user, spec.link)
+
+
+def made_class(need: ResourceRequest, allowed: Allowed, vram_mib: int, user: str, link: str) -> PlacementClass:
+    """Return the placement class of a job with these values. ``link``: the word of a link, which one GPU does not need."""
+    kind = PlacementClass(need, allowed if need.count else None, vram_mib, user)
+    return replace(kind, link=link_of(link)) if link and need.count > 1 and not need.by_name else kind
 
 
 def reason_with_place(reason: Reason, before: int) -> Reason:

@@ -87,13 +87,12 @@ class Swap:
 class Edit:
     """The request to change waiting jobs. ``changes``: field of JobSpec → new value.
 
-    ``needs``: the new need of each job, as the fields ``count`` and ``parts`` of ResourceRequest; empty if the needs stay
-    the same.
+    ``needs``: the new need of each job, as the fields of ResourceRequest; empty if the needs stay the same.
     """
 
     jobs: tuple[int, ...]
     changes: dict[str, Any]
-    needs: tuple[tuple[int, int], ...] = ()
+    needs: tuple[tuple[int, int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from scheduler.core.job import Event, Job, JobSpec, JobState
 from scheduler.core.log_names import user_logs
 from scheduler.core.model_table import ModelTable, booking_memory, need_of, with_vram_notes
 from scheduler.core.placement import Fleet
-from scheduler.core.placement_class import PlacementClass
+from scheduler.core.placement_class import class_for
 from scheduler.intake.jobs_file import LineContext
 from scheduler.intake.parsers import Parser
 from scheduler.store import file_offsets as kept
@@ -151,8 +151,7 @@ class Reader:
         spec = parsed.spec if self.owner is None else self.owner.owned(parsed.spec)
         spec = booking_memory(spec, self.memory_mib, read=bool(self.fleet.admission.cards))
         need, notes = need_of(spec, self.table, self.fleet.managed)
-        kind = PlacementClass(need, spec.allowed if need.count else None, spec.vram_mib or 0, spec.user)
-        never = self.fleet.can_ever_hold(kind)
+        never = self.fleet.can_ever_hold(class_for(need, spec.allowed, spec))
         if never:
             raise UsageError(never, do="request less, or allow other GPUs" if need.count else "request less")
         for parent in (*spec.after, *spec.after_ok):

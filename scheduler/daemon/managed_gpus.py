@@ -10,6 +10,7 @@ from scheduler.core.engine_placement import numbered
 from scheduler.core.gpu import Gpu
 from scheduler.core.observations import Now, Readings
 from scheduler.core.policy import thresholds_of
+from scheduler.core.topology import with_links
 from scheduler.daemon.context import Context
 from scheduler.daemon.parts import NEVER
 from scheduler.daemon.rebooking import update_needs
@@ -80,13 +81,13 @@ class ManagedGpus:
         self._flag = Flag(() if self._context.config.share_bookings else gpus)
 
     def learn_gpus(self, readings: Readings) -> bool:
-        """Set UUID, name and memory of the GPUs where they are unknown because the driver did not answer earlier.
+        """Set UUID, name, memory and links of the GPUs where they were unknown, because the driver did not answer earlier.
 
         Return whether a GPU has changed. Also add the GPUs of new nodes of a cluster. Raises StoreTrouble, sqlite3.Error.
         """
         if any(reading.by_engine for reading in readings.gpus):
             return self._add_new(readings)
-        found = {reading.ordinal: reading for reading in readings.gpus if reading.uuid}
+        found = {reading.ordinal: reading for reading in readings.gpus if reading.uuid and not reading.mig}
         gpus = [
             replace(
                 gpu,
@@ -98,6 +99,7 @@ class ManagedGpus:
             else gpu
             for gpu in self.gpus
         ]
+        gpus = with_links(gpus, readings.gpus, {gpu.uuid: gpu.index for gpu in (*self.shown, *gpus)})
         if gpus == self.gpus:
             return False
         self.save(gpus)

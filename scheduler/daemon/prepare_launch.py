@@ -50,7 +50,7 @@ class LaunchPreparer:
         self._context, self._lookup, self._runner, self._limits = context, lookup, runner, limits
 
     def prepare(
-        self, plan: Plan, ordinals: Mapping[int, int], now: Now, bound_to: Callable[[Job], str]
+        self, plan: Plan, ordinals: Mapping[int, int | str], now: Now, bound_to: Callable[[Job], str]
     ) -> list[tuple[Job, Launch]]:
         """Return (job, launch) for each job that the plan starts, and set the job's log, command and session name.
 
@@ -96,7 +96,7 @@ def complete_launch(
     found: Found,
     config: Config,
     folder: str,
-    ordinals: Mapping[int, int],
+    ordinals: Mapping[int, int | str],
     limits: dict[int, tuple[int, int]],
 ) -> Launch:
     """Return the launch of a placed job. ``folder``: working folder of jobs that name none; ``limits``: see `LaunchPreparer`.

@@ -44,7 +44,9 @@ def update_needs(
     was made by an earlier daemon. If GPUs, model table and program version have not changed since that call, only the
     jobs of `with_uncertain_need` are read. With 100,000 waiting lines of a jobs file this saves a second.
     """
-    basis = json.dumps([__version__, table.as_json(), [(gpu.index, gpu.server, gpu.memory_mib) for gpu in gpus]])
+    basis = json.dumps(
+        [__version__, table.as_json(), [(gpu.index, gpu.server, gpu.memory_mib, gpu.profile) for gpu in gpus]]
+    )
     same = at_start and rows.meta(connection, BASIS) == basis
     changed = changed_needs(gpus, table, with_uncertain_need(connection) if same else rows.pending(connection))
     rows.save(connection, changed)

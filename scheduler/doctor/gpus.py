@@ -14,6 +14,7 @@ from scheduler.core.gpu import Gpu, gpu_ids_text
 from scheduler.core.gpu_faults import GpuFault
 from scheduler.core.gpu_snapshot import GpuSnapshot
 from scheduler.core.observations import Readings
+from scheduler.core.topology import groups_text, with_links
 from scheduler.core.units import local_time, mib_text
 from scheduler.doctor.examination import Examination
 from scheduler.doctor.finding import DoctorUser, Finding, Mark, good, not_determined, worst
@@ -105,7 +106,8 @@ def judge_gpus(readings: Sequence[GpuSnapshot], dead: Set[int] | None, who: Doct
     ``dead``: pids that the driver reports although no such process exists. In a container, which hides processes,
     ``dead`` is None.
     """
-    found = [(reading, _gpu(reading, dead, who)) for reading in readings]
+    used = {reading.parent for reading in readings}
+    found = [(reading, _gpu(reading, dead, who)) for reading in readings if not (reading.mig and reading.uuid in used)]
     fine = [reading for reading, finding in found if finding is None]
     out = [finding for _, finding in found if finding is not None]
     if fine:
@@ -118,6 +120,15 @@ def judge_gpus(readings: Sequence[GpuSnapshot], dead: Set[int] | None, who: Doct
     return out
 
 
+def judge_links(readings: Sequence[GpuSnapshot]) -> list[Finding]:
+    """Return a finding that tells which GPUs are joined well; none if there is only one GPU."""
+    gpus = [Gpu(reading.ordinal, reading.uuid) for reading in readings if not reading.mig and not reading.profile]
+    if len(gpus) < 2 or all(reading.links is None for reading in readings):
+        return []
+    text = groups_text(with_links(gpus, readings, {gpu.uuid: gpu.index for gpu in gpus}))
+    return [good("GPU links", text or "no NVLink, and no PCIe switch or CPU that GPUs share, is known")]
+
+
 def _gpu(reading: GpuSnapshot, dead: Set[int] | None, who: DoctorUser) -> Finding | None:
     """Return the finding on one GPU; None if nothing is wrong with it."""
     number = reading.ordinal
@@ -126,9 +137,9 @@ def _gpu(reading: GpuSnapshot, dead: Set[int] | None, who: DoctorUser) -> Findin
         return Finding(
             check, Mark.BAD, "lost", reading.problem or "the driver gets no answer from this GPU", who.root("reboot")
         )
-    if reading.problem.startswith("MIG"):
+    if reading.mig:
         mend = who.root(f"nvidia-smi -i {number} -mig 0")
-        return Finding(check, Mark.WARN, reading.name, reading.problem, mend)
+        return Finding(check, Mark.WARN, reading.name, "MIG mode is on, and there are no instances to take jobs", mend)
     if reading.errors or reading.problem:
         return Finding(check, Mark.BAD, reading.name, reading.problem or reading.errors, reset)
     return ghost(reading, dead, check, reset)
@@ -242,7 +253,7 @@ def check_gpus(exam: Examination) -> list[Finding]:
             time.sleep(GHOST_AGAIN_S)
             again = driver.readings(until, anew=True)
             judged = _judged(exam, again) if again and again.gpus else judged
-        out += judged
+        out += judged + judge_links(readings.gpus)
     if config.hold_on_errors:
         resume = f"{exam.sudo}gpujob resume {{}}{exam.suffix}"
         out += judge_faults(exam.dir_seen.gpus, exam.dir_seen.faults, resume, time.time())

@@ -116,7 +116,7 @@ class Agent:
             if first:
                 self.channel.send({"say": "ready"})
         elif kind == "start":
-            ordinals = typed(message["ordinals"], dict[int, int])
+            ordinals = typed(message["ordinals"], dict[int, int | str])
             self._start(typed(message["job"], Job), typed(message["environment"], dict[str, str] | None), ordinals)
         elif kind == "adopt":
             job = typed(message["job"], Job)
@@ -159,7 +159,7 @@ class Agent:
                 if message["do"] == "act":
                     self.carry_out(message)
 
-    def _start(self, job: Job, environment: dict[str, str] | None, ordinals: dict[int, int]) -> None:
+    def _start(self, job: Job, environment: dict[str, str] | None, ordinals: dict[int, int | str]) -> None:
         self._check_groups()
         self.jobs[job.id] = job
         self.missing.pop(job.id, None)
@@ -192,7 +192,7 @@ class Agent:
     def _env_file(self, job: Job) -> str:
         return os.path.join(self.folder, "env", job.attempt_key)
 
-    def _launch(self, job: Job, ordinals: dict[int, int]) -> Any:
+    def _launch(self, job: Job, ordinals: dict[int, int | str]) -> Any:
         """Return the launch of a job; None if it lacks a file, which is reported."""
         assert self.config is not None
         found = self.environments.find(job)

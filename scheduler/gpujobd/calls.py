@@ -100,7 +100,7 @@ class LimitedClient(SchedulerClient):
             for user, number in owners.items():
                 self._check_waiting(connection, user, number)
 
-    def check_edit(self, jobs: Sequence[Job], needs: Sequence[tuple[int, int]]) -> None:
+    def check_edit(self, jobs: Sequence[Job], needs: Sequence[tuple[int, int, str]]) -> None:
         """Raise Refused if the limits of the owners never let the jobs start with these needs."""
         with self._reading() as connection:
             limits = self._limits_in(connection)

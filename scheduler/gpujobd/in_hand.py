@@ -22,7 +22,7 @@ class InHand:
     """An attempt in hand. ``job``: as it was started or adopted; ``sent``: whether the present agent knows it."""
 
     job: Job
-    ordinals: dict[int, int] | None = (
+    ordinals: dict[int, int | str] | None = (
         None  # of an attempt to start; None: an agent had it before, so it is to be adopted
     )
     sent: bool = False

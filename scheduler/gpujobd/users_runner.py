@@ -86,7 +86,7 @@ class UsersRunner:
         hand = user.hands.get(job.attempt_key) if user is not None else None
         return [hand.started] if hand is not None and hand.started is not None and job.process is None else []
 
-    def _take(self, job: Job, ordinals: dict[int, int] | None) -> None:
+    def _take(self, job: Job, ordinals: dict[int, int | str] | None) -> None:
         if job.spec.uid is None:
             self._facts.append(NeverRan(job.id, job.attempt, "it belongs to no user", True, time.time()))
             return

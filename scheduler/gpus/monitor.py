@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, replace
 from scheduler.core.backoff import doubled_s
 from scheduler.core.config import Config
 from scheduler.core.errors import NoGpuData, Refused
-from scheduler.core.gpu import Gpu, gpu_ids_text, named_gpus
+from scheduler.core.gpu import Gpu, gpu_ids_text, is_are, named_gpus
 from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
 from scheduler.core.job import Job
 from scheduler.core.observations import Readings
 from scheduler.core.protocols import Probe
+from scheduler.core.topology import with_links
 from scheduler.gpus.declared import declared
 from scheduler.gpus.nvidia import NvidiaProbe
 from scheduler.system.processes import environment_of, seen
@@ -86,9 +87,20 @@ def managed_gpus(
         probe.close()
         raise
     notes: list[str] = []
-    found = _numbered(first, stored, notes)
+    numbered = _numbered(first, stored, notes)
+    by_uuid = {gpu.uuid: index for index, gpu in numbered.items()}
+    found = {gpu.index: gpu for gpu in with_links(numbered.values(), first.gpus, by_uuid)}
+    empty = [one.ordinal for one in first.gpus if one.mig and not any(gpu.parent == one.uuid for gpu in first.gpus)]
+    if empty:
+        notes.append(
+            f"{named_gpus(empty)} {is_are(empty)} in MIG mode and without instances (nvidia-smi mig -cgi creates them)"
+        )
+    if not found and not config.without_gpus:
+        probe.close()
+        raise NoGpuData(f"no GPU can be used: {notes[-1]}", do="create MIG instances, or switch the MIG mode off")
     if wanted is None:
         wanted = _visible(environ.get("CUDA_VISIBLE_DEVICES"), found, notes)
+    wanted = _with_instances(wanted, found)
     beyond = [gpu for gpu in wanted if gpu not in found]
     if beyond and config.without_gpus:
         notes.append(f"there is no GPU {gpu_ids_text(beyond)}: the driver shows {named_gpus(found)}")
@@ -104,6 +116,15 @@ def _wanted(config: Config) -> tuple[int, ...] | None:
     if config.gpu_ids is not None:
         return config.gpu_ids
     return None if config.gpus is None else tuple(range(config.gpus))
+
+
+def _with_instances(wanted: Iterable[int], found: Mapping[int, Gpu]) -> tuple[int, ...]:
+    """Return ``wanted``, with the MIG instances of a card in place of its own id."""
+    out: list[int] = []
+    for index in wanted:
+        of_card = [i for i, gpu in found.items() if gpu.profile and i // 100 == index + 1]
+        out += of_card if of_card and index not in found else [index]
+    return tuple(dict.fromkeys(out))
 
 
 def managed_after_change(
@@ -122,6 +143,7 @@ def managed_after_change(
         raise Refused("GPUs are detected only at the start", do="restart the scheduler; its jobs continue")
     if wanted is None:
         wanted = _visible(environ.get("CUDA_VISIBLE_DEVICES"), known, [])
+    wanted = _with_instances(wanted, known)
     beyond = [gpu for gpu in wanted if gpu not in known]
     if beyond and not config.without_gpus:
         raise Refused(f"there is no GPU {gpu_ids_text(beyond)}", do=f"the driver shows {named_gpus(known)}")
@@ -139,12 +161,16 @@ def _numbered(first: Readings, stored: Sequence[Gpu], notes: list[str]) -> dict[
     by_ordinal = {gpu.index: gpu for gpu in before.values()}
     shown: list[Gpu] = []
     for reading in first.gpus:
+        if reading.mig:
+            continue  # its instances are listed instead
         uuid, name = reading.uuid, reading.name
         if not uuid:  # lost: the driver counts the GPU but does not name it
             known = by_ordinal.get(reading.ordinal)
             uuid, name = (known.uuid, known.name) if known else (f"{UNREAD}{reading.ordinal}", "lost")
-        shown.append(Gpu(reading.ordinal, uuid, name, 0, reading.memory_total_mib))
-    vanished = [gpu for uuid, gpu in before.items() if uuid not in {gpu.uuid for gpu in shown}]
+        shown.append(Gpu(reading.ordinal, uuid, name, 0, reading.memory_total_mib, profile=reading.profile))
+    # A MIG instance that is gone was deleted, and a card in MIG mode is still there: nobody has to look for them.
+    there = {gpu.uuid for gpu in shown} | {reading.uuid for reading in first.gpus if reading.mig}
+    vanished = [gpu for uuid, gpu in before.items() if uuid not in there and not gpu.profile]
     if not vanished:
         return {gpu.index: gpu for gpu in shown}
     numbered = {gpu.index: gpu for gpu in vanished}
@@ -188,7 +214,10 @@ def _without_answer(probe: Probe, wanted: tuple[int, ...] | None, stored: Sequen
         raise NoGpuData(
             error.what, do="repair the driver, or allocate GPUs without readings: --gpus N --gpu-interval 0"
         )
-    gpus = [real.get(index) or Gpu(index, f"{UNREAD}{index}", "not read yet") for index in wanted or sorted(real)]
+    gpus = [
+        real.get(index) or Gpu(index, f"{UNREAD}{index}", "not read yet")
+        for index in _with_instances(wanted or sorted(real), real)
+    ]
     without = "; to allocate GPUs without readings: --gpus N --gpu-interval 0"
     return Managed(gpus, probe, [f"{error.what}: no job is started until the driver answers{without}"])
 

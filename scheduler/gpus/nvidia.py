@@ -52,6 +52,7 @@ class _Reader:
     token: str  # value of READER in its environment
     answered: bool = False
     text: bytes = b""
+    links: Mapping[str, Mapping[str, int]] | None = None  # UUID → UUID → link; None: not told
 
 
 class NvidiaProbe:
@@ -297,7 +298,9 @@ class NvidiaProbe:
         self.absent, self._answered = False, True
         if current.way == "nvml":
             self._no_nvml, self._nvml_wait = False, NVML_AGAIN_S
-        gpus = tuple(_reading(gpu) for gpu in answer["gpus"])
+        if "links" in answer:
+            current.links = answer["links"]
+        gpus = tuple(_reading(gpu, current.links) for gpu in answer["gpus"])
         return Readings(asked, gpus, xids=self._take_xids(), watches_errors=current.way == "nvml")
 
     def _take_xids(self) -> tuple[Xid, ...]:
@@ -367,7 +370,7 @@ def _ended(pidfd: int) -> bool:
     return bool(select.select([pidfd], [], [], 0)[0])
 
 
-def _reading(gpu: dict[str, Any]) -> GpuSnapshot:
+def _reading(gpu: dict[str, Any], links: Mapping[str, Mapping[str, int]] | None) -> GpuSnapshot:
     processes = gpu["processes"]
     return GpuSnapshot(
         uuid=gpu["uuid"],
@@ -389,6 +392,10 @@ def _reading(gpu: dict[str, Any]) -> GpuSnapshot:
         lost=gpu["lost"],
         problem=gpu["problem"],
         errors=gpu["errors"],
+        links=None if links is None else links.get(gpu["uuid"]),
+        mig=gpu["mig"],
+        profile=gpu["profile"],
+        parent=gpu["parent"],
     )
 
 

@@ -68,7 +68,7 @@ def blank(job: Job, boot: str) -> bytes:
         "boot": boot,
         **({} if job.runner_kind.owns_gpus else {"runner": job.runner}),
         "gpus": list(job.gpus),
-        "need": [job.need.count, job.need.parts],
+        "need": [job.need.count, job.need.parts, job.need.profile],
         "priority": job.priority,
         "allowed": None if job.allowed is None else list(job.allowed),
         "identity": job.identity,

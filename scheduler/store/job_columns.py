@@ -42,6 +42,7 @@ class Column:
     field: str = ""
     read: Callable[..., Any] | None = None
     second: str = ""
+    third: str = ""
     when: str = STATE
     made_from: str = ""
     since: int = 1
@@ -122,7 +123,7 @@ COLUMNS: tuple[Column, ...] = (
     _plain("identity", "TEXT NOT NULL", when=ONCE),
     # The identity while equal lines are repetitions of the job, else NULL.
     Column(name="blocking", sql="TEXT UNIQUE", write=lambda job: job.identity if blocks(job) else None, made_from="state"),
-    Column(name="need_count", sql="INTEGER NOT NULL", write="need.count", field="need", read=ResourceRequest, second="need_parts"),
+    Column(name="need_count", sql="INTEGER NOT NULL", write="need.count", field="need", read=ResourceRequest, second="need_parts", third="need_profile"),
     Column(name="need_parts", sql="INTEGER NOT NULL", write="need.parts", made_from="need"),
     _plain("priority", "INTEGER NOT NULL"),
     # Order among equal priorities; 0 stands for the id.
@@ -162,6 +163,8 @@ COLUMNS: tuple[Column, ...] = (
     _plain("engine_job", "TEXT NOT NULL DEFAULT ''", when=LATER, since=9),
     Column(name="user", sql="TEXT NOT NULL DEFAULT ''", write="spec.user", when=SPEC, since=10),
     _plain("gpu_retries", "INTEGER NOT NULL DEFAULT 0", when=LATER, since=12),
+    Column(name="need_profile", sql="TEXT NOT NULL DEFAULT ''", write="need.profile", made_from="need", since=13),
+    Column(name="link", sql="TEXT NOT NULL DEFAULT ''", write="spec.link", when=SPEC, since=13),
 )  # fmt: skip
 
 
@@ -188,18 +191,20 @@ class Writer:
         return (direct, *made) if self._only_one else (*direct, *made)
 
 
-READ = [column.name for column in COLUMNS if column.field or any(column.name == other.second for other in COLUMNS)]
+_FURTHER = {name for column in COLUMNS for name in (column.second, column.third)}
+READ = [column.name for column in COLUMNS if column.field or column.name in _FURTHER]
 _AT = {name: place for place, name in enumerate(READ)}
 _OF_FIELD = {column.field: column for column in COLUMNS if column.field}
 _FIELDS = tuple(field.name for field in fields(Job) if field.init)  # in the order of the arguments of Job
 _IN_ORDER = itemgetter(*[_AT[_OF_FIELD[field].name] for field in _FIELDS])
-_READ_BY: list[tuple[int, Callable[..., Any], int | None]] = [
-    (place, column.read, _AT[column.second] if column.second else None)
+_READ_BY: list[tuple[int, Callable[..., Any], tuple[int, ...]]] = [
+    (place, column.read, tuple(_AT[name] for name in (column.second, column.third) if name))
     for place, column in enumerate(_OF_FIELD[field] for field in _FIELDS)
     if column.read is not None
 ]
-_ONE = [(place, read) for place, read, second in _READ_BY if second is None]
-_TWO = [(place, read, second) for place, read, second in _READ_BY if second is not None]
+_ONE = [(place, read) for place, read, more in _READ_BY if not more]
+_TWO = [(place, read, more[0]) for place, read, more in _READ_BY if len(more) == 1]
+_THREE = [(place, read, *more) for place, read, more in _READ_BY if len(more) == 2]
 _DEFAULTS = {
     column.name: ast.literal_eval(column.sql.partition(" DEFAULT ")[2] or "None") for column in COLUMNS
 }  # values that SQLite gives to existing rows when a column is added
@@ -244,6 +249,8 @@ def job_of(row: Sequence[Any]) -> Job:
             values[place] = read(values[place])
         for place, read, second in _TWO:
             values[place] = read(values[place], row[second])
+        for place, read, second, third in _THREE:
+            values[place] = read(values[place], row[second], row[third])
         job = Job(*values)
         job.stored = values_of(job)
         return job

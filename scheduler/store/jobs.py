@@ -6,6 +6,7 @@ import functools
 import json
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -296,8 +297,19 @@ def waiting_before(connection: sqlite3.Connection, job: Job) -> int:
     found = connection.execute(
         "SELECT count(*) FROM jobs WHERE finished_at IS NULL AND state='pending' AND reason_code=''"
         " AND need_count=? AND need_parts=? AND (need_count=0 OR allowed IS ?) AND vram_mib=? AND user=?"
+        " AND need_profile=? AND (need_count<2 OR need_parts=0 OR link=?)"
         " AND (CASE WHEN place<0 THEN ? ELSE priority END, CASE place WHEN 0 THEN id ELSE place END) < (?,?)",
-        (job.need.count, job.need.parts, allowed, job.spec.vram_mib or 0, job.spec.user, FIRST, *job.turn),
+        (
+            job.need.count,
+            job.need.parts,
+            allowed,
+            job.spec.vram_mib or 0,
+            job.spec.user,
+            job.need.profile,
+            job.spec.link,
+            FIRST,
+            *job.turn,
+        ),
     )
     return int(found.fetchone()[0])
 
@@ -565,19 +577,26 @@ def set_meta(connection: sqlite3.Connection, key: str, value: str) -> None:
     )
 
 
+_GPU_COLUMNS = (
+    "id, uuid, name, server, memory_mib, node, partition, links, profile"  # in the order of the fields of Gpu
+)
+
+
 def gpus(connection: sqlite3.Connection) -> list[Gpu]:
     """Return the GPUs that the last daemon managed, ordered by index."""
-    rows = connection.execute("SELECT id, uuid, name, server, memory_mib, node, partition FROM gpus ORDER BY id")
-    return [Gpu(*row) for row in rows]
+    return [
+        replace(Gpu(*row), links=tuple((other, link) for other, link in json.loads(links or "[]")), profile=profile)
+        for *row, links, profile in connection.execute(f"SELECT {_GPU_COLUMNS} FROM gpus ORDER BY id")
+    ]
 
 
 def save_gpus(connection: sqlite3.Connection, found: Iterable[Gpu]) -> None:
     """Replace the stored GPUs with the GPUs that are managed now."""
     connection.execute("DELETE FROM gpus")
-    connection.executemany(
-        "INSERT INTO gpus (id, uuid, name, server, memory_mib, node, partition) VALUES (?,?,?,?,?,?,?)",
-        [(g.index, g.uuid, g.name, g.server, g.memory_mib, g.node, g.partition) for g in found],
-    )
+    for gpu in found:
+        *plain, links, profile = (getattr(gpu, each.name) for each in fields(Gpu))
+        values = (*plain, json.dumps(links) if links else "", profile)
+        connection.execute(f"INSERT INTO gpus ({_GPU_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?)", values)
 
 
 def holdings(connection: sqlite3.Connection) -> list[tuple[Holding, str]]:

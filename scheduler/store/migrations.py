@@ -151,7 +151,15 @@ CREATE TABLE gpu_faults (
 ) WITHOUT ROWID;
 """
 
-STEPS = (_FIRST, _READINGS, _OLD_LOGS, _COUNTS, _CALLS, _TALLIES, _EVENT_NAMES, _QUEUE, _NODES, "", _USERS, _FAULTS)
+# Links between GPUs, as JSON (core/topology.py), and profiles of MIG instances. Step 13 also adds columns of the jobs.
+_LINKS = """
+ALTER TABLE gpus ADD COLUMN links TEXT NOT NULL DEFAULT '';
+ALTER TABLE gpus ADD COLUMN profile TEXT NOT NULL DEFAULT '';
+"""
+
+STEPS = (
+    _FIRST, _READINGS, _OLD_LOGS, _COUNTS, _CALLS, _TALLIES, _EVENT_NAMES, _QUEUE, _NODES, "", _USERS, _FAULTS, _LINKS,
+)  # fmt: skip
 VERSION = len(STEPS)
 
 

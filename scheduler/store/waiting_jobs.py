@@ -12,7 +12,7 @@ from typing import Any
 from scheduler.core.errors import Damaged, SchedulerError
 from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import Job, JobState
-from scheduler.core.placement_class import PlacementClass, WaitingJob
+from scheduler.core.placement_class import PlacementClass, WaitingJob, made_class
 from scheduler.store.job_columns import SELECT, allowed_of, job_of
 from scheduler.store.jobs import counts
 
@@ -34,21 +34,22 @@ _READY = f"held=0 AND not_before IS NULL AND waits_for=0 AND reason_code='' AND 
 def ready(connection: sqlite3.Connection) -> Iterator[WaitingJob]:
     """Yield the facts about each waiting job that can start as soon as there is room, ordered by id.
 
-    For these jobs no other reason to wait is stored. Raises Damaged if a row has an invalid list of allowed GPUs.
+    For these jobs no other reason to wait is stored. Raises Damaged if a row has an invalid list of allowed GPUs or an unknown link.
     """
     kinds: dict[tuple[Any, ...], PlacementClass] = {}
     for row in connection.execute(
-        "SELECT id, priority, place, submitted_at, need_count, need_parts, allowed, vram_mib, user FROM jobs"
+        "SELECT id, priority, place, submitted_at, need_count, need_parts, need_profile, allowed, vram_mib, user, link FROM jobs"
         f" WHERE {_WAITING} AND {_READY} ORDER BY id"
     ):
         kind = kinds.get(row[4:])
         if kind is None:
-            count, parts, allowed, vram_mib, user = row[4:]
+            count, parts, profile, allowed, vram_mib, user, link = row[4:]
             try:
                 ids = allowed_of(allowed) if count else None
-            except SchedulerError as error:
+                kind = made_class(ResourceRequest(count, parts, profile), ids, vram_mib, user, link)
+            except (SchedulerError, ValueError) as error:
                 raise Damaged(f"the store is damaged (job {row[0]}: {error})") from error
-            kind = kinds[row[4:]] = PlacementClass(ResourceRequest(count, parts), ids, vram_mib, user)
+            kinds[row[4:]] = kind
         yield WaitingJob(row[0], kind, row[1], row[2] or row[0], row[3])
 
 

@@ -11,6 +11,7 @@ from scheduler.core.job import Failure, Job, JobSpec
 from scheduler.core.log_names import stderr_log
 from scheduler.core.secrets import without_secrets, words_without_secrets
 from scheduler.core.shell_quoting import joined
+from scheduler.core.topology import link_of
 from scheduler.core.units import mib_text, span_text
 
 
@@ -43,6 +44,7 @@ def job_facts(job: Job) -> list[Fact]:
         ("from", spec.origin or spec.source, False),
         ("priority", job.priority, False),
         ("need", job.need.in_words() + (f", {mib_text(spec.vram_mib)} of memory" if spec.vram_mib else ""), False),
+        ("link", f"its GPUs must be joined by {link_of(spec.link).in_words} or better" if spec.link else "", False),
         ("limits", _limits(spec), False),
         ("slots", spec.slots if not job.need.count and spec.slots != 1 else "", False),
         ("allowed GPUs", "any" if job.allowed is None else allowed_text(job.allowed), False),

@@ -180,3 +180,20 @@ def test_a_preview_does_not_allocate_a_gpu_with_foreign_processes(machine: Calla
     number = submitted(m.s, spec(gpus="1", allowed=(1,)))
     job = wait_for(lambda: (j := m.s.job(number))["reason_code"] != "new" and j, "its reason")
     assert job["reason_code"] == "foreign"
+
+
+def test_a_preview_chooses_the_linked_gpus_that_the_scheduler_chooses(machine: Callable[..., Machine]) -> None:
+    """The links between GPUs are in the store, so a preview, which reads no GPU, prefers the same GPUs."""
+    m = machine()
+    m.cards("GPU-a", "GPU-b", "GPU-c")
+    m.driver.no_links()
+    m.driver.nvlink("GPU-b", "GPU-c")
+    m.s.start()
+    m.state(0, "AVAILABLE")
+    assert look(m.s, spec(gpus="2"))[:2] == ("start", (1, 2))
+    assert look(m.s, spec(gpus="3", link="numa"))[0] == "never"
+    m.add("b", gpus="1")
+    m.running("b")
+    assert look(m.s, spec(gpus="2"))[:2] == ("start", (0, 2))
+    told = look(m.s, spec(gpus="2", link="nvlink"))
+    assert (told[0], told[2]) == ("wait", "no-link")

@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import combinations
 
 from scheduler.core.admission import Admission
-from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
+from scheduler.core.gpu import ANY_DEVICE, WHOLE, Gpu, ResourceRequest
 from scheduler.core.observations import Now
 from scheduler.core.placement_class import PlacementClass
+from scheduler.core.topology import Link
 
 
 @dataclass
@@ -46,6 +48,8 @@ class SlowFleet:
             and gpu.index not in self.claims
             and not self.admission.forbids(gpu.index, kind.need.parts, free, kind.vram_mib).code
         )
+        profile = kind.need.profile
+        may = may and (profile == ANY_DEVICE or gpu.profile == profile)
         may = may and self.admission.fresh([gpu.index], self.now)  # all GPUs are read at the same time
         return allowed and memory and may and free >= kind.need.parts
 
@@ -77,12 +81,31 @@ class SlowFleet:
         groups: list[tuple[int, int, list[int]]] = []
         for server in {gpu.server for gpu in fitting}:
             here = [gpu.index for gpu in fitting if gpu.server == server]
-            if len(here) >= count:
+            if any(self.worst(chosen) <= kind.link for chosen in combinations(here, count)):
                 groups.append((self.whole_free_on(server), min(here), here))
         if not groups:
             return None
         _, _, here = min(groups)
-        return tuple(sorted(sorted(here, key=lambda i: (self.free[i], i))[:count]))
+        return min(combinations(here, count), key=lambda chosen: self.rank(chosen, here))
+
+    def link(self, one: int, other: int) -> Link:
+        """Return how two GPUs are joined, as either of them tells it."""
+        told = [Link(link) for gpu in self.gpus for to, link in gpu.links if {gpu.index, to} == {one, other}]
+        return min(told, default=Link.SYSTEM)
+
+    def worst(self, gpus: Iterable[int]) -> Link:
+        return max((self.link(a, b) for a, b in combinations(gpus, 2)), default=Link.NVLINK)
+
+    def rank(self, chosen: tuple[int, ...], here: list[int]) -> tuple[object, ...]:
+        """Return a sort key of a set of GPUs; ``here``: all GPUs of the server that fit."""
+        left = [i for i in here if i not in chosen]
+        shares = sorted(self.free[i] for i in chosen)
+        return self.worst(chosen), *self.better_pairs(chosen), shares, *self.better_pairs(left), chosen
+
+    def better_pairs(self, gpus: Iterable[int]) -> list[int]:
+        """Return how many pairs are joined at least as well as each link, as numbers below 0: more is better."""
+        links = [self.link(a, b) for a, b in combinations(gpus, 2)]
+        return [-sum(link <= limit for link in links) for limit in (Link.NVLINK, Link.PCIE, Link.NUMA)]
 
     def change(self, need: ResourceRequest, gpus: Iterable[int], vram_mib: int, sign: int) -> None:
         """Book a request on these GPUs (``sign`` is -1), or undo the booking of this request (``sign`` is +1)."""

@@ -226,8 +226,8 @@ def test_find_respects_the_verdicts_and_why_not_names_a_failing_rule(
 class BothRead(Both):
     """The real scheduler and the slow scheduler. Both get the same readings of the GPUs."""
 
-    def __init__(self, servers: list[int], memory_mib: int | None) -> None:
-        super().__init__(servers, memory_mib)
+    def __init__(self, servers: list[int], memory_mib: int | None, links: list[int]) -> None:
+        super().__init__(servers, memory_mib, links)
         state = self.play.scheduler
         state.fleet.admission = Admission.of(self.gpus, state.policy.thresholds, self.play.now)
         state.fleet.admission.tenants = state.tenants
@@ -283,6 +283,15 @@ class BothRead(Both):
             return [Readings(self.play.mono + 1.0, problem="no answer")]
         return [self.say(step.pick)]
 
+    def _fail(self, step: Step) -> list[Observation]:
+        """End a job with an error. A job on a GPU that is gone is tried once more."""
+        job_id, cards = self._chosen(step), self.play.scheduler.fleet.admission.cards
+        told = self._end(step)
+        job = self.play.job(job_id) if job_id is not None else None
+        if job is not None and not job.gpu_retries and any(cards[gpu].verdict.code == "gone" for gpu in job.gpus):
+            self.twin.waiting[job.id] = (job.priority, job.order), class_of(job)
+        return told
+
     def empty_the_machine(self) -> None:
         self.twin.paused = False
         self.twin.fleet.paused.clear()
@@ -306,13 +315,13 @@ READS = st.lists(st.one_of(st.none(), READ), min_size=20, max_size=20)
 
 @given(*HISTORY, READS)
 def test_the_scheduler_starts_the_same_jobs_as_the_slow_one_when_readings_block_gpus(
-    servers: list[int], memory_mib: int | None, turns: list[list[Step]], reads: list[Step | None]
+    servers: list[int], memory_mib: int | None, links: list[int], turns: list[list[Step]], reads: list[Step | None]
 ) -> None:
     """S3.16: While readings block GPUs, the scheduler starts the same jobs on the same GPUs as a simple, slow one.
 
     The slow scheduler is written for this comparison (`tests/core/slow_twin.py`).
     """
-    both = BothRead(servers, memory_mib)
+    both = BothRead(servers, memory_mib, links)
     for turn, read in zip(turns, reads, strict=False):
         both.turn(both.facts_of([*turn, *([read] if read else [])]))
     both.empty_the_machine()

@@ -9,9 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.backfill import LENIENT, ExpectedEnds
+from scheduler.core.gpu import ids_of
 from scheduler.core.job import Job, JobState
+from scheduler.core.placement import Fleet
 from scheduler.core.runtime_estimate import ASSUMED, Errors, Estimates
-from tests.builders import T0, Play, a_job, a_kind, a_spec, a_world, examples
+from scheduler.core.topology import Link
+from tests.builders import (
+    T0,
+    Play,
+    a_gpu,
+    a_job,
+    a_kind,
+    a_policy,
+    a_spec,
+    a_world,
+    an_instance,
+    examples,
+    some_gpus,
+)
 
 HOUR, DAY = 3600.0, 86400.0
 
@@ -116,6 +131,56 @@ def test_an_opening_is_on_the_server_where_the_jobs_end_first() -> None:
     single = ends.opening(a_kind("1", allowed=(0,)))
     assert single is not None and single.in_s == pytest.approx(900.0)
     assert ends.opening(a_kind("3")) is None, "no server has three GPUs"
+
+
+PAIRS = (Link.NVLINK, Link.SYSTEM, Link.SYSTEM, Link.SYSTEM, Link.SYSTEM, Link.NVLINK)  # 0 with 1, 2 with 3
+
+
+def a_linked_world(*ends: float) -> Play:
+    """Return a Play with four GPUs in two pairs that are joined by NVLink. A job on each of them ends after ``ends``."""
+    play = Play(Fleet(some_gpus(4, links=PAIRS)), policy=a_policy(max_overtakes=10))
+    play.run(*(timed(number, "1", seconds) for number, seconds in enumerate(ends, 1)))
+    return play
+
+
+def test_an_opening_for_linked_gpus_is_within_one_group() -> None:
+    ends = ExpectedEnds((play := a_linked_world(100.0, 900.0, 200.0, 300.0)).scheduler, play.now)
+    plain, linked = ends.opening(a_kind("2")), ends.opening(a_kind("2", link="nvlink"))
+    assert plain is not None and (plain.mask, round(plain.in_s)) == (0b0101, 200)
+    assert linked is not None and (linked.mask, round(linked.in_s)) == (0b1100, 300)
+    assert {use.job for use in linked.waits_for} == {3, 4}
+    assert ends.known(a_kind("3")) and not ends.known(a_kind("3", link="nvlink"))
+    assert ends.opening(a_kind("3", link="nvlink")) is None
+
+
+def test_the_reservation_of_a_job_for_linked_gpus_leaves_the_other_group_to_others() -> None:
+    """GPU 0 is free first, but the job waits for GPUs 2 and 3, which are joined: other jobs use GPU 0."""
+    play = a_linked_world(DAY + 1000.0, 9 * DAY, DAY + 1500.0, DAY + 2000.0)
+    play.arrive(timed(50, "2", HOUR, link="nvlink"))
+    play.tell(after=DAY)
+    assert [ids_of(one.mask) for one in play.scheduler.fleet.reserved] == [(2, 3)]
+    play.tell(play.ended(1))
+    play.arrive(timed(60, "1", 30_000.0))
+    assert play.job(60).gpus == (0,)
+    play.tell(play.ended(3))
+    play.arrive(timed(61, "1", 30_000.0))
+    assert play.reason(61) == "reserved"
+    play.arrive(timed(62, "1", 60.0))
+    assert play.job(62).gpus == (2,), "only the short job passes"
+    play.tell(play.ended(62))
+    play.tell(play.ended(4))
+    assert play.job(50).gpus == (2, 3)
+
+
+def test_an_opening_for_an_instance_is_on_one_with_its_profile() -> None:
+    gpus = [a_gpu(0, memory_mib=80_000), an_instance(200), an_instance(201), an_instance(202, "3g.40gb")]
+    play = Play(Fleet(gpus), policy=a_policy(max_overtakes=10))
+    play.run(timed(1, "1", 50.0))
+    play.run(timed(2, "mig-1g.10gb", 900.0), timed(3, "mig-1g.10gb", 600.0), timed(4, "mig-3g.40gb", 100.0))
+    ends = ExpectedEnds(play.scheduler, play.now)
+    found = [ends.opening(a_kind(need)) for need in ("1", "mig-1g.10gb", "mig-3g.40gb")]
+    assert [one and (ids_of(one.mask), round(one.in_s)) for one in found] == [((0,), 50), ((201,), 600), ((202,), 100)]
+    assert ends.opening(a_kind("mig-7g.80gb")) is None
 
 
 def test_shares_are_counted_together() -> None:

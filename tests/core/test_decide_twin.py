@@ -15,6 +15,7 @@ from scheduler.core.observations import Arrived, Asked, Gone, Observation, Uncla
 from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import class_of
 from scheduler.core.requests import Cancel, Pause, PauseQueue, Requeue, Resume
+from scheduler.core.topology import LINK_WORDS, Link
 from tests.builders import OOM, Play, a_job, examples, some_gpus
 from tests.core.slow_twin import SlowFleet, SlowScheduler
 
@@ -36,6 +37,7 @@ class Step:
     pick: int = 0
     on: tuple[int, ...] = ()
     slots: int = 1
+    link: str = ""
 
 
 ALLOWED = st.one_of(
@@ -49,6 +51,7 @@ ARRIVE = st.builds(
     ALLOWED,
     st.sampled_from([0, 0, 0, 6_000, 20_000]),
     st.integers(0, 99),
+    link=st.sampled_from(["", "", *LINK_WORDS]),
 )
 BY_NAME = st.builds(
     Step,
@@ -77,8 +80,8 @@ SERVERS = st.lists(st.integers(1, 8), min_size=1, max_size=3)
 class Both:
     """The real scheduler and the slow scheduler. Each event is applied to both of them."""
 
-    def __init__(self, servers: list[int], memory_mib: int | None) -> None:
-        self.gpus = some_gpus(*servers, memory_mib=memory_mib)
+    def __init__(self, servers: list[int], memory_mib: int | None, links: list[int]) -> None:
+        self.gpus = some_gpus(*servers, memory_mib=memory_mib, links=links)
         if memory_mib == MIXED:
             self.gpus = [replace(gpu, memory_mib=MIXED * (1 + gpu.index % 2)) for gpu in self.gpus]
         self.play = Play(Fleet(self.gpus, SLOTS))
@@ -106,6 +109,7 @@ class Both:
             order=step.pick,
             on=step.on,
             slots=step.slots,
+            link=step.link,
         )
         if self.play.scheduler.fleet.can_ever_hold(class_of(job)):
             return []  # the jobs file or `submit` refuses such a job
@@ -168,6 +172,7 @@ class Both:
             assert len(set(job.gpus)) == job.need.count
             servers = {fleet.gpus[gpu].server for gpu in job.gpus}
             assert len(servers) <= 1 or job.need.by_name, "a wide job spans servers"
+            assert job.need.by_name or self.twin.fleet.worst(job.gpus) <= class_of(job).link, "not linked as asked"
             assert not job.need.by_name or job.gpus == job.spec.on
             assert job.allowed is None or set(job.gpus) <= set(job.allowed) or not job.gpus
             for gpu in job.gpus:
@@ -200,16 +205,23 @@ class Both:
         assert not self.twin.running
 
 
-HISTORY = (SERVERS, st.sampled_from([None, 24_000, MIXED]), st.lists(TURN, max_size=20))
+LINKS = st.one_of(
+    st.just([]),  # no topology is known
+    st.lists(st.sampled_from(Link), max_size=45),
+    st.integers(2, 4).map(
+        lambda size: [Link.SYSTEM if a // size != b // size else Link.NVLINK for b in range(24) for a in range(b)]
+    ),
+)
+HISTORY = (SERVERS, st.sampled_from([None, 24_000, MIXED]), LINKS, st.lists(TURN, max_size=20))
 
 
 @examples(60)
 @given(*HISTORY)
 def test_the_scheduler_starts_the_same_jobs_on_the_same_gpus_as_the_slow_scheduler(
-    servers: list[int], memory_mib: int | None, turns: list[list[Step]]
+    servers: list[int], memory_mib: int | None, links: list[int], turns: list[list[Step]]
 ) -> None:
     """S3.12 S3.14 S3.15 S3.17: The real scheduler starts the same jobs on the same GPUs as the slow scheduler."""
-    both = Both(servers, memory_mib)
+    both = Both(servers, memory_mib, links)
     for turn in turns:
         both.turn(both.facts_of(turn))
     both.empty_the_machine()
@@ -218,9 +230,9 @@ def test_the_scheduler_starts_the_same_jobs_on_the_same_gpus_as_the_slow_schedul
 @examples(60)
 @given(*HISTORY)
 def test_each_accepted_job_starts_once_and_all_bookings_are_freed_at_the_end(
-    servers: list[int], memory_mib: int | None, turns: list[list[Step]]
+    servers: list[int], memory_mib: int | None, links: list[int], turns: list[list[Step]]
 ) -> None:
-    both = Both(servers, memory_mib)
+    both = Both(servers, memory_mib, links)
     for turn in turns:
         both.turn(both.facts_of(turn))
     both.empty_the_machine()
@@ -238,10 +250,10 @@ def test_each_accepted_job_starts_once_and_all_bookings_are_freed_at_the_end(
 @examples(60)
 @given(*HISTORY)
 def test_no_job_that_fits_waits_behind_a_less_urgent_one_and_paused_gpus_get_no_job(
-    servers: list[int], memory_mib: int | None, turns: list[list[Step]]
+    servers: list[int], memory_mib: int | None, links: list[int], turns: list[list[Step]]
 ) -> None:
     """S3.12 S3.30: No job that fits waits while a less urgent job starts, and a paused GPU gets no job."""
-    both = Both(servers, memory_mib)
+    both = Both(servers, memory_mib, links)
     play, gpus = both.play, both.gpus
     for turn in turns:
         observations = both.facts_of(turn)

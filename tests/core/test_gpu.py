@@ -285,3 +285,26 @@ def test_gpu_ids_are_written_as_the_shortest_list(ids: tuple[int, ...], text: st
 def test_a_gpu_list_can_be_read_from_its_own_text(ids: set[int]) -> None:
     assert parse_gpu_ids(gpu_ids_text(ids)) == tuple(sorted(ids))
     assert ids_of(mask_of(ids)) == tuple(sorted(ids))
+
+
+# -- MIG ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["mig-1g.10gb", " MIG-1g.10gb ", "mig-1G.10GB"])
+def test_a_request_for_a_mig_instance(text: str) -> None:
+    need = ResourceRequest.parse(text)
+    assert need == ResourceRequest(1, WHOLE, "1g.10gb") and need.instance == "1g.10gb"
+    assert (str(need), need.in_words()) == ("mig-1g.10gb", "one MIG instance 1g.10gb")
+    assert ResourceRequest.parse(str(need)) == need and rounding_note(text) == ""
+
+
+def test_a_request_for_several_instances_is_refused() -> None:
+    with pytest.raises(Refused) as caught:
+        ResourceRequest.parse("2xmig-1g.10gb")
+    assert "cannot have several MIG instances" in str(caught.value) and "only one instance" in caught.value.do
+
+
+@pytest.mark.parametrize("text", ["mig-", "mig", "mig-x", "0.5xmig-1g.10gb"])
+def test_a_wrong_profile_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError):
+        ResourceRequest.parse(text)

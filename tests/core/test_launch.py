@@ -353,3 +353,11 @@ def test_gpu_ids_filled_into_a_command_are_those_of_the_driver() -> None:
     launch = launch_of(job, Found("/bin/x"), mode="physical", state_file="/s", cwd="/", ordinals={6: 1})
     assert launch.words == ("/bin/x", "1,4")
     assert launch.environment["CUDA_VISIBLE_DEVICES"] == "1,4"
+
+
+@pytest.mark.parametrize("mode", ["physical", "local", "unset"])
+def test_a_job_on_a_mig_instance_gets_its_uuid_and_the_local_id(mode: str) -> None:
+    job = a_job(1, "mig-1g.10gb", gpus=(101,))
+    launch = launch_of(job, PYTHON, mode=mode, state_file="/s.json", cwd="/", ordinals={101: "MIG-x"})
+    assert launch.environment["CUDA_VISIBLE_DEVICES"] == "MIG-x" and launch.environment["GPUJOB_GPUS"] == "101"
+    assert launch.argv[-2:] == ("--cuda", "0")

@@ -13,10 +13,18 @@ from typing import Any
 import pytest
 
 from scheduler.core.errors import UsageError
-from scheduler.core.gpu import ResourceRequest
+from scheduler.core.gpu import ANY_DEVICE, BY_MEMORY, ResourceRequest
 from scheduler.core.job import JobSpec
-from scheduler.core.model_table import ModelTable, model_in, need_of, table_from, vram_notes, with_vram_notes
-from tests.builders import a_gpu, a_spec
+from scheduler.core.model_table import (
+    ModelTable,
+    booking_memory,
+    model_in,
+    need_of,
+    table_from,
+    vram_notes,
+    with_vram_notes,
+)
+from tests.builders import a_gpu, a_spec, an_instance
 
 TABLE = ModelTable("0.7", {"qwen2.5-3b-inst": "0.5", "qwen2.5-32b-inst": "2", "odd": "1.5"})
 
@@ -248,3 +256,45 @@ def test_the_share_for_an_unknown_model_is_computed_from_its_memory() -> None:
 
 def test_a_model_table_can_be_written_as_json_and_read_back() -> None:
     assert table_from(json.loads(TABLE.as_json()), "") == TABLE
+
+
+def test_a_job_that_asks_only_for_memory_may_get_a_gpu_or_a_mig_instance() -> None:
+    card, instance = a_gpu(0, memory_mib=80_000), a_gpu(200, memory_mib=10_000, profile="1g.10gb")
+    table = ModelTable("1", {"m": "0.5"})
+    assert need_of(a_spec(vram_mib=8_000), table, [card, instance])[0] == ResourceRequest(1, 800, ANY_DEVICE)
+    assert need_of(a_spec(vram_mib=8_000), table, [card])[0] == ResourceRequest(1, 100)
+    plain = [a_spec(), a_spec(gpus="0.5", vram_mib=8_000), a_spec(arguments=("--llm", "m"), vram_mib=8_000)]
+    assert {need_of(spec, table, [card, instance])[0].profile for spec in plain} == {""}
+    assert need_of(a_spec(gpus="mig-1g.10gb"), table, [card])[0] == ResourceRequest(1, 1000, "1g.10gb")
+
+
+DIVIDED = [a_gpu(0, memory_mib=80_000), an_instance(200, memory_mib=10_000), an_instance(201, "3g.40gb", memory_mib=40_000)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("spec", "need", "note"),
+    [
+        # A card is meant, so the memory is a part of the smallest card; the smaller instances do not count.
+        (a_spec(gpus="0.05", vram_mib=8_000), ResourceRequest(1, 100), "vram=8000M is 0.1 of the smallest allowed GPU"),
+        (a_spec(gpus="0.5", vram_mib=8_000), ResourceRequest(1, 500), ""),
+        (a_spec(gpus="1", vram_mib=8_000), ResourceRequest(1, 1000), ""),
+        (a_spec(gpus="mig-1g.10gb", vram_mib=8_000), ResourceRequest(1, 1000, "1g.10gb"), ""),
+        (a_spec(vram_mib=8_000), ResourceRequest(1, 800, ANY_DEVICE), ""),
+        (a_spec(vram_mib=30_000), ResourceRequest(1, 750, ANY_DEVICE), ""),
+        (a_spec(vram_mib=8_000, allowed=(201,)), ResourceRequest(1, 200, ANY_DEVICE), ""),
+        (booking_memory(a_spec(), 2_000, read=True), ResourceRequest(1, BY_MEMORY, ANY_DEVICE), ""),
+    ],
+)
+def test_beside_mig_instances_memory_is_a_part_of_what_the_job_may_use(
+    spec: JobSpec, need: ResourceRequest, note: str
+) -> None:
+    found, notes = need_of(spec, ModelTable(), DIVIDED)
+    assert found == need and "".join(notes).startswith(note) and bool(notes) == bool(note)
+    assert vram_notes(spec, found, DIVIDED) == notes
+
+
+def test_an_instance_of_unknown_size_does_not_matter_to_a_job_for_a_card() -> None:
+    unknown = [DIVIDED[0], an_instance(200, memory_mib=None)]
+    assert need_of(a_spec(gpus="0.05", vram_mib=8_000), ModelTable(), unknown)[0] == ResourceRequest(1, 100)
+    need, (note,) = need_of(a_spec(vram_mib=8_000), ModelTable(), unknown)
+    assert need == ResourceRequest(1, 1000, ANY_DEVICE) and "is taken as a whole GPU" in note

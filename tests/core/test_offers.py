@@ -5,17 +5,23 @@ from __future__ import annotations
 import os
 import random
 import shlex
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from scheduler.client.edit_needs import needs_after
 from scheduler.core.gpu import parse_gpu_ids
 from scheduler.core.job import Job, JobState
 from scheduler.core.job_options import changed_fields
 from scheduler.core.model_table import ModelTable, need_of
 from scheduler.core.offers import LATER_JOBS, NOBODY, RUNNING_JOBS, THIS_JOB, Offer, offers
+from scheduler.core.placement import Fleet
+from scheduler.core.placement_class import class_of
 from scheduler.core.requests import Cancel, Edit, First, Hold, Pause, PauseQueue, Release, Request, Resume
 from scheduler.core.rights import Caller
-from tests.builders import Play, a_job, a_world
+from scheduler.core.topology import LINK_WORDS, Link
+from tests.builders import Play, a_job, a_policy, a_world, an_instance, some_gpus
 
 STATES = 1000 if os.environ.get("GPUJOB_LONG") else 200
 
@@ -34,11 +40,8 @@ def request_of(command: str, play: Play) -> Request:
         return kind(tuple(map(int, words)))
     number, options = int(words[0]), dict(zip(words[1::2], words[2::2], strict=True))
     changes = changed_fields({name[2:].replace("-", "_"): text for name, text in options.items()})
-    needs: tuple[tuple[int, ...], ...] = ()
-    if "gpus" in changes:
-        need, _ = need_of(a_job(number, gpus=changes["gpus"]).spec, ModelTable())
-        needs = ((need.count, need.parts),)
-    return Edit((number,), changes, needs)  # type: ignore[arg-type]
+    needs = needs_after([play.job(number)], changes, ModelTable, lambda: play.scheduler.fleet.managed)
+    return Edit((number,), changes, needs)
 
 
 def starts(play: Play, job: int, command: str) -> bool:
@@ -142,6 +145,33 @@ def test_only_what_the_caller_may_do_is_offered() -> None:
     assert admin == ["gpujob resume 1", "gpujob cancel 1"]
 
 
+def test_gpus_that_are_joined_less_well_are_offered() -> None:
+    play = Play(Fleet(some_gpus(4, links=[Link.NVLINK, 3, 3, 3, 3, Link.PCIE])))  # 0 with 1, 2 with 3
+    play.run(a_job(1, allowed=(0,)))
+    play.arrive(a_job(2, "2", link="nvlink"))
+    found = offered(play, 2)
+    assert [offer.command for offer in found[:2]] == ["gpujob edit 2 --link pcie", "gpujob edit 2 --gpus 1"]
+    assert found[0].cost == "its GPUs are joined by one PCIe switch instead of NVLink"
+    assert starts(play, 2, found[0].command) and play.job(2).gpus == (2, 3)
+
+
+def test_a_job_for_an_instance_is_offered_no_share_and_no_card() -> None:
+    play = Play(Fleet([*some_gpus(2), an_instance(200), an_instance(201)]))
+    play.run(a_job(1, "mig-1g.10gb"), a_job(2))
+    play.ask(Pause((1, 201)))
+    play.arrive(a_job(3, "mig-1g.10gb"))
+    assert commands(play, 3) == ["gpujob resume 201", "gpujob cancel 1"]
+
+
+def test_a_share_below_the_part_that_the_memory_is_is_not_offered() -> None:
+    play = Play(Fleet(some_gpus(1, memory_mib=40_000)))
+    play.run(a_job(1, "0.5"))
+    play.arrive(a_job(2, "0.75", vram_mib=20_001))
+    assert commands(play, 2) == ["gpujob cancel 1"], "20001 MiB are 0.501 of the GPU, whatever share is asked for"
+    play.arrive(a_job(3, "0.75", vram_mib=16_000))
+    assert commands(play, 3)[0] == "gpujob edit 3 --gpus 0.5"
+
+
 def test_a_running_job_gets_no_offers() -> None:
     play = a_world(1)
     play.run(a_job(1))
@@ -152,23 +182,38 @@ def random_play(seed: int) -> Play:
     """Return a Play in a random state: running and waiting jobs, pauses, holds, dependencies, reservations."""
     dice = random.Random(seed)
     servers = dice.choice([(1,), (2,), (4,), (8,), (2, 2), (4, 3), (1, 1, 2)])
-    play = a_world(*servers, max_overtakes=dice.choice([0, 1, 3, 10]))
+    links = dice.choices(list(Link), k=45) if dice.random() < 0.5 else []
+    managed = some_gpus(*servers, memory_mib=dice.choice([None, 40_000]), links=links)
+    divided = dice.random() < 0.3
+    if divided:
+        managed += [an_instance(200), an_instance(201), an_instance(202, "3g.40gb", memory_mib=40_000)]
+    play = Play(Fleet(managed), policy=a_policy(max_overtakes=dice.choice([0, 1, 3, 10])))
     gpus, number = sum(servers), 0
 
     def a_random_job() -> Job:
-        need = dice.choice(["0.2", "0.5", "0.5", "0.75", "1", "1", "2", "2x0.5", "4", "0"])
-        wish: dict[str, object] = {"priority": dice.randrange(3), "submitted_at": play.wall}
+        needs = ["0.2", "0.5", "0.5", "0.75", "1", "1", "2", "2x0.5", "4", "0"]
+        wish: dict[str, Any] = {"priority": dice.randrange(3), "submitted_at": play.wall}
+        wish["gpus"] = dice.choice([*needs, "mig-1g.10gb", "mig-1g.10gb", "mig-3g.40gb"] if divided else needs)
+        if dice.random() < 0.3:
+            wish["link"] = dice.choice(LINK_WORDS)
+        if dice.random() < 0.3:
+            wish["vram_mib"] = dice.choice([2_000, 8_000, 30_000])
+            if dice.random() < 0.3:
+                wish["gpus"] = ""
         if dice.random() < 0.3:
             wish["allowed"] = tuple(sorted(dice.sample(range(gpus), dice.randint(1, gpus))))
         if dice.random() < 0.4:
             wish["time_limit_s"] = dice.choice([60.0, 3600.0, 86400.0])
         if number > 2 and dice.random() < 0.1:
             wish[dice.choice(["after", "after_ok"])] = (dice.randint(1, number - 1),)
-        return a_job(number, need, **wish)
+        need, _ = need_of(a_job(number, **wish).spec, ModelTable(), managed)
+        return replace(a_job(number, **wish), need=need)
 
     for _ in range(dice.randint(4, 30)):
         number += 1
-        play.arrive(a_random_job(), after=dice.uniform(0.0, 7200.0))
+        job = a_random_job()
+        if not play.scheduler.fleet.can_ever_hold(class_of(job)):
+            play.arrive(job, after=dice.uniform(0.0, 7200.0))
         live = [job for job in play.scheduler.live.values() if job.state is JobState.STARTING]
         play.tell(*(play.began(job.id) for job in live))
         if play.scheduler.live and dice.random() < 0.3:

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.gpu import WHOLE, ResourceRequest, mask_of
+from scheduler.core.gpu import ANY_DEVICE, WHOLE, ResourceRequest, ids_of, mask_of
+from scheduler.core.job import Reason
 from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import PlacementClass
-from tests.builders import a_gpu, a_kind, some_gpus
+from scheduler.core.topology import Link
+from tests.builders import a_gpu, a_kind, an_instance, some_gpus
 from tests.core.slow_twin import SlowFleet
 
 
@@ -595,7 +597,12 @@ def machines(draw: st.DrawFn) -> list[tuple[int, int | None]]:
 
 @st.composite
 def kinds(draw: st.DrawFn) -> PlacementClass:
-    form = draw(st.sampled_from(["shares"] * 4 + ["slots", "by name"]))
+    form = draw(st.sampled_from(["shares"] * 4 + ["slots", "by name", "instance", "memory"]))
+    if form == "instance":
+        return a_kind(draw(st.sampled_from(["mig-1g.10gb", "mig-3g.40gb"])))
+    if form == "memory":
+        parts, mib = draw(st.sampled_from([(300, 6_000), (WHOLE, 16_000)]))
+        return PlacementClass(ResourceRequest(1, parts, ANY_DEVICE), None, mib)
     if form == "slots":
         return PlacementClass(ResourceRequest.of_slots(draw(st.integers(1, 4))))
     if form == "by name":
@@ -606,14 +613,28 @@ def kinds(draw: st.DrawFn) -> PlacementClass:
         draw(st.sampled_from(NEEDS)),
         None if allowed is None else sorted(allowed),
         draw(st.sampled_from([0, 0, 6_000, 20_000])),
+        draw(st.sampled_from(["", "", "", "nvlink", "numa"])),
     )
 
 
-@given(machines(), st.lists(st.tuples(kinds(), st.integers(0, 99)), max_size=40))
+@given(
+    machines(),
+    st.lists(st.tuples(kinds(), st.integers(0, 99)), max_size=40),
+    st.lists(st.sampled_from(Link), max_size=28),
+    st.dictionaries(st.integers(0, 11), st.sampled_from(["1g.10gb", "3g.40gb"]), max_size=4),
+)
 def test_find_agrees_with_a_scan_of_all_gpus(
-    machine: list[tuple[int, int | None]], steps: list[tuple[PlacementClass, int]]
+    machine: list[tuple[int, int | None]],
+    steps: list[tuple[PlacementClass, int]],
+    links: list[Link],
+    profiles: dict[int, str],
 ) -> None:
-    gpus = [a_gpu(i, server=server, memory_mib=memory) for i, (server, memory) in enumerate(machine)]
+    """`find` gives the GPUs that a search of all sets gives; so do links, on servers with so few GPUs that all are compared."""
+    joined = some_gpus(len(machine), links=links if len(machine) <= 8 else ())
+    gpus = [
+        replace(gpu, server=server, memory_mib=memory, profile=profiles.get(gpu.index, ""))
+        for gpu, (server, memory) in zip(joined, machine, strict=True)
+    ]
     fleet, twin = Fleet(gpus, 2), SlowFleet(gpus, 2)
     booked: list[tuple[PlacementClass, tuple[int, ...]]] = []
     for kind, chance in steps:
@@ -634,6 +655,7 @@ def test_find_agrees_with_a_scan_of_all_gpus(
             assert not twin.paused & set(found)
         else:
             assert fleet.why_not(kind).sentence
+            assert "starts shortly" not in fleet.why_not(kind).sentence
         assert fleet.free == twin.free and fleet.memory_free == twin.memory
         assert set(fleet.claims) == set(twin.claims) and 0 <= fleet.cpu_free == twin.cpu_free
     for old, where in booked:
@@ -644,3 +666,171 @@ def test_find_agrees_with_a_scan_of_all_gpus(
     assert (fleet.free, fleet.memory_free, fleet.cpu_free) == (fresh.free, fresh.memory_free, fresh.cpu_free)
     for kind, _ in steps:
         assert fleet.find(kind) == fresh.find(kind)
+
+
+# -- links ----------------------------------------------------------------------------------------------------------
+
+TWO_PAIRS = [Link.NVLINK, Link.SYSTEM, Link.SYSTEM, Link.SYSTEM, Link.SYSTEM, Link.NVLINK]  # 0 with 1, 2 with 3
+PAIRS_OF_A_CPU = [Link.NVLINK, Link.NUMA, Link.NUMA, Link.NUMA, Link.NUMA, Link.NVLINK]
+
+
+def a_linked_fleet(*busy: int, links: list[Link] = TWO_PAIRS, servers: tuple[int, ...] = (4,)) -> Fleet:
+    fleet = Fleet(some_gpus(*servers, links=links))
+    for gpu in busy:
+        fleet.take(ResourceRequest(1, WHOLE), (gpu,))
+    return fleet
+
+
+@pytest.mark.parametrize(
+    ("busy", "kind", "gpus"),
+    [
+        ((), a_kind("2"), (0, 1)),
+        ((0,), a_kind("2"), (2, 3)),
+        ((0, 2), a_kind("2"), (1, 3)),  # only a preference
+        ((0, 2), a_kind("2", link="nvlink"), None),
+        ((0,), a_kind("2", link="nvlink"), (2, 3)),
+        ((), a_kind("2", (1, 2, 3), link="nvlink"), (2, 3)),
+        ((), a_kind("1", link="nvlink"), (0,)),  # no effect
+        ((0, 2), a_kind("2x0.5", link="pcie"), None),
+    ],
+)
+def test_linked_gpus_are_preferred_and_with_link_they_are_required(
+    busy: tuple[int, ...], kind: PlacementClass, gpus: tuple[int, ...] | None
+) -> None:
+    assert a_linked_fleet(*busy).find(kind) == gpus
+
+
+def test_the_reason_names_the_largest_group_of_linked_gpus() -> None:
+    fleet, kind = a_linked_fleet(0, 2), a_kind("2", link="nvlink")
+    assert fleet.why_not(kind) == Reason(
+        "no-link", "needs 2 GPUs joined by NVLink (link); the largest free group has 1 (GPU 1)"
+    )
+    fleet.paused_mask = 1 << 3
+    assert fleet.why_not(kind).code == "no-wide-room", "one GPU is free: links are not the cause"
+    fleet = a_linked_fleet(0)
+    fleet.paused_mask = 1 << 3
+    assert fleet.why_not(kind).sentence == (
+        "needs 2 GPUs joined by NVLink (link); the largest free group has 1 (GPU 1); paused: GPU 3"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (a_kind("3", link="nvlink"), "needs 3 GPUs joined by NVLink (link); the largest group has 2 (GPUs 0,1)"),
+        (a_kind("2", (0, 2), link="pcie"), "needs 2 GPUs joined by one PCIe switch or better (link); the largest allowed group has 1 (GPU 0)"),
+        (a_kind("3", link="numa"), ""),
+        (a_kind("2", link="nvlink"), ""),
+        (a_kind("5", link="nvlink"), "needs 5 whole GPUs of one server, but only 4 GPUs are managed"),
+    ],
+)  # fmt: skip
+def test_a_request_for_more_linked_gpus_than_any_group_has_is_recognized_at_once(
+    kind: PlacementClass, says: str
+) -> None:
+    assert a_linked_fleet(links=PAIRS_OF_A_CPU).can_ever_hold(kind) == says
+
+
+def test_without_a_known_topology_a_request_for_linked_gpus_says_so() -> None:
+    says = "needs 2 GPUs joined by NVLink (link), but it is not known how the GPUs here are joined"
+    assert a_fleet(4).can_ever_hold(a_kind("2", link="nvlink")) == says
+
+
+def test_an_overtaken_job_that_needs_linked_gpus_gets_a_reservation_of_linked_gpus() -> None:
+    fleet, kind = a_linked_fleet(0, 2, 3), a_kind("2", link="nvlink")
+    fleet.reserve(7, kind)
+    assert [ids_of(one.mask) for one in fleet.reserved] == [(0, 1)]
+    assert fleet.find(a_kind("1")) is None
+    assert fleet.why_not(a_kind("1")).code == "reserved"
+    fleet.give_back(ResourceRequest(1, WHOLE), (2,))
+    assert fleet.find(a_kind("1")) == (2,)
+
+
+def test_only_gpus_of_large_enough_groups_are_kept_for_a_job_that_needs_linked_gpus() -> None:
+    fleet = a_linked_fleet(links=[Link.NVLINK])  # 0 with 1; 2 and 3 are single
+    assert ids_of(fleet.could_use(a_kind("2", link="nvlink"))) == (0, 1)
+    fleet.paused_mask = 1
+    assert fleet.could_use(a_kind("2", link="nvlink")) == 0
+
+
+# -- MIG instances --------------------------------------------------------------------------------------------------
+
+
+def a_divided_fleet(*busy: int, cards: int = 1) -> Fleet:
+    """Return a fleet with ``cards`` whole cards of 80 GB and three instances of a further one."""
+    whole = [a_gpu(i, memory_mib=80_000) for i in range(cards)]
+    instances = [an_instance(200), an_instance(201), an_instance(202, "3g.40gb", memory_mib=40_000)]
+    fleet = Fleet([*whole, *instances])
+    for gpu in busy:
+        fleet.take(ResourceRequest(1, WHOLE), (gpu,))
+    return fleet
+
+
+def by_memory(mib: int, parts: int = WHOLE) -> PlacementClass:
+    return PlacementClass(ResourceRequest(1, parts, ANY_DEVICE), None, mib)
+
+
+@pytest.mark.parametrize(
+    ("busy", "kind", "gpus"),
+    [
+        ((), a_kind("mig-1g.10gb"), (200,)),
+        ((200,), a_kind("mig-1g.10gb"), (201,)),
+        ((200, 201), a_kind("mig-1g.10gb"), None),
+        ((), a_kind("mig-3g.40gb"), (202,)),
+        ((), a_kind("mig-1g.10gb", (201, 202)), (201,)),
+        ((), a_kind("0.5"), (0,)),  # a plain request never goes to an instance
+        ((0,), a_kind("0.5"), None),
+        ((0,), a_kind("1"), None),
+        ((), by_memory(8_000, 812), (200,)),  # the smallest that has the memory
+        ((200, 201), by_memory(8_000, 812), (202,)),
+        ((200, 201, 202), by_memory(8_000, 812), (0,)),
+        ((), by_memory(30_000, 750), (202,)),
+        ((), by_memory(60_000, 750), (0,)),
+        ((), a_kind("0.5", vram_mib=8_000), (0,)),  # with a share, memory does not make an instance eligible
+        ((0,), a_kind("0.5", vram_mib=8_000), None),
+        ((200,), a_kind("mig-1g.10gb", vram_mib=8_000), (201,)),
+    ],
+)
+def test_instances_go_to_jobs_that_ask_for_one_or_only_for_memory(
+    busy: tuple[int, ...], kind: PlacementClass, gpus: tuple[int, ...] | None
+) -> None:
+    assert a_divided_fleet(*busy).find(kind) == gpus
+
+
+@pytest.mark.parametrize(
+    ("cards", "kind", "says"),
+    [
+        (1, a_kind("mig-2g.20gb"), "needs one MIG instance 2g.20gb; those here are 1g.10gb, 3g.40gb"),
+        (1, a_kind("mig-1g.10gb", (0,)), "needs one MIG instance 1g.10gb; there is none here"),
+        (0, a_kind("0.5"), "needs 0.5 of one GPU, but all GPUs here are MIG instances, which are given only to jobs that "
+            "ask for one (gpus=mig-1g.10gb) or only for memory (vram= without gpus=)"),
+        (1, a_kind("1", (202,)), "needs one whole GPU, but the allowed GPUs are MIG instances, which are given only to jobs "
+            "that ask for one (gpus=mig-3g.40gb) or only for memory (vram= without gpus=)"),
+        (1, a_kind("1", (1,)), "GPU 1 is not managed here (managed: 0,200-202); GPU 1 is divided into MIG instances: 200-202"),
+        (1, by_name(200, 201), "names several GPUs, but a process can use only one MIG instance, and no GPU beside it"),
+        (1, by_name(200), ""),
+        (1, a_kind("2"), "needs 2 whole GPUs of one server, but only 1 GPU is managed"),
+        (1, a_kind("mig-3g.40gb"), ""),
+        (1, by_memory(90_000), "needs 90000 MiB on a GPU, more than the allowed GPUs have"),
+        (1, a_kind("mig-1g.10gb", vram_mib=20_000), "needs 20000 MiB on a GPU, more than the allowed GPUs have"),
+        (1, a_kind("0.5", vram_mib=20_000), ""),
+    ],
+)  # fmt: skip
+def test_impossible_requests_on_a_machine_with_instances(cards: int, kind: PlacementClass, says: str) -> None:
+    assert a_divided_fleet(cards=cards).can_ever_hold(kind) == says
+
+
+def test_the_reason_of_a_job_that_waits_for_an_instance() -> None:
+    fleet = a_divided_fleet(200, 201)
+    told = "needs one MIG instance 1g.10gb; the largest free share of an allowed GPU is 0 (GPU 200)"
+    assert fleet.why_not(a_kind("mig-1g.10gb")) == Reason("no-room", told)
+    fleet.paused_mask = mask_of([200, 201])
+    assert fleet.why_not(a_kind("mig-1g.10gb")) == Reason("paused", "its GPUs 200,201 are paused")
+
+
+def test_the_reason_of_a_job_for_a_card_names_no_instance() -> None:
+    fleet = a_divided_fleet(0)
+    told = "needs 0.5 of one GPU; the largest free share of an allowed GPU is 0 (GPU 0)"
+    assert fleet.why_not(a_kind("0.5", vram_mib=8_000)).sentence == told
+    fleet.reserve(7, a_kind("mig-1g.10gb"))
+    assert [ids_of(one.mask) for one in fleet.reserved] == [(200,)]
+    assert fleet.find(a_kind("mig-1g.10gb")) == (201,) and fleet.find(by_memory(8_000)) == (201,)

@@ -32,6 +32,20 @@ class Pair:
         return found
 
 
+def test_an_instance_is_left_to_a_user_who_waits_for_one_and_no_card_to_a_user_who_cannot_use_it() -> None:
+    fleet = Fleet([Gpu(0, "GPU-a"), Gpu(200, "MIG-x", profile="1g.10gb")])
+    sharing = Sharing("me", used=1000.0, used_at=1.0)
+    found = []
+    for want in ("MIG-x", "GPU-a"):
+        document = Document("a", "boot", gpus=("GPU-a", "MIG-x"), wants=(Want(1, 1000, gpus=(want,)),), waiting=1)
+        sharing.take(Neighbours(1.0, (Neighbour("lab3", False, document),)), fleet.managed)
+        turns = Turns(sharing, fleet, 100.0)
+        turns.give_way()
+        found.append([fleet.find(PlacementClass(ResourceRequest.parse(need))) for need in ("1", "mig-1g.10gb")])
+        turns.end()
+    assert found == [[(0,), None], [None, (200,)]]
+
+
 def booking(gpu: str, number: int) -> Booking:
     return Booking(gpu, 500, since=float(number), processes=(Process(number, 1),))
 

@@ -358,7 +358,7 @@ def test_gpu_memory_without_a_living_process_is_reported(
 
 def test_gpus_without_problems_share_one_finding() -> None:
     lost = reading(None, lost=True, problem="GPU is lost", ordinal=1)
-    mig = reading(10, ordinal=4, problem="MIG mode is on; gpujob gives out whole cards")
+    mig = reading(10, ordinal=4, mig=True)
     worn = reading(10, ordinal=5, errors="2 uncorrected memory errors")
     found = gpus.judge_gpus([reading(10, ordinal=0), lost, reading(10, ordinal=2), mig, worn], set(), EVE)
     assert [(one.check, one.mark) for one in found] == [

@@ -76,7 +76,7 @@ SPEC = {"arguments": ["true"], "cwd": "/", "source": "submit"}
 WRONG: dict[str, Any] = {
     "source": "recover", "script": "relative.py", "arguments": [], "conda_env": "a\nb", "priority": 10**12, "allowed": [-1],
     "gpus": "many", "on": [0], "slots": 0, "label": "\x00", "after": [10**17], "after_ok": [-1], "vram_mib": -1, "mem_mib": -1, "cpus": 0,
-    "time_limit_s": -5, "retries": -1, "cwd": "tmp", "cuda": "all", "launch": "mpirun", "env_file": 5, "umask": 8**5,
+    "time_limit_s": -5, "retries": -1, "cwd": "tmp", "cuda": "all", "launch": "mpirun", "link": "usb", "env_file": 5, "umask": 8**5,
     "limits": [[999, 0, 0]], "variables": ["novalue"], "output": "socket", "log_dir": "logs", "log_name": "../x",
     "stderr_apart": "yes", "gzip": 7, "caller": "1 2 relative", "on_finish": "\x00", "mail_to": "a\nb", "info": "\x00",
     "origin": "\x07", "edited": ["x" * 10_000], "user": 5, "uid": "root",
@@ -102,7 +102,7 @@ def test_a_wrong_value_of_any_field_is_refused_with_a_line(machine: Machine, nam
         ("edit", {"jobs": [1], "changes": {"uid": 0}}),
         ("edit", {"jobs": [1], "changes": {"gpus": 7}}),
         ("edit", {"jobs": [1], "changes": {"priority": "x"}}),
-        ("edit", {"jobs": [1], "changes": {"gpus": "1"}, "needs": [[1, 0]]}),
+        ("edit", {"jobs": [1], "changes": {"gpus": "1"}, "needs": [[1, 0, ""]]}),
         ("cancel", {"jobs": [-1]}),
         ("cancel", {"jobs": ["1"]}),
         ("cancel", {"jobs": [1 << 80]}),
@@ -129,7 +129,7 @@ def test_a_free_gpu_by_a_wrong_need_is_not_given(machine: Machine) -> None:
         "bob",
         "ask_for",
         kind="edit",
-        arguments={"jobs": [number], "changes": {"gpus": "2"}, "needs": [[0, 0]]},
+        arguments={"jobs": [number], "changes": {"gpus": "2"}, "needs": [[0, 0, ""]]},
     )
     assert machine.job(number)["need"] == 2.0
 

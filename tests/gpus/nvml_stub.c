@@ -14,8 +14,12 @@
  *   error FUNCTION [UUID] CODE             this function returns CODE (for this GPU); `*`: every function about a GPU
  *   hang FUNCTION [UUID]                   this function never returns
  *   xid UUID CODE [NUMBER]                 an XID event, reported once to each process that registered for events of the GPU
- *                                          before the line was there; NUMBER makes equal lines differ
+ *                                          before the line was there; NUMBER makes equal lines differ. UUID of a MIG
+ *                                          instance: its GPU reports the event, and names the instance
  *   topology UUID UUID LEVEL               distance of two GPUs (10: one switch ... 50: different sockets)
+ *   instance UUID UUID PROFILE [KEY=VALUE ...]  a MIG instance: of the first GPU, while its mig is 1; total and used
+ *   nvlink UUID UUID                       an active NVLink between two GPUs
+ *   nvswitch UUID                          an active NVLink from a GPU to a switch
  *
  * Without a file there is no driver. An invalid line is reported on stderr, and every function returns
  * NVML_ERROR_UNKNOWN until it is fixed. Built with -DOLD_DRIVER, it lacks the functions that drivers before 510 lack.
@@ -101,6 +105,11 @@ typedef struct {
 
 #define NO_INSTANCE 0xFFFFFFFFU
 #define EVENT_XID 8ULL
+#define MOST_LINKS 18 /* NVLinks of a GPU */
+#define PCI_OF_GPU 0x233010DEU
+#define PCI_OF_SWITCH 0x22A310DEU
+#define BUS_OF_SWITCH 0xC0U
+#define BUS_OF_HIDDEN_GPU 0xB0U /* of a GPU that is not in the file, as in a container that shows some GPUs */
 
 /* ---- Contents of the file. -------------------------------------------------------------------------------------- */
 
@@ -123,6 +132,7 @@ struct gpu {
     char uuid[WORD], name[WORD];
     unsigned long long value[KEYS];
     unsigned int index;
+    char parent[WORD]; /* of a MIG instance: UUID of its GPU; empty: a GPU */
 };
 
 struct process {
@@ -147,16 +157,22 @@ struct nearness {
     unsigned int level;
 };
 
+struct wire { /* an NVLink; `other` empty: to a switch */
+    char one[WORD], other[WORD];
+};
+
 struct machine {
     int present, broken;
     char driver[WORD];
     int cuda;
-    unsigned int gpus, processes, rules, xids, nearnesses;
+    unsigned int gpus, instances, processes, rules, xids, nearnesses, wires;
     struct gpu gpu[MOST_GPUS];
+    struct gpu instance[MOST_GPUS];
     struct process process[MOST_LINES];
     struct rule rule[MOST_LINES];
     struct xid xid[MOST_LINES];
     struct nearness nearness[MOST_LINES];
+    struct wire wire[MOST_LINES];
 };
 
 /* A handle means one UUID until the process ends, also across edits of the file. */
@@ -224,23 +240,9 @@ static const char *cut_pair(char *pair, unsigned long long *value) {
     return text;
 }
 
-static void read_gpu(unsigned int line, char **word, unsigned int words) {
-    struct gpu *gpu = &machine.gpu[machine.gpus];
-    if (machine.gpus == MOST_GPUS || words < 2 || !copied(gpu->uuid, word[1])) {
-        complain(line, "gpu UUID KEY=VALUE ..., at most %d of them", MOST_GPUS);
-        return;
-    }
-    for (unsigned int i = 0; i < machine.gpus; i++) {
-        if (strcmp(machine.gpu[i].uuid, gpu->uuid) == 0) {
-            complain(line, "%s is there twice", gpu->uuid);
-            return;
-        }
-    }
-    memcpy(gpu->value, key_defaults, sizeof key_defaults);
-    (void)copied(gpu->name, "NVIDIA H100 80GB HBM3");
-    gpu->index = machine.gpus;
-    gpu->value[BUS] = machine.gpus + 1;
-    for (unsigned int i = 2; i < words; i++) {
+/* Sets the values of a GPU from words KEY=VALUE; returns whether all are valid. */
+static int read_values(unsigned int line, struct gpu *gpu, char **word, unsigned int words) {
+    for (unsigned int i = 0; i < words; i++) {
         unsigned long long value;
         const char *text = cut_pair(word[i], &value);
         unsigned int key = 0;
@@ -255,11 +257,46 @@ static void read_gpu(unsigned int line, char **word, unsigned int words) {
         }
         if (text == NULL || key == KEYS || (value == ABSENT && strcmp(text, "-") != 0)) {
             complain(line, "a GPU has no %s=%s", word[i], text == NULL ? "" : text);
-            return;
+            return 0;
         }
         gpu->value[key] = value;
     }
-    machine.gpus++;
+    return 1;
+}
+
+static void read_gpu(unsigned int line, char **word, unsigned int words) {
+    struct gpu *gpu = &machine.gpu[machine.gpus];
+    if (machine.gpus == MOST_GPUS || words < 2 || !copied(gpu->uuid, word[1])) {
+        complain(line, "gpu UUID KEY=VALUE ..., at most %d of them", MOST_GPUS);
+        return;
+    }
+    for (unsigned int i = 0; i < machine.gpus; i++) {
+        if (strcmp(machine.gpu[i].uuid, gpu->uuid) == 0) {
+            complain(line, "%s is there twice", gpu->uuid);
+            return;
+        }
+    }
+    memcpy(gpu->value, key_defaults, sizeof key_defaults);
+    (void)copied(gpu->name, "NVIDIA H100 80GB HBM3");
+    gpu->parent[0] = '\0';
+    gpu->index = machine.gpus;
+    gpu->value[BUS] = machine.gpus + 1;
+    machine.gpus += (unsigned int)read_values(line, gpu, word + 2, words - 2);
+}
+
+static void read_instance(unsigned int line, char **word, unsigned int words) {
+    struct gpu *instance = &machine.instance[machine.instances];
+    if (machine.instances == MOST_GPUS || words < 4 || !copied(instance->parent, word[1]) ||
+        !copied(instance->uuid, word[2]) ||
+        snprintf(instance->name, WORD, "NVIDIA H100 80GB HBM3 MIG %s", word[3]) >= WORD) {
+        complain(line, "instance UUID UUID PROFILE KEY=VALUE ..., at most %d of them", MOST_GPUS);
+        return;
+    }
+    memcpy(instance->value, key_defaults, sizeof key_defaults);
+    instance->value[TOTAL] = 9856;
+    instance->value[RESERVED] = instance->value[LOAD] = instance->value[TEMP] = instance->value[POWER] = ABSENT;
+    instance->value[ENERGY] = instance->value[MIG] = instance->value[ECC] = instance->value[BUS] = ABSENT;
+    machine.instances += (unsigned int)read_values(line, instance, word + 4, words - 4);
 }
 
 static void read_process(unsigned int line, char **word, unsigned int words) {
@@ -341,6 +378,18 @@ static void read_nearness(unsigned int line, char **word, unsigned int words) {
     machine.nearnesses++;
 }
 
+static void read_wire(unsigned int line, char **word, unsigned int words) {
+    struct wire *wire = &machine.wire[machine.wires];
+    unsigned int wanted = strcmp(word[0], "nvlink") == 0 ? 3 : 2;
+    wire->other[0] = '\0';
+    if (machine.wires == MOST_LINES || words != wanted || !copied(wire->one, word[1]) ||
+        (words == 3 && !copied(wire->other, word[2]))) {
+        complain(line, "nvlink UUID UUID, or nvswitch UUID");
+        return;
+    }
+    machine.wires++;
+}
+
 static void read_line(unsigned int line, char *text) {
     char *word[MOST_WORDS], *rest = NULL;
     unsigned int words = 0;
@@ -366,6 +415,10 @@ static void read_line(unsigned int line, char *text) {
         read_xid(line, word, words);
     } else if (strcmp(word[0], "topology") == 0) {
         read_nearness(line, word, words);
+    } else if (strcmp(word[0], "instance") == 0) {
+        read_instance(line, word, words);
+    } else if (strcmp(word[0], "nvlink") == 0 || strcmp(word[0], "nvswitch") == 0) {
+        read_wire(line, word, words);
     } else if (strcmp(word[0], "driver") == 0 && words == 2 && copied(machine.driver, word[1])) {
         return;
     } else if (strcmp(word[0], "cuda") == 0 && words == 2 && is_number(word[1], &value)) {
@@ -404,7 +457,7 @@ static char *whole_text(int file, size_t expected) {
 
 static void forget(void) {
     machine.present = machine.broken = 0; /* with the counts at 0, the old entries are ignored */
-    machine.gpus = machine.processes = machine.rules = machine.xids = machine.nearnesses = 0;
+    machine.gpus = machine.instances = machine.processes = machine.rules = machine.xids = machine.nearnesses = machine.wires = 0;
 }
 
 static int same_state(const struct stat *one, const struct stat *other) {
@@ -461,6 +514,13 @@ static const struct gpu *gpu_of(const char *uuid) {
     for (unsigned int i = 0; i < machine.gpus; i++) {
         if (strcmp(machine.gpu[i].uuid, uuid) == 0) {
             return &machine.gpu[i];
+        }
+    }
+    for (unsigned int i = 0; i < machine.instances; i++) {
+        const struct gpu *instance = &machine.instance[i];
+        const struct gpu *parent = strcmp(instance->uuid, uuid) == 0 ? gpu_of(instance->parent) : NULL;
+        if (parent != NULL && parent->value[MIG] == 1) {
+            return instance;
         }
     }
     return NULL;
@@ -723,6 +783,15 @@ nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int len
     return finish(answer != SUCCESS ? answer : give_text(gpu->name, name, length));
 }
 
+static void give_pci(unsigned int bus, unsigned int kind, nvmlPciInfo_t *pci) {
+    memset(pci, 0, sizeof *pci);
+    pci->bus = bus & 0xFFU;
+    pci->pciDeviceId = kind;
+    pci->pciSubSystemId = 0x16C110DEU;
+    snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "0000:%02X:00.0", pci->bus);
+    snprintf(pci->busId, sizeof pci->busId, "00000000:%02X:00.0", pci->bus);
+}
+
 nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci) {
     const struct gpu *gpu;
     nvmlReturn_t answer = begin_device(__func__, device, &gpu);
@@ -730,12 +799,7 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci) {
         answer = pci == NULL ? INVALID_ARGUMENT : NOT_SUPPORTED;
     }
     if (answer == SUCCESS) {
-        memset(pci, 0, sizeof *pci);
-        pci->bus = (unsigned int)gpu->value[BUS] & 0xFFU;
-        pci->pciDeviceId = 0x233010DEU;
-        pci->pciSubSystemId = 0x16C110DEU;
-        snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "0000:%02X:00.0", pci->bus);
-        snprintf(pci->busId, sizeof pci->busId, "00000000:%02X:00.0", pci->bus);
+        give_pci((unsigned int)gpu->value[BUS], PCI_OF_GPU, pci);
     }
     return finish(answer);
 }
@@ -781,7 +845,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *load) {
     const struct gpu *gpu;
     nvmlReturn_t answer = begin_device(__func__, device, &gpu);
-    if (answer == SUCCESS && gpu->value[MIG] == 1) {
+    if (answer == SUCCESS && (gpu->value[MIG] == 1 || gpu->parent[0] != '\0')) {
         answer = NOT_SUPPORTED;
     }
     if (answer == SUCCESS) {
@@ -800,6 +864,60 @@ nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *now, unsign
         answer = give_number(gpu, MIG, 1, now);
     }
     return finish(answer != SUCCESS ? answer : give_number(gpu, MIG, 1, after_reset));
+}
+
+nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count) {
+    const struct gpu *gpu;
+    nvmlReturn_t answer = begin_device(__func__, device, &gpu);
+    if (answer == SUCCESS && count == NULL) {
+        answer = INVALID_ARGUMENT;
+    }
+    if (answer == SUCCESS) {
+        *count = gpu->value[MIG] == ABSENT ? 0 : 7;
+    }
+    return finish(answer);
+}
+
+nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int number, nvmlDevice_t *instance) {
+    const struct gpu *gpu;
+    nvmlReturn_t answer = begin_device(__func__, device, &gpu);
+    if (answer == SUCCESS && (instance == NULL || number >= 7)) {
+        answer = INVALID_ARGUMENT;
+    }
+    if (answer != SUCCESS) {
+        return finish(answer);
+    }
+    for (unsigned int i = 0; gpu->value[MIG] == 1 && i < machine.instances; i++) {
+        if (strcmp(machine.instance[i].parent, gpu->uuid) == 0 && number-- == 0) {
+            return finish(handle_of(machine.instance[i].uuid, instance));
+        }
+    }
+    return finish(NOT_FOUND);
+}
+
+/* Returns the number of the GPU instance of a MIG instance, and the UUID of its GPU; NO_INSTANCE and `uuid` for a GPU. */
+static unsigned int gpu_instance(const char *uuid, const char **reporter) {
+    for (unsigned int i = 0; i < machine.instances; i++) {
+        if (strcmp(machine.instance[i].uuid, uuid) == 0) {
+            *reporter = machine.instance[i].parent;
+            return i + 1;
+        }
+    }
+    *reporter = uuid;
+    return NO_INSTANCE;
+}
+
+nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *number) {
+    const struct gpu *gpu;
+    const char *parent;
+    nvmlReturn_t answer = begin_device(__func__, device, &gpu);
+    if (answer == SUCCESS && (number == NULL || gpu->parent[0] == '\0')) {
+        answer = INVALID_ARGUMENT;
+    }
+    if (answer == SUCCESS) {
+        *number = gpu_instance(gpu->uuid, &parent);
+    }
+    return finish(answer);
 }
 
 nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned int type, unsigned int counter,
@@ -870,6 +988,69 @@ nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t one, nvmlDevice_t 
     return finish(answer);
 }
 
+/* Begins a function about one NVLink of a GPU. `*far`: UUID at its other end, empty: a switch, NULL: inactive. */
+static nvmlReturn_t begin_link(const char *function, nvmlDevice_t device, unsigned int link, const char **far) {
+    const struct gpu *gpu;
+    unsigned int number = 0;
+    nvmlReturn_t answer = begin_device(function, device, &gpu);
+    *far = NULL;
+    for (unsigned int i = 0; answer == SUCCESS && i < machine.wires; i++) {
+        const struct wire *wire = &machine.wire[i];
+        int first = strcmp(wire->one, gpu->uuid) == 0;
+        if (!first && strcmp(wire->other, gpu->uuid) != 0) {
+            continue;
+        }
+        if (number++ == link) {
+            *far = first ? wire->other : wire->one;
+        }
+    }
+    if (answer == SUCCESS && number == 0) {
+        answer = NOT_SUPPORTED; /* a GPU without NVLink */
+    }
+    return answer == SUCCESS && link >= MOST_LINKS ? INVALID_ARGUMENT : answer;
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link, unsigned int *active) {
+    const char *far;
+    nvmlReturn_t answer = begin_link(__func__, device, link, &far);
+    if (answer == SUCCESS && active == NULL) {
+        answer = INVALID_ARGUMENT;
+    }
+    if (answer == SUCCESS) {
+        *active = far != NULL;
+    }
+    return finish(answer);
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci) {
+    const char *far;
+    nvmlReturn_t answer = begin_link(__func__, device, link, &far);
+    if (answer == SUCCESS && (pci == NULL || far == NULL)) {
+        answer = pci == NULL ? INVALID_ARGUMENT : NOT_SUPPORTED;
+    }
+    if (answer == SUCCESS && *far == '\0') {
+        give_pci(BUS_OF_SWITCH, PCI_OF_SWITCH, pci);
+    } else if (answer == SUCCESS) {
+        const struct gpu *there = gpu_of(far);
+        give_pci(there == NULL ? BUS_OF_HIDDEN_GPU : (unsigned int)there->value[BUS], PCI_OF_GPU, pci);
+    }
+    return finish(answer);
+}
+
+#ifndef OLD_DRIVER
+nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned int link, unsigned int *type) {
+    const char *far;
+    nvmlReturn_t answer = begin_link(__func__, device, link, &far);
+    if (answer == SUCCESS && (type == NULL || far == NULL)) {
+        answer = type == NULL ? INVALID_ARGUMENT : NOT_SUPPORTED;
+    }
+    if (answer == SUCCESS) {
+        *type = *far == '\0' ? 2 : 0; /* a switch; a GPU */
+    }
+    return finish(answer);
+}
+#endif
+
 /* ---- Its processes. --------------------------------------------------------------------------------------------- */
 
 static nvmlReturn_t running(const char *function, nvmlDevice_t device, char type, unsigned int *count,
@@ -929,7 +1110,7 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
     if (answer == SUCCESS && count == NULL) {
         answer = INVALID_ARGUMENT;
     }
-    if (answer == SUCCESS && gpu->value[MIG] == 1) {
+    if (answer == SUCCESS && (gpu->value[MIG] == 1 || gpu->parent[0] != '\0')) {
         answer = NOT_SUPPORTED;
     }
     if (answer != SUCCESS) {
@@ -1031,7 +1212,9 @@ nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long ty
     if (answer == SUCCESS) {
         for (unsigned int i = 0; i < machine.xids; i++) { /* earlier events are not reported */
             const struct xid *xid = &machine.xid[i];
-            if (strcmp(xid->uuid, device->uuid) == 0 && !(set->events[device - handles] & EVENT_XID) &&
+            const char *reporter;
+            (void)gpu_instance(xid->uuid, &reporter);
+            if (strcmp(reporter, device->uuid) == 0 && !(set->events[device - handles] & EVENT_XID) &&
                 !is_told(xid) && told_count < MOST_LINES) {
                 told[told_count++] = *xid;
             }
@@ -1045,13 +1228,15 @@ nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long ty
 static int next_event(nvmlEventSet_t set, nvmlEventData_t *data) {
     for (unsigned int i = 0; i < machine.xids; i++) {
         const struct xid *xid = &machine.xid[i];
+        const char *reporter;
+        unsigned int number = gpu_instance(xid->uuid, &reporter);
         if (is_told(xid) || told_count == MOST_LINES) {
             continue;
         }
         for (unsigned int j = 0; j < handle_count; j++) {
-            if (strcmp(handles[j].uuid, xid->uuid) == 0 && (set->events[j] & EVENT_XID) != 0) {
+            if (strcmp(handles[j].uuid, reporter) == 0 && (set->events[j] & EVENT_XID) != 0) {
                 told[told_count++] = *xid;
-                *data = (nvmlEventData_t){&handles[j], EVENT_XID, xid->code, NO_INSTANCE, NO_INSTANCE};
+                *data = (nvmlEventData_t){&handles[j], EVENT_XID, xid->code, number, NO_INSTANCE};
                 return 1;
             }
         }

@@ -191,6 +191,8 @@ class FakeDriver(_Described):
         self._errors: list[str] = []
         self._xids: list[str] = []
         self._topology: dict[tuple[str, str], int] = {}
+        self._nvlinks: list[tuple[str, ...]] = []
+        self._instances: dict[str, tuple[str, str, dict[str, Value]]] = {}
         super().__init__(folder, "nvml.txt")
 
     def remove(self, uuid: str) -> None:
@@ -238,13 +240,67 @@ class FakeDriver(_Described):
         self._write()
 
     def xid(self, uuid: str, code: int) -> None:
-        """Add an XID event of this GPU. Each process that waits for its events already receives the event once."""
+        """Add an XID event of this GPU. Each process that waits for its events already receives the event once.
+
+        ``uuid`` of a MIG instance: its GPU reports the event, and names the instance.
+        """
         self._xids.append(f"xid {uuid} {code} {len(self._xids)}")
         self._write()
 
     def topology(self, one: str, other: str, level: int) -> None:
         """Set the topology level of two GPUs, as a number of NVML: 10 for the same switch, 50 for different sockets."""
         self._topology[one, other] = level
+        self._write()
+
+    def instance(self, parent: str, uuid: str, profile: str = "1g.10gb", **values: Value) -> None:
+        """Add or change a MIG instance of a GPU. The driver shows it while ``mig`` of the GPU is 1.
+
+        ``values``: ``total`` and ``used`` in MiB.
+        """
+        self._instances[uuid] = parent, profile, self._instances.get(uuid, (parent, profile, {}))[2] | values
+        self._write()
+
+    def no_instance(self, uuid: str) -> None:
+        """Remove a MIG instance."""
+        del self._instances[uuid]
+        self._write()
+
+    def nvlink(self, one: str, other: str) -> None:
+        """Add an active NVLink between two GPUs. A GPU that the driver does not show can be the other end."""
+        self._nvlinks.append(("nvlink", one, other))
+        self._write()
+
+    def dgx(self) -> None:
+        """Join all GPUs by NVLink switches; every four of them are on one CPU."""
+        self._nvlinks = [("nvswitch", uuid) for uuid in self._gpus]
+        self._write()
+
+    def islands(self, size: int = 4) -> None:
+        """Join groups of ``size`` GPUs by NVLink; GPUs of different groups are on different CPUs."""
+        uuids = list(self._gpus)
+        with self.together():
+            self.no_links()
+            for number, one in enumerate(uuids):
+                for other_number, other in enumerate(uuids[:number]):
+                    if number // size == other_number // size:
+                        self.nvlink(other, one)
+                        self.topology(other, one, 40)
+                    else:
+                        self.topology(other, one, 50)
+
+    def pcie_pairs(self) -> None:
+        """Put each two GPUs on a PCIe switch of their own; every four of them are on one CPU. There is no NVLink."""
+        uuids = list(self._gpus)
+        with self.together():
+            self._nvlinks, self._topology = [], {}
+            for one, other in zip(uuids[::2], uuids[1::2], strict=False):
+                self.topology(one, other, 10)
+
+    def no_links(self) -> None:
+        """Put each GPU on a CPU of its own. There is no NVLink."""
+        uuids = list(self._gpus)
+        self._nvlinks = []
+        self._topology = {(one, other): 50 for one in uuids for other in uuids if one < other}
         self._write()
 
     def environ(self) -> dict[str, str]:
@@ -267,6 +323,10 @@ class FakeDriver(_Described):
         yield from self._xids
         for (one, other), level in self._topology.items():
             yield f"topology {one} {other} {level}"
+        for uuid, (parent, profile, values) in self._instances.items():
+            yield " ".join(("instance", parent, uuid, profile, *(f"{k}={_word(v)}" for k, v in values.items())))
+        for words in self._nvlinks:
+            yield " ".join(words)
 
 
 class FakeSmi(_Described):

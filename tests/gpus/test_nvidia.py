@@ -18,6 +18,7 @@ from scheduler.core.errors import NoGpuData
 from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
 from scheduler.core.observations import Readings
 from scheduler.core.protocols import Probe
+from scheduler.core.topology import Link
 from scheduler.gpus import nvidia
 from scheduler.gpus.nvidia import NvidiaProbe
 from tests.gpus.stub import FakeDriver, FakeSmi
@@ -272,13 +273,12 @@ def test_an_old_driver_gives_all_values_that_it_supports(tmp_path: Path, probe: 
     assert [(p.pid, p.memory_mib, p.load) for p in found.processes] == [(11, 900, None)]
 
 
-def test_mig_mode_is_reported_as_a_problem_of_the_gpu(driver: FakeDriver, probe: Make) -> None:
-    """I18: MIG mode is reported as a problem of the GPU."""
+def test_mig_mode_is_no_problem_of_the_gpu(driver: FakeDriver, probe: Make) -> None:
     with driver.together():
         driver.gpu("GPU-1", mig=1)
         driver.gpu("GPU-2", mig=None)
     with_mig, without = good(probe(driver))
-    assert with_mig.problem.startswith("MIG mode is on") and without.problem == ""
+    assert (with_mig.mig, with_mig.problem, without.mig, without.problem) == (True, "", False, "")
 
 
 def test_a_gpu_without_its_own_memory_reports_the_memory_of_the_machine(driver: FakeDriver, probe: Make) -> None:
@@ -734,3 +734,191 @@ def test_the_reader_process_gets_no_variables_of_a_job(driver: FakeDriver, probe
         assert len(ours) == 1 and ours[0].startswith(b"GPUJOB_READER="), "what tells that it is a reader, no more"
     finally:
         made.close()
+
+
+# -- topology -------------------------------------------------------------------------------------------------------
+
+
+def links_of(probe: NvidiaProbe) -> dict[str, Link]:
+    """Return the links of all pairs of GPUs: ``ab`` is the link between GPU-a and GPU-b."""
+    found = {}
+    for reading in good(probe):
+        assert reading.links is not None
+        for other, link in reading.links.items():
+            found["".join(sorted(reading.uuid[-1] + other[-1]))] = Link(link)
+    return found
+
+
+def test_all_gpus_of_a_dgx_are_joined_by_nvlink(driver: FakeDriver, probe: Make) -> None:
+    for letter in "abcdefgh":
+        driver.gpu(f"GPU-{letter}")
+    driver.dgx()
+    found = links_of(probe(driver))
+    assert len(found) == 28 and set(found.values()) == {Link.NVLINK}
+
+
+def test_nvlink_islands_and_pcie_switches_are_told_apart(driver: FakeDriver, probe: Make) -> None:
+    for letter in "abcdefgh":
+        driver.gpu(f"GPU-{letter}")
+    driver.islands()
+    first = links_of(probe(driver))
+    assert {pair for pair, link in first.items() if link is Link.NVLINK} == {
+        "ab", "ac", "ad", "bc", "bd", "cd", "ef", "eg", "eh", "fg", "fh", "gh",
+    }  # fmt: skip
+    assert first["ae"] is Link.SYSTEM
+    driver.pcie_pairs()
+    second = links_of(probe(driver))
+    assert {pair for pair, link in second.items() if link is Link.PCIE} == {"ab", "cd", "ef", "gh"}
+    assert (second["ac"], second["de"]) == (Link.NUMA, Link.SYSTEM) and Link.NVLINK not in second.values()
+
+
+def test_without_nvlink_each_pair_is_far(driver: FakeDriver, probe: Make) -> None:
+    driver.gpu("GPU-a"), driver.gpu("GPU-b")
+    driver.no_links()
+    assert links_of(probe(driver)) == {"ab": Link.SYSTEM}
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_nvlinks_to_gpus_that_are_not_shown_join_nothing(tmp_path: Path, probe: Make, old: bool) -> None:
+    """In a container that shows one GPU of each of two pairs, the two GPUs are not joined: no switch is in between."""
+    driver = FakeDriver(tmp_path / "old", old=old)
+    driver.gpu("GPU-a"), driver.gpu("GPU-b")
+    driver.nvlink("GPU-a", "GPU-y"), driver.nvlink("GPU-b", "GPU-z")
+    assert links_of(probe(driver)) == {"ab": Link.NUMA}
+    driver.dgx()
+    assert links_of(probe(driver)) == {"ab": Link.NVLINK}, "here it is a switch"
+
+
+@pytest.mark.parametrize("what", ["topology", "nvlink", "all"])
+def test_errors_of_the_topology_calls_mean_not_known(driver: FakeDriver, probe: Make, what: str) -> None:
+    driver.gpu("GPU-a"), driver.gpu("GPU-b")
+    driver.dgx()
+    if what in ("topology", "all"):
+        driver.error("nvmlDeviceGetTopologyCommonAncestor", NOT_SUPPORTED)
+    if what in ("nvlink", "all"):
+        driver.error("nvmlDeviceGetNvLinkState", NOT_SUPPORTED)
+    expected = {"topology": {"ab": Link.NVLINK}, "nvlink": {"ab": Link.NUMA}, "all": {}}
+    assert links_of(probe(driver)) == expected[what]
+
+
+def test_links_are_asked_again_only_for_other_gpus(driver: FakeDriver, probe: Make) -> None:
+    """A process asks for the links once: later errors and changes do not matter until there are other GPUs."""
+    driver.gpu("GPU-a"), driver.gpu("GPU-b")
+    driver.dgx()
+    reader = probe(driver)
+    assert links_of(reader) == {"ab": Link.NVLINK}
+    driver.no_links()
+    assert links_of(reader) == {"ab": Link.NVLINK}
+    driver.gpu("GPU-c")
+    assert links_of(reader)["ab"] is Link.SYSTEM
+
+
+def test_nvidia_smi_tells_no_links(smi: FakeSmi, probe: Make) -> None:
+    smi.gpu("GPU-a")
+    assert one(probe(smi)).links is None
+
+
+# -- MIG ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_instances_of_a_gpu_in_mig_mode_follow_it(driver: FakeDriver, probe: Make) -> None:
+    driver.gpu("GPU-a", used=1000, load=50)
+    driver.gpu("GPU-b", mig=1, ecc=2)
+    driver.instance("GPU-b", "MIG-x", "1g.10gb", total=9856, used=12)
+    driver.instance("GPU-b", "MIG-y", "3g.40gb", total=40_000, used=3000)
+    driver.process("MIG-y", 4711, 2900)
+    card, parent, small, large = good(probe(driver))
+    assert (card.mig, card.profile, parent.mig, parent.problem, parent.load) == (False, "", True, "", None)
+    assert (small.uuid, small.ordinal, small.profile, small.parent) == ("MIG-x", 200, "1g.10gb", "GPU-b")
+    assert (small.memory_total_mib, small.memory_used_mib, small.load, small.problem) == (9856, 12, None, "")
+    assert small.processes == () and small.errors == "2 uncorrected memory errors"
+    assert (large.ordinal, large.profile) == (201, "3g.40gb")
+    assert large.processes == (GpuProcess(4711, 2900),)
+
+
+def test_the_mig_mode_is_asked_at_each_reading_and_an_error_keeps_the_last(driver: FakeDriver, probe: Make) -> None:
+    driver.gpu("GPU-a")
+    driver.instance("GPU-a", "MIG-x")
+    reader = probe(driver)
+    assert [gpu.uuid for gpu in good(reader)] == ["GPU-a"]
+    driver.gpu("GPU-a", mig=1)
+    assert [(gpu.uuid, gpu.mig) for gpu in good(reader)] == [("GPU-a", True), ("MIG-x", False)]
+    driver.error("nvmlDeviceGetMigMode", NOT_SUPPORTED)
+    assert [(gpu.uuid, gpu.mig) for gpu in good(reader)] == [("GPU-a", True), ("MIG-x", False)]
+    driver.clear_errors()
+    driver.gpu("GPU-a", mig=0)
+    assert [(gpu.uuid, gpu.mig) for gpu in good(reader)] == [("GPU-a", False)]
+
+
+def test_an_instance_whose_memory_cannot_be_read_has_a_problem(driver: FakeDriver, probe: Make) -> None:
+    driver.gpu("GPU-a", mig=1)
+    driver.instance("GPU-a", "MIG-x")
+    for function in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"):
+        driver.error(function, NOT_SUPPORTED, "MIG-x")
+    _, instance = good(probe(driver))
+    assert instance.problem == "Not Supported" and instance.memory_total_mib is None
+
+
+def told(readings: Readings) -> list[tuple[str, int]]:
+    return [(xid.uuid, xid.number) for xid in readings.xids]
+
+
+def test_an_xid_event_of_a_divided_gpu_concerns_the_instance_that_it_names_or_all(
+    driver: FakeDriver, probe: Make
+) -> None:
+    driver.gpu("GPU-a")
+    driver.gpu("GPU-b", mig=1)
+    driver.instance("GPU-b", "MIG-x")
+    driver.instance("GPU-b", "MIG-y")
+    reader = probe(driver)
+    good(reader)
+    driver.xid("GPU-b", 79)
+    assert told(read(reader)) == [("GPU-b", 79), ("MIG-x", 79), ("MIG-y", 79)]
+    driver.xid("MIG-y", 94)
+    driver.xid("GPU-a", 48)
+    assert told(read(reader)) == [("GPU-b", 94), ("MIG-y", 94), ("GPU-a", 48)]
+    driver.error("nvmlDeviceGetGpuInstanceId", NOT_SUPPORTED)
+    good(reader)
+    driver.xid("MIG-x", 94)
+    assert told(read(reader)) == [("GPU-b", 94), ("MIG-x", 94), ("MIG-y", 94)], "not known which instance it is"
+    driver.gpu("GPU-b", mig=0)
+    good(reader)
+    driver.xid("GPU-b", 79)
+    assert told(read(reader)) == [("GPU-b", 79)]
+
+
+def test_the_instances_of_a_lost_gpu_are_lost(driver: FakeDriver, probe: Make) -> None:
+    driver.gpu("GPU-b", mig=1)
+    driver.instance("GPU-b", "MIG-x", used=12)
+    reader = probe(driver)
+    good(reader)
+    with driver.together():
+        driver.xid("GPU-b", 79)
+        driver.error("*", LOST)
+    found = read(reader)
+    assert told(found) == [("GPU-b", 79), ("MIG-x", 79)]
+    assert [(gpu.uuid, gpu.lost, gpu.mig) for gpu in found.gpus] == [("GPU-b", True, True), ("MIG-x", True, False)]
+    instance = found.gpus[1]
+    assert (instance.ordinal, instance.profile, instance.parent) == (100, "1g.10gb", "GPU-b")
+    assert instance.memory_used_mib is None and instance.problem == found.gpus[0].problem != ""
+    driver.clear_errors()
+    assert [(gpu.uuid, gpu.lost) for gpu in good(reader)] == [("GPU-b", False), ("MIG-x", False)]
+
+
+@pytest.mark.parametrize(
+    "function", ["nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetMemoryInfo_v2"]
+)
+@pytest.mark.parametrize("code", [LOST, 999])
+def test_an_error_hides_no_instance(driver: FakeDriver, probe: Make, function: str, code: int) -> None:
+    """After an error it does not look as if instances were deleted."""
+    driver.gpu("GPU-b", mig=1)
+    driver.instance("GPU-b", "MIG-x")
+    driver.instance("GPU-b", "MIG-y")
+    reader = probe(driver)
+    good(reader)
+    driver.error(function, code, "MIG-y" if "Memory" in function else "GPU-b")
+    if "Memory" in function:
+        driver.error("nvmlDeviceGetMemoryInfo", code, "MIG-y")
+    found = {gpu.uuid: gpu for gpu in read(reader).gpus}
+    assert set(found) == {"GPU-b", "MIG-x", "MIG-y"} and found["MIG-y"].problem
+    assert found["MIG-y"].lost == found["MIG-x"].lost == found["GPU-b"].lost == (code == LOST)

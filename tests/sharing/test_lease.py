@@ -336,6 +336,23 @@ def test_what_somebody_took_by_hand_is_booked_by_its_pid(machine: Callable[..., 
     assert holders(m.s) == []
 
 
+def test_a_lease_of_a_mig_instance_gets_its_uuid_and_a_plain_one_a_card(machine: Callable[..., Machine]) -> None:
+    m = machine().cards("GPU-a", "GPU-b")
+    with m.driver.together():
+        m.driver.gpu("GPU-b", mig=1)
+        m.driver.instance("GPU-b", "MIG-x", "1g.10gb", used=12)
+    m.s.start()
+    for share, seen_as in (("mig-1g.10gb", "ids=MIG-x\n"), ("1", "ids=0\n")):
+        assert lease(m.s, "-g", share, "--", "sh", "-c", SHOW).communicate(timeout=60)[0] == seen_as
+    m.s.hold("a")
+    m.s.append(m.s.line("a") + ";gpus=mig-1g.10gb")
+    m.running("a")
+    waiting = lease(m.s, "-g", "mig-1g.10gb", "--", "sh", "-c", SHOW)
+    assert waiting.stderr is not None and "needs one MIG instance 1g.10gb" in waiting.stderr.readline()
+    m.s.release("a")
+    assert waiting.communicate(timeout=60)[0] == "ids=MIG-x\n"
+
+
 def test_keep_free_leaves_gpus_to_leases(scheduler: Make) -> None:
     s = scheduler(gpus=2, keep_free=1)
     s.start()

@@ -16,6 +16,7 @@ from scheduler.core.file_offsets import FileMark, Refusal
 from scheduler.core.gpu import Gpu, ResourceRequest
 from scheduler.core.job import Event, Failure, Holding, Job, JobSpec, JobState, Outcome, Process, Reason
 from scheduler.core.observations import Asked
+from scheduler.core.placement_class import class_of
 from scheduler.core.requests import Answer, Cancel, Pause, PauseQueue, Request, Requeue, Resume
 from scheduler.store import file_offsets as kept
 from scheduler.store import jobs as rows
@@ -65,6 +66,7 @@ SPECS = st.builds(
     on=st.just(()) | IDS,
     slots=st.integers(1, 999999),
     launch=st.sampled_from(["python", "torchrun"]),
+    link=st.sampled_from(["", "nvlink", "pcie", "numa"]),
     limits=st.lists(st.tuples(st.integers(0, 15), st.integers(-1, 2**62), st.integers(-1, 2**62)), max_size=3).map(
         tuple
     ),
@@ -84,7 +86,7 @@ TIMES = st.floats(0, 4e9)
 MIB = st.none() | st.integers(0, 10**7)
 CHANGES: dict[str, st.SearchStrategy[Any]] = {
     "state": st.sampled_from(JobState),
-    "need": st.builds(ResourceRequest, st.integers(1, 64), st.integers(1, 1000)),
+    "need": st.builds(ResourceRequest, st.integers(1, 64), st.integers(1, 1000), st.sampled_from(["", "1g.10gb", "*"])),
     "priority": st.integers(-(10**9), 10**9),
     "order": st.integers(1, 10**9),
     "allowed": st.none() | IDS,
@@ -364,7 +366,11 @@ def test_pauses_gpus_reasons_and_holdings_are_read_back(database: Database) -> N
 
     If an empty list is saved, the old entries are removed.
     """
-    gpus = [Gpu(0, "u0", "A", 0, 1000), Gpu(2, "u2", "B", 1, None)]
+    gpus = [
+        Gpu(0, "u0", "A", 0, 1000, links=((1, 0), (3, 2))),
+        Gpu(2, "u2", "B", 1, None),
+        Gpu(100, "MIG-x", "C", 0, 9856, profile="1g.10gb"),
+    ]
     held = Holding("3.1", 3, ResourceRequest(2, 500), (0, 2), 7, (Process(10, 20), Process(11, 2**60)))
     with database.writing() as connection:
         rows.save_pauses(connection, (2, 0), True, [(4, 2, False), (5, -1, True)])
@@ -384,6 +390,26 @@ def test_pauses_gpus_reasons_and_holdings_are_read_back(database: Database) -> N
         rows.save_holdings(connection, [], ["3.1"], "boot")
     assert (rows.paused_gpus(connection), rows.gpus(connection), rows.holdings(connection)) == ((), [], [])
     assert rows.class_reasons(connection) == {} and not rows.meta(connection, "queue_paused")
+
+
+def test_jobs_of_other_classes_are_not_before_a_job(database: Database) -> None:
+    """A link counts only for jobs with several GPUs; a MIG profile always counts."""
+    two, instance = ResourceRequest.parse("2"), ResourceRequest.parse("mig-1g.10gb")
+    whole, plain, linked = ResourceRequest.parse("1"), JobSpec(script="/a"), JobSpec(script="/a", link="nvlink")
+    made = [
+        (two, plain),
+        (two, linked),
+        (two, linked),
+        (whole, linked),
+        (whole, plain),
+        (instance, plain),
+        (instance, linked),
+    ]
+    with database.writing() as connection:
+        jobs = [rows.insert(connection, spec, need, "", (), 1.0) for need, spec in made]
+    assert [rows.waiting_before(database.connection, job) for job in jobs] == [0, 0, 1, 0, 1, 0, 1]
+    classes = [class_of(job) for job in jobs]
+    assert [sum(one == kind for one in classes[:i]) for i, kind in enumerate(classes)] == [0, 0, 1, 0, 1, 0, 1]
 
 
 # -- lines ------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ WAITING = ("priority", "order", "allowed", "attempt", "not_before", "reason_code
     jobs=st.lists(
         st.tuples(
             SPECS,
-            st.builds(ResourceRequest, st.integers(0, 9), st.integers(0, 1000)),
+            st.builds(ResourceRequest, st.integers(0, 9), st.integers(0, 1000), st.sampled_from(["", "*"])),
             st.fixed_dictionaries({}, optional={name: CHANGES[name] for name in WAITING}),
         ),
         max_size=4,

@@ -94,13 +94,13 @@ def test_a_drain_waits_for_a_retry_and_runs_it(machine):
 
 def test_one_unhealthy_reading_does_not_end_a_drain(machine):
     m = machine().cards("GPU-a")
-    m.driver.gpu("GPU-a", mig=1)
+    m.driver.error("nvmlDeviceGetUtilizationRates", 999, "GPU-a")
     m.s.append(m.s.line("a"))
     m.s.start("--drain")
     m.waits(1, "unhealthy")
     m.readings(3)
     assert m.s.process.poll() is None, m.s.said()
-    m.driver.gpu("GPU-a", mig=0)
+    m.driver.clear_errors()
     assert drained(m) == 0
     assert m.s.states() == {1: "done"}
 

@@ -350,18 +350,18 @@ def test_i17_gpus_option_overrides_cuda_visible_devices(machine):
 
 
 def test_i18_a_gpu_in_mig_mode_gets_no_job(machine):
+    """I18: A card in MIG mode without instances gets no job; `start` and `doctor` say so."""
     m = machine().cards("GPU-a", "GPU-b")
     m.driver.gpu("GPU-a", mig=1)
     m.s.start()
-    shown = m.state(0, "UNHEALTHY")
-    assert shown["uuid"] == "GPU-a" and "MIG mode is on" in shown["reason"]
-    m.add("a", gpus="0")
-    m.add("b")
+    m.s.says("GPU 0 is in MIG mode and without instances")
+    m.add("b", "c")
     m.running("b")
-    assert m.s.job(2)["gpus"] == [1] and "MIG mode is on" in m.waits(1, "unhealthy")["reason"]
-    assert "MIG mode is on" in m.s.cli("status").stdout
-    m.driver.gpu("GPU-a", mig=0)
-    m.running("a")
+    assert m.s.job(1)["gpus"] == [1] and [gpu["index"] for gpu in m.s.status()["gpus"]] == [1]
+    m.waits(2, "no-room")
+    assert "MIG mode is on, and there are no instances" in m.s.cli("doctor", code=None).stdout
+    m.s.append(m.s.line("a", gpus="0"))
+    wait_for(lambda: "GPU 0 is not managed here" in m.s.said(), "the refusal")
 
 
 def test_i18_uuids_in_gpu_lists_are_refused(machine):
