@@ -63,11 +63,13 @@ def _now(ask: Ask) -> Response:
     waiting = sorted((job for job in view.jobs if job.state is JobState.PENDING), key=lambda job: job.turn)
     ended = [job for job in view.jobs if job.state.ended]
     need = view_models.in_need(view)
+    outlook = ask.source.outlook()
     return _page(
         ask,
         "now.html",
         here="now",
         view=view,
+        outlook=outlook,
         cards=[] if any(gpu.gpu.node for gpu in view.gpus) else view_models.gpu_cards(view),
         nodes=view_models.node_cards(view),
         how=kind_of(view.runner).in_words,
@@ -141,6 +143,8 @@ def _job(ask: Ask) -> Response:
     lines, trouble = ([], f"see gpujob logs {job.id}") if ask.source.client.shared else _last_lines(job.log)
     runs = attempts_of(job, events, now)
     declared = frozenset(gpu.gpu.index for gpu in view.gpus if gpu.gpu.name == "declared")
+    waits = job.state is JobState.PENDING and view.alive
+    explanation = ask.source.explanation(job.id) if waits else None
     return _page(
         ask,
         "job.html",
@@ -162,6 +166,10 @@ def _job(ask: Ask) -> Response:
         log_trouble=trouble,
         charts=_job_charts(ask, job.id),
         alive=view.alive,
+        waits=waits,
+        explanation=explanation,
+        offers=view_models.offer_rows(job, explanation.offers, view) if explanation else [],
+        expected=ask.source.outlook().jobs.get(job.id) if job.state.holds_gpus else None,
         now=now,
     )  # fmt: skip
 
