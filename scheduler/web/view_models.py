@@ -333,9 +333,17 @@ def run_of(job: Job, attempt: AttemptUse, number: int, now: float, memory: Mappi
     end = start + attempt.run_ms / 1000
     if last and job.state.holds_gpus:
         end = max(end, now)
-    parts = attempt.parts
-    total = next((memory[gpu] for gpu in attempt.gpus if memory.get(gpu)), None)
-    if parts <= 1 and job.spec.vram_mib and total:
-        parts = min(WHOLE, WHOLE * job.spec.vram_mib // total)
+    parts = parts_of(job, attempt.parts, attempt.gpus, memory)
     state = job.state.value if last else "failed"
     return Run(job.id, attempt.number, start, end, attempt.gpus, parts, state, number, attempt.lost)
+
+
+def parts_of(job: Job, parts: int, gpus: Sequence[int], memory: Mapping[int, int | None]) -> int:
+    """Return the share of each GPU in thousandths; of a job that requests only memory, its part of the memory.
+
+    ``memory``: GPU → its total memory in MiB; None if this is unknown.
+    """
+    total = next((memory[gpu] for gpu in gpus if memory.get(gpu)), None)
+    if parts <= 1 and job.spec.vram_mib and total:
+        return min(WHOLE, WHOLE * job.spec.vram_mib // total)
+    return parts
