@@ -139,7 +139,8 @@ def explanation_json(found: Explanation) -> ExplanationDocument:
 
 def offered_json(one: OfferedRequest) -> OfferedRequestDocument:
     """Return a request of an offer as an object for JSON."""
-    return {"verb": one.verb, "jobs": list(one.jobs), "gpus": list(one.gpus), "options": dict(one.options)}
+    options: Any = dict(one.options)
+    return {"verb": one.verb, "jobs": list(one.jobs), "gpus": list(one.gpus), "options": options}
 
 
 def why_json(

@@ -1,4 +1,4 @@
-"""The predicted part of the Timeline: runs that go on, and runs of jobs that wait."""
+"""The predicted part of the Timeline: the rest of running jobs, and the runs of jobs that wait."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAITS = JobState.PENDING.value
 def with_expected(
     runs: Iterable[Run], outlook: Outlook, jobs: Mapping[int, Job], memory: Mapping[int, int | None]
 ) -> list[Run]:
-    """Return the runs, those that go on with their predicted ends, and the predicted runs of jobs that wait.
+    """Return the runs, with the predicted ends of running jobs, and the predicted runs of jobs that wait.
 
     ``jobs``: id → job, of all jobs with a prediction; ``memory``: GPU → its total memory in MiB.
     """

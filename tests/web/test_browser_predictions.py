@@ -57,7 +57,7 @@ def test_the_first_page_shows_expected_times_and_keeps_them_up_to_date(lab: Lab,
 
 
 def test_the_timeline_shows_predicted_runs_hatched_after_now(lab: Lab, full: tuple[list[int], int]) -> None:
-    """The predicted run of a waiting job is a hatched bar after now, in the band of its GPU; running jobs go on hatched."""
+    """The predicted run of a waiting job is a hatched bar after now, in the band of its GPU, as is the rest of a running job."""
     running, waiting = full
     with lab.tab("/timeline?hours=6") as tab:
         bar = tab.locator(f'svg.timeline a[href="/jobs/{waiting}"]')

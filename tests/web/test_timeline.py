@@ -123,7 +123,7 @@ def test_runs_without_a_gpu_have_their_own_band_at_the_end() -> None:
 
 @st.composite
 def predicted(draw: st.DrawFn) -> list[Run]:
-    """Draw runs of the past, runs that go on after NOW, and expected runs, which may contradict each other."""
+    """Draw runs of the past, runs that continue after NOW, and expected runs, which may contradict each other."""
 
     def expectation(number: int, start: float | None) -> Expectation:
         begins = None if start is None else Moment(start, start - draw(st.floats(0, 600)), None)
