@@ -106,6 +106,7 @@ PAGES = {
     "web-now": ("/", 1360, 1020, "light", 1, ""),
     "web-timeline": ("/timeline?hours=3.6", 1360, 580, "light", 1, ""),
     "web-job": ("/jobs/20", 1360, 1010, "light", 1, ""),
+    "web-why": ("/jobs/28", 1360, 640, "light", 1, ""),
     "web-users": ("/users", 1360, 610, "light", 1, ""),
     "web-heatmap": ("/heatmap?measure=load", 1360, 390, "dark", 1, ""),
     "web-phone-dark": ("/", 390, 844, "dark", 2, "#h-gpus"),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scheduler.client.client import SCHEMA, SchedulerClient
 from scheduler.client.locate import client_of, state_file_for
@@ -14,7 +13,6 @@ from scheduler.core.errors import UsageError, did_you_mean
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Job, JobState, Reason
 from scheduler.core.job_text import how_it_ended, state_text
-from scheduler.core.log_names import stderr_log
 from scheduler.core.secrets import masked, without_secrets
 from scheduler.core.units import maybe_utc, seconds_of, utc
 from scheduler.system.forked_command import need_own_process
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.5
 STATUS_S = 0.1  # for the predictions in `status`
-MOST_LINES = 5  # of the log of a job that did not succeed
 ALSO_CALLED = {"waiting": JobState.PENDING.value}  # a word of `status` for a state → the state
 
 
@@ -191,9 +188,6 @@ def _plain(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-_WHY = "id state reason_code reason outcome exit_code signal failure notes log".split()  # keys of `why --json`
-
-
 def why(job: str, *, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
     """Print why jobs wait or how they ended, and return the exit code 0. Raises NotFound.
 
@@ -203,15 +197,10 @@ def why(job: str, *, json: bool = False, state_file: str | None = None, config: 
     until = time.monotonic() + LOOK_S
     all_found = [_looked_at(client, number, until) for number in client.select([job])]
     if json:
-        told: list[tuple[dict[str, Any], Job]] = [({**render.job_json(one, reason)}, one) for one, reason in all_found]
-        values = [
-            {
-                **{key: facts[key] for key in _WHY},
-                "last_lines": _last_lines(one),
-                "explanation": _explained(client, one),
-            }
-            for facts, one in told
-        ]
+        from scheduler.views.log_glance import lines_of_a_failure
+        from scheduler.views.predictions import why_json
+
+        values = [why_json(one, reason, lines_of_a_failure(one), _explained(client, one)) for one, reason in all_found]
         render.print_json({"schema": SCHEMA, "jobs": values})
         return 0
     for found, reason in all_found:
@@ -237,7 +226,7 @@ def why(job: str, *, json: bool = False, state_file: str | None = None, config: 
         for note in found.notes:
             lines += terminal.folded(f"  {render.safe(without_secrets(note))}", 4)
         if found.state.ended and not found.succeeded and found.log:
-            lines += _tail(_telling(found))
+            lines += _tail(found)
         print("\n".join(lines))
     return 0
 
@@ -264,35 +253,14 @@ def _looked_at(client: SchedulerClient, number: int, until: float) -> tuple[Job,
         time.sleep(0.02)
 
 
-def _telling(job: Job) -> str:
-    """Return the path of the job's stderr file. If this file is missing or empty, return the path of the job's log."""
-    errors = stderr_log(job)
-    return errors if errors and os.path.exists(errors) and os.path.getsize(errors) else job.log
+def _tail(job: Job) -> list[str]:
+    """Return the last lines of the log of a job that did not succeed, below a line that names the file."""
+    from scheduler.views.log_glance import MOST_OF_A_FAILURE, failed_log, last_lines  # takes 3 ms
 
-
-def _last_lines(job: Job) -> list[str]:
-    """Return the last lines of the log of a job that did not succeed.
-
-    Return an empty list for other jobs, and for a job without a readable log.
-    """
-    if not job.state.ended or job.succeeded or not job.log:
-        return []
-    from scheduler.views.log_glance import last_lines  # takes 3 ms
-
-    path = _telling(job)
-    try:
-        return [without_secrets(line) for line in last_lines(path, MOST_LINES)]
-    except OSError:
-        return []
-
-
-def _tail(path: str) -> list[str]:
-    """Return the last lines of the log at ``path``, below a line that names the file."""
-    from scheduler.views.log_glance import last_lines  # takes 3 ms
-
+    path = failed_log(job)
     near = render.safe(render.near(path))
     try:
-        last = last_lines(path, MOST_LINES)
+        last = last_lines(path, MOST_OF_A_FAILURE)
     except OSError as error:
         return terminal.folded(f"  cannot read its log {near}: {error.strerror}", 4)
     lines = terminal.folded(f"  last lines of {near}:" if last else f"  its log is empty: {near}", 4)

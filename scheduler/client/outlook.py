@@ -16,6 +16,7 @@ from scheduler.core.forecast import MOST_STARTS, SCENARIOS, Band, Forecast, Pred
 from scheduler.core.gpu import WHOLE, ids_of
 from scheduler.core.job import Job, JobState
 from scheduler.core.observations import Now
+from scheduler.core.offered_requests import OfferedRequest, offered
 from scheduler.core.offers import offers
 from scheduler.core.placement_class import class_of
 from scheduler.core.rights import Caller
@@ -72,10 +73,14 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class OfferedCommand:
-    """A command that would start a job now, and what it costs whom, as a sentence."""
+    """A command that would start a job now.
+
+    ``cost``: what it costs, and whom, as a clause; ``requests``: the requests of the command, in their order.
+    """
 
     command: str
     cost: str
+    requests: tuple[OfferedRequest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +138,11 @@ class Predictor:
         if expected is None:
             run = self.state.estimates.expected(job.spec, job.need)
             expected = None if run is None else Expectation(job.id, run_s=run.seconds, source=run.source)
-        commands = tuple(OfferedCommand(one.command, one.cost) for one in offers(self.state, job, self.now, by))
-        return Explanation(place, len(queue), tuple(self._holders(job)), expected, commands)
+        commands = [
+            OfferedCommand(one.command, one.cost, tuple(map(offered, one.requests)))
+            for one in offers(self.state, job, self.now, by)
+        ]
+        return Explanation(place, len(queue), tuple(self._holders(job)), expected, tuple(commands))
 
     def _holders(self, job: Job) -> list[Holder]:
         """Return what holds the GPUs that a waiting job may use, those that are free first."""

@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from scheduler.client.outlook import Outlook
 from scheduler.core.errors import SchedulerError
 from scheduler.daemon.helper_child import LIFE, PORT_TAKEN
 from scheduler.gpujobd.calls import Calls
@@ -23,6 +24,7 @@ from scheduler.gpujobd.user_client import UserClient
 from scheduler.store.paths import Places
 from scheduler.system.typed_json import from_json, typed
 from scheduler.web.app import make_app
+from scheduler.web.computed import Computed
 from scheduler.web.event_stream import Hub
 from scheduler.web.middleware import USER
 from scheduler.web.server import PortTaken, Way, serve_users
@@ -49,12 +51,13 @@ class UserApps:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._apps: dict[int, Starlette] = {}
+        self._outlooks: Computed[Outlook] = Computed()
         self._open: Counter[int] = Counter()
 
     def app_of(self, uid: int) -> ASGIApp:
         """Return the application of a user."""
         if uid not in self._apps:
-            self._apps[uid] = make_app(Source(UserClient(self._calls, uid)))
+            self._apps[uid] = make_app(Source(UserClient(self._calls, uid), outlooks=self._outlooks))
         return self._apps[uid]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -13,6 +13,7 @@ from scheduler.core.failure_patterns import FAILURE_KINDS
 from scheduler.core.gpu import GPU_STATES
 from scheduler.core.job import EVENT_KINDS, REASON_CODES, JobState, Outcome
 from scheduler.core.journal import STATUSES
+from scheduler.core.offered_requests import OPTIONS, VERBS
 from scheduler.core.runner_kinds import RUNNERS
 from scheduler.views.json_schema import Field
 
@@ -309,11 +310,28 @@ class HolderDocument(TypedDict):
     until: Annotated[MaybeMoment, Field("When all of them are expected to have ended; null if it is not known.")]
 
 
+OfferedOptions = TypedDict(  # type: ignore[misc]
+    "OfferedOptions",
+    {name: Annotated[str, Field(f"New value of the option {name}, as text; empty: its default.")] for name in OPTIONS},
+    total=False,
+)
+
+
+class OfferedRequestDocument(TypedDict):
+    """A request of an offer, as POST /api/jobs/{id}/offer takes it."""
+
+    verb: Annotated[str, Field("What it does.", choices=VERBS)]
+    jobs: Annotated[list[Number], Field("Jobs that it cancels, puts first, releases or edits.")]
+    gpus: Annotated[list[Number], Field("GPUs that it resumes.")]
+    options: Annotated[OfferedOptions, Field("Options of the job that it changes.")]
+
+
 class OfferDocument(TypedDict):
     """A command that would start a waiting job now."""
 
     command: Annotated[str, Field("Command line to paste.")]
-    cost: Annotated[str, Field("What it costs, and whom, as a sentence.")]
+    cost: Annotated[str, Field("What it costs, and whom, as a clause.")]
+    requests: Annotated[list[OfferedRequestDocument], Field("Its requests, in their order.")]
 
 
 class ExplanationDocument(TypedDict):

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from scheduler.client.outlook import Expectation, Explanation, Holder, Moment, Outlook
 from scheduler.core.gpu import Gpu, decimal_text, gpu_ids_text
-from scheduler.core.job import Job, JobState
+from scheduler.core.job import Job, JobState, Reason
+from scheduler.core.offered_requests import OfferedRequest
 from scheduler.core.units import local_time, maybe_utc, span_text, utc
 from scheduler.system.terminal_text import safe, shown
 from scheduler.views import terminal
+from scheduler.views.render import job_json
 
 if TYPE_CHECKING:
-    from scheduler.views.documents import ExpectedDocument, ExplanationDocument, PlanDocument
+    from scheduler.views.documents import (
+        ExpectedDocument,
+        ExplainedJob,
+        ExplanationDocument,
+        OfferedRequestDocument,
+        PlanDocument,
+    )
+
+_WHY = "id state reason_code reason outcome exit_code signal failure notes log".split()  # keys of `why --json`
 
 LEAST_COLUMNS, USUAL_COLUMNS = 20, 60  # of the timeline
 RUNS, MAY_RUN, MAY_WAIT = "█", "▒", "░"
@@ -120,8 +130,26 @@ def explanation_json(found: Explanation) -> ExplanationDocument:
             for one in found.holders
         ],
         "expected": None if found.expected is None else expected_json(found.expected),
-        "offers": [{"command": one.command, "cost": one.cost} for one in found.offers],
+        "offers": [
+            {"command": one.command, "cost": one.cost, "requests": [offered_json(each) for each in one.requests]}
+            for one in found.offers
+        ],
     }
+
+
+def offered_json(one: OfferedRequest) -> OfferedRequestDocument:
+    """Return a request of an offer as an object for JSON."""
+    options: Any = dict(one.options)
+    return {"verb": one.verb, "jobs": list(one.jobs), "gpus": list(one.gpus), "options": options}
+
+
+def why_json(
+    job: Job, reason: Reason | None, last_lines: Sequence[str], explanation: ExplanationDocument | None
+) -> ExplainedJob:
+    """Return why a job waits or how it ended, as an object for JSON. ``last_lines``: of the log of a failed job."""
+    facts: Mapping[str, Any] = job_json(job, reason)
+    told = {key: facts[key] for key in _WHY}
+    return cast("ExplainedJob", {**told, "last_lines": [*last_lines], "explanation": explanation})
 
 
 # -- the timeline as text ------------------------------------------------------------------------------------------

@@ -10,17 +10,20 @@ from starlette.responses import Response
 
 from scheduler.client.client import SCHEMA, STATES
 from scheduler.core.errors import UsageError, did_you_mean
-from scheduler.core.job import Event, Job
+from scheduler.core.job import Event, Job, JobState
 from scheduler.core.log_names import logs_of
 from scheduler.core.secrets import masked
 from scheduler.core.units import utc
 from scheduler.core.usage_report import attempts_of
+from scheduler.views.log_glance import lines_of_a_failure
+from scheduler.views.predictions import explanation_json, plan_json, why_json
 from scheduler.views.render import in_pieces, job_json, status_json
-from scheduler.web import commands, history, job_log, metrics, openapi
+from scheduler.web import commands, history, job_log, metrics, offers, openapi
 from scheduler.web import event_stream as live
 from scheduler.web.openapi import ref
-from scheduler.web.routes import JSON, Ask, Call, Parameter, as_json
+from scheduler.web.routes import JSON, Ask, Call, NotNow, Parameter, as_json
 
+LONG_S = 20.0  # how long an answer waits for a prediction
 Does = Callable[[Ask], Response]
 
 
@@ -43,6 +46,23 @@ def _jobs(ask: Ask) -> Response:
 def _job(ask: Ask) -> Response:
     job, reason, _ = ask.source.client.job(ask.numbers["id"])
     return as_json(job_json(job, reason))
+
+
+def _why(ask: Ask) -> Response:
+    client = ask.source.client
+    job, reason, _ = client.job(ask.numbers["id"])
+    explanation = None
+    if job.state is JobState.PENDING and client.alive():
+        found = ask.source.explanation(job.id, LONG_S)
+        if found is None:
+            raise NotNow(f"the explanation takes longer than {LONG_S:g} s", do="try again later")
+        explanation = explanation_json(found)
+    last = [] if client.shared else lines_of_a_failure(job)
+    return as_json({"schema": SCHEMA, "jobs": [why_json(job, reason, last, explanation)]})
+
+
+def _plan(ask: Ask) -> Response:
+    return as_json(plan_json(ask.source.outlook(LONG_S)))
 
 
 def _gpus(ask: Ask) -> Response:
@@ -144,6 +164,12 @@ CALLS = (
         media="text/plain", headers=job_log.HEADERS,
     ),
     _read("/api/jobs/{id}/history", history.job, "GPU memory and load of a job's attempts over time.", "job_history", _ID),
+    _read(
+        "/api/jobs/{id}/why", _why,
+        "Why a job waits or how it ended, in the form of `gpujob why --json`; for a waiting job with offers that would start it now.",
+        "why", _ID,
+    ),
+    _read("/api/plan", _plan, "When jobs are expected to start and end, in the form of `gpujob plan --json`.", "plan"),
     _read("/api/gpus", _gpus, "All GPUs of the scheduler.", "gpus"),
     _read(
         "/api/history/gpus", history.gpus, "Memory, load and allocated share of the GPUs over time, and their pauses.", "gpu_history",
@@ -172,6 +198,11 @@ CALLS = (
     _ask_job("release", commands.release, "Release a held job: it may start again."),
     _ask_job("first", commands.first, "Put a waiting job before all other jobs."),
     _ask_job("priority", commands.priority, "Change the priority of a waiting job.", _LEVEL),
+    Call(
+        "POST", "/api/jobs/{id}/offer", offers.accept,
+        "Accept an offer for a waiting job: carry out its requests, as GET /api/jobs/{id}/why returns them. If the job does not wait any more, nothing is done.",
+        {200: ("The requests were carried out.", ref("acted")), **_IN_STATE}, (_ID,), offers.ACCEPTED, headers=commands.HEADERS,
+    ),
     Call(
         "POST", "/api/gpus/{n}/pause", commands.pause_gpu, "Pause a GPU: no new job starts on it; running jobs continue.",
         {200: ("The GPU is paused.", ref("paused"))}, (_GPU,), _EMPTY, headers=commands.HEADERS,

@@ -32,6 +32,7 @@ from scheduler.core.requests import (
 )
 from scheduler.core.secrets import without_secrets
 from scheduler.environments.discovery import program_in
+from scheduler.views.predictions import expected_json
 from scheduler.web.routes import Ask, Conflict, as_json
 
 NOT_POSSIBLE, NOT_READ, REFUSED, LATER, NOT_THERE = 1, 2, 3, 5, 6  # exit codes in answers to requests (docs/json.md)
@@ -184,17 +185,13 @@ def would(ask: Ask) -> Response:
     spec, environment = spec_of(submission_of(ask), str, _shell)  # a wrong value is an error, not the answer "never"
     try:
         check_nodes(spec.arguments)
-        shared = source.client.shared  # then the page looks at no file that a user has named
-        doubt = "" if shared else _doubt(spec, environment)
-        found = preview(
-            source.client.places,
-            settings_of(source.client, source.config),
-            spec,
-            environment,
-            table_for(spec, source.client, source.config),
-            alive=source.client.alive(),
-            files=not shared,
-        )
+        table = table_for(spec, source.client, source.config)
+        if source.client.shared:  # the page looks at no file that a user has named
+            doubt, found = "", source.client.preview(spec, environment, table)
+        else:
+            doubt = _doubt(spec, environment)
+            config = settings_of(source.client, source.config)
+            found = preview(source.client.places, config, spec, environment, table, alive=source.client.alive())
     except Refused as error:
         found, doubt = Preview("never", reason_code="never", reason=str(error)), ""
     except NotFound as error:
@@ -209,6 +206,7 @@ def would(ask: Ask) -> Response:
             "need": found.need,
             "command": list(found.command),
             "notes": [*found.notes, *([doubt] if doubt else ())],
+            "expected": None if found.expected is None else expected_json(found.expected),
         }
     )
 
@@ -231,7 +229,7 @@ def _doubt(spec: JobSpec, environment: Mapping[str, str]) -> str:
     return f"the command would fail immediately: {name} {what}"
 
 
-def _carry_out(ask: Ask, request: Request) -> str:
+def carry_out(ask: Ask, request: Request) -> str:
     """Carry out a request and return a sentence about the result.
 
     If no daemon runs, the parts of the request that only a daemon can carry out are stored for the next daemon. This
@@ -258,7 +256,8 @@ def _done(value: Mapping[str, Any], said: str) -> Response:
     return as_json(value, headers={SAID: quote(without_secrets(said)[:LONGEST_SAID])})
 
 
-def _acted(job: Job, said: str) -> Response:
+def acted(job: Job, said: str) -> Response:
+    """Return the answer to a request about a job. ``said``: what was done, for people."""
     return _done({"id": job.id, "state": job.state.value}, said)
 
 
@@ -289,11 +288,11 @@ def _on_job(
         job = ask.source.client.states([ask.numbers["id"]])[0]
         if not possible(job):
             raise Conflict(f"cannot {what.format(job.id)}: it is {job.state.value}")
-        said = _carry_out(ask, request(job))
+        said = carry_out(ask, request(job))
         job = ask.source.client.states([job.id])[0]
         if verb == "cancel" and job.state.ended and job.outcome is not Outcome.CANCELLED:
             raise Conflict(said)  # the job ended before it could be cancelled
-        return _acted(job, "; ".join([said, *_also(ask, verb, job)]))
+        return acted(job, "; ".join([said, *_also(ask, verb, job)]))
 
     return does
 
@@ -331,9 +330,9 @@ def priority(ask: Ask) -> Response:
     if not text:
         raise UsageError("the priority is missing", do='send {"priority": 0}')
     level = read_options({"priority": text}, str)
-    said = _carry_out(ask, Edit((ask.numbers["id"],), level))
+    said = carry_out(ask, Edit((ask.numbers["id"],), level))
     job = ask.source.client.states([ask.numbers["id"]])[0]
-    return _acted(job, "; ".join(filter(None, (said, _place_of(ask, job)))))
+    return acted(job, "; ".join(filter(None, (said, _place_of(ask, job)))))
 
 
 def _place_of(ask: Ask, job: Job) -> str:
@@ -359,7 +358,7 @@ def _place_of(ask: Ask, job: Job) -> str:
 def pause_gpu(ask: Ask) -> Response:
     """Pause a GPU: no new job starts on it."""
     check_keys(ask.body(), ())
-    return _paused(ask, _carry_out(ask, Pause((ask.numbers["n"],))))
+    return _paused(ask, carry_out(ask, Pause((ask.numbers["n"],))))
 
 
 def resume_gpu(ask: Ask) -> Response:
@@ -371,7 +370,7 @@ def resume_gpu(ask: Ask) -> Response:
         raise Conflict(
             "cannot resume with force: no scheduler is running, so the GPU is not read; start the scheduler first"
         )
-    return _paused(ask, _carry_out(ask, Resume((ask.numbers["n"],), force)))
+    return _paused(ask, carry_out(ask, Resume((ask.numbers["n"],), force)))
 
 
 def _paused(ask: Ask, said: str) -> Response:
@@ -381,10 +380,10 @@ def _paused(ask: Ask, said: str) -> Response:
 def pause_queue(ask: Ask) -> Response:
     """Pause the queue: no job starts."""
     check_keys(ask.body(), ())
-    return _done({"paused": True}, _carry_out(ask, PauseQueue(True)))
+    return _done({"paused": True}, carry_out(ask, PauseQueue(True)))
 
 
 def resume_queue(ask: Ask) -> Response:
     """Resume the queue: jobs start again."""
     check_keys(ask.body(), ())
-    return _done({"paused": False}, _carry_out(ask, PauseQueue(False)))
+    return _done({"paused": False}, carry_out(ask, PauseQueue(False)))

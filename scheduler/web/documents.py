@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Optional, TypedDict
 
-from scheduler.views.documents import GpuDocument, JobDocument, JobsDocument, State, StatusDocument, Version
+from scheduler.views.documents import (
+    ExpectedDocument,
+    GpuDocument,
+    JobDocument,
+    JobsDocument,
+    PlanDocument,
+    State,
+    StatusDocument,
+    Version,
+    WhyDocument,
+)
 from scheduler.views.json_schema import Field
 from scheduler.web.history import OF_GPU, OF_JOB
 
@@ -61,6 +71,10 @@ class PreviewAnswer(TypedDict):
     need: Annotated[Optional[float], Field("Number of GPUs that the job needs.")]
     command: list[str]
     notes: list[str]
+    expected: Annotated[
+        Optional[ExpectedDocument],
+        Field("When it would start and end; null if nothing is known, or without a scheduler."),
+    ]
 
 
 class StoryEvent(TypedDict):
@@ -132,5 +146,5 @@ class JobHistory(TypedDict):
 # Name in the OpenAPI document → form of the JSON.
 FORMS: dict[str, Any] = {
     "job": JobDocument, "jobs": JobsDocument, "status": StatusDocument, "error": Error, "made": Made, "acted": Acted, "paused": Paused,
-    "queue": Queue, "gpus": Gpus, "preview": PreviewAnswer, "story": Story, "gpu_history": GpuHistory, "job_history": JobHistory,
+    "queue": Queue, "gpus": Gpus, "preview": PreviewAnswer, "story": Story, "plan": PlanDocument, "why": WhyDocument, "gpu_history": GpuHistory, "job_history": JobHistory,
 }  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 from starlette.responses import HTMLResponse, Response
 
 from scheduler.client.client import STATES
+from scheduler.client.outlook import Outlook
 from scheduler.client.overview import Overview
 from scheduler.core.errors import NoGpuData, NotFound, UsageError, did_you_mean
 from scheduler.core.gpu import WHOLE
@@ -22,6 +23,7 @@ from scheduler.store.paths import name_of
 from scheduler.views.log_glance import last_lines
 from scheduler.views.terminal_replay import without_colours
 from scheduler.web import svg_curves, timeline, view_models
+from scheduler.web.expected_runs import WAITS, edge_of, expected_rows, expected_words, future_of, with_expected
 from scheduler.web.rendering import STATIC, number, render, static_file
 from scheduler.web.routes import Ask, Call
 from scheduler.web.source import MOST_WAITING
@@ -63,11 +65,13 @@ def _now(ask: Ask) -> Response:
     waiting = sorted((job for job in view.jobs if job.state is JobState.PENDING), key=lambda job: job.turn)
     ended = [job for job in view.jobs if job.state.ended]
     need = view_models.in_need(view)
+    outlook = ask.source.outlook()
     return _page(
         ask,
         "now.html",
         here="now",
         view=view,
+        outlook=outlook,
         cards=[] if any(gpu.gpu.node for gpu in view.gpus) else view_models.gpu_cards(view),
         nodes=view_models.node_cards(view),
         how=kind_of(view.runner).in_words,
@@ -141,6 +145,8 @@ def _job(ask: Ask) -> Response:
     lines, trouble = ([], f"see gpujob logs {job.id}") if ask.source.client.shared else _last_lines(job.log)
     runs = attempts_of(job, events, now)
     declared = frozenset(gpu.gpu.index for gpu in view.gpus if gpu.gpu.name == "declared")
+    waits = job.state is JobState.PENDING and view.alive
+    explanation = ask.source.explanation(job.id) if waits else None
     return _page(
         ask,
         "job.html",
@@ -162,6 +168,10 @@ def _job(ask: Ask) -> Response:
         log_trouble=trouble,
         charts=_job_charts(ask, job.id),
         alive=view.alive,
+        waits=waits,
+        explanation=explanation,
+        offers=view_models.offer_rows(job, explanation.offers, view) if explanation else [],
+        expected=ask.source.outlook().jobs.get(job.id) if job.state.holds_gpus else None,
         now=now,
     )  # fmt: skip
 
@@ -211,9 +221,13 @@ def _timeline(ask: Ask) -> Response:
     live = end >= now - 1
     end = now if live else end
     start = end - hours * HOUR_S
-    edge = end + timeline.LATER * (end - start)
     view = ask.source.overview()
     jobs, runs = _runs(ask, view, start, now)
+    outlook = ask.source.outlook() if live else Outlook(now)
+    edge = edge_of(start, end, outlook)
+    if live:
+        jobs |= ask.source.client.known(number for number in outlook.jobs if number not in jobs)
+        runs = with_expected(runs, outlook, jobs, {gpu.gpu.index: gpu.gpu.memory_mib for gpu in view.gpus})
     nodes = {gpu.gpu.server: gpu.gpu.node for gpu in view.gpus if gpu.gpu.node}
     pauses = _pauses(ask, start, end)
     if nodes:  # a band for each node: a cluster has too many GPUs for a band each
@@ -222,11 +236,12 @@ def _timeline(ask: Ask) -> Response:
         pauses = [(gpu, low, up) for gpu, low, up in pauses if gpu is None]
     else:
         gpus, names = [gpu.gpu.index for gpu in view.gpus], {gpu.gpu.index: gpu.gpu.name for gpu in view.gpus}
-    bands = timeline.layout([run for run in runs if run.start < end], start, end, gpus)
+    bands = timeline.layout([run for run in runs if run.start < end or run.expected], start, edge, gpus)
     drawn, height = _drawn(bands, start, edge, names, pauses)
-    seen = sorted({(bar.run.job, bar.run.attempt): bar.run for band in bands for bar in band.bars}.values(),
-                  key=lambda run: -run.start)  # fmt: skip
-    drawn_jobs = {run.job for run in seen}
+    drawn_runs = {(bar.run.job, bar.run.attempt): bar.run for band in bands for bar in band.bars}.values()
+    seen = sorted((run for run in drawn_runs if run.state != WAITS), key=lambda run: -run.start)
+    drawn_jobs = {run.job for run in drawn_runs}
+    expected = expected_rows(outlook, jobs)
     return _page(
         ask,
         "timeline.html",
@@ -240,6 +255,9 @@ def _timeline(ask: Ask) -> Response:
         runs=seen[:MOST_REPORTED],
         name_of={number: jobs[number].spec.shown_words(view_models.LONGEST_NAME) for number in drawn_jobs},
         more=max(0, len(seen) - MOST_REPORTED),
+        expected_rows=expected[:MOST_REPORTED],
+        outlook=outlook,
+        expected_words=lambda run: expected_words(run, outlook.at),
         merged=sum(part.number for band in bands for part in band.merged),
         start=start,
         end=end,
@@ -328,11 +346,16 @@ def _drawn(
         strip = PAUSE_PX if paused else 0  # a strip below the band, because bars may cover a hatching in the band
         high = min(MOST_LANES_PX, max(LANE_PX, LANE_PX * band.rows)) if cpu else BAND_PX
         inner = top + HEAD_PX
-        bars = [
-            {"run": bar.run, "x": x(bar.start), "w": max(0.08, x(bar.end) - x(bar.start)), "thin": x(bar.end) - x(bar.start) < THIN,
-             "pieces": [(inner + low * high, max(1.0, (up - low) * high - 1)) for low, up in bar.pieces]}
-            for bar in band.bars
-        ]  # fmt: skip
+        bars = []
+        for bar in band.bars:
+            ended = bar.end if bar.run.expected is None else min(bar.end, bar.run.end)
+            future = future_of(bar, edge)
+            bars.append(
+                {"run": bar.run, "x": x(bar.start), "w": max(0.08, x(ended) - x(bar.start)), "thin": x(ended) - x(bar.start) < THIN,
+                 "future": None if future is None else (x(future.start), max(0.08, x(future.end) - x(future.start))),
+                 "pale": [(x(low), x(up) - x(low)) for low, up in (future.pale if future else ()) if up > low],
+                 "pieces": [(inner + low * high, max(1.0, (up - low) * high - 1)) for low, up in bar.pieces]}
+            )  # fmt: skip
         out.append(
             {"gpu": band.gpu, "name": names.get(band.gpu, "") if band.gpu is not None else "", "top": top, "inner": inner,
              "height": high, "bars": bars, "strip": inner + high + 1 + strip,

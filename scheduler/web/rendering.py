@@ -12,8 +12,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from scheduler.client.outlook import Moment
 from scheduler.core.secrets import without_secrets
-from scheduler.core.units import mib_text, span_text, utc
+from scheduler.core.units import local_time, mib_text, span_text, utc
+from scheduler.views.predictions import at_text, band_text
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # File → its media type. Only these files are served; no file is opened by a path from a request.
@@ -81,6 +83,19 @@ def since(start: float | None, now: float) -> Markup | str:
     return Markup('<span data-since="{:.0f}">{}</span>').format(start, span_text(now - start))
 
 
+def expected(found: Moment | None, now: float, source: str = "") -> Markup | str:
+    """Return a predicted time as HTML, with its band as tooltip; a dash if it is not known.
+
+    ``source``: what the prediction is based on. `live.js` counts down the seconds to a near time.
+    """
+    if found is None:
+        return Markup('<span title="not known">–</span>')
+    tip = band_text(found, now) + (f"; expected run time from {source}" if source else "")
+    return Markup('<time datetime="{0}" title="{1}" data-until="{2:.0f}">{3}</time>').format(
+        utc(round(found.likely)), tip, found.likely, at_text(found, now)
+    )
+
+
 def state(name: str) -> Markup:
     """Return a state as HTML: its glyph and its name."""
     return Markup('<span class="state s-{0}"><span aria-hidden="true">{1}</span> {0}</span>').format(
@@ -119,9 +134,18 @@ def environment() -> Environment:
         auto_reload=False,
     )
     made.filters.update(
-        moment=moment, span=span_text, state=state, num=number, percent=percent, mib=size, utc=utc, plain=plain
+        moment=moment,
+        span=span_text,
+        band=band_text,
+        clock_near=local_time,
+        state=state,
+        num=number,
+        percent=percent,
+        mib=size,
+        utc=utc,
+        plain=plain,
     )
-    made.globals.update(since=since, static=static_address, glyphs=GLYPHS, clock=clock, zone=zone)
+    made.globals.update(since=since, expected=expected, static=static_address, glyphs=GLYPHS, clock=clock, zone=zone)
     return made
 
 

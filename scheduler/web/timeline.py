@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from scheduler.client.outlook import Expectation
 from scheduler.core.gpu import WHOLE, Gpu
 
 MOST_BARS = 2000
@@ -28,7 +29,8 @@ class Run:
     """An attempt of a job, as it is drawn. Times are seconds since 1970.
 
     ``parts``: height of the bar in thousandths of a GPU; ``attempts``: number of attempts of the job; ``lost``: the end
-    of this attempt is not known.
+    of this attempt is not known. ``expected``: the prediction for an attempt that runs, whose ``end`` is now, or that has
+    not begun, whose ``end`` is its expected start.
     """
 
     job: int
@@ -40,11 +42,19 @@ class Run:
     state: str
     attempts: int = 1
     lost: bool = False
+    expected: Expectation | None = None
+
+    @property
+    def last(self) -> float:
+        """The time until which the run keeps its place: its end, or its expected end (infinite if it is not known)."""
+        if self.expected is None:
+            return self.end
+        return max(self.end, math.inf if self.expected.end is None else self.expected.end.likely)
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A run in one band.
+    """A run in one band. ``end``: with the predicted part, up to the end of the time that is shown.
 
     ``pieces``: the vertical ranges (from, to) that the bar takes in the band, between 0 and 1. A bar has several pieces
     if no free range in the band is high enough for the whole bar.
@@ -85,7 +95,7 @@ def layout(runs: Iterable[Run], start: float, end: float, gpus: Iterable[int], m
     There the run is either a bar or counted in ``merged``. Bars of a band do not overlap, and at any time their heights
     add up to at most 1. ``most``: largest number of bars in all bands together; the longest runs become bars.
     """
-    seen = [run for run in runs if run.start < end and run.end >= start]
+    seen = [run for run in runs if run.start < end and run.last >= start]
     bands: dict[int | None, list[Run]] = {gpu: [] for gpu in sorted(gpus)}
     for run in seen:
         for gpu in run.gpus or (None,):
@@ -116,7 +126,7 @@ def by_server(runs: Iterable[Run], gpus: Iterable[Gpu]) -> list[Run]:
 
 
 def _length(run: Run, start: float, end: float) -> float:
-    return min(run.end, end) - max(run.start, start)
+    return min(run.last, end) - max(run.start, start)
 
 
 def _merged_ones(
@@ -156,18 +166,19 @@ def _stacked(runs: Sequence[Run], start: float, end: float, least: int, cpu: boo
     touch = max(TOUCH_S, (end - start) / MOST_BARS)
     ends = [max(run.start, run.end - min(touch, (run.end - run.start) / 2)) for run in ordered]
     heights = [1 if cpu else max(THINNEST, run.parts) for run in ordered]
-    room = max(least, _peak(ordered, ends, heights))
-    rows = max(1, _peak(ordered, ends, [1] * len(ordered)))
+    lasts = [run.last for run in ordered] if cpu else ends  # predicted runs may overlap: they do not make a band higher
+    room = max(least, _peak(ordered, lasts, heights))
+    rows = max(1, _peak(ordered, lasts, [1] * len(ordered)))
     active: list[int] = []
     taken: dict[int, list[tuple[int, int]]] = {}
-    until = [run.end for run in ordered]
+    until = [run.last for run in ordered]
     for number, run in enumerate(ordered):
         active = [other for other in active if until[other] > run.start]
         free = sum(high - low for low, high in _gaps(active, taken, room))
-        for other in sorted(active, key=lambda other: ends[other]):
+        for other in sorted(active, key=lambda other: (ends[other] > run.start, until[other])):
             if free >= heights[number] or ends[other] > run.start:
                 break
-            until[other] = run.start  # such a short overlap is ignored: this run had really ended
+            until[other] = run.start  # such a short overlap is ignored: this run had really ended, or will have ended
             free += sum(high - low for low, high in taken[other])
             active.remove(other)
         taken[number] = _fit(list(_gaps(active, taken, room)), heights[number])

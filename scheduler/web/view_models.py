@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from scheduler.client.outlook import OfferedCommand
 from scheduler.client.overview import GpuView, Overview
 from scheduler.core.allowed import allowed_text
 from scheduler.core.gpu import WHOLE, gpu_ids_text, named_gpus
 from scheduler.core.job import Event, Job, JobState, Reason
 from scheduler.core.job_text import ending, how_it_ended, job_name, sentence
+from scheduler.core.offered_requests import CANCEL, EDIT, FIRST, QUEUE_RESUME, RELEASE, RESUME, OfferedRequest
 from scheduler.core.secrets import without_secrets
 from scheduler.core.units import mib_text
 from scheduler.core.usage_report import AttemptUse
 from scheduler.views.job_facts import Fact, job_facts
 from scheduler.views.nodes import NodeView, nodes_of
+from scheduler.views.predictions import offered_json
 from scheduler.web.timeline import Run
 
 MOST_NAMED = 5  # jobs listed in a question
@@ -66,15 +70,15 @@ def acts(job: Job, skipped: Sequence[int] = ()) -> list[Act]:
     return [Act("cancel", f"{at}/cancel", "end all its processes", ask, "bad")]
 
 
-def _then(skipped: Sequence[int]) -> str:
+def _then(skipped: Sequence[int], whose: str = "its") -> str:
     """Return a sentence which says that the jobs in ``skipped`` will be skipped; empty if there are no such jobs."""
     if not skipped:
         return ""
     if len(skipped) == 1:
-        return f" Job {skipped[0]} depends on its success and will be skipped."
+        return f" Job {skipped[0]} depends on {whose} success and will be skipped."
     more = f" and {len(skipped) - MOST_NAMED} more" if len(skipped) > MOST_NAMED else ""
     names = ", ".join(map(str, skipped[:MOST_NAMED]))
-    return f" Jobs {names}{more} depend on its success and will be skipped."
+    return f" Jobs {names}{more} depend on {whose} success and will be skipped."
 
 
 def in_need(view: Overview) -> dict[int, list[int]]:
@@ -233,6 +237,54 @@ def story(job: Job, events: Iterable[Event]) -> list[tuple[float, str]]:
     return told
 
 
+@dataclass(frozen=True, slots=True)
+class OfferRow:
+    """An offer for a waiting job: the command, its cost, and its button, as in `Act`. ``body``: JSON that the button sends."""
+
+    command: str
+    cost: str
+    path: str
+    body: str
+    ask: str
+    kind: str
+
+
+def offer_rows(job: Job, found: Iterable[OfferedCommand], view: Overview) -> list[OfferRow]:
+    """Return the offers for a waiting job. Each has a question that names what will happen and the cost."""
+    need = in_need(view)
+    names = {one.id: one.spec.shown_words(60) for one in view.jobs}
+    rows = []
+    for offer in found:
+        effects = " ".join(_effect(job, one, names, need) for one in offer.requests)
+        ask = f"Start job {job.id} now? {effects} Cost: {offer.cost}. This is the command: {offer.command}"
+        body = json.dumps({"requests": [offered_json(one) for one in offer.requests]})
+        kind = "bad" if any(one.verb == CANCEL for one in offer.requests) else ""
+        rows.append(OfferRow(offer.command, offer.cost, f"/api/jobs/{job.id}/offer", body, ask, kind))
+    return rows
+
+
+def _effect(job: Job, one: OfferedRequest, names: Mapping[int, str], need: Mapping[int, Sequence[int]]) -> str:
+    """Return a sentence about what a request of an offer does.
+
+    ``names``: id → command of a job; ``need``: as `in_need` returns it.
+    """
+    if one.verb == CANCEL:
+        named = [f"{number} ({names[number]})" if number in names else str(number) for number in one.jobs]
+        skipped = sorted({other for number in one.jobs for other in need.get(number, ())} - {*one.jobs})
+        jobs, whose = ("job", "its") if len(named) == 1 else ("jobs", "their")
+        ends = f"all {whose} processes get SIGTERM, then SIGKILL"
+        return f"It cancels {jobs} {', '.join(named)}: {ends}.{_then(skipped, whose)}"
+    if one.verb == EDIT:
+        changed = ", ".join(f"{name.replace('_', '-')} {text or 'none'}" for name, text in one.options.items())
+        return f"It changes job {job.id}: {changed}."
+    return {
+        FIRST: f"It puts job {job.id} before all other jobs.",
+        RELEASE: f"It releases job {job.id}.",
+        RESUME: f"It resumes {named_gpus(one.gpus)}.",
+        QUEUE_RESUME: "It resumes the queue.",
+    }[one.verb]
+
+
 def why_no_readings(job: Job, runs: int, declared: frozenset[int]) -> str:
     """Return why a job has no curves.
 
@@ -281,9 +333,17 @@ def run_of(job: Job, attempt: AttemptUse, number: int, now: float, memory: Mappi
     end = start + attempt.run_ms / 1000
     if last and job.state.holds_gpus:
         end = max(end, now)
-    parts = attempt.parts
-    total = next((memory[gpu] for gpu in attempt.gpus if memory.get(gpu)), None)
-    if parts <= 1 and job.spec.vram_mib and total:
-        parts = min(WHOLE, WHOLE * job.spec.vram_mib // total)
+    parts = parts_of(job, attempt.parts, attempt.gpus, memory)
     state = job.state.value if last else "failed"
     return Run(job.id, attempt.number, start, end, attempt.gpus, parts, state, number, attempt.lost)
+
+
+def parts_of(job: Job, parts: int, gpus: Sequence[int], memory: Mapping[int, int | None]) -> int:
+    """Return the share of each GPU in thousandths; of a job that requests only memory, its part of the memory.
+
+    ``memory``: GPU → its total memory in MiB; None if this is unknown.
+    """
+    total = next((memory[gpu] for gpu in gpus if memory.get(gpu)), None)
+    if parts <= 1 and job.spec.vram_mib and total:
+        return min(WHOLE, WHOLE * job.spec.vram_mib // total)
+    return parts

@@ -88,6 +88,43 @@ def test_each_user_has_a_token_and_the_rights_of_the_user(machine: Machine) -> N
     assert "ada" in pages["bob"].ask("/users")[1]
 
 
+def test_predictions_are_for_all_users_and_offers_only_for_what_the_user_may_do(machine: Machine) -> None:
+    """A user is not offered the end of another user's job, and cannot accept such an offer."""
+    pages = {who: Page(machine, who) for who in ("ada", "bob", "eve")}
+    body = {"command": ["sleep", "300"], "gpus": 4, "time": "1h", "label": "hushhush"}
+    running = json.loads(pages["ada"].ask("/api/jobs", body)[1])["id"]
+    machine.in_state(running, "running")
+    waiting = json.loads(pages["bob"].ask("/api/jobs", {**body, "label": "bobs"})[1])["id"]
+    wait_for(lambda: machine.job(waiting)["reason_code"] == "no-wide-room", "a reason", 60)
+
+    def commands(who: str) -> list[str]:
+        code, text = pages[who].ask(f"/api/jobs/{waiting}/why")
+        assert code == 200 and "hushhush" not in text, text
+        return [one["command"] for one in json.loads(text)["jobs"][0]["explanation"]["offers"]]
+
+    for page in pages.values():
+        found = {one["id"]: one for one in json.loads(page.ask("/api/plan")[1])["jobs"]}
+        assert found[running]["end"] and found[waiting]["start"]
+    cancel = f"gpujob cancel {running}"
+    assert cancel not in commands("bob") and cancel in commands("eve") and commands("ada") == [cancel]
+    code, text = pages["ada"].ask("/api/preview", body)
+    assert code == 200 and json.loads(text)["expected"]["start"], text
+    offer = {"requests": [{"verb": "cancel", "jobs": [running]}]}
+    code, text = pages["bob"].ask(f"/api/jobs/{waiting}/offer", offer)
+    assert code == 409 and "belongs to user ada" in text, text
+    assert machine.job(running)["state"] == "running"
+    for who, mine in (("bob", False), ("eve", True)):
+        code, text = pages[who].ask(f"/jobs/{waiting}")
+        assert code == 200 and ("Do it" in text and cancel in text) is mine, (who, text)
+        code, text = pages[who].ask("/timeline")
+        assert code == 200 and "expected to end" in text, text
+    code, text = pages["eve"].ask(f"/api/jobs/{waiting}/offer", offer)
+    assert code == 200, text
+    machine.in_state(waiting, "running")
+    machine.gpujob("bob", "cancel", str(waiting))
+    machine.ended(waiting)
+
+
 def test_the_page_opens_no_file_that_a_user_names(machine: Machine) -> None:
     """It has the rights of the service: a log path, or a link in its place, could name the file with the tokens."""
     page = Page(machine, "bob")

@@ -1,6 +1,7 @@
 """Runs a real browser on a real page.
 
-A test fails if the browser reports a console error, a dialog or a request to another host.
+A test fails if the browser reports a console error, a dialog or a request to another host. The fixtures `browser` and
+`lab` are shared by the tests of a module.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, sync_playwright
 from playwright.sync_api import Page as Tab
 
 from tests.gpus.stub import FakeDriver
@@ -41,6 +42,51 @@ WATCH = """
 document.addEventListener('securitypolicyviolation', (e) => console.error('CSP: ' + e.violatedDirective + ' ' + e.blockedURI));
 window.ran = 0;
 """
+
+
+# Finds links and buttons in lists and tables that are smaller than 24 px or extend beyond their card.
+SMALL = """() => [...document.querySelectorAll('main table a, main .on a, main button, main .pills a')].filter((e) => {
+  const box = e.getBoundingClientRect();
+  const card = e.closest('.card')?.getBoundingClientRect();
+  return box.width && (box.height < 24 || box.width < 24 || (card && box.right > card.right));
+}).map((e) => `${e.textContent.trim().slice(0, 30)} ${JSON.stringify(e.getBoundingClientRect())}`)"""
+
+
+# Finds elements without a name for screen readers, headings out of order, duplicate ids, states without text,
+# and inline styles and handlers.
+UNNAMED = """() => {
+  const wrong = [];
+  const named = (e) => (e.getAttribute('aria-label') || e.textContent.trim() || e.title || e.labels?.length
+    || (e.getAttribute('aria-labelledby') && document.getElementById(e.getAttribute('aria-labelledby'))));
+  for (const e of document.querySelectorAll('a, button, input, select, [role=switch], [role=region], [role=img], nav, section'))
+    if (!named(e)) wrong.push('no name: ' + e.outerHTML.slice(0, 120));
+  for (const e of document.querySelectorAll('svg:not([role]):not([aria-hidden])'))
+    if (!e.closest('svg[role], .scroll, a')) wrong.push('neither named nor hidden: ' + e.outerHTML.slice(0, 120));
+  const ids = [...document.querySelectorAll('[id]')].map((e) => e.id);
+  for (const id of ids) if (ids.indexOf(id) !== ids.lastIndexOf(id)) wrong.push('twice: #' + id);
+  let level = 0;
+  for (const e of document.querySelectorAll('h1, h2, h3')) {
+    const now = Number(e.tagName[1]);
+    if (now > level + 1) wrong.push('heading out of order: ' + e.textContent.trim());
+    level = now;
+  }
+  if (document.querySelectorAll('h1').length !== 1) wrong.push('not one h1');
+  if (document.querySelectorAll('main').length !== 1) wrong.push('not one main');
+  for (const e of document.querySelectorAll('th:not([scope])')) wrong.push('th without scope: ' + e.textContent);
+  for (const e of document.querySelectorAll('.state')) if (!/\\w/.test(e.textContent)) wrong.push('a state without its word');
+  for (const e of document.querySelectorAll('[style], [onclick]')) wrong.push('inline: ' + e.outerHTML.slice(0, 80));
+  return wrong;
+}"""
+
+
+def press_to(tab: Tab, selector: str) -> None:
+    """Press Tab until this element has the focus; fail if the focus is not visible."""
+    for _ in range(150):
+        if tab.evaluate("s => document.activeElement.matches(s)", selector):
+            assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none", selector
+            return
+        tab.keyboard.press("Tab")
+    raise AssertionError(f"{selector} is not reached by Tab")
 
 
 def chromium() -> str:
@@ -160,11 +206,15 @@ class Lab:
 
     # -- jobs -----------------------------------------------------------------------------------------
 
-    def talker(self, key: str, *, gpus: str = "1", lines: int = 30, label: str = "") -> int:
-        """Submit a job that prints ``lines`` lines and then runs until `let_end`; return its id."""
+    def talker(self, key: str, *, gpus: str = "1", lines: int = 30, label: str = "", time: str = "") -> int:
+        """Submit a job that prints ``lines`` lines and then runs until `let_end`; return its id.
+
+        ``time``: its time limit, which is also its expected run time.
+        """
         words = [
             "--gpus",
             gpus,
+            *(["--time", time] if time else []),
             *(["--label", label] if label else []),
             "--",
             "python",
@@ -177,3 +227,26 @@ class Lab:
     def let_end(self, *keys: str) -> None:
         for key in keys:
             (self.folder / f"end-{key}").touch()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A browser that the tests of this module share."""
+    program = chromium()
+    flags = ["--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(
+            executable_path=program, args=[*flags, *(["--no-sandbox"] if os.getuid() == 0 else [])]
+        )
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def lab(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A scheduler and a page that the tests of this module share."""
+    made = Lab(tmp_path_factory.mktemp("lab"), browser)
+    try:
+        yield made.start()
+    finally:
+        made.end()

@@ -515,6 +515,8 @@ def test_a_preview_shows_where_a_job_would_start_and_queues_no_job(page: Page) -
     rows = page.scheduler.rows("SELECT count(*), max(id) FROM jobs")
     version = page.scheduler.rows("SELECT count(*) FROM events")
     answer = page.post("/api/preview", {"command": ["echo", "{gpus}", "--token=abc"], "gpus": 2}).json()
+    expected = answer.pop("expected")
+    assert expected is None or (expected["id"], expected["gpus"]) == (rows[0][1] + 1, [0, 1])  # others may have run
     assert answer == {
         "schema": 1, "would": "start", "gpus": [0, 1], "reason": None, "reason_code": None, "need": 2.0,
         "command": ["echo", "0,1", "--token=***"], "notes": [],
@@ -742,3 +744,112 @@ def test_every_command_of_docs_api_md_works(page: Page) -> None:
         answer = (page.folder / "answer").read_text()
         assert done.stdout in ("200", "201"), (line, done.stdout, done.stderr, answer[:300])
     page.scheduler.release("documented")
+
+
+def busy(page: Page) -> tuple[list[int], int]:
+    """Submit two jobs that hold both GPUs, and one that waits; return their ids."""
+    running = [made(page, ["sleep", "600"], time="1h") for _ in range(2)]
+    for number in running:
+        page.scheduler.wait_state(number, "running")
+    waiting = made(page, ["sleep", "600"], time="30m")
+    wait_for(lambda: page.get(f"/api/jobs/{waiting}").json()["reason_code"] == "no-room", "a reason")
+    return running, waiting
+
+
+def test_the_plan_and_the_explanation_of_a_waiting_job_are_the_json_of_the_verbs(page: Page) -> None:
+    """The plan, the expected times in the status and the explanation of a waiting job have the form of `plan` and `why`."""
+    running, waiting = busy(page)
+    plan = page.get("/api/plan").json()
+    assert wrong("plan", plan) == []
+    found = {one["id"]: one for one in plan["jobs"]}
+    assert set(found) == {*running, waiting} and found[waiting]["start"] > plan["at"] and found[running[0]]["end"]
+    assert [one["id"] for one in page.get("/api/status").json()["expected"]] == sorted(found)
+    why = page.get(f"/api/jobs/{waiting}/why").json()
+    assert wrong("why", why) == []
+    explanation = why["jobs"][0]["explanation"]
+    assert explanation["place"] == 1 and [one["gpu"] for one in explanation["holders"]] == [0, 1]
+    printed = json.loads(page.scheduler.cli("why", str(waiting), "--json").stdout)["jobs"][0]
+    told = [(one["command"], one["requests"]) for one in printed["explanation"]["offers"]]
+    assert [(one["command"], one["requests"]) for one in explanation["offers"]] == told
+    job = page.get(f"/api/jobs/{running[0]}/why").json()["jobs"][0]
+    assert (job["state"], job["explanation"]) == ("running", None)
+    preview = page.post("/api/preview", {"command": ["true"], "time": "10m"}).json()
+    assert (preview["would"], preview["expected"]["run_s"]) == ("wait", 600) and preview["expected"]["start"] > plan[
+        "at"
+    ]
+    failed = made(page, ["sh", "-c", "echo the last words; exit 3"], cpu=True)
+    page.scheduler.wait_state(failed, "failed")
+    assert page.get(f"/api/jobs/{failed}/why").json()["jobs"][0]["last_lines"] == ["the last words"]
+    assert page.get("/api/jobs/987654/why").status == 404
+
+
+def test_an_accepted_offer_starts_the_job(page: Page) -> None:
+    """Each offer can be sent back as it was returned; then the job starts. If it has started already, nothing is done."""
+    running, waiting = busy(page)
+    offers = page.get(f"/api/jobs/{waiting}/why").json()["jobs"][0]["explanation"]["offers"]
+    offer = next(one for one in offers if one["command"].startswith("gpujob cancel"))
+    cancelled = offer["requests"][0]["jobs"]
+    assert len(cancelled) == 1 and cancelled[0] in running
+    assert f"job {cancelled[0]}: SIGTERM" in said(page, f"/api/jobs/{waiting}/offer", {"requests": offer["requests"]})
+    page.scheduler.wait_state(waiting, "running")
+    page.scheduler.wait_state(cancelled[0], "cancelled")
+    other = next(number for number in running if number not in cancelled)
+    body = {"requests": [{"verb": "cancel", "jobs": [other]}]}
+    told = acted(page, waiting, "offer", 409, body)
+    assert told == f"job {waiting} does not wait any more, it is running: nothing was done"
+    assert page.scheduler.states()[other] == "running"
+    held = made(page, ["true"], cpu=True, after=[other])
+    acted(page, held, "hold")
+    text = said(page, f"/api/jobs/{held}/offer", {"requests": [{"verb": "release", "jobs": [held]}, {"verb": "edit", "options": {"after": ""}}]})  # fmt: skip
+    assert f"job {held} is released" in text
+    page.scheduler.wait_state(held, "done")
+
+
+def test_offers_about_gpus_the_queue_and_the_need(page: Page) -> None:
+    """Resuming GPUs and the queue, putting a job first and changing its need are requests of offers, too."""
+    page.post("/api/queue/pause")
+    for gpu in (0, 1):
+        page.post(f"/api/gpus/{gpu}/pause")
+    number = made(page, ["sleep", "600"], gpus=2)
+    wait_for(lambda: page.get(f"/api/jobs/{number}").json()["reason_code"] == "paused", "a reason")
+    offers = page.get(f"/api/jobs/{number}/why").json()["jobs"][0]["explanation"]["offers"]
+    assert [one["verb"] for one in offers[0]["requests"]] == ["queue resume", "resume"]
+    body = {"requests": [*offers[0]["requests"], {"verb": "first"}]}
+    assert "queue" in said(page, f"/api/jobs/{number}/offer", body)
+    page.scheduler.wait_state(number, "running")
+    other = made(page, ["sleep", "600"], gpus=2)
+    acted(page, other, "offer", body={"requests": [{"verb": "edit", "options": {"gpus": "0.5", "allowed": "1"}}]})
+    job = page.get(f"/api/jobs/{other}").json()
+    assert (job["need"], job["allowed_gpus"]) == (0.5, [1])
+
+
+def test_an_offer_with_a_wrong_request_changes_nothing(page: Page) -> None:
+    """All requests of an offer are checked before the first one is carried out."""
+    page.post("/api/queue/pause")
+    number, other = made(page, ["true"]), made(page, ["true"])
+    good = {"verb": "queue resume"}
+    for bad in (
+        {}, {"verb": "retry"}, {"verb": ["cancel"]}, {"verb": "cancel"}, {"verb": "cancel", "jobs": []}, {"verb": "cancel", "jobs": ["1"]},
+        {"verb": "cancel", "jobs": [True]}, {"verb": "cancel", "jobs": [-1]}, {"verb": "cancel", "jobs": [1 << 60]}, {"verb": "cancel", "jobs": [other, other]},
+        {"verb": "cancel", "jobs": [number]}, {"verb": "cancel", "jobs": [other], "gpus": [0]}, {"verb": "first", "jobs": [other]},
+        {"verb": "release", "jobs": [number, other]}, {"verb": "resume"}, {"verb": "resume", "gpus": [0], "force": True}, {"verb": "edit"},
+        {"verb": "edit", "options": {"label": "x"}}, {"verb": "edit", "options": {"gpus": "much"}}, {"verb": "edit", "options": ["gpus"]},
+        {"verb": "edit", "options": {"gpus": "9"}, "jobs": [other]}, {"verb": "queue resume", "jobs": [other]}, "cancel", None,
+    ):  # fmt: skip
+        answer = page.post(f"/api/jobs/{number}/offer", {"requests": [good, bad]})
+        assert answer.status == 400 and list(answer.json()) == ["error"], (bad, answer.text)
+    for body in (
+        {},
+        {"requests": []},
+        {"requests": good},
+        {"requests": [good] * 9},
+        {"requests": [good], "force": True},
+    ):
+        assert page.post(f"/api/jobs/{number}/offer", body).status == 400, body
+    assert page.post("/api/jobs/987654/offer", {"requests": [good]}).status == 404
+    missing = page.post(f"/api/jobs/{number}/offer", {"requests": [{"verb": "cancel", "jobs": [987654]}]})
+    assert missing.status == 404 and "987654" in missing.json()["error"]
+    headers = {**page.cookie(), "Content-Type": "application/json", "Origin": "https://evil.example", "X-Gpujob": "1"}
+    body = json.dumps({"requests": [good]}).encode()
+    assert page.ask("POST", f"/api/jobs/{number}/offer", headers, body).status == 403
+    assert page.get("/api/status").json()["paused"] is True

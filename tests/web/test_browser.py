@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import time
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, expect, sync_playwright
 from playwright.sync_api import Page as Tab
+from playwright.sync_api import expect
 
 from scheduler.client.client import SchedulerClient
 from scheduler.core.job import JobSpec
 from scheduler.core.model_table import ModelTable
 from tests.stories.harness import wait_for
 from tests.stories.test_payloads import PAYLOADS
-from tests.web.browsing import PATIENCE_MS, UUIDS, Lab, artefacts, chromium
+from tests.web.browsing import PATIENCE_MS, SMALL, UNNAMED, UUIDS, Lab, artefacts, browser, lab, press_to
 
+__all__ = ["browser", "lab"]
 expect.set_options(timeout=PATIENCE_MS)
 RAN = "window.ran"
 XSS = [
@@ -30,29 +29,6 @@ XSS = [
     "<link rel=stylesheet href=//evil.test>", "<meta http-equiv=refresh content=0;url=//evil.test>", "&lt;script&gt;", "<!--", "]]>", "`${window.ran=1}`",
 ]  # fmt: skip
 PAGES = ("/", "/jobs", "/timeline?hours=1", "/heatmap?measure=booked", "/submit", "/report?since=all", "/users")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A browser that the tests of this module share."""
-    program = chromium()
-    flags = ["--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(
-            executable_path=program, args=[*flags, *(["--no-sandbox"] if os.getuid() == 0 else [])]
-        )
-        yield made
-        made.close()
-
-
-@pytest.fixture(scope="module")
-def lab(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A scheduler and a page that the tests of this module share."""
-    made = Lab(tmp_path_factory.mktemp("lab"), browser)
-    try:
-        yield made.start()
-    finally:
-        made.end()
 
 
 def row(tab: Tab, job: int) -> Any:
@@ -474,16 +450,6 @@ def test_signing_in_and_cancelling_a_job_work_by_keyboard_alone(lab: Lab) -> Non
         expect(row(tab, job)).to_contain_text("cancelled")
 
 
-def press_to(tab: Tab, selector: str) -> None:
-    """Press Tab until this element has the focus; fail if the focus is not visible."""
-    for _ in range(150):
-        if tab.evaluate("s => document.activeElement.matches(s)", selector):
-            assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none", selector
-            return
-        tab.keyboard.press("Tab")
-    raise AssertionError(f"{selector} is not reached by Tab")
-
-
 def test_an_update_of_the_page_keeps_elements_and_opened_details(lab: Lab) -> None:
     """An update of the page keeps its elements and an opened detail."""
     job = lab.talker("stays")
@@ -527,41 +493,6 @@ def test_every_page_fits_both_widths_in_both_colour_schemes(lab: Lab) -> None:
             small = tab.evaluate(SMALL)
             assert small == [], f"{path}: {small}"
     lab.let_end("pictures")
-
-
-# Finds links and buttons in lists and tables that are smaller than 24 px or extend beyond their card.
-SMALL = """() => [...document.querySelectorAll('main table a, main .on a, main button, main .pills a')].filter((e) => {
-  const box = e.getBoundingClientRect();
-  const card = e.closest('.card')?.getBoundingClientRect();
-  return box.width && (box.height < 24 || box.width < 24 || (card && box.right > card.right));
-}).map((e) => `${e.textContent.trim().slice(0, 30)} ${JSON.stringify(e.getBoundingClientRect())}`)"""
-
-
-# Finds elements without a name for screen readers, headings out of order, duplicate ids, states without text,
-# and inline styles and handlers.
-UNNAMED = """() => {
-  const wrong = [];
-  const named = (e) => (e.getAttribute('aria-label') || e.textContent.trim() || e.title || e.labels?.length
-    || (e.getAttribute('aria-labelledby') && document.getElementById(e.getAttribute('aria-labelledby'))));
-  for (const e of document.querySelectorAll('a, button, input, select, [role=switch], [role=region], [role=img], nav, section'))
-    if (!named(e)) wrong.push('no name: ' + e.outerHTML.slice(0, 120));
-  for (const e of document.querySelectorAll('svg:not([role]):not([aria-hidden])'))
-    if (!e.closest('svg[role], .scroll, a')) wrong.push('neither named nor hidden: ' + e.outerHTML.slice(0, 120));
-  const ids = [...document.querySelectorAll('[id]')].map((e) => e.id);
-  for (const id of ids) if (ids.indexOf(id) !== ids.lastIndexOf(id)) wrong.push('twice: #' + id);
-  let level = 0;
-  for (const e of document.querySelectorAll('h1, h2, h3')) {
-    const now = Number(e.tagName[1]);
-    if (now > level + 1) wrong.push('heading out of order: ' + e.textContent.trim());
-    level = now;
-  }
-  if (document.querySelectorAll('h1').length !== 1) wrong.push('not one h1');
-  if (document.querySelectorAll('main').length !== 1) wrong.push('not one main');
-  for (const e of document.querySelectorAll('th:not([scope])')) wrong.push('th without scope: ' + e.textContent);
-  for (const e of document.querySelectorAll('.state')) if (!/\\w/.test(e.textContent)) wrong.push('a state without its word');
-  for (const e of document.querySelectorAll('[style], [onclick]')) wrong.push('inline: ' + e.outerHTML.slice(0, 80));
-  return wrong;
-}"""
 
 
 def test_s19_user_texts_are_never_parsed_as_html(lab: Lab) -> None:

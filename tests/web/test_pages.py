@@ -19,9 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.client.client import SchedulerClient
+from scheduler.client.outlook import Expectation, Explanation, Holder, Moment, OfferedCommand
+from scheduler.client.overview import Overview
 from scheduler.core.file_offsets import Refusal
 from scheduler.core.gpu import Gpu
 from scheduler.core.job import Event, Failure, Job, JobState, Outcome, Process, Reason
+from scheduler.core.offered_requests import OfferedRequest
 from scheduler.store import file_offsets
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
@@ -418,11 +421,17 @@ def _rendered(text: str, state: JobState) -> str:
         **{**STATES[state], "log_finding": Failure("oom", text, text) if state is JobState.FAILED else None},
     )  # fmt: skip
     reason = Reason(text, text) if state is JobState.PENDING else None
+    moment = Moment(NOW + 90, NOW + 60, None)
+    expected = Expectation(1, moment, moment, (0,), 60.0, text)
+    offered = OfferedCommand(f"gpujob cancel 3 # {text}", text, (OfferedRequest("cancel", (3,)),))
+    view = Overview(True, 1, {}, (), (job,), {}, (), 0, False, {})
+    explanation = Explanation(1, 2, (Holder(0, (3,), 1.0, NOW + 90),), expected, (offered,))
     return rendering.render(
         "job.html", now=NOW, nonce="", folder="/data", machine="m", here="", job=job, row=view_models.row(job, reason), reason=reason,
         facts=view_models.facts(job), parents=[(2, job, True)], children=[job], attempts=(),
         story=view_models.story(job, [Event(1, NOW, "missing", {"why": text})]), lines=["a line", text], log_trouble=text, charts=[], alive=True,
         waited_s=1.0, never_ran=view_models.never_ran(job), no_readings=view_models.why_no_readings(job, 0, frozenset()), commands=view_models.without_scripts(job),
+        waits=state is JobState.PENDING, explanation=explanation, offers=view_models.offer_rows(job, explanation.offers, view), expected=expected,
     )  # fmt: skip
 
 

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduler.client.outlook import Expectation, Moment, Outlook
+from scheduler.core.job import JobState
 from scheduler.web import svg_curves
+from scheduler.web.expected_runs import Future, edge_of, expected_words, future_of, with_expected
 from scheduler.web.timeline import Band, Run, axis, layout
+from tests.builders import a_job
 
 NOW = 1_760_000_000.0
 SHARES = st.sampled_from([0, 1, 100, 250, 334, 500, 750, 1000])
@@ -111,6 +116,71 @@ def test_runs_without_a_gpu_have_their_own_band_at_the_end() -> None:
     bands = layout(cpu, NOW, NOW + 100, [1, 0])
     assert [band.gpu for band in bands] == [0, 1, None]
     assert bands[2].rows == 3
+
+
+# -- predicted runs ---------------------------------------------------------------------------------------
+
+
+@st.composite
+def predicted(draw: st.DrawFn) -> list[Run]:
+    """Draw runs of the past, runs that continue after NOW, and expected runs, which may contradict each other."""
+
+    def expectation(number: int, start: float | None) -> Expectation:
+        begins = None if start is None else Moment(start, start - draw(st.floats(0, 600)), None)
+        at = (NOW if start is None else start) + draw(st.floats(0, 9000))
+        ends = draw(st.none() | st.just(Moment(at, at, draw(st.none() | st.just(at + 60)))))
+        return Expectation(number, begins, ends, (0,), 60.0, "its time limit")
+
+    found = [replace(run, end=min(run.end, NOW)) for run in draw(runs()) if run.start <= NOW]
+    found = [
+        replace(run, state="running", expected=expectation(run.job, None))
+        if run.end == NOW and draw(st.booleans())
+        else run
+        for run in found
+    ]
+    for number in range(1000, 1000 + draw(st.integers(0, 20))):
+        start = NOW + draw(st.floats(0, 5000) | st.sampled_from([0.0, 600.0]))
+        gpus = tuple(sorted(draw(st.sets(st.integers(0, 3), max_size=2))))
+        found.append(Run(number, 1, start, start, gpus, draw(SHARES), "pending", expected=expectation(number, start)))
+    return found
+
+
+@given(predicted())
+def test_predicted_runs_do_not_overlap_and_change_nothing_that_has_happened(found: list[Run]) -> None:
+    """Predicted runs that contradict each other are shortened; the bars of the past are as they are without them."""
+    start, edge = NOW - 600, NOW + 5400
+    bands = layout(found, start, edge, range(2))
+    check(bands)
+    plain = layout([replace(run, expected=None) for run in found if run.state != "pending"], start, NOW, range(2))
+    for band in (one for one in bands if one.gpu is not None):
+        ours = {bar.run.job: bar for band_ in plain if band_.gpu == band.gpu for bar in band_.bars}
+        for bar in band.bars:
+            future = future_of(bar, edge)
+            assert future is None or (max(NOW, bar.start) <= future.start <= future.end <= edge), bar
+            assert future is None or all(low <= high <= edge for low, high in future.pale)
+            if bar.run.job in ours:
+                assert (
+                    min(bar.end, bar.run.end) >= ours[bar.run.job].end - 1e-6 and bar.pieces == ours[bar.run.job].pieces
+                )
+            assert expected_words(bar.run, NOW) or bar.run.expected is None
+
+
+def test_a_waiting_job_is_drawn_behind_the_run_whose_gpu_it_gets() -> None:
+    job = replace(a_job(2, "0.5"), state=JobState.PENDING)
+    running = replace(a_job(1, "0.5"), state=JobState.RUNNING, attempt=1, started_at=NOW - 60, gpus=(0,))
+    at = Moment(NOW + 100, NOW + 50, NOW + 200)
+    outlook = Outlook(
+        NOW, {1: Expectation(1, None, at, (0,)), 2: Expectation(2, at, Moment(NOW + 300, NOW + 250, None), (0,))}
+    )
+    first = Run(1, 1, NOW - 60, NOW, (0,), 500, "running")
+    edge = edge_of(NOW - 600, NOW, outlook)
+    assert edge == NOW + 300
+    (band,) = layout(with_expected([first], outlook, {1: running, 2: job}, {}), NOW - 600, edge, [0])
+    one, two = band.bars
+    assert (one.start, one.end, two.start, two.end) == (NOW - 60, NOW + 100, NOW + 100, NOW + 300)
+    assert one.pieces == two.pieces == ((0.0, 0.5),)
+    assert future_of(one, edge) == Future(NOW, NOW + 100, ((NOW + 100, NOW + 200),))
+    assert future_of(two, edge) == Future(NOW + 100, NOW + 300, ((NOW + 50, NOW + 100),))
 
 
 @pytest.mark.parametrize("hours", [0.05, 1, 6, 24, 168, 720, 9000])

@@ -70,7 +70,7 @@
 
   document.addEventListener("click", (event) => {
     const control = event.target instanceof Element && event.target.closest("[data-post]");
-    if (control) act(control, control.dataset.post, {});
+    if (control) act(control, control.dataset.post, JSON.parse(control.dataset.body ?? "{}"));
   });
 
   document.addEventListener("submit", (event) => {

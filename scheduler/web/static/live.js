@@ -6,6 +6,8 @@
   const MOST_AT_ONCE = 2; // fetches in quick succession after a quiet time
   const EVERY_MS = 10000; // fetch also without events: for new readings, and while there is no event stream
   const MOST_MS = 30000; // time limit of a fetch
+  const LATER_MS = 1300; // after the last event, before the page is fetched once more: predictions are up to 1 s old
+  const SOON_S = 60; // a time that is nearer is shown in seconds from now
   const AGAIN_MS = 3000; // before a lost event stream is opened again
   const line = document.getElementById("live");
   const shift = Date.now() / 1000 - Number(document.documentElement.dataset.now); // difference of the clocks in seconds
@@ -17,6 +19,7 @@
   let looking = false;
   let took = 0;
   let again = 0;
+  let later = 0;
   let seenAt = document.documentElement.dataset.clock; // server's time of the shown data
   let stale = false;
 
@@ -179,6 +182,8 @@
     for (const kind of ["job", "gpus", "queue", "scheduler", "again"]) {
       stream.addEventListener(kind, (event) => {
         soon();
+        clearTimeout(later);
+        later = setTimeout(soon, LATER_MS);
         document.dispatchEvent(new CustomEvent("gpujob:event", { detail: { kind, data: event.data } }));
       });
     }
@@ -207,9 +212,19 @@
     return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
   }
 
+  /** Return a time that is near, as the server's pages show it; null for a time that is shown as time of day. */
+  function near(left) {
+    if (left >= SOON_S) return null;
+    return left < 1 ? "now" : `in ${Math.round(left)} s`;
+  }
+
   function tick() {
     if (stale) return;
     const now = Date.now() / 1000 - shift;
+    for (const one of document.querySelectorAll("[data-until]")) {
+      const text = near(Number(one.dataset.until) - now);
+      if (text !== null && one.textContent !== text) one.textContent = text;
+    }
     for (const one of document.querySelectorAll("[data-since]")) {
       const text = span(now - Number(one.dataset.since));
       if (one.textContent !== text) one.textContent = text;

@@ -11,6 +11,7 @@
   const OF_A_SHELL = /^(?:\||\|\||&|&&|;|[12&]?>{1,2}[^\s>]*|<{1,2})$|^\$/; // words that only a shell interprets
   const FAILS = /would fail immediately/; // the notes of a preview that are warnings
   const hint = chips.firstElementChild;
+  const shift = Date.now() / 1000 - Number(document.documentElement.dataset.now); // difference of the clocks in seconds
   let waiting = 0;
   let asked = 0;
 
@@ -108,6 +109,30 @@
     return [`! ${odd.join("  ")} ${many}, because no shell is used (to use one: sh -c "…")`];
   }
 
+  /** Return a predicted time as "in 12 min (8 min to 25 min)", from the server's present time. */
+  function within(likely, earliest, latest) {
+    const left = (time) => Math.max(0, Date.parse(time) / 1000 - (Date.now() / 1000 - shift));
+    const [about, least, most] = [left(likely), left(earliest), latest === null ? null : left(latest)].map((one) => (one === null ? "open" : length(one)));
+    return least === most ? `in ${about}` : `in about ${about} (${least} to ${most})`;
+  }
+
+  function length(seconds) {
+    if (seconds < 60) return `${Math.round(seconds)} s`;
+    const minutes = Math.round(seconds / 60);
+    if (minutes < 60) return `${minutes} min`;
+    const hours = Math.floor(minutes / 60);
+    return hours < 24 ? `${hours} h ${String(minutes % 60).padStart(2, "0")} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
+  }
+
+  /** Return the lines about the expected start and end. */
+  function times(would, one) {
+    if (!one || would === "never") return [];
+    const start = would === "start" ? "" : one.start === null ? "expected start: not known" : `expected start: ${within(one.start, one.start_earliest, one.start_latest)}`;
+    const end = one.end === null ? "" : `expected end: ${within(one.end, one.end_earliest, one.end_latest)}`;
+    const run = one.run_s === null ? "" : `expected run time: ${length(one.run_s)} (${one.source})`;
+    return [start, end, run];
+  }
+
   async function ask() {
     const number = (asked += 1);
     const wanted = value();
@@ -122,7 +147,7 @@
       tell("never", `✗ Cannot submit: ${window.gpujob.problem(answer)}`);
       return;
     }
-    const { would, gpus, reason, need, notes, command } = answer.body;
+    const { would, gpus, reason, need, notes, command, expected } = answer.body;
     const bad = [...(notes || []).filter((note) => FAILS.test(note)).map((note) => `! ${note}`), ...hints(wanted.command)];
     const where = gpus && gpus.length ? ` on GPU ${gpus.join(", ")}` : "";
     const heads = {
@@ -132,7 +157,7 @@
     };
     const needs = need === undefined || need === null ? "" : `it needs ${need || "no"} GPU${need > 1 ? "s" : ""}`;
     const runs = command.length ? `runs: ${command.map(quoted).join(" ")}` : "";
-    tell(bad.length && would === "start" ? "wait" : would, heads[would], ...bad, needs, runs, ...(notes || []).filter((note) => !FAILS.test(note)));
+    tell(bad.length && would === "start" ? "wait" : would, heads[would], ...bad, ...times(would, expected), needs, runs, ...(notes || []).filter((note) => !FAILS.test(note)));
   }
 
   function changed() {
