@@ -114,7 +114,7 @@ def copy_of(state: SchedulerState, most: int | None = None) -> SchedulerState:
     ``most``: of each placement class, only the first waiting jobs are copied, this many; None: all.
 
     The readings are frozen: GPUs with foreign processes or a lasting problem stay blocked, and memory that is in use beyond
-    the bookings counts as booked by others. Bookings of other schedulers stay. Missing files are not looked for.
+    the bookings counts as booked by others. Bookings of other schedulers stay.
     """
     copies: dict[int, Job] = {job_id: replace(job) for job_id, job in state.live.items()}
 
@@ -130,6 +130,7 @@ def copy_of(state: SchedulerState, most: int | None = None) -> SchedulerState:
         _fleet_of(state.fleet),
         fetch,
         replace(state.policy, release_ahead=0),
+        state.missing,
         queue=state.queue.copy(most),
         live={job_id: copies[job_id] for job_id in state.live},
         holdings=dict(state.holdings),

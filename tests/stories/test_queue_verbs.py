@@ -36,7 +36,9 @@ def test_a_held_job_waits_over_a_restart_until_it_is_released(scheduler):
         s.cli("hold", "2-3").stdout
         == "job 2 is held; release it: gpujob release 2\njob 3 is held; release it: gpujob release 3\n"
     )
-    assert s.cli("why", "2").stdout == "job 2 waits (hold-user): held by its owner; release it: gpujob release 2\n"
+    told = s.cli("why", "2").stdout
+    assert told.startswith("job 2 waits (hold-user): held by its owner; release it: gpujob release 2\n")
+    assert "    gpujob first 2 && gpujob release 2 && gpujob resume 0   # " in told, "nothing less would start it now"
     s.kill()
     s.start()
     s.cli("resume", "0")
