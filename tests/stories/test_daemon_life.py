@@ -351,7 +351,7 @@ def test_h15_an_upgrade_keeps_waiting_jobs_and_adopts_running_jobs(scheduler):
         "DROP INDEX jobs_in_hand; DROP INDEX line_counts_repeated; DROP INDEX jobs_queue; DROP INDEX jobs_users;"
         "DROP TABLE readings; DROP TABLE old_logs; DROP TABLE gpu_faults; DROP INDEX jobs_dependents; DROP INDEX jobs_ending;"
         + "".join(f"ALTER TABLE jobs DROP COLUMN {column.name};" for column in COLUMNS if column.since > 1)
-        + "ALTER TABLE gpus DROP COLUMN node; ALTER TABLE gpus DROP COLUMN partition;"
+        + "".join(f"ALTER TABLE gpus DROP COLUMN {name};" for name in ("node", "partition", "links", "profile"))
         + "PRAGMA user_version=1;"
     )
     store.close()
