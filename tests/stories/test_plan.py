@@ -1,0 +1,106 @@
+"""Issue 26, 4: predictions and offers of a real scheduler: `plan`, `why`, `status` and `submit --dry-run`."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import xml.etree.ElementTree as xml
+
+from tests.stories.harness import Scheduler, wait_for
+
+
+def busy(scheduler) -> Scheduler:
+    """Return a scheduler of two GPUs: jobs 1 and 2 run, job 3 (both GPUs) and job 4 (one GPU) wait. Run times are limits."""
+    s = scheduler(gpus=2)
+    s.hold("long")
+    s.hold("longer")
+    s.append(s.line("long", more=";gpus=1;time=1h"), s.line("longer", more=";gpus=1;time=3h"))
+    s.start()
+    s.wait_state(1, "running")
+    s.wait_state(2, "running")
+    s.append(s.line("wide", more=";gpus=2;time=1h"), s.line("one", more=";gpus=1;time=1h"))
+    wait_for(lambda: s.states().get(4) == "pending" and s.job(4)["reason_code"] == "no-room", "two wait")
+    return s
+
+
+def test_the_plan_is_shown_as_text_as_json_and_as_a_picture(scheduler):
+    s = busy(scheduler)
+    lines = s.cli("plan").stdout.splitlines()
+    assert lines[0].split()[:3] == ["JOB", "NAME", "GPU"] and lines[0].endswith("ENDS")
+    rows = {line.split()[0]: line for line in lines[1:5]}
+    assert set(rows) == {"1", "2", "3", "4"} and all("█" in line for line in rows.values())
+    assert "expected to run" in lines[-1]
+    plan = json.loads(s.cli("plan", "--json").stdout)
+    found = {one["id"]: one for one in plan["jobs"]}
+    assert found[1]["start"] is None and found[1]["gpus"] == s.job(1)["gpus"]
+    assert found[1]["end"] < found[2]["end"] and found[1]["end"] <= found[4]["start"]
+    assert found[3]["start"] >= found[2]["end"] and found[3]["gpus"] == [0, 1]
+    assert found[3]["start_earliest"] <= found[3]["start"] <= found[3]["start_latest"]
+    assert found[4]["source"] == "its time limit" and found[4]["run_s"] == 3600.0
+    picture = xml.fromstring(s.cli("plan", "--svg").stdout)
+    shapes = [one.get("class") for one in picture.iter("{http://www.w3.org/2000/svg}rect")]
+    assert shapes.count("runs") == 2 and shapes.count("later") == 3, "the wide job has a box on each GPU"
+    assert "--json and --svg" in s.cli("plan", "--json", "--svg", code=2).stderr
+
+
+def test_status_shows_expected_times(scheduler):
+    s = busy(scheduler)
+    text = s.cli("status").stdout
+    assert re.search(r"^RUNNING .* ENDS ", text, re.M) and re.search(r"^WAITING .* STARTS ", text, re.M)
+    assert [one["id"] for one in s.status()["expected"]] == [1, 2, 3, 4]
+
+
+def test_why_names_who_holds_the_gpus_and_its_offers_start_the_job(scheduler):
+    s = busy(scheduler)
+    told = s.cli("why", "4").stdout
+    mine = s.job(1)["gpus"][0]
+    assert re.search(rf"^  GPU {mine}: job 1 holds 1 until about \S", told, re.M)
+    assert "  place in the queue: 2 of 2\n" in told and "  expected run time: 1 h 00 min (its time limit)\n" in told
+    assert re.search(rf"^  expected start: about .* on GPU {mine}$", told, re.M)
+    explained = json.loads(s.cli("why", "4", "--json").stdout)["jobs"][0]["explanation"]
+    assert explained["place"] == 2 and {one["gpu"] for one in explained["holders"]} == {0, 1}
+    offer = explained["offers"][0]
+    assert (
+        re.fullmatch(r"gpujob cancel [12]", offer["command"]) and f"    {offer['command']}   # {offer['cost']}" in told
+    )
+    s.cli(*shlex.split(offer["command"])[1:])
+    s.wait_state(4, "running", "done")
+
+
+def test_an_offer_of_several_commands_can_be_pasted(scheduler):
+    s = scheduler(gpus=2)
+    s.start()
+    s.cli("pause", "0-1")
+    s.append(s.line("a", more=";gpus=2"), s.line("b", more=";gpus=2"))
+    wait_for(lambda: s.states().get(2) == "pending" and s.job(2)["reason_code"] != "new", "they wait")
+    s.hold("b")
+    offer = json.loads(s.cli("why", "2", "--json").stdout)["jobs"][0]["explanation"]["offers"][0]
+    assert offer["command"] == "gpujob first 2 && gpujob resume 0,1"
+    for command in offer["command"].split(" && "):
+        s.cli(*shlex.split(command)[1:])
+    s.wait_state(2, "running")
+    s.release("b")
+    s.wait_ended(2)
+
+
+def test_a_dry_run_says_what_would_happen_and_submits_nothing(scheduler):
+    s = scheduler(gpus=2)
+    s.start()
+    told = s.cli("submit", "--dry-run", "--gpus", "1", "--time", "2h", "--", "true").stdout.splitlines()
+    assert told[0] == "the job would start now on GPU 0" and "expected run time: 2 h 00 min (its time limit)" in told
+    assert "no server has" in s.cli("submit", "--dry-run", "--gpus", "5000", "--", "true", code=3).stderr
+    assert "but only 2 GPUs are managed" in s.cli("submit", "--dry-run", "--gpus", "3", "--", "true", code=3).stderr
+    s.cli("pause", "0-1")
+    told = s.cli("submit", "--dry-run", "--gpus", "1", "--", "true").stdout
+    assert told.startswith("the job would wait (paused): its GPUs 0,1 are paused\n")
+    assert s.states() == {}
+
+
+def test_without_a_scheduler_nothing_is_predicted(scheduler):
+    s = busy(scheduler)
+    s.kill()
+    found = s.cli("plan")
+    assert "no scheduler is running, so nothing can be predicted" in found.stderr and "█" not in found.stdout
+    assert "expected start" not in s.cli("why", "3").stdout and s.status()["expected"] == []
+    assert "no scheduler is running" in s.cli("submit", "--dry-run", "--", "true").stdout
