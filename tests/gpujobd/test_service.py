@@ -232,6 +232,27 @@ def test_a_user_pauses_own_jobs(machine: Machine) -> None:
     assert machine.ended(mine)["exit_code"] == 0
 
 
+def test_predictions_and_offers_are_made_for_the_user_who_asks(machine: Machine) -> None:
+    """Issue 26, 4: each user sees the plan; `why` offers only what this user may do; a dry run submits nothing."""
+    long = machine.submit("ada", "--gpus", "4", "--time", "1h", "--", "sleep", "600")
+    machine.in_state(long, "running")
+    mine = machine.submit("bob", "--gpus", "1", "--time", "1h", "--", "true")
+    wait_for(lambda: machine.job(mine)["reason_code"] == "no-room", "it waits", 60)
+    plan = {one["id"]: one for one in machine.gpujob("bob", "plan", "--json").json()["jobs"]}
+    assert plan[long]["end"] <= plan[mine]["start"] and plan[mine]["source"] == "its time limit"
+    explained = machine.gpujob("bob", "why", str(mine), "--json").json()["jobs"][0]["explanation"]
+    assert explained["place"] == 1 and explained["holders"][0]["jobs"] == [long]
+    assert f"gpujob cancel {long}" not in [offer["command"] for offer in explained["offers"]]
+    by_admin = machine.gpujob("eve", "why", str(mine), "--json").json()["jobs"][0]["explanation"]
+    assert [offer["command"] for offer in by_admin["offers"]] == [f"gpujob cancel {long}"]
+    before = len(machine.gpujob("bob", "jobs", "--json").json()["jobs"])
+    told = machine.gpujob("bob", "submit", "--dry-run", "--gpus", "1", "--", "true").out
+    assert "the job would wait (" in told
+    assert len(machine.gpujob("bob", "jobs", "--json").json()["jobs"]) == before
+    machine.gpujob("ada", "cancel", str(long))
+    machine.ended(mine)
+
+
 def test_reports_and_who_show_users(machine: Machine) -> None:
     """Issue 25, 6: `status`, `who` and `report --by user` show users."""
     number = machine.submit("bob", "--", "sleep", "60")
