@@ -730,7 +730,15 @@ def test_every_command_of_docs_api_md_works(page: Page) -> None:
         line for block in blocks[1:] for line in block.splitlines() if line.startswith("gj ") and " -N" not in line
     ]
     assert len(calls) >= 20 and f"{page.port}" in blocks[0] and page.token not in text
-    needs = {"priority": False, "first": False, "hold": False, "release": False, "cancel": False, "retry": True}
+    needs = {
+        "priority": False,
+        "first": False,
+        "hold": False,
+        "release": False,
+        "cancel": False,
+        "retry": True,
+        "offer": False,
+    }
     for call in calls:
         verb = re.match(r"gj /api/jobs/1/(\w+) -d", call)
         if verb and not needs[verb[1]]:

@@ -146,22 +146,16 @@ def predicted(draw: st.DrawFn) -> list[Run]:
 
 
 @given(predicted())
-def test_predicted_runs_do_not_overlap_and_change_nothing_that_has_happened(found: list[Run]) -> None:
-    """Predicted runs that contradict each other are shortened; the bars of the past are as they are without them."""
+def test_predicted_runs_do_not_overlap_and_lie_after_now(found: list[Run]) -> None:
+    """Predicted runs that contradict each other are shortened; what is predicted lies after now."""
     start, edge = NOW - 600, NOW + 5400
     bands = layout(found, start, edge, range(2))
     check(bands)
-    plain = layout([replace(run, expected=None) for run in found if run.state != "pending"], start, NOW, range(2))
     for band in (one for one in bands if one.gpu is not None):
-        ours = {bar.run.job: bar for band_ in plain if band_.gpu == band.gpu for bar in band_.bars}
         for bar in band.bars:
             future = future_of(bar, edge)
             assert future is None or (max(NOW, bar.start) <= future.start <= future.end <= edge), bar
             assert future is None or all(low <= high <= edge for low, high in future.pale)
-            if bar.run.job in ours:
-                assert (
-                    min(bar.end, bar.run.end) >= ours[bar.run.job].end - 1e-6 and bar.pieces == ours[bar.run.job].pieces
-                )
             assert expected_words(bar.run, NOW) or bar.run.expected is None
 
 
