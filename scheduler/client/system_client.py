@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -60,8 +61,10 @@ class SystemClient(SchedulerClient):
     def _answer(self, name: str, data: bytes, *, again: bool) -> Any:
         """Return the answer to a call. Raises SchedulerError; _Again instead if ``again`` and the call can be repeated."""
         try:
-            remote_calls.send(self._connected(), data)
-            answer = from_json(remote_calls.receive(self._connected(), LONGEST_ANSWER))
+            connection = self._connected()
+            with contextlib.suppress(Gone):  # a scheduler with too many connections has answered, and closed this one
+                remote_calls.send(connection, data)
+            answer = from_json(remote_calls.receive(connection, LONGEST_ANSWER))
         except (Gone, ValueError):
             self.close()
             if name in READING and again:
