@@ -15,7 +15,8 @@ from scheduler.core.model_table import ModelTable
 from scheduler.core.units import span_text
 from scheduler.system.terminal_text import safe
 from scheduler.views import render, terminal
-from scheduler.views.predictions import at_text, band_text, plan_json, plan_lines, plan_svg
+from scheduler.views.plan_timeline import plan_lines, plan_svg
+from scheduler.views.predictions import at_text, band_text, plan_json
 
 
 def plan(*, json: bool = False, svg: bool = False, state_file: str | None = None, config: str | None = None) -> int:

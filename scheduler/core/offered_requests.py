@@ -11,7 +11,7 @@ from scheduler.core.requests import Cancel, Edit, First, PauseQueue, Release, Re
 
 CANCEL, EDIT, FIRST, QUEUE_RESUME, RELEASE, RESUME = "cancel", "edit", "first", "queue resume", "release", "resume"
 VERBS = (CANCEL, EDIT, FIRST, QUEUE_RESUME, RELEASE, RESUME)
-OPTIONS = ("after", "after_ok", "allowed", "gpus")  # options that an offer may change
+OPTIONS = ("after", "after_ok", "allowed", "gpus", "link")  # options that an offer may change
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,11 +48,6 @@ def link_of(word: str) -> Link:
     return _NEAR[LINK_WORDS.index(word)]
 
 
-def link_of_level(level: int) -> Link:
-    """Return the link for a topology level of NVML: 0 to 20 within one PCIe switch, 30 and 40 on one NUMA node."""
-    return Link.PCIE if level <= 20 else Link.NUMA if level <= 40 else Link.SYSTEM
-
-
 def with_links(gpus: Iterable[Gpu], readings: Iterable[GpuSnapshot], index: Mapping[str, int]) -> list[Gpu]:
     """Return the GPUs with the links that the readings report. ``index``: UUID → index of each GPU that can be named.
 

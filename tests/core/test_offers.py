@@ -15,6 +15,8 @@ from scheduler.core.gpu import parse_gpu_ids
 from scheduler.core.job import Job, JobState
 from scheduler.core.job_options import changed_fields
 from scheduler.core.model_table import ModelTable, need_of
+from scheduler.core.offered_requests import OPTIONS
+from scheduler.core.offered_requests import offered as offered_data
 from scheduler.core.offers import LATER_JOBS, NOBODY, RUNNING_JOBS, THIS_JOB, Offer, offers
 from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import class_of
@@ -238,6 +240,10 @@ def test_in_random_states_each_offered_command_starts_the_job() -> None:
         for number in waiting[:3]:
             found = offered(random_play(seed), number)
             for offer in found:
+                for request in offer.requests:  # as the page shows it, and sends it back
+                    told = offered_data(request)
+                    assert set(told.options) <= set(OPTIONS)
+                    assert not isinstance(request, Edit) or changed_fields(told.options) == request.changes
                 play = random_play(seed)
                 assert starts(play, number, offer.command), (seed, number, offer.command)
                 tried += 1

@@ -1,0 +1,159 @@
+"""The predicted timeline of the queue, as text and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+from scheduler.client.outlook import Expectation, Moment, Outlook
+from scheduler.core.gpu import Gpu, gpu_ids_text
+from scheduler.core.job import Job, JobState
+from scheduler.core.units import local_time
+from scheduler.system.terminal_text import safe, shown
+from scheduler.views import terminal
+from scheduler.views.predictions import band_text
+
+LEAST_COLUMNS, USUAL_COLUMNS = 20, 60  # of the timeline
+RUNS, MAY_RUN, MAY_WAIT = "█", "▒", "░"
+LEGEND = f"{RUNS} expected to run   {MAY_WAIT} may have started   {MAY_RUN} may still run"
+NAME = 24  # columns
+ROW, LEFT, WIDTH = 22, 90, 800  # of the picture
+
+
+def _in_order(outlook: Outlook) -> list[Expectation]:
+    """Return the predictions in the order of their starts: first the running jobs, by their ends."""
+
+    def key(one: Expectation) -> tuple[float, float, int]:
+        end = one.end.likely if one.end is not None else float("inf")
+        return (one.start.likely if one.start is not None else 0.0, end, one.job)
+
+    return sorted((one for one in outlook.jobs.values() if one.start or one.end), key=key)
+
+
+def _horizon(rows: Iterable[Expectation], now: float) -> float:
+    """Return the end of the timeline: a little after the last of the most likely ends."""
+    ends = [one.end.likely for one in rows if one.end is not None]
+    return max(now + 60.0, now + 1.25 * (max(ends) - now)) if ends else now + 3600.0
+
+
+def plan_lines(outlook: Outlook, jobs: Mapping[int, Job], more: int) -> list[str]:
+    """Return the predicted timeline of the queue as text. ``jobs``: id → job; ``more``: waiting jobs without a prediction."""
+    rows, now = _in_order(outlook), outlook.at
+    if not rows:
+        lines = ["no job runs or waits" if not more else "nothing can be predicted: no run time is known"]
+        return lines if not more else [*lines, _unknown(more)]
+    names = {
+        one.job: terminal.shortened(safe(jobs[one.job].spec.shown_words()), NAME) for one in rows if one.job in jobs
+    }
+    places = {one.job: gpu_ids_text(one.gpus) or "-" for one in rows}
+    ids = max(3, *(len(str(one.job)) for one in rows))
+    gpus = max(3, *(len(text) for text in places.values()))
+    left = ids + NAME + gpus + 6
+    columns = max(LEAST_COLUMNS, min((terminal.width() or left + USUAL_COLUMNS + 24) - left - 24, 120))
+    until = _horizon(rows, now)
+    lines = [f"{'JOB':<{ids}}  {'NAME':<{NAME}}  {'GPU':<{gpus}}  {_scale(now, until, columns)}  ENDS"]
+    for one in rows:
+        name = names.get(one.job, "")
+        padded = name + " " * (NAME - terminal.cells(name))
+        ends = "not known" if one.end is None else band_text(one.end, now)
+        bar = _bar(one, now, until, columns)
+        lines.append(f"{one.job:<{ids}}  {padded}  {places[one.job]:<{gpus}}  {bar}  {ends}".rstrip())
+    lines += ["", shown(LEGEND)]
+    return lines if not more else [*lines, _unknown(more)]
+
+
+def _unknown(more: int) -> str:
+    them = "1 more job waits" if more == 1 else f"{more} more jobs wait"
+    return f"{them}; when they start is not known, or far away"
+
+
+def _scale(now: float, until: float, columns: int) -> str:
+    """Return the header of the timeline: the times at its begin, its middle and its end."""
+    first, middle, last = (local_time(at, now) for at in (now, (now + until) / 2, until))
+    gap = columns - len(first) - len(middle) - len(last)
+    if gap < 4:
+        return f"{first}{' ' * max(1, columns - len(first) - len(last))}{last}"[:columns].ljust(columns)
+    before = max(1, columns // 2 - len(first) - len(middle) // 2)
+    return f"{first}{' ' * before}{middle}{' ' * (gap - before)}{last}"
+
+
+def _bar(one: Expectation, now: float, until: float, columns: int) -> str:
+    def column(at: float | None) -> int:
+        """Return the column of a time; the last one for a time that is not known."""
+        return columns if at is None else max(0, min(columns, round((at - now) / (until - now) * columns)))
+
+    start = one.start or Moment(now, now, now)
+    may, begin = column(start.earliest), column(start.likely)
+    end = columns if one.end is None else column(one.end.likely)
+    last = columns if one.end is None else column(one.end.latest)
+    end = max(end, min(columns, begin + 1))
+    bar = " " * may + MAY_WAIT * (begin - may) + RUNS * (end - begin) + MAY_RUN * (last - end)
+    return shown(bar[:columns].ljust(columns))
+
+
+# -- the timeline as a picture -------------------------------------------------------------------------------------
+
+_STYLE = (
+    "text{font:12px sans-serif;fill:#24292f}.small{fill:#57606a;font-size:11px}.row{fill:#f3f4f6}"
+    ".runs{fill:#3182bd}.later{fill:url(#hatched);stroke:#3182bd}.band{fill:#3182bd;fill-opacity:.15}.name{fill:#fff}.dark{fill:#24292f}"
+)
+HATCH = (
+    '<pattern id="hatched" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<rect width="6" height="6" fill="#deebf7"/><line x1="0" y1="0" x2="0" y2="6" stroke="#3182bd" stroke-width="2"/></pattern>'
+)
+
+
+def plan_svg(outlook: Outlook, jobs: Mapping[int, Job], gpus: Sequence[Gpu]) -> str:
+    """Return the predicted timeline as an SVG document: a row for each GPU; jobs that are still to start are hatched."""
+    rows, now = _in_order(outlook), outlook.at
+    until = _horizon(rows, now)
+    tops = {gpu.index: 26 + number * (ROW + 4) for number, gpu in enumerate(gpus)}
+    taken: dict[int, list[tuple[float, float, float]]] = {gpu: [] for gpu in tops}
+    body = [f'<text x="{LEFT}" y="16">expected runs; hatched: not started yet; pale: may still run</text>']
+    for gpu, top in tops.items():
+        body.append(f'<text x="{LEFT - 8}" y="{top + 15}" text-anchor="end">GPU {gpu}</text>')
+        body.append(f'<rect class="row" x="{LEFT}" y="{top}" width="{WIDTH}" height="{ROW}"/>')
+    for one in rows:
+        job = jobs.get(one.job)
+        begin = now if one.start is None else min(until, max(now, one.start.likely))
+        end = until if one.end is None else max(begin, one.end.likely)
+        latest = until if one.end is None or one.end.latest is None else max(end, min(until, one.end.latest))
+        part = 1.0 if job is None or not job.need.parts else job.need.parts / 1000
+        for gpu in (gpu for gpu in one.gpus if gpu in tops):
+            low = _lane(taken[gpu], begin, part)
+            taken[gpu].append((latest, low, part))
+            columns = [LEFT + (at - now) / (until - now) * WIDTH for at in (begin, end, latest)]
+            body += _boxes(one.job, job, columns, tops[gpu] + low * ROW, part * ROW)
+    foot = 26 + len(tops) * (ROW + 4) + 14
+    for quarter in range(5):
+        x, at = LEFT + WIDTH * quarter / 4, now + (until - now) * quarter / 4
+        body.append(f'<text class="small" x="{x:.0f}" y="{foot}" text-anchor="middle">{local_time(at, now)}</text>')
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 40} {foot + 10}" role="img"'
+    head += f' aria-label="Predicted timeline of {len(tops)} GPUs"><style>{_STYLE}</style><defs>{HATCH}</defs>'
+    return head + '<rect width="100%" height="100%" fill="#fff"/>' + "\n".join([*body, "</svg>\n"])
+
+
+def _boxes(number: int, job: Job | None, columns: Sequence[float], y: float, height: float) -> list[str]:
+    """Return the boxes of a job on one GPU. ``columns``: its start, its end, and its latest end, in pixels."""
+    begin, end, latest = columns
+    wide, waits = max(1.0, end - begin), job is not None and job.state is JobState.PENDING
+    title = f"<title>job {number}{escape(': ' + job.spec.shown_words() if job else '')}</title>"
+    tall = f'y="{y:.1f}" height="{height:.1f}"'
+    found = [
+        f'<rect class="band" x="{begin + wide:.1f}" width="{max(0.0, latest - end):.1f}" {tall}/>',
+        f'<rect class="{"later" if waits else "runs"}" x="{begin:.1f}" width="{wide:.1f}" {tall}>{title}</rect>',
+    ]
+    if wide > 22 and height > 11:
+        ink = "dark" if waits else "name"
+        found.append(f'<text class="small {ink}" x="{begin + 4:.1f}" y="{y + height / 2 + 4:.1f}">{number}</text>')
+    return found
+
+
+def _lane(taken: Sequence[tuple[float, float, float]], begin: float, part: float) -> float:
+    """Return the vertical place (0 to 1) of a job on a GPU: the lowest with room beside the jobs that are drawn there."""
+    low = 0.0
+    for _, first, height in sorted((one for one in taken if one[0] > begin + 1e-6), key=lambda one: one[1]):
+        if first - low >= part - 1e-6:
+            break
+        low = max(low, first + height)
+    return max(0.0, min(low, 1.0 - part))
