@@ -525,11 +525,7 @@ class _Decision(DecisionPass):
                     if others.reserves(job_id, state.policy.max_overtakes):
                         state.fleet.reserve(job_id, kind)
                 gpus_missed = gpus_missed or bool(kind.need.total)
-                while len(self.plan.starts) < MOST_STARTS_A_TURN:
-                    lent = backfill.lent(kind)
-                    if lent is None or self._fresh(kind, lent[1]) is None:
-                        break
-                    self._start_in_turn(lent[0], kind, lent[1], passed_over, backfill, others)
+                self._start_on_lent(kind, passed_over, backfill, others)
                 if job_id in state.queue:  # it was not started on lent GPUs itself
                     passed_over.append((job_id, kind))
                     reserved = backfill.reserves(job_id, kind)
@@ -537,6 +533,23 @@ class _Decision(DecisionPass):
                     if overtaken and not reserved and not backfill.known(kind):
                         state.fleet.reserve(job_id, kind)
             offer = _answer(turns, taken)
+
+    def _start_on_lent(
+        self,
+        kind: PlacementClass,
+        passed_over: list[tuple[int, PlacementClass]],
+        backfill: Backfill,
+        others: Turns | None,
+    ) -> None:
+        """Start jobs of a class on reserved GPUs, as far as they end in time, and as the limits of their user allow."""
+        users = self.state.users
+        while len(self.plan.starts) < MOST_STARTS_A_TURN:
+            lent = backfill.lent(kind)
+            if lent is None or self._fresh(kind, lent[1]) is None:
+                return
+            self._start_in_turn(lent[0], kind, lent[1], passed_over, backfill, others)
+            if users is not None and users.keeps_back(kind.user, kind.need):
+                return
 
     def _fresh(self, kind: PlacementClass, gpus: tuple[int, ...] | None) -> tuple[int, ...] | None:
         """Return ``gpus``; None if they have to be read before a job of ``kind`` is placed there."""

@@ -31,7 +31,7 @@ class Queue:
         self.jobs: dict[int, Job] = {}
         self.state = SchedulerState(Fleet([Gpu(i, f"GPU-{i}") for i in range(gpus)]), self.jobs.get)
         self.state.policy = replace(self.state.policy, **policy)  # type: ignore[arg-type]
-        self.state.users = users
+        self.state.users = self.users = users
         self.time = 0.0
         self.running: dict[int, float] = {}  # job → when it ends
 
@@ -201,3 +201,17 @@ def test_a_process_of_a_user_with_a_job_on_the_gpu_belongs_to_the_last_job_of_th
         return admission._settling(GpuProcess(pid=9, user=user, started_at=T0), [*tenants.values()], queue.now())
 
     assert [owner(user) for user in ("ada", "bob", "dan")] == ["2.1", "3.1", ""]
+
+
+def test_jobs_on_lent_gpus_stay_within_the_limit_of_their_user() -> None:
+    """A reserved GPU is lent to jobs of a user only as far as the limits of the user allow."""
+    queue = Queue(4, Users(limits=UserLimits({"bob": Limit(gpus=1.0)})), max_overtakes=10)
+    for number in range(1, 5):
+        queue.arrive(number, "ada", time_limit_s=25 * HOUR)
+    queue.arrive(5, "ada", "4", time_limit_s=HOUR)
+    queue.time = 24.5 * HOUR
+    for number in (10, 11, 12):
+        queue.arrive(number, "bob", time_limit_s=60.0)
+    queue.users.standing("bob").used = 1e9  # it is ada's turn, so her job reserves before bob's jobs are looked at
+    started = queue.tell(*(Ended(number, 1, 0, None, T0 + queue.time) for number in (1, 2, 3)))
+    assert started == [10] and [one.job for one in queue.state.fleet.reserved] == [5], started
