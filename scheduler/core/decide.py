@@ -528,10 +528,7 @@ class _Decision(DecisionPass):
                 self._start_on_lent(kind, passed_over, backfill, others)
                 if job_id in state.queue:  # it was not started on lent GPUs itself
                     passed_over.append((job_id, kind))
-                    reserved = backfill.reserves(job_id, kind)
-                    overtaken = state.queue.overtaken(job_id) >= state.policy.max_overtakes
-                    if overtaken and not reserved and not backfill.known(kind):
-                        state.fleet.reserve(job_id, kind)
+                    backfill.reserve(job_id, kind)
             offer = _answer(turns, taken)
 
     def _start_on_lent(
@@ -580,9 +577,8 @@ class _Decision(DecisionPass):
         for other, waits_as in passed_over:
             if other in state.queue and state.fleet.competes(waits_as, kind.need, gpus):
                 state.queue.overtake(other, place if waits_as.user == kind.user else LAST)
-                reached = state.queue.overtaken(other) == state.policy.max_overtakes  # with this start
-                if reached and not backfill.known(waits_as):
-                    state.fleet.reserve(other, waits_as)
+                if state.queue.overtaken(other) == state.policy.max_overtakes:  # reached with this start
+                    backfill.reserve_if_overtaken(other, waits_as)
 
     def _may_release_ahead(self, kind: PlacementClass) -> bool:
         """Return whether a job of ``kind`` may be released to an engine although no GPUs are free for it now."""

@@ -78,8 +78,8 @@ class DecisionPass:
 
     # -- waiting ------------------------------------------------------------------------------------------
 
-    def enqueue(self, job: Job) -> None:
-        """Queue a PENDING job if it is ready to start.
+    def enqueue(self, job: Job, since: float | None = None) -> None:
+        """Queue a PENDING job if it is ready to start. ``since``: since when it waits for room (monotonic seconds); None: now.
 
         If the job is not ready, park it and record the reason. If the job depends on the success of another job, and
         that job has ended without success, skip the job.
@@ -87,7 +87,6 @@ class DecisionPass:
         state = self.state
         state.queue.drop(job.id)
         state.parked.pop(job.id, None)
-        state.run_kinds.pop(job.id, None)  # the job may have been edited
         state.front = min(state.front, job.order)
         if job.held:
             self._park(job, "hold-user", f"held by its owner; release it: gpujob release {job.id}")
@@ -112,14 +111,18 @@ class DecisionPass:
             self.plan.changed[job.id] = job
         estimate = state.estimates.of(job.spec, job.need) if state.policy.order.rule == "short" else None
         key = state.policy.order.key(job.priority, job.order, job.submitted_at, estimate)
-        state.queue.push(job.id, class_of(job), key)
+        state.queue.push(job.id, class_of(job), key, self.now.mono if since is None else since)
 
     def restore(self, jobs: Iterable[WaitingJob]) -> None:
-        """Queue jobs that may start as soon as there is room. Their files are checked only when the jobs start."""
+        """Queue jobs that may start as soon as there is room. Their files are checked only when the jobs start.
+
+        They count as waiting for room since their submission, because it is not stored since when they do.
+        """
         state, order = self.state, self.state.policy.order
         for job in jobs:
             state.front = min(state.front, job.order)
-            state.queue.push(job.id, job.kind, order.key(job.priority, job.order, job.submitted_at, None))
+            since = self.now.mono - max(0.0, self.now.wall - job.submitted_at)
+            state.queue.push(job.id, job.kind, order.key(job.priority, job.order, job.submitted_at, None), since)
 
     def _park(self, job: Job, code: str, sentence: str) -> None:
         self.state.queue.drop(job.id)

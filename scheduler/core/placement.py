@@ -64,7 +64,7 @@ class Reservation:
         """For whom and until when the GPUs are reserved, as the end of a sentence."""
         if self.lends_for_s is None:
             return f"reserved for job {self.job}, which was overtaken too often"
-        return f"reserved for job {self.job}, which is expected to start within {span_text(self.lends_for_s)}"
+        return f"reserved for job {self.job}, whose start is promised within {span_text(self.lends_for_s)}"
 
 
 class Fleet:
@@ -234,6 +234,10 @@ class Fleet:
             return usable
         best = sorted(ids_of(usable & without_jobs), key=lambda i: (self.free[i] < parts, i))
         return usable & ~without_jobs | mask_of(best[:left])
+
+    def granted(self, kind: PlacementClass) -> PlacementClass:
+        """Return the class with the request that is booked for jobs of ``kind``."""
+        return kind
 
     def could_use(self, kind: PlacementClass) -> int:
         """Return the mask of the GPUs that a job of ``kind`` could use if others had booked nothing; 0 if they are too few."""
@@ -420,8 +424,12 @@ class Fleet:
             self.reserved.append(Reservation(job, mask_of(i for _, _, i in best), kind))
 
     def reserve_until_start(self, job: int, kind: PlacementClass, mask: int, lends_for_s: float) -> None:
-        """Reserve the GPUs of ``mask`` for ``job``, and lend them to jobs that end within ``lends_for_s`` seconds."""
-        self.reserved.append(Reservation(job, mask, kind, lends_for_s))
+        """Reserve the GPUs of ``mask`` for ``job``, and lend them to jobs that end within ``lends_for_s`` seconds.
+
+        Nothing is done if GPUs are already reserved for the job.
+        """
+        if not any(one.job == job for one in self.reserved):
+            self.reserved.append(Reservation(job, mask, kind, lends_for_s))
 
     def open_to_all(self) -> None:
         """Drop all reservations."""

@@ -10,8 +10,10 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from scheduler.core.placement_class import PlacementClass
+from scheduler.core.runtime_estimate import RunKind
 
 Key = tuple[float, float]
 SHORT_BETA = 5.0  # a job expected to run an hour queues as if submitted five hours later
@@ -70,6 +72,15 @@ class _Line:
     overtaken: dict[int, int] = field(default_factory=dict)  # job → how often, if `Queue.overtaken` was called for it
 
 
+class _Place(NamedTuple):
+    """The place of a waiting job. ``pushed``: counts pushes and overtaking starts, to tell which came first."""
+
+    line: _Line
+    key: Key
+    pushed: int
+    since: float  # monotonic seconds
+
+
 class Queue:
     """The jobs that may start as soon as there is room. Parked jobs (back-off, dependency, missing file) are not in it.
 
@@ -78,8 +89,9 @@ class Queue:
 
     def __init__(self) -> None:
         self._lines: dict[PlacementClass, _Line] = {}
-        self._where: dict[int, tuple[_Line, Key, int]] = {}
+        self._where: dict[int, _Place] = {}
         self.promises: dict[int, Promise] = {}
+        self.run_kinds: dict[int, RunKind] = {}  # of the jobs for which `core/backfill.py` has asked
         self._moment = 0  # counts pushes and overtaking starts, to tell which came first
 
     def copy(self, most: int | None = None) -> Queue:
@@ -91,7 +103,7 @@ class Queue:
         if most is not None and len(self) > most:
             for kind in self._lines:
                 for job in self.first_of(kind, most):
-                    made.push(job, kind, self.key_of(job))
+                    made.push(job, kind, self.key_of(job), self.since(job))
                     if job in self.promises:
                         made.promises[job] = replace(self.promises[job])
             return made
@@ -100,8 +112,9 @@ class Queue:
             for kind, line in self._lines.items()
         }
         made._lines = lines
-        made._where = {job: (lines[line.kind], key, since) for job, (line, key, since) in self._where.items()}
+        made._where = {job: place._replace(line=lines[place.line.kind]) for job, place in self._where.items()}
         made.promises = {job: replace(promise) for job, promise in self.promises.items()}
+        made.run_kinds = self.run_kinds.copy()
         made._moment = self._moment
         return made
 
@@ -111,8 +124,11 @@ class Queue:
     def __contains__(self, job: int) -> bool:
         return job in self._where
 
-    def push(self, job: int, kind: PlacementClass, key: Key) -> None:
-        """Add a waiting job. A job that is already in the queue moves to its new place."""
+    def push(self, job: int, kind: PlacementClass, key: Key, since: float = 0.0) -> None:
+        """Add a waiting job. A job that is already in the queue moves to its new place.
+
+        ``since``: when it began to wait for room (monotonic seconds).
+        """
         self.drop(job)
         line = self._lines.get(kind)
         if line is None:
@@ -120,7 +136,7 @@ class Queue:
         heapq.heappush(line.heap, (*key, job))
         line.size += 1
         self._moment += 1
-        self._where[job] = (line, key, self._moment)
+        self._where[job] = _Place(line, key, self._moment, since)
 
     def drop(self, job: int) -> bool:
         """Remove a job. Return whether it was in the queue."""
@@ -128,7 +144,8 @@ class Queue:
         if place is None:
             return False
         self.promises.pop(job, None)
-        line = place[0]
+        self.run_kinds.pop(job, None)
+        line = place.line
         line.size -= 1
         line.overtaken.pop(job, None)
         if line.size == 0:
@@ -141,11 +158,15 @@ class Queue:
     def place_of(self, job: int) -> int:
         """Return the place of a waiting job in the order of the queue, from 1. Cost: O(jobs). Raises KeyError."""
         mine = (self.key_of(job), job)
-        return 1 + sum((key, other) < mine for other, (_, key, _) in self._where.items())
+        return 1 + sum((place.key, other) < mine for other, place in self._where.items())
 
     def key_of(self, job: int) -> Key:
         """Return the sort key of a waiting job. Raises KeyError if the job is not in the queue."""
-        return self._where[job][1]
+        return self._where[job].key
+
+    def since(self, job: int) -> float:
+        """Return since when a job waits for room (monotonic seconds). Raises KeyError if the job is not in the queue."""
+        return self._where[job].since
 
     def overtake(self, job: int, by: Key) -> None:
         """Record that another job overtook ``job``: the other job got GPUs or slots that ``job`` waits for.
@@ -153,22 +174,26 @@ class Queue:
         ``by``: the sort key of the other job. In the class of ``job``, all jobs with a smaller sort key than ``by``
         count as overtaken.
         """
-        line = self._where[job][0]
+        line = self._where[job].line
         self._moment += 1
         line.passes.append((self._moment, by))
         for other in line.overtaken:
-            line.overtaken[other] += self._where[other][1] < by
+            line.overtaken[other] += self._where[other].key < by
 
     def overtaken(self, job: int) -> int:
         """Return how often a job was overtaken since it was queued. Raises KeyError if the job is not in the queue."""
-        line, key, since = self._where[job]
+        line, key, pushed, _ = self._where[job]
         if job not in line.overtaken:
-            line.overtaken[job] = sum(at > since and by > key for at, by in line.passes)
+            line.overtaken[job] = sum(at > pushed and by > key for at, by in line.passes)
         return line.overtaken[job]
+
+    def set_overtaken(self, job: int, times: int) -> None:
+        """Set how often a job was overtaken, as another process tells. Raises KeyError if the job is not in the queue."""
+        self._where[job].line.overtaken[job] = times
 
     def _is_current(self, line: _Line, entry: tuple[float, float, int]) -> bool:
         place = self._where.get(entry[2])
-        return place is not None and place[0] is line and place[1] == entry[:2]
+        return place is not None and place.line is line and place.key == entry[:2]
 
     def _head(self, line: _Line) -> tuple[float, float, int] | None:
         heap = line.heap

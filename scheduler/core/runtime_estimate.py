@@ -174,8 +174,8 @@ class Estimates:
 
     def frozen(self) -> Estimates:
         """Return these estimates for a simulation: `learn` does nothing."""
-        made = Estimates()
-        made._runs, made._errors, made._learns = self._runs, self._errors, False
+        made = type(self).__new__(type(self))
+        vars(made).update(vars(self), _learns=False)
         return made
 
 

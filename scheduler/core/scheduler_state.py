@@ -22,7 +22,7 @@ from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import PlacementClass
 from scheduler.core.policy import Policy, policy_of
 from scheduler.core.queue import Queue
-from scheduler.core.runtime_estimate import Estimates, RunKind
+from scheduler.core.runtime_estimate import Estimates
 from scheduler.core.take_turns import why_others_first
 from scheduler.core.tenants import Tenant, user_key
 from scheduler.core.users import Users
@@ -82,7 +82,6 @@ class SchedulerState:
     front: int = 0  # the lowest ``order`` of a job so far; `gpujob first` uses a lower one
     may_start: bool = True  # False: requests are carried out without a daemon
     estimates: Estimates = field(default_factory=Estimates)
-    run_kinds: dict[int, tuple[RunKind, float]] = field(default_factory=dict)  # some waiting jobs → kind, submitted at
     timers: list[tuple[float, str, int, int]] = field(default_factory=list)  # heap: mono, kind, job, attempt
     killed: dict[int, float] = field(default_factory=dict)  # STOPPING jobs → time of their first SIGKILL (``mono``)
     leader_ended: set[int] = field(default_factory=set)  # STOPPING jobs: only the main process ended

@@ -140,7 +140,6 @@ def copy_of(state: SchedulerState, most: int | None = None) -> SchedulerState:
         pauses=Pauses(state.pauses.revision, list(state.pauses.changes), dict(state.pauses.edited)),
         front=state.front,
         estimates=state.estimates.frozen(),
-        run_kinds=dict(state.run_kinds),
         timers=list(state.timers),
         killed=dict(state.killed),
         leader_ended=set(state.leader_ended),
