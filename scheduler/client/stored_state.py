@@ -1,6 +1,6 @@
 """The state of a scheduler, built from its store by another process: for dry runs, predictions and explanations.
 
-What only the running scheduler knows is missing: how often jobs were overtaken, and what it has promised (`core/backfill.py`).
+Reservations are those of the scheduler's last pass. How often jobs were overtaken is known only for jobs with a reservation.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 from scheduler.client.overview import booked_by_others, ignored_users
-from scheduler.core.admission import LEAST_BASELINE_MIB, MOST_BASELINE, Admission
+from scheduler.core.admission import LEAST_BASELINE_MIB, MOST_BASELINE
 from scheduler.core.config import OPTIONS, Config
 from scheduler.core.decision_pass import DecisionPass
+from scheduler.core.frozen_admission import FrozenAdmission
 from scheduler.core.gpu import WHOLE, Gpu
-from scheduler.core.gpu_admission import GpuAdmission, Verdict
+from scheduler.core.gpu_admission import GpuAdmission, Thresholds, Verdict
+from scheduler.core.gpu_faults import GpuFault
 from scheduler.core.gpu_snapshot import GpuSnapshot
 from scheduler.core.job import Job
 from scheduler.core.observations import Now
@@ -25,6 +27,7 @@ from scheduler.core.policy import thresholds_of
 from scheduler.core.scheduler_state import SchedulerState
 from scheduler.store import jobs as rows
 from scheduler.store.paths import Places
+from scheduler.store.placement_facts import restore_placement_facts
 from scheduler.store.readings import LastReading, readings
 from scheduler.store.scheduler_state import book_active, read_state
 from scheduler.system.proc import boot_id
@@ -45,7 +48,7 @@ def stored_state(
     state.timers.clear()  # a dry run carries out no timers
     read = readings(connection) if alive else {}
     if read:
-        state.fleet.admission = _LastAdmission.of_last(gpus, read, config, now)
+        state.fleet.admission = last_admission(gpus, read, state.faults, config, now)
         state.watch_admission()
     others = booked_by_others(ignored_users(connection), gpus, places)
     state.fleet.set_outside(
@@ -69,7 +72,8 @@ def queue_waiting(connection: sqlite3.Connection, state: SchedulerState, now: No
     state.fetch = lambda job: known.get(job) or fetch(job)
     decision = DecisionPass(state, now, 0.5)
     for job in waiting:
-        decision.enqueue(job)
+        decision.enqueue(job, since=now.mono - max(0.0, now.wall - job.submitted_at))
+    restore_placement_facts(connection, state, now)
     return waiting
 
 
@@ -89,46 +93,53 @@ def missed(job: Job) -> str:
     return job.reason if job.reason_code == "missing" else ""
 
 
-class _LastAdmission(Admission):
-    """Admission that uses the stored GPU readings and the daemon's verdicts on these readings."""
+def last_admission(
+    gpus: Sequence[Gpu], read: Mapping[int, LastReading], faults: Mapping[str, GpuFault], config: Config, now: Now
+) -> FrozenAdmission:
+    """Return an admission with the stored readings of the GPUs, and the scheduler's verdicts on them.
 
-    @classmethod
-    def of_last(cls, gpus: Sequence[Gpu], read: Mapping[int, LastReading], config: Config, now: Now) -> _LastAdmission:
-        """Return an admission with a `GpuAdmission` for each GPU that has a stored reading.
+    GPUs without a stored reading are not blocked. ``faults``: UUID → errors that the GPU reported.
+    """
+    made = FrozenAdmission({}, thresholds_of(config), faults=faults)
+    for gpu in gpus:
+        if gpu.index in read:
+            made.cards[gpu.index] = _card_of(gpu, read[gpu.index], made.thresholds, now)
+    for index, card in made.cards.items():
+        bit = 1 << index
+        if card.verdict.code:
+            made.blocked_mask |= bit
+        if card.verdict.code in ("gone", "unhealthy", "drained"):
+            made.lasting_mask |= bit
+        if card.verdict.code == "gone" or card.gpu.uuid in faults:
+            made.sick_mask |= bit
+        if card.whole_blocked:
+            made.whole_blocked_mask |= bit
+        if card.overcommit:
+            made.tight_mask |= bit
+    return made
 
-        GPUs without a stored reading are not blocked.
-        """
-        made = cls({}, thresholds_of(config))
-        for gpu in gpus:
-            last = read.get(gpu.index)
-            if last is None:
-                continue
-            total, used = last.memory_total_mib, last.memory_used_mib
-            others = max(0, (used or 0) - last.own_mib)
-            # What is reserved contains the memory in use of the driver, a display and accepted processes.
-            kept = max(0, (last.reserved_mib or 0) - max(0, others - (last.foreign_mib or 0)))
-            seen = GpuSnapshot(
-                gpu.uuid, gpu.index, gpu.name, total, used, last.load, last.temperature_c, reserved_mib=kept
-            )
-            card = made.cards[gpu.index] = GpuAdmission(gpu, seen, now.mono, now.mono, own_mib=last.own_mib)
-            driver = min((total or 0) // 4, max(LEAST_BASELINE_MIB, int(MOST_BASELINE * (total or 0))))
-            if others <= driver and not last.reason:
-                card.baseline_mib = others
-            else:
-                card.foreign_mib = others
-            bit = 1 << gpu.index
-            if last.state:
-                card.verdict = Verdict(last.state.lower(), last.reason)
-                made.blocked_mask |= bit
-            elif last.reason:
-                card.whole_blocked, card.whole = True, Verdict("foreign", last.reason)
-                made.whole_blocked_mask |= bit
-                slack = made.thresholds.tolerance * (total or 0)
-                if not made.thresholds.by_memory and total and others > slack:
-                    card.overcommit, card.overcommit_mib = math.ceil(WHOLE * (others - slack) / total), others
-                    card.why_overcommit = card.whole
-                    made.tight_mask |= bit
-        return made
 
-    def judge(self, now: Now) -> None:
-        """Do nothing: the stored verdicts are final."""
+def _card_of(gpu: Gpu, last: LastReading, thresholds: Thresholds, now: Now) -> GpuAdmission:
+    """Return the state of a GPU from its stored reading."""
+    total, used = last.memory_total_mib, last.memory_used_mib
+    others = max(0, (used or 0) - last.own_mib)
+    # What is reserved contains the memory in use of the driver, a display and accepted processes.
+    kept = max(0, (last.reserved_mib or 0) - max(0, others - (last.foreign_mib or 0)))
+    seen = GpuSnapshot(gpu.uuid, gpu.index, gpu.name, total, used, last.load, last.temperature_c, reserved_mib=kept)
+    card = GpuAdmission(gpu, seen, now.mono, now.mono, own_mib=last.own_mib)
+    driver = min((total or 0) // 4, max(LEAST_BASELINE_MIB, int(MOST_BASELINE * (total or 0))))
+    if others <= driver and not last.reason:
+        card.baseline_mib = others
+    else:
+        card.foreign_mib = others
+    if last.state:
+        # A cluster reports drained nodes; on this machine, a GPU drains after the end of a job.
+        code = last.state.lower() if last.state != "DRAINING" else "drained" if gpu.node else "releasing"
+        card.verdict = Verdict(code, last.reason)
+    elif last.reason:
+        card.whole_blocked, card.whole = True, Verdict("foreign", last.reason)
+        slack = thresholds.tolerance * (total or 0)
+        if not thresholds.by_memory and total and others > slack:
+            card.overcommit, card.overcommit_mib = math.ceil(WHOLE * (others - slack) / total), others
+            card.why_overcommit = card.whole
+    return card

@@ -88,6 +88,11 @@ class Admission:
         made.judge(now)
         return made
 
+    @property
+    def frozen(self) -> bool:
+        """True if the verdicts are final (`core/frozen_admission.py`)."""
+        return False
+
     def ordinals(self) -> dict[int, int | str]:
         """Return index → the driver's name for the GPU (`driver_name`), only for GPUs whose index is not this name."""
         names = {i: driver_name(card.gpu, card.reading) for i, card in self.cards.items()}

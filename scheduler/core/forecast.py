@@ -84,7 +84,7 @@ class Forecast:
         self._state, self._now, self._most = state, now, most_starts
         self._seen: dict[int, _Seen] = {}
         self._expected: dict[int, Expected | None] = {}
-        self._running = {job.id for job in state.live.values() if job.state is not JobState.STARTING or job.began}
+        self._running: dict[int, tuple[int, ...]] = {}  # job → its GPUs
         self.scenarios = 0
 
     def simulate(self, scenarios: Iterable[Scenario] = SCENARIOS) -> None:
@@ -107,6 +107,7 @@ class Forecast:
             left = state.policy.kill_grace_s if job.state is JobState.STOPPING else max(0.0, run_s(job, ran) - ran)
             planned[job.id] = left
             simulation.end(job, left)
+            self._running[job.id] = job.gpus or state.released.get(job.id) or ()
         starts = 0
         for one in simulation.run():
             if one.what == "start":
@@ -132,11 +133,10 @@ class Forecast:
         """Return job → prediction, for the running jobs and the waiting jobs that start in a scenario."""
         found = {}
         for job_id, seen in self._seen.items():
-            runs = job_id in self._state.live
-            place = (
-                self._state.live[job_id].gpus if runs else min(seen.places, key=lambda gpus: (-seen.places[gpus], gpus))
-            )
-            start = None if runs else self._band(seen.starts)
+            start = None
+            place = self._running.get(job_id)
+            if place is None:
+                start, place = self._band(seen.starts), min(seen.places, key=lambda gpus: (-seen.places[gpus], gpus))
             found[job_id] = Prediction(job_id, start, self._band(seen.ends), place, self._expected.get(job_id))
         return found
 

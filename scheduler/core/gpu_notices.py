@@ -21,7 +21,7 @@ NO_NEW_JOB = "no new job starts there"
 def judge_gpus(decision: DecisionPass) -> None:
     """Judge all GPUs again at the time of the pass, and add a message for each verdict that has changed."""
     state, admission = decision.state, decision.state.fleet.admission
-    if not admission.cards:
+    if not admission.cards or admission.frozen:
         return
     admission.thresholds = state.policy.thresholds
     admission.judge(decision.now)

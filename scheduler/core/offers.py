@@ -14,7 +14,7 @@ from scheduler.core.decide import decide
 from scheduler.core.gpu import WHOLE, ResourceRequest, gpu_ids_text, ids_of, is_are, named_gpus
 from scheduler.core.job import Job, JobState
 from scheduler.core.model_table import ModelTable, model_in, need_of, words_of
-from scheduler.core.observations import Asked, Ended, Now, Observation
+from scheduler.core.observations import Asked, Ended, Now
 from scheduler.core.placement_class import PlacementClass, class_for, class_of
 from scheduler.core.requests import Cancel, Edit, First, PauseQueue, Release, Request, Resume
 from scheduler.core.rights import Caller
@@ -45,6 +45,11 @@ class Offer:
     payer: int
     lost: float = 0.0
 
+    @property
+    def parts(self) -> frozenset[str]:
+        """The single commands."""
+        return frozenset(self.command.split(" && "))
+
 
 def offers(state: SchedulerState, job: Job, now: Now, by: Caller | None = None, most: int = MOST_OFFERS) -> list[Offer]:
     """Return the best offers for a waiting job, those that cost others least first.
@@ -55,20 +60,23 @@ def offers(state: SchedulerState, job: Job, now: Now, by: Caller | None = None, 
     if job.state is not JobState.PENDING or not state.may_start:
         return found
     attempt = _Attempt(state, job, now, by)
+    if attempt.starts(()):  # it starts by itself
+        return found
     changes = (*_free_of_cost(state, job), *_of_this_job(state, job))
-    found += [offer for offer in changes if attempt.starts(offer.requests)]
     first = _first(job)
-    if not found and attempt.starts(first.requests):
-        found.append(first)
-    every = _joined(_all_free_of_cost(state, job))
-    if not found:  # jobs before it would take what becomes free, or several things keep it
-        both = [_joined([first, offer]) for offer in changes]
-        both += [every, _joined([first, every])] if every.requests else []
-        found += [offer for offer in both if attempt.starts(offer.requests)]
-    before = [(), (first,)] if found or not every.requests else [(), (first,), (every,), (first, every)]
+    obstacles = [
+        offer for offer in (_joined(_all_free_of_cost(state, job)), *_no_dependency(state, job)) if offer.requests
+    ]
+    # Several things may keep it, and jobs before it may take what becomes free: then one change is not enough.
+    together = [obstacles[:number] for number in range(1, len(obstacles) + 1)]
+    for offer in (*changes, first, *map(_joined, together), *(_joined([first, one]) for one in changes),
+                  *(_joined([first, *parts]) for parts in together)):  # fmt: skip
+        needless = any(known.parts <= offer.parts for known in found)
+        if not needless and attempt.starts(offer.requests):
+            found.append(offer)
+    before = [(), (first,)] if found else [(), (first,), *together, *((first, *parts) for parts in together)]
     found += _cancels(attempt, before)
-    different = {offer.command: offer for offer in found}.values()
-    return sorted(different, key=lambda offer: (offer.payer, offer.lost))[:most]
+    return sorted(found, key=lambda offer: (offer.payer, offer.lost))[:most]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +89,27 @@ class _Attempt:
     by: Caller | None
 
     def starts(self, requests: Iterable[Request]) -> bool:
-        """Return whether the job starts as soon as requests are carried out and the processes that they end are gone."""
+        """Return whether the job starts as soon as requests are carried out and the processes that they end are gone.
+
+        Jobs do not end at the same time: whichever of them ends first, no other waiting job may take its place.
+        """
         tried = copy_of(self.state)
+        decide(tried, [], self.now)
+        stopped: list[Job] = []
         for request in requests:
-            told: list[Observation] = [Asked(1, request, self.by)]
-            while told:
-                plan = decide(tried, told, self.now)
-                told = [Ended(stop.job.id, stop.job.attempt, None, 15, self.now.wall) for stop in plan.stops]
-        return self.job.id in tried.live
+            stopped += [stop.job for stop in decide(tried, [Asked(1, request, self.by)], self.now).stops]
+        if not stopped:
+            return self.job.id in tried.live
+        ends = [Ended(job.id, job.attempt, None, 15, self.now.wall) for job in stopped]
+        one_by_one = ([[end] for end in ends[at:] + ends[:at]] for at in range(len(ends)))
+        return all(self._starts_after(tried, passes) for passes in ([ends], *one_by_one))
+
+    def _starts_after(self, state: SchedulerState, passes: Iterable[list[Ended]]) -> bool:
+        """Return whether the job starts when jobs have ended. ``passes``: the ends that come together, in their order."""
+        state = copy_of(state)
+        for ends in passes:
+            decide(state, ends, self.now)
+        return self.job.id in state.live
 
 
 def _joined(parts: Sequence[Offer]) -> Offer:
@@ -123,13 +144,17 @@ def _resume(gpus: tuple[int, ...]) -> Offer:
     return Offer(f"gpujob resume {gpu_ids_text(gpus)}", cost, (Resume(gpus),), NOBODY)
 
 
-def _of_this_job(state: SchedulerState, job: Job) -> Iterator[Offer]:
-    fleet, need = state.fleet, job.need
+def _no_dependency(state: SchedulerState, job: Job) -> Iterator[Offer]:
     if state.parked.get(job.id) == "depends":
         changes = {name: () for name in ("after", "after_ok") if getattr(job.spec, name)}
         words = " ".join(f'--{name.replace("_", "-")} ""' for name in changes)
         cost = "it no longer waits for other jobs"
         yield Offer(f"gpujob edit {job.id} {words}", cost, (Edit((job.id,), changes),), THIS_JOB)
+
+
+def _of_this_job(state: SchedulerState, job: Job) -> Iterator[Offer]:
+    fleet, need = state.fleet, job.need
+    yield from _no_dependency(state, job)
     if need.by_name or not need.total or fleet.has_nodes:
         return
     kind = class_of(job)
@@ -143,7 +168,10 @@ def _of_this_job(state: SchedulerState, job: Job) -> Iterator[Offer]:
     for link in Link:
         if link > kind.link and fleet.find(replace(kind, link=link)) is not None:
             change, word = Edit((job.id,), {"link": link.word}), link.word or '""'
-            cost = f"its GPUs are joined by {link.in_words} instead of {kind.link.in_words}"
+            wanted = kind.link.in_words
+            cost = f"its GPUs need not be joined by {wanted}"
+            if link.word:
+                cost = f"its GPUs are joined by {link.in_words} instead of {wanted}"
             yield Offer(f"gpujob edit {job.id} --link {word}", cost, (change,), THIS_JOB)
             break
     for less in _smaller(need):
@@ -182,7 +210,7 @@ def _smaller(need: ResourceRequest) -> Iterator[ResourceRequest]:
 
 
 def _first(job: Job) -> Offer:
-    return Offer(f"gpujob first {job.id}", "jobs before it wait longer", (First((job.id,)),), LATER_JOBS)
+    return Offer(f"gpujob first {job.id}", "other waiting jobs may start later", (First((job.id,)),), LATER_JOBS)
 
 
 def _cancels(attempt: _Attempt, before: Sequence[Sequence[Offer]]) -> list[Offer]:

@@ -10,17 +10,15 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
-from scheduler.core.admission import Admission
 from scheduler.core.decide import MOST_STARTS_A_TURN, decide
 from scheduler.core.decision_pass import Plan
 from scheduler.core.engine_placement import EngineFleet
-from scheduler.core.gpu import WHOLE
-from scheduler.core.job import Job, Process
+from scheduler.core.frozen_admission import FrozenAdmission
+from scheduler.core.job import Job, JobState, Process
 from scheduler.core.observations import Arrived, Ended, EnginePlace, Now, Observation, Started
 from scheduler.core.pauses import Pauses
-from scheduler.core.placement import Fleet
+from scheduler.core.placement_class import class_of
 from scheduler.core.scheduler_state import SchedulerState
 
 Decide = Callable[[SchedulerState, Iterable[Observation], Now], Plan]
@@ -113,8 +111,7 @@ def copy_of(state: SchedulerState, most: int | None = None) -> SchedulerState:
 
     ``most``: of each placement class, only the first waiting jobs are copied, this many; None: all.
 
-    The readings are frozen: GPUs with foreign processes or a lasting problem stay blocked, and memory that is in use beyond
-    the bookings counts as booked by others. Bookings of other schedulers stay.
+    The readings are frozen (`core/frozen_admission.py`), and bookings of other schedulers stay.
     """
     copies: dict[int, Job] = {job_id: replace(job) for job_id, job in state.live.items()}
 
@@ -126,8 +123,10 @@ def copy_of(state: SchedulerState, most: int | None = None) -> SchedulerState:
             copies[job_id] = replace(found)
         return copies[job_id]
 
+    fleet = state.fleet.copy()
+    fleet.admission = FrozenAdmission.of_now(state.fleet.admission)
     made = SchedulerState(
-        _fleet_of(state.fleet),
+        fleet,
         fetch,
         replace(state.policy, release_ahead=0),
         state.missing,
@@ -146,28 +145,16 @@ def copy_of(state: SchedulerState, most: int | None = None) -> SchedulerState:
         unbooked=set(state.unbooked),
         released=dict(state.released),
         users=None if state.users is None else state.users.copy(),
+        faults=dict(state.faults),
     )
+    _queue_unplaced(made)
     return made
 
 
-def _fleet_of(fleet: Fleet) -> Fleet:
-    made = fleet.copy()
-    admission = fleet.admission
-    passing = {"stale", "releasing"}
-    outside = dict(fleet.outside)
-    for gpu, card in admission.cards.items():
-        if card.verdict.code in passing:
-            continue
-        parts, mib, why = outside.get(gpu, (0, 0, ""))
-        if card.overcommit or card.foreign_mib:
-            more = max(0, min(WHOLE - parts, card.overcommit))
-            outside[gpu] = (parts + more, mib + card.foreign_mib + (card.baseline_mib or 0), why)
-    blocked = sum(1 << gpu for gpu, card in admission.cards.items() if card.verdict.code not in {"", *passing})
-    frozen: dict[str, Any] = {
-        "blocked_mask": blocked,
-        "lasting_mask": admission.lasting_mask,
-        "whole_blocked_mask": admission.whole_blocked_mask,
-    }
-    made.admission = Admission(thresholds=replace(admission.thresholds, by_memory=False), **frozen)
-    made.set_outside(outside)
-    return made
+def _queue_unplaced(state: SchedulerState) -> None:
+    """Queue the jobs that an engine has, but for which no GPU is booked: they wait, as jobs of the queue do."""
+    for job_id in [one for one, gpus in state.released.items() if gpus is None]:
+        job = state.live.pop(job_id)
+        del state.released[job_id]
+        job.state = JobState.PENDING
+        state.queue.push(job_id, class_of(job), state.policy.order.key(job.priority, job.order, job.submitted_at, None))

@@ -15,6 +15,7 @@ from scheduler.core.scheduler_state import SchedulerState
 from scheduler.daemon.state_file import Edit, StateFile
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
+from scheduler.store.placement_facts import placement_facts, save_placement_facts
 
 COUNT_S = 1.0  # between two counts of waiting jobs by reason; each changed count costs a transaction
 COUNTING_SHARE = 0.01  # share of the time that counting may take
@@ -82,6 +83,7 @@ class StateWriter:
     look_due: float = 0.0
     told_reasons: dict[str, object] = field(default_factory=dict)
     told_blocked: dict[str, int] = field(default_factory=dict)
+    told_facts: str = ""
     count_due: float = 0.0
     count_owed: bool = False  # a count was postponed
     trouble: str = ""
@@ -126,13 +128,15 @@ class StateWriter:
         """Write the state file, and store the reasons why jobs wait. Raises sqlite3.Error, StoreTrouble."""
         self.dirty, self.painted_at = False, now.mono
         reasons = state.class_reasons()
-        blocked = self._blocked(state, reasons, now)
-        if reasons != self.told_reasons or blocked != self.told_blocked or not self.noted:
+        blocked, facts = self._blocked(state, reasons, now), placement_facts(state, now)
+        told = self.told_reasons, self.told_blocked, self.told_facts
+        if (reasons, blocked, facts) != told or not self.noted:
             with self.db.writing(sync=False) as connection:
                 rows.save_class_reasons(connection, reasons)
+                save_placement_facts(connection, facts)
                 rows.set_meta(connection, rows.BLOCKED, json.dumps(blocked))
                 rows.set_meta(connection, "painted", "1")  # a missing file then counts as deleted
-            self.told_reasons, self.told_blocked, self.noted = dict(reasons), blocked, True
+            self.told_reasons, self.told_blocked, self.told_facts, self.noted = dict(reasons), blocked, facts, True
         try:
             done = self.file.paint(picture(state, rows.counts(self.db.connection), now.wall), now.mono)
         except OSError as error:

@@ -104,3 +104,39 @@ def test_without_a_scheduler_nothing_is_predicted(scheduler):
     assert "no scheduler is running, so nothing can be predicted" in found.stderr and "█" not in found.stdout
     assert "expected start" not in s.cli("why", "3").stdout and s.status()["expected"] == []
     assert "no scheduler is running" in s.cli("submit", "--dry-run", "--", "true").stdout
+
+
+def test_what_only_the_scheduler_knows_counts_in_predictions_and_offers(scheduler):
+    """A GPU that is kept free, and a reservation, keep a job waiting: no start is predicted, and no offer ignores them."""
+    s = scheduler(gpus=2, keep_free=1)
+    s.hold("a")
+    s.append(s.line("a", more=";gpus=1;time=1h"))
+    s.start()
+    s.wait_state(1, "running")
+    s.append(s.line("b", more=";gpus=1;time=1h"))
+    wait_for(lambda: s.states().get(2) == "pending" and s.job(2)["reason_code"] == "keep-free", "it waits")
+    found = {one["id"]: one for one in s.status()["expected"]}
+    assert found[2]["start"] >= found[1]["end"]
+    told = s.cli("why", "2").stdout
+    assert "expected start: now" not in told and "--gpus" not in told and "    gpujob cancel 1   # " in told
+    assert s.cli("submit", "--dry-run", "--gpus", "1", "--", "true").stdout.startswith(
+        "the job would wait (keep-free): "
+    )
+
+
+def test_a_reservation_of_the_scheduler_counts_in_predictions_and_offers(scheduler):
+    s = scheduler(gpus=2, max_overtakes=1, backfill=False)
+    s.hold("a")
+    s.append(s.line("a", more=";gpus=1;time=1h"))
+    s.start()
+    s.wait_state(1, "running")
+    s.append(s.line("wide", more=";gpus=2;time=1h"))
+    wait_for(lambda: s.states().get(2) == "pending", "the wide job waits")
+    s.append(s.line("b", more=";gpus=1;time=1h"), s.line("c", more=";gpus=1;time=1h"))
+    wait_for(lambda: s.states().get(4) == "pending" and s.job(4)["reason_code"] == "reserved", "it waits", 60)
+    found = {one["id"]: one for one in s.status()["expected"]}
+    assert found[2]["start"] >= found[1]["end"] and found[4]["start"] >= found[2]["end"]
+    commands = [
+        one["command"] for one in json.loads(s.cli("why", "4", "--json").stdout)["jobs"][0]["explanation"]["offers"]
+    ]
+    assert commands[0] == "gpujob first 4" and not any(command.startswith("gpujob edit") for command in commands)
