@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -70,6 +71,8 @@ def queue_waiting(connection: sqlite3.Connection, state: SchedulerState, now: No
     waiting = list(rows.first_pending(connection, MOST_WAITING))
     known, fetch = {job.id: job for job in waiting}, state.fetch
     state.fetch = lambda job: known.get(job) or fetch(job)
+    missing, lacks = state.missing, {job.id: state.missing(job) for job in waiting}  # as they are before any change
+    state.missing = lambda job: lacks.get(job.id) or missing(job)
     decision = DecisionPass(state, now, 0.5)
     for job in waiting:
         decision.enqueue(job, since=now.mono - max(0.0, now.wall - job.submitted_at))
@@ -89,8 +92,15 @@ def _settled(value: Any) -> Any:
 
 
 def missed(job: Job) -> str:
-    """Return the stored sentence about the file or folder that a waiting job lacks; empty if it lacks none."""
-    return job.reason if job.reason_code == "missing" else ""
+    """Return a sentence about the file or folder that a waiting job lacks; empty if it lacks none.
+
+    The scheduler has stored it. Only for a job that it does not look at, because the job is held, is its script looked for here.
+    """
+    if job.reason_code == "missing":
+        return job.reason
+    if job.held and job.spec.uid is None and job.spec.script and not os.path.exists(job.spec.script):
+        return f"no such file {job.spec.script}; the job waits until it exists"
+    return ""
 
 
 def last_admission(

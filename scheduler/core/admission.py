@@ -24,9 +24,11 @@ from scheduler.core.tenants import (
     growth_after,
     is_settled,
     outgrown,
+    overcommit,
     promised,
     room_beside_requests,
     room_of_shares,
+    use_beyond,
     user_key,
 )
 from scheduler.core.units import mib_text
@@ -197,13 +199,11 @@ class Admission:
         card.settled = frozenset(t.key for t in tenants if is_settled(t, card.growth[t.key], settle_s, now))
         shares = () if self.thresholds.by_memory else tenants  # jobs that book memory have no share to exceed
         over = {t: own[t.key] for t in shares if outgrown(t, own.get(t.key, 0.0), capacity)}
-        beyond = sum(used_by - promised(t, capacity) for t, used_by in over.items())
+        beyond = use_beyond(shares, own, capacity)
         card.own = own
         card.own_mib, card.foreign_mib = int(sum(own.values())), foreign
-        overcommit = 0.0 if self.thresholds.by_memory else foreign + beyond
-        card.overcommit_mib = int(overcommit)
-        slack = self.thresholds.tolerance * capacity
-        card.overcommit = math.ceil(WHOLE * max(0.0, overcommit - slack) / capacity)
+        more = 0.0 if self.thresholds.by_memory else foreign + beyond
+        card.overcommit_mib, card.overcommit = int(more), overcommit(more, capacity, self.thresholds.tolerance)
         card.why_overcommit = NOTHING_FORBIDDEN
         if over and beyond >= foreign:
             worst = max(over, key=lambda t: over[t])

@@ -106,13 +106,15 @@ class ExpectedEnds:
         return Use(job.id, kind.need.parts, kind.vram_mib, in_s, expected, ran)
 
     def opening(self, kind: PlacementClass, reserved: int = 0) -> Opening | None:
-        """Return where a job of ``kind`` can start first; None if too little is known.
+        """Return where a job of ``kind`` can start first; None if too little is known, or if it waits for no job's end.
 
         ``reserved``: mask of GPUs that are reserved for other jobs.
         """
         fleet = self._state.fleet
         kind = fleet.granted(kind)
         usable = fleet.could_use(kind) & ~mask_of(fleet.claims) & ~self._closed_mask & ~reserved
+        if kind.need.parts == WHOLE:
+            usable &= ~fleet.admission.whole_blocked_mask
         best: Opening | None = None
         for mask in fleet.groups(kind):
             here = sorted(self._free(gpu, kind.need.parts, kind.vram_mib) for gpu in ids_of(usable & mask))
@@ -122,7 +124,7 @@ class ExpectedEnds:
             if best is None or here[-1][0] < best.in_s:
                 uses = {use.job: use for in_s, gpu in here for use in self._until(gpu, in_s)}
                 best = Opening(mask_of(gpu for _, gpu in here), here[-1][0], tuple(uses.values()))
-        return best
+        return best if best is not None and best.waits_for else None
 
     def _free(self, gpu: int, parts: int, mib: int) -> tuple[float, int]:
         """Return in how many seconds a GPU has this much free, by the medians, and the GPU; infinite if never."""

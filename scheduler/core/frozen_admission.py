@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from scheduler.core.admission import Admission
 from scheduler.core.observations import Now, Readings
-from scheduler.core.tenants import promised
+from scheduler.core.tenants import overcommit, promised, use_beyond
 
 BRIEF = "releasing"  # this verdict ends by itself within seconds: a simulation does not count it
 
 
 class FrozenAdmission(Admission):
-    """An admission whose verdicts are final. It shares the `GpuAdmission` of each GPU with the original, and changes none.
+    """An admission whose verdicts are final. It changes no `GpuAdmission` of the original.
 
     What jobs and foreign processes use stays as it was read; what a job uses is free when the job has ended.
     """
@@ -21,7 +21,8 @@ class FrozenAdmission(Admission):
     @classmethod
     def of_now(cls, admission: Admission) -> FrozenAdmission:
         """Return the readings of an admission as they are now."""
-        made = cls(admission.cards, replace(admission.thresholds), faults=admission.faults)
+        cards = {gpu: replace(card) if card.overcommit else card for gpu, card in admission.cards.items()}
+        made = cls(cards, replace(admission.thresholds), faults=admission.faults)
         brief = sum(1 << gpu for gpu, card in admission.cards.items() if card.verdict.code == BRIEF)
         made.blocked_mask = admission.blocked_mask & ~brief
         made.lasting_mask, made.sick_mask = admission.lasting_mask, admission.sick_mask
@@ -44,7 +45,14 @@ class FrozenAdmission(Admission):
         return True
 
     def left(self, gpus: Iterable[int], now: Now) -> bool:
-        """Return False: a GPU is not read after a job has left it."""
+        """Return False: a GPU is not read after a job has left it. What the job used beyond its share is free then."""
+        for gpu in gpus:
+            card = self.cards.get(gpu)
+            if card is not None and card.overcommit:
+                capacity = float(card.capacity_mib)
+                more = card.foreign_mib + use_beyond(self.tenants(gpu), card.own, capacity)
+                card.overcommit_mib = int(more)
+                card.overcommit = overcommit(more, capacity, self.thresholds.tolerance)
         return False
 
     def accept(self, gpus: Iterable[int], now: Now) -> None:

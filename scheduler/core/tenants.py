@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,6 +48,17 @@ def promised(tenant: Tenant, capacity: float) -> float:
 def outgrown(tenant: Tenant, own: float, capacity: float) -> bool:
     """Return whether a tenant uses so much more than its share that the excess counts. ``own``: the memory in use."""
     return own > OUTGROWN * promised(tenant, capacity)
+
+
+def use_beyond(tenants: Sequence[Tenant], own: Mapping[str, float], capacity: float) -> float:
+    """Return the memory that tenants use beyond their shares, of those that have outgrown them."""
+    used = ((tenant, own.get(tenant.key, 0.0)) for tenant in tenants)
+    return sum(mib - promised(tenant, capacity) for tenant, mib in used if outgrown(tenant, mib, capacity))
+
+
+def overcommit(mib: float, capacity: float, tolerance: float) -> int:
+    """Return memory that is in use beyond the shares as thousandths of a GPU, without the tolerance (0 to 1)."""
+    return math.ceil(WHOLE * max(0.0, mib - tolerance * capacity) / capacity)
 
 
 def room_of_shares(tenants: Sequence[Tenant], own: Mapping[str, float], capacity: float) -> float:

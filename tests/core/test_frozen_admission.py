@@ -101,3 +101,16 @@ def test_a_job_in_the_queue_of_an_engine_waits_in_predictions_too() -> None:
     assert [found[job].start is None for job in (1, 2, 3, 4, 5)] == [True, True, False, False, False]
     third, fifth = found[3].start, found[5].start
     assert third is not None and fifth is not None and 0 < third.middle < fifth.middle
+
+
+def test_nothing_is_reserved_for_a_job_that_waits_for_no_other_job() -> None:
+    """Foreign processes keep the first job from the GPU; it would be in the way of the second job for ever."""
+    play = read_play(1)
+    used = card(0, 4000, processes=(GpuProcess(4711, 4000, started_at=play.wall),))
+    for _ in range(3):
+        read(play, used)
+    play.arrive(a_job(1))
+    read(play, used)
+    assert play.reason(1) == "foreign"
+    play.arrive(a_job(2, "0.5"))
+    assert play.state(2) is JobState.STARTING and not play.scheduler.fleet.reserved

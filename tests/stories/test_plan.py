@@ -119,9 +119,7 @@ def test_what_only_the_scheduler_knows_counts_in_predictions_and_offers(schedule
     assert found[2]["start"] >= found[1]["end"]
     told = s.cli("why", "2").stdout
     assert "expected start: now" not in told and "--gpus" not in told and "    gpujob cancel 1   # " in told
-    assert s.cli("submit", "--dry-run", "--gpus", "1", "--", "true").stdout.startswith(
-        "the job would wait (keep-free): "
-    )
+    assert s.cli("submit", "--dry-run", "--gpus", "1", "--", "true").stdout.startswith("the job would wait (behind): ")
 
 
 def test_a_reservation_of_the_scheduler_counts_in_predictions_and_offers(scheduler):
@@ -140,3 +138,32 @@ def test_a_reservation_of_the_scheduler_counts_in_predictions_and_offers(schedul
         one["command"] for one in json.loads(s.cli("why", "4", "--json").stdout)["jobs"][0]["explanation"]["offers"]
     ]
     assert commands[0] == "gpujob first 4" and not any(command.startswith("gpujob edit") for command in commands)
+
+
+def test_no_offer_ignores_that_a_held_job_lacks_its_script(scheduler):
+    s = scheduler(gpus=1)
+    s.hold("a")
+    s.append(s.line("a", more=";gpus=1"), "0,nothere.py,,;label=miss")
+    s.start()
+    s.wait_state(1, "running")
+    wait_for(lambda: s.states().get(2) == "pending" and s.job(2)["reason_code"] == "missing", "it misses its script")
+    s.cli("hold", "2")
+    assert "it would start now" not in s.cli("why", "2").stdout
+
+
+def test_no_offer_is_made_by_which_a_smaller_job_would_take_the_place(scheduler):
+    """Jobs do not end at the same time: the first GPU that is free would go to the small job."""
+    s = scheduler(gpus=2)
+    s.hold("a")
+    s.hold("b")
+    s.append(s.line("a", more=";gpus=1"), s.line("b", more=";gpus=1"))
+    s.start()
+    s.wait_state(2, "running")
+    s.wait_state(1, "running")
+    s.append(s.line("wide", more=";gpus=2"), s.line("small", more=";gpus=1"))
+    wait_for(lambda: s.states().get(4) == "pending" and s.job(4)["reason_code"] == "no-room", "they wait")
+    offers = json.loads(s.cli("why", "3", "--json").stdout)["jobs"][0]["explanation"]["offers"]
+    assert not any("gpujob cancel 1 2" in offer["command"] for offer in offers), offers
+    s.cli("cancel", "4")
+    offers = json.loads(s.cli("why", "3", "--json").stdout)["jobs"][0]["explanation"]["offers"]
+    assert [offer["command"] for offer in offers][-1] == "gpujob cancel 1 2"

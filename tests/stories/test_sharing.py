@@ -149,6 +149,10 @@ def test_memory_that_a_job_uses_beyond_its_share_blocks_other_jobs(machine):
         r"the rest of the GPU is smaller than the share that the waiting job needs",
         reason,
     ), reason
+    told = m.s.cli("why", "2").stdout  # what the job really uses counts there, too
+    assert "expected start: now" not in told and "gpujob edit 2 --gpus 0.45" not in told, told
+    assert "    gpujob cancel 1   # " in told, told
+    assert m.s.cli("submit", "--dry-run", "--gpus", "0.5", "--", "true").stdout.startswith("the job would wait (")
     m.running("small")
     m.still_waits(2, 3)
     m.unuse("GPU-a", m.running("greedy"))
