@@ -181,7 +181,11 @@ def submit(
     mask = os.umask(0)
     os.umask(mask)
     texts = {name: ("yes" if value else "") if isinstance(value, bool) else value for name, value in options.items()}
-    if info_command and not texts.get("info"):
+    if dry_run and (wait or foreground):
+        raise UsageError(
+            "--dry-run submits nothing that could be waited for", do="leave out --wait and -f, or --dry-run"
+        )
+    if info_command and not texts.get("info") and not dry_run:
         texts["info"] = output_of_shell(info_command)
     given = Submission(
         command=command, folder=os.getcwd(), environ=os.environ, options=texts, env=env, umask=mask, limits=limits_here()

@@ -5,18 +5,19 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from scheduler.client.client import SchedulerClient
 from scheduler.client.locate import client_of, state_file_for
+from scheduler.client.outlook import Explanation
 from scheduler.core.errors import Refused, UsageError
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import JobSpec, JobState
 from scheduler.core.model_table import ModelTable
-from scheduler.core.units import span_text
 from scheduler.system.terminal_text import safe
 from scheduler.views import render, terminal
 from scheduler.views.plan_timeline import plan_lines, plan_svg
-from scheduler.views.predictions import at_text, band_text, plan_json
+from scheduler.views.predictions import explanation_lines, plan_json
 
 
 def plan(*, json: bool = False, svg: bool = False, state_file: str | None = None, config: str | None = None) -> int:
@@ -50,23 +51,22 @@ def dry_run(client: SchedulerClient, spec: JobSpec, environment: Mapping[str, st
     Raises Refused if the job could never start.
     """
     found = client.preview(spec, environment, table)
-    if found.would == "never":
-        raise Refused(found.reason, do="request less, or allow other GPUs")
     now = time.time()
-    if found.would == "start":
+    if found.would == "never" and found.reason_code == "depends":
+        lines = [f"the job would be skipped: {found.reason}"]
+    elif found.would == "never":
+        raise Refused(found.reason, do="request less, or allow other GPUs")
+    elif found.would == "start":
         where = f" on GPU {gpu_ids_text(found.gpus)}" if found.gpus else ""
         lines = [f"the job would start now{where}"]
     else:
         lines = [f"the job would wait ({found.reason_code}): {found.reason}"]
-    expected = found.expected
-    if expected is not None:
-        if expected.start is not None and found.would == "wait" and at_text(expected.start, now) != "now":
-            where = f" on GPU {gpu_ids_text(expected.gpus)}" if expected.gpus else ""
-            lines.append(f"expected start: {band_text(expected.start, now)}{where}")
-        if expected.end is not None:
-            lines.append(f"expected end: {band_text(expected.end, now)}")
-        if expected.run_s is not None:
-            lines.append(f"expected run time: {span_text(expected.run_s)} ({expected.source})")
-    lines += found.notes
     print("\n".join(piece for line in lines for piece in terminal.folded(safe(line), 2)))
+    explained = found.explanation
+    if explained is not None and found.would == "start":  # nothing keeps it
+        explained = Explanation(expected=explained.expected and replace(explained.expected, start=None))
+    more = [] if explained is None else explanation_lines(explained, now)
+    more += [piece for note in found.notes for piece in terminal.folded(f"  {safe(note)}", 4)]
+    if more:
+        print("\n".join(more))
     return 0

@@ -299,7 +299,7 @@ class SchedulerClient:
         if not self.alive():
             return Outlook(time.time())
         with self._reading() as connection:
-            return Predictor(connection, self.places, alive=True, users=self._users(connection)).outlook(budget_s)
+            return Predictor(connection, self.places, self._users(connection)).outlook(budget_s)
 
     def explain(self, job_id: int, by: Caller | None = None) -> Explanation:
         """Return why a waiting job does not start: what holds its GPUs, its place, its expected start, and what would start it.
@@ -312,8 +312,7 @@ class SchedulerClient:
         if not self.alive() or job.state is not JobState.PENDING:
             return Explanation()
         with self._reading() as connection:
-            predictor = Predictor(connection, self.places, alive=True, users=self._users(connection))
-            return predictor.explanation(job, by)
+            return Predictor(connection, self.places, self._users(connection)).explanation(job, OUTLOOK_S, by)
 
     def preview(self, spec: JobSpec, environment: Mapping[str, str], table: ModelTable) -> Preview:
         """Return what the scheduler would do with a job now (`client/dry_run.py`). Writes nothing."""

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scheduler.client.admission_checks import check_parents
-from scheduler.client.outlook import BUDGET_S, Expectation, expectation_of
+from scheduler.client.outlook import Expectation, Explanation, explanation_of
 from scheduler.client.stored_state import as_running, missed, queue_waiting, stored_state
 from scheduler.core.config import Config
 from scheduler.core.decide import decide
 from scheduler.core.decision_pass import DecisionPass, Plan
-from scheduler.core.forecast import SCENARIOS, Forecast
 from scheduler.core.gpu import WHOLE, decimal_text
 from scheduler.core.job import Job, JobSpec, JobState, Reason
 from scheduler.core.launch import filled
 from scheduler.core.model_table import ModelTable, booking_memory, need_of
 from scheduler.core.observations import Now
+from scheduler.core.offered_requests import CANCEL, QUEUE_RESUME, RESUME
 from scheduler.core.placement_class import class_of, reason_with_place
 from scheduler.core.scheduler_state import SchedulerState
 from scheduler.core.secrets import without_secrets, words_without_secrets
 from scheduler.core.users import Users
+from scheduler.environments.discovery import program_in
 from scheduler.environments.resolve import Environments, Missing
 from scheduler.store import jobs as rows
 from scheduler.store.database import NothingYet, open_for_reading, trouble
 from scheduler.store.paths import Places
+
+BUDGET_S = 1.0  # for the prediction
+ABOUT_OTHERS = frozenset({CANCEL, RESUME, QUEUE_RESUME})  # verbs that do not name the job that is to start
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,8 @@ class Preview:
 
     ``would``: ``start``, ``wait`` or ``never``. ``gpus``: the GPUs on which the job would start. ``reason_code`` and
     ``reason``: why the job would not start. ``need``: the job's need in GPUs, e.g. 0.5. ``command``: the words to run.
-    ``notes``: remarks about the need. ``expected``: when the job is expected to start and end; None: not known.
+    ``notes``: remarks about the job. ``explanation``: what would keep it, and when it is expected to start and end; None without a
+    scheduler.
     """
 
     would: str
@@ -45,7 +51,12 @@ class Preview:
     need: float | None = None
     command: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    expected: Expectation | None = None
+    explanation: Explanation | None = None
+
+    @property
+    def expected(self) -> Expectation | None:
+        """When the job is expected to start and end; None if this is not known."""
+        return None if self.explanation is None else self.explanation.expected
 
 
 def no_users(connection: sqlite3.Connection) -> Users | None:
@@ -127,25 +138,36 @@ def _decided(
     arrival.enqueue(job)
     if job.state is JobState.SKIPPED:
         return _told("never", job, Reason("depends", _why_skipped(arrival.plan, number)))
-    expected = _expected(state, job, now) if alive else None
+    explained = explanation_of(state, now, job, BUDGET_S) if alive else None
     decide(state, [], now)
     told = _decision(state, job, waiting, alive)
-    return replace(told, expected=expected)
+    if files:
+        told = replace(told, notes=(*told.notes, *_doubts(spec, environment)))
+    return replace(told, explanation=None if explained is None else _for_a_new_job(explained))
 
 
-def _expected(state: SchedulerState, job: Job, now: Now) -> Expectation | None:
-    """Return when a job is expected to start and end; None if nothing is known."""
-    forecast = Forecast(state, now)
-    until = time.monotonic() + BUDGET_S
-    for scenario in SCENARIOS:
-        forecast.simulate([scenario])
-        if time.monotonic() > until:
-            break
-    found = forecast.predictions().get(job.id)
-    if found is not None:
-        return expectation_of(found, now)
-    run = state.estimates.expected(job.spec, job.need)
-    return None if run is None else Expectation(job.id, run_s=run.seconds, source=run.source)
+def _for_a_new_job(explained: Explanation) -> Explanation:
+    """Return an explanation without the offers that name the job, which does not exist yet."""
+    possible = tuple(one for one in explained.offers if {part.verb for part in one.requests} <= ABOUT_OTHERS)
+    return replace(explained, offers=possible)
+
+
+def _doubts(spec: JobSpec, environment: Mapping[str, str]) -> list[str]:
+    """Return why the command would fail immediately, as a list; empty if no reason is found.
+
+    Checks that the program exists and is executable. Scripts, and commands in a conda environment, are not checked.
+    """
+    if spec.is_script or spec.conda_env or not spec.arguments:
+        return []
+    name = spec.arguments[0]
+    if "/" not in name:
+        found = program_in(environment.get("PATH", os.defpath), name)
+        return [] if found else [f"the command would fail immediately: program {name} not found in PATH"]
+    path = os.path.join(spec.cwd, name)
+    if os.path.isfile(path) and os.access(path, os.X_OK):
+        return []
+    what = "is not executable" if os.path.exists(path) else "does not exist"
+    return [f"the command would fail immediately: {name} {what}"]
 
 
 def _decision(state: SchedulerState, job: Job, waiting: Sequence[Job], alive: bool) -> Preview:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scheduler.client.stored_state import as_running, queue_waiting, stored_state
 from scheduler.core.config import Config
-from scheduler.core.forecast import MOST_STARTS, SCENARIOS, Band, Forecast, Prediction
-from scheduler.core.gpu import WHOLE, ids_of
-from scheduler.core.job import Job, JobState
+from scheduler.core.forecast import SCENARIOS, Band, Forecast, Prediction
+from scheduler.core.gpu import WHOLE, decimal_text, ids_of
+from scheduler.core.job import Job
 from scheduler.core.observations import Now
 from scheduler.core.offered_requests import OfferedRequest, offered
 from scheduler.core.offers import offers
@@ -24,7 +24,6 @@ from scheduler.core.scheduler_state import SchedulerState
 from scheduler.core.users import Users
 from scheduler.store.paths import Places
 
-BUDGET_S = 1.0  # for all scenarios; of a long queue, fewer are simulated
 LEAST_SCENARIOS = 3
 MOST_HOLDERS = 8  # GPUs that an explanation names
 
@@ -63,12 +62,16 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The jobs on a GPU, the share (0 to 1) that they hold together, and when all of them are expected to have ended."""
+    """The jobs on a GPU, the share (0 to 1) that they hold together, and when all of them are expected to have ended.
+
+    ``others``: what else holds a part of it, as sentences: leftover processes, and bookings of other schedulers.
+    """
 
     gpu: int
     jobs: tuple[int, ...]
     share: float
     until: float | None
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +88,10 @@ class OfferedCommand:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a waiting job does not start. ``place``: in the queue, from 1; None: it waits outside of the queue.
+    """Why a waiting job does not start.
 
-    ``waiting``: number of jobs in the queue.
+    ``place``: in the queue (of its user, if there are several), from 1; None: the job waits for something else than room, or
+    behind the first `MOST_WAITING` jobs, of which alone the place is known. ``waiting``: number of jobs in this queue.
     """
 
     place: int | None = None
@@ -98,70 +102,81 @@ class Explanation:
 
 
 class Predictor:
-    """The state of a scheduler as its store has it, and the predictions from it.
+    """The state of a running scheduler as its store has it, and what is predicted from it.
 
     ``users``: in a scheduler of several users, whose turn it is. Raises sqlite3.Error.
     """
 
-    def __init__(
-        self, connection: sqlite3.Connection, places: Places, *, alive: bool, users: Users | None = None
-    ) -> None:
+    def __init__(self, connection: sqlite3.Connection, places: Places, users: Users | None = None) -> None:
         self.now = Now(time.time(), time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))
-        config = as_running(connection, Config(), alive)
-        self.state = stored_state(connection, places, config, self.now, alive=alive)
+        config = as_running(connection, Config(), True)
+        self.state = stored_state(connection, places, config, self.now, alive=True)
         self.state.users = users
         queue_waiting(connection, self.state, self.now)
-        self._predictions: dict[int, Prediction] | None = None
 
-    def predictions(self, budget_s: float = BUDGET_S) -> dict[int, Prediction]:
-        """Return job → prediction. ``budget_s``: time after which no further scenario is simulated."""
-        if self._predictions is None:
-            until = time.monotonic() + budget_s
-            forecast = Forecast(self.state, self.now, MOST_STARTS)
-            for scenario in SCENARIOS:
-                forecast.simulate([scenario])
-                if forecast.scenarios >= LEAST_SCENARIOS and time.monotonic() > until:
-                    break
-            self._predictions = forecast.predictions()
-        return self._predictions
-
-    def outlook(self, budget_s: float = BUDGET_S) -> Outlook:
+    def outlook(self, budget_s: float) -> Outlook:
         """Return the predictions for all jobs that have one."""
-        found = {job: expectation_of(one, self.now) for job, one in self.predictions(budget_s).items()}
+        predictions = predicted(self.state, self.now, budget_s)
+        found = {job: expectation_of(one, self.now) for job, one in predictions.items()}
         return Outlook(self.now.wall, {job: one for job, one in found.items() if one.start or one.end or one.run_s})
 
-    def explanation(self, job: Job, by: Caller | None = None) -> Explanation:
+    def explanation(self, job: Job, budget_s: float, by: Caller | None = None) -> Explanation:
         """Return why a waiting job does not start. ``by``: who asks; offers that this user may not carry out are left out."""
-        queue, found = self.state.queue, self.predictions().get(job.id)
-        place = queue.place_of(job.id) if job.id in queue else None
-        expected = expectation_of(found, self.now) if found is not None else None
-        if expected is None:
-            run = self.state.estimates.expected(job.spec, job.need)
-            expected = None if run is None else Expectation(job.id, run_s=run.seconds, source=run.source)
-        commands = [
-            OfferedCommand(one.command, one.cost, tuple(map(offered, one.requests)))
-            for one in offers(self.state, job, self.now, by)
+        return explanation_of(self.state, self.now, job, budget_s, by)
+
+
+def predicted(state: SchedulerState, now: Now, budget_s: float) -> dict[int, Prediction]:
+    """Return job → prediction. ``budget_s``: time after which no further scenario is simulated."""
+    until = time.monotonic() + budget_s
+    forecast = Forecast(state, now)
+    for scenario in SCENARIOS:
+        forecast.simulate([scenario])
+        if forecast.scenarios >= LEAST_SCENARIOS and time.monotonic() > until:
+            break
+    return forecast.predictions()
+
+
+def explanation_of(state: SchedulerState, now: Now, job: Job, budget_s: float, by: Caller | None = None) -> Explanation:
+    """Return why a job does not start that waits in ``state``."""
+    predictions = predicted(state, now, budget_s)
+    found = predictions.get(job.id)
+    expected = expectation_of(found, now) if found is not None else None
+    if expected is None:
+        run = state.estimates.expected(job.spec, job.need)
+        expected = None if run is None else Expectation(job.id, run_s=run.seconds, source=run.source)
+    commands = [
+        OfferedCommand(one.command, one.cost, tuple(map(offered, one.requests))) for one in offers(state, job, now, by)
+    ]
+    in_queue = job.id in state.queue
+    place = state.queue.place_of(job.id) if in_queue else None
+    waiting = sum(number for kind, number in state.queue.sizes().items() if kind.user == job.spec.user)
+    holders = _holders(state, now, job, predictions) if in_queue else []
+    return Explanation(place, waiting, tuple(holders), expected, tuple(commands))
+
+
+def _holders(state: SchedulerState, now: Now, job: Job, predictions: Mapping[int, Prediction]) -> list[Holder]:
+    """Return what holds the GPUs that a waiting job may use, those that are free first."""
+    found = []
+    for gpu in ids_of(state.fleet.devices(class_of(job))) if job.need.total else ():
+        jobs = sorted((one for one in state.live.values() if gpu in one.gpus and not one.need.by_name), key=_id)
+        ends = [predictions[one.id].end if one.id in predictions else None for one in jobs]
+        known = [now.wall + end.middle for end in ends if end is not None]
+        others = [
+            f"leftover processes of job {held.job} hold {decimal_text(held.need.parts)} of GPU {gpu}"
+            for held in state.holdings.values()
+            if gpu in held.gpus
         ]
-        return Explanation(place, len(queue), tuple(self._holders(job)), expected, tuple(commands))
+        others += [state.fleet.outside[gpu][2]] if gpu in state.fleet.outside else []
+        if jobs or others:
+            parts = sum(one.need.parts for one in jobs)
+            until = max(known) if known and len(known) == len(jobs) else None
+            found.append(Holder(gpu, tuple(one.id for one in jobs), parts / WHOLE, until, tuple(others)))
+    found.sort(key=lambda one: (one.until is None, one.until or 0.0, one.gpu))
+    return found[:MOST_HOLDERS]
 
-    def _holders(self, job: Job) -> list[Holder]:
-        """Return what holds the GPUs that a waiting job may use, those that are free first."""
-        if not job.need.total or job.id not in self.state.queue:
-            return []
-        found = []
-        for gpu in ids_of(self.state.fleet.devices(class_of(job))):
-            on_it = holders_of(self.state, gpu)
-            if on_it:
-                ends = [self._end_of(one.id) for one in on_it]
-                known = [end for end in ends if end is not None]
-                until = max(known) if len(known) == len(ends) else None
-                found.append(Holder(gpu, tuple(one.id for one in on_it), self.state.fleet.booked(gpu) / WHOLE, until))
-        found.sort(key=lambda one: (one.until is None, one.until or 0.0, one.gpu))
-        return found[:MOST_HOLDERS]
 
-    def _end_of(self, job: int) -> float | None:
-        found = self.predictions().get(job)
-        return None if found is None or found.end is None else self.now.wall + found.end.middle
+def _id(job: Job) -> int:
+    return job.id
 
 
 def expectation_of(found: Prediction, now: Now) -> Expectation:
@@ -175,9 +190,3 @@ def expectation_of(found: Prediction, now: Now) -> Expectation:
 
     run = (None, "") if found.expected is None else (found.expected.seconds, found.expected.source)
     return Expectation(found.job, moment(found.start), moment(found.end), found.gpus, *run)
-
-
-def holders_of(state: SchedulerState, gpu: int) -> Sequence[Job]:
-    """Return the jobs that have a part of a GPU, by their ids."""
-    holding = (job for job in state.live.values() if gpu in job.gpus and job.state is not JobState.PENDING)
-    return sorted(holding, key=lambda job: job.id)

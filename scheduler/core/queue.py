@@ -156,9 +156,11 @@ class Queue:
         return True
 
     def place_of(self, job: int) -> int:
-        """Return the place of a waiting job in the order of the queue, from 1. Cost: O(jobs). Raises KeyError."""
-        mine = (self.key_of(job), job)
-        return 1 + sum((place.key, other) < mine for other, place in self._where.items())
+        """Return the place of a waiting job among the jobs of its user, from 1. Cost: O(jobs). Raises KeyError."""
+        mine, user = (self.key_of(job), job), self._where[job].line.kind.user
+        return 1 + sum(
+            (place.key, other) < mine for other, place in self._where.items() if place.line.kind.user == user
+        )
 
     def key_of(self, job: int) -> Key:
         """Return the sort key of a waiting job. Raises KeyError if the job is not in the queue."""

@@ -308,6 +308,7 @@ class HolderDocument(TypedDict):
     jobs: Annotated[list[Number], Field("The jobs.")]
     share: Annotated[Share, Field("Share of the GPU that they hold together.")]
     until: Annotated[MaybeMoment, Field("When all of them are expected to have ended; null if it is not known.")]
+    others: Annotated[list[str], Field("What else holds a part of the GPU, as sentences.")]
 
 
 OfferedOptions = TypedDict(  # type: ignore[misc]
@@ -338,7 +339,11 @@ class ExplanationDocument(TypedDict):
     """Why a waiting job does not start, and what would start it."""
 
     place: Annotated[
-        Optional[int], Field("Place in the queue; null if the job waits for something else than room.", minimum=1)
+        Optional[int],
+        Field(
+            "Place in the queue (of its user, if there are several); null if the job waits for something else than room, or behind the first 5,000.",
+            minimum=1,
+        ),
     ]
     queue: Annotated[Number, Field("Number of jobs in the queue.")]
     holders: Annotated[list[HolderDocument], Field("What holds the GPUs that the job may use (at most 8 GPUs).")]

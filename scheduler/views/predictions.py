@@ -59,10 +59,12 @@ def band_text(moment: Moment, now: float) -> str:
 
 def holder_text(one: Holder, now: float) -> str:
     """Return what holds a GPU: ``GPU 0: jobs 12 and 14 hold 0.7 until about 14:20``."""
+    if not one.jobs:
+        return "; ".join(one.others)
     names = [str(job) for job in one.jobs]
     who = f"job {names[0]} holds" if len(names) == 1 else f"jobs {', '.join(names[:-1])} and {names[-1]} hold"
     until = "; when it is free is not known" if one.until is None else f" until about {local_time(one.until, now)}"
-    return f"GPU {one.gpu}: {who} {decimal_text(round(one.share * 1000))}{until}"
+    return "; ".join((f"GPU {one.gpu}: {who} {decimal_text(round(one.share * 1000))}{until}", *one.others))
 
 
 def explanation_lines(found: Explanation, now: float) -> list[str]:
@@ -76,6 +78,8 @@ def explanation_lines(found: Explanation, now: float) -> list[str]:
         lines.append(f"expected start: {band_text(expected.start, now)}{on}")
     elif found.place is not None:
         lines.append("expected start: not known")
+    if expected is not None and expected.end is not None:
+        lines.append(f"expected end: {band_text(expected.end, now)}")
     if expected is not None and expected.run_s is not None:
         lines.append(f"expected run time: {span_text(expected.run_s)} ({expected.source})")
     if found.offers:
@@ -120,7 +124,13 @@ def explanation_json(found: Explanation) -> ExplanationDocument:
         "place": found.place,
         "queue": found.waiting,
         "holders": [
-            {"gpu": one.gpu, "jobs": list(one.jobs), "share": one.share, "until": maybe_utc(one.until)}
+            {
+                "gpu": one.gpu,
+                "jobs": list(one.jobs),
+                "share": one.share,
+                "until": maybe_utc(one.until),
+                "others": list(one.others),
+            }
             for one in found.holders
         ],
         "expected": None if found.expected is None else expected_json(found.expected),

@@ -16,7 +16,7 @@ from scheduler.client.dry_run import Preview, preview
 from scheduler.client.submission import Submission, settings_of, spec_of, table_for
 from scheduler.core.command_limits import check_nodes
 from scheduler.core.errors import NotFound, Refused, UsageError, did_you_mean
-from scheduler.core.job import Job, JobSpec, JobState, Outcome
+from scheduler.core.job import Job, JobState, Outcome
 from scheduler.core.job_options import BOOLEAN, GPUS, JOBS, PATH, SUBMIT_OPTIONS, TEXT, VARIABLES, read_options
 from scheduler.core.requests import (
     Cancel,
@@ -31,7 +31,6 @@ from scheduler.core.requests import (
     Resume,
 )
 from scheduler.core.secrets import without_secrets
-from scheduler.environments.discovery import program_in
 from scheduler.views.predictions import expected_json
 from scheduler.web.routes import Ask, Conflict, as_json
 
@@ -187,13 +186,12 @@ def would(ask: Ask) -> Response:
         check_nodes(spec.arguments)
         table = table_for(spec, source.client, source.config)
         if source.client.shared:  # the page looks at no file that a user has named
-            doubt, found = "", source.client.preview(spec, environment, table)
+            found = source.client.preview(spec, environment, table)
         else:
-            doubt = _doubt(spec, environment)
             config = settings_of(source.client, source.config)
             found = preview(source.client.places, config, spec, environment, table, alive=source.client.alive())
     except Refused as error:
-        found, doubt = Preview("never", reason_code="never", reason=str(error)), ""
+        found = Preview("never", reason_code="never", reason=str(error))
     except NotFound as error:
         raise UsageError(error.what, do=error.do) from None
     return as_json(
@@ -205,28 +203,10 @@ def would(ask: Ask) -> Response:
             "reason_code": found.reason_code or None,
             "need": found.need,
             "command": list(found.command),
-            "notes": [*found.notes, *([doubt] if doubt else ())],
+            "notes": list(found.notes),
             "expected": None if found.expected is None else expected_json(found.expected),
         }
     )
-
-
-def _doubt(spec: JobSpec, environment: Mapping[str, str]) -> str:
-    """Return why the command would fail immediately; an empty text if no reason is found.
-
-    Checks that the program exists and is executable. Scripts, and commands in a conda environment, are not checked.
-    """
-    if spec.is_script or spec.conda_env or not spec.arguments:
-        return ""
-    name = spec.arguments[0]
-    if "/" not in name:
-        found = program_in(environment.get("PATH", os.defpath), name)
-        return "" if found else f"the command would fail immediately: program {name} not found in PATH"
-    path = os.path.join(spec.cwd, name)
-    if os.path.isfile(path) and os.access(path, os.X_OK):
-        return ""
-    what = "is not executable" if os.path.exists(path) else "does not exist"
-    return f"the command would fail immediately: {name} {what}"
 
 
 def carry_out(ask: Ask, request: Request) -> str:

@@ -88,12 +88,17 @@ def test_a_dry_run_says_what_would_happen_and_submits_nothing(scheduler):
     s = scheduler(gpus=2)
     s.start()
     told = s.cli("submit", "--dry-run", "--gpus", "1", "--time", "2h", "--", "true").stdout.splitlines()
-    assert told[0] == "the job would start now on GPU 0" and "expected run time: 2 h 00 min (its time limit)" in told
+    assert told[0] == "the job would start now on GPU 0" and "  expected run time: 2 h 00 min (its time limit)" in told
     assert "no server has" in s.cli("submit", "--dry-run", "--gpus", "5000", "--", "true", code=3).stderr
     assert "but only 2 GPUs are managed" in s.cli("submit", "--dry-run", "--gpus", "3", "--", "true", code=3).stderr
     s.cli("pause", "0-1")
     told = s.cli("submit", "--dry-run", "--gpus", "1", "--", "true").stdout
     assert told.startswith("the job would wait (paused): its GPUs 0,1 are paused\n")
+    assert "    gpujob resume 0   # " in told and "place in the queue: 1 of 1" in told and "gpujob first" not in told
+    made = s.folder / "made"
+    told = s.cli("submit", "--dry-run", "--info-command", f"touch {made}", "--", "no-such-program").stdout
+    assert "program no-such-program not found in PATH" in told and not made.exists()
+    assert "leave out --wait" in s.cli("submit", "--dry-run", "--wait", "--", "true", code=2).stderr
     assert s.states() == {}
 
 
