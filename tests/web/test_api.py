@@ -516,7 +516,10 @@ def test_a_preview_shows_where_a_job_would_start_and_queues_no_job(page: Page) -
     version = page.scheduler.rows("SELECT count(*) FROM events")
     answer = page.post("/api/preview", {"command": ["echo", "{gpus}", "--token=abc"], "gpus": 2}).json()
     expected = answer.pop("expected")
-    assert expected is None or (expected["id"], expected["gpus"]) == ((rows[0][1] or 0) + 1, [0, 1])  # others may have run
+    assert expected is None or (expected["id"], expected["gpus"]) == (
+        (rows[0][1] or 0) + 1,
+        [0, 1],
+    )  # others may have run
     assert answer == {
         "schema": 1, "would": "start", "gpus": [0, 1], "reason": None, "reason_code": None, "need": 2.0,
         "command": ["echo", "0,1", "--token=***"], "notes": [],

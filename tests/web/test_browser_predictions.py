@@ -56,6 +56,9 @@ def test_the_first_page_shows_expected_times_and_keeps_them_up_to_date(lab: Lab,
         assert tab.evaluate(UNNAMED) == []
 
 
+LONGEST = "about 2026-11-29 00:06 (2026-11-28 23:36 to 2026-11-29 00:24)"
+
+
 def test_the_timeline_shows_predicted_runs_hatched_after_now(lab: Lab, full: tuple[list[int], int]) -> None:
     """The predicted run of a waiting job is a hatched bar after now, in the band of its GPU, as is the rest of a running job."""
     running, waiting = full
@@ -77,6 +80,8 @@ def test_the_timeline_shows_predicted_runs_hatched_after_now(lab: Lab, full: tup
         tab.click("#h-expected")
         expect(tab.locator(f'#tl-list a[href="/jobs/{waiting}"]')).to_be_visible()
         assert tab.evaluate(UNNAMED) == []
+        # Times of another day are told with their date: the longest text must fit, whatever the time of day is.
+        tab.evaluate(f"document.querySelectorAll('td[data-th^=expected]').forEach(e => e.textContent = '{LONGEST}')")
         for width, scheme in itertools.product((360, 1280), ("light", "dark")):
             tab.set_viewport_size({"width": width, "height": 900})
             tab.emulate_media(color_scheme=scheme)
