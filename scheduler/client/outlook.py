@@ -115,10 +115,10 @@ class Predictor:
         queue_waiting(connection, self.state, self.now)
 
     def outlook(self, budget_s: float) -> Outlook:
-        """Return the predictions for all jobs that have one."""
+        """Return the predictions for the running jobs, and for the waiting jobs whose start is in sight."""
         predictions = predicted(self.state, self.now, budget_s)
         found = {job: expectation_of(one, self.now) for job, one in predictions.items()}
-        return Outlook(self.now.wall, {job: one for job, one in found.items() if one.start or one.end or one.run_s})
+        return Outlook(self.now.wall, {job: one for job, one in found.items() if one.start or job in self.state.live})
 
     def explanation(self, job: Job, budget_s: float, by: Caller | None = None) -> Explanation:
         """Return why a waiting job does not start. ``by``: who asks; offers that this user may not carry out are left out."""

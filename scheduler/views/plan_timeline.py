@@ -11,23 +11,19 @@ from scheduler.core.job import Job, JobState
 from scheduler.core.units import local_time
 from scheduler.system.terminal_text import safe, shown
 from scheduler.views import terminal
-from scheduler.views.predictions import band_text
+from scheduler.views.predictions import at_text, band_text, start_order
 
-LEAST_COLUMNS, USUAL_COLUMNS = 20, 60  # of the timeline
+LEAST_COLUMNS, USUAL_COLUMNS, MOST_COLUMNS = 16, 60, 120  # of the timeline
 RUNS, MAY_RUN, MAY_WAIT = "█", "▒", "░"
+IN_ASCII = str.maketrans({RUNS: "#", MAY_RUN: "+", MAY_WAIT: "-"})
 LEGEND = f"{RUNS} expected to run   {MAY_WAIT} may have started   {MAY_RUN} may still run"
-NAME = 24  # columns
+NAME, SHORTEST_NAME = 24, 8  # columns
 ROW, LEFT, WIDTH = 22, 90, 800  # of the picture
 
 
 def _in_order(outlook: Outlook) -> list[Expectation]:
     """Return the predictions in the order of their starts: first the running jobs, by their ends."""
-
-    def key(one: Expectation) -> tuple[float, float, int]:
-        end = one.end.likely if one.end is not None else float("inf")
-        return (one.start.likely if one.start is not None else 0.0, end, one.job)
-
-    return sorted((one for one in outlook.jobs.values() if one.start or one.end), key=key)
+    return sorted(outlook.jobs.values(), key=start_order)
 
 
 def _horizon(rows: Iterable[Expectation], now: float) -> float:
@@ -40,31 +36,50 @@ def plan_lines(outlook: Outlook, jobs: Mapping[int, Job], more: int) -> list[str
     """Return the predicted timeline of the queue as text. ``jobs``: id → job; ``more``: waiting jobs without a prediction."""
     rows, now = _in_order(outlook), outlook.at
     if not rows:
-        lines = ["no job runs or waits" if not more else "nothing can be predicted: no run time is known"]
-        return lines if not more else [*lines, _unknown(more)]
-    names = {
-        one.job: terminal.shortened(safe(jobs[one.job].spec.shown_words()), NAME) for one in rows if one.job in jobs
-    }
-    places = {one.job: gpu_ids_text(one.gpus) or "-" for one in rows}
-    ids = max(3, *(len(str(one.job)) for one in rows))
-    gpus = max(3, *(len(text) for text in places.values()))
-    left = ids + NAME + gpus + 6
-    columns = max(LEAST_COLUMNS, min((terminal.width() or left + USUAL_COLUMNS + 24) - left - 24, 120))
+        return [_unknown(more) if more else "no job runs or waits"]
+    cells: list[tuple[str, ...]] = [
+        (
+            str(one.job),
+            terminal.shortened(safe(jobs[one.job].spec.shown_words() if one.job in jobs else ""), NAME),
+            gpu_ids_text(one.gpus) or "-",
+            "-" if one.start is None else at_text(one.start, now),
+        )
+        for one in rows
+    ]
+    ends = [
+        ("not known", "not known") if one.end is None else (band_text(one.end, now), at_text(one.end, now))
+        for one in rows
+    ]
+    head = ("JOB", "NAME", "GPU", "STARTS")
+    widths = [max(map(terminal.cells, column)) for column in zip(head, *cells, strict=True)]
+    left = sum(widths) + 2 * len(widths) + 2
+    texts = [text for text, _ in ends]
+    most = terminal.width() or left + USUAL_COLUMNS + max(len("ENDS"), *map(len, texts))
+    if most - left - max(map(len, texts)) < LEAST_COLUMNS:  # no room for the bands
+        texts = [text for _, text in ends]
+    columns = min(most - left - max(len("ENDS"), *map(len, texts)), MOST_COLUMNS)
+    if columns < LEAST_COLUMNS:  # then names are shortened
+        widths[1] = max(SHORTEST_NAME, widths[1] - (LEAST_COLUMNS - columns))
+        cells = [(number, terminal.shortened(name, widths[1]), *rest) for number, name, *rest in cells]
+        columns = LEAST_COLUMNS
     until = _horizon(rows, now)
-    lines = [f"{'JOB':<{ids}}  {'NAME':<{NAME}}  {'GPU':<{gpus}}  {_scale(now, until, columns)}  ENDS"]
-    for one in rows:
-        name = names.get(one.job, "")
-        padded = name + " " * (NAME - terminal.cells(name))
-        ends = "not known" if one.end is None else band_text(one.end, now)
-        bar = _bar(one, now, until, columns)
-        lines.append(f"{one.job:<{ids}}  {padded}  {places[one.job]:<{gpus}}  {bar}  {ends}".rstrip())
-    lines += ["", shown(LEGEND)]
-    return lines if not more else [*lines, _unknown(more)]
+    bars = [_scale(now, until, columns), *(_bar(one, now, until, columns) for one in rows)]
+    lines = []
+    for row, bar, text in zip((head, *cells), bars, ("ENDS", *texts), strict=True):
+        padded = [cell + " " * (width - terminal.cells(cell)) for cell, width in zip(row, widths, strict=True)]
+        lines.append(terminal.cut(_drawn("  ".join((*padded, bar, text)).rstrip()), terminal.width()))
+    lines += ["", *terminal.folded(_drawn(LEGEND), 0)]
+    return lines if not more else [*lines, *terminal.folded(_unknown(more), 2)]
+
+
+def _drawn(text: str) -> str:
+    """Return a text with bars in the characters that the output has."""
+    return text if shown(RUNS) == RUNS else text.translate(IN_ASCII)
 
 
 def _unknown(more: int) -> str:
-    them = "1 more job waits" if more == 1 else f"{more} more jobs wait"
-    return f"{them}; when they start is not known, or far away"
+    them = "1 job waits" if more == 1 else f"{more} jobs wait"
+    return f"{them} without a prediction: when they start is not known, or far away (gpujob why JOB)"
 
 
 def _scale(now: float, until: float, columns: int) -> str:
@@ -88,7 +103,7 @@ def _bar(one: Expectation, now: float, until: float, columns: int) -> str:
     last = columns if one.end is None else column(one.end.latest)
     end = max(end, min(columns, begin + 1))
     bar = " " * may + MAY_WAIT * (begin - may) + RUNS * (end - begin) + MAY_RUN * (last - end)
-    return shown(bar[:columns].ljust(columns))
+    return bar[:columns].ljust(columns)
 
 
 # -- the timeline as a picture -------------------------------------------------------------------------------------
@@ -137,7 +152,7 @@ def _boxes(number: int, job: Job | None, columns: Sequence[float], y: float, hei
     """Return the boxes of a job on one GPU. ``columns``: its start, its end, and its latest end, in pixels."""
     begin, end, latest = columns
     wide, waits = max(1.0, end - begin), job is not None and job.state is JobState.PENDING
-    title = f"<title>job {number}{escape(': ' + job.spec.shown_words() if job else '')}</title>"
+    title = f"<title>job {number}{escape(safe(': ' + job.spec.shown_words() if job else ''))}</title>"
     tall = f'y="{y:.1f}" height="{height:.1f}"'
     found = [
         f'<rect class="band" x="{begin + wide:.1f}" width="{max(0.0, latest - end):.1f}" {tall}/>',

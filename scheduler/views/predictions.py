@@ -38,6 +38,12 @@ def at_text(moment: Moment | None, now: float) -> str:
     return local_time(moment.likely, now)
 
 
+def start_order(one: Expectation) -> tuple[float, float, int]:
+    """Return the sort key of a prediction: first the running jobs, by their ends, then the others by their starts."""
+    end = one.end.likely if one.end is not None else float("inf")
+    return (one.start.likely if one.start is not None else 0.0, end, one.job)
+
+
 def expected_texts(outlook: Outlook, jobs: Iterable[Job]) -> dict[int, str]:
     """Return id of a running job → its expected end, of a waiting job → its expected start, as texts."""
     found = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from scheduler.client.outlook import Expectation, Outlook
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Job, JobState
-from scheduler.views.predictions import band_text
+from scheduler.views.predictions import band_text, start_order
 from scheduler.web.timeline import LATER, Bar, Run
 from scheduler.web.view_models import parts_of
 
@@ -93,11 +93,6 @@ class ExpectedRow:
 
 
 def expected_rows(outlook: Outlook, jobs: Mapping[int, Job]) -> list[ExpectedRow]:
-    """Return the predictions as rows of a table: first the jobs that run, by their ends, then those that wait."""
-
-    def key(one: Expectation) -> tuple[float, float, int]:
-        end = one.end.likely if one.end is not None else float("inf")
-        return (one.start.likely if one.start is not None else 0.0, end, one.job)
-
-    known = sorted((one for one in outlook.jobs.values() if one.start or one.end), key=key)
+    """Return the predictions as rows of a table, as far as a time is known."""
+    known = sorted((one for one in outlook.jobs.values() if one.start or one.end), key=start_order)
     return [ExpectedRow(one.job, jobs.get(one.job), gpu_ids_text(one.gpus), one) for one in known]
