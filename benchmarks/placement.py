@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.day_picture import drawing
 from benchmarks.figures import progress
-from benchmarks.replay import BASELINES, Outcome, baseline, figures_of, replay
+from benchmarks.replay import BASELINES, outcome_of, run
 from benchmarks.trace import TraceJob, mean, slice_of
 
 TITLES = {
@@ -56,15 +56,9 @@ def jobs_of(folder: Path, one: Slice) -> list[TraceJob]:
     return slice_of(str(folder / f"{one.trace}_dev.csv"), one.gpus, one.jobs, one.load, one.first)
 
 
-def outcome_of(jobs: list[TraceJob], gpus: int, policy: str, seed: int = 1) -> Outcome:
-    """Return what a policy does with jobs."""
-    return baseline(jobs, gpus, policy) if policy in BASELINES else replay(jobs, gpus, policy, seed)
-
-
 def _run(asked: tuple[Path, Slice, str, int]) -> dict[str, float]:
     folder, one, policy, seed = asked
-    jobs = jobs_of(folder, one)
-    return figures_of(jobs, one.gpus, outcome_of(jobs, one.gpus, policy, seed))
+    return run(jobs_of(folder, one), one.gpus, policy, seed)
 
 
 def geometric(values: Iterable[float]) -> float:
@@ -73,7 +67,7 @@ def geometric(values: Iterable[float]) -> float:
     return math.exp(mean(map(math.log, found)))
 
 
-def row_of(policy: str, gpus: int, found: Sequence[dict[str, float]], greedy: Sequence[dict[str, float]]) -> str:
+def row_of(policy: str, found: Sequence[dict[str, float]], greedy: Sequence[dict[str, float]]) -> str:
     """Return a row of the table. ``found``, ``greedy``: the figures of all slices, by the policy and without reservations."""
     cells = [
         TITLES[policy],
@@ -129,7 +123,8 @@ def main() -> int:
     try:
         for gpus in sorted({one.gpus for one in SLICES}):
             slices = [one for one in SLICES if one.gpus == gpus]
-            rows, greedy = [], []
+            rows: dict[str, str] = {}
+            greedy: list[dict[str, float]] = []
             for policy in ("greedy", *(name for name in TITLES if name != "greedy")):
                 progress(f"placement: {gpus} GPUs, {policy}")
                 seeds = SEEDS if policy not in (*BASELINES, "greedy") else SEEDS[:1]
@@ -138,10 +133,8 @@ def main() -> int:
                         pool.map(_run, [(asked.folder, one, policy, seed) for seed in seeds for one in slices])
                     )
                 greedy = greedy or found
-                rows.append(row_of(policy, gpus, found, greedy * len(seeds)))
-            order = {title: number for number, title in enumerate(TITLES.values())}
-            rows.sort(key=lambda row: order[row.split(" | ")[0].removeprefix("| ")])
-            text += table_of(gpus, len(slices), rows)
+                rows[policy] = row_of(policy, found, greedy * len(seeds))
+            text += table_of(gpus, len(slices), (rows[policy] for policy in TITLES))
         jobs = jobs_of(asked.folder, SLICES[0])
     except (OSError, ValueError, KeyError) as error:
         print(f"cannot replay the traces of {asked.folder}: {error}", file=sys.stderr)

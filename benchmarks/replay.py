@@ -3,7 +3,7 @@
 All policies but the last two run the real queue, passes and ledger (`scheduler/core`) on a virtual clock; only the starts
 and the ends are simulated.
 
-fifo: the default settings. short: `order: short`. hold: `aging: 168`, with run times known for all jobs. greedy: as fifo,
+fifo: the default settings. short: `order: short`. hold: `order: short` and `aging: 168`, with run times known for all jobs. greedy: as fifo,
 but nothing is reserved for a job that waits (`max_overtakes: 0`). strict: no job passes a more urgent one. seed: polling.
 """
 
@@ -36,7 +36,7 @@ from scheduler.core.simulation import Simulation
 Fetch = Callable[[int], "Job | None"]
 
 T0, M0 = 1e9, 1e6  # wall and monotonic time of the first arrival
-POLLING_S, LONGEST_POLLING = 5.0, 10
+POLLING_S, MOST_TRIES = 5.0, 10
 AGING_H = 168.0
 KNOWN, SPREAD = 0.6, 0.8  # part of the jobs with an expected run time, and its error: a factor of at most e^0.8
 POLICIES = ("fifo", "short", "hold", "greedy", "strict", "seed")
@@ -175,7 +175,7 @@ def baseline(jobs: list[TraceJob], gpus: int, policy: str) -> Outcome:
     """Run a baseline. ``strict``: no job starts before a more urgent one. ``seed``: polling.
 
     The polling scheduler takes the jobs in order. It tries to place a job on the first GPUs with room; if there are none, it
-    waits 5, 10, 20, … s between its tries and does nothing else meanwhile. After 5 tries it goes to the next job.
+    waits 5, 10, 20, … s between its tries and does nothing else meanwhile. After `MOST_TRIES` it goes to the next job.
     """
     outcome = Outcome()
     watch = Watch(gpus, outcome)
@@ -222,7 +222,7 @@ def baseline(jobs: list[TraceJob], gpus: int, policy: str) -> Outcome:
             advance(math.ceil(next_event() / POLLING_S) * POLLING_S)
             continue
         for priority, number in sorted(waiting):
-            for attempt in range(LONGEST_POLLING):
+            for attempt in range(MOST_TRIES):
                 if try_to_start(made[number]):
                     waiting.remove((priority, number))
                     heapq.heapify(waiting)
@@ -267,10 +267,14 @@ def figures_of(jobs: list[TraceJob], gpus: int, outcome: Outcome) -> dict[str, f
     }
 
 
+def outcome_of(jobs: list[TraceJob], gpus: int, policy: str, seed: int = 1) -> Outcome:
+    """Return what a policy does with jobs. ``seed``: of the errors of expected run times."""
+    return baseline(jobs, gpus, policy) if policy in BASELINES else replay(jobs, gpus, policy, seed)
+
+
 def run(jobs: list[TraceJob], gpus: int, policy: str, seed: int = 1) -> dict[str, float]:
     """Replay jobs by a policy, and return the figures."""
-    outcome = baseline(jobs, gpus, policy) if policy in BASELINES else replay(jobs, gpus, policy, seed)
-    return figures_of(jobs, gpus, outcome)
+    return figures_of(jobs, gpus, outcome_of(jobs, gpus, policy, seed))
 
 
 def main() -> int:

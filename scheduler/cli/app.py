@@ -327,7 +327,7 @@ def report(
 
 @app.command("why")
 def why(job: OneJob, json: Json = False, state_file: StateFile = None, config: ConfigFile = None) -> None:
-    """Show why a job waits or how it ended."""
+    """Show why a job waits, when it will start and what would start it now, or how it ended."""
     from scheduler.cli import show
 
     raise typer.Exit(show.why(job, json=json, **which(state_file, config)))

@@ -164,7 +164,7 @@ class Backfill:
 
     @property
     def ends(self) -> ExpectedEnds:
-        """The expected ends of the running jobs. They are computed anew after a start."""
+        """The expected ends of the running jobs. They are computed again after a start."""
         starts = len(self._decision.plan.starts)
         if self._ends is None or self._ends[0] != starts:
             self._ends = starts, ExpectedEnds(self._state, self._now)

@@ -368,11 +368,11 @@ class Config:
         "fifo", _one_of("fifo", "short"), "order of jobs with equal priority: fifo, or short (short jobs before long ones)", "RULE", section="order"
     )
     max_overtakes: int = _option(
-        10, _whole(0), "where run times are not known: after later jobs have overtaken a waiting job this often, GPUs are reserved for it; 0: nothing is ever reserved", "N", reload=True
+        10, _whole(0), "after later jobs have overtaken a waiting job this often, GPUs are reserved for it; with backfill: only where its start cannot be expected; 0: nothing is ever reserved", "N", reload=True
     )
     backfill: bool = _option(
         True, _flag,
-        "where run times are known, reserve GPUs until the expected start of a job that waits long, and let shorter jobs use them; "
+        "reserve GPUs until the expected start of a job that waits long, and let shorter jobs use them; "
         "false: only max_overtakes counts", "BOOL", reload=True
     )
     aging: float = _option(

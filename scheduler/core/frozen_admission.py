@@ -1,4 +1,4 @@
-"""The readings of one moment, for simulations and predictions: nothing is read or judged anew."""
+"""The readings of one moment, for simulations and predictions: nothing is read or judged again."""
 
 from __future__ import annotations
 

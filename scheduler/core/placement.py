@@ -485,7 +485,7 @@ class Fleet:
                 return f"needs {asked}, but no GPU is managed"
             number = f"{fitting} GPU{'s' * (fitting > 1)}"
             if len(self._server_mask) > 1:
-                return f"needs {asked}, but at most {number} of one server are managed"
+                return f"needs {asked}, but at most {number} of one server {'are' if fitting > 1 else 'is'} managed"
             return f"needs {asked}, but only {number} {'are' if fitting > 1 else 'is'} managed"
         if kind.vram_mib:
             large = self._large_mask(kind.vram_mib)
@@ -541,6 +541,9 @@ class Fleet:
             return Reason("no-room", "it starts shortly")
         if self.closed:
             return Reason("no-bookings", self.closed)
+        if not usable & ~self.admission.lasting_mask:  # also if jobs are still on them
+            verdict = self.admission.cards[ids_of(usable)[0]].verdict
+            return Reason(verdict.code, verdict.sentence)
         forbidden = self._forbidden(kind, usable) or self._kept(kind, usable) or self._left(kind, usable)
         if forbidden is not None:
             return forbidden

@@ -114,3 +114,13 @@ def test_nothing_is_reserved_for_a_job_that_waits_for_no_other_job() -> None:
     assert play.reason(1) == "foreign"
     play.arrive(a_job(2, "0.5"))
     assert play.state(2) is JobState.STARTING and not play.scheduler.fleet.reserved
+
+
+def test_the_reason_names_a_lost_gpu_also_while_a_job_is_on_it() -> None:
+    play = read_play(1)
+    read(play, card(0))
+    play.arrive(a_job(1, "0.5"))
+    play.tell(play.began(1))
+    read(play, card(0, lost=True))
+    play.arrive(a_job(2))
+    assert play.reason(2) == "gone"
