@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from scheduler.core.gpu import WHOLE, ids_of, mask_of
 from scheduler.core.job import Job, JobState
 from scheduler.core.placement_class import PlacementClass, class_of
-from scheduler.core.queue import Promise
+from scheduler.core.queue import ExpectedStart, Promise
 from scheduler.core.runtime_estimate import Expected, RunKind, sure_part
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ LONGEST_SLACK_S = 86_400.0
 LENIENT = 2
 MOST_MISSED = 10
 MOST_LOOKED_AT = 100  # waiting jobs that one pass tries on lent GPUs
+# The expected start of a class is computed again after `MOST_OF_WAIT` of the time until it, within these limits.
+SHORTEST_USE_S, LONGEST_USE_S = 1.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +119,11 @@ class ExpectedEnds:
             usable &= ~fleet.admission.whole_blocked_mask
         best: Opening | None = None
         for mask in fleet.groups(kind):
+            if (usable & mask).bit_count() < kind.need.count:
+                continue
             here = sorted(self._free(gpu, kind.need.parts, kind.vram_mib) for gpu in ids_of(usable & mask))
             here = here[: kind.need.count]
-            if len(here) < kind.need.count or here[-1][0] == math.inf:
+            if here[-1][0] == math.inf:
                 continue
             if best is None or here[-1][0] < best.in_s:
                 uses = {use.job: use for in_s, gpu in here for use in self._until(gpu, in_s)}
@@ -183,7 +187,21 @@ class Backfill:
 
     def _can_expect(self, kind: PlacementClass) -> bool:
         """Return whether a start of a job of ``kind`` can be expected. Then it gets a reservation in time sooner or later."""
-        return self._state.policy.backfill and bool(kind.need.total) and self.ends.opening(kind) is not None
+        return self._state.policy.backfill and bool(kind.need.total) and self._expected_start(kind) < math.inf
+
+    def _expected_start(self, kind: PlacementClass) -> float:
+        """Return when a job of ``kind`` can start without reservations of others (monotonic seconds); infinite if unknown.
+
+        It is remembered for a while, because there may be a thousand classes, and a pass looks at each.
+        """
+        known, now = self._state.queue.expected_starts, self._now.mono
+        start = known.get(kind)
+        if start is None or start.again <= now:
+            opening = self.ends.opening(kind)
+            in_s = math.inf if opening is None else self.ends.likely_s(opening)
+            use_s = min(LONGEST_USE_S, max(SHORTEST_USE_S, MOST_OF_WAIT * in_s))
+            start = known[kind] = ExpectedStart(now + in_s, now + use_s)
+        return start.at
 
     def _reserve_until_start(self, job_id: int, kind: PlacementClass) -> bool:
         """Reserve GPUs until the expected start of a job. Return whether the job has a reservation.
@@ -194,23 +212,25 @@ class Backfill:
         state = self._state
         if self._made or not kind.need.total or not state.policy.backfill:
             return False
+        now, promised = self._now.mono, job_id in state.queue.promises
+        waited = now - state.queue.since(job_id)
+        if not promised and waited <= LONGEST_WAIT_S and self._expected_start(kind) > now + MOST_OF_WAIT * waited:
+            return False
         expected = state.estimates.expected_of(self._run_kind(job_id))
-        waited = self._now.mono - state.queue.since(job_id)
         if expected is not None and waited < min(expected.seconds, LONGEST_WAIT_S):
             return False
         opening = self.ends.opening(kind, mask_of(gpu for one in state.fleet.reserved for gpu in ids_of(one.mask)))
         if opening is None:
             return False
         in_s = self.ends.likely_s(opening)
-        soon = in_s <= MOST_OF_WAIT * waited or waited > LONGEST_WAIT_S
-        if not soon and job_id not in state.queue.promises:
+        if not promised and waited <= LONGEST_WAIT_S and in_s > MOST_OF_WAIT * waited:
             return False
         self._made = True
         promise = self._promise(job_id, in_s)
         if promise.missed >= min(MOST_MISSED, state.policy.max_overtakes):
             state.fleet.reserve(job_id, kind)
         else:
-            left = promise.until - self._now.mono
+            left = promise.until - now
             if promise.missed >= LENIENT:  # jobs end later than expected: the estimates of the others are doubted, too
                 left = min(left, in_s) / 2 ** (promise.missed - LENIENT)
             state.fleet.reserve_until_start(job_id, kind, opening.mask, max(0.0, left))

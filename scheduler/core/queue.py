@@ -60,6 +60,16 @@ class Promise:
     missed: int = 0
 
 
+class ExpectedStart(NamedTuple):
+    """When a job of a class can start, as expected (infinite: unknown). ``again``: when to compute it again.
+
+    Times are monotonic seconds. `core/backfill.py` computes and uses it.
+    """
+
+    at: float
+    again: float
+
+
 @dataclass(slots=True)
 class _Line:
     """The waiting jobs of one class."""
@@ -92,6 +102,7 @@ class Queue:
         self._where: dict[int, _Place] = {}
         self.promises: dict[int, Promise] = {}
         self.run_kinds: dict[int, RunKind] = {}  # of the jobs for which `core/backfill.py` has asked
+        self.expected_starts: dict[PlacementClass, ExpectedStart] = {}
         self._moment = 0  # counts pushes and overtaking starts, to tell which came first
 
     def copy(self, most: int | None = None) -> Queue:
@@ -150,6 +161,7 @@ class Queue:
         line.overtaken.pop(job, None)
         if line.size == 0:
             del self._lines[line.kind]
+            self.expected_starts.pop(line.kind, None)
         elif len(line.heap) > 64 and line.size * 2 < len(line.heap):
             line.heap = [entry for entry in line.heap if self._is_current(line, entry)]
             heapq.heapify(line.heap)
