@@ -111,6 +111,7 @@ class Queue:
         ``most``: the copy has only the first jobs of each class, this many; None: all.
         """
         made = Queue()
+        made.expected_starts = self.expected_starts.copy()
         if most is not None and len(self) > most:
             for kind in self._lines:
                 for job in self.first_of(kind, most):
