@@ -121,7 +121,9 @@ def _decided(
     spec = booking_memory(spec, config.min_free_mem_mb or 0, read=any(gpu.memory_mib for gpu in gpus))
     need, notes = need_of(spec, table, gpus)
     number = rows.last_id(connection) + 1
-    job = Job(number, spec, need, order=number, priority=spec.priority, allowed=spec.allowed, submitted_at=now.wall)
+    job = Job(
+        number, spec, need, order=number, priority=spec.priority, allowed=spec.allowed, submitted_at=now.wall, held=spec.hold
+    )  # fmt: skip
     job.notes = notes
     state = stored_state(connection, places, config, now, alive=alive)
     state.users = users(connection)

@@ -99,6 +99,7 @@ class JobSpec:
     on_finish: str = ""  # program called at its end with id, error level, log and command
     mail_to: str = ""  # address that its output is mailed to at its end
     info: str = ""  # a note of its submitter
+    hold: bool = False  # its owner holds it from the start
     origin: str = ""  # file and line that it comes from: jobs.txt:7
     edited: tuple[str, ...] = ()  # fields changed by `edit`: a changed line of the jobs file no longer changes them
     user: str = ""  # submitter, in a scheduler of several users; empty: the user of the scheduler

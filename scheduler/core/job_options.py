@@ -341,6 +341,10 @@ JOB_OPTIONS: dict[str, JobOption] = {
             meaning="mail its output to this address at the end of the job (with `sendmail`)",
         ),
         JobOption(
+            name="hold", kind=BOOLEAN, field="hold", read=_is("yes", "no"),
+            help="Hold it: it waits for gpujob release.",
+        ),
+        JobOption(
             name="info", metavar="TEXT", field="info", key="info", example='"commit 1a2b3c"',
             help="A note that show prints.", meaning="a note that `show` prints",
         ),

@@ -154,7 +154,7 @@ COLUMNS: tuple[Column, ...] = (
     Column(name="reason", sql="TEXT NOT NULL DEFAULT ''", write=lambda job: _visible(job.reason), field="reason", when=LATER),
     _plain("stop_why", "TEXT NOT NULL DEFAULT ''", when=LATER),
     _plain("stop_at", "REAL", when=LATER),
-    Column(name="held", sql="INTEGER NOT NULL DEFAULT 0", write=lambda job: 1 if job.held else 0, field="held", read=bool, when=LATER),
+    Column(name="held", sql="INTEGER NOT NULL DEFAULT 0", write=lambda job: 1 if job.held else 0, field="held", read=bool),
     Column(name="notes", sql="TEXT NOT NULL DEFAULT ''", write=lambda job: _words(job.notes), field="notes", read=_words_of),
     Column(name="failure", sql="TEXT NOT NULL DEFAULT ''", write=_finding, field="log_finding", read=_finding_of, when=LATER),
     _plain("interpreter", "TEXT NOT NULL DEFAULT ''", when=LATER, since=2),

@@ -63,7 +63,8 @@ def insert(
     if new_id is None:
         new_id = last_id(connection) + 1
     job = Job(
-        id=new_id, spec=spec, need=need, identity=identity, priority=spec.priority, allowed=spec.allowed, submitted_at=now, notes=notes
+        id=new_id, spec=spec, need=need, identity=identity, priority=spec.priority, allowed=spec.allowed, submitted_at=now, notes=notes,
+        held=spec.hold,
     )  # fmt: skip
     connection.execute(_INSERT, (new_id, *NEW.row(job)))
     job.order = new_id

@@ -75,6 +75,7 @@ SPECS = st.builds(
     log_dir=ANY_TEXT,
     log_name=ANY_TEXT,
     stderr_apart=st.booleans(),
+    hold=st.booleans(),
     gzip=st.booleans(),
     caller=st.sampled_from(["", "1 2 /run/a b"]),
     on_finish=ANY_TEXT,

@@ -58,6 +58,23 @@ def test_a_held_job_waits_over_a_restart_until_it_is_released(scheduler):
     assert s.ledger()[-1][1] == "j2"
 
 
+@pytest.mark.parametrize("running", [True, False])
+def test_a_job_can_be_held_from_the_start(scheduler, running):
+    """The contract's `submit --hold`: the job waits until it is released, with and without a scheduler at its submission."""
+    s = scheduler(gpus=1)
+    if running:
+        s.start()
+        assert "hold-user" in s.cli("submit", "--hold", "--dry-run", "--", "true").stdout
+    assert s.cli("submit", "--hold", "--", "true").stdout == "1\n"
+    assert s.cli("submit", "--", "true").stdout == "2\n"
+    if not running:
+        s.start()
+    s.wait_state(2, "done")
+    assert s.job(1)["state"] == "pending" and s.job(1)["reason_code"] == "hold-user"
+    s.cli("release", "1")
+    s.wait_state(1, "done")
+
+
 @pytest.mark.smoke
 def test_first_and_swap_change_the_order_of_starts(scheduler):
     s = waiting(scheduler, 5)
