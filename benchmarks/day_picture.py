@@ -8,6 +8,7 @@ from html import escape
 from benchmarks.replay import Outcome
 from benchmarks.trace import TraceJob
 from scheduler.core.gpu import WHOLE
+from scheduler.views.plan_timeline import lowest_place
 
 DAY_S = 86_400.0
 LEFT, WIDTH, ROW, GAP, CURVE = 60, 820, 18, 3, 46
@@ -23,21 +24,16 @@ def _colour(job: TraceJob) -> str:
     return next(colour for most, colour, _ in COLOURS if (width < most if most < 9 else True))
 
 
-def _lanes(jobs: Sequence[TraceJob], outcome: Outcome, gpu: int) -> Iterator[tuple[TraceJob, float]]:
-    """Yield the jobs of a GPU with their vertical places (0 to 1): a job is drawn where no job is drawn at its start."""
-    running: list[tuple[float, int, int]] = []  # end, lowest and highest thousandth
+def _placed(jobs: Sequence[TraceJob], outcome: Outcome, gpu: int) -> Iterator[tuple[TraceJob, float]]:
+    """Yield the jobs of a GPU with their vertical places (0 to 1)."""
+    running: list[tuple[float, float, float]] = []
     mine = [job for job in jobs if gpu in outcome.gpus[job.number]]
     for job in sorted(mine, key=lambda job: outcome.started[job.number]):
-        at, parts = outcome.started[job.number], job.need.parts
-        running = [one for one in running if one[0] > at + 1e-6]
-        low = 0
-        for _, first, last in sorted(running, key=lambda one: one[1]):
-            if first - low >= parts:
-                break
-            low = max(low, last)
-        low = min(low, WHOLE - parts)  # parts that are free only in pieces are drawn over each other
-        running.append((at + job.duration, low, low + parts))
-        yield job, low / WHOLE
+        at, part = outcome.started[job.number], job.need.parts / WHOLE
+        running = [one for one in running if one[0] > at]
+        low = lowest_place(running, at, part)
+        running.append((at + job.duration, low, part))
+        yield job, low
 
 
 def _panel(jobs: Sequence[TraceJob], outcome: Outcome, gpus: int, begin: float, title: str, top: int) -> Iterator[str]:
@@ -51,7 +47,7 @@ def _panel(jobs: Sequence[TraceJob], outcome: Outcome, gpus: int, begin: float, 
         y = top + 8 + gpu * (ROW + GAP)
         yield f'<text class="small" x="{LEFT - 6}" y="{y + 13}" text-anchor="end">GPU {gpu}</text>'
         yield f'<rect class="row" x="{LEFT}" y="{y}" width="{WIDTH}" height="{ROW}"/>'
-        for job, low in _lanes(jobs, outcome, gpu):
+        for job, low in _placed(jobs, outcome, gpu):
             first = max(0.0, outcome.started[job.number] - begin)
             last = min(DAY_S, outcome.started[job.number] + job.duration - begin)
             if last > first:

@@ -135,7 +135,7 @@ def plan_svg(outlook: Outlook, jobs: Mapping[int, Job], gpus: Sequence[Gpu]) -> 
         latest = until if one.end is None or one.end.latest is None else max(end, min(until, one.end.latest))
         part = 1.0 if job is None or not job.need.parts else job.need.parts / 1000
         for gpu in (gpu for gpu in one.gpus if gpu in tops):
-            low = _lane(taken[gpu], begin, part)
+            low = lowest_place(taken[gpu], begin, part)
             taken[gpu].append((latest, low, part))
             columns = [LEFT + (at - now) / (until - now) * WIDTH for at in (begin, end, latest)]
             body += _boxes(one.job, job, columns, tops[gpu] + low * ROW, part * ROW)
@@ -164,8 +164,12 @@ def _boxes(number: int, job: Job | None, columns: Sequence[float], y: float, hei
     return found
 
 
-def _lane(taken: Sequence[tuple[float, float, float]], begin: float, part: float) -> float:
-    """Return the vertical place (0 to 1) of a job on a GPU: the lowest with room beside the jobs that are drawn there."""
+def lowest_place(taken: Sequence[tuple[float, float, float]], begin: float, part: float) -> float:
+    """Return the vertical place (0 to 1) of a job on a GPU: the lowest with room beside the jobs that are drawn there.
+
+    ``taken``: the end, the place and the part of the GPU (0 to 1) of each job that is drawn. If the free parts are too
+    small, jobs are drawn over each other.
+    """
     low = 0.0
     for _, first, height in sorted((one for one in taken if one[0] > begin + 1e-6), key=lambda one: one[1]):
         if first - low >= part - 1e-6:
