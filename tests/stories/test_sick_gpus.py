@@ -62,7 +62,7 @@ def test_a_job_that_died_of_its_gpu_runs_again_on_the_other_gpu(machine, when):
     assert why in m.s.cli("why", "1").stdout and why in m.s.cli("show", "1").stdout
     m.s.says("is tried again immediately: " + why)
     if when != "lost":
-        text = rf"{re.escape(why)} at \d\d:\d\d; no new job starts there; after a repair: gpujob resume {first}"
+        text = rf"{re.escape(why)} at (?:\d{4}-\d\d-\d\d )?\d\d:\d\d; no new job starts there; after a repair: gpujob resume {first}"
         assert re.search(text, m.s.cli("status").stdout) and re.search(text, m.gpu(first)["reason"])
         assert re.search(text, m.s.said())
 
