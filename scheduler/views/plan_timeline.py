@@ -79,7 +79,7 @@ def _drawn(text: str) -> str:
 
 def _unknown(more: int) -> str:
     them = "1 job waits" if more == 1 else f"{more} jobs wait"
-    return f"{them} without a prediction: when they start is not known, or far away (gpujob why JOB)"
+    return f"{them} without a prediction: the start is not known, or far away (gpujob why JOB)"
 
 
 def _scale(now: float, until: float, columns: int) -> str:

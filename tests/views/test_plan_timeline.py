@@ -56,7 +56,7 @@ def test_the_timeline_fits_the_terminal_and_has_all_jobs(monkeypatch: pytest.Mon
 
 def test_without_jobs_there_is_a_sentence() -> None:
     assert plan_lines(Outlook(NOW), {}, 0) == ["no job runs or waits"]
-    assert plan_lines(Outlook(NOW), {}, 1)[0].startswith("1 job waits without a prediction: when they start")
+    assert plan_lines(Outlook(NOW), {}, 1)[0].startswith("1 job waits without a prediction: the start")
 
 
 def test_in_a_c_locale_the_bars_are_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
