@@ -78,7 +78,7 @@ WRONG: dict[str, Any] = {
     "gpus": "many", "on": [0], "slots": 0, "label": "\x00", "after": [10**17], "after_ok": [-1], "vram_mib": -1, "mem_mib": -1, "cpus": 0,
     "time_limit_s": -5, "retries": -1, "cwd": "tmp", "cuda": "all", "launch": "mpirun", "link": "usb", "env_file": 5, "umask": 8**5,
     "limits": [[999, 0, 0]], "variables": ["novalue"], "output": "socket", "log_dir": "logs", "log_name": "../x",
-    "stderr_apart": "yes", "gzip": 7, "caller": "1 2 relative", "on_finish": "\x00", "mail_to": "a\nb", "info": "\x00",
+    "stderr_apart": "yes", "gzip": 7, "hold": 7, "caller": "1 2 relative", "on_finish": "\x00", "mail_to": "a\nb", "info": "\x00",
     "origin": "\x07", "edited": ["x" * 10_000], "user": 5, "uid": "root",
 }  # fmt: skip
 
