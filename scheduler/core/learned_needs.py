@@ -1,0 +1,110 @@
+"""Needs that are learned: what the runs of each model used, and the need that this suggests.
+
+Runs are kept for each group (user, model, script, type of GPU). Suggestions are computed for each model from all its groups, because
+the memory of a model depends little on the type of GPU. They are based on memory alone: jobs that keep a GPU busy slow each other
+down, but a lack of memory ends them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
+from scheduler.core.size_guess import guessed_mib
+
+MOST_RUNS = 100  # newest runs kept of each group
+MARGIN = 1.1  # readings are taken at intervals, so the real peak may be higher than the highest reading
+STEP = 50  # suggested shares are multiples of this many thousandths
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one attempt used on one GPU. ``enough``: False if it ended because GPU memory ran out.
+
+    ``peak_mib``: the most memory, or if memory ran out, the least that it would have needed; ``wall_s``: its run time in seconds;
+    ``load``: mean load of the GPU, 0 to 1. None: not measured.
+    """
+
+    peak_mib: int | None
+    wall_s: float
+    load: float | None
+    enough: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runs are kept apart for each of these. ``script``: its path, or the program of a command; ``gpu``: name of the type."""
+
+    user: str
+    model: str
+    script: str
+    gpu: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The runs of a group. ``runs``: the newest, oldest first; ``count`` and ``peak_mib``: of all runs so far."""
+
+    runs: tuple[Run, ...] = ()
+    count: int = 0
+    peak_mib: int | None = None
+
+    def with_run(self, run: Run) -> Seen:
+        """Return these runs and one more."""
+        peaks = [peak for peak in (self.peak_mib, run.peak_mib) if peak is not None]
+        return Seen((*self.runs, run)[-MOST_RUNS:], self.count + 1, max(peaks, default=None))
+
+
+def together(groups: Iterable[Seen]) -> Seen:
+    """Return the runs of several groups as those of one."""
+    found = list(groups)
+    peaks = [seen.peak_mib for seen in found if seen.peak_mib is not None]
+    runs = tuple(run for seen in found for run in seen.runs)
+    return Seen(runs, sum(seen.count for seen in found), max(peaks, default=None))
+
+
+def p95(values: Collection[float]) -> float | None:
+    """Return the value that 95 % of the values do not exceed (nearest rank); None if there are no values."""
+    ordered = sorted(values)
+    return ordered[math.ceil(0.95 * len(ordered)) - 1] if ordered else None
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """The suggested need of a model. ``basis``: ``seen`` or ``guess``; ``mib``: memory of each GPU that it is for."""
+
+    need: ResourceRequest
+    basis: str
+    mib: int
+
+
+def need_for(mib: int, sizes: Collection[int], count: int = 1) -> ResourceRequest:
+    """Return the need for ``mib`` MiB on each of ``count`` GPUs. ``sizes``: MiB of the managed GPUs, at least one.
+
+    The share is of the smallest GPU that has this memory, as for ``vram=``. If no GPU has it, it is spread over more GPUs.
+    """
+    fitting = [size for size in sizes if size >= mib]
+    if not fitting:
+        return ResourceRequest(math.ceil(mib * count / max(sizes)), WHOLE)
+    parts = math.ceil(mib * WHOLE / min(fitting))
+    return ResourceRequest(count, min(WHOLE, math.ceil(parts / STEP) * STEP))
+
+
+def suggestion(model: str, seen: Seen, gpus: Iterable[Gpu], before: ResourceRequest | None = None) -> Suggestion | None:
+    """Return the suggested need of a model; None if nothing is known of it, or of the size of the GPUs.
+
+    ``before``: its need in the model table; the number of GPUs stays. The need is never below the highest peak that was seen.
+    """
+    sizes = [gpu.memory_mib for gpu in gpus if gpu.memory_mib and not gpu.profile]
+    if not sizes:
+        return None
+    count = max(1, before.count) if before is not None else 1
+    if seen.peak_mib is not None:
+        mib = math.ceil(seen.peak_mib * MARGIN)
+        if seen.peak_mib <= max(sizes) < mib:
+            mib = max(sizes)  # it has run on one of these GPUs
+        return Suggestion(need_for(mib, sizes, count), "seen", mib)
+    guess = guessed_mib(model)
+    return None if guess is None else Suggestion(need_for(guess, sizes), "guess", guess)

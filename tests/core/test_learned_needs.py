@@ -1,0 +1,105 @@
+"""Issue 27, 1: the need that is suggested for a model, from the runs that were seen or from the size in its name."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
+from scheduler.core.learned_needs import MOST_RUNS, Run, Seen, need_for, p95, suggestion, together
+from scheduler.core.size_guess import billions_in, guessed_mib
+
+GIB = 1024
+A100 = [Gpu(0, "GPU-a", memory_mib=80 * GIB), Gpu(1, "GPU-b", memory_mib=80 * GIB)]
+
+
+def seen(*peaks: int | None) -> Seen:
+    """Return runs with these peaks in GiB."""
+    runs = Seen()
+    for peak in peaks:
+        runs = runs.with_run(Run(None if peak is None else peak * GIB, 60.0, 0.5))
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("qwen2.5-7b-inst", 7.0), ("Qwen2.5-0.5B", 0.5), ("llama-3.1-70B-Instruct-AWQ", 70.0), ("meta-llama/Llama-2-13b-hf", 13.0),
+        ("mixtral-8x7b", 46.48), ("Mixtral_8x22B_v0.1", 146.08), ("qwen3-30b-a3b", 30.0), ("opt-125m", 0.125), ("gpt2", None),
+        ("resnet50", None), ("bert-base", None), ("v2b-model", None), ("deepseek-r1-671b", 671.0), ("phi-3.8b_4bit", 3.8),
+        ("llama3b", None), ("99999b", None), ("", None), ("model-7bit", None),
+    ],
+)  # fmt: skip
+def test_the_size_in_a_model_name(name: str, billions: float | None) -> None:
+    assert billions_in(name) == (None if billions is None else pytest.approx(billions))
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("qwen2.5-7b-inst", 16, 19), ("qwen2.5-32b", 70, 78), ("qwen2.5-32b-awq", 20, 25), ("llama-8b-4bit", 6, 8), ("llama-8b-int8", 10, 13),
+        ("llama-8b-bnb-4bit", 6, 8), ("llama-8b-fp8", 10, 13), ("llama-8b-gguf-q4_k_m", 6, 8), ("tiny-1b-fp32", 5, 7),
+    ],
+)  # fmt: skip
+def test_the_guess_knows_number_formats(name: str, least: int, most: int) -> None:
+    guess = guessed_mib(name)
+    assert guess is not None and least * GIB <= guess <= most * GIB
+
+
+@pytest.mark.parametrize(
+    ("runs", "before", "need", "basis"),
+    [
+        (seen(31), "0.25", "0.45", "seen"), (seen(10, 31, None), None, "0.45", "seen"), (seen(79), "1", "1", "seen"),
+        (seen(30), "2", "2x0.45", "seen"), (seen(None), None, "0.25", "guess"), (Seen(), None, "0.25", "guess"),
+        (seen(100), "1", "2", "seen"),
+    ],
+)  # fmt: skip
+def test_the_suggestion_is_the_peak_with_a_margin_or_a_guess(
+    runs: Seen, before: str | None, need: str, basis: str
+) -> None:
+    found = suggestion("qwen2.5-7b-inst", runs, A100, ResourceRequest.parse(before) if before else None)
+    assert found is not None and (str(found.need), found.basis) == (need, basis)
+
+
+def test_nothing_is_suggested_if_nothing_is_known() -> None:
+    assert suggestion("resnet50", Seen(), A100) is None
+    assert suggestion("qwen2.5-7b-inst", seen(31), [Gpu(0, "declared:0")]) is None
+
+
+@given(
+    st.lists(st.integers(0, 200 * GIB), min_size=1),
+    st.lists(st.integers(GIB, 200 * GIB), min_size=1),
+    st.integers(1, 8),
+)
+def test_a_suggestion_has_room_for_the_highest_peak(peaks: list[int], sizes: list[int], count: int) -> None:
+    """On the smallest GPU that has the memory, and in all GPUs together if none has it."""
+    runs = Seen()
+    for peak in peaks:
+        runs = runs.with_run(Run(peak, 1.0, None))
+    gpus = [Gpu(number, f"GPU-{number}", memory_mib=size) for number, size in enumerate(sizes)]
+    found = suggestion("any", runs, gpus, ResourceRequest(count, WHOLE))
+    assert found is not None and found.need == need_for(found.mib, sizes, count)
+    fitting = [size for size in sizes if size >= found.mib]
+    if fitting:
+        assert found.need.count == count and min(fitting) * found.need.parts // WHOLE >= max(peaks)
+    else:
+        assert found.need.count * max(sizes) >= max(peaks) * count and found.need.parts == WHOLE
+
+
+@given(st.lists(st.lists(st.integers(0, 1000), max_size=150), max_size=4))
+def test_groups_are_counted_together_and_keep_their_highest_peak(groups: list[list[int]]) -> None:
+    parts = []
+    for peaks in groups:
+        part = Seen()
+        for peak in peaks:
+            part = part.with_run(Run(peak, 1.0, None))
+        assert len(part.runs) == min(MOST_RUNS, len(peaks))
+        parts.append(part)
+    every = [peak for peaks in groups for peak in peaks]
+    whole = together(parts)
+    assert (whole.count, whole.peak_mib) == (len(every), max(every, default=None))
+
+
+def test_p95_is_the_nearest_rank() -> None:
+    assert p95(range(1, 101)) == 95 and p95([3.0]) == 3.0 and p95([]) is None
