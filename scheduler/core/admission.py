@@ -17,6 +17,7 @@ from scheduler.core.gpu import WHOLE, Gpu
 from scheduler.core.gpu_admission import NOTHING_FORBIDDEN, GpuAdmission, Thresholds, Verdict
 from scheduler.core.gpu_faults import GpuFault
 from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot, in_use_text, largest_process_text
+from scheduler.core.measured_use import MeasuredUse, loads_of
 from scheduler.core.mig import driver_name, mig_change
 from scheduler.core.observations import Now, Readings
 from scheduler.core.tenants import (
@@ -74,7 +75,7 @@ class Admission:
     faults: Mapping[str, GpuFault] = field(default_factory=dict)
     trouble: str = ""  # why the last reading failed
     took_s: float = 0.0  # seconds that the last reading took
-    peaks: dict[str, int] = field(default_factory=dict)  # attempt → the most MiB that it was seen to use on one GPU
+    measured: dict[str, MeasuredUse] = field(default_factory=dict)  # attempt → what it was seen to use
     blocked_mask: int = 0
     sick_mask: int = 0  # GPUs that are gone or have a fault: not even jobs that name them start there
     watches_errors: bool = False  # the last reading would have told new errors of the driver
@@ -244,9 +245,9 @@ class Admission:
                 hidden.append(process)
             else:
                 foreign.append(process)
+        loads = loads_of(reading.processes or ())
         for key, mib in own.items():
-            if mib > self.peaks.get(key, 0):
-                self.peaks[key] = int(mib)
+            self.measured.setdefault(key, MeasuredUse()).add(int(mib), loads.get(key))
         rest = max(0.0, used - sum(own.values()))
         # In a container the list of processes may be empty although memory is in use: treat it as no list.
         blind = reading.processes is None or (not reading.processes and rest > _most_baseline(total))
@@ -503,6 +504,11 @@ class Admission:
         if card is None or card.reading is None or not card.reading.memory_total_mib:
             return 0
         return card.capacity_mib - int(self.thresholds.tolerance * card.reading.memory_total_mib)
+
+    def peak_mib(self, key: str) -> int | None:
+        """Return the most MiB that an attempt was seen to use on one GPU; None if it was never measured."""
+        used = self.measured.get(key)
+        return None if used is None else used.peak_mib
 
     def has_room(self, index: int, parts: int, vram_mib: int) -> bool:
         """Return whether the GPU has enough memory left for the job; True if its memory is not known.

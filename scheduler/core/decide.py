@@ -21,6 +21,8 @@ from scheduler.core.handle_requests import answer
 from scheduler.core.job import TICKS_A_SECOND, Event, Failure, Holding, Job, JobState, Outcome, Process
 from scheduler.core.job_text import UNDYING, during_run, where_it_runs
 from scheduler.core.launch import GPU_PLACEHOLDER
+from scheduler.core.learned_needs import DONE, OTHERWISE, OUT_OF_MEMORY, Run, group_of
+from scheduler.core.measured_use import MeasuredUse
 from scheduler.core.neighbours import Neighbours
 from scheduler.core.observations import (
     Arrived,
@@ -246,13 +248,14 @@ class _Decision(DecisionPass):
         known = [size for size in sizes if size is not None]
         vram, share = job.spec.vram_mib or 0, min(known) * job.need.parts // WHOLE if known else 0
         asked = max(vram, share) if job.oom_retries else vram or share  # the share may have been doubled
-        return replace(found, peak_mib=fleet.admission.peaks.get(job.attempt_key), asked_mib=asked or None)
+        return replace(found, peak_mib=fleet.admission.peak_mib(job.attempt_key), asked_mib=asked or None)
 
     def _finish(self, job: Job, leftovers: tuple[Process, ...], note: str = "") -> None:
         sharing, at = self.state.sharing, self.now.since_boot
         if sharing is not None and at is not None and job.finished_at and job.process is not None:
             age = at - job.process.ticks / TICKS_A_SECOND  # limits what a change of the wall clock can do
             sharing.take_back(at, min(self.now.wall - job.finished_at, age), job.need.total / WHOLE)
+        self._learn_need(job)
         ending = after_run(job, self._rules())
         if ending.how is Move.RETRY_SCHEDULED:
             self._run_again(job, ending, leftovers)
@@ -265,6 +268,18 @@ class _Decision(DecisionPass):
             note = next((one for one in reversed(job.notes) if one.startswith(during_run(job))), "")
             note = note or self._gpu_fault(job)
         self._end(job, ending, leftovers, note)
+
+    def _learn_need(self, job: Job) -> None:
+        """Record what the attempt used, for the need that its model is learned to have."""
+        group = group_of(job, self.state.fleet.gpus)
+        if group is None or job.started_at is None or job.finished_at is None:
+            return
+        used = self.state.fleet.admission.measured.get(job.attempt_key, MeasuredUse())
+        ended = DONE if job.exit_code == 0 else OTHERWISE
+        if job.exit_code != 0 and job.log_finding is not None and job.log_finding.kind == OUT_OF_MEMORY:
+            ended = OUT_OF_MEMORY
+        wall_s = max(0.0, job.finished_at - job.started_at)
+        self.plan.measured.append((group, Run(used.peak_mib, wall_s, used.load, ended)))
 
     def _rules(self) -> Rules:
         policy, fleet = self.state.policy, self.state.fleet
@@ -349,7 +364,7 @@ class _Decision(DecisionPass):
         state.open_ends.pop(job.id, None)
         state.leader_ended.discard(job.id)
         state.killed.pop(job.id, None)
-        state.fleet.admission.peaks.pop(job.attempt_key, None)
+        state.fleet.admission.measured.pop(job.attempt_key, None)
         vram = job.spec.vram_mib or 0
         if job.id in state.released:
             self._withdraw_booking(job)
@@ -367,7 +382,7 @@ class _Decision(DecisionPass):
             self.plan.events.append(Event(job.id, self.now.wall, "leftovers", {"pids": pids, "gpus": list(job.gpus)}))
 
     def _processes_gone(self, key: str) -> None:
-        self.state.fleet.admission.peaks.pop(key, None)  # leftover processes were measured as well
+        self.state.fleet.admission.measured.pop(key, None)  # leftover processes were measured as well
         for open_end in self.state.open_ends.values():
             if f"{open_end.end.job}.{open_end.end.attempt}" == key:
                 open_end.end = replace(open_end.end, leftovers=())

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from scheduler.core.backoff import LONGEST_WAIT_S
 from scheduler.core.job import Event, Holding, Job, JobState, Outcome
+from scheduler.core.learned_needs import Group, Run
 from scheduler.core.observations import (
     Now,
 )
@@ -41,6 +42,7 @@ class Plan:
     held: list[Holding] = field(default_factory=list)
     freed: list[str] = field(default_factory=list)  # attempts whose leftover processes have ended
     pauses_changed: bool = False
+    measured: list[tuple[Group, Run]] = field(default_factory=list)  # what ended attempts used
     faults_changed: bool = False  # of GPUs (`SchedulerState.faults`)
     must_sync: bool = False  # the commit must be synced to disk
     notices: list[tuple[str, bool]] = field(default_factory=list)  # messages about no job: (text, whether a warning)

@@ -8,29 +8,32 @@ down, but a lack of memory ends them.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
+from scheduler.core.job import Job
+from scheduler.core.model_table import model_in, words_of
 from scheduler.core.size_guess import guessed_mib
 
 MOST_RUNS = 100  # newest runs kept of each group
 MARGIN = 1.1  # readings are taken at intervals, so the real peak may be higher than the highest reading
+DONE, OUT_OF_MEMORY, OTHERWISE = "done", "oom", "otherwise"  # how an attempt ended
 STEP = 50  # suggested shares are multiples of this many thousandths
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one attempt used on one GPU. ``enough``: False if it ended because GPU memory ran out.
+    """What one attempt used. ``ended``: `DONE`, `OUT_OF_MEMORY`, or `OTHERWISE`.
 
-    ``peak_mib``: the most memory, or if memory ran out, the least that it would have needed; ``wall_s``: its run time in seconds;
-    ``load``: mean load of the GPU, 0 to 1. None: not measured.
+    ``peak_mib``: the most memory on one GPU; ``wall_s``: its run time in seconds; ``load``: mean load that its processes put on
+    a GPU, 0 to 1. None: not measured.
     """
 
     peak_mib: int | None
     wall_s: float
     load: float | None
-    enough: bool = True
+    ended: str = DONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +111,13 @@ def suggestion(model: str, seen: Seen, gpus: Iterable[Gpu], before: ResourceRequ
         return Suggestion(need_for(mib, sizes, count), "seen", mib)
     guess = guessed_mib(model)
     return None if guess is None else Suggestion(need_for(guess, sizes), "guess", guess)
+
+
+def group_of(job: Job, gpus: Mapping[int, Gpu]) -> Group | None:
+    """Return the group of the current attempt of a job; None if it names no model, or uses no GPU. ``gpus``: by index."""
+    model = model_in(words_of(job.spec))
+    names = [gpus[gpu].name for gpu in job.gpus if gpu in gpus]
+    if model is None or not names:
+        return None
+    program = job.spec.script or (job.spec.arguments[0] if job.spec.arguments else "")
+    return Group(job.spec.user, model, program, names[0])

@@ -69,6 +69,7 @@ from scheduler.store.database import trouble
 from scheduler.store.gpu_faults import save_faults
 from scheduler.store.readings import save_readings
 from scheduler.store.scheduler_state import book_active, cpu_slots_of, read_state
+from scheduler.store.seen_runs import add_runs
 from scheduler.system.crash_points import crash_point
 from scheduler.system.proc import boot_id
 
@@ -369,6 +370,8 @@ class Daemon:
                 rows.save_pauses(connection, ids_of(state.fleet.paused_mask), state.queue_paused, state.pauses.changes)
                 if self._shares is not None:
                     self._shares.save_paused(connection)
+            if plan.measured:
+                add_runs(connection, plan.measured, now.wall)
             if plan.faults_changed:
                 save_faults(connection, self.state.faults.values(), boot_id())
             if plan.starts:

@@ -52,16 +52,14 @@ class ManagedGpus:
         """Return the admission of the managed GPUs, for use when the state is rebuilt; None for declared GPUs.
 
         While the managed GPUs stay the same, each call returns the same object. After a change of the managed GPUs, the
-        result is a new object, which takes over only the memory peaks of the old object.
+        result is a new object, which takes over only what attempts were seen to use.
         """
         if self.monitor is None:
             return None
         if [card.gpu for card in self.admission.cards.values()] != self.gpus:
-            peaks, self.admission = (
-                self.admission.peaks,
-                Admission.of(self.gpus, thresholds_of(self._context.config), now),
-            )
-            self.admission.peaks = peaks
+            measured = self.admission.measured
+            self.admission = Admission.of(self.gpus, thresholds_of(self._context.config), now)
+            self.admission.measured = measured
         return self.admission
 
     def read_if_old(self, now: Now) -> None:

@@ -157,8 +157,17 @@ ALTER TABLE gpus ADD COLUMN links TEXT NOT NULL DEFAULT '';
 ALTER TABLE gpus ADD COLUMN profile TEXT NOT NULL DEFAULT '';
 """
 
+# What the runs of each model used (core/learned_needs.py). ``runs``: the newest, as JSON.
+_SEEN_RUNS = """
+CREATE TABLE seen_runs (
+    user TEXT, model TEXT, script TEXT, gpu TEXT, count INTEGER NOT NULL, peak_mib INTEGER, runs TEXT NOT NULL, at REAL NOT NULL,
+    PRIMARY KEY (user, model, script, gpu)
+) WITHOUT ROWID;
+"""
+
 STEPS = (
     _FIRST, _READINGS, _OLD_LOGS, _COUNTS, _CALLS, _TALLIES, _EVENT_NAMES, _QUEUE, _NODES, "", _USERS, _FAULTS, _LINKS,
+    _SEEN_RUNS,
 )  # fmt: skip
 VERSION = len(STEPS)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import sqlite3
 
 import pytest
 
+from scheduler.core.learned_needs import OUT_OF_MEMORY
+from scheduler.store.seen_runs import seen_runs
 from tests.stories.harness import alive, wait_for
 from tests.stories.machine import kill_all, machine
 
@@ -167,7 +171,7 @@ def test_jobs_with_only_vram_share_a_gpu_by_memory(machine):
     program.chmod(0o755)
     m.s.hold("oom")
     m.s.start()
-    m.s.append(f"0,{program},,,;vram=19000M")
+    m.s.append(f"0,{program},,--llm tiny,;vram=19000M")
     for key in "bcd":
         m.s.hold(key)
         m.s.append(m.s.line(key) + ";vram=19000M")
@@ -181,13 +185,17 @@ def test_jobs_with_only_vram_share_a_gpu_by_memory(machine):
     assert "needs 0.238 of one GPU" in m.waits(5, "no-room")["reason"]
     file = m.s.folder / "pid"
     pid = int(wait_for(lambda: file.exists() and file.read_text().strip(), "the pid of job 1"))
-    m.use("GPU-a", pid, 15_000)
+    m.use("GPU-a", pid, 15_000, load=40)
     wait_for(lambda: m.gpu(0)["memory_own"] == 15_000 << 20, "its memory")
     m.s.release("oom")
     m.s.wait_state(1, "failed")
     failure = m.s.job(1)["failure"]
     assert (failure["asked_memory"], failure["peak_memory"]) == (19_000 << 20, 15_000 << 20)
     assert "asked for 18.6 GiB of a GPU, used up to 14.6 GiB" in m.s.cli("show", "1").stdout
+    with contextlib.closing(sqlite3.connect(m.s.folder / ".gpujob" / "store.db")) as store:
+        (((group, seen)),) = seen_runs(store).items()
+    assert (group.model, group.script) == ("tiny", str(program)) and (seen.count, seen.peak_mib) == (1, 15_000)
+    assert (seen.runs[0].ended, seen.runs[0].load) == (OUT_OF_MEMORY, pytest.approx(0.4))
     m.unuse("GPU-a", pid)
     m.running("e")
 

@@ -1,0 +1,40 @@
+"""What the runs of each model used, in the store (`core/learned_needs.py`). It stays when jobs are forgotten."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable
+
+from scheduler.core.learned_needs import Group, Run, Seen
+
+MOST_GROUPS = 2000  # the groups whose last run is oldest are forgotten
+_KEY = "user=? AND model=? AND script=? AND gpu=?"
+
+
+def add_runs(connection: sqlite3.Connection, measured: Iterable[tuple[Group, Run]], now: float) -> None:
+    """Add ended runs. ``now``: seconds since 1970."""
+    for group, run in measured:
+        key = (group.user, group.model, group.script, group.gpu)
+        row = connection.execute(f"SELECT count, peak_mib, runs FROM seen_runs WHERE {_KEY}", key).fetchone()
+        seen = (Seen() if row is None else _seen(*row)).with_run(run)
+        runs = json.dumps([[one.peak_mib, round(one.wall_s, 3), one.load, one.ended] for one in seen.runs])
+        connection.execute(
+            "INSERT OR REPLACE INTO seen_runs VALUES (?,?,?,?,?,?,?,?)", (*key, seen.count, seen.peak_mib, runs, now)
+        )
+        if row is None:
+            connection.execute(
+                "DELETE FROM seen_runs WHERE (user, model, script, gpu) IN"
+                " (SELECT user, model, script, gpu FROM seen_runs ORDER BY at DESC LIMIT -1 OFFSET ?)",
+                (MOST_GROUPS,),
+            )
+
+
+def seen_runs(connection: sqlite3.Connection) -> dict[Group, Seen]:
+    """Return the runs of all groups."""
+    rows = connection.execute("SELECT user, model, script, gpu, count, peak_mib, runs FROM seen_runs")
+    return {Group(*row[:4]): _seen(*row[4:]) for row in rows}
+
+
+def _seen(count: int, peak_mib: int | None, runs: str) -> Seen:
+    return Seen(tuple(Run(*run) for run in json.loads(runs)), count, peak_mib)
