@@ -1,4 +1,4 @@
-"""Needs that are learned: what the runs of each model used, and the need that this suggests.
+"""Needs that are learned: the memory and load of the runs of each model, and the need that they suggest.
 
 Runs are kept for each group (user, model, script, type of GPU). Suggestions are computed for each model from all its groups, because
 the memory of a model depends little on the type of GPU. They are based on memory alone: jobs that keep a GPU busy slow each other
@@ -24,7 +24,7 @@ STEP = 50  # suggested shares are multiples of this many thousandths
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one attempt used. ``ended``: `DONE`, `OUT_OF_MEMORY`, or `OTHERWISE`.
+    """Memory, load and run time of one attempt. ``ended``: `DONE`, `OUT_OF_MEMORY`, or `OTHERWISE`.
 
     ``peak_mib``: the most memory on one GPU; ``wall_s``: its run time in seconds; ``load``: mean load that its processes put on
     a GPU, 0 to 1. None: not measured.

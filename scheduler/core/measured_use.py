@@ -1,4 +1,4 @@
-"""What an attempt was seen to use of its GPUs, as long as it runs."""
+"""The measured memory and load of a running attempt."""
 
 from __future__ import annotations
 

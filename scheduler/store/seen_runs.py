@@ -1,4 +1,7 @@
-"""What the runs of each model used, in the store (`core/learned_needs.py`). It stays when jobs are forgotten."""
+"""The memory, load and run time of the runs of each model, in the store (`core/learned_needs.py`).
+
+They stay when jobs are forgotten.
+"""
 
 from __future__ import annotations
 
