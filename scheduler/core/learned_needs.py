@@ -8,12 +8,13 @@ down, but a lack of memory ends them.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
 from scheduler.core.job import Job
-from scheduler.core.model_table import model_in, words_of
+from scheduler.core.model_table import ModelTable, model_in, words_of
 from scheduler.core.size_guess import guessed_mib
 
 MOST_RUNS = 100  # newest runs kept of each group
@@ -121,3 +122,53 @@ def group_of(job: Job, gpus: Mapping[int, Gpu]) -> Group | None:
         return None
     program = job.spec.script or (job.spec.arguments[0] if job.spec.arguments else "")
     return Group(job.spec.user, model, program, names[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The need of a model: in the table, as seen, and as suggested.
+
+    ``table``: its need in the model table as written; empty: the table does not know it. ``p95_mib``, ``load``, ``wall_s``: of the
+    newest runs: the memory that 95 % of them did not exceed, their mean load (0 to 1), and the median run time of those that
+    were done. ``out_of_memory``: how many of the newest runs ended because GPU memory ran out.
+    """
+
+    model: str
+    table: str
+    runs: int
+    peak_mib: int | None
+    p95_mib: float | None
+    load: float | None
+    wall_s: float | None
+    out_of_memory: int
+    suggestion: Suggestion | None
+
+    @property
+    def differs(self) -> bool:
+        """Whether runs were seen, and they suggest another need than that of the table."""
+        found = self.suggestion
+        return found is not None and found.basis == "seen" and found.need != _need_in(self.table)
+
+
+def advice(table: ModelTable, seen: Mapping[Group, Seen], gpus: Collection[Gpu]) -> list[Advice]:
+    """Return the advice for each model of the table and each model that has run, sorted by name."""
+    groups: dict[str, list[Seen]] = {model: [] for model in table.models}
+    for group, runs in seen.items():
+        groups.setdefault(group.model, []).append(runs)
+    return [_advice(model, table.models.get(model, ""), together(groups[model]), gpus) for model in sorted(groups)]
+
+
+def _advice(model: str, written: str, seen: Seen, gpus: Collection[Gpu]) -> Advice:
+    loads = [run.load for run in seen.runs if run.load is not None]
+    walls = [run.wall_s for run in seen.runs if run.ended == DONE]
+    return Advice(
+        model, written, seen.count, seen.peak_mib,
+        p95([run.peak_mib for run in seen.runs if run.peak_mib is not None]),
+        statistics.fmean(loads) if loads else None, statistics.median(walls) if walls else None,
+        sum(run.ended == OUT_OF_MEMORY for run in seen.runs),
+        suggestion(model, seen, gpus, _need_in(written)),
+    )  # fmt: skip
+
+
+def _need_in(written: str) -> ResourceRequest | None:
+    return ResourceRequest.parse(written) if written else None

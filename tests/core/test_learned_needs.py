@@ -7,7 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
-from scheduler.core.learned_needs import MOST_RUNS, Run, Seen, need_for, p95, suggestion, together
+from scheduler.core.learned_needs import (
+    MOST_RUNS,
+    OUT_OF_MEMORY,
+    Group,
+    Run,
+    Seen,
+    advice,
+    need_for,
+    p95,
+    suggestion,
+    together,
+)
+from scheduler.core.model_table import ModelTable
 from scheduler.core.size_guess import billions_in, guessed_mib
 
 GIB = 1024
@@ -103,3 +115,28 @@ def test_groups_are_counted_together_and_keep_their_highest_peak(groups: list[li
 
 def test_p95_is_the_nearest_rank() -> None:
     assert p95(range(1, 101)) == 95 and p95([3.0]) == 3.0 and p95([]) is None
+
+
+def test_the_advice_has_the_models_of_the_table_and_those_that_ran() -> None:
+    table = ModelTable("1", {"qwen2.5-7b-inst": "0.5", "never-ran": "2"})
+    runs = seen(31, 10).with_run(Run(33 * GIB, 5.0, 1.0, OUT_OF_MEMORY))
+    groups = {
+        Group("", "qwen2.5-7b-inst", "/a.py", "A100"): runs,
+        Group("", "qwen2.5-7b-inst", "/b.py", "A100"): seen(36),
+        Group("", "other-1b", "/a.py", "A100"): seen(None),
+    }
+    found = {one.model: one for one in advice(table, groups, A100)}
+    assert list(found) == ["never-ran", "other-1b", "qwen2.5-7b-inst"]
+    seven = found["qwen2.5-7b-inst"]
+    assert (seven.table, seven.runs, seven.peak_mib, seven.p95_mib) == ("0.5", 4, 36 * GIB, 36 * GIB)
+    assert (seven.load, seven.wall_s, seven.out_of_memory) == (0.625, 60.0, 1)
+    assert seven.suggestion is not None and str(seven.suggestion.need) == "0.5" and not seven.differs
+    guess = found["other-1b"].suggestion
+    assert guess is not None and guess.basis == "guess" and not found["other-1b"].differs
+    assert found["never-ran"].suggestion is None
+
+
+def test_a_need_below_the_peak_differs() -> None:
+    table = ModelTable("1", {"m": "0.25", "n": "0.45"})
+    groups = {Group("", model, "/a.py", "A100"): seen(31) for model in ("m", "n")}
+    assert [(one.model, one.differs) for one in advice(table, groups, A100)] == [("m", True), ("n", False)]
