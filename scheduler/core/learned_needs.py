@@ -1,8 +1,7 @@
 """Needs that are learned: the memory and load of the runs of each model, and the need that they suggest.
 
 Runs are kept for each group (user, model, script, type of GPU). Suggestions are computed for each model from all its groups, because
-the memory of a model depends little on the type of GPU. They are based on memory alone: jobs that keep a GPU busy slow each other
-down, but a lack of memory ends them.
+the memory of a model depends little on the type of GPU (`core/suggested_need.py`).
 """
 
 from __future__ import annotations
@@ -12,15 +11,13 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
+from scheduler.core.gpu import Gpu, ResourceRequest
 from scheduler.core.job import Job
 from scheduler.core.model_table import ModelTable, model_in, words_of
-from scheduler.core.size_guess import guessed_mib
+from scheduler.core.suggested_need import Suggestion, suggestion
 
 MOST_RUNS = 100  # newest runs kept of each group
-MARGIN = 1.1  # readings are taken at intervals, so the real peak may be higher than the highest reading
 DONE, OUT_OF_MEMORY, OTHERWISE = "done", "oom", "otherwise"  # how an attempt ended
-STEP = 50  # suggested shares are multiples of this many thousandths
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,45 +72,6 @@ def p95(values: Collection[float]) -> float | None:
     return ordered[math.ceil(0.95 * len(ordered)) - 1] if ordered else None
 
 
-@dataclass(frozen=True, slots=True)
-class Suggestion:
-    """The suggested need of a model. ``basis``: ``seen`` or ``guess``; ``mib``: memory of each GPU that it is for."""
-
-    need: ResourceRequest
-    basis: str
-    mib: int
-
-
-def need_for(mib: int, sizes: Collection[int], count: int = 1) -> ResourceRequest:
-    """Return the need for ``mib`` MiB on each of ``count`` GPUs. ``sizes``: MiB of the managed GPUs, at least one.
-
-    The share is of the smallest GPU that has this memory, as for ``vram=``. If no GPU has it, it is spread over more GPUs.
-    """
-    fitting = [size for size in sizes if size >= mib]
-    if not fitting:
-        return ResourceRequest(math.ceil(mib * count / max(sizes)), WHOLE)
-    parts = math.ceil(mib * WHOLE / min(fitting))
-    return ResourceRequest(count, min(WHOLE, math.ceil(parts / STEP) * STEP))
-
-
-def suggestion(model: str, seen: Seen, gpus: Iterable[Gpu], before: ResourceRequest | None = None) -> Suggestion | None:
-    """Return the suggested need of a model; None if nothing is known of it, or of the size of the GPUs.
-
-    ``before``: its need in the model table; the number of GPUs stays. The need is never below the highest peak that was seen.
-    """
-    sizes = [gpu.memory_mib for gpu in gpus if gpu.memory_mib and not gpu.profile]
-    if not sizes:
-        return None
-    count = max(1, before.count) if before is not None else 1
-    if seen.peak_mib is not None:
-        mib = math.ceil(seen.peak_mib * MARGIN)
-        if seen.peak_mib <= max(sizes) < mib:
-            mib = max(sizes)  # it has run on one of these GPUs
-        return Suggestion(need_for(mib, sizes, count), "seen", mib)
-    guess = guessed_mib(model)
-    return None if guess is None else Suggestion(need_for(guess, sizes), "guess", guess)
-
-
 def group_of(job: Job, gpus: Mapping[int, Gpu]) -> Group | None:
     """Return the group of the current attempt of a job; None if it names no model, or uses no GPU. ``gpus``: by index."""
     model = model_in(words_of(job.spec))
@@ -166,7 +124,7 @@ def _advice(model: str, written: str, seen: Seen, gpus: Collection[Gpu]) -> Advi
         p95([run.peak_mib for run in seen.runs if run.peak_mib is not None]),
         statistics.fmean(loads) if loads else None, statistics.median(walls) if walls else None,
         sum(run.ended == OUT_OF_MEMORY for run in seen.runs),
-        suggestion(model, seen, gpus, _need_in(written)),
+        suggestion(model, seen.peak_mib, gpus, _need_in(written)),
     )  # fmt: skip
 
 

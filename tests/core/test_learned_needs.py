@@ -14,13 +14,12 @@ from scheduler.core.learned_needs import (
     Run,
     Seen,
     advice,
-    need_for,
     p95,
-    suggestion,
     together,
 )
 from scheduler.core.model_table import ModelTable
 from scheduler.core.size_guess import billions_in, guessed_mib
+from scheduler.core.suggested_need import need_for, suggestion
 
 GIB = 1024
 A100 = [Gpu(0, "GPU-a", memory_mib=80 * GIB), Gpu(1, "GPU-b", memory_mib=80 * GIB)]
@@ -70,13 +69,13 @@ def test_the_guess_knows_number_formats(name: str, least: int, most: int) -> Non
 def test_the_suggestion_is_the_peak_with_a_margin_or_a_guess(
     runs: Seen, before: str | None, need: str, basis: str
 ) -> None:
-    found = suggestion("qwen2.5-7b-inst", runs, A100, ResourceRequest.parse(before) if before else None)
+    found = suggestion("qwen2.5-7b-inst", runs.peak_mib, A100, ResourceRequest.parse(before) if before else None)
     assert found is not None and (str(found.need), found.basis) == (need, basis)
 
 
 def test_nothing_is_suggested_if_nothing_is_known() -> None:
-    assert suggestion("resnet50", Seen(), A100) is None
-    assert suggestion("qwen2.5-7b-inst", seen(31), [Gpu(0, "declared:0")]) is None
+    assert suggestion("resnet50", None, A100) is None
+    assert suggestion("qwen2.5-7b-inst", 31 * GIB, [Gpu(0, "declared:0")]) is None
 
 
 @given(
@@ -90,7 +89,7 @@ def test_a_suggestion_has_room_for_the_highest_peak(peaks: list[int], sizes: lis
     for peak in peaks:
         runs = runs.with_run(Run(peak, 1.0, None))
     gpus = [Gpu(number, f"GPU-{number}", memory_mib=size) for number, size in enumerate(sizes)]
-    found = suggestion("any", runs, gpus, ResourceRequest(count, WHOLE))
+    found = suggestion("any", runs.peak_mib, gpus, ResourceRequest(count, WHOLE))
     assert found is not None and found.need == need_for(found.mib, sizes, count)
     fitting = [size for size in sizes if size >= found.mib]
     if fitting:
