@@ -50,15 +50,17 @@ __all__ = [
     "OUT_OF_MEMORY",
     "OwnClass",
     "classify",
+    "time_limit_failure",
     "warning_in",
 ]
 
 OWN_LINES = 200  # the last lines of a log in which the user's classes are looked for
+NEAR_LINES = 6  # so many lines before a traceback, a line may tell its cause
 STILL_RUNNING = 4  # lines of progress after an error that show that the program handled it
 CRASHES = frozenset((signals.SIGSEGV, signals.SIGABRT, signals.SIGBUS, signals.SIGILL, signals.SIGFPE, signals.SIGTRAP))
 STOPS = frozenset((signals.SIGINT, signals.SIGTERM, signals.SIGHUP))
 # Weights of clues.
-CERTAIN, EXCEPTION, LINE, GENERIC, EARLIER, WRAPPER, MILD = 90, 70, 60, 50, 40, 10, 5
+CERTAIN, EXCEPTION, LINE, GENERIC, EARLIER, WRAPPER, MILD, HANDLED = 90, 70, 60, 50, 40, 10, 5, 0
 CONSEQUENCES = {KILLED: 34, CRASH: 33, NCCL: 32, INTERRUPTED: 26}  # a cause in another process counts more
 ABORTED = 30  # SIGABRT ends a process after an NCCL error
 MAY_CAUSE_NCCL = frozenset((OUT_OF_MEMORY, HOST_MEMORY, ILLEGAL_ACCESS, GPU_ERROR, SHARED_MEMORY, "disk_full"))
@@ -111,6 +113,7 @@ class _Clue(NamedTuple):
     kind: str
     line: str
     exception: bool = False
+    begun: int = -1  # of an exception with a traceback: the line where this begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,11 @@ def classify(
     clues = _clues(tail)
     kind, line = _decided(clues, exit_code, signal, timed_out)
     return _failure(kind, line, need, own) if kind else None
+
+
+def time_limit_failure() -> Failure:
+    """Return the cause of an attempt that was ended at its time limit."""
+    return Failure(TIME_LIMIT, "", CLASSES[TIME_LIMIT].hint)
 
 
 def warning_in(tail: str, need: ResourceRequest) -> Failure | None:
@@ -289,7 +297,8 @@ def _of_exception(log: LogText, found: FoundException, kind_of: Callable[[str], 
                 break
     if not kind or kind == TRACEBACK:
         weight = CONSEQUENCES[INTERRUPTED] if _CONSEQUENCE.match(text) else GENERIC
-        return _Clue(weight if found.traced else weight - 2, number, TRACEBACK, text, True)
+        begun = found.begun if found.traced else -1
+        return _Clue(weight if found.traced else weight - 2, number, TRACEBACK, text, True, begun)
     weight = CONSEQUENCES.get(kind, EXCEPTION)
     if kind == NETWORK and _CONSEQUENCE.match(text):
         weight = EARLIER
@@ -321,19 +330,32 @@ def _without_handled(log: LogText, clues: list[_Clue]) -> list[_Clue]:
     """Return the clues with less weight where the program went on after the error."""
     progress = [number for number, line in enumerate(log.lines) if _goes_on(line)]
     last = max((clue.number for clue in clues if clue.weight >= EARLIER), default=-1)
+    final = max((clue for clue in clues if clue.begun >= 0), default=None, key=lambda clue: clue.number)
     result = []
     for clue in clues:
         after = sum(1 for number in progress if number > clue.number)
         between = any(clue.number < number < last for number in progress)
         if clue.weight == CERTAIN:
             result.append(clue)
-        elif _is_handled(log, clue) or after >= STILL_RUNNING:
+        elif after >= STILL_RUNNING or (after and _is_handled(log, clue)):
+            result.append(clue._replace(weight=HANDLED))
+        elif _is_handled(log, clue):
             result.append(clue._replace(weight=MILD))
-        elif between and clue.weight > EARLIER:
+        elif (between or (final is not None and _is_apart(clue, final))) and clue.weight > EARLIER:
             result.append(clue._replace(weight=EARLIER))
         else:
             result.append(clue)
     return result
+
+
+def _is_apart(clue: _Clue, final: _Clue) -> bool:
+    """Return whether a single line tells nothing about the exception that ended the program after it.
+
+    Lines shortly before a traceback may name the cause that the exception only reports.
+    """
+    name = final.line.split(":", 1)[0].rpartition(".")[2]
+    near = 0 if name in _OWN_FAULT else NEAR_LINES
+    return not clue.exception and clue.kind not in (TRACEBACK, ENVIRONMENT) and clue.number < final.begun - near
 
 
 def _goes_on(line: LogLine) -> bool:
@@ -388,7 +410,11 @@ def _best(clues: list[_Clue]) -> _Clue | None:
 
 def _of_mild(best: _Clue | None) -> tuple[str, str]:
     """Return the class of a log that has only warnings: only those that programs write right before they end."""
-    if best is not None and best.kind in (OUT_OF_MEMORY, HOST_MEMORY, NCCL, GPU_ERROR, TIME_LIMIT):
+    if (
+        best is not None
+        and best.weight == MILD
+        and best.kind in (OUT_OF_MEMORY, HOST_MEMORY, NCCL, GPU_ERROR, TIME_LIMIT)
+    ):
         return best.kind, best.line
     return "", ""
 

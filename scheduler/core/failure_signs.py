@@ -76,7 +76,7 @@ _ROWS = (
             "is killed by signal: bus error",
             "unable to allocate shared memory",
             "no space left on device*/dev/shm",
-            "/dev/shm*no space left on device",
+            "/dev/shm*no space left on device",  # noqa: S108
             "unable to write to file </torch_",
             "shared memory object*no space left",
             "error while creating shared memory",

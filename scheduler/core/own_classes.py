@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -41,10 +42,15 @@ def holds(line: str, pieces: Sequence[str]) -> bool:
     return True
 
 
-def read_own_classes(value: Any) -> tuple[OwnClass, ...]:
-    """Return the classes of the setting, which is a mapping: name → text, hint, after. Raises UsageError."""
-    if value in (None, "", {}, [], ()):
-        return ()
+def read_own_classes(value: Any) -> tuple[OwnClass, ...] | None:
+    """Return the classes of the setting, a mapping: name → text, hint, after; None: there are none. Raises UsageError.
+
+    As an option or variable, the mapping is JSON.
+    """
+    if isinstance(value, str) and value.strip():
+        value = _parsed(value)
+    if not value and not isinstance(value, (bool, int, float)):
+        return None
     if isinstance(value, (list, tuple)):  # as the store and agents have it
         value = _mapping_of(value)
     if not isinstance(value, Mapping):
@@ -54,6 +60,26 @@ def read_own_classes(value: Any) -> tuple[OwnClass, ...]:
     if len(value) > MOST_CLASSES:
         raise UsageError(f"has {len(value)} classes, and at most {MOST_CLASSES} are allowed", do="remove some")
     return tuple(_class(name, row) for name, row in value.items())
+
+
+def written_own_classes(classes: Sequence[Sequence[Any]]) -> str:
+    """Return the setting as one line of YAML, which is also JSON."""
+    rows = {}
+    for name, texts, hint, after in classes:
+        given = {"text": list(texts), "hint": hint, "after": list(after)}
+        rows[name] = {key: part for key, part in given.items() if part}
+    return json.dumps(rows, ensure_ascii=False)
+
+
+def _parsed(text: str) -> Any:
+    do = 'write {"NAME": {"text": "part of a line", "hint": "what to do"}}'
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UsageError(f"must be a mapping, not {said(text)}", do=do) from None
+    if not isinstance(value, dict):
+        raise UsageError(f"must be a mapping, not {said(text)}", do=do)
+    return value
 
 
 def _mapping_of(rows: Sequence[Any]) -> dict[Any, Any]:
