@@ -8,7 +8,6 @@ than "any other exception", and a consequence in another process (a broken conne
 from __future__ import annotations
 
 import re
-import signal as signals
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -57,8 +56,9 @@ __all__ = [
 OWN_LINES = 200  # the last lines of a log in which the user's classes are looked for
 NEAR_LINES = 6  # so many lines before a traceback, a line may tell its cause
 STILL_RUNNING = 4  # lines of progress after an error that show that the program handled it
-CRASHES = frozenset((signals.SIGSEGV, signals.SIGABRT, signals.SIGBUS, signals.SIGILL, signals.SIGFPE, signals.SIGTRAP))
-STOPS = frozenset((signals.SIGINT, signals.SIGTERM, signals.SIGHUP))
+SIGKILL = 9
+CRASHES = frozenset((4, 5, 6, 7, 8, 11))  # SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
+STOPS = frozenset((1, 2, 15))  # SIGHUP, SIGINT, SIGTERM
 # Weights of clues.
 CERTAIN, EXCEPTION, LINE, GENERIC, EARLIER, WRAPPER, MILD, HANDLED = 90, 70, 60, 50, 40, 10, 5, 0
 CONSEQUENCES = {KILLED: 34, CRASH: 33, NCCL: 32, INTERRUPTED: 26}  # a cause in another process counts more
@@ -421,7 +421,7 @@ def _of_mild(best: _Clue | None) -> tuple[str, str]:
 
 def _of_signal(number: int) -> str:
     """Return the class of an attempt that a signal ended, if its log tells nothing better."""
-    if number == signals.SIGKILL:
+    if number == SIGKILL:
         return KILLED
     return CRASH if number in CRASHES else INTERRUPTED if number in STOPS else ""
 
