@@ -15,6 +15,7 @@ import typer
 
 from scheduler.cli.app import app
 from scheduler.core.config import OPTIONS, RELOADABLE, written
+from scheduler.core.failure_signs import CLASSES
 from scheduler.core.job import REASON_CODES
 from scheduler.core.job_options import (
     BOOLEAN,
@@ -109,6 +110,17 @@ def reasons() -> str:
     return "\n".join(["| code | the job waits because |", "|---|---|", *rows])
 
 
+def classes() -> str:
+    """Return the table of classes of failures."""
+    rows = [f"| `{row.name}` | {row.meaning} | {_as_cell(row.hint)} |" for row in CLASSES.values()]
+    return "\n".join(["| class | the job failed because | what to do |", "|---|---|---|", *rows])
+
+
+def _as_cell(hint: str) -> str:
+    text = hint if not hint.endswith(": ") else f"{hint}request more or a larger share, or use a smaller batch size"
+    return text.replace("|", "\\|")
+
+
 def rights() -> str:
     """Return the table of rights in the scheduler of all users."""
     lines = ["| what | owner of the job | other user | administrator |", "|---|---|---|---|"]
@@ -179,6 +191,7 @@ BLOCKS = {
     "docs/jobs-file.md": {"line keys": line_keys},
     "docs/configuration.md": {"settings": settings, "restart": restart},
     "docs/gpus.md": {"reasons": reasons},
+    "docs/failures.md": {"classes": classes},
     "docs/sharing.md": {"rights": rights},
     "docs/verbs.md": {"verbs": verbs, "options of a job": job_options},
     "docs/api.md": {"keys of a job": http_keys},

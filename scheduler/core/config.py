@@ -13,6 +13,7 @@ from scheduler.core.errors import LONGEST_SHOWN, SchedulerError, UsageError, nea
 from scheduler.core.fair_shares import HALF_LIFE_S
 from scheduler.core.gpu import HIGHEST_GPU_ID, parse_gpu_ids
 from scheduler.core.launch import CONDA_MODES, CUDA_MODES
+from scheduler.core.own_classes import OwnClass, read_own_classes, written_own_classes
 from scheduler.core.retention import Keep, keep_finished, keep_logs
 from scheduler.core.runner_kinds import ENGINES
 from scheduler.core.units import seconds_of
@@ -408,6 +409,11 @@ class Config:
         2, _whole(0), "how often a job that ran out of GPU memory is run again with a larger share; 0: never", "N", reload=True
     )
     kill_grace: float = _option(15.0, _seconds, "time between SIGTERM and SIGKILL", "S", reload=True)
+    failure_classes: tuple[OwnClass, ...] | None = _option(
+        None, read_own_classes,
+        "your own classes of failures: name → text (a part of a line of the log, or several, with * for any characters), "
+        "hint, after (exit codes); docs/failures.md; as an option: JSON", "JSON", reload=True
+    )
 
     keep_logs: str = _option(
         "", _keeping(keep_logs), "how long logs of ended jobs are kept: up to an age (30d), a total size (20G) or both; empty: for ever", "LIMITS",
@@ -490,6 +496,8 @@ def written(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, float):
         return str(int(value)) if value == int(value) else repr(value)
+    if isinstance(value, (list, tuple)) and value and isinstance(value[0], (list, tuple)):
+        return written_own_classes(value)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(str, value))}]"
     if not isinstance(value, str):

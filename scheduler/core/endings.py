@@ -5,13 +5,14 @@ The daemon, `recover`, `track`, and `status` without a running scheduler all cal
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from scheduler.core.counters import RETRY_COULD_NOT_START, RETRY_FAILED, RETRY_GPU_ERROR, RETRY_OUT_OF_MEMORY
-from scheduler.core.failure_patterns import OUT_OF_MEMORY
+from scheduler.core.failure_signs import OUT_OF_MEMORY
 from scheduler.core.gpu import BY_MEMORY, WHOLE, ResourceRequest
 from scheduler.core.job import Job, JobState, Outcome
+from scheduler.core.own_classes import OwnClass
 from scheduler.core.states import Move
 from scheduler.core.units import mib_text
 
@@ -33,7 +34,7 @@ class Rules:
     memory; each of these attempts books more memory. ``most_mib``: returns the most MiB that a job can get on one GPU.
     This function is called only for jobs that book MiB (`core/model_table.py: booking_memory`). ``gpu_fault``: returns
     the fault of a GPU of the job's attempt, such as "GPU 0 reported XID 79"; empty if there is none. A job that ends
-    badly then gets one more attempt, which never starts on this GPU.
+    badly then gets one more attempt, which never starts on this GPU. ``own_classes``: the user's classes of failures.
     """
 
     starts: int = 0
@@ -41,6 +42,7 @@ class Rules:
     oom_retries: int = 0
     most_mib: Callable[[Job], int] = _unknown
     gpu_fault: Callable[[Job], str] = _no_fault
+    own_classes: Sequence[OwnClass] = ()
 
 
 NEVER_AGAIN = Rules(retries=False)
@@ -108,11 +110,21 @@ def after_no_start(job: Job, why: str, lasting: bool, rules: Rules) -> Meaning:
     return Meaning(Move.RETRY_SCHEDULED, Outcome.COULD_NOT_START, RETRY_COULD_NOT_START, why)
 
 
+def reached_time_limit(job: Job) -> bool:
+    """Return whether the attempt is being ended because it reached its time limit."""
+    return job.state is JobState.STOPPING and job.stop_why == TIME_LIMIT
+
+
 def ran(job: Job) -> dict[str, float]:
     """Return ``{"ran": seconds}`` for the event of an ended attempt; empty if its start or end is not known."""
     if job.started_at is None or job.finished_at is None:
         return {}
     return {"ran": round(max(0.0, job.finished_at - job.started_at), 3)}
+
+
+def ended_by_request(job: Job) -> bool:
+    """Return whether the attempt is being ended for another reason: a user cancelled it, or it used other GPUs."""
+    return job.state is JobState.STOPPING and job.stop_why != TIME_LIMIT
 
 
 def _is_cancelled(job: Job) -> bool:

@@ -187,7 +187,10 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A cause of failure, found in a job's log (`core/failure_patterns.py`). Sizes are MiB of memory on one GPU."""
+    """A cause of failure (`core/failure_classes.py`). ``kind``: one of our classes, or one of the user's.
+
+    ``line``: the line of the log that shows it; empty if the exit code or signal does. Sizes are MiB of one GPU.
+    """
 
     kind: str
     line: str = ""

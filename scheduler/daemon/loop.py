@@ -43,7 +43,7 @@ from scheduler.daemon.completion_hooks import CompletionHooks, JobActions, no_wa
 from scheduler.daemon.config_reload import ConfigReload
 from scheduler.daemon.context import Context
 from scheduler.daemon.drain import Drain
-from scheduler.daemon.failure_diagnosis import with_causes
+from scheduler.daemon.failure_diagnosis import with_causes, with_time_limits
 from scheduler.daemon.followed_files import FollowedFile, FollowedFiles
 from scheduler.daemon.ingest import IngestResult, Reader, machine_text
 from scheduler.daemon.journal_writer import JournalWriter
@@ -201,7 +201,8 @@ class Daemon:
 
     def _with_causes(self, observations: list[Observation]) -> list[Observation]:
         """Add the causes of failures from logs; agents have done that already, with the rights of their users."""
-        return observations if self._context.shared else with_causes(self.state.live, observations)
+        add = with_time_limits if self._context.shared else with_causes
+        return add(self.state.live, observations, self._context.config.failure_classes or ())
 
     def _unrecorded_end(self, job: Job) -> list[Observation]:
         """Return the observations of the job's attempt that are not recorded yet, if one of them ends the attempt.

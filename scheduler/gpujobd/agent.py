@@ -226,7 +226,8 @@ class Agent:
     # -- reports ------------------------------------------------------------------------------------------
 
     def _say(self, observations: list[Observation]) -> None:
-        for one in with_causes(self.jobs, observations):
+        own = self.config.failure_classes if self.config is not None else None
+        for one in with_causes(self.jobs, observations, own or ()):
             number = getattr(one, "job", 0)
             job = self.jobs.get(number)
             if isinstance(one, Started) and job is not None:

@@ -12,7 +12,7 @@ import os
 import time
 from dataclasses import dataclass, field, replace
 
-from scheduler.core.failure_patterns import HOST_MEMORY
+from scheduler.core.failure_signs import HOST_MEMORY
 from scheduler.core.job import Failure, Job, Process
 from scheduler.core.observations import Ended, Lost
 from scheduler.core.units import mib_text

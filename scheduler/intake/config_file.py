@@ -9,20 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 from scheduler.core.config import OPTIONS, TEXTS, read_option
 from scheduler.core.errors import STATE_FILE, FileTrouble, SchedulerError, UsageError, said
+from scheduler.core.own_classes import MOST_CLASSES, MOST_TEXTS
 from scheduler.intake.tail import cannot_be_read, check_places, not_read, places_of, read_private
 
 if TYPE_CHECKING:
     import yaml
 
 LARGEST = 64 * 1024  # bytes; ten times the example config. Parsing YAML takes 10 µs per byte
+MAPPING = "failure_classes"  # the only setting with a value that is a mapping
 _SCALARS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp"))
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Value of a key as written in the file: a text, a list of texts, or None for null or a missing value."""
+    """Value of a key as written in the file: a text, a list of texts, or None for null or a missing value.
 
-    value: str | list[str] | None
+    For the setting `failure_classes` it is a mapping of mappings of texts and lists.
+    """
+
+    value: str | list[str] | dict[str, Any] | None
     line: int
 
 
@@ -150,7 +155,7 @@ def _tree(text: str, path: str) -> Any:
         raise UsageError("nested too deeply", where=path) from None
 
 
-def _value(name: str, node: yaml.Node, where: str) -> str | list[str] | None:
+def _value(name: str, node: yaml.Node, where: str) -> str | list[str] | dict[str, Any] | None:
     """Return the text of a value as written, so that 010 does not become 8, nor 3.10 become 3.1.
 
     The YAML type of a value matters in two cases: for null the result is None, and a boolean is refused if the setting
@@ -175,8 +180,43 @@ def _value(name: str, node: yaml.Node, where: str) -> str | list[str] | None:
         if all(isinstance(item, yaml.ScalarNode) and item.tag in _SCALARS for item in items):
             return [item.value for item in items]
         raise UsageError(f"{name}: must be a list of GPU ids", where=where, do="write [0, 2] or 0-3")
+    if isinstance(node, yaml.MappingNode) and name == MAPPING:
+        return _mapping(name, node, where, depth=2)
     kind = "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
     raise UsageError(f"{name}: must be one value, not {kind}", where=where)
+
+
+def _mapping(name: str, node: yaml.MappingNode, where: str, depth: int) -> dict[str, Any]:
+    """Return a mapping whose values are texts, lists of texts, or, if ``depth`` is above 1, mappings of them.
+
+    Raises UsageError for a key that occurs twice. Aliases cannot make the result large: the numbers are limited.
+    """
+    import yaml
+
+    found: dict[str, Any] = {}
+    file, _, _ = where.rpartition(":")
+    for key, value in node.value[: MOST_CLASSES + 1]:
+        place = f"{file}:{key.start_mark.line + 1}"
+        if not isinstance(key, yaml.ScalarNode):
+            raise UsageError(f"{name}: a key must be a plain word", where=place)
+        if key.value in found:
+            raise UsageError(f"{name}: {said(key.value)} is set twice", where=place, do="keep one of them")
+        found[key.value] = _inner(name, value, place, depth)
+    return found
+
+
+def _inner(name: str, node: yaml.Node, where: str, depth: int) -> Any:
+    import yaml
+
+    if isinstance(node, yaml.MappingNode) and depth > 1 and node.tag == "tag:yaml.org,2002:map":
+        return _mapping(name, node, where, depth - 1)
+    if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
+        return [_inner(name, one, where, 0) for one in node.value[: MOST_TEXTS + 1]] if depth else "a list"
+    if isinstance(node, yaml.ScalarNode) and node.tag in _SCALARS:
+        return None if node.tag.endswith(":null") else str(node.value)
+    if isinstance(node, yaml.MappingNode):
+        raise UsageError(f"{name}: must be a text or a list of texts, not a mapping", where=where)
+    raise _foreign(name, node, where)
 
 
 def _foreign(name: str, node: yaml.Node, where: str) -> UsageError:

@@ -40,7 +40,7 @@ def _after_run(job: Job, told: attempt_record.AttemptRecord, rules: Rules) -> tu
     job.exit_code, job.signal, note = attempt_record.meaning(told.how, told.code)
     job.started_at = job.started_at or told.started_at
     job.finished_at = told.ended_at
-    job.log_finding = log_finding_of(job, job.exit_code)
+    job.log_finding = log_finding_of(job, job.exit_code, job.signal, rules.own_classes)
     job.notes = (*job.notes, *([note] if note else ()), ENDED_ALONE)
     if job.state is JobState.STARTING:
         move(job, Move.STARTED, told.ended_at or 0.0)

@@ -9,6 +9,7 @@ from scheduler.core.allowed import allowed_mask
 from scheduler.core.endings import Rules
 from scheduler.core.gpu_faults import fault_of
 from scheduler.core.job import Job
+from scheduler.core.own_classes import read_own_classes
 from scheduler.store import jobs as rows
 from scheduler.store.gpu_faults import faults
 from scheduler.system.proc import boot_id
@@ -33,4 +34,5 @@ def last_rules(connection: sqlite3.Connection) -> Rules:
         oom_retries=settings.get("oom_retries", 0),
         most_mib=most_mib,
         gpu_fault=lambda job: fault_of(job, by_index, known),
+        own_classes=read_own_classes(settings.get("failure_classes")) or (),
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Optional, TypedDict, Union
 
 from scheduler.core.counters import RETRY_COULD_NOT_START, RETRY_FAILED, RETRY_GPU_ERROR, RETRY_OUT_OF_MEMORY
-from scheduler.core.failure_patterns import FAILURE_KINDS
 from scheduler.core.gpu import GPU_STATES
 from scheduler.core.job import EVENT_KINDS, REASON_CODES, JobState, Outcome
 from scheduler.core.journal import STATUSES
@@ -59,8 +58,8 @@ Log = Annotated[Optional[str], Field("Absolute path of the log of the last attem
 FailureDocument = TypedDict(
     "FailureDocument",
     {
-        "class": Annotated[str, Field("Kind of failure.", choices=FAILURE_KINDS)],
-        "line": Annotated[str, Field("The line of the log that shows the failure (at most 300 characters).")],
+        "class": Annotated[str, Field("Class of the failure: one of docs/failures.md, or one of the setting failure_classes.")],
+        "line": Annotated[str, Field("The line of the log that shows the failure (at most 300 characters); empty if the exit code or signal does.")],
         "hint": Annotated[str, Field("Advice on how to fix the failure, as a sentence.")],
         "peak_memory": Annotated[Bytes, Field("Highest measured memory use on one GPU, in bytes; null if not measured.")],
         "asked_memory": Annotated[
@@ -69,7 +68,7 @@ FailureDocument = TypedDict(
     },
 )  # fmt: skip
 WhyFailed = Annotated[
-    Optional[FailureDocument], Field("Cause of the failure, read from the end of the log; null if none was found or the job succeeded.")
+    Optional[FailureDocument], Field("Cause of the failure, found in the end of the log, the exit code or the signal; null if none was found or the job succeeded.")
 ]  # fmt: skip
 
 
