@@ -94,12 +94,16 @@ def _settled(value: Any) -> Any:
 def missed(job: Job) -> str:
     """Return a sentence about the file or folder that a waiting job lacks; empty if it lacks none.
 
-    The scheduler has stored it. Only for a job that it does not look at, because the job is held, is its script looked for here.
+    The scheduler has stored it. It does not look at jobs that are held or wait for others, so their script, folder and
+    environment (if it is a path) are looked for here.
     """
     if job.reason_code == "missing":
         return job.reason
-    if job.held and job.spec.uid is None and job.spec.script and not os.path.exists(job.spec.script):
-        return f"no such file {job.spec.script}; the job waits until it exists"
+    spec = job.spec
+    if spec.uid is None and (job.held or spec.after or spec.after_ok):
+        for path in (spec.script, spec.cwd, spec.conda_env if os.path.isabs(spec.conda_env) else ""):
+            if path and not os.path.exists(path):
+                return f"no such file {path}; the job waits until it exists"
     return ""
 
 

@@ -262,6 +262,7 @@ class _Decision(DecisionPass):
             return
         if ending.how is Move.SUCCEEDED:
             self.state.estimates.learn(job.spec, job.need, (job.finished_at or 0.0) - (job.started_at or 0.0))
+            self.state.queue.forget_unknown_starts()
         if ending.outcome is Outcome.TRESPASS:
             note = job.notes[-1] if job.notes else ""
         elif not note and ending.how is Move.FAILED:  # a GPU that was lost or reported an error may explain the end

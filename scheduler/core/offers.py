@@ -75,7 +75,7 @@ def offers(state: SchedulerState, job: Job, now: Now, by: Caller | None = None, 
         if not needless and attempt.starts(offer.requests):
             found.append(offer)
     before = [(), (first,)] if found else [(), (first,), *together, *((first, *parts) for parts in together)]
-    found += _cancels(attempt, before)
+    found += [one for one in _cancels(attempt, before) if not any(known.parts <= one.parts for known in found)]
     return sorted(found, key=lambda offer: (offer.payer, offer.lost))[:most]
 
 

@@ -275,6 +275,12 @@ class Queue:
                 most -= 1
                 yield entry[2]
 
+    def forget_unknown_starts(self) -> None:
+        """Forget that the starts of some classes could not be expected, because another run time is known now."""
+        known = self.expected_starts
+        for kind in [kind for kind, start in known.items() if start.at == math.inf]:
+            del known[kind]
+
     def sizes(self) -> dict[PlacementClass, int]:
         """Return the number of waiting jobs of each class."""
         return {line.kind: line.size for line in self._lines.values()}

@@ -89,7 +89,7 @@ class Simulation:
             timer = self.state.next_timer()
             following = min(
                 self._events[0][0] if self._events else math.inf,
-                math.inf if timer is None else timer - self._start.mono,
+                math.inf if timer is None else seconds_until(timer, self._start.mono),
             )
             if following == math.inf:
                 return
@@ -104,6 +104,15 @@ class Simulation:
             return None
         gpus = [fleet.gpus[i] for i in self.state.released.get(job.id) or ()]
         return EnginePlace(gpus[0].node if gpus else "node", tuple(gpu.uuid for gpu in gpus))
+
+
+def seconds_until(timer: float, start: float) -> float:
+    """Return the seconds from ``start`` to ``timer``, such that ``start`` plus these seconds is not before ``timer``.
+
+    The plain difference may be too small by rounding. A simulation that continues at that time never reaches the timer.
+    """
+    seconds = timer - start
+    return seconds if start + seconds >= timer else seconds + math.ulp(max(timer, start))
 
 
 def copy_of(state: SchedulerState, most: int | None = None) -> SchedulerState:

@@ -70,6 +70,20 @@ def test_a_job_that_starts_much_later_than_it_has_waited_gets_no_reservation() -
     assert play.started[-1] == 60
 
 
+def test_a_start_can_be_expected_as_soon_as_a_run_time_is_known() -> None:
+    """The first run time counts at once, so the limit of overtakes does not apply any more."""
+    play = a_world(2, max_overtakes=1)
+    play.run(a_job(1, "1"), a_job(2, "1"))
+    play.arrive(a_job(3, "2"))
+    for number in (4, 5):
+        play.arrive(a_job(number, "1"))
+    play.tell(play.ended(2), after=1.0)
+    assert play.started[-1] == 4
+    play.tell(play.began(4))
+    play.tell(play.ended(4), after=1.0)
+    assert play.started[-1] == 5 and not play.scheduler.fleet.reserved
+
+
 def test_a_job_that_has_waited_less_than_it_runs_gets_no_reservation() -> None:
     play = waiting_for(1000.0, 3000.0, longest=2 * DAY)
     play.tell(play.ended(1))

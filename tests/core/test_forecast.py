@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from scheduler.core.forecast import ALIKE, MIXED, SCENARIOS, Forecast, Prediction
 from scheduler.core.job import Job, JobState
 from scheduler.core.requests import Hold, PauseQueue
 from scheduler.core.runtime_estimate import Estimates
-from scheduler.core.simulation import Simulation, copy_of
+from scheduler.core.simulation import Simulation, copy_of, seconds_until
 from tests.builders import Play, a_job, a_world, check_ledger
 
 
@@ -129,3 +133,11 @@ def test_a_copy_of_a_long_queue_has_the_first_jobs_of_each_class() -> None:
     assert len(copied) == 6
     kept = [job for job, _ in copied.in_order()]
     assert all(job in copied for job in (39, 38, 37, 36, 35, 34)) and kept[0] == 39
+
+
+@given(st.floats(0.0, 1e6), st.floats(0.0, 1e8))
+@example(26_100.1, 61_742.65799680081)
+def test_a_timer_of_a_simulation_is_due_at_the_time_that_is_computed_for_it(start: float, timer: float) -> None:
+    """Otherwise the simulation does not end: `plan` and `why` did not return on machines that were started a short time ago."""
+    found = start + seconds_until(timer, start)
+    assert timer <= found <= timer + 3 * math.ulp(max(timer, start, abs(timer - start)))

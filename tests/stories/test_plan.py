@@ -156,6 +156,20 @@ def test_no_offer_ignores_that_a_held_job_lacks_its_script(scheduler):
     assert "it would start now" not in s.cli("why", "2").stdout
 
 
+def test_no_offer_ignores_that_a_job_behind_another_lacks_a_file(scheduler):
+    """The scheduler does not look for the files of a job that waits for another job."""
+    s = scheduler(gpus=1)
+    s.hold("a")
+    s.append(s.line("a", more=";gpus=1"), "0,nothere.py,,;after=1")
+    s.start()
+    s.wait_state(1, "running")
+    wait_for(lambda: s.states().get(2) == "pending" and s.job(2)["reason_code"] == "depends", "it waits for job 1")
+    s.cli("submit", "--after", "1", "--cwd", str(s.folder / "nowhere"), "--", "true")
+    for number in ("2", "3"):
+        told = s.cli("why", number).stdout
+        assert "depends" in told and "it would start now" not in told and "expected start: about" not in told
+
+
 def test_no_offer_is_made_by_which_a_smaller_job_would_take_the_place(scheduler):
     """Jobs do not end at the same time: the first GPU that is free would go to the small job."""
     s = scheduler(gpus=2)
