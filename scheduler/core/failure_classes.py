@@ -32,6 +32,7 @@ from scheduler.core.failure_signs import (
     PERMISSION,
     SHARED_MEMORY,
     START,
+    SYNTAX,
     TIME_LIMIT,
     TRACEBACK,
     Sign,
@@ -67,7 +68,7 @@ MAY_CAUSE_NCCL = frozenset((OUT_OF_MEMORY, HOST_MEMORY, ILLEGAL_ACCESS, GPU_ERRO
 
 _CERTAIN = re.compile(
     r"^gpujob: (environment|cannot start) |^(\[[^\]]*\] )?slurmstepd: .*(oom.?kill|time limit)|^srun: .*out of memory"
-    r"|(memory cgroup )?out of memory: killed process",
+    r"|(memory cgroup )?out of memory: killed process|\bNVRM: Xid",
     re.IGNORECASE,
 )
 # Exceptions that only report a failure elsewhere: another process, or an exception that is in the log, too.
@@ -86,8 +87,26 @@ _CONSEQUENCE = re.compile(
 _OWN_FAULT = frozenset(
     "KeyError IndexError NameError AttributeError TypeError UnboundLocalError ZeroDivisionError RecursionError".split()
 )
+# Exceptions whose name tells the class, whatever file or address their text names.
+_BY_NAME = {
+    "FileNotFoundError": MISSING_FILE,
+    "NotADirectoryError": MISSING_FILE,
+    "PermissionError": PERMISSION,
+    "ModuleNotFoundError": IMPORT,
+    "KeyboardInterrupt": INTERRUPTED,
+    "SyntaxError": SYNTAX,
+    "IndentationError": SYNTAX,
+    "TabError": SYNTAX,
+}
+# Classes of exceptions in whose text a line of another class may tell more; empty: of any other class.
+_REFINED: dict[str, frozenset[str]] = {
+    "": frozenset(),
+    IMPORT: frozenset(),
+    NCCL: MAY_CAUSE_NCCL,
+    BAD_ORDINAL: frozenset(("no_gpu",)),
+}
 _HANDLED = re.compile(
-    r"\b(retry(ing)?|retries|trying again|falling back|fall back|fallback|skipping|skipped|ignor(ing|ed)|continuing"
+    r"\b(retry(ing)?|trying again|falling back|fall back|fallback|skipping|skipped|ignor(ing|ed)|continuing"
     r"|recovered|resum(ing|ed)|will use|using .{1,60} instead|reduc(ing|ed) (the )?batch|disabling|disabled|attempt \d+)\b",
     re.IGNORECASE,
 )
@@ -265,7 +284,7 @@ def _of_line(number: int, line: LogLine, kind_of: Callable[[str], str]) -> list[
 def _weight_of(kind: str, text: str) -> int:
     if kind == CRASH and re.search(r"abort|sigabrt|-6\b|core dumped|terminate called", text, re.IGNORECASE):
         return ABORTED
-    return CONSEQUENCES.get(kind, GENERIC if kind == TRACEBACK else LINE)
+    return CONSEQUENCES.get(kind, GENERIC if kind == TRACEBACK else LINE + (kind == GPU_ERROR))
 
 
 def _of_exceptions(log: LogText, kind_of: Callable[[str], str]) -> list[_Clue]:
@@ -287,22 +306,31 @@ def _of_exception(log: LogText, found: FoundException, kind_of: Callable[[str], 
     text = found.text
     if _WRAPPER.search(text) and not re.search(r"signal|Signals\.", text):
         return _Clue(WRAPPER, found.first, _named_in_wrapper(text, kind_of), text, True)
-    number, kind = found.first, kind_of(text)
-    lines = log.lines[found.first + 1 : found.last + 1]
-    if kind in ("", IMPORT, NCCL):  # the reason may follow: "Failed to import x because of …", "Last error: …"
-        for more, line in enumerate(lines, found.first + 1):
-            told = "" if line.frame or _NOISE.search(line.text) else kind_of(line.text.strip())
-            if told in MAY_CAUSE_NCCL if kind == NCCL else told not in ("", TRACEBACK, IMPORT, *CONSEQUENCES):
-                number, kind, text = more, told, line.text.strip()
-                break
+    number, kind = found.first, _BY_NAME.get(found.name) or kind_of(text)
+    if kind in _REFINED:
+        number, kind, text = _refined(log, found, kind, kind_of)
     if not kind or kind == TRACEBACK:
         weight = CONSEQUENCES[INTERRUPTED] if _CONSEQUENCE.match(text) else GENERIC
         begun = found.begun if found.traced else -1
         return _Clue(weight if found.traced else weight - 2, number, TRACEBACK, text, True, begun)
-    weight = CONSEQUENCES.get(kind, EXCEPTION)
+    weight = CONSEQUENCES.get(kind, EXCEPTION + (kind == GPU_ERROR))
     if kind == NETWORK and _CONSEQUENCE.match(text):
         weight = EARLIER
     return _Clue(weight, number, kind, text, True)
+
+
+def _refined(log: LogText, found: FoundException, kind: str, kind_of: Callable[[str], str]) -> tuple[int, str, str]:
+    """Return line number, class and line of the reason that follows in the text of an exception, if one does.
+
+    For example, a line after "Failed to import x because of the following error" has the reason.
+    """
+    for number in range(found.first + 1, found.last + 1):
+        line = log.lines[number]
+        told = "" if line.frame or _NOISE.search(line.text) else kind_of(line.text.strip())
+        if told and told != kind and (told in _REFINED[kind] or not _REFINED[kind]):
+            if told not in (TRACEBACK, KILLED, CRASH, INTERRUPTED):
+                return number, told, line.text.strip()
+    return found.first, kind, found.text
 
 
 def _named_in_wrapper(text: str, kind_of: Callable[[str], str]) -> str:
@@ -430,7 +458,7 @@ def _explains(best: _Clue, ended_by: str) -> bool:
     """Return whether a clue tells more than the signal that ended the command."""
     if best.weight <= MILD or best.kind == ended_by:
         return False
-    if best.weight == CERTAIN or best.weight in (EXCEPTION, LINE):
+    if best.weight == CERTAIN or best.weight >= LINE:
         return ended_by == CRASH or best.kind in (*MAY_CAUSE_NCCL, TIME_LIMIT) or best.exception
     if ended_by == CRASH:
         return best.kind in (NCCL, TRACEBACK) or best.weight > EARLIER
