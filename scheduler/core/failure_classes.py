@@ -104,6 +104,7 @@ _REFINED: dict[str, frozenset[str]] = {
     IMPORT: frozenset(),
     NCCL: MAY_CAUSE_NCCL,
     BAD_ORDINAL: frozenset(("no_gpu",)),
+    ILLEGAL_ACCESS: frozenset((GPU_ERROR,)),
 }
 _HANDLED = re.compile(
     r"\b(retry(ing)?|trying again|falling back|fall back|fallback|skipping|skipped|ignor(ing|ed)|continuing"

@@ -28,7 +28,9 @@ _LEVEL = re.compile(
     r"|(?:ERROR|CRITICAL|FATAL):(?:[\w.]{1,60}:| (?=[A-Z][\w.]*(?:Error|Exception)\b))|\[[\w./-]{1,80}\.py:\d+(?::\w+)?\] ?"
 )
 _BOX = re.compile(r"[│┃║] ?|[+|] (?=\s*\S)|\+-\+-+ \d+ -+$")
-_MILD = re.compile(r"^.{0,80}\b(?:WARN|WARNING|INFO|DEBUG)\b|\bwarning: |\w{3}Warning: |^[WI]\d{4} |^[\d:. -]{8,40}: [WI] |\[W ?\d*|^wandb: ")
+_MILD = re.compile(
+    r"^.{0,80}\b(?:WARN|WARNING|INFO|DEBUG)\b|\bwarning: |\w{3}Warning: |^[WI]\d{4} |^[\d:. -]{8,40}: [WI] |\[W ?\d*|^wandb: "
+)
 _HEADER = "Traceback (most recent call last)"
 _HEADERS = (_HEADER, "Traceback of TorchScript", "Stack Trace (most recent call last)")
 _FRAME = re.compile(
