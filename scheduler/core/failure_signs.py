@@ -19,7 +19,7 @@ OUT_OF_MEMORY, NCCL, BAD_ORDINAL, ENVIRONMENT, HOST_MEMORY = (
 TRACEBACK, TIME_LIMIT, INTERRUPTED, CRASH = "traceback", "time_limit", "interrupted", "crash"
 KILLED, START, IMPORT, PERMISSION, MISSING_FILE = "killed", "start", "import", "permission", "missing_file"
 ILLEGAL_ACCESS, SHARED_MEMORY, NETWORK, GPU_ERROR = "illegal_access", "shared_memory", "network", "gpu_error"
-SYNTAX = "syntax"
+SYNTAX, ARGUMENTS, ASSERTION = "syntax", "arguments", "assertion"
 
 # A text that is a part of the line, ignoring case, with `*` for any characters; or such a text, which makes the search
 # fast, and a regular expression that must match too. The expressions are compiled at the first failure.
@@ -59,7 +59,7 @@ _ROWS = (
         TIME_LIMIT, "it reached its time limit",
         "give it more time (;time= or --time), or let the script save checkpoints and continue from them",
         (
-            "due to time limit", "exceeded its time limit", "job exceeded walltime", "walltime exceeded", "walltime * exceeded limit",
+            "due to time limit", "time limit reached", "time limit exceeded", "exceeded time limit", "run time limit", "time_limit exceeded", "exceeded its time limit", "job exceeded walltime", "walltime exceeded", "walltime * exceeded limit",
         ),
     ),
     FailureClass(
@@ -90,7 +90,7 @@ _ROWS = (
         "it ran out of GPU memory: ",  # `more_memory` adds what helps
         (
             ("out of memory", r"(?i)\b(cuda|hip|xpu|mps|gpu|cublas|cudnn|npu|xla)\b.*\bout of memory"),
-            ("out of memory", r"(?i)out of memory.*\b(on gpu|gpu memory|hbm|on device|cuda)\b"),
+            ("out of memory", r"(?i)out of memory(?!: kill).*\b(on gpu|gpu memory|hbm|on device|cuda)\b"),
             ("out of memory", r"(?i)out of memory (allocating|while trying to allocate) [\d,]+ bytes"),
             ("outofmemoryerror", r"^(?!ray\.exceptions)[\w.]*\b(torch|cuda|cupy|cudf|numba|gpu)[\w.]*OutOfMemoryError|^OutOfMemoryError: (CUDA|HIP|XPU|MPS|Out of memory alloc)"),
             ("out_of_memory", r"(?i)cuda_error_out_of_memory|hip_error_out_of_memory|out_of_memory: cuda|ncclcudaoutofmemory|GGML_STATUS_ALLOC_FAILED"),
@@ -147,7 +147,7 @@ _ROWS = (
             ("gpu is required", r"(?i)\bgpu is required"), "found no nvidia driver", "driver version is insufficient", "nvidia driver on your system is too old",
             "torch not compiled with cuda enabled", "no kernel image is available", "no cuda gpus are available",
             "no hip gpus are available", "cuda is not available", "cuda not available", "no gpu found", "no gpus found",
-            "no gpu is available", "no visible gpu devices", "no gpu/tpu found", "no supported gpu", "torch.cuda.is_available() is false",
+            "no gpu is available", "no visible gpu devices", "failed to initialize nvml", "gpu access blocked by the operating system", "no gpu/tpu found", "no supported gpu", "torch.cuda.is_available() is false",
             "cuda unknown error", "cuda_error_no_device", "cudaerrornodevice", "cuda_error_no_binary_for_gpu",
             "cudaerrornokernelimagefordevice", "cudaerrorinsufficientdriver", "cuda_error_system_driver_mismatch",
             "cudaerrorsystemdrivermismatch", "cuda_error_system_not_ready", "cudaerrorsystemnotready",
@@ -200,7 +200,7 @@ _ROWS = (
         ),
     ),
     FailureClass(
-        "arguments", "the command has wrong arguments: an unknown, missing or invalid option",
+        ARGUMENTS, "the command has wrong arguments: an unknown, missing or invalid option",
         "compare the arguments of the job with the usage that the script prints (--help)",
         (
             ("error: ", r"(?i)\berror: (unrecogni[sz]ed arguments?|the following arguments are required|argument [^:]{1,200}: |one of the arguments|too few arguments|ambiguous option|unexpected argument|unknown (option|argument|flag)|invalid value .* for '|the following required arguments|unrecogni[sz]ed (option|subcommand)|no such (option|command)|missing (option|argument|parameter|command)|got unexpected extra argument|found argument )"),
@@ -217,6 +217,7 @@ _ROWS = (
             ("for more information", r"(?i)try '.*--?h(elp)?' for (more information|help)"),
             ("click.exceptions", r"click\.exceptions\.(NoSuchOption|UsageError|BadParameter|MissingParameter|BadOptionUsage)"),
             "argparse.argumenterror",
+            ("usage: ", r"(?i)^usage: +\S"),  # weak: `failure_clues.py: _weight_of`
         ),
     ),
     FailureClass(
@@ -278,7 +279,7 @@ _ROWS = (
         "disk_full", "no space is left on a device, or a disk quota is used up",
         "free space or write to another file system (df -h, df -i, quota -s); old logs and checkpoints are the usual cause",
         (
-            "no space left on device", "disk quota exceeded", "[errno 28]", "[errno 122]", "enospc", "edquot", "disk full", "disk is full",
+            "no space left on device", "file size limit exceeded", "disk quota exceeded", "[errno 28]", "[errno 122]", "enospc", "edquot", "disk full", "disk is full",
             "not enough disk space", "not enough free disk space", "not enough free space", "insufficient disk space",
             "pytorchstreamwriter failed writing",
             ("enforce fail at inline_container", r"(?i)inline_container.*unexpected pos"),
@@ -292,7 +293,7 @@ _ROWS = (
             ("memoryerror", r"^[\w.]*(?<!OfMemory)MemoryError\b"),
             "std::bad_alloc", "unable to allocate*for an array with shape", "cannot allocate memory", "can't allocate memory", "[errno 12]",
             "oom-kill", "oom_kill", "oom killed", "oomkilled", "oom killer", "out of memory: kill", "killed process",
-            "is killed by signal: killed", "node running low on memory", "due to memory pressure", "cannot allocate vector of size",
+            "is killed by signal: killed", "node running low on memory", "systemd-oomd", "95% memory budget", "killedworker", "due to memory pressure", "cannot allocate vector of size",
             "java heap space", "javascript heap out of memory", "runtime: out of memory", "virtual memory exhausted",
             ("memory allocation of", r"memory allocation of \d+ bytes failed"),
             ("memory limit", r"(?i)exceeded .*memory limit|memory limit .*exceeded|job exceeded memory"),
@@ -311,7 +312,8 @@ _ROWS = (
             "pytorchstreamreader failed", "failed finding central directory", "archive is corrupted", "safetensorerror", "safetensors_rust",
             "error while deserializing header", "headertoolarge", "headertoosmall", "invalidheaderdeserialization",
             "metadataincompletebuffer", "unpicklingerror", "invalid load key", "pickle data was truncated", "weights only load failed",
-            "unexpected eof, expected", "ran out of input", "badzipfile", "file is not a zip file", "unable to load weights from",
+            "unexpected eof, expected", "ran out of input", "badzipfile", "file is not a zip file", "corrupt file", "storage has wrong byte size", "while decompressing data", "objects could not be loaded",
+            "when loading weights", "structures do not match", "the checkpoint you are trying to load", "unable to load weights from",
             ("unable to synchronously open file", r"(?i)open file(?!.*no such file)"), "file signature not found", "truncated file", "not a valid checkpoint",
             "compressed file ended before the end-of-stream marker", "bad magic number", "invalid magic", "magic_number",
             "parameter group that doesn't match the size of optimizer's group",
@@ -349,7 +351,9 @@ _ROWS = (
         "shape", "tensors do not fit: another size, shape, type or device",
         "compare the shapes, types and devices that the message names with those that the model expects",
         (
-            "shapes cannot be multiplied", "size mismatch", "shape mismatch", "shapes mismatch", "mismatched shapes",
+            "shapes cannot be multiplied", "view size is not compatible", "non-broadcastable", "not at the same device",
+            "expected object of scalar type", "expected object of device type", "expected tensor to have", "must match the shape",
+            ("error: ", r"(?i)error: .*\b(shape|dimension|size|dtype)s?\b.*\b(mismatch|do(es)? not match|don't match|doesn't match|incompatible|inconsistent|unequal)\b"), "size mismatch", "shape mismatch", "shapes mismatch", "mismatched shapes",
             "the size of tensor a", "sizes of tensors must match", "expected scalar type", "expected all tensors to be on the same device",
             "should be the same", "is invalid for input of size", "could not broadcast input array", "could not be broadcast together",
             "cannot be broadcast", "not broadcastable", "must be broadcastable", "must have the same dtype", "to have the same dtype",
@@ -454,7 +458,7 @@ _ROWS = (
         ),
     ),
     FailureClass(
-        "assertion", "an assertion of the program failed",
+        ASSERTION, "an assertion of the program failed",
         "a condition that the program checks does not hold: see the line of the assertion in the log",
         (
             ("assertionerror", r"^[\w.]*AssertionError\b"),
