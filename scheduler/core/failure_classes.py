@@ -21,14 +21,12 @@ from scheduler.core.failure_clues import (
     all_clues_in,
     class_of_signal,
     clues_in,
-)  # fmt: skip
+)
 from scheduler.core.failure_signs import (
     ASSERTION,
-    BAD_ORDINAL,
     CLASSES,
     CRASH,
     ENVIRONMENT,
-    FAILURE_KINDS,
     GPU_ERROR,
     HOST_MEMORY,
     IMPORT,
@@ -40,23 +38,11 @@ from scheduler.core.failure_signs import (
     START,
     TIME_LIMIT,
     TRACEBACK,
-)  # fmt: skip
+)
 from scheduler.core.gpu import BY_MEMORY, WHOLE, ResourceRequest
 from scheduler.core.job import Failure
 from scheduler.core.own_classes import OwnClass, holds, pieces_of
 from scheduler.core.traceback_text import LONGEST_SHOWN, visible_lines
-
-__all__ = [
-    "BAD_ORDINAL",
-    "ENVIRONMENT",
-    "FAILURE_KINDS",
-    "HOST_MEMORY",
-    "OUT_OF_MEMORY",
-    "OwnClass",
-    "classify",
-    "time_limit_failure",
-    "warning_in",
-]
 
 OWN_LINES = 200  # the last lines of a log in which the user's classes are looked for
 _SHELL_SCRIPT = re.compile(r"^(/\S+/)?(ba|da|z|k|c)?sh: (\d+: )?([^:]+): No such file or directory$")

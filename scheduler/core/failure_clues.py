@@ -34,7 +34,7 @@ from scheduler.core.failure_signs import (
     SYNTAX,
     TRACEBACK,
     Sign,
-)  # fmt: skip
+)
 from scheduler.core.own_classes import holds, pieces_of
 from scheduler.core.traceback_text import FoundException, LogLine, LogText, read_log
 
